@@ -123,8 +123,8 @@ void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
     with_chunks<T, sizeof(T) == 8 ? 1 : 4>(plan.width, [&]<int chunks>(int64_t slices) {
       with_layout(plan, [&]<bool sparse> {
         const int64_t tiles = (plan.queries + Tile<T>::size - 1) / Tile<T>::size;
-        cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch * slices)), dim3(Tile<T>::threads),
-                      3 * Tile<T>::bytes},
+        cuda::launch({"attention", dim3(cuda::blocks_of("attention", tiles * plan.heads * plan.batch * slices)),
+                      dim3(Tile<T>::threads), 3 * Tile<T>::bytes},
                      attention_kernel<T, chunks, sparse>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<T>(),
                      tiles);
       });

@@ -203,10 +203,12 @@ void attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const 
         with_layout(plan, [&]<bool sparse> {
           const int64_t key_tiles = (plan.keys + Z::size - 1) / Z::size,
                         query_tiles = (plan.queries + Z::size - 1) / Z::size;
-          cuda::launch({"attention_grad", dim3(unsigned(key_tiles * plan.groups * plan.batch * slices)),
-                        dim3(Z::threads), 3 * Z::bytes},
-                       grad_keys_kernel<T, chunks, sparse>, plan, Heads<T>(grad_k), Heads<T>(grad_v), key_tiles);
-          cuda::launch({"attention_grad", dim3(unsigned(query_tiles * plan.heads * plan.batch * slices)),
+          cuda::launch(
+              {"attention_grad", dim3(cuda::blocks_of("attention_grad", key_tiles * plan.groups * plan.batch * slices)),
+               dim3(Z::threads), 3 * Z::bytes},
+              grad_keys_kernel<T, chunks, sparse>, plan, Heads<T>(grad_k), Heads<T>(grad_v), key_tiles);
+          cuda::launch({"attention_grad",
+                        dim3(cuda::blocks_of("attention_grad", query_tiles * plan.heads * plan.batch * slices)),
                         dim3(Z::threads), 3 * Z::bytes},
                        grad_queries_kernel<T, chunks, sparse>, plan, Heads<T>(grad_q), query_tiles);
         });

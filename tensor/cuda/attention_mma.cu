@@ -316,7 +316,7 @@ bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, 
   with_depth(plan, q, [&]<class T, int depth, bool sparse> {
     using In = Heads<const T>;
     const int64_t tiles = tiles_of(plan.queries);
-    cuda::launch({"attention", dim3(unsigned(tiles * plan.heads * plan.batch)), dim3(threads),
+    cuda::launch({"attention", dim3(cuda::blocks_of("attention", tiles * plan.heads * plan.batch)), dim3(threads),
                   bytes_of<depth>(block_rows + forward_keys, forward_keys / 2)},
                  attention_mma_kernel<T, depth, sparse>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<float>(),
                  tiles);
@@ -331,11 +331,11 @@ void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Ten
     using In = Heads<const T>;
     const GradPlan<T> all{plan, In(grad), In(q), In(k), In(v), lse.data<float>(), delta};
     const int64_t key_tiles = tiles_of(plan.keys), query_tiles = tiles_of(plan.queries);
-    cuda::launch({"attention_grad", dim3(unsigned(key_tiles * plan.groups * plan.batch)), dim3(threads),
-                  bytes_of<depth>(2 * block_rows + 2 * grad_step, grad_step)},
+    cuda::launch({"attention_grad", dim3(cuda::blocks_of("attention_grad", key_tiles * plan.groups * plan.batch)),
+                  dim3(threads), bytes_of<depth>(2 * block_rows + 2 * grad_step, grad_step)},
                  grad_keys_mma_kernel<T, depth, sparse>, all, Heads<T>(grad_k), Heads<T>(grad_v), key_tiles);
-    cuda::launch({"attention_grad", dim3(unsigned(query_tiles * plan.heads * plan.batch)), dim3(threads),
-                  bytes_of<depth>(2 * block_rows + 2 * grad_step, grad_step / 2)},
+    cuda::launch({"attention_grad", dim3(cuda::blocks_of("attention_grad", query_tiles * plan.heads * plan.batch)),
+                  dim3(threads), bytes_of<depth>(2 * block_rows + 2 * grad_step, grad_step / 2)},
                  grad_queries_mma_kernel<T, depth, sparse>, all, Heads<T>(grad_q), query_tiles);
   });
 }

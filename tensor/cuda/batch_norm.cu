@@ -71,7 +71,9 @@ struct Geometry {
   LOCKSTEP_HD int64_t rows() const { return images * plane; }
   LOCKSTEP_HD int64_t count() const { return rows() * channels; }
   /// Blocks of the kernels that sum: (of channels, parts).
-  dim3 grid() const { return dim3(unsigned(columns ? (channels + warp - 1) / warp : channels), unsigned(parts)); }
+  dim3 grid() const {
+    return dim3(cuda::blocks_of("batch_norm", columns ? (channels + warp - 1) / warp : channels), unsigned(parts));
+  }
 };
 
 /// Calls fn(places, n) with up to 8 places of elements of this thread's channel, until its piece is done; returns the

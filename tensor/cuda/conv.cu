@@ -21,17 +21,6 @@ namespace {
 
 constexpr int tile = 64, step = 16, threads = 256, line = tile + 4;
 
-/// n / by below 2^31 by a multiplication, else by a division.
-struct AnyDivider {
-  int64_t by;
-  bool narrow;
-  Divider fast;
-
-  AnyDivider(int64_t by, bool narrow)
-      : by(std::max<int64_t>(by, 1)), narrow(narrow), fast(narrow ? Divider(uint32_t(this->by)) : Divider()) {}
-  __device__ int64_t divide(int64_t n) const { return narrow ? int64_t(fast.divide(uint32_t(n))) : n / by; }
-};
-
 /// Sizes of one convolution; c and k are of one group. Images are read by strides, of either layout.
 struct Sizes {
   int64_t n, c, h, w, k, r, s, p, q, groups;
@@ -249,7 +238,8 @@ void multiply(const char* op, const Problem& problem, int64_t rows, int64_t colu
               int64_t pieces = 1) {
   const int64_t blocks = tiles_of(rows) * tiles_of(columns) * groups * pieces;
   if (blocks == 0) return;
-  cuda::launch({op, dim3(unsigned(blocks)), dim3(threads)}, product_kernel<Problem>, problem, tiles_of(rows), pieces);
+  cuda::launch({op, dim3(cuda::blocks_of(op, blocks)), dim3(threads)}, product_kernel<Problem>, problem, tiles_of(rows),
+               pieces);
 }
 
 }  // namespace
@@ -273,6 +263,7 @@ void conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args
 }
 
 void conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w, Tensor& grad_bias) {
+  const char* const op = "conv2d_grad_weight";
   const Sizes z(x, grad_w, grad, args);
   const bool by_cudnn = cuda::cudnn_conv2d_grad_weight(grad, x, args, grad_w);
   // About 512 blocks, of at least 256 steps of the depth each: a function of the shape alone.
@@ -282,14 +273,13 @@ void conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& arg
     using A = Compute<T>;
     if (!by_cudnn) {
       const cuda::Scratch sums(size_t(pieces * grad_w.numel()) * sizeof(A));
-      multiply("conv2d_grad_weight", GradWeight<T>{z, grad.data<T>(), x.data<T>(), sums.as<A>()}, z.k, z.depth(),
-               z.groups, pieces);
-      cuda::launch({"conv2d_grad_weight", dim3(cuda::blocks_for(grad_w.numel(), threads)), dim3(threads)},
-                   add_pieces_kernel<T>, sums.as<A>(), pieces, grad_w.numel(), grad_w.data<T>());
+      multiply(op, GradWeight<T>{z, grad.data<T>(), x.data<T>(), sums.as<A>()}, z.k, z.depth(), z.groups, pieces);
+      cuda::launch({op, dim3(cuda::blocks_for(grad_w.numel(), threads)), dim3(threads)}, add_pieces_kernel<T>,
+                   sums.as<A>(), pieces, grad_w.numel(), grad_w.data<T>());
     }
     if (grad_bias.defined())
-      cuda::launch({"conv2d_grad_weight", dim3(unsigned(grad_bias.numel())), dim3(threads)}, bias_kernel<T>,
-                   grad.data<T>(), z, grad_bias.data<T>());
+      cuda::launch({op, dim3(cuda::blocks_of(op, grad_bias.numel())), dim3(threads)}, bias_kernel<T>, grad.data<T>(), z,
+                   grad_bias.data<T>());
   });
 }
 

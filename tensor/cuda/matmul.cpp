@@ -222,6 +222,8 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulA
              const Tensor& pre, const Tensor& out, const Tensor& result) {
   const int64_t width = size_of(a.dtype()), m = out.size(-2), n = out.size(-1);
   const std::vector<BatchDim> dims = batch_dims(a, b, out);
+  LOCKSTEP_CHECK(dims[0].size <= INT32_MAX, "[matmul] expected at most ", INT32_MAX,
+                 " matrices in a batch on cuda, got ", dims[0].size);
   const Operand left = operand(a), right = operand(b);
   const auto address = [](const Tensor& x) { return reinterpret_cast<uint64_t>(x.raw_data()); };
   uint64_t places_a = address(a), places_b = address(b);

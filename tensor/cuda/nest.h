@@ -22,6 +22,17 @@ struct Divider {
 
 inline constexpr int64_t most_narrow = int64_t(1) << 31;  // flat indices below this are divided in 32 bits
 
+/// n / by: in 32 bits where `narrow` says that all n are below 2^31.
+struct AnyDivider {
+  int64_t by;
+  bool narrow;
+  Divider fast;
+
+  AnyDivider(int64_t by, bool narrow)
+      : by(std::max<int64_t>(by, 1)), narrow(narrow), fast(narrow ? Divider(uint32_t(this->by)) : Divider()) {}
+  __device__ int64_t divide(int64_t n) const { return narrow ? int64_t(fast.divide(uint32_t(n))) : n / by; }
+};
+
 template <int N> struct Nest {
   int rank = 0;
   bool narrow = true;

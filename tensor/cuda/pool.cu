@@ -125,16 +125,14 @@ __global__ void __launch_bounds__(threads)
 // first, over all images (`reach`, the same for columns), then turned round (`chosen`): outputs [begin, end) may have
 // chosen a place in this row. Reach is kept as {-first, last}, so that maxima alone make it: of integers, in any order.
 
-constexpr int64_t units_together = 64;
-
 __global__ void __launch_bounds__(threads) clear_reach_kernel(int64_t count, int2* reach) {
   each_element(count, [&](int64_t i) { reach[i] = {INT32_MIN, -1}; });
 }
 
-/// A block takes row p of `units_together` units. reach: of all rows, then of all columns.
+/// A block takes row p of `together` units. reach: of all rows, then of all columns.
 __global__ void __launch_bounds__(threads)
-    reach_kernel(const int32_t* indices, Images result, Divider width, int2* reach) {
-  const int64_t p = blockIdx.x, first = blockIdx.y * units_together, wanted = first + units_together,
+    reach_kernel(const int32_t* indices, Images result, Divider width, int64_t together, int2* reach) {
+  const int64_t p = blockIdx.x, first = blockIdx.y * together, wanted = first + together,
                 end = wanted < result.units ? wanted : result.units;
   int low_row = INT32_MIN, high_row = -1;
   for (int64_t t = threadIdx.x; t < result.w * result.channels; t += threads) {
@@ -262,10 +260,12 @@ void max_pool2d_grad(const Tensor& grad, const Tensor& indices, Tensor& grad_x) 
   const int32_t* const places = indices.data<int32_t>();
   const cuda::Scratch reach(size_t(result.h + result.w) * sizeof(int2)), chosen(size_t(in.h + in.w) * sizeof(int2));
   launch_over(op, result.h + result.w, clear_reach_kernel, result.h + result.w, reach.as<int2>());
-  if (grad.numel() > 0)
-    cuda::launch(
-        {op, dim3(unsigned(result.h), unsigned((result.units + units_together - 1) / units_together)), dim3(threads)},
-        reach_kernel, places, result, Divider(uint32_t(in.w)), reach.as<int2>());
+  if (grad.numel() > 0) {
+    constexpr int64_t most = 65535;  // of a grid's y
+    const int64_t together = std::max<int64_t>(64, (result.units + most - 1) / most);
+    cuda::launch({op, dim3(unsigned(result.h), unsigned((result.units + together - 1) / together)), dim3(threads)},
+                 reach_kernel, places, result, Divider(uint32_t(in.w)), together, reach.as<int2>());
+  }
   launch_over(op, in.h + in.w, chosen_kernel, reach.as<int2>(), result.h, result.w, in.h, in.w, chosen.as<int2>());
   for_floats(op, grad, [&]<class T> {
     launch_over(op, in.count(), max_pool_grad_kernel<T>, grad.data<T>(), places, in, result, chosen.as<int2>(),

@@ -139,7 +139,7 @@ void matmul_quantized(const Tensor& x, const Quantized& w, const Tensor& bias, c
   const float* const shift = bias.defined() ? bias.data<float>() : nullptr;
   const dim3 block(warp, warps_of_block);
   const auto grid = [&](int64_t rows_each) {
-    return dim3(unsigned((w.out + warps_of_block - 1) / warps_of_block),
+    return dim3(cuda::blocks_of("matmul_quantized", (w.out + warps_of_block - 1) / warps_of_block),
                 unsigned(std::min<int64_t>(65535, (rows + rows_each - 1) / rows_each)));
   };
   if (args.dynamic) {
@@ -152,8 +152,8 @@ void matmul_quantized(const Tensor& x, const Quantized& w, const Tensor& bias, c
                    x.data<float>(), rows, in, float(args.threshold), kept.data<uint8_t>());
     }
     const uint8_t* const columns = kept.defined() ? kept.data<uint8_t>() : nullptr;
-    cuda::launch({"matmul_quantized", dim3(unsigned(rows)), dim3(warp)}, code_rows_kernel, x.data<float>(), in,
-                 float(args.threshold), columns, x_codes.data<int8_t>(), x_scales.data<float>());
+    cuda::launch({"matmul_quantized", dim3(cuda::blocks_of("matmul_quantized", rows)), dim3(warp)}, code_rows_kernel,
+                 x.data<float>(), in, float(args.threshold), columns, x_codes.data<int8_t>(), x_scales.data<float>());
     return cuda::launch({"matmul_quantized", grid(1), block}, quantized_dynamic_kernel, x.data<float>(),
                         x_codes.data<int8_t>(), x_scales.data<float>(), codes, float(args.threshold), columns, shift,
                         args.activation, rows, out.data<float>());

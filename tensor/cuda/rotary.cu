@@ -12,14 +12,12 @@ constexpr int threads = 256;
 /// One thread turns V pairs. rows: where rows (..., T) begin in x and out; the last dim of `tokens` is T.
 template <class T, class Table, int V>
 __global__ void __launch_bounds__(threads)
-    rotary_kernel(const T* x, const Table* cosine, const Table* sine, Compute<T> sign, Nest<2> rows, Divider in_row,
-                  Divider tokens, int64_t count, T* out) {
+    rotary_kernel(const T* x, const Table* cosine, const Table* sine, Compute<T> sign, Nest<2> rows, AnyDivider in_row,
+                  AnyDivider tokens, int64_t count, T* out) {
   using A = Compute<T>;
-  const int64_t half = int64_t(in_row.by) * V;
+  const int64_t half = in_row.by * V;
   for (int64_t n = int64_t(blockIdx.x) * threads + threadIdx.x; n < count; n += int64_t(gridDim.x) * threads) {
-    const int64_t row = rows.narrow ? int64_t(in_row.divide(uint32_t(n))) : n / in_row.by,
-                  i = (n - row * in_row.by) * V;
-    const int64_t token = rows.narrow ? int64_t(row - tokens.divide(uint32_t(row)) * tokens.by) : row % tokens.by;
+    const int64_t row = in_row.divide(n), i = (n - row * in_row.by) * V, token = row - tokens.divide(row) * tokens.by;
     int64_t at[2] = {0, 0};
     rows.find(row, at);
     A a[V], b[V], c[V], s[V], y[V], z[V];
@@ -43,7 +41,7 @@ void turn(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool invers
   const int64_t tokens = x.shape()[x.dim() - 2], in_row = x.shape().back() / 2 / V, count = x.numel() / 2 / V;
   cuda::launch({"rotary", dim3(cuda::blocks_for(count, threads)), dim3(threads)}, rotary_kernel<T, Table, V>,
                x.data<T>(), cosine.data<Table>(), sine.data<Table>(), Compute<T>(inverse ? -1 : 1), rows,
-               Divider(uint32_t(in_row)), Divider(uint32_t(tokens)), count, out.data<T>());
+               AnyDivider(in_row, rows.narrow), AnyDivider(tokens, rows.narrow), count, out.data<T>());
 }
 
 }  // namespace

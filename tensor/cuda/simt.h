@@ -17,6 +17,7 @@
 #include <simt_cpu.h>  // tests/cudasim/
 #endif
 
+#include "tensor/check.h"
 #include "tensor/cuda/runtime.h"
 
 namespace lockstep::cuda {
@@ -34,10 +35,11 @@ template <class... Parameters, class... Args>
 void launch(const Launch& how, void (*kernel)(Parameters...), Args&&... args) {
   if (how.grid.x == 0 || how.grid.y == 0 || how.grid.z == 0) return;
   const cudaStream_t stream = current_stream();
-#if defined(__CUDACC__)
   // More than 48 KiB has to be asked for.
   if (how.shared > 48 * 1024)
-    check(how.op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared)));
+    check(how.op, cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared)));
+#if defined(__CUDACC__)
   kernel<<<how.grid, how.block, how.shared, stream>>>(Parameters(args)...);
   const cudaError_t code = cudaGetLastError();
 #else
@@ -52,6 +54,14 @@ void launch(const Launch& how, void (*kernel)(Parameters...), Args&&... args) {
 inline unsigned blocks_for(int64_t n, int threads, int64_t per_thread = 1) {
   const int64_t blocks = (n + int64_t(threads) * per_thread - 1) / (int64_t(threads) * per_thread);
   return unsigned(std::min<int64_t>(blocks, most_blocks()));
+}
+
+/// Blocks of which each does one piece of work. Error where they are more than a grid may have in x.
+inline unsigned blocks_of(const char* op, int64_t pieces) {
+  LOCKSTEP_CHECK(pieces <= INT32_MAX, "[", op, "] expected work for at most ", INT32_MAX,
+                 " blocks of threads, the most that a launch takes, got ", pieces,
+                 ": take a part of the batch at a time");
+  return unsigned(pieces);
 }
 
 }  // namespace lockstep::cuda

@@ -26,11 +26,6 @@ namespace {
 
 constexpr unsigned warp_size = 32;
 constexpr size_t page = 4096, arena_bytes = 256 * 1024, most_static = 48 * 1024, red_zone = 64;
-size_t most_shared() {  // what a block may have on the simulated device; see properties() in cudart.cpp
-  static const char* const text = std::getenv("LOCKSTEP_FAKE_CUDA_CAPABILITY");
-  const int capability = text ? std::atoi(text) : 90;
-  return size_t(capability >= 90 ? 227 : capability == 80 ? 163 : capability > 80 ? 99 : 64) * 1024;
-}
 
 std::string str(const auto&... parts) {
   std::ostringstream text;
@@ -414,13 +409,16 @@ void Block::run_grid(const char* name, dim3 grid, size_t shared, const std::func
   random_.seed(options().seed);
   sequence_.clear();
   const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
-  std::vector<uint64_t> order;
+  std::vector<uint64_t> order = some_of(blocks);
+  const bool all = order.empty();
   if (options().order != Order::forward) {
     for (unsigned i = 0; i < size_; ++i) sequence_.push_back(size_ - 1 - i);
-    for (uint64_t i = 0; i < blocks; ++i) order.push_back(blocks - 1 - i);
+    for (uint64_t i = 0; all && i < blocks; ++i) order.push_back(i);
+    std::reverse(order.begin(), order.end());
     if (options().order == Order::random) std::shuffle(order.begin(), order.end(), random_);
   }
-  for (uint64_t i = 0; i < blocks && fault_.empty(); ++i) {
+  const uint64_t count = order.empty() ? blocks : order.size();
+  for (uint64_t i = 0; i < count && fault_.empty(); ++i) {
     const uint64_t at = order.empty() ? i : order[i];
     blockIdx = {unsigned(at % grid.x), unsigned(at / grid.x % grid.y), unsigned(at / grid.x / grid.y)};
     run_block();
@@ -493,14 +491,6 @@ void warp_sync(unsigned mask) {
   release(&self.order);
   block().meet(mask, unsigned(Warp::sync) * 64);
   acquire(&self.order);
-}
-
-cudaError_t check_launch(dim3 grid, dim3 block, size_t shared) {
-  const uint64_t threads = uint64_t(block.x) * block.y * block.z;
-  const bool fits = threads >= 1 && threads <= most_threads && block.z <= 64 && grid.x >= 1 && grid.x <= 0x7fffffffu &&
-                    grid.y >= 1 && grid.y <= 65535 && grid.z >= 1 && grid.z <= 65535;
-  if (!fits) return cudaErrorInvalidConfiguration;
-  return shared > most_shared() ? cudaErrorInvalidValue : cudaSuccess;
 }
 
 void run_grid(const char* op, dim3 grid, dim3 size, size_t shared, const std::function<void()>& body) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace simt {
 
@@ -56,11 +57,18 @@ void* shared_array(const void* key, size_t bytes, size_t align, const char* name
 void* dynamic_shared();
 [[noreturn]] void fault(const std::string& what);
 
-// --- for launches ---
+// --- for launches (launch.cpp) ---
 
+/// What a block of the device may have of shared memory, and what it gets without asking.
+size_t most_shared();
+constexpr size_t shared_unasked = 48 * 1024;
+/// A kernel of this device may ask for so many bytes of dynamic shared memory. False where there are not so many.
+bool allow_shared(const void* kernel, int device, size_t bytes);
 /// The driver's limits.
-cudaError_t check_launch(dim3 grid, dim3 block, size_t shared);
-/// Puts the kernel on a stream: in cudart_stream.cpp.
+cudaError_t check_launch(const void* kernel, dim3 grid, dim3 block, size_t shared);
+/// Which blocks of a grid are run, in their order, while there is a fake::SomeBlocks; empty: all.
+std::vector<uint64_t> some_of(uint64_t blocks);
+/// Puts the kernel on a stream: in stream.cpp.
 cudaError_t enqueue_kernel(const char* op, cudaStream_t stream, std::function<void()> run);
 /// What a launch of now may read: the current device.
 int launch_device();

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 
+#include "tests/cudasim/block.h"
 #include "tests/cudasim/runtime.h"
 
 namespace {
@@ -183,12 +184,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->multiProcessorCount = 4;
   p->warpSize = 32;
   p->maxThreadsPerBlock = 1024;
-  p->sharedMemPerBlock = 48 * 1024;
-  p->sharedMemPerBlockOptin = size_t(capability >= 90   ? 227
-                                     : capability == 80 ? 163
-                                     : capability > 80  ? 99
-                                                        : 64) *
-                              1024;
+  p->sharedMemPerBlock = simt::shared_unasked;
+  p->sharedMemPerBlockOptin = simt::most_shared();
   p->regsPerBlock = 65536;
   p->major = capability / 10;
   p->minor = capability % 10;
@@ -229,7 +226,11 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
   const bool had = may_reach[current_device()][peer].exchange(true);
   return result(had ? cudaErrorPeerAccessAlreadyEnabled : cudaSuccess);
 }
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  const bool good = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value >= 0 &&
+                    simt::allow_shared(kernel, current_device(), size_t(value));
+  return result(good ? cudaSuccess : cudaErrorInvalidValue);
+}
 
 // --- memory ---
 
@@ -345,7 +346,7 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t strea
   if (check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
   if (bytes > 0 && !is_inside(p, bytes)) return result(cudaErrorInvalidValue);
   note_launch("memset");
-  enqueue(stream, [=] { std::memset(p, value, bytes); });
+  enqueue(stream, [=] { set_memory(p, value, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes, nullptr); }

@@ -18,7 +18,9 @@
 namespace fake {
 namespace {
 
-constexpr size_t page = 4096, arena_bytes = size_t(8) << 30, unit = 256;
+constexpr size_t page = 4096, unit = 256;
+/// Addresses of a device; ThreadSanitizer leaves few.
+size_t arena_bytes() { return size_t(simt::with_tsan() ? 8 : 2048) << 30; }
 constexpr unsigned char nothing = 0xff, edge = 0xfd;
 
 // Filled without memset, which ThreadSanitizer would take for an access by whoever runs it.
@@ -27,13 +29,19 @@ void fill(unsigned char* p, unsigned char value, size_t n) {
   else
     for (volatile unsigned char* q = p; q < p + n; ++q) *q = value;
 }
-/// So that more than 2^31 elements fit in a test: what is much larger stays zero in its middle, and takes no memory.
-constexpr size_t most_filled = size_t(1) << 30, filled_at_ends = 1 << 20;
-void fill_ends(unsigned char* p, unsigned char value, size_t n) {
-  if (n <= most_filled) return fill(p, value, n);
-  fill(p, value, filled_at_ends);
-  fill(p + n - filled_at_ends, value, filled_at_ends);
+/// So that more than 2^32 elements fit in a test: what is large stays zero in its middle, and takes no memory.
+constexpr size_t most_filled = size_t(256) << 20, filled_at_ends = 1 << 20;
+/// Calls fn(begin, length) for all of it, or for its ends.
+template <class Fn> void at_ends(unsigned char* p, size_t n, Fn fn) {
+  if (n <= most_filled) return fn(p, n);
+  fn(p, filled_at_ends);
+  fn(p + n - filled_at_ends, filled_at_ends);
 }
+void fill_ends(unsigned char* p, unsigned char value, size_t n) {
+  at_ends(p, n, [&](unsigned char* part, size_t length) { fill(part, value, length); });
+}
+void poison_ends(unsigned char* p, size_t n) { at_ends(p, n, simt::poison); }
+void unpoison_ends(unsigned char* p, size_t n) { at_ends(p, n, simt::unpoison); }
 bool holds(const unsigned char* p, unsigned char value, size_t n) {
   return n == 0 || (*p == value && std::memcmp(p, p + 1, n - 1) == 0);
 }
@@ -104,7 +112,7 @@ std::string describe(const void* address) {
   const auto* p = static_cast<const unsigned char*>(address);
   for (int d = 0; d < most_devices; ++d) {
     DeviceMemory& m = memory(d);
-    if (!m.base || p < m.base || p >= m.base + arena_bytes) continue;
+    if (!m.base || p < m.base || p >= m.base + arena_bytes()) continue;
     auto next = m.slots.upper_bound(p);
     if (next == m.slots.begin()) return "device memory of cuda:" + std::to_string(d);
     const Slot& slot = *std::prev(next)->second;
@@ -142,7 +150,7 @@ void take_faults() {
 
 void open_arena(DeviceMemory& m) {
   if (m.base) return;
-  void* p = mmap(nullptr, arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p = mmap(nullptr, arena_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
     std::perror("cudasim: mmap of device memory");
     std::abort();
@@ -152,7 +160,7 @@ void open_arena(DeviceMemory& m) {
 }
 
 Slot* new_slot(DeviceMemory& m, size_t room) {
-  if (m.end + room + page > m.base + arena_bytes) return nullptr;
+  if (m.end + room + page > m.base + arena_bytes()) return nullptr;
   Slot* slot = new Slot;
   slot->begin = m.end;
   slot->room = room;
@@ -207,7 +215,7 @@ int device_of(const void* p) {
   const auto* at = static_cast<const unsigned char*>(p);
   for (int d = 0; d < most_devices; ++d) {
     const unsigned char* base = memory(d).base;
-    if (base && at >= base && at < base + arena_bytes) return d;
+    if (base && at >= base && at < base + arena_bytes()) return d;
   }
   return -1;
 }
@@ -254,11 +262,11 @@ void begin_memory(void* p) {
       fail_device(cudaErrorIllegalAddress, "freed device memory was written to");
   }
   slot.edge = std::max(slot.begin, slot.data - page);
-  simt::unpoison(slot.begin, slot.room);
+  unpoison_ends(slot.begin, slot.room);
   fill(slot.edge, edge, size_t(slot.data - slot.edge));
   fill_ends(slot.data, nothing, slot.bytes);
   fill(slot.after(), edge, size_t(slot.end() - slot.after()));
-  simt::poison(slot.begin, size_t(slot.data - slot.begin));
+  poison_ends(slot.begin, size_t(slot.data - slot.begin));
   simt::poison(slot.after(), size_t(slot.end() - slot.after()));
 }
 
@@ -274,13 +282,15 @@ void end_memory(void* p) {
   DeviceMemory& m = memory(device_of(p));
   {
     const DeviceScope open;
-    simt::unpoison(slot.begin, slot.room);
+    unpoison_ends(slot.begin, size_t(slot.data - slot.begin));
+    simt::unpoison(slot.after(), size_t(slot.end() - slot.after()));
     if (!holds(slot.edge, edge, size_t(slot.data - slot.edge)) ||
         !holds(slot.after(), edge, size_t(slot.end() - slot.after())))
       fail_device(cudaErrorIllegalAddress,
                   "an allocation of " + std::to_string(slot.bytes) + " bytes was written to outside its bounds");
+    if (slot.room > most_filled) madvise(slot.begin, slot.room, MADV_DONTNEED);
     fill_ends(slot.edge, nothing, size_t(slot.end() - slot.edge));
-    simt::poison(slot.begin, slot.room);
+    poison_ends(slot.begin, slot.room);
     simt::release(&slot.order);
   }
   const std::lock_guard lock(m.lock);
@@ -293,6 +303,11 @@ void end_memory(void* p) {
   slot.bytes = 0;
   slot.used_before = true;
   m.idle[size_t(std::bit_width(slot.room / page)) - 1].push_back(&slot);
+}
+
+void set_memory(void* p, int value, size_t bytes) {
+  at_ends(static_cast<unsigned char*>(p), bytes,
+          [&](unsigned char* part, size_t length) { std::memset(part, value, length); });
 }
 
 bool is_inside(const void* p, size_t bytes) {

@@ -67,6 +67,8 @@ class DeviceScope {
 void* reserve_memory(size_t bytes, int device, bool pooled);
 void begin_memory(void* p);
 void end_memory(void* p);
+/// As memset; of what is large only its ends.
+void set_memory(void* p, int value, size_t bytes);
 /// Marks it as given back by the host, so that nothing new may be done with it; false when it is no live allocation.
 bool retire_memory(void* p);
 /// Whether all of it lies in one live allocation.

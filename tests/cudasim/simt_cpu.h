@@ -57,7 +57,7 @@ template <class T> const void* pointee(const T& argument) {
 template <class... Parameters, class... Args>
 cudaError_t launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
                    void (*kernel)(Parameters...), Args&&... args) {
-  const cudaError_t refused = check_launch(grid, block, shared);
+  const cudaError_t refused = check_launch(reinterpret_cast<const void*>(kernel), grid, block, shared);
   if (refused != cudaSuccess) return refused;
   std::tuple<std::decay_t<Parameters>...> copies(std::forward<Args>(args)...);
   return enqueue_kernel(op, stream, [=, device = launch_device()] {

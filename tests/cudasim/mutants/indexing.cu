@@ -2,6 +2,7 @@
 // launch asks for.
 #include <cstdlib>
 
+#include "tests/cudasim/fiber.h"
 #include "tests/cudasim/mutants/launch.h"
 
 namespace mutants {
@@ -141,6 +142,33 @@ bool size_of_an_allocation_in_32_bits(bool bug) {
   return start(1, 1, set_one, x, n - 1) && cudaFree(x) == cudaSuccess;
 }
 
+// Some blocks of a grid over more than 2^32 elements.
+enum class Wide { right, block, divided, left };
+__global__ void set_columns(signed char* x, int64_t n, int64_t width, Wide mistake) {
+  constexpr int each = 4;
+  const int64_t i = mistake == Wide::block ? each * (blockIdx.x * blockDim.x + threadIdx.x)
+                                           : each * (int64_t(blockIdx.x) * blockDim.x + threadIdx.x);
+  const int64_t left = mistake == Wide::left ? int(n - i) : n - i;
+  for (int64_t j = i; j < i + min(int64_t(each), left); ++j) {
+    const int64_t row = mistake == Wide::divided ? uint32_t(j) / width : j / width;
+    x[j] = (signed char)(j - row * width);
+  }
+}
+template <Wide mistake> bool beyond_32_bits(bool bug) {
+  if (simt::with_tsan()) return true;  // which has no addresses for it
+  constexpr int64_t limit = int64_t(1) << 32, n = limit + 1001, width = 100;
+  const fake::SomeBlocks some({{.5 * limit / n, .5 * limit / n}, {double(limit) / n, double(limit) / n}});
+  const Bytes x(n);
+  if (!x.data || !start(unsigned((n + 1023) / 1024), 256, set_columns, x.data, n, width, bug ? mistake : Wide::right))
+    return false;
+  for (const int64_t i : {int64_t(5), limit / 2 - 1, limit / 2 + 1, limit - 1, limit + 1, n - 1}) {
+    signed char got = -1;
+    cudaMemcpy(&got, x.data + i, 1, cudaMemcpyDeviceToHost);
+    if (got != i % width) return false;
+  }
+  return true;
+}
+
 // --- strides and broadcasts ---
 
 struct Where {
@@ -259,6 +287,7 @@ __global__ void use_both(float* out) {
 }
 bool static_and_dynamic_memory_too_much_together(bool bug) {
   const Array out(32);
+  if (!ask_for(210 * 1024, use_both)) return false;
   return simt::launch("mutant", 1, 32, (bug ? 210 : 180) * 1024, nullptr, use_both, out) == cudaSuccess &&
          sum_of(out.get()) == 32;
 }
@@ -271,8 +300,14 @@ bool shared_memory_of_another_card(bool bug) {
   const Array out(32);
   int most = 160 * 1024;
   if (!bug) cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
-  return simt::launch("mutant", 1, 32, size_t(most), nullptr, use_dynamic, out) == cudaSuccess &&
+  return ask_for(most, use_dynamic) &&
+         simt::launch("mutant", 1, 32, size_t(most), nullptr, use_dynamic, out) == cudaSuccess &&
          sum_of(out.get()) == 32;
+}
+bool much_shared_memory_without_asking(bool bug) {
+  const Array out(32);
+  return (bug || ask_for(50 * 1024, use_dynamic)) &&
+         simt::launch("mutant", 1, 32, 50 * 1024, nullptr, use_dynamic, out) == cudaSuccess && sum_of(out.get()) == 32;
 }
 
 }  // namespace
@@ -294,6 +329,9 @@ std::vector<Case> indexing_cases() {
       {"product before a quotient in 32 bits", product_before_a_quotient_in_32_bits, every},
       {"offset of random numbers in 32 bits", offset_of_random_numbers_in_32_bits, every},
       {"size of an allocation in 32 bits", size_of_an_allocation_in_32_bits, every},
+      {"block times threads in 32 bits", beyond_32_bits<Wide::block>, plain | asan},
+      {"flat index divided in 32 bits", beyond_32_bits<Wide::divided>, plain | asan},
+      {"what is left in 32 bits", beyond_32_bits<Wide::left>, plain | asan},
       {"bias by the number of rows", biases<24, {1, 4}, {1, 6}>, every},
       {"bias along the other axis", biases<16, {1, 4}, {4, 4}>, every},
       {"bias of channels by the last axis", biases<24, {4, 3}, {1, 3}>, every},
@@ -312,6 +350,7 @@ std::vector<Case> indexing_cases() {
       {"too many threads in a block's z", grids<Grid::block_z>, every},
       {"more static memory than ptxas allows", more_static_memory_than_ptxas_allows, every},
       {"static and dynamic memory together", static_and_dynamic_memory_too_much_together, every},
+      {"much shared memory without asking", much_shared_memory_without_asking, every},
       {"shared memory of another card", shared_memory_of_another_card, every},
   };
 }

@@ -212,7 +212,8 @@ bool dynamic_memory_not_asked_for(bool bug) {
 }
 bool more_dynamic_memory_than_there_is(bool bug) {
   const Array out(32);
-  return simt::launch("mutant", 1, 32, (bug ? 300 : 200) * 1024, nullptr, through_dynamic, out) == cudaSuccess &&
+  return ask_for(200 * 1024, through_dynamic) &&
+         simt::launch("mutant", 1, 32, (bug ? 300 : 200) * 1024, nullptr, through_dynamic, out) == cudaSuccess &&
          sum_of(out.get()) == 32;
 }
 

@@ -11,6 +11,12 @@ bool start(dim3 grid, dim3 block, void (*kernel)(Parameters...), const Args&... 
   return simt::launch("mutant", grid, block, 0, nullptr, kernel, args...) == cudaSuccess;
 }
 
+/// That a kernel may have so many bytes of dynamic shared memory, which from 48 KiB on has to be asked for.
+template <class Kernel> bool ask_for(int bytes, Kernel kernel) {
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              bytes) == cudaSuccess;
+}
+
 __device__ inline float warp_sum(float value) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
   return value;

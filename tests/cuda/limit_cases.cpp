@@ -1,0 +1,374 @@
+#include "tests/cuda/limit_cases.h"
+
+#include "tensor/quantized.h"
+#include "tensor/step_batch.h"
+
+namespace lockstep::testing {
+namespace {
+
+using T = Tensors;
+
+/// Depends on every bit of i.
+uint64_t mixed_bits(uint64_t i) {
+  i = (i + 0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9;
+  i = (i ^ i >> 31) * 0x94d049bb133111eb;
+  return i ^ i >> 29;
+}
+
+LimitCase unary(std::string name, LimitInput x, std::function<Tensor(const Tensor&)> f, double bound = -1) {
+  return {.name = std::move(name), .inputs = {std::move(x)}, .run = [f](T in) { return T{f(in[0])}; }, .bound = bound};
+}
+LimitCase binary(std::string name, LimitInput a, LimitInput b, std::function<Tensor(const Tensor&, const Tensor&)> f) {
+  return {
+      .name = std::move(name), .inputs = {std::move(a), std::move(b)}, .run = [f](T in) { return T{f(in[0], in[1])}; }};
+}
+T both(const ValuesIndices& found) { return {found.values, found.indices}; }
+
+/// p, its gradient in 16 bits, two states and a copy of p in 16 bits.
+LimitCase optimizer(std::string name, std::function<void(const Kernels&, T&)> step, bool together = false) {
+  const LimitInput state{{1000}, f32}, half{{1000}, bf16};
+  return {std::move(name), {state, half, state, state, half}, [=](T in) {
+            in[3] = mul(in[3], in[3]);
+            const Device device = in[0].device();
+            if (!together || device.is_cpu()) {
+              step(table(device), in);
+            } else {  // in chunks, as for all parameters at once
+              StepBatch batch(device);
+              {
+                const StepBatch::Scope scope(batch, 0, 1);
+                step(table(device), in);
+              }
+              batch.set({});
+              batch.launch();
+            }
+            return T{in[0], in[2], in[3], in[4]};
+          }};
+}
+const AdamArgs adam_args{.lr = 0.1,
+                         .beta1 = 0.9,
+                         .beta2 = 0.99,
+                         .eps = 1e-3,
+                         .weight_decay = 0.1,
+                         .decoupled = true,
+                         .bias1 = 0.1,
+                         .bias2 = 0.01};
+
+void add_pointwise(std::vector<LimitCase>& cases) {
+  const LimitInput x{{999}}, y{{1000}}, byte{{1000}, u8}, row{{1000}, f16, 0, true}, column{{1}};
+  const std::vector<LimitCase> all{
+      unary("gelu", x, [](const Tensor& a) { return gelu(a); }),
+      unary("exp of f32", {{1001}, f32}, [](const Tensor& a) { return exp(a); }),
+      binary("a row added", y, row, [](const Tensor& a, const Tensor& b) { return a + b; }),
+      binary("a column added", x, column, [](const Tensor& a, const Tensor& b) { return a + b; }),
+      binary("compared", byte, byte, [](const Tensor& a, const Tensor& b) { return lt(a, b); }),
+      {"where", {{{999}, boolean, 2}, x, x}, [](T in) { return T{where(in[0], in[1], in[2])}; }},
+      {"addcmul", {y, y, row}, [](T in) { return T{addcmul(in[0], in[1], in[2], 0.5)}; }},
+      binary("lerp", x, x, [](const Tensor& a, const Tensor& b) { return lerp(a, b, 0.25); }),
+      binary("gradient of gelu", x, x,
+             [](const Tensor& g, const Tensor& a) {
+               return pointwise_grad(PointwiseOp::gelu_tanh, PointwisePart::grad0, {}, g, a, {});
+             }),
+      {"gradient of a quotient",
+       {y, y, row},
+       [](T in) {
+         in[2] = in[2] + 5;
+         return T{pointwise_grad(PointwiseOp::div, PointwisePart::grad1, {}, in[0], in[1], in[2])};
+       }},
+      unary("converted", byte, [](const Tensor& a) { return a.to(f16); }),
+      unary("every third", byte, [](const Tensor& a) { return a.slice(1, 1, 1000, 3).contiguous(); }),
+      unary("turned", {{40, 25}, u8},
+            [](const Tensor& a) {
+              return a.permute({0, 2, 1}).contiguous();
+            }),
+      unary("turned in f32", {{40, 25}, f32},
+            [](const Tensor& a) {
+              return a.permute({0, 2, 1}).contiguous();
+            }),
+      unary("permuted", {{5, 7, 29}, u8},
+            [](const Tensor& a) {
+              return a.permute({0, 3, 1, 2}).contiguous();
+            }),
+      binary("turned and added", {{40, 25}}, {{25, 40}},
+             [](const Tensor& a, const Tensor& b) {
+               return a.permute({0, 2, 1}) + b;
+             }),
+      binary("of lines side by side", {{}, u8}, {{}, u8},
+             [](const Tensor& a, const Tensor& b) {
+               return stack({a, b}).t().contiguous();
+             }),
+      unary("filled in part", byte,
+            [](const Tensor& a) {
+              a.slice(1, 0, 1000, 7).fill_(3);
+              return a;
+            }),
+      binary("joined", byte, {{23}, u8},
+             [](const Tensor& a, const Tensor& b) {
+               return cat({a, b}, 1);
+             }),
+      unary("flipped and rolled", byte, [](const Tensor& a) { return roll(flip(a, {1}), {7}, {1}); }),
+      binary("repeated", {{10}, u8}, {{1}, u8},
+             [](const Tensor& a, const Tensor& b) {
+               return (a.view({-1, 10, 1}) * b.view({-1, 1, 1})).expand({a.size(0), 10, 30}).contiguous();
+             }),
+      unary("lower triangles", {{21, 33}, u8}, [](const Tensor& a) { return tril(a, 2); }),
+      {"unscaled", {y}, [](T in) {
+         unscale_({in[0]}, 0.5);
+         return in;
+       }}};
+  cases.insert(cases.end(), all.begin(), all.end());
+}
+
+void add_reductions(std::vector<LimitCase>& cases) {
+  const LimitInput x{{1000}}, byte{{1000}, u8};
+  const std::vector<LimitCase> all{
+      unary("sum", byte, [](const Tensor& a) { return sum(a, {1}); }),
+      unary("mean", x, [](const Tensor& a) { return mean(a, {1}); }),
+      unary("maximum", {{999}}, [](const Tensor& a) { return amax(a, {1}); }),
+      unary("variance", x, [](const Tensor& a) { return var(a, {1}); }),
+      unary("logsumexp", x, [](const Tensor& a) { return logsumexp(a, {1}); }),
+      unary("sum of a middle dim", {{20, 48}, u8}, [](const Tensor& a) { return sum(a, {1}); }),
+      binary("sum of lines side by side", {{}, u8}, {{}, u8},
+             [](const Tensor& a, const Tensor& b) {
+               return sum(stack({a, b}), {0});
+             }),
+      {"argmax", {byte}, [](T in) { return both(max(in[0], 1)); }},
+      {"argmin of a middle dim", {{{20, 48}, u8}}, [](T in) { return both(min(in[0], 1)); }},
+      unary("running sums", {{500}, u8}, [](const Tensor& a) { return cumsum(a, 1); }),
+      unary("running products of a middle dim", {{20, 6}, f32}, [](const Tensor& a) { return cumprod(a, 1); }),
+      {"sort", {{{100}, u8}}, [](T in) { return both(sort(in[0], 1)); }},
+      {"topk", {byte}, [](T in) { return both(topk(in[0], 5, 1)); }},
+      unary("softmax", x, [](const Tensor& a) { return softmax(a, 1); }),
+      unary(
+          "log softmax of an odd length", {{999}}, [](const Tensor& a) { return log_softmax(a, 1); }, 4e-3),
+      binary("gradient of softmax", x, x,
+             [](const Tensor& g, const Tensor& y) { return softmax_grad(false, g, y, 1); }),
+      {"cross entropy",
+       {x, {{}, i64, 1000}},
+       [](T in) {
+         const CrossEntropyRows rows = cross_entropy_rows(in[0], in[1]);
+         return T{rows.loss, rows.lse};
+       }},
+      {"gradient of cross entropy", {x, {{}, i64, 1000}}, [](T in) {
+         const Tensor lse = logsumexp(in[0].to(f32), {1});
+         return T{cross_entropy_rows_grad(ones_like(lse), in[0], lse, in[1], {}, {}, true)};
+       }}};
+  cases.insert(cases.end(), all.begin(), all.end());
+}
+
+void add_layers(std::vector<LimitCase>& cases) {
+  const LimitInput x{{1000}}, weight{{1000}, f16, 0, true}, image{{16, 16}};
+  const std::vector<LimitCase> all{
+      {"layer norm",
+       {x, weight, weight},
+       [](T in) {
+         const NormResult norm = layer_norm(in[0], {1000}, in[1], in[2]);
+         return T{norm.out, norm.mean, norm.rstd};
+       },
+       0,
+       1e-2},
+      {"RMS norm", {x, weight}, [](T in) { return T{rms_norm(in[0], in[1]).out}; }},
+      {"sum and layer norm",
+       {x, x, weight, weight},
+       [](T in) {
+         const AddNorm made = add_norm(in[0], in[1], {1000}, in[2], in[3], {});
+         return T{made.sum, made.norm.out};
+       },
+       0,
+       1e-2},
+      {"batch norm by running statistics",
+       {{{8, 125}}, {{8}, f32, 0, true}, {{8}, f32, 5, true}},
+       [](T in) { return T{batch_norm(in[0], {}, {}, in[1], in[2] * in[2] + 1, false).out}; }},
+      {"batch norm",
+       {image},
+       [](T in) {
+         const NormResult norm = batch_norm(in[0].view({1, -1, 256}), {}, {}, {}, {}, true);
+         return T{norm.out.view({-1, 256}), norm.mean, norm.rstd};
+       },
+       0,
+       1e-2},
+      {"gradient of batch norm",
+       {image, image, {{}, f32}, {{}, f32}},
+       [](T in) {
+         const Shape planes{1, -1, 256};
+         const NormGrad grad = batch_norm_grad(in[0].view(planes), in[1].view(planes),
+                                               {.out = {}, .mean = in[2], .rstd = in[3]}, {}, false, true);
+         return T{grad.x.view({-1, 256})};
+       },
+       0,
+       1e-2},
+      {"rotary",
+       {{{3, 6, 64}}, {{6, 32}, f16, 0, true}, {{6, 32}, f16, 0, true}},
+       [](T in) { return T{rotary(in[0], in[1], in[2])}; }},
+      {"rotary of 2^32 tokens", {{{2}}, {{1}}, {{1}}}, [](T in) { return T{rotary(in[0], in[1], in[2])}; }, 1},
+      {"embedding", {{{}, i64, 50}, {{50, 1000}, f16, 0, true}}, [](T in) { return T{embedding(in[1], in[0])}; }, 1000},
+      binary("index_select", {{101}, u8}, {{67}, i64, 101, true},
+             [](const Tensor& a, const Tensor& index) { return index_select(a, 1, index); }),
+      {"index_add",
+       {{{101}}, {{40}, i64, 101, true}, {{40}}},
+       [](T in) { return T{index_add_(in[0], 1, in[1], in[2])}; }},
+      binary("gather", {{101}, u8}, {{50}, i64, 101},
+             [](const Tensor& a, const Tensor& index) { return gather(a, 1, index); }),
+      {"scatter", {{{101}, u8}, {{50}, i64, 101}, {{50}, u8}}, [](T in) { return T{scatter(in[0], 1, in[1], in[2])}; }},
+      {"conv2d",
+       {{{4, 8, 8}}, {{3, 2, 3, 3}, f16, 0, true}},
+       [](T in) {
+         return T{conv2d(in[0], cat({in[1], in[1]}), {}, {.padding = {1, 1}, .groups = 2})};
+       },
+       0,
+       1e-2,
+       [](int64_t row, int64_t rows) {  // one group, then the other
+         return std::vector<double>{.5 * double(row) / double(rows), .5 + .5 * double(row) / double(rows)};
+       }},
+      {"conv2d to many channels",
+       {{{1, 3, 3}}, {{1, 16, 16}, f16, 0, true}, {{}, f16}},
+       [](T in) {
+         return T{conv2d(in[1].view({1, 1, 16, 16}), in[0], in[2], {.padding = {1, 1}}).view({-1, 16, 16})};
+       },
+       256,
+       1e-2},
+      {"conv2d's input",
+       {{{3, 8, 8}}, {{3, 4, 3, 3}, f16, 0, true}},
+       [](T in) {
+         return T{conv2d_grad_input(in[0], in[1], {in[0].size(0), 4, 8, 8}, {.padding = {1, 1}})};
+       },
+       256,
+       1e-2},
+      {"conv2d's weight and bias",
+       {image, image},
+       [](T in) {
+         const Shape planes{1, -1, 16, 16};
+         const int64_t n = in[0].size(0);
+         const WeightBiasGrad grad = conv2d_grad_weight(in[0].view(planes), in[1].view(planes), {n, 1, 3, 3},
+                                                        {.padding = {1, 1}, .groups = n}, true);
+         return T{grad.weight, grad.bias};
+       },
+       0,
+       1e-2},
+      {"max pool", {{{2, 8, 16}}}, [](T in) { return both(max_pool2d(in[0], {})); }},
+      {"gradient of max pool",
+       {{{1, 2, 16}}, {{1, 1, 8}}},
+       [](T in) { return T{max_pool2d_grad(in[1], max_pool2d(in[0], {}).indices, in[0].shape())}; }},
+      unary("average pool", {{2, 8, 16}},
+            [](const Tensor& a) {
+              return avg_pool2d(a, {.padding = {1, 1}});
+            }),
+      unary("gradient of average pool", {{2, 4, 8}},
+            [](const Tensor& g) {
+              return avg_pool2d_grad(g, {g.size(0), 2, 8, 16}, {});
+            }),
+      unary("adaptive pool", {{2, 8, 16}}, [](const Tensor& a) { return adaptive_avg_pool2d(a, 3, 5); }),
+  };
+  cases.insert(cases.end(), all.begin(), all.end());
+  for (const DType dtype : {f16, f32}) {  // tensor cores, and not
+    const LimitInput head{{2, 9, 32}, dtype}, more{{1, 9, 32}, dtype};
+    cases.push_back({str("attention ", dtype), {head, more, more}, [](T in) {
+                       const AttentionResult made = attention(in[0], in[1], in[2], {}, {.scale = 0, .causal = true});
+                       return T{made.out, made.lse};
+                     }});
+    cases.push_back({str("gradient of attention ", dtype),
+                     {head, more, more, head},
+                     [](T in) {
+                       const AttentionArgs args{.scale = 0.1, .causal = true};
+                       const AttentionResult made = attention(in[0], in[1], in[2], {}, args);
+                       const AttentionGrad grad = attention_grad(in[3], in[0], in[1], in[2], {}, made, args);
+                       return T{grad.q, grad.k, grad.v};
+                     },
+                     0,
+                     1e-2});
+  }
+  // The sums of weight and bias need all rows, which 512 blocks take by turns.
+  cases.push_back({.name = "gradient of layer norm",
+                   .inputs = {{{1 << 18}}, {{1 << 18}}, {{}, f32}, {{}, f32}},
+                   .run =
+                       [](T in) {
+                         return T{layer_norm_grad(in[0], in[1], {{}, in[2], in[3]}, {1 << 18}, {}, false).x};
+                       },
+                   .bound = 1e-2,
+                   .places = [](int64_t, int64_t) { return std::vector<double>(); },
+                   .slow = true});
+}
+
+void add_others(std::vector<LimitCase>& cases) {
+  for (const bool together : {false, true})
+    cases.push_back(optimizer(
+        together ? "adam of all" : "adam",
+        [](const Kernels& k, T& in) {
+          Tensor none;
+          k.adam(in[0], in[1], in[2], in[3], none, in[4], adam_args);
+        },
+        together));
+  cases.push_back(optimizer("sgd", [](const Kernels& k, T& in) {
+    k.sgd(in[0], in[1], in[2], in[4],
+          {.lr = 0.1, .momentum = 0.9, .dampening = 0, .weight_decay = 0.1, .nesterov = true, .first = false});
+  }));
+  cases.push_back(optimizer("rmsprop", [](const Kernels& k, T& in) {
+    Tensor none;
+    k.rmsprop(in[0], in[1], in[3], none, in[2], in[4],
+              {.lr = 0.1, .alpha = 0.9, .eps = 1e-3, .weight_decay = 0.1, .momentum = 0.5, .centered = false});
+  }));
+  cases.push_back(optimizer("adagrad", [](const Kernels& k, T& in) {
+    k.adagrad(in[0], in[1], in[3], in[4], {.lr = 0.1, .eps = 1e-3, .weight_decay = 0.1});
+  }));
+  cases.push_back(optimizer("lion", [](const Kernels& k, T& in) {
+    k.lion(in[0], in[1], in[2], in[4], {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1});
+  }));
+  cases.push_back({"squares of all", {{{StepBatch::chunk}}}, [](T in) {
+                     if (in[0].device().is_cpu()) return T{sum_squares(in[0], {1}, false, f64)};
+                     const Tensor sums = empty({in[0].size(0)}, {f64, in[0].device()});
+                     StepBatch batch(in[0].device());
+                     batch.set({});
+                     batch.add_squares({{in[0].view({-1})}}, sums);
+                     return T{sums};
+                   }});
+  // Blocks in y take rows by turns.
+  const auto by_turns = [](int64_t rows_of_block) {
+    return [=](int64_t row, int64_t rows) {
+      return std::vector<double>{double(row) / double(rows), double(row / rows_of_block % 65535) / 65535};
+    };
+  };
+  const LimitInput x{{1024}, f32}, weight{{4, 1024}, f32, 0, true};
+  cases.push_back({.name = "quantized linear",
+                   .inputs = {x, weight},
+                   .run = [](T in) { return T{linear(in[0], quantize(in[1], QuantFormat::group4))}; },
+                   .bound = 1e-3,
+                   .places = by_turns(4)});
+  cases.push_back(
+      {.name = "dynamic quantized linear",
+       .inputs = {x, weight},
+       .run = [](T in) { return T{linear(in[0], quantize(in[1], QuantFormat::row8), {}, {.dynamic = true})}; },
+       .bound = 1e-3,
+       .places = by_turns(1)});
+  cases.push_back({.name = "quantized linear to many",
+                   .inputs = {{{1024}, i8}, {{}, f32}, {{2, 1024}, f32, 0, true}},
+                   .run =
+                       [](T in) {
+                         const int64_t n = in[0].size(0);
+                         return T{linear(in[2], Quantized{QuantFormat::row8, in[0], in[1], n, 1024}).t()};
+                       },
+                   .bound = 1e-3});
+}
+
+}  // namespace
+
+Tensor limit_rows(const LimitInput& input, int number, int64_t begin, int64_t end) {
+  const int64_t width = numel_of(input.shape), first = input.whole ? 0 : begin * width,
+                last = input.whole ? width : end * width;
+  std::vector<double> values;
+  for (int64_t i = first; i < last; ++i) {
+    const uint64_t bits = mixed_bits(uint64_t(i) + (uint64_t(number) << 40));
+    values.push_back(is_floating(input.dtype) ? (double(bits % 129) - 64) / 32
+                                              : double(bits % uint64_t(input.below > 0 ? input.below : 100)));
+  }
+  return Tensor::from(values, input.whole ? input.shape : with_rows(end - begin, input.shape)).to(cpu).to(input.dtype);
+}
+
+std::vector<LimitCase> limit_cases() {
+  std::vector<LimitCase> cases;
+  add_pointwise(cases);
+  add_reductions(cases);
+  add_layers(cases);
+  add_others(cases);
+  return cases;
+}
+
+}  // namespace lockstep::testing
