@@ -27,8 +27,9 @@ void EngineBase::Impl::watch() {
       model.after_forward([this](nn::Module&, const std::vector<Variable>&, const Variable&) { after_forward(); }));
 }
 
-int64_t EngineBase::Impl::micro_batch() const {
-  const int64_t done = int64_t(micros.size()), i = config.managed_gradient_accumulation ? done % accumulation : done,
+int64_t EngineBase::Impl::micro_batch(int64_t ahead) const {
+  const int64_t done = int64_t(micros.size()) + ahead,
+                i = config.managed_gradient_accumulation ? done % accumulation : done,
                 replica = group->rank() / sharing;
   return are_interleaved() ? i * replicas() + replica : replica * accumulation + i;
 }
@@ -121,21 +122,29 @@ void EngineBase::Impl::run_scaled(const Variable& loss_) {
   loss_.backward();
 }
 
-void EngineBase::Impl::backward(const Variable& loss_, int64_t tokens_) {
+void EngineBase::Impl::check_backward(int64_t tokens_) const {
   check_open("backward");
   check_whole("backward");
-  LOCKSTEP_CHECK(loss_.defined() && loss_.numel() == 1, "[backward] expected a loss of one element, got ",
-                 loss_.defined() ? str(loss_.shape()) : "none", "; take its mean");
   LOCKSTEP_CHECK(!config.managed_gradient_accumulation || pending == 0,
                  "[backward] expected step() after every backward(), got a second backward(); add the losses of a "
                  "micro-batch up, or set managed_gradient_accumulation to false");
   LOCKSTEP_CHECK(micros.empty() || (micros[0].tokens < 0) == (tokens_ < 0),
                  "[backward] expected all micro-batches of a step with a number of tokens, or all without; got both");
+}
+
+void EngineBase::Impl::backward(const Variable& loss_, int64_t tokens_) {
+  LOCKSTEP_CHECK(loss_.defined() && loss_.numel() == 1, "[backward] expected a loss of one element, got ",
+                 loss_.defined() ? str(loss_.shape()) : "none", "; take its mean");
+  check_backward(tokens_);
   set_factor(own_factor());
+  pass(*factor == 1 ? loss_ : times_factor(loss_, *factor), loss_.tensor(), tokens_);
+}
+
+/// The backward of a micro-batch from `root`, its loss `value` times the factor.
+void EngineBase::Impl::pass(const Variable& root, const Tensor& value, int64_t tokens_) {
   const int before = pending;
-  const Tensor value = loss_.tensor();
   const double inner = times.inner;
-  run_scaled(*factor == 1 ? loss_ : times_factor(loss_, *factor));
+  run_scaled(root);
   LOCKSTEP_CHECK(
       pending == before + 1,
       "[backward] expected a loss that depends on the model's parameters, got one that does not: no gradient came");

@@ -30,18 +30,25 @@ pipeline::Data EngineBase::Impl::with_cast(const pipeline::Data& data) const {
 // --- as it is ---
 
 /// A micro-batch's data, with random numbers of its own.
-pipeline::Sample EngineBase::Impl::sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* drawn) const {
+pipeline::Sample EngineBase::Impl::sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* calls) const {
   const RandomScope here;
   set_random_step(uint64_t(global_steps), uint64_t(micro_batch));
   std::optional<pipeline::Sample> next = data(micro_batch);
   LOCKSTEP_CHECK(next, "[train_batch] the data ended before micro-batch ", micro_batch, " of step ", global_steps);
-  if (drawn) *drawn = random_state().call;
+  if (calls) *calls = random_state().call;
   return *next;
 }
 
-/// The model's outputs and, unless `measure` is given, the loss with that of its own layers; the sum over `tokens`
-/// targets where these are counted.
-Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens) {
+MicroBatch EngineBase::Impl::draw(const pipeline::Data& data, int64_t number) const {
+  MicroBatch one{.number = number};
+  one.sample = sample(data, number, &one.calls);
+  if (whole.tokens) one.tokens = whole.tokens(one.sample.targets);
+  return one;
+}
+
+/// The model's outputs and, unless `measure` is given, the loss with that of its own layers. of_none: it has no
+/// targets, and the loss is 0.
+Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none) {
   std::optional<Autocast> precise;
   if (whole.autocast) precise.emplace(*whole.autocast);
   LOCKSTEP_CHECK(sample.inputs.size() == 1, "[train_batch] expected one input of the model, got ", sample.inputs.size(),
@@ -54,10 +61,15 @@ Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::L
     };
   }
   const Variable out = whole.forward ? whole.forward(sample.inputs[0]) : model.call(sample.inputs[0]);
-  const Variable value = tokens == 0 ? mul_scalar(sum(out.to(f32)), 0)  // the mean of none is NaN
-                                     : (measure ? *measure : whole.loss_fn)({out}, sample.targets);
+  const Variable value = of_none ? mul_scalar(sum(out.to(f32)), 0)  // the mean of none is NaN
+                                 : (measure ? *measure : whole.loss_fn)({out}, sample.targets);
   const Variable own = measure || !NoGrad::grad_enabled() ? Variable() : nn::own_loss(model);
-  const Variable mean = own.defined() ? add(value, own.to(value.dtype())) : value;
+  return own.defined() ? add(value, own.to(value.dtype())) : value;
+}
+
+/// The same, the sum over `tokens` targets where these are counted.
+Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens) {
+  const Variable mean = mean_loss(sample, measure, tokens == 0);
   return tokens > 0 ? mul_scalar(size_of(mean.dtype()) < 4 ? mean.to(f32) : mean, double(tokens)) : mean;
 }
 
@@ -66,15 +78,19 @@ void EngineBase::Impl::train_whole(const pipeline::Data& data, std::optional<dou
                  ": managed_gradient_accumulation: false lets the caller say when a step ends, but train_batch() is a "
                  "whole step; leave it out");
   const RandomScope program;
+  std::vector<MicroBatch> ahead;
+  if (graphs.may_run()) {
+    do ahead.push_back(draw(data, micro_batch(int64_t(ahead.size()))));
+    while (int64_t(ahead.size()) < accumulation && ahead.back().keep());
+    if (int64_t(ahead.size()) == accumulation && graphs.run(ahead, metric)) return;
+  }
+  auto next = ahead.begin();
   do {
-    const int64_t number = micro_batch();
-    uint64_t random = 0;
-    const pipeline::Sample one = sample(data, number, &random);
-    begin_random(number, random);  // the forward goes on behind what its data have drawn
+    const MicroBatch one = next == ahead.end() ? draw(data, micro_batch()) : std::move(*next++);
+    begin_random(one.number, one.calls);  // the forward goes on behind what its data have drawn
     drawn = true;
-    const trace::Scope forward("forward", trace::Category::forward, {{"micro_batch", number}}, number);
-    const int64_t tokens = whole.tokens ? whole.tokens(one.targets) : -1;
-    backward(run(one, nullptr, tokens), tokens);
+    const trace::Scope forward("forward", trace::Category::forward, {{"micro_batch", one.number}}, one.number);
+    backward(run(one.sample, nullptr, one.tokens), one.tokens);
     drawn = false;
     step(metric);
   } while (micro_steps % accumulation != 0);

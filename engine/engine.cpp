@@ -143,7 +143,8 @@ EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const Initi
       group(own_mesh    ? &own_mesh->copies()
             : args.mesh ? &args.mesh->copies()
                         : &world),
-      sharing(plan.cp) {
+      sharing(plan.cp),
+      graphs(*this, args.graphs) {
   for (const std::string& warning : config.warnings) say("warning: " + warning);
   if (!agreed.sparse.empty()) say(agreed.sparse);
   if (config.dump_state) say("config\n" + to_text(config));
@@ -287,6 +288,7 @@ void EngineBase::Impl::close() noexcept {
   saver.reset();  // waits; says what went wrong
   if (checkpoints) checkpoints->unwrap_blocks();
   local.reset(), caller_local.reset();
+  graphs.drop();
   zero.reset();
   one_bit.reset();
   monitors.clear();
@@ -336,6 +338,7 @@ void EngineBase::set_lr(double lr) {
 int64_t EngineBase::micro_batch() const { return impl_->micro_batch(); }
 nn::Module& EngineBase::module() const { return impl_->model; }
 bool EngineBase::in_parts() const { return impl_->part != nullptr; }
+std::string EngineBase::graphs() const { return impl_->graphs.status(); }
 pipeline::Engine& EngineBase::pipeline() const {
   LOCKSTEP_CHECK(impl_->part, "[pipeline] expected a model in parts, got one that runs as it is; see in_parts()");
   return *impl_->part->engine;

@@ -116,10 +116,13 @@ struct InitializeArgs {
   /// In its place: who is where; must outlive the engine. Ranks along cp share each sample, those along ep experts
   /// (moe::Layer on mesh->ep()). Default: copies x stages of all ranks.
   const parallel::Mesh* mesh = nullptr;
-  int loader_workers = 0;                                      ///< threads that make batches of training_data
-  std::function<void(const std::string&)> log = {};            ///< what rank 0 has to say; empty: lines on stderr
-  std::optional<DType> autocast = {};                          ///< f16 or bf16: engine(x) runs under Autocast
-  optim::GradScaler* grad_scaler = nullptr;                    ///< scales the loss where fp16 does not (autocast)
+  int loader_workers = 0;                            ///< threads that make batches of training_data
+  std::function<void(const std::string&)> log = {};  ///< what rank 0 has to say; empty: lines on stderr
+  std::optional<DType> autocast = {};                ///< f16 or bf16: engine(x) runs under Autocast
+  optim::GradScaler* grad_scaler = nullptr;          ///< scales the loss where fp16 does not (autocast)
+  /// train_batch() on a CUDA device records a step of micro-batches of these shapes when they come the second time, and
+  /// replays it from then on (docs/cuda.md). Same bits.
+  bool graphs = true;
   std::optional<tensor_parallel::TensorParallel> sliced = {};  ///< what apply() did to the model over mesh->tp()
 };
 
@@ -234,6 +237,8 @@ class EngineBase {
   nn::Module& module() const;
   /// Whether stages or slices make this rank's part of the model; otherwise it runs as it is.
   bool in_parts() const;
+  /// How many steps of train_batch() were replays of graphs, or why none was.
+  std::string graphs() const;
   pipeline::Engine& pipeline() const;  ///< Error where the model runs as it is
   const parallel::Plan& plan() const;
   dist::ProcessGroup& group() const;  ///< ranks that sum gradients: copies, and those that share their samples

@@ -15,6 +15,7 @@
 #include "engine/monitor.h"
 #include "engine/one_bit.h"
 #include "engine/part.h"
+#include "engine/step_graphs.h"
 #include "parallel/activation_checkpoints.h"
 #include "tensor/clock.h"
 
@@ -66,12 +67,14 @@ struct EngineBase::Impl {
   void before_forward();
   void after_forward();
   void gradient_arrives();
+  void check_backward(int64_t tokens) const;
   void backward(const Variable& loss, int64_t tokens);
+  void pass(const Variable& root, const Tensor& value, int64_t tokens);
   void run_scaled(const Variable& loss);  // the backward of one that is multiplied already
   void set_factor(double factor);
   double own_factor() const;  // what a loss is multiplied by
   bool is_boundary() const { return !config.managed_gradient_accumulation || (micro_steps + 1) % accumulation == 0; }
-  int64_t micro_batch() const;
+  int64_t micro_batch(int64_t ahead = 0) const;  // the next one, or that many behind it
   void begin_random(int64_t micro_batch, uint64_t drawn = 0);
   template <class T> T cast(const T& input) const {  // to the parameters' dtype, where the config says so
     return auto_cast && is_other_dtype(input) ? input.to(dtype) : input;
@@ -83,7 +86,9 @@ struct EngineBase::Impl {
 
   // batch.cpp
   pipeline::Data with_cast(const pipeline::Data& data) const;
-  pipeline::Sample sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* drawn = nullptr) const;
+  pipeline::Sample sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* calls = nullptr) const;
+  MicroBatch draw(const pipeline::Data& data, int64_t number) const;
+  Variable mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none);
   Variable run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens = -1);
   void train_whole(const pipeline::Data& data, std::optional<double> metric);
   void train_part(const pipeline::Data& data, std::optional<double> metric);
@@ -92,6 +97,10 @@ struct EngineBase::Impl {
 
   // step.cpp
   void step(std::optional<double> metric);
+  bool wants_metric() const;
+  zero::StepOptions step_options();
+  void end_step(double start, std::optional<double> metric,
+                const std::function<zero::StepReport(const zero::StepOptions&)>& run);
   void gather_losses();
   std::vector<double> sum_of_ranks(const std::vector<double>& mine, const char* tag) const;
   void report(const zero::StepReport& done, double scale_before);
@@ -133,6 +142,7 @@ struct EngineBase::Impl {
   std::unique_ptr<Loader> loader;
   std::optional<data::RepeatingLoader<data::Example>> batches;  // of it, for train_batch()
   std::optional<data::ToDevice> to_device;
+  StepGraphs graphs;
 
   // The current step
   std::vector<Micro> micros;

@@ -194,6 +194,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     if (!low_precision && name.starts_with("optimizer.master.")) options.skip.push_back("model." + name.substr(17));
 
   forget();
+  graphs.drop();  // tensors of the optimizer may be others after it
   const std::string master = "optimizer.master.";
   const std::set<std::string> frozen = frozen_names(model);
   options.skip.push_back(OneBit::owed);

@@ -70,31 +70,41 @@ void EngineBase::Impl::step(std::optional<double> metric) {
                  "[step] expected to be called outside of no_sync(): the last micro-batch's backward must reduce");
   LOCKSTEP_CHECK(pending > 0, "[step] expected a backward() since the last step(), got none");
   const bool boundary = is_boundary();
-  const bool wants_metric = std::any_of(schedules.begin(), schedules.end(), [](const optim::Schedule* s) {
-    return dynamic_cast<const optim::ReduceLROnPlateau*>(s);
-  });
-  LOCKSTEP_CHECK(!boundary || !wants_metric || metric,
+  LOCKSTEP_CHECK(!boundary || !wants_metric() || metric,
                  "[step] expected step(metric) at a boundary: ReduceLROnPlateau needs to know what is to improve");
   pending = forwards = 0;
   ++micro_steps;
   if (!boundary) return;
-
   const double start = steady_seconds();
-  const int64_t backwards = int64_t(micros.size());
   if (!part) gather_losses();  // a pipeline has them already
-  // ZeRO divides by the ranks. The caller's backwards are divided as the config's are.
-  const double share = tokens > 0 ? group->size() / tokens : 1 / double(accumulation), scale_before = loss_scale();
-  micros.clear();
-  const double multiplied = factor.value_or(1);
-  factor.reset();
+  end_step(start, metric,
+           [this](const zero::StepOptions& options) { return zero ? zero->step(options) : one_bit->step(options); });
+}
+
+bool EngineBase::Impl::wants_metric() const {
+  return std::any_of(schedules.begin(), schedules.end(),
+                     [](const optim::Schedule* s) { return dynamic_cast<const optim::ReduceLROnPlateau*>(s); });
+}
+
+/// ZeRO divides by the ranks. The caller's backwards are divided as the config's are.
+zero::StepOptions EngineBase::Impl::step_options() {
+  const double share = tokens > 0 ? group->size() / tokens : 1 / double(accumulation);
+  return {.grad_scale = share * loss_scale() / factor.value_or(1),
+          .max_norm = config.gradient_clipping,
+          .want_norm = true,
+          .scaler = scaler ? &*scaler : nullptr,
+          .others = part.get()};
+}
+
+/// `run` is the update, perhaps with all that is before it.
+void EngineBase::Impl::end_step(double start, std::optional<double> metric,
+                                const std::function<zero::StepReport(const zero::StepOptions&)>& run) {
+  const double scale_before = loss_scale();
+  const int64_t backwards = int64_t(micros.size());
   zero::StepReport done;
   try {
-    const zero::StepOptions options{.grad_scale = share * scale_before / multiplied,
-                                    .max_norm = config.gradient_clipping,
-                                    .want_norm = true,
-                                    .scaler = scaler ? &*scaler : nullptr,
-                                    .others = part.get()};
-    done = zero ? zero->step(options) : one_bit->step(options);
+    const AtEnd over([this] { micros.clear(), factor.reset(); });
+    done = run(step_options());
   } catch (...) {
     failed = true;
     throw;
@@ -103,7 +113,7 @@ void EngineBase::Impl::step(std::optional<double> metric) {
   norm = done.norm;
   skipped_steps += done.skipped;
   if (!done.skipped || grad_scaler) {  // a GradScaler knows of no schedule
-    if (wants_metric) *metric = sum_of_ranks({*metric}, "metric of a step")[0] / group->size();
+    if (wants_metric()) *metric = sum_of_ranks({*metric}, "metric of a step")[0] / group->size();
     for (optim::Schedule* schedule : schedules) metric ? schedule->step(*metric) : schedule->step();
   }
   ++global_steps;

@@ -154,6 +154,11 @@ class Module {
   int after_forward(OutputHook hook);
   int after_forward_all(OutputsHook hook);
   void remove_hook(int id);
+  /// Of before_forward(), after_forward() and after_forward_all(), and one for run_on().
+  int hook_count() const {
+    return hooks_ ? int(hooks_->before.size() + hooks_->after.size()) + hooks_->run_on.has_value() : 0;
+  }
+  bool is_wrapped() const { return hooks_ && hooks_->around; }
   /// How calls run when parts of a model are on different devices: tensors among the arguments are moved to `device`,
   /// what comes out to `output`, where given. `hold` is called before, and what it gives back kept until the call ends:
   /// parameters may come and go with it.

@@ -92,7 +92,7 @@ say ""
 say "| step | result | time |"
 say "|---|---|---|"
 
-suites="tests/test_cuda tests/test_tensor tests/test_autograd tests/test_nn tests/test_optim"
+suites="tests/test_cuda tests/test_cuda_steps tests/test_tensor tests/test_autograd tests/test_nn tests/test_optim"
 gpt=$build/apps/gpt
 configured() {  # folder, meson's options
   [[ -f $1/build.ninja ]] || meson setup "$@" --buildtype release -Dunity=on -Dunity_size=20 -Donednn=auto -Dmpi=disabled

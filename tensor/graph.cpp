@@ -6,12 +6,13 @@
 //   replay      generator at call d ─▶ a kernel whose arguments are the keys of d+0, d+1, d+3 writes them to the table
 //               ─▶ recorded work ─▶ generator at d+4
 //
-// So a number has the key that it has without a graph, whoever seeds or sets the generator between replays.
+// So a number has the key that it has without a graph, whoever seeds or sets the generator between replays. Other
+// micro-batches are counted from the one at the start, and their calls from 0.
 #include "tensor/graph.h"
 
 #include <algorithm>
 #include <atomic>
-#include <unordered_map>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -23,22 +24,33 @@
 namespace lockstep {
 
 struct Graph::Random {
-  RandomState start = random_state();
-  std::unordered_map<uint64_t, size_t> place;  // of a call, counted from `start`
-  std::vector<uint64_t> calls;                 // by place
-  std::vector<Tensor> tables;                  // for keys_at_once keys each
-  uint64_t drawn = 0;                          // calls that a replay makes
+  const RandomState start = random_state();
+  struct Draw {
+    uint64_t micro_batch, call;  // counted from `start`, the call where the micro-batch is that one
+    auto operator<=>(const Draw&) const = default;
+  };
+  std::map<Draw, size_t> place;
+  std::vector<Draw> draws;     // by place
+  std::vector<Tensor> tables;  // for keys_at_once keys each
+  Draw end{};                  // where a replay leaves the generator
 
   bool is_of(const RandomState& now) const {
-    return now.seed == start.seed && now.step == start.step && now.micro_batch == start.micro_batch &&
-           now.call >= start.call;
+    return now.seed == start.seed && now.step == start.step &&
+           (now.micro_batch != start.micro_batch || now.call >= start.call);
   }
-  const RecordedKey* key(uint64_t call, Device device) {
-    const auto [found, is_new] = place.try_emplace(call, calls.size());
+  Draw counted(const RandomState& now) const {
+    const uint64_t micro_batch = now.micro_batch - start.micro_batch;
+    return {micro_batch, now.call - (micro_batch == 0 ? start.call : 0)};
+  }
+  static RandomState from(const RandomState& now, const Draw& draw) {
+    return {now.seed, now.step, now.micro_batch + draw.micro_batch, draw.call + (draw.micro_batch == 0 ? now.call : 0)};
+  }
+  const RecordedKey* key(const Draw& draw, Device device) {
+    const auto [found, is_new] = place.try_emplace(draw, draws.size());
     if (is_new) {
-      if (calls.size() % keys_at_once == 0)
+      if (draws.size() % keys_at_once == 0)
         tables.push_back(empty({int64_t(sizeof(RecordedKey) / 8) * keys_at_once}, {.dtype = i64, .device = device}));
-      calls.push_back(call);
+      draws.push_back(draw);
     }
     return table(found->second / keys_at_once) + found->second % keys_at_once;
   }
@@ -76,7 +88,7 @@ std::optional<PhiloxKey> recorded_random_key(Device device, const RandomState& n
   LOCKSTEP_CHECK(random.is_of(now),
                  "[Graph] the generator was seeded, or set to another step, inside of what is captured; do that before "
                  "replay()");
-  return PhiloxKey{0, 0, random.key(now.call - random.start.call, device)};
+  return PhiloxKey{0, 0, random.key(random.counted(now), device)};
 }
 
 Graph::Graph(Device device) : device_(device) { check_device("Graph", device); }
@@ -129,7 +141,7 @@ void Graph::record(const std::function<void()>& body) {
     LOCKSTEP_CHECK(random->is_of(end),
                    "[Graph] what was captured leaves the generator seeded, or at another step; do "
                    "that before replay()");
-    random->drawn = end.call - random->start.call;
+    random->end = random->counted(end);
   } catch (...) {
     b->abandon_capture(device_.index);
     throw;
@@ -146,10 +158,10 @@ void Graph::replay() {
     return body_();
   }
   const Backend& b = *backend(device_);
-  RandomState now = random_state();
+  const RandomState now = random_state();
   std::vector<RecordedKey> keys;
-  for (const uint64_t call : random_->calls) {
-    const PhiloxKey key = key_of_call({now.seed, now.step, now.micro_batch, now.call + call});
+  for (const Random::Draw& draw : random_->draws) {
+    const PhiloxKey key = key_of_call(Random::from(now, draw));
     keys.push_back({key.seed, key.stream});
   }
   for (size_t i = 0; i < random_->tables.size(); ++i) {
@@ -158,8 +170,7 @@ void Graph::replay() {
                device_.index);
   }
   b.launch_graph(handle_, device_.index);
-  now.call += random_->drawn;
-  set_random_state(now);
+  set_random_state(Random::from(now, random_->end));
 }
 
 }  // namespace lockstep

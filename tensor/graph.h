@@ -35,12 +35,14 @@ class Graph {
   /// Calls `body` twice: as it is, so that whatever is made on first use exists, and then to record what it puts on the
   /// device. Every replay repeats exactly that: shapes, numbers from the host and addresses stay as they were. Tensors
   /// that it reads stay alive as long as the graph; what it makes has values after the first replay, and keeps its
-  /// memory as long as the graph. Error where a replay would go wrong: reading values on the host, operations on the
-  /// CPU, waiting. A step of an optimizer wants Optimizer::before_replay() before each replay. After an Error there is
-  /// no recording.
+  /// memory as long as the graph. What is to be written before a replay must be made before, as memory of the recording
+  /// may have held something else earlier in it. Error where a replay would go wrong: reading values on the host,
+  /// operations on the CPU, waiting. A step of an optimizer wants Optimizer::before_replay() before each replay. After
+  /// an Error there is no recording.
   ///
   /// Random numbers are those of the generator at each replay, which then stands where the function would have left it:
-  /// the bits of the function itself. Recording draws none.
+  /// the bits of the function itself. It may go on to other micro-batches of the step (set_random_step), which are
+  /// counted from the first. Recording draws none.
   void capture(const std::function<void()>& body);
   /// The second half of capture(), for who has called `body`, or the same with other values, already.
   void record(const std::function<void()>& body);

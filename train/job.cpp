@@ -180,7 +180,8 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
           .config = job.config(options.config, values),
           .mesh = &job.mesh(),
           .autocast = job.autocast(),
-          .grad_scaler = options.grad_scaler};
+          .grad_scaler = options.grad_scaler,
+          .graphs = !job.options().no_graph};
 }
 
 void start(const Options& options, const std::string& identity, const Body& body) {

@@ -53,6 +53,7 @@ struct Options : CommonOptions {
   std::string config;                      ///< the engine's configuration: a file, or JSON
   std::vector<std::string> set;            ///< keys of it, "zero_optimization.stage=2"
   std::string plan;                        ///< of ranks: "dp2+pp2+tp2+zero1"
+  bool no_graph = false;                   ///< CUDA: steps run as they are, not recorded and replayed
   std::string precision = "f32";           ///< or tf32 (on devices that have it); bf16, f16 (autocast)
   int64_t batch = 16;                      ///< samples of a micro-batch
   int64_t epochs = 1, steps = 0;           ///< passes over the data; or so many steps
@@ -135,6 +136,8 @@ template <class App> void add_options(App& app, Options& o, bool devices = false
       ->capture_default_str();
   add("--precision", o.precision, "f32; tf32 on devices that have it; bf16 or f16: matrix products in it (autocast)",
       one_of({"f32", "tf32", "bf16", "f16"}));
+  add("--no-graph", o.no_graph,
+      "on CUDA: run each step as it is; else it is recorded once for each shape and replayed. Same bits");
   engine("--config", o.config,
          "DeepSpeed's configuration file for the engine (lockstep config says what a file means)");
   engine("--set", o.set, "a key of it: zero_optimization.stage=2; may be repeated")->allow_extra_args(false);

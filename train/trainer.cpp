@@ -147,7 +147,8 @@ void Trainer::Impl::make_engine(engine::Config config) {
                      " targets count; leave pp, tp and cp out of --plan");
       return of(out.at(0), targets.at(0));
     };
-  engine::InitializeArgs args{.mesh = &job.mesh(), .grad_scaler = job.autocast() == f16 ? &scaler : nullptr};
+  engine::InitializeArgs args{
+      .mesh = &job.mesh(), .grad_scaler = job.autocast() == f16 ? &scaler : nullptr, .graphs = !job.options().no_graph};
   if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &job.mesh().cp()}, context);
   if (plan.tp > 1)
     args.sliced = tensor_parallel::apply(*model, job.mesh().tp(),
@@ -290,6 +291,7 @@ void Trainer::Impl::fit() {
   result[o.unit + "_per_second"] = double(step - first) * of_step / std::max(seconds, 1e-9);
   result["seconds"] = seconds;
   if (engine->in_parts() && job.plan().pp > 1) result["bubble"] = engine->pipeline().bubble();
+  if (!job.device().is_cpu()) result["graphs"] = engine->graphs();
   result["peak_memory_mib"] = double(memory_report(job.device()).total.peak) / 1048576;
   if (const onebit::Optimizer* sender = engine->onebit()) {
     const onebit::Volume& v = sender->volume();

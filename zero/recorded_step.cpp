@@ -19,17 +19,17 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
   LOCKSTEP_CHECK(group.size() == 1 && !o.others && options.spread.names.empty() && batch && !scaled,
                  "[zero] expected one rank that has the whole model, on a CUDA device, and a scale of at most 1 to "
                  "capture a step");
-  LOCKSTEP_CHECK(!recorded_ || recorded_->used == used,
+  LOCKSTEP_CHECK(!captured_ || captured_->used == used,
                  "[zero] expected all graphs to capture steps of the same parameters");
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
   const AtEnd uncounted([&] {  // replays count
     for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps -= used[i];
   });
   optimizer_->collect_numbers(used);
-  Recorded recorded{.used = used, .parts = {}};
-  for (const Unit& unit : units) recorded.parts.push_back(unit.part);
-  recorded.has_norm = o.max_norm > 0 || o.want_norm || options.nonfinite != NonFinite::propagate;
-  if (recorded.has_norm) {
+  CapturedStep step{.used = used, .parts = {}};
+  for (const Unit& unit : units) step.parts.push_back(unit.part);
+  step.has_norm = o.max_norm > 0 || o.want_norm || options.nonfinite != NonFinite::propagate;
+  if (step.has_norm) {
     const Tensor squares = squares_of_blocks(1, used);
     std::vector<NormPiece> norms;
     for (const Parameter& p : parameters)
@@ -37,37 +37,40 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
     batch->take_norm(norms, squares);
   }
   optimizer_->update(used, 1, 1);
-  recorded_ = std::move(recorded);
+  captured_ = std::make_shared<const CapturedStep>(std::move(step));
 }
 
-void Stage::before_replay(const StepOptions& o) {
-  LOCKSTEP_CHECK(recorded_, "[zero] before_replay() without a captured step");
+void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of) {
+  const CapturedStep* const step = of ? of.get() : captured_.get();
+  LOCKSTEP_CHECK(step, "[zero] before_replay() without a captured step");
   const double scale = scale_of(o);
   LOCKSTEP_CHECK(std::abs(scale) <= 1, "[zero] expected a scale of at most 1 for a captured step, got ", scale);
-  LOCKSTEP_CHECK(recorded_->has_norm || o.max_norm == 0, "[zero] the step was captured without max_norm");
+  LOCKSTEP_CHECK(step->has_norm || o.max_norm == 0, "[zero] the step was captured without max_norm");
   ++steps_;
-  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += recorded_->used[i];
-  optimizer_->collect_numbers(recorded_->used);
+  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += step->used[i];
+  optimizer_->collect_numbers(step->used);
   batch->set({.scale = scale, .max_norm = o.max_norm, .skips = options.nonfinite != NonFinite::propagate});
 }
 
-StepReport Stage::after_replay(const StepOptions& o) {
-  LOCKSTEP_CHECK(recorded_, "[zero] after_replay() without a captured step");
+StepReport Stage::after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of) {
+  const CapturedStep* const step = of ? of.get() : captured_.get();
+  LOCKSTEP_CHECK(step, "[zero] after_replay() without a captured step");
   const StepControl control = batch->read();
   StepReport report;
-  if (recorded_->has_norm) report.norm = control.norm;
-  if (options.nonfinite == NonFinite::propagate) return report;
-  if (!control.skip) {
-    settle(report, o.scaler, options.nonfinite, "[zero] ", steps_);
+  if (step->has_norm) report.norm = control.norm;
+  if (control.skip) {
+    for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps -= step->used[i];
+    report.norm = NAN;
+    for (size_t u = 0; u < units.size(); ++u) units[u].part = step->parts[u];
+    const AtEnd forgets([this] {
+      for (Unit& unit : units) unit.part = Tensor();
+    });
+    check_finite(o, {}, report);
     return report;
   }
-  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps -= recorded_->used[i];
-  report.norm = NAN;
-  for (size_t u = 0; u < units.size(); ++u) units[u].part = recorded_->parts[u];
-  const AtEnd forgets([this] {
-    for (Unit& unit : units) unit.part = Tensor();
-  });
-  check_finite(o, {}, report);
+  for (const Parameter& p : parameters)
+    if (p.trains()) p.variable.tensor().storage()->bump_version(p.optimizer->name());
+  if (options.nonfinite != NonFinite::propagate) settle(report, o.scaler, options.nonfinite, "[zero] ", steps_);
   return report;
 }
 

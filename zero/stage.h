@@ -75,6 +75,13 @@ inline dist::Range entries(const Parameter& p, const std::string& key, dist::Ran
 
 inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
 
+/// What a graph does in step().
+struct CapturedStep {
+  std::vector<bool> used;     // parameters
+  std::vector<Tensor> parts;  // gradients, of all units
+  bool has_norm = false;
+};
+
 class Stage : public parallel::Reducer::Policy {
  public:
   Stage(nn::Module& module, std::vector<optim::Optimizer*> optimizers, const ZeroOptions& options,
@@ -116,8 +123,10 @@ class Stage : public parallel::Reducer::Policy {
   }
 
   StepReport step(const StepOptions& o);
-  void before_replay(const StepOptions& o);
-  StepReport after_replay(const StepOptions& o);
+  double scale_of(const StepOptions& o) const;
+  void before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
+  StepReport after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
+  const std::shared_ptr<const CapturedStep>& captured() const { return captured_; }
   void forget() { reducer_->forget(); }  // all gradients
   virtual void enter_no_sync() { reducer_->enter_no_sync(); }
   void leave_no_sync() { reducer_->leave_no_sync(); }
@@ -174,13 +183,7 @@ class Stage : public parallel::Reducer::Policy {
 
   // recorded_step.cpp
   void record(const StepOptions& o, const std::vector<bool>& used);
-  double scale_of(const StepOptions& o) const;
-  struct Recorded {
-    std::vector<bool> used;     // parameters
-    std::vector<Tensor> parts;  // gradients, of all units
-    bool has_norm = false;
-  };
-  std::optional<Recorded> recorded_;
+  std::shared_ptr<const CapturedStep> captured_;  // the last
 
   // state.cpp
   Piece all_owned(const Parameter& p) const;  // at this rank

@@ -119,6 +119,7 @@ std::vector<bool> Stage::agree_on_used() {
                         ". The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them "
                         "(requires_grad_(false)) before"));
   }
+  if (group.size() == 1) return used;
   const std::vector<bool> mine = used;
   const auto agree = [&](dist::ProcessGroup& ranks) {
     const std::vector<bool> any = parallel::used_by_any(mine, ranks);

@@ -43,8 +43,12 @@ void Zero::enter_pause() { impl_->pause(true); }
 void Zero::leave_pause() { impl_->pause(false); }
 
 StepReport Zero::step(const StepOptions& options) { return impl_->step(options); }
-void Zero::before_replay(const StepOptions& options) { impl_->before_replay(options); }
-StepReport Zero::after_replay(const StepOptions& options) { return impl_->after_replay(options); }
+void Zero::before_replay(const StepOptions& options, const Captured& of) { impl_->before_replay(options, of); }
+StepReport Zero::after_replay(const StepOptions& options, const Captured& of) {
+  return impl_->after_replay(options, of);
+}
+Zero::Captured Zero::captured() const { return impl_->captured(); }
+bool Zero::can_replay(const StepOptions& options) const { return std::abs(impl_->scale_of(options)) <= 1; }
 void Zero::zero_grad() { impl_->forget(); }
 void Zero::register_external(nn::Module& module, const Variable& parameter) {
   impl_->register_external(module, parameter);

@@ -36,6 +36,7 @@
 namespace lockstep::zero {
 
 class Stage;
+struct CapturedStep;
 
 /// What step() does about NaN and infinity in a gradient of any rank. Ranks always do the same.
 enum class NonFinite {
@@ -153,12 +154,16 @@ class Zero {
   /// Collective. Until then .grad is a placeholder without memory: reading it is an Error, clearing it forgets what was
   /// collected.
   StepReport step(const StepOptions& options = {});
-  /// step() may be captured in a Graph, where one rank has the whole model on a CUDA device, in stage 0 (others have
-  /// collectives, which cannot be captured). Before each replay this counts the step and writes its numbers (learning
-  /// rates, scale) where the graph reads them; after it, after_replay() waits and says how it went, as step() does, and
-  /// tells the scaler. The same options, but for numbers.
-  void before_replay(const StepOptions& options = {});
-  StepReport after_replay(const StepOptions& options = {});
+  /// step() may be captured in a Graph, where one rank has the whole model on a CUDA device, below stage 3. Before each
+  /// replay before_replay() counts the step and writes its numbers (learning rates, scale) where the graph reads them;
+  /// after it, after_replay() waits and says how it went, as step() does, and tells the scaler. The same options, but
+  /// for numbers. `of`: where there are several graphs, what captured() was behind the one that is replayed.
+  using Captured = std::shared_ptr<const CapturedStep>;
+  void before_replay(const StepOptions& options = {}, const Captured& of = nullptr);
+  StepReport after_replay(const StepOptions& options = {}, const Captured& of = nullptr);
+  Captured captured() const;  ///< the last step that was captured
+  /// Whether a replay can take these options: gradients may be multiplied by 1 at most.
+  bool can_replay(const StepOptions& options) const;
   /// Forgets the gradients collected since the last step.
   void zero_grad();
 

@@ -247,6 +247,29 @@ TEST_CASE("graph: a draw that is made again, draws that are left out, and more o
   CHECK(!equal(replayed[0].to(cpu), replayed[2].to(cpu)));
 }
 
+TEST_CASE("graph: draws of other micro-batches of the step, counted from the one at the start") {
+  std::vector<Tensor> made;
+  const auto body = [&] {
+    made = {rand({3}, there)};
+    const RandomState start = random_state();
+    set_random_state({start.seed, start.step, start.micro_batch + 3, 2});
+    for (int i = 0; i < 2; ++i) made.push_back(rand({3}, there));
+    set_random_state({start.seed, start.step, start.micro_batch + 1, 0});
+    made.push_back(rand({3}, there));
+  };
+  set_random_state({.seed = 5, .step = 1});
+  Graph graph(cuda0);
+  graph.record(body);
+  const std::vector<Tensor> replayed = made;
+  const RandomState other{.seed = 6, .step = 2, .micro_batch = 3, .call = 9};
+  set_random_state(other);
+  graph.replay();
+  CHECK(random_state() == RandomState{.seed = 6, .step = 2, .micro_batch = 4, .call = 1});
+  set_random_state(other);
+  body();
+  for (size_t i = 0; i < made.size(); ++i) CHECK(equal(made[i].to(cpu), replayed[i].to(cpu)));
+}
+
 TEST_CASE("graph: what it reads is kept, also when its owner frees it later") {
   const int64_t before = memory_report(cuda0).total.current;
   {

@@ -91,7 +91,7 @@ TEST_CASE("nccl: ZeRO's ledger on devices: shards there, and nothing of what is 
 
 TEST_CASE("nccl: a step of ZeRO in a graph has the bits of steps that are not, skips and loss scale and all") {
   for (const DType dtype : {f32, bf16, f16}) {
-    for (const int stage : {0, 1}) {
+    for (const int stage : {0, 1, 2, 3}) {
       CAPTURE(dtype);
       CAPTURE(stage);
       const std::string text = outcome(1, [&](int) {
@@ -145,7 +145,7 @@ TEST_CASE("nccl: a step of ZeRO in a graph has the bits of steps that are not, s
         require(eager.second == recorded.second, "parameters or state differ");
         require(std::count(eager.first.begin(), eager.first.end(), -1) == 2, "expected two skipped steps");
       });
-      if (stage == 0) CHECK(text == "(no error)");
+      if (stage < 3) CHECK(text == "(no error)");
       else CHECK_MESSAGE(text.find("a collective cannot be captured") != std::string::npos, text);
     }
   }

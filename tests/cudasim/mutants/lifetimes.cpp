@@ -133,7 +133,18 @@ __global__ void add_up_to(const float* x, float* out, const float* count, unsign
   if (threadIdx.x < (count ? unsigned(*count) : n)) out[threadIdx.x] += x[threadIdx.x];
 }
 
-enum class Replay { right, pointer, scalar, length, host_buffer, pageable, unordered, workspace, destroyed };
+enum class Replay {
+  right,
+  pointer,
+  scalar,
+  length,
+  overwritten,
+  host_buffer,
+  pageable,
+  unordered,
+  workspace,
+  destroyed
+};
 // What a graph holds on to, and what changes between two replays.
 template <Replay mistake> bool replays(bool bug) {
   const auto is = [=](Replay which) { return bug && mistake == which; };
@@ -145,13 +156,14 @@ template <Replay mistake> bool replays(bool bug) {
     auto local = std::make_unique<std::vector<float>>(n, 1.0f);
     auto input = std::make_unique<Array>(n);
     cudaMalloc(reinterpret_cast<void**>(&workspace), bytes);
+    float* const number = is(Replay::overwritten) ? workspace : static_cast<float*>(rate);  // memory is used again
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     cudaStreamBeginCapture(s.first, cudaStreamCaptureModeRelaxed);
     cudaMemcpyAsync(x, is(Replay::pageable) ? local->data() : batch, bytes, cudaMemcpyHostToDevice, s.first);
     start_scale(s.first, is(Replay::pointer) ? *input : x, workspace, 1);
-    simt::launch("step", 1, unsigned(n), 0, s.first, step_on, weights,
-                 is(Replay::scalar) ? nullptr : static_cast<float*>(rate), is(Replay::scalar) ? 1.0f : 0.0f);
+    simt::launch("step", 1, unsigned(n), 0, s.first, step_on, weights, is(Replay::scalar) ? nullptr : number,
+                 is(Replay::scalar) ? 1.0f : 0.0f);
     simt::launch("add", 1, unsigned(n), 0, s.first, add_up_to, workspace, out,
                  is(Replay::length) ? nullptr : static_cast<float*>(count), 8u);
     bool good =
@@ -166,7 +178,7 @@ template <Replay mistake> bool replays(bool bug) {
     else std::fill_n(batch, n, 2.0f);
     if (is(Replay::pointer)) input = std::make_unique<Array>(std::vector<float>(n, 2));
     const float ten = 10, all = n;
-    cudaMemcpyAsync(rate, &ten, sizeof ten, cudaMemcpyHostToDevice, s.second);
+    cudaMemcpyAsync(number, &ten, sizeof ten, cudaMemcpyHostToDevice, s.second);
     cudaMemcpyAsync(count, &all, sizeof all, cudaMemcpyHostToDevice, s.second);
     cudaEventRecord(s.ready, s.second);
     if (!is(Replay::unordered)) cudaStreamWaitEvent(s.first, s.ready, 0);
@@ -308,6 +320,7 @@ std::vector<Case> lifetime_cases() {
       {"graph with the last input's pointer", replays<Replay::pointer>, every},
       {"graph with the last step's scalar", replays<Replay::scalar>, every},
       {"graph with the last batch's length", replays<Replay::length>, every},
+      {"graph that writes over its own scalar", replays<Replay::overwritten>, every},
       {"graph that copies from one of two buffers", replays<Replay::host_buffer>, every},
       {"graph that copies from pageable memory", replays<Replay::pageable>, every},
       {"replay that waits for no event", replays<Replay::unordered>, every},

@@ -1,0 +1,252 @@
+// When a step is recorded, and how: see step_graphs.h.
+#include "engine/step_graphs.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "autograd/ops.h"
+#include "autograd/tape.h"
+#include "engine/impl.h"
+#include "tensor/ops.h"
+#include "trace/trace.h"
+
+namespace lockstep::engine {
+namespace {
+
+template <class Sample> auto tensors_of(Sample& sample) {
+  std::vector<decltype(&sample.inputs[0])> all;
+  for (auto& x : sample.inputs) all.push_back(&x);
+  for (auto& x : sample.targets) all.push_back(&x);
+  return all;
+}
+
+pipeline::Sample like(const pipeline::Sample& sample) {
+  pipeline::Sample made;
+  for (const Tensor& x : sample.inputs) made.inputs.push_back(empty_like(x));
+  for (const Tensor& x : sample.targets) made.targets.push_back(empty_like(x));
+  return made;
+}
+
+/// And what else a recording repeats: behind the first micro-batch, where random numbers begin.
+std::string shapes_of(const std::vector<MicroBatch>& step) {
+  std::string key = step[0].tokens > 0 ? "sum" : "mean";
+  for (const MicroBatch& one : step) {
+    if (&one != &step[0]) key += str("; ", one.calls);
+    for (const Tensor* x : tensors_of(one.sample)) key += str(" ", x->dtype(), x->shape());
+  }
+  return key;
+}
+
+Variable in_f32(const Variable& x) { return size_of(x.dtype()) < 4 ? x.to(f32) : x; }
+
+/// x times a number that is in the device's memory, with the bits of mul_scalar.
+Variable times(const Variable& x, const Tensor& number) {
+  const Variable wide = in_f32(x);
+  return mul(wide, number.to(wide.dtype()));
+}
+
+}  // namespace
+
+bool MicroBatch::keep() {
+  for (Tensor* x : tensors_of(sample)) {
+    if (!x->defined() || x->is_exclusive()) continue;
+    if (!x->is_contiguous()) return false;
+    *x = x->clone();
+  }
+  return true;
+}
+
+/// Why no step of this engine is recorded, found once; empty: they are.
+const std::string& StepGraphs::why_never() {
+  if (never_) return *never_;
+  const bool on_cpu = m_.model.parameters().at(0).device().is_cpu();
+  const auto find = [&]() -> std::string {
+    if (on_cpu) return "the model is on the CPU";
+    if (!wanted_) return "they are turned off";
+    if (m_.part) return "a schedule runs stages or slices of the model";
+    if (m_.group->size() > 1) return str(m_.group->size(), " ranks have collectives in a step");
+    if (m_.one_bit) return str(m_.optimizers[0]->name(), " takes gradients as they come");
+    if (m_.zero->stage() == 3) return "ZeRO 3 fetches parameters in forward and backward";
+    if (m_.whole.forward) return "the forward is not the model's own";
+    if (m_.config.wall_clock_breakdown) return "wall_clock_breakdown measures its parts";
+    return "";
+  };
+  never_ = find();
+  if (!never_->empty() && wanted_ && !on_cpu) say_once(*never_);
+  return *never_;
+}
+
+/// Somebody who wants to be called, which a replay does not do.
+std::string StepGraphs::who_listens(const Model& model) const {
+  for (const auto& [name, module] : model.modules) {
+    const int own = module == &m_.model ? int(m_.module_hooks.size()) : 0;
+    if (module->hook_count() != own || (module->is_wrapped() && !m_.checkpoints))
+      return str("calls of ", name.empty() ? "the model" : name, " have hooks");
+  }
+  for (const nn::NamedParameter& p : model.parameters) {
+    if (!p.variable.requires_grad()) continue;
+    auto* const leaf = static_cast<Leaf*>(p.variable.impl()->node.get());
+    const auto& hooks = leaf->outputs()[0].hooks;
+    // ZeRO has one of either kind, the engine one.
+    if ((hooks ? hooks->size() : 0) != 1 || leaf->on_complete.size() != 2)
+      return str("the gradient of ", p.name, " has hooks");
+    if (leaf->grad.defined()) return str("there is a gradient of ", p.name, " already");
+  }
+  return "";
+}
+
+std::string StepGraphs::why_not(const Model& model, const std::vector<MicroBatch>& step) const {
+  const Device device = model.parameters.at(0).variable.device();
+  if (m_.profiler) return "the FLOPs profiler counts operations";
+  if (trace::on()) return "a trace notes every operation";
+  if (AnomalyMode::enabled()) return "AnomalyMode looks at every result";
+  for (const MicroBatch& one : step) {
+    if (one.tokens == 0) return "a micro-batch has no targets";
+    for (const Tensor* x : tensors_of(one.sample)) {
+      if (!x->defined() || !(x->device() == device)) return str("a micro-batch is not on ", device);
+      if (!x->is_contiguous()) return "a micro-batch is not row-major";
+    }
+  }
+  return who_listens(model);
+}
+
+std::vector<uint64_t> StepGraphs::Model::state() const {
+  std::vector<uint64_t> state;
+  const auto place = [&](const Tensor& x) { state.push_back(uint64_t(reinterpret_cast<uintptr_t>(x.raw_data()))); };
+  for (const nn::NamedParameter& p : parameters) {
+    place(p.variable.tensor());
+    state.push_back(p.variable.requires_grad());
+  }
+  for (const nn::NamedBuffer& b : buffers) place(b.tensor);
+  for (const auto& [name, module] : modules) state.push_back(module->is_training());
+  return state;
+}
+
+void StepGraphs::say_once(const std::string& reason) {
+  last_reason_ = reason;
+  if (said_.insert(reason).second) m_.say("steps run without graphs: " + reason);
+}
+
+std::string StepGraphs::status() {
+  const auto shapes = std::count_if(recorded_.begin(), recorded_.end(),
+                                    [](const auto& entry) { return entry.second.graph.has_value(); });
+  if (!why_never().empty() || (replays_ == 0 && !last_reason_.empty()))
+    return "none: " + (why_never().empty() ? last_reason_ : why_never());
+  return str(shapes, shapes == 1 ? " shape" : " shapes", " recorded, ", replays_, " of ", steps_, " steps replayed",
+             last_reason_.empty() ? "" : "; the others: " + last_reason_);
+}
+
+bool StepGraphs::may_run() {
+  if (!why_never().empty()) return false;
+  ++steps_;
+  // Between steps, where step() has nothing to complain of.
+  return m_.micros.empty() && m_.pending == 0 && m_.micro_steps % m_.accumulation == 0 && m_.no_sync_depth == 0;
+}
+
+bool StepGraphs::run(const std::vector<MicroBatch>& step, std::optional<double> metric) {
+  if (m_.wants_metric() && !metric) return false;  // step() says so
+  const Model model(m_.model);
+  if (const std::string reason = why_not(model, step); !reason.empty()) {
+    say_once(reason);
+    return false;
+  }
+  const std::string key = shapes_of(step);
+  auto found = recorded_.find(key);
+  if (found == recorded_.end()) {
+    if (recorded_.size() >= most) {
+      say_once(str("only the first ", most, " shapes of steps are recorded"));
+      return false;
+    }
+    found = recorded_.emplace(key, Recorded{}).first;
+  }
+  Recorded& one = found->second;
+  if (one.refused) return false;
+  std::vector<uint64_t> state = model.state();
+  if (one.model != state) {
+    const int moves = one.moves + !one.model.empty();
+    one = Recorded{.model = std::move(state), .moves = moves, .refused = moves > 3};
+    if (one.refused) say_once("parameters, buffers or modes of the model change between steps");
+    return false;
+  }
+  return (one.graph || record(one, step)) && replay(one, step, metric);
+}
+
+bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
+  const Device device = m_.model.parameters().at(0).device();
+  const auto number = [&] { return empty({}, {.dtype = f64, .device = device}); };
+  Recorded made{.model = to.model, .moves = to.moves, .factor = number()};
+  for (const MicroBatch& one : step) {
+    made.samples.push_back(like(one.sample));
+    made.tokens.push_back(one.tokens > 0 ? number() : Tensor());
+  }
+  const AtEnd undoes([this, before = m_.micro_steps] {
+    m_.forget();
+    m_.micro_steps = before;
+  });
+  try {
+    Graph graph(device);
+    m_.begin_random(step[0].number, step[0].calls);
+    graph.record([&] { step_on(made, step); });
+    made.graph.emplace(std::move(graph));
+  } catch (const std::exception& error) {
+    to.refused = true;
+    say_once(str("a step cannot be recorded: ", error.what()));
+    return false;
+  }
+  to = std::move(made);
+  return true;
+}
+
+/// train_batch(), with data and numbers from the device's memory.
+void StepGraphs::step_on(Recorded& made, const std::vector<MicroBatch>& step) {
+  m_.tokens = 0;
+  for (size_t i = 0; i < step.size(); ++i) {
+    const int64_t tokens = step[i].tokens;
+    m_.begin_random(step[i].number, step[i].calls);
+    m_.drawn = true;
+    Variable loss = m_.mean_loss(made.samples[i], nullptr, false);
+    LOCKSTEP_CHECK(loss.numel() == 1, "[train_batch] expected a loss of one element, got ", loss.shape());
+    if (tokens > 0) loss = times(loss, made.tokens[i]);
+    m_.check_backward(tokens);
+    m_.set_factor(m_.own_factor());
+    m_.pass(times(loss, made.factor), loss.tensor(), tokens);
+    made.losses.push_back(loss.tensor());
+    m_.tokens += double(std::max<int64_t>(tokens, 0));
+    m_.drawn = false;
+    if (i + 1 < step.size()) m_.step({});  // is none yet
+  }
+  m_.zero->step(m_.step_options());
+  made.update = m_.zero->captured();
+}
+
+bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step, std::optional<double> metric) {
+  const double start = steady_seconds();
+  m_.set_factor(m_.own_factor());
+  m_.tokens = 0;
+  for (const MicroBatch& one : step) m_.tokens += double(std::max<int64_t>(one.tokens, 0));
+  if (!m_.zero->can_replay(m_.step_options())) {
+    m_.factor.reset();
+    say_once("gradients are to be multiplied by more than 1");
+    return false;
+  }
+  for (size_t i = 0; i < step.size(); ++i) {
+    const auto to = tensors_of(recorded.samples[i]);
+    const auto from = tensors_of(step[i].sample);
+    for (size_t k = 0; k < to.size(); ++k) to[k]->copy_(*from[k]);
+    if (step[i].tokens > 0) recorded.tokens[i].fill_(double(step[i].tokens));
+    m_.micros.push_back({recorded.losses[i], step[i].tokens});
+  }
+  recorded.factor.fill_(*m_.factor);
+  m_.begin_random(step[0].number, step[0].calls);
+  m_.micro_steps += m_.accumulation;
+  ++replays_;
+  m_.end_step(start, metric, [&](const zero::StepOptions& options) {
+    m_.zero->before_replay(options, recorded.update);
+    recorded.graph->replay();
+    m_.gather_losses();  // waits
+    return m_.zero->after_replay(options, recorded.update);
+  });
+  return true;
+}
+
+}  // namespace lockstep::engine

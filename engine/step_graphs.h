@@ -1,0 +1,88 @@
+#pragma once
+// A whole step of train_batch() on a CUDA device as one recorded piece of work (tensor/graph.h). Internal to engine/.
+//
+//   first of its shapes    runs as it is: what is made on first use exists
+//   second                 recorded, which does nothing, and replayed
+//   and all others         data, loss scale, learning rates ─▶ the recording's memory ─▶ replay: forward and backward
+//                          of all micro-batches, norm, clip, update ─▶ losses, norm, overflow?
+//
+// The recording calls what a step that runs as it is calls, so bits are the same. What a model decides on the host (a
+// branch on a member, a probability of dropout) is decided once a recording.
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+#include "tensor/graph.h"
+
+namespace lockstep::engine {
+
+/// One of train_batch()'s.
+struct MicroBatch {
+  pipeline::Sample sample = {};
+  int64_t number = 0;   // in the step
+  uint64_t calls = 0;   // random numbers that its data have drawn
+  int64_t tokens = -1;  // -1: the loss is a mean
+
+  /// Makes the data last when the next micro-batch is drawn, perhaps into the same memory. False where a copy would lie
+  /// in another way.
+  bool keep();
+};
+
+class StepGraphs {
+ public:
+  static constexpr size_t most = 4;  ///< shapes: each keeps the memory of a forward and backward
+  StepGraphs(EngineBase::Impl& engine, bool wanted) : m_(engine), wanted_(wanted) {}
+
+  /// Whether the coming step may be a replay, for all one can say without its data.
+  bool may_run();
+  /// Runs a step. False, and nothing is done, where it is to run as it is.
+  bool run(const std::vector<MicroBatch>& step, std::optional<double> metric);
+  void drop() { recorded_.clear(); }
+  /// "2 shapes recorded, 198 of 200 steps replayed", or why not.
+  std::string status();
+
+ private:
+  struct Recorded {
+    std::vector<uint64_t> model = {};  // Model::state() when it ran last
+    int moves = 0;                     // how often that has changed
+    bool refused = false;
+    // What it reads. Made before it is: memory of the recording may have held something else earlier in it.
+    std::vector<pipeline::Sample> samples = {};
+    Tensor factor = {};               // of one element
+    std::vector<Tensor> tokens = {};  // the same, of each micro-batch
+    std::vector<Tensor> losses = {};  // and makes
+    zero::Zero::Captured update = {};
+    std::optional<Graph> graph = {};
+  };
+  /// What a model is made of now; gathered once a step.
+  struct Model {
+    explicit Model(nn::Module& module)
+        : parameters(module.named_parameters()), buffers(module.named_buffers()), modules(module.named_modules()) {}
+    std::vector<nn::NamedParameter> parameters;
+    std::vector<nn::NamedBuffer> buffers;
+    std::vector<std::pair<std::string, nn::Module*>> modules;
+    /// What a recording takes for granted: where parameters and buffers lie, what is trained, and modes.
+    std::vector<uint64_t> state() const;
+  };
+  const std::string& why_never();
+  std::string why_not(const Model& model, const std::vector<MicroBatch>& step) const;
+  std::string who_listens(const Model& model) const;
+  bool record(Recorded& to, const std::vector<MicroBatch>& step);
+  void step_on(Recorded& made, const std::vector<MicroBatch>& step);
+  bool replay(Recorded& recorded, const std::vector<MicroBatch>& step, std::optional<double> metric);
+  void say_once(const std::string& reason);
+
+  EngineBase::Impl& m_;
+  const bool wanted_;
+  std::optional<std::string> never_;
+  std::map<std::string, Recorded> recorded_;  // by shapes
+  std::set<std::string> said_;
+  std::string last_reason_;
+  int64_t replays_ = 0, steps_ = 0;
+};
+
+}  // namespace lockstep::engine
