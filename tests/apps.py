@@ -251,7 +251,7 @@ with tempfile.TemporaryDirectory() as folder:
     # SIGTERM at one rank stops all of them, with the checkpoint whole; a job that was asked to stop is not started again.
     for exit_zero in (False, True):
         out = d / f"term{exit_zero}"
-        process = subprocess.Popen([str(a) for a in (APPS / "lockstep", "run", "-n", 2, "--max-restarts", 2, "--", APPS / "gpt", "train", *tiny, "--steps", 100000, "--out", out, *["--signal-exit-zero"] * exit_zero)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen([str(a) for a in (APPS / "lockstep", "run", "-n", 2, "--max-restarts", 2, "--", APPS / "gpt", "train", *tiny, "--steps", 100000, "--out", out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ, LOCKSTEP_SIGNAL_EXIT_ZERO=str(int(exit_zero))))
         while not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text().count("\n") >= 3) and process.poll() is None:
             time.sleep(0.01)
         ranks = subprocess.run(["pgrep", "-f", f"^{APPS}/gpt train .*{out}"], capture_output=True, text=True).stdout.split()

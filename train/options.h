@@ -31,7 +31,6 @@ struct ParallelOptions {
   std::string offload = "none";   ///< of ZeRO: cpu, or nvme:FOLDER
   std::string trace_bits;         ///< file for a line of hashes per step, for `lockstep verify`
   std::string trace;              ///< a folder, or a file of one rank, for the timeline
-  bool signal_exit_zero = false;  ///< also when a signal ended the run before its last step
   std::string identity;           ///< what must be equal on all ranks: this build and the options
   void read_strategy(const std::string& text);  ///< "ddp", "dp:2"
 };
@@ -118,7 +117,6 @@ template <class App> void add_common_options(App& app, CommonOptions& o, bool tr
   }
   add("--out", o.out, "folder for config.json, metrics.jsonl and checkpoints");
   add("--resume", o.resume, "go on from the checkpoint in --out, or begin when there is none yet");
-  add("--signal-exit-zero", o.parallel.signal_exit_zero, "end with 0 after Ctrl-C or SIGTERM, not with 130 or 143");
   app.parse_complete_callback([&o] { go_on_after_restart(o); });
   add_parallel_options(app, o.parallel, devices);
 }

@@ -20,8 +20,13 @@ namespace lockstep::on_cpu {
 /// What a kernel computes in: double for double, float for everything else.
 template <class T> using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-#if defined(__clang__) || defined(__AVX512F__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__clang__) || defined(__AVX512F__)
 template <class A> struct LanesOf { typedef A type __attribute__((vector_size(64))); };
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+template <class A> struct LanesOf { typedef A type __attribute__((vector_size(64))); };
+// Whose sums and products wrap around without a report.
+template <> struct LanesOf<int64_t> { using type = SplitVector<int64_t, 8>; };
+template <> struct LanesOf<int32_t> { using type = SplitVector<int32_t, 16>; };
 #else
 template <class A> struct LanesOf { using type = SplitVector<A, int(64 / sizeof(A))>; };
 #endif

@@ -139,7 +139,8 @@ __global__ void __launch_bounds__(threads)
     int low = INT32_MIN, high = -1;
     for (int64_t unit = first; unit < end; ++unit) {
       const int place = indices[(unit * result.h + p) * result.w * result.channels + t],
-                row = int(width.divide(uint32_t(place))), column = place - row * int(width.by);
+                row = int(width.divide(uint32_t(place))),
+                column = int(uint32_t(place) - uint32_t(row) * uint32_t(width.by));
       low_row = larger_of(low_row, -row);
       high_row = larger_of(high_row, row);
       low = larger_of(low, -column);
