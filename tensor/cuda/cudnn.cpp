@@ -51,7 +51,7 @@ bool run(ConvDirection direction, const Tensor& x, const Tensor& w, const Tensor
   const Scratch workspace(size_t(plan->workspace));
   const Descriptor done =
       execute(session->handle, *plan, x.raw_data(), w.raw_data(), y.raw_data(), workspace.as<void>());
-  if (!done.ok()) check_execution(op, text_of(problem), *plan, done);
+  if (!done.ok()) fail_execution(op, text_of(problem), *plan, done);
   return true;
 }
 

@@ -83,7 +83,7 @@ bool cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Te
   const Scratch workspace(size_t(plan->workspace));
   const AttentionPointers pointers{q.raw_data(), k.raw_data(), v.raw_data(), out.raw_data(), lse.data<float>()};
   const Descriptor done = execute(session->handle, *plan, problem, pointers, float(args.scale), workspace.as<void>());
-  if (!done.ok()) check_execution(op, text_of(problem), *plan, done);
+  if (!done.ok()) fail_execution(op, text_of(problem), *plan, done);
   return true;
 }
 
@@ -120,7 +120,7 @@ bool cudnn_attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, 
                                        .grad_v = place_in(grad_v, all.grad_v, b, g),
                                        .row_sums = sums.as<float>()};
       const Descriptor done = execute(session->handle, *plan, part, pointers, float(args.scale), workspace.as<void>());
-      if (!done.ok()) check_execution(op, text_of(part), *plan, done);
+      if (!done.ok()) fail_execution(op, text_of(part), *plan, done);
     }
   }
   return true;

@@ -91,9 +91,7 @@ void log_choice(const char* op, const std::string& problem, const EnginePlan& pl
   std::fprintf(stderr, "[%s] %s: %s\n", op, problem.c_str(), choice.c_str());
 }
 
-void check_execution(const char* op, const std::string& problem, const EnginePlan& plan, const Descriptor& done) {
-  if (done.ok()) [[likely]]
-    return;
+void fail_execution(const char* op, const std::string& problem, const EnginePlan& plan, const Descriptor& done) {
   check(op, cudaPeekAtLastError());
   fail(str("[", op, "] cuDNN's engine ", plan.engine, " failed for ", problem, ": ", done.why(),
            "; LOCKSTEP_CUDNN=0 does without cuDNN"));

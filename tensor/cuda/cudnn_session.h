@@ -30,8 +30,9 @@ bool uses_cudnn();
 CudnnSession* cudnn_session(const char* op);
 /// Says on stderr what serves the problem from now on, where LOCKSTEP_CUDNN is log.
 void log_choice(const char* op, const std::string& problem, const EnginePlan& plan);
-/// Error when the plan's execution did not go well.
-void check_execution(const char* op, const std::string& problem, const EnginePlan& plan, const Descriptor& done);
+/// The Error of an execution that did not go well.
+[[noreturn]] void fail_execution(const char* op, const std::string& problem, const EnginePlan& plan,
+                                 const Descriptor& done);
 
 std::string text_of(const ConvProblem& problem);
 std::string text_of(const AttentionProblem& problem);
