@@ -102,7 +102,9 @@ struct AttentionPlan {
 template <class A> int64_t padded(int64_t width) { return round_up(width, lane_count<A>); }
 
 /// Copies rows of D elements, times `factor`, to rows of padded<A>(D) elements, zeros at the end.
-template <class A, class T> void pack_rows(const T* in, int64_t stride, int64_t rows, int64_t width, A factor, A* out) {
+template <class A, class T>
+[[gnu::always_inline]] inline void pack_rows(const T* in, int64_t stride, int64_t rows, int64_t width, A factor,
+                                             A* out) {
   constexpr int w = lane_count<A>;
   for (int64_t i = 0; i < rows; ++i, in += stride) {
     int64_t d = 0;
@@ -253,7 +255,7 @@ template <class A> void drop(const AttentionPlan& plan, int64_t b, int64_t h, in
 }
 
 /// Writes one row of D elements, times `factor`, from a padded row.
-template <class A, class T> void write_row(const A* in, A factor, int64_t width, T* out) {
+template <class A, class T> [[gnu::always_inline]] inline void write_row(const A* in, A factor, int64_t width, T* out) {
   constexpr int w = lane_count<A>;
   int64_t d = 0;
   for (; d + w <= width; d += w) store(out + d, load(in + d, Full<A>()) * factor, Full<A>());

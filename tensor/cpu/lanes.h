@@ -153,15 +153,19 @@ template <class A, class Fn> [[gnu::always_inline]] inline void each_vector(int6
 }
 
 /// Adds the lanes in a fixed tree.
-template <class A> A sum_lanes(Lanes<A> v) {
+template <class A> [[gnu::always_inline]] inline A sum_lanes(Lanes<A> v) {
   A lanes[lane_count<A>];
   copy_out(v, lanes);
+#pragma GCC unroll 4
   for (int half = lane_count<A> / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
     for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
   return lanes[0];
 }
 
-template <class A> A sum_lanes(const Lanes<A> (&v)[4]) { return sum_lanes<A>((v[0] + v[1]) + (v[2] + v[3])); }
+template <class A> [[gnu::always_inline]] inline A sum_lanes(const Lanes<A> (&v)[4]) {
+  return sum_lanes<A>((v[0] + v[1]) + (v[2] + v[3]));
+}
 
 template <class A> [[gnu::always_inline]] inline Lanes<A> max_of(Lanes<A> a, Lanes<A> b) { return choose(a > b, a, b); }
 
