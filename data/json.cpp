@@ -92,6 +92,22 @@ template <class T, class V> const T& get(const V& value, const Json& json, std::
 
 }  // namespace
 
+Json::Json() : value_(nullptr) {}
+Json::Json(bool value) : value_(value) {}
+Json::Json(int value) : value_(int64_t(value)) {}
+Json::Json(int64_t value) : value_(value) {}
+Json::Json(double value) : value_(value) {}
+Json::Json(const char* value) : value_(std::string(value)) {}
+Json::Json(std::string value) : value_(std::move(value)) {}
+Json::Json(Array value) : value_(std::move(value)) {}
+Json::Json(Object value) : value_(std::move(value)) {}
+Json::Json(const Json&) = default;
+Json::Json(Json&&) noexcept = default;
+Json& Json::operator=(const Json&) = default;
+Json& Json::operator=(Json&&) noexcept = default;
+Json::~Json() = default;
+bool operator==(const Json& a, const Json& b) { return a.value_ == b.value_; }
+
 const char* Json::kind() const {
   constexpr const char* names[] = {"null", "a bool", "an integer", "a number", "a string", "a list", "an object"};
   return names[value_.index()];

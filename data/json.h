@@ -15,15 +15,21 @@ class Json {
   using Array = std::vector<Json>;
   using Object = std::vector<std::pair<std::string, Json>>;
 
-  Json() = default;
-  Json(bool value) : value_(value) {}
-  Json(int value) : value_(int64_t(value)) {}
-  Json(int64_t value) : value_(value) {}
-  Json(double value) : value_(value) {}
-  Json(const char* value) : value_(std::string(value)) {}
-  Json(std::string value) : value_(std::move(value)) {}
-  Json(Array value) : value_(std::move(value)) {}
-  Json(Object value) : value_(std::move(value)) {}
+  // Not inline: copies of a variant take long to compile, and many headers have a Json in them.
+  Json();
+  Json(bool value);
+  Json(int value);
+  Json(int64_t value);
+  Json(double value);
+  Json(const char* value);
+  Json(std::string value);
+  Json(Array value);
+  Json(Object value);
+  Json(const Json& other);
+  Json(Json&& other) noexcept;
+  Json& operator=(const Json& other);
+  Json& operator=(Json&& other) noexcept;
+  ~Json();
 
   bool is_null() const { return value_.index() == 0; }
   bool is_bool() const { return std::holds_alternative<bool>(value_); }
@@ -55,11 +61,11 @@ class Json {
   /// JSON text; indent < 0 gives one line. NaN and infinity, which JSON does not have, become null.
   std::string dump(int indent = -1) const;
 
-  friend bool operator==(const Json&, const Json&) = default;
+  friend bool operator==(const Json& a, const Json& b);
 
  private:
   void dump_to(std::string& out, int indent, int depth) const;
-  std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array, Object> value_ = nullptr;
+  std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array, Object> value_;
 };
 
 struct JsonLimits {

@@ -42,6 +42,7 @@ void NAdamOptions::check(const char* op) const {
   check_adam(op, *this);
   check_range(op, "momentum_decay", momentum_decay, 0);
 }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(NAdam);
 void NAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const NAdamOptions& o = options_[group];
   const auto momentum = [&](int64_t step) {
@@ -62,6 +63,7 @@ void NAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& sta
 
 std::map<std::string, double*> RAdamOptions::by_name() { return adam_names(*this); }
 void RAdamOptions::check(const char* op) const { check_adam(op, *this); }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(RAdam);
 void RAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const RAdamOptions& o = options_[group];
   const Tensor g = decayed(o, p, grad, grad_scale, o.decoupled_weight_decay);
@@ -81,6 +83,7 @@ void RAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& sta
 
 std::map<std::string, double*> AdamaxOptions::by_name() { return adam_names(*this); }
 void AdamaxOptions::check(const char* op) const { check_adam(op, *this); }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adamax);
 void Adamax::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const AdamaxOptions& o = options_[group];
   const Tensor g = decayed(o, p, grad, grad_scale);
@@ -100,6 +103,7 @@ void AdadeltaOptions::check(const char* op) const {
   check_range(op, "eps", eps, 0);
   check_range(op, "weight_decay", weight_decay, 0);
 }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adadelta);
 void Adadelta::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const AdadeltaOptions& o = options_[group];
   const Tensor g = decayed(o, p, grad, grad_scale);
@@ -119,6 +123,7 @@ void ASGDOptions::check(const char* op) const {
   check_range(op, "weight_decay", weight_decay, 0);
   check_range(op, "lambd", lambd, 0);
 }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(ASGD);
 void ASGD::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const ASGDOptions& o = options_[group];
   const auto before = double(state.step - 1);
@@ -145,6 +150,7 @@ void RpropOptions::check(const char* op) const {
   check_range(op, "step_min", step_min, 0);
   check_range(op, "step_max", step_max, step_min);
 }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Rprop);
 void Rprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const RpropOptions& o = options_[group];
   const Tensor g = signed_grad(grad, o.maximize, grad_scale).clone(), none = zeros_like(g);
@@ -175,6 +181,7 @@ void SophiaOptions::check(const char* op) const {
   check_range(op, "batch", batch, 1);
   check_range(op, "hessian_interval", hessian_interval, 0);
 }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Sophia);
 void Sophia::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const SophiaOptions& o = options_[group];
   const Tensor g = decayed(o, p, grad, grad_scale, true);
@@ -220,6 +227,7 @@ double AdamWScheduleFree::newest_weight(int group, int64_t step) {
   while (done < step) sum += weight(++done);
   return weight(step) / sum;
 }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(AdamWScheduleFree);
 void AdamWScheduleFree::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
                                double grad_scale) {
   const AdamWScheduleFreeOptions& o = options_[group];

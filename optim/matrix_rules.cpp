@@ -49,6 +49,7 @@ void LAMBOptions::check(const char* op) const {
   LOCKSTEP_CHECK(max_trust >= min_trust, "[", op, "] expected max_trust >= min_trust, got ", max_trust, " < ",
                  min_trust);
 }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(LAMB);
 void LAMB::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   lamb_update(options_[group], p, grad, state, low, grad_scale);
 }
@@ -82,6 +83,7 @@ void MuonOptions::check(const char* op) const {
   LOCKSTEP_CHECK(momentum < 1, "[", op, "] expected momentum below 1, got ", momentum);
   LOCKSTEP_CHECK(newton_schulz_steps >= 1, "[", op, "] expected newton_schulz_steps >= 1, got ", newton_schulz_steps);
 }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Muon);
 void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   LOCKSTEP_CHECK(p.dim() == 2, "[Muon] expected matrices, got a parameter of shape ", p.shape(),
                  "; give the others to AdamW");
@@ -113,6 +115,7 @@ Shape Adafactor::state_shape(const std::string& key, const Shape& parameter) con
   shape[shape.rank() - (rows ? 1 : 2)] = 1;
   return shape;
 }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adafactor);
 void Adafactor::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
                        double grad_scale) {
   const AdafactorOptions& o = options_[group];

@@ -8,13 +8,12 @@
 
 namespace lockstep::optim {
 
-/// Declares the two constructors and the overrides that every optimizer has.
+/// Declares the two constructors (LOCKSTEP_OPTIMIZER_CONSTRUCTORS defines them) and the overrides that every optimizer
+/// has.
 #define LOCKSTEP_OPTIMIZER(Class)                                                                                      \
  public:                                                                                                               \
-  Class(std::vector<Variable> parameters, const Class##Options& options) {                                             \
-    add_group(std::move(parameters), options);                                                                         \
-  }                                                                                                                    \
-  explicit Class(const std::vector<Group>& groups) { add_groups(groups); }                                             \
+  Class(std::vector<Variable> parameters, const Class##Options& options);                                              \
+  explicit Class(const std::vector<Group>& groups);                                                                    \
   const char* name() const override { return #Class; }                                                                 \
   void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) \
       override

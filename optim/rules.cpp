@@ -15,18 +15,21 @@ void SGDOptions::check(const char* op) const {
   check_range(op, "weight_decay", weight_decay, 0);
   check_nesterov(op, *this);
 }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(SGD);
 void SGD::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   sgd_update(options_[group], p, grad, state, low, grad_scale);
 }
 
 std::map<std::string, double*> AdamOptions::by_name() { return adam_names(*this); }
 void AdamOptions::check(const char* op) const { check_adam(op, *this); }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adam);
 void Adam::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   adam_update(options_[group], false, p, grad, state, low, grad_scale, state.step);
 }
 
 std::map<std::string, double*> AdamWOptions::by_name() { return adam_names(*this); }
 void AdamWOptions::check(const char* op) const { check_adam(op, *this); }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(AdamW);
 void AdamW::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   adam_update(options_[group], true, p, grad, state, low, grad_scale, state.step);
 }
@@ -45,6 +48,7 @@ void AdagradOptions::check(const char* op) const {
   check_range(op, "initial_accumulator", initial_accumulator, 0);
   check_range(op, "eps", eps, 0);
 }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adagrad);
 void Adagrad::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const AdagradOptions& o = options_[group];
   const bool first = state.tensors.count("sum") == 0;
@@ -71,6 +75,7 @@ void RMSpropOptions::check(const char* op) const {
   check_range(op, "weight_decay", weight_decay, 0);
   check_range(op, "momentum", momentum, 0);
 }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(RMSprop);
 void RMSprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const RMSpropOptions& o = options_[group];
   Tensor& square = state.zeros("square_avg", p);
@@ -91,6 +96,7 @@ void RMSprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
 
 std::map<std::string, double*> LionOptions::by_name() { return lion_names(*this); }
 void LionOptions::check(const char* op) const { check_lion(op, *this); }
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Lion);
 void Lion::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   lion_update(options_[group], p, grad, state, low, grad_scale);
 }

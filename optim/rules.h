@@ -9,6 +9,13 @@
 
 namespace lockstep::optim {
 
+/// Not in the header: a program that includes it would compile them for every optimizer.
+#define LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Class)                                    \
+  Class::Class(std::vector<Variable> parameters, const Class##Options& options) { \
+    add_group(std::move(parameters), options);                                    \
+  }                                                                               \
+  Class::Class(const std::vector<Group>& groups) { add_groups(groups); }
+
 /// Checks that name's `value` is in [low, high).
 inline void check_range(const char* op, const char* option, double value, double low, double high = INFINITY) {
   LOCKSTEP_CHECK(value >= low && value < high, "[", op, "] expected ", option, " in [", low, ", ", high, "), got ",

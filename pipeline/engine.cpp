@@ -13,6 +13,10 @@
 
 namespace lockstep::pipeline {
 
+Engine::~Engine() = default;
+Engine::Flight& Engine::flight(const Action& a) { return flights_.at({a.chunk, a.micro_batch}); }
+Link& Engine::link(Road road, int from, int to) { return *links_.at({road, from, to}); }
+
 /// What each rank does, this one too.
 void Engine::run(const std::vector<std::vector<Action>>& all) {
   expect(all);

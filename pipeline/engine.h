@@ -77,6 +77,7 @@ class Engine {
   /// or options.
   Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::ProcessGroup* world = nullptr);
   Engine(const Engine&) = delete;
+  ~Engine();
 
   /// This rank's layers. Tied parameters are there on every rank that has them: an optimizer keeps them equal.
   nn::Module& module() { return *module_; }
@@ -170,7 +171,7 @@ class Engine {
   static auto stopwatch(double& to) {
     return AtEnd([&to, start = steady_seconds()] { to += steady_seconds() - start; });
   }
-  Flight& flight(const Action& a) { return flights_.at({a.chunk, a.micro_batch}); }
+  Flight& flight(const Action& a);
   bool remote(int stage) const { return schedule_.is_remote(stage, rank_); }
   int64_t number(int64_t micro_batch) const { return at_.dp * int64_t(now_.micro_batches) + micro_batch; }
   /// Ranks that share a micro-batch have other tokens of it.
@@ -187,7 +188,7 @@ class Engine {
   static std::string tag(const Message& message);
   /// Shapes of training, which are told once.
   bool fixed_shapes() const { return now_.training && !options_.dynamic_shapes; }
-  Link& link(Road road, int from, int to) { return *links_.at({road, from, to}); }
+  Link& link(Road road, int from, int to);
   void expect(const std::vector<std::vector<Action>>& all);
   std::vector<double> gather_losses();
 

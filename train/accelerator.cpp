@@ -232,6 +232,11 @@ bool PreparedSchedule::is_due() {
   return true;
 }
 
+Accelerator::Accelerator(AcceleratorOptions options)
+    : state_(std::make_shared<accelerated::State>(std::move(options))) {}
+Accelerator::Accelerator(Job& job, AcceleratorOptions options)
+    : state_(std::make_shared<accelerated::State>(job, std::move(options))) {}
+
 void Accelerator::backward(const Variable& loss) {
   engine::EngineBase& e = state_->trained("backward");
   LOCKSTEP_CHECK(state_->holding || e.gradient_accumulation_steps() == 1,

@@ -260,11 +260,9 @@ template <class T> struct Skipped { T* thing; };
 class Accelerator {
  public:
   /// Joins the job that the environment names, unless that was done; else trains alone.
-  explicit Accelerator(AcceleratorOptions options = {})
-      : state_(std::make_shared<accelerated::State>(std::move(options))) {}
+  explicit Accelerator(AcceleratorOptions options = {});
   /// Under a program's command line, which then says precision, accumulation and configuration.
-  explicit Accelerator(Job& job, AcceleratorOptions options = {})
-      : state_(std::make_shared<accelerated::State>(job, std::move(options))) {}
+  explicit Accelerator(Job& job, AcceleratorOptions options = {});
 
   /// Collective. Any of a model, its optimizer, loaders and schedules, in any order; the same order comes out (of one,
   /// itself). What is given must outlive it. The first loader is the one that is trained on: its batch_size is a

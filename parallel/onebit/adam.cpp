@@ -13,6 +13,8 @@ void OneBitAdamOptions::check(const char* op) const {
   check_steps(op, "freeze_step", freeze_step, 1);
 }
 
+LOCKSTEP_ONEBIT_CONSTRUCTORS(OneBitAdam);
+
 void OneBitAdam::update(int group, Tensor& p, const Tensor& grad, optim::ParameterState& state, Tensor& low,
                         double grad_scale) {
   optim::adam_update(options_[size_t(group)], true, p, grad, state, low, grad_scale, state.step);

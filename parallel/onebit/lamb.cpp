@@ -27,6 +27,8 @@ void OneBitLambOptions::check(const char* op) const {
                  factor_min);
 }
 
+LOCKSTEP_ONEBIT_CONSTRUCTORS(OneBitLamb);
+
 void OneBitLamb::update(int group, Tensor& p, const Tensor& grad, optim::ParameterState& state, Tensor& low,
                         double grad_scale) {
   const OneBitLambOptions& o = options_[size_t(group)];

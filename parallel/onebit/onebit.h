@@ -11,20 +11,15 @@
 namespace lockstep::onebit {
 
 /// Declares the constructors, which are collective, and the overrides of all. `group`: default dist::world().
-#define LOCKSTEP_ONEBIT_OPTIMIZER(Class)                                                                      \
- public:                                                                                                      \
-  Class(std::vector<Variable> parameters, const Class##Options& options, dist::ProcessGroup* group = nullptr) \
-      : Class(std::vector<Group>{{std::move(parameters), options}}, group) {}                                 \
-  explicit Class(const std::vector<Group>& groups, dist::ProcessGroup* group = nullptr)                       \
-      : OptimizerOf(group, Class##Options::compression) {                                                     \
-    for (const Group& g : groups) add_group(g.parameters, g.options);                                         \
-    start();                                                                                                  \
-  }                                                                                                           \
-  const char* name() const override { return #Class; }                                                        \
-  void update(int group, Tensor& parameter, const Tensor& grad, optim::ParameterState& state, Tensor& low,    \
-              double grad_scale) override;                                                                    \
-                                                                                                              \
- protected:                                                                                                   \
+#define LOCKSTEP_ONEBIT_OPTIMIZER(Class)                                                                       \
+ public:                                                                                                       \
+  Class(std::vector<Variable> parameters, const Class##Options& options, dist::ProcessGroup* group = nullptr); \
+  explicit Class(const std::vector<Group>& groups, dist::ProcessGroup* group = nullptr);                       \
+  const char* name() const override { return #Class; }                                                         \
+  void update(int group, Tensor& parameter, const Tensor& grad, optim::ParameterState& state, Tensor& low,     \
+              double grad_scale) override;                                                                     \
+                                                                                                               \
+ protected:                                                                                                    \
   void compressed_step(int64_t step, double grad_scale) override
 
 struct OneBitAdamOptions {

@@ -8,6 +8,16 @@
 
 namespace lockstep::onebit {
 
+/// Not in the header, as LOCKSTEP_OPTIMIZER_CONSTRUCTORS.
+#define LOCKSTEP_ONEBIT_CONSTRUCTORS(Class)                                                                \
+  Class::Class(std::vector<Variable> parameters, const Class##Options& options, dist::ProcessGroup* group) \
+      : Class(std::vector<Group>{{std::move(parameters), options}}, group) {}                              \
+  Class::Class(const std::vector<Group>& groups, dist::ProcessGroup* group)                                \
+      : OptimizerOf(group, Class##Options::compression) {                                                  \
+    for (const Group& g : groups) add_group(g.parameters, g.options);                                      \
+    start();                                                                                               \
+  }
+
 using optim::bias_correction, optim::check_range;
 
 inline void check_steps(const char* op, const char* option, double value, double least) {

@@ -19,6 +19,8 @@ void OneBitSGDOptions::check(const char* op) const {
   optim::check_nesterov(op, *this);
 }
 
+LOCKSTEP_ONEBIT_CONSTRUCTORS(OneBitSGD);
+
 void OneBitSGD::update(int group, Tensor& p, const Tensor& grad, optim::ParameterState& state, Tensor& low,
                        double grad_scale) {
   optim::sgd_update(options_[size_t(group)], p, grad, state, low, grad_scale);

@@ -34,6 +34,8 @@ Tensor ZeroOneAdam::denominator_of(Slot& slot) const {
   return denominator(options_[size_t(slot.group)], slot.tensor("exp_avg_sq"), variance_updates_);
 }
 
+LOCKSTEP_ONEBIT_CONSTRUCTORS(ZeroOneAdam);
+
 void ZeroOneAdam::update(int group, Tensor& p, const Tensor& grad, optim::ParameterState& state, Tensor& low,
                          double grad_scale) {
   optim::adam_update(options_[size_t(group)], true, p, grad, state, low, grad_scale, variance_updates_);
