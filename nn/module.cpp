@@ -276,6 +276,26 @@ void Module::copy_hooks(const Module& other) {
   if (hooks_ || other.hooks_) hooks_ = other.hooks_ ? std::make_unique<Hooks>(*other.hooks_) : nullptr;
 }
 
+std::shared_ptr<void> Module::begin_call(const Variables& inputs) {
+  for (auto& hook : hooks_->before) hook.second(*this, inputs);
+  return hooks_->run_on && hooks_->run_on->hold ? hooks_->run_on->hold() : nullptr;
+}
+
+void Module::end_call(const Variables& inputs, const Variables& outputs) {
+  for (auto& hook : hooks_->after) hook.second(*this, inputs, outputs);
+}
+
+Variable Module::call_hooked(const Variable& x, Variable (*forward)(Module&, const Variable&)) {
+  const auto run = [this, forward](const Variables& inputs) {  // perhaps later
+    const std::shared_ptr<void> held = begin_call(inputs);
+    Variable output = forward(*this, hooks_->run_on ? moved_here(inputs[0]) : inputs[0]);
+    move_away(output);
+    end_call(inputs, {output});
+    return Variables{output};
+  };
+  return (hooks_->around ? hooks_->around({x}, run) : run({x})).at(0);
+}
+
 std::string summary(Module& module) {
   struct Row {
     std::string name, kind, options;

@@ -189,6 +189,19 @@ class Module {
   };
   std::unique_ptr<Hooks> hooks_;
 
+  // Parts of a call with hooks: those before, and what holds the parameters; tensors to where the call runs, and what
+  // came out to where it is wanted; hooks after.
+  std::shared_ptr<void> begin_call(const Variables& inputs);
+  template <class T> T moved_here(const T& x) const {
+    return x.defined() && !(x.device() == hooks_->run_on->device) ? x.to(hooks_->run_on->device) : x;
+  }
+  template <class T> void move_away(T& x) const {
+    if (hooks_->run_on && hooks_->run_on->output && x.defined()) x = x.to(*hooks_->run_on->output);
+  }
+  void end_call(const Variables& inputs, const Variables& outputs);
+  /// All of it for a variable, of which most layers make another: compiled once, not for each layer.
+  Variable call_hooked(const Variable& x, Variable (*forward)(Module&, const Variable&));
+
  private:
   bool training_ = true;
 };
@@ -202,13 +215,18 @@ template <class Derived> class Layer : public Module {
         "a layer is called with what its forward() takes, and forward() is public");
     if (!hooks_) [[likely]]
       return self().forward(std::forward<Args>(args)...);
-    if constexpr (takes_variables<Args...>()) {
-      if (hooks_->around) return wrapped(Variables{Variable(args)...}, std::index_sequence_for<Args...>());
+    if constexpr (is_plain<Args...>()) {
+      return Module::call_hooked(args...,
+                                 [](Module& m, const Variable& x) { return static_cast<Derived&>(m).forward(x); });
     } else {
-      LOCKSTEP_CHECK(!hooks_->around || !NoGrad::grad_enabled(), "[", kind(),
-                     "] its calls are wrapped (checkpointed): expected variables as arguments and as results");
+      if constexpr (takes_variables<Args...>()) {
+        if (hooks_->around) return wrapped(Variables{Variable(args)...}, std::index_sequence_for<Args...>());
+      } else {
+        LOCKSTEP_CHECK(!hooks_->around || !NoGrad::grad_enabled(), "[", kind(),
+                       "] its calls are wrapped (checkpointed): expected variables as arguments and as results");
+      }
+      return call_hooked(std::forward<Args>(args)...);
     }
-    return call_hooked(std::forward<Args>(args)...);
   }
 
   Variable call(const Variable& x) override {
@@ -232,6 +250,12 @@ template <class Derived> class Layer : public Module {
 
  private:
   template <class> using AsVariable = const Variable&;
+  template <class... Args> static constexpr bool is_plain() {
+    if constexpr ((std::is_same_v<std::remove_cvref_t<Args>, Variable> && ...) && sizeof...(Args) == 1)
+      if constexpr (requires(Derived & d, const Variable& x) { d.forward(x); })
+        return std::is_same_v<decltype(std::declval<Derived&>().forward(std::declval<const Variable&>())), Variable>;
+    return false;
+  }
   template <class... Args> static constexpr bool takes_variables() {
     if constexpr (sizeof...(Args) > 0 && (std::is_convertible_v<Args, Variable> && ...)) {
       if constexpr (requires(Derived & d, AsVariable<Args>... x) { d.forward(x...); })
@@ -252,28 +276,19 @@ template <class Derived> class Layer : public Module {
   }
 
   template <class... Args> auto call_hooked(Args&&... args) {
-    std::vector<Variable> inputs;
+    Variables inputs;
     const auto note = [&](const auto& arg) {
       if constexpr (std::is_convertible_v<decltype(arg), Variable>) inputs.push_back(arg);
     };
     (note(args), ...);
-    for (auto& hook : hooks_->before) hook.second(*this, inputs);
-    const std::shared_ptr<void> held = hooks_->run_on && hooks_->run_on->hold ? hooks_->run_on->hold() : nullptr;
+    const std::shared_ptr<void> held = begin_call(inputs);
     auto output = forward_moved(std::forward<Args>(args)...);
     using Output = decltype(output);
-    if constexpr (std::is_same_v<Output, Variable> || std::is_same_v<Output, Tensor>) {
-      if (hooks_->run_on && hooks_->run_on->output && output.defined()) output = output.to(*hooks_->run_on->output);
-    } else if (hooks_->run_on && hooks_->run_on->output) {
-      each_variable(output, [&](Variable& v) {
-        if (v.defined()) v = v.to(*hooks_->run_on->output);
-      });
-    }
-    if constexpr (may_hold_variables<Output>) after(inputs, variables_of(output));
-    else if constexpr (std::is_convertible_v<Output, Variable>) after(inputs, {Variable(output)});
+    if constexpr (std::is_same_v<Output, Variable> || std::is_same_v<Output, Tensor>) move_away(output);
+    else if (hooks_->run_on && hooks_->run_on->output) each_variable(output, [&](Variable& v) { move_away(v); });
+    if constexpr (may_hold_variables<Output>) end_call(inputs, variables_of(output));
+    else if constexpr (std::is_convertible_v<Output, Variable>) end_call(inputs, {Variable(output)});
     return output;
-  }
-  void after(const Variables& inputs, const Variables& outputs) {
-    for (auto& hook : hooks_->after) hook.second(*this, inputs, outputs);
   }
   template <class... Args> auto forward_moved(Args&&... args) {
     if constexpr (requires(Derived & d) { d.forward(moved(std::forward<Args>(args))...); }) {
@@ -286,13 +301,9 @@ template <class Derived> class Layer : public Module {
     return self().forward(std::forward<Args>(args)...);
   }
   template <class T> decltype(auto) moved(T&& arg) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<T>, Variable> || std::is_same_v<std::remove_cvref_t<T>, Tensor>) {
-      std::remove_cvref_t<T> here = arg;
-      if (here.defined() && !(here.device() == hooks_->run_on->device)) here = here.to(hooks_->run_on->device);
-      return here;
-    } else {
-      return std::forward<T>(arg);
-    }
+    using Plain = std::remove_cvref_t<T>;
+    if constexpr (std::is_same_v<Plain, Variable> || std::is_same_v<Plain, Tensor>) return Plain(moved_here(arg));
+    else return std::forward<T>(arg);
   }
   Derived& self() { return static_cast<Derived&>(*this); }
 };
