@@ -6,9 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <optional>
-#include <sstream>
 
 #include "apps/commands.h"
 #include "data/json.h"
