@@ -1,7 +1,12 @@
 #pragma once
 // Activation checkpointing with DeepSpeed's options: which pieces of a model are run again in backward instead of
-// keeping what they computed, and where their inputs stay until then (docs/activation-checkpointing.md). Gradients have
-// the same bits as without, for every option: dropout draws the same numbers again.
+// keeping what they computed, and where their inputs stay until then.
+//
+//   parallel::ActivationCheckpoints checkpoints({.cpu_checkpointing = true});
+//   checkpoints.wrap_blocks(model);                                        // every block of it; or piece by piece:
+//   y = checkpoints([&](const auto& in) { return block(in[0]); }, {x});
+//
+// Gradients have the same bits as without, for every option: dropout draws the same numbers again.
 #include <functional>
 #include <memory>
 #include <string>

@@ -86,6 +86,10 @@ std::vector<std::vector<size_t>> plan_buckets(const std::vector<Variable>& param
 
 /// Gradients that are handed in backward by backward, in tree order: for programs without DDP (the same bits as DDP on
 /// 1, 2, 4, ... ranks), for pipelines, and for whoever does not want backward itself to reduce.
+///
+///   parallel::GradientAccumulator sum(model.parameters());
+///   for (int m = 0; m < 4; ++m) { loss_of(m).backward(); sum.add(); }      // takes .grad away
+///   sum.finish();                                                          // .grad is the sum of all four
 class GradientAccumulator {
  public:
   /// Error when no parameter requires grad. group: finish() makes the mean over its ranks, in buckets.

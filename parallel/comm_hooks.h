@@ -3,7 +3,11 @@
 //
 //   DistributedDataParallel ddp(model, {.hook = parallel::bf16_compress_hook()});
 //
-// They trade the same bits for bytes: results depend on the number of ranks.
+//   fp16, bf16    half the bytes of f32; each rank's gradients are rounded once, sums in f32 per addition
+//   PowerSgd      a matrix (n, m) as P Q^T of rank r: r (n + m) numbers for n m (Vogels et al., NeurIPS 2019)
+//   PostLocalSgd  no gradients after the first steps, parameters are averaged now and then (Lin et al., ICLR 2020)
+//
+// They trade promise 1 for bytes: results depend on the number of ranks.
 #include <memory>
 #include <string>
 

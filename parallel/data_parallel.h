@@ -8,8 +8,17 @@
 //              ├─────► cpu:1 ── a replica  ──► y1 ──┤               cpu   all to the host, the sum to cpu:0
 //              └─────► cpu:2 ── a replica  ──► y2 ──┘               ring  partial sums go round, a third of them each
 //
+//   Net net(5, 2);
+//   parallel::DataParallel model(net, [] { return Net(5, 2); });   // all devices
+//   auto loss = mse_loss(model(x), y);                             // then as with net itself
+//
 // The parameters are copied as an operation on the tape (one input, a copy per device), so the sum of their gradients
-// is its derivative. What moves in a step: docs/data-parallel.md.
+// is its derivative. Per step, S bytes of parameters and n devices move:
+//
+//   reduce   first device sends, receives     any other sends, receives    host sends, receives
+//   root     (n-1) S, (n-1) S                 S, S                         -
+//   cpu      2 S, S                           S, S                         n S, (n+1) S
+//   ring     S + (n-1)/n S, 2 (n-1)/n S       2 S (last: S), S + (n-1)/n S
 #include <functional>
 #include <memory>
 #include <optional>

@@ -1,9 +1,16 @@
 #pragma once
 // How ranks share a model. A Plan says into how many copies, stages and slices it is cut; a Mesh says who is where, and
-// has a group for each axis. docs/mesh.md draws one.
+// has a group for each axis.
+//
+//   const parallel::Plan plan = parallel::parse_plan("dp2+pp2+tp2+zero1");   // pure: asks no rank
+//   parallel::check_plan(plan, {.ranks = 8, .layers = 6, .heads = 4});       // Error: why not, and what can be
+//   const parallel::Mesh mesh(plan, dist::world());                          // on every rank
+//   mesh.tp().all_reduce(...);
 //
 // Axes from the slowest to the fastest: dp (copies), pp (stages), cp (parts of a sequence), tp (slices of layers). What
 // talks most lies together: slices meet in every layer, stages at their ends, copies once a step.
+//
+//   dp2+pp2+tp2, rank = (dp·2 + pp)·2 + tp     copy 0: stage 0 has ranks 0 1, stage 1 ranks 2 3;     copy 1: 4 5, 6 7
 //
 // Experts (ep) are dealt over neighbouring copies: ep divides dp, and adds no ranks.
 #include <cstdint>

@@ -8,8 +8,20 @@
 //                                                            reduce_scatter, ...
 //   end of backward  ─▶ all units have started, in one order on every rank ─▶ wait for them ─▶ policy.finished()
 //
-// What differs is a Policy, in ddp.cpp, zero/stage.cpp, stage1.cpp, stage2.cpp and stage3.cpp: in what memory a unit's
-// gradients are collected, what starts when it is complete, what happens afterwards. docs/ddp.md has them side by side.
+// What differs is a Policy: in what memory a unit's gradients are collected, what starts when it is complete, what
+// happens afterwards.
+//
+//            unit                      when complete                            afterwards
+//   DDP      bucket                    all_reduce, or a hook                    .grad are views of the means
+//   ZeRO 0   the same                  the same                                 every rank updates all
+//   ZeRO 1   cut into owners' ranges   reduce_scatter, at the last micro-batch  owners update, all_gather
+//   ZeRO 2   the same                  reduce_scatter, at every micro-batch     the same
+//   ZeRO 3   the same, by module       the same                                 owners keep their shard
+//
+// They are ddp.cpp, zero/stage.cpp, stage1.cpp, stage2.cpp and stage3.cpp.
+//
+// Gradients that are handed in, not noticed (a pipeline's, a 1-bit optimizer's), go through GradientAccumulator
+// (buckets.h): the same flat memory and tree without hooks.
 #include <functional>
 #include <string>
 #include <vector>

@@ -1,7 +1,10 @@
 #pragma once
-// Options of offload: where ZeRO keeps what is used once a step (optimizer state; in stage 3 parameter shards), in
-// place of the memory that computes: in host memory (cpu, Memory::offload), or in a file of which buffer_count tiles or
-// shards are in memory (nvme). See docs/zero.md.
+// Options of offload: where ZeRO keeps what is used once a step, in place of the memory that computes.
+//
+//                            optimizer state (offload_optimizer)              parameter shards (offload_param, stage 3)
+//   none                     Memory::optimizer                                Memory::parameter
+//   cpu                      host memory, Memory::offload                     host memory, Memory::offload
+//   nvme                     a file; buffer_count tiles in memory             a file; buffer_count shards in memory
 //
 // Names are those of DeepSpeed's keys. Sizes count elements, if nothing else is said. Bits are the same with every
 // choice.

@@ -1,6 +1,12 @@
 #pragma once
-// A walk over tiles that lie in files, each read, changed by the caller and written back, as docs/zero.md draws it: the
-// reads of the tiles behind this one, and the writes of those before it, go on while the caller computes.
+// A walk over tiles that lie in files, each read, changed by the caller and written back:
+//
+//   tile          0          1          2          3               buffer_count = 3 tiles in memory
+//   read        ▓▓▓▓       ▓▓▓▓       ▓▓▓▓       ▓▓▓▓
+//   compute          ████       ████       ████       ████
+//   write                 ░░░░       ░░░░       ░░░░       ░░░░
+//
+// The reads of the tiles behind this one, and the writes of those before it, go on while the caller computes.
 #include <cstdint>
 #include <vector>
 

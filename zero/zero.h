@@ -1,8 +1,13 @@
 #pragma once
 // ZeRO: data parallelism in which no two ranks keep the same thing (Rajbhandari et al., SC 2020, arXiv:1910.02054). DDP
 // keeps parameters, gradients and optimizer state on every rank. ZeRO gives each rank a part of them, and moves the
-// parts when they are needed: of the optimizer's state (stage 1), of gradients too (2), of parameters too (3). What
-// that saves and costs: docs/zero.md.
+// parts when they are needed:
+//
+//   bytes a parameter, N ranks (16 bits, Adam)  parameters gradients optimizer  moved a step, times (N-1)/N psi bytes
+//   stage 0  DDP                      stage.cpp      2         2         12     2 (reduce and share gradients)
+//   stage 1  optimizer state in parts stage1.cpp     2         2         12/N   2 (reduce gradients, share parameters)
+//   stage 2  and gradients            stage2.cpp     2         2/N       12/N   2
+//   stage 3  and parameters           stage3.cpp     2/N       2/N       12/N   3 (parameters twice, gradients once)
 //
 //   zero::Zero zero(model, optimizer, {.stage = 2});      // same parameters everywhere from here on
 //   for (int i = 0; i < accumulation; ++i) loss(zero.micro_batch(i, accumulation)).backward();

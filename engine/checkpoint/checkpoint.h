@@ -1,6 +1,10 @@
 #pragma once
 // Checkpoints: whole or not there, of logical tensors, loaded by any number of ranks. See docs/checkpoints.md.
 //
+//   checkpoints::Saver saver("runs/1", group, {.async = true, .keep = 3});
+//   saver.save("step-100", {.pieces = {checkpoints::whole("model.w", w)}, .numbers = {{"step", int64_t(100)}}});
+//   auto loaded = checkpoints::load("runs/1", {checkpoints::whole("model.w", w)}, group);
+//
 // A rank hands in the pieces that it has, ranges of elements of tensors that have a name and a shape of their own.
 // Which rank had what is written down, and forgotten by whoever loads: it asks for any other ranges.
 #include <functional>
@@ -8,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/json.h"

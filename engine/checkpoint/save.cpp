@@ -1,7 +1,11 @@
-// A save, in two phases (docs/checkpoints.md lists the steps of all ranks). First every rank writes its own file into
-// TAG.tmp-ID/ and flushes it; then rank 0 writes the manifest, gives the folder its name, and moves `latest`. Until
-// that first rename nothing that was there before is touched. Ranks agree in the thread of save(); with async the rest
-// is in another one.
+// A save, in two phases. First every rank writes its own file into TAG.tmp-ID/ and flushes it; then rank 0 writes the
+// manifest, gives the folder its name, and moves `latest`. Until that first rename nothing that was there before is
+// touched.
+//
+//   all     meet, say what they have, agree on who writes what      (in the thread of save())
+//   rank 0  lock, clear what killed saves left, make the folder     (from here on in the other thread, when async)
+//   all     write, flush, tell rank 0 size and hash
+//   rank 0  manifest, flush | rename, flush | latest, flush | remove old ones
 #include <algorithm>
 #include <filesystem>
 #include <future>

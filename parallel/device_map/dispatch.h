@@ -1,7 +1,14 @@
 #pragma once
 // Puts a model where a plan says, and makes its modules run there: what goes into a part is moved to its device, parts
 // from host memory and disk come to the main device when they run and are dropped afterwards. The model itself is not
-// changed. Training works with everything on devices: what was dropped would be gone when backward wants it (Error).
+// changed.
+//
+//   auto dispatched = device_map::dispatch(model, plan, {.weights = "gpt2.safetensors"});
+//   const NoGrad no_grad;
+//   const Variable logits = model(tokens);   // on the device of what the model reads itself, else on the main one
+//
+// Training: with everything on devices, as with any model. Parts from host memory and disk are for inference: their
+// weights would be gone when backward wants them (Error).
 #include <memory>
 #include <string>
 

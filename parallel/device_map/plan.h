@@ -1,8 +1,17 @@
 #pragma once
 // Device maps: which part of a model lives where, for models that do not fit on one device (as Accelerate's
-// infer_auto_device_map). Places are devices (virtual CPU devices too), host memory ("cpu") and "disk"; from the last
-// two a part comes to the main device, the first one, when it runs, and is dropped then. dispatch.h does it.
-// See docs/device-map.md.
+// infer_auto_device_map).
+//
+//   cpu:0  cpu:1  cuda:0   a device (virtual CPU devices too): the part stays there, and runs there
+//   cpu                    host memory: it comes to the main device, the first one, when it runs, and is dropped then
+//   disk                   a safetensors file: the same
+//
+//   const auto plan = device_map::infer(model, "auto", {.max_memory = {{"cpu:0", "1GiB"}, {"cpu", "4GiB"}}});
+//   auto dispatched = device_map::dispatch(model, plan, {.offload_folder = "/tmp"});        // dispatch.h
+//
+// What is placed are parts: a layer without layers below; a module of a class that is not split; what a module reads
+// itself, instead of calling it (its own parameters, and those that reads() names). Parts that share a parameter are
+// placed together.
 #include <cstdint>
 #include <map>
 #include <string>

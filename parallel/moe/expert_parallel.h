@@ -1,8 +1,14 @@
 #pragma once
-// Experts over ranks, beside data parallelism: neighbouring ranks share the experts (DeepSpeed's ep_size; all-to-all
-// inside), those at the same place of each such group have the same ones. Gradients of an expert are summed over the
-// latter and divided by all ranks: zero::ZeroOptions::spread, in every stage. The groups are parallel::Mesh::ep() and
-// edp(). docs/moe.md draws them.
+// Experts over ranks, beside data parallelism. World 8, 4 ranks to share the experts (DeepSpeed's ep_size):
+//
+//   rank          0 1 2 3   4 5 6 7
+//   expert group  0 1 2 3 | 4 5 6 7       all-to-all inside; rank 0 has experts 0 .. E/4
+//   data groups   0 - - - - 0             gradients of an expert: ranks 0 and 4, 1 and 5, ...
+//                   1 - - - - 1           of everything else: all ranks
+//
+// The loss is the mean over all ranks; an expert has seen the tokens of its whole expert group, so its gradients are
+// summed over the data group and divided by all ranks too: zero::ZeroOptions::spread, in every stage. The groups are
+// parallel::Mesh::ep() and edp().
 #include <memory>
 #include <set>
 #include <string>

@@ -3,6 +3,10 @@
 // its feed-forward layers at about k times the work. (Shazeer et al., 2017; GShard, Lepikhin et al., 2020; Switch,
 // Fedus et al., 2021.)
 //
+//   moe::Layer layer({.width = 64, .experts = 8, .top_k = 2}, expert_group);   // this rank builds 8/P of them
+//   Variable y = layer(x);                                                      // (..., width), also of others'
+//   experts (loss + layer.aux_loss).backward();
+//
 //        gate           dispatch: all-to-all          experts           combine: all-to-all back, weighted sum
 //   x ──▶ probabilities ──▶ rows sorted by expert ──▶ e0 e1 | e2 e3 ──▶ y = Σ weight_i expert_i(x)
 //

@@ -1,10 +1,19 @@
 #pragma once
-// The all-reduce that sends one bit for a number, and remembers what it lost (Seide et al., 2014; arXiv:2102.02888).
-// docs/onebit.md draws its two halves: every rank as a worker of all numbers, with errors e, then each as the server of
-// its chunk, with errors E. What is lost is added to the next call's numbers, so nothing is lost for good.
+// The all-reduce that sends one bit for a number, and remembers what it lost (Seide et al., 2014; arXiv:2102.02888):
 //
-// Cost: 2 (n - 1) messages of 1 / n of the elements, a bit each, and a scale for every part of a tensor in them.
-// Memory: 1 + 1 / n copies in f32 for e and E. The signs are made on the CPU; other tensors go through its memory.
+//   worker, every rank      x + e, in one chunk for each rank ──▶ signs and a scale;  e = what they lose
+//   all_to_all: chunk r to rank r
+//   server, of its chunk    mean of the chunks + E ─────────────▶ signs and a scale;  E = what they lose
+//   all_gather
+//   every rank              the servers' signs and scales, the same bytes on all ranks
+//
+// What is lost is added to the next call's numbers, so nothing is lost for good. At any time, over all calls so far:
+//
+//   sum of results + E + mean of e over ranks = sum of the means that an exact all-reduce gives   (but for rounding)
+//
+// Cost: 2 (n - 1) messages of 1 / n of the elements, a bit each, and a scale for every part of a tensor in them. An
+// all-reduce of f32 moves 32 times that. Memory: 1 + 1 / n copies in f32 for e and E. The signs are made on the CPU;
+// other tensors go through its memory.
 #include <cstdint>
 #include <string_view>
 #include <vector>

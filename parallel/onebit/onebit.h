@@ -1,7 +1,10 @@
 #pragma once
-// The 1-bit optimizers: what they exchange after a warm-up is one bit a number (docs/onebit.md). Groups are added on
-// all ranks, of the same parameters. Steps count from 1, and the first is a step like the others. Weight decay is
-// decoupled (AdamW's), except in OneBitSGD.
+// The 1-bit optimizers: what they exchange after a warm-up is one bit a number (docs/onebit.md). Options are designated
+// initialisers:
+//   onebit::OneBitAdam opt(model.parameters(), {.lr = 3e-4, .freeze_step = 1000});
+//   opt.add_group(more, {.lr = 3e-4, .weight_decay = 0, .freeze_step = 1000});       // on all ranks, of the same ones
+// Steps count from 1, and the first is a step like the others. Weight decay is decoupled (AdamW's), except in
+// OneBitSGD.
 #include "optim/optim.h"
 #include "parallel/onebit/optimizer.h"
 

@@ -1,7 +1,12 @@
 #pragma once
-// What the 1-bit optimizers share. They move gradients (or momenta) between ranks in step(), so the model is in no
-// wrapper. Exact steps average gradients as DDP does, and then are an ordinary optimizer's; compressed ones send a bit
-// a number. See docs/onebit.md.
+// What the 1-bit optimizers share. They move gradients (or momenta) between ranks, so the model is in no wrapper:
+//
+//   onebit::OneBitAdam opt(model.parameters(), {.lr = 3e-4, .freeze_step = 1000});   // now all have rank 0's
+//   loss.backward();                                                                 // this rank's gradients
+//   opt.step();                                                                      // the same on all ranks
+//   opt.zero_grad();
+//
+// Exact steps average gradients as DDP does, and then are an ordinary optimizer's; compressed ones send a bit a number.
 #include <cmath>
 #include <functional>
 #include <map>

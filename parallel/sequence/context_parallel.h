@@ -1,9 +1,13 @@
 #pragma once
 // Context parallelism: the ranks of a group share each sequence, so that activations take 1/P of the memory.
 //
+//   sequence::share_sequences(model, group, {.kind = sequence::Kind::ring});
+//   const auto mine = [&](const Tensor& x) { return sequence::slice(x, 1, ranks, rank, Order::zigzag); };  // (B, T/P)
+//   model.loss(mine(tokens), mine(labels)).backward();          // mean over this rank's tokens; all have as many
+//
 // Gradients are then averaged over all ranks (DDP over data x context; parallel::Mesh::copies()). Attention is the one
 // place where tokens meet; all other layers work on a part as they are. Unlike Megatron's sequence parallelism, which
-// cuts up what lies between the parts of tensor parallelism. docs/sequence-parallel.md has a program.
+// cuts up what lies between the parts of tensor parallelism.
 #include <memory>
 #include <optional>
 #include <string_view>

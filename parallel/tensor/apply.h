@@ -1,7 +1,15 @@
 #pragma once
 // Tensor parallelism of a model as it is: its fields() say what is cut how (nn/cut.h), apply() cuts the parameters in
-// place and puts the communication in. Optimizers are made after it, of slices; ranks of a group train with the same
-// tokens. docs/tensor-parallel.md has a program.
+// place and puts the communication in.
+//
+//   nn::GPT model(options);                                              // whole, on every rank
+//   dist::Mesh mesh(dist::world(), {{"dp", 2}, {"tp", 4}});              // tp fastest: its ranks talk most
+//   auto sliced = tensor_parallel::apply(model, mesh.group("tp"));
+//   optim::AdamW optimizer(model.parameters(), {});                      // after apply(): of slices
+//   parallel::DistributedDataParallel ddp(model, {}, &mesh.group("dp"));
+//   model.loss(tokens, targets).backward();                              // ranks of a tp group with the same tokens
+//   sliced.clip_grad_norm(1);
+//   optimizer.step();
 #include <string>
 #include <vector>
 
