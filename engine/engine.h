@@ -1,10 +1,21 @@
 #pragma once
 // The engine: training as DeepSpeed's configuration file describes it, around a model of one's own, under any plan of
-// ranks. docs/engine.md has programs.
+// ranks. See docs/engine.md.
 //
-// A whole step in one call, train_batch(), works under every plan. In stages (pp) and slices (tp) a rank holds its part
-// of the model: what it names in layers(), or a list of layers of which each rank builds its own (PipelineModule). A
-// model that runs as it is can also be stepped micro-batch by micro-batch: engine(x), backward(), step().
+//   auto engine = engine::initialize(net, "ds_config.json");   // on every rank; under the launcher, or alone
+//   for (auto& [x, y] : batches) {
+//     engine.backward(cross_entropy(engine(x), y));            // micro-batch by micro-batch
+//     engine.step();                                           // acts once every gradient_accumulation_steps
+//   }
+//
+// A whole step in one call works under every plan. In stages (pp) and slices (tp) a rank holds its part of the model:
+// what it names in layers(), or a list of layers of which each rank builds its own.
+//
+//   auto engine = engine::initialize(net, {.config = "ds_config.json", .mesh = &mesh});
+//   const double loss = engine.train_batch(data);              // all micro-batches, clip, update, next learning rate
+//
+//   engine::PipelineModule module{.layers = {pipeline::layer<nn::Linear>({.in = 10, .out = 20}), ...}, .loss_fn =
+//   loss}; auto engine = engine::initialize(module, {.config = "ds_config.json"});
 //
 // Bits: for a given train_batch_size, micro-batch and seed, parameters are the same bit for bit for any power of two of
 // ranks, any stage of ZeRO, any accumulation, any number of stages, schedule and cut: micro-batch m of step s has the

@@ -1,7 +1,15 @@
 #pragma once
 // DistributedDataParallel (Li et al., VLDB 2020): every rank holds the whole model and sees its own data; gradients are
-// averaged in buckets while backward still runs, with the same bits however a step's micro-batches are cut over ranks
-// (docs/ddp.md).
+// averaged in buckets while backward still runs.
+//
+//   parallel::DistributedDataParallel ddp(model);                       // same parameters everywhere from here on
+//   auto loss = cross_entropy(ddp.call([&] { return model(x); }), y);   // or model(x) when there are no buffers
+//   loss.backward();                                                    // .grad holds the mean over all ranks then
+//   optimizer.step();
+//
+// Bits: with micro-batches that are all of one size and powers of two of ranks and of accumulation, parameters are the
+// same bit for bit however a step's micro-batches are cut over ranks (dist/summation_tree.h), for any bucket size,
+// overlap or not.
 #include <functional>
 #include <memory>
 #include <optional>
