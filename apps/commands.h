@@ -58,14 +58,6 @@ struct CollectiveAsked {
   bool mean = false;
 };
 void add_collective_options(CLI::App& command, CollectiveAsked& asked, bool needs_algorithm);
-/// A simulated run of `gpt serve` (schedule_serving.cpp).
-struct ServingAsked {
-  std::string requests;
-  int64_t blocks = 64, rows = 512, sequences = 64;
-  std::vector<double> costs{9, 0.5};
-};
-void add_serving_options(CLI::App& command, ServingAsked& asked);
-void print_serving(const ServingAsked& asked, const std::string& svg);
 
 struct Collective {
   lockstep::dist::Algorithm algorithm;

@@ -1,14 +1,10 @@
 // gpt finetune: a language model of a Hugging Face folder learns a text, as by Transformers' run_clm.py and with its
 // options, which are those of train::TrainingArguments.
-#include "apps/finetune.h"
-
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <tuple>

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <iostream>
 
-#include "apps/finetune.h"
 #include "apps/gpt_commands.h"
 #include "data/safetensors.h"
 #include "data/text.h"

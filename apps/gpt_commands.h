@@ -1,6 +1,7 @@
 #pragma once
-// Commands of gpt that have a file of their own.
+// Commands of gpt beside train, sample and logits.
 #include <string>
+#include <vector>
 
 #include "data/tokens.h"
 
@@ -21,5 +22,19 @@ void add_tokenize_command(CLI::App& app);
 /// Of a text or a .tokens file, or "": the sources of this repository. folder: the tokenizer's; "": bytes.
 lockstep::data::Tokens load_tokens(const std::string& path, const lockstep::data::Tokenizer& tokenizer,
                                    const std::string& folder);
+
+/// `gpt finetune`, Hugging Face's run_clm.py by its options: adds it to a program, and reads its command line as the
+/// options are named: "--train-file" is "--train_file", and "--fp16 True" "--fp16=True". Lives as long as the App
+/// parses.
+class Finetune {
+ public:
+  Finetune(CLI::App& app, int argc, char** argv);
+  int argc() const { return int(pointers_.size()); }
+  char** argv() { return pointers_.data(); }
+
+ private:
+  std::vector<std::string> words_;
+  std::vector<char*> pointers_;
+};
 
 }  // namespace apps

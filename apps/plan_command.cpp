@@ -1,4 +1,4 @@
-// `lockstep plan`: what a configuration will cost, before a rank starts.
+// `lockstep config` and `lockstep plan`: what a configuration means, and what it will cost, before a rank starts.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 
 #include "apps/commands.h"
 #include "engine/plan.h"
+#include "inference/config.h"
 #include "tensor/check.h"
 #include "tensor/quantity.h"
 #include "tensor/suggest.h"
@@ -145,11 +146,6 @@ void print_units(const engine::Forecast& plan) {
   }
 }
 
-RankBytes fullest(const engine::Forecast& stage) {
-  return *std::max_element(stage.bytes.begin(), stage.bytes.end(),
-                           [](const RankBytes& a, const RankBytes& b) { return a.total() < b.total(); });
-}
-
 void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::PredictedTime& time) {
   const engine::Config& c = p.config;
   const engine::Forecast& first = p.stages[0];
@@ -174,7 +170,7 @@ void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::Pr
     const engine::Forecast& stage = p.stages[s];
     padding += stage.padding, units += stage.units.size();
     if (whole) print_row("formula", formula_of(stage));
-    const RankBytes most = fullest(stage);
+    const RankBytes& most = stage.fullest();
     print_row(whole ? "with padding, most" : fmt::format("stage {}", s), most);
     if (most.parameters_elsewhere + most.optimizer_elsewhere > 0)
       print_row("offloaded", {.parameters = most.parameters_elsewhere, .optimizer = most.optimizer_elsewhere});
@@ -269,6 +265,39 @@ void add_plan_command(CLI::App& app, const Program& program) {
     as_usage([&] {
       refuse_beside_program(command, {"--vocab", "--context", "--experts"}, o->model);
       run(*o);
+    });
+  });
+}
+
+void add_config_command(CLI::App& app) {
+  struct Asked {
+    std::string source;
+    int ranks = 1;
+    bool json = false, reference = false, inference = false;
+  };
+  const auto o = std::make_shared<Asked>();
+  CLI::App& command = *app.add_subcommand(
+      "config", "reads a configuration file (DeepSpeed's), prints what it means, or all that is wrong with it");
+  auto* source = command.add_option("file", o->source, "the file, or its text, plain or in base64");
+  OptionGroup{command}("--ranks", o->ranks, "data-parallel ranks that will train", whole(1, 1 << 20));
+  command.add_flag("--json", o->json, "the values as JSON");
+  command.add_flag("--inference", o->inference,
+                   "the file is one for inference: of init_inference, gpt sample --config");
+  command.add_flag("--reference", o->reference, "prints all keys instead: docs/config.md, docs/inference-config.md")
+      ->excludes(source);
+  command.callback([o] {
+    if (o->reference) {
+      std::cout << (o->inference ? inference::config_reference() : engine::config_reference()) << std::flush;
+      return;
+    }
+    const auto print = [&](const auto& config) {
+      std::cout << (o->json ? to_json(config).dump(2) + "\n" : to_text(config)) << std::flush;
+      for (const std::string& warning : config.warnings) std::cerr << "warning: " << warning << "\n";
+    };
+    as_usage([&] {
+      LOCKSTEP_CHECK(!o->source.empty(), "expected a configuration file, got none; see: lockstep config --help");
+      if (o->inference) print(inference::read_config(o->source));
+      else print(engine::resolve(engine::read_config(o->source), o->ranks));
     });
   });
 }

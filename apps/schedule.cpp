@@ -8,9 +8,10 @@
 #include "apps/commands.h"
 #include "dist/draw.h"
 #include "dist/schedule_check.h"
+#include "inference/serve/simulate.h"
 #include "parallel/sequence/plan.h"
-#include "pipeline/draw.h"
 #include "pipeline/schedule_check.h"
+#include "pipeline/simulate.h"
 #include "tensor/check.h"
 #include "tensor/suggest.h"
 #include "train/cli.h"
@@ -231,6 +232,54 @@ void print_pipeline(const std::string& name, const PipelineAsked& o, const std::
   if (o.micro_batches < o.stages)
     fmt::print("note              fewer micro-batches than stages: some rank is idle at any time\n");
   print_verdict(check.errors, svg, "every forward and backward once, in an order that can be, no deadlock");
+}
+
+/// A run of `gpt serve` without a model.
+struct ServingAsked {
+  std::string requests;
+  int64_t blocks = 64, rows = 512, sequences = 64;
+  std::vector<double> costs{9, 0.5};
+};
+
+void add_serving_options(CLI::App& command, ServingAsked& o) {
+  const OptionGroup add(command, "Serving");
+  add("--requests", o.requests, "when each arrives (ms), tokens of prompt and answer: 0:300+20,5:40+10");
+  add("--blocks", o.blocks, "of 32 tokens, for keys and values", whole(1, 1 << 26));
+  add("--rows", o.rows, "tokens that a step computes", whole(1, 1 << 16));
+  add("--sequences", o.sequences, "that run at a time", whole(1, 4096));
+  add("--step-costs", o.costs, "ms of a step, and of each of its rows", CLI::NonNegativeNumber)
+      ->delimiter(',')
+      ->expected(2)
+      ->default_str("9,0.5");
+}
+
+void print_serving(const ServingAsked& o, const std::string& svg) {
+  LOCKSTEP_CHECK(!o.requests.empty(), "serving needs --requests, such as --requests 0:300+20,5:40+10");
+  LOCKSTEP_CHECK(o.costs[0] + o.costs[1] > 0, "--step-costs: expected more than 0");
+  const std::vector<serve::Arrival> arrivals = serve::parse_arrivals(o.requests);
+  const serve::State state(o.blocks, {.rows = o.rows, .sequences = std::min(o.rows, o.sequences)});
+  const serve::Simulated run = serve::simulate(arrivals, state, {o.costs[0], o.costs[1]});
+  if (svg.empty()) {
+    fmt::print("serving, {} requests, {} blocks of 32 tokens, {} rows a step\n\n", run.requests.size(), o.blocks,
+               o.rows);
+    fmt::print(
+        "{}\na column per step: how many tokens of a prompt, # for a token of the answer, . waits, x gives its blocks "
+        "back\n\n",
+        serve::draw_grid(run));
+  } else {
+    write_output(svg, serve::draw_svg(run));
+    fmt::print("picture           {}\n", svg);
+  }
+  double first = 0, wait = 0;
+  for (const auto& r : run.requests) first += r.first - r.arrived, wait = std::max(wait, r.started - r.arrived);
+  const double end = run.slots.back().end;
+  fmt::print("time              {:.6g} ms, {} steps, {:.1f} rows a step\n", end, run.slots.size(),
+             double(run.rows) / double(run.slots.size()));
+  fmt::print("tokens            {}, {:.1f} a second\n", run.tokens, 1000 * double(run.tokens) / end);
+  fmt::print("first token       after {:.1f} ms on average; the longest wait for blocks {:.1f} ms\n",
+             first / double(run.requests.size()), wait);
+  fmt::print("shared            {} tokens of prompts were there already\n", run.shared_tokens);
+  fmt::print("gave way          {}\n", run.put_back);
 }
 
 }  // namespace

@@ -6,9 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <optional>
-#include <sstream>
 
 #include "apps/commands.h"
 #include "data/json.h"
@@ -39,9 +37,17 @@ struct Variant {
   /// Slices and shared sequences split sums, so their bits are not those of others: their losses are compared.
   bool is_close_only() const { return parts && parts->tp * parts->cp > 1; }
   int64_t micro_batches() const { return int64_t(parts ? parts->dp : ranks) * accumulate; }
-  std::string text() const;
+  std::string text() const {
+    std::string all = strategy;
+    for (size_t i = 0; i < options.size(); ++i) all += (i ? "," : "@") + options[i].first + "=" + options[i].second;
+    return fmt::format("{}:{}x{}", all, ranks, accumulate);
+  }
   /// The value of an option, or empty.
-  std::string option(const std::string& name) const;
+  std::string option(const std::string& name) const {
+    for (const auto& [key, value] : options)
+      if (key == name) return value;
+    return "";
+  }
 };
 
 struct VerifyOptions {
@@ -214,18 +220,6 @@ std::string difference_of(const Trace& a, const Trace& b, bool by_loss, double& 
     if (!found.empty()) return found;
   }
   if (a.steps.size() != b.steps.size()) return fmt::format("the end: {} steps and {}", a.steps.size(), b.steps.size());
-  return "";
-}
-
-std::string Variant::text() const {
-  std::string all = strategy;
-  for (size_t i = 0; i < options.size(); ++i) all += (i ? "," : "@") + options[i].first + "=" + options[i].second;
-  return fmt::format("{}:{}x{}", all, ranks, accumulate);
-}
-
-std::string Variant::option(const std::string& name) const {
-  for (const auto& [key, value] : options)
-    if (key == name) return value;
   return "";
 }
 

@@ -1,6 +1,5 @@
 #include "dist/clock.h"
 
-#include <algorithm>
 #include <limits>
 #include <vector>
 

@@ -1,6 +1,5 @@
 #include "dist/executor.h"
 
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 

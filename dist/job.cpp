@@ -1,7 +1,6 @@
 #include "dist/job.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "dist/executor.h"
 #include "tensor/environment.h"

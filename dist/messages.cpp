@@ -1,7 +1,6 @@
 #include "dist/messages.h"
 
 #include <algorithm>
-#include <map>
 
 namespace lockstep::dist {
 namespace {

@@ -1,6 +1,5 @@
 #include "dist/native_group.h"
 
-#include <algorithm>
 #include <cstring>
 #include <functional>
 

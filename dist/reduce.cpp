@@ -2,7 +2,6 @@
 // turns into vector code. f16 and bf16 go sixteen at a time through f32.
 #include "dist/reduce.h"
 
-#include <cmath>
 #include <cstring>
 #include <type_traits>
 

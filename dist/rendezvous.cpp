@@ -2,9 +2,7 @@
 // control.h.
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <map>
 #include <optional>
 

@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
-#include <system_error>
 
 #include "dist/error.h"
 #include "tensor/ops.h"

@@ -14,10 +14,13 @@ bool is_one_bit(const std::string& optimizer) {
 
 namespace {
 
-std::vector<std::string> one_bit_reasons(const Config& c, const parallel::Plan& plan, const std::string& optimizer) {
-  std::vector<std::string> reasons;
-  const std::string name = optimizer.empty() ? "optimizer.type: " + c.optimizer.type : optimizer;
-  if (!is_one_bit(optimizer.empty() ? c.optimizer.type : optimizer)) return reasons;
+/// What messages call it.
+std::string named(const Config& c, const std::string& optimizer) {
+  return optimizer.empty() ? "optimizer.type: " + c.optimizer.type : optimizer;
+}
+
+void add_one_bit_reasons(std::vector<std::string>& reasons, const Config& c, const parallel::Plan& plan,
+                         const std::string& name) {
   const auto refuse = [&](bool holds, const std::string& what) {
     if (holds) reasons.push_back(str(name, " sends gradients its own way and ", what, ", or take AdamW"));
   };
@@ -38,13 +41,11 @@ std::vector<std::string> one_bit_reasons(const Config& c, const parallel::Plan& 
   for (const auto& [key, value] : {std::pair("communication_data_type", c.communication_data_type),
                                    std::pair("data_types.grad_accum_dtype", c.data_types.grad_accum_dtype)})
     refuse(value.has_value(), str("in the parameters' type, ", key, " is ", value.value_or(""), "; leave it out"));
-  return reasons;
 }
 
 /// What is against state that is not for elements (in 8 bits, for rows), and against rules that want the loss.
-std::vector<std::string> state_reasons(const Config& c, const parallel::Plan& plan, const std::string& optimizer) {
-  std::vector<std::string> reasons;
-  const std::string name = optimizer.empty() ? "optimizer.type: " + c.optimizer.type : optimizer;
+void add_state_reasons(std::vector<std::string>& reasons, const Config& c, const parallel::Plan& plan,
+                       const std::string& name) {
   if (lower(name).ends_with("adafactor") && c.zero_optimization.offload_optimizer.device == zero::Offload::nvme)
     reasons.push_back(str(name,
                           " keeps state for rows and columns, and offload to nvme files for elements; offload to "
@@ -53,21 +54,22 @@ std::vector<std::string> state_reasons(const Config& c, const parallel::Plan& pl
     reasons.push_back(str(name,
                           " evaluates the loss many times a step, which an engine does not; call its step(loss) in "
                           "a loop of your own, or take AdamW"));
-  if (!lower(name).ends_with("8bit")) return reasons;
+  if (!lower(name).ends_with("8bit")) return;
   const std::string wide = name.substr(name.rfind(' ') + 1, name.size() - name.rfind(' ') - 5);
   if (plan.tp > 1)
     reasons.push_back(str(name, " has a scale for 256 elements of a whole parameter, which tp", plan.tp,
                           " cuts elsewhere; leave tp out, or take ", wide));
   if (c.zero_optimization.offload_optimizer.device == zero::Offload::nvme)
     reasons.push_back(str(name, " keeps bytes, and offload to nvme files of f32; offload to cpu, or take ", wide));
-  return reasons;
 }
 
 }  // namespace
 
 std::vector<std::string> optimizer_reasons(const Config& c, const parallel::Plan& plan, const std::string& optimizer) {
-  std::vector<std::string> reasons = one_bit_reasons(c, plan, optimizer);
-  for (std::string& reason : state_reasons(c, plan, optimizer)) reasons.push_back(std::move(reason));
+  std::vector<std::string> reasons;
+  if (is_one_bit(optimizer.empty() ? c.optimizer.type : optimizer))
+    add_one_bit_reasons(reasons, c, plan, named(c, optimizer));
+  add_state_reasons(reasons, c, plan, named(c, optimizer));
   return reasons;
 }
 
@@ -76,9 +78,7 @@ std::vector<std::string> one_bit_warnings(const Config& c, const std::string& op
   if (!is_one_bit(optimizer.empty() ? c.optimizer.type : optimizer)) return warnings;
   for (const char* key :
        {"zero_optimization.overlap_comm", "zero_optimization.reduce_bucket_size", "zero_optimization.reduce_scatter"})
-    if (c.has(key))
-      warnings.push_back(
-          str(key, ": ignored with ", optimizer.empty() ? "optimizer.type: " + c.optimizer.type : optimizer));
+    if (c.has(key)) warnings.push_back(str(key, ": ignored with ", named(c, optimizer)));
   return warnings;
 }
 

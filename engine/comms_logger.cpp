@@ -1,12 +1,14 @@
-#include "engine/comms_logger.h"
-
+// The comms_logger.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
+#include <mutex>
 
 #include "dist/job.h"
 #include "dist/numbers.h"
+#include "engine/reports.h"
 
 namespace lockstep::engine {
 

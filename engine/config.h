@@ -16,6 +16,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/json.h"
@@ -27,6 +28,19 @@
 #include "zero/zero.h"
 
 namespace lockstep::engine {
+
+/// Where a config comes from: a file, JSON text, base64 of it, or a struct.
+template <class Config> struct SourceOf {
+  SourceOf() = default;
+  SourceOf(const char* source) : text(source) {}                                // NOLINT: implicit on purpose
+  SourceOf(std::string source) : text(std::move(source)) {}                     // NOLINT
+  SourceOf(const data::Json& json) : text(json.dump()) {}                       // NOLINT
+  SourceOf(Config made) : config(std::make_shared<Config>(std::move(made))) {}  // NOLINT
+  bool is_given() const { return config || !text.empty(); }
+
+  std::string text;
+  std::shared_ptr<Config> config;
+};
 
 /// What to build by name: "AdamW" and its params. Without a type there is none.
 struct NamedConfig {

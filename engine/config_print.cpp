@@ -75,6 +75,15 @@ Json& at_path(Json& root, const std::string& path) {
   return dot == path.npos ? member : at_path(member, path.substr(dot + 1));
 }
 
+Json json_of(const std::vector<Key>& keys, const void* config, const std::map<std::string, Json>& inert) {
+  Json root = Json::Object();
+  for (const Key& key : keys) {
+    if (key.status == Status::works) at_path(root, key.path) = value_of(key, config);
+    else if (const auto found = inert.find(key.path); found != inert.end()) at_path(root, key.path) = found->second;
+  }
+  return root;
+}
+
 std::optional<Line> line_of(const Key& key, const void* config, const std::set<std::string>& given,
                             const std::map<std::string, Json>& inert) {
   if (const auto found = inert.find(key.path); found != inert.end())
@@ -147,12 +156,7 @@ std::string to_text(const Config& config) {
 }
 
 Json to_json(const Config& config) {
-  Json root = Json::Object();
-  for (const Key& key : config_keys()) {
-    if (key.status == Status::works) at_path(root, key.path) = value_of(key, &config);
-    else if (const auto found = config.inert.find(key.path); found != config.inert.end())
-      at_path(root, key.path) = found->second;
-  }
+  Json root = json_of(config_keys(), &config, config.inert);
   for (const char* name : {"optimizer", "scheduler"}) {
     Json& section = root[name];
     if (section.at("type").as_string().empty()) section = Json();

@@ -148,4 +148,13 @@ void read_keys(const Json& object, const std::vector<Key>& keys, void* config, c
   Reader(keys, config, said, problems).walk(object, "");
 }
 
+void check_ranges(const std::vector<Key>& keys, void* config, std::vector<std::string>& problems) {
+  for (const Key& key : keys) {
+    if (key.status != Status::works) continue;
+    const Json value = value_of(key, config);
+    if (!assign(key.slot(config), value, key.range))
+      problems.push_back(str(key.path, ": expected ", expected(key), ", got ", shown(value)));
+  }
+}
+
 }  // namespace lockstep::engine

@@ -184,12 +184,7 @@ DType dtype_of(const std::string& name) { return name == "fp32" ? f32 : name == 
 
 void check_values(Config& config, std::vector<std::string>& problems) {
   std::vector<std::string> warnings;
-  for (const Key& key : config_keys()) {
-    if (key.status != Status::works) continue;
-    const data::Json value = value_of(key, &config);
-    if (!assign(key.slot(&config), value, key.range))
-      problems.push_back(str(key.path, ": expected ", expected(key), ", got ", shown(value)));
-  }
+  check_ranges(config_keys(), &config, problems);
   check_params(Kind::optimizer, config.optimizer, problems, warnings);
   check_params(Kind::schedule, config.scheduler, problems, warnings);
   read_sparse_attention(config.sparse_attention, problems);

@@ -98,6 +98,8 @@ std::string table_of(const std::vector<Key>& keys);
 std::string lists_of(const std::vector<Key>& keys);
 /// Where a dotted path leads; objects on the way are made.
 data::Json& at_path(data::Json& root, const std::string& path);
+/// A config as an object of objects: the values of the keys that work, and what the file said of those that do not.
+data::Json json_of(const std::vector<Key>& keys, const void* config, const std::map<std::string, data::Json>& inert);
 
 data::Json json_of(const Slot& slot);
 data::Json value_of(const Key& key, const void* config);
@@ -113,6 +115,8 @@ std::string shown(const data::Json& value);
 /// The value as one of the type of `fallback`, or nullopt. Numbers such as 1e9 are integers; words compare without
 /// case.
 std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range);
+/// Problems of values that are out of range, which only a program can have set.
+void check_ranges(const std::vector<Key>& keys, void* config, std::vector<std::string>& problems);
 /// "config.json: 2 problems\n  ...\n  ..." as an Error; nothing when there are none.
 void fail_if_any(const std::string& origin, const std::vector<std::string>& problems);
 

@@ -33,7 +33,6 @@
 #include "dist/process_group.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/config.h"
-#include "engine/config_source.h"
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"

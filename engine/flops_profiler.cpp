@@ -1,10 +1,10 @@
-#include "engine/flops_profiler.h"
-
+// The flops_profiler.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 
+#include "engine/reports.h"
 #include "tensor/clock.h"
 
 namespace lockstep::engine {

@@ -9,12 +9,10 @@
 
 #include "data/to_device.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/comms_logger.h"
 #include "engine/engine.h"
-#include "engine/flops_profiler.h"
-#include "engine/monitor.h"
 #include "engine/one_bit.h"
 #include "engine/part.h"
+#include "engine/reports.h"
 #include "engine/step_graphs.h"
 #include "parallel/activation_checkpoints.h"
 #include "tensor/clock.h"

@@ -1,5 +1,4 @@
-#include "engine/monitor.h"
-
+// Curves: files that bytes are added to as a run goes on.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 
 #include "dist/fingerprint.h"
 #include "dist/net.h"
+#include "engine/reports.h"
 #include "tensor/check.h"
 
 namespace lockstep::engine {

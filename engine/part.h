@@ -2,7 +2,6 @@
 // What a rank has of a model that is cut: a stage of a pipeline, slices of layers. Not for users: they see engine.h.
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>

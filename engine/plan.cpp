@@ -290,6 +290,11 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
   return p;
 }
 
+const RankBytes& Forecast::fullest() const {
+  return *std::max_element(bytes.begin(), bytes.end(),
+                           [](const RankBytes& a, const RankBytes& b) { return a.total() < b.total(); });
+}
+
 double Forecast::optimizer_traffic() const {
   int64_t state = 0;
   for (const RankBytes& b : bytes) state = std::max(state, b.optimizer + b.optimizer_elsewhere);

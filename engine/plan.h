@@ -37,6 +37,7 @@ struct Forecast {
       0;  ///< stage 3: elements that are whole at a time, beside persistent ones and what is gathered ahead
   double gradient_traffic = 0, parameter_traffic = 0;  ///< bytes that a rank sends in a step
   bool trains(const zero::PlannedUnit& unit) const { return model.parameters[unit.parameters[0]].trains; }
+  const RankBytes& fullest() const;
   /// Bytes that the fullest rank's optimizer reads and writes: state both ways, parameters and gradients one.
   double optimizer_traffic() const;
 };

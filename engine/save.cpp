@@ -22,15 +22,10 @@ namespace {
 std::map<std::string, std::string> tied_names(nn::Module& model) {
   std::map<std::string, std::string> aliases;
   std::map<const void*, std::string> first;
-  for (auto& [prefix, module] : model.named_modules()) {
-    nn::Fields fields;
-    module->fields(fields);
-    for (const auto& entry : fields.entries) {
-      if (!entry.parameter) continue;
-      const std::string name = nn::joined(prefix, entry.name);
-      const auto [known, is_new] = first.try_emplace(entry.parameter->impl().get(), name);
-      if (!is_new && known->second != name) aliases["model." + name] = "model." + known->second;
-    }
+  for (const nn::NamedField& f : nn::named_fields(model)) {
+    if (!f.parameter) continue;
+    const auto [known, is_new] = first.try_emplace(f.key(), f.name);
+    if (!is_new && known->second != f.name) aliases["model." + f.name] = "model." + known->second;
   }
   return aliases;
 }

@@ -179,8 +179,7 @@ void EngineBase::Impl::report(const zero::StepReport& done, double scale_before)
 
 /// What the ledger holds, next to ZeRO's formula.
 std::string EngineBase::Impl::memory_text() {
-  int64_t psi = 0;
-  for (const Variable& p : model.parameters()) psi += p.numel();
+  const int64_t psi = model.parameter_count();
   std::set<std::string> kinds;  // of the optimizer's state
   if (zero)
     for (const zero::StatePiece& piece : zero->state())

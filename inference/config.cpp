@@ -162,12 +162,7 @@ void check_together(Config& c, std::vector<std::string>& problems) {
 }
 
 void check_all(Config& c, std::vector<std::string>& problems) {
-  for (const Key& key : table()) {
-    if (key.status != Status::works) continue;
-    const Json value = value_of(key, &c);
-    if (!assign(key.slot(&c), value, key.range))
-      problems.push_back(str(key.path, ": expected ", expected(key), ", got ", shown(value)));
-  }
+  check_ranges(table(), &c, problems);
   check_together(c, problems);
   fail_if_any(c.origin, problems);
 }
@@ -219,15 +214,7 @@ std::string to_text(const Config& config) {
   return aligned(lines);
 }
 
-Json to_json(const Config& config) {
-  Json root = Json::Object();
-  for (const Key& key : table()) {
-    if (key.status == Status::works) at_path(root, key.path) = value_of(key, &config);
-    else if (const auto found = config.inert.find(key.path); found != config.inert.end())
-      at_path(root, key.path) = found->second;
-  }
-  return root;
-}
+Json to_json(const Config& config) { return json_of(table(), &config, config.inert); }
 
 std::string config_reference() {
   return R"(# The inference configuration

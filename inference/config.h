@@ -15,9 +15,8 @@
 #include <vector>
 
 #include "data/json.h"
-#include "engine/config_source.h"
+#include "engine/config.h"
 #include "tensor/dtype.h"
-#include "zero/zero.h"
 
 namespace lockstep::inference {
 

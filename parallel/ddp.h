@@ -147,7 +147,6 @@ class DistributedDataParallel final : Reducer::Policy {
   void shadow_until_all_ended();
   void shadow_backward();
 
-  // ddp_state.cpp
   std::vector<Tensor> module_buffers() const;
   void sync_buffers();  // before a forward
   void receive_buffers(int root);

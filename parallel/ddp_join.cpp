@@ -5,6 +5,7 @@
 //   rank 1   f b s  f b s  · z    ┘ all ended   z  the same collectives with zeros, no step
 #include <algorithm>
 #include <exception>
+#include <map>
 
 #include "dist/numbers.h"
 #include "parallel/ddp.h"
@@ -71,6 +72,53 @@ Ddp::Join::Join(Ddp& ddp, bool divide_by_active, bool throw_on_early_end)
 Ddp::Join::~Join() noexcept(false) {
   const AtEnd ends([this] { ddp_.join_.reset(); });
   if (std::uncaught_exceptions() == exceptions_) ddp_.shadow_until_all_ended();
+}
+
+// --- buffers, which forward changes, and state by name ---
+
+void Ddp::sync_buffers() {
+  if (options_.broadcast_buffers && !module_buffers().empty())
+    receive_buffers(join_ ? agree(Phase::buffers).active[0] : 0);
+}
+
+std::vector<Tensor> Ddp::module_buffers() const {
+  std::vector<Tensor> all;
+  for (const auto& b : module_.named_buffers()) all.push_back(b.tensor);
+  return all;
+}
+
+void Ddp::receive_buffers(int root) {
+  std::map<std::pair<int, std::string>, std::vector<Tensor>> kinds;  // one collective for each dtype and device
+  for (const Tensor& b : module_buffers()) kinds[{int(b.dtype()), str(b.device())}].push_back(b);
+  for (const auto& [kind, tensors] : kinds) {
+    const Packed packed(tensors);
+    group_.broadcast(packed.whole, root, {.tag = "ddp buffers"});
+    if (group_.rank() == root) continue;
+    for (size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(packed.parts[i]);
+  }
+}
+
+nn::State Ddp::state() {
+  nn::State state;
+  for (auto& [name, tensor] : module_.state()) state.emplace_back("module." + name, tensor);
+  return state;
+}
+nn::LoadReport Ddp::load_state(const nn::State& state, bool strict) {
+  return module_.load_state(without_wrapper(state), strict);
+}
+
+nn::State without_wrapper(const nn::State& state, const std::string& prefix) {
+  const bool all = !state.empty() && std::all_of(state.begin(), state.end(),
+                                                 [&](const auto& entry) { return entry.first.starts_with(prefix); });
+  nn::State plain;
+  for (const auto& [name, tensor] : state) plain.emplace_back(all ? name.substr(prefix.size()) : name, tensor);
+  return plain;
+}
+
+std::vector<std::vector<std::string>> Ddp::buckets() const {
+  std::vector<std::vector<std::string>> names;
+  for (const Bucket& bucket : buckets_) names.push_back(bucket.names);
+  return names;
 }
 
 }  // namespace lockstep::parallel

@@ -1,8 +1,8 @@
-#include "pipeline/draw.h"
-
+// A schedule for the eye.
 #include <algorithm>
 #include <cmath>
 
+#include "pipeline/simulate.h"
 #include "tensor/check.h"
 #include "tensor/suggest.h"
 #include "tensor/svg.h"

@@ -1,7 +1,5 @@
 #include "pipeline/layers.h"
 
-#include <set>
-
 #include "autograd/checkpoint.h"
 #include "autograd/ops.h"
 

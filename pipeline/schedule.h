@@ -1,6 +1,6 @@
 #pragma once
 // A pipeline as data: for each rank a list of actions. One list is checked (schedule_check.h), simulated (simulate.h),
-// printed and drawn (draw.h), and executed (engine.h).
+// printed and drawn (there, too), and executed (engine.h).
 //
 // Vocabulary. p ranks ("stages") share the layers; a batch is m micro-batches. A rank holds v chunks of layers; all p·v
 // chunks in the order of the model are the virtual stages. Backward may be split: the gradient of a stage's input,

@@ -153,8 +153,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   double moved = 0;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const engine::Forecast& stage = plan.stages[s];
-    for (const engine::RankBytes& b : stage.bytes)
-      if (b.total() > p.memory.total()) p.memory = b;
+    if (stage.fullest().total() > p.memory.total()) p.memory = stage.fullest();
     moved = std::max(moved, stage.optimizer_traffic());
     p.gradient_bytes = std::max(p.gradient_bytes, stage.gradient_traffic);
     p.parameter_bytes = std::max(p.parameter_bytes, stage.parameter_traffic);

@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <iostream>
-#include <tuple>
 
 #include "data/tokenizer.h"
 #include "data/words.h"

@@ -1,7 +1,6 @@
 #include "train/options.h"
 
 #include <charconv>
-#include <cmath>
 #include <cstdlib>
 
 #include "tensor/check.h"

@@ -1,7 +1,6 @@
 #include "train/scoring.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numbers>
 
 #include "nn/sampling.h"

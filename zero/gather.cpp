@@ -1,7 +1,5 @@
 #include "zero/gather.h"
 
-#include <algorithm>
-
 #include "tensor/ops.h"
 
 namespace lockstep::zero {

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
-#include <numeric>
 
 #include "dist/launcher/launch.h"
 #include "tensor/check.h"

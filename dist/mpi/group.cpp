@@ -5,10 +5,8 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <array>
 #include <climits>
 #include <cstring>
-#include <map>
 #include <thread>
 
 #include "dist/auth.h"

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <map>
-#include <system_error>
 
 #include "dist/auth.h"
 #include "dist/error.h"

@@ -1,7 +1,6 @@
 #include "engine/checkpoint/layout.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "dist/shard.h"

@@ -1,7 +1,6 @@
 // A load: rank 0 finds the checkpoint and tells all its manifest; every rank says what it misses, all files that
 // anybody needs are verified once, and only when all agree are tensors filled.
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <set>
 

@@ -1,7 +1,6 @@
 #include "inference/serve/api.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "tensor/suggest.h"
 

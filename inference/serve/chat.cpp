@@ -1,6 +1,5 @@
 #include "inference/serve/chat.h"
 
-#include <algorithm>
 #include <filesystem>
 
 #include "data/files.h"

@@ -1,8 +1,6 @@
 #include "inference/serve/simulate.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <map>
 #include <sstream>
 
 #include "tensor/check.h"

@@ -1,7 +1,6 @@
 #include "parallel/device_map/parts.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 namespace lockstep::device_map {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <optional>
 #include <set>
@@ -12,6 +11,7 @@
 #include "tensor/device_memory.h"
 #include "tensor/quantity.h"
 #include "tensor/suggest.h"
+#include "tensor/svg.h"
 
 namespace lockstep::device_map {
 
@@ -299,6 +299,54 @@ std::string Placement::text() const {
   for (const auto& [place, bytes] : held) line("all", place, bytes);
   if (reserved > 0) line("kept free", Location(main).name, reserved);
   return text;
+}
+
+std::string draw_svg(const Placement& plan) {
+  std::vector<Location> columns;
+  for (const auto& [place, bytes] : plan.held) columns.emplace_back(place);
+  if (!plan.held.count(Location(plan.main).name)) columns.emplace_back(plan.main);
+  std::sort(columns.begin(), columns.end());
+  LOCKSTEP_CHECK(columns.size() <= 16, "[draw] expected 16 places or fewer, got ", columns.size(),
+                 "; text() prints any number");
+  int64_t most = 1;
+  for (const Location& place : columns) most = std::max(most, plan.needed(place));
+  constexpr double left = 16, top = 44, column = 170, gap = 18, tall = 300;
+  const double page = left + double(columns.size()) * (column + gap), height = top + tall + 34;
+  std::string out = svg::begin(page, height);
+  const auto text = [&](double x, double y, const std::string& words, double size, const char* color) {
+    out += svg::text(x, y, words, size, color, "middle");
+  };
+  const auto box = [&](double x, double y, double h, const char* fill, const char* more, const std::string& words) {
+    out += svg::rect(x, y, column, std::max(h, 0.5),
+                     str(" rx=\"2\" fill=\"", fill, "\" stroke=\"#37474f\" stroke-width=\"0.8\"", more));
+    if (h >= 11) text(x + column / 2, y + h / 2 + 4, words, 11, "#102027");
+  };
+  for (size_t i = 0; i < columns.size(); ++i) {
+    const std::string& place = columns[i].name;
+    const double x = left + double(i) * (column + gap);
+    const int64_t bytes = plan.held.count(place) ? plan.held.at(place) : 0;
+    text(x + column / 2, 20, place == "cpu" ? "cpu: host memory" : place, 13, "#102027");
+    text(x + column / 2, 36, str(bytes, " bytes"), 11, "#546e7a");
+    double bottom = top + tall;
+    for (size_t k = 0; k < plan.parts.size(); ++k) {
+      const Part& part = plan.parts[k];
+      if (plan.places[k].name != place) continue;
+      const double h = tall * double(part.bytes) / double(most);
+      bottom -= h;
+      box(x, bottom, h,
+          place == "cpu"    ? "#ffe0b2"
+          : place == "disk" ? "#cfd8dc"
+                            : "#bbdefb",
+          "", (part.name.empty() ? "the model" : part.name) + (part.own ? "'s own" : ""));
+    }
+    if (place == Location(plan.main).name && plan.reserved > 0) {
+      const double h = tall * double(plan.reserved) / double(most);
+      box(x, bottom - h, h, "none", " stroke-dasharray=\"4 3\"", "kept free: " + std::to_string(plan.reserved));
+    }
+  }
+  text(page / 2, height - 12, "parts of host memory and disk come to " + Location(plan.main).name + " while they run",
+       11, "#546e7a");
+  return out + svg::end;
 }
 
 }  // namespace lockstep::device_map

@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "autograd/autocast.h"
+#include "autograd/tape.h"
 #include "nn/init.h"
-#include "parallel/moe/rows.h"
 #include "tensor/random.h"
 
 namespace lockstep::moe {
@@ -37,6 +37,34 @@ Tensor gumbel_like(const Tensor& x) {
 
 Tensor index_of(const std::vector<int64_t>& values, Device device) {
   return Tensor::from(values, {int64_t(values.size())}).to(device);
+}
+
+Tensor exchange(const Tensor& x, const std::vector<int64_t>& to_each, const std::vector<int64_t>& from_each,
+                dist::ProcessGroup& group, const char* tag) {
+  const Tensor out =
+      empty({std::accumulate(from_each.begin(), from_each.end(), int64_t(0)), x.size(1)}, {x.dtype(), x.device()});
+  group.all_to_all(out, from_each, x.contiguous(), to_each, {.tag = tag}).wait();
+  return out;
+}
+
+/// Rows of x (N, C), to_each[r] of them for rank r, in order; gives the from_each[r] rows of every rank r. On the tape.
+Variable exchange_rows(const Variable& x, const std::vector<int64_t>& to_each, const std::vector<int64_t>& from_each,
+                       const std::shared_ptr<dist::ProcessGroup>& group, const char* tag) {
+  Tensor out = exchange(x.tensor(), to_each, from_each, *group, tag);
+  if (!needs_grad({&x})) return out;
+  return record("exchange_rows", {&x}, std::move(out), [to_each, from_each, group, tag](Backward& back) {
+    back.give(0, exchange(back.grad(), from_each, to_each, *group, tag));
+  });
+}
+
+/// out[index[i]] += x[i], in the order of i; out (size, C). On the tape.
+Variable add_rows(const Variable& x, const Tensor& index, int64_t size) {
+  Tensor out = zeros({size, x.size(1)}, {x.dtype(), x.device()});
+  index_add_(out, 0, index, x.tensor());
+  if (!needs_grad({&x})) return out;
+  return record("add_rows", {&x}, std::move(out), [index = Saved(index)](Backward& back) {
+    back.give(0, index_select(back.grad(), 0, index.get("add_rows")));
+  });
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 //   tokens   a b c d e f        choices 1 0 1 1 0 1        capacity 3
 //   expert 0:  b e
 //   expert 1:  a c d   (f is dropped: only the residual connection carries it on)
-#include <string>
 #include <vector>
 
 #include "tensor/tensor.h"

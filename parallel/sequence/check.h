@@ -1,6 +1,5 @@
 #pragma once
 // What both ways of attention check and share. Not for users.
-#include <cmath>
 
 #include "autograd/autocast.h"
 #include "parallel/sequence/attention.h"

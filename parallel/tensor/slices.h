@@ -4,7 +4,6 @@
 //
 //   a packed projection, 2 ranks                 rank 0        rank 1
 //   q q q q │ k k k k │ v v v v                  q q k k v v   q q k k v v        blocks {4, 4, 4}
-#include <string>
 #include <vector>
 
 #include "dist/process_group.h"

@@ -5,9 +5,7 @@
 
 #include "data/safetensors.h"
 #include "dist/fingerprint.h"
-#include "engine/comms_logger.h"
-#include "engine/flops_profiler.h"
-#include "engine/monitor.h"
+#include "engine/reports.h"
 #include "tests/engine/util.h"
 
 using namespace lockstep;

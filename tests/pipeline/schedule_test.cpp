@@ -7,8 +7,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "pipeline/draw.h"
 #include "pipeline/schedule_check.h"
+#include "pipeline/simulate.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
