@@ -12,6 +12,7 @@
 
 #include "tensor/check.h"
 #include "tensor/cuda/runtime.h"
+#include "tensor/cuda/streams.h"
 
 namespace lockstep::on_cuda::blas {
 

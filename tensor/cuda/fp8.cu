@@ -9,13 +9,14 @@ namespace lockstep::on_cuda {
 namespace {
 
 constexpr int threads = 256, side = 64, run = 4, lanes = side / run, high = threads / lanes;
+constexpr Fp8Format format_of(bool is_e5m2) { return is_e5m2 ? Fp8Format::e5m2 : Fp8Format::e4m3; }
 struct alignas(4) Codes {
   uint8_t v[run];
 };
 
 /// A block takes tiles of side x side; a thread has `run` neighbours in every `high`-th row, and then in every
 /// `high`-th column. aligned: runs are whole, and lie at multiples of their size.
-template <Fp8Format format, class T, bool aligned>
+template <bool is_e5m2, class T, bool aligned>
 __global__ void __launch_bounds__(threads)
     cast_kernel(const T* x, int64_t rows, int64_t columns, int64_t tiles_across, int64_t tiles, const float* scale,
                 float* amax, uint8_t* codes, uint8_t* turned) {
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(threads)
         if constexpr (!aligned) v.v[j] = c + j < columns ? x[r * columns + c + j] : T(0.f);
         const float value = float(v.v[j]), size = fabsf(value);
         most = size > most ? size : most;  // not NaN
-        made.v[j] = encode_fp8<format>(value * factor);
+        made.v[j] = encode_fp8<format_of(is_e5m2)>(value * factor);
         if (turned) tile[i][at + j] = made.v[j];
       }
       if (!codes) continue;
@@ -72,15 +73,15 @@ __global__ void __launch_bounds__(threads)
   if (threadIdx.x == 0) atomicMax(reinterpret_cast<int*>(amax), std::bit_cast<int>(most));
 }
 
-template <Fp8Format format, class T>
+template <bool is_e5m2, class T>
 __global__ void __launch_bounds__(threads) read_kernel(const uint8_t* codes, int64_t n, T* out) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
-    out[i] = T(decode_fp8<format>(codes[i]));
+    out[i] = T(decode_fp8<format_of(is_e5m2)>(codes[i]));
 }
 
 template <class Fn> void with_format(Fp8Format format, Fn&& fn) {
-  if (format == Fp8Format::e4m3) fn.template operator()<Fp8Format::e4m3>();
-  else fn.template operator()<Fp8Format::e5m2>();
+  if (format == Fp8Format::e4m3) fn.template operator()<false>();
+  else fn.template operator()<true>();
 }
 
 }  // namespace
@@ -94,7 +95,7 @@ void cast_fp8(const Tensor& x, Fp8Format format, const Tensor& scale, Tensor& am
     const T* const from = x.data<T>();
     const bool aligned = rows % run == 0 && columns % run == 0 && is_aligned(from, run) && is_aligned(to, run) &&
                          is_aligned(across_to, run);
-    with_format(format, [&]<Fp8Format f> {
+    with_format(format, [&]<bool f> {
       cuda::launch({"cast_fp8", dim3(cuda::blocks_for(tiles, 1)), dim3(threads)},
                    aligned ? cast_kernel<f, T, true> : cast_kernel<f, T, false>, from, rows, columns, across, tiles,
                    scale.data<float>(), most, to, across_to);
@@ -104,7 +105,7 @@ void cast_fp8(const Tensor& x, Fp8Format format, const Tensor& scale, Tensor& am
 
 void read_fp8(const Tensor& codes, Fp8Format format, Tensor& out) {
   dispatch<float, BFloat16>(out.dtype(), "read_fp8", [&]<class T> {
-    with_format(format, [&]<Fp8Format f> {
+    with_format(format, [&]<bool f> {
       cuda::launch({"read_fp8", dim3(cuda::blocks_for(out.numel(), threads)), dim3(threads)}, read_kernel<f, T>,
                    codes.data<uint8_t>(), out.numel(), out.data<T>());
     });

@@ -15,7 +15,6 @@
 #include "tensor/cuda/cublaslt.h"
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/runtime.h"
-#include "tensor/cuda/streams.h"
 #include "tensor/ops.h"
 
 namespace lockstep::on_cuda {

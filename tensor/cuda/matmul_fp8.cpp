@@ -6,7 +6,6 @@
 
 #include "tensor/cuda/cublaslt.h"
 #include "tensor/cuda/cuda_kernels.h"
-#include "tensor/cuda/streams.h"
 #include "tensor/fp8.h"
 #include "tensor/ops.h"
 

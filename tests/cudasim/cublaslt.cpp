@@ -405,8 +405,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
   const bool with_bias = p.d.epilogue & (bias_bit | bgrad_bit | bgrada_bit | bgradb_bit);
   for (const void* scale : {p.d.scale_a, p.d.scale_b})
     if (scale && !fake::is_inside(scale, sizeof(float))) return CUBLAS_STATUS_INVALID_VALUE;
-  for (const void* optional : {p.d.epilogue & aux_bit ? p.d.aux : nullptr, with_bias ? p.d.bias : nullptr, p.d.scale_a,
-                               p.d.scale_b, algorithm.workspace > 0 ? workspace : nullptr})
+  for (const void* optional :
+       std::initializer_list<const void*>{p.d.epilogue & aux_bit ? p.d.aux : nullptr, with_bias ? p.d.bias : nullptr,
+                                          p.d.scale_a, p.d.scale_b, algorithm.workspace > 0 ? workspace : nullptr})
     if (optional && device_of(optional) < 0) return CUBLAS_STATUS_INVALID_VALUE;
   if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
   const double first = get(alpha, p.d.scale, 0),
