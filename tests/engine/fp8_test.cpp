@@ -39,11 +39,13 @@ struct Fp8Run {
   nn::GPT::Options model = {.vocab = 40, .context = 16, .layers = 2, .width = 32, .heads = 2, .dropout = 0.1};
 };
 
+/// Counts from anywhere, and three tokens in ten are others.
 pipeline::Sample sentence(int64_t step, int64_t micro) {
   manual_seed(9);
   set_random_step(uint64_t(step), uint64_t(micro));
   const Tensor start = randint(0, 40, {2, 1}), tokens = add(start, arange(17).view({1, 17}).expand({2, 17}));
-  const Tensor all = where(lt(tokens, full_like(tokens, 40)), tokens, sub(tokens, full_like(tokens, 40)));
+  const Tensor counted = where(lt(tokens, full_like(tokens, 40)), tokens, sub(tokens, full_like(tokens, 40)));
+  const Tensor all = where(bernoulli({2, 17}, 0.3).to(boolean), randint(0, 40, {2, 17}), counted);
   return {{all.narrow(1, 0, 16).contiguous()}, {all.narrow(1, 1, 16).contiguous()}};
 }
 
@@ -67,7 +69,10 @@ std::vector<double> losses(const Fp8Run& run, const std::string& name) {
     engine::InitializeArgs args{.optimizer = make_adamw, .config = config_of(run), .mesh = &mesh, .log = quiet};
     if (plan.tp > 1) args.sliced = tensor_parallel::apply(*gpt, mesh.tp());
     auto e = engine::initialize({.model = gpt, .partition_method = "uniform"}, std::move(args));
-    if (!run.load.empty()) REQUIRE(e.load_checkpoint(run.load));
+    if (!run.load.empty()) {
+      const bool found = e.load_checkpoint(run.load).has_value();
+      REQUIRE(found);
+    }
     std::vector<double> found;
     while (e.global_steps() < run.steps) {
       e.train_batch([&](int64_t micro) { return std::optional(sentence(e.global_steps(), micro)); });
@@ -251,7 +256,7 @@ TEST_CASE("fp8: a run goes on with the same bits, on other ranks, too") {
 }
 
 TEST_CASE("fp8: a small GPT learns as in bf16") {
-  Fp8Run run{.accumulation = 1, .steps = 100};
+  Fp8Run run{.accumulation = 4, .steps = 150};
   run.model.dropout = 0;
   run.fp8.amax_history_len = 16;
   const std::vector<double> eight = losses(run, "dp1");
@@ -263,9 +268,9 @@ TEST_CASE("fp8: a small GPT learns as in bf16") {
     for (size_t i = all.size() - 10; i < all.size(); ++i) sum += all[i] / 10;
     return sum;
   };
-  MESSAGE("loss after 100 steps: fp8 " << last(eight) << ", bf16 " << last(sixteen));
-  CHECK(last(sixteen) < 0.5 * sixteen[0]);
-  CHECK(std::abs(last(eight) - last(sixteen)) < 0.02 * sixteen[0]);
+  MESSAGE("loss after 150 steps: fp8 " << last(eight) << ", bf16 " << last(sixteen));
+  CHECK(last(sixteen) < 0.85 * sixteen[0]);
+  CHECK(last(eight) == doctest::Approx(last(sixteen)).epsilon(0.02));
 }
 
 TEST_CASE("fp8: what is refused") {
