@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* fp8_name = "linear_fp8";
 
-Tensor rows_of(const Tensor& x) {
+Tensor fp8_rows(const Tensor& x) {
   return x.dim() == 2 ? x.contiguous() : x.contiguous().view({x.numel() / x.size(-1), x.size(-1)});
 }
 
@@ -53,8 +53,8 @@ Variable linear_fp8(const Variable& input, const Variable& w, const Variable& sh
   };
   const Fp8Scales::Of &of_x = scales[Fp8Role::input], &of_w = scales[Fp8Role::weight],
                       &of_g = scales[Fp8Role::gradient];
-  const Fp8Cast x8 = cast(rows_of(x.tensor()), of_x, scales.notes, true, recorded && w.requires_grad());
-  const Tensor w8 = cast(rows_of(w.tensor()), of_w, scales.notes, true, false).codes;
+  const Fp8Cast x8 = cast(fp8_rows(x.tensor()), of_x, scales.notes, true, recorded && w.requires_grad());
+  const Tensor w8 = cast(fp8_rows(w.tensor()), of_w, scales.notes, true, false).codes;
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.size(0);
   const DType dtype = x.dtype();
@@ -69,11 +69,11 @@ Variable linear_fp8(const Variable& input, const Variable& w, const Variable& sh
       [x8 = Saved(x8.turned), w = kept_w, of_x, of_w, of_g, scale_x = Saved(of_x.scale_inv),
        scale_w = Saved(of_w.scale_inv), cast, shape = x.shape(), dtype, wide = w.dtype()](Backward& back) {
         scale_x.get(fp8_name), scale_w.get(fp8_name);  // are those of forward, or an error
-        const Tensor g = rows_of(back.grad());
+        const Tensor g = fp8_rows(back.grad());
         if (back.needs(0) || back.needs(1)) {
           const Fp8Cast g8 = cast(g, of_g, true, back.needs(0), back.needs(1));
           if (back.needs(0)) {
-            const Tensor w8 = cast(rows_of(back.input(1, w)), of_w, false, false, true).turned;
+            const Tensor w8 = cast(fp8_rows(back.input(1, w)), of_w, false, false, true).turned;
             back.give(0,
                       matmul_fp8({g8.codes, of_g.format, of_g.scale_inv}, {w8, of_w.format, of_w.scale_inv}, {}, dtype)
                           .view(shape));

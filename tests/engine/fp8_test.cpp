@@ -49,7 +49,7 @@ pipeline::Sample sentence(int64_t step, int64_t micro) {
   return {{all.narrow(1, 0, 16).contiguous()}, {all.narrow(1, 1, 16).contiguous()}};
 }
 
-Config config_of(const Fp8Run& run) {
+Config fp8_config(const Fp8Run& run) {
   Config c{.train_micro_batch_size_per_gpu = 2, .gradient_accumulation_steps = run.accumulation};
   c.zero_optimization.stage = run.stage;
   c.zero_optimization.stage3_param_persistence_threshold = 500;
@@ -66,7 +66,7 @@ std::vector<double> losses(const Fp8Run& run, const std::string& name) {
     const parallel::Mesh mesh(plan, dist::world());
     manual_seed(4);
     const auto gpt = std::make_shared<nn::GPT>(run.model);
-    engine::InitializeArgs args{.optimizer = make_adamw, .config = config_of(run), .mesh = &mesh, .log = quiet};
+    engine::InitializeArgs args{.optimizer = make_adamw, .config = fp8_config(run), .mesh = &mesh, .log = quiet};
     if (plan.tp > 1) args.sliced = tensor_parallel::apply(*gpt, mesh.tp());
     auto e = engine::initialize({.model = gpt, .partition_method = "uniform"}, std::move(args));
     if (!run.load.empty()) {
