@@ -3,6 +3,7 @@
 #include <string>
 
 #include "autograd/autocast.h"
+#include "autograd/fp8.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
 #include "autograd/unary_grad.h"
@@ -84,6 +85,7 @@ Variable outer(const Variable& a, const Variable& b) {
 }
 
 Variable linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation) {
+  if (const Fp8Scales* const fp8 = Fp8Scope::for_product(x, w)) return linear_fp8(x, w, bias, activation, *fp8);
   if (Autocast::enabled()) {
     const Variable low_x = Autocast::low(x), low_w = Autocast::low(w), low_bias = Autocast::low(bias);
     if (low_x.impl() != x.impl() || low_w.impl() != w.impl() || low_bias.impl() != bias.impl())

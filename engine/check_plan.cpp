@@ -100,6 +100,10 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
          "context_parallel.attention is of context parallelism, and there is none; add cpN to the plan");
   refuse(plan.cp > 1 && c.sparse_attention.is_object(),
          str("sparse_attention with cp", plan.cp, " is not built; leave one of them out"));
+  refuse(c.fp8.enabled && plan.ep > 1,
+         str("fp8.enabled with ep", plan.ep,
+             ": ranks with other experts would have to agree on their scales, which is not built; leave ep out, or "
+             "take bf16"));
   if (plan.pp * plan.tp == 1) return reasons;
   refuse(
       !c.managed_gradient_accumulation,

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "data/json.h"
+#include "nn/fp8.h"
 #include "nn/module.h"
 #include "nn/sparse.h"
 #include "optim/loss_scaler.h"
@@ -61,6 +62,14 @@ struct Bf16Config {
   bool enabled = false;
   bool auto_cast = false;
   bool check_grad_overflow = true;  ///< a step with NaN or infinity is skipped
+};
+
+/// Linears in 8-bit floats (nn/fp8.h); all else in bf16.
+struct Fp8Config {
+  bool enabled = false;
+  std::string format = "hybrid";  ///< "e4m3": gradients, too
+  int64_t margin = 0, amax_history_len = 1024;
+  std::string amax_compute_algo = "max";  ///< "most_recent"
 };
 
 /// Sizes count elements.
@@ -158,6 +167,7 @@ struct Config {
 
   Fp16Config fp16;
   Bf16Config bf16;
+  Fp8Config fp8;
   DataTypesConfig data_types;
   ZeroConfig zero_optimization;
   zero::AioOptions aio;
@@ -209,6 +219,8 @@ zero::ZeroOptions zero_options(const Config& config);
 std::optional<nn::SparsityConfig> sparse_attention(const Config& config);
 /// f32, or what fp16 or bf16 ask for: the dtype of parameters.
 DType parameter_dtype(const Config& config);
+/// nullopt without fp8.
+std::optional<nn::Fp8Options> fp8_options(const Config& config);
 /// nullopt without fp16. A static loss scale is one whose window never ends.
 std::optional<optim::DynamicLossScaler::Options> loss_scaler_options(const Config& config);
 

@@ -108,6 +108,8 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
   const std::string stage = str("zero_optimization.stage is ", z.stage);
   require(!(c.fp16.enabled && c.bf16.enabled),
           "fp16.enabled and bf16.enabled: expected one of them at most; leave one out");
+  require(!(c.fp16.enabled && c.fp8.enabled),
+          "fp16.enabled and fp8.enabled: fp8 stands on bf16; leave fp16 out, or fp8");
   if (c.fp16.enabled && c.fp16.loss_scale == 0) {
     const double begin = std::exp2(double(c.fp16.initial_scale_power));
     require(begin >= c.fp16.min_loss_scale,
@@ -238,6 +240,16 @@ zero::ZeroOptions zero_options(const Config& config) {
 }
 
 DType parameter_dtype(const Config& config) { return config.fp16.enabled ? f16 : config.bf16.enabled ? bf16 : f32; }
+
+std::optional<nn::Fp8Options> fp8_options(const Config& config) {
+  const Fp8Config& f = config.fp8;
+  if (!f.enabled) return std::nullopt;
+  using Amax = nn::Fp8Options::Amax;
+  return nn::Fp8Options{.hybrid = f.format == "hybrid",
+                        .margin = f.margin,
+                        .amax_history_len = f.amax_history_len,
+                        .amax_compute_algo = f.amax_compute_algo == "max" ? Amax::max : Amax::most_recent};
+}
 
 std::optional<optim::DynamicLossScaler::Options> loss_scaler_options(const Config& config) {
   const Fp16Config& f = config.fp16;

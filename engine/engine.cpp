@@ -107,6 +107,14 @@ struct EngineBase::Impl::Agreed {
                    to_string(plan),
                    " cuts the model, got one of the whole model; give .optimizer = "
                    "[](nn::Module& part) { ... }");
+    if (config.fp8.enabled) {
+      LOCKSTEP_CHECK(args.autocast.value_or(bf16) == bf16 && module.autocast.value_or(bf16) == bf16,
+                     "[initialize] fp8.enabled expects all else in bf16, got autocast in f16; leave one of them out");
+      LOCKSTEP_CHECK(!module.forward,
+                     "[initialize] fp8.enabled expects the model's own forward, got another one, whose replicas of the "
+                     "model have no scales; use ranks in place of --parallel dp");
+      if (!config.bf16.enabled) module.autocast = bf16;
+    }
     config = resolve(std::move(config), plan.dp);
     LOCKSTEP_CHECK(!args.grad_scaler || !config.fp16.enabled,
                    "[initialize] expected fp16.enabled or a grad_scaler, got both");
@@ -205,6 +213,10 @@ void EngineBase::Impl::start(const InitializeArgs& args) {
   if (scaler || grad_scaler) options.nonfinite = zero::NonFinite::skip;
   options.spread = spread_experts(args.mesh);
   watch();  // before ZeRO does, so that no_sync() is known when it sees the first gradient
+  if (const auto how = fp8_options(config)) {
+    fp8 = std::make_unique<nn::Fp8Scaling>(model, *how);
+    say(fp8->text());
+  }
   const ActivationCheckpointingConfig& a = config.activation_checkpointing;
   if (a.enabled) {
     checkpoints.emplace(
@@ -291,6 +303,7 @@ void EngineBase::Impl::close() noexcept {
   graphs.drop();
   zero.reset();
   one_bit.reset();
+  fp8.reset();
   monitors.clear();
 }
 

@@ -101,6 +101,7 @@ struct EngineBase::Impl {
                 const std::function<zero::StepReport(const zero::StepOptions&)>& run);
   void gather_losses();
   std::vector<double> sum_of_ranks(const std::vector<double>& mine, const char* tag) const;
+  void update_fp8();
   void report(const zero::StepReport& done, double scale_before);
   std::string memory_text();
   std::vector<double> learning_rates() const;
@@ -111,6 +112,8 @@ struct EngineBase::Impl {
   std::vector<checkpoints::Piece> pieces(
       const std::set<std::string>& without);  // of the model and its optimizer, that this rank saves
   bool has_state() const { return !part || !part->nothing; }
+  std::vector<checkpoints::Piece> fp8_pieces() const;
+  bool want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted);
   checkpoints::Numbers own_numbers() const;  // the optimizer's
   std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);
   void load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer);
@@ -137,6 +140,7 @@ struct EngineBase::Impl {
   std::optional<parallel::ActivationCheckpoints> checkpoints;
   std::unique_ptr<zero::Zero> zero;  // or, when the optimizer moves gradients itself,
   std::unique_ptr<OneBit> one_bit;
+  std::unique_ptr<nn::Fp8Scaling> fp8;
   std::unique_ptr<Loader> loader;
   std::optional<data::RepeatingLoader<data::Example>> batches;  // of it, for train_batch()
   std::optional<data::ToDevice> to_device;

@@ -72,6 +72,18 @@ std::vector<checkpoints::Piece> EngineBase::Impl::pieces(const std::set<std::str
   return all;
 }
 
+/// "optimizer.fp8_scale.NAME" and "optimizer.fp8_amax_history.NAME" of each Linear: who reads the model alone passes
+/// them by.
+std::vector<checkpoints::Piece> EngineBase::Impl::fp8_pieces() const {
+  std::vector<checkpoints::Piece> all;
+  if (!fp8) return all;
+  for (const nn::Fp8Scaling::Piece& piece : fp8->state()) {
+    all.push_back(checkpoints::whole("optimizer.fp8_scale." + piece.name, piece.scale));
+    all.push_back(checkpoints::whole("optimizer.fp8_amax_history." + piece.name, piece.history));
+  }
+  return all;
+}
+
 checkpoints::Numbers EngineBase::Impl::own_numbers() const {
   checkpoints::Numbers numbers;
   if (has_state()) put(numbers, "", zero ? zero->numbers() : one_bit->numbers());
@@ -82,6 +94,7 @@ checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
   checkpoints::Contents c;
   const std::set<std::string> frozen = args.exclude_frozen_parameters ? frozen_names(model) : std::set<std::string>{};
   c.pieces = pieces(frozen);
+  for (checkpoints::Piece& piece : fp8_pieces()) c.pieces.push_back(std::move(piece));
   for (const auto& [name, to] : tied_names(model))
     if (!frozen.count(to)) c.aliases[name] = to;
   c.numbers = own_numbers();
@@ -217,6 +230,8 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     if (has("model." + b.name) || args.load_module_strict)
       wanted.push_back(checkpoints::whole("model." + b.name, here));
   }
+  const bool with_fp8 = with_optimizer && fp8 && want_fp8(*info, wanted);
+  if (!with_fp8) options.skip.push_back("optimizer.fp8_");
   const auto found = checkpoints::load(info->path, wanted, all, options);
   LOCKSTEP_CHECK(found, "[load_checkpoint] ", info->path, " was there a moment ago, and is gone");
   for (auto& [to, from] : buffers) to.copy_(from);
@@ -227,11 +242,29 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
         own.tensor.copy_(weight.tensor.view(own.tensor.shape()));
     }
   }
+  if (with_fp8) fp8->loaded();
   if (!args.load_module_only) load_numbers(*found, args, with_optimizer);
   if (zero) zero->loaded();
   else one_bit->loaded();
   batches.reset();  // the training data go on elsewhere
   return found;
+}
+
+/// Adds the scales of fp8 to what is wanted. False, where there are none.
+bool EngineBase::Impl::want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted) {
+  const auto first = info.tensors.lower_bound("optimizer.fp8_");
+  if (first == info.tensors.end() || !first->first.starts_with("optimizer.fp8_")) {
+    say("warning: " + info.path + " was saved without fp8; its scales start at 1");
+    return false;
+  }
+  for (const checkpoints::Piece& piece : fp8_pieces()) {
+    const auto saved = info.tensors.find(piece.name);
+    LOCKSTEP_CHECK(saved == info.tensors.end() || saved->second.shape == piece.shape, "[load_checkpoint] ", info.path,
+                   " has ", piece.name, " ", saved->second.shape, ", and this engine ", piece.shape,
+                   ": set fp8.amax_history_len to ", saved->second.shape[saved->second.shape.rank() - 1]);
+    wanted.push_back(piece);
+  }
+  return true;
 }
 
 void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer) {

@@ -109,6 +109,7 @@ void EngineBase::Impl::end_step(double start, std::optional<double> metric,
     failed = true;
     throw;
   }
+  if (fp8) update_fp8();
   if (grad_scaler) grad_scaler->update(done.skipped);
   norm = done.norm;
   skipped_steps += done.skipped;
@@ -123,6 +124,15 @@ void EngineBase::Impl::end_step(double start, std::optional<double> metric,
   group->control().set_step(uint64_t(global_steps + 1));
   times.step = milliseconds_since(start);
   report(done, scale_before);
+}
+
+/// Scales of the next step, of the largest numbers at all ranks that have these Linears or parts of them.
+void EngineBase::Impl::update_fp8() {
+  fp8->update([this](const Tensor& amax) {
+    const dist::CollectiveOptions how{.op = dist::ReduceOp::max, .tag = "largest numbers of a step"};
+    if (group->size() > 1) group->all_reduce(amax, how);
+    if (plan.tp > 1) (own_mesh ? own_mesh->tp() : part->mesh->tp()).all_reduce(amax, how);
+  });
 }
 
 void EngineBase::Impl::report(const zero::StepReport& done, double scale_before) {

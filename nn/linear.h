@@ -1,5 +1,6 @@
 #pragma once
 // Linear, two of them as an Mlp, Embedding, EmbeddingBag and Head.
+#include "autograd/fp8.h"
 #include "nn/module.h"
 #include "tensor/quantized.h"
 
@@ -44,11 +45,14 @@ struct Linear : Layer<Linear> {
   std::shared_ptr<QuantizedWeight> quantized;
   Product product;  ///< stands in for linear(), when set: parallel/tensor/ puts one here that works on slices
   std::shared_ptr<Module>
-      adapter;  ///< what it makes of x is added before the activation, when there is one (nn/lora.h)
+      adapter;                     ///< what it makes of x is added before the activation, when there is one (nn/lora.h)
+  std::shared_ptr<Fp8Scales> fp8;  ///< it multiplies in fp8, when set (nn/fp8.h)
 
  private:
   Variable base(const Variable& x, Activation activation) {
     const Variable w = quantized ? quantized->handle() : weight;
+    if (fp8) fp8->notes = is_training() && NoGrad::grad_enabled();
+    const Fp8Scope here(fp8.get());
     return product ? product(x, w, bias, activation) : linear(x, w, bias, activation);
   }
   Variable adapted(const Variable& x, Activation activation);

@@ -8,6 +8,7 @@
 #include "nn/container.h"
 #include "nn/conv.h"
 #include "nn/cut.h"
+#include "nn/fp8.h"
 #include "nn/generate.h"
 #include "nn/init.h"
 #include "nn/layer_list.h"

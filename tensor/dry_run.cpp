@@ -10,6 +10,7 @@
 
 #include "tensor/backend.h"
 #include "tensor/check.h"
+#include "tensor/fp8.h"
 #include "tensor/kernels.h"
 #include "tensor/quantized.h"
 
@@ -42,6 +43,7 @@ void see(DryKernel& kernel, const std::vector<Tensor>& all) {
   for (const Tensor& x : all) add_operand(kernel, x, true);
 }
 void see(DryKernel& kernel, const Quantized& q) { see(kernel, q.codes), see(kernel, q.scales); }
+void see(DryKernel& kernel, const Fp8Matrix& m) { see(kernel, m.codes), see(kernel, m.scale_inv); }
 void see(DryKernel& kernel, const AttentionArgs& args) { kernel.causal = args.causal; }
 void see(DryKernel& kernel, uint32_t dims) { kernel.reduced = dims; }
 void see(DryKernel& kernel, const MatmulArgs& args) {

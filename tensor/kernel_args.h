@@ -41,6 +41,9 @@ struct MatmulArgs {
 };
 
 struct Quantized;  // tensor/quantized.h
+struct Fp8Matrix;  // tensor/fp8.h
+/// Of floats in 8 bits (tensor/float8.h).
+enum class Fp8Format : uint8_t { e4m3, e5m2 };
 
 /// How x meets a weight in codes. Not dynamic: x as it is, and the weight's values. dynamic (row8): each row of x in
 /// 8-bit codes of its own, too, and a product of whole numbers; but what is as large as `threshold` (0: nothing is)

@@ -145,7 +145,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("sample --greedy and --beams", greedy["text"] != "" and beams["text"] != "", f"{greedy} {beams}")
     refused("an empty stop string", ["gpt", "sample", d / "whole", "--prompt", "a", "--stop", ""], "stop string is empty")
     check("a seed gives one text", again.stdout == sample.stdout)
-    for precision in ("bf16", "f16"):
+    for precision in ("bf16", "f16", "fp8"):
         low = run("gpt", "train", *tiny, "--steps", 20, "--precision", precision)
         check(f"train in {precision}", low.returncode == 0 and result(low)["loss"] < 6, low.stdout + low.stderr)
     exported = run("gpt", "train", *tiny, "--steps", 2, "--export", d / "hf")

@@ -53,15 +53,16 @@ std::vector<int64_t> Dealing::real(int64_t batch) const {
 namespace {
 
 Options options_of(const AcceleratorOptions& a) {
-  const std::vector<std::string> known = {"no", "fp16", "bf16"};
+  const std::vector<std::string> known = {"no", "fp16", "bf16", "fp8"};
   LOCKSTEP_CHECK(std::find(known.begin(), known.end(), a.mixed_precision) != known.end(),
-                 "[Accelerator] expected mixed_precision no, fp16 or bf16, got ", a.mixed_precision);
+                 "[Accelerator] expected mixed_precision no, fp16, bf16 or fp8, got ", a.mixed_precision);
   LOCKSTEP_CHECK(a.gradient_accumulation_steps >= 1, "[Accelerator] expected gradient_accumulation_steps >= 1, got ",
                  a.gradient_accumulation_steps);
   Options o;
   o.config = a.deepspeed_config;
   o.device = a.device;
-  o.precision = a.mixed_precision == "no" ? "f32" : a.mixed_precision == "fp16" ? "f16" : "bf16";
+  const std::string& mixed = a.mixed_precision;
+  o.precision = mixed == "no" ? "f32" : mixed == "fp16" ? "f16" : mixed;
   o.parallel.accumulate = a.gradient_accumulation_steps;
   if (a.gradient_accumulation_steps > 1) o.given.push_back("accumulate");
   o.seed = random_state().seed;  // of the program's manual_seed()

@@ -31,8 +31,8 @@
 namespace lockstep::train {
 
 struct AcceleratorOptions {
-  std::string mixed_precision = "no";  ///< "fp16", "bf16": forwards under Autocast; parameters too, where the file has
-                                       ///< "auto" for it
+  std::string mixed_precision = "no";  ///< "fp16", "bf16", "fp8": forwards under Autocast; parameters too, where the
+                                       ///< file has "auto" for it
   int64_t gradient_accumulation_steps = 1;    ///< above 1 the file must say the same, or "auto"
   bool split_batches = false;                 ///< a loader's batch_size is that of all ranks together
   bool even_batches = true;                   ///< false is refused: ranks would wait for each other's batches

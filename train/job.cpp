@@ -94,7 +94,7 @@ std::string Job::precision() const {
 
 std::optional<DType> Job::autocast() const {
   const std::string asked = precision();
-  return asked == "f16" ? std::optional(f16) : asked == "bf16" ? std::optional(bf16) : std::nullopt;
+  return asked == "f16" ? std::optional(f16) : asked == "bf16" || asked == "fp8" ? std::optional(bf16) : std::nullopt;
 }
 
 engine::Config Job::config(const Json& own, const AutoValues& values) const {
@@ -104,6 +104,9 @@ engine::Config Job::config(const Json& own, const AutoValues& values) const {
                    " contradicts the configuration, where fp16.enabled is true; leave one of them out");
     LOCKSTEP_CHECK(!c.bf16.enabled || precision() == "f32", "--precision ", options_.precision,
                    " contradicts the configuration, where bf16.enabled is true; leave one of them out");
+    LOCKSTEP_CHECK(!c.fp8.enabled || !options_.is_given("precision") || options_.precision == "fp8", "--precision ",
+                   options_.precision,
+                   " contradicts the configuration, where fp8.enabled is true; leave one of them out");
     return c;
   });
 }
@@ -133,6 +136,7 @@ Json Job::config_json(const Json& own, const AutoValues& values) const {
     if (sized && micro_given && accumulation_given)
       put_argument("train_batch_size (calculated)", true, "train_batch_size", micro * accumulation * plan().dp);
     put("seed", "seed", int64_t(o.seed));
+    if (o.precision == "fp8") put("precision", "fp8.enabled", true);
     put("plan", "zero_optimization.stage", std::max(plan().zero, 0));
     if (const std::string& offload = o.parallel.offload; offload != "none") {
       for (const char* what : {"optimizer", "param"}) {

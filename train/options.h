@@ -53,7 +53,7 @@ struct Options : CommonOptions {
   std::vector<std::string> set;            ///< keys of it, "zero_optimization.stage=2"
   std::string plan;                        ///< of ranks: "dp2+pp2+tp2+zero1"
   bool no_graph = false;                   ///< CUDA: steps run as they are, not recorded and replayed
-  std::string precision = "f32";           ///< or tf32 (on devices that have it); bf16, f16 (autocast)
+  std::string precision = "f32";           ///< or tf32 (on devices that have it); bf16, f16 (autocast); fp8
   int64_t batch = 16;                      ///< samples of a micro-batch
   int64_t epochs = 1, steps = 0;           ///< passes over the data; or so many steps
   int64_t eval_every = 0, save_every = 0;  ///< steps; 0: at the end of each epoch, or of the run
@@ -132,8 +132,10 @@ template <class App> void add_options(App& app, Options& o, bool devices = false
       ->capture_default_str();
   add("--save-every", o.save_every, "steps between checkpoints (0: at the end of each epoch)", whole(0, most_steps))
       ->capture_default_str();
-  add("--precision", o.precision, "f32; tf32 on devices that have it; bf16 or f16: matrix products in it (autocast)",
-      one_of({"f32", "tf32", "bf16", "f16"}));
+  add("--precision", o.precision,
+      "f32; tf32 on devices that have it; bf16 or f16: matrix products in it (autocast); fp8: as bf16, with Linears in "
+      "8 bits",
+      one_of({"f32", "tf32", "bf16", "f16", "fp8"}));
   add("--no-graph", o.no_graph,
       "on CUDA: run each step as it is; else it is recorded once for each shape and replayed. Same bits");
   engine("--config", o.config,

@@ -1,6 +1,7 @@
 #include "parallel/tensor/linear.h"
 
 #include "autograd/autocast.h"
+#include "autograd/fp8.h"
 #include "autograd/tape.h"
 #include "nn/linear.h"
 #include "tensor/ops.h"
@@ -25,6 +26,13 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
                        const ColumnOptions& options, dist::ProcessGroup& group) {
   check_input("column_linear", input, weight, options.sequence);
   if (group.size() == 1) return linear(input, weight, shift, activation);
+  if (Fp8Scope::current()) {  // in parts that linear() joins: the input's gradient is summed behind it
+    const Variable whole = options.sequence ? all_gather(input, along_sequence, group) : copy_to(input, group);
+    if (Fp8Scope::for_product(whole, weight)) {
+      const Variable out = linear(whole, weight, shift, activation);
+      return options.gather_output ? gather_from(out, -1, group) : out;
+    }
+  }
   const Variable x = Autocast::low(input), w = Autocast::low(weight), bias = Autocast::low(shift);
   const Tensor whole_x = options.sequence ? Pending::all_gather(x.tensor(), along_sequence, group).wait() : x.tensor();
   const auto finished = [&](const Variable& out) { return options.gather_output ? gather_from(out, -1, group) : out; };

@@ -22,6 +22,8 @@ namespace lockstep::on_cuda {
   X(matmul) X(matmul_unary_grad) X(matmul_row_sums) \
   /* quantized.cu */ \
   X(matmul_quantized) \
+  /* fp8.cu, matmul_fp8.cpp */ \
+  X(cast_fp8) X(read_fp8) X(matmul_fp8) \
   /* conv.cu, pool.cu */ \
   X(conv2d) X(conv2d_grad_input) X(conv2d_grad_weight) X(max_pool2d) X(max_pool2d_grad) X(avg_pool2d) X(avg_pool2d_grad) \
   X(adaptive_avg_pool2d) X(adaptive_avg_pool2d_grad) \

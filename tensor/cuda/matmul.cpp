@@ -6,56 +6,22 @@
 // but always in f32 and in a fixed order: the same product gives the same bits. What follows the product is fused where
 // the library has it (bias, relu, gelu_tanh and the value before it, gelu_tanh's derivative, the sums of a's rows that
 // are a bias's gradient); the rest is our pointwise kernel afterwards, or a reduction.
-#include <cublasLt.h>
-
 #include <algorithm>
-#include <array>
 #include <map>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "tensor/check.h"
+#include "tensor/cuda/cublaslt.h"
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/runtime.h"
-#include "tensor/cuda/streams.h"
 #include "tensor/ops.h"
 
 namespace lockstep::on_cuda {
+
+using namespace blas;
+
 namespace {
-
-template <class Handle, auto destroy> struct Destroy {
-  void operator()(Handle handle) const { destroy(handle); }
-};
-template <class Handle, auto destroy>
-using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Destroy<Handle, destroy>>;
-using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
-using MatrixLayout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
-
-void check_blas(const char* what, cublasStatus_t status) {
-  if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
-    return;
-  cuda::check("matmul", cudaPeekAtLastError());  // says more, where there is one
-  fail(str("[matmul] ", what, ": ", cublasLtGetStatusName(status), " (", cublasLtGetStatusString(status), ")"));
-}
-
-/// Of the current device; may be used by any number of threads, and lives as long as the process.
-cublasLtHandle_t handle() {
-  struct Once {
-    std::once_flag flag;
-    cublasLtHandle_t handle = nullptr;
-  };
-  static auto& handles = *new std::array<Once, cuda::most_devices>;
-  Once& mine = handles[size_t(cuda::current_device())];
-  std::call_once(mine.flag, [&] { check_blas("cublasLtCreate", cublasLtCreate(&mine.handle)); });
-  return mine.handle;
-}
-
-cudaDataType_t type_of(DType dtype) {
-  return dtype == f64 ? CUDA_R_64F : dtype == f32 ? CUDA_R_32F : dtype == f16 ? CUDA_R_16F : CUDA_R_16BF;
-}
 
 /// A matrix as cuBLASLt sees it: `lead` elements from column to column, taken transposed or as it is.
 struct Operand {
@@ -87,9 +53,6 @@ std::vector<BatchDim> batch_dims(const Tensor& a, const Tensor& b, const Tensor&
   return dims;
 }
 
-/// Largest power of two up to 256 that divides `bytes`.
-int64_t alignment(uint64_t bytes) { return bytes == 0 ? 256 : int64_t(std::min<uint64_t>(256, bytes & -bytes)); }
-
 /// All that the choice of an algorithm depends on, and the key that it is kept under.
 struct Problem {
   int64_t device, dtype, result, tf32, m, n, k;
@@ -99,39 +62,6 @@ struct Problem {
   int64_t epilogue, adds;  // adds: beta is not 0
   auto operator<=>(const Problem&) const = default;
 };
-
-struct Product {
-  Description description;
-  MatrixLayout a, b, c;
-  cublasLtMatmulAlgo_t algorithm;
-  size_t workspace = 0;
-};
-
-template <class T> void set(const Description& description, cublasLtMatmulDescAttributes_t attribute, const T& value) {
-  check_blas("cublasLtMatmulDescSetAttribute",
-             cublasLtMatmulDescSetAttribute(description.get(), attribute, &value, sizeof value));
-}
-template <class T> void set(const MatrixLayout& layout, cublasLtMatrixLayoutAttribute_t attribute, const T& value) {
-  check_blas("cublasLtMatrixLayoutSetAttribute",
-             cublasLtMatrixLayoutSetAttribute(layout.get(), attribute, &value, sizeof value));
-}
-template <class T>
-void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
-  check_blas("cublasLtMatmulPreferenceSetAttribute",
-             cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof value));
-}
-
-MatrixLayout layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t lead, int64_t batch, int64_t stride) {
-  cublasLtMatrixLayout_t made = nullptr;
-  check_blas("cublasLtMatrixLayoutCreate",
-             cublasLtMatrixLayoutCreate(&made, type, uint64_t(rows), uint64_t(columns), lead));
-  MatrixLayout result(made);
-  if (batch > 1) {
-    set(result, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, int32_t(batch));
-    set(result, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
-  }
-  return result;
-}
 
 constexpr uint32_t aux_bit = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU;
 /// Those that write (gelu) or read (its derivative) the value before gelu.
@@ -168,36 +98,8 @@ std::optional<Product> make_plan(const Problem& p) {
                           : layout(type, p.k, p.m, p.lead_a, p.batch, p.stride_a);
   plan.c = layout(result, p.n, p.m, p.n, p.batch, p.m * p.n);
 
-  cublasLtMatmulPreference_t made_preference = nullptr;
-  check_blas("cublasLtMatmulPreferenceCreate", cublasLtMatmulPreferenceCreate(&made_preference));
-  const Preference preference(made_preference);
-  const size_t workspace = cuda::limits().major >= 9 ? 32 << 20 : 4 << 20;  // what NVIDIA advises
-  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
-  set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(p.align_b));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(p.align_a));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(p.align_c));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(p.align_d));
-  cublasLtMatmulHeuristicResult_t found{};
-  int count = 0;
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(handle(), plan.description.get(), plan.a.get(), plan.b.get(), plan.c.get(),
-                                     plan.c.get(), preference.get(), 1, &found, &count);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0)) return std::nullopt;
-  check_blas("cublasLtMatmulAlgoGetHeuristic", status);
-  plan.algorithm = found.algo;
-  plan.workspace = found.workspaceSize;
+  if (!choose_algorithm(plan, p.align_b, p.align_a, p.align_c, p.align_d)) return std::nullopt;
   return plan;
-}
-
-/// Plans hold pointers while they run: each thread has its own.
-const Product* plan_for(const Problem& problem) {
-  thread_local std::map<Problem, std::optional<Product>> plans;
-  const auto known = plans.find(problem);
-  if (known != plans.end()) return known->second ? &*known->second : nullptr;
-  if (plans.size() >= 1024) plans.clear();  // shapes that never come again
-  const auto& added = plans.emplace(problem, make_plan(problem)).first->second;
-  return added ? &*added : nullptr;
 }
 
 /// What the library is to do after the product.
@@ -255,7 +157,8 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulA
                         fused.epilogue(),
                         args.beta != 0};
   if (has_pre(problem.epilogue) && (n % 8 != 0 || problem.align_pre < 16)) return false;  // the library's rule
-  const Product* plan = plan_for(problem);
+  thread_local std::map<Problem, std::optional<Product>> plans;
+  const Product* plan = plan_for(plans, problem, make_plan);
   if (!plan) return false;
 
   const cuda::Scratch workspace(plan->workspace);

@@ -10,6 +10,7 @@
 
 #include "data/safetensors.h"
 #include "tensor/check.h"
+#include "tensor/fp8.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
 
@@ -131,6 +132,20 @@ Results run_all() {
       return {{"rand", rand({1001}, there)},
               {"randn", randn({1001}, there)},
               {"dropout", dropout(values({1001}, 13, dtype), 0.3, next_random_key())}};
+    });
+  }
+  for (const DType dtype : {f32, f16, bf16}) {
+    add_case(str("fp8 ", dtype), [&]() -> Results {
+      const Tensor one = full({1}, 50, {.device = cuda0}), inverse = full({1}, 0.02, {.device = cuda0}),
+                   a = values({64, 96}, 1, dtype), b = values({48, 96}, 2, dtype);
+      const Tensor seen = full({1}, 0, {.device = cuda0});
+      const Fp8Cast left = cast_fp8(a, {.scale = one, .amax = seen, .turned = true}),
+                    right = cast_fp8(b, {.format = Fp8Format::e5m2, .scale = one});
+      return {{"codes", left.codes},
+              {"turned", left.turned},
+              {"largest", seen},
+              {"product", matmul_fp8({left.codes, Fp8Format::e4m3, inverse}, {right.codes, Fp8Format::e5m2, inverse},
+                                     values({48}, 3, dtype), dtype)}};
     });
   }
   return all;

@@ -1,5 +1,6 @@
 #include "tests/cuda/limit_cases.h"
 
+#include "tensor/fp8.h"
 #include "tensor/quantized.h"
 #include "tensor/step_batch.h"
 
@@ -346,6 +347,19 @@ void add_others(std::vector<LimitCase>& cases) {
                          return T{linear(in[2], Quantized{QuantFormat::row8, in[0], in[1], n, 1024}).t()};
                        },
                    .bound = 1e-3});
+  for (const bool turned : {false, true})
+    cases.push_back(
+        {.name = turned ? "codes of fp8, turned" : "codes of fp8",
+         .inputs = {{{64}, bf16}},
+         .run =
+             [turned](T in) {
+               const Fp8Cast made = cast_fp8(
+                   in[0], {.scale = full({1}, 3, {.device = in[0].device()}), .straight = !turned, .turned = turned});
+               return T{turned ? made.turned.t() : made.codes};
+             },
+         .bound = 0});
+  cases.push_back(unary(
+      "numbers of fp8", {{1000}, u8}, [](const Tensor& a) { return read_fp8(a, Fp8Format::e5m2, bf16); }, 0));
 }
 
 }  // namespace

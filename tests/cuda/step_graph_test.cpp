@@ -46,6 +46,7 @@ struct Plan {
   double average = 0;
   bool breakdown = false;
   bool checkpoints = false;
+  bool fp8 = false;
   std::string saves = {}, loads = {};  // folders, at the end and at the start
   std::function<void(nn::GPT&)> prepare = {};
   pipeline::Loss loss = {};
@@ -78,6 +79,7 @@ Result train(const Plan& plan, bool graphs) {
   config.fp16 = {.enabled = plan.half, .initial_scale_power = 12, .loss_scale_window = 1, .hysteresis = 1};
   config.activation_checkpointing.enabled = plan.checkpoints;
   config.ema.decay = plan.average;
+  config.fp8 = {.enabled = plan.fp8, .amax_history_len = 3};
   config.wall_clock_breakdown = plan.breakdown;
   engine::PipelineModule module{.model = gpt, .loss_fn = plan.loss};
   if (plan.tokens)
@@ -179,6 +181,7 @@ TEST_CASE("step graphs: the bits of steps run one by one, with dropout, in every
       {"ZeRO 2, accumulation", {.accumulation = 2, .stage = 2}},
       {"tokens", {.accumulation = 2, .lengths = {8, 5}, .tokens = true}},
       {"bf16", {.autocast = bf16}},
+      {"fp8", {.accumulation = 2, .fp8 = true}},
       {"f16, GradScaler", {.autocast = f16, .grad_scaler = true}},
       {"Llama", {.model = llama}},
       {"recomputed", {.model = recomputed}},
@@ -192,11 +195,12 @@ TEST_CASE("step graphs: the bits of steps run one by one, with dropout, in every
     CHECK(r.graphs == "1 shape recorded, 5 of 6 steps replayed");
     CHECK(r.said.empty());
 #if defined(SIMT_CPU)
-    // What data, loss scale, random keys and learning rates take is all that starts beside the graph.
+    // What data, loss scale, random keys, learning rates and fp8's next scales take is all that starts beside the
+    // graph.
     int64_t others = 0;
     for (const auto& [name, count] : r.launches) others += name == "graph" ? 0 : count;
     CHECK(r.launches.at("graph") == 1);
-    CHECK_MESSAGE(others <= 4 + 10 * row.plan.accumulation, others);
+    CHECK_MESSAGE(others <= 4 + 10 * row.plan.accumulation + (row.plan.fp8 ? 16 : 0), others);
 #endif
     CHECK(r.losses.front() != r.losses.back());
   }

@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <algorithm>
 #include <array>
@@ -30,6 +31,8 @@ struct Description {
   int32_t bias_type = -1;
   void* aux = nullptr;
   int64_t aux_lead = 0, aux_stride = 0;
+  const void *scale_a = nullptr, *scale_b = nullptr;  // of 8-bit floats; null: 1
+  int8_t fast = 0;                                    // sums of 8-bit floats: taken, and exact all the same
 };
 struct Layout {
   cudaDataType_t type;
@@ -58,12 +61,15 @@ template <class T> cublasStatus_t assign(T& to, const void* from, size_t bytes) 
   return CUBLAS_STATUS_SUCCESS;
 }
 
-size_t size_of(cudaDataType_t type) { return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2; }
+bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+size_t size_of(cudaDataType_t type) { return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : is_fp8(type) ? 1 : 2; }
 double get(const void* p, cudaDataType_t type, int64_t i) {
   switch (type) {
     case CUDA_R_64F: return static_cast<const double*>(p)[i];
     case CUDA_R_32F: return static_cast<const float*>(p)[i];
     case CUDA_R_16F: return __half2float(static_cast<const __half*>(p)[i]);
+    case CUDA_R_8F_E4M3: return float(static_cast<const __nv_fp8_e4m3*>(p)[i]);
+    case CUDA_R_8F_E5M2: return float(static_cast<const __nv_fp8_e5m2*>(p)[i]);
     default: return __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
   }
 }
@@ -123,6 +129,24 @@ struct Problem {
   Layout a, b, c, out;
   int64_t m, n, k;
 };
+/// What products of 8-bit floats must be on Hopper.
+cublasStatus_t check_fp8(const Problem& p) {
+  if (fake::settings().capability < 89 || !is_fp8(p.a.type) || !is_fp8(p.b.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (p.a.type == CUDA_R_8F_E5M2 && p.b.type == CUDA_R_8F_E5M2) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (p.d.compute != CUBLAS_COMPUTE_32F || p.d.scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (!p.d.transposed_a || p.d.transposed_b) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const cudaDataType_t out = p.out.type;
+  if (p.c.type != out || (out != CUDA_R_32F && out != CUDA_R_16F && out != CUDA_R_16BF))
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  for (const int64_t size : {p.m, p.n, p.k, p.a.lead, p.b.lead, p.c.lead, p.out.lead})
+    if (size % 16 != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (p.d.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
+  if (p.d.epilogue != CUBLASLT_EPILOGUE_BIAS) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const cudaDataType_t bias = p.d.bias_type < 0 ? CUDA_R_16BF : cudaDataType_t(p.d.bias_type);
+  if (!p.d.bias) return CUBLAS_STATUS_INVALID_VALUE;
+  return bias == (out == CUDA_R_16F ? CUDA_R_16F : CUDA_R_16BF) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
 cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                             cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out) {
   if (!d || !a || !b || !c || !out) return CUBLAS_STATUS_INVALID_VALUE;
@@ -143,6 +167,8 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
   if (p.m == 0 || p.n == 0 || p.k == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
 
   const cudaDataType_t type = p.a.type;
+  if (is_fp8(type) || is_fp8(p.b.type)) return check_fp8(p);
+  if (p.d.scale_a || p.d.scale_b) return CUBLAS_STATUS_NOT_SUPPORTED;
   const bool half = type == CUDA_R_16F || type == CUDA_R_16BF;
   if (p.b.type != type || p.c.type != p.out.type || (p.out.type != type && !(half && p.out.type == CUDA_R_32F)))
     return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -188,6 +214,8 @@ void multiply(const Problem& p, double alpha, const void* a, const void* b, doub
       left[size_t(q * m + i)] =
           rounded(get(a, p.a.type, p.d.transposed_a ? q + i * p.a.lead : i + q * p.a.lead), p.d.compute);
   const uint32_t e = p.d.epilogue;
+  for (const void* scale : {p.d.scale_a, p.d.scale_b})
+    if (scale) alpha *= *static_cast<const float*>(scale);
   const cudaDataType_t type = p.out.type, bias_type = p.d.bias_type < 0 ? type : cudaDataType_t(p.d.bias_type);
   auto* bits = static_cast<unsigned char*>(p.d.aux);
   for (int64_t j = 0; j < n; ++j) {
@@ -272,6 +300,9 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
     case CUBLASLT_MATMUL_DESC_EPILOGUE: return assign(d.epilogue, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return assign(d.bias, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return assign(d.bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return assign(d.scale_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return assign(d.scale_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM: return assign(d.fast, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return assign(d.aux, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return assign(d.aux_lead, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE: return assign(d.aux_stride, value, bytes);
@@ -280,7 +311,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
 }
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
                                           uint64_t columns, int64_t lead) {
-  if (type != CUDA_R_64F && type != CUDA_R_32F && type != CUDA_R_16F && type != CUDA_R_16BF)
+  if (type != CUDA_R_64F && type != CUDA_R_32F && type != CUDA_R_16F && type != CUDA_R_16BF && !is_fp8(type))
     return CUBLAS_STATUS_NOT_SUPPORTED;
   *layout = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, columns, lead});
   return CUBLAS_STATUS_SUCCESS;
@@ -360,7 +391,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
     return CUBLAS_STATUS_INVALID_VALUE;
   const void* pointers[] = {a, b, c, out};
   for (int i = 0; i < 4; ++i) {
-    const size_t needed = std::max<size_t>(algorithm.alignment[i], size_of(i < 2 ? p.a.type : p.out.type));
+    const size_t least = is_fp8(p.a.type) ? 16 : size_of(i < 2 ? p.a.type : p.out.type),
+                 needed = std::max<size_t>(algorithm.alignment[i], least);
     if (device_of(pointers[i]) != fake::current_device() || reinterpret_cast<uintptr_t>(pointers[i]) % needed != 0)
       return CUBLAS_STATUS_INVALID_VALUE;
     const bool is_read = i != 2 || get(beta, p.d.scale, 0) != 0;
@@ -371,8 +403,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
     }
   }
   const bool with_bias = p.d.epilogue & (bias_bit | bgrad_bit | bgrada_bit | bgradb_bit);
-  for (const void* optional : {p.d.epilogue & aux_bit ? p.d.aux : nullptr, with_bias ? p.d.bias : nullptr,
-                               algorithm.workspace > 0 ? workspace : nullptr})
+  for (const void* scale : {p.d.scale_a, p.d.scale_b})
+    if (scale && !fake::is_inside(scale, sizeof(float))) return CUBLAS_STATUS_INVALID_VALUE;
+  for (const void* optional :
+       std::initializer_list<const void*>{p.d.epilogue & aux_bit ? p.d.aux : nullptr, with_bias ? p.d.bias : nullptr,
+                                          p.d.scale_a, p.d.scale_b, algorithm.workspace > 0 ? workspace : nullptr})
     if (optional && device_of(optional) < 0) return CUBLAS_STATUS_INVALID_VALUE;
   if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
   const double first = get(alpha, p.d.scale, 0),

@@ -1,0 +1,92 @@
+// Products of 8-bit floats by cuBLASLt: out = a b^T + bias, with a scale for each operand that is read on the device.
+// The library is column-major: out^T = b a^T, where its A is our b, transposed, and its B our a, as it is: the one form
+// that Hopper has. Sums are not "fast": each goes to f32 in time.
+#include <optional>
+#include <tuple>
+
+#include "tensor/cuda/cublaslt.h"
+#include "tensor/cuda/cuda_kernels.h"
+#include "tensor/fp8.h"
+#include "tensor/ops.h"
+
+namespace lockstep::on_cuda {
+
+using namespace blas;
+
+namespace {
+
+/// All that the choice of an algorithm depends on, and the key that it is kept under.
+struct Fp8Problem {
+  int64_t device, result, m, n, k;
+  bool a_is_e5m2, b_is_e5m2;
+  int64_t align_a, align_b, align_out, align_bias;  // align_bias 0: none is fused
+  auto operator<=>(const Fp8Problem&) const = default;
+};
+
+std::optional<Product> make_fp8_plan(const Fp8Problem& p) {
+  const auto type = [](bool is_e5m2) { return is_e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3; };
+  Product plan;
+  cublasLtMatmulDesc_t made = nullptr;
+  check_blas("cublasLtMatmulDescCreate", cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  plan.description.reset(made);
+  set(plan.description, CUBLASLT_MATMUL_DESC_TRANSA, int32_t(CUBLAS_OP_T));
+  set(plan.description, CUBLASLT_MATMUL_DESC_TRANSB, int32_t(CUBLAS_OP_N));
+  set(plan.description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(0));
+  set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE,
+      uint32_t(p.align_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT));
+  // Of addresses only the alignment is read here.
+  for (const auto scale : {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER})
+    set(plan.description, scale, reinterpret_cast<const void*>(uintptr_t(256)));
+  if (p.align_bias) {
+    set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, int32_t(type_of(DType(p.result))));
+    set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(p.align_bias));
+  }
+  plan.a = layout(type(p.b_is_e5m2), p.k, p.n, p.k);
+  plan.b = layout(type(p.a_is_e5m2), p.k, p.m, p.k);
+  plan.c = layout(type_of(DType(p.result)), p.n, p.m, p.n);
+  if (!choose_algorithm(plan, p.align_b, p.align_a, p.align_out, p.align_out)) return std::nullopt;
+  return plan;
+}
+
+bool is_new_enough() { return std::tuple(cuda::limits().major, cuda::limits().minor) >= std::tuple(8, 9); }
+
+}  // namespace
+
+bool matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, Tensor& out) {
+  const int64_t m = out.size(0), n = out.size(1), k = a.codes.size(1);
+  if (!is_new_enough() || m % 16 != 0 || n % 16 != 0 || k % 16 != 0) return false;
+  if (a.format == Fp8Format::e5m2 && b.format == Fp8Format::e5m2) return false;
+  const auto align = [](const Tensor& x) { return alignment(reinterpret_cast<uint64_t>(x.raw_data())); };
+  const bool fuses = bias.defined() && out.dtype() != f32;  // the library's biases have 16 bits
+  const Fp8Problem problem{cuda::current_device(),
+                           int64_t(out.dtype()),
+                           m,
+                           n,
+                           k,
+                           a.format == Fp8Format::e5m2,
+                           b.format == Fp8Format::e5m2,
+                           align(a.codes),
+                           align(b.codes),
+                           align(out),
+                           fuses ? align(bias) : 0};
+  if (problem.align_a < 16 || problem.align_b < 16 || problem.align_out < 16) return false;
+  thread_local std::map<Fp8Problem, std::optional<Product>> plans;
+  const Product* const plan = plan_for(plans, problem, make_fp8_plan);
+  if (!plan) return false;
+  set(plan->description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(b.scale_inv.raw_data()));
+  set(plan->description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.scale_inv.raw_data()));
+  if (fuses) set(plan->description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.raw_data()));
+  const cuda::Scratch workspace(plan->workspace);
+  const float alpha = 1, beta = 0;
+  check_blas("cublasLtMatmul", cublasLtMatmul(handle(), plan->description.get(), &alpha, b.codes.raw_data(),
+                                              plan->a.get(), a.codes.raw_data(), plan->b.get(), &beta, out.raw_data(),
+                                              plan->c.get(), out.raw_data(), plan->c.get(), &plan->algorithm,
+                                              workspace.as<void>(), plan->workspace, cuda::current_stream()));
+  if (bias.defined() && !fuses) {
+    const Tensor* const in[] = {&out, &bias};
+    LOCKSTEP_KERNEL(out.device(), pointwise)(PointwiseOp::add, PointwisePart::value, {}, in, 2, out);
+  }
+  return true;
+}
+
+}  // namespace lockstep::on_cuda

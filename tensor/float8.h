@@ -1,0 +1,44 @@
+#pragma once
+// Floats in 8 bits as storage, rounded to nearest even: the codes of CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2, and of
+// PyTorch's float8_e4m3fn and float8_e5m2. What is too large, infinities too, becomes the largest number (saturates),
+// and NaN stays NaN.
+//
+//   e4m3   sign, 4 bits of exponent, 3 of mantissa   up to 448, no infinity    steps of 2^-9 below 2^-6
+//   e5m2   sign, 5 and 2: the upper half of an f16   up to 57344               steps of 2^-16 below 2^-14
+#include <bit>
+#include <cstdint>
+
+#include "tensor/host_device.h"
+#include "tensor/kernel_args.h"
+
+namespace lockstep {
+
+constexpr float largest_fp8(Fp8Format format) { return format == Fp8Format::e4m3 ? 448.f : 57344.f; }
+
+template <Fp8Format format> LOCKSTEP_HD inline uint8_t encode_fp8(float value) {
+  constexpr int mantissa = format == Fp8Format::e4m3 ? 3 : 2, bias = format == Fp8Format::e4m3 ? 7 : 15;
+  constexpr uint32_t nan = 0x7f, largest = format == Fp8Format::e4m3 ? 0x7e : 0x7b;
+  constexpr int shift = 23 - mantissa;
+  constexpr uint32_t first_normal = uint32_t(128 - bias) << 23;
+  const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7fffffffu;
+  // A float in whose last place the smallest number stands: its addition rounds.
+  constexpr uint32_t steps = uint32_t(127 + 24 - bias - mantissa) << 23;
+  const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(steps)) - steps;
+  const uint32_t rounded = magnitude + ((1u << (shift - 1)) - 1) + (magnitude >> shift & 1u);
+  const uint32_t normal = (rounded >> shift) - (uint32_t(127 - bias) << mantissa);
+  uint32_t code = magnitude < first_normal ? small : normal < largest ? normal : largest;
+  code = magnitude > 0x7f800000u ? nan : code;
+  return uint8_t(bits >> 24 & 0x80u) | uint8_t(code);
+}
+
+template <Fp8Format format> LOCKSTEP_HD inline float decode_fp8(uint8_t code) {
+  constexpr int mantissa = format == Fp8Format::e4m3 ? 3 : 2, bias = format == Fp8Format::e4m3 ? 7 : 15;
+  const uint32_t sign = uint32_t(code & 0x80u) << 24, magnitude = code & 0x7fu;
+  if (format == Fp8Format::e4m3 ? magnitude == 0x7f : magnitude > 0x7c) return std::bit_cast<float>(sign | 0x7fc00000u);
+  if (format == Fp8Format::e5m2 && magnitude == 0x7c) return std::bit_cast<float>(sign | 0x7f800000u);
+  constexpr float scale = std::bit_cast<float>(uint32_t(127 + 127 - bias) << 23);
+  const float scaled = std::bit_cast<float>(magnitude << (23 - mantissa)) * scale;  // subnormals, too
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,80 @@
+#include "tensor/fp8.h"
+
+#include "tensor/flops.h"
+#include "tensor/ops.h"
+#include "tensor/ops_common.h"
+
+namespace lockstep {
+namespace {
+
+bool is_number(const Tensor& x) { return x.defined() && x.dtype() == f32 && x.numel() == 1; }
+
+void check_fp8(const char* op, const Fp8Matrix& m) {
+  check_defined(op, m.codes);
+  LOCKSTEP_CHECK(m.codes.dtype() == u8 && m.codes.dim() == 2 && m.codes.is_contiguous(), "[", op,
+                 "] expected codes u8 (rows, K), contiguous, got ", m.codes.dtype(), " ", m.codes.shape());
+  LOCKSTEP_CHECK(is_number(m.scale_inv), "[", op, "] expected a scale_inv f32 of one element");
+  check_same_device(op, m.codes, m.scale_inv);
+}
+
+}  // namespace
+
+std::string_view name_of(Fp8Format format) { return format == Fp8Format::e4m3 ? "e4m3" : "e5m2"; }
+
+Fp8Cast cast_fp8(const Tensor& x, const Fp8CastArgs& args) {
+  check_floating("cast_fp8", x);
+  LOCKSTEP_CHECK(x.dim() == 2 && x.dtype() != f64, "[cast_fp8] expected x (R, C) in f32, f16 or bf16, got ", x.dtype(),
+                 " ", x.shape());
+  LOCKSTEP_CHECK(is_number(args.scale), "[cast_fp8] expected a scale f32 of one element");
+  check_same_device("cast_fp8", x, args.scale);
+  LOCKSTEP_CHECK(!args.amax.defined() || is_number(args.amax), "[cast_fp8] expected an amax f32 of one element");
+  if (args.amax.defined()) check_same_device("cast_fp8", x, args.amax);
+  const int64_t rows = x.size(0), columns = x.size(1);
+  Fp8Cast made;
+  if (args.straight) made.codes = empty({rows, columns}, {.dtype = u8, .device = x.device()});
+  if (args.turned) made.turned = empty({columns, rows}, {.dtype = u8, .device = x.device()});
+  Tensor amax = args.amax;
+  if (x.numel() > 0)
+    LOCKSTEP_KERNEL(x.device(), cast_fp8)(x.contiguous(), args.format, args.scale, amax, made.codes, made.turned);
+  return made;
+}
+
+Tensor read_fp8(const Tensor& codes, Fp8Format format, DType dtype) {
+  check_defined("read_fp8", codes);
+  LOCKSTEP_CHECK(codes.dtype() == u8, "[read_fp8] expected codes u8, got ", codes.dtype());
+  LOCKSTEP_CHECK(dtype == f32 || dtype == bf16, "[read_fp8] expected f32 or bf16, got ", dtype);
+  Tensor out = empty(codes.shape(), {.dtype = dtype, .device = codes.device()});
+  if (out.numel() > 0) LOCKSTEP_KERNEL(codes.device(), read_fp8)(codes.contiguous(), format, out);
+  return out;
+}
+
+Tensor matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, DType dtype) {
+  check_fp8("matmul_fp8", a), check_fp8("matmul_fp8", b);
+  check_same_device("matmul_fp8", a.codes, b.codes);
+  const int64_t m = a.codes.size(0), n = b.codes.size(0), k = a.codes.size(1);
+  LOCKSTEP_CHECK(k == b.codes.size(1), "[matmul_fp8] expected (M, K) and (N, K), got ", a.codes.shape(), " and ",
+                 b.codes.shape());
+  LOCKSTEP_CHECK(dtype == f32 || dtype == f16 || dtype == bf16, "[matmul_fp8] expected f32, f16 or bf16, got ", dtype);
+  if (bias.defined()) {
+    check_same_device("matmul_fp8", a.codes, bias);
+    LOCKSTEP_CHECK(bias.shape() == Shape{n} && bias.dtype() == dtype, "[matmul_fp8] expected a bias ", dtype, " ",
+                   Shape{n}, ", got ", bias.dtype(), " ", bias.shape());
+  }
+  const Device device = a.codes.device();
+  Tensor out = empty({m, n}, {.dtype = dtype, .device = device});
+  if (m > 0 && n > 0 && k > 0) {
+    const Tensor shift = bias.defined() ? bias.contiguous() : bias;
+    if (LOCKSTEP_KERNEL_AS(device, matmul_fp8, "matmul")(a, b, shift, out)) {
+      MacCounter::add(m * n * k);
+      return out;
+    }
+  }
+  Tensor wide = dtype == f32 ? out : empty({m, n}, {.device = device});
+  MacCounter::add(m * n * k);
+  matmul_into(wide, read_fp8(a.codes, a.format, bf16), read_fp8(b.codes, b.format, bf16).t(), false);
+  mul_(wide, mul(a.scale_inv.reshape({}), b.scale_inv.reshape({})));
+  if (bias.defined()) add_(wide, bias.to(f32));
+  return wide.to(dtype);
+}
+
+}  // namespace lockstep

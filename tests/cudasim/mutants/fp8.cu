@@ -1,0 +1,145 @@
+// Planted bugs in products of 8-bit floats: y (m, n) = x (m, k) w (n, k)^T, of numbers whose codes are made on the
+// device. All right results are exact.
+#include <cublasLt.h>
+#include <cuda_fp8.h>
+
+#include <cmath>
+
+#include "tests/cudasim/mutants/launch.h"
+
+namespace mutants {
+namespace {
+
+enum class Fp8 {
+  right,
+  no_scale,        // of one operand
+  scale,           // in place of its inverse
+  host_scale,      // in the host's memory
+  weights_e5m2,    // which has fewer bits
+  weights_type,    // codes of e4m3 that are said to be e5m2
+  both_e5m2,       // a product that there is not
+  turned,          // codes of w lie the other way, and are said to
+  odd,             // a size that is no multiple of 16
+  unaligned,       // codes begin at byte 8
+  truncated,       // towards zero
+  wrapped,         // what is too large is NaN
+  signed_maximum,  // without absolute values
+  bits_maximum,    // and signed numbers compared as whole ones
+  maximum_kept     // stored, and not joined with what is there
+};
+
+__global__ void cast(const float* x, int n, float scale, __nv_fp8_interpretation_t format, Fp8 mistake, uint8_t* codes,
+                     int* amax) {
+  const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= n) return;
+  const float value = x[i] * scale;
+  auto code = __nv_cvt_float_to_fp8(value, mistake == Fp8::wrapped ? __NV_NOSAT : __NV_SATFINITE, format);
+  if (mistake == Fp8::truncated) {
+    const float back = __half2float(__half(__nv_cvt_fp8_to_halfraw(code, format)));
+    if (std::fabs(back) > std::fabs(value)) --code;
+  }
+  codes[i] = code;
+  const float size = mistake == Fp8::signed_maximum || mistake == Fp8::bits_maximum ? x[i] : std::fabs(x[i]);
+  int bits;
+  std::memcpy(&bits, &size, sizeof bits);
+  if (mistake == Fp8::signed_maximum && size < 0) return;
+  if (mistake == Fp8::maximum_kept) *amax = bits;
+  else if (mistake == Fp8::bits_maximum) atomicMax(reinterpret_cast<unsigned*>(amax), unsigned(bits));
+  else atomicMax(amax, bits);
+}
+
+/// Numbers of e4m3 after the scale, one that is too large, and one between two of them.
+std::vector<float> numbers(int n) {
+  std::vector<float> x(static_cast<size_t>(n));
+  for (int i = 0; i < n; ++i) x[size_t(i)] = float(i * 7 % 15 - 7) * 0.125f;
+  x[5] = -1.125f;
+  return x;
+}
+
+template <Fp8 mistake> bool fp8_product(bool bug) {
+  const auto is = [=](Fp8 which) { return bug && mistake == which; };
+  const int m = 16, k = 32, n = is(Fp8::odd) ? 24 : 32;
+  const float scale = 4, inverse = 0.25f;
+  std::vector<float> x = numbers(m * k), w = numbers(n * k), x_read = x, w_read = w;
+  x[7] = 1000, x_read[7] = 112;           // 448 / 4
+  w[9] = 0.271875f, w_read[9] = 0.28125f;  // 1.0875 lies between 1 and 1.125
+  const __nv_fp8_interpretation_t e4m3 = __NV_E4M3, e5m2 = __NV_E5M2;
+  const bool short_weights = is(Fp8::weights_e5m2) || is(Fp8::both_e5m2);
+  const Array from_x(x), from_w(w), scales(std::vector<float>{inverse, inverse, scale}), maxima(std::vector<float>(2)),
+      x_memory(size_t(m * k / 4 + 4)), w_memory(size_t(n * k / 4 + 4)), y(size_t(m * n));
+  auto* const x_codes = reinterpret_cast<uint8_t*>(static_cast<float*>(x_memory)) + (is(Fp8::unaligned) ? 8 : 0);
+  auto* const w_codes = reinterpret_cast<uint8_t*>(static_cast<float*>(w_memory));
+  int* const amax = whole(maxima);
+  const Fp8 how = bug ? mistake : Fp8::right;
+  bool good = start(dim3(m * k / 64), dim3(64), cast, static_cast<const float*>(from_x), m * k, scale,
+                    is(Fp8::both_e5m2) ? e5m2 : e4m3, how, x_codes, amax) &&
+              start(dim3(n * k / 64), dim3(64), cast, static_cast<const float*>(from_w), n * k, scale,
+                    short_weights ? e5m2 : e4m3, how, w_codes, amax + 1);
+  cublasLtHandle_t handle;
+  cublasLtMatmulDesc_t d;
+  cublasLtMatrixLayout_t a, b, out;
+  cublasLtMatmulPreference_t preference;
+  cublasLtMatmulHeuristicResult_t found;
+  const int32_t transposed = is(Fp8::turned) ? CUBLAS_OP_N : CUBLAS_OP_T;
+  const float one = 1, zero = 0;
+  int count = 0;
+  const float *of_w = static_cast<float*>(scales) + (is(Fp8::scale) ? 2 : 0), *of_x = static_cast<float*>(scales) + 1;
+  if (is(Fp8::host_scale)) of_w = &inverse;
+  cublasLtCreate(&handle);
+  cublasLtMatmulDescCreate(&d, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+  cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+  if (!is(Fp8::no_scale)) cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_w, sizeof of_w);
+  cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_x, sizeof of_x);
+  const cudaDataType_t w_type = short_weights || is(Fp8::weights_type) ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
+  if (is(Fp8::turned)) cublasLtMatrixLayoutCreate(&a, w_type, uint64_t(n), uint64_t(k), n);
+  else cublasLtMatrixLayoutCreate(&a, w_type, uint64_t(k), uint64_t(n), k);
+  cublasLtMatrixLayoutCreate(&b, is(Fp8::both_e5m2) ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, uint64_t(k), uint64_t(m), k);
+  cublasLtMatrixLayoutCreate(&out, CUDA_R_32F, uint64_t(n), uint64_t(m), n);
+  cublasLtMatmulPreferenceCreate(&preference);
+  for (const auto least :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES}) {
+    const uint32_t bytes = is(Fp8::unaligned) ? 8 : 16;
+    cublasLtMatmulPreferenceSetAttribute(preference, least, &bytes, sizeof bytes);
+  }
+  cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d, a, b, out, out, preference, 1, &found, &count);
+  if (status == CUBLAS_STATUS_SUCCESS)
+    status = cublasLtMatmul(handle, d, &one, w_codes, a, x_codes, b, &zero, y, out, y, out, &found.algo, nullptr, 0,
+                            nullptr);
+  good = good && status == CUBLAS_STATUS_SUCCESS;
+  const std::vector<float> got = y.get(), most = maxima.get();
+  good = good && most[0] == 1000 && most[1] == 1.125f;
+  for (int r = 0; r < m; ++r)
+    for (int c = 0; c < n; ++c) {
+      double wanted = 0;
+      for (int i = 0; i < k; ++i) wanted += double(x_read[size_t(r * k + i)]) * w_read[size_t(c * k + i)];
+      good = good && got[size_t(r * n + c)] == float(wanted);
+    }
+  cublasLtMatmulPreferenceDestroy(preference);
+  for (cublasLtMatrixLayout_t l : {a, b, out}) cublasLtMatrixLayoutDestroy(l);
+  cublasLtMatmulDescDestroy(d);
+  cublasLtDestroy(handle);
+  return good;
+}
+
+}  // namespace
+
+std::vector<Case> fp8_cases() {
+  return {
+      {"scale of 8-bit floats forgotten", fp8_product<Fp8::no_scale>, every},
+      {"scale in place of its inverse", fp8_product<Fp8::scale>, every},
+      {"scale on the host", fp8_product<Fp8::host_scale>, every},
+      {"weights in e5m2", fp8_product<Fp8::weights_e5m2>, every},
+      {"codes of the other format", fp8_product<Fp8::weights_type>, every},
+      {"both in e5m2", fp8_product<Fp8::both_e5m2>, every},
+      {"8-bit floats in another order than TN", fp8_product<Fp8::turned>, every},
+      {"8-bit floats without multiples of 16", fp8_product<Fp8::odd>, every},
+      {"codes at byte 8", fp8_product<Fp8::unaligned>, every},
+      {"codes rounded towards zero", fp8_product<Fp8::truncated>, every},
+      {"codes not saturated", fp8_product<Fp8::wrapped>, every},
+      {"largest number without its sign", fp8_product<Fp8::signed_maximum>, every},
+      {"largest number by unsigned bits", fp8_product<Fp8::bits_maximum>, every},
+      {"largest number stored, not joined", fp8_product<Fp8::maximum_kept>, every},
+  };
+}
+
+}  // namespace mutants
