@@ -46,7 +46,6 @@ struct Plan {
   std::string saves = {}, loads = {};  // folders, at the end and at the start
   std::function<void(nn::GPT&)> prepare = {};
   pipeline::Loss loss = {};
-  bool on_host = false;  // the data
   int bucket = 6'500'000;
   bool overlap = true;
   std::function<void(engine::EngineBase& e, int64_t step)> before = {};
@@ -115,7 +114,7 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
       for (int64_t i = 0; plan.draws && i < micro % 3; ++i) next_random_key();
       Tensor parts[2];
       for (int64_t i : {0, 1}) {
-        parts[i] = tokens.narrow(1, i, length).contiguous().to(plan.on_host ? Device(cpu) : device);
+        parts[i] = tokens.narrow(1, i, length).contiguous().to(device);
         if (!plan.reuses) continue;
         if (kept[i].defined()) kept[i].copy_(parts[i]);
         else kept[i] = parts[i];
