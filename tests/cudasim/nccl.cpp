@@ -80,7 +80,10 @@ std::shared_ptr<Recorded> recorded_on(cudaStream_t stream, ncclComm* c) {
   return find_stream(stream)->capture ? std::make_shared<Recorded>(c) : nullptr;
 }
 void until_graphs_are_gone(const ncclComm* c) {
-  while (c->in_graphs > 0) usleep(1000);
+  while (c->in_graphs > 0) {
+    push_device(c->device);
+    usleep(100);
+  }
 }
 
 /// What has failed does not end before it is aborted.

@@ -196,6 +196,8 @@ bool end_capture(CUgraph_st* graph, CUstream_st* first);
 uint64_t draw_below(int device, uint64_t count);
 /// The stream on which this thread captures.
 extern thread_local CUstream_st* capturing;
+/// A step of every stream of a device.
+void push_device(int device);
 /// Goes on until the mark is passed.
 void finish_mark(CUstream_st* stream, const std::shared_ptr<Mark>& mark);
 /// A step of a stream on behalf of who asks whether it is ready.

@@ -289,6 +289,9 @@ void finish_device(int device) {
   for (CUstream_st* stream : streams_)
     if (stream->device == device) simt::acquire(&stream->progress);
 }
+void push_device(int device) {
+  for (CUstream_st* stream : busy_streams(device)) advance(stream);
+}
 void finish_mark(CUstream_st* stream, const std::shared_ptr<Mark>& mark) {
   drive(stream, [&] { return mark->passed.load() || sticky_ != cudaSuccess; });
   simt::acquire(&mark->order);
