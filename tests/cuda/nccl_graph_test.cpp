@@ -309,7 +309,7 @@ TEST_CASE("nccl graphs: a replay that others do not make ends at its deadline, o
   CHECK(texts[1] == texts[0]);
 }
 
-TEST_CASE("nccl graphs: a rank that throws, or is killed, between replays of steps ends all of them") {
+TEST_CASE("nccl graphs: a rank that throws, is killed or fails among replays of steps ends all of them") {
   const auto plan = [](int rank, const std::function<void()>& end) {
     Plan plan = small({.steps = 40});
     plan.before = [rank, end](engine::EngineBase&, int64_t step) {
@@ -317,6 +317,13 @@ TEST_CASE("nccl graphs: a rank that throws, or is killed, between replays of ste
     };
     return plan;
   };
+  // In the middle of a replay: NCCL ends no communicator before the engine has dropped its graphs.
+  const auto failed = outcomes(2, [&](int rank) {
+    train(plan(rank, [] { fake::inject_nccl_error(ncclInternalError); }), true, device_of(rank));
+  });
+  fake::inject_nccl_error(ncclSuccess);
+  for (const std::string& text : failed)
+    CHECK_MESSAGE(contains(text, " collectives) failed in group world: internal error"), text);
   const auto start = now_seconds();
   const auto texts = outcomes(
       2, [&](int rank) { train(plan(rank, [] { throw Error("the batch is empty"); }), true, device_of(rank)); });

@@ -60,6 +60,9 @@ TEST_CASE(
     };
     for (int stage = 0; stage <= 3; ++stage)
       for (const int ranks : worlds) check(ranks, options(stage));
+    ZeroOptions whole = options(2);  // owners take their part of the sum
+    whole.reduce_scatter = false;
+    check(2, whole);
     for (const Offload state : {Offload::cpu, Offload::nvme})
       for (int stage = 1; stage <= 3; ++stage) check(2, options(stage, state));
     for (const Offload state : {Offload::none, Offload::cpu, Offload::nvme})
