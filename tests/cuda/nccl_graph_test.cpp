@@ -151,7 +151,7 @@ TEST_CASE("nccl graphs: what one rank cannot replay runs on all ranks as it is, 
        }},
       {"none: calls of blocks.0 have hooks",
        [](int) { return Plan{.prepare = [](nn::GPT& m) { m.blocks[0].after_forward([](auto&&...) {}); }}; }},
-      {"none: a step cannot be recorded: rank 1: [item]",
+      {"none: a step cannot be recorded: rank 1: [copy] cuda",
        [&](int rank) {
          return Plan{.loss = on_loss([rank](const Variable& loss) {
                        if (rank == 1) loss.item();
