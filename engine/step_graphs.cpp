@@ -81,7 +81,7 @@ const std::string& StepGraphs::why_never() {
       return str("tensors of ", m_.group->size(), " ranks go through the host's memory");
     if (m_.one_bit) return str(m_.optimizers[0]->name(), " takes gradients as they come");
     if (m_.zero->stage() == 3) return "ZeRO 3 fetches parameters in forward and backward";
-    if (m_.comms) return "comms_logger measures each collective";
+    if (is_shared() && m_.comms) return "comms_logger measures each collective";
     if (m_.config.wall_clock_breakdown) return "wall_clock_breakdown measures its parts";
     return "";
   };
