@@ -105,9 +105,11 @@ void check_sealed(const Header& header, int peer) {
 
 std::string describe(const Header& header) {
   const auto kind = Collective(header.kind);
-  if (header.kind > uint8_t(Collective::batch) || header.dtype > uint8_t(boolean) || header.op > uint8_t(ReduceOp::max))
+  if (header.kind > uint8_t(Collective::replay) || header.dtype > uint8_t(boolean) ||
+      header.op > uint8_t(ReduceOp::max))
     return "something unknown";
   std::string text(name_of(kind));
+  if (kind == Collective::replay) return str("replay of ", header.count, " collectives");
   if (kind != Collective::barrier) text += str(" ", lockstep::name_of(DType(header.dtype)));
   // Of a gather or scatter, only the root knows the count of the whole.
   if (kind != Collective::barrier && kind != Collective::gather && kind != Collective::scatter)

@@ -6,6 +6,7 @@
 #include "dist/executor.h"
 #include "dist/native_engine.h"
 #include "dist/net.h"
+#include "tensor/graph.h"
 
 namespace lockstep::dist {
 namespace {
@@ -281,6 +282,9 @@ Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype, Device device)
 Control& NativeGroup::control() { return *engine_->job->control; }
 
 Work NativeGroup::run(Call call, bool async) {
+  LOCKSTEP_CHECK(!Graph::is_recording(), "[", name_of(call.collective),
+                 "] what moves through the host's memory would be done now, and not in replays of the graph: call it "
+                 "before or after");
   call.algorithm = engine_->choose(call);
   return engine_->turns.run(std::move(call), async);
 }

@@ -95,6 +95,7 @@ struct Call {
   Seconds timeout{0};
   std::shared_ptr<DeviceWork> work;  ///< when NCCL moves its tensors
   uint64_t ticket = 0;               ///< in the flight record
+  std::function<void()> launch;      ///< of a replay: starts the graph
 
   std::string describe() const;  ///< "all_reduce f32 x 8, tag w1"
 };
@@ -124,7 +125,8 @@ class ProcessGroup {
 
   // Every tensor must be contiguous, of one dtype, on one device. With device_engine() nccl one on a device is moved
   // there, in the order of the thread's current stream; all those of a group must be on one device of each rank.
-  // Otherwise it goes through a copy on the host, which waits for what its device still does. Results are equal on all
+  // Otherwise it goes through a copy on the host, which waits for what its device still does. While the thread records
+  // a graph, collectives by NCCL are put into it, but not a group's first one, nor messages. Results are equal on all
   // ranks to the bit. A group of one copies, and does nothing in place. Errors: Error for a wrong call (nothing was
   // moved); DistError when ranks disagree, fail or do not come: then the group is over.
   Work all_reduce(const Tensor& data, const CollectiveOptions& o = {}) { return all_reduce(data, data, o); }
@@ -150,6 +152,13 @@ class ProcessGroup {
   Work exchange(std::vector<PointToPoint> batch, const CollectiveOptions& o = {});
   /// Names who is missing when it takes longer than `timeout` (0: the group's). `tag` as in CollectiveOptions.
   void barrier(Seconds timeout = Seconds{0}, std::string_view tag = {});
+
+  /// Collectives of this group that this thread has put into a graph (tensor/graph.h) since it was asked last, in their
+  /// order. Whoever records sees to it that all ranks have the same ones: while they record they do not compare them.
+  virtual std::vector<std::string> take_recorded() { return {}; }
+  /// Starts a graph that repeats these: one call of the group, which all ranks make, compared, watched and limited in
+  /// time as others are. Waits as Work::wait() does. traffic() counts the collectives.
+  virtual void replay(const std::vector<std::string>& calls, const std::function<void()>& launch);
 
   /// A tensor, uninitialised, on which all_reduce, reduce_scatter (its `whole`), all_gather (its `whole`) and broadcast
   /// work where it lies, without copies from rank to rank, when all ranks of the group are on one host and every rank

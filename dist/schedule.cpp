@@ -10,9 +10,9 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr std::string_view collectives[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
-                                            "reduce",     "gather",         "scatter",    "all_to_all",
-                                            "barrier",    "send",           "receive",    "batch"};
+constexpr std::string_view collectives[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
+                                            "gather",     "scatter",        "all_to_all", "barrier",   "send",
+                                            "receive",    "batch",          "replay"};
 constexpr std::string_view algorithms[] = {
     "automatic",
 #define ALGORITHM(x) #x,

@@ -29,7 +29,8 @@ enum class Collective : uint8_t {
   barrier,
   send,
   receive,
-  batch
+  batch,
+  replay
 };  // from barrier on: not made of schedules
 inline constexpr int scheduled_collectives = 8;
 enum class Algorithm : uint8_t {

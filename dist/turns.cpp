@@ -29,6 +29,12 @@ Work Turns::run(Call call, bool async) {
   return work;
 }
 
+void Turns::aside(const std::function<void()>& fn) {
+  const std::lock_guard lock(calls_);
+  LOCKSTEP_CHECK(worker_.idle(), "[dist] expected no call of group ", group_.name, " on its way; wait for it before");
+  fn();
+}
+
 void Turns::note(const Call& call, int64_t begun, int64_t sent, int64_t received, std::string_view error) const {
   int64_t bytes = std::max<int64_t>(call.count, 0) * size_of(call.dtype);
   for (const PointToPoint& p : call.batch) bytes += p.tensor.numel() * size_of(p.tensor.dtype());

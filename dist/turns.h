@@ -28,6 +28,8 @@ class Turns {
   Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move);
 
   Work run(Call call, bool async);
+  /// Does what is no call of the group, between two of them. Error while one is queued.
+  void aside(const std::function<void()>& fn);
   bool idle() const { return worker_.idle(); }
   uint64_t completed() const { return completed_; }
   const std::vector<int>& world_ranks() const { return group_.world_ranks; }

@@ -28,8 +28,8 @@ void Work::wait() {
     state_->changed.wait(lock, [&] { return state_->done; });  // the collective has the deadline
   }
   if (state_->error) std::rethrow_exception(state_->error);
-  if (const auto finish = std::exchange(state_->finish, nullptr)) finish();
   if (state_->device) state_->device->wait();
+  if (const auto finish = std::exchange(state_->finish, nullptr)) finish();
 }
 
 void Work::synchronize() {

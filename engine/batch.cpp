@@ -79,10 +79,12 @@ void EngineBase::Impl::train_whole(const pipeline::Data& data, std::optional<dou
                  "whole step; leave it out");
   const RandomScope program;
   std::vector<MicroBatch> ahead;
-  if (graphs.may_run()) {
-    do ahead.push_back(draw(data, micro_batch(int64_t(ahead.size()))));
-    while (int64_t(ahead.size()) < accumulation && ahead.back().keep());
-    if (int64_t(ahead.size()) == accumulation && graphs.run(ahead, metric)) return;
+  if (graphs.are_wanted()) {
+    if (graphs.may_draw()) {
+      do ahead.push_back(draw(data, micro_batch(int64_t(ahead.size()))));
+      while (int64_t(ahead.size()) < accumulation && ahead.back().keep());
+    }
+    if (graphs.run(ahead, metric)) return;
   }
   auto next = ahead.begin();
   do {

@@ -3,9 +3,14 @@
 
 #include <algorithm>
 #include <exception>
+#include <sstream>
+#include <string_view>
 
 #include "autograd/ops.h"
 #include "autograd/tape.h"
+#include "dist/fingerprint.h"
+#include "dist/numbers.h"
+#include "dist/texts.h"
 #include "engine/impl.h"
 #include "tensor/ops.h"
 #include "trace/trace.h"
@@ -37,6 +42,11 @@ std::string shapes_of(const std::vector<MicroBatch>& step) {
   return key;
 }
 
+/// 0 of nothing alone.
+int64_t hash_of(std::string_view text) {
+  return text.empty() ? 0 : int64_t(std::max<uint64_t>(dist::hash_text(text), 1));
+}
+
 Variable in_f32(const Variable& x) { return size_of(x.dtype()) < 4 ? x.to(f32) : x; }
 
 /// x times a number that is in the device's memory, with the bits of mul_scalar.
@@ -56,6 +66,8 @@ bool MicroBatch::keep() {
   return true;
 }
 
+bool StepGraphs::is_shared() const { return m_.group->size() > 1; }
+
 /// Why no step of this engine is recorded, found once; empty: they are.
 const std::string& StepGraphs::why_never() {
   if (never_) return *never_;
@@ -64,10 +76,12 @@ const std::string& StepGraphs::why_never() {
     if (on_cpu) return "the model is on the CPU";
     if (!wanted_) return "they are turned off";
     if (m_.part) return "a schedule runs stages or slices of the model";
-    if (m_.group->size() > 1) return str(m_.group->size(), " ranks have collectives in a step");
+    if (m_.sharing > 1) return str(m_.sharing, " ranks share each sequence");
+    if (is_shared() && std::string_view(m_.group->device_engine()) != "nccl")
+      return str("tensors of ", m_.group->size(), " ranks go through the host's memory");
     if (m_.one_bit) return str(m_.optimizers[0]->name(), " takes gradients as they come");
     if (m_.zero->stage() == 3) return "ZeRO 3 fetches parameters in forward and backward";
-    if (m_.whole.forward) return "the forward is not the model's own";
+    if (is_shared() && m_.comms) return "comms_logger measures each collective";
     if (m_.config.wall_clock_breakdown) return "wall_clock_breakdown measures its parts";
     return "";
   };
@@ -95,8 +109,12 @@ std::string StepGraphs::who_listens(const Model& model) const {
   return "";
 }
 
-std::string StepGraphs::why_not(const Model& model, const std::vector<MicroBatch>& step) const {
+std::string StepGraphs::why_not(const Model& model, const std::vector<MicroBatch>& step, bool has_metric) const {
   const Device device = model.parameters.at(0).variable.device();
+  if (!may_draw()) return "train_batch() ends a step that backward() has begun";
+  if (int64_t(step.size()) < m_.accumulation) return "a micro-batch is a part of other data";
+  if (m_.wants_metric() && !has_metric) return "there is no metric";  // step() says so
+  if (m_.whole.forward) return "the forward is not the model's own";
   if (m_.profiler) return "the FLOPs profiler counts operations";
   if (trace::on()) return "a trace notes every operation";
   if (AnomalyMode::enabled()) return "AnomalyMode looks at every result";
@@ -110,7 +128,7 @@ std::string StepGraphs::why_not(const Model& model, const std::vector<MicroBatch
   return who_listens(model);
 }
 
-std::vector<uint64_t> StepGraphs::Model::state() const {
+int64_t StepGraphs::Model::state() const {
   std::vector<uint64_t> state;
   const auto place = [&](const Tensor& x) { state.push_back(uint64_t(reinterpret_cast<uintptr_t>(x.raw_data()))); };
   for (const nn::NamedParameter& p : parameters) {
@@ -119,7 +137,7 @@ std::vector<uint64_t> StepGraphs::Model::state() const {
   }
   for (const nn::NamedBuffer& b : buffers) place(b.tensor);
   for (const auto& [name, module] : modules) state.push_back(module->is_training());
-  return state;
+  return hash_of({reinterpret_cast<const char*>(state.data()), state.size() * sizeof state[0]});
 }
 
 void StepGraphs::say_once(const std::string& reason) {
@@ -136,21 +154,86 @@ std::string StepGraphs::status() {
              last_reason_.empty() ? "" : "; the others: " + last_reason_);
 }
 
-bool StepGraphs::may_run() {
+bool StepGraphs::are_wanted() {
   if (!why_never().empty()) return false;
   ++steps_;
-  // Between steps, where step() has nothing to complain of.
+  return true;
+}
+
+/// Between steps, where step() has nothing to complain of.
+bool StepGraphs::may_draw() const {
   return m_.micros.empty() && m_.pending == 0 && m_.micro_steps % m_.accumulation == 0 && m_.no_sync_depth == 0;
 }
 
+std::vector<StepVote> StepGraphs::ask(const StepVote& mine) const {
+  if (!is_shared()) return {mine};
+  const std::vector<int64_t> all = dist::all_gathered<int64_t>({mine.reason, mine.shapes, mine.model, mine.tokens},
+                                                               *m_.group, {.tag = "whether a step is a graph"});
+  std::vector<StepVote> votes;
+  for (size_t at = 0; at < all.size(); at += 4) votes.push_back({all[at], all[at + 1], all[at + 2], all[at + 3]});
+  return votes;
+}
+
+/// Why one of the ranks does not want to; empty: all do.
+std::string StepGraphs::agreed_reason(const std::string& mine, const std::vector<StepVote>& votes) {
+  const auto first = std::find_if(votes.begin(), votes.end(), [](const StepVote& vote) { return vote.reason != 0; });
+  if (first == votes.end()) return "";
+  if (!is_shared()) return mine;
+  const int rank = int(first - votes.begin());
+  auto known = reasons_.find(first->reason);
+  if (known == reasons_.end())
+    known =
+        reasons_.emplace(first->reason, dist::broadcast_text(mine, rank, *m_.group, "why a step is no graph")).first;
+  const bool all =
+      std::all_of(votes.begin(), votes.end(), [&](const StepVote& v) { return v.reason == first->reason; });
+  return all ? known->second : str("rank ", m_.group->world_rank(rank), ": ", known->second);
+}
+
+/// Where ranks have recorded other collectives, the first that differs.
+std::string StepGraphs::other_calls(const std::vector<std::string>& mine) const {
+  std::string text;
+  for (const std::string& call : mine) text += call + "\n";
+  const int64_t hash = hash_of(text);
+  const std::vector<StepVote> votes = ask({.shapes = hash});
+  if (std::all_of(votes.begin(), votes.end(), [&](const StepVote& v) { return v.shapes == votes[0].shapes; }))
+    return "";
+  std::vector<std::istringstream> all;
+  for (const std::string& one : dist::gather_texts(text, *m_.group, "collectives of a graph")) all.emplace_back(one);
+  for (int number = 1;; ++number) {
+    std::vector<std::string> lines(all.size());
+    bool any = false;
+    for (size_t r = 0; r < all.size(); ++r) {
+      if (std::getline(all[r], lines[r])) any = true;
+      else lines[r] = "nothing";
+    }
+    for (size_t r = 1; r < lines.size(); ++r)
+      if (lines[r] != lines[0] || !any)
+        return str("collective ", number, " of it is ", lines[0], " on rank ", m_.group->world_rank(0), ", ", lines[r],
+                   " on rank ", m_.group->world_rank(int(r)));
+  }
+}
+
 bool StepGraphs::run(const std::vector<MicroBatch>& step, std::optional<double> metric) {
-  if (m_.wants_metric() && !metric) return false;  // step() says so
   const Model model(m_.model);
-  if (const std::string reason = why_not(model, step); !reason.empty()) {
+  const std::string mine = why_not(model, step, metric.has_value());
+  StepVote vote{.reason = hash_of(mine)};
+  if (mine.empty()) {
+    vote.shapes = hash_of(shapes_of(step));
+    vote.model = model.state();
+    for (const MicroBatch& one : step) vote.tokens += std::max<int64_t>(one.tokens, 0);
+  }
+  const std::vector<StepVote> votes = ask(vote);
+  if (const std::string reason = agreed_reason(mine, votes); !reason.empty()) {
     say_once(reason);
     return false;
   }
-  const std::string key = shapes_of(step);
+  std::vector<int64_t> key, models;
+  tokens_ = 0;
+  for (const StepVote& v : votes) {
+    key.push_back(v.shapes);
+    models.push_back(v.model);
+    tokens_ += double(v.tokens);
+  }
   auto found = recorded_.find(key);
   if (found == recorded_.end()) {
     if (recorded_.size() >= most) {
@@ -161,10 +244,9 @@ bool StepGraphs::run(const std::vector<MicroBatch>& step, std::optional<double> 
   }
   Recorded& one = found->second;
   if (one.refused) return false;
-  std::vector<uint64_t> state = model.state();
-  if (one.model != state) {
-    const int moves = one.moves + !one.model.empty();
-    one = Recorded{.model = std::move(state), .moves = moves, .refused = moves > 3};
+  if (one.models != models) {
+    const int moves = one.moves + !one.models.empty();
+    one = Recorded{.models = std::move(models), .moves = moves, .refused = moves > 3};
     if (one.refused) say_once("parameters, buffers or modes of the model change between steps");
     return false;
   }
@@ -174,7 +256,7 @@ bool StepGraphs::run(const std::vector<MicroBatch>& step, std::optional<double> 
 bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
   const Device device = m_.model.parameters().at(0).device();
   const auto number = [&] { return empty({}, {.dtype = f64, .device = device}); };
-  Recorded made{.model = to.model, .moves = to.moves, .factor = number()};
+  Recorded made{.models = to.models, .moves = to.moves, .factor = number()};
   for (const MicroBatch& one : step) {
     made.samples.push_back(like(one.sample));
     made.tokens.push_back(one.tokens > 0 ? number() : Tensor());
@@ -183,14 +265,20 @@ bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
     m_.forget();
     m_.micro_steps = before;
   });
+  std::string reason;
+  m_.group->take_recorded();  // of others
   try {
     Graph graph(device);
     m_.begin_random(step[0].number, step[0].calls);
     graph.record([&] { step_on(made, step); });
     made.graph.emplace(std::move(graph));
-  } catch (const std::exception& error) {
+  } catch (const std::exception& error) { reason = error.what(); }
+  made.calls = m_.group->take_recorded();
+  reason = agreed_reason(reason, ask({.reason = hash_of(reason)}));
+  if (reason.empty()) reason = other_calls(made.calls);
+  if (!reason.empty()) {
     to.refused = true;
-    say_once(str("a step cannot be recorded: ", error.what()));
+    say_once("a step cannot be recorded: " + reason);
     return false;
   }
   to = std::move(made);
@@ -222,8 +310,7 @@ void StepGraphs::step_on(Recorded& made, const std::vector<MicroBatch>& step) {
 bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step, std::optional<double> metric) {
   const double start = steady_seconds();
   m_.set_factor(m_.own_factor());
-  m_.tokens = 0;
-  for (const MicroBatch& one : step) m_.tokens += double(std::max<int64_t>(one.tokens, 0));
+  m_.tokens = tokens_;
   if (!m_.zero->can_replay(m_.step_options())) {
     m_.factor.reset();
     say_once("gradients are to be multiplied by more than 1");
@@ -240,12 +327,17 @@ bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step,
   m_.begin_random(step[0].number, step[0].calls);
   m_.micro_steps += m_.accumulation;
   ++replays_;
-  m_.end_step(start, metric, [&](const zero::StepOptions& options) {
-    m_.zero->before_replay(options, recorded.update);
-    recorded.graph->replay();
-    m_.gather_losses();  // waits
-    return m_.zero->after_replay(options, recorded.update);
-  });
+  try {
+    m_.end_step(start, metric, [&](const zero::StepOptions& options) {
+      m_.zero->before_replay(options, recorded.update);
+      m_.group->replay(recorded.calls, [&] { recorded.graph->replay(); });
+      m_.gather_losses();  // waits
+      return m_.zero->after_replay(options, recorded.update);
+    });
+  } catch (...) {
+    drop();  // NCCL ends no communicator while a graph has its collectives
+    throw;
+  }
   return true;
 }
 

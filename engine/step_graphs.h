@@ -4,10 +4,15 @@
 //   first of its shapes    runs as it is: what is made on first use exists
 //   second                 recorded, which does nothing, and replayed
 //   and all others         data, loss scale, learning rates ─▶ the recording's memory ─▶ replay: forward and backward
-//                          of all micro-batches, norm, clip, update ─▶ losses, norm, overflow?
+//                          of all micro-batches, sums over ranks, norm, clip, update ─▶ losses, norm, overflow?
 //
 // The recording calls what a step that runs as it is calls, so bits are the same. What a model decides on the host (a
 // branch on a member, a probability of dropout) is decided once a recording.
+//
+// Several ranks do the same in each step: run it as it is, record it, or replay what they recorded together. Before it
+// they tell each other whether they can, the shapes of their data, and what their model is made of; the shapes of all
+// ranks are those of the step. Behind a recording they tell each other whether it went well, and which collectives are
+// in it.
 #include <map>
 #include <optional>
 #include <set>
@@ -32,14 +37,25 @@ struct MicroBatch {
   bool keep();
 };
 
+/// What a rank says of the coming step.
+struct StepVote {
+  int64_t reason = 0;  // hash of why it is to run as it is; 0: it need not
+  int64_t shapes = 0;  // hashes of the data's, and of Model::state()
+  int64_t model = 0;
+  int64_t tokens = 0;
+};
+
 class StepGraphs {
  public:
   static constexpr size_t most = 4;  ///< shapes: each keeps the memory of a forward and backward
   StepGraphs(EngineBase::Impl& engine, bool wanted) : m_(engine), wanted_(wanted) {}
 
-  /// Whether the coming step may be a replay, for all one can say without its data.
-  bool may_run();
-  /// Runs a step. False, and nothing is done, where it is to run as it is.
+  /// Whether steps may be replays, so that run() is to be called before each.
+  bool are_wanted();
+  /// Whether the data of the coming step may be drawn before it begins.
+  bool may_draw() const;
+  /// Runs a step. False, and nothing is done, where it is to run as it is, as when not all of it could be drawn.
+  /// Collective.
   bool run(const std::vector<MicroBatch>& step, std::optional<double> metric);
   void drop() { recorded_.clear(); }
   /// "2 shapes recorded, 198 of 200 steps replayed", or why not.
@@ -47,9 +63,10 @@ class StepGraphs {
 
  private:
   struct Recorded {
-    std::vector<uint64_t> model = {};  // Model::state() when it ran last
-    int moves = 0;                     // how often that has changed
+    std::vector<int64_t> models = {};  // of all ranks, when it ran last
+    int moves = 0;                     // how often they have changed
     bool refused = false;
+    std::vector<std::string> calls = {};  // collectives
     // What it reads. Made before it is: memory of the recording may have held something else earlier in it.
     std::vector<pipeline::Sample> samples = {};
     Tensor factor = {};               // of one element
@@ -65,12 +82,16 @@ class StepGraphs {
     std::vector<nn::NamedParameter> parameters;
     std::vector<nn::NamedBuffer> buffers;
     std::vector<std::pair<std::string, nn::Module*>> modules;
-    /// What a recording takes for granted: where parameters and buffers lie, what is trained, and modes.
-    std::vector<uint64_t> state() const;
+    /// Hash of what a recording takes for granted: where parameters and buffers lie, what is trained, and modes.
+    int64_t state() const;
   };
+  bool is_shared() const;
   const std::string& why_never();
-  std::string why_not(const Model& model, const std::vector<MicroBatch>& step) const;
+  std::string why_not(const Model& model, const std::vector<MicroBatch>& step, bool has_metric) const;
   std::string who_listens(const Model& model) const;
+  std::vector<StepVote> ask(const StepVote& mine) const;
+  std::string agreed_reason(const std::string& mine, const std::vector<StepVote>& votes);
+  std::string other_calls(const std::vector<std::string>& mine) const;
   bool record(Recorded& to, const std::vector<MicroBatch>& step);
   void step_on(Recorded& made, const std::vector<MicroBatch>& step);
   bool replay(Recorded& recorded, const std::vector<MicroBatch>& step, std::optional<double> metric);
@@ -79,7 +100,9 @@ class StepGraphs {
   EngineBase::Impl& m_;
   const bool wanted_;
   std::optional<std::string> never_;
-  std::map<std::string, Recorded> recorded_;  // by shapes
+  std::map<std::vector<int64_t>, Recorded> recorded_;  // by shapes of all ranks, on all of them
+  std::map<int64_t, std::string> reasons_;             // of all ranks, on all of them, by hash
+  double tokens_ = 0;                                  // of all ranks
   std::set<std::string> said_;
   std::string last_reason_;
   int64_t replays_ = 0, steps_ = 0;

@@ -127,6 +127,11 @@ void StepBatch::take_norm(const std::vector<NormPiece>& all, const Tensor& sums)
                               bytes_of(numbers_));
 }
 
+Tensor StepBatch::found() const {
+  constexpr int64_t at = offsetof(StepControl, found) / sizeof(int32_t);
+  return {numbers_.storage(), numbers_.offset() / int64_t(sizeof(int32_t)) + at, {1}, {1}, i32};
+}
+
 void StepBatch::launch() {
   table(device_);
   recorded_ |= Graph::is_capturing();

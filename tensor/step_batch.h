@@ -104,6 +104,8 @@ class StepBatch {
   void add_squares(const std::vector<Squares>& all, const Tensor& sums);
   /// From those sums: control.norm, clip and skip.
   void take_norm(const std::vector<NormPiece>& all, const Tensor& sums);
+  /// control.found, where it lies: one element of i32. For ranks that have to agree on it.
+  Tensor found() const;
   /// Updates what was collected, unless control.skip is set.
   void launch();
   /// As it is when the device is there: waits.

@@ -1,7 +1,13 @@
-// A step that a graph repeats: the kernels of step.cpp for one rank, without a look at what they find.
+// A step that a graph repeats: the kernels of step.cpp, without a look at what they find.
 //
 //   before_replay()  numbers of the host ─▶ │ squares ─▶ norm, clip, skip ─▶ update │ ─▶ after_replay()  norm, finite?
 //                                           replay, after forward and backward
+//
+// Where units are cut, squares of several ranks are added up by NCCL: a block lies on one rank and is zero on the
+// others, so any order gives the bits of the host's sum. Behind them lies a place that counts the ranks which found
+// something that is not finite. Whose gradient that was is lost in the sum over ranks, and so the squares of each
+// rank's own are kept, in the same pass in which step.cpp's way looks for it.
+#include <algorithm>
 #include <cmath>
 
 #include "tensor/ops.h"
@@ -16,9 +22,9 @@ double Stage::scale_of(const StepOptions& o) const {
 }
 
 void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
-  LOCKSTEP_CHECK(group.size() == 1 && !o.others && options.spread.names.empty() && batch && !scaled,
-                 "[zero] expected one rank that has the whole model, on a CUDA device, and a scale of at most 1 to "
-                 "capture a step");
+  LOCKSTEP_CHECK(options.stage < 3 && !o.others && options.spread.names.empty() && batch && !scaled,
+                 "[zero] expected ranks that have the whole model, on CUDA devices, a stage below 3, and a scale of at "
+                 "most 1 to capture a step");
   LOCKSTEP_CHECK(!captured_ || captured_->used == used,
                  "[zero] expected all graphs to capture steps of the same parameters");
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
@@ -26,18 +32,52 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
     for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps -= used[i];
   });
   optimizer_->collect_numbers(used);
-  CapturedStep step{.used = used, .parts = {}};
+  CapturedStep step{.used = used, .parts = {}, .own = std::exchange(own_, {})};
   for (const Unit& unit : units) step.parts.push_back(unit.part);
   step.has_norm = o.max_norm > 0 || o.want_norm || options.nonfinite != NonFinite::propagate;
   if (step.has_norm) {
     const Tensor squares = squares_of_blocks(1, used);
+    if (is_cut() && group.size() > 1) {
+      const Tensor found = batch->found(), all = squares.narrow(0, norm_blocks_of_all, 1);
+      all.copy_(found);
+      group.all_reduce(squares, {.tag = "zero squares of gradients"});
+      found.copy_(all);
+    }
     std::vector<NormPiece> norms;
     for (const Parameter& p : parameters)
       if (p.trains()) norms.push_back({p.first_block, norm_blocks(p.variable.numel()), p.variable.dtype() == f64});
     batch->take_norm(norms, squares);
   }
   optimizer_->update(used, 1, 1);
+  for (Unit& unit : units) unit.published.wait();
   captured_ = std::make_shared<const CapturedStep>(std::move(step));
+}
+
+/// In place of a look at them. The next micro-batch's are added: what is not finite stays so.
+void Stage::record_own(size_t u, const Tensor& flat) {
+  LOCKSTEP_CHECK(batch, "[zero] expected a step that runs as it is before one is captured");
+  const Tensor sums = zeros({norm_blocks_of_all}, {.dtype = f64, .device = device});
+  std::vector<StepBatch::Squares> all;
+  for (size_t place = 0; place < units[u].parameters.size(); ++place) {
+    const Parameter& p = parameters[units[u].parameters[place]];
+    all.push_back({flat.narrow(0, units[u].layout.offsets[place], p.variable.numel()), p.first_block});
+  }
+  batch->add_squares(all, sums);
+  if (own_.defined()) add_(own_, sums);
+  else own_ = sums;
+}
+
+/// The same that filled() finds.
+void Stage::find_bad(const Tensor& own) {
+  if (!own.defined()) return;
+  const std::vector<double> squares = own.to_vector<double>();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    const auto first = squares.begin() + p.first_block;
+    if (p.trains() &&
+        !std::all_of(first, first + norm_blocks(p.variable.numel()), [](double x) { return std::isfinite(x); }))
+      first_bad_ = std::min(first_bad_, int64_t(i) * group.size() + rank());
+  }
 }
 
 void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of) {
@@ -62,9 +102,8 @@ StepReport Stage::after_replay(const StepOptions& o, const std::shared_ptr<const
     for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps -= step->used[i];
     report.norm = NAN;
     for (size_t u = 0; u < units.size(); ++u) units[u].part = step->parts[u];
-    const AtEnd forgets([this] {
-      for (Unit& unit : units) unit.part = Tensor();
-    });
+    const AtEnd forgets([this] { forgotten(); });
+    find_bad(step->own);
     check_finite(o, {}, report);
     return report;
   }

@@ -162,7 +162,7 @@ void Stage::plan() {
 }
 
 dist::Work Stage::share(const Unit& unit, const Tensor& part) const {
-  if (unit.layout.whole() == 0 || (unit.group->size() == 1 && part.storage() == unit.weights.storage())) return {};
+  if (unit.layout.whole() == 0) return {};
   const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
   return unit.layout.owner < 0 ? unit.group->all_gather(unit.weights, part, o)
                                : unit.group->broadcast(unit.weights, unit.layout.owner, o);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "zero/sharded_optimizer.h"
 
@@ -73,7 +74,9 @@ Tensor Stage::memory(size_t u) {
 
 /// Whose gradient is not finite can only be seen before they are summed; a rank alone sees it in step().
 void Stage::filled(size_t u, const Tensor& flat) {
-  if (options.nonfinite == NonFinite::propagate || group.size() == 1 || all_finite(flat)) return;
+  if (options.nonfinite == NonFinite::propagate || group.size() == 1) return;
+  if (Graph::is_capturing()) return record_own(u, flat);
+  if (all_finite(flat)) return;
   const std::vector<size_t>& members = units[u].parameters;
   for (size_t place = 0; place < members.size(); ++place) {
     if (!all_finite(reducer_->units[u].gradients.view(flat, place)))
@@ -93,6 +96,7 @@ void Stage::forgotten() {
     unit.part = Tensor();
   }
   first_bad_ = std::numeric_limits<int64_t>::max();
+  own_ = Tensor();
 }
 
 void Stage::pause(bool wanted) {

@@ -79,6 +79,7 @@ inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()});
 struct CapturedStep {
   std::vector<bool> used;     // parameters
   std::vector<Tensor> parts;  // gradients, of all units
+  Tensor own;                 // of several ranks: squares of this one's, before they are summed, of all blocks
   bool has_norm = false;
 };
 
@@ -183,11 +184,15 @@ class Stage : public parallel::Reducer::Policy {
 
   // recorded_step.cpp
   void record(const StepOptions& o, const std::vector<bool>& used);
+  void record_own(size_t unit, const Tensor& flat);
+  void find_bad(const Tensor& own);
   std::shared_ptr<const CapturedStep> captured_;  // the last
+  Tensor own_;                                    // of the one that is being captured
 
   // state.cpp
   Piece all_owned(const Parameter& p) const;  // at this rank
 
+  std::vector<bool> used_here_, used_anywhere_;  // in the last step that ran as it is
   // parameter * ranks + rank of the first NaN or infinity in this rank's own gradients
   int64_t first_bad_ = std::numeric_limits<int64_t>::max();
   int64_t steps_ = 0;

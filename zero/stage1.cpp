@@ -43,10 +43,6 @@ void Stage1::move_into_weights(Unit& unit) {
 dist::Work Stage1::reduce_to_owners(const Unit& unit, const Tensor& whole, const Tensor& part) {
   const dist::CollectiveOptions o{.tag = unit.tag, .async = true};
   if (whole.numel() == 0) return {};
-  if (unit.group->size() == 1) {
-    if (part.storage() != whole.storage()) part.copy_(whole);
-    return {};
-  }
   if (unit.layout.owner < 0 && options.reduce_scatter) return unit.group->reduce_scatter(part, whole, o);
   dist::Work work =
       unit.layout.owner >= 0 ? unit.group->reduce(whole, unit.layout.owner, o) : unit.group->all_reduce(whole, o);

@@ -119,8 +119,12 @@ std::vector<bool> Stage::agree_on_used() {
                         ". The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them "
                         "(requires_grad_(false)) before"));
   }
-  if (group.size() == 1) return used;
-  const std::vector<bool> mine = used;
+  if (Graph::is_capturing()) {  // asked before
+    LOCKSTEP_CHECK(used == used_here_,
+                   "[zero] a step can be captured when it uses the parameters that the step before it has used");
+    return used_anywhere_;
+  }
+  const std::vector<bool> mine = used_here_ = used;
   const auto agree = [&](dist::ProcessGroup& ranks) {
     const std::vector<bool> any = parallel::used_by_any(mine, ranks);
     for (size_t i = 0; i < used.size(); ++i)
@@ -128,6 +132,7 @@ std::vector<bool> Stage::agree_on_used() {
   };
   agree(group);
   if (!options.spread.names.empty()) agree(*options.spread.group);
+  used_anywhere_ = used;
   return used;
 }
 
@@ -172,9 +177,11 @@ Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
 /// spread, one of them counts them.
 bool Stage::has_all_squares() const { return options.spread.names.empty() || is_cut(); }
 
-/// The sum of squares of every block that this rank has; zeros elsewhere. On the CPU, unless it is recorded.
+/// The sum of squares of every block that this rank has; zeros elsewhere. On the CPU, unless it is recorded; then there
+/// is one place more.
 Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
-  const Tensor squares = zeros({norm_blocks_of_all}, {.dtype = f64, .device = device});
+  const bool records = Graph::is_capturing();
+  const Tensor squares = zeros({norm_blocks_of_all + records}, {.dtype = f64, .device = device});
   std::vector<StepBatch::Squares> of_pieces;  // by one kernel
   for (Unit& unit : units) {
     if (!has_all_squares() && unit.group->rank() != 0) continue;
@@ -196,7 +203,6 @@ Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
             .copy_(sum_squares(g.narrow(0, full * norm_block, n - full * norm_block), {}, false, f64));
     }
   }
-  const bool records = Graph::is_capturing();
   if (!scaled) {
     if (!records) batch->set({.scale = scale});
     batch->add_squares(of_pieces, squares);

@@ -154,7 +154,7 @@ class Zero {
   /// Collective. Until then .grad is a placeholder without memory: reading it is an Error, clearing it forgets what was
   /// collected.
   StepReport step(const StepOptions& options = {});
-  /// step() may be captured in a Graph, where one rank has the whole model on a CUDA device, below stage 3. Before each
+  /// step() may be captured in a Graph, where ranks have the whole model on CUDA devices, below stage 3. Before each
   /// replay before_replay() counts the step and writes its numbers (learning rates, scale) where the graph reads them;
   /// after it, after_replay() waits and says how it went, as step() does, and tells the scaler. The same options, but
   /// for numbers. `of`: where there are several graphs, what captured() was behind the one that is replayed.

@@ -8,7 +8,6 @@
 #include "dist/net.h"
 #include "dist/staging.h"
 #include "dist/summation_tree.h"
-#include "tensor/graph.h"
 #include "tensor/ops.h"
 
 namespace lockstep::dist {
@@ -50,27 +49,29 @@ ncclRedOp_t op_of(DType dtype, ReduceOp op) {
 
 }  // namespace
 
-std::shared_ptr<DeviceWork> NcclEngine::begin(const Call& call) {
+void NcclEngine::check(const Call& call) {
   const char* const op = name_of(call.collective).data();
-  LOCKSTEP_CHECK(!Graph::is_capturing(), "[", op,
-                 "] a collective cannot be captured: call it before or after, and replay what is between");
   const bool by_nccl = n_ > 1 && std::strcmp(moved_by(), "nccl") == 0;
   const std::lock_guard lock(mutex_);
-  const auto check = [&](const Tensor& t) {
+  const auto check_device = [&](const Tensor& t) {
     if (!t.defined() || t.device().is_cpu()) return;
     if (!device_) device_ = t.device();
     LOCKSTEP_CHECK(t.device() == *device_, "[", op, "] group ", name, " moves tensors of ", *device_,
                    " on this rank, got one on ", t.device(), "; make another group for it");
   };
-  check(call.input);
-  check(call.output);
-  for (const PointToPoint& p : call.batch) check(p.tensor);
+  check_device(call.input);
+  check_device(call.output);
+  for (const PointToPoint& p : call.batch) check_device(p.tensor);
   LOCKSTEP_CHECK(
       !by_nccl || !links_.contains(everybody) || call.algorithm == Algorithm::automatic ||
           call.algorithm == Algorithm::direct,
       "[", op,
       "] expected algorithm automatic (NCCL chooses), or direct (the sums of the CPU's, to the bit), for tensors on ",
       *device_, ", got ", name_of(call.algorithm));
+}
+
+std::shared_ptr<DeviceWork> NcclEngine::begin(const Call& call) {
+  check(call);
   return std::make_shared<NcclWork>(*job->control, call, *device_);
 }
 
@@ -145,6 +146,7 @@ void NcclEngine::move(Call& call, uint64_t sequence) {
   try {
     work->ready().wait();
     if (is_message(call.collective)) device_messages(call);
+    else if (call.collective == Collective::replay) start_graph(call, sequence);
     else device_collective(call, sequence);
   } catch (...) {
     end(false);  // some of it may be on the stream
@@ -153,16 +155,13 @@ void NcclEngine::move(Call& call, uint64_t sequence) {
   end(true);
 }
 
+Algorithm NcclEngine::algorithm_of(const Call& call) const {
+  const bool is_exact = exact_ && is_reduction(call.collective) && call.algorithm == Algorithm::automatic;
+  return is_exact ? Algorithm::direct : call.algorithm;
+}
+
 void NcclEngine::device_collective(Call& call, uint64_t sequence) {
-  if (n_ == 1) {
-    if (call.input.defined() && call.output.defined() && call.input.raw_data() != call.output.raw_data())
-      call.output.copy_(call.input.view(call.output.shape()));
-    return;
-  }
-  // So that ranks compare this too.
-  const bool sums = call.collective == Collective::all_reduce || call.collective == Collective::reduce_scatter ||
-                    call.collective == Collective::reduce;
-  if (exact_ && sums && call.algorithm == Algorithm::automatic) call.algorithm = Algorithm::direct;
+  call.algorithm = algorithm_of(call);  // so that ranks compare this too
   const auto known = links_.find(everybody);
   const bool by_host = known != links_.end() && !known->second.comm;  // where headers travel with the data
   if (!by_host && (must_compare(++collectives_) || known == links_.end())) agree(call, sequence);

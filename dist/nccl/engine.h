@@ -8,7 +8,7 @@
 //
 // NCCL does not notice when ranks ask for different things: it hangs, or gives garbage. So ranks compare their calls on
 // the host first: the first 100 of a group, then every 64th, and all with LOCKSTEP_NCCL_DEBUG=1. Messages: the receiver
-// looks at the sender's.
+// looks at the sender's. Graphs: recorded.cpp.
 #include <cuda_runtime_api.h>
 
 #include <functional>
@@ -17,6 +17,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dist/native_engine.h"
 #include "dist/nccl/watchdog.h"
@@ -51,8 +52,12 @@ class NcclEngine final : public NativeEngine {
     return whole != links_.end() && !whole->second.comm ? "host" : "nccl";
   }
   /// On the thread that makes the call: keeps its tensors, and what its device does before is done before. Error:
-  /// another device than that of earlier calls, an algorithm that there is not, a graph that is being captured.
+  /// another device than that of earlier calls, an algorithm that there is not.
   std::shared_ptr<DeviceWork> begin(const Call& call);
+  /// In place of begin() and a turn, while this thread records: puts the call into the graph (recorded.cpp). Error: a
+  /// message, a group that has no communicator yet.
+  std::shared_ptr<DeviceWork> record(Call call);
+  std::vector<std::string> take_recorded();
   void move(Call& call, uint64_t sequence) override;
   bool idle() const override { return NativeEngine::idle() && (!watchdog_ || watchdog_->idle(turns)); }
 
@@ -63,6 +68,9 @@ class NcclEngine final : public NativeEngine {
     std::optional<Stream> stream;        // of a pair; all ranks use that of the group
   };
 
+  void check(const Call& call);
+  Algorithm algorithm_of(const Call& call) const;
+  void start_graph(Call& call, uint64_t sequence);
   Link& connect(int peer, const Call& call);
   bool must_compare(uint64_t number) const {
     return compares_all_ || number <= compared_first || number % compared_every == 0;
@@ -98,7 +106,8 @@ class NcclEngine final : public NativeEngine {
   std::shared_ptr<Watchdog> watchdog_;
   std::optional<Stream> stream_;
   uint64_t collectives_ = 0;
-  std::string what_;  // the call, for messages
+  std::string what_;                   // the call, for messages
+  std::vector<std::string> recorded_;  // calls, since somebody took them
 };
 
 }  // namespace lockstep::dist

@@ -5,6 +5,7 @@
 
 #include "dist/native_group.h"
 #include "dist/nccl/engine.h"
+#include "tensor/graph.h"
 
 namespace lockstep::dist {
 namespace {
@@ -21,12 +22,32 @@ class NcclGroup final : public NativeGroup {
     engine_ = std::make_shared<NcclEngine>(std::move(job), std::move(member), traffic_);
   }
   const char* device_engine() const override { return nccl().moved_by(); }
+  std::vector<std::string> take_recorded() override { return nccl().take_recorded(); }
+
+  void replay(const std::vector<std::string>& calls, const std::function<void()>& launch) override {
+    if (calls.empty()) return launch();
+    Call call;
+    call.collective = Collective::replay;
+    call.count = int64_t(calls.size());
+    call.dtype = u8;
+    for (const std::string& one : calls) call.tag = std::to_string(hash_text(one, hash_text(call.tag)));
+    const std::shared_ptr<DeviceWork> work = call.work = nccl().begin(call);
+    call.launch = launch;
+    engine_->turns.drain();  // the generator that a graph draws from is this thread's
+    Work(engine_->turns.run(std::move(call), false), work).wait();
+    traffic_->collectives += int64_t(calls.size()) - 1;
+  }
 
  protected:
   bool moves_device_memory() const override { return true; }
 
   Work run(Call call, bool async) override {
     if (!on_device(call)) return NativeGroup::run(std::move(call), async);
+    if (Graph::is_recording()) {
+      Work recorded(Work(), nccl().record(std::move(call)));
+      if (!async) recorded.wait();
+      return recorded;
+    }
     const bool by_host = std::strcmp(device_engine(), "host") == 0;
     if (by_host) (void)engine_->choose(call);
     const std::shared_ptr<DeviceWork> work = call.work = nccl().begin(call);

@@ -98,6 +98,9 @@ with tempfile.TemporaryDirectory() as folder:
 
     here, there = ranks("cpu", "ranks-cpu"), ranks("cuda", "ranks-cuda")
     check("gpt: two ranks on devices: losses of two ranks on the CPU", here.returncode == there.returncode == 0 and close(losses(d / "ranks-cpu"), losses(d / "ranks-cuda")), here.stderr + there.stderr)
+    off = ranks("cuda", "ranks-off", "--no-graph")
+    check("gpt: two ranks: steps that are replayed end with the bits of those that are not", saved(d / "ranks-cuda") == saved(d / "ranks-off") != [] and losses(d / "ranks-cuda") == losses(d / "ranks-off")
+          and (not simulated or "1 shape recorded, 4 of 5 steps replayed" in there.stdout) and "none: they are turned off" in off.stdout, there.stdout + off.stdout + off.stderr)
     for stage, *more in ((1,), (2,), (3,), (3, "--offload", "cpu")):
         name = f"zero{stage}{'-offload' if more else ''}"
         zero = ranks("cuda", name, "--plan", f"zero{stage}", *more)

@@ -3,158 +3,25 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <functional>
-#include <map>
-#include <optional>
+#include <tuple>
 
-#include "autograd/ops.h"
-#include "engine/engine.h"
-#include "nn/container.h"
 #include "nn/linear.h"
-#include "nn/models/gpt.h"
 #include "nn/norm.h"
-#include "optim/loss_scaler.h"
-#include "optim/optim.h"
-#include "tensor/ops.h"
-#include "tensor/random.h"
-#include "tests/messages.h"
-#include "tests/temp_dir.h"
-#if defined(SIMT_CPU)
-#include "tests/cudasim/fake.h"
-#endif
+#include "tests/cuda/graph_training.h"
 
 using namespace lockstep;
-using testing::TempDir;
+using namespace testing;
 
 namespace {
 
 const Device cuda0{Device::Type::cuda, 0};
-
-struct Plan {
-  int64_t accumulation = 1, steps = 6;
-  int stage = 0;
-  double clipping = 0;
-  nn::GPT::Options model{.vocab = 17, .context = 8, .layers = 2, .width = 16, .heads = 2, .dropout = 0.1};
-  std::vector<int64_t> lengths{8};  // of micro-batches, in turn
-  std::optional<DType> autocast = {};
-  bool half = false;    // f16 with a loss scale that grows until gradients overflow
-  bool tokens = false;  // losses are sums, divided by the targets of a step
-  bool grad_scaler = false;
-  bool reuses = false;  // each micro-batch is in the memory of the one before
-  bool draws = false;   // data draw numbers of their own, now more, now less
-  double average = 0;
-  bool breakdown = false;
-  bool checkpoints = false;
-  bool fp8 = false;
-  std::string saves = {}, loads = {};  // folders, at the end and at the start
-  std::function<void(nn::GPT&)> prepare = {};
-  pipeline::Loss loss = {};
-  Device data = cuda0;
-};
-
-struct Result {
-  std::vector<double> losses, norms;
-  nn::State state;
-  RandomState random;
-  std::vector<int64_t> skipped_steps;
-  std::vector<std::string> skips;           // what was said of them
-  std::map<std::string, int64_t> launches;  // of the last step
-  std::string graphs;
-  std::vector<std::string> said;
-};
-
-Result train(const Plan& plan, bool graphs) {
-  Result result;
-  manual_seed(4);
-  auto gpt = std::make_shared<nn::GPT>(plan.model);
-  gpt->to(cuda0);
-  if (plan.prepare) plan.prepare(*gpt);
-  optim::AdamW optimizer(gpt->parameters(), {.lr = 0.01, .weight_decay = 0.1});
-  optim::GradScaler scaler({.init_scale = 1024, .growth_interval = 2});
-  engine::Config config{.train_micro_batch_size_per_gpu = 2,
-                        .gradient_accumulation_steps = plan.accumulation,
-                        .gradient_clipping = plan.clipping};
-  config.zero_optimization.stage = plan.stage;
-  config.fp16 = {.enabled = plan.half, .initial_scale_power = 12, .loss_scale_window = 1, .hysteresis = 1};
-  config.activation_checkpointing.enabled = plan.checkpoints;
-  config.ema.decay = plan.average;
-  config.fp8 = {.enabled = plan.fp8, .amax_history_len = 3};
-  config.wall_clock_breakdown = plan.breakdown;
-  engine::PipelineModule module{.model = gpt, .loss_fn = plan.loss};
-  if (plan.tokens)
-    module.tokens = [](const std::vector<Tensor>& targets) { return targets[0].numel() - targets[0].size(0); };
-  engine::EngineBase e(std::move(module), {.optimizer = &optimizer,
-                                           .config = config,
-                                           .log =
-                                               [&result](const std::string& text) {
-                                                 if (text.starts_with("steps run without graphs"))
-                                                   result.said.push_back(text);
-                                                 if (text.starts_with("step ")) result.skips.push_back(text);
-                                               },
-                                           .autocast = plan.autocast,
-                                           .grad_scaler = plan.grad_scaler ? &scaler : nullptr,
-                                           .graphs = graphs});
-  if (!plan.loads.empty()) CHECK(e.load_checkpoint(plan.loads).has_value());
-  int64_t micro = 0;
-  Tensor kept[2];
-  for (int64_t step = 0; step < plan.steps; ++step) {
-    const int64_t skipped = e.skipped_steps();
-    e.set_lr(0.01 / double(e.global_steps() + 1));
-    if (plan.clipping > 0) e.set_gradient_clipping(plan.clipping * double(step % 3));
-#if defined(SIMT_CPU)
-    fake::take_launches();
-#endif
-    result.losses.push_back(e.train_batch([&](int64_t) {
-      const int64_t length = plan.lengths[size_t(micro++) % plan.lengths.size()];
-      const Tensor tokens = randint(0, plan.model.vocab, {2, length + 1}, {.dtype = i64, .device = cpu});
-      for (int64_t i = 0; plan.draws && i < micro % 3; ++i) next_random_key();
-      Tensor parts[2];
-      for (int64_t i : {0, 1}) {
-        parts[i] = tokens.narrow(1, i, length).contiguous().to(plan.data);
-        if (!plan.reuses) continue;
-        if (kept[i].defined()) kept[i].copy_(parts[i]);
-        else kept[i] = parts[i];
-        parts[i] = kept[i];
-      }
-      return pipeline::Sample{{parts[0]}, {parts[1]}};
-    }));
-#if defined(SIMT_CPU)
-    result.launches.clear();
-    for (const auto& [name, count] : fake::take_launches()) result.launches[name] = int64_t(count);
-#endif
-    result.norms.push_back(e.get_global_grad_norm());
-    if (e.skipped_steps() > skipped) result.skipped_steps.push_back(step);
-  }
-  if (!plan.saves.empty()) e.save_checkpoint(plan.saves);
-  result.random = random_state();
-  const auto whole = e.zero().gathered();
-  for (const auto& [name, tensor] : gpt->state()) result.state.emplace_back(name, tensor.to(cpu).clone());
-  result.graphs = e.graphs();
-  return result;
-}
-
-bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
-
-void check_equal(const Result& a, const Result& b) {
-  CHECK(std::equal(a.losses.begin(), a.losses.end(), b.losses.begin(), b.losses.end(), same));
-  CHECK(std::equal(a.norms.begin(), a.norms.end(), b.norms.begin(), b.norms.end(), same));
-  CHECK(a.skipped_steps == b.skipped_steps);
-  CHECK(a.skips == b.skips);
-  CHECK(a.random == b.random);
-  REQUIRE(a.state.size() == b.state.size());
-  std::string differing;
-  for (size_t i = 0; i < a.state.size(); ++i)
-    if (!equal(a.state[i].second, b.state[i].second)) differing += a.state[i].first + " ";
-  CHECK(differing == "");
-}
 
 /// The runs with and without graphs, which must end with the same bits; gives back the first.
 Result both(const Plan& plan) {
   const Result replayed = train(plan, true), eager = train(plan, false);
   CHECK(eager.graphs == "none: they are turned off");
   CHECK(eager.said.empty());
-  check_equal(replayed, eager);
+  CHECK(differing(replayed, eager) == "");
   return replayed;
 }
 

@@ -418,12 +418,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->stream = s;
   event->mark = mark;
   event->capture = s->capture;
-  event->captured = s->captured + 1;  // with the record itself
   enqueue(stream, [mark] {
     mark->milliseconds = now();
     simt::release(&mark->order);
     mark->passed = true;
   });
+  event->after = s->after;  // with the record itself
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
@@ -432,10 +432,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (!s || !event || !event->alive || flags != 0) return result(cudaErrorInvalidResourceHandle);
   if (!event->mark) return cudaSuccess;  // never recorded
   if (event->capture) {                  // the waiting stream joins the capture
-    if (s->capture && s->capture != event->capture) return result(cudaErrorStreamCaptureIsolation);
+    if (!event->capture->open || (s->capture && s->capture != event->capture))
+      return result(cudaErrorStreamCaptureIsolation);
     if (!s->capture) s->joined = true;
     s->capture = event->capture;
-    event->stream->awaited = std::max(event->stream->awaited, event->captured);
+    s->after.insert(s->after.end(), event->after.begin(), event->after.end());
     return cudaSuccess;
   }
   if (s->capture) return result(cudaErrorStreamCaptureIsolation);

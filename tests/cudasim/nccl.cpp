@@ -2,7 +2,8 @@
 // ranks ask for, and says so when they differ. As in the real one, calls return at once, errors show in
 // ncclCommGetAsyncError, and a rank whose peers do not come waits until it is aborted. What a non-blocking communicator
 // is given now and then comes onto its stream only after ncclCommGetAsyncError was asked, as where the real one makes
-// connections first.
+// connections first. Graphs that were recorded together are to be replayed together (the real one may keep addresses of
+// other ranks in them), and as long as one of them lives, a communicator does not end.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -22,7 +23,11 @@ struct ncclComm {
   std::shared_ptr<fake::World> world;
   int rank = 0, size = 0, device = 0;
   bool blocking = true;
-  uint64_t calls = 0, splits = 0;
+  uint64_t splits = 0;
+  std::atomic<uint64_t> done{0};  // collectives
+  std::atomic<bool> is_inside{false};
+  std::atomic<uint64_t> recorded{0};
+  std::atomic<int> in_graphs{0};  // calls, of which graphs are left
   uint64_t sent[fake::most_ranks] = {}, received[fake::most_ranks] = {};
   std::atomic<bool> aborted{false};
   std::atomic<int> error{ncclSuccess};
@@ -61,6 +66,26 @@ bool is_over(const ncclComm* c) { return c->aborted || c->error != ncclSuccess |
 void note_failure(ncclComm* c) {
   if (c->world->header().failed == 2 && c->error == ncclSuccess) c->error = ncclRemoteError;
 }
+/// A call that a graph repeats.
+struct Recorded {
+  explicit Recorded(ncclComm* c) : comm(c), number(++c->recorded) { ++c->in_graphs; }
+  ~Recorded() { --comm->in_graphs; }
+  Recorded(const Recorded&) = delete;
+  ncclComm* const comm;
+  const uint64_t number;
+  uint64_t others[most_ranks] = {};  // their numbers, at the first replay
+};
+/// nullptr: it is made once.
+std::shared_ptr<Recorded> recorded_on(cudaStream_t stream, ncclComm* c) {
+  return find_stream(stream)->capture ? std::make_shared<Recorded>(c) : nullptr;
+}
+void until_graphs_are_gone(const ncclComm* c) {
+  while (c->in_graphs > 0) {
+    push_device(c->device);
+    usleep(100);
+  }
+}
+
 /// What has failed does not end before it is aborted.
 void hold(ncclComm* c, cudaStream_t stream) {
   enqueue(
@@ -77,7 +102,7 @@ struct Message {
   char* data;
   size_t bytes;
   int peer;
-  uint64_t number;  // among those of this peer and direction
+  uint64_t number;  // among those of this peer and direction, once it begins
   int left;         // steps; a send is posted, and later taken
 };
 thread_local int depth = 0;
@@ -117,7 +142,13 @@ void put_messages(std::vector<Message> some) {
   };
   const auto is_done = [](const Message& m) { return m.left == 0; };
   size_t steps = 0;
-  for (const Message& m : *all) steps += size_t(m.left);
+  for (const Message& m : *all) steps += m.sends ? 2 : 1;
+  enqueue(stream, [=, graph = recorded_on(stream, c)] {
+    for (Message& m : *all) {
+      m.number = ++(m.sends ? c->sent : c->received)[m.peer];
+      m.left = m.sends ? 2 : 1;
+    }
+  });
   for (; steps > 0; --steps) {
     enqueue(
         stream,
@@ -197,46 +228,62 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
   if (!is_apart_or_in_place(*c, name, static_cast<const char*>(in), in_bytes, static_cast<const char*>(out), out_bytes))
     return refuse(ncclInvalidArgument, std::string(name) + ": the input overlaps the output, and not in place");
   if (in_bytes > most_collective) return refuse(ncclInternalError, "the fake one takes at most 64 MiB a rank");
-  const int failure = fails_now() ? int(ncclInternalError) : injected.exchange(ncclSuccess);
+  const auto next_failure = [] { return fails_now() ? int(ncclInternalError) : injected.exchange(ncclSuccess); };
+  const int failure = find_stream(stream)->capture ? int(ncclSuccess) : next_failure();
   CallText call{};
   std::snprintf(call.text, sizeof call.text, "%s %s", name, what.c_str());
   return submit(c, [=] {
-    const uint64_t number = ++c->calls;
+    const std::shared_ptr<Recorded> graph = recorded_on(stream, c);
     enqueue(
         stream,
         [=] {
-          if (failure != ncclSuccess) c->error = failure;
+          if (const int now = graph ? next_failure() : failure; now != ncclSuccess) c->error = now;
           if (is_over(c)) return;
+          if (c->is_inside.exchange(true))
+            return c->world->fail("collectives of a communicator on two streams at once");
           RankState& own = c->world->rank(c->rank);
           own.call = call;
+          own.call.recorded = graph ? graph->number : 0;
           if (in_bytes > 0) std::memcpy(c->world->data(c->rank), in, in_bytes);
           simt::release(&own.posted);
-          own.posted = number;
+          own.posted = c->done + 1;
         },
         [=] {  // all have taken what was shown before
           if (is_over(c)) return true;
           for (int r = 0; r < c->size; ++r)
-            if (c->world->rank(r).consumed.load() < number - 1) return false;
+            if (c->world->rank(r).consumed.load() < c->done) return false;
           return true;
         });
     enqueue(
         stream,
         [=] {
+          const uint64_t number = c->done + 1;
           std::vector<const char*> parts;
           for (int r = 0; r < c->size && !is_over(c); ++r) {
             simt::acquire(&c->world->rank(r).posted);
-            if (std::strcmp(c->world->rank(r).call.text, call.text) != 0)
-              c->world->fail("call " + std::to_string(number) + ": rank " + std::to_string(c->rank) + " asks for " +
-                             call.text + ", rank " + std::to_string(r) + " for " + c->world->rank(r).call.text);
+            const CallText& theirs = c->world->rank(r).call;
+            const auto differ = [&](const std::string& own, const std::string& other) {
+              c->world->fail("call " + std::to_string(number) + ": rank " + std::to_string(c->rank) + own + ", rank " +
+                             std::to_string(r) + other);
+            };
+            if (std::strcmp(theirs.text, call.text) != 0)
+              differ(std::string(" asks for ") + call.text, std::string(" for ") + theirs.text);
+            else if ((theirs.recorded != 0) != bool(graph))
+              differ(graph ? " replays a graph" : " calls", graph ? " calls" : " replays a graph");
+            else if (graph && graph->others[r] != 0 && graph->others[r] != theirs.recorded)
+              differ(" replays a graph", " one that was recorded with another");
+            if (graph) graph->others[r] = theirs.recorded;
             parts.push_back(c->world->data(r));
           }
           if (!is_over(c)) take(parts);
           c->world->rank(c->rank).consumed = number;
+          c->done = number;
+          c->is_inside = false;
         },
         [=] {
           if (is_over(c)) return true;
           for (int r = 0; r < c->size; ++r)
-            if (c->world->rank(r).posted.load() < number) return false;
+            if (c->world->rank(r).posted.load() < c->done + 1) return false;
           return true;
         });
     hold(c, stream);
@@ -323,6 +370,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   *comm = nullptr;
   if (size < 1 || size > most_ranks || rank < 0 || rank >= size)
     return refuse(ncclInvalidArgument, "expected a rank below the size, and at most 8 ranks");
+  if (capturing) return refuse(ncclInvalidUsage, "a communicator cannot be made while the thread captures");
   const auto world = World::open(id.internal);
   if (!world) return refuse(ncclSystemError, "the maker of the id is gone");
   int nobody = 0;
@@ -412,6 +460,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
   if (!c) return ncclInvalidArgument;
   if (c->begin || (c->world && is_over(c))) return ncclCommAbort(c);
   finish_device(c->device);
+  until_graphs_are_gone(c);
   c->world.reset();
   return ncclSuccess;
 }
@@ -420,6 +469,7 @@ ncclResult_t ncclCommAbort(ncclComm_t c) {
   while (abort_hangs) usleep(1000);
   c->aborted = true;  // what is on its streams gives up
   World::close(c->id);
+  until_graphs_are_gone(c);
   return ncclSuccess;
 }
 ncclResult_t ncclGroupStart() { return ++depth, ncclSuccess; }
@@ -504,14 +554,7 @@ static ncclResult_t message(ncclComm* c, bool sends, void* data, size_t bytes, i
   if (peer < 0 || peer >= c->size) return refuse(ncclInvalidArgument, "expected a peer below the size");
   if (bytes > most_message || (bytes > 0 && !is_inside(data, bytes)))
     return refuse(ncclInvalidArgument, "expected memory of the device that is large enough");
-  const Message m{c,
-                  stream,
-                  sends,
-                  static_cast<char*>(data),
-                  bytes,
-                  peer,
-                  sends ? ++c->sent[peer] : ++c->received[peer],
-                  sends ? 2 : 1};
+  const Message m{c, stream, sends, static_cast<char*>(data), bytes, peer, 0, 0};
   if (depth == 0) return start(c, [m] { put_messages({m}); });
   messages.push_back(m);
   return ncclSuccess;

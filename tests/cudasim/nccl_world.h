@@ -18,6 +18,7 @@ constexpr size_t most_collective = size_t(64) << 20, most_message = size_t(16) <
 /// What a rank is about to do; all must say the same.
 struct CallText {
   char text[112];
+  uint64_t recorded;  // a number of its own on this rank when a graph repeats it; 0: it is made once
 };
 
 struct RankState {

@@ -143,12 +143,22 @@ struct Handle {
 };
 }  // namespace fake
 
-/// A list of work, run again and again.
+namespace fake {
+/// Work in a graph, and what of the graph it comes after.
+struct Node {
+  Op op;
+  std::vector<size_t> after;
+  bool beside = false;  // it was captured on a stream that joined
+};
+}  // namespace fake
+
+/// Work that is run again and again.
 struct CUgraph_st : fake::Handle {
-  std::vector<fake::Op> ops;
+  std::vector<fake::Node> nodes;
+  bool open = true;  // streams still add to it
 };
 struct CUgraphExec_st : fake::Handle {
-  std::vector<fake::Op> ops;
+  std::vector<fake::Node> nodes;
 };
 struct CUstream_st : fake::Handle {
   int device = 0;
@@ -158,9 +168,9 @@ struct CUstream_st : fake::Handle {
   std::atomic_flag running;
   CUgraph_st* capture = nullptr;  // what it adds to instead of running
   bool joined = false,
-       spoiled = false;                // it captures since it waited for an event of one that does; the capture failed
-  uint64_t captured = 0, awaited = 0;  // of its captured work, what others wait for
-  char progress = 0;                   // for ThreadSanitizer: what the stream has done
+       spoiled = false;       // it captures since it waited for an event of one that does; the capture failed
+  std::vector<size_t> after;  // of the graph, what its next work comes after
+  char progress = 0;          // for ThreadSanitizer: what the stream has done
   simt::Clock clock;
   std::unique_ptr<simt::Fiber> fiber;
   uint64_t polls = 0;
@@ -169,7 +179,7 @@ struct CUevent_st : fake::Handle {
   int device = 0;
   bool timed = false;
   CUstream_st* stream = nullptr;
-  uint64_t captured = 0;  // when recorded in a capture: up to where
+  std::vector<size_t> after;  // when recorded in a capture
   CUgraph_st* capture = nullptr;
   std::shared_ptr<fake::Mark> mark;
 };
@@ -180,10 +190,14 @@ CUstream_st* find_stream(cudaStream_t stream);
 CUstream_st* make_stream();
 void destroy_stream(CUstream_st* stream);
 bool is_idle(CUstream_st* stream);
-/// Ends the capture on all its streams; false when one has work that nothing waits for.
-bool end_capture(CUgraph_st* graph);
+/// Ends the capture on all its streams; false when there is work that the first one does not wait for.
+bool end_capture(CUgraph_st* graph, CUstream_st* first);
+/// A number below `count`: drawn.
+uint64_t draw_below(int device, uint64_t count);
 /// The stream on which this thread captures.
 extern thread_local CUstream_st* capturing;
+/// A step of every stream of a device.
+void push_device(int device);
 /// Goes on until the mark is passed.
 void finish_mark(CUstream_st* stream, const std::shared_ptr<Mark>& mark);
 /// A step of a stream on behalf of who asks whether it is ready.

@@ -1,4 +1,5 @@
 // Streams of the fake devices: queues of work, done when the policy wants, in an order that CUDA allows.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -224,18 +225,23 @@ void destroy_stream(CUstream_st* stream) {
 }
 
 thread_local CUstream_st* capturing = nullptr;
-bool end_capture(CUgraph_st* graph) {
-  bool complete = true;
+bool end_capture(CUgraph_st* graph, CUstream_st* first) {
+  std::vector<bool> awaited(graph->nodes.size());
+  for (const size_t last : first->after) awaited[last] = true;
+  for (size_t i = graph->nodes.size(); i-- > 0;)  // what a node comes after is before it in the list
+    if (awaited[i])
+      for (const size_t before : graph->nodes[i].after) awaited[before] = true;
   const std::lock_guard lock(lock_);
   for (CUstream_st* stream : streams_) {
     if (stream->capture != graph) continue;
-    complete = complete && (!stream->joined || stream->awaited == stream->captured);
     stream->capture = nullptr;
     stream->joined = false;
-    stream->captured = stream->awaited = 0;
+    stream->after.clear();
   }
-  return complete;
+  graph->open = false;
+  return std::all_of(awaited.begin(), awaited.end(), [](bool is) { return is; });
 }
+uint64_t draw_below(int device, uint64_t count) { return draw(device) % count; }
 
 bool is_idle(CUstream_st* stream) { return stream->done.load() == stream->issued; }
 
@@ -244,8 +250,8 @@ void enqueue(cudaStream_t handle, std::function<void()> run, std::function<bool(
   Op op{std::move(run), std::move(ready)};
   simt::release(op.order.get());
   if (stream->capture) {
-    stream->capture->ops.push_back(std::move(op));
-    ++stream->captured;
+    std::vector<Node>& nodes = stream->capture->nodes;
+    nodes.push_back({std::move(op), std::exchange(stream->after, {nodes.size()}), stream->joined});
     return;
   }
   {
@@ -282,6 +288,9 @@ void finish_device(int device) {
   const std::lock_guard lock(lock_);
   for (CUstream_st* stream : streams_)
     if (stream->device == device) simt::acquire(&stream->progress);
+}
+void push_device(int device) {
+  for (CUstream_st* stream : busy_streams(device)) advance(stream);
 }
 void finish_mark(CUstream_st* stream, const std::shared_ptr<Mark>& mark) {
   drive(stream, [&] { return mark->passed.load() || sticky_ != cudaSuccess; });

@@ -22,6 +22,7 @@ std::vector<Case> host_cases();
 std::vector<Case> fp8_cases();
 std::vector<Case> lifetime_cases();
 std::vector<Case> rank_cases();
+std::vector<Case> recorded_cases();
 
 /// Device memory with values.
 class Array {

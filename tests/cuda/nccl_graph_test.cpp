@@ -1,0 +1,336 @@
+// Graphs with collectives in them: steps of several ranks that are recorded once and replayed have the bits of those
+// that run as they are, ranks agree on what each step is, and what fails in a replay is told as elsewhere.
+#include <doctest/doctest.h>
+#include <nccl.h>
+#include <signal.h>
+
+#include <cstdlib>
+
+#include "tensor/graph.h"
+#include "tests/cuda/graph_training.h"
+#include "tests/cuda/nccl_util.h"
+#include "tests/ranks.h"
+
+using namespace lockstep;
+using namespace testing;
+using dist::world;
+
+namespace {
+
+using Results = std::vector<Result>;
+using PlanOf = std::function<Plan(int rank)>;
+
+Results train_all(int ranks, const PlanOf& plan, bool graphs) {
+  return on_ranks<Result>(ranks, [&](int rank) { return train(plan(rank), graphs, device_of(rank)); });
+}
+
+/// With graphs, having ended with the bits of the runs without, and said the same on all ranks.
+Results both_ways(int ranks, const PlanOf& plan) {
+  const Results replayed = train_all(ranks, plan, true), eager = train_all(ranks, plan, false);
+  for (size_t r = 0; r < replayed.size(); ++r) {
+    CAPTURE(r);
+    CHECK(differing(replayed[r], eager[r]) == "");
+    CHECK(eager[r].graphs == "none: they are turned off");
+    CHECK(replayed[r].graphs == replayed[0].graphs);
+  }
+  return replayed;
+}
+
+/// A model and units as small as make several of them.
+Plan small(Plan plan) {
+  plan.model.layers = 1, plan.model.width = 8, plan.bucket = 300;
+  return plan;
+}
+
+struct Policy {
+  explicit Policy(fake::Policy policy, uint64_t seed = 1) { fake::set_policy(policy, seed); }
+  ~Policy() { fake::set_policy(fake::Policy::lazy); }
+};
+
+struct Environment {
+  Environment(const char* name, const char* value) : name(name) { setenv(name, value, 1); }
+  ~Environment() { unsetenv(name); }
+  const char* name;
+};
+
+}  // namespace
+
+TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run as they are") {
+  struct Row {
+    const char* name;
+    Plan plan;
+    int ranks = 2;
+  };
+  const Row rows[] = {
+      {"plain", {}, 4},
+      {"clipped", {.clipping = 0.3}},
+      {"accumulation", {.accumulation = 3}},
+      {"no overlap", {.overlap = false}},
+      {"tokens", {.accumulation = 2, .lengths = {8, 5}, .tokens = true}},
+      {"bf16", {.autocast = bf16}},
+      {"f16, GradScaler", {.autocast = f16, .grad_scaler = true}},
+      {"ZeRO 1, clipped", {.stage = 1, .clipping = 0.3}},
+      {"ZeRO 1, accumulation", {.accumulation = 2, .stage = 1}, 4},
+      {"ZeRO 2, clipped", {.stage = 2, .clipping = 0.3}, 4},
+      {"ZeRO 2, accumulation, no overlap", {.accumulation = 2, .stage = 2, .overlap = false}},
+      {"ZeRO 2, bf16", {.stage = 2, .autocast = bf16}},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.name);
+    Plan plan = small(row.plan);
+    plan.steps = 4;
+    const Results r = both_ways(thread_sanitized ? 2 : row.ranks, [&](int) { return plan; });
+    CHECK(r[0].graphs == "1 shape recorded, 3 of 4 steps replayed");
+    CHECK(r[0].said.empty());
+    CHECK(r[0].losses.front() != r[0].losses.back());
+  }
+}
+
+TEST_CASE("nccl graphs: under every policy of streams, with sums in the order of the CPU's") {
+  for (uint64_t seed = 0; seed < (sanitized ? 2 : 3); ++seed) {
+    CAPTURE(seed);
+    const Policy policy(seed == 0 ? fake::Policy::eager : fake::Policy::random, seed);
+    const Environment exact("LOCKSTEP_NCCL_EXACT", seed % 2 ? "1" : "0");
+    for (const int stage : {0, 2}) {
+      const Results r = both_ways(2, [&](int) { return small({.steps = 3, .stage = stage, .clipping = 0.3}); });
+      CHECK(r[0].graphs == "1 shape recorded, 2 of 3 steps replayed");
+    }
+  }
+}
+
+TEST_CASE("nccl graphs: f16 with steps that are skipped, and who had what was not finite") {
+  for (const int stage : {0, 1, 2}) {
+    CAPTURE(stage);
+    const Results r = both_ways(
+        2, [&](int) { return small({.accumulation = stage == 1 ? 2 : 1, .steps = 10, .stage = stage, .half = true}); });
+    CHECK(contains(r[0].graphs, "1 shape recorded, 9 of 10"));
+    REQUIRE(!r[0].skipped_steps.empty());
+    CHECK(r[0].skipped_steps.back() > 1);
+    CHECK(r[0].skipped_steps.size() < 9);
+    CHECK(r[0].skips.size() >= r[0].skipped_steps.size());
+  }
+}
+
+TEST_CASE("nccl graphs: ranks whose data have other shapes, and one that has another for a step") {
+  // Shapes of a step are those of all ranks.
+  Results r = both_ways(2, [](int rank) { return small({.lengths = {rank == 0 ? 8 : 5}}); });
+  CHECK(r[0].graphs == "1 shape recorded, 5 of 6 steps replayed");
+  r = both_ways(2, [](int rank) {
+    Plan plan = small({.steps = 7});
+    plan.length = [rank](int64_t micro) { return rank == 1 && micro == 4 ? 5 : 8; };
+    return plan;
+  });
+  CHECK(r[0].graphs == "1 shape recorded, 5 of 7 steps replayed");
+  // Each of two shapes on either rank: four of both.
+  r = both_ways(2, [](int rank) {
+    Plan plan = small({.steps = 12});
+    plan.length = [rank](int64_t micro) { return (rank == 0 ? micro : micro / 2) % 2 ? 5 : 8; };
+    return plan;
+  });
+  CHECK(r[0].graphs == "4 shapes recorded, 8 of 12 steps replayed");
+}
+
+TEST_CASE("nccl graphs: what one rank cannot replay runs on all ranks as it is, and all say why") {
+  struct Row {
+    const char* reason;
+    PlanOf plan;
+  };
+  const auto on_loss = [](std::function<void(const Variable&)> look) {
+    return [look](const pipeline::Values& out, const std::vector<Tensor>& targets) {
+      const Variable loss = cross_entropy(out[0].reshape({-1, 17}), targets[0].reshape({-1}));
+      look(loss);
+      return loss;
+    };
+  };
+  const Row rows[] = {
+      {"none: rank 1: calls of blocks.0 have hooks",
+       [](int rank) {
+         Plan plan;
+         if (rank == 1) plan.prepare = [](nn::GPT& m) { m.blocks[0].after_forward([](auto&&...) {}); };
+         return plan;
+       }},
+      {"none: calls of blocks.0 have hooks",
+       [](int) { return Plan{.prepare = [](nn::GPT& m) { m.blocks[0].after_forward([](auto&&...) {}); }}; }},
+      {"none: a step cannot be recorded: rank 1: [copy] cuda",
+       [&](int rank) {
+         return Plan{.loss = on_loss([rank](const Variable& loss) {
+                       if (rank == 1) loss.item();
+                     })};
+       }},
+      {"none: a step cannot be recorded: collective 1 of it is all_reduce f32 x 3, tag more on rank 0, all_reduce f32",
+       [&](int rank) {
+         return Plan{.loss = on_loss([rank](const Variable&) {
+                       if (Graph::is_recording() && rank == 0)
+                         world().all_reduce(ones({3}, {.dtype = f32, .device = device_of(0)}), {.tag = "more"});
+                     })};
+       }},
+      {"none: ZeRO 3 fetches parameters", [](int) { return Plan{.stage = 3}; }},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.reason);
+    const Results r = both_ways(2, [&](int rank) { return small(row.plan(rank)); });
+    CHECK_MESSAGE(r[0].graphs.starts_with(row.reason), r[0].graphs);
+    CHECK(r[0].said.size() == 1);
+  }
+}
+
+TEST_CASE("nccl graphs: a model that changes on one rank is recorded anew on all, and hooks of one rank come and go") {
+  const Results r = both_ways(2, [](int rank) {
+    Plan plan = small({.steps = 10});
+    auto hook = std::make_shared<std::pair<nn::GPT*, int>>();
+    plan.prepare = [hook](nn::GPT& m) { hook->first = &m; };
+    plan.before = [hook, rank](engine::EngineBase&, int64_t step) {
+      if (rank == 1 && step == 3) hook->second = hook->first->after_forward([](auto&&...) {});
+      if (rank == 1 && step == 5) hook->first->remove_hook(hook->second);
+      if (rank == 0 && step == 7) hook->first->blocks[0].train(false);
+    };
+    return plan;
+  });
+  CHECK_MESSAGE(
+      contains(r[0].graphs, "1 shape recorded, 6 of 10 steps replayed; the others: rank 1: calls of the model"),
+      r[0].graphs);
+}
+
+TEST_CASE("nccl graphs: ranks that share a device run steps as they are") {
+  const Results r = on_ranks<Result>(2, [](int) { return train({.steps = 3}, true, device_of(0)); });
+  CHECK(r[0].graphs == "none: tensors of 2 ranks go through the host's memory");
+}
+
+TEST_CASE("nccl graphs: each collective, replayed with other values, counted, and refused where it cannot be") {
+  for (const bool exact : {false, true}) {
+    const Environment setting("LOCKSTEP_NCCL_EXACT", exact ? "1" : "0");
+    for (const int n : {1, 2, 3}) {
+      CAPTURE(n);
+      CHECK(outcome(n, [n](int rank) {
+              const TensorOptions there{.dtype = f32, .device = device_of(rank)};
+              const int64_t whole = 6 * n;
+              const Tensor x = full({whole}, 1, there), sums = empty({whole}, there), own = empty({6}, there),
+                           all = empty({whole}, there), root = empty({5}, there), to_root = empty({7}, there);
+              const auto refused = [&](const char* part, const std::function<void()>& call) {
+                const std::string got = message([&] { Graph(there.device).record(call); });
+                require(contains(got, part), str("expected \"", part, "\", got \"", got, "\""));
+              };
+              if (n > 1)
+                refused("the first collective of group world cannot be captured", [&] { world().all_reduce(x); });
+              world().all_reduce(x.clone());
+              if (n > 1) refused("messages cannot be captured", [&] { world().send(x, (rank + 1) % n); });
+              refused("what moves through the host's memory", [&] { world().barrier(); });
+              if (n > 1)
+                refused("is recorded, so that the host cannot wait",
+                        [&] { world().all_reduce(x, {.async = true}).synchronize(); });
+              world().take_recorded();
+              Graph graph(there.device);
+              graph.record([&] {
+                dist::Work first = world().all_reduce(sums, x, {.async = true}),
+                           second = world().reduce_scatter(own, x, {.async = true});
+                root.fill_(double(rank + 1));
+                to_root.fill_(double(rank + 1));
+                dist::Work third = world().broadcast(root, n - 1, {.async = true});
+                second.wait();
+                world().all_gather(all, own);
+                third.wait();
+                first.wait();
+                world().reduce(to_root, 0, {.async = true});  // nobody waits for it
+              });
+              const std::vector<std::string> calls = world().take_recorded();
+              require(calls.size() == (n > 1 ? 5 : 0) && world().take_recorded().empty(), "calls of a recording");
+              for (int i = 0; i < 3; ++i) {
+                x.copy_(arange(0, double(whole), 1, {.dtype = f32, .device = cpu}) * double((rank + 1) * (i + 1)));
+                const int64_t before = world().traffic().collectives;
+                world().replay(calls, [&] { graph.replay(); });
+                require(n == 1 || world().traffic().collectives == before + 5, "traffic");
+                const double factor = n * (n + 1) / 2. * (i + 1);
+                const Tensor wanted = arange(0, double(whole), 1, {.dtype = f32, .device = cpu}) * factor;
+                require(equal(sums.to(cpu), wanted), "all_reduce");
+                require(equal(all.to(cpu), wanted), "reduce_scatter and all_gather");
+                require(root.to_vector<float>()[4] == float(n), "broadcast");
+                require(rank > 0 || to_root.to_vector<float>()[6] == float(n * (n + 1) / 2), "reduce");
+              }
+            }) == "(no error)");
+    }
+  }
+}
+
+namespace {
+
+/// A graph of two sums.
+struct Recorded {
+  explicit Recorded(int rank) : x(full({8}, 1, {.dtype = f32, .device = device_of(rank)})), graph(device_of(rank)) {
+    for (int i = 0; i < 101; ++i)
+      world().all_reduce(x.clone()).synchronize();  // beyond the calls that are all compared
+    graph.record([&] {
+      world().all_reduce(x);
+      world().all_reduce(x);
+    });
+    calls = world().take_recorded();
+  }
+  void replay() {
+    world().replay(calls, [&] { graph.replay(); });
+  }
+  Tensor x;
+  Graph graph;
+  std::vector<std::string> calls;
+};
+
+}  // namespace
+
+TEST_CASE("nccl graphs: a replay that others do not make ends at its deadline, one that fails with NCCL's error") {
+  const auto start = now_seconds();
+  auto texts = outcomes(
+      2,
+      [](int rank) {
+        Recorded recorded(rank);
+        recorded.replay();
+        if (rank == 1) {
+          until([] { return world().control().failed(); });
+          world().barrier();
+        }
+        recorded.replay();
+        (void)recorded.x.to_vector<float>();
+        FAIL("results of a replay that was given up");
+      },
+      1.5);
+  CAPTURE(texts[0]);
+  CHECK(contains(texts[0], "[replay] waited 1.5 s in group world for call 103 (replay of 2 collectives); "));
+  CHECK(texts[1] == texts[0]);
+  CHECK(now_seconds() - start < 1.5 + 2 + 10 * slack());
+  texts = outcomes(2, [](int rank) {
+    Recorded recorded(rank);
+    recorded.replay();
+    world().barrier();
+    if (rank == 0) fake::inject_nccl_error(ncclInternalError);
+    if (rank == 1) until([] { return world().control().failed(); });
+    recorded.replay();
+    (void)recorded.x.to_vector<float>();
+  });
+  fake::inject_nccl_error(ncclSuccess);
+  CAPTURE(texts[0]);
+  CHECK(contains(texts[0], "(replay of 2 collectives) failed in group world: internal error"));
+  CHECK(texts[1] == texts[0]);
+}
+
+TEST_CASE("nccl graphs: a rank that throws, is killed or fails among replays of steps ends all of them") {
+  const auto plan = [](int rank, const std::function<void()>& end) {
+    Plan plan = small({.steps = 40});
+    plan.before = [rank, end](engine::EngineBase&, int64_t step) {
+      if (rank == 1 && step == 4) end();
+    };
+    return plan;
+  };
+  // In the middle of a replay: NCCL ends no communicator before the engine has dropped its graphs.
+  const auto failed = outcomes(2, [&](int rank) {
+    train(plan(rank, [] { fake::inject_nccl_error(ncclInternalError); }), true, device_of(rank));
+  });
+  fake::inject_nccl_error(ncclSuccess);
+  for (const std::string& text : failed)
+    CHECK_MESSAGE(contains(text, " collectives) failed in group world: internal error"), text);
+  const auto start = now_seconds();
+  const auto texts = outcomes(
+      2, [&](int rank) { train(plan(rank, [] { throw Error("the batch is empty"); }), true, device_of(rank)); });
+  CHECK_MESSAGE(contains(texts[0], "the batch is empty"), texts[0]);
+  const std::string killed = outcome(
+      2, [&](int rank) { train(plan(rank, [] { raise(SIGKILL); }), true, device_of(rank)); },
+      {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(20), .heartbeat = dist::Seconds(0.2)});
+  CHECK_MESSAGE(contains(killed, "rank 1"), killed);
+  CHECK(now_seconds() - start < 40 + 10 * slack());
+}

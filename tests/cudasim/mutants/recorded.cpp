@@ -1,0 +1,130 @@
+// Planted bugs in graphs that hold collectives, with threads as ranks.
+#include "tests/cudasim/mutants/ranks.h"
+
+namespace mutants {
+namespace {
+
+/// What came of calls that NCCL puts on its stream when it likes.
+bool is_settled(const Rank& r) {
+  ncclResult_t code = ncclInProgress;
+  for (int i = 0; i < 20000 && code == ncclInProgress; ++i) ncclCommGetAsyncError(r.comm, &code);
+  return code == ncclSuccess;
+}
+
+/// Rank::wait() without its abort.
+bool is_done(const Rank& r) {
+  ncclResult_t code = ncclSuccess;
+  for (int i = 0; i < 3000; ++i) {
+    ncclCommGetAsyncError(r.comm, &code);
+    if (code != ncclSuccess && code != ncclInProgress) return false;
+    if (code == ncclSuccess && cudaStreamQuery(r.stream) == cudaSuccess) return true;
+    usleep(100);
+  }
+  return false;
+}
+
+struct Events {
+  Events() {
+    for (cudaEvent_t& event : all) cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  }
+  ~Events() {
+    for (cudaEvent_t event : all) cudaEventDestroy(event);
+  }
+  cudaEvent_t all[3];
+};
+
+enum class Recording { right, outside, producer, consumer, join, asked, communicator, order, called, swapped };
+
+// x ─▶ y, sum of y over ranks on a stream beside it, y ─▶ z; replayed twice.
+template <Recording mistake> bool records(bool bug) {
+  return in_all_policies([=] {
+    ncclUniqueId more;
+    ncclGetUniqueId(&more);
+    return as_threads([=](const Rank& r) {
+      const auto is = [=](Recording which) { return bug && mistake == which; };
+      const Array x(values_of(r.rank)), y(2 * n), z(2 * n);
+      cudaStream_t beside = nullptr, other = nullptr;
+      cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking);
+      cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+      const Events events;
+      const auto behind = [&](cudaStream_t waits, cudaStream_t of, int event) {
+        cudaEventRecord(events.all[event], of);
+        cudaStreamWaitEvent(waits, events.all[event], 0);
+      };
+      const auto copy = [&](const Array& to, const Array& from) {
+        cudaMemcpyAsync(to, from, 2 * n * sizeof(float), cudaMemcpyDeviceToDevice, r.stream);
+      };
+      const auto record = [&](ncclRedOp_t op, cudaGraphExec_t* exec) {
+        bool good = cudaStreamBeginCapture(r.stream, cudaStreamCaptureModeRelaxed) == cudaSuccess;
+        behind(beside, r.stream, 0);
+        copy(y, x);
+        if (!is(Recording::producer)) behind(beside, r.stream, 1);
+        const ncclResult_t code =
+            ncclAllReduce(y, y, 2 * n, ncclFloat32, op, r.comm, is(Recording::outside) ? other : beside);
+        good = good && (code == ncclSuccess || code == ncclInProgress) && is_settled(r);
+        cudaEventRecord(events.all[2], beside);
+        if (is(Recording::asked)) good = good && cudaEventQuery(events.all[2]) == cudaSuccess;
+        const bool early = !is(Recording::consumer) && !is(Recording::join);
+        if (early) cudaStreamWaitEvent(r.stream, events.all[2], 0);
+        copy(z, y);
+        if (is(Recording::consumer)) cudaStreamWaitEvent(r.stream, events.all[2], 0);
+        if (is(Recording::communicator)) {
+          ncclComm_t made = nullptr;
+          const ncclResult_t begun = ncclCommInitRankConfig(&made, ranks, more, r.rank, nullptr);
+          good = good && (begun == ncclSuccess || begun == ncclInProgress);
+        }
+        cudaGraph_t graph = nullptr;
+        const bool ended = cudaStreamEndCapture(r.stream, &graph) == cudaSuccess;
+        good = good && ended && cudaGraphInstantiate(exec, graph, 0) == cudaSuccess;
+        if (graph) cudaGraphDestroy(graph);
+        return good;
+      };
+      const bool swaps = r.rank == 1;
+      cudaGraphExec_t graphs[2] = {};
+      // Of two graphs, one of sums and one of the largest; or of sums both, where nothing but the other rank tells them
+      // apart.
+      const ncclRedOp_t second = mistake == Recording::swapped ? ncclSum : ncclMax;
+      bool good = record(is(Recording::order) && swaps ? second : ncclSum, &graphs[0]) &&
+                  record(is(Recording::order) && swaps ? ncclSum : second, &graphs[1]);
+      const auto replay = [&](int i) {
+        good = good && cudaGraphLaunch(graphs[i], r.stream) == cudaSuccess && is_done(r);
+        const float wanted = i == 0 || second == ncclSum ? 3 : 2;
+        good = good && z.get()[0] == wanted && z.get()[2 * n - 1] == wanted;
+      };
+      for (const int i : {0, 1, 0}) replay(i);
+      if (is(Recording::swapped)) replay(swaps ? 1 : 0);
+      if (is(Recording::called) && swaps) {
+        ncclAllReduce(y, y, 2 * n, ncclFloat32, ncclSum, r.comm, r.stream);
+        good = good && is_done(r);
+      } else if (good) {
+        replay(0);
+      }
+      if (good) cudaDeviceSynchronize();
+      for (cudaGraphExec_t graph : graphs)
+        if (graph) cudaGraphExecDestroy(graph);
+      if (!good) ncclCommAbort(r.comm);  // not before graphs with its collectives are gone
+      r.failed = !good;
+      cudaStreamDestroy(beside);
+      cudaStreamDestroy(other);
+      return good;
+    });
+  });
+}
+
+}  // namespace
+
+std::vector<Case> recorded_cases() {
+  return {
+      {"recorded: collective on a stream outside", records<Recording::outside>, every},
+      {"recorded: collective not behind its input", records<Recording::producer>, every},
+      {"recorded: result used beside the collective", records<Recording::consumer>, every},
+      {"recorded: collective that nothing waits for", records<Recording::join>, every},
+      {"recorded: event of the graph asked", records<Recording::asked>, every},
+      {"recorded: communicator made inside", records<Recording::communicator>, every},
+      {"recorded: collectives in another order", records<Recording::order>, every},
+      {"recorded: one rank replays, one calls", records<Recording::called>, every},
+      {"recorded: graphs in another order", records<Recording::swapped>, every},
+  };
+}
+
+}  // namespace mutants
