@@ -60,7 +60,7 @@ class NcclEngine final : public NativeEngine {
   static constexpr int everybody = -1;
   struct Link {
     std::shared_ptr<Communicator> comm;  // null: ranks share a device
-    std::optional<Stream> stream;        // of a pair; all ranks use that of the group
+    std::optional<Stream> stream;        // of a pair, beside others; else that of the group is used
   };
 
   Link& connect(int peer, const Call& call);
