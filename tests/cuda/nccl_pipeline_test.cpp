@@ -43,6 +43,7 @@ struct StagePlan {
   EngineOptions options;
   const char* backend = "nccl";
   std::function<Device(int rank)> device = device_of;
+  int steps = testing::steps;
 };
 
 /// All ranks' parameters and losses; those on several ranks must be equal.
@@ -55,7 +56,7 @@ Tensors train_stages(const StagePlan& plan) {
         Engine engine(placed(model(), device), plan.options, loss_of_tokens);
         Optimizer optimizer(engine.module());
         std::vector<double> losses;
-        for (int step = 0; step < steps; ++step) {
+        for (int step = 0; step < plan.steps; ++step) {
           losses.push_back(engine.train_batch([&](int64_t m) { return placed(*sample_of(step, m), device); }));
           optimizer.step();
           const auto evaluated =
@@ -136,6 +137,55 @@ TEST_CASE("nccl pipeline: the same bits whenever streams do their work, and behi
   unsetenv("LOCKSTEP_NCCL_EXACT");
 }
 
+TEST_CASE("nccl pipeline: the same bits when ranks no longer compare their messages, and hosts are ahead of devices") {
+  const auto of = [](int ranks, const EngineOptions& options, const char* backend = "nccl") {
+    return StagePlan{ranks, options, backend, device_of, thread_sanitized ? 2 : 16};  // 8 messages and more a step
+  };
+  const Tensors one = train_stages(of(1, {.micro_batches = 8}, "auto"));
+  CHECK(differing(one, train_stages(of(2, {.micro_batches = 8}, "native"))) == "");
+  for (uint64_t seed = 0; seed < (sanitized ? 1 : 3); ++seed) {
+    CAPTURE(seed);
+    const Policies policy(seed == 0 ? fake::Policy::lazy : fake::Policy::random, seed);
+    CHECK(differing(one, train_stages(of(2, {.micro_batches = 8}))) == "");
+    CHECK(differing(one, train_stages(of(4, {.micro_batches = 8, .schedule = Kind::zb_h1}))) == "");
+    CHECK(differing(one, train_stages(of(2, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = uniform}))) ==
+          "");
+  }
+}
+
+TEST_CASE("nccl pipeline: the memory of a stage does not grow with the micro-batches") {
+  constexpr int64_t rows = 64, wide = 64;
+  const nn::Linear::Options linear{.in = wide, .out = wide};
+  const auto peaks = [&](int micro_batches) {
+    return on_ranks<int64_t>(
+        3,
+        [&](int rank) {
+          const Device device = device_of(rank);
+          Engine engine(
+              placed({layer<nn::Linear>(linear), layer<nn::Linear>(linear), layer<nn::Linear>(linear)}, device),
+              {.micro_batches = micro_batches},
+              [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
+          const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
+          int64_t most = 0;
+          for (int sent = 0; sent < 3 * 128; sent += micro_batches) {  // the first are compared by hosts
+            synchronize(device);
+            dist::world().barrier();
+            reset_peak_memory(device);
+            engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
+            most = memory_report(device).total.peak;
+            for (Variable& p : engine.module().parameters()) p.clear_grad();
+          }
+          return most;
+        },
+        {.backend = "nccl", .timeout = dist::Seconds(60)});
+  };
+  const auto few = peaks(16), many = peaks(128);
+  for (size_t rank = 0; rank < 3; ++rank) {
+    CAPTURE(rank);
+    CHECK(many[rank] <= few[rank] + 6 * rows * wide * 4);  // sums of gradients are a tree; losses
+  }
+}
+
 TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few waits for the device") {
   constexpr int64_t rows = 16, wide = 32, many = 8;
   const nn::Linear::Options linear{.in = wide, .out = wide};
@@ -153,7 +203,7 @@ TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few
                 {.micro_batches = int(many), .schedule = kind},
                 [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
             const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
-            for (int step = 0; step < 2; ++step) {
+            for (int step = 0; step < 15; ++step) {  // more than 100 messages, which are compared
               synchronize(device);
               dist::world().barrier();
               if (rank == 0) fake::take_to_host();

@@ -102,6 +102,8 @@ TEST_CASE("nccl: ZeRO 3 gathers beside the work of the device: the host waits fo
             ZeroOptions o = options(3);
             o.param_persistence_threshold = 0;
             o.overlap_comm = ahead;
+            o.nonfinite =
+                zero::NonFinite::propagate;  // whether gradients are finite is looked at before they are summed
             Zero zero(net, *optimizer, o);
             const Tensor x = randn({2, 64}).to(device);
             for (int step = 0; step < 3; ++step) {
