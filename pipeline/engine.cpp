@@ -19,7 +19,7 @@ void Engine::run(const std::vector<std::vector<Action>>& all) {
   waited_ = ran_ = 0;
   const auto watch = stopwatch(ran_);
   took_.reset();
-  const auto device = std::find_if(links_.begin(), links_.end(), [](auto& l) { return l.second->between_devices(); });
+  const auto device = std::find_if(links_.begin(), links_.end(), [](auto& l) { return l.second->on_streams(); });
   if (device != links_.end()) {
     const Device here = device->second->device();
     took_.emplace(Event(here, true), Event(here, true)).first.record();

@@ -240,7 +240,7 @@ class Engine {
   std::map<int64_t, Held> samples_;
   std::map<int64_t, Tensor> losses_;
   double waited_ = 0, ran_ = 0;                  // seconds of this rank's run: for messages, altogether
-  std::optional<std::pair<Event, Event>> took_;  // its ends on the device, where messages go from device to device
+  std::optional<std::pair<Event, Event>> took_;  // its ends on the device, where its stream waits for messages
   std::vector<RankTime> times_;
 };
 

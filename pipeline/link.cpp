@@ -1,6 +1,7 @@
 #include "pipeline/link.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "tensor/ops.h"
 
@@ -70,6 +71,7 @@ Link::Link(std::shared_ptr<dist::ProcessGroup> group, Device device, int ahead)
     const Tensor word = zeros({1}, {.dtype = f32, .device = device_});
     const dist::CollectiveOptions first{.tag = "first message"};
     (group_->rank() == 0 ? group_->send(word, peer(), first) : group_->receive(word, peer(), first)).synchronize();
+    on_streams_ = std::strcmp(group_->device_engine(), "nccl") == 0;
   }
   sent_before_ = group_->traffic().sent;
 }
@@ -125,18 +127,16 @@ void Link::post(const std::vector<Shapes::One>& tensors, const std::string& tag)
 std::vector<Tensor> Link::arrive() {
   Message message = std::move(posted_.front());
   posted_.pop_front();
-  if (!between_devices_) {
-    wait(message);
-    for (Tensor& tensor : message.tensors) tensor = tensor.to(device_);
-    return std::move(message.tensors);
-  }
-  auto& [before, after] = waits_.emplace_back(Event(device_, true), Event(device_, true));
-  before.record();
+  if (on_streams_) waits_.emplace_back(Event(device_, true), Event(device_, true)).first.record();
   wait(message);
-  after.record();
+  if (on_streams_) waits_.back().second.record();
   std::vector<Tensor> tensors = std::move(message.tensors);
-  came_.push_back(std::move(message));
-  keep_pace(came_, ahead_);
+  if (between_devices_) {
+    came_.push_back(std::move(message));
+    keep_pace(came_, ahead_);
+  } else {
+    for (Tensor& tensor : tensors) tensor = tensor.to(device_);
+  }
   return tensors;
 }
 

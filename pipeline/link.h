@@ -58,8 +58,8 @@ class Link {
   void send(const std::vector<Tensor>& tensors, const std::string& tag, const Shapes* shapes = nullptr);
   /// Waits for the shapes.
   Shapes receive_shapes(const std::string& tag);
-  /// Starts to receive tensors of these shapes; arrive() waits for the oldest that was posted. Between devices it is
-  /// the current stream that waits, as in flush().
+  /// Starts to receive tensors of these shapes; arrive() waits for the oldest that was posted. By NCCL it is the
+  /// current stream that waits, as in flush(), and not the host.
   void post(const std::vector<Shapes::One>& tensors, const std::string& tag);
   std::vector<Tensor> arrive();
   /// Whether arrive() would not wait.
@@ -68,8 +68,9 @@ class Link {
   void flush();
   int64_t bytes_sent() const { return group_->traffic().sent - sent_before_; }
   Device device() const { return device_; }
-  bool between_devices() const { return between_devices_; }
-  /// Between devices: seconds that the stream has waited in arrive() since the last call. All of it must be done.
+  /// Whether streams wait for what comes, and the host does not.
+  bool on_streams() const { return on_streams_; }
+  /// Then: seconds that the stream has waited in arrive() since the last call. All of it must be done.
   double take_waited();
 
  private:
@@ -88,7 +89,7 @@ class Link {
   const std::shared_ptr<dist::ProcessGroup> group_;
   const Device device_;
   const size_t ahead_;
-  bool between_devices_ = false;
+  bool between_devices_ = false, on_streams_ = false;
   int64_t sent_before_ = 0;                   // while it was made
   std::deque<Message> sent_, posted_, came_;  // came_: what the device may still wait for
   std::vector<std::pair<Event, Event>> waits_;

@@ -143,7 +143,7 @@ std::vector<double> Engine::gather_losses() {
     ran_ = took_->second.milliseconds_since(took_->first) / 1000;
     waited_ = 0;
     for (auto& [road, link] : links_)
-      if (link->between_devices()) waited_ += link->take_waited();
+      if (link->on_streams()) waited_ += link->take_waited();
     took_.reset();
   }
   all[n + 2 * me] = ran_;
