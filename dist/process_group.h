@@ -55,7 +55,8 @@ struct CollectiveOptions {
   std::string_view tag = {};  ///< what is moved, part of the fingerprint: ranks that swap two collectives are told
   bool async = false;         ///< runs on the group's own thread, in the order of the calls
   /// Send and receive: somebody waits for it only while this is true. A receive that was posted ahead, while its rank
-  /// computes, then does not count when ranks that wait in a circle are looked for.
+  /// computes, then does not count when ranks that wait in a circle are looked for. On a device, its tensor belongs to
+  /// the caller alone after Work::wait(), which is to be called with the stream on which the tensor was made.
   std::shared_ptr<const std::atomic<bool>> awaited = {};
 };
 

@@ -1,11 +1,15 @@
 #include "dist/staging.h"
 
+#include "tensor/ops.h"
+
 namespace lockstep::dist {
 
 Staging::Staging(Call& call) {
   const auto on_host = [&](Tensor& t, bool receives) {
     if (!t.defined() || t.device().is_cpu()) return;
-    const Tensor here = t.to(cpu);
+    // What a message will fill is not read: that would wait for the device.
+    const bool fills = receives && (call.collective == Collective::receive || call.collective == Collective::batch);
+    const Tensor here = fills ? empty(t.shape(), {.dtype = t.dtype(), .device = cpu}) : t.to(cpu);
     if (receives) results_.emplace_back(t, here);
     t = here;
   };

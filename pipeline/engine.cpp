@@ -1,7 +1,7 @@
 // The executor: one switch over the actions of a schedule.
 //
-//   receive_activation ─▶ forward ─▶ send_activation    sends are queued on the links' threads and receives are posted
-//   receive_gradient ─▶ backward ─▶ send_gradient       ahead, so the ranks compute meanwhile
+//   receive_activation ─▶ forward ─▶ send_activation    sends are queued on the links and receives are posted ahead, so
+//   receive_gradient ─▶ backward ─▶ send_gradient       the ranks compute meanwhile
 #include "pipeline/engine.h"
 
 #include <algorithm>
@@ -22,6 +22,12 @@ void Engine::run(const std::vector<std::vector<Action>>& all) {
   expect(all);
   waited_ = ran_ = 0;
   const auto watch = stopwatch(ran_);
+  took_.reset();
+  const auto device = std::find_if(links_.begin(), links_.end(), [](auto& l) { return l.second->on_streams(); });
+  if (device != links_.end()) {
+    const Device here = device->second->device();
+    took_.emplace(Event(here, true), Event(here, true)).first.record();
+  }
   for (const Action& a : all[size_t(rank_)]) {
     const trace::Scope slot(name_of(a.what), trace::Category::pipeline,
                             {{"micro_batch", a.micro_batch},
@@ -44,6 +50,7 @@ void Engine::run(const std::vector<std::vector<Action>>& all) {
     const auto flushing = stopwatch(waited_);
     for (auto& [road, link] : links_) link->flush();
   }
+  if (took_) took_->second.record();
   flights_.clear();
   samples_.clear();
 }

@@ -210,6 +210,7 @@ class Engine {
   parallel::Plan plan_;                                   // of the mesh, and where this rank is in it
   parallel::Coordinates at_;
   int rank_ = 0, virtual_stages_ = 1;  // this rank's stage
+  int ahead_ = 2;                      // Check::ahead
   Schedule schedule_;
   std::vector<int> bounds_;
   std::unique_ptr<StageModule> module_;
@@ -239,7 +240,8 @@ class Engine {
   std::deque<Late> late_;
   std::map<int64_t, Held> samples_;
   std::map<int64_t, Tensor> losses_;
-  double waited_ = 0, ran_ = 0;  // seconds of this rank's run: for messages, altogether
+  double waited_ = 0, ran_ = 0;                  // seconds of this rank's run: for messages, altogether
+  std::optional<std::pair<Event, Event>> took_;  // its ends on the device, where its stream waits for messages
   std::vector<RankTime> times_;
 };
 

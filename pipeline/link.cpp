@@ -1,6 +1,7 @@
 #include "pipeline/link.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "tensor/ops.h"
 
@@ -12,11 +13,11 @@ constexpr int64_t most_dims = 8, length = 2 + int64_t(Shapes::most_tensors) * (3
 Tensor pack(const Shapes& shapes) {
   std::vector<int64_t> words{int64_t(shapes.tensors.size()), int64_t(shapes.random_call)};
   for (const Shapes::One& one : shapes.tensors) {
-    words.insert(words.end(), {int64_t(one.dtype), one.wants_grad, one.shape.rank()});
+    words.insert(words.end(), {int64_t(one.dtype), one.wants_grad + 2 * one.on_device, one.shape.rank()});
     for (int d = 0; d < one.shape.rank(); ++d) words.push_back(one.shape[d]);
   }
   words.resize(size_t(length));
-  return Tensor::from(words, {length});
+  return Tensor::from(words, {length}).to(cpu);
 }
 
 Shapes unpack(const Tensor& packed) {
@@ -24,7 +25,7 @@ Shapes unpack(const Tensor& packed) {
   Shapes shapes{{}, uint64_t(words[1])};
   const int64_t* at = words + 2;
   for (int64_t i = 0; i < words[0]; ++i, at += 3 + at[2])
-    shapes.tensors.push_back({DType(at[0]), Shape(at + 3, at + 3 + at[2]), at[1] != 0});
+    shapes.tensors.push_back({DType(at[0]), Shape(at + 3, at + 3 + at[2]), (at[1] & 1) != 0, (at[1] & 2) != 0});
   return shapes;
 }
 
@@ -34,7 +35,8 @@ Shapes Shapes::of(const Values& values, uint64_t random_call) {
   LOCKSTEP_CHECK(values.size() <= most_tensors, "[pipeline] expected at most ", most_tensors,
                  " tensors between two stages, got ", values.size(), "; put some together");
   Shapes shapes{{}, random_call};
-  for (const Variable& v : values) shapes.tensors.push_back({v.dtype(), v.shape(), v.requires_grad()});
+  for (const Variable& v : values)
+    shapes.tensors.push_back({v.dtype(), v.shape(), v.requires_grad(), !v.tensor().device().is_cpu()});
   return shapes;
 }
 
@@ -57,21 +59,45 @@ std::string Shapes::text() const {
   return str(all, " after ", random_call, " random calls");
 }
 
+Link::Link(std::shared_ptr<dist::ProcessGroup> group, Device device, int ahead)
+    : group_(std::move(group)), device_(device), ahead_(size_t(ahead)) {
+  const Tensor mine = full({1}, !device_.is_cpu(), {.dtype = i64, .device = cpu}),
+               theirs = empty({1}, {.dtype = i64, .device = cpu});
+  group_->exchange(
+      {{.is_send = true, .tensor = mine, .peer = peer()}, {.is_send = false, .tensor = theirs, .peer = peer()}},
+      {.tag = "device"});
+  between_devices_ = !device_.is_cpu() && theirs.data<int64_t>()[0] != 0;
+  if (between_devices_) {  // NCCL makes its communicator here, not in the middle of a step, where ranks would wait
+    const Tensor word = zeros({1}, {.dtype = f32, .device = device_});
+    const dist::CollectiveOptions first{.tag = "first message"};
+    (group_->rank() == 0 ? group_->send(word, peer(), first) : group_->receive(word, peer(), first)).synchronize();
+    on_streams_ = std::strcmp(group_->device_engine(), "nccl") == 0;
+  }
+  sent_before_ = group_->traffic().sent;
+}
+
 void Link::wait(Message& message) {
   message.awaited->store(true);
   for (dist::Work& work : message.work) work.wait();
 }
 
+bool Link::is_done(const Message& message) {
+  return std::all_of(message.work.begin(), message.work.end(), [](const dist::Work& w) { return w.done(); });
+}
+
+void Link::keep_pace(std::deque<Message>& messages, size_t most) {
+  for (; messages.size() > most; messages.pop_front())
+    for (dist::Work& work : messages.front().work) work.synchronize();
+}
+
 void Link::send(const std::vector<Tensor>& tensors, const std::string& tag, const Shapes* shapes) {
-  while (!sent_.empty() && std::all_of(sent_.front().work.begin(), sent_.front().work.end(),
-                                       [](const dist::Work& w) { return w.done(); })) {
-    wait(sent_.front());
-    sent_.pop_front();
-  }
+  for (; !sent_.empty() && is_done(sent_.front()); sent_.pop_front()) wait(sent_.front());
+  if (between_devices_) keep_pace(sent_, ahead_ - 1);
   Message& message = sent_.emplace_back();
   message.awaited = std::make_shared<std::atomic<bool>>(false);
   const auto give = [&](const Tensor& tensor, const std::string& name) {
-    message.tensors.push_back(tensor.device().is_cpu() ? tensor.contiguous() : tensor.contiguous().to(cpu));
+    const Tensor whole = tensor.contiguous();
+    message.tensors.push_back(between_devices_ || whole.device().is_cpu() ? whole : whole.to(cpu));
     message.work.push_back(
         group_->send(message.tensors.back(), peer(), {.tag = name, .async = true, .awaited = message.awaited}));
   };
@@ -80,7 +106,7 @@ void Link::send(const std::vector<Tensor>& tensors, const std::string& tag, cons
 }
 
 Shapes Link::receive_shapes(const std::string& tag) {
-  const Tensor packed = empty({length}, {.dtype = i64});
+  const Tensor packed = empty({length}, {.dtype = i64, .device = cpu});
   group_->receive(packed, peer(), {.tag = "shapes of " + tag});
   return unpack(packed);
 }
@@ -89,8 +115,9 @@ void Link::post(const std::vector<Shapes::One>& tensors, const std::string& tag)
   Message& message = posted_.emplace_back();
   message.awaited = std::make_shared<std::atomic<bool>>(false);
   for (size_t i = 0; i < tensors.size(); ++i) {
+    const bool lands = device_.is_cpu() || (between_devices_ && tensors[i].on_device);  // where it will be used
     message.tensors.push_back(
-        empty(tensors[i].shape, {.dtype = tensors[i].dtype, .device = device_.is_cpu() ? device_ : Device(cpu)}));
+        empty(tensors[i].shape, {.dtype = tensors[i].dtype, .device = lands ? device_ : Device(cpu)}));
     message.work.push_back(
         group_->receive(message.tensors.back(), peer(),
                         {.tag = i == 0 ? tag : str(tag, ", tensor ", i), .async = true, .awaited = message.awaited}));
@@ -100,20 +127,31 @@ void Link::post(const std::vector<Shapes::One>& tensors, const std::string& tag)
 std::vector<Tensor> Link::arrive() {
   Message message = std::move(posted_.front());
   posted_.pop_front();
+  if (on_streams_) waits_.emplace_back(Event(device_, true), Event(device_, true)).first.record();
   wait(message);
-  if (!device_.is_cpu())
-    for (Tensor& tensor : message.tensors) tensor = tensor.to(device_);
-  return std::move(message.tensors);
+  if (on_streams_) waits_.back().second.record();
+  std::vector<Tensor> tensors = std::move(message.tensors);
+  if (between_devices_) {
+    came_.push_back(std::move(message));
+    keep_pace(came_, ahead_);
+  } else {
+    for (Tensor& tensor : tensors) tensor = tensor.to(device_);
+  }
+  return tensors;
 }
 
-bool Link::has_come() const {
-  return !posted_.empty() && std::all_of(posted_.front().work.begin(), posted_.front().work.end(),
-                                         [](const dist::Work& w) { return w.done(); });
-}
+bool Link::has_come() const { return !posted_.empty() && is_done(posted_.front()); }
 
 void Link::flush() {
   for (Message& message : sent_) wait(message);
   sent_.clear();
+  came_.clear();
+}
+
+double Link::take_waited() {
+  double seconds = 0;
+  for (const auto& [before, after] : std::exchange(waits_, {})) seconds += after.milliseconds_since(before) / 1000;
+  return seconds;
 }
 
 }  // namespace lockstep::pipeline

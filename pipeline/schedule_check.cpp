@@ -97,6 +97,12 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
     error(str("deadlock: rank ", stuck.rank, ", stage ", s.virtual_stage(stuck.rank, stuck.action.chunk), ", waits in ",
               to_string(stuck.action), " for rank ", stuck.waits_for));
   }
+  for (bool more = check.right(); more; check.ahead *= 2) {
+    const std::vector<std::string> stuck = check_streams(s, ties, {.ahead = check.ahead});
+    if (stuck.empty()) break;
+    more = check.ahead / 2 < v * m;  // that many are all of a link
+    if (!more) error(stuck[0]);
+  }
   return check;
 }
 

@@ -72,6 +72,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
              "; use 1f1b, or untie them"));
   }
   LOCKSTEP_CHECK(check.right(), "[pipeline] the schedule is wrong: ", check.errors[0]);
+  ahead_ = check.ahead;
   if (world_) {
     agree();
     mesh_ = options_.mesh;
@@ -175,7 +176,7 @@ void Engine::make_links() {
   constexpr const char* names[] = {"activation", "gradient", "tied"};
   for (const auto& [road, from, to] : wanted) {
     auto group = pp_->new_group({from, to}, str("pp.", names[int(road)], ".", from, "-", to));
-    if (group) links_.emplace(std::tuple(road, from, to), std::make_unique<Link>(group, device));
+    if (group) links_.emplace(std::tuple(road, from, to), std::make_unique<Link>(group, device, ahead_));
   }
 }
 

@@ -71,7 +71,8 @@ bool Engine::post(Road road, int from_rank, bool must) {
     for (const Shapes::One& one : Shapes::of(found->second.outputs, 0).tensors)
       if (one.wants_grad) tensors.push_back(one);
   } else {
-    for (const Variable& p : ties_[size_t(e.tie)].parameters) tensors.push_back({p.dtype(), p.shape(), true});
+    for (const Variable& p : ties_[size_t(e.tie)].parameters)
+      tensors.push_back({p.dtype(), p.shape(), true, !p.tensor().device().is_cpu()});
   }
   link.post(tensors, name);
   posted_[{road, from_rank}].push_back(e);
@@ -137,6 +138,14 @@ std::vector<double> Engine::gather_losses() {
       all[size_t(number(micro_batch)) * numbers.size() + i] = numbers[i] / plan_.cp;
   }
   losses_.clear();
+  if (took_) {  // the device's seconds: the host was ahead of it
+    took_->second.synchronize();
+    ran_ = took_->second.milliseconds_since(took_->first) / 1000;
+    waited_ = 0;
+    for (auto& [road, link] : links_)
+      if (link->on_streams()) waited_ += link->take_waited();
+    took_.reset();
+  }
   all[n + 2 * me] = ran_;
   all[n + 2 * me + 1] = waited_;
   // Zeros but on one rank (with cp, on so many): exact.

@@ -114,7 +114,7 @@ NcclEngine::Link& NcclEngine::connect(int peer, const Call& call) {
     }
     const int place = int(std::find(members.begin(), members.end(), rank) - members.begin());
     link.comm = std::make_shared<Communicator>(id, int(members.size()), place, *device_, where, world_ranks);
-    if (peer != everybody) link.stream.emplace(*device_, true);
+    if (peer != everybody && n_ > 2) link.stream.emplace(*device_, true);
     watchdog_->add(link.comm);
     const std::lock_guard lock(mutex_);
     Link& kept = links_.emplace(peer, std::move(link)).first->second;

@@ -11,6 +11,7 @@
 // looks at the sender's. Graphs: recorded.cpp.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -48,8 +49,8 @@ class NcclEngine final : public NativeEngine {
   /// "nccl", or "host" once it is known that tensors of the group go through the host's memory.
   const char* moved_by() const {
     const std::lock_guard lock(mutex_);
-    const auto whole = links_.find(everybody);
-    return whole != links_.end() && !whole->second.comm ? "host" : "nccl";
+    const bool shares = std::any_of(links_.begin(), links_.end(), [](const auto& link) { return !link.second.comm; });
+    return shares ? "host" : "nccl";
   }
   /// On the thread that makes the call: keeps its tensors, and what its device does before is done before. Error:
   /// another device than that of earlier calls, an algorithm that there is not.
@@ -65,7 +66,7 @@ class NcclEngine final : public NativeEngine {
   static constexpr int everybody = -1;
   struct Link {
     std::shared_ptr<Communicator> comm;  // null: ranks share a device
-    std::optional<Stream> stream;        // of a pair; all ranks use that of the group
+    std::optional<Stream> stream;        // of a pair, beside others; else that of the group is used
   };
 
   void check(const Call& call);

@@ -50,8 +50,10 @@ class NcclGroup final : public NativeGroup {
     }
     const bool by_host = std::strcmp(device_engine(), "host") == 0;
     if (by_host) (void)engine_->choose(call);
+    // The host takes time; ranks that are to begin a message may wait for each other (messages.cpp).
+    const bool takes_time = by_host || is_message(call.collective);
     const std::shared_ptr<DeviceWork> work = call.work = nccl().begin(call);
-    Work result(engine_->turns.run(std::move(call), async && by_host), work);  // the host takes time
+    Work result(engine_->turns.run(std::move(call), async && takes_time), work);
     if (!async) result.wait();
     return result;
   }

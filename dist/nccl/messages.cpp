@@ -15,7 +15,9 @@ void NcclEngine::device_messages(Call& call) {
   const auto exchange = [&](const std::vector<size_t>& by_host, std::vector<Message> more) {
     std::vector<Tensor> copies;
     for (const size_t i : by_host) {
-      const Tensor& here = copies.emplace_back(tensors[i].to(cpu));
+      const Tensor& here = copies.emplace_back(
+          batch[i].is_send ? tensors[i].to(cpu)
+                           : empty(tensors[i].shape(), {.dtype = tensors[i].dtype(), .device = cpu}));
       if (!batch[i].is_send) arrived.emplace_back(tensors[i], here);
       more.push_back(batch[i]);
       more.back().data = {static_cast<std::byte*>(here.raw_data()), size_t(size_in_bytes(here))};
@@ -62,6 +64,7 @@ void NcclEngine::device_messages(Call& call) {
     Event begin(*device_);
     begin.record();
     for (const Link* link : links) {
+      if (!link->stream) continue;
       const StreamScope scope(*link->stream);
       begin.wait();
     }
@@ -73,7 +76,7 @@ void NcclEngine::device_messages(Call& call) {
         const int64_t bytes = size_in_bytes(tensors[i]);
         if (bytes == 0) continue;
         const ncclComm_t c = link.comm->handle();
-        const auto stream = static_cast<cudaStream_t>(link.stream->handle());
+        const auto stream = static_cast<cudaStream_t>((link.stream ? *link.stream : *stream_).handle());
         const int peer = batch[i].peer > rank;  // of the two
         if (batch[i].is_send)
           check_nccl(ncclSend(tensors[i].raw_data(), size_t(bytes), ncclUint8, peer, c, stream), "ncclSend", c);
@@ -83,6 +86,7 @@ void NcclEngine::device_messages(Call& call) {
       }
     });
     for (const Link* link : links) {
+      if (!link->stream) continue;
       Event end(*device_);
       {
         const StreamScope scope(*link->stream);

@@ -56,8 +56,11 @@ void NcclWork::end() {
 
 void NcclWork::wait() {
   if (control_.failed()) control_.raise();
-  if (begun_ && users[size_t(device_.index)] > 1) return synchronize();
-  if (begun_) end_.wait();
+  if (begun_ && users[size_t(device_.index)] > 1) synchronize();
+  else if (begun_) end_.wait();
+  // What a stage has received is now its own: in whose order it is freed has it behind this, and backward may only add
+  // to a gradient in place, with the bits that this has, when nobody else holds it.
+  if (call_.awaited) call_.input = call_.output = Tensor();
 }
 
 void NcclWork::synchronize() {

@@ -76,7 +76,7 @@ class NcclWork final : public DeviceWork {
   const Device device_;
   Event ready_, end_;
   std::atomic<bool> begun_{false};  // end_ was recorded
-  Call call_;                       // keeps its tensors
+  Call call_;                       // keeps its tensors; those that are `awaited`, until wait()
   // For the watchdog, once it is on its way
   std::string what_;
   std::optional<uint64_t> ticket_;  // of the flight record, when it is to say how this ended

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "tensor/graph.h"
+#include "tensor/stream.h"
 #include "tests/cuda/nccl_util.h"
 #include "tests/cudasim/fake.h"
 #include "tests/zero/util.h"
@@ -89,6 +90,39 @@ TEST_CASE("nccl: ZeRO's ledger on devices: shards there, and nothing of what is 
             expect("optimizer", held(Memory::optimizer), here ? psi * 8 / 4. : 0);
             expect("offload", held(Memory::offload), 0);
           }) == "(no error)");
+  }
+}
+
+TEST_CASE("nccl: ZeRO 3 gathers beside the work of the device: the host waits for nothing in forward and backward") {
+  for (const bool ahead : {true, false}) {
+    CAPTURE(ahead);
+    fake::ToHost seen;
+    CHECK(outcome(4, [&](int rank) {
+            const Device device = device_of(rank);
+            Even net;
+            net.to(device);
+            const auto optimizer = adamw(net.parameters());
+            ZeroOptions o = options(3);
+            o.param_persistence_threshold = 0;
+            o.overlap_comm = ahead;
+            o.nonfinite =
+                zero::NonFinite::propagate;  // whether gradients are finite is looked at before they are summed
+            Zero zero(net, *optimizer, o);
+            const Tensor x = randn({2, 64}).to(device);
+            for (int step = 0; step < 3; ++step) {
+              synchronize(device);
+              dist::world().barrier();
+              if (rank == 0) fake::take_to_host();
+              dist::world().barrier();
+              sum(net(Variable(x))).backward();
+              dist::world().barrier();
+              if (rank == 0) seen = fake::take_to_host();
+              dist::world().barrier();
+              zero.step();
+            }
+          }) == "(no error)");
+    CHECK(seen.copies == 0);
+    CHECK(seen.waits == 0);
   }
 }
 

@@ -80,6 +80,7 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, 
   if ((!to_device && !is_one_kind(to, bytes)) || (!from_device && !is_one_kind(from, bytes)))
     return cudaErrorInvalidValue;
   note_launch("memcpy");
+  if (from_device && !to_device) note_copy_to_host(bytes);
   CUstream_st* s = find_stream(stream);
   if (!from_device && !is_pinned(from) && !s->capture) {
     enqueue(stream, [=, staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from),
@@ -89,7 +90,9 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, 
   } else {
     enqueue(stream, [=] { std::memmove(to, from, bytes); });
   }
-  if (!to_device && !is_pinned(to) && !s->capture) finish(stream);
+  if (to_device || is_pinned(to) || s->capture) return cudaSuccess;
+  note_wait();
+  finish(stream);
   return cudaSuccess;
 }
 
@@ -209,6 +212,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaDeviceSynchronize() {
   STEP_OR_RETURN();
   if (capturing) return result(check_not_capturing(capturing));
+  note_wait();
   finish_device(current_device());
   return result(sticky());
 }
@@ -332,6 +336,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   STEP_OR_RETURN();
   const cudaError_t code = copy(to, from, bytes, kind, nullptr);
+  note_wait();
   finish(nullptr);
   return result(code != cudaSuccess ? code : sticky());
 }
@@ -384,6 +389,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   STEP_OR_RETURN();
   if (const cudaError_t code = check_not_capturing(stream); code != cudaSuccess) return result(code);
+  note_wait();
   finish(stream);
   return result(sticky());
 }
@@ -449,6 +455,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   STEP_OR_RETURN();
   if (!event || !event->alive) return result(cudaErrorInvalidResourceHandle);
   if (event->mark && event->capture) return result(cudaErrorCapturedEvent);
+  note_wait();
   if (event->mark) finish_mark(event->stream, event->mark);
   return result(sticky());
 }

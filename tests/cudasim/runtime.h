@@ -121,6 +121,9 @@ struct Mark {
 void enqueue(cudaStream_t stream, std::function<void()> run, std::function<bool()> ready = nullptr);
 /// For take_launches().
 void note_launch(const char* name);
+/// For take_to_host().
+void note_copy_to_host(size_t bytes);
+void note_wait();
 /// Waits until the stream has done what it was given.
 void finish(cudaStream_t stream);
 /// All streams of a device.

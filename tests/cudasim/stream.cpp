@@ -272,6 +272,15 @@ void note_launch(const char* name) {
   const std::lock_guard lock(launches_lock_);
   ++launches_[name];
 }
+namespace {
+std::atomic<int64_t> copies_, bytes_, waits_;
+}
+void note_copy_to_host(size_t bytes) {
+  ++copies_;
+  bytes_ += int64_t(bytes);
+}
+void note_wait() { ++waits_; }
+ToHost take_to_host() { return {copies_.exchange(0), bytes_.exchange(0), waits_.exchange(0)}; }
 std::map<std::string, int64_t> take_launches() {
   const std::lock_guard lock(launches_lock_);
   return std::exchange(launches_, {});

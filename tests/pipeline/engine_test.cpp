@@ -3,81 +3,14 @@
 #include <doctest/doctest.h>
 
 #include "optim/clip.h"
-#include "optim/optim.h"
 #include "parallel/buckets.h"
-#include "pipeline/engine.h"
-#include "tensor/ops.h"
-#include "tests/parallel/util.h"
+#include "tests/pipeline/language.h"
 
 using namespace lockstep;
 using namespace testing;
 using namespace lockstep::pipeline;
 
 namespace {
-
-constexpr int64_t vocab = 11, width = 8, micro_batch = 4;
-
-Values one(Variable v) { return {std::move(v)}; }
-
-/// A small language model: a table that is tied to the head, layers with dropout, and two that pass a second tensor by.
-std::vector<LayerSpec> model(double p = 0.25) {
-  const nn::Linear::Options linear{.in = width, .out = width};
-  const auto with_dropout = [p](nn::Module* m, const Values& in) {
-    return one(dropout(gelu(m->call(in[0])), p, m->is_training()));
-  };
-  std::vector<LayerSpec> layers;
-  layers.push_back(layer<nn::Embedding>({.num = vocab, .dim = width}).tie("table"));
-  layers.push_back(layer<nn::Linear>(linear).with(with_dropout));
-  layers.push_back(
-      layer("split", LayerSpec::Forward([](nn::Module*, const Values& in) {  // several tensors, not all with a gradient
-              return Values{in[0], in[0] * 0.5, Tensor::from(std::vector<int64_t>{3, 1, 2}, {3}),
-                            Variable(in[0].tensor().to(boolean))};
-            })));
-  layers.push_back(layer<nn::Linear>(linear).with([](nn::Module* m, const Values& in) {
-    LOCKSTEP_CHECK(in.size() == 4 && in[2].dtype() == i64 && in[3].dtype() == boolean &&
-                       in[2].tensor().to_vector<int64_t>()[0] == 3,
-                   "what was sent did not arrive");
-    return Values{m->call(in[0]), in[1]};
-  }));
-  layers.push_back(
-      layer("join", LayerSpec::Forward([](nn::Module*, const Values& in) { return one(add(in[0], in[1])); })));
-  layers.push_back(layer<nn::LayerNorm>({.shape = {width}}));
-  layers.push_back(layer<nn::Linear>(linear).with(with_dropout));
-  layers.push_back(
-      layer<nn::Embedding>({.num = vocab, .dim = width}).tie("table").with([](nn::Module* m, const Values& in) {
-        return one(lockstep::linear(in[0], m->parameters()[0]));
-      }));
-  return layers;
-}
-
-Variable loss_of_tokens(const Values& outputs, const std::vector<Tensor>& targets) {
-  return cross_entropy(outputs[0], targets[0]);
-}
-
-std::optional<Sample> sample_of(int step, int64_t micro, int64_t size = micro_batch) {
-  std::vector<int64_t> x, y;
-  for (int64_t i = 0; i < size; ++i) {
-    const auto words = philox({7, uint64_t(step)}, uint64_t(micro * 100 + i));
-    x.push_back(words[0] % vocab);
-    y.push_back(words[1] % vocab);
-  }
-  return Sample{{Tensor::from(x, {size})}, {Tensor::from(y, {size})}};
-}
-
-constexpr int steps = 3;
-
-/// For a stage that may have no parameters.
-struct Optimizer {
-  explicit Optimizer(nn::Module& m) {
-    if (!m.parameters().empty()) adamw.emplace(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
-  }
-  void step() {
-    if (!adamw) return;
-    adamw->step();
-    adamw->zero_grad();
-  }
-  std::optional<optim::AdamW> adamw;
-};
 
 /// What one process makes of them that knows no pipeline; "loss" has the losses.
 Tensors reference(int micro_batches, const std::vector<LayerSpec>& layers = model(), double clip = 0) {

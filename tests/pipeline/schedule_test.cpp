@@ -10,6 +10,7 @@
 #include "pipeline/schedule_check.h"
 #include "pipeline/simulate.h"
 #include "tests/messages.h"
+#include "tests/pipeline/custom_schedule.h"
 
 using namespace lockstep;
 using namespace lockstep::pipeline;
@@ -60,6 +61,7 @@ TEST_CASE("pipeline schedules: right for 1 to 16 stages and 1 to 64 micro-batche
                                    ? int64_t(4) * (p - 1) * m
                                    : int64_t(2) * (p * s.request.chunks - 1) * m * (p > 1);
       std::string what = check.right() ? "" : check.errors[0];
+      if (check.ahead != 2) what += str(" ahead ", check.ahead);
       if (check.messages != messages) what += str(" messages ", check.messages, " not ", messages);
       for (int rank = 0; rank < p; ++rank) {
         const int is = check.right() ? check.buffers[size_t(rank)] : 0, most = activations_kept(s.request, rank);
@@ -73,6 +75,40 @@ TEST_CASE("pipeline schedules: right for 1 to 16 stages and 1 to 64 micro-batche
     CHECK(wrong == "");
     CHECK(seen >= 700);
   }
+}
+
+TEST_CASE("pipeline schedules: on streams of devices, one for each way; with one for both they are found to deadlock") {
+  for (const std::string& name : names_of_kinds()) {
+    const Kind kind = parse_kind(name);
+    CAPTURE(name);
+    int seen = 0, stuck = 0;
+    std::string wrong;
+    for_all(kind, [&](const Schedule& s) {
+      const int p = s.request.stages, m = s.request.micro_batches;
+      if (p < 2 || p > 8 || m < 4 || m > 24) return;
+      ++seen;
+      stuck += !check_streams(s, {}, {.one_for_both_ways = true}).empty();
+      Schedule evaluation = s;
+      for (const int micro_batches : {1, m, 2 * m + 1}) {
+        evaluation.ranks = forwards_of(s, micro_batches);
+        evaluation.request.micro_batches = micro_batches;
+        for (const std::string& error : check_streams(evaluation))
+          if (wrong.empty()) wrong = str("evaluation of ", micro_batches, ", p ", p, ", m ", m, ": ", error);
+      }
+    });
+    CHECK(wrong == "");
+    CHECK(seen > 50);
+    CHECK(stuck == (kind == Kind::gpipe ? 0 : seen));  // in which nothing goes one way before all has gone the other
+  }
+  const std::vector<std::string> errors =
+      check_streams(make_schedule({Kind::one_f_one_b, 2, 4}), {}, {.one_for_both_ways = true});
+  CHECK(errors == std::vector<std::string>{"deadlock: rank 0 waits for the gradient of micro-batch 1, stage 1",
+                                           "deadlock: rank 1 waits for the activation of micro-batch 2, stage 0"});
+  // Right where sends do not wait; where they do, as long as enough may be under way.
+  for (const auto& [micro_batches, ahead] : {std::pair{4, 2}, {8, 4}, {16, 8}, {32, 16}})
+    CHECK(check_schedule(testing::chunk_by_chunk(2, micro_batches, 2)).ahead == ahead);
+  CHECK(contains(check_streams(testing::chunk_by_chunk(2, 8, 2)).at(0),
+                 "deadlock: rank 0 waits, before it sends the activation of micro-batch 6, stage 0, until"));
 }
 
 TEST_CASE("pipeline schedules: idle as long as the formula says") {

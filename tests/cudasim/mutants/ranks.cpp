@@ -208,6 +208,64 @@ template <Place mistake> bool places(bool bug) {
   });
 }
 
+// --- messages both ways, as stages of a pipeline send them ---
+
+enum class Both { right, one_stream, early, reused, freed };
+// Rank 0 sends values and gets answers; both post receives ahead of what they send.
+template <Both mistake> bool both_ways(bool bug) {
+  const auto is = [=](Both which) { return bug && mistake == which; };
+  fake::set_policy(fake::Policy::lazy);
+  ncclUniqueId more;
+  ncclGetUniqueId(&more);
+  return as_threads([&](const Rank& there) {
+    return with_comm(there.rank, more, [&](const Rank& second) {
+      const Rank& back = is(Both::one_stream) ? there : second;
+      const int other = 1 - there.rank;
+      cudaStream_t maker = nullptr;
+      cudaEvent_t made = nullptr;
+      cudaStreamCreateWithFlags(&maker, cudaStreamNonBlocking);
+      cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+      const Array source(values_of(there.rank));
+      float* values = nullptr;
+      cudaMallocAsync(reinterpret_cast<void**>(&values), n * sizeof(float), maker);
+      cudaMemsetAsync(values, 0, n * sizeof(float), maker);
+      cudaStreamSynchronize(maker);
+      cudaMemcpyAsync(values, source, n * sizeof(float), cudaMemcpyDeviceToDevice, maker);
+      cudaEventRecord(made, maker);
+      for (const Rank* way : {&there, &second})
+        if (!is(Both::early)) cudaStreamWaitEvent(way->stream, made, 0);
+      const Array first(n), then(n);
+      const auto settled = [](const Rank& c) {
+        ncclResult_t code = ncclInProgress;
+        for (int i = 0; i < 20000 && code == ncclInProgress; ++i) ncclCommGetAsyncError(c.comm, &code);
+        return code == ncclSuccess;
+      };
+      const auto send = [&](const Rank& way) {
+        ncclSend(values, n, ncclFloat32, other, way.comm, way.stream);
+        return settled(way);
+      };
+      const auto receive = [&](const Array& to, const Rank& way) {
+        ncclRecv(to, n, ncclFloat32, other, way.comm, way.stream);
+        return settled(way);
+      };
+      // Two each way. Each posts its second receive before it sends what the other waits for.
+      const bool put = there.rank == 0 ? send(there) && receive(first, back) && receive(then, back) && send(there)
+                                       : receive(first, there) && receive(then, there) && send(back) && send(back);
+      if (!put) return false;
+      if (is(Both::reused)) cudaMemsetAsync(values, 0, n * sizeof(float), maker);
+      if (is(Both::freed)) cudaFreeAsync(values, maker);
+      if (is(Both::reused) || is(Both::freed)) cudaStreamSynchronize(maker);
+      if (!there.wait() || !back.wait()) return false;
+      if (!is(Both::freed)) cudaFreeAsync(values, maker);
+      const float expected = float(other + 1);
+      const bool good = first.get()[n - 1] == expected && then.get()[n - 1] == expected;
+      cudaEventDestroy(made);
+      cudaStreamDestroy(maker);
+      return good;
+    });
+  });
+}
+
 }  // namespace
 
 std::vector<Case> rank_cases() {
@@ -231,6 +289,10 @@ std::vector<Case> rank_cases() {
       {"total for the count of one rank", places<Place::total>, every},
       {"collective before its input is made", places<Place::producer>, every},
       {"input used again before the collective", places<Place::reused>, every},
+      {"one stream for both ways, receives ahead", both_ways<Both::one_stream>, every},
+      {"message before it is made", both_ways<Both::early>, every},
+      {"message made anew before it has gone", both_ways<Both::reused>, every},
+      {"message freed before it has gone", both_ways<Both::freed>, every},
   };
 }
 

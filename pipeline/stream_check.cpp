@@ -1,0 +1,188 @@
+// Messages on streams of devices: which both ends begin when, and whether a circle of them waits. A stream does one
+// thing after another, and a message is done when both ends have come to it.
+//
+// More waits are looked at than devices have: a rank goes on only when what it needs is there, as if its host waited
+// for every message. What its host puts on streams before that can only be done earlier, so a schedule without a circle
+// here has none there.
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <tuple>
+
+#include "pipeline/schedule_check.h"
+#include "tensor/check.h"
+
+namespace lockstep::pipeline {
+namespace {
+
+enum class Way : uint8_t { activation, gradient, tied };
+
+/// What a rank does with messages.
+struct Move {
+  enum What : uint8_t { send, post, arrive } what;
+  int message;
+};
+
+struct Sent {
+  Way way;
+  int stage;              // that sends
+  int from, to;           // ranks
+  int link = -1, stream;  // link: messages in the order of the sender; stream: on which both ranks put them
+};
+
+class Traffic {
+ public:
+  Traffic(const Schedule& s, const Ties& ties, const Streams& streams)
+      : s_(s), ties_(ties), m_(s.request.micro_batches) {
+    const int last = s.virtual_stages() - 1;
+    for (int stage = 0; stage <= last; ++stage) add(Way::activation, stage, std::min(stage + 1, last), streams);
+    for (int stage = 0; stage <= last; ++stage) add(Way::gradient, stage, std::max(stage - 1, 0), streams);
+    for (const auto& [from, to] : ties) add(Way::tied, from, to, streams);
+    orders_.resize(links_.size());
+    for (int rank = 0; rank < int(s.ranks.size()); ++rank)
+      for_each_send(rank, [&](int message) { orders_[size_t(slot_of(message).link)].push_back(message); });
+    for (int rank = 0; rank < int(s.ranks.size()); ++rank) moves_.push_back(moves_of(rank));
+  }
+
+  std::vector<std::string> stuck(int ahead) const;
+
+ private:
+  void add(Way way, int stage, int to_stage, const Streams& streams) {
+    Sent slot{way, stage, s_.place(stage).rank, s_.place(to_stage).rank, -1, -1};
+    if (slot.from != slot.to) {
+      const auto [low, high] = std::minmax(slot.from, slot.to);
+      slot.link = links_.try_emplace({way, slot.from, slot.to}, int(links_.size())).first->second;
+      slot.stream =
+          streams.one_for_both_ways ? pairs_.try_emplace({low, high}, int(pairs_.size())).first->second : slot.link;
+    }
+    slots_.push_back(slot);
+  }
+  const Sent& slot_of(int message) const { return slots_[size_t(message / m_)]; }
+  int number(size_t slot, int micro_batch) const { return int(slot) * m_ + micro_batch; }
+  std::string text(int message) const {
+    constexpr const char* names[] = {"activation", "gradient", "tied gradient"};
+    const Sent& slot = slot_of(message);
+    return str("the ", names[int(slot.way)], " of micro-batch ", message % m_, ", stage ", slot.stage);
+  }
+  /// Slots of what an action sends.
+  template <class Fn> void sends_of(int rank, const Action& a, const Fn& fn) const {
+    const auto stage = size_t(s_.virtual_stage(rank, a.chunk)), stages = size_t(s_.virtual_stages());
+    if (a.what == What::send_activation) fn(number(stage, a.micro_batch));
+    if (a.what == What::send_gradient) fn(number(stages + stage, a.micro_batch));
+    if (a.what != What::backward && a.what != What::backward_weight) return;
+    for (size_t t = 0; t < ties_.size(); ++t)
+      if (ties_[t].first == int(stage) && slots_[2 * stages + t].link >= 0) fn(number(2 * stages + t, a.micro_batch));
+  }
+  template <class Fn> void for_each_send(int rank, const Fn& fn) const {
+    for (const Action& a : s_.ranks[size_t(rank)]) sends_of(rank, a, fn);
+  }
+  std::vector<Move> moves_of(int rank) const;
+
+  const Schedule& s_;
+  const Ties& ties_;
+  const int m_;
+  std::vector<Sent> slots_;  // activations and gradients by virtual stage, then ties
+  std::map<std::tuple<Way, int, int>, int> links_;
+  std::map<std::pair<int, int>, int> pairs_;
+  std::vector<std::vector<int>> orders_;  // of links
+  std::vector<std::vector<Move>> moves_;  // of ranks
+};
+
+/// As the engine does it (transfers.cpp): whoever wants a message takes those before it in its link, too, and posts the
+/// receive of the next one ahead. Shapes are known, as after the first step.
+std::vector<Move> Traffic::moves_of(int rank) const {
+  std::vector<Move> moves;
+  std::vector<size_t> posted(links_.size()), taken(links_.size());  // of each link's order
+  std::vector<bool> has_come(slots_.size() * size_t(m_)), has_run(has_come.size());
+  const auto stages = size_t(s_.virtual_stages());
+  const auto fetch = [&](size_t slot, int micro_batch) {
+    const auto link = size_t(slots_[slot].link);
+    const std::vector<int>& order = orders_[link];
+    const auto post = [&] { moves.push_back({Move::post, order[posted[link]++]}); };
+    while (!has_come[size_t(number(slot, micro_batch))] && taken[link] < order.size()) {
+      if (posted[link] == taken[link]) post();
+      const int next = order[taken[link]++];
+      moves.push_back({Move::arrive, next});
+      has_come[size_t(next)] = true;
+    }
+    if (posted[link] > taken[link] || posted[link] == order.size()) return;
+    const Sent& next = slot_of(order[posted[link]]);  // a gradient has the shapes of what went the other way
+    if (next.way != Way::gradient || has_run[size_t(number(size_t(next.stage) - 1, order[posted[link]] % m_))]) post();
+  };
+  for (const Action& a : s_.ranks[size_t(rank)]) {
+    const auto stage = size_t(s_.virtual_stage(rank, a.chunk));
+    if (a.what == What::receive_activation) fetch(stage - 1, a.micro_batch);
+    if (a.what == What::receive_gradient) fetch(stages + stage + 1, a.micro_batch);
+    if (a.what == What::forward) has_run[size_t(number(stage, a.micro_batch))] = true;
+    if (a.what == What::backward || a.what == What::backward_weight)
+      for (size_t t = 0; t < ties_.size(); ++t)
+        if (ties_[t].second == int(stage) && slots_[2 * stages + t].link >= 0) fetch(2 * stages + t, a.micro_batch);
+    sends_of(rank, a, [&](int message) { moves.push_back({Move::send, message}); });
+  }
+  return moves;
+}
+
+/// Runs all ranks as far as they come; what each waits for that has not come to its end.
+std::vector<std::string> Traffic::stuck(int ahead) const {
+  const size_t ranks = moves_.size(), streams = pairs_.empty() ? links_.size() : pairs_.size();
+  std::vector<size_t> next(ranks);
+  std::vector<int> under_way(links_.size());  // sends of a link
+  std::vector<bool> done(slots_.size() * size_t(m_));
+  struct Ends {
+    std::deque<int> low, high;  // what each rank has put on a stream
+  };
+  std::vector<Ends> all(streams);
+  const auto end = [&](int message, int rank) -> std::deque<int>& {
+    const Sent& slot = slot_of(message);
+    Ends& ends = all[size_t(slot.stream)];
+    return rank == std::min(slot.from, slot.to) ? ends.low : ends.high;
+  };
+  const auto waits = [&](const Move& move) {
+    if (move.what == Move::arrive) return !done[size_t(move.message)];
+    return move.what == Move::send && under_way[size_t(slot_of(move.message).link)] >= ahead;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      for (; next[rank] < moves_[rank].size() && !waits(moves_[rank][next[rank]]); ++next[rank]) {
+        const Move& move = moves_[rank][next[rank]];
+        if (move.what == Move::send) ++under_way[size_t(slot_of(move.message).link)];
+        if (move.what != Move::arrive) end(move.message, int(rank)).push_back(move.message);
+        moved = true;
+      }
+    }
+    for (auto& [low, high] : all) {
+      while (!low.empty() && !high.empty() && low.front() == high.front()) {
+        done[size_t(low.front())] = true;
+        --under_way[size_t(slot_of(low.front()).link)];
+        low.pop_front();
+        high.pop_front();
+        moved = true;
+      }
+    }
+  }
+  std::vector<std::string> errors;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (next[rank] == moves_[rank].size()) continue;
+    const Move& move = moves_[rank][next[rank]];
+    const bool arrives = move.what == Move::arrive;
+    std::string error = str("deadlock: rank ", rank, arrives ? " waits for " : " waits, before it sends ",
+                            text(move.message), arrives ? "" : ", until what it sent before has gone");
+    const std::deque<int>& queue = end(move.message, int(rank));
+    if (arrives && !queue.empty() && queue.front() != move.message)
+      error += str(", behind ", text(queue.front()), " on its stream");
+    errors.push_back(error);
+  }
+  for (const auto& [low, high] : all)
+    for (const std::deque<int>* queue : {&low, &high})
+      if (!queue->empty() && errors.empty()) errors.push_back(str("deadlock: nobody takes ", text(queue->front())));
+  return errors;
+}
+
+}  // namespace
+
+std::vector<std::string> check_streams(const Schedule& schedule, const Ties& ties, const Streams& streams) {
+  return Traffic(schedule, ties, streams).stuck(streams.ahead);
+}
+
+}  // namespace lockstep::pipeline

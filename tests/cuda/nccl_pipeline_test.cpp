@@ -1,0 +1,289 @@
+// Stages of a pipeline on devices of their own: what goes between them goes by NCCL, with the bits of one device.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <set>
+#include <thread>
+
+#include "tests/cuda/nccl_util.h"
+#include "tests/cudasim/fake.h"
+#include "tests/pipeline/custom_schedule.h"
+#include "tests/pipeline/language.h"
+
+using namespace lockstep;
+using namespace testing;
+using namespace lockstep::pipeline;
+
+namespace {
+
+/// The same layers, made on a device.
+std::vector<LayerSpec> placed(std::vector<LayerSpec> layers, Device device) {
+  for (LayerSpec& layer : layers) {
+    if (!layer.make) continue;
+    layer.make = [make = layer.make, device] {
+      auto made = make();
+      made->to(device);
+      return made;
+    };
+  }
+  return layers;
+}
+
+Sample placed(Sample sample, Device device) {
+  for (auto* tensors : {&sample.inputs, &sample.targets})
+    for (Tensor& t : *tensors) t = t.to(device);
+  return sample;
+}
+
+struct StagePlan {
+  int ranks = 1;
+  EngineOptions options;
+  const char* backend = "nccl";
+  std::function<Device(int rank)> device = device_of;
+  int steps = testing::steps;
+};
+
+/// All ranks' parameters and losses; those on several ranks must be equal.
+Tensors train_stages(const StagePlan& plan) {
+  const auto all = on_ranks<Tensors>(
+      plan.ranks,
+      [&](int rank) {
+        const Device device = plan.device(rank);
+        manual_seed(5);
+        Engine engine(placed(model(), device), plan.options, loss_of_tokens);
+        Optimizer optimizer(engine.module());
+        std::vector<double> losses;
+        for (int step = 0; step < plan.steps; ++step) {
+          losses.push_back(engine.train_batch([&](int64_t m) { return placed(*sample_of(step, m), device); }));
+          optimizer.step();
+          const auto evaluated =
+              engine.eval_batch([&](int64_t m) { return placed(*sample_of(50, m, 1 + m % 3), device); }, 5);
+          losses.insert(losses.end(), evaluated.begin(), evaluated.begin() + 5);
+          for (const RankTime& t : engine.times()) require(t.busy > 0 && t.idle >= 0, "seconds of ranks");
+        }
+        Tensors mine = copy_parameters(engine.module());
+        for (auto& [name, tensor] : mine) tensor = tensor.to(cpu);
+        mine["loss"] = Tensor::from(losses, {int64_t(losses.size())});
+        return mine;
+      },
+      {.backend = plan.backend, .timeout = dist::Seconds(120)});
+  Tensors merged;
+  for (const Tensors& mine : all) {
+    for (const auto& [name, tensor] : mine) {
+      if (merged.count(name)) CHECK_MESSAGE(equal(merged[name], tensor), name);
+      merged[name] = tensor;
+    }
+  }
+  return merged;
+}
+
+std::string name_of_plan(const StagePlan& plan) {
+  return str(plan.ranks, " ranks, ", name_of(plan.options.schedule), ", chunks ", plan.options.chunks, ", ",
+             plan.options.dynamic_shapes ? "dynamic shapes, " : "", plan.backend);
+}
+
+struct Policies {
+  explicit Policies(fake::Policy policy, uint64_t seed = 1) { fake::set_policy(policy, seed); }
+  ~Policies() { fake::set_policy(fake::Policy::lazy); }
+};
+
+const SplitBy uniform = SplitBy::parse("uniform");
+
+}  // namespace
+
+TEST_CASE("nccl pipeline: the bits of one device, for every schedule, by NCCL, by the host and where ranks share") {
+  const Tensors one = train_stages({1, {.micro_batches = 8}, "auto"});
+  const auto pairs = [](int rank) { return device_of(rank / 2); };
+  std::vector<StagePlan> plans{
+      {2, {.micro_batches = 8, .schedule = Kind::gpipe}},
+      {2, {.micro_batches = 8}},
+      {4, {.micro_batches = 8, .dynamic_shapes = true}},
+      {2, {.micro_batches = 8, .schedule = Kind::interleaved, .split = uniform}},
+      {2, {.micro_batches = 8, .schedule = Kind::interleaved, .chunks = 4, .split = uniform}},
+      {4, {.micro_batches = 8, .schedule = Kind::interleaved, .split = uniform}},
+      {2, {.micro_batches = 8, .schedule = Kind::zb_h1}},
+      {4, {.micro_batches = 8, .schedule = Kind::zb_h1}},
+      {2, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = uniform}},
+      {4, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = uniform}},
+      {2, {.micro_batches = 8, .split = uniform, .custom = chunk_by_chunk(2, 8, 2)}},
+      {2, {.micro_batches = 8}, "native"},
+      {4, {.micro_batches = 8, .schedule = Kind::zb_h1}, "auto", pairs},
+      {2,
+       {.micro_batches = 8, .schedule = Kind::interleaved, .split = uniform},
+       "auto",
+       [](int) { return device_of(0); }},
+  };
+  if (thread_sanitized) plans.resize(2);
+  for (const StagePlan& plan : plans) {
+    CAPTURE(name_of_plan(plan));
+    CHECK(differing(one, train_stages(plan)) == "");
+  }
+}
+
+TEST_CASE("nccl pipeline: the same bits whenever streams do their work, and behind copies of the pipeline") {
+  const Tensors one = train_stages({1, {.micro_batches = 8}, "auto"});
+  for (uint64_t seed = 0; seed < (sanitized ? 1 : 4); ++seed) {
+    CAPTURE(seed);
+    const Policies policy(seed == 0 ? fake::Policy::eager : fake::Policy::random, seed);
+    CHECK(differing(one, train_stages({4, {.micro_batches = 8}})) == "");
+    CHECK(differing(one, train_stages({2, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = uniform}})) ==
+          "");
+  }
+  setenv("LOCKSTEP_NCCL_EXACT", "1", 1);
+  CHECK(differing(one, train_stages({4, {.stages = 2, .micro_batches = 4}})) == "");
+  unsetenv("LOCKSTEP_NCCL_EXACT");
+}
+
+TEST_CASE("nccl pipeline: the same bits when ranks no longer compare their messages, and hosts are ahead of devices") {
+  const auto of = [](int ranks, const EngineOptions& options, const char* backend = "nccl") {
+    return StagePlan{ranks, options, backend, device_of, thread_sanitized ? 2 : 16};  // 8 messages and more a step
+  };
+  const Tensors one = train_stages(of(1, {.micro_batches = 8}, "auto"));
+  CHECK(differing(one, train_stages(of(2, {.micro_batches = 8}, "native"))) == "");
+  for (uint64_t seed = 0; seed < (sanitized ? 1 : 3); ++seed) {
+    CAPTURE(seed);
+    const Policies policy(seed == 0 ? fake::Policy::lazy : fake::Policy::random, seed);
+    CHECK(differing(one, train_stages(of(2, {.micro_batches = 8}))) == "");
+    CHECK(differing(one, train_stages(of(4, {.micro_batches = 8, .schedule = Kind::zb_h1}))) == "");
+    CHECK(differing(one, train_stages(of(2, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = uniform}))) ==
+          "");
+  }
+}
+
+TEST_CASE("nccl pipeline: the memory of a stage does not grow with the micro-batches") {
+  constexpr int64_t rows = 64, wide = 64;
+  const nn::Linear::Options linear{.in = wide, .out = wide};
+  const auto peaks = [&](int micro_batches) {
+    return on_ranks<int64_t>(
+        3,
+        [&](int rank) {
+          const Device device = device_of(rank);
+          Engine engine(
+              placed({layer<nn::Linear>(linear), layer<nn::Linear>(linear), layer<nn::Linear>(linear)}, device),
+              {.micro_batches = micro_batches},
+              [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
+          const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
+          int64_t most = 0;
+          for (int sent = 0; sent < 3 * 128; sent += micro_batches) {  // the first are compared by hosts
+            synchronize(device);
+            dist::world().barrier();
+            reset_peak_memory(device);
+            engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
+            most = memory_report(device).total.peak;
+            for (Variable& p : engine.module().parameters()) p.clear_grad();
+          }
+          return most;
+        },
+        {.backend = "nccl", .timeout = dist::Seconds(60)});
+  };
+  const auto few = peaks(16), many = peaks(128);
+  for (size_t rank = 0; rank < 3; ++rank) {
+    CAPTURE(rank);
+    CHECK(many[rank] <= few[rank] + 6 * rows * wide * 4);  // sums of gradients are a tree; losses
+  }
+}
+
+TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few waits for the device") {
+  constexpr int64_t rows = 16, wide = 32, many = 8;
+  const nn::Linear::Options linear{.in = wide, .out = wide};
+  for (const Kind kind : {Kind::gpipe, Kind::one_f_one_b, Kind::zb_h1}) {
+    for (const char* backend : {"nccl", "native"}) {
+      CAPTURE(name_of(kind));
+      CAPTURE(backend);
+      fake::ToHost seen;
+      on_ranks<int>(
+          3,
+          [&](int rank) {
+            const Device device = device_of(rank);
+            Engine engine(
+                placed({layer<nn::Linear>(linear), layer<nn::Linear>(linear), layer<nn::Linear>(linear)}, device),
+                {.micro_batches = int(many), .schedule = kind},
+                [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
+            const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
+            for (int step = 0; step < 15; ++step) {  // more than 100 messages, which are compared
+              synchronize(device);
+              dist::world().barrier();
+              if (rank == 0) fake::take_to_host();
+              dist::world().barrier();
+              engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
+              dist::world().barrier();
+              if (rank == 0) seen = fake::take_to_host();
+              dist::world().barrier();
+              for (Variable& p : engine.module().parameters()) p.clear_grad();
+            }
+            return 0;
+          },
+          {.backend = backend, .timeout = dist::Seconds(60)});
+      const int64_t activations = 2 * 2 * many * rows * wide * 4;  // both ways over two links
+      if (std::string(backend) == "native") {
+        CHECK(seen.bytes >= activations);
+      } else {
+        CHECK(seen.copies == many);  // losses
+        CHECK(seen.bytes <= many * 8);
+        CHECK(seen.waits <= 2 * many + 3);  // for those, and for the end of each rank's step
+      }
+    }
+  }
+}
+
+TEST_CASE("nccl pipeline: stages that compute for long, with receives on streams, are no circle of waits") {
+  CHECK(
+      outcome(2,
+              [](int rank) {
+                const Device device = device_of(rank);
+                const nn::Linear::Options linear{.in = 4, .out = 4};
+                std::vector<LayerSpec> layers = placed({layer<nn::Linear>(linear), layer<nn::Linear>(linear)}, device);
+                layers[size_t(rank)].with([](nn::Module* m, const Values& in) {
+                  std::this_thread::sleep_for(std::chrono::milliseconds(900));
+                  return Values{m->call(in[0])};
+                });
+                Engine engine(std::move(layers), {.micro_batches = 3},
+                              [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
+                const Tensor x = full({2, 4}, 1, {.dtype = f32, .device = device});
+                require(std::isfinite(engine.train_batch([&](int64_t) { return Sample{{x}, {}}; })), "the loss");
+              },
+              {.backend = "nccl", .timeout = dist::Seconds(60), .heartbeat = dist::Seconds(0.2)}) == "(no error)");
+}
+
+TEST_CASE("nccl pipeline: a stage that dies, throws or never comes is told to all others, in time") {
+  enum class End { dies, throws, sleeps };
+  for (const End end : {End::dies, End::throws, End::sleeps}) {
+    CAPTURE(int(end));
+    const double start = now_seconds();
+    const std::string text =
+        outcome(3,
+                [end](int rank) {
+                  const Device device = device_of(rank);
+                  const nn::Linear::Options linear{.in = 4, .out = 4};
+                  std::vector<LayerSpec> layers =
+                      placed({layer<nn::Linear>(linear), layer<nn::Linear>(linear), layer<nn::Linear>(linear)}, device);
+                  if (rank == 1) {
+                    layers[1].with([end, calls = 0](nn::Module* m, const Values& in) mutable {
+                      if (++calls == 3) {
+                        if (end == End::dies) raise(SIGKILL);
+                        if (end == End::throws) fail("this layer breaks");
+                        std::this_thread::sleep_for(std::chrono::seconds(60));
+                      }
+                      return Values{m->call(in[0])};
+                    });
+                  }
+                  Engine engine(std::move(layers), {.micro_batches = 8},
+                                [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
+                  const Tensor x = full({2, 4}, 1, {.dtype = f32, .device = device});
+                  engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
+                },
+                {.kind = dist::SpawnOptions::Kind::processes,
+                 .backend = "nccl",
+                 .timeout = dist::Seconds(end == End::sleeps ? 2 : 30),
+                 .heartbeat = dist::Seconds(0.5)});
+    CAPTURE(text);
+    const char* const expected = end == End::dies     ? "rank 1"
+                                 : end == End::throws ? "[pipeline] layer 1: this layer breaks"
+                                                      : "waited 2 s in group pp.";
+    CHECK(contains(text, expected));
+    CHECK(now_seconds() - start < 20 + 10 * slack());
+  }
+}

@@ -1,0 +1,29 @@
+#pragma once
+// A schedule of one's own: several chunks a rank, all forwards of a chunk after those of the one before. Ranks send a
+// chunk's activations before they take those of the next, so sends that wait must be many ahead.
+#include "pipeline/schedule.h"
+
+namespace testing {
+
+inline lockstep::pipeline::Schedule chunk_by_chunk(int stages, int micro_batches, int chunks) {
+  using namespace lockstep::pipeline;
+  Schedule s = make_schedule({Kind::interleaved, stages, micro_batches, chunks});
+  for (int rank = 0; rank < stages; ++rank) {
+    std::vector<Action>& list = s.ranks[size_t(rank)];
+    list.clear();
+    for (const bool back : {false, true}) {
+      for (int i = 0; i < chunks * micro_batches; ++i) {
+        const int chunk = back ? chunks - 1 - i / micro_batches : i / micro_batches, micro = i % micro_batches,
+                  stage = s.virtual_stage(rank, chunk), step = back ? -1 : 1;
+        if (s.is_remote(stage - step, rank))
+          list.push_back({back ? What::receive_gradient : What::receive_activation, micro, chunk});
+        list.push_back({back ? What::backward : What::forward, micro, chunk});
+        if (s.is_remote(stage + step, rank))
+          list.push_back({back ? What::send_gradient : What::send_activation, micro, chunk});
+      }
+    }
+  }
+  return s;
+}
+
+}  // namespace testing
