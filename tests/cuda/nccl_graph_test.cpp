@@ -74,6 +74,7 @@ TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run a
       {"ZeRO 2, clipped", {.stage = 2, .clipping = 0.3}, 4},
       {"ZeRO 2, accumulation, no overlap", {.accumulation = 2, .stage = 2, .overlap = false}},
       {"ZeRO 2, bf16", {.stage = 2, .autocast = bf16}},
+      {"ZeRO 2, fp8", {.stage = 2, .fp8 = true}},
   };
   for (const Row& row : rows) {
     CAPTURE(row.name);
