@@ -109,7 +109,7 @@ std::string describe(const Header& header) {
       header.op > uint8_t(ReduceOp::max))
     return "something unknown";
   std::string text(name_of(kind));
-  if (kind == Collective::replay) return str("replay of ", header.count, " collectives");
+  if (kind == Collective::replay) return describe_replay(header.count);
   if (kind != Collective::barrier) text += str(" ", lockstep::name_of(DType(header.dtype)));
   // Of a gather or scatter, only the root knows the count of the whole.
   if (kind != Collective::barrier && kind != Collective::gather && kind != Collective::scatter)

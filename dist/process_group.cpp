@@ -65,7 +65,7 @@ void check_part(Collective c, const Tensor& part, const Tensor& whole, int rank,
 }  // namespace
 
 std::string Call::describe() const {
-  if (collective == Collective::replay) return str("replay of ", count, " collectives");
+  if (collective == Collective::replay) return describe_replay(count);
   if (collective == Collective::barrier) return tag.empty() ? "barrier" : "barrier, tag " + tag;
   std::string text;
   text.reserve(64 + tag.size());

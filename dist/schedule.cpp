@@ -45,6 +45,9 @@ Name parse(const char* what, const std::string_view (&names)[n], std::string_vie
 std::string_view name_of(Collective collective) {
   return size_t(collective) < std::size(collectives) ? collectives[size_t(collective)] : "something unknown";
 }
+std::string describe_replay(int64_t collectives) {
+  return str("replay of ", collectives, collectives == 1 ? " collective" : " collectives");
+}
 std::string_view name_of(Algorithm algorithm) {
   return size_t(algorithm) < std::size(algorithms) ? algorithms[size_t(algorithm)] : "an unknown algorithm";
 }

@@ -45,6 +45,7 @@ std::vector<std::string> names_of_algorithms();
 enum class Action : uint8_t { copy, reduce, scale };  ///< scale: local; divides by the number of ranks (mean)
 
 std::string_view name_of(Collective collective);
+std::string describe_replay(int64_t collectives);  ///< "replay of 2 collectives"
 std::string_view name_of(Algorithm algorithm);
 /// Error with the known names and the nearest one.
 Collective parse_collective(std::string_view name);
