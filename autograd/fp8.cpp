@@ -13,17 +13,6 @@ Tensor fp8_rows(const Tensor& x) {
   return x.dim() == 2 ? x.contiguous() : x.contiguous().view({x.numel() / x.size(-1), x.size(-1)});
 }
 
-Variable with_activation(const Variable& x, Activation activation) {
-  switch (activation) {
-    case Activation::none: return x;
-    case Activation::relu: return relu(x);
-    case Activation::gelu_tanh: return gelu_tanh(x);
-    case Activation::gelu_erf: return gelu_erf(x);
-    case Activation::silu: return silu(x);
-  }
-  fail("[linear_fp8] expected a known activation");
-}
-
 bool is_castable(const Variable& x) { return is_floating(x.dtype()) && x.dtype() != f64; }
 
 }  // namespace
@@ -61,7 +50,7 @@ Variable linear_fp8(const Variable& input, const Variable& w, const Variable& sh
   const Tensor out = matmul_fp8({x8.codes, of_x.format, of_x.scale_inv}, {w8, of_w.format, of_w.scale_inv},
                                 bias.defined() ? bias.tensor() : Tensor(), dtype)
                          .view(shape);
-  if (!recorded) return with_activation(out, activation);
+  if (!recorded) return activated(out, activation);
   // The weight is cast again in backward, so that ZeRO 3 may take it away in between.
   const Saved kept_w = x.requires_grad() ? Saved(w) : Saved();
   const Variable product = record(
@@ -84,7 +73,7 @@ Variable linear_fp8(const Variable& input, const Variable& w, const Variable& sh
         }
         if (back.needs(2)) back.give(2, sum(g, {0}));
       });
-  return with_activation(product, activation);
+  return activated(product, activation);
 }
 
 }  // namespace lockstep

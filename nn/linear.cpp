@@ -25,17 +25,6 @@ Variable Linear::adapted(const Variable& x, Activation activation) {
   return activated(add(y, more), activation);
 }
 
-Variable activated(const Variable& x, Activation activation) {
-  switch (activation) {
-    case Activation::none: return x;
-    case Activation::relu: return relu(x);
-    case Activation::gelu_tanh: return gelu_tanh(x);
-    case Activation::gelu_erf: return gelu_erf(x);
-    case Activation::silu: return silu(x);
-  }
-  fail("[activated] expected a known activation");
-}
-
 std::string Linear::options() const {
   return str("in ", weight.size(1), ", out ", weight.size(0), bias.defined() ? "" : ", no bias");
 }

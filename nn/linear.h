@@ -57,8 +57,6 @@ struct Linear : Layer<Linear> {
   }
   Variable adapted(const Variable& x, Activation activation);
 };
-/// An activation by itself.
-Variable activated(const Variable& x, Activation activation);
 
 /// What a feed-forward layer computes: down(gelu(up x)), or down(silu(gate x) up x) (Shazeer, 2020).
 enum class FeedForward { gelu, swiglu };

@@ -124,6 +124,17 @@ MatmulRowSums matmul_row_sums(const Tensor& a, const Tensor& b);
 /// out = a b, or out + a b when `adds`: matrices, out (M, N) contiguous and no view of a or b. Of 16-bit a and b it may
 /// be f32, and then nothing is rounded. Not counted as work (flops.h).
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds = false);
+/// activation(x), of a Tensor or a Variable.
+template <class X> X activated(const X& x, Activation activation) {
+  switch (activation) {
+    case Activation::none: return x;
+    case Activation::relu: return relu(x);
+    case Activation::gelu_tanh: return gelu_tanh(x);
+    case Activation::gelu_erf: return gelu_erf(x);
+    case Activation::silu: return silu(x);
+  }
+  fail("[activated] expected a known activation");
+}
 /// activation(x w^T + bias): x (..., in), w (out, in), bias (out) or undefined. `pre`, when given, gets the value
 /// before the activation.
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activation activation = Activation::none,

@@ -47,17 +47,6 @@ Tensor run(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArg
   return out;
 }
 
-Tensor activated(const Tensor& x, Activation activation) {
-  switch (activation) {
-    case Activation::none: return x;
-    case Activation::relu: return relu(x);
-    case Activation::gelu_tanh: return gelu_tanh(x);
-    case Activation::gelu_erf: return gelu_erf(x);
-    case Activation::silu: return silu(x);
-  }
-  fail("[linear] expected a known activation");
-}
-
 std::atomic<MatmulPrecision> f32_products{MatmulPrecision::full};
 
 }  // namespace

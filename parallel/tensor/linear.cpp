@@ -77,7 +77,7 @@ Variable row_linear(const Variable& input, const Variable& weight, const Variabl
   const Variable product = linear(own, weight);  // its bias comes once, behind the sum
   Variable out = options.sequence ? reduce_scatter(product, along_sequence, group) : reduce_from(product, group);
   if (shift.defined()) out = add(out, Autocast::low(options.sequence ? copy_to(shift, group) : shift));
-  return nn::activated(out, activation);
+  return activated(out, activation);
 }
 
 }  // namespace lockstep::tensor_parallel

@@ -53,6 +53,15 @@ struct Plan {
   std::function<int64_t(int64_t micro)> length = {};  // in place of `lengths`
 };
 
+/// The loss of a Plan's model, at which somebody looks.
+inline pipeline::Loss on_loss(std::function<void(const Variable&)> look) {
+  return [look](const pipeline::Values& out, const std::vector<Tensor>& targets) {
+    const Variable loss = cross_entropy(out[0].reshape({-1, 17}), targets[0].reshape({-1}));
+    look(loss);
+    return loss;
+  };
+}
+
 struct Result {
   std::vector<double> losses, norms;
   nn::State state;

@@ -136,13 +136,6 @@ TEST_CASE("nccl graphs: what one rank cannot replay runs on all ranks as it is, 
     const char* reason;
     PlanOf plan;
   };
-  const auto on_loss = [](std::function<void(const Variable&)> look) {
-    return [look](const pipeline::Values& out, const std::vector<Tensor>& targets) {
-      const Variable loss = cross_entropy(out[0].reshape({-1, 17}), targets[0].reshape({-1}));
-      look(loss);
-      return loss;
-    };
-  };
   const Row rows[] = {
       {"none: rank 1: calls of blocks.0 have hooks",
        [](int rank) {

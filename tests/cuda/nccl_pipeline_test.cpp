@@ -70,14 +70,7 @@ Tensors train_stages(const StagePlan& plan) {
         return mine;
       },
       {.backend = plan.backend, .timeout = dist::Seconds(120)});
-  Tensors merged;
-  for (const Tensors& mine : all) {
-    for (const auto& [name, tensor] : mine) {
-      if (merged.count(name)) CHECK_MESSAGE(equal(merged[name], tensor), name);
-      merged[name] = tensor;
-    }
-  }
-  return merged;
+  return merged(all);
 }
 
 std::string name_of_plan(const StagePlan& plan) {

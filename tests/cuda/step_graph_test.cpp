@@ -117,13 +117,6 @@ TEST_CASE("step graphs: steps that run as they are, and why") {
     Plan plan;
     const char* reason;
   };
-  const auto on_loss = [](std::function<void(const Variable&)> look) {
-    return [look](const pipeline::Values& out, const std::vector<Tensor>& targets) {
-      const Variable loss = cross_entropy(out[0].reshape({-1, 17}), targets[0].reshape({-1}));
-      look(loss);
-      return loss;
-    };
-  };
   const Row rows[] = {
       {{.stage = 3}, "ZeRO 3 fetches parameters"},
       {{.breakdown = true}, "wall_clock_breakdown measures its parts"},

@@ -66,14 +66,7 @@ Tensors train(int ranks, const EngineOptions& options, const dist::SpawnOptions&
         return mine;
       },
       spawn);
-  Tensors merged;
-  for (const Tensors& mine : all) {
-    for (const auto& [name, tensor] : mine) {
-      if (merged.count(name)) CHECK_MESSAGE(equal(merged[name], tensor), name);
-      merged[name] = tensor;
-    }
-  }
-  return merged;
+  return merged(all);
 }
 
 struct Plan {

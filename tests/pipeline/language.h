@@ -1,5 +1,7 @@
 #pragma once
 // A model for tests of pipelines, with what makes a stage's work hard: a tie, dropout, tensors of several dtypes.
+#include <doctest/doctest.h>
+
 #include <optional>
 #include <vector>
 
@@ -75,5 +77,17 @@ struct Optimizer {
   }
   std::optional<optim::AdamW> adamw;
 };
+
+/// What all ranks have, by name; what several have must be equal.
+inline Tensors merged(const std::vector<Tensors>& all) {
+  Tensors whole;
+  for (const Tensors& mine : all) {
+    for (const auto& [name, tensor] : mine) {
+      if (whole.count(name)) CHECK_MESSAGE(equal(whole[name], tensor), name);
+      whole[name] = tensor;
+    }
+  }
+  return whole;
+}
 
 }  // namespace testing
