@@ -77,6 +77,7 @@ TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
       {"GPT-2", {}, 23},
       {"GPT-2 with dropout", {.dropout = 0.1}, 24},
       {"GPT-2 without biases", {.bias = false}, 23},
+      {"Llama", llama(), 30},
   };
   for (const Row& row : rows) {
     for (const DType dtype : {f32, bf16}) {
