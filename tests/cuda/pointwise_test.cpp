@@ -127,7 +127,8 @@ TEST_CASE("cuda: powers that are shortened, and large angles") {
 }
 
 TEST_CASE("cuda: a product of f32 that is rounded to 16 bits") {
-  const Tensor x = values({33, 40}, f32, 1, false), scalar = values({}, f32, 2, false), row = values({40}, f32, 3, false);
+  const Tensor x = values({33, 40}, f32, 1, false), scalar = values({}, f32, 2, false),
+               row = values({40}, f32, 3, false);
   for (const DType dtype : {f16, bf16})
     for (const Tensor& y : {scalar, row})
       against_cpu(

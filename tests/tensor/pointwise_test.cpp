@@ -258,11 +258,12 @@ TEST_CASE("pointwise: both derivatives at once have the bits of one after the ot
     const auto numbers = [&](const Shape& of, uint32_t seed) {
       return numbers_of(numel_of(of), seed, 0.2, 3, f64).view(of).to(dtype);
     };
-    const Tensor g = numbers(shape, 1), whole = numbers(shape, 2), row = numbers({301}, 3), column = numbers({30, 1}, 4),
-                 turned = numbers({301, 30}, 5).t(), scalar = numbers({}, 6);
+    const Tensor g = numbers(shape, 1), whole = numbers(shape, 2), row = numbers({301}, 3),
+                 column = numbers({30, 1}, 4), turned = numbers({301, 30}, 5).t(), scalar = numbers({}, 6);
     for (const BinaryCase& c : binary_cases) {
       if (c.op == PointwiseOp::add || c.op == PointwiseOp::sub) continue;  // they read nothing
-      for (const auto& [a, b] : {std::pair{whole, numbers(shape, 7)}, {whole, row}, {column, turned}, {scalar, whole}}) {
+      for (const auto& [a, b] :
+           {std::pair{whole, numbers(shape, 7)}, {whole, row}, {column, turned}, {scalar, whole}}) {
         INFO(str(c.name, " ", dtype, " of ", a.shape(), " and ", b.shape()));
         const Tensor first = pointwise_grad(c.op, PointwisePart::grad0, {}, g, a, b),
                      second = pointwise_grad(c.op, PointwisePart::grad1, {}, g, a, b);
