@@ -153,6 +153,6 @@ TEST_CASE("traffic: what a block reads and writes beside products and attention"
     const double of_layer = (bytes[1] - bytes[0]) / 2 / double(batch * 256 * 512 * 2);
     CAPTURE(of_layer);
     CHECK(of_layer >= row.least);
-    CHECK(of_layer <= 1.1 * row.least);
+    CHECK(of_layer <= 1.12 * row.least);
   }
 }
