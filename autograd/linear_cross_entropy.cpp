@@ -11,6 +11,7 @@
 // made again.
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "autograd/loss_common.h"
 #include "autograd/recorded.h"
@@ -39,8 +40,8 @@ struct ByRows {
     return empty(shape, {x.dtype() == f64 ? f64 : f32, x.device()});
   }
 
-  /// `losses` (rows), where defined, get the rows' losses; grad_x and grad_w, where defined, the gradients when
-  /// those of the losses are `upstream` (rows).
+  /// `losses` (rows) get the rows' losses; grad_x and grad_w, where defined, the gradients when those of the losses
+  /// are `upstream` (rows).
   void run(const Tensor& losses, const Tensor& upstream, const Tensor& grad_x, const Tensor& grad_w) const {
     const int64_t rows = x.size(0), classes = weight.size(0), step = std::min(rows, rows_at_once);
     if (rows == 0 && grad_w.defined()) grad_w.fill_(0);
@@ -51,11 +52,11 @@ struct ByRows {
       const auto of = [&](const Tensor& whole) { return whole.narrow(0, row, count); };
       const Tensor logits = room.narrow(0, 0, count);
       matmul_into(logits, of(x), columns);
-      const CrossEntropyRows made = cross_entropy_rows(logits, of(index), class_weight, args);
-      if (losses.defined()) of(losses).copy_(made.loss);
-      if (!grad_x.defined() && !grad_w.defined()) continue;
-      // The logits' gradient takes their place.
-      cross_entropy_rows_grad(of(upstream), logits, made.lse, of(index), class_weight, args, true);
+      if (!grad_x.defined() && !grad_w.defined()) {
+        of(losses).copy_(cross_entropy_rows(logits, of(index), class_weight, args).loss);
+        continue;
+      }
+      cross_entropy_rows_into(of(losses), of(upstream), logits, of(index), class_weight, args);
       if (grad_x.defined()) matmul_into(of(grad_x), logits, weight);
       if (grad_w.defined()) matmul_into(grad_w, logits.t(), of(x), row > 0);
     }
@@ -172,7 +173,8 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
             again.x = x.get(by_rows_name).to(low).reshape({-1, again.weight.size(1)}).contiguous();
             grad_x = back.needs(0) ? again.sums(again.x.shape()) : Tensor();
             grad_w = back.needs(1) ? again.sums(again.weight.shape()) : Tensor();
-            again.run({}, back.grad().reshape({again.x.size(0)}).contiguous(), grad_x, grad_w);
+            const Tensor grad = back.grad().reshape({again.x.size(0)}).contiguous();
+            again.run(empty_like(grad), grad, grad_x, grad_w);
           } else {
             scale = back.grad();
             if (seed.defined()) scale = div(scale, seed);
@@ -183,11 +185,12 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
                      is_one = scale.defined() && scale.device().is_cpu() && scale.item() == 1;
           const auto give = [&](int i, Tensor& made) {
             if (!back.needs(i)) return;
-            Tensor grad = made;
-            if (keeps) grad = is_one ? made.clone() : mul(made, scale);
-            else if (scale.defined() && !is_one) mul_(made, scale);
-            if (!keeps) made = Tensor();
-            back.give(i, i == 0 ? grad.to(dtypes[0]).view(shape) : grad.to(dtypes[1]));
+            const DType dtype = dtypes[size_t(i)];
+            Tensor grad = keeps ? made : std::exchange(made, {});
+            if (scale.defined() && !is_one && grad.dtype() != dtype) grad = mul_to(grad, scale, dtype);
+            else if (scale.defined() && !is_one) grad = keeps ? mul(grad, scale) : mul_(grad, scale);
+            else grad = keeps && grad.dtype() == dtype ? grad.clone() : grad.to(dtype);
+            back.give(i, i == 0 ? grad.view(shape) : grad);
           };
           give(0, grad_x), give(1, grad_w);
         }

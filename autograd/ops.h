@@ -97,10 +97,14 @@ SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& no
 /// softmax(q k^T scale + mask) v without the T x S matrix, forward or backward; see tensor/ops.h.
 Variable attention(const Variable& q, const Variable& k, const Variable& v, const Tensor& mask = {},
                    AttentionArgs args = {.scale = 0});
-/// The same on packed projections: qkv (B, T, 3 C) as (q | k | v), each split into `heads`; gives (B, T, C). One
-/// gradient, no copies.
-Variable attention_packed(const Variable& qkv, int64_t heads, AttentionArgs args = {.scale = 0, .causal = true});
+/// The same on packed projections: qkv (B, T, C) is `heads` heads of queries, then kv_heads of keys, then of values (0:
+/// as many); gives (B, T, heads * D). One gradient, no copies.
+Variable attention_packed(const Variable& qkv, int64_t heads, AttentionArgs args = {.scale = 0, .causal = true},
+                          int64_t kv_heads = 0);
 Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, bool inverse = false);
+/// Of packed projections; see tensor/ops.h. Writes over x where the caller has given its only handle away.
+Variable rotary_packed(Variable x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,
+                       bool inverse = false);
 Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index = -1);
 
 // --- recurrent layers (ops_recurrent.cpp) ---

@@ -66,35 +66,35 @@ Variable attention(const Variable& query, const Variable& key, const Variable& v
                 });
 }
 
-Variable attention_packed(const Variable& projections, int64_t heads, AttentionArgs args) {
+Variable attention_packed(const Variable& projections, int64_t heads, AttentionArgs args, int64_t kv_heads) {
   const Variable qkv = Autocast::low(projections);
-  LOCKSTEP_CHECK(qkv.dim() == 3 && heads >= 1 && qkv.size(2) % (3 * heads) == 0,
-                 "[attention_packed] expected qkv (B, T, 3 C) with C a multiple of ", heads, " heads, got ",
-                 qkv.shape());
+  const int64_t groups = kv_heads == 0 ? heads : kv_heads, all = heads + 2 * groups;
+  LOCKSTEP_CHECK(qkv.dim() == 3 && heads >= 1 && groups >= 1 && qkv.size(2) % all == 0,
+                 "[attention_packed] expected qkv (B, T, C) with C a multiple of ", all, " heads, got ", qkv.shape());
   if (args.dropout > 0) args.key = next_random_key(qkv.device());
-  const int64_t batch = qkv.size(0), tokens = qkv.size(1), channels = qkv.size(2) / 3;
-  const Shape split{batch, tokens, 3, heads, channels / heads};
-  // (B, T, 3, H, D): each of q, k, v is a view (B, H, T, D).
-  const auto part = [split](const Tensor& packed, int64_t i) {
-    return packed.view(split).select(2, i).transpose(1, 2);
+  const int64_t batch = qkv.size(0), tokens = qkv.size(1), width = qkv.size(2) / all;
+  // (B, T, H + 2 G, D): each of q, k, v is a view (B, H or G, T, D).
+  const auto part = [=](const auto& packed, int i) {
+    const int64_t first = i == 0 ? 0 : heads + (i - 1) * groups;
+    return packed.view({batch, tokens, all, width}).narrow(2, first, i == 0 ? heads : groups).transpose(1, 2);
   };
   const Tensor packed = qkv.tensor().contiguous();
   AttentionResult result = attention(part(packed, 0), part(packed, 1), part(packed, 2), {}, args);
-  Tensor out = result.out.transpose(1, 2).view({batch, tokens, channels});
+  Tensor out = result.out.transpose(1, 2).view({batch, tokens, heads * width});
   if (!needs_grad({&qkv})) return out;
   const Saved kept = result.out;
   return record("attention_packed", {&qkv}, std::move(out),
-                [packed = Saved(packed), out = kept, lse = std::move(result.lse), args, part, split](auto& back) {
+                [packed = Saved(packed), out = kept, lse = std::move(result.lse), args, part](auto& back) {
                   const char* const name = "attention_packed";
+                  const Shape shape = out.get(name).shape();  // (B, H, T, D)
                   if constexpr (is_recorded<decltype(back)>) {
                     return back.through({&packed}, [&](const std::vector<Variable>& x) {
-                      const auto of = [&](int64_t i) { return x[0].view(split).select(2, i).transpose(1, 2); };
-                      const Variable y = composed_attention(of(0), of(1), of(2), {}, args);
-                      return y.transpose(1, 2).reshape({split[0], split[1], split[3] * split[4]});
+                      const Variable y = composed_attention(part(x[0], 0), part(x[0], 1), part(x[0], 2), {}, args);
+                      return y.transpose(1, 2).reshape({shape[0], shape[2], shape[1] * shape[3]});
                     });
                   } else {
                     const Tensor& x = packed.get(name);
-                    const Tensor grad = back.grad().reshape({split[0], split[1], split[3], split[4]}).transpose(1, 2);
+                    const Tensor grad = back.grad().reshape({shape[0], shape[2], shape[1], shape[3]}).transpose(1, 2);
                     const Tensor whole = empty_like(x);
                     Tensor grad_q = part(whole, 0), grad_k = part(whole, 1), grad_v = part(whole, 2);
                     attention_grad_into(grad, part(x, 0), part(x, 1), part(x, 2), {}, {out.get(name), lse}, args,
@@ -110,6 +110,19 @@ Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, boo
   return record("rotary", {&x}, std::move(out), [cosine = Saved(cosine), sine = Saved(sine), inverse](auto& back) {
     back.give(0, rotary(back.grad(), cosine.get("rotary"), sine.get("rotary"), !inverse));
   });
+}
+
+Variable rotary_packed(Variable x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,
+                       bool inverse) {
+  const bool gives = x.defined() && !x.impl()->is_shared() && !(x.is_leaf() && x.requires_grad());
+  Tensor out = rotary_packed(gives ? std::move(x.impl()->tensor) : x.tensor(), turned, heads, cosine, sine, inverse);
+  if (!needs_grad({&x})) return out;
+  return record(
+      "rotary_packed", {&x}, std::move(out),
+      [turned, heads, cosine = Saved(cosine), sine = Saved(sine), inverse](auto& back) {
+        const char* const name = "rotary_packed";
+        back.give(0, rotary_packed(std::move(back.grad()), turned, heads, cosine.get(name), sine.get(name), !inverse));
+      });
 }
 
 }  // namespace lockstep

@@ -8,6 +8,8 @@
 #include "autograd/recorded.h"
 #include "autograd/unary_grad.h"
 #include "tensor/einsum.h"
+#include "tensor/flops.h"
+#include "tensor/quantized.h"
 
 namespace lockstep {
 namespace {
@@ -23,6 +25,14 @@ template <class T> T left_grad(const T& g, const T& b) { return matmul(g, b.tran
 template <class T> T right_grad(const T& g, const T& a, bool single) {
   if (single && a.dim() > 2 && a.dim() == g.dim()) return matmul(as_matrix(a).t(), as_matrix(g));
   return matmul(a.transpose(-2, -1), g);
+}
+
+/// g w towards input i, of this shape: added by the product where another use of the input has left its part already.
+void give_product(const Backward& back, int i, const Tensor& g, const Tensor& w, const Shape& shape) {
+  const Tensor sum = back.partial(i);
+  if (!sum.defined() || quantized_of(w)) return back.give(i, matmul(g, w).view(shape));
+  MacCounter::add(g.numel() * w.size(1));
+  matmul_into(as_matrix(sum), g, w, true);
 }
 
 }  // namespace
@@ -109,11 +119,11 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
           if constexpr (is_recorded<decltype(back)>) {
             back.give(0, matmul(g, weight).view(shape));
           } else {
-            const UnaryGrad* const before = back.fold(0);
-            back.give(0, (before ? matmul_unary_grad(g, weight, before->op, before->args,
-                                                     as_matrix(before->kept.get(before->name)))
-                                 : matmul(g, weight))
-                             .view(shape));
+            if (const UnaryGrad* const before = back.fold(0))
+              back.give(
+                  0, matmul_unary_grad(g, weight, before->op, before->args, as_matrix(before->kept.get(before->name)))
+                         .view(shape));
+            else give_product(back, 0, g, weight, shape);
           }
         }
         if constexpr (!is_recorded<decltype(back)>) {

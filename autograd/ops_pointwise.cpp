@@ -72,6 +72,13 @@ struct BinaryGrad {
   }
 
   template <class Back> void operator()(Back& back) {
+    if constexpr (!is_recorded<Back>) {
+      if (back.needs(0) && back.needs(1) && info.reads0 != functor::nothing && info.reads1 != functor::nothing) {
+        PointwiseGrads grads = pointwise_grads(info.op, back.grad(), back.input(0, a), back.input(1, b));
+        back.give(1, std::move(grads.b));
+        return back.give(0, std::move(grads.a));
+      }
+    }
     if (back.needs(1)) {
       const auto held =
           back.needs(0) ? back.grad() : typename Back::Value();  // a second holder: not to be written over

@@ -123,6 +123,7 @@ struct Variable::Impl {
   void release() {
     if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
+  bool is_shared() const { return refs_.load(std::memory_order_acquire) > 1; }
   static void* operator new(size_t bytes);
   static void operator delete(void* impl, size_t bytes);
 

@@ -75,6 +75,12 @@ void run_all(const Options& o) {
     report(o, "gelu bf16", 4 * count, 0, [&] { gelu(x); });
     report(o, "add bf16", 6 * count, 0, [&] { add(x, y); });
     report(o, "sum bf16", 2 * count, 0, [&] { sum(x); });
+    report(o, "silu_mul derivatives bf16", 10 * count, 0, [&] { pointwise_grads(PointwiseOp::silu_mul, x, y, y); });
+    const int64_t tokens = std::max<int64_t>(n / 4096, 1);  // 32 heads of queries, 8 of keys and of values
+    const Tensor angles = ones({tokens, 32}, options(bf16));
+    Tensor packed = ones({1, tokens, 48 * 64}, options(bf16));
+    report(o, "rotary packed bf16", 4 * double(tokens * 40 * 64), 0,
+           [&] { packed = rotary_packed(std::move(packed), 40, 48, angles, angles); });
     const int64_t side = int64_t(std::sqrt(count));
     const Tensor square = x.narrow(0, 0, side * side).view({side, side}),
                  out = y.narrow(0, 0, side * side).view({side, side});
@@ -115,7 +121,10 @@ void run_all(const Options& o) {
              grad = empty(x.shape(), options(bf16));
       const Tensor upstream = ones({rows}, options(f32));
       report(o, fmt::format("cross_entropy bf16 {}", columns), 2 * cells, 0, [&] {
-        LOCKSTEP_KERNEL(o.device, cross_entropy)(x, target, none, {}, loss, lse);
+        LOCKSTEP_KERNEL(o.device, cross_entropy)(x, target, none, {}, none, loss, lse, none);
+      });
+      report(o, fmt::format("cross_entropy with gradient bf16 {}", columns), 4 * cells, 0, [&] {
+        LOCKSTEP_KERNEL(o.device, cross_entropy)(x, target, none, {}, upstream, loss, lse, grad);
       });
       report(o, fmt::format("cross_entropy backward bf16 {}", columns), 4 * cells, 0, [&] {
         LOCKSTEP_KERNEL(o.device, cross_entropy_grad)(upstream, x, lse, target, none, {}, grad);

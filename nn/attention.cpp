@@ -97,23 +97,25 @@ AttentionArgs MultiHeadAttention::args(int64_t tokens, Device device) {
   return args;
 }
 
-MultiHeadAttention::Heads MultiHeadAttention::turned(const Variable& all, const RopeTable::Angles* angles) {
+MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& all) const {
   const int64_t d = o.head_size;
   const auto parts = all.split({o.heads * d, o.kv_heads * d, o.kv_heads * d}, 2);
-  Heads h{by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
-  if (angles) h.q = angles->turned(h.q), h.k = angles->turned(h.k);
-  return h;
+  return {by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
 }
 
-MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& all, int64_t position) {
-  if (!o.rope) return turned(all, nullptr);
-  const int64_t tokens = all.size(1);
-  const int64_t end = part ? tokens * part->ranks : position + tokens;
+/// With queries and keys turned by their positions, where there is rope.
+Variable MultiHeadAttention::placed(Variable all, int64_t position) {
+  if (!o.rope) return all;
+  const int64_t tokens = all.size(1), end = part ? tokens * part->ranks : position + tokens;
   LOCKSTEP_CHECK(end <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context,
                  " tokens (max_context), got ", end);
   const RopeTable::Angles angles = part ? o.rope->at(part->positions(tokens), end, all.dtype(), all.device())
                                         : o.rope->at(position, tokens, all.dtype(), all.device());
-  return turned(all, &angles);
+  return turned(std::move(all), angles);
+}
+
+Variable MultiHeadAttention::turned(Variable all, const RopeTable::Angles& angles) const {
+  return rotary_packed(std::move(all), o.heads + o.kv_heads, o.heads + 2 * o.kv_heads, angles.cosine, angles.sine);
 }
 
 /// (B, H, T, D) as (B, T, H * D).
@@ -130,12 +132,12 @@ Variable MultiHeadAttention::forward(const Variable& x, const Tensor& mask) {
     LOCKSTEP_CHECK(!mask.defined(),
                    "[MultiHeadAttention] a sequence in parts is attended to without a mask, got one of shape ",
                    mask.shape());
-    const Heads h = split(in_proj(x), 0);
+    const Heads h = split(placed(in_proj(x), 0));
     return merge(part->attend(h.q, h.k, h.v, args(x.size(1), x.device())));
   }
-  if (!mask.defined() && !o.rope && o.kv_heads == o.heads)
-    return out_proj(attention_packed(in_proj(x), o.heads, args(x.size(1), x.device())));
-  const Heads h = split(in_proj(x), 0);
+  const Variable all = placed(in_proj(x), 0);
+  if (!mask.defined()) return out_proj(attention_packed(all, o.heads, args(x.size(1), x.device()), o.kv_heads));
+  const Heads h = split(all);
   return merge(attention(h.q, h.k, h.v, mask, args(x.size(1), x.device())));
 }
 
@@ -152,8 +154,8 @@ Variable MultiHeadAttention::forward(const Variable& x, const std::vector<KvRows
   LOCKSTEP_CHECK(!rows.empty() && x.shape() == (Shape{1, sum, o.embed}), "[MultiHeadAttention] expected input (1, ",
                  sum, ", ", o.embed, "), the rows of ", rows.size(), " sequences, got ", x.shape());
   const NoGrad no_grad;
-  const Variable projected = in_proj(x);
-  if (rows[0].cache->table && !o.sparse) return out_proj(in_blocks(projected, rows));
+  Variable projected = in_proj(x);
+  if (rows[0].cache->table && !o.sparse) return out_proj(in_blocks(std::move(projected), rows));
   std::vector<Variable> parts;
   int64_t first = 0;
   for (const KvRows& r : rows) {
@@ -174,7 +176,7 @@ void MultiHeadAttention::check_cached(int64_t end) const {
 }
 
 /// with_cache() for caches that are blocks of one memory: all sequences at once.
-Variable MultiHeadAttention::in_blocks(const Variable& projected, const std::vector<KvRows>& rows) {
+Variable MultiHeadAttention::in_blocks(Variable projected, const std::vector<KvRows>& rows) {
   std::vector<int64_t> positions;
   int64_t longest = 0;
   for (const KvRows& r : rows) {
@@ -184,11 +186,12 @@ Variable MultiHeadAttention::in_blocks(const Variable& projected, const std::vec
     longest = std::max(longest, r.cache->length + r.tokens);
   }
   check_cached(longest);
-  std::optional<RopeTable::Angles> angles;
-  if (o.rope)
-    angles = o.rope->at(Tensor::from(positions, {int64_t(positions.size())}), longest, projected.dtype(),
-                        projected.device());
-  const Heads h = turned(projected, angles ? &*angles : nullptr);
+  if (o.rope) {
+    const Tensor index = Tensor::from(positions, {int64_t(positions.size())});
+    const RopeTable::Angles angles = o.rope->at(index, longest, projected.dtype(), projected.device());
+    projected = turned(std::move(projected), angles);
+  }
+  const Heads h = split(projected);
   std::vector<PagedRows> paged;
   int64_t first = 0;
   for (const KvRows& r : rows) {
@@ -200,9 +203,9 @@ Variable MultiHeadAttention::in_blocks(const Variable& projected, const std::vec
 }
 
 /// Attends from `projected` to the cache and itself; (B, T, heads * head size), before out_proj.
-Variable MultiHeadAttention::with_cache(const Variable& projected, KvCache& cache) {
+Variable MultiHeadAttention::with_cache(Variable projected, KvCache& cache) {
   check_cached(cache.length + projected.size(1));
-  const Heads h = split(projected, cache.length);
+  const Heads h = split(placed(std::move(projected), cache.length));
   cache.append(h.k.tensor(), h.v.tensor(), o.max_context);
   const DType dtype = h.q.dtype();
   return joined(attention(h.q, cache.filled(cache.keys, dtype), cache.filled(cache.values, dtype), {},
@@ -210,7 +213,7 @@ Variable MultiHeadAttention::with_cache(const Variable& projected, KvCache& cach
                                         .causal = true,
                                         .first_head = o.first_head,
                                         .all_heads = o.all_heads,
-                                        .layout = layout(cache.length, projected.device())}));
+                                        .layout = layout(cache.length, h.q.device())}));
 }
 
 void KvCache::append(const Tensor& k, const Tensor& v, int64_t most) {
@@ -246,7 +249,7 @@ Tensor MultiHeadAttention::weights(const Variable& x) {
   LOCKSTEP_CHECK(o.all_heads == 0, "[MultiHeadAttention] expected all heads here to average their weights, got ",
                  o.heads, " of ", o.all_heads);
   const NoGrad no_grad;
-  const Heads h = split(in_proj(x), 0);
+  const Heads h = split(placed(in_proj(x), 0));
   const int64_t batch = x.size(0), tokens = x.size(1), d = o.head_size, share = o.heads / o.kv_heads;
   const Tensor keys =
       h.k.tensor().unsqueeze(2).expand({batch, o.kv_heads, share, tokens, d}).reshape({batch, o.heads, tokens, d});

@@ -107,14 +107,15 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   struct Heads {
     Variable q, k, v;
   };  // (B, H, T, D), (B, G, T, D) twice
-  Heads split(const Variable& projected, int64_t position);
-  Heads turned(const Variable& projected, const RopeTable::Angles* angles);
+  Variable placed(Variable projected, int64_t position);
+  Variable turned(Variable projected, const RopeTable::Angles& angles) const;
+  Heads split(const Variable& projected) const;
   Variable by_head(const Variable& projected, int64_t heads) const;
   Variable projected(const Variable& x, int64_t first, int64_t count);
   Tensor seen(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys, const Variable& like) const;
-  Variable in_blocks(const Variable& projected, const std::vector<KvRows>& rows);
+  Variable in_blocks(Variable projected, const std::vector<KvRows>& rows);
   void check_cached(int64_t end) const;
-  Variable with_cache(const Variable& projected, KvCache& cache);
+  Variable with_cache(Variable projected, KvCache& cache);
   Variable joined(const Variable& heads);
   Variable merge(const Variable& heads);
   AttentionArgs args(int64_t tokens, Device device);

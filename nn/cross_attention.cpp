@@ -100,13 +100,12 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
   args.causal = causal && queries == keys;
   AttentionMasks told = masks;
   told.causal = causal;
-  if (alone && wanted == AttentionWeights::none && !masks.mask.defined() && !masks.padding.defined() &&
-      o.kv_heads == o.heads)
-    return {out_proj(attention_packed(in_proj(query), o.heads, args)), {}};
+  if (alone && wanted == AttentionWeights::none && !masks.mask.defined() && !masks.padding.defined())
+    return {out_proj(attention_packed(in_proj(query), o.heads, args, o.kv_heads)), {}};
 
   Heads h;
   if (alone) {
-    h = turned(in_proj(query), nullptr);
+    h = split(in_proj(query));
   } else {
     h.q = by_head(projected(query, 0, o.heads * d), o.heads);
     if (same_values(key, value)) {

@@ -119,10 +119,4 @@ RopeTable::Angles RopeTable::at(const Tensor& positions, int64_t length, DType d
   return {index_select(all.angles.cosine, 0, index), index_select(all.angles.sine, 0, index)};
 }
 
-Variable RopeTable::Angles::turned(const Variable& x) const {
-  const int64_t d = 2 * cosine.size(1), rest = x.size(-1) - d;
-  if (rest == 0) return rotary(x, cosine, sine);
-  return cat({rotary(x.narrow(-1, 0, d), cosine, sine), x.narrow(-1, d, rest)}, -1);
-}
-
 }  // namespace lockstep::nn

@@ -45,9 +45,7 @@ class RopeTable {
   RopeTable(const Rope& rope, int64_t head_size, int64_t context);
 
   struct Angles {
-    Tensor cosine, sine;  ///< (T, D / 2)
-    /// x (..., T, head size), turned.
-    Variable turned(const Variable& x) const;
+    Tensor cosine, sine;  ///< (T, D / 2), for rotary_packed(); D is less than the head size with Rope::partial
   };
   /// Of the positions [first, first + tokens), in a sequence that ends there.
   Angles at(int64_t first, int64_t tokens, DType dtype, Device device);

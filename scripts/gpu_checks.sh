@@ -3,9 +3,9 @@
 #
 #   scripts/gpu_checks.sh --pack               fetches what a bare machine lacks into .deps, and prints the calls to make there
 #   scripts/gpu_checks.sh --part 1 [FOLDER]    build, and all test suites on the card
-#   scripts/gpu_checks.sh --part 2 [FOLDER]    compute-sanitizer, the emulator's results against the card's, losses, NCCL
+#   scripts/gpu_checks.sh --part 2 [FOLDER]    compute-sanitizer, the emulator's results against the card's, losses (CPU, graphs, fp8), NCCL
 #   scripts/gpu_checks.sh --part 3 [FOLDER]    kernels against roofline and PyTorch
-#   scripts/gpu_checks.sh --part 4 [FOLDER]    GPT-2 124M against PyTorch, eager and compiled, and llm.c's recipe
+#   scripts/gpu_checks.sh --part 4 [FOLDER]    GPT-2 124M, with graphs, without and in fp8, against PyTorch, and llm.c's recipe
 #
 # Each writes FOLDER/part-N.md (default: gpu-report), whose tables are for bench/RESULTS.md. Needs CUDA, cuDNN, NCCL, a C++20
 # compiler, meson and ninja; PyTorch for comparisons. Other libraries are taken from $LOCKSTEP_DEPS (default .deps) where the machine
@@ -125,19 +125,22 @@ part_1() {
   done
 }
 
-train() {  # device, folder
-  rm -rf "$2"
-  "$gpt" train --device "$1" --steps 20 --model gpt:2x64x2 --context 64 --batch 4 --eval-every 100 --out "$2" --json
+train() {  # name, device, more options
+  rm -rf "$logs/run-$1"
+  "$gpt" train --device "$2" --steps 20 --model gpt:2x64x2 --context 64 --batch 4 --dropout 0.1 --eval-every 100 --out "$logs/run-$1" --json "${@:3}"
 }
-compare_losses() {
-  train cpu "$logs/run-cpu" && train cuda "$logs/run-cuda" && python3 - "$logs" <<'PYTHON'
+compare() {  # two names, by how much losses may differ
+  python3 - "$logs" "$@" <<'PYTHON'
 import json, sys
-a, b = ([json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/run-{d}/metrics.jsonl")] for d in ("cpu", "cuda"))
+a, b = ([json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/run-{d}/metrics.jsonl")] for d in sys.argv[2:4])
 worst = max(abs(x - y) for x, y in zip(a, b))
 print(f"largest difference of {len(a)} losses: {worst:.2e}")
-sys.exit(not (len(a) == len(b) > 0 and worst < 1e-3))
+sys.exit(not (len(a) == len(b) > 0 and worst <= float(sys.argv[4])))
 PYTHON
 }
+losses_cpu_card() { train cpu cpu && train cuda cuda && compare cpu cuda 1e-3; }
+losses_graphs() { train graphs cuda --precision bf16 && train no-graphs cuda --precision bf16 --no-graph && compare graphs no-graphs 0; }
+losses_fp8() { train fp8 cuda --precision fp8 && compare graphs fp8 0.05; }
 emulator_card() {
   configured build-emulator -Dcuda=simulated && ninja -C build-emulator tests/cuda_dump || return
   build-emulator/tests/cuda_dump "$logs/emulator.safetensors" && "$build/tests/cuda_dump" "$logs/card.safetensors" &&
@@ -145,19 +148,25 @@ emulator_card() {
 }
 part_2() {
   needs tests/test_cuda tests/cuda_dump apps/gpt apps/lockstep
-  local sanitizer tool ranks
+  local sanitizer tool plan
   sanitizer=$(command -v compute-sanitizer || echo "$cuda/bin/compute-sanitizer")
   for tool in memcheck racecheck initcheck synccheck; do
     if [[ -x $sanitizer ]]; then step "sanitizer-$tool" 60 "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20 "$build/tests/test_cuda" -tce="*graph*"
     else skip "sanitizer-$tool" "no compute-sanitizer in the toolkit"; fi
   done
-  export -f train compare_losses emulator_card
-  step losses-cpu-card 60 compare_losses
+  export -f train compare losses_cpu_card losses_graphs losses_fp8 emulator_card
+  step losses-cpu-card 60 losses_cpu_card
+  step losses-graphs 60 losses_graphs
+  step losses-fp8 60 losses_fp8
   step emulator-card 200 emulator_card
-  # NCCL: one rank, and two (on two cards, or sharing one through the host); then between two processes on one card, which to it are two hosts.
-  local small=(train --device cuda --steps 5 --model gpt:1x32x2 --context 32 --batch 2 --json)
-  for ranks in 1 2; do step "ranks-$ranks" 60 "$build/apps/lockstep" run -n "$ranks" -- "$gpt" "${small[@]}"; done
-  step nccl-one-card 120 "$build/apps/lockstep" run -n 2 -- bash -c 'NCCL_HOSTID=host$RANK NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=1 exec "$@"' -- "$gpt" "${small[@]}"
+  # NCCL: one rank, and two replicas or stages (on two cards, there with step graphs of replicas, or sharing one through the host); then
+  # between two processes on one card, which to it are two hosts.
+  local small=("$gpt" train --device cuda --steps 5 --model gpt:2x32x2 --context 32 --batch 2 --json)
+  step ranks-1 60 "$build/apps/lockstep" run -n 1 -- "${small[@]}"
+  for plan in dp2 pp2; do
+    step "ranks-2-$plan" 60 "$build/apps/lockstep" run -n 2 -- "${small[@]}" --plan "$plan"
+    step "nccl-one-card-$plan" 90 "$build/apps/lockstep" run -n 2 -- bash -c 'NCCL_HOSTID=host$RANK NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=1 exec "$@"' -- "${small[@]}" --plan "$plan"
+  done
 }
 
 sees_card() { python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; }
@@ -176,10 +185,12 @@ part_3() {
 part_4() {
   needs apps/gpt
   python3 bench/cuda_gpt.py --tokenizer "$logs/tokenizer"
-  local run=("$gpt" train --device cuda --precision bf16 --model gpt:12x768x12 --context 1024 --tokenizer "$logs/tokenizer" --eval-every 1000 --eval-batches 1 --json)
-  step gpt2-124m 90 "${run[@]}" --batch 16 --steps 25
+  local run=("$gpt" train --device cuda --model gpt:12x768x12 --context 1024 --tokenizer "$logs/tokenizer" --eval-every 1000 --eval-batches 1 --json)
+  step gpt2-124m 90 "${run[@]}" --precision bf16 --batch 16 --steps 25
+  step gpt2-124m-no-graph 60 "${run[@]}" --precision bf16 --batch 16 --steps 25 --no-graph
+  step gpt2-124m-fp8 60 "${run[@]}" --precision fp8 --batch 16 --steps 25
   # llm.c's: 524,288 tokens a step.
-  step gpt2-124m-recipe 90 "${run[@]}" --batch 64 --accumulate 8 --steps 5 --warmup 1 --lr 6e-4
+  step gpt2-124m-recipe 90 "${run[@]}" --precision bf16 --batch 64 --accumulate 8 --steps 5 --warmup 1 --lr 6e-4
   if sees_card; then
     step pytorch-gpt2 200 python3 bench/cuda_gpt.py --batch 16 --steps 20
     step pytorch-gpt2-recipe 120 python3 bench/cuda_gpt.py --batch 64 --accumulate 8 --steps 3 --only compiled
@@ -190,7 +201,7 @@ part_4() {
 
 "part_$part"
 say ""
-for log in env losses-cpu-card emulator-card conv-cudnn-log attention-cudnn-log bench_cuda pytorch bench-conv-cudnn-{1,0} bench-attention-cudnn-{1,0} gpt2-124m gpt2-124m-recipe pytorch-gpt2 pytorch-gpt2-recipe; do
+for log in env losses-{cpu-card,graphs,fp8} emulator-card {conv,attention}-cudnn-log bench_cuda pytorch bench-{conv,attention}-cudnn-{1,0} gpt2-124m{,-no-graph,-fp8,-recipe} pytorch-gpt2{,-recipe}; do
   [[ -s $logs/$log.log ]] || continue
   if [[ $log == pytorch ]]; then printf '## %s\n\n%s\n\n' "$log" "$(cat "$logs/$log.log")" >>"$report"
   else printf '## %s\n\n```\n%s\n```\n\n' "$log" "$(tail -45 "$logs/$log.log")" >>"$report"; fi

@@ -59,12 +59,19 @@ const Tensor& normal_(const Tensor& x, double mean, double deviation);
 #define LOCKSTEP_COMPARE(name, functor) Tensor name(const Tensor& a, const Tensor& b);
 #include "tensor/pointwise.def"
 const Tensor& add_(const Tensor& a, const Tensor& b, double alpha);  ///< a += alpha * b
+Tensor mul_to(const Tensor& a, const Tensor& b, DType dtype);        ///< mul(a, b).to(f16 or bf16) of f32, in one pass
 Tensor isnan(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 /// Part of a pointwise operation's derivative, for autograd: gradient times d out / d operand. May reuse `grad`'s
 /// storage when it is exclusive.
 Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor& grad,
                       const Tensor& a, const Tensor& b);
+struct PointwiseGrads {
+  Tensor a, b;
+};
+/// Both parts of the derivative of an operation of two operands that each part reads, in one pass. The first may take
+/// `grad`'s storage when it is exclusive.
+PointwiseGrads pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor& a, const Tensor& b);
 
 enum class Gelu { erf, tanh };
 inline Tensor gelu(const Tensor& x, Gelu form = Gelu::erf) { return form == Gelu::erf ? gelu_erf(x) : gelu_tanh(x); }
@@ -176,6 +183,9 @@ struct CrossEntropyRows {
 };  ///< both (rows)
 CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight = {},
                                     const CrossEntropyArgs& args = {});
+/// The same into `loss` (rows), and their gradient for grad_loss (rows) in the logits' place: each row is read once.
+void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const Tensor& logits, const Tensor& target,
+                             const Tensor& weight, const CrossEntropyArgs& args);
 /// Writes into `logits` when `in_place`, else into a new tensor.
 Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,
                                const Tensor& weight, const CrossEntropyArgs& args, bool in_place);
@@ -226,6 +236,10 @@ void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, c
 /// Rotary position embedding (Su et al., RoFormer; half-split form). x (..., T, D), cosine and sine (T, D / 2) of x's
 /// dtype or f32.
 Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse = false);
+/// The same for the first `turned` of the heads of x (B, T, heads * D), and of each the first features, as many as the
+/// tables are for. Over x when its caller gives it away and nobody else holds it.
+Tensor rotary_packed(Tensor x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,
+                     bool inverse = false);
 
 // --- indexing and joining (ops_index.cpp): index tensors are i64; out-of-range values are named in the Error ---
 Tensor embedding(const Tensor& weight, const Tensor& index);

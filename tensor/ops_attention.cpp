@@ -156,24 +156,49 @@ void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, c
   for (const Tensor* out : {&grad_q, &grad_k, &grad_v}) out->storage()->bump_version(op);
 }
 
+namespace {
+/// x (..., T, D) with D of stride 1, turned into out, which may be x.
+void turn(const char* op, const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& out) {
+  const Shape table{x.shape()[x.dim() - 2], x.shape().back() / 2};
+  for (const Tensor* angle : {&cosine, &sine}) {
+    check_defined(op, *angle);
+    check_same_device(op, x, *angle);
+    LOCKSTEP_CHECK(angle->shape() == table, "[", op, "] expected cosine and sine of shape (T, D / 2) = ", table,
+                   ", got ", angle->shape());
+    LOCKSTEP_CHECK(angle->dtype() == x.dtype() || (angle->dtype() == f32 && x.dtype() != f64), "[", op,
+                   "] expected cosine and sine of dtype ", x.dtype(), x.dtype() == f64 ? "" : " or f32", ", got ",
+                   angle->dtype());
+  }
+  check_same_dtype(op, cosine, sine);
+  LOCKSTEP_KERNEL(x.device(), rotary)(x, cosine.contiguous(), sine.contiguous(), inverse, out);
+}
+}  // namespace
+
 Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse) {
   check_floating("rotary", x);
   LOCKSTEP_CHECK(x.dim() >= 2 && x.shape().back() % 2 == 0,
                  "[rotary] expected x of shape (..., T, D) with D even, got ", x.shape());
-  const Shape table{x.shape()[x.dim() - 2], x.shape().back() / 2};
-  for (const Tensor* angle : {&cosine, &sine}) {
-    check_defined("rotary", *angle);
-    check_same_device("rotary", x, *angle);
-    LOCKSTEP_CHECK(angle->shape() == table, "[rotary] expected cosine and sine of shape (T, D / 2) = ", table, ", got ",
-                   angle->shape());
-    LOCKSTEP_CHECK(angle->dtype() == x.dtype() || (angle->dtype() == f32 && x.dtype() != f64),
-                   "[rotary] expected cosine and sine of dtype ", x.dtype(), x.dtype() == f64 ? "" : " or f32",
-                   ", got ", angle->dtype());
-  }
-  check_same_dtype("rotary", cosine, sine);
   Tensor out = empty_like(x);
-  LOCKSTEP_KERNEL(x.device(), rotary)(with_unit_stride(x), cosine.contiguous(), sine.contiguous(), inverse, out);
+  turn("rotary", with_unit_stride(x), cosine, sine, inverse, out);
   return out;
+}
+
+Tensor rotary_packed(Tensor x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine, bool inverse) {
+  const char* const op = "rotary_packed";
+  check_floating(op, x);
+  check_defined(op, cosine);
+  LOCKSTEP_CHECK(x.dim() == 3 && heads >= 1 && x.shape()[2] % heads == 0 && turned >= 0 && turned <= heads, "[", op,
+                 "] expected x (B, T, C) with C a multiple of ", heads, " heads, of which ", turned,
+                 " are turned, got ", x.shape());
+  const int64_t width = x.shape()[2] / heads, features = cosine.dim() == 2 ? 2 * cosine.shape()[1] : -1;
+  LOCKSTEP_CHECK(features >= 0 && features <= width, "[", op, "] expected a cosine (T, at most ", width / 2,
+                 ") for heads of ", width, ", got ", cosine.shape());
+  if (!x.is_exclusive() || !x.is_contiguous()) x = x.clone();
+  Tensor part = x.view({x.shape()[0], x.shape()[1], heads, width}).narrow(2, 0, turned).narrow(3, 0, features);
+  part = part.transpose(1, 2);
+  turn(op, part, cosine, sine, inverse, part);
+  x.storage()->bump_version(op);
+  return x;
 }
 
 }  // namespace lockstep

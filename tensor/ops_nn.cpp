@@ -271,9 +271,26 @@ CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, 
   const Tensor t = target.contiguous();
   check_targets("cross_entropy", t, logits.shape()[1], args);
   CrossEntropyRows result{statistics(logits, logits.shape()[0]), statistics(logits, logits.shape()[0])};
+  Tensor none;
   LOCKSTEP_KERNEL(logits.device(), cross_entropy)
-  (logits.contiguous(), t, contiguous_or_undefined(weight), args, result.loss, result.lse);
+  (logits.contiguous(), t, contiguous_or_undefined(weight), args, none, result.loss, result.lse, none);
   return result;
+}
+
+void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const Tensor& logits, const Tensor& target,
+                             const Tensor& weight, const CrossEntropyArgs& args) {
+  const char* const op = "cross_entropy";
+  check_rows(op, logits, target, weight, args);
+  check_statistics(op, "loss", loss, logits, logits.shape()[0]);
+  check_statistics(op, "grad_loss", grad_loss, logits, logits.shape()[0]);
+  LOCKSTEP_CHECK(!args.elsewhere && logits.is_contiguous() && loss.is_contiguous(),
+                 "[cross_entropy] expected targets in these classes, and contiguous logits and losses to write into");
+  const Tensor t = target.contiguous();
+  check_targets(op, t, logits.shape()[1], args);
+  Tensor losses = loss, lse = statistics(logits, logits.shape()[0]), grad = logits;
+  LOCKSTEP_KERNEL(logits.device(), cross_entropy)
+  (logits, t, contiguous_or_undefined(weight), args, grad_loss.contiguous(), losses, lse, grad);
+  for (const Tensor* written : {&loss, &logits}) written->storage()->bump_version("cross_entropy_rows_into");
 }
 
 Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,

@@ -241,6 +241,16 @@ const Tensor& add_(const Tensor& x, const Tensor& b, double alpha) {
   return x;
 }
 
+Tensor mul_to(const Tensor& a, const Tensor& b, DType dtype) {
+  check_pair("mul_to", a, b);
+  LOCKSTEP_CHECK(a.dtype() == f32 && (dtype == f16 || dtype == bf16),
+                 "[mul_to] expected operands in f32 and a result in f16 or bf16, got ", a.dtype(), " and ", dtype,
+                 "; use mul() for one dtype");
+  Tensor out = result(broadcast_shapes("mul_to", a.shape(), b.shape()), dtype, a.device());
+  run(PointwiseOp::mul, PointwisePart::value, {}, out, a, b);
+  return out;
+}
+
 Tensor isnan(const Tensor& x) {
   check_defined("isnan", x);
   return ne(x, x);  // only NaN differs from itself
@@ -281,6 +291,19 @@ Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& a
   else if (reads_a) run(op, part, args, out, grad, first);
   else run(op, part, args, out, grad);
   return out;
+}
+
+PointwiseGrads pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor& a, const Tensor& b) {
+  const GradInfo info = grad_info(op);
+  LOCKSTEP_CHECK(info.reads0 != functor::nothing && info.reads1 != functor::nothing,
+                 "[pointwise_grads] expected an operation whose derivatives read an operand, got operation ", int(op));
+  check_floating("pointwise_grads", grad);
+  for (const Tensor* x : {&a, &b}) check_pair(info.name, grad, *x), check_broadcast_to(info.name, grad, *x);
+  const bool reuse = grad.is_exclusive() && grad.is_contiguous();
+  PointwiseGrads made{reuse ? grad : result(grad.shape(), grad.dtype(), grad.device()),
+                      result(grad.shape(), grad.dtype(), grad.device())};
+  LOCKSTEP_KERNEL_AS(grad.device(), pointwise_grads, names[size_t(op)][1])(op, grad, a, b, made.a, made.b);
+  return made;
 }
 
 }  // namespace lockstep

@@ -54,40 +54,29 @@ template <class A> struct Weights {  // one per class, in A; empty when the call
   double total;  // their sum
 };
 
+/// A row's loss; its log sum exp goes to lse.
 template <class T>
-void loss_rows(const Tensor& logits, const Tensor& target, const Weights<Acc<T>>& weight, const CrossEntropyArgs& args,
-               Tensor& loss, Tensor& lse) {
+Acc<T> loss_of(const T* row, int64_t n, int64_t target, const Weights<Acc<T>>& weight, const CrossEntropyArgs& args,
+               Acc<T>& lse) {
   using A = Acc<T>;
-  const int64_t rows = logits.size(0), n = logits.size(1);
-  const T* x = logits.data<T>();
-  const int64_t* t = target.data<int64_t>();
-  A* losses = loss.data<A>();
-  A* sums = lse.data<A>();
   const double smoothing = args.label_smoothing;
-  parallel_for(rows, row_grain(n), [&](int64_t first, int64_t last) {
-    for (int64_t r = first; r < last; ++r) {
-      const T* row = x + r * n;
-      const RowSum sum = log_sum_exp(row, n);
-      sums[r] = A(sum.max + sum.log_sum);
-      losses[r] = 0;
-      if (t[r] == args.ignore_index) continue;
-      const auto negative_log = [&](double value) { return (sum.max - value) + sum.log_sum; };
-      double result = (1 - smoothing) * weight[t[r]] * negative_log(double(A(row[t[r]])));
-      if (smoothing > 0) {
-        const A most = A(sum.max);
-        const A* w = weight.values.data();
-        Lanes<A> distance[4] = {};
-        if (w)
-          each_vector<A>(n, [&](int64_t i, auto count, auto k) {
-            distance[k] += (most - load(row + i, count, most)) * load(w + i, count);
-          });
-        else
-          each_vector<A>(n, [&](int64_t i, auto count, auto k) { distance[k] += most - load(row + i, count, most); });
-        result += smoothing / double(n) * (double(sum_lanes<A>(distance)) + weight.total * sum.log_sum);
-      }
-      losses[r] = A(result);
-    }
-  });
+  const RowSum sum = log_sum_exp(row, n);
+  lse = A(sum.max + sum.log_sum);
+  if (target == args.ignore_index) return 0;
+  const auto negative_log = [&](double value) { return (sum.max - value) + sum.log_sum; };
+  double result = (1 - smoothing) * weight[target] * negative_log(double(A(row[target])));
+  if (smoothing > 0) {
+    const A most = A(sum.max);
+    const A* w = weight.values.data();
+    Lanes<A> distance[4] = {};
+    if (w)
+      each_vector<A>(n, [&](int64_t i, auto count, auto k) {
+        distance[k] += (most - load(row + i, count, most)) * load(w + i, count);
+      });
+    else each_vector<A>(n, [&](int64_t i, auto count, auto k) { distance[k] += most - load(row + i, count, most); });
+    result += smoothing / double(n) * (double(sum_lanes<A>(distance)) + weight.total * sum.log_sum);
+  }
+  return A(result);
 }
 
 /// dx[c] = softmax(x)[c] * scale - w[c] * spread; `out` may be `x`. Returns the scale it used with exp(x - lse). Not
@@ -115,51 +104,58 @@ Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> sp
   return scale;
 }
 
+/// A row's gradient when its loss's is g, to `out`, which may be x.
 template <class T>
-void grad_rows(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,
-               const Weights<Acc<T>>& weight, const CrossEntropyArgs& args, Tensor& grad) {
+void grad_of(Acc<T> g, const T* x, Acc<T> lse, int64_t n, int64_t target, const Weights<Acc<T>>& weight,
+             const CrossEntropyArgs& args, T* out) {
   using A = Acc<T>;
-  const int64_t rows = logits.size(0), n = logits.size(1);
-  const T* x = logits.data<T>();
-  T* out = grad.data<T>();
-  const A* sums = lse.data<A>();
-  const A* upstream = grad_loss.data<A>();
-  const int64_t* t = target.data<int64_t>();
-  const double smoothing = args.label_smoothing;
-  parallel_for(rows, row_grain(n), [&](int64_t first, int64_t last) {
-    for (int64_t r = first; r < last; ++r) {
-      T* row = out + r * n;
-      if (t[r] == args.ignore_index) {
-        std::fill(row, row + n, T(0.f));
-        continue;
-      }
-      if (args.elsewhere && t[r] == -1) {
-        grad_row<T>(x + r * n, sums[r], upstream[r], nullptr, A(0), n, false, row);
-        continue;
-      }
-      const double g = double(upstream[r]), point = g * (1 - smoothing) * weight[t[r]];
-      const double spread = g * smoothing / double(n);
-      const double scale = point + spread * weight.total;
-      const A* w = weight.values.empty() ? nullptr : weight.values.data();
-      const A logit = A(x[r * n + t[r]]);  // read now: the row may be overwritten
-      const A used = grad_row<T>(x + r * n, sums[r], A(scale), w, A(spread), n, !args.elsewhere, row);
-      row[t[r]] = T(A(std::exp(double(logit) - double(sums[r])) * double(used) - weight[t[r]] * spread - point));
-    }
-  });
+  if (target == args.ignore_index) return void(std::fill(out, out + n, T(0.f)));
+  if (args.elsewhere && target == -1) return void(grad_row<T>(x, lse, g, nullptr, A(0), n, false, out));
+  const double smoothing = args.label_smoothing, point = double(g) * (1 - smoothing) * weight[target];
+  const double spread = double(g) * smoothing / double(n), scale = point + spread * weight.total;
+  const A* w = weight.values.empty() ? nullptr : weight.values.data();
+  const A logit = A(x[target]);  // read now: the row may be overwritten
+  const A used = grad_row<T>(x, lse, A(scale), w, A(spread), n, !args.elsewhere, out);
+  out[target] = T(A(std::exp(double(logit) - double(lse)) * double(used) - weight[target] * spread - point));
 }
 
 }  // namespace
 
 void on_cpu::cross_entropy(const Tensor& logits, const Tensor& target, const Tensor& weight,
-                           const CrossEntropyArgs& args, Tensor& loss, Tensor& lse) {
-  for_floats("cross_entropy", logits,
-             [&]<class T> { loss_rows<T>(logits, target, Weights<Acc<T>>(weight, logits.size(1)), args, loss, lse); });
+                           const CrossEntropyArgs& args, const Tensor& grad_loss, Tensor& loss, Tensor& lse,
+                           Tensor& grad) {
+  for_floats("cross_entropy", logits, [&]<class T> {
+    using A = Acc<T>;
+    const int64_t rows = logits.size(0), n = logits.size(1);
+    const Weights<A> weights(weight, n);
+    const T* const x = logits.data<T>();
+    const int64_t* const t = target.data<int64_t>();
+    A *const losses = loss.data<A>(), *const sums = lse.data<A>();
+    const A* const upstream = grad.defined() ? grad_loss.data<A>() : nullptr;
+    T* const out = grad.defined() ? grad.data<T>() : nullptr;
+    parallel_for(rows, row_grain(n), [&](int64_t first, int64_t last) {
+      for (int64_t r = first; r < last; ++r) {
+        losses[r] = loss_of<T>(x + r * n, n, t[r], weights, args, sums[r]);
+        if (out) grad_of<T>(upstream[r], x + r * n, sums[r], n, t[r], weights, args, out + r * n);
+      }
+    });
+  });
 }
 
 void on_cpu::cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,
                                 const Tensor& weight, const CrossEntropyArgs& args, Tensor& grad) {
   for_floats("cross_entropy_grad", logits, [&]<class T> {
-    grad_rows<T>(grad_loss, logits, lse, target, Weights<Acc<T>>(weight, logits.size(1)), args, grad);
+    using A = Acc<T>;
+    const int64_t rows = logits.size(0), n = logits.size(1);
+    const Weights<A> weights(weight, n);
+    const T* const x = logits.data<T>();
+    T* const out = grad.data<T>();
+    const A *const upstream = grad_loss.data<A>(), *const sums = lse.data<A>();
+    const int64_t* const t = target.data<int64_t>();
+    parallel_for(rows, row_grain(n), [&](int64_t first, int64_t last) {
+      for (int64_t r = first; r < last; ++r)
+        grad_of<T>(upstream[r], x + r * n, sums[r], n, t[r], weights, args, out + r * n);
+    });
   });
 }
 

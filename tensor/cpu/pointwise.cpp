@@ -13,7 +13,7 @@ namespace lockstep::on_cpu {
 namespace {
 
 constexpr int64_t block = 1024;  // elements; four buffers of f64 fit in the first-level cache's neighbourhood
-constexpr int most_operands = 4;
+constexpr int most_operands = 5, most_results = 2;
 
 using Buffer = std::byte[2 * block * 8];  // a block, or a block and a period
 
@@ -81,14 +81,14 @@ struct Operand {
 };
 
 struct PointwiseLoop {
-  BlockFn fn;
+  BlockFn fn[most_results];  // of each result
   const PointwiseArgs* args;
-  int inputs, rank = 0;
+  int inputs, results = 1, rank = 0;
   int64_t length[Dims::max_rank];
-  Operand operand[most_operands];  // the inputs, then the output
+  Operand operand[most_operands];  // the inputs, then the results
 
+  int operands() const { return inputs + results; }
   Operand& out() { return operand[inputs]; }
-  const Operand& out() const { return operand[inputs]; }
 };
 
 // Stride of `tensor` along dim d of a space of `rank` dims that it is broadcast to.
@@ -97,16 +97,16 @@ int64_t broadcast_stride(const Tensor& tensor, int d, int rank) {
   return own < 0 || tensor.shape()[own] == 1 ? 0 : tensor.strides()[own];
 }
 
-// Fills in the space: out's dims without those of size 1, ordered by out's strides, neighbours joined where all allow
-// it.
-void make_space(PointwiseLoop& plan, const Tensor* const* tensors, const Tensor& out) {
-  const int operands = plan.inputs + 1, dims = out.dim();
+// Fills in the space: the first result's dims without those of size 1, ordered by its strides, neighbours joined where
+// all allow it.
+void make_space(PointwiseLoop& plan, const Tensor* const* tensors) {
+  const Tensor& out = *tensors[plan.inputs];
+  const int operands = plan.operands(), dims = out.dim();
   for (int d = 0; d < dims; ++d) {
     const int64_t size = out.shape()[d];
     if (size == 1) continue;
     int64_t stride[most_operands];
-    for (int i = 0; i < plan.inputs; ++i) stride[i] = broadcast_stride(*tensors[i], d, dims);
-    stride[plan.inputs] = out.strides()[d];
+    for (int i = 0; i < operands; ++i) stride[i] = broadcast_stride(*tensors[i], d, dims);
     int at = plan.rank++;
     for (; at > 0 && plan.out().stride[at - 1] < out.strides()[d]; --at) {
       plan.length[at] = plan.length[at - 1];
@@ -186,14 +186,15 @@ void fill_periodic(const Operand& operand, std::byte* buffer, int64_t n) {
 // Elements [begin, end) of the flat space.
 void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
   alignas(64) Buffer buffers[most_operands];
-  bool all_direct = plan.out().direct;
-  for (int i = 0; i < plan.inputs; ++i) {
+  bool all_direct = true;
+  for (int i = 0; i < plan.operands(); ++i) {
     const Operand& operand = plan.operand[i];
     all_direct &= operand.direct;
     if (operand.period > 0) fill_periodic(operand, buffers[i], whole(std::min(block, end - begin)) + operand.period);
   }
-  // Where nothing needs a buffer but the last elements, one call does the rest.
-  const int64_t longest = all_direct ? std::max(block, (end - begin) / block_step * block_step) : block;
+  // Where nothing needs a buffer but the last elements, one call does the rest; two results go by blocks in cache.
+  const int64_t longest =
+      all_direct && plan.results == 1 ? std::max(block, (end - begin) / block_step * block_step) : block;
   for (int64_t at = begin; at < end;) {
     int64_t n = std::min(longest, end - at);
     const bool partial = n % block_step != 0;
@@ -224,12 +225,14 @@ void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
         in[i] = buffers[i];
       }
     }
-    const Operand& out = plan.out();
-    if (out.direct && !padded) {
-      plan.fn(in, out.data + at * out.size, n, *plan.args);
-    } else {
-      plan.fn(in, buffers[plan.inputs], whole(n), *plan.args);
-      move(out, buffers[plan.inputs], false);
+    for (int k = plan.results - 1; k >= 0; --k) {  // the first one last, as it may be an input
+      const Operand& out = plan.operand[plan.inputs + k];
+      if (out.direct && !padded) {
+        plan.fn[k](in, out.data + at * out.size, n, *plan.args);
+      } else {
+        plan.fn[k](in, buffers[plan.inputs + k], whole(n), *plan.args);
+        move(out, buffers[plan.inputs + k], false);
+      }
     }
     at += n;
   }
@@ -277,10 +280,11 @@ void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DTyp
 }
 
 // Plans a walk where not everything is contiguous, of one shape and of the type of computation.
-[[gnu::noinline]] void prepare(PointwiseLoop& plan, const Tensor* const* in, const Tensor& out, Ref<Storage>* copies) {
-  const int64_t n = out.numel();
+[[gnu::noinline]] void prepare(PointwiseLoop& plan, const Tensor* const* in, Ref<Storage>* copies) {
   const int count = plan.inputs;
-  bool simple = out.is_contiguous();  // then a walk in row-major order may do, without looking at strides
+  const Tensor& out = *in[count];
+  const int64_t n = out.numel();
+  bool simple = true;  // a walk in row-major order may do, without looking at strides
   for (int i = 0; i < count; ++i) {
     Operand& operand = plan.operand[i];
     if (operand.direct) continue;
@@ -289,52 +293,73 @@ void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DTyp
     if (own < n && own <= block) operand.period = own;
     simple = simple && in[i]->is_contiguous() && (own == n || (own <= block && is_tail(in[i]->shape(), out.shape())));
   }
-  if (!plan.out().direct) plan.out().convert = storer(out.dtype());
+  for (int i = count; i < plan.operands(); ++i) {
+    simple = simple && in[i]->is_contiguous();
+    if (!plan.operand[i].direct) plan.operand[i].convert = storer(in[i]->dtype());
+  }
   if (simple) {
     plan.rank = 1;
     plan.length[0] = n;
-    for (int i = 0; i <= count; ++i) plan.operand[i].stride[0] = 1;
+    for (int i = 0; i < plan.operands(); ++i) plan.operand[i].stride[0] = 1;
     return;
   }
   const Tensor* compact[most_operands];
   Tensor made[most_operands];
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < plan.operands(); ++i) {
     compact[i] = in[i];
-    if (n >= 4 * block && out.is_contiguous() && is_across(*in[i], n)) {
+    if (i < count && n >= 4 * block && out.is_contiguous() && is_across(*in[i], n)) {
       made[i] = in[i]->contiguous();  // a blocked transpose beats a walk across
       compact[i] = &made[i];
       copies[i] = made[i].storage();
       set_operand(plan.operand[i], made[i], n);
     }
   }
-  make_space(plan, compact, out);
-  for (int i = 0; i < count; ++i) choose_access(plan, plan.operand[i], true, in[i]->dtype());
-  choose_access(plan, plan.out(), false, out.dtype());
+  make_space(plan, compact);
+  for (int i = 0; i < plan.operands(); ++i) choose_access(plan, plan.operand[i], i < count, in[i]->dtype());
+}
+
+/// tensors: as the plan's operands.
+void walk(PointwiseLoop& plan, const Tensor* const* tensors, bool costly) {
+  const int64_t n = tensors[plan.inputs]->numel();
+  if (n == 0) return;
+  bool all_direct = true;
+  for (int i = 0; i < plan.operands(); ++i) {
+    set_operand(plan.operand[i], *tensors[i], n);
+    all_direct &= plan.operand[i].direct;
+  }
+  Ref<Storage> copies[most_operands];
+  if (!all_direct) prepare(plan, tensors, copies);
+  const int64_t grain = costly ? 4 * block : 32 * block;
+  if (n < 2 * grain) return run_range(plan, 0, n);
+  parallel_for((n + block - 1) / block, grain / block,
+               [&](int64_t begin, int64_t end) { run_range(plan, begin * block, std::min(n, end * block)); });
 }
 
 }  // namespace
 
 void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor* const* in, int count,
                Tensor& out) {
-  const int64_t n = out.numel();
-  if (n == 0) return;
   const PointwiseEntry& entry = pointwise_entry(op);
   PointwiseLoop plan;
-  plan.fn = entry.functions[int(part)][int(compute_type(in[count - 1]->dtype()))];
+  plan.fn[0] = entry.functions[int(part)][int(compute_type(in[count - 1]->dtype()))];
   plan.args = &args;
   plan.inputs = count;
-  bool all_direct = true;
-  for (int i = 0; i <= count; ++i) {
-    const Tensor& tensor = i < count ? *in[i] : out;
-    set_operand(plan.operand[i], tensor, n);
-    all_direct &= plan.operand[i].direct;
-  }
-  Ref<Storage> copies[most_operands];
-  if (!all_direct) prepare(plan, in, out, copies);
-  const int64_t grain = entry.costly ? 4 * block : 32 * block;
-  if (n < 2 * grain) return run_range(plan, 0, n);
-  parallel_for((n + block - 1) / block, grain / block,
-               [&](int64_t begin, int64_t end) { run_range(plan, begin * block, std::min(n, end * block)); });
+  const Tensor* tensors[most_operands];
+  *std::copy_n(in, count, tensors) = &out;
+  walk(plan, tensors, entry.costly);
+}
+
+void pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor& a, const Tensor& b, Tensor& grad_a,
+                     Tensor& grad_b) {
+  const PointwiseEntry& entry = pointwise_entry(op);
+  const PointwiseArgs none;
+  PointwiseLoop plan;
+  for (const int part : {1, 2}) plan.fn[part - 1] = entry.functions[part][int(compute_type(grad.dtype()))];
+  plan.args = &none;
+  plan.inputs = 3;
+  plan.results = 2;
+  const Tensor* const tensors[] = {&grad, &a, &b, &grad_a, &grad_b};
+  walk(plan, tensors, entry.costly);
 }
 
 }  // namespace lockstep::on_cpu

@@ -13,7 +13,7 @@ namespace lockstep::on_cuda {
   /* copy.cu */ \
   X(copy) X(fill) \
   /* pointwise.cpp, pointwise_*.cu */ \
-  X(pointwise) \
+  X(pointwise) X(pointwise_grads) \
   /* random.cu */ \
   X(iota) X(uniform) X(normal) X(randint) X(dropout) \
   /* reduce.cu, scan.cu, sort.cu */ \

@@ -1,6 +1,7 @@
 // Cross entropy over rows of logits (rows, C), for any C up to a vocabulary; softmax exists only in the gradient. Bound
 // by memory: forward reads the logits once (maximum and sum of exponentials together, online), backward reads them once
-// and writes the gradient, which may take their place: every thread reads its own elements before it writes them.
+// and writes the gradient, which may take their place: every thread reads its own elements before it writes them. Both
+// together read them once from memory, and a long row once more from L2.
 //
 //   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])        s: label smoothing, t: target
 #include "tensor/cuda/cuda_kernels.h"
@@ -28,123 +29,156 @@ struct Smoothing {
   bool elsewhere;  // targets of -1 are in columns that are not here
 };
 
+/// What rows are held to.
+template <class T> struct Targets {
+  const int64_t* target;
+  const T* weight;  // of each class, or null
+  Smoothing smoothing;
+  cuda::RangeCheck good;
+};
+
+/// Writes the loss of row r, and gives its log sum exp to every thread.
 template <class T, int threads, int V, bool held>
-__global__ void __launch_bounds__(threads == warp ? 128 : threads)
-    loss_kernel(const T* x, const int64_t* target, const T* weight, Smoothing smoothing, cuda::RangeCheck good,
-                Compute<T>* loss, Compute<T>* lse, int64_t rows, int64_t n) {
+__device__ Compute<T> loss_of(Row<T, threads, V, held>& row, const Targets<T>& to, int64_t r, Compute<T>* loss) {
   using A = Compute<T>;
-  for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
-    Row<T, threads, V, held> row(x + r * n, n);
-    A most = -infinity<A>, sum = 0;
-    row.each([&](int64_t, const A* v) {
-      A top = most;
-      for (int j = 0; j < V; ++j) top = larger_of(v[j], top);
-      const A base = top == -infinity<A> ? A(0) : top;  // nothing but -inf so far: exp(-inf - 0) is a clean 0
-      sum *= exp_of(most - base);
-      most = top;
-      for (int j = 0; j < V; ++j) sum += exp_of(v[j] - base);
+  const Smoothing& smoothing = to.smoothing;
+  A most = -infinity<A>, sum = 0;
+  row.each([&](int64_t, const A* v) {
+    A top = most;
+    for (int j = 0; j < V; ++j) top = larger_of(v[j], top);
+    const A base = top == -infinity<A> ? A(0) : top;  // nothing but -inf so far: exp(-inf - 0) is a clean 0
+    sum *= exp_of(most - base);
+    most = top;
+    for (int j = 0; j < V; ++j) sum += exp_of(v[j] - base);
+  });
+  const A top = group_max<threads>(most);
+  sum = group_sum<threads>(sum * exp_of(most - (top == -infinity<A> ? A(0) : top)));
+  const A log_sum = log_of(sum);  // lse = top + log_sum; their sum loses digits when logits are large
+  const int64_t t = to.target[r];
+  A distance = 0;  // sum over c of w[c] (top - x[c])
+  if (smoothing.part > 0 && t != smoothing.ignored) {
+    row.each([&](int64_t i, const A* v) {
+      A w[V];
+      for (int j = 0; j < V; ++j) w[j] = 1;
+      if (to.weight) load_values<V>(to.weight + i, w);
+      for (int j = 0; j < V; ++j) distance += (top - v[j]) * w[j];
     });
-    const A top = group_max<threads>(most);
-    sum = group_sum<threads>(sum * exp_of(most - (top == -infinity<A> ? A(0) : top)));
-    const A log_sum = log_of(sum);  // lse = top + log_sum; their sum loses digits when logits are large
-    const int64_t t = target[r];
-    A distance = 0;  // sum over c of w[c] (top - x[c])
-    if (smoothing.part > 0 && t != smoothing.ignored) {
-      row.each([&](int64_t i, const A* v) {
-        A w[V];
-        for (int j = 0; j < V; ++j) w[j] = 1;
-        if (weight) load_values<V>(weight + i, w);
-        for (int j = 0; j < V; ++j) distance += (top - v[j]) * w[j];
-      });
-      distance = group_sum<threads>(distance);
+    distance = group_sum<threads>(distance);
+  }
+  // By the thread that writes the target's gradient, which may take the logit's place.
+  const bool counts = t != smoothing.ignored, inside = uint64_t(t) < uint64_t(row.n);
+  if (threadIdx.x == (counts && inside ? t / V % threads : 0)) {
+    double result = 0;
+    if (counts && to.good(t, r)) {
+      const double point = (double(top) - double(load(row.data + t))) + double(log_sum);
+      result = (1 - smoothing.part) * (to.weight ? double(load(to.weight + t)) : 1) * point;
+      if (smoothing.part > 0)
+        result += smoothing.part / double(row.n) *
+                  (double(distance) + (smoothing.total ? *smoothing.total : double(row.n)) * double(log_sum));
     }
-    if (threadIdx.x > 0) continue;
-    lse[r] = top + log_sum;
-    loss[r] = 0;
-    if (t == smoothing.ignored || !good(t, r)) continue;
-    const double point = (double(top) - double(load(x + r * n + t))) + double(log_sum);
-    double result = (1 - smoothing.part) * (weight ? double(load(weight + t)) : 1) * point;
-    if (smoothing.part > 0)
-      result += smoothing.part / double(n) *
-                (double(distance) + (smoothing.total ? *smoothing.total : double(n)) * double(log_sum));
     loss[r] = A(result);
   }
+  return top + log_sum;
 }
 
-/// dx[c] = softmax(x)[c] scale - w[c] spread, and - point at the target.
+/// dx[c] = softmax(x)[c] scale - w[c] spread, and - point at the target. g: the loss's gradient, l: log sum exp.
 template <class T, int threads, int V, bool held>
-__global__ void __launch_bounds__(threads == warp ? 128 : threads)
-    loss_grad_kernel(const Compute<T>* grad_loss, const T* x, const Compute<T>* lse, const int64_t* target,
-                     const T* weight, Smoothing smoothing, cuda::RangeCheck good, T* out, int64_t rows, int64_t n) {
+__device__ void grad_of(Row<T, threads, V, held>& row, const Targets<T>& to, int64_t r, Compute<T> upstream,
+                        Compute<T> l, T* out) {
   using A = Compute<T>;
   // lse in f32 carries an error of |lse| 2^-24, which moves every probability by as much: where that shows in T, divide
   // by their sum.
   constexpr A exact = sizeof(T) == 2 ? A(2048) : A(16);
-  for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
-    const int64_t t = target[r];
-    bool counts = t != smoothing.ignored;
-    const bool elsewhere = smoothing.elsewhere && t == -1;
-    if (counts && !elsewhere && uint64_t(t) >= uint64_t(n)) {
-      if (threadIdx.x == 0) good(t, r);
-      counts = false;
-    }
-    if (!counts) {
-      const A zeros[V] = {};
-      for (int64_t i = int64_t(threadIdx.x) * V; i < n; i += int64_t(threads) * V)
-        store_values<V>(out + r * n + i, zeros);
-      continue;
-    }
-    const double g = double(grad_loss[r]), wt = weight ? double(load(weight + t)) : 1;
-    const double point = g * (1 - smoothing.part) * wt, spread = g * smoothing.part / double(n);
-    const A share = A(spread), l = lse[r];
-    A scale = A(point + spread * (smoothing.total ? *smoothing.total : double(n)));
-    Row<T, threads, V, held> row(x + r * n, n);
-    if (!smoothing.elsewhere && std::fabs(l) > exact) {
-      A sum = 0;
-      row.each([&](int64_t, const A* v) {
-        for (int j = 0; j < V; ++j) sum += exp_of(v[j] - l);
-      });
-      scale /= group_sum<threads>(sum);
-    }
-    row.each([&](int64_t i, const A* v) {
-      A dx[V], w[V];
-      for (int j = 0; j < V; ++j) w[j] = 1;
-      if (weight && share != 0) load_values<V>(weight + i, w);
-      for (int j = 0; j < V; ++j) {
-        dx[j] = exp_of(v[j] - l) * scale;
-        if (share != 0) dx[j] -= w[j] * share;
-        if (i + j == t) dx[j] = A(::exp(double(v[j]) - double(l)) * double(scale) - wt * spread - point);
-      }
-      store_values<V>(out + r * n + i, dx);
+  const Smoothing& smoothing = to.smoothing;
+  const T* const weight = to.weight;
+  const int64_t t = to.target[r], n = row.n;
+  bool counts = t != smoothing.ignored;
+  const bool elsewhere = smoothing.elsewhere && t == -1;
+  if (counts && !elsewhere && uint64_t(t) >= uint64_t(n)) {
+    if (threadIdx.x == 0) to.good(t, r);
+    counts = false;
+  }
+  if (!counts) {
+    const A zeros[V] = {};
+    for (int64_t i = int64_t(threadIdx.x) * V; i < n; i += int64_t(threads) * V) store_values<V>(out + i, zeros);
+    return;
+  }
+  const double g = double(upstream), wt = weight ? double(load(weight + t)) : 1;
+  const double point = g * (1 - smoothing.part) * wt, spread = g * smoothing.part / double(n);
+  const A share = A(spread);
+  A scale = A(point + spread * (smoothing.total ? *smoothing.total : double(n)));
+  if (!smoothing.elsewhere && std::fabs(l) > exact) {
+    A sum = 0;
+    row.each([&](int64_t, const A* v) {
+      for (int j = 0; j < V; ++j) sum += exp_of(v[j] - l);
     });
+    scale /= group_sum<threads>(sum);
+  }
+  row.each([&](int64_t i, const A* v) {
+    A dx[V], w[V];
+    for (int j = 0; j < V; ++j) w[j] = 1;
+    if (weight && share != 0) load_values<V>(weight + i, w);
+    for (int j = 0; j < V; ++j) {
+      dx[j] = exp_of(v[j] - l) * scale;
+      if (share != 0) dx[j] -= w[j] * share;
+      if (i + j == t) dx[j] = A(::exp(double(v[j]) - double(l)) * double(scale) - wt * spread - point);
+    }
+    store_values<V>(out + i, dx);
+  });
+}
+
+/// with_grad: the gradient, too, to `out`, which may be x.
+template <class T, int threads, int V, bool held, bool with_grad>
+__global__ void __launch_bounds__(threads == warp ? 128 : threads)
+    loss_kernel(const T* x, Targets<T> to, const Compute<T>* grad_loss, Compute<T>* loss, Compute<T>* lse, T* out,
+                int64_t rows, int64_t n) {
+  for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
+    Row<T, threads, V, held> row(x + r * n, n);
+    const Compute<T> l = loss_of(row, to, r, loss);
+    if (threadIdx.x == 0) lse[r] = l;
+    if constexpr (with_grad) grad_of(row, to, r, grad_loss[r], l, out + r * n);
   }
 }
 
-/// Runs fn(smoothing) with the total of the weights where it is needed.
+template <class T, int threads, int V, bool held>
+__global__ void __launch_bounds__(threads == warp ? 128 : threads)
+    loss_grad_kernel(const Compute<T>* grad_loss, const T* x, const Compute<T>* lse, Targets<T> to, T* out,
+                     int64_t rows, int64_t n) {
+  for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
+    Row<T, threads, V, held> row(x + r * n, n);
+    grad_of(row, to, r, grad_loss[r], lse[r], out + r * n);
+  }
+}
+
+/// Runs fn(targets) with the total of the weights where it is needed.
 template <class T, class Fn>
-void with_smoothing(const char* op, const Tensor& weight, const CrossEntropyArgs& args, Fn&& fn) {
+void with_targets(const char* op, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args,
+                  int64_t classes, Fn&& fn) {
   const bool needed = weight.defined() && args.label_smoothing > 0;
   const cuda::Scratch total(needed ? sizeof(double) : 0);
   if (needed)
     cuda::launch({op, dim3(1), dim3(sum_threads)}, weight_total_kernel<T>, weight.data<T>(), weight.numel(),
                  total.as<double>());
-  fn(Smoothing{args.label_smoothing, needed ? total.as<double>() : nullptr, args.ignore_index, args.elsewhere});
+  fn(Targets<T>{target.data<int64_t>(),
+                data_or_null<T>(weight),
+                {args.label_smoothing, needed ? total.as<double>() : nullptr, args.ignore_index, args.elsewhere},
+                cuda::check_targets(op, classes)});
 }
 
 }  // namespace
 
 void cross_entropy(const Tensor& logits, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args,
-                   Tensor& loss, Tensor& lse) {
+                   const Tensor& grad_loss, Tensor& loss, Tensor& lse, Tensor& grad) {
   const int64_t rows = logits.size(0), n = logits.size(1);
   for_floats("cross_entropy", logits, [&]<class T> {
     using A = Compute<T>;
-    const T* const w = data_or_null<T>(weight);
-    with_smoothing<T>("cross_entropy", weight, args, [&](const Smoothing& smoothing) {
-      with_row_shape<T>(n, {logits.raw_data(), w}, [&]<int threads, int V, bool held> {
+    with_targets<T>("cross_entropy", target, weight, args, n, [&](const Targets<T>& to) {
+      T* const out = data_or_null<T>(grad);
+      with_row_shape<T>(n, {logits.raw_data(), to.weight, out}, [&]<int threads, int V, bool held> {
         using Blocks = RowBlocks<threads>;
-        cuda::launch({"cross_entropy", Blocks::grid(rows), Blocks::block()}, loss_kernel<T, threads, V, held>,
-                     logits.data<T>(), target.data<int64_t>(), w, smoothing, cuda::check_targets("cross_entropy", n),
-                     loss.data<A>(), lse.data<A>(), rows, n);
+        cuda::launch({"cross_entropy", Blocks::grid(rows), Blocks::block()},
+                     out ? loss_kernel<T, threads, V, held, true> : loss_kernel<T, threads, V, held, false>,
+                     logits.data<T>(), to, data_or_null<A>(grad_loss), loss.data<A>(), lse.data<A>(), out, rows, n);
       });
     });
   });
@@ -155,13 +189,11 @@ void cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, const Ten
   const int64_t rows = logits.size(0), n = logits.size(1);
   for_floats("cross_entropy_grad", logits, [&]<class T> {
     using A = Compute<T>;
-    const T* const w = data_or_null<T>(weight);
-    with_smoothing<T>("cross_entropy_grad", weight, args, [&](const Smoothing& smoothing) {
-      with_row_shape<T>(n, {logits.raw_data(), grad.raw_data(), w}, [&]<int threads, int V, bool held> {
+    with_targets<T>("cross_entropy_grad", target, weight, args, n, [&](const Targets<T>& to) {
+      with_row_shape<T>(n, {logits.raw_data(), grad.raw_data(), to.weight}, [&]<int threads, int V, bool held> {
         using Blocks = RowBlocks<threads>;
         cuda::launch({"cross_entropy_grad", Blocks::grid(rows), Blocks::block()}, loss_grad_kernel<T, threads, V, held>,
-                     grad_loss.data<A>(), logits.data<T>(), lse.data<A>(), target.data<int64_t>(), w, smoothing,
-                     cuda::check_targets("cross_entropy_grad", n), grad.data<T>(), rows, n);
+                     grad_loss.data<A>(), logits.data<T>(), lse.data<A>(), to, grad.data<T>(), rows, n);
       });
     });
   });

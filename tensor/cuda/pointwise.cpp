@@ -47,4 +47,12 @@ void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, co
   fn(args, straight, out);
 }
 
+void pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor& a, const Tensor& b, Tensor& grad_a,
+                     Tensor& grad_b) {
+  const PointwisePairFn fn = binary_grads[size_t(op)][int(grad.dtype())];
+  LOCKSTEP_CHECK(fn, "[pointwise_grads] no cuda kernel for operation ", int(op), " of ", grad.dtype());
+  const auto straight = [&](const Tensor& x) { return is_across(x, grad_b) ? x.contiguous() : x; };
+  fn(straight(grad), straight(a), straight(b), grad_a, grad_b);
+}
+
 }  // namespace lockstep::on_cuda

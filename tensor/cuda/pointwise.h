@@ -96,4 +96,49 @@ void run_pointwise(const char* op, const Fn& fn, const Tensor& out, const Inputs
                static_cast<const In*>(inputs.raw_data())...);
 }
 
+/// A function of three numbers with two results.
+template <class Fn, class T>
+__global__ void __launch_bounds__(pointwise_threads)
+    pointwise_pair_kernel(Fn fn, Walk<5> walk, const T* a, const T* b, const T* c, T* first, T* second) {
+  constexpr int V = vector_length<T>;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < walk.vectors;
+       i += int64_t(gridDim.x) * blockDim.x) {
+    int64_t at[5] = {};
+    const int64_t left = walk.inner - walk.nest.find(i, at) * V;
+    Computed<T> made[2];
+    if (walk.in_runs && left >= V) {
+      const auto x = load_run<V>(a + at[0], walk.stride[0] == 0), y = load_run<V>(b + at[1], walk.stride[1] == 0),
+                 z = load_run<V>(c + at[2], walk.stride[2] == 0);
+      Vector<T, V> results[2];
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        fn(Computed<T>(x.v[j]), Computed<T>(y.v[j]), Computed<T>(z.v[j]), made);
+        for (int k = 0; k < 2; ++k) results[k].v[j] = convert<T>(made[k]);
+      }
+      *reinterpret_cast<Vector<T, V>*>(first + at[3]) = results[0];
+      *reinterpret_cast<Vector<T, V>*>(second + at[4]) = results[1];
+    } else {
+#pragma unroll 1
+      for (int j = 0; j < V && j < left; ++j) {
+        fn(Computed<T>(a[at[0] + j * walk.stride[0]]), Computed<T>(b[at[1] + j * walk.stride[1]]),
+           Computed<T>(c[at[2] + j * walk.stride[2]]), made);
+        first[at[3] + j * walk.stride[3]] = convert<T>(made[0]);
+        second[at[4] + j * walk.stride[4]] = convert<T>(made[1]);
+      }
+    }
+  }
+}
+
+/// Runs fn over inputs that broadcast to the results, which may be inputs themselves.
+template <class T, class Fn>
+void run_pointwise_pair(const char* op, const Fn& fn, const Tensor& a, const Tensor& b, const Tensor& c, Tensor& first,
+                        Tensor& second) {
+  if (first.numel() == 0) return;
+  const Tensor* const tensors[] = {&a, &b, &c, &first, &second};
+  const auto walk = make_walk(tensors, vector_length<T>);
+  cuda::launch({op, dim3(cuda::blocks_for(walk.vectors, pointwise_threads)), dim3(pointwise_threads)},
+               pointwise_pair_kernel<Fn, T>, fn, walk, a.data<T>(), b.data<T>(), c.data<T>(), first.data<T>(),
+               second.data<T>());
+}
+
 }  // namespace lockstep::on_cuda

@@ -34,6 +34,11 @@ template <class C> struct Lerp {
 };
 
 template <class F, class T> void value(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
+  if constexpr (std::is_same_v<F, functor::Mul> && std::is_same_v<T, float>) {
+    constexpr Value<F, float> fn;
+    if (out.dtype() == f16) return run_pointwise<Half, float, float>("pointwise", fn, out, *in[0], *in[1]);
+    if (out.dtype() == bf16) return run_pointwise<BFloat16, float, float>("pointwise", fn, out, *in[0], *in[1]);
+  }
   run_pointwise<T, T, T>("pointwise", Value<F, Computed<T>>{}, out, *in[0], *in[1]);
 }
 template <class F, class T> void compare(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
@@ -45,6 +50,17 @@ template <class F, class T, int part> void grad(const PointwiseArgs&, const Tens
   else if constexpr (fn.reads == functor::both)
     run_pointwise<T, T, T, T>("pointwise_grad", fn, out, *in[0], *in[1], *in[2]);
   else run_pointwise<T, T, T>("pointwise_grad", fn, out, *in[0], *in[fn.reads == functor::reads_a ? 1 : 2]);
+}
+/// Both parts at once.
+template <class F, class C> struct Grads {
+  __device__ void operator()(C g, C a, C b, C* made) const {
+    made[0] = F::grad0(g, a, b);
+    made[1] = F::grad1(g, a, b);
+  }
+};
+template <class F, class T>
+void grads(const Tensor& grad, const Tensor& a, const Tensor& b, Tensor& grad_a, Tensor& grad_b) {
+  run_pointwise_pair<T>("pointwise_grads", Grads<F, Computed<T>>{}, grad, a, b, grad_a, grad_b);
 }
 template <class T> void where(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
   run_pointwise<T, bool, T, T>("where", Where<Computed<T>>{}, out, *in[0], *in[1], *in[2]);
@@ -83,10 +99,25 @@ template <int part> constexpr PointwiseTable make_grads() {
   return table;
 }
 
+template <class F> constexpr std::array<PointwisePairFn, dtypes> pair_row() {
+  std::array<PointwisePairFn, dtypes> row{};
+  if constexpr (F::reads_grad0 != functor::nothing && F::reads_grad1 != functor::nothing)
+    each_type<floats>([&]<class T>(int dtype) { row[dtype] = grads<F, T>; });
+  return row;
+}
+
+constexpr auto make_pairs() {
+  std::array<std::array<PointwisePairFn, dtypes>, size_t(PointwiseOp::count)> table{};
+#define LOCKSTEP_BINARY(name, F, types) table[size_t(PointwiseOp::name)] = pair_row<functor::F>();
+#include "tensor/pointwise.def"
+  return table;
+}
+
 }  // namespace
 
 constinit const PointwiseTable binary_values = make_values();
 constinit const PointwiseTable binary_grads0 = make_grads<0>();
 constinit const PointwiseTable binary_grads1 = make_grads<1>();
+constinit const std::array<std::array<PointwisePairFn, dtypes>, size_t(PointwiseOp::count)> binary_grads = make_pairs();
 
 }  // namespace lockstep::on_cuda

@@ -14,6 +14,9 @@ inline constexpr int dtypes = 9;
 using PointwiseRow = std::array<PointwiseFn, dtypes>;  // empty where there is none
 using PointwiseTable = std::array<PointwiseRow, size_t(PointwiseOp::count)>;
 
+using PointwisePairFn = void (*)(const Tensor& grad, const Tensor& a, const Tensor& b, Tensor& grad_a, Tensor& grad_b);
+extern const std::array<std::array<PointwisePairFn, dtypes>, size_t(PointwiseOp::count)> binary_grads;
+
 extern const PointwiseTable unary_values, unary_grads, binary_values, binary_grads0,
     binary_grads1;  // where, addcmul, lerp: in binary_values
 

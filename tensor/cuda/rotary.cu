@@ -9,22 +9,23 @@ namespace {
 
 constexpr int threads = 256;
 
-/// One thread turns V pairs. rows: where rows (..., T) begin in x and out; the last dim of `tokens` is T.
+/// One thread turns V pairs. rows: where they begin in x, in out and in the tables, in the order of x's memory. out may
+/// be x.
 template <class T, class Table, int V>
 __global__ void __launch_bounds__(threads)
-    rotary_kernel(const T* x, const Table* cosine, const Table* sine, Compute<T> sign, Nest<2> rows, AnyDivider in_row,
-                  AnyDivider tokens, int64_t count, T* out) {
+    rotary_kernel(const T* x, const Table* cosine, const Table* sine, Compute<T> sign, Nest<3> rows, AnyDivider in_row,
+                  int64_t count, T* out) {
   using A = Compute<T>;
   const int64_t half = in_row.by * V;
   for (int64_t n = int64_t(blockIdx.x) * threads + threadIdx.x; n < count; n += int64_t(gridDim.x) * threads) {
-    const int64_t row = in_row.divide(n), i = (n - row * in_row.by) * V, token = row - tokens.divide(row) * tokens.by;
-    int64_t at[2] = {0, 0};
+    const int64_t row = in_row.divide(n), i = (n - row * in_row.by) * V;
+    int64_t at[3] = {};
     rows.find(row, at);
     A a[V], b[V], c[V], s[V], y[V], z[V];
     load_values<V>(x + at[0] + i, a);
     load_values<V>(x + at[0] + half + i, b);
-    load_values<V>(cosine + token * half + i, c);
-    load_values<V>(sine + token * half + i, s);
+    load_values<V>(cosine + at[2] + i, c);
+    load_values<V>(sine + at[2] + i, s);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
       s[j] *= sign;
@@ -37,30 +38,24 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <class T, class Table, int V>
-void turn(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, const Nest<2>& rows, Tensor& out) {
-  const int64_t tokens = x.shape()[x.dim() - 2], in_row = x.shape().back() / 2 / V, count = x.numel() / 2 / V;
+void turn(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, const Nest<3>& rows, Tensor& out) {
+  const int64_t in_row = x.shape().back() / 2 / V, count = x.numel() / 2 / V;
   cuda::launch({"rotary", dim3(cuda::blocks_for(count, threads)), dim3(threads)}, rotary_kernel<T, Table, V>,
                x.data<T>(), cosine.data<Table>(), sine.data<Table>(), Compute<T>(inverse ? -1 : 1), rows,
-               AnyDivider(in_row, rows.narrow), AnyDivider(tokens, rows.narrow), count, out.data<T>());
+               AnyDivider(in_row, rows.narrow), count, out.data<T>());
 }
 
 }  // namespace
 
 void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& out) {
   if (x.numel() == 0) return;
-  // The rows as a nest of loops in row-major order; its dims are joined, but not ordered, as a row's number tells its
-  // token.
-  Nest<2> rows;
-  for (int d = 0; d < x.dim() - 1; ++d) {
-    rows.size[d] = x.shape()[d];
-    rows.stride[d][0] = x.strides()[d];
-    rows.stride[d][1] = out.strides()[d];
-  }
-  rows.rank = x.dim() - 1;
+  const int64_t half = x.shape().back() / 2;
+  Nest<3> rows;
+  for (int d = 0; d < x.dim() - 1; ++d)
+    rows.insert(x.shape()[d], {x.strides()[d], out.strides()[d], d == x.dim() - 2 ? half : 0}, 0);
   rows.join();
   rows.prepare();
   rows.narrow &= x.numel() < most_narrow;
-  const int64_t half = x.shape().back() / 2;
   const auto run = [&]<class T, class Table> {
     constexpr int wide = vector_length<T, Table>;
     bool aligned = half % wide == 0 && is_aligned(x.data<T>(), wide) && is_aligned(out.data<T>(), wide) &&

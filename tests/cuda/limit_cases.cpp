@@ -75,6 +75,12 @@ void add_pointwise(std::vector<LimitCase>& cases) {
          in[2] = in[2] + 5;
          return T{pointwise_grad(PointwiseOp::div, PointwisePart::grad1, {}, in[0], in[1], in[2])};
        }},
+      {"gradients of a gate",
+       {y, y, row},
+       [](T in) {
+         const PointwiseGrads grads = pointwise_grads(PointwiseOp::silu_mul, in[0], in[1], in[2]);
+         return T{grads.a, grads.b};
+       }},
       unary("converted", byte, [](const Tensor& a) { return a.to(f16); }),
       unary("every third", byte, [](const Tensor& a) { return a.slice(1, 1, 1000, 3).contiguous(); }),
       unary("turned", {{40, 25}, u8},
@@ -149,6 +155,13 @@ void add_reductions(std::vector<LimitCase>& cases) {
          const CrossEntropyRows rows = cross_entropy_rows(in[0], in[1]);
          return T{rows.loss, rows.lse};
        }},
+      {"cross entropy with its gradient",
+       {x, {{}, i64, 1000}},
+       [](T in) {
+         const Tensor loss = empty({in[0].size(0)}, {f32, in[0].device()});
+         cross_entropy_rows_into(loss, ones_like(loss), in[0], in[1], {}, {});
+         return T{loss, in[0]};
+       }},
       {"gradient of cross entropy", {x, {{}, i64, 1000}}, [](T in) {
          const Tensor lse = logsumexp(in[0].to(f32), {1});
          return T{cross_entropy_rows_grad(ones_like(lse), in[0], lse, in[1], {}, {}, true)};
@@ -200,6 +213,9 @@ void add_layers(std::vector<LimitCase>& cases) {
       {"rotary",
        {{{3, 6, 64}}, {{6, 32}, f16, 0, true}, {{6, 32}, f16, 0, true}},
        [](T in) { return T{rotary(in[0], in[1], in[2])}; }},
+      {"rotary of packed heads",
+       {{{6, 3 * 64}}, {{6, 32}, f16, 0, true}, {{6, 32}, f16, 0, true}},
+       [](T in) { return T{rotary_packed(in[0], 2, 3, in[1], in[2])}; }},
       {"rotary of 2^32 tokens", {{{2}}, {{1}}, {{1}}}, [](T in) { return T{rotary(in[0], in[1], in[2])}; }, 1},
       {"embedding", {{{}, i64, 50}, {{50, 1000}, f16, 0, true}}, [](T in) { return T{embedding(in[1], in[0])}; }, 1000},
       binary("index_select", {{101}, u8}, {{67}, i64, 101, true},

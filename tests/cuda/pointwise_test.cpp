@@ -90,6 +90,14 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
               what + " grad", with_grad, {out},
               [&](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, row.op, part, args, a, to[0]); },
               bound * 4);
+          if (part == PointwisePart::grad0 || row.name == "add" || row.name == "sub") continue;
+          against_cpu(
+              what + " both, over the gradient", with_grad, {out, out},
+              [&](const Kernels& k, const Arguments& a, Arguments& to) {
+                k.copy(a[0], to[0]);
+                k.pointwise_grads(row.op, to[0], a[1], a[2], to[0], to[1]);
+              },
+              bound * 4);
         }
       }
     }
@@ -116,6 +124,19 @@ TEST_CASE("cuda: powers that are shortened, and large angles") {
                   run_kernel(k, op, PointwisePart::grad0, {}, a, to[0]);
                 });
   }
+}
+
+TEST_CASE("cuda: a product of f32 that is rounded to 16 bits") {
+  const Tensor x = values({33, 40}, f32, 1, false), scalar = values({}, f32, 2, false),
+               row = values({40}, f32, 3, false);
+  for (const DType dtype : {f16, bf16})
+    for (const Tensor& y : {scalar, row})
+      against_cpu(
+          str("mul to ", dtype), {x, y}, {empty({33, 40}, {dtype, cpu})},
+          [](const Kernels& k, const Arguments& a, Arguments& to) {
+            run_kernel(k, PointwiseOp::mul, PointwisePart::value, {}, a, to[0]);
+          },
+          0);
 }
 
 TEST_CASE("cuda: pointwise operands of any strides") {
@@ -159,6 +180,14 @@ TEST_CASE("cuda: pointwise operands of any strides") {
           str(c.name, " where ", dtype), {gt(c.a, c.b), c.a, c.b}, {c.out},
           [](const Kernels& k, const Arguments& a, Arguments& to) {
             run_kernel(k, PointwiseOp::where, PointwisePart::value, {}, a, to[0]);
+          },
+          0);
+      if (!is_floating(dtype)) continue;
+      against_cpu(
+          str(c.name, " both gradients ", dtype), {values(c.out.shape(), dtype, 12, false), c.a, c.b},
+          {c.out, empty(c.out.shape(), {dtype, cpu})},
+          [](const Kernels& k, const Arguments& a, Arguments& to) {
+            k.pointwise_grads(PointwiseOp::mul, a[0], a[1], a[2], to[0], to[1]);
           },
           0);
     }

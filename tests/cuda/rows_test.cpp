@@ -216,8 +216,8 @@ TEST_CASE("cuda: cross entropy of some of the classes, of targets that are elsew
       if (rows > 2) target.narrow(0, 1, 1).fill_(-7);
       const CrossEntropyArgs args{.ignore_index = -7, .elsewhere = true};
       const std::string what = named("cross_entropy elsewhere", dtype, rows, n);
-      Tensor loss = statistics(rows, dtype), lse = statistics(rows, dtype);
-      table(cpu).cross_entropy(x, full_like(target, -7), {}, {.ignore_index = -7}, loss, lse);
+      Tensor loss = statistics(rows, dtype), lse = statistics(rows, dtype), none;
+      table(cpu).cross_entropy(x, full_like(target, -7), {}, {.ignore_index = -7}, none, loss, lse, none);
       against_cpu(
           what + " gradient", {random_tensor({rows}, loss.dtype(), 5), x, add_scalar(lse, 1), target}, {empty_like(x)},
           [&](const Kernels& k, const Arguments& in, Arguments& to) {
@@ -243,13 +243,27 @@ TEST_CASE("cuda: cross entropy and its gradient, also in place") {
             against_cpu(
                 what, {x, target, w}, {statistics(rows, dtype), statistics(rows, dtype)},
                 [&](const Kernels& k, const Arguments& in, Arguments& to) {
-                  k.cross_entropy(in[0], in[1], in[2], args, to[0], to[1]);
+                  Tensor none;
+                  k.cross_entropy(in[0], in[1], in[2], args, none, to[0], to[1], none);
                 },
                 dtype == f64 ? 1e-11 : 5e-5);
-            Tensor loss = statistics(rows, dtype), lse = statistics(rows, dtype);
-            table(cpu).cross_entropy(x, target, w, args, loss, lse);
+            Tensor loss = statistics(rows, dtype), lse = statistics(rows, dtype), none;
+            table(cpu).cross_entropy(x, target, w, args, none, loss, lse, none);
+            const Tensor upstream = random_tensor({rows}, loss.dtype(), 5);
             against_cpu(
-                what + " gradient", {random_tensor({rows}, loss.dtype(), 5), x, lse, target, w}, {empty_like(x)},
+                what + " with its gradient", {upstream, x, target, w},
+                {statistics(rows, dtype), statistics(rows, dtype), empty_like(x)},
+                [&](const Kernels& k, const Arguments& in, Arguments& to) {
+                  Tensor alone[] = {empty_like(to[0]), empty_like(to[1]), empty_like(to[2])}, nothing;
+                  k.cross_entropy(in[1], in[2], in[3], args, nothing, alone[0], alone[1], nothing);
+                  k.cross_entropy_grad(in[0], in[1], alone[1], in[2], in[3], args, alone[2]);
+                  to[2] = in[1].clone();
+                  k.cross_entropy(to[2], in[2], in[3], args, in[0], to[0], to[1], to[2]);
+                  for (size_t i = 0; i < 3; ++i) CHECK_MESSAGE(bytes_of(to[i]) == bytes_of(alone[i]), what);
+                },
+                std::max(bound_of(dtype, n), 5e-5));
+            against_cpu(
+                what + " gradient", {upstream, x, lse, target, w}, {empty_like(x)},
                 [&](const Kernels& k, const Arguments& in, Arguments& to) {
                   to[0] = in[1].clone();
                   k.cross_entropy_grad(in[0], to[0], in[2], in[3], in[4], args, to[0]);
@@ -264,7 +278,7 @@ TEST_CASE("cuda: cross entropy and its gradient, also in place") {
 
 TEST_CASE("cuda: cross entropy reports a target outside the classes and leaves its row alone") {
   const Tensor x = random_tensor({3, 5}, f32).to(cuda0), target = Tensor::from<int64_t>({1, 5, 2}, {3}).to(cuda0);
-  Tensor loss = empty({3}, {f32, cuda0}), lse = empty({3}, {f32, cuda0}), grad = empty({3, 5}, {f32, cuda0});
+  Tensor loss = empty({3}, {f32, cuda0}), lse = empty({3}, {f32, cuda0}), grad = empty({3, 5}, {f32, cuda0}), none;
   const auto raised = [](const std::function<void()>& fn) -> std::string {
     try {
       fn();
@@ -273,7 +287,7 @@ TEST_CASE("cuda: cross entropy reports a target outside the classes and leaves i
     return "(no error)";
   };
   CHECK(raised([&] {
-          table(cuda0).cross_entropy(x, target, {}, {}, loss, lse);
+          table(cuda0).cross_entropy(x, target, {}, {}, none, loss, lse, none);
         }).find("[cross_entropy] expected targets in [0, 5), got 5 in row 1") == 0);
   CHECK(raised([&] {
           table(cuda0).cross_entropy_grad(loss, x, lse, target, {}, {}, grad);

@@ -425,6 +425,18 @@ TEST_CASE("rotary turns pairs and back") {
       const Tensor y = rotary(x, cosine, sine);
       check_close(y, wanted, tolerance);
       check_close(rotary(y, cosine, sine, true), in, tolerance);
+      // The same of packed heads, of which the last one stays as it is.
+      Tensor packed = x.transpose(1, 2).reshape({2, T, 3 * D});
+      const Tensor before = packed.clone(), turned = rotary_packed(packed, 2, 3, cosine, sine),
+                   by_head = turned.view({2, T, 3, D}).transpose(1, 2);
+      CHECK(equal(packed, before));
+      CHECK(equal(by_head.narrow(1, 0, 2), y.narrow(1, 0, 2)));
+      CHECK(equal(by_head.narrow(1, 2, 1), x.narrow(1, 2, 1)));
+      packed = before.clone();
+      const void* const place = packed.raw_data();
+      const Tensor over = rotary_packed(std::move(packed), 2, 3, cosine, sine);
+      CHECK(over.raw_data() == place);
+      CHECK(equal(over, turned));
       if (table == dtype) continue;
       check_close(rotary(x, cosine.to(dtype), sine.to(dtype)), wanted, 2 * tolerance);
     }
@@ -487,6 +499,14 @@ TEST_CASE("wrong calls are named") {
          rotary(zeros({5, 8}), zeros({4, 4}), zeros({5, 4}));
        }),
        "(T, D / 2) = (5, 4), got (4, 4)"},
+      {message([&] {
+         rotary_packed(zeros({2, 5, 24}), 4, 3, zeros({5, 4}), zeros({5, 4}));
+       }),
+       "[rotary_packed] expected x (B, T, C) with C a multiple of 3 heads, of which 4 are turned"},
+      {message([&] {
+         rotary_packed(zeros({2, 5, 24}), 2, 3, zeros({5, 5}), zeros({5, 5}));
+       }),
+       "[rotary_packed] expected a cosine (T, at most 4) for heads of 8, got (5, 5)"},
   };
   for (const auto& row : rows) {
     CAPTURE(row.message);

@@ -252,6 +252,42 @@ TEST_CASE("pointwise: derivatives agree with differences") {
   }
 }
 
+TEST_CASE("pointwise: both derivatives at once have the bits of one after the other") {
+  const Shape shape{30, 301};
+  for (const DType dtype : {f32, f64, f16, bf16}) {
+    const auto numbers = [&](const Shape& of, uint32_t seed) {
+      return numbers_of(numel_of(of), seed, 0.2, 3, f64).view(of).to(dtype);
+    };
+    const Tensor g = numbers(shape, 1), whole = numbers(shape, 2), row = numbers({301}, 3),
+                 column = numbers({30, 1}, 4), turned = numbers({301, 30}, 5).t(), scalar = numbers({}, 6);
+    for (const BinaryCase& c : binary_cases) {
+      if (c.op == PointwiseOp::add || c.op == PointwiseOp::sub) continue;  // they read nothing
+      for (const auto& [a, b] :
+           {std::pair{whole, numbers(shape, 7)}, {whole, row}, {column, turned}, {scalar, whole}}) {
+        INFO(str(c.name, " ", dtype, " of ", a.shape(), " and ", b.shape()));
+        const Tensor first = pointwise_grad(c.op, PointwisePart::grad0, {}, g, a, b),
+                     second = pointwise_grad(c.op, PointwisePart::grad1, {}, g, a, b);
+        const Tensor held = g;
+        const PointwiseGrads made = pointwise_grads(c.op, g, a, b);
+        CHECK(equal(made.a, first));
+        CHECK(equal(made.b, second));
+        const Tensor free = g.clone();
+        const void* const place = free.raw_data();
+        const PointwiseGrads over = pointwise_grads(c.op, free, a, b);
+        CHECK(over.a.raw_data() == place);
+        CHECK(equal(over.a, first));
+        CHECK(equal(over.b, second));
+      }
+    }
+  }
+}
+
+TEST_CASE("pointwise: a product of f32 rounded to 16 bits") {
+  const Tensor x = numbers_of(5000, 1).view({50, 100}), row = numbers_of(100, 2), scalar = full({}, 0.37);
+  for (const DType dtype : {f16, bf16})
+    for (const Tensor& y : {scalar, row, x}) CHECK(equal(mul_to(x, y, dtype), mul(x, y).to(dtype)));
+}
+
 TEST_CASE("pointwise: derivatives at kinks follow PyTorch") {
   struct Row {
     const char* name;
@@ -437,7 +473,12 @@ TEST_CASE("pointwise: messages") {
        "[mul_scalar] expected a whole number for i64, got 0.5; convert the tensor with .to(f32)"},
       {[&] { where(f, f, f); }, "[where] expected condition of dtype bool, got f32"},
       {[&] { pointwise_grad(PointwiseOp::eq, PointwisePart::grad0, {}, f, f, f); },
-       "[pointwise_grad] expected an operation and part with a derivative"}};
+       "[pointwise_grad] expected an operation and part with a derivative"},
+      {[&] { pointwise_grads(PointwiseOp::add, f, f, f); },
+       "[pointwise_grads] expected an operation whose derivatives read an operand"},
+      {[&] { pointwise_grads(PointwiseOp::mul, four, f, four); },
+       str("[mul] expected b to broadcast to ", four.shape(), ", got ", f.shape())},
+      {[&] { mul_to(f, f, f64); }, "[mul_to] expected operands in f32 and a result in f16 or bf16, got f32 and f64"}};
   for (const auto& [fn, text] : rows) {
     const std::string got = message(fn);
     INFO(got);

@@ -316,6 +316,10 @@ TEST_CASE("cross entropy: values and gradients") {
       Tensor place = logits.clone();
       CHECK(equal(cross_entropy_rows_grad(upstream, place, result.lse, target, weights, args, true), fresh));
       CHECK(equal(place, fresh));
+      const Tensor losses = empty_like(result.loss), both = logits.clone();
+      cross_entropy_rows_into(losses, upstream, both, target, weights, args);
+      CHECK(equal(losses, result.loss));
+      CHECK(equal(both, fresh));
     }
   }
 }
