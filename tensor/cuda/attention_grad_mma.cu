@@ -25,7 +25,8 @@ constexpr int grad_step = 32;  // queries that a block takes in at a time
 struct Shared {
   unsigned *ticket, *turns;  ///< zeros; turns: how many have added to a tile of queries, for each warp
   float4* sums;              ///< of a tile of queries, as its lanes hold them
-  int64_t key_tiles, query_tiles;
+  int key_tiles;
+  int64_t query_tiles;
 };
 
 template <class T, int depth, bool sparse>
@@ -42,50 +43,52 @@ __global__ void __launch_bounds__(grad_threads)
   const Slopes slopes = take<Slopes, block_keys>(free);  // keys by queries
   const Rows all_queries = take<Rows, 2 * grad_step>(free), all_grads{all_queries.words + grad_step * Rows::line};
   LOCKSTEP_SHARED(uint64_t, seen, [2][block_keys / 64 * grad_step]);
+  LOCKSTEP_SHARED(float, row_sums, [2][2][grad_step]);  // of a stage: lse, delta
   const Lane lane;
-  const int64_t ticket = take_ticket(all.ticket), unit = ticket / all.key_tiles,
-                tile = all.key_tiles - 1 - ticket % all.key_tiles, j0 = tile * block_keys;
-  const int64_t g = unit % plan.groups, b = unit / plan.groups, shared_by = plan.heads / plan.groups,
-                width = plan.width, first = plan.first_query(j0) / grad_step * grad_step;
+  const int ticket = int(take_ticket(all.ticket)), unit = ticket / all.key_tiles,
+            tile = all.key_tiles - 1 - ticket % all.key_tiles, g = unit % int(plan.groups), b = unit / int(plan.groups);
+  const int64_t j0 = int64_t(tile) * block_keys, first = plan.first_query(j0) / grad_step * grad_step,
+                shared_by = plan.heads / plan.groups, width = plan.width;
   const float scale = float(plan.scale);
 
-  // Queries of heads that share the keys, one head after the other; the next that see some are on their way. Two tiles
-  // lie in a stage: of queries, and of their gradients.
-  struct Step {
-    int64_t h, i0;
-  };
-  const auto seek = [&](Step& step, int number) {
-    for (;; step.i0 += grad_step) {
-      while (step.i0 >= plan.queries) {
-        if (++step.h >= (g + 1) * shared_by) return false;
-        step.i0 = first;
-      }
-      if (!sparse || plan.attended(step.h, step.i0, grad_step, j0, block_keys, seen[number])) return true;
+  // A step is a tile of queries that see these keys, one head after the other; seek() gives the next one that attends
+  // to some. A stage is place for two tiles: of queries, and of their gradients.
+  const int of_head = int((plan.queries - first + grad_step - 1) / grad_step), steps = of_head * int(shared_by);
+  const auto head_of = [&](int step) { return g * shared_by + step / of_head; };
+  const auto query_of = [&](int step) { return first + int64_t(step % of_head) * grad_step; };
+  const auto seek = [&](int step, int parity) {
+    if (sparse) {
+      while (step < steps && !plan.attended(head_of(step), query_of(step), grad_step, j0, block_keys, seen[parity]))
+        ++step;
     }
+    return step;
   };
-  const auto fetch = [&](const Step& step, int number) {
-    const int64_t rows = plan.queries - step.i0;
-    at<2 * grad_step>(all_queries, number)
-        .template fill<grad_threads, grad_step>(plan.q.row(b, step.h, step.i0), plan.q.token, rows, width);
-    at<2 * grad_step>(all_grads, number)
-        .template fill<grad_threads, grad_step>(plan.grad.row(b, step.h, step.i0), plan.grad.token, rows, width);
+  const auto fetch = [&](int step, int stage) {
+    if (step >= steps) return;
+    const int64_t h = head_of(step), i0 = query_of(step), rows = plan.queries - i0;
+    at<2 * grad_step>(all_queries, stage)
+        .template fill<grad_threads, grad_step>(plan.q.row(b, h, i0), plan.q.token, rows, width);
+    at<2 * grad_step>(all_grads, stage)
+        .template fill<grad_threads, grad_step>(plan.grad.row(b, h, i0), plan.grad.token, rows, width);
+    const int number = int(threadIdx.x) / grad_step, row = int(threadIdx.x) % grad_step;
+    if (number < 2)
+      copy_async<4>(&row_sums[stage][number][row], (number == 0 ? plan.lse : plan.delta) + plan.row(b, h, i0 + row),
+                    row < rows);
   };
   keys.template fill<grad_threads, block_keys>(plan.k.row(b, g, j0), plan.k.token, plan.keys - j0, width);
   values.template fill<grad_threads, block_keys>(plan.v.row(b, g, j0), plan.v.token, plan.keys - j0, width);
 
   float sum_k[2 * depth][4] = {}, sum_v[2 * depth][4] = {};
-  Step step{g * shared_by, first}, next;
-  bool there = seek(step, 0), more;
-  if (there) fetch(step, 0);
-  for (int number = 0; there; number ^= 1, step = next, there = more) {
-    const int64_t h = step.h, i0 = step.i0,
+  int step = seek(0, 0), next;
+  fetch(step, 0);
+  for (int parity = 0; step < steps; parity ^= 1, step = next) {
+    const int64_t h = head_of(step), i0 = query_of(step),
                   end = plan.limit((i0 + grad_step < plan.queries ? i0 + grad_step : plan.queries) - 1);
-    const int used = end - j0 < block_keys ? int(end - j0) : block_keys, stage = number * (stages - 1);
+    const int used = end - j0 < block_keys ? int(end - j0) : block_keys, stage = parity * (stages - 1);
     wait_for_copies();
     __syncthreads();  // this stage is there, the other one and the slopes have been read
-    next = {h, i0 + grad_step};
-    more = seek(next, number ^ 1);
-    if (more && stages == 2) fetch(next, stage ^ 1);
+    next = seek(step + 1, parity ^ 1);
+    if (stages == 2) fetch(next, stage ^ 1);
     if (lane.row < used) {  // else none of its keys is seen
       const Rows queries = at<2 * grad_step>(all_queries, stage), grads = at<2 * grad_step>(all_grads, stage);
       float score[count][4] = {}, slope[count][4] = {};  // of (key, query)
@@ -98,8 +101,9 @@ __global__ void __launch_bounds__(grad_threads)
         for (int e = 0; e < 4; ++e) {
           float weight, difference;
           plan.differentiate(b, h, i0 + lane.column_of(n, e), j0 + lane.row_of(e),
-                             !sparse || attends(seen[number], grad_step, lane.column_of(n, e), lane.row_of(e)),
-                             plan.template factor<float>(kept, 4 * n + e), score[n][e] * scale, slope[n][e], weight,
+                             !sparse || attends(seen[parity], grad_step, lane.column_of(n, e), lane.row_of(e)),
+                             plan.template factor<float>(kept, 4 * n + e), &row_sums[stage][0][lane.column_of(n, e)],
+                             &row_sums[stage][1][lane.column_of(n, e)], score[n][e] * scale, slope[n][e], weight,
                              difference);
           score[n][e] = weight;
           slope[n][e] = difference;
@@ -113,14 +117,13 @@ __global__ void __launch_bounds__(grad_threads)
       accumulate<T>(slope, queries, sum_k);
     }
     __syncthreads();  // slopes are there, and the stage has been read
-    if (more && stages == 1) fetch(next, 0);
+    if (stages == 1) fetch(next, 0);
 
     // A warp's part of the queries' gradient: 16 rows, a quarter of the columns.
     const int place = int(threadIdx.x) / warp, row = place % 2 * 16, column = place / 2 * (4 * depth);
     float sum[depth / 2][4] = {};
-#pragma unroll
-    for (int j = 0; j < block_keys; j += 16) {
-      if (j >= used) break;
+#pragma unroll 2
+    for (int j = 0; j < used; j += 16) {
       uint32_t a[4];
       slopes.left_turned(j, row, a);
       multiply_rows<T>(a, keys, j, column, sum);
@@ -178,15 +181,15 @@ void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Ten
     const cuda::Scratch sums(has_turns(plan) ? size_t(query_tiles_of(plan)) * grad_step * 16 * depth * sizeof(float)
                                              : 0);
     const int64_t key_tiles = tiles_of(plan.keys, block_keys);
+    const unsigned blocks = cuda::blocks_of("attention_grad", key_tiles * plan.groups * plan.batch);
     const auto bytes = [](int stages) {
       return bytes_of<depth>(2 * block_keys + stages * 2 * grad_step) + bytes_of<grad_step / 16>(block_keys);
     };
     constexpr size_t fixed = 2048;  // static arrays, and what CUDA takes
     const int stages = bytes(2) + fixed <= size_t(cuda::limits().shared_per_block) ? 2 : 1;
-    cuda::launch({"attention_grad", dim3(cuda::blocks_of("attention_grad", key_tiles * plan.groups * plan.batch)),
-                  dim3(grad_threads), bytes(stages)},
+    cuda::launch({"attention_grad", dim3(blocks), dim3(grad_threads), bytes(stages)},
                  attention_grad_mma_kernel<T, depth, sparse>, all, Heads<T>(grad_q), Heads<T>(grad_k), Heads<T>(grad_v),
-                 Shared{counters, counters + 1, sums.as<float4>(), key_tiles, tiles_of(plan.queries, grad_step)},
+                 Shared{counters, counters + 1, sums.as<float4>(), int(key_tiles), tiles_of(plan.queries, grad_step)},
                  stages);
   });
 }

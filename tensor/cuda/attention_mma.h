@@ -52,7 +52,7 @@ template <int rows, int depth> __device__ inline RowTile<depth> at(const RowTile
 /// score[n] += the warp's 16 rows of `left` times rows 8 n on of `right`, transposed.
 template <class T, int depth, int count>
 __device__ inline void multiply(const RowTile<depth>& left, const RowTile<depth>& right, float (&score)[count][4]) {
-#pragma unroll
+#pragma unroll 2
   for (int k = 0; k < depth; ++k) {
     uint32_t a[4], b[2][2];
     left.left(threadIdx.x / warp * 16, 16 * k, a);

@@ -157,18 +157,20 @@ template <class T> struct GradPlan : AttentionPlan {
   Heads<const T> grad, q, k, v;
   const Compute<T>*lse, *delta;
 
+  __device__ int64_t row(int64_t b, int64_t h, int64_t i) const { return (b * heads + h) * queries + i; }
   /// dS of query i and key j, and P with dropout's factor f, from their products; zeros where i does not see j.
+  /// row_lse and row_delta are those of the query, which are read where there is one.
   __device__ void differentiate(int64_t b, int64_t h, int64_t i, int64_t j, bool attends, Compute<T> f,
-                                Compute<T> score, Compute<T> slope, Compute<T>& weight, Compute<T>& difference) const {
+                                const Compute<T>* row_lse, const Compute<T>* row_delta, Compute<T> score,
+                                Compute<T> slope, Compute<T>& weight, Compute<T>& difference) const {
     using A = Compute<T>;
     weight = difference = 0;
     if (!attends || i >= queries || j >= keys || j >= limit(i)) return;
-    const int64_t row = (b * heads + h) * queries + i;
-    const A saved = lse[row];
+    const A saved = *row_lse;
     if (saved == -infinity<A>) return;  // a row that attends to nothing
     const A p = exp_of(masked<T>(score, b, h, i, j) - saved);
     weight = p * f;
-    difference = p * (slope * f - delta[row]);
+    difference = p * (slope * f - *row_delta);
   }
 };
 

@@ -90,15 +90,18 @@ __device__ inline void load_matrices(const uint32_t* row, uint32_t& m0, uint32_t
 #endif
 }
 
-/// Begins to copy 16 bytes to shared memory; zeros where there is nothing. They have come when this thread has waited,
-/// and are everybody's after a barrier.
-__device__ inline void copy_async(uint32_t* to, const void* from, bool there) {
+/// Begins to copy 4 or 16 bytes to shared memory; zeros where there is nothing. They have come when this thread has
+/// waited, and are everybody's after a barrier.
+template <int bytes> __device__ inline void copy_async(void* to, const void* from, bool there) {
+  static_assert(bytes == 4 || bytes == 16);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from),
-               "r"(there ? 16 : 0)
-               : "memory");
+  const auto at = unsigned(__cvta_generic_to_shared(to));
+  const int read = there ? bytes : 0;
+  if constexpr (bytes == 16)  // past L1
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(read) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(read) : "memory");
 #elif !defined(__CUDACC__)
-  simt::copy_async(to, there ? from : nullptr);
+  simt::copy_async<bytes>(to, there ? from : nullptr);
 #endif
 }
 /// For all that this thread began.
@@ -139,10 +142,14 @@ template <int depth> struct RowTile {
   /// each `width` numbers, which 8 divides.
   template <int threads, int size, class T>
   __device__ void fill(const T* from, int64_t stride, int64_t rows, int64_t width) const {
-    for (int n = threadIdx.x; n < size * 2 * depth; n += threads) {
+    int first = threadIdx.x;
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+r"(first));  // else all addresses stay in registers between two calls
+#endif
+    for (int n = first; n < size * 2 * depth; n += threads) {
       const int row = n / (2 * depth), column = n % (2 * depth) * 8;
       const bool there = row < rows && column < width;
-      copy_async(words + row * line + column / 2, there ? from + row * stride + column : from, there);
+      copy_async<16>(words + row * line + column / 2, there ? from + row * stride + column : from, there);
     }
   }
 };

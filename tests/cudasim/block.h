@@ -65,6 +65,7 @@ uint64_t nth_block(uint64_t n);
 struct Copy {
   void* to;
   const void* from;
+  unsigned bytes;
 };
 void begin_copy(const Copy& copy);
 /// Takes the next of the copies that this thread began; false: there is none.

@@ -47,7 +47,7 @@ __global__ void sum_of_stages(const float* x, float* out, Stage mistake) {
   const unsigned t = threadIdx.x;
   const auto tile = [&](unsigned i) { return tiles[mistake == Stage::one ? 0 : i % 2]; };
   const auto fetch = [&](unsigned i) {
-    if (i < 4) simt::copy_async(tile(i) + 4 * t, x + 256 * i + 4 * t + (mistake == Stage::place ? 1 : 0));
+    if (i < 4) simt::copy_async<16>(tile(i) + 4 * t, x + 256 * i + 4 * t + (mistake == Stage::place ? 1 : 0));
   };
   fetch(0);
   float sum = 0;
