@@ -75,12 +75,14 @@ KernelCost attention_cost(const DryKernel& k, bool backward) {
   const Operand &q = k.operand(backward), &keys = k.operand(backward + 1);
   const double rows = double(q.shape[2]), columns = double(keys.shape[2]),
                pairs = k.causal ? rows * (columns - (rows - 1) / 2) : rows * columns;
+  const bool is_short = is_16_bits(q.dtype);
+  // Scores and weighted values; backward, behind the rows' sums, five products in one kernel, or in f32 seven in two.
+  const int64_t launches = !backward ? 1 : is_short ? 2 : 3, products = !backward ? 2 : is_short ? 5 : 7;
   KernelCost cost{.kind = backward ? "attention, backward" : "attention, forward",
-                  .launches = backward ? 3 : 1,  // the rows' sums, keys and values, queries
-                  // Scores and weighted values; backward makes scores and their gradient for keys and for queries.
-                  .flops = (backward ? 14 : 4) * double(q.shape[0] * q.shape[1] * q.shape[3]) * pairs,
+                  .launches = launches,
+                  .flops = 2 * double(products) * double(q.shape[0] * q.shape[1] * q.shape[3]) * pairs,
                   .bytes = double(k.bytes()),
-                  .is_short = is_16_bits(q.dtype)};
+                  .is_short = is_short};
   cost.efficiency = !cost.is_short ? attention_f32 : backward ? attention_backward : attention_forward;
   return cost;
 }

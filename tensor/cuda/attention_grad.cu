@@ -4,20 +4,24 @@
 //   dS = P (dP - delta)
 //   grad_v += P^T grad     grad_k += dS^T q scale     grad_q += dS k scale
 //
-// Three kernels: delta; then blocks that each own a tile of keys and go over the queries that see it (all heads that
-// share the key head, in order), with grad_k and grad_v in registers; then blocks that own a tile of queries and go
-// over the keys, with grad_q. Seven products of tiles where five would do, but every sum is made by one thread in one
-// order, without atomics. Bound by arithmetic: 14 B H T S D operations (half of it when causal) on f32 units.
+// Here in f32 and f64; attention_mma.cu has 16 bits, but for delta. Three kernels: delta; then blocks that each own a
+// tile of keys and go over the queries that see it (all heads that share the key head, in order), with grad_k and
+// grad_v in registers; then blocks that own a tile of queries and go over the keys, with grad_q. Seven products of
+// tiles where five would do, but every sum is made by one thread in one order, without atomics. Bound by arithmetic: 14
+// B H T S D operations (half of it when causal) on f32 units.
 #include "tensor/cuda/attention_tile.h"
 #include "tensor/cuda/cudnn.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
-/// delta: a warp for each row of (B, H, T).
+/// delta: a warp for each row of (B, H, T). And zeros for the next kernel's counters.
 template <class T>
-__global__ void __launch_bounds__(128) delta_kernel(Heads<const T> grad, Heads<const T> out, int64_t rows,
-                                                    int64_t heads, int64_t queries, int64_t width, Compute<T>* delta) {
+__global__ void __launch_bounds__(128)
+    delta_kernel(Heads<const T> grad, Heads<const T> out, int64_t rows, int64_t heads, int64_t queries, int64_t width,
+                 Compute<T>* delta, unsigned* counters, int64_t count) {
+  const int64_t first = (int64_t(blockIdx.x) * 4 + threadIdx.y) * warp + threadIdx.x;
+  for (int64_t n = first; n < count; n += int64_t(gridDim.x) * 128) counters[n] = 0;
   for (int64_t n = int64_t(blockIdx.x) * 4 + threadIdx.y; n < rows; n += int64_t(gridDim.x) * 4) {
     const int64_t i = n % queries, h = n / queries % heads, b = n / queries / heads;
     const T *const g = grad.row(b, h, i), *const o = out.row(b, h, i);
@@ -93,9 +97,11 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 #pragma unroll
         for (int j = 0; j < Z::vec; ++j) {
           A weight, difference;
-          plan.differentiate(b, h, i0 + tx + 16 * j, j0 + 4 * ty + i, !sparse || attends(seen, tx + 16 * j, 4 * ty + i),
-                             plan.template factor<A>(kept, i * Z::vec + j), score[i][j], slope[i][j], weight,
-                             difference);
+          const int64_t row = plan.row(b, h, i0 + tx + 16 * j);
+          plan.differentiate(b, h, i0 + tx + 16 * j, j0 + 4 * ty + i,
+                             !sparse || attends(seen, Z::size, tx + 16 * j, 4 * ty + i),
+                             plan.template factor<A>(kept, i * Z::vec + j), plan.lse + row, plan.delta + row,
+                             score[i][j], slope[i][j], weight, difference);
           put(weights, i, j, weight);
           slope[i][j] = difference;
         }
@@ -154,8 +160,11 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 #pragma unroll
       for (int j = 0; j < Z::vec; ++j) {
         A weight, difference;
-        plan.differentiate(b, h, i0 + 4 * ty + i, j0 + tx + 16 * j, !sparse || attends(seen, 4 * ty + i, tx + 16 * j),
-                           plan.template factor<A>(kept, i * Z::vec + j), score[i][j], slope[i][j], weight, difference);
+        const int64_t row = plan.row(b, h, i0 + 4 * ty + i);
+        plan.differentiate(b, h, i0 + 4 * ty + i, j0 + tx + 16 * j,
+                           !sparse || attends(seen, Z::size, 4 * ty + i, tx + 16 * j),
+                           plan.template factor<A>(kept, i * Z::vec + j), plan.lse + row, plan.delta + row, score[i][j],
+                           slope[i][j], weight, difference);
         put(weights, i, j, difference);
       }
     }
@@ -191,13 +200,15 @@ void attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const 
     using Z = Tile<A>;
     using In = Heads<const T>;
     const int64_t rows = lse.numel();
-    const cuda::Scratch delta(size_t(rows) * sizeof(A));
-    const GradPlan<T> plan{
-        AttentionPlan(q, k, mask, args), In(grad), In(q), In(k), In(v), lse.data<A>(), delta.as<A>()};
-    cuda::launch({"attention_grad", dim3(cuda::blocks_for(rows, 4)), dim3(warp, 4)}, delta_kernel<T>, In(grad), In(out),
-                 rows, plan.heads, plan.queries, plan.width, delta.as<A>());
+    const AttentionPlan sizes(q, k, mask, args);
+    const int64_t count = sizeof(T) == 2 ? counters_of_grad(sizes) : 0;
+    const cuda::Scratch delta(size_t(rows) * sizeof(A)), counters(size_t(count) * sizeof(unsigned));
+    const GradPlan<T> plan{sizes, In(grad), In(q), In(k), In(v), lse.data<A>(), delta.as<A>()};
+    cuda::launch({"attention_grad", dim3(cuda::blocks_for(std::max<int64_t>(rows, 1), 4)), dim3(warp, 4)},
+                 delta_kernel<T>, In(grad), In(out), rows, plan.heads, plan.queries, plan.width, delta.as<A>(),
+                 counters.as<unsigned>(), count);
     if constexpr (sizeof(T) == 2) {
-      attention_grad_mma(plan, grad, q, k, v, lse, delta.as<float>(), grad_q, grad_k, grad_v);
+      attention_grad_mma(plan, grad, q, k, v, lse, delta.as<float>(), counters.as<unsigned>(), grad_q, grad_k, grad_v);
     } else {
       with_chunks<A, sizeof(A) == 8 ? 1 : 2>(plan.width, [&]<int chunks>(int64_t slices) {
         with_layout(plan, [&]<bool sparse> {

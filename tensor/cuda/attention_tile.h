@@ -89,17 +89,34 @@ struct AttentionPlan {
     return first < 0 ? 0 : first < queries ? first : queries;
   }
 
-  /// Of a layout: rows[r] says which of `count` keys from j0 on query i0 + r of head h attends to, a bit each, for `n`
-  /// <= 64 queries in shared memory. False where none attends to any. A barrier for the block, and all of its threads
-  /// get one answer. Kernels are compiled with and without a layout (with_layout()): it takes registers.
-  __device__ bool attended(int64_t h, int64_t i0, int n, int64_t j0, int count, uint64_t* rows) const {
-    __syncthreads();  // the last rows have been read
-    const int r = int(threadIdx.x);
+  /// Of a layout: which of `count` keys from j0 on the `n` queries from i0 on of head h attend to, a bit each, for
+  /// attends(); at most 64 keys make a word. False where none attends to any. A barrier for the block, and all of its
+  /// threads get one answer. Kernels are compiled with and without a layout (with_layout()): it takes registers.
+  __device__ bool attended(int64_t h, int64_t i0, int n, int64_t j0, int count, uint64_t* words) const {
+    __syncthreads();  // the last words have been read
+    const int r = int(threadIdx.x) % n, first = int(threadIdx.x) / n * 64;
     const int64_t place = i0 + r + keys - queries;
-    const bool there = r < n && i0 + r < queries;
-    const uint64_t bits = there ? layout.attended(first_head + h, place / layout.block, j0, count) : 0;
-    if (r < n) rows[r] = bits;
+    const bool there = first < count && i0 + r < queries;
+    const uint64_t bits =
+        there ? layout.attended(first_head + h, place / layout.block, j0 + first, count < 64 ? count : 64) : 0;
+    if (first < count) words[threadIdx.x] = bits;
     return __syncthreads_or(bits != 0) != 0;
+  }
+  /// Of how many tiles of `size` keys, from number `first` to before `end`, attended() is true. A barrier, too.
+  __device__ int tiles_attended(int64_t h, int64_t i0, int n, int64_t first, int64_t end, int size) const {
+    const int64_t shift = keys - queries, last = i0 + n < queries ? i0 + n : queries;
+    int found = 0;
+    for (; first < end; first += blockDim.x) {
+      const int64_t tile = first + threadIdx.x;
+      uint64_t bits = 0;
+      for (int64_t place = i0 + shift; tile < end && place < last + shift;
+           place = (place / layout.block + 1) * layout.block) {
+        for (int64_t j = tile * size; j < (tile + 1) * size; j += 64)
+          bits |= layout.attended(first_head + h, place / layout.block, j, 64);
+      }
+      found += __syncthreads_count(bits != 0);
+    }
+    return found;
   }
 
   /// The score of query i and key j, both in range, after the mask; minus infinity where i does not see j.
@@ -140,18 +157,20 @@ template <class T> struct GradPlan : AttentionPlan {
   Heads<const T> grad, q, k, v;
   const Compute<T>*lse, *delta;
 
+  __device__ int64_t row(int64_t b, int64_t h, int64_t i) const { return (b * heads + h) * queries + i; }
   /// dS of query i and key j, and P with dropout's factor f, from their products; zeros where i does not see j.
+  /// row_lse and row_delta are those of the query, which are read where there is one.
   __device__ void differentiate(int64_t b, int64_t h, int64_t i, int64_t j, bool attends, Compute<T> f,
-                                Compute<T> score, Compute<T> slope, Compute<T>& weight, Compute<T>& difference) const {
+                                const Compute<T>* row_lse, const Compute<T>* row_delta, Compute<T> score,
+                                Compute<T> slope, Compute<T>& weight, Compute<T>& difference) const {
     using A = Compute<T>;
     weight = difference = 0;
     if (!attends || i >= queries || j >= keys || j >= limit(i)) return;
-    const int64_t row = (b * heads + h) * queries + i;
-    const A saved = lse[row];
+    const A saved = *row_lse;
     if (saved == -infinity<A>) return;  // a row that attends to nothing
     const A p = exp_of(masked<T>(score, b, h, i, j) - saved);
     weight = p * f;
-    difference = p * (slope * f - delta[row]);
+    difference = p * (slope * f - *row_delta);
   }
 };
 
@@ -161,10 +180,11 @@ bool fits_mma(std::initializer_list<const Tensor*> tensors);
 /// False, and nothing done, where it does not fit.
 bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                    Tensor& lse);
-/// The tensors must fit.
+/// The tensors must fit; `counters` are so many zeros.
 void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
-                        const Tensor& v, const Tensor& lse, const float* delta, Tensor& grad_q, Tensor& grad_k,
-                        Tensor& grad_v);
+                        const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
+                        Tensor& grad_k, Tensor& grad_v);
+int64_t counters_of_grad(const AttentionPlan& plan);
 /// A mask to add, in f32; any other as it is.
 inline Tensor as_f32(const Tensor& mask) { return mask.defined() && mask.dtype() != boolean ? mask.to(f32) : mask; }
 
@@ -261,8 +281,10 @@ __device__ inline void store_part(T* row, bool wide, int64_t column, int64_t wid
   }
 }
 
-/// Whether row r of what attended() found has the key of number c.
-__device__ inline bool attends(const uint64_t* rows, int r, int c) { return (rows[r] >> c & 1) != 0; }
+/// Whether query number r of the n for which attended() was asked attends to key number c.
+__device__ inline bool attends(const uint64_t* words, int n, int r, int c) {
+  return (words[c / 64 * n + r] >> c % 64 & 1) != 0;
+}
 
 /// Calls fn.template operator()<sparse>().
 template <class Fn> void with_layout(const AttentionPlan& plan, Fn&& fn) {

@@ -45,96 +45,113 @@ template <class T> __device__ inline void mma(float (&c)[4], const uint32_t (&a)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
 #elif !defined(__CUDACC__)
-  // The same by shuffles. A row of a lies in the four lanes of its group, a column of b likewise.
+  // A row of a lies in the four lanes of its group, a column of b likewise.
   const auto both = [](uint32_t low, uint32_t high) { return uint64_t(high) << 32 | low; };
-  const uint64_t upper_row = both(a[0], a[2]), lower_row = both(a[1], a[3]), column = both(b[0], b[1]);
+  const uint64_t mine[3] = {both(a[0], a[2]), both(a[1], a[3]), both(b[0], b[1])};
+  uint64_t all[warp][3];
+  simt::warp_gather(mine, 3, all[0]);
   const int lane = threadIdx.x % warp, g = lane / 4, t = lane % 4;
   for (int s = 0; s < 4; ++s) {
-    const uint64_t x[2] = {__shfl_sync(whole_warp, upper_row, 4 * g + s),
-                           __shfl_sync(whole_warp, lower_row, 4 * g + s)};
-    for (int e = 0; e < 2; ++e) {
-      const uint64_t y = __shfl_sync(whole_warp, column, 4 * (2 * t + e) + s);
-      for (int k = 0; k < 4; ++k) {
-        for (int row = 0; row < 2; ++row) c[2 * row + e] += number<T>(x[row] >> 16 * k) * number<T>(y >> 16 * k);
-      }
+    for (int e = 0; e < 4; ++e) {
+      const uint64_t x = all[4 * g + s][e / 2], y = all[4 * (2 * t + e % 2) + s][2];
+      for (int k = 0; k < 64; k += 16) c[e] += number<T>(x >> k) * number<T>(y >> k);
     }
   }
 #endif
 }
 
-// --- tiles of 16-bit numbers in shared memory, for a and b ---
-// Both kinds are made of words; `depth` is the width of a row in steps of 16. Rows are padded so that the 32 words that
-// a warp reads at a time lie in 32 banks.
+/// Four 8 x 8 matrices of 16-bit numbers out of shared memory: lane 8 i + r gives where row r of the i-th begins, 16
+/// bytes aligned. Lane 4 g + t gets of each the columns 2t and 2t + 1 of row g; turned: the same of its transpose.
+template <bool turned>
+__device__ inline void load_matrices(const uint32_t* row, uint32_t& m0, uint32_t& m1, uint32_t& m2, uint32_t& m3) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto at = unsigned(__cvta_generic_to_shared(row));
+  if constexpr (turned) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m0), "=r"(m1), "=r"(m2), "=r"(m3)
+                 : "r"(at)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m0), "=r"(m1), "=r"(m2), "=r"(m3)
+                 : "r"(at)
+                 : "memory");
+  }
+#elif !defined(__CUDACC__)
+  const uint64_t mine = reinterpret_cast<uintptr_t>(row);
+  uint64_t all[warp];
+  simt::warp_gather(&mine, 1, all);
+  const int lane = threadIdx.x % warp, g = lane / 4, t = lane % 4;
+  const auto word = [&](int of, int n) { return reinterpret_cast<const uint32_t*>(all[of])[n]; };
+  const auto half = [&](int of, int n) { return word(of, n / 2) >> n % 2 * 16 & 0xffffu; };
+  uint32_t* const to[4] = {&m0, &m1, &m2, &m3};
+  for (int i = 0; i < 4; ++i)
+    *to[i] = turned ? half(8 * i + 2 * t, g) | half(8 * i + 2 * t + 1, g) << 16 : word(8 * i + g, t);
+#endif
+}
 
-/// Rows as they are: a word is two neighbours of a row. For a, and for b as the transpose of a matrix.
+/// Begins to copy 4 or 16 bytes to shared memory; zeros where there is nothing. They have come when this thread has
+/// waited, and are everybody's after a barrier.
+template <int bytes> __device__ inline void copy_async(void* to, const void* from, bool there) {
+  static_assert(bytes == 4 || bytes == 16);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto at = unsigned(__cvta_generic_to_shared(to));
+  const int read = there ? bytes : 0;
+  if constexpr (bytes == 16)  // past L1
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(read) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(read) : "memory");
+#elif !defined(__CUDACC__)
+  simt::copy_async<bytes>(to, there ? from : nullptr);
+#endif
+}
+/// For all that this thread began.
+__device__ inline void wait_for_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#elif !defined(__CUDACC__)
+  simt::wait_for_copies();
+#endif
+}
+
+/// A tile of 16-bit numbers in shared memory, for a and b. `depth` is the width of a row in steps of 16; rows are
+/// padded by 16 bytes, so that eight rows of a matrix lie in 32 banks.
 template <int depth> struct RowTile {
   static constexpr int line = 8 * depth + 4;  // words
   uint32_t* words;
 
-  /// Rows `row` to row + 15, columns 16 k on, as an a.
-  __device__ void left(int row, int k, uint32_t (&a)[4]) const {
-    const int lane = threadIdx.x % warp, at = (row + lane / 4) * line + 8 * k + lane % 4;
-    a[0] = words[at];
-    a[1] = words[at + 8 * line];
-    a[2] = words[at + 4];
-    a[3] = words[at + 8 * line + 4];
+  /// Row r of one of four matrices, which follow each other down the rows first, or along them.
+  __device__ const uint32_t* place(int row, int column, bool down) const {
+    const int i = threadIdx.x % warp / 8, far = i / 2 * 8, near = i % 2 * 8;
+    return words + (row + (down ? near : far) + int(threadIdx.x % 8)) * line + (column + (down ? far : near)) / 2;
   }
-  /// The same of 8 rows, transposed: column g of b is row + g.
-  __device__ void right(int row, int k, uint32_t (&b)[2]) const {
-    const int lane = threadIdx.x % warp, at = (row + lane / 4) * line + 8 * k + lane % 4;
-    b[0] = words[at];
-    b[1] = words[at + 4];
+  /// The 16 x 16 from (row, column) on as an a; turned: its transpose.
+  __device__ void left(int row, int column, uint32_t (&a)[4]) const {
+    load_matrices<false>(place(row, column, true), a[0], a[1], a[2], a[3]);
   }
-};
-
-/// Pairs of rows: word (n, column) is that column of rows 2 n and 2 n + 1. For b, whose k goes along the rows.
-template <int depth> struct PairTile {
-  static constexpr int line = 16 * depth + 8;  // words
-  uint32_t* words;
-
-  /// Rows 16 k to 16 k + 15, columns `column` to column + 7.
-  __device__ void right(int k, int column, uint32_t (&b)[2]) const {
-    const int lane = threadIdx.x % warp, at = (8 * k + lane % 4) * line + column + lane / 4;
-    b[0] = words[at];
-    b[1] = words[at + 4 * line];
+  __device__ void left_turned(int row, int column, uint32_t (&a)[4]) const {
+    load_matrices<true>(place(row, column, false), a[0], a[1], a[2], a[3]);
   }
-};
-
-struct alignas(16) FourWords {
-  uint32_t v[4];
-};
-
-/// Eight numbers from column on of a row of `width`, which 8 divides; zeros where there is none.
-template <class T> __device__ inline FourWords load_eight(const T* row, bool there, int column, int64_t width) {
-  return there && column < width ? *reinterpret_cast<const FourWords*>(row + column) : FourWords{};
-}
-
-/// Fills tiles with `size` rows that begin at `from`, `stride` apart, the first `rows` of them there. Either may be
-/// null.
-template <int threads, int size, int depth, class T>
-__device__ inline void load_tiles(const T* from, int64_t stride, int64_t rows, int64_t width, RowTile<depth>* plain,
-                                  PairTile<depth>* pairs) {
-  for (int n = threadIdx.x; n < size / 2 * 2 * depth; n += threads) {
-    const int pair = n / (2 * depth), column = n % (2 * depth) * 8;
-    const FourWords x = load_eight(from + 2 * pair * stride, 2 * pair < rows, column, width);
-    const FourWords y = load_eight(from + (2 * pair + 1) * stride, 2 * pair + 1 < rows, column, width);
-    if (plain) {
-      *reinterpret_cast<FourWords*>(plain->words + 2 * pair * plain->line + column / 2) = x;
-      *reinterpret_cast<FourWords*>(plain->words + (2 * pair + 1) * plain->line + column / 2) = y;
-    }
-    if (pairs) {
-      FourWords low, high;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t even = (x.v[i] & 0xffffu) | y.v[i] << 16, odd = x.v[i] >> 16 | (y.v[i] & 0xffff0000u);
-        (i < 2 ? low : high).v[i % 2 * 2] = even;
-        (i < 2 ? low : high).v[i % 2 * 2 + 1] = odd;
-      }
-      uint32_t* const to = pairs->words + pair * pairs->line + column;
-      *reinterpret_cast<FourWords*>(to) = low;
-      *reinterpret_cast<FourWords*>(to + 4) = high;
+  /// The same as two b: its left and right half; turned: those of its transpose.
+  __device__ void right(int row, int column, uint32_t (&b)[2][2]) const {
+    load_matrices<true>(place(row, column, true), b[0][0], b[0][1], b[1][0], b[1][1]);
+  }
+  __device__ void right_turned(int row, int column, uint32_t (&b)[2][2]) const {
+    load_matrices<false>(place(row, column, false), b[0][0], b[0][1], b[1][0], b[1][1]);
+  }
+  /// Begins to fill `size` rows with those from `from` on, `stride` apart; the first `rows` of them are there, and of
+  /// each `width` numbers, which 8 divides.
+  template <int threads, int size, class T>
+  __device__ void fill(const T* from, int64_t stride, int64_t rows, int64_t width) const {
+    int first = threadIdx.x;
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+r"(first));  // else all addresses stay in registers between two calls
+#endif
+    for (int n = first; n < size * 2 * depth; n += threads) {
+      const int row = n / (2 * depth), column = n % (2 * depth) * 8;
+      const bool there = row < rows && column < width;
+      copy_async<16>(words + row * line + column / 2, there ? from + row * stride + column : from, there);
     }
   }
-}
+};
 
 }  // namespace lockstep::on_cuda

@@ -1,4 +1,5 @@
 // Attention, its gradient and rotary embedding of the device against the CPU's.
+#include "tensor/block_layout.h"
 #include "tests/cuda/against_cpu.h"
 
 using namespace lockstep;
@@ -30,6 +31,10 @@ const Case cases[] = {
     {1, 1, 1, 5, 67, 256, false, 2},
     {1, 1, 1, 3, 4, 300, true, 0, 1.0},
     {1, 1, 1, 130, 7, 16, true},
+    // Blocks of keys take turns to add to the queries' gradient.
+    {1, 4, 2, 140, 300, 16, true},
+    {1, 2, 1, 290, 260, 8, true, 0, 0.1, true},
+    {1, 1, 1, 40, 270, 128, false, 1},
 };
 
 Tensor heads_of(const Case& c, int64_t heads, int64_t tokens, DType dtype, uint32_t seed) {
@@ -73,6 +78,45 @@ TEST_CASE("cuda: attention and its gradient") {
           what + " gradient", {grad, q, k, v, mask, out, lse}, {q, k, v},
           [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
             kernels.attention_grad(in[0], in[1], in[2], in[3], in[4], in[5], in[6], args, to[0], to[1], to[2]);
+          },
+          tolerance(dtype) * 3);
+    }
+  }
+}
+
+TEST_CASE("cuda: attention and its gradient with a layout of blocks") {
+  struct Sparse {
+    int64_t queries, width, block;
+    bool causal;
+  };
+  constexpr int64_t keys = 300, heads = 2;
+  for (const auto& [queries, width, block, causal] : {Sparse{300, 16, 16, true}, Sparse{70, 72, 100, false}}) {
+    const int64_t blocks = (keys + block - 1) / block;
+    std::vector<std::vector<int32_t>> rows(static_cast<size_t>(heads * blocks));
+    std::mt19937 engine(3);
+    for (size_t r = 1; r < rows.size(); ++r)  // the first one attends to nothing, some not to the first or last keys
+      for (int32_t column = 0; column < blocks; ++column)
+        if (engine() % 4 == 0) rows[r].push_back(column);
+    const BlockLayout layout = BlockLayout::of_rows(block, heads, rows);
+    const auto args_on = [&](Device device) {
+      return AttentionArgs{
+          .scale = 0.3, .causal = causal, .layout = std::make_shared<const BlockLayout>(layout.to(device))};
+    };
+    for (const DType dtype : {f32, f16, bf16}) {
+      const Tensor q = random_tensor({1, heads, queries, width}, dtype, 1),
+                   k = random_tensor({1, heads, keys, width}, dtype, 2),
+                   v = random_tensor({1, heads, keys, width}, dtype, 3), grad = random_tensor(q.shape(), dtype, 4);
+      Tensor out = random_tensor(q.shape(), dtype, 5), lse = empty({1, heads, queries}, {f32, cpu});
+      const std::string what = str("attention ", dtype, " ", q.shape(), ", blocks of ", block);
+      against_cpu(what, {q, k, v}, {out, lse}, [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
+        kernels.attention(in[0], in[1], in[2], {}, args_on(in[0].device()), to[0], to[1]);
+      });
+      table(cpu).attention(q, k, v, {}, args_on(cpu), out, lse);
+      against_cpu(
+          what + " gradient", {grad, q, k, v, out, lse}, {q, k, v},
+          [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
+            kernels.attention_grad(in[0], in[1], in[2], in[3], {}, in[4], in[5], args_on(in[0].device()), to[0], to[1],
+                                   to[2]);
           },
           tolerance(dtype) * 3);
     }

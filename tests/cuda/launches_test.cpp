@@ -72,7 +72,7 @@ TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
   struct Row {
     const char* name;
     nn::GPT::Options options;
-    int64_t by_layer;
+    int64_t by_layer;  // in f32; in 16 bits one less, attention's backward
   };
   const Row rows[] = {
       {"GPT-2", {}, 23},
@@ -89,7 +89,7 @@ TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
       const int64_t two = sum_of(at[0]), four = sum_of(at[1]), beside = 2 * two - four;
       INFO(str(row.name, ", ", dtype, "; of two layers: "), text_of(layer));
       INFO("of a step with two layers: ", text_of(at[0]));
-      CHECK(four - two == 2 * row.by_layer);
+      CHECK(four - two == 2 * (row.by_layer - (dtype == bf16)));
       CHECK(beside + of_optimizer <= 40);
       CHECK(four + of_optimizer <= std::max<int64_t>(24, row.by_layer) * 4 + 40);
     }

@@ -24,7 +24,7 @@ constinit thread_local const Place* here = nullptr;
 
 namespace {
 
-constexpr unsigned warp_size = 32;
+constexpr unsigned warp_size = 32, most_copies = 64, most_rounds = 100;
 constexpr size_t page = 4096, arena_bytes = 256 * 1024, most_static = 48 * 1024, red_zone = 64;
 
 std::string str(const auto&... parts) {
@@ -48,6 +48,14 @@ struct Thread {
   bool predicate;
   char order = 0;  // of this thread and the others at a __syncwarp
   alignas(8) unsigned char sent[8], received[8];
+  const uint64_t* words_sent;
+  uint64_t* words_received;
+  unsigned words;
+  Copy copies[most_copies];  // under way, from the first on
+  unsigned first_copy, end_copy;
+  // rounds it has slept, and what the block had done by then
+  unsigned rounds;
+  uint64_t done_before;
 };
 struct WarpState {
   unsigned arrived = 0, exited = 0;  // lanes
@@ -72,6 +80,9 @@ class Block {
   int barrier(const char* file, int line, bool predicate);
   void meet(unsigned mask, unsigned op);
   void give_way();
+  void sleep();
+  uint64_t nth(uint64_t n) const { return some_.empty() ? n : some_.at(n); }
+  bool is_shared(const void* p) const { return p >= arena_ && p < arena_ + arena_used_; }
   void* allocate(size_t bytes, size_t align, const char* name);
   void* shared_array(const void* key, size_t bytes, size_t align, const char* name);
   void* dynamic_shared();
@@ -102,12 +113,14 @@ class Block {
   const char* barrier_file_ = nullptr;
   int barrier_line_ = 0;
   unsigned barriers_ = 0;
+  uint64_t steps_ = 0;  // threads that began, ended or came to a barrier or another lane
   char barrier_order_[2] = {}, start_order_ = 0, end_order_ = 0;
   Clocks clocks_;
   Clock main_;
   std::mt19937_64 random_;
   std::unique_ptr<Thread[]> threads_;
   std::vector<WarpState> warps_;
+  std::vector<uint64_t> some_;                      // the blocks of the grid that are run, ascending; empty: all
   std::vector<unsigned> ready_, batch_, sequence_;  // runnable threads; those of this round; the order of starting
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
@@ -154,6 +167,7 @@ void Block::run_thread(Thread& thread) {
   main_.enter();
   self.state = State::done;
   ++done_;
+  ++steps_;
   warps_[self.place.linear / warp_size].exited |= 1u << self.place.lane;
 }
 
@@ -170,6 +184,8 @@ void Block::work() {
       thread.index = {linear % blockDim.x, linear / blockDim.x % blockDim.y, linear / blockDim.x / blockDim.y};
       thread.state = State::running;
       thread.fiber = self;
+      thread.first_copy = thread.end_copy = thread.rounds = thread.words = 0;
+      ++b.steps_;
       b.current = &thread;
       here = &thread.place;
       threadIdx = thread.index;
@@ -222,6 +238,7 @@ int Block::barrier(const char* file, int line, bool predicate) {
               barrier_line_));
   barrier_file_ = file;
   barrier_line_ = line;
+  ++steps_;
   if (waiting_++ == 0) true_ = 0;
   true_ += predicate;
   // By turns: who goes on first may be at the next barrier, with what it did since, before all others go on.
@@ -235,6 +252,18 @@ int Block::barrier(const char* file, int line, bool predicate) {
 void Block::give_way() {
   if (options().order != Order::random || random_() % 4 != 0) return;
   make_ready(*current);
+  wait(State::gave_way);
+}
+
+void Block::sleep() {
+  Thread& self = *current;
+  if (self.done_before != steps_) self.rounds = 0;
+  self.done_before = steps_;
+  if (++self.rounds > most_rounds)
+    fault(
+        "deadlock: it waits for what no thread of this block will write; a block may wait only for those that have "
+        "begun before it, by their ticket");
+  make_ready(self);
   wait(State::gave_way);
 }
 
@@ -264,6 +293,7 @@ void Block::meet(unsigned mask, unsigned op) {
   }
   self.mask = mask;
   self.op = op;
+  ++steps_;
   warp.arrived |= own;
   if ((warp.arrived & wanted) != wanted) return wait(State::in_warp);
   warp.arrived &= ~wanted;
@@ -283,6 +313,9 @@ void Block::meet(unsigned mask, unsigned op) {
     const unsigned lane = unsigned(__builtin_ctz(left));
     Thread& thread = threads_[first + lane];
     thread.ballot = ballot;
+    for (unsigned other = 0; thread.words > 0 && other < lanes; ++other)
+      for (unsigned i = 0; i < thread.words; ++i)
+        thread.words_received[other * thread.words + i] = threads_[first + other].words_sent[i];
     if (thread.bytes > 0) {
       if (!(wanted >> thread.source & 1))
         fault(str("shuffle: lane ", lane, " reads lane ", thread.source, ", which is not in the mask"));
@@ -409,7 +442,7 @@ void Block::run_grid(const char* name, dim3 grid, size_t shared, const std::func
   random_.seed(options().seed);
   sequence_.clear();
   const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
-  std::vector<uint64_t> order = some_of(blocks);
+  std::vector<uint64_t> order = some_ = some_of(blocks);
   const bool all = order.empty();
   if (options().order != Order::forward) {
     for (unsigned i = 0; i < size_; ++i) sequence_.push_back(size_ - 1 - i);
@@ -460,6 +493,8 @@ void fence() {
   release(&block().fence_order);
 }
 void give_way() { block().give_way(); }
+void sleep() { block().sleep(); }
+uint64_t nth_block(uint64_t n) { return block().nth(n); }
 void* shared_array(const void* key, size_t bytes, size_t align, const char* name) {
   return block().shared_array(key, bytes, align, name);
 }
@@ -483,6 +518,14 @@ unsigned warp_ballot(unsigned mask, bool predicate) {
   block().meet(mask, unsigned(Warp::ballot) * 64);
   return self.ballot;
 }
+void warp_gather(const uint64_t* sent, unsigned words, uint64_t* received) {
+  Thread& self = *block().current;
+  self.bytes = 0;
+  self.predicate = false;
+  self.words_sent = sent, self.words_received = received, self.words = words;
+  block().meet(~0u, unsigned(Warp::gather) * 64 + words);
+  self.words = 0;
+}
 // __syncwarp orders memory; shuffles and ballots do not.
 void warp_sync(unsigned mask) {
   Thread& self = *block().current;
@@ -491,6 +534,23 @@ void warp_sync(unsigned mask) {
   release(&self.order);
   block().meet(mask, unsigned(Warp::sync) * 64);
   acquire(&self.order);
+}
+
+void begin_copy(const Copy& copy) {
+  Thread& self = *block().current;
+  if (!block().is_shared(copy.to)) fault("copy to shared memory: it goes elsewhere");
+  if (self.end_copy == most_copies)
+    fault(str("copy to shared memory: the emulator has place for ", most_copies, " of a thread"));
+  self.copies[self.end_copy++] = copy;
+}
+bool take_copy(Copy& copy) {
+  Thread& self = *block().current;
+  if (self.first_copy == self.end_copy) {
+    self.first_copy = self.end_copy = 0;
+    return false;
+  }
+  copy = self.copies[self.first_copy++];
+  return true;
 }
 
 void run_grid(const char* op, dim3 grid, dim3 size, size_t shared, const std::function<void()>& body) {

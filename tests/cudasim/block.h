@@ -43,16 +43,33 @@ struct Place {
 };
 extern constinit thread_local const Place* here;
 
-enum class Warp : unsigned { shfl, shfl_xor, shfl_down, shfl_up, ballot, sync };
+enum class Warp : unsigned { shfl, shfl_xor, shfl_down, shfl_up, ballot, gather, sync };
 /// How many threads came with a true predicate.
 int barrier(const char* file, int line, bool predicate = false);
 /// Each lane of `mask` gives `bytes` and gets those of lane `source`.
 void warp_exchange(unsigned mask, Warp op, const void* sent, void* received, unsigned bytes, int source, int width);
 unsigned warp_ballot(unsigned mask, bool predicate);
+/// Every lane of a whole warp gives `words` and gets those of all lanes, one lane after the other.
+void warp_gather(const uint64_t* sent, unsigned words, uint64_t* received);
 void warp_sync(unsigned mask);
 void fence();
 /// In random order: lets other threads of the block go first, now and then.
 void give_way();
+/// For a thread that waits for a number in memory: lets the others go on. A fault where none of them does anything
+/// else, as blocks run one after the other: the number is that of a block that may begin later.
+void sleep();
+/// What the n-th block to begin, from 0 on, is among all of the grid: n, but while there is a fake::SomeBlocks.
+uint64_t nth_block(uint64_t n);
+
+/// A copy to shared memory that arrives when its thread waits for it, and not before; `from` null: zeros.
+struct Copy {
+  void* to;
+  const void* from;
+  unsigned bytes;
+};
+void begin_copy(const Copy& copy);
+/// Takes the next of the copies that this thread began; false: there is none.
+bool take_copy(Copy& copy);
 void* shared_array(const void* key, size_t bytes, size_t align, const char* name);
 void* dynamic_shared();
 [[noreturn]] void fault(const std::string& what);

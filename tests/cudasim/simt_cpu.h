@@ -91,6 +91,31 @@ inline void __threadfence() { simt::fence(); }
 inline void __threadfence_block() { simt::fence(); }
 inline void __threadfence_system() { simt::fence(); }
 
+inline void __nanosleep(unsigned) { simt::sleep(); }
+
+namespace simt {
+
+/// As ld.acquire and st.release. ThreadSanitizer takes what another block wrote for ordered by these alone.
+inline unsigned load_acquire(const unsigned* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+inline void store_release(unsigned* p, unsigned value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+
+/// As cp.async. From now on nobody may count on what was there, and until its thread has waited nobody on what comes.
+template <unsigned bytes> void copy_async(void* to, const void* from) {
+  if (reinterpret_cast<uintptr_t>(to) % bytes != 0 || reinterpret_cast<uintptr_t>(from) % bytes != 0)
+    fault("copy to shared memory: an address is not a multiple of its bytes");
+  begin_copy({to, from, bytes});
+  std::memset(to, 0xff, bytes);
+}
+/// As cp.async.wait_all.
+inline void wait_for_copies() {
+  for (Copy copy; take_copy(copy);) {
+    if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
+    else std::memset(copy.to, 0, copy.bytes);
+  }
+}
+
+}  // namespace simt
+
 // --- warp operations, on the types that CUDA has them for ---
 namespace simt {
 

@@ -1,0 +1,197 @@
+// Attention backward of f16 and bf16 on tensor cores, in one pass: scores are made once for all three gradients.
+//
+// A block of eight warps owns 128 keys and walks along the queries that see them (all heads that share the keys, in
+// order), with grad_k and grad_v in registers. Its part of grad_q it adds to sums in f32, which all blocks share, when
+// its turn comes, so that the order of every sum is fixed:
+//
+//   queries ->   tile 0   tile 1   tile 2   tile 3       with a causal mask; the numbers are turns. The block of the
+//   keys 3                                     1         last keys begins first: for its n-th tile a block is the
+//   keys 2                           1         2         n-th, behind one that was there a tile ago, so that blocks
+//   keys 1                  1        2         3         which begin together do not wait. Who is last of a tile
+//   keys 0         1        2        3         4         rounds the sum to 16 bits.
+//
+// Five products of tiles: 10 B H T S D operations, half of it when causal. For 1280 of them 8 bytes of a sum are read
+// and written, in L2 mostly: blocks that run at the same time are about the same few heads.
+#include "tensor/cuda/attention_mma.h"
+#include "tensor/cuda/turns.h"
+
+namespace lockstep::on_cuda {
+namespace {
+
+constexpr int grad_threads = 256, block_keys = 128;
+constexpr int grad_step = 32;  // queries that a block takes in at a time
+
+/// What the blocks of a backward share.
+struct Shared {
+  unsigned *ticket, *turns;  ///< zeros; turns: how many have added to a tile of queries, for each warp
+  float4* sums;              ///< of a tile of queries, as its lanes hold them
+  int key_tiles;
+  int64_t query_tiles;
+};
+
+template <class T, int depth, bool sparse>
+__global__ void __launch_bounds__(grad_threads)
+    attention_grad_mma_kernel(GradPlan<T> plan, Heads<T> grad_q, Heads<T> grad_k, Heads<T> grad_v, Shared all,
+                              int stages) {
+  using Rows = RowTile<depth>;
+  using Slopes = RowTile<grad_step / 16>;
+  constexpr int count = grad_step / 8, warps = grad_threads / warp;
+  if (!has_tensor_cores) return;
+  LOCKSTEP_DYNAMIC_SHARED(uint32_t, shared);
+  uint32_t* free = shared;
+  const Rows keys = take<Rows, block_keys>(free), values = take<Rows, block_keys>(free);
+  const Slopes slopes = take<Slopes, block_keys>(free);  // keys by queries
+  const Rows all_queries = take<Rows, 2 * grad_step>(free), all_grads{all_queries.words + grad_step * Rows::line};
+  LOCKSTEP_SHARED(uint64_t, seen, [2][block_keys / 64 * grad_step]);
+  LOCKSTEP_SHARED(float, row_sums, [2][2][grad_step]);  // of a stage: lse, delta
+  const Lane lane;
+  const int ticket = int(take_ticket(all.ticket)), unit = ticket / all.key_tiles,
+            tile = all.key_tiles - 1 - ticket % all.key_tiles, g = unit % int(plan.groups), b = unit / int(plan.groups);
+  const int64_t j0 = int64_t(tile) * block_keys, first = plan.first_query(j0) / grad_step * grad_step,
+                shared_by = plan.heads / plan.groups, width = plan.width;
+  const float scale = float(plan.scale);
+
+  // A step is a tile of queries that see these keys, one head after the other; seek() gives the next one that attends
+  // to some. A stage is place for two tiles: of queries, and of their gradients.
+  const int of_head = int((plan.queries - first + grad_step - 1) / grad_step), steps = of_head * int(shared_by);
+  const auto head_of = [&](int step) { return g * shared_by + step / of_head; };
+  const auto query_of = [&](int step) { return first + int64_t(step % of_head) * grad_step; };
+  const auto seek = [&](int step, int parity) {
+    if (sparse) {
+      while (step < steps && !plan.attended(head_of(step), query_of(step), grad_step, j0, block_keys, seen[parity]))
+        ++step;
+    }
+    return step;
+  };
+  const auto fetch = [&](int step, int stage) {
+    if (step >= steps) return;
+    const int64_t h = head_of(step), i0 = query_of(step), rows = plan.queries - i0;
+    at<2 * grad_step>(all_queries, stage)
+        .template fill<grad_threads, grad_step>(plan.q.row(b, h, i0), plan.q.token, rows, width);
+    at<2 * grad_step>(all_grads, stage)
+        .template fill<grad_threads, grad_step>(plan.grad.row(b, h, i0), plan.grad.token, rows, width);
+    const int number = int(threadIdx.x) / grad_step, row = int(threadIdx.x) % grad_step;
+    if (number < 2)
+      copy_async<4>(&row_sums[stage][number][row], (number == 0 ? plan.lse : plan.delta) + plan.row(b, h, i0 + row),
+                    row < rows);
+  };
+  keys.template fill<grad_threads, block_keys>(plan.k.row(b, g, j0), plan.k.token, plan.keys - j0, width);
+  values.template fill<grad_threads, block_keys>(plan.v.row(b, g, j0), plan.v.token, plan.keys - j0, width);
+
+  float sum_k[2 * depth][4] = {}, sum_v[2 * depth][4] = {};
+  int step = seek(0, 0), next;
+  fetch(step, 0);
+  for (int parity = 0; step < steps; parity ^= 1, step = next) {
+    const int64_t h = head_of(step), i0 = query_of(step),
+                  end = plan.limit((i0 + grad_step < plan.queries ? i0 + grad_step : plan.queries) - 1);
+    const int used = end - j0 < block_keys ? int(end - j0) : block_keys, stage = parity * (stages - 1);
+    wait_for_copies();
+    __syncthreads();  // this stage is there, the other one and the slopes have been read
+    next = seek(step + 1, parity ^ 1);
+    if (stages == 2) fetch(next, stage ^ 1);
+    if (lane.row < used) {  // else none of its keys is seen
+      const Rows queries = at<2 * grad_step>(all_queries, stage), grads = at<2 * grad_step>(all_grads, stage);
+      float score[count][4] = {}, slope[count][4] = {};  // of (key, query)
+      multiply<T>(keys, queries, score);
+      multiply<T>(values, grads, slope);
+      const uint32_t kept = plan.template kept_of<grad_step / 2>(b, h, Scores{lane, i0, j0, true});
+#pragma unroll
+      for (int n = 0; n < count; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float weight, difference;
+          plan.differentiate(b, h, i0 + lane.column_of(n, e), j0 + lane.row_of(e),
+                             !sparse || attends(seen[parity], grad_step, lane.column_of(n, e), lane.row_of(e)),
+                             plan.template factor<float>(kept, 4 * n + e), &row_sums[stage][0][lane.column_of(n, e)],
+                             &row_sums[stage][1][lane.column_of(n, e)], score[n][e] * scale, slope[n][e], weight,
+                             difference);
+          score[n][e] = weight;
+          slope[n][e] = difference;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e += 2)
+          slopes.words[lane.row_of(e) * Slopes::line + lane.column_of(n, 0) / 2] =
+              pack<T>(slope[n][e], slope[n][e + 1]);
+      }
+      accumulate<T>(score, grads, sum_v);
+      accumulate<T>(slope, queries, sum_k);
+    }
+    __syncthreads();  // slopes are there, and the stage has been read
+    if (stages == 1) fetch(next, 0);
+
+    // A warp's part of the queries' gradient: 16 rows, a quarter of the columns.
+    const int place = int(threadIdx.x) / warp, row = place % 2 * 16, column = place / 2 * (4 * depth);
+    float sum[depth / 2][4] = {};
+#pragma unroll 2
+    for (int j = 0; j < used; j += 16) {
+      uint32_t a[4];
+      slopes.left_turned(j, row, a);
+      multiply_rows<T>(a, keys, j, column, sum);
+    }
+    const int64_t tile_of_queries = (b * plan.heads + h) * all.query_tiles + i0 / grad_step,
+                  tiles = (end - 1) / block_keys + 1;
+    int64_t before = tiles - 1 - tile, after = tile;
+    if (sparse) {
+      before = plan.tiles_attended(h, i0, grad_step, tile + 1, tiles, block_keys);
+      after = plan.tiles_attended(h, i0, grad_step, 0, tile, block_keys);
+    }
+    unsigned* const turn = all.turns + tile_of_queries * warps + place;
+    float4* const sums = all.sums + tile_of_queries * (depth / 2 * grad_threads) + threadIdx.x;
+    if (before > 0) {
+      wait_for_turn(turn, unsigned(before));
+#pragma unroll
+      for (int n = 0; n < depth / 2; ++n) {
+        const float4 x = __ldcg(sums + n * grad_threads);
+        sum[n][0] += x.x, sum[n][1] += x.y, sum[n][2] += x.z, sum[n][3] += x.w;
+      }
+    }
+    if (after > 0) {
+#pragma unroll
+      for (int n = 0; n < depth / 2; ++n)
+        __stcg(sums + n * grad_threads, make_float4(sum[n][0], sum[n][1], sum[n][2], sum[n][3]));
+      pass_turn(turn, unsigned(before + 1));
+    } else {
+      store_rows(grad_q, b, h, i0 + row + lane.g, plan.queries, column, width, sum, scale, scale);
+    }
+  }
+  store_rows(grad_k, b, g, j0 + lane.row_of(0), plan.keys, 0, width, sum_k, scale, scale);
+  store_rows(grad_v, b, g, j0 + lane.row_of(0), plan.keys, 0, width, sum_v, 1.f, 1.f);
+}
+
+/// A block reads and adds to what others have added to.
+bool has_turns(const AttentionPlan& plan) { return plan.keys > block_keys; }
+int64_t query_tiles_of(const AttentionPlan& plan) {
+  return plan.batch * plan.heads * tiles_of(plan.queries, grad_step);
+}
+
+}  // namespace
+
+int64_t counters_of_grad(const AttentionPlan& plan) {
+  return 1 + (has_turns(plan) ? query_tiles_of(plan) * (grad_threads / warp) : 0);
+}
+
+void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
+                        Tensor& grad_k, Tensor& grad_v) {
+  // What no key is there for, no block writes.
+  if (plan.layout.block > 0 || plan.limit(0) == 0) grad_q.fill_(0);
+  with_depth(plan, q, [&]<class T, int depth, bool sparse> {
+    using In = Heads<const T>;
+    const GradPlan<T> all{plan, In(grad), In(q), In(k), In(v), lse.data<float>(), delta};
+    const cuda::Scratch sums(has_turns(plan) ? size_t(query_tiles_of(plan)) * grad_step * 16 * depth * sizeof(float)
+                                             : 0);
+    const int64_t key_tiles = tiles_of(plan.keys, block_keys);
+    const unsigned blocks = cuda::blocks_of("attention_grad", key_tiles * plan.groups * plan.batch);
+    const auto bytes = [](int stages) {
+      return bytes_of<depth>(2 * block_keys + stages * 2 * grad_step) + bytes_of<grad_step / 16>(block_keys);
+    };
+    constexpr size_t fixed = 2048;  // static arrays, and what CUDA takes
+    const int stages = bytes(2) + fixed <= size_t(cuda::limits().shared_per_block) ? 2 : 1;
+    cuda::launch({"attention_grad", dim3(blocks), dim3(grad_threads), bytes(stages)},
+                 attention_grad_mma_kernel<T, depth, sparse>, all, Heads<T>(grad_q), Heads<T>(grad_k), Heads<T>(grad_v),
+                 Shared{counters, counters + 1, sums.as<float4>(), int(key_tiles), tiles_of(plan.queries, grad_step)},
+                 stages);
+  });
+}
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,124 @@
+#pragma once
+// What both directions of attention on tensor cores share: products of tiles by a warp, for f16 and bf16. Scores,
+// softmax and all sums are f32; weights and their slopes are rounded to 16 bits as factors of the second products.
+//
+// A warp owns 16 rows (of queries forward, of keys backward). A product of scores is in the layout (mma.h) in which its
+// pairs are the left operand of the next product, so that weights never leave registers. The next tile is copied to
+// shared memory while this one is multiplied. Bound by tensor cores, and by shared memory, which feeds them with about
+// two reads of 512 bytes for three mma.
+#include "tensor/cuda/attention_tile.h"
+#include "tensor/cuda/mma.h"
+
+namespace lockstep::on_cuda {
+
+struct Lane {
+  int g = int(threadIdx.x % warp) / 4, t = int(threadIdx.x % warp) % 4, row = int(threadIdx.x / warp) * 16;
+  /// Place in the block's rows, and in the columns of product n, of element e of a c.
+  __device__ int row_of(int e) const { return row + g + e / 2 * 8; }
+  __device__ int column_of(int n, int e) const { return 8 * n + 2 * t + e % 2; }
+};
+
+/// Which score is number e of a lane, counted through its products: for queries by keys, or (turned) keys by queries.
+/// Not a lambda: nvcc 13.0 fails on one here.
+struct Scores {
+  Lane lane;
+  int64_t i0, j0;
+  bool turned = false;
+  __device__ QueryKey operator()(int e) const {
+    const int row = lane.row_of(e % 4), column = lane.column_of(e / 4, e % 4);
+    return turned ? QueryKey{i0 + column, j0 + row} : QueryKey{i0 + row, j0 + column};
+  }
+};
+
+/// Two products side by side, rounded, as a left operand.
+template <class T> __device__ inline void as_left(const float (&low)[4], const float (&high)[4], uint32_t (&a)[4]) {
+  a[0] = pack<T>(low[0], low[1]);
+  a[1] = pack<T>(low[2], low[3]);
+  a[2] = pack<T>(high[0], high[1]);
+  a[3] = pack<T>(high[2], high[3]);
+}
+
+/// Takes a tile out of shared memory.
+template <class Z, int rows> __device__ inline Z take(uint32_t*& words) {
+  const Z tile{words};
+  words += rows * Z::line;
+  return tile;
+}
+/// The next of tiles that lie one after the other.
+template <int rows, int depth> __device__ inline RowTile<depth> at(const RowTile<depth>& first, int number) {
+  return {first.words + number * (rows * RowTile<depth>::line)};
+}
+
+/// score[n] += the warp's 16 rows of `left` times rows 8 n on of `right`, transposed.
+template <class T, int depth, int count>
+__device__ inline void multiply(const RowTile<depth>& left, const RowTile<depth>& right, float (&score)[count][4]) {
+#pragma unroll 2
+  for (int k = 0; k < depth; ++k) {
+    uint32_t a[4], b[2][2];
+    left.left(threadIdx.x / warp * 16, 16 * k, a);
+#pragma unroll
+    for (int n = 0; n < count; n += 2) {
+      right.right_turned(8 * n, 16 * k, b);
+      mma<T>(score[n], a, b[0]);
+      mma<T>(score[n + 1], a, b[1]);
+    }
+  }
+}
+
+/// sum[d] += a times columns column + 8 d on of the rows of `values` from `row` on.
+template <class T, int depth, int count>
+__device__ inline void multiply_rows(const uint32_t (&a)[4], const RowTile<depth>& values, int row, int column,
+                                     float (&sum)[count][4]) {
+#pragma unroll
+  for (int d = 0; d < count; d += 2) {
+    uint32_t b[2][2];
+    values.right(row, column + 8 * d, b);
+    mma<T>(sum[d], a, b[0]);
+    mma<T>(sum[d + 1], a, b[1]);
+  }
+}
+
+/// sum += weights (16 x 8 count) times `values`.
+template <class T, int depth, int count>
+__device__ inline void accumulate(const float (&weights)[count][4], const RowTile<depth>& values,
+                                  float (&sum)[2 * depth][4]) {
+#pragma unroll
+  for (int k = 0; k < count / 2; ++k) {
+    uint32_t a[4];
+    as_left<T>(weights[2 * k], weights[2 * k + 1], a);
+    multiply_rows<T>(a, values, 16 * k, 0, sum);
+  }
+}
+
+/// Writes a lane's part of rows `row` and row + 8, from `column` on: sum times `low` and `high`.
+template <class T, int count>
+__device__ inline void store_rows(const Heads<T>& out, int64_t b, int64_t h, int64_t row, int64_t rows, int column,
+                                  int64_t width, const float (&sum)[count][4], float low, float high) {
+#pragma unroll
+  for (int e = 0; e < 4; e += 2, row += 8) {
+    if (row >= rows) continue;
+    const float factor = e == 0 ? low : high;
+    T* const to = out.row(b, h, row);
+#pragma unroll
+    for (int d = 0; d < count; ++d) {
+      if (column + 8 * d < width)
+        *reinterpret_cast<uint32_t*>(to + Lane().column_of(d, 0) + column) =
+            pack<T>(sum[d][e] * factor, sum[d][e + 1] * factor);
+    }
+  }
+}
+
+/// Calls fn.template operator()<T, depth, sparse>() for tensors that fit.
+template <class Fn> void with_depth(const AttentionPlan& plan, const Tensor& q, Fn&& fn) {
+  dispatch<Half, BFloat16>(q.dtype(), "attention", [&]<class T> {
+    with_layout(plan, [&]<bool sparse> {
+      if (q.shape()[3] <= 64) fn.template operator()<T, 4, sparse>();
+      else fn.template operator()<T, 8, sparse>();
+    });
+  });
+}
+
+inline int64_t tiles_of(int64_t rows, int size) { return (rows + size - 1) / size; }
+template <int depth> size_t bytes_of(int rows) { return sizeof(uint32_t) * size_t(rows * RowTile<depth>::line); }
+
+}  // namespace lockstep::on_cuda
