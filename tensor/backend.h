@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tensor/device.h"
 
@@ -12,6 +13,7 @@ namespace lockstep {
 struct Kernels;
 struct Solvers;
 struct RecordedKey;
+class Tensor;
 inline constexpr int keys_at_once = 128;  ///< arguments of one kernel
 
 /// Streams and events are the device's own handles. Every function may throw an Error that names what failed, but those
@@ -66,6 +68,7 @@ struct Backend {
   void (*store)(void* to, const void* from, size_t bytes);  ///< of the host, in words of 8; `from` is free at once
   void (*square_sums)(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);
   void (*take_norm)(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers);
+  void (*find_nonfinite)(const std::vector<Tensor>& x, int32_t* found);  ///< see nonfinite.h; contiguous
 };
 
 /// The backend of a type of device; nullptr for the CPU and for what this build does not have.
