@@ -3,6 +3,7 @@
 // of function pointers, filled in tensor/cuda/backend.cpp; a build without CUDA has none.
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,8 @@ struct Backend {
   void (*square_sums)(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);
   void (*take_norm)(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers);
   void (*find_nonfinite)(const std::vector<Tensor>& x, int32_t* found);  ///< see nonfinite.h; contiguous
+  /// As keep_for_graphs(), for memory of somebody else: such graphs have a part in its owner from here on.
+  void (*hold_for_graphs)(const std::shared_ptr<void>& owner, int device, uint32_t born) noexcept;
 };
 
 /// The backend of a type of device; nullptr for the CPU and for what this build does not have.

@@ -62,6 +62,9 @@ void Stage::listen() {
         parallel::FlatGradients::Offsets{unit.layout.offsets, unit.layout.whole(), {unit.gradient_dtype, device}});
   }
   reducer_->cut(std::move(reduced));
+  for (size_t u = 0; u < units.size(); ++u)  // on devices all ranks make it together
+    if (options.stage < 2 && units[u].trains && units[u].group->size() > 1 && !device.is_cpu())
+      reducer_->units[u].gradients.own_memory();
 }
 
 /// One flat tensor lasts. What was reduced lies there, too: when there was no step since, it makes room.

@@ -315,6 +315,7 @@ const Backend cuda_backend{
     .square_sums = on_cuda::square_sums,
     .take_norm = on_cuda::take_norm,
     .find_nonfinite = on_cuda::find_nonfinite,
+    .hold_for_graphs = cuda::hold_for_graphs,
 };
 
 }  // namespace lockstep
