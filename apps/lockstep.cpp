@@ -17,6 +17,7 @@
 #include "apps/commands.h"
 #include "apps/version.h"
 #include "data/json.h"
+#include "dist/native_group.h"
 #include "tensor/backend.h"
 #include "tensor/bf16_products.h"
 #include "tensor/environment.h"
@@ -129,6 +130,7 @@ Json collect() {
 #else
   libraries["oneDNN"] = "not in this build";
 #endif
+  libraries["NCCL"] = lockstep::dist::describe_nccl();
   libraries["zlib"] = zlibVersion();
   libraries["nlohmann_json"] = LOCKSTEP_JSON_VERSION;
   libraries["CLI11"] = CLI11_VERSION;

@@ -28,6 +28,8 @@ class NativeGroup : public ProcessGroup {
 
 /// Whether this build has NCCL.
 extern const bool with_nccl;
+/// "2.28.9, with windows" (nccl/window.h), or that there is none; for `lockstep env`.
+std::string describe_nccl();
 /// A group whose tensors on devices NCCL moves; those on the CPU go as in a NativeGroup, in one order with them.
 /// Nothing of CUDA is touched before the first call with such a tensor. Null in a build without NCCL.
 std::shared_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Job> job, Membership member);

@@ -163,9 +163,12 @@ class ProcessGroup {
 
   /// A tensor, uninitialised, on which all_reduce, reduce_scatter (its `whole`), all_gather (its `whole`) and broadcast
   /// work where it lies, without copies from rank to rank, when all ranks of the group are on one host and every rank
-  /// (broadcast: the root) gives such a tensor or a part of one. Elsewhere, and on other devices, an ordinary tensor.
+  /// (broadcast: the root) gives such a tensor or a part of one. Elsewhere an ordinary tensor.
   /// The same results either way. No other rank needs to make one at the same time. Each takes an open file; pages are
   /// as in a file, so it is meant for what lasts.
+  ///
+  /// On a device, where NCCL moves tensors, a window of it (nccl/window.h): all ranks make it at the same point and of
+  /// one size, and give the same part of it to the same collectives.
   virtual Tensor shared_empty(const Shape& shape, DType dtype = f32, Device device = cpu);
 
   /// New groups are made by all ranks of this one, in the same order. nullptr for ranks that are not in it.

@@ -80,7 +80,6 @@ const std::string& StepGraphs::why_never() {
     if (is_shared() && std::string_view(m_.group->device_engine()) != "nccl")
       return str("tensors of ", m_.group->size(), " ranks go through the host's memory");
     if (m_.one_bit) return str(m_.optimizers[0]->name(), " takes gradients as they come");
-    if (m_.zero->stage() == 3) return "ZeRO 3 fetches parameters in forward and backward";
     if (is_shared() && m_.comms) return "comms_logger measures each collective";
     if (m_.config.wall_clock_breakdown) return "wall_clock_breakdown measures its parts";
     return "";
@@ -93,7 +92,7 @@ const std::string& StepGraphs::why_never() {
 /// Somebody who wants to be called, which a replay does not do.
 std::string StepGraphs::who_listens(const Model& model) const {
   for (const auto& [name, module] : model.modules) {
-    const int own = module == &m_.model ? int(m_.module_hooks.size()) : 0;
+    const int own = m_.zero->hooks_on(*module) + (module == &m_.model ? int(m_.module_hooks.size()) : 0);
     if (module->hook_count() != own || (module->is_wrapped() && !m_.checkpoints))
       return str("calls of ", name.empty() ? "the model" : name, " have hooks");
   }
@@ -130,7 +129,10 @@ std::string StepGraphs::why_not(const Model& model, const std::vector<MicroBatch
 
 int64_t StepGraphs::Model::state() const {
   std::vector<uint64_t> state;
-  const auto place = [&](const Tensor& x) { state.push_back(uint64_t(reinterpret_cast<uintptr_t>(x.raw_data()))); };
+  const auto place = [&](const Tensor& x) {  // ZeRO 3 gives memory back
+    const void* const at = x.storage()->is_empty() ? static_cast<void*>(x.storage().get()) : x.raw_data();
+    state.push_back(uint64_t(reinterpret_cast<uintptr_t>(at)));
+  };
   for (const nn::NamedParameter& p : parameters) {
     place(p.variable.tensor());
     state.push_back(p.variable.requires_grad());
@@ -214,6 +216,7 @@ std::string StepGraphs::other_calls(const std::vector<std::string>& mine) const 
 }
 
 bool StepGraphs::run(const std::vector<MicroBatch>& step, std::optional<double> metric) {
+  m_.zero->release();
   const Model model(m_.model);
   const std::string mine = why_not(model, step, metric.has_value());
   StepVote vote{.reason = hash_of(mine)};
@@ -326,6 +329,7 @@ bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step,
   recorded.factor.fill_(*m_.factor);
   m_.begin_random(step[0].number, step[0].calls);
   m_.micro_steps += m_.accumulation;
+  m_.forwards = 0;  // somebody's own, before it
   ++replays_;
   try {
     m_.end_step(start, metric, [&](const zero::StepOptions& options) {

@@ -153,7 +153,8 @@ GradientAccumulator::GradientAccumulator(const std::vector<Variable>& parameters
   for (const std::vector<size_t>& members : plan_buckets(trained, cap, cap)) {
     std::vector<Variable> bucket;
     for (const size_t i : members) bucket.push_back(trained[i]);
-    buckets_.emplace_back(std::move(bucket), group);
+    const bool is_here = bucket[0].device().is_cpu();  // on devices ranks would have to make their memory together
+    buckets_.emplace_back(std::move(bucket), is_here ? group : nullptr);
   }
   used_.assign(trained.size(), false);
 }

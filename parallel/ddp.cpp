@@ -72,6 +72,9 @@ void Ddp::make_buckets(const std::vector<size_t>& order) {
     units.push_back({.gradients = FlatGradients(std::move(members), &group_), .members = std::move(indices)});
   }
   reducer_->cut(std::move(units));
+  for (parallel::Reducer::Unit& unit : reducer_->units)  // on devices all ranks make it together
+    if (group_.size() > 1 && unit.gradients.size() > 0 && !unit.gradients.parameter(0).device().is_cpu())
+      unit.gradients.own_memory();
 }
 
 void Ddp::pass_begins() {

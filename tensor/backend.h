@@ -3,7 +3,9 @@
 // of function pointers, filled in tensor/cuda/backend.cpp; a build without CUDA has none.
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "tensor/device.h"
 
@@ -12,6 +14,7 @@ namespace lockstep {
 struct Kernels;
 struct Solvers;
 struct RecordedKey;
+class Tensor;
 inline constexpr int keys_at_once = 128;  ///< arguments of one kernel
 
 /// Streams and events are the device's own handles. Every function may throw an Error that names what failed, but those
@@ -66,6 +69,9 @@ struct Backend {
   void (*store)(void* to, const void* from, size_t bytes);  ///< of the host, in words of 8; `from` is free at once
   void (*square_sums)(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);
   void (*take_norm)(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers);
+  void (*find_nonfinite)(const std::vector<Tensor>& x, int32_t* found);  ///< see nonfinite.h; contiguous
+  /// As keep_for_graphs(), for memory of somebody else: such graphs have a part in its owner from here on.
+  void (*hold_for_graphs)(const std::shared_ptr<void>& owner, int device, uint32_t born) noexcept;
 };
 
 /// The backend of a type of device; nullptr for the CPU and for what this build does not have.

@@ -153,6 +153,13 @@ const Backend noted_backend{
     .store = [](void*, const void*, size_t bytes) { note_bytes("numbers", int64_t(bytes)); },
     .square_sums = [](const void*, int, int64_t chunks, void*, double*) { note_bytes("square_sums", 8 * chunks); },
     .take_norm = [](const void*, int64_t count, const double*, double*, void*) { note_bytes("take_norm", 8 * count); },
+    .find_nonfinite =
+        [](const std::vector<Tensor>& x, int32_t*) {
+          DryKernel kernel{.name = "find_nonfinite"};
+          for (const Tensor& one : x) add_operand(kernel, one, false);
+          note(std::move(kernel));
+        },
+    .hold_for_graphs = [](const std::shared_ptr<void>&, int, uint32_t) noexcept {},
 };
 
 }  // namespace

@@ -41,6 +41,7 @@ Ref<Storage> Storage::adopt(void* data, int64_t bytes, Device device, std::funct
   storage->data_ = static_cast<std::byte*>(data);
   storage->bytes_ = bytes;
   storage->device_ = device;
+  storage->born_ = Graph::recordings();
   storage->category_ = MemoryScope::current();
   // An owner without a release function still marks the bytes as not ours.
   storage->release_ = release ? std::move(release) : [] {};
@@ -60,10 +61,11 @@ Ref<Storage> Storage::reserve(int64_t bytes, Device device, const char* whose, s
 void Storage::empty(const char* whose) {
   if (!data_) return;
   emptied_of_ = whose;
+  const Backend* other = born_ == Graph::recordings() ? nullptr : backend(device_);
   if (release_) {
-    std::exchange(release_, nullptr)();
+    const std::shared_ptr<void> owner(data_, [release = std::exchange(release_, nullptr)](void*) { release(); });
+    if (other) other->hold_for_graphs(owner, device_.index, born_);
   } else {
-    const Backend* other = born_ == Graph::recordings() ? nullptr : backend(device_);
     if (!other || !other->keep_for_graphs(data_, device_.index, stream_, born_))
       deallocate(data_, size_t(bytes_), device_, stream_);
   }

@@ -1,5 +1,6 @@
 #include "zero/gather.h"
 
+#include "tensor/graph.h"
 #include "tensor/ops.h"
 
 namespace lockstep::zero {
@@ -10,6 +11,16 @@ void Gather::keep_shard(size_t u) {
   unit.weights.storage()->empty(unit.tag.c_str());
 }
 
+/// What a recording that failed has left was never gathered, and what was before a recording is not in its replays.
+bool Gather::is_whole(size_t u) {
+  const State& state = states[u];
+  if (!state.gathered || state.recorded == Graph::is_recording()) return state.gathered;
+  LOCKSTEP_CHECK(state.recorded, "[zero] expected parameters that are not gathered when a recording begins, got ",
+                 s_.units[u].tag, "; end a forward with its backward, and gathered() before it");
+  release(u);
+  return false;
+}
+
 void Gather::fetch(size_t u) {
   Unit& unit = s_.units[u];
   State& state = states[u];
@@ -17,6 +28,7 @@ void Gather::fetch(size_t u) {
   const uint32_t version = storage.version();
   storage.refill();
   state.gathered = true;
+  state.recorded = Graph::is_recording();
   live_ += unit.layout.whole();
   if (unit.layout.whole() == 0) return;
   const Tensor shard = store.get(u, [this](size_t other) { states[other].fetch.wait(); }).to(s_.device);
@@ -49,8 +61,8 @@ void Gather::release_all() {
 
 void Gather::pin(size_t u) {
   if (s_.units[u].persistent) return;
+  if (!is_whole(u)) fetch(u);
   ++states[u].pins;
-  if (!states[u].gathered) fetch(u);
   arrive(u);
 }
 
@@ -64,7 +76,7 @@ void Gather::require(size_t u) {
     const size_t n = trace_->now.size();
     trace_->follows = trace_->follows && n <= trace_->recorded.size() && trace_->recorded[n - 1] == u;
   }
-  if (!states[u].gathered) fetch(u);
+  if (!is_whole(u)) fetch(u);
   fetch_ahead();
   arrive(u);
 }
@@ -78,7 +90,7 @@ void Gather::fetch_ahead() {
     const int64_t whole = s_.units[u].layout.whole();
     room -= whole;
     if (room < 0) break;
-    if (states[u].gathered) continue;
+    if (is_whole(u)) continue;
     if (live_ + whole > s_.options.max_live_parameters) break;
     if (!store.can_get(u)) return;
     fetch(u);

@@ -20,6 +20,7 @@ class Gather {
  public:
   struct State {
     bool gathered = false;  // the memory is there, and filled when fetch is done
+    bool recorded = false;  // by replays of a graph, not now
     dist::Work fetch;
     int active = 0, pins = 0;  // forwards and gathered() scopes that want it now
     uint64_t needed_from = 0;  // in backward: the number before the first node of the call that needs it
@@ -45,6 +46,7 @@ class Gather {
   std::vector<State> states;  // by unit
 
  private:
+  bool is_whole(size_t unit);
   void fetch(size_t unit);
   void arrive(size_t unit);
   void fetch_ahead();

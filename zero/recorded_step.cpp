@@ -5,9 +5,8 @@
 //
 // Where units are cut, squares of several ranks are added up by NCCL: a block lies on one rank and is zero on the
 // others, so any order gives the bits of the host's sum. Behind them lies a place that counts the ranks which found
-// something that is not finite. Whose gradient that was is lost in the sum over ranks, and so the squares of each
-// rank's own are kept, in the same pass in which step.cpp's way looks for it.
-#include <algorithm>
+// something that is not finite. Whose gradient that was is lost in the sum over ranks: own_bad_ has it, as in a step
+// that runs as it is.
 #include <cmath>
 
 #include "tensor/ops.h"
@@ -22,9 +21,9 @@ double Stage::scale_of(const StepOptions& o) const {
 }
 
 void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
-  LOCKSTEP_CHECK(options.stage < 3 && !o.others && options.spread.names.empty() && batch && !scaled,
-                 "[zero] expected ranks that have the whole model, on CUDA devices, a stage below 3, and a scale of at "
-                 "most 1 to capture a step");
+  LOCKSTEP_CHECK(!o.others && options.spread.names.empty() && batch && !scaled,
+                 "[zero] expected ranks that have the whole model, on CUDA devices, and a scale of at most 1 to "
+                 "capture a step");
   LOCKSTEP_CHECK(!captured_ || captured_->used == used,
                  "[zero] expected all graphs to capture steps of the same parameters");
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
@@ -32,7 +31,7 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
     for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps -= used[i];
   });
   optimizer_->collect_numbers(used);
-  CapturedStep step{.used = used, .parts = {}, .own = std::exchange(own_, {})};
+  CapturedStep step{.used = used, .parts = {}, .own_bad = std::exchange(own_bad_, {})};
   for (const Unit& unit : units) step.parts.push_back(unit.part);
   step.has_norm = o.max_norm > 0 || o.want_norm || options.nonfinite != NonFinite::propagate;
   if (step.has_norm) {
@@ -53,39 +52,14 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
   captured_ = std::make_shared<const CapturedStep>(std::move(step));
 }
 
-/// In place of a look at them. The next micro-batch's are added: what is not finite stays so.
-void Stage::record_own(size_t u, const Tensor& flat) {
-  LOCKSTEP_CHECK(batch, "[zero] expected a step that runs as it is before one is captured");
-  const Tensor sums = zeros({norm_blocks_of_all}, {.dtype = f64, .device = device});
-  std::vector<StepBatch::Squares> all;
-  for (size_t place = 0; place < units[u].parameters.size(); ++place) {
-    const Parameter& p = parameters[units[u].parameters[place]];
-    all.push_back({flat.narrow(0, units[u].layout.offsets[place], p.variable.numel()), p.first_block});
-  }
-  batch->add_squares(all, sums);
-  if (own_.defined()) add_(own_, sums);
-  else own_ = sums;
-}
-
-/// The same that filled() finds.
-void Stage::find_bad(const Tensor& own) {
-  if (!own.defined()) return;
-  const std::vector<double> squares = own.to_vector<double>();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const Parameter& p = parameters[i];
-    const auto first = squares.begin() + p.first_block;
-    if (p.trains() &&
-        !std::all_of(first, first + norm_blocks(p.variable.numel()), [](double x) { return std::isfinite(x); }))
-      first_bad_ = std::min(first_bad_, int64_t(i) * group.size() + rank());
-  }
-}
-
 void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of) {
   const CapturedStep* const step = of ? of.get() : captured_.get();
   LOCKSTEP_CHECK(step, "[zero] before_replay() without a captured step");
   const double scale = scale_of(o);
   LOCKSTEP_CHECK(std::abs(scale) <= 1, "[zero] expected a scale of at most 1 for a captured step, got ", scale);
   LOCKSTEP_CHECK(step->has_norm || o.max_norm == 0, "[zero] the step was captured without max_norm");
+  check_unpinned();
+  release();  // the replay changes what it was gathered of
   ++steps_;
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += step->used[i];
   optimizer_->collect_numbers(step->used);
@@ -103,7 +77,7 @@ StepReport Stage::after_replay(const StepOptions& o, const std::shared_ptr<const
     report.norm = NAN;
     for (size_t u = 0; u < units.size(); ++u) units[u].part = step->parts[u];
     const AtEnd forgets([this] { forgotten(); });
-    find_bad(step->own);
+    own_bad_ = step->own_bad;
     check_finite(o, {}, report);
     return report;
   }

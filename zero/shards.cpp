@@ -146,6 +146,7 @@ void Stage::plan() {
     unit.gradient_dtype = options.communication_data_type.value_or(unit.dtype);
     unit.trains = first.trains();
     unit.group = first.ranks;
+    unit.first = units.empty() ? 0 : units.back().first + int64_t(units.back().parameters.size());
     unit.tag = str("zero unit ", units.size(), unit.module.empty() ? "" : " of module ", unit.module, ", ", first.name,
                    unit.parameters.size() > 1 ? str(" to ", last.name) : "");
     for (size_t place = 0; place < unit.parameters.size(); ++place) {

@@ -2,9 +2,7 @@
 // same step.
 #include "zero/stage.h"
 
-#include <algorithm>
-
-#include "tensor/graph.h"
+#include "tensor/nonfinite.h"
 #include "tensor/ops.h"
 #include "zero/sharded_optimizer.h"
 
@@ -64,6 +62,9 @@ void Stage::listen() {
         parallel::FlatGradients::Offsets{unit.layout.offsets, unit.layout.whole(), {unit.gradient_dtype, device}});
   }
   reducer_->cut(std::move(reduced));
+  for (size_t u = 0; u < units.size(); ++u)  // on devices all ranks make it together
+    if (options.stage < 2 && units[u].trains && units[u].group->size() > 1 && !device.is_cpu())
+      reducer_->units[u].gradients.own_memory();
 }
 
 /// One flat tensor lasts. What was reduced lies there, too: when there was no step since, it makes room.
@@ -72,16 +73,18 @@ Tensor Stage::memory(size_t u) {
   return reducer_->units[u].gradients.own_memory();
 }
 
-/// Whose gradient is not finite can only be seen before they are summed; a rank alone sees it in step().
+/// Whose gradient is not finite can only be seen before they are summed; a rank alone sees it in step(). What is found
+/// stays on the device, for the host waits for nothing in backward.
 void Stage::filled(size_t u, const Tensor& flat) {
   if (options.nonfinite == NonFinite::propagate || group.size() == 1) return;
-  if (Graph::is_capturing()) return record_own(u, flat);
-  if (all_finite(flat)) return;
-  const std::vector<size_t>& members = units[u].parameters;
-  for (size_t place = 0; place < members.size(); ++place) {
-    if (!all_finite(reducer_->units[u].gradients.view(flat, place)))
-      first_bad_ = std::min(first_bad_, int64_t(members[place]) * group.size() + rank());
-  }
+  const MemoryScope scope(Memory::other);
+  const auto members = int64_t(units[u].parameters.size());
+  if (!own_bad_.defined())
+    own_bad_ = zeros({units.back().first + int64_t(units.back().parameters.size())}, {.dtype = i32, .device = device});
+  std::vector<Tensor> gradients;
+  for (int64_t place = 0; place < members; ++place)
+    gradients.push_back(reducer_->units[u].gradients.view(flat, size_t(place)));
+  find_nonfinite(gradients, own_bad_.narrow(0, units[u].first, members));
 }
 
 std::function<void()> Stage::start(size_t u, const Tensor& sum) {
@@ -95,8 +98,7 @@ void Stage::forgotten() {
     unit.reduced = {};
     unit.part = Tensor();
   }
-  first_bad_ = std::numeric_limits<int64_t>::max();
-  own_ = Tensor();
+  own_bad_ = Tensor();
 }
 
 void Stage::pause(bool wanted) {

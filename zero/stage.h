@@ -9,7 +9,6 @@
 //
 // Not for users: they see zero.h.
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -55,6 +54,7 @@ struct Unit : PlannedUnit {
   std::string tag;                      // of its collectives: ranks that disagree are told
   dist::ProcessGroup* group = nullptr;  // of the ranks that have its parameters
   bool trains = true;
+  int64_t first = 0;  // of its parameters, among those of all units
   DType dtype = f32, gradient_dtype = f32;
   std::vector<Piece> pieces;  // of trained parameters
 
@@ -79,7 +79,7 @@ inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()});
 struct CapturedStep {
   std::vector<bool> used;     // parameters
   std::vector<Tensor> parts;  // gradients, of all units
-  Tensor own;                 // of several ranks: squares of this one's, before they are summed, of all blocks
+  Tensor own_bad;             // Stage::own_bad_
   bool has_norm = false;
 };
 
@@ -139,6 +139,8 @@ class Stage : public parallel::Reducer::Policy {
   /// Everybody takes a rank's values of these parameters, which are pinned.
   void take_from(int rank, const std::vector<size_t>& parameters);
   virtual void register_external(nn::Module&, const Variable&) {}
+  virtual int hooks_on(const nn::Module&) const { return 0; }
+  virtual void release() {}
 
   // state.cpp
   std::vector<StatePiece> state(bool to_load, bool make);
@@ -176,7 +178,9 @@ class Stage : public parallel::Reducer::Policy {
   void listen();
 
   // step.cpp
+  void check_unpinned() const;
   std::vector<bool> agree_on_used();
+  int64_t first_bad(bool looks_at_sums) const;
   bool check_finite(const StepOptions& o, const Tensor& squares, StepReport& report);
   bool has_all_squares() const;
   Tensor squares_of_blocks(double scale, const std::vector<bool>& used);
@@ -184,17 +188,15 @@ class Stage : public parallel::Reducer::Policy {
 
   // recorded_step.cpp
   void record(const StepOptions& o, const std::vector<bool>& used);
-  void record_own(size_t unit, const Tensor& flat);
-  void find_bad(const Tensor& own);
   std::shared_ptr<const CapturedStep> captured_;  // the last
-  Tensor own_;                                    // of the one that is being captured
 
   // state.cpp
   Piece all_owned(const Parameter& p) const;  // at this rank
 
   std::vector<bool> used_here_, used_anywhere_;  // in the last step that ran as it is
-  // parameter * ranks + rank of the first NaN or infinity in this rank's own gradients
-  int64_t first_bad_ = std::numeric_limits<int64_t>::max();
+  // For each parameter of each unit, 1 where this rank's own gradients have NaN or infinity, since the last step. Where
+  // they are; none: nobody has looked.
+  Tensor own_bad_;
   int64_t steps_ = 0;
 };
 
@@ -220,6 +222,7 @@ class Stage2 : public Stage1 {
  protected:
   Tensor memory(size_t unit) override;
   std::function<void()> start(size_t unit, const Tensor& sum) override;
+  void forgotten() override;
 
  private:
   struct Lent {  // memory that units take turns in

@@ -50,6 +50,13 @@ Tensor Stage2::memory(size_t u) {
   return Tensor(next.bytes.storage(), next.bytes.offset(), {units[u].layout.whole()}, {1}, units[u].gradient_dtype);
 }
 
+/// Turns begin anew, so that all ranks have a unit in the same buffer, also when one of them could not end a pass.
+void Stage2::forgotten() {
+  Stage1::forgotten();
+  for (Lent& lent : pool_) lent.unit = SIZE_MAX, lent.since = 0;
+  turns_ = 0;
+}
+
 /// Each rank's part gets memory of its own, for the buffer goes to the next unit.
 std::function<void()> Stage2::start(size_t u, const Tensor& sum) {
   Unit& unit = units[u];

@@ -55,6 +55,8 @@ class Stage3 final : public Stage2 {
   const ShardStore* store() const override { return &gather_->store; }
   Tensor weight(Unit& unit, const Piece& piece) override;
   void publish(Unit& unit) override;
+  int hooks_on(const nn::Module& module) const override { return caller_of_.count(&module) ? 2 : 0; }
+  void release() override { gather_->release_all(); }
 
  protected:
   void prepare() override;

@@ -14,7 +14,9 @@
 // one rank, its sum is added into a list that is zero on all others, so every rank adds up the same numbers in the same
 // order as optim::clip_grad_norm(). Blocks of spread parameters at the same place are added up with them, so the norm
 // is that of all there are.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "dist/numbers.h"
 #include "dist/texts.h"
@@ -22,6 +24,7 @@
 #include "parallel/agreement.h"
 #include "tensor/at_end.h"
 #include "tensor/graph.h"
+#include "tensor/nonfinite.h"
 #include "tensor/ops.h"
 #include "tensor/suggest.h"
 #include "trace/trace.h"
@@ -30,6 +33,8 @@
 
 namespace lockstep::zero {
 namespace {
+
+constexpr int64_t none_bad = std::numeric_limits<int64_t>::max();
 
 bool is_wide(DType dtype) { return size_of(dtype) >= 4; }
 
@@ -56,13 +61,12 @@ StepReport Stage::step(const StepOptions& o) {
                  "[zero] expected max_norm >= 0 and a finite grad_scale, got ", o.max_norm, " and ", o.grad_scale);
   LOCKSTEP_CHECK(!o.scaler || options.nonfinite == NonFinite::skip,
                  "[zero] loss scaling needs .nonfinite = NonFinite::skip");
+  check_unpinned();
   reducer_->notice_cleared();
   trace::memory();  // with gradients in it
   const trace::Scope scope("zero step", trace::Category::optimizer);
   for (size_t u = 0; u < units.size(); ++u) {
     const Unit& unit = units[u];
-    LOCKSTEP_CHECK(!is_pinned(u), "[zero] step() was called while gathered() holds ",
-                   parameters[unit.parameters[0]].name, "; end that scope first");
     if (!unit.trains) continue;
     if (reducer_->units[u].gradients.count() > 0)
       fail_everywhere(
@@ -103,6 +107,12 @@ StepReport Stage::step(const StepOptions& o) {
   return report;
 }
 
+void Stage::check_unpinned() const {
+  for (size_t u = 0; u < units.size(); ++u)
+    LOCKSTEP_CHECK(!is_pinned(u), "[zero] step() was called while gathered() holds ",
+                   parameters[units[u].parameters[0]].name, "; end that scope first");
+}
+
 /// A parameter that no rank used is left alone (weight decay, momentum), as one without .grad is.
 std::vector<bool> Stage::agree_on_used() {
   std::vector<bool> used(parameters.size());
@@ -136,23 +146,42 @@ std::vector<bool> Stage::agree_on_used() {
   return used;
 }
 
+/// parameter * ranks + rank of the first NaN or infinity in this rank's own gradients; behind all those, of the first
+/// in its part of the sums. Of both, the host reads once.
+int64_t Stage::first_bad(bool looks_at_sums) const {
+  std::vector<int64_t> numbers;
+  std::vector<Tensor> sums, found;
+  if (own_bad_.defined()) {
+    found.push_back(own_bad_);
+    for (const Unit& unit : units) numbers.insert(numbers.end(), unit.parameters.begin(), unit.parameters.end());
+  }
+  for (const Unit& unit : units) {
+    if (!looks_at_sums || !unit.trains) continue;
+    for (const Piece& piece : unit.pieces) {
+      sums.push_back(unit.part.narrow(0, piece.at, piece.range.size()));
+      numbers.push_back(int64_t(parameters.size() + piece.parameter));
+    }
+  }
+  if (!sums.empty()) {
+    found.push_back(zeros({int64_t(sums.size())}, {.dtype = i32, .device = device}));
+    find_nonfinite(sums, found.back());
+  }
+  int64_t first = none_bad;
+  if (found.empty()) return first;
+  const std::vector<int32_t> is_bad = cat(found).to_vector<int32_t>();
+  for (size_t i = 0; i < is_bad.size(); ++i)
+    if (is_bad[i]) first = std::min(first, numbers[i] * group.size() + rank());
+  return first;
+}
+
 /// False when the step is to be skipped. What is not finite is found in the gradients of each rank, as they were
 /// collected, or, when only their sum is too large, in the shard of its owner.
 bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport& report) {
-  constexpr int64_t none = std::numeric_limits<int64_t>::max();
   const int64_t count = int64_t(parameters.size());
-  int64_t first = first_bad_;
   const bool known = squares.defined() && has_all_squares() && all_finite(squares);
-  for (Unit& unit : units) {
-    if (known || !unit.trains || all_finite(unit.part)) continue;
-    for (const Piece& piece : unit.pieces) {
-      if (!all_finite(unit.part.narrow(0, piece.at, piece.range.size())))
-        first = std::min(first, (count + int64_t(piece.parameter)) * group.size() + rank());
-    }
-  }
-  first = dist::all_reduced<int64_t>({first}, group,
-                                     {.op = dist::ReduceOp::min, .tag = "zero first gradient that is not finite"})[0];
-  if (first != none) {
+  const int64_t first = dist::all_reduced<int64_t>(
+      {first_bad(!known)}, group, {.op = dist::ReduceOp::min, .tag = "zero first gradient that is not finite"})[0];
+  if (first != none_bad) {
     report.skipped = true;
     const Parameter& found = parameters[size_t(first / group.size() % count)];
     const int finder = int(first % group.size());

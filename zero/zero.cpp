@@ -48,6 +48,8 @@ StepReport Zero::after_replay(const StepOptions& options, const Captured& of) {
   return impl_->after_replay(options, of);
 }
 Zero::Captured Zero::captured() const { return impl_->captured(); }
+void Zero::release() { impl_->release(); }
+int Zero::hooks_on(const nn::Module& module) const { return impl_->hooks_on(module); }
 bool Zero::can_replay(const StepOptions& options) const { return std::abs(impl_->scale_of(options)) <= 1; }
 void Zero::zero_grad() { impl_->forget(); }
 void Zero::register_external(nn::Module& module, const Variable& parameter) {

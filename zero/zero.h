@@ -154,14 +154,18 @@ class Zero {
   /// Collective. Until then .grad is a placeholder without memory: reading it is an Error, clearing it forgets what was
   /// collected.
   StepReport step(const StepOptions& options = {});
-  /// step() may be captured in a Graph, where ranks have the whole model on CUDA devices, below stage 3. Before each
-  /// replay before_replay() counts the step and writes its numbers (learning rates, scale) where the graph reads them;
+  /// step() may be captured in a Graph, where ranks have the whole model on CUDA devices. Before each replay
+  /// before_replay() counts the step and writes its numbers (learning rates, scale) where the graph reads them;
   /// after it, after_replay() waits and says how it went, as step() does, and tells the scaler. The same options, but
   /// for numbers. `of`: where there are several graphs, what captured() was behind the one that is replayed.
   using Captured = std::shared_ptr<const CapturedStep>;
   void before_replay(const StepOptions& options = {}, const Captured& of = nullptr);
   StepReport after_replay(const StepOptions& options = {}, const Captured& of = nullptr);
   Captured captured() const;  ///< the last step that was captured
+  /// Hooks that it has on calls of this module: what a graph repeats without calling them.
+  int hooks_on(const nn::Module& module) const;
+  /// Stage 3: frees what a forward without a backward has left whole. To be called before a recording.
+  void release();
   /// Whether a replay can take these options: gradients may be multiplied by 1 at most.
   bool can_replay(const StepOptions& options) const;
   /// Forgets the gradients collected since the last step.

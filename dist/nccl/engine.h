@@ -59,6 +59,10 @@ class NcclEngine final : public NativeEngine {
   /// message, a group that has no communicator yet.
   std::shared_ptr<DeviceWork> record(Call call);
   std::vector<std::string> take_recorded();
+  /// Whether the communicator of all ranks was made, or ranks share devices.
+  bool is_connected() const;
+  /// Memory for collectives of all ranks, who make it together (window.h).
+  Tensor window(const Shape& shape, DType dtype);
   void move(Call& call, uint64_t sequence) override;
   bool idle() const override { return NativeEngine::idle() && (!watchdog_ || watchdog_->idle(turns)); }
 

@@ -5,7 +5,9 @@
 
 #include "dist/native_group.h"
 #include "dist/nccl/engine.h"
+#include "dist/nccl/window.h"
 #include "tensor/graph.h"
+#include "tensor/ops.h"
 
 namespace lockstep::dist {
 namespace {
@@ -22,6 +24,16 @@ class NcclGroup final : public NativeGroup {
     engine_ = std::make_shared<NcclEngine>(std::move(job), std::move(member), traffic_);
   }
   const char* device_engine() const override { return nccl().moved_by(); }
+  Tensor shared_empty(const Shape& shape, DType dtype, Device device) override {
+    if (device.is_cpu() || size() == 1 || numel_of(shape) == 0 || !has_windows())
+      return NativeGroup::shared_empty(shape, dtype, device);
+    engine_->turns.drain();
+    const std::string tag = str("window of ", dtype, " x ", numel_of(shape));
+    barrier(Seconds{0}, tag);  // ranks that make another one are told
+    if (!nccl().is_connected()) all_reduce(zeros({1}, {.dtype = f32, .device = device}), {.tag = tag});
+    const bool by_host = std::strcmp(device_engine(), "host") == 0;
+    return by_host ? NativeGroup::shared_empty(shape, dtype, device) : nccl().window(shape, dtype);
+  }
   std::vector<std::string> take_recorded() override { return nccl().take_recorded(); }
 
   void replay(const std::vector<std::string>& calls, const std::function<void()>& launch) override {
@@ -69,6 +81,12 @@ class NcclGroup final : public NativeGroup {
 }  // namespace
 
 const bool with_nccl = true;
+std::string describe_nccl() {
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess) return "does not say its version";
+  return str(version / 10000, ".", version / 100 % 100, ".", version % 100,
+             has_windows() ? ", with windows" : ", without windows");
+}
 std::shared_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Job> job, Membership member) {
   return std::make_shared<NcclGroup>(std::move(job), std::move(member));
 }

@@ -180,6 +180,7 @@ void Watchdog::close(const Turns& turns, const std::vector<std::shared_ptr<Commu
   for (const auto& comm : comms) {
     if (!job_.control->failed()) finalize(*comm);
     abort(*comm);
+    comm->free_forgotten();
   }
 }
 
@@ -296,12 +297,14 @@ void Watchdog::abort(Communicator& comm) {
   const Deadman::Step step(deadman_, abort_limit_, "ncclCommAbort of " + comm.name_);
   const std::lock_guard lock(comm.mutex_);
   if (const ncclComm_t handle = std::exchange(comm.comm_, nullptr)) ncclCommAbort(handle);
+  comm.windows_.clear();  // they went with it
 }
 
 void Watchdog::finalize(Communicator& comm) {
   const Deadman::Step step(deadman_, abort_limit_ + Seconds(ending), "ncclCommDestroy of " + comm.name_);
   const std::lock_guard lock(comm.mutex_);
   if (!comm.comm_) return;
+  comm.close_windows();
   ncclResult_t state = ncclCommFinalize(comm.comm_);
   const auto until = Clock::now() + ending;
   for (int round = 0; state == ncclInProgress && !job_.control->failed() && Clock::now() < until; ++round) {

@@ -48,6 +48,12 @@ class Communicator {
   std::mutex& mutex() { return mutex_; }
   /// Under the mutex; null when it was given up.
   ncclComm_t handle() const { return comm_; }
+  // The same; see window.h.
+  void keep(void* window) { windows_.push_back(window); }
+  void forget(void* data, void* window) { forgotten_.emplace_back(data, window); }
+  void close_windows();  ///< all
+  /// Without the mutex. Waits for the device, and closes the windows of what was forgotten.
+  void free_forgotten();
 
  private:
   friend class Watchdog;
@@ -56,6 +62,8 @@ class Communicator {
   const std::vector<int> world_ranks_;
   std::mutex mutex_;
   ncclComm_t comm_ = nullptr;
+  std::vector<void*> windows_;                      // that are open
+  std::vector<std::pair<void*, void*>> forgotten_;  // memory, and its window
 };
 
 /// A call on a device.

@@ -20,6 +20,9 @@ namespace lockstep {
 
 extern const Kernels cuda_kernels;
 extern const Solvers cuda_solvers;
+namespace on_cuda {
+void find_nonfinite(const std::vector<Tensor>& x, int32_t* found);  // unscale.cu
+}
 
 namespace cuda {
 namespace {
@@ -311,6 +314,8 @@ const Backend cuda_backend{
     .store = on_cuda::store,
     .square_sums = on_cuda::square_sums,
     .take_norm = on_cuda::take_norm,
+    .find_nonfinite = on_cuda::find_nonfinite,
+    .hold_for_graphs = cuda::hold_for_graphs,
 };
 
 }  // namespace lockstep

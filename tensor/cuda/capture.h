@@ -2,6 +2,7 @@
 // Graphs for the backend, and the memory that they keep. Internal.
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "tensor/random.h"
 
@@ -19,7 +20,9 @@ bool is_recording();                                                            
 void* allocate_captured(size_t bytes, int device);
 /// True when the memory is a graph's, or was freed while recording: then the graph keeps it.
 bool deallocate_captured(void* data, int device, void* stream) noexcept;
-bool keep_for_graphs(void* data, int device, void* stream, uint32_t born) noexcept;  ///< see Backend
+// See Backend.
+bool keep_for_graphs(void* data, int device, void* stream, uint32_t born) noexcept;
+void hold_for_graphs(const std::shared_ptr<void>& owner, int device, uint32_t born) noexcept;
 void free_in_order(void* data, int device, void* stream) noexcept;
 
 }  // namespace lockstep::cuda

@@ -70,7 +70,7 @@ class Arena {
     if (recording) idle_.emplace(std::pair(used->second, all_.at(data)), data);
     in_use_.erase(used);
   }
-  void keep(std::shared_ptr<Kept> older) { older_.push_back(std::move(older)); }
+  void keep(std::shared_ptr<void> older) { older_.push_back(std::move(older)); }
   bool may_read(int device, uint32_t born) const {
     return device == device_ && born < number_ && (recording || has_graph);
   }
@@ -87,7 +87,7 @@ class Arena {
   std::unordered_map<void*, size_t> all_;
   std::unordered_map<void*, cudaStream_t> in_use_;
   std::multimap<std::pair<cudaStream_t, size_t>, void*> idle_;
-  std::vector<std::shared_ptr<Kept>> older_;
+  std::vector<std::shared_ptr<void>> older_;
 };
 
 /// Who owns which piece, for tensors that are freed anywhere, at any time.
@@ -126,6 +126,16 @@ std::pair<cudaGraph_t, std::shared_ptr<Arena>> stop(cudaError_t& code) {
   const std::lock_guard lock(pieces().mutex);
   arena->recording = false;
   return {graph, arena};
+}
+
+/// Those whose graphs may read what is of that age. They are destroyed unlocked.
+std::vector<std::shared_ptr<Arena>> arenas_that_read(int device, uint32_t born) {
+  std::vector<std::shared_ptr<Arena>> arenas, others;
+  const std::lock_guard lock(pieces().mutex);
+  for (const auto& known : pieces().arenas)
+    if (std::shared_ptr<Arena> arena = known.lock())
+      (arena->may_read(device, born) ? arenas : others).push_back(std::move(arena));
+  return arenas;
 }
 
 }  // namespace
@@ -223,17 +233,18 @@ bool deallocate_captured(void* data, int device, void* stream) noexcept {
 }
 
 bool keep_for_graphs(void* data, int device, void* stream, uint32_t born) noexcept {
-  std::vector<std::shared_ptr<Arena>> arenas;  // destroyed unlocked
-  std::shared_ptr<Kept> kept;
+  const auto arenas = arenas_that_read(device, born);
+  if (arenas.empty()) return false;
+  const auto kept = std::make_shared<Kept>(data, device, stream);
   const std::lock_guard lock(pieces().mutex);
-  for (const auto& known : pieces().arenas)
-    if (std::shared_ptr<Arena> arena = known.lock()) arenas.push_back(std::move(arena));
-  for (const auto& arena : arenas) {
-    if (!arena->may_read(device, born)) continue;
-    if (!kept) kept = std::make_shared<Kept>(data, device, stream);
-    arena->keep(kept);
-  }
-  return bool(kept);
+  for (const auto& arena : arenas) arena->keep(kept);
+  return true;
+}
+
+void hold_for_graphs(const std::shared_ptr<void>& owner, int device, uint32_t born) noexcept {
+  const auto arenas = arenas_that_read(device, born);
+  const std::lock_guard lock(pieces().mutex);
+  for (const auto& arena : arenas) arena->keep(owner);
 }
 
 void free_in_order(void* data, int device, void* stream) noexcept {

@@ -1,6 +1,6 @@
-// Optimizer steps (tensor/optim_steps.h) on flat memory, of one tensor or of all that a StepBatch has collected, and
-// the search for infinities. Bound by memory: a thread takes 16 bytes of the parameter, its gradient and each state,
-// and writes the 16-bit copy of the parameter beside it.
+// Optimizer steps (tensor/optim_steps.h) on flat memory, of one tensor or of all that a StepBatch has collected. Bound
+// by memory: a thread takes 16 bytes of the parameter, its gradient and each state, and writes the 16-bit copy of the
+// parameter beside it.
 #include "tensor/backend.h"
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/step_pieces.h"
@@ -145,21 +145,6 @@ template <class A> using RmspropCentered = Rmsprop<A, true, false>;
 template <class A> using RmspropMoving = Rmsprop<A, false, true>;
 template <class A> using RmspropPlain = Rmsprop<A, false, false>;
 
-/// A number is not finite when all bits of its exponent are set.
-template <class Bits>
-__global__ void __launch_bounds__(threads)
-    find_infinite_kernel(const Bits* x, int64_t n, Bits exponent, Access access, int* found) {
-  constexpr int V = vector_length<Bits>;
-  int bad = 0;
-  for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V; i < n;
-       i += int64_t(gridDim.x) * blockDim.x * V) {
-    const Vector<Bits, V> v = load_vector<V>(x + i, access, 1, n - i < V ? int(n - i) : V);
-#pragma unroll
-    for (int j = 0; j < V; ++j) bad |= (v.v[j] & exponent) == exponent;
-  }
-  if (bad) atomicMax(found, 1);
-}
-
 }  // namespace
 
 void adam(Tensor& p, const Tensor& grad, Tensor& m, Tensor& v, Tensor& v_max, Tensor& low, const AdamArgs& args) {
@@ -188,29 +173,6 @@ void adagrad(Tensor& p, const Tensor& grad, Tensor& sum, Tensor& low, const Adag
 
 void lion(Tensor& p, const Tensor& grad, Tensor& m, Tensor& low, const LionArgs& args) {
   update<Lion>("lion", p, grad, {&m}, low, args);
-}
-
-bool all_finite(const Tensor& x) {
-  if (!is_floating(x.dtype()) || x.numel() == 0) return true;
-  const Tensor values = x.contiguous();
-  const cuda::Scratch found(sizeof(int));
-  cuda::check("all_finite", cudaMemsetAsync(found.as<int>(), 0, sizeof(int), cuda::current_stream()));
-  const auto search = [&]<class Bits>(Bits exponent) {
-    const Bits* p = static_cast<const Bits*>(values.raw_data());
-    constexpr int V = vector_length<Bits>;
-    cuda::launch({"all_finite", dim3(cuda::blocks_for(values.numel(), threads, V)), dim3(threads)},
-                 find_infinite_kernel<Bits>, p, values.numel(), exponent,
-                 is_aligned(p, V) ? Access::run : Access::apart, found.as<int>());
-  };
-  switch (x.dtype()) {
-    case f32: search(uint32_t(0x7f800000)); break;
-    case f64: search(uint64_t(0x7ff0000000000000)); break;
-    case f16: search(uint16_t(0x7c00)); break;
-    default: search(uint16_t(0x7f80)); break;
-  }
-  int bad = 0;
-  backend(x.device())->copy_bytes(&bad, cpu, found.as<int>(), x.device(), sizeof bad, true);
-  return bad == 0;
 }
 
 }  // namespace lockstep::on_cuda

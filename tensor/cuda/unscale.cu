@@ -1,5 +1,5 @@
-// Many tensors divided by the loss scale, and looked through for infinities, in one pass: a launch for each 64 of them.
-// Bound by memory: every element is read and written once, 16 bytes a thread.
+// Many tensors looked through for infinities, and divided by the loss scale where that is wanted, in one pass: a launch
+// for each 64 of them. Bound by memory: every element is read (and written) once, 16 bytes a thread.
 #include <vector>
 
 #include "tensor/backend.h"
@@ -10,72 +10,100 @@ namespace lockstep::on_cuda {
 namespace {
 
 constexpr int threads = 256, most_tensors = 64;
+/// Elements: a block's work, four loads a thread.
+template <class T> constexpr int64_t chunk = 4 * threads* vector_length<T>;
 
 template <class T> struct List {
   T* data[most_tensors];
-  int64_t n[most_tensors];
+  int64_t n[most_tensors], first_chunk[most_tensors];
+  int32_t place[most_tensors];  // of what was found
   bool aligned[most_tensors];
+  int32_t count;
 };
 
-/// Row y of the grid takes tensor y.
-template <class T>
-__global__ void __launch_bounds__(threads) unscale_kernel(List<T> list, Compute<T> factor, int* found) {
+template <class T, bool scales>
+__global__ void __launch_bounds__(threads)
+    look_through_kernel(List<T> list, int64_t chunks, Compute<T> factor, int32_t* found) {
   constexpr int V = vector_length<T>;
-  T* const x = list.data[blockIdx.y];
-  const int64_t n = list.n[blockIdx.y];
-  const Access access = list.aligned[blockIdx.y] ? Access::run : Access::apart;
-  bool bad = false;
-  for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * V; i < n;
-       i += int64_t(gridDim.x) * blockDim.x * V) {
-    const int count = n - i < V ? int(n - i) : V;
-    Vector<T, V> v = load_vector<V>(x + i, access, 1, count);
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      const Compute<T> value = Compute<T>(v.v[j]);
-      bad |= !(value - value == 0);  // NaN for infinities too
-      v.v[j] = T(value * factor);
+  for (int64_t c = blockIdx.x; c < chunks; c += gridDim.x) {
+    int of = 0;  // the tensor
+    for (int behind = list.count; behind - of > 1;) {
+      const int middle = (of + behind) / 2;
+      if (list.first_chunk[middle] <= c) of = middle;
+      else behind = middle;
     }
-    store_vector<V>(x + i, v, access, 1, count);
+    T* const x = list.data[of];
+    const Access access = list.aligned[of] ? Access::run : Access::apart;
+    const int64_t begin = (c - list.first_chunk[of]) * chunk<T>, end = min(begin + chunk<T>, list.n[of]);
+    bool bad = false;
+    for (int64_t i = begin + int64_t(threadIdx.x) * V; i < end; i += int64_t(threads) * V) {
+      const int count = end - i < V ? int(end - i) : V;
+      Vector<T, V> v = load_vector<V>(x + i, access, 1, count);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const Compute<T> value = Compute<T>(v.v[j]);
+        bad |= !(value - value == 0);  // NaN for infinities too
+        if constexpr (scales) v.v[j] = T(value * factor);
+      }
+      if constexpr (scales) store_vector<V>(x + i, v, access, 1, count);
+    }
+    if (bad) atomicMax(found + list.place[of], 1);
   }
-  if (bad) atomicMax(found, 1);
 }
 
-template <class T> void unscale_all(const std::vector<Tensor>& tensors, double factor, int* found) {
-  for (size_t first = 0; first < tensors.size(); first += most_tensors) {
-    List<T> list{};
-    int64_t largest = 0;
-    const size_t count = std::min(tensors.size() - first, size_t(most_tensors));
-    for (size_t i = 0; i < count; ++i) {
-      const Tensor& x = tensors[first + i];
-      list.data[i] = x.data<T>();
-      list.n[i] = x.numel();
-      list.aligned[i] = is_aligned(list.data[i], vector_length<T>);
-      largest = std::max(largest, x.numel());
+/// Those of one type. One place for each, or one for all.
+template <class T, bool scales>
+void look_through(const char* name, const std::vector<Tensor>& tensors, double factor, int32_t* found, bool apart) {
+  List<T> list{};
+  int64_t chunks = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& x = tensors[i];
+    if (x.dtype() == dtype_of<T> && x.numel() > 0) {
+      const int k = list.count++;
+      list.data[k] = x.data<T>();
+      list.n[k] = x.numel();
+      list.first_chunk[k] = chunks;
+      list.place[k] = apart ? int32_t(i) : 0;
+      list.aligned[k] = is_aligned(list.data[k], vector_length<T>);
+      chunks += (x.numel() + chunk<T> - 1) / chunk<T>;
     }
-    cuda::launch(
-        {"unscale", dim3(cuda::blocks_for(largest, threads, vector_length<T>), unsigned(count)), dim3(threads)},
-        unscale_kernel<T>, list, Compute<T>(factor), found);
+    if (list.count == 0 || (list.count < most_tensors && i + 1 < tensors.size())) continue;
+    cuda::launch({name, dim3(cuda::blocks_for(chunks, 1)), dim3(threads)}, look_through_kernel<T, scales>, list, chunks,
+                 Compute<T>(factor), found);
+    list.count = 0, chunks = 0;
   }
+}
+
+template <bool scales>
+void look_through_all(const char* name, const std::vector<Tensor>& tensors, double factor, int32_t* found, bool apart) {
+  look_through<float, scales>(name, tensors, factor, found, apart);
+  look_through<double, scales>(name, tensors, factor, found, apart);
+  look_through<Half, scales>(name, tensors, factor, found, apart);
+  look_through<BFloat16, scales>(name, tensors, factor, found, apart);
+}
+
+/// Waits for it.
+template <bool scales> bool is_finite(const char* name, const std::vector<Tensor>& tensors, double factor) {
+  const cuda::Scratch found(sizeof(int32_t));
+  cuda::check(name, cudaMemsetAsync(found.as<int32_t>(), 0, sizeof(int32_t), cuda::current_stream()));
+  look_through_all<scales>(name, tensors, factor, found.as<int32_t>(), false);
+  int32_t bad = 0;
+  backend(Device::Type::cuda)
+      ->copy_bytes(&bad, cpu, found.as<int32_t>(), {Device::Type::cuda, int16_t(cuda::current_device())}, sizeof bad,
+                   true);
+  return bad == 0;
 }
 
 }  // namespace
 
-bool unscale(const std::vector<Tensor>& tensors, double factor) {
-  std::vector<Tensor> of[4];
-  for (const Tensor& x : tensors) {
-    if (x.numel() == 0) continue;
-    of[x.dtype() == f32 ? 0 : x.dtype() == f64 ? 1 : x.dtype() == f16 ? 2 : 3].push_back(x);
-  }
-  const cuda::Scratch found(sizeof(int));
-  cuda::check("unscale", cudaMemsetAsync(found.as<int>(), 0, sizeof(int), cuda::current_stream()));
-  unscale_all<float>(of[0], factor, found.as<int>());
-  unscale_all<double>(of[1], factor, found.as<int>());
-  unscale_all<Half>(of[2], factor, found.as<int>());
-  unscale_all<BFloat16>(of[3], factor, found.as<int>());
-  int bad = 0;
-  backend(Device::Type::cuda)
-      ->copy_bytes(&bad, cpu, found.as<int>(), {Device::Type::cuda, int16_t(cuda::current_device())}, sizeof bad, true);
-  return bad == 0;
+bool unscale(const std::vector<Tensor>& tensors, double factor) { return is_finite<true>("unscale", tensors, factor); }
+
+bool all_finite(const Tensor& x) {
+  return !is_floating(x.dtype()) || x.numel() == 0 || is_finite<false>("all_finite", {x.contiguous()}, 1);
+}
+
+void find_nonfinite(const std::vector<Tensor>& x, int32_t* found) {
+  look_through_all<false>("find_nonfinite", x, 1, found, true);
 }
 
 }  // namespace lockstep::on_cuda

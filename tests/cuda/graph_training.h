@@ -49,6 +49,7 @@ struct Plan {
   pipeline::Loss loss = {};
   int bucket = 6'500'000;
   bool overlap = true;
+  int64_t reuse = 0;  // of parameters that ZeRO 3 has gathered
   std::function<void(engine::EngineBase& e, int64_t step)> before = {};
   std::function<int64_t(int64_t micro)> length = {};  // in place of `lengths`
 };
@@ -88,6 +89,8 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
   config.zero_optimization.stage = plan.stage;
   config.zero_optimization.reduce_bucket_size = plan.bucket;
   config.zero_optimization.overlap_comm = plan.overlap;
+  config.zero_optimization.stage3_param_persistence_threshold = 100;  // of these small ones
+  config.zero_optimization.stage3_max_reuse_distance = plan.reuse;
   config.fp16 = {.enabled = plan.half, .initial_scale_power = 12, .loss_scale_window = 1, .hysteresis = 1};
   config.activation_checkpointing.enabled = plan.checkpoints;
   config.ema.decay = plan.average;

@@ -75,6 +75,11 @@ TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run a
       {"ZeRO 2, accumulation, no overlap", {.accumulation = 2, .stage = 2, .overlap = false}},
       {"ZeRO 2, bf16", {.stage = 2, .autocast = bf16}},
       {"ZeRO 2, fp8", {.stage = 2, .fp8 = true}},
+      {"ZeRO 3, clipped", {.stage = 3, .clipping = 0.3}, 3},
+      {"ZeRO 3, accumulation, no overlap", {.accumulation = 2, .stage = 3, .overlap = false}},
+      {"ZeRO 3, bf16, parameters kept for backward", {.stage = 3, .autocast = bf16, .reuse = 1'000'000}},
+      {"ZeRO 3, fp8, tokens", {.accumulation = 2, .stage = 3, .lengths = {8, 5}, .tokens = true, .fp8 = true}},
+      {"ZeRO 3, activation checkpoints", {.stage = 3, .checkpoints = true}},
   };
   for (const Row& row : rows) {
     CAPTURE(row.name);
@@ -92,7 +97,7 @@ TEST_CASE("nccl graphs: under every policy of streams, with sums in the order of
     CAPTURE(seed);
     const Policy policy(seed == 0 ? fake::Policy::eager : fake::Policy::random, seed);
     const Environment exact("LOCKSTEP_NCCL_EXACT", seed % 2 ? "1" : "0");
-    for (const int stage : {0, 2}) {
+    for (const int stage : {0, 2, 3}) {
       const Results r = both_ways(2, [&](int) { return small({.steps = 3, .stage = stage, .clipping = 0.3}); });
       CHECK(r[0].graphs == "1 shape recorded, 2 of 3 steps replayed");
     }
@@ -100,10 +105,11 @@ TEST_CASE("nccl graphs: under every policy of streams, with sums in the order of
 }
 
 TEST_CASE("nccl graphs: f16 with steps that are skipped, and who had what was not finite") {
-  for (const int stage : {0, 1, 2}) {
+  for (const int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
-    const Results r = both_ways(
-        2, [&](int) { return small({.accumulation = stage == 1 ? 2 : 1, .steps = 10, .stage = stage, .half = true}); });
+    const Results r = both_ways(stage == 3 ? 3 : 2, [&](int) {
+      return small({.accumulation = stage % 2 ? 2 : 1, .steps = 10, .stage = stage, .half = true});
+    });
     CHECK(contains(r[0].graphs, "1 shape recorded, 9 of 10"));
     REQUIRE(!r[0].skipped_steps.empty());
     CHECK(r[0].skipped_steps.back() > 1);
@@ -158,7 +164,12 @@ TEST_CASE("nccl graphs: what one rank cannot replay runs on all ranks as it is, 
                          world().all_reduce(ones({3}, {.dtype = f32, .device = device_of(0)}), {.tag = "more"});
                      })};
        }},
-      {"none: ZeRO 3 fetches parameters", [](int) { return Plan{.stage = 3}; }},
+      {"none: a step cannot be recorded: rank 1: [copy] cuda",
+       [&](int rank) {
+         return Plan{.stage = 3, .loss = on_loss([rank](const Variable& loss) {
+                                   if (rank == 1) loss.item();
+                                 })};
+       }},
   };
   for (const Row& row : rows) {
     CAPTURE(row.reason);
@@ -183,6 +194,25 @@ TEST_CASE("nccl graphs: a model that changes on one rank is recorded anew on all
   CHECK_MESSAGE(
       contains(r[0].graphs, "1 shape recorded, 6 of 10 steps replayed; the others: rank 1: calls of the model"),
       r[0].graphs);
+}
+
+TEST_CASE("nccl graphs: ZeRO 3 beside forwards without a backward, and parameters that somebody changes") {
+  for (const bool changes : {false, true}) {
+    CAPTURE(changes);
+    const Results r = both_ways(2, [changes](int rank) {
+      Plan plan = small({.stage = 3, .reuse = 1'000'000});
+      auto model = std::make_shared<nn::GPT*>();
+      plan.prepare = [model](nn::GPT& m) { *model = &m; };
+      plan.before = [=](engine::EngineBase& e, int64_t step) {
+        if (step < 2) return;
+        if (!changes) return (void)(**model)(zeros({2, 8}, {.dtype = i64, .device = device_of(rank)}));
+        const auto whole = e.zero().gathered(0);
+        for (const Variable& p : (*model)->parameters()) mul_scalar_(Tensor(p.tensor()), rank == 0 ? 0.5 : 1);
+      };
+      return plan;
+    });
+    CHECK(r[0].graphs == "1 shape recorded, 5 of 6 steps replayed");
+  }
 }
 
 TEST_CASE("nccl graphs: ranks that share a device run steps as they are") {

@@ -1,14 +1,15 @@
-// unscale_: the search for infinities and the division by the loss scale, over many tensors at once.
+// The search for infinities, and the division by the loss scale, over many tensors at once.
 #include <doctest/doctest.h>
 
 #include <limits>
 
+#include "tensor/nonfinite.h"
 #include "tensor/ops.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
 
-TEST_CASE("unscale_: as the CPU does it, for any number, size and mix of dtypes") {
+TEST_CASE("unscale_, find_nonfinite: as the CPU does it, for any number, size and mix of dtypes") {
   const Device cuda0{Device::Type::cuda, 0};
   const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   for (const int count : {0, 1, 5, 70, 200}) {
@@ -29,6 +30,15 @@ TEST_CASE("unscale_: as the CPU does it, for any number, size and mix of dtypes"
         CAPTURE(count);
         CAPTURE(bad);
         CAPTURE(at);
+        const Tensor found = zeros({count}, {.dtype = i32, .device = cpu});
+        if (count > 1) found.select(0, at == 0 ? 1 : 0).fill_(1);  // is left
+        const Tensor found_there = found.to(cuda0);
+        find_nonfinite(here, found);
+        find_nonfinite(there, found_there);
+        const bool any = bad != 0 && count > 0 && here[size_t(at)].numel() > 0;
+        CHECK(sum(found).item() == any + (count > 1));
+        if (any) CHECK(found.to_vector<int32_t>()[size_t(at)] == 1);
+        CHECK(equal(found_there.to(cpu), found));
         CHECK(unscale_(there, 1.0 / 3) == unscale_(here, 1.0 / 3));
         for (size_t i = 0; i < here.size(); ++i) CHECK(equal(there[i].to(cpu), here[i]));
       }
@@ -39,4 +49,10 @@ TEST_CASE("unscale_: as the CPU does it, for any number, size and mix of dtypes"
   CHECK(wide.to_vector<float>()[5] == 0.25f);
   CHECK(contains(message([&] { unscale_({wide, ones({2}, {.device = cpu})}, 1); }), "one device"));
   CHECK(contains(message([&] { unscale_({ones({2}, {.dtype = i64, .device = cuda0})}, 1); }), "floating"));
+  const Tensor place = zeros({1}, {.dtype = i32, .device = cuda0});
+  find_nonfinite({(wide / 0.).t()}, place);
+  CHECK(place.item() == 1);
+  CHECK(contains(message([&] { find_nonfinite({wide, wide}, place); }), "a place of i32 for each of 2 tensors"));
+  CHECK(contains(message([&] { find_nonfinite({wide}, place.to(f32)); }), "a place of i32"));
+  CHECK(contains(message([&] { find_nonfinite({wide.to(cpu)}, place); }), "one device"));
 }

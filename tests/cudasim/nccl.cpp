@@ -3,7 +3,7 @@
 // ncclCommGetAsyncError, and a rank whose peers do not come waits until it is aborted. What a non-blocking communicator
 // is given now and then comes onto its stream only after ncclCommGetAsyncError was asked, as where the real one makes
 // connections first. Graphs that were recorded together are to be replayed together (the real one may keep addresses of
-// other ranks in them), and as long as one of them lives, a communicator does not end.
+// other ranks in them), and as long as one of them lives, a communicator does not end. Windows: nccl_windows.cpp.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -15,38 +15,16 @@
 #include <thread>
 #include <vector>
 
-#include "tests/cudasim/nccl_world.h"
+#include "tests/cudasim/nccl_comm.h"
 #include "tests/cudasim/runtime.h"
-
-// Never freed: what is on a stream may still look at it.
-struct ncclComm {
-  std::shared_ptr<fake::World> world;
-  int rank = 0, size = 0, device = 0;
-  bool blocking = true;
-  uint64_t splits = 0;
-  std::atomic<uint64_t> done{0};  // collectives
-  std::atomic<bool> is_inside{false};
-  std::atomic<uint64_t> recorded{0};
-  std::atomic<int> in_graphs{0};  // calls, of which graphs are left
-  uint64_t sent[fake::most_ranks] = {}, received[fake::most_ranks] = {};
-  std::atomic<bool> aborted{false};
-  std::atomic<int> error{ncclSuccess};
-  std::string id;
-  std::function<bool()> begin;    // true when the communicator is there
-  std::function<void()> pending;  // will be put on its stream
-  int asked = 0;                  // since then
-  uint64_t begun = 0;
-};
 
 namespace {
 
 using namespace fake;
 
-thread_local std::string last_error;
 std::atomic<int> injected{ncclSuccess};
 std::atomic<int64_t> calls_until_failure{-1};  // -1: not asked for yet
 std::atomic<bool> abort_hangs{false};
-ncclResult_t refuse(ncclResult_t code, const std::string& why) { return last_error = why, code; }
 
 size_t size_of(ncclDataType_t type) {
   switch (type) {
@@ -61,7 +39,6 @@ size_t size_of(ncclDataType_t type) {
   }
 }
 
-bool is_over(const ncclComm* c) { return c->aborted || c->error != ncclSuccess || c->world->header().failed == 2; }
 /// What ends a communicator shows on all ranks.
 void note_failure(ncclComm* c) {
   if (c->world->header().failed == 2 && c->error == ncclSuccess) c->error = ncclRemoteError;
@@ -69,11 +46,15 @@ void note_failure(ncclComm* c) {
 /// A call that a graph repeats.
 struct Recorded {
   explicit Recorded(ncclComm* c) : comm(c), number(++c->recorded) { ++c->in_graphs; }
-  ~Recorded() { --comm->in_graphs; }
+  ~Recorded() {
+    for (ncclWindow_vidmem* w : windows) --w->uses;
+    --comm->in_graphs;
+  }
   Recorded(const Recorded&) = delete;
   ncclComm* const comm;
   const uint64_t number;
   uint64_t others[most_ranks] = {};  // their numbers, at the first replay
+  std::vector<ncclWindow_vidmem*> windows;
 };
 /// nullptr: it is made once.
 std::shared_ptr<Recorded> recorded_on(cudaStream_t stream, ncclComm* c) {
@@ -164,15 +145,6 @@ void put_messages(std::vector<Message> some) {
   hold(c, stream);
 }
 
-/// Whether all ranks have come.
-bool is_there(ncclComm* c) {
-  if (!c->begin) return true;
-  const std::function<bool()> begin = c->begin;  // it may be replaced while it runs
-  if (!begin()) return false;
-  c->begin = nullptr;
-  return true;
-}
-
 ncclResult_t check_comm(ncclComm* c, cudaStream_t stream) {
   if (!c) return refuse(ncclInvalidArgument, "the communicator is null");
   if (!is_there(c)) return refuse(ncclInProgress, "the communicator is still being made");
@@ -231,9 +203,31 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
   const auto next_failure = [] { return fails_now() ? int(ncclInternalError) : injected.exchange(ncclSuccess); };
   const int failure = find_stream(stream)->capture ? int(ncclSuccess) : next_failure();
   CallText call{};
-  std::snprintf(call.text, sizeof call.text, "%s %s", name, what.c_str());
+  // A part in place has the whole's window.
+  const auto is_part = [](const void* part, const void* whole, size_t bytes) {
+    return part >= whole && part < static_cast<const char*>(whole) + bytes;
+  };
+  const bool has_in = in_bytes > 0 && std::strcmp(name, "broadcast") != 0 &&
+                      (in_bytes >= out_bytes || !is_part(in, out, out_bytes)),
+             has_out = out_bytes > 0 && std::strcmp(name, "reduce") != 0 &&
+                       (out_bytes >= in_bytes || !is_part(out, in, in_bytes));
+  std::string where;
+  std::vector<ncclWindow_vidmem*> used;
+  const auto look = [&](bool counts, const void* p, const char* role) {
+    ncclWindow_vidmem* const w = counts ? window_of(c, p) : nullptr;
+    if (!w) return;
+    used.push_back(w);
+    where +=
+        std::string(role) + std::to_string(w->number) + " at " + std::to_string(static_cast<const char*>(p) - w->data);
+  };
+  look(has_in, in, " from window ");
+  look(has_out, out, " to window ");
+  if (!used.empty()) ++window_calls;
+  std::snprintf(call.text, sizeof call.text, "%s %s%s", name, what.c_str(), where.c_str());
   return submit(c, [=] {
     const std::shared_ptr<Recorded> graph = recorded_on(stream, c);
+    for (ncclWindow_vidmem* w : used) ++w->uses;
+    if (graph) graph->windows = used;
     enqueue(
         stream,
         [=] {
@@ -279,6 +273,7 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
           c->world->rank(c->rank).consumed = number;
           c->done = number;
           c->is_inside = false;
+          for (ncclWindow_vidmem* w : graph ? decltype(used)() : used) --w->uses;
         },
         [=] {
           if (is_over(c)) return true;
@@ -339,6 +334,7 @@ ncclResult_t wait_if_blocking(ncclComm* c) {
 namespace fake {
 void inject_nccl_error(int code) { injected = code; }
 void hang_nccl_abort(bool hangs) { abort_hangs = hangs; }
+ncclResult_t call_of_all(ncclComm* c, std::function<void()> fn) { return submit(c, std::move(fn)); }
 }  // namespace fake
 
 extern "C" {
@@ -451,6 +447,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* code) {
     return ncclSuccess;
   }
   if (const auto fn = std::exchange(c->pending, nullptr); fn && !is_over(c)) fn();
+  if (!is_there(c)) return *code = ncclInProgress, ncclSuccess;
   if (c->world) note_failure(c);
   *code = ncclResult_t(c->error.load());
   return ncclSuccess;
@@ -459,6 +456,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t c) { return c ? ncclSuccess : ncclInval
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
   if (!c) return ncclInvalidArgument;
   if (c->begin || (c->world && is_over(c))) return ncclCommAbort(c);
+  if (has_open_window(c)) return refuse(ncclInvalidUsage, "a communicator is destroyed before its windows are closed");
   finish_device(c->device);
   until_graphs_are_gone(c);
   c->world.reset();
@@ -468,6 +466,7 @@ ncclResult_t ncclCommAbort(ncclComm_t c) {
   if (!c) return ncclInvalidArgument;
   while (abort_hangs) usleep(1000);
   c->aborted = true;  // what is on its streams gives up
+  has_open_window(c, true);
   World::close(c->id);
   until_graphs_are_gone(c);
   return ncclSuccess;

@@ -30,6 +30,8 @@ struct RankState {
   CallText call;
   int color, key;
   char split_id[64];
+  std::atomic<uint64_t> windows;  // that it has asked for
+  uint64_t window_bytes[2];       // of the last two, by number
 };
 struct Mailbox {
   std::atomic<uint64_t> posted, consumed;

@@ -266,6 +266,45 @@ template <Both mistake> bool both_ways(bool bug) {
   });
 }
 
+enum class Known { right, left_out, size, mixed, offset, early, freed, late, plain };
+
+// Memory that all ranks know of, summed where it lies.
+template <Known mistake> bool windows(bool bug) {
+  return as_threads([=](const Rank& r) {
+    const auto is = [=](Known which, int rank = 1) { return bug && mistake == which && r.rank == rank; };
+    const std::vector<float> values = values_of(r.rank);
+    constexpr size_t bytes = 8192;
+    void *data = nullptr, *other = nullptr;
+    ncclWindow_t window = nullptr;
+    if (is(Known::plain)) cudaMalloc(&data, bytes);
+    else ncclMemAlloc(&data, bytes);
+    cudaMalloc(&other, bytes);
+    bool good = true;
+    if (!is(Known::left_out)) {
+      const size_t wanted = is(Known::size) ? bytes / 2 : bytes;
+      const ncclResult_t code = ncclCommWindowRegister(r.comm, data, wanted, &window, NCCL_WIN_COLL_SYMMETRIC);
+      good = (code == ncclSuccess || code == ncclInProgress) && r.wait() && window;
+    }
+    float* const place = static_cast<float*>(is(Known::mixed) ? other : data) + (is(Known::offset) ? n : 0);
+    if (good) {
+      cudaMemcpyAsync(place, values.data(), n * sizeof(float), cudaMemcpyHostToDevice, r.stream);
+      cudaStreamSynchronize(r.stream);
+      ncclAllReduce(place, place, n, ncclFloat32, ncclSum, r.comm, r.stream);
+      if (is(Known::early)) good = ncclCommWindowDeregister(r.comm, window) == ncclSuccess;
+      good = r.wait() && good;
+    }
+    std::vector<float> sum(n);
+    if (good) cudaMemcpy(sum.data(), place, n * sizeof(float), cudaMemcpyDeviceToHost);
+    good = good && sum[0] == 3 && sum[n - 1] == 3;
+    if (is(Known::freed)) good = ncclMemFree(data) == ncclSuccess && good;
+    if (is(Known::late)) good = ncclCommDestroy(r.comm) == ncclSuccess && good;
+    if (good && !is(Known::early)) good = ncclCommWindowDeregister(r.comm, window) == ncclSuccess;
+    if (good && !is(Known::freed)) ncclMemFree(data);
+    cudaFree(other);
+    return good;
+  });
+}
+
 }  // namespace
 
 std::vector<Case> rank_cases() {
@@ -293,6 +332,14 @@ std::vector<Case> rank_cases() {
       {"message before it is made", both_ways<Both::early>, every},
       {"message made anew before it has gone", both_ways<Both::reused>, every},
       {"message freed before it has gone", both_ways<Both::freed>, every},
+      {"window that one rank does not make", windows<Known::left_out>, every},
+      {"windows of other sizes", windows<Known::size>, every},
+      {"window on one rank, other memory on the other", windows<Known::mixed>, every},
+      {"another place in the window", windows<Known::offset>, every},
+      {"window closed before the sum is there", windows<Known::early>, every},
+      {"memory freed while it is a window", windows<Known::freed>, every},
+      {"communicator destroyed before its window", windows<Known::late>, every},
+      {"window of memory that is not NCCL's", windows<Known::plain>, every},
   };
 }
 

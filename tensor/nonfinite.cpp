@@ -1,0 +1,28 @@
+#include "tensor/nonfinite.h"
+
+#include "tensor/backend.h"
+#include "tensor/kernels.h"
+#include "tensor/ops_common.h"
+
+namespace lockstep {
+
+void find_nonfinite(const std::vector<Tensor>& all, const Tensor& found) {
+  check_defined("find_nonfinite", found);
+  LOCKSTEP_CHECK(found.dtype() == i32 && found.is_contiguous() && found.numel() == int64_t(all.size()),
+                 "[find_nonfinite] expected a place of i32 for each of ", all.size(), " tensors, got ", found.dtype(),
+                 " ", found.shape());
+  std::vector<Tensor> values;
+  for (const Tensor& x : all) {
+    check_floating("find_nonfinite", x);
+    check_same_device("find_nonfinite", found, x);
+    values.push_back(x.contiguous());
+  }
+  if (values.empty()) return;
+  found.storage()->bump_version("find_nonfinite");
+  const Kernels& kernels = table(found.device());  // this thread's next ones run there
+  if (!found.device().is_cpu()) return backend(found.device())->find_nonfinite(values, found.data<int32_t>());
+  for (size_t i = 0; i < values.size(); ++i)
+    if (!kernels.all_finite(values[i])) found.data<int32_t>()[i] = 1;
+}
+
+}  // namespace lockstep
