@@ -10,6 +10,12 @@
 #include "tensor/ops.h"
 #include "tensor/quantized.h"
 
+namespace lockstep {
+// TEMP-DECL
+void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
+                 const Tensor& pre);
+}  // namespace lockstep
+
 namespace lockstep::tensor_parallel {
 namespace {
 

@@ -84,7 +84,7 @@ std::vector<double> train_in_chunks(const Training& t, int64_t chunks) {
     engine::Config c{.train_micro_batch_size_per_gpu = 4, .gradient_accumulation_steps = 2};
     c.bf16.auto_cast = true;
     c.fp8.enabled = t.fp8;
-    c.activation_checkpointing.enabled = t.checkpoints;
+    c.pipeline.activation_checkpoint_interval = t.checkpoints ? 1 : 0;
     c.pipeline.schedule = t.schedule;
     engine::InitializeArgs args{.config = c, .mesh = &mesh, .log = [](const std::string&) {}};
     args.optimizer = [](nn::Module& m) {
@@ -93,7 +93,7 @@ std::vector<double> train_in_chunks(const Training& t, int64_t chunks) {
     args.sliced = tp::apply(*gpt, mesh.tp(), {.sequence = t.sequence, .sum = false, .chunks = chunks});
     auto e = engine::initialize({.model = gpt, .partition_method = "uniform"}, std::move(args));
     std::vector<double> losses;
-    while (e.global_steps() < 3) {
+    while (e.global_steps() < 2) {
       e.train_batch([&](int64_t micro) {
         manual_seed(uint64_t(100 * e.global_steps() + micro));
         const Tensor text = randint(0, 40, {4, 17}, {.dtype = i64, .device = cpu}).to(device);
