@@ -197,9 +197,6 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, Activation a
   return out;
 }
 
-// TEMP-DECL
-void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
-                 const Tensor& pre);
 void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
                  const Tensor& pre) {
   const bool is_quantized = quantized_of(w);

@@ -10,12 +10,6 @@
 #include "tensor/ops.h"
 #include "tensor/quantized.h"
 
-namespace lockstep {
-// TEMP-DECL
-void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
-                 const Tensor& pre);
-}  // namespace lockstep
-
 namespace lockstep::tensor_parallel {
 namespace {
 
@@ -102,10 +96,16 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
                        const ColumnOptions& options, dist::ProcessGroup& group) {
   check_input("column_linear", input, weight, options.sequence);
   if (group.size() == 1) return linear(input, weight, shift, activation);
-  if (Fp8Scope::current()) {  // in parts that linear() joins: the input's gradient is summed behind it
-    const Variable whole = options.sequence ? all_gather(input, along_sequence, group) : copy_to(input, group);
-    if (Fp8Scope::for_product(whole, weight)) {
-      const Variable out = linear(whole, weight, shift, activation);
+  if (Fp8Scope::current()) {
+    const Variable x = Autocast::low(input);
+    const Tensor whole = options.sequence ? Pending::all_gather(x.tensor(), along_sequence, group).wait() : x.tensor();
+    if (const Fp8Scales* const scales = Fp8Scope::for_product(whole, weight)) {
+      const auto sum_up = [options, &group](const Tensor& mine) -> std::function<Tensor()> {
+        Pending sum = options.sequence ? Pending::reduce_scatter(mine, along_sequence, group, {}, options.overlap)
+                                       : Pending::all_reduce(mine, group, options.overlap);
+        return [sum]() mutable { return sum.wait(); };
+      };
+      const Variable out = linear_fp8(x, weight, shift, activation, *scales, {whole, sum_up});
       return options.gather_output ? gather_from(out, -1, group) : out;
     }
   }

@@ -6,9 +6,9 @@
 //   a weight cut by rows of outputs,        gather 0  │ gather 1  │ gather 2
 //   whose input is in parts of a sequence             │ product 0 │ product 1 │ product 2
 //
-// On a device nobody waits but its streams. A chunk has whole sequences, or with one sequence alone some tokens of each
-// rank's part. Where bits of a product do not depend on the number of rows, nor those of a sum on where it lies (the
-// CPU's, and exact sums by NCCL), they are those of one product.
+// On a device nobody waits but its streams. Of sequences a chunk has whole ones, or of one alone some tokens of each
+// rank's part. Bits are those of one product where they depend neither on the number of rows nor, of a sum, on where it
+// lies: on the CPU.
 #include <functional>
 
 #include "parallel/tensor/functions.h"

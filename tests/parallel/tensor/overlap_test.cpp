@@ -3,6 +3,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/checkpoint.h"
+#include "autograd/fp8.h"
 #include "autograd/split_backward.h"
 #include "parallel/tensor/apply.h"
 #include "parallel/tensor/linear.h"
@@ -176,6 +177,40 @@ TEST_CASE("a model in chunks learns with the same bits, and ranks must agree on 
     const Tensor x = values(1, {2, 7, in}), w = values(2, {outputs, in});
     expect_message([&] { tp::row_linear(x, w, {}, Activation::none, {.sequence = true}, g); },
                    "expected a size that 2 ranks divide along dim -2, got (2, 7, 24)");
+  });
+}
+
+TEST_CASE("8-bit floats: a column has the whole's codes, and its gradient is summed while the weight's is computed") {
+  on_ranks(2, [](dist::ProcessGroup& g) {
+    Fp8Scales scales;
+    for (size_t i = 0; i < 3; ++i)
+      scales.of[i] = {i == 2 ? Fp8Format::e5m2 : Fp8Format::e4m3, ones({1}), ones({1}), zeros({1})};
+    const Autocast scope(bf16);
+    const int rank = g.rank();
+    const Tensor x = values(1, {2, 32, 32}, f32), w = values(2, {64, 32}, f32), b = values(3, {64}, f32),
+                 up = values(4, {2, 32, 64}, bf16);
+    const Variable rx = leaf(x), rw = leaf(w), rb = leaf(b);
+    const Variable whole = linear_fp8(rx, rw, rb, Activation::gelu_tanh, scales);
+    whole.backward(up);
+    for (const bool sequence : {false, true}) {
+      Tensor sums[2];
+      for (const bool overlap : {false, true}) {
+        const Variable px = leaf(sequence ? part(x, 1, 2, rank) : x), pw = leaf(part(w, 0, 2, rank)),
+                       pb = leaf(part(b, 0, 2, rank));
+        const Fp8Scope in_codes(&scales);
+        const int64_t before = g.traffic().collectives;
+        const Variable y =
+            tp::column_linear(px, pw, pb, Activation::gelu_tanh, {.sequence = sequence, .overlap = overlap}, g);
+        LOCKSTEP_CHECK(equal(y.tensor(), part(whole.tensor(), 2, 2, rank).contiguous()), "its outputs");
+        y.backward(part(up, 2, 2, rank).contiguous());
+        LOCKSTEP_CHECK(g.traffic().collectives - before == (sequence ? 2 : 1), "collectives of a column");
+        LOCKSTEP_CHECK(equal(pw.grad(), part(rw.grad(), 0, 2, rank).contiguous()), "the weight's gradient");
+        LOCKSTEP_CHECK(equal(pb.grad(), part(rb.grad(), 0, 2, rank).contiguous()), "the bias's gradient");
+        expect_near(px.grad(), sequence ? part(rx.grad(), 1, 2, rank) : rx.grad(), "x's gradient", 0.2);
+        sums[overlap] = px.grad();
+      }
+      LOCKSTEP_CHECK(equal(sums[0], sums[1]), "overlap changed bits");
+    }
   });
 }
 
