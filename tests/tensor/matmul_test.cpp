@@ -1,6 +1,7 @@
 // Matrix products against plain loops in double, over shapes, layouts, dtypes and numbers of threads.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "tensor/bf16_products.h"
