@@ -26,7 +26,7 @@ const Fp8Scales* Fp8Scope::for_product(const Variable& x, const Variable& w) {
 }
 
 Variable linear_fp8(const Variable& input, const Variable& w, const Variable& shift, Activation activation,
-                    const Fp8Scales& scales) {
+                    const Fp8Scales& scales, const Fp8Ranks& ranks) {
   LOCKSTEP_CHECK(w.dim() == 2 && input.dim() >= 1 && input.size(-1) == w.size(1) && input.numel() > 0,
                  "[linear_fp8] expected x (..., in) and w (out, in), got ", input.shape(), " and ", w.shape());
   LOCKSTEP_CHECK(is_castable(input) && is_castable(w), "[linear_fp8] expected x and w in f32, f16 or bf16, got ",
@@ -42,9 +42,10 @@ Variable linear_fp8(const Variable& input, const Variable& w, const Variable& sh
   };
   const Fp8Scales::Of &of_x = scales[Fp8Role::input], &of_w = scales[Fp8Role::weight],
                       &of_g = scales[Fp8Role::gradient];
-  const Fp8Cast x8 = cast(fp8_rows(x.tensor()), of_x, scales.notes, true, recorded && w.requires_grad());
+  const Tensor& whole = ranks.whole.defined() ? ranks.whole : x.tensor();
+  const Fp8Cast x8 = cast(fp8_rows(whole), of_x, scales.notes, true, recorded && w.requires_grad());
   const Tensor w8 = cast(fp8_rows(w.tensor()), of_w, scales.notes, true, false).codes;
-  Shape shape = x.shape();
+  Shape shape = whole.shape();
   shape[x.dim() - 1] = w.size(0);
   const DType dtype = x.dtype();
   const Tensor out = matmul_fp8({x8.codes, of_x.format, of_x.scale_inv}, {w8, of_w.format, of_w.scale_inv},
@@ -53,26 +54,31 @@ Variable linear_fp8(const Variable& input, const Variable& w, const Variable& sh
   if (!recorded) return activated(out, activation);
   // The weight is cast again in backward, so that ZeRO 3 may take it away in between.
   const Saved kept_w = x.requires_grad() ? Saved(w) : Saved();
-  const Variable product = record(
-      fp8_name, {&x, &w, &bias}, out,
-      [x8 = Saved(x8.turned), w = kept_w, of_x, of_w, of_g, scale_x = Saved(of_x.scale_inv),
-       scale_w = Saved(of_w.scale_inv), cast, shape = x.shape(), dtype, wide = w.dtype()](Backward& back) {
-        scale_x.get(fp8_name), scale_w.get(fp8_name);  // are those of forward, or an error
-        const Tensor g = fp8_rows(back.grad());
-        if (back.needs(0) || back.needs(1)) {
-          const Fp8Cast g8 = cast(g, of_g, true, back.needs(0), back.needs(1));
-          if (back.needs(0)) {
-            const Tensor w8 = cast(fp8_rows(back.input(1, w)), of_w, false, false, true).turned;
-            back.give(0,
-                      matmul_fp8({g8.codes, of_g.format, of_g.scale_inv}, {w8, of_w.format, of_w.scale_inv}, {}, dtype)
-                          .view(shape));
-          }
-          if (back.needs(1))
-            back.give(1, matmul_fp8({g8.turned, of_g.format, of_g.scale_inv},
-                                    {x8.get(fp8_name), of_x.format, of_x.scale_inv}, {}, wide));
-        }
-        if (back.needs(2)) back.give(2, sum(g, {0}));
-      });
+  const Variable product =
+      record(fp8_name, {&x, &w, &bias}, out,
+             [x8 = Saved(x8.turned), w = kept_w, of_x, of_w, of_g, scale_x = Saved(of_x.scale_inv),
+              scale_w = Saved(of_w.scale_inv), cast, shape = whole.shape(), dtype, wide = w.dtype(),
+              sum_up = ranks.sum](Backward& back) {
+               scale_x.get(fp8_name), scale_w.get(fp8_name);  // are those of forward, or an error
+               const Tensor g = fp8_rows(back.grad());
+               std::function<Tensor()> summed;
+               if (back.needs(0) || back.needs(1)) {
+                 const Fp8Cast g8 = cast(g, of_g, true, back.needs(0), back.needs(1));
+                 if (back.needs(0)) {
+                   const Tensor w8 = cast(fp8_rows(back.input(1, w)), of_w, false, false, true).turned;
+                   const Tensor grad_x =
+                       matmul_fp8({g8.codes, of_g.format, of_g.scale_inv}, {w8, of_w.format, of_w.scale_inv}, {}, dtype)
+                           .view(shape);
+                   if (sum_up) summed = sum_up(grad_x);
+                   else back.give(0, grad_x);
+                 }
+                 if (back.needs(1))
+                   back.give(1, matmul_fp8({g8.turned, of_g.format, of_g.scale_inv},
+                                           {x8.get(fp8_name), of_x.format, of_x.scale_inv}, {}, wide));
+               }
+               if (back.needs(2)) back.give(2, sum(g, {0}));
+               if (summed) back.give(0, summed());
+             });
   return activated(product, activation);
 }
 

@@ -2,6 +2,7 @@
 // Linear maps in 8-bit floats with delayed scaling (nn/fp8.h, docs/mixed-precision.md): x and w in e4m3 forward, the
 // gradient in e5m2 backward, all three products summed in f32.
 #include <array>
+#include <functional>
 
 #include "autograd/variable.h"
 #include "tensor/fp8.h"
@@ -40,10 +41,17 @@ class Fp8Scope {
   const Fp8Scales* previous_;
 };
 
+/// Of a product over ranks: what they gathered in place of x, and the sum of x's gradient, begun here and waited for in
+/// what is given back, while the weight's is computed.
+struct Fp8Ranks {
+  Tensor whole;
+  std::function<std::function<Tensor()>(const Tensor& mine)> sum;
+};
+
 /// activation(x w^T + bias) for x (..., in) and w (out, in), which may have other dtypes; the result has x's, under
 /// Autocast its. The casts count as the identity in backward: gradients are those of the product of what was cast, and
 /// w's has w's dtype. No second derivative.
 Variable linear_fp8(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
-                    const Fp8Scales& scales);
+                    const Fp8Scales& scales, const Fp8Ranks& ranks = {});
 
 }  // namespace lockstep

@@ -134,6 +134,7 @@ struct CheckpointConfig {
 /// Plans with tp and cp (train/).
 struct TensorParallelConfig {
   bool sequence_parallel = false;
+  int64_t overlap_chunks = 0;  ///< 0: automatic, 1: one product
 };
 struct ContextParallelConfig {
   std::string attention = "ring";  ///< tokens in zigzag; "ring-contiguous"; "ulysses": heads against tokens

@@ -146,6 +146,9 @@ template <class X> X activated(const X& x, Activation activation) {
 /// before the activation.
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activation activation = Activation::none,
               Tensor* pre = nullptr);
+/// The same into contiguous memory of as many elements; pre may be undefined.
+void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
+                 const Tensor& pre);
 
 // --- layers (ops_nn.cpp) ---
 Tensor conv2d_grad_input(const Tensor& grad, const Tensor& w, const Shape& input_shape, const ConvArgs& args);

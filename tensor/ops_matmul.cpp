@@ -35,16 +35,41 @@ bool rows_fold(const Tensor& x) {
   return true;
 }
 
-Tensor run(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre,
-           const Shape& shape) {
-  Tensor out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
+void run(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, Tensor& out) {
   MacCounter::add(out.numel() * a.size(-1));
   const KernelScope scope("matmul");
   const auto kernel = table(a.device()).matmul;
   if (!kernel) fail_no_kernel("matmul", a.device());
   if (are_matrices(a) && are_matrices(b)) kernel(a, b, bias, args, pre, out);
   else kernel(as_matrices(a), as_matrices(b), bias, args, pre, out);
+}
+
+Tensor run(const Tensor& a, const Tensor& b, const Shape& shape) {
+  Tensor none, out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
+  run(a, b, none, {}, none, out);
   return out;
+}
+
+void check_linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
+  check_product("linear", x, w);
+  LOCKSTEP_CHECK(w.dim() == 2, "[linear] expected a weight (out, in), got ", w.shape());
+  LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == w.size(1), "[linear] expected an input (..., ", w.size(1),
+                 ") for weight ", w.shape(), ", got ", x.shape());
+  if (bias.defined()) {
+    check_product("linear", bias, x);
+    LOCKSTEP_CHECK(bias.shape() == Shape{w.size(0)}, "[linear] expected a bias ", Shape{w.size(0)}, ", got ",
+                   bias.shape());
+  }
+}
+
+/// Of what was checked, into what has as many elements.
+void run_linear(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
+                const Tensor& pre) {
+  const int64_t rows = numel_of(Shape(x.shape().begin(), x.shape().end() - 1));
+  const Shape shape{rows, w.size(0)};
+  Tensor to = out.view(shape), values = pre.defined() ? pre.view(shape) : pre;
+  run(x.reshape({rows, w.size(1)}), w.t(), bias.defined() ? bias.contiguous() : bias, {.activation = activation},
+      values, to);
 }
 
 std::atomic<MatmulPrecision> f32_products{MatmulPrecision::full};
@@ -65,19 +90,19 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   const int64_t m = left.size(-2), k = left.size(-1), n = right.size(-1);
   LOCKSTEP_CHECK(k == right.size(-2), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ",
                  b.shape());
-  Tensor none, out;
-  if (a.dim() == 2 && b.dim() == 2) return run(a, b, none, {}, none, {m, n});
+  if (a.dim() == 2 && b.dim() == 2) return run(a, b, {m, n});
   Shape batch = broadcast_shapes("matmul", Shape(left.shape().begin(), left.shape().end() - 2),
                                  Shape(right.shape().begin(), right.shape().end() - 2));
   Shape full = batch, full_a = batch, full_b = batch;
   full.push_back(m), full.push_back(n);
   full_a.push_back(m), full_a.push_back(k);
   full_b.push_back(k), full_b.push_back(n);
+  Tensor out;
   if (right.dim() == 2 && left.dim() > 2 && left.numel() > 0 && rows_fold(left)) {  // one tall matrix instead of many
     const int64_t rows = numel_of(batch) * m;
-    out = run(left.view({rows, k}), right, none, {}, none, {rows, n}).view(full);
+    out = run(left.view({rows, k}), right, {rows, n}).view(full);
   } else {
-    out = run(left.expand(full_a), right.expand(full_b), none, {}, none, full);
+    out = run(left.expand(full_a), right.expand(full_b), full);
   }
   if (b.dim() == 1) out = out.squeeze(-1);
   return a.dim() == 1 ? out.squeeze(b.dim() == 1 ? -1 : -2) : out;
@@ -162,25 +187,35 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, Activation a
     *pre = out;
     return activated(out, activation);
   }
-  check_product("linear", x, w);
-  LOCKSTEP_CHECK(w.dim() == 2, "[linear] expected a weight (out, in), got ", w.shape());
-  LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == w.size(1), "[linear] expected an input (..., ", w.size(1),
-                 ") for weight ", w.shape(), ", got ", x.shape());
-  if (bias.defined()) {
-    check_product("linear", bias, x);
-    LOCKSTEP_CHECK(bias.shape() == Shape{w.size(0)}, "[linear] expected a bias ", Shape{w.size(0)}, ", got ",
-                   bias.shape());
-  }
+  check_linear(x, w, bias);
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.size(0);
-  const int64_t rows = numel_of(Shape(x.shape().begin(), x.shape().end() - 1));
-  Tensor values;
-  if (pre) values = empty({rows, w.size(0)}, {.dtype = x.dtype(), .device = x.device()});
-  const Tensor shift = bias.defined() ? bias.contiguous() : bias;
-  const Tensor out =
-      run(x.reshape({rows, w.size(1)}), w.t(), shift, {.activation = activation}, values, {rows, w.size(0)});
-  if (pre) *pre = values.view(shape);
-  return out.view(shape);
+  const TensorOptions like{.dtype = x.dtype(), .device = x.device()};
+  if (pre) *pre = empty(shape, like);
+  const Tensor out = empty(shape, like);
+  run_linear(out, x, w, bias, activation, pre ? *pre : Tensor());
+  return out;
+}
+
+void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
+                 const Tensor& pre) {
+  const bool is_quantized = quantized_of(w);
+  if (!is_quantized) check_linear(x, w, bias);
+  const int64_t count = x.size(-1) > 0 ? x.numel() / x.size(-1) * w.size(0) : out.numel();
+  for (const Tensor* to : {&out, &pre})
+    LOCKSTEP_CHECK(!to->defined() || (to->is_contiguous() && to->numel() == count && to->dtype() == x.dtype() &&
+                                      to->device() == x.device()),
+                   "[linear_into] expected contiguous memory of ", count, " elements in ", x.dtype(), " on ",
+                   x.device(), ", got ", to->shape(), " in ", to->dtype(), " on ", to->device());
+  if (is_quantized) {
+    Tensor before;
+    out.copy_(linear(x, w, bias, activation, pre.defined() ? &before : nullptr).view(out.shape()));
+    if (pre.defined()) pre.copy_(before.view(pre.shape()));
+    return;
+  }
+  run_linear(out, x, w, bias, activation, pre);
+  out.storage()->bump_version("linear_into");
+  if (pre.defined()) pre.storage()->bump_version("linear_into");
 }
 
 // --- einsum ---

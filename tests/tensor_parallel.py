@@ -35,8 +35,8 @@ with tempfile.TemporaryDirectory() as folder:
     r = train("one", "--steps", 20, "--accumulate", 2)
     check("one process", r.returncode == 0, r.stderr)
     whole = json.loads(r.stdout)
-    for name, args in {"tp2": ["--ranks", 2, "--accumulate", 2], "tp3": ["--ranks", 3, "--accumulate", 2, *RECOMPUTE], "dp2+tp2": ["--ranks", 4, "--set", "tensor_parallel.sequence_parallel=true"],
-                       "pp2+tp2+zero1": ["--ranks", 4, "--accumulate", 2, "--set", "tensor_parallel.sequence_parallel=true", "--set", "pipeline.schedule=zb-h1"]}.items():
+    for name, args in {"tp2": ["--ranks", 2, "--accumulate", 2], "tp3": ["--ranks", 3, "--accumulate", 2, *RECOMPUTE, "--set", "tensor_parallel.overlap_chunks=3"], "dp2+tp2": ["--ranks", 4, "--set", "tensor_parallel.sequence_parallel=true"],
+                       "pp2+tp2+zero1": ["--ranks", 4, "--accumulate", 2, "--set", "tensor_parallel.sequence_parallel=true", "--set", "tensor_parallel.overlap_chunks=2", "--set", "pipeline.schedule=zb-h1"]}.items():
         args = [*args, "--plan", name]
         r = train(name, "--steps", 20, *args)
         check(f"{name} runs", r.returncode == 0, r.stderr)
@@ -67,6 +67,7 @@ with tempfile.TemporaryDirectory() as folder:
     refused("no ranks", [*base, "--plan", "tp2"], "it is for 2 ranks, and there is 1", code=2)
     refused("heads", [*base, "--ranks", 4, "--plan", "tp4"], "tp4 does not divide the 6 attention heads")
     refused("a context that does not divide", [*map(lambda word: 13 if word == 12 else word, base), "--ranks", 3, "--plan", "tp3", "--set", "tensor_parallel.sequence_parallel=true"], "13")
+    refused("chunks alone", [*base, "--set", "tensor_parallel.overlap_chunks=2"], "add tpN to the plan")
     refused("sequence alone", [*base, "--set", "tensor_parallel.sequence_parallel=true"], "add tpN to the plan")
     refused("with a 1-bit optimizer", [*base, "--ranks", 2, "--plan", "tp2", "--optimizer", "onebit-adam"], "OneBitAdam sends gradients its own way and needs all of the model on every rank")
     refused("with ZeRO 2", [*base, "--ranks", 4, "--plan", "tp2+zero2"], "zero2", code=2)

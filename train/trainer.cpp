@@ -152,7 +152,9 @@ void Trainer::Impl::make_engine(engine::Config config) {
   if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &job.mesh().cp()}, context);
   if (plan.tp > 1)
     args.sliced = tensor_parallel::apply(*model, job.mesh().tp(),
-                                         {.sequence = config.tensor_parallel.sequence_parallel, .sum = false});
+                                         {.sequence = config.tensor_parallel.sequence_parallel,
+                                          .sum = false,
+                                          .chunks = config.tensor_parallel.overlap_chunks});
   const auto schedule = [this](optim::Optimizer& optimizer) { return o.schedule(optimizer, steps); };
   if (!config.optimizer.type.empty() && config.scheduler.type.empty() && o.arguments && o.schedule) {
     args.optimizer = [config, ranks = &job.mesh().copies()](nn::Module& m) {

@@ -198,7 +198,10 @@ class Application {
 
   /// column_linear() in place of a layer's product.
   auto column_product(bool to_whole = false) const {
-    return [o = ColumnOptions{.gather_output = to_whole, .sequence = options_.sequence, .overlap = options_.overlap},
+    return [o = ColumnOptions{.gather_output = to_whole,
+                              .sequence = options_.sequence,
+                              .overlap = options_.overlap,
+                              .chunks = options_.chunks},
             &group = group_](Tensors x, Tensors w, Tensors b, Activation activation) {
       return column_linear(x, w, b, activation, o, group);
     };
@@ -230,7 +233,10 @@ class Application {
       case Kind::rows: {
         auto* const linear = as<nn::Linear>(cut, entry, name, "nn::Linear");
         const bool columns = cut.kind == Kind::columns;
-        const RowOptions row{.input_is_parallel = !cut.from_whole, .sequence = options_.sequence};
+        const RowOptions row{.input_is_parallel = !cut.from_whole,
+                             .sequence = options_.sequence,
+                             .overlap = options_.overlap,
+                             .chunks = options_.chunks};
         if (columns) replace(name, linear->product, column_product(cut.to_whole));
         else
           replace(name, linear->product,
@@ -320,9 +326,10 @@ class Application {
 }  // namespace
 
 TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const Options& options) {
+  LOCKSTEP_CHECK(options.chunks >= 0, "[tensor_parallel] expected chunks >= 0 (0: automatic), got ", options.chunks);
   std::vector<std::string> lines = parallel::describe_model(module);
   for (const Rule& r : options.rules) lines.push_back(str("rule ", r.pattern, ": ", to_string(r.cut)));
-  lines.push_back(str("sequence ", options.sequence, ", overlap ", options.overlap));
+  lines.push_back(str("sequence ", options.sequence, ", overlap ", options.overlap, ", chunks ", options.chunks));
   if (group.size() > 1) parallel::check_agreement("tensor_parallel", lines, group);
   Application application(module, options, group);
   std::set<std::string> empty;  // ranks agree on how these start

@@ -32,7 +32,8 @@ struct Options {
   bool sequence = false;
   /// Of a sequence: ranks add up the gradients of what sees a part of it as they arrive; false: see partial().
   bool sum = true;
-  bool overlap = true;  ///< see ColumnOptions
+  bool overlap = true;  ///< see ColumnOptions, also for chunks
+  int64_t chunks = 0;
   std::vector<Rule> rules = {};
 };
 

@@ -6,7 +6,7 @@
 namespace lockstep::tensor_parallel {
 namespace {
 
-const dist::CollectiveOptions background{.tag = "tensor parallel", .async = true};
+dist::CollectiveOptions how(bool background = true) { return {.tag = "tensor parallel", .async = background}; }
 
 /// The dim, counted from the front; Error unless the ranks divide its size.
 int divided_dim(const char* op, const Tensor& x, int64_t dim, const dist::ProcessGroup& group) {
@@ -25,32 +25,57 @@ Tensor owned(const Tensor& x) { return x.is_exclusive() && x.is_contiguous() ? x
 
 }  // namespace
 
-Pending Pending::all_reduce(const Tensor& x, dist::ProcessGroup& group) {
+Pending Pending::all_reduce(const Tensor& x, dist::ProcessGroup& group, bool background) {
   Pending p;
   p.buffer_ = x;
-  p.work_ = group.all_reduce(x, background);
+  p.work_ = group.all_reduce(x, how(background));
   return p;
 }
 
-Pending Pending::all_gather(const Tensor& x, int64_t dim, dist::ProcessGroup& group) {
+Pending Pending::all_reduce(const Tensor& into, const Tensor& x, dist::ProcessGroup& group) {
+  Pending p;
+  p.buffer_ = into;
+  p.work_ = group.all_reduce(into, x, how());
+  return p;
+}
+
+Pending Pending::all_gather(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into) {
   Pending p;
   const int d = normalize_dim("all_gather", dim, x.dim());
   Shape whole = x.shape();
   whole[d] *= group.size();
-  p.buffer_ = empty({group.size(), before(x.shape(), d), from(x.shape(), d)}, {x.dtype(), x.device()});
-  p.work_ = group.all_gather(p.buffer_, x.contiguous(), background);
-  p.finish_ = [whole](const Tensor& parts) { return parts.transpose(0, 1).reshape(whole); };
+  const int64_t outer = before(x.shape(), d), inner = from(x.shape(), d);
+  const bool lies_there = into.defined() && outer == 1;
+  p.buffer_ =
+      lies_there ? into.view({group.size(), 1, inner}) : empty({group.size(), outer, inner}, {x.dtype(), x.device()});
+  p.work_ = group.all_gather(p.buffer_, x.contiguous(), how());
+  p.finish_ = [whole, into, lies_there](const Tensor& parts) {
+    if (!into.defined()) return parts.transpose(0, 1).reshape(whole);
+    if (!lies_there) into.view({parts.size(1), parts.size(0), parts.size(2)}).copy_(parts.transpose(0, 1));
+    return into;
+  };
   return p;
 }
 
-Pending Pending::reduce_scatter(const Tensor& x, int64_t dim, dist::ProcessGroup& group) {
+Pending Pending::reduce_scatter(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into,
+                                bool background) {
   Pending p;
   const int d = divided_dim("reduce_scatter", x, dim, group);
   Shape each = x.shape();
   each[d] /= group.size();
   const Tensor parts = x.reshape({before(each, d), group.size(), from(each, d)}).transpose(0, 1).contiguous();
-  p.buffer_ = empty(each, {x.dtype(), x.device()});
-  p.work_ = group.reduce_scatter(p.buffer_, parts, background);
+  p.buffer_ = into.defined() ? into : empty(each, {x.dtype(), x.device()});
+  p.work_ = group.reduce_scatter(p.buffer_, parts, how(background));
+  return p;
+}
+
+Pending Pending::all(std::vector<Pending> parts, const Tensor& result) {
+  Pending p;
+  p.buffer_ = result;
+  p.finish_ = [parts = std::move(parts)](const Tensor& all) mutable {
+    for (Pending& part : parts) part.wait();
+    return all;
+  };
   return p;
 }
 
@@ -97,7 +122,7 @@ Variable copy_to(const Variable& x, dist::ProcessGroup& group) {
 Variable reduce_from(const Variable& x, dist::ProcessGroup& group) {
   if (group.size() == 1) return x;
   Tensor out = empty_like(x.tensor());
-  group.all_reduce(out, x.tensor().contiguous(), {.tag = "tensor parallel"});
+  group.all_reduce(out, x.tensor().contiguous(), how(false));
   if (!needs_grad({&x})) return out;
   return record("reduce_from", {&x}, std::move(out), [](Backward& back) { back.give(0, back.grad()); });
 }

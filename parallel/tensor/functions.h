@@ -12,6 +12,9 @@
 //
 // Called by all ranks of the group with tensors of one shape; the group must live as long as the graph. In a group of
 // one all are the identity.
+#include <functional>
+#include <vector>
+
 #include "autograd/variable.h"
 #include "dist/process_group.h"
 
@@ -30,9 +33,15 @@ Variable reduce_scatter(const Variable& x, int64_t dim, dist::ProcessGroup& grou
 /// Collectives on tensors along any dim, begun and finished apart, so that something else may be computed between.
 class Pending {
  public:
-  static Pending all_reduce(const Tensor& x, dist::ProcessGroup& group);  ///< in place when x is contiguous
-  static Pending all_gather(const Tensor& x, int64_t dim, dist::ProcessGroup& group);
-  static Pending reduce_scatter(const Tensor& x, int64_t dim, dist::ProcessGroup& group);
+  /// In place. Without `background` it is there when this returns.
+  static Pending all_reduce(const Tensor& x, dist::ProcessGroup& group, bool background = true);
+  static Pending all_reduce(const Tensor& into, const Tensor& x, dist::ProcessGroup& group);
+  /// Into a contiguous tensor, when one is given.
+  static Pending all_gather(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into = {});
+  static Pending reduce_scatter(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into = {},
+                                bool background = true);
+  /// All of them, which fill `result`.
+  static Pending all(std::vector<Pending> parts, const Tensor& result);
   Tensor wait();
 
  private:

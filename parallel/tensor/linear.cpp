@@ -3,15 +3,16 @@
 #include "autograd/autocast.h"
 #include "autograd/fp8.h"
 #include "autograd/tape.h"
+#include "autograd/unary_grad.h"
 #include "nn/linear.h"
+#include "parallel/tensor/overlap.h"
+#include "tensor/flops.h"
 #include "tensor/ops.h"
+#include "tensor/quantized.h"
 
 namespace lockstep::tensor_parallel {
 namespace {
 
-Tensor as_matrix(const Tensor& x) {
-  return x.dim() == 2 ? x : x.reshape({numel_of(Shape(x.shape().begin(), x.shape().end() - 1)), x.shape().back()});
-}
 Tensor tensor_or_none(const Variable& x) { return x.defined() ? x.tensor() : Tensor(); }
 
 void check_input(const char* op, const Variable& x, const Variable& w, bool sequence) {
@@ -20,32 +21,121 @@ void check_input(const char* op, const Variable& x, const Variable& w, bool sequ
                  sequence ? "..., T, " : "..., ", w.size(1), "), got ", x.shape());
 }
 
+/// A weight that many products read: numbers in place of codes.
+Tensor in_numbers(const Tensor& w, DType dtype) {
+  const QuantizedHandle* const codes = quantized_of(w);
+  return codes ? dequantize(codes->weight, dtype) : w;
+}
+
+/// linear() of rows, into memory that need not be contiguous.
+void linear_at(const Tensor& place, const Tensor& pre, const Tensor& rows, const Tensor& w, const Tensor& bias,
+               Activation activation) {
+  if (place.is_contiguous()) return linear_into(place, rows, w, bias, activation, pre);
+  Tensor before;
+  place.copy_(linear(rows, w, bias, activation, pre.defined() ? &before : nullptr).view(place.shape()));
+  if (pre.defined()) pre.copy_(before.view(pre.shape()));
+}
+
+/// A gradient that was gathered, for a backward in two parts: the weight's is computed later.
+struct Gathered {
+  Saved part;
+  Tensor whole;
+  bool is_of(const Tensor& g) const { return whole.defined() && part.get().raw_data() == g.raw_data(); }
+  Tensor keep(const Tensor& g, Tensor all, bool keeps) {
+    part = keeps ? Saved(g) : Saved(), whole = keeps ? all : Tensor();
+    return all;
+  }
+};
+
+Variable row_product(const Variable& input, const Variable& weight, const RowOptions& options,
+                     dist::ProcessGroup& group) {
+  const Variable x = Autocast::low(input), w = Autocast::low(weight);
+  const int64_t asked = options.overlap ? options.chunks : 1;
+  const Chunks chunks(x.shape(), options.sequence, asked, x.device(), group);
+  Tensor out = sum_of_products(x.tensor(), chunks, group, false, [&](const Tensor& rows) {
+                 return linear(rows, w.tensor());
+               }).wait();
+  if (!needs_grad({&x, &w})) return out;
+  const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
+  return record("row_linear", {&x, &w}, std::move(out),
+                [x = kept_x, w = kept_w, shape = x.shape(), sequence = options.sequence, asked, &group,
+                 gathered = Gathered()](Backward& back) mutable {
+                  const char* const name = "row_linear";
+                  const bool wants_x = back.needs(0), wants_w = back.needs(1);
+                  const Chunks chunks(shape, sequence, sequence && wants_x ? asked : 1, back.grad().device(), group);
+                  const UnaryGrad* const before = wants_x ? back.fold(0) : nullptr;
+                  const Tensor weight = wants_x ? in_numbers(w.get(name), back.grad().dtype()) : Tensor(),
+                               kept = before ? before->kept.get(before->name).contiguous() : Tensor();
+                  Tensor grad_x;
+                  const auto multiply = [&](const Tensor& g, int64_t i) {
+                    if (!wants_x) return;
+                    const auto product = [&] {
+                      return before ? matmul_unary_grad(g, weight, before->op, before->args,
+                                                        rows_of(chunks.of_whole(kept, i)))
+                                    : matmul(g, weight);
+                    };
+                    if (chunks.count() == 1) return void(grad_x = product().view(shape));
+                    if (!grad_x.defined()) grad_x = empty(shape, {.dtype = g.dtype(), .device = g.device()});
+                    const Tensor place = chunks.of_whole(grad_x, i);
+                    if (before || chunks.apart()) return void(place.copy_(product().view(place.shape())));
+                    matmul_into(place.view({g.size(0), weight.size(1)}), g, weight);
+                    MacCounter::add(g.numel() * weight.size(1));
+                  };
+                  Tensor g = back.grad();
+                  if (!sequence) multiply(rows_of(g), 0);
+                  else if (gathered.is_of(g)) multiply(rows_of(g = gathered.whole), 0);
+                  else g = gathered.keep(g, use_gathered(g, chunks, group, x.defined(), multiply), !wants_w);
+                  if (wants_x) back.give(0, std::move(grad_x));
+                  if (wants_w) back.give(1, matmul(rows_of(g).t(), rows_of(x.get(name))));
+                });
+}
+
 }  // namespace
 
 Variable column_linear(const Variable& input, const Variable& weight, const Variable& shift, Activation activation,
                        const ColumnOptions& options, dist::ProcessGroup& group) {
   check_input("column_linear", input, weight, options.sequence);
   if (group.size() == 1) return linear(input, weight, shift, activation);
-  if (Fp8Scope::current()) {  // in parts that linear() joins: the input's gradient is summed behind it
-    const Variable whole = options.sequence ? all_gather(input, along_sequence, group) : copy_to(input, group);
-    if (Fp8Scope::for_product(whole, weight)) {
-      const Variable out = linear(whole, weight, shift, activation);
+  if (Fp8Scope::current()) {
+    const Variable x = Autocast::low(input);
+    const Tensor whole = options.sequence ? Pending::all_gather(x.tensor(), along_sequence, group).wait() : x.tensor();
+    if (const Fp8Scales* const scales = Fp8Scope::for_product(whole, weight)) {
+      const auto sum_up = [options, &group](const Tensor& mine) -> std::function<Tensor()> {
+        Pending sum = options.sequence ? Pending::reduce_scatter(mine, along_sequence, group, {}, options.overlap)
+                                       : Pending::all_reduce(mine, group, options.overlap);
+        return [sum]() mutable { return sum.wait(); };
+      };
+      const Variable out = linear_fp8(x, weight, shift, activation, *scales, {whole, sum_up});
       return options.gather_output ? gather_from(out, -1, group) : out;
     }
   }
   const Variable x = Autocast::low(input), w = Autocast::low(weight), bias = Autocast::low(shift);
-  const Tensor whole_x = options.sequence ? Pending::all_gather(x.tensor(), along_sequence, group).wait() : x.tensor();
-  const auto finished = [&](const Variable& out) { return options.gather_output ? gather_from(out, -1, group) : out; };
-  if (!needs_grad({&x, &w, &bias})) return finished(linear(whole_x, w.tensor(), tensor_or_none(bias), activation));
+  const bool recorded = needs_grad({&x, &w, &bias});
+  const int64_t asked = options.overlap ? options.chunks : 1;
   // As autograd/ops_matmul.cpp's linear(): relu's derivative reads the output, the others' the value before.
-  Tensor pre;
-  const bool reads_pre = activation != Activation::none && activation != Activation::relu;
-  Tensor out = linear(whole_x, w.tensor(), tensor_or_none(bias), activation, reads_pre ? &pre : nullptr);
+  const bool reads_pre = recorded && activation != Activation::none && activation != Activation::relu;
+  Shape shape = x.shape();
+  Tensor out, pre;
+  if (options.sequence) {
+    shape[x.dim() - 2] *= group.size();
+    const Chunks chunks(shape, true, asked, x.device(), group);
+    const TensorOptions like{x.dtype(), x.device()};
+    out = empty(chunks.whole_shape(w.size(0)), like);
+    if (reads_pre) pre = empty(out.shape(), like);
+    use_gathered(x.tensor(), chunks, group, false, [&](const Tensor& rows, int64_t i) {
+      linear_at(chunks.of_whole(out, i), reads_pre ? chunks.of_whole(pre, i) : Tensor(), rows, w.tensor(),
+                tensor_or_none(bias), activation);
+    });
+  } else {
+    out = linear(x.tensor(), w.tensor(), tensor_or_none(bias), activation, reads_pre ? &pre : nullptr);
+  }
+  const auto finished = [&](const Variable& y) { return options.gather_output ? gather_from(y, -1, group) : y; };
+  if (!recorded) return finished(out);
   const Saved kept = activation == Activation::relu ? Saved(out) : Saved(pre);
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
   return finished(record(
       "column_linear", {&x, &w, &bias}, std::move(out),
-      [x = kept_x, w = kept_w, kept, activation, options, shape = whole_x.shape(), &group](Backward& back) {
+      [x = kept_x, w = kept_w, kept, activation, options, asked, shape, &group](Backward& back) {
         const char* const name = "column_linear";
         // Only this rank's part of the sequence was kept: the rest comes again while x's gradient is computed.
         std::optional<Pending> gathered;
@@ -55,15 +145,16 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
           constexpr PointwiseOp ops[] = {count, relu, gelu_tanh, gelu_erf, silu};
           back.grad() = pointwise_grad(ops[int(activation)], PointwisePart::grad0, {}, back.grad(), kept.get(name), {});
         }
-        const Tensor g = as_matrix(back.grad());
+        const Tensor g = rows_of(back.grad());
         std::optional<Pending> grad_x;
-        if (back.needs(0)) {
-          const Tensor mine = matmul(g, w.get(name)).view(shape);
-          grad_x = options.sequence ? Pending::reduce_scatter(mine, along_sequence, group)
-                                    : Pending::all_reduce(mine, group);
+        if (back.needs(0)) {  // its sum is on its way while the weight's gradient is computed, else by chunks
+          const Chunks chunks(shape, options.sequence, back.needs(1) ? 1 : asked, g.device(), group);
+          const Tensor weight = in_numbers(w.get(name), g.dtype());
+          grad_x = sum_of_products(g, chunks, group, options.overlap,
+                                   [&](const Tensor& rows) { return matmul(rows, weight); });
           if (!options.overlap) back.give(0, grad_x->wait());
         }
-        if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix(gathered ? gathered->wait() : x.get(name))));
+        if (back.needs(1)) back.give(1, matmul(g.t(), rows_of(gathered ? gathered->wait() : x.get(name))));
         if (back.needs(2)) back.give(2, sum(g, {0}));
         if (grad_x && options.overlap) back.give(0, grad_x->wait());
       }));
@@ -74,8 +165,12 @@ Variable row_linear(const Variable& input, const Variable& weight, const Variabl
   const Variable own = options.input_is_parallel ? input : scatter_to(input, -1, group);
   check_input("row_linear", own, weight, options.sequence);
   if (group.size() == 1) return linear(own, weight, shift, activation);
-  const Variable product = linear(own, weight);  // its bias comes once, behind the sum
-  Variable out = options.sequence ? reduce_scatter(product, along_sequence, group) : reduce_from(product, group);
+  // The bias comes once, behind the sum.
+  Variable out;
+  if (!Fp8Scope::for_product(own, weight)) out = row_product(own, weight, options, group);
+  else if (const Variable product = linear(own, weight); options.sequence)
+    out = reduce_scatter(product, along_sequence, group);
+  else out = reduce_from(product, group);
   if (shift.defined()) out = add(out, Autocast::low(options.sequence ? copy_to(shift, group) : shift));
   return activated(out, activation);
 }

@@ -18,7 +18,8 @@ namespace lockstep::tensor_parallel {
 struct ColumnOptions {
   bool gather_output = false;  ///< the whole output on every rank
   bool sequence = false;       ///< x is a part of the sequence; the output is of all of it
-  bool overlap = true;         ///< the sum of x's gradient is under way while the weight's is computed. Same bits
+  bool overlap = true;         ///< something is multiplied while something else is on its way
+  int64_t chunks = 0;          ///< of rows, for that (overlap.h): 0 is automatic
 };
 /// activation(x w^T + bias) with this rank's rows of w and bias.
 Variable column_linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
@@ -27,6 +28,8 @@ Variable column_linear(const Variable& x, const Variable& w, const Variable& bia
 struct RowOptions {
   bool input_is_parallel = true;  ///< x is this rank's slice of the last dim; else it is whole
   bool sequence = false;          ///< the output is this rank's part of the sequence
+  bool overlap = true;            ///< as above
+  int64_t chunks = 0;
 };
 /// activation(x w^T + bias) with this rank's columns of w; bias is whole, and its gradient is the sum over the ranks.
 Variable row_linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation,

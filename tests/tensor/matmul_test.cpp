@@ -1,6 +1,7 @@
 // Matrix products against plain loops in double, over shapes, layouts, dtypes and numbers of threads.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "tensor/bf16_products.h"
@@ -414,6 +415,29 @@ TEST_CASE("linear with an activation has the bits of the two operations") {
   else check_close(gelu, gelu_tanh(pre).to_vector<double>(), 1e-5);  // cuBLASLt has a formula of its own
   CHECK(equal(linear(x, w, bias, Activation::gelu_erf), gelu_erf(pre)));
   CHECK(equal(linear(x, w, bias, Activation::silu), silu(pre)));
+}
+
+TEST_CASE("linear_into has the bits of linear, a chunk of rows at a time on the CPU") {
+  const Tensor x = rand({130, 300}), w = rand({257, 300}) - full({257, 300}, 0.5), bias = rand({257});
+  for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::silu}) {
+    Tensor before;
+    const Tensor expected = linear(x, w, bias, activation, &before), out = zeros({130, 257}), pre = zeros({130, 257});
+    for (const int64_t chunk : {130, 37, 1}) {
+      for (int64_t i = 0; i < 130; i += chunk) {
+        const auto rows = [&](const Tensor& t) { return t.narrow(0, i, std::min(chunk, 130 - i)); };
+        linear_into(rows(out), rows(x), w, bias, activation, rows(pre));
+      }
+      if (default_device().is_cpu()) CHECK((equal(out, expected) && equal(pre, before)));
+      else check_close(out, expected.to_vector<double>(), 1e-5);
+    }
+  }
+  const auto refused = [&](const Tensor& out, const Tensor& pre) {
+    return message([&] { linear_into(out, x, w, bias, Activation::none, pre); });
+  };
+  for (const Tensor& wrong : {zeros({257, 130}).t(), zeros({129, 257}), zeros({130, 257}, {.dtype = f64})}) {
+    CHECK(contains(refused(wrong, {}), "[linear_into] expected contiguous memory of 33410 elements in f32"));
+    CHECK(contains(refused(zeros({130, 257}), wrong), "[linear_into] expected contiguous memory"));
+  }
 }
 
 TEST_CASE("matmul_unary_grad has the bits of the product and then the derivative") {

@@ -305,6 +305,43 @@ template <Known mistake> bool windows(bool bug) {
   });
 }
 
+// --- products whose sums are made piece by piece ---
+
+enum class Piece { early, unread, first };
+// Both halves of the values are made, and summed while the other is made; then read on the stream that made them.
+template <Piece mistake> bool in_pieces(bool bug) {
+  const auto is = [=](Piece which) { return bug && mistake == which; };
+  fake::set_policy(fake::Policy::lazy);
+  return as_threads([&](const Rank& r) {
+    const Array source(values_of(r.rank)), made(std::vector<float>(2 * n)), sum(std::vector<float>(2 * n)), out(2 * n);
+    cudaStream_t maker = nullptr;
+    cudaEvent_t ready = nullptr, summed = nullptr;
+    cudaStreamCreateWithFlags(&maker, cudaStreamNonBlocking);
+    for (cudaEvent_t* e : {&ready, &summed}) cudaEventCreateWithFlags(e, cudaEventDisableTiming);
+    for (size_t i = 0; i < 2; ++i) {
+      const bool early = is(Piece::early) && i == 1;
+      if (early) cudaEventRecord(ready, maker);
+      cudaMemcpyAsync(made + i * n, source + i * n, n * sizeof(float), cudaMemcpyDeviceToDevice, maker);
+      if (!early) cudaEventRecord(ready, maker);
+      cudaStreamWaitEvent(r.stream, ready, 0);
+      ncclAllReduce(made + i * n, sum + i * n, n, ncclFloat32, ncclSum, r.comm, r.stream);
+      ncclResult_t code = ncclInProgress;
+      for (int k = 0; k < 20000 && code == ncclInProgress; ++k) ncclCommGetAsyncError(r.comm, &code);
+      if (code != ncclSuccess) return false;
+      if (i == 0 || !is(Piece::first)) cudaEventRecord(summed, r.stream);
+    }
+    if (mistake == Piece::early && !r.wait()) return false;
+    if (!is(Piece::unread)) cudaStreamWaitEvent(maker, summed, 0);
+    cudaMemcpyAsync(out, sum, 2 * n * sizeof(float), cudaMemcpyDeviceToDevice, maker);
+    cudaStreamSynchronize(maker);
+    const std::vector<float> got = out.get();
+    const bool good = r.wait() && got[0] == 3 && got[2 * n - 1] == 3;
+    for (const cudaEvent_t e : {ready, summed}) cudaEventDestroy(e);
+    cudaStreamDestroy(maker);
+    return good;
+  });
+}
+
 }  // namespace
 
 std::vector<Case> rank_cases() {
@@ -340,6 +377,9 @@ std::vector<Case> rank_cases() {
       {"memory freed while it is a window", windows<Known::freed>, every},
       {"communicator destroyed before its window", windows<Known::late>, every},
       {"window of memory that is not NCCL's", windows<Known::plain>, every},
+      {"sum of a piece before it is made", in_pieces<Piece::early>, every},
+      {"pieces read before their sums", in_pieces<Piece::unread>, every},
+      {"reader that waits for the first sum", in_pieces<Piece::first>, every},
   };
 }
 

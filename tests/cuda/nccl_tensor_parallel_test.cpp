@@ -1,0 +1,221 @@
+// Tensor parallelism on devices: products in chunks have the bits of whole ones, under every policy of streams and with
+// all that a training combines, and their sums and gathers are on their way meanwhile.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstdlib>
+
+#include "engine/engine.h"
+#include "nn/models/gpt.h"
+#include "optim/optim.h"
+#include "parallel/mesh.h"
+#include "parallel/tensor/apply.h"
+#include "parallel/tensor/linear.h"
+#include "parallel/tensor/overlap.h"
+#include "tensor/ops.h"
+#include "tests/cuda/nccl_util.h"
+#include "tests/cudasim/block.h"
+#include "tests/cudasim/fake.h"
+#include "tests/ranks.h"
+
+using namespace lockstep;
+using namespace testing;
+using dist::world;
+namespace tp = lockstep::tensor_parallel;
+
+namespace {
+
+/// Of streams and of threads and blocks; neither outlives its test.
+struct Orders {
+  Orders(fake::Policy policy, simt::Order order, uint64_t seed) {
+    fake::set_policy(policy, seed);
+    simt::options() = {order, seed};
+  }
+  ~Orders() {
+    fake::set_policy(fake::Policy::lazy);
+    simt::options() = {};
+  }
+};
+
+Tensor noise_at(uint64_t seed, const Shape& shape, Device device) {
+  manual_seed(seed);
+  return randn(shape, {.device = cpu}).to(device);
+}
+
+/// Outputs and gradients of two layers, by columns and by rows, on the host.
+std::vector<Tensor> two_layers(Device device, bool sequence, int64_t chunks, const Shape& rows) {
+  dist::ProcessGroup& g = world();
+  Shape shape = rows;
+  shape.push_back(16);
+  if (sequence) shape[shape.rank() - 2] /= g.size();
+  const auto own = [&](uint64_t seed, const Shape& s) {
+    return Variable(noise_at(seed + uint64_t(g.rank()), s, device), true);
+  };
+  const Variable x = sequence ? own(10, shape) : Variable(noise_at(10, shape, device), true), up = own(20, {24, 16}),
+                 bias = own(30, {24}), down = own(40, {16, 24});
+  const bool whole = chunks == 1;
+  const Variable h = tp::column_linear(x, up, bias, Activation::gelu_tanh,
+                                       {.sequence = sequence, .overlap = !whole, .chunks = chunks}, g),
+                 y = tp::row_linear(h, down, {}, Activation::none,
+                                    {.sequence = sequence, .overlap = !whole, .chunks = chunks}, g);
+  y.backward(noise_at(50, y.shape(), device));
+  std::vector<Tensor> all;
+  for (const Tensor& t : {y.tensor(), x.grad(), up.grad(), bias.grad(), down.grad()}) all.push_back(t.to(cpu));
+  return all;
+}
+
+struct Training {
+  const char* name;
+  const char* plan;
+  bool sequence = false, fp8 = false, checkpoints = false;
+  const char* schedule = "1f1b";
+};
+
+/// Losses of some steps of a GPT.
+std::vector<double> train_in_chunks(const Training& t, int64_t chunks) {
+  const parallel::Plan plan = parallel::parse_plan(t.plan);
+  const auto all = on_ranks<std::vector<double>>(plan.ranks(), [&](int rank) {
+    const Device device = device_of(rank);
+    const parallel::Mesh mesh(plan, world());
+    manual_seed(4);
+    const auto gpt = std::make_shared<nn::GPT>(
+        nn::GPT::Options{.vocab = 40, .context = 16, .layers = 2, .width = 32, .heads = 2, .dropout = 0.1});
+    gpt->to(device);
+    engine::Config c{.train_micro_batch_size_per_gpu = 4, .gradient_accumulation_steps = 2};
+    c.bf16.auto_cast = true;
+    c.fp8.enabled = t.fp8;
+    c.pipeline.activation_checkpoint_interval = t.checkpoints ? 1 : 0;
+    c.pipeline.schedule = t.schedule;
+    engine::InitializeArgs args{.config = c, .mesh = &mesh, .log = [](const std::string&) {}};
+    args.optimizer = [](nn::Module& m) {
+      return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2});
+    };
+    args.sliced = tp::apply(*gpt, mesh.tp(), {.sequence = t.sequence, .sum = false, .chunks = chunks});
+    auto e = engine::initialize({.model = gpt, .partition_method = "uniform"}, std::move(args));
+    std::vector<double> losses;
+    while (e.global_steps() < 2) {
+      e.train_batch([&](int64_t micro) {
+        manual_seed(uint64_t(100 * e.global_steps() + micro));
+        const Tensor text = randint(0, 40, {4, 17}, {.dtype = i64, .device = cpu}).to(device);
+        return std::optional(
+            pipeline::Sample{{text.narrow(1, 0, 16).contiguous()}, {text.narrow(1, 1, 16).contiguous()}});
+      });
+      losses.push_back(e.train_loss());
+    }
+    e.close();
+    return losses;
+  });
+  for (const auto& other : all) CHECK(other == all[0]);
+  return all[0];
+}
+
+}  // namespace
+
+TEST_CASE("nccl, tensor parallel: products in chunks have the bits of whole ones in every order") {
+  struct Order {
+    fake::Policy streams;
+    simt::Order threads;
+  };
+  const Order orders[] = {{fake::Policy::lazy, simt::Order::forward},
+                          {fake::Policy::eager, simt::Order::reverse},
+                          {fake::Policy::random, simt::Order::random},
+                          {fake::Policy::random, simt::Order::reverse}};
+  uint64_t seed = 0;
+  for (const Order& order : orders) {
+    for (const int n : thread_sanitized ? std::vector{2} : std::vector{2, 3, 8}) {
+      const Orders scope(order.streams, order.threads, ++seed);
+      CAPTURE(n);
+      CAPTURE(seed);
+      CHECK(outcome(n, [&](int rank) {
+              const bool large = n == 8;
+              for (const bool sequence : {false, true}) {
+                const std::vector<Shape> rows = sequence ? std::vector<Shape>{{1, 5 * n}, {3, n}, {0, n}}
+                                                         : std::vector<Shape>{{7}, {1}, {0}, {2, 5}};
+                for (const Shape& r : rows) {
+                  if (large && r[0] == 0) continue;
+                  const auto expected = two_layers(device_of(rank), sequence, 1, r);
+                  for (const int64_t chunks : large ? std::vector<int64_t>{3} : std::vector<int64_t>{2, 3, 64}) {
+                    const auto found = two_layers(device_of(rank), sequence, chunks, r);
+                    for (size_t i = 0; i < found.size(); ++i)
+                      require(equal(found[i], expected[i]),
+                              str("result ", i, " of rows ", r, sequence ? " in parts, " : ", ", chunks, " chunks"));
+                  }
+                }
+              }
+            }) == "(no error)");
+    }
+  }
+}
+
+TEST_CASE("nccl, tensor parallel: chunks are multiplied while others are on their way") {
+  for (const bool sequence : {false, true}) {
+    CAPTURE(sequence);
+    std::atomic<int> products{0};
+    CHECK(outcome(2, [&](int rank) {
+            dist::ProcessGroup& g = world();
+            const Device device = device_of(rank);
+            for (int i = 0; i < 110; ++i)
+              g.all_reduce(full({3}, 1, {.dtype = f32, .device = device}));  // no more compared
+            // Rank 1 calls nothing before rank 0's device has made all products, so none waited for another's sum.
+            const Shape shape = sequence ? Shape{1, 16, 8} : Shape{8, 8};
+            const Tensor x = noise_at(1, shape, device), w = noise_at(2, {8, 8}, device);
+            const tp::Chunks chunks(shape, sequence, 4, device, g);
+            if (rank == 1) until([&] { return products == 4; });
+            tp::Pending sum = tp::sum_of_products(x, chunks, g, false, [&](const Tensor& rows) {
+              const Tensor y = linear(rows, w);
+              (void)y.to_vector<float>();  // the stream of products is done
+              if (rank == 0) ++products;
+              return y;
+            });
+            const Tensor all = linear(x.to(cpu), w.to(cpu)), got = sum.wait().to(cpu);
+            const Tensor expected = mul_scalar(sequence ? all.narrow(1, 8 * rank, 8).contiguous() : all, 2);
+            require(allclose(got, expected, 1e-5, 1e-5), "sums");
+          }) == "(no error)");
+  }
+  // And of a gather rank 1 calls the first chunk only, until rank 0 has its product.
+  std::atomic<bool> multiplied{false};
+  CHECK(outcome(2, [&](int rank) {
+          dist::ProcessGroup& g = world();
+          const Device device = device_of(rank);
+          for (int i = 0; i < 110; ++i) g.all_reduce(full({3}, 1, {.dtype = f32, .device = device}));
+          const Tensor own = noise_at(uint64_t(rank), {4, 2, 8}, device), w = noise_at(2, {8, 8}, device);
+          const tp::Chunks chunks({4, 4, 8}, true, 4, device, g);
+          std::vector<Tensor> found;
+          const auto use = [&](const Tensor& rows, int64_t i) {
+            found.push_back(linear(rows, w).to(cpu));
+            if (i == 0) multiplied = true;
+          };
+          if (rank == 0) {
+            tp::use_gathered(own, chunks, g, false, use);
+          } else {
+            for (int64_t i = 0; i < 4; ++i) {
+              if (i == 1) until([&] { return multiplied.load(); });
+              Tensor rows = tp::Pending::all_gather(chunks.of_part(own, i), tp::along_sequence, g).wait();
+              found.push_back(linear(rows, w).view({-1, 8}).to(cpu));
+            }
+          }
+          std::vector<Tensor> parts;
+          for (uint64_t r = 0; r < 2; ++r) parts.push_back(noise_at(r, {4, 2, 8}, cpu));
+          require(allclose(cat(found, 0), linear(cat(parts, 1), w.to(cpu)).view({16, 8}), 1e-5, 1e-5), "products");
+        }) == "(no error)");
+}
+
+TEST_CASE("nccl, tensor parallel: training in chunks has the losses of training without") {
+  const Training rows[] = {{"slices", "tp2"},
+                           {"of 4", "dp2+tp2"},
+                           {"sequence", "tp2", true},
+                           {"fp8", "tp2", false, true},
+                           {"fp8, sequence", "tp2", true, true},
+                           {"recomputed", "tp2", true, false, true},
+                           {"stages", "pp2+tp2", false},
+                           {"stages in two parts", "pp2+tp2", true, false, false, "zb-h1"}};
+  for (const Training& row : rows) {
+    if (thread_sanitized && &row != rows + 2) continue;
+    CAPTURE(row.name);
+    const std::vector<double> whole = train_in_chunks(row, 1);
+    CHECK(train_in_chunks(row, 3) == whole);
+    CHECK(whole.front() != whole.back());
+  }
+  const Orders scope(fake::Policy::random, simt::Order::forward, 5);
+  CHECK(train_in_chunks(rows[2], 3) == train_in_chunks(rows[2], 1));
+}
