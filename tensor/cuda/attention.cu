@@ -62,10 +62,9 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 #pragma unroll
       for (int j = 0; j < Z::vec; ++j) {
         const int64_t key = j0 + tx + 16 * j;
-        score[i][j] =
-            row < plan.queries && key < plan.keys && (!sparse || attends(seen, Z::size, 4 * ty + i, tx + 16 * j))
-                ? plan.masked<T>(score[i][j], b, h, row, key)
-                : -infinity<A>;
+        score[i][j] = row < plan.queries && key < plan.keys && (!sparse || attends(seen, 4 * ty + i, tx + 16 * j))
+                          ? plan.masked<T>(score[i][j], b, h, row, key)
+                          : -infinity<A>;
         most = larger_of(score[i][j], most);
       }
       most = warp_max<16>(most);

@@ -98,8 +98,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
         for (int j = 0; j < Z::vec; ++j) {
           A weight, difference;
           const int64_t row = plan.row(b, h, i0 + tx + 16 * j);
-          plan.differentiate(b, h, i0 + tx + 16 * j, j0 + 4 * ty + i,
-                             !sparse || attends(seen, Z::size, tx + 16 * j, 4 * ty + i),
+          plan.differentiate(b, h, i0 + tx + 16 * j, j0 + 4 * ty + i, !sparse || attends(seen, tx + 16 * j, 4 * ty + i),
                              plan.template factor<A>(kept, i * Z::vec + j), plan.lse + row, plan.delta + row,
                              score[i][j], slope[i][j], weight, difference);
           put(weights, i, j, weight);
@@ -161,8 +160,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
       for (int j = 0; j < Z::vec; ++j) {
         A weight, difference;
         const int64_t row = plan.row(b, h, i0 + 4 * ty + i);
-        plan.differentiate(b, h, i0 + 4 * ty + i, j0 + tx + 16 * j,
-                           !sparse || attends(seen, Z::size, 4 * ty + i, tx + 16 * j),
+        plan.differentiate(b, h, i0 + 4 * ty + i, j0 + tx + 16 * j, !sparse || attends(seen, 4 * ty + i, tx + 16 * j),
                            plan.template factor<A>(kept, i * Z::vec + j), plan.lse + row, plan.delta + row, score[i][j],
                            slope[i][j], weight, difference);
         put(weights, i, j, difference);

@@ -100,11 +100,12 @@ __global__ void __launch_bounds__(grad_threads)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float weight, difference;
-          plan.differentiate(b, h, i0 + lane.column_of(n, e), j0 + lane.row_of(e),
-                             !sparse || attends(seen[parity], grad_step, lane.column_of(n, e), lane.row_of(e)),
-                             plan.template factor<float>(kept, 4 * n + e), &row_sums[stage][0][lane.column_of(n, e)],
-                             &row_sums[stage][1][lane.column_of(n, e)], score[n][e] * scale, slope[n][e], weight,
-                             difference);
+          plan.differentiate(
+              b, h, i0 + lane.column_of(n, e), j0 + lane.row_of(e),
+              !sparse ||
+                  attends(seen[parity], lane.row_of(e) / 64 * grad_step + lane.column_of(n, e), lane.row_of(e) % 64),
+              plan.template factor<float>(kept, 4 * n + e), &row_sums[stage][0][lane.column_of(n, e)],
+              &row_sums[stage][1][lane.column_of(n, e)], score[n][e] * scale, slope[n][e], weight, difference);
           score[n][e] = weight;
           slope[n][e] = difference;
         }

@@ -9,7 +9,7 @@ constexpr int threads = 128, block_rows = 64;
 constexpr int forward_keys = 64;  // that a block takes in at a time
 
 template <class T, int depth, bool sparse>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, depth <= 4 ? 3 : 2)
     attention_mma_kernel(AttentionPlan plan, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out,
                          float* lse, int64_t tiles) {
   using Rows = RowTile<depth>;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int64_t i = i0 + lane.row_of(e), j = j0 + lane.column_of(n, e);
-        const bool attended = !sparse || attends(seen[number], block_rows, lane.row_of(e), lane.column_of(n, e));
+        const bool attended = !sparse || attends(seen[number], lane.row_of(e), lane.column_of(n, e));
         score[n][e] = i < plan.queries && j < plan.keys && attended
                           ? plan.masked<T>(score[n][e] * float(plan.scale), b, h, i, j)
                           : -infinity<float>;

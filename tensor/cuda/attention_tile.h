@@ -89,17 +89,18 @@ struct AttentionPlan {
     return first < 0 ? 0 : first < queries ? first : queries;
   }
 
-  /// Of a layout: which of `count` keys from j0 on the `n` queries from i0 on of head h attend to, a bit each, for
-  /// attends(); at most 64 keys make a word. False where none attends to any. A barrier for the block, and all of its
-  /// threads get one answer. Kernels are compiled with and without a layout (with_layout()): it takes registers.
+  /// Of a layout: which of `count` keys from j0 on the `n` queries from i0 on of head h attend to, a bit each. A word
+  /// for each query and 64 keys, those of the first 64 keys first. False where none attends to any. A barrier for the
+  /// block, and all of its threads get one answer. Kernels are compiled with and without a layout (with_layout()): it
+  /// takes registers.
   __device__ bool attended(int64_t h, int64_t i0, int n, int64_t j0, int count, uint64_t* words) const {
     __syncthreads();  // the last words have been read
-    const int r = int(threadIdx.x) % n, first = int(threadIdx.x) / n * 64;
+    const int thread = int(threadIdx.x), r = count > 64 ? thread % n : thread, first = count > 64 ? thread / n * 64 : 0;
     const int64_t place = i0 + r + keys - queries;
-    const bool there = first < count && i0 + r < queries;
+    const bool mine = r < n && first < count, there = mine && i0 + r < queries;
     const uint64_t bits =
         there ? layout.attended(first_head + h, place / layout.block, j0 + first, count < 64 ? count : 64) : 0;
-    if (first < count) words[threadIdx.x] = bits;
+    if (mine) words[thread] = bits;
     return __syncthreads_or(bits != 0) != 0;
   }
   /// Of how many tiles of `size` keys, from number `first` to before `end`, attended() is true. A barrier, too.
@@ -281,10 +282,8 @@ __device__ inline void store_part(T* row, bool wide, int64_t column, int64_t wid
   }
 }
 
-/// Whether query number r of the n for which attended() was asked attends to key number c.
-__device__ inline bool attends(const uint64_t* words, int n, int r, int c) {
-  return (words[c / 64 * n + r] >> c % 64 & 1) != 0;
-}
+/// Whether row r of what attended() found has the key of number c, of the 64 in a word.
+__device__ inline bool attends(const uint64_t* words, int r, int c) { return (words[r] >> c & 1) != 0; }
 
 /// Calls fn.template operator()<sparse>().
 template <class Fn> void with_layout(const AttentionPlan& plan, Fn&& fn) {
