@@ -40,7 +40,7 @@ void Backward::give(int i, Tensor grad) const {
 
 Tensor Backward::partial(int i) const {
   const Edge& edge = node_.inputs()[i];
-  if (!edge.node || AnomalyMode::enabled()) return {};  // which looks at each part
+  if (!edge.node || AnomalyMode::enabled()) return {};
   const Tensor& sum = edge.node->outputs()[edge.output].grad;
   return sum.defined() && is_dense(sum) ? sum : Tensor();
 }

@@ -43,8 +43,8 @@ class Backward {
   bool needs(int i) const;
   /// Hands over the gradient of input i, of the input's shape or of one that the input was broadcast to.
   void give(int i, Tensor grad) const;
-  /// What is already collected for input i when it may be added into in place, else undefined. For operations whose
-  /// own gradient is mostly zeros (embedding): they add there instead of giving a dense tensor.
+  /// What is already collected for input i when it may be added into in place, else undefined, as in AnomalyMode, which
+  /// looks at each part. For operations whose own gradient is mostly zeros (embedding), or whose kernel can add.
   Tensor partial(int i) const;
   /// The derivative of what made input i, when its gradient comes from here alone and nobody looks at it: what is given
   /// must have gone through it. Else null.

@@ -159,8 +159,8 @@ part_2() {
   step losses-graphs 60 losses_graphs
   step losses-fp8 60 losses_fp8
   step emulator-card 200 emulator_card
-  # NCCL: one rank, and two replicas or stages (on two cards, there with step graphs of replicas, or sharing one through the host); then
-  # between two processes on one card, which to it are two hosts.
+  # NCCL: one rank, and two replicas or stages (on two cards, or sharing one through the host); then between two processes on one card,
+  # which to it are two hosts: replicas with step graphs ("graphs" in the result), stages by messages.
   local small=("$gpt" train --device cuda --steps 5 --model gpt:2x32x2 --context 32 --batch 2 --json)
   step ranks-1 60 "$build/apps/lockstep" run -n 1 -- "${small[@]}"
   for plan in dp2 pp2; do
@@ -201,7 +201,7 @@ part_4() {
 
 "part_$part"
 say ""
-for log in env losses-{cpu-card,graphs,fp8} emulator-card {conv,attention}-cudnn-log bench_cuda pytorch bench-{conv,attention}-cudnn-{1,0} gpt2-124m{,-no-graph,-fp8,-recipe} pytorch-gpt2{,-recipe}; do
+for log in env losses-{cpu-card,graphs,fp8} emulator-card nccl-one-card-{dp2,pp2} {conv,attention}-cudnn-log bench_cuda pytorch bench-{conv,attention}-cudnn-{1,0} gpt2-124m{,-no-graph,-fp8,-recipe} pytorch-gpt2{,-recipe}; do
   [[ -s $logs/$log.log ]] || continue
   if [[ $log == pytorch ]]; then printf '## %s\n\n%s\n\n' "$log" "$(cat "$logs/$log.log")" >>"$report"
   else printf '## %s\n\n```\n%s\n```\n\n' "$log" "$(tail -45 "$logs/$log.log")" >>"$report"; fi
