@@ -38,7 +38,7 @@ int64_t status_of(const std::string& key) {
   return 0;
 }
 
-constexpr int64_t wide = 1024, deep = 16;
+constexpr int64_t wide = 1024, deep = 24;
 struct Tower : nn::Layer<Tower> {
   std::vector<nn::Linear> layers;
   Tower() {
@@ -126,6 +126,7 @@ TEST_CASE(
       dist::spawn(2,
                   [&](int) {
                     set_threads(1);
+                    release_cached_memory();  // of the cases before
                     const rlim_t limit = rlim_t(status_of("VmData") + int64_t(0.7 * states));
                     const rlimit few{limit, limit};
                     LOCKSTEP_CHECK(setrlimit(RLIMIT_DATA, &few) == 0, "no limit could be set");
