@@ -67,18 +67,15 @@ Tensor padded(const Tensor& x, int64_t width) {
   return wide;
 }
 
-/// Calls fn(o0, o1, scratch) for parts of the outputs on all threads, cut at multiples of `unit`. Threads take the next
-/// part when they are done with one: memory does not serve them equally.
+/// Calls fn(o0, o1, scratch) for parts of the outputs on all threads, cut at multiples of `unit`.
 template <class Fn> void each_part(int64_t out, int64_t unit, int64_t work_of_one, int64_t scratch, const Fn& fn) {
-  constexpr int64_t parts_of_thread = 8;
   const int64_t units = ceil_div(out, unit), grain = std::max<int64_t>(1, fork_codes / (unit * work_of_one)),
-                threads = std::min<int64_t>(get_threads(), std::max<int64_t>(1, units / grain)),
-                step = threads == 1 ? units : ceil_div(units, threads * parts_of_thread);
-  const Ref<Storage> storage = Storage::allocate(threads * scratch * int64_t(sizeof(float)), cpu);
-  std::atomic<int64_t> next{0};
-  parallel_for(threads, 1, [&](int64_t first, int64_t) {
-    float* const own = reinterpret_cast<float*>(storage->data()) + first * scratch;
-    for (int64_t i; (i = next.fetch_add(step)) < units;) fn(i * unit, std::min(out, (i + step) * unit), own);
+                parts = std::min<int64_t>(get_threads(), units);
+  const Ref<Storage> storage = Storage::allocate(parts * scratch * int64_t(sizeof(float)), cpu);
+  std::atomic<int64_t> slot{0};
+  parallel_for(units, grain, [&](int64_t first, int64_t last) {
+    float* const own = reinterpret_cast<float*>(storage->data()) + slot++ * scratch;
+    fn(first * unit, std::min(out, last * unit), own);
   });
 }
 
