@@ -64,8 +64,9 @@ int main(int argc, char** argv) {
     cases.push_back({name, std::move(model)});
   }
   std::vector<int64_t> ids;
-  for (int64_t i = 0; i < prefill; ++i) ids.push_back(100 + i);
+  for (int64_t i = 0; i < std::max(prefill, prompt); ++i) ids.push_back(100 + i);
   const std::vector<int64_t> start(ids.begin(), ids.begin() + prompt);
+  ids.resize(size_t(prefill));
   for (int turn = 0; turn <= turns; ++turn)  // the first one warms up
     for (Case& c : cases) {
       Clock::time_point first;
