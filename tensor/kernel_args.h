@@ -97,6 +97,7 @@ struct BlockLayout;  // tensor/block_layout.h
 struct AttentionArgs {
   double scale = 1;
   bool causal = false;
+  int64_t window = 0;  // causal: a query sees its own key and the window - 1 before it; 0: all before it
   double dropout = 0;  // probability; element (b, h, i, j) is keyed by its flat index and `key`
   PhiloxKey key;
   int64_t first_head = 0, all_heads = 0;           // of so many, in dropout's index and in the layout; 0: these are all

@@ -8,10 +8,11 @@
 //                   |  ....  |  ....  | skipped|     At the end out /= l, and lse = m + log l is saved for backward.
 //                   +--------+--------+--------+
 //
-// A tile of which a layout (tensor/block_layout.h) attends to nothing is skipped, by the query block or by a group of
-// its rows; in one that is attended to in part, the rest is masked. No sum changes its order.
+// A tile that lies before the window of all rows, or of which a layout (tensor/block_layout.h) attends to nothing, is
+// skipped, by the query block or by a group of its rows; in one that is attended to in part, the rest is masked. No sum
+// changes its order.
 //
-// Work 4 B H T S D operations (half of it when causal), memory O(block) a thread.
+// Work 4 B H T S D operations (half of it when causal; with a window W instead of S), memory O(block) a thread.
 #include <algorithm>
 
 #include "tensor/cpu/attention_tile.h"
@@ -131,6 +132,7 @@ template <class T> struct Forward {
     for (int64_t r = 0; r < rows; ++r) {
       n[r] = std::min(keys, plan.limit(first + r) - j0);
       if (plan.mask) add_mask(plan, at.b, at.h, first + r, j0, n[r], scores + r * tile_keys);
+      hide_before(plan, first + r, j0, -infinity<A>, scores + r * tile_keys);
       if (attended) hide(attended[i + r], scores + r * tile_keys);
     }
     soften(scores, n, int(rows), block.top[i / group_rows], block.sum + i, keep);
@@ -152,12 +154,13 @@ template <class T> struct Forward {
     const int64_t end = plan.limit(at.i0 + at.rows - 1);
     uint64_t rows[block_queries];
     uint64_t* const attended = plan.layout.block > 0 ? rows : nullptr;
-    for (int64_t j0 = 0; j0 < end; j0 += tile_keys) {
+    for (int64_t j0 = plan.first_key(at.i0) / tile_keys * tile_keys; j0 < end; j0 += tile_keys) {
       const int64_t keys = std::min(tile_keys, plan.keys - j0);
       if (attended && !plan.attended(at.h, at.i0, at.rows, j0, attended)) continue;
       pack(block, at, j0, keys);
-      const int64_t from = std::max<int64_t>(0, plan.first_query(j0) - at.i0) / group_rows * group_rows;
-      for (int64_t i = from; i < at.rows; i += group_rows) group(block, at, i, j0, keys, attended);
+      const int64_t from = std::max<int64_t>(0, plan.first_query(j0) - at.i0) / group_rows * group_rows,
+                    to = std::min(at.rows, plan.end_query(j0 + keys - 1) - at.i0);
+      for (int64_t i = from; i < to; i += group_rows) group(block, at, i, j0, keys, attended);
     }
     for (int64_t i = 0; i < at.rows; ++i) {
       const A sum = sum_lanes<A>(block.sum[i]), top = block.top[i / group_rows][i % group_rows * (lane_count<A> / 8)];
@@ -188,7 +191,7 @@ void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
 }
 
 void paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, std::span<const PagedRows> rows,
-                     double scale, Tensor& out) {
+                     double scale, int64_t window, Tensor& out) {
   dispatch<float, double, Half, BFloat16>(q.dtype(), "paged_attention", [&]<class T> {
     using A = Acc<T>;
     using In = Heads<const T>;
@@ -201,7 +204,7 @@ void paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, 
     for (const PagedRows& r : rows) {
       const Tensor asked = q.narrow(2, first, r.queries);
       Tensor part = out.narrow(2, first, r.queries);
-      plans.emplace_back(q.shape()[1], keys.shape()[1], r.queries, r.length, q.shape()[3], scale);
+      plans.emplace_back(q.shape()[1], keys.shape()[1], r.queries, r.length, q.shape()[3], scale, window);
       all.push_back(Forward<T>{plans.back(), In(asked), In(keys), In(values), Heads<T>(part), nullptr, r.blocks,
                                keys.shape()[2]});
       first += r.queries;

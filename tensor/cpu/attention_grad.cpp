@@ -7,7 +7,8 @@
 // A unit is one key head with the query heads that share it. It goes over the key tiles, and for each over the query
 // tiles that see it, so sums of grad_k and grad_v stay in one tile. The unit's q, grad and sums of grad_q are packed
 // once, into scratch as large as they are. The order of every sum depends on the shape alone (and on the layout, when
-// there is one: what it does not attend to is skipped, by tiles of queries and groups of them, as in attention.cpp).
+// there is one: what it does not attend to is skipped, by tiles of queries and groups of them, as in attention.cpp, and
+// so are queries that have a tile of keys behind their window).
 #include "tensor/cpu/attention_tile.h"
 
 namespace lockstep::on_cpu {
@@ -87,6 +88,8 @@ template <class T> struct Backward {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t n = std::min(keys, plan.limit(i + r) - j0);
       if (plan.mask && n > 0) add_mask(plan, b, h, i + r, j0, n, weights + r * tile_keys);
+      hide_before(plan, i + r, j0, -infinity<A>, weights + r * tile_keys);
+      hide_before(plan, i + r, j0, A(0), slopes + r * tile_keys);
       if (attended) hide(attended[r], weights + r * tile_keys);
       alignas(64) A keep[tile_keys];
       if (plan.dropout > 0) dropout_row(plan, b, h, i + r, j0, keep);
@@ -134,10 +137,11 @@ template <class T> struct Backward {
       pack_transposed(v.row(b, g, j0), v.token, count, plan.width, tile.value_t);
       std::fill_n(tile.grad_k, count * width, A(0));
       std::fill_n(tile.grad_v, count * width, A(0));
+      const int64_t last = plan.end_query(j0 + count - 1);
       for (int64_t s = 0; s < shared; ++s)
-        for (int64_t i0 = plan.first_query(j0) / tile_queries * tile_queries; i0 < plan.queries; i0 += tile_queries) {
+        for (int64_t i0 = plan.first_query(j0) / tile_queries * tile_queries; i0 < last; i0 += tile_queries) {
           const int64_t at = s * plan.queries + i0, h = g * shared + s;
-          int64_t begin = 0, end = std::min(tile_queries, plan.queries - i0);
+          int64_t begin = 0, end = std::min(tile_queries, last - i0);
           uint64_t bits[tile_queries];
           const uint64_t* const attended = plan.layout.block > 0 ? bits : nullptr;
           if (attended) {

@@ -39,6 +39,7 @@ struct AttentionPlan {
   int64_t batch, heads, groups, queries, keys, width;
   double scale;
   bool causal;
+  int64_t window = 0;  // 0: none
   const void* mask = nullptr;
   DType mask_dtype = DType::boolean;
   Dims mask_strides;
@@ -56,6 +57,7 @@ struct AttentionPlan {
         width(q.shape()[3]),
         scale(args.scale),
         causal(args.causal),
+        window(args.window),
         dropout(args.dropout),
         key(args.key),
         first_head(args.first_head),
@@ -67,7 +69,8 @@ struct AttentionPlan {
     mask_strides = mask_tensor.strides();
   }
   /// Causal, of one sequence whose last `queries` of `keys` tokens ask.
-  AttentionPlan(int64_t heads_, int64_t groups_, int64_t queries_, int64_t keys_, int64_t width_, double scale_)
+  AttentionPlan(int64_t heads_, int64_t groups_, int64_t queries_, int64_t keys_, int64_t width_, double scale_,
+                int64_t window_)
       : batch(1),
         heads(heads_),
         groups(groups_),
@@ -76,14 +79,23 @@ struct AttentionPlan {
         width(width_),
         scale(scale_),
         causal(true),
+        window(window_),
         dropout(0),
         first_head(0),
         all_heads(heads_) {}
 
   /// Keys before this one may be seen by query i: the causal limit, from 0 to keys.
   int64_t limit(int64_t i) const { return causal ? std::clamp<int64_t>(i + 1 + keys - queries, 0, keys) : keys; }
+  /// The first key that query i may see.
+  int64_t first_key(int64_t i) const {
+    return window > 0 ? std::clamp<int64_t>(i + 1 + keys - queries - window, 0, keys) : 0;
+  }
   /// The first query that may see key j.
   int64_t first_query(int64_t j) const { return causal ? std::clamp<int64_t>(j - keys + queries, 0, queries) : 0; }
+  /// Queries before this one may see key j.
+  int64_t end_query(int64_t j) const {
+    return window > 0 ? std::clamp<int64_t>(j - keys + queries + window, 0, queries) : queries;
+  }
   /// Of a layout: rows[r] says which of the tile of keys at j0 query i0 + r of head h attends to, a bit each. Whether
   /// any does.
   bool attended(int64_t h, int64_t i0, int64_t count, int64_t j0, uint64_t* rows) const {
@@ -206,6 +218,12 @@ void add_mask(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_
       for (int64_t j = 0; j < n; ++j) scores[j] += A(Acc<M>(mask[j * step]));
     });
   }
+}
+
+/// Takes the keys out of a row of values towards keys j0, ... of query i that lie before its window.
+template <class A> void hide_before(const AttentionPlan& plan, int64_t i, int64_t j0, A hidden, A* values) {
+  if (const int64_t count = plan.first_key(i) - j0; count > 0)
+    std::fill_n(values, std::min(count, tile_keys), hidden);
 }
 
 /// Takes the keys out of a row of scores that are not among `attended`: runs of them, as blocks are.

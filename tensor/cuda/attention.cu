@@ -39,13 +39,13 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 
   A sum[chunks][4][Z::vec] = {}, top[4], total[4] = {};
   for (A& m : top) m = -infinity<A>;
-  [[maybe_unused]] bool packed = false;  // the queries are there
-  for (int64_t j0 = 0; j0 < end; j0 += Z::size) {
+  bool packed = false;  // the queries are there
+  for (int64_t j0 = plan.first_key(i0) / Z::size * Z::size; j0 < end; j0 += Z::size) {
     if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, seen)) continue;
     A score[4][Z::vec] = {};
     for (int64_t d = 0; d < plan.width; d += Z::size) {
       __syncthreads();  // the last values and queries have been read
-      if ((sparse ? !packed : j0 == 0) || plan.width > Z::size)
+      if (!packed || plan.width > Z::size)
         load_tile(q.row(b, h, i0), q.token, q.wide, rows, d, plan.width, A(plan.scale), queries);
       load_tile(k.row(b, g, j0), k.token, k.wide, plan.keys - j0, d, plan.width, A(1), keys);
       __syncthreads();

@@ -78,10 +78,11 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   const int64_t shared = plan.heads / plan.groups, keys = plan.keys - j0, width = plan.width;
   const A scale = A(plan.scale);
   const bool single = width <= Z::size;
+  const int64_t last = plan.end_query(j0 + (keys < Z::size ? keys : Z::size) - 1);
 
   A sum_k[chunks][4][Z::vec] = {}, sum_v[chunks][4][Z::vec] = {};
   for (int64_t h = g * shared; h < (g + 1) * shared; ++h) {
-    for (int64_t i0 = plan.first_query(j0) / Z::size * Z::size; i0 < plan.queries; i0 += Z::size) {
+    for (int64_t i0 = plan.first_query(j0) / Z::size * Z::size; i0 < last; i0 += Z::size) {
       if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, seen)) continue;
       const int64_t rows = plan.queries - i0;
       A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // of (key, query)
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   const int64_t last = i0 + (rows < Z::size ? rows : Z::size) - 1, end = plan.limit(last);
 
   A sum[chunks][4][Z::vec] = {};
-  for (int64_t j0 = 0; j0 < end; j0 += Z::size) {
+  for (int64_t j0 = plan.first_key(i0) / Z::size * Z::size; j0 < end; j0 += Z::size) {
     if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, seen)) continue;
     const int64_t keys = plan.keys - j0;
     A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // of (query, key)

@@ -8,7 +8,8 @@
 //   keys 3                                     1         last keys begins first: for its n-th tile a block is the
 //   keys 2                           1         2         n-th, behind one that was there a tile ago, so that blocks
 //   keys 1                  1        2         3         which begin together do not wait. Who is last of a tile
-//   keys 0         1        2        3         4         rounds the sum to 16 bits.
+//   keys 0         1        2        3         4         rounds the sum to 16 bits. Keys before a tile's window have
+//                                                        no turn at it.
 //
 // Five products of tiles: 10 B H T S D operations, half of it when causal. For 1280 of them 8 bytes of a sum are read
 // and written, in L2 mostly: blocks that run at the same time are about the same few heads.
@@ -48,12 +49,13 @@ __global__ void __launch_bounds__(grad_threads)
   const int ticket = int(take_ticket(all.ticket)), unit = ticket / all.key_tiles,
             tile = all.key_tiles - 1 - ticket % all.key_tiles, g = unit % int(plan.groups), b = unit / int(plan.groups);
   const int64_t j0 = int64_t(tile) * block_keys, first = plan.first_query(j0) / grad_step * grad_step,
+                last = plan.end_query((j0 + block_keys < plan.keys ? j0 + block_keys : plan.keys) - 1),
                 shared_by = plan.heads / plan.groups, width = plan.width;
   const float scale = float(plan.scale);
 
   // A step is a tile of queries that see these keys, one head after the other; seek() gives the next one that attends
   // to some. A stage is place for two tiles: of queries, and of their gradients.
-  const int of_head = int((plan.queries - first + grad_step - 1) / grad_step), steps = of_head * int(shared_by);
+  const int of_head = int((last - first + grad_step - 1) / grad_step), steps = of_head * int(shared_by);
   const auto head_of = [&](int step) { return g * shared_by + step / of_head; };
   const auto query_of = [&](int step) { return first + int64_t(step % of_head) * grad_step; };
   const auto seek = [&](int step, int parity) {
@@ -131,7 +133,7 @@ __global__ void __launch_bounds__(grad_threads)
     }
     const int64_t tile_of_queries = (b * plan.heads + h) * all.query_tiles + i0 / grad_step,
                   tiles = (end - 1) / block_keys + 1;
-    int64_t before = tiles - 1 - tile, after = tile;
+    int64_t before = tiles - 1 - tile, after = tile - plan.first_key(i0) / block_keys;
     if (sparse) {
       before = plan.tiles_attended(h, i0, grad_step, tile + 1, tiles, block_keys);
       after = plan.tiles_attended(h, i0, grad_step, 0, tile, block_keys);

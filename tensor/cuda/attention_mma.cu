@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(threads, depth <= 4 ? 3 : 2)
   };
   queries.template fill<threads, block_rows>(q.row(b, h, i0), q.token, rows, plan.width);
   float sum[2 * depth][4] = {}, top[2] = {-infinity<float>, -infinity<float>}, total[2] = {};
-  int64_t j0 = 0, next;
+  int64_t j0 = plan.first_key(i0) / forward_keys * forward_keys, next;
   fetch(j0, 0);
   for (int number = 0; j0 < end; number ^= 1, j0 = next) {
     wait_for_copies();

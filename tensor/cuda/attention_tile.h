@@ -46,6 +46,8 @@ struct AttentionPlan {
   int64_t batch, heads, groups, queries, keys, width;
   double scale;
   bool causal;
+  int64_t window;  ///< 0: none
+  uint64_t reach;  ///< a query sees keys at most so many places before it; none behind it, unless this is all ones
   Mask kind = Mask::none;
   const void* mask = nullptr;
   int64_t mask_stride[4] = {};
@@ -64,6 +66,8 @@ struct AttentionPlan {
         width(q.shape()[3]),
         scale(args.scale),
         causal(args.causal),
+        window(args.window),
+        reach(!causal ? ~uint64_t(0) : window > 0 ? uint64_t(window) - 1 : ~uint64_t(0) >> 1),
         key(args.key),
         first_head(args.first_head),
         all_heads(args.all_heads > 0 ? args.all_heads : heads),
@@ -83,11 +87,23 @@ struct AttentionPlan {
     const int64_t end = causal ? i + 1 + keys - queries : keys;
     return end < 0 ? 0 : end < keys ? end : keys;
   }
+  /// The first key that query i may see.
+  LOCKSTEP_HD int64_t first_key(int64_t i) const {
+    const int64_t first = window > 0 ? i + 1 + keys - queries - window : 0;
+    return first < 0 ? 0 : first < keys ? first : keys;
+  }
   /// The first query that may see key j.
   LOCKSTEP_HD int64_t first_query(int64_t j) const {
     const int64_t first = causal ? j - keys + queries : 0;
     return first < 0 ? 0 : first < queries ? first : queries;
   }
+  /// Queries before this one may see key j.
+  LOCKSTEP_HD int64_t end_query(int64_t j) const {
+    const int64_t end = window > 0 ? j - keys + queries + window : queries;
+    return end < 0 ? 0 : end < queries ? end : queries;
+  }
+  /// Whether query i may see key j, both in range.
+  __device__ bool sees(int64_t i, int64_t j) const { return uint64_t(i + keys - queries - j) <= reach; }
 
   /// Of a layout: which of `count` keys from j0 on the `n` queries from i0 on of head h attend to, a bit each. A word
   /// for each query and 64 keys, those of the first 64 keys first. False where none attends to any. A barrier for the
@@ -122,7 +138,7 @@ struct AttentionPlan {
 
   /// The score of query i and key j, both in range, after the mask; minus infinity where i does not see j.
   template <class T, class A> __device__ A masked(A score, int64_t b, int64_t h, int64_t i, int64_t j) const {
-    if (j >= limit(i)) return -infinity<A>;
+    if (!sees(i, j)) return -infinity<A>;
     if (kind == Mask::none) return score;
     const int64_t place = b * mask_stride[0] + h * mask_stride[1] + i * mask_stride[2] + j * mask_stride[3];
     if (kind == Mask::added) return score + load(static_cast<const T*>(mask) + place);
@@ -166,7 +182,7 @@ template <class T> struct GradPlan : AttentionPlan {
                                 Compute<T> slope, Compute<T>& weight, Compute<T>& difference) const {
     using A = Compute<T>;
     weight = difference = 0;
-    if (!attends || i >= queries || j >= keys || j >= limit(i)) return;
+    if (!attends || i >= queries || j >= keys || !sees(i, j)) return;
     const A saved = *row_lse;
     if (saved == -infinity<A>) return;  // a row that attends to nothing
     const A p = exp_of(masked<T>(score, b, h, i, j) - saved);
