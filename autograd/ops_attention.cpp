@@ -29,7 +29,8 @@ Variable composed_attention(const Variable& query, const Variable& key, const Va
   };
   const double scale = args.scale == 0 ? 1 / std::sqrt(double(std::max<int64_t>(query.size(3), 1))) : args.scale;
   Variable scores = mul_scalar(matmul(wide(query), for_heads(key).transpose(-2, -1)), scale);
-  Tensor seen = tril(ones({rows, keys}, {f32, query.device()}), args.causal ? keys - rows : keys).to(boolean);
+  Tensor seen = args.causal ? causal_mask(rows, keys, args.window, query.device())
+                            : ones({rows, keys}, {.dtype = boolean, .device = query.device()});
   if (mask.defined() && mask.dtype() == boolean) seen = logical_and(seen, mask);
   if (mask.defined() && mask.dtype() != boolean) scores = add(scores, mask.to(scores.dtype()));
   const Tensor hidden = logical_not(seen);

@@ -16,6 +16,10 @@ MultiHeadAttention::Options checked(MultiHeadAttention::Options o) {
   const int64_t groups = o.kv_heads == 0 ? o.heads : o.kv_heads;
   LOCKSTEP_CHECK(groups > 0 && o.heads % groups == 0, "[MultiHeadAttention] expected kv_heads to divide ", o.heads,
                  " heads, got ", groups);
+  LOCKSTEP_CHECK(o.window >= 0 && (o.window == 0 || (o.causal && !o.sparse && !o.cross)),
+                 "[MultiHeadAttention] expected a window of at least one token, of causal attention that is neither "
+                 "sparse nor to other sequences, or 0 for none, got ",
+                 o.window);
   o.kv_heads = groups;
   if (o.head_size == 0) o.head_size = o.embed / o.heads;
   return o;
@@ -36,7 +40,8 @@ MultiHeadAttention::MultiHeadAttention(const Options& options)
 std::string MultiHeadAttention::options() const {
   return str("embed ", o.embed, ", heads ", o.heads, o.kv_heads != o.heads ? str(", kv heads ", o.kv_heads) : "",
              o.head_size * o.heads != o.embed ? str(", head size ", o.head_size) : "", o.causal ? ", causal" : "",
-             o.rope ? ", rotary" : "", o.sparse ? str(", sparse ", name_of(o.sparse->mode)) : "");
+             o.window > 0 ? str(", window ", o.window) : "", o.rope ? ", rotary" : "",
+             o.sparse ? str(", sparse ", name_of(o.sparse->mode)) : "");
 }
 
 void MultiHeadAttention::sliced(const PartOf& of) {
@@ -57,6 +62,8 @@ int64_t MultiHeadAttention::share_sequence(const std::shared_ptr<SequencePart>& 
 void MultiHeadAttention::set_sparsity(const SparsityConfig& config) {
   LOCKSTEP_CHECK(!part,
                  "[MultiHeadAttention] sparse attention to sequences in parts (context parallelism) is not built");
+  LOCKSTEP_CHECK(o.window == 0, "[MultiHeadAttention] sparse attention with a window (", o.window,
+                 ") is not built; its own are local, bigbird and bslongformer");
   LOCKSTEP_CHECK(!o.causal || config.unidirectional.value_or(true),
                  "[MultiHeadAttention] expected unidirectional sparse attention in a causal model, got bidirectional; "
                  "leave it out");
@@ -77,16 +84,19 @@ std::shared_ptr<const BlockLayout> MultiHeadAttention::layout(int64_t tokens, De
 }
 
 double MultiHeadAttention::flops_beside(int64_t tokens) const {
-  const double keys = o.sparse ? attended_pairs(make_layout(*o.sparse, std::max(o.heads, o.all_heads), tokens), tokens,
-                                                tokens, o.causal) /
-                                     double(std::max<int64_t>(tokens, 1))
-                               : (o.causal ? 0.5 : 1) * double(tokens);
+  const auto window = double(std::min(o.window, tokens));
+  const double keys = o.window > 0 ? window - window * window / (2 * double(std::max<int64_t>(tokens, 1)))
+                      : o.sparse   ? attended_pairs(make_layout(*o.sparse, std::max(o.heads, o.all_heads), tokens),
+                                                    tokens, tokens, o.causal) /
+                                       double(std::max<int64_t>(tokens, 1))
+                                 : (o.causal ? 0.5 : 1) * double(tokens);
   return 4 * keys * double(o.heads * o.head_size);
 }
 
 AttentionArgs MultiHeadAttention::args(int64_t tokens, Device device) {
   AttentionArgs args{.scale = 0,
                      .causal = o.causal,
+                     .window = o.window,
                      .first_head = o.first_head,
                      .all_heads = o.all_heads,
                      .layout = layout(tokens, device)};
@@ -199,18 +209,20 @@ Variable MultiHeadAttention::in_blocks(Variable projected, const std::vector<KvR
     paged.push_back({r.tokens, r.cache->length, *r.cache->table});
     first += r.tokens;
   }
-  return joined(paged_attention(h.q.tensor(), rows[0].cache->keys, rows[0].cache->values, paged));
+  return joined(paged_attention(h.q.tensor(), rows[0].cache->keys, rows[0].cache->values, paged, o.window));
 }
 
 /// Attends from `projected` to the cache and itself; (B, T, heads * head size), before out_proj.
 Variable MultiHeadAttention::with_cache(Variable projected, KvCache& cache) {
   check_cached(cache.length + projected.size(1));
+  const int64_t first = before_window(cache.length, o.window);  // of these tokens
   const Heads h = split(placed(std::move(projected), cache.length));
   cache.append(h.k.tensor(), h.v.tensor(), o.max_context);
   const DType dtype = h.q.dtype();
-  return joined(attention(h.q, cache.filled(cache.keys, dtype), cache.filled(cache.values, dtype), {},
+  return joined(attention(h.q, cache.filled(cache.keys, dtype, first), cache.filled(cache.values, dtype, first), {},
                           AttentionArgs{.scale = 0,
                                         .causal = true,
+                                        .window = o.window,
                                         .first_head = o.first_head,
                                         .all_heads = o.all_heads,
                                         .layout = layout(cache.length, h.q.device())}));
@@ -241,8 +253,9 @@ void KvCache::append(const Tensor& k, const Tensor& v, int64_t most) {
   length = needed;
 }
 
-Tensor KvCache::filled(const Tensor& of, DType as) const {
-  return (table ? gather_blocks(of, *table, length) : of.narrow(2, 0, length)).to(as);
+Tensor KvCache::filled(const Tensor& of, DType as, int64_t first) const {
+  if (!table) return of.narrow(2, first, length - first).to(as);
+  return gather_blocks(of, std::span(*table).subspan(size_t(first / of.size(2))), length - first).to(as);
 }
 
 Tensor MultiHeadAttention::weights(const Variable& x) {
@@ -255,8 +268,7 @@ Tensor MultiHeadAttention::weights(const Variable& x) {
       h.k.tensor().unsqueeze(2).expand({batch, o.kv_heads, share, tokens, d}).reshape({batch, o.heads, tokens, d});
   Tensor scores = mul_scalar(matmul(h.q.tensor(), keys.transpose(2, 3)), 1 / std::sqrt(double(d)));
   if (o.causal)
-    scores = masked_fill(
-        scores, logical_not(tril(ones({tokens, tokens}, {.dtype = boolean, .device = scores.device()}))), -INFINITY);
+    scores = masked_fill(scores, logical_not(causal_mask(tokens, tokens, o.window, scores.device())), -INFINITY);
   if (!o.sparse) return mean(softmax(scores, -1), {1});
   const Tensor hidden = logical_not(mask_of(*layout(tokens, x.device()), tokens));
   return mean(masked_fill(softmax(masked_fill(scores, hidden, -INFINITY), -1), hidden, 0), {1});

@@ -18,8 +18,8 @@ struct KvCache {
 
   /// k and v (B, kv heads, T, head size) behind what is there; room for more than `most` tokens is not made ahead.
   void append(const Tensor& k, const Tensor& v, int64_t most);
-  /// The part of keys or values that is filled, in `as`.
-  Tensor filled(const Tensor& of, DType as) const;
+  /// The part of keys or values that is filled, in `as`; without the first tokens of it, in whole blocks of a table.
+  Tensor filled(const Tensor& of, DType as, int64_t first = 0) const;
 };
 
 /// A sequence of a batch whose sequences have lengths of their own: how many of the batch's rows are its next tokens.
@@ -69,6 +69,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     int64_t first_head = 0, all_heads = 0;      ///< set by sliced(): these heads are part of so many
     std::optional<SparsityConfig> sparse = {};  ///< attends to these blocks only
     bool cross = false;                         ///< keys and values come of other sequences than queries
+    int64_t window = 0;  ///< causal: a token sees itself and the window - 1 before it; 0: all before it
   };
   explicit MultiHeadAttention(const Options& options);
   /// mask: see attention() in tensor/ops.h

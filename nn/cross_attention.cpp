@@ -121,8 +121,7 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
 
   Variable scores = matmul(h.q, h.k.transpose(2, 3)) * (1 / std::sqrt(double(d)));
   if (args.causal)
-    scores = masked_fill(
-        scores, logical_not(tril(ones({queries, keys}, {.dtype = boolean, .device = scores.device()}))), -INFINITY);
+    scores = masked_fill(scores, logical_not(causal_mask(queries, keys, args.window, scores.device())), -INFINITY);
   if (shown.defined())
     scores = shown.dtype() == boolean ? masked_fill(scores, logical_not(shown), -INFINITY) : scores + shown;
   // Who sees nothing gets zeros, as attention() gives.

@@ -73,8 +73,7 @@ KernelCost product_cost(const DryKernel& k) {
 
 KernelCost attention_cost(const DryKernel& k, bool backward) {
   const Operand &q = k.operand(backward), &keys = k.operand(backward + 1);
-  const double rows = double(q.shape[2]), columns = double(keys.shape[2]),
-               pairs = k.causal ? rows * (columns - (rows - 1) / 2) : rows * columns;
+  const auto pairs = double(attended_pairs(q.shape[2], keys.shape[2], k.causal, k.window));
   const bool is_short = is_16_bits(q.dtype);
   // Scores and weighted values; backward, behind the rows' sums, five products in one kernel, or in f32 seven in two.
   const int64_t launches = !backward ? 1 : is_short ? 2 : 3, products = !backward ? 2 : is_short ? 5 : 7;

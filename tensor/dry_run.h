@@ -29,6 +29,7 @@ struct DryKernel {
   std::vector<Operand> operands;  ///< those that are defined, in the order of the entry
   uint32_t reduced = 0;           ///< dims, of reduce
   bool causal = false;            ///< of attention
+  int64_t window = 0;             ///< of causal attention; 0: none
   bool adds = false;              ///< a product that adds to what is there
   bool fuses = true;              ///< the product's activation is one that cuBLASLt has
 

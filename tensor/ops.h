@@ -222,10 +222,13 @@ struct AttentionResult {
 };
 /// softmax(q k^T scale + mask) v without the T x S matrix. q (B, H, T, D), k v (B, G, S, D). out is (B, H, T, D), laid
 /// out as (B, T, H, D) so that merging heads is a view. mask: bool (true = attend) or floating (added), broadcastable
-/// to (B, H, T, S). causal: query i sees keys j <= i + S - T. scale 0 means 1/sqrt(D). A layout is of the S keys, and
-/// the queries are its last; a query that attends to nothing gives zeros, and lse -inf.
+/// to (B, H, T, S). causal: query i sees keys j <= i + S - T, with a window only those > i + S - T - window (Mistral's,
+/// as Transformers and FlashAttention count it). scale 0 means 1/sqrt(D). A layout is of the S keys, and the queries
+/// are its last; a query that attends to nothing gives zeros, and lse -inf.
 AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {},
                           AttentionArgs args = {.scale = 0});
+/// What a query of causal attention sees: bool (queries, keys).
+Tensor causal_mask(int64_t queries, int64_t keys, int64_t window, Device device);
 struct AttentionGrad {
   Tensor q, k, v;
 };

@@ -35,7 +35,7 @@ void check_layout(const char* op, const BlockLayout& layout, const Tensor& q, co
                  layout.row_start.shape(), " and ", layout.columns.dtype());
 }
 
-/// Checks what forward and backward share; returns args with the scale filled in.
+/// Checks what forward and backward share; returns args with the scale filled in, and no window that hides nothing.
 AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                               AttentionArgs args) {
   check_floating(op, q);
@@ -63,6 +63,13 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
     LOCKSTEP_CHECK(fits, "[", op, "] expected a mask that broadcasts to (B, H, T, S) = ", scores, ", got ",
                    mask.shape());
   }
+  LOCKSTEP_CHECK(args.window >= 0 && (args.window == 0 || args.causal), "[", op,
+                 "] expected a window of at least one key, with causal, or 0 for none, got ", args.window,
+                 args.causal ? "" : " without causal");
+  LOCKSTEP_CHECK(
+      args.window == 0 || !args.layout, "[", op,
+      "] a window and a layout of blocks at a time are not built; a layout may have its own (local, bigbird)");
+  if (args.window >= k.shape()[2]) args.window = 0;
   if (args.layout) check_layout(op, *args.layout, q, k, args);
   if (args.scale == 0) args.scale = 1 / std::sqrt(double(std::max<int64_t>(width, 1)));
   return args;
@@ -83,17 +90,10 @@ Tensor empty_heads(const Shape& shape, const Tensor& like) {
 }
 
 /// Scores and weighted values: two products of width D for every pair of a query and a key that it may see.
-int64_t macs_of(const Tensor& q, const Tensor& k, bool causal, const BlockLayout* layout) {
-  const int64_t rows = q.shape()[2], keys = k.shape()[2];
-  int64_t pairs = rows * keys;
-  if (layout) {
-    return int64_t(2 * attended_pairs(*layout, rows, keys, causal) *
-                   double(q.shape()[0] * q.shape()[1] * q.shape()[3]));
-  } else if (causal) {
-    pairs = 0;
-    for (int64_t i = 0; i < rows; ++i) pairs += std::clamp<int64_t>(keys - rows + i + 1, 0, keys);
-  }
-  return 2 * q.shape()[0] * q.shape()[1] * pairs * q.shape()[3];
+int64_t macs_of(const Tensor& q, const Tensor& k, const AttentionArgs& args) {
+  const int64_t rows = q.shape()[2], keys = k.shape()[2], each = q.shape()[0] * q.shape()[1] * q.shape()[3];
+  if (args.layout) return int64_t(2 * attended_pairs(*args.layout, rows, keys, args.causal) * double(each));
+  return 2 * each * attended_pairs(rows, keys, args.causal, args.window);
 }
 
 DType lse_dtype(const Tensor& q) { return q.dtype() == f64 ? f64 : f32; }
@@ -122,11 +122,17 @@ void run_attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, co
 
 }  // namespace
 
+Tensor causal_mask(int64_t queries, int64_t keys, int64_t window, Device device) {
+  const Tensor all = ones({queries, keys}, {.dtype = boolean, .device = device});
+  const Tensor past = tril(all, keys - queries);
+  return window > 0 ? logical_and(past, triu(all, keys - queries - window + 1)) : past;
+}
+
 AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, AttentionArgs args) {
   args = check_attention("attention", q, k, v, mask, args);
   AttentionResult result{empty_heads(q.shape(), q),
                          empty({q.shape()[0], q.shape()[1], q.shape()[2]}, {lse_dtype(q), q.device()})};
-  if (MacCounter::active()) MacCounter::add(macs_of(q, k, args.causal, args.layout.get()));
+  if (MacCounter::active()) MacCounter::add(macs_of(q, k, args));
   LOCKSTEP_KERNEL(q.device(), attention)
   (with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), expand_mask(mask, q, k), args, result.out,
    result.lse);

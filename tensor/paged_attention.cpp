@@ -10,18 +10,25 @@
 namespace lockstep {
 namespace {
 
-void check_blocks(const char* op, const Tensor& memory, std::span<const int32_t> blocks, int64_t length) {
+/// Those of tokens from `first` on, which are all that is read.
+void check_blocks(const char* op, const Tensor& memory, std::span<const int32_t> blocks, int64_t length,
+                  int64_t first = 0) {
   LOCKSTEP_CHECK(memory.dim() == 4 && memory.is_contiguous(), "[", op,
                  "] expected a contiguous memory (blocks, G, tokens of a block, D), got ", memory.shape());
   const int64_t size = memory.shape()[2], needed = size > 0 ? (length + size - 1) / size : 0;
   LOCKSTEP_CHECK(length > 0 && int64_t(blocks.size()) >= needed, "[", op, "] expected ", needed, " blocks of ", size,
                  " tokens for ", length, " tokens, got ", blocks.size());
-  for (const int32_t block : blocks.first(size_t(needed)))
+  for (const int32_t block : blocks.first(size_t(needed)).subspan(size_t(first / size)))
     LOCKSTEP_CHECK(block >= 0 && block < memory.shape()[0], "[", op, "] expected blocks below ", memory.shape()[0],
                    ", got ", block);
 }
 
 }  // namespace
+
+int64_t before_window(int64_t position, int64_t window) {
+  constexpr int64_t tile = 64;  // kernels cut the keys into tiles of this many, or of a part of it
+  return window > 0 ? std::max<int64_t>(0, position + 1 - window) / tile * tile : 0;
+}
 
 Tensor gather_blocks(const Tensor& memory, std::span<const int32_t> blocks, int64_t length) {
   check_blocks("gather_blocks", memory, blocks, length);
@@ -35,7 +42,7 @@ Tensor gather_blocks(const Tensor& memory, std::span<const int32_t> blocks, int6
 void scatter_blocks(const Tensor& x, Tensor memory, std::span<const int32_t> blocks, int64_t first) {
   LOCKSTEP_CHECK(x.dim() == 4 && x.shape()[0] == 1, "[scatter_blocks] expected (1, G, tokens, D), got ", x.shape());
   const int64_t tokens = x.shape()[2];
-  check_blocks("scatter_blocks", memory, blocks, first + tokens);
+  check_blocks("scatter_blocks", memory, blocks, first + tokens, first);
   const int64_t size = memory.shape()[2];
   for (int64_t at = 0; at < tokens;) {
     const int64_t place = (first + at) % size, count = std::min(size - place, tokens - at);
@@ -44,7 +51,8 @@ void scatter_blocks(const Tensor& x, Tensor memory, std::span<const int32_t> blo
   }
 }
 
-Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, std::span<const PagedRows> rows) {
+Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, std::span<const PagedRows> rows,
+                       int64_t window) {
   const char* const op = "paged_attention";
   check_floating(op, q);
   check_defined(op, keys);
@@ -60,12 +68,13 @@ Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values
                  " heads or a part of them, of width ", width, ", got ", keys.shape());
   LOCKSTEP_CHECK(size == 16 || size == 32 || size == 64, "[", op, "] expected blocks of 16, 32 or 64 tokens, got ",
                  size);
+  LOCKSTEP_CHECK(window >= 0, "[", op, "] expected a window of at least one key, or 0 for none, got ", window);
   int64_t sum = 0;
   for (const PagedRows& r : rows) {
-    check_blocks(op, keys, r.blocks, r.length);
-    check_blocks(op, values, r.blocks, r.length);
     LOCKSTEP_CHECK(r.queries > 0 && r.queries <= r.length, "[", op, "] expected 1 to ", r.length, " queries, got ",
                    r.queries);
+    for (const Tensor* of : {&keys, &values})
+      check_blocks(op, *of, r.blocks, r.length, before_window(r.length - r.queries, window));
     sum += r.queries;
   }
   LOCKSTEP_CHECK(sum == q.shape()[2], "[", op, "] expected q of ", sum, " queries, got ", q.shape()[2]);
@@ -73,8 +82,12 @@ Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values
     std::vector<Tensor> parts;
     int64_t first = 0;
     for (const PagedRows& r : rows) {
-      parts.push_back(attention(q.narrow(2, first, r.queries), gather_blocks(keys, r.blocks, r.length),
-                                gather_blocks(values, r.blocks, r.length), {}, {.scale = 0, .causal = true})
+      const int64_t hidden = before_window(r.length - r.queries, window);
+      const auto seen = [&](const Tensor& of) {
+        return gather_blocks(of, r.blocks.subspan(size_t(hidden / size)), r.length - hidden);
+      };
+      parts.push_back(attention(q.narrow(2, first, r.queries), seen(keys), seen(values), {},
+                                {.scale = 0, .causal = true, .window = window})
                           .out);
       first += r.queries;
     }
@@ -83,7 +96,7 @@ Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values
   Tensor out = empty({1, sum, heads, width}, {q.dtype(), q.device()}).transpose(1, 2);
   const double scale = 1 / std::sqrt(double(std::max<int64_t>(width, 1)));
   const KernelScope scope(op);
-  on_cpu::paged_attention(q.strides().back() == 1 ? q : q.contiguous(), keys, values, rows, scale, out);
+  on_cpu::paged_attention(q.strides().back() == 1 ? q : q.contiguous(), keys, values, rows, scale, window, out);
   return out;
 }
 

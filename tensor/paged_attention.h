@@ -12,10 +12,16 @@ struct PagedRows {
   std::span<const int32_t> blocks;
 };
 
-/// Causal attention() of q (1, H, T, D), the queries of one sequence behind those of another, to keys and values
-/// (blocks, G, tokens of a block, D); a block has 16, 32 or 64 tokens. Every sequence has the bits that it has alone
-/// with its keys in one piece. The CPU reads the blocks where they are, other devices gather them first.
-Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, std::span<const PagedRows> rows);
+/// Causal attention(), with a window or (0) without, of q (1, H, T, D), the queries of one sequence behind those of
+/// another, to keys and values (blocks, G, tokens of a block, D); a block has 16, 32 or 64 tokens. Every sequence has
+/// the bits that it has alone with its keys in one piece. The CPU reads the blocks where they are, other devices gather
+/// them first.
+Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, std::span<const PagedRows> rows,
+                       int64_t window = 0);
+
+/// Tokens that no query from `position` on sees through the window (0: there is none): so many that attention has the
+/// bits without them that it has with them.
+int64_t before_window(int64_t position, int64_t window);
 
 /// Keys or values of a sequence in one piece, (1, G, length, D).
 Tensor gather_blocks(const Tensor& memory, std::span<const int32_t> blocks, int64_t length);
@@ -24,7 +30,7 @@ void scatter_blocks(const Tensor& x, Tensor memory, std::span<const int32_t> blo
 
 namespace on_cpu {
 void paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, std::span<const PagedRows> rows,
-                     double scale, Tensor& out);
+                     double scale, int64_t window, Tensor& out);
 }
 
 }  // namespace lockstep

@@ -46,6 +46,8 @@ template <class Options, class Fn> void each_option(Options&& o, const Fn& fn) {
   fn("attention_bias", o.attention_bias, false);
   fn("attention_out_bias", o.attention_out_bias, false);
   fn("mlp_bias", o.mlp_bias, false);
+  fn("window", o.window, false);
+  fn("window_from", o.window_from, false);
 }
 
 template <class Rope, class Fn> void each_rope_option(Rope&& r, const Fn& fn) {

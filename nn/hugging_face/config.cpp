@@ -74,17 +74,25 @@ GPT::Options gpt2_options(const ConfigReader& c) {
           .tied = c.flag("tie_word_embeddings", true)};
 }
 
-/// Windows of attention are not built: what they would leave out must be nothing.
-void check_window(const ConfigReader& c, const Family& f, int64_t context) {
+/// Mistral's blocks all have it; Qwen 2's from max_window_layers on, or those that layer_types says. One that hides
+/// nothing is none.
+void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
   const bool mistral = f.type == std::string("mistral"), qwen2 = f.query_bias;
   if (!mistral && !(qwen2 && c.flag("use_sliding_window", false))) return;
-  const Json* given = c.find("sliding_window");
-  const bool says_none = mistral && c.says_null("sliding_window");
-  if (says_none) return;
-  const int64_t window = given ? c.whole("sliding_window", 0) : 4096;
-  LOCKSTEP_CHECK(window >= context, c.where(), ": sliding_window ", window,
-                 " is not built; the model is exact up to that many tokens: set max_position_embeddings (", context,
-                 ") to at most ", window);
+  if (c.says_null("sliding_window")) return;
+  const int64_t window = c.whole("sliding_window", 4096);
+  int64_t from = mistral ? 0 : c.whole("max_window_layers", 28, 0);
+  if (const Json* types = qwen2 ? c.find("layer_types") : nullptr) {
+    const Json::Array& all = types->as_array(c.where() + ": layer_types");
+    const auto has_window = [](const Json& type) { return type == Json("sliding_attention"); };
+    const auto first = std::find_if(all.begin(), all.end(), has_window);
+    LOCKSTEP_CHECK(int64_t(all.size()) == o.layers && std::all_of(first, all.end(), has_window) &&
+                       std::all_of(all.begin(), first, [](const Json& type) { return type == Json("full_attention"); }),
+                   c.where(), ": layer_types: expected 'full_attention' for the first of ", o.layers,
+                   " layers and 'sliding_attention' for all behind them");
+    from = first - all.begin();
+  }
+  if (window < o.context && from < o.layers) o.window = window, o.window_from = from;
 }
 
 GPT::Options llama_options(const ConfigReader& c, const Family& f) {
@@ -106,7 +114,6 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
   const int64_t head_size = c.whole("head_dim", width / heads);
   LOCKSTEP_CHECK(head_size > 0 && head_size <= (int64_t(1) << 24) / heads, c.where(), ": head_dim: ", heads,
                  " heads of ", head_size, " are too many");
-  check_window(c, f, context);
   const bool attention_bias = f.query_bias || c.flag("attention_bias", false), mlp_bias = c.flag("mlp_bias", false);
   const Rope rope = rope_from(c, context);
   GPT::Options o{.vocab = c.whole("vocab_size", f.vocab),
@@ -127,6 +134,7 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
                  .mlp_bias = mlp_bias && !f.query_bias};
   // Beyond max_position_embeddings is what dynamic scaling is for.
   if (rope.scaling == Rope::Scaling::dynamic) o.context = int64_t(double(context) * std::max(rope.factor, 1.));
+  read_window(c, f, o);
   try {
     rope_frequencies(rope, head_size, context);
   } catch (const Error& e) { fail(c.where() + ": " + e.what()); }
@@ -156,15 +164,20 @@ const Family& family_of(const GPT::Options& o) {
       "[save_pretrained] expected the options of a GPT-2 (LayerNorm, GELU, a table of positions, biases), or "
       "of a Llama, Mistral or Qwen 2 (RMSNorm, SwiGLU, rotary positions, biases of attention all or none, or "
       "all but out_proj's alone), got a mix: Transformers has no such model");
-  return families[in && !out ? 2 : 0];
+  const bool qwen2 = in && !out, mistral = o.window > 0 && !in && !mlp && o.window_from == 0;
+  LOCKSTEP_CHECK(o.window == 0 || qwen2 || mistral,
+                 "[save_pretrained] expected a window of attention in all blocks of a Mistral, which has no biases, or "
+                 "in those of a Qwen 2 from window_from on, got a mix: Transformers has no such model");
+  return families[qwen2 ? 2 : mistral ? 1 : 0];
 }
 
 Json gpt2_config(const GPT::Options& o) {
-  LOCKSTEP_CHECK(o.norm == Norm::layer && o.feed_forward == nn::FeedForward::gelu && o.bias && o.attention_bias &&
-                     o.attention_out_bias && o.mlp_bias && (o.kv_heads == 0 || o.kv_heads == o.heads) &&
-                     (o.head_size == 0 || o.head_size * o.heads == o.width),
-                 "[save_pretrained] expected the options of a GPT-2 (LayerNorm, GELU, all biases, as many key heads as "
-                 "heads, a table of positions), or rotary positions, got a mix: Transformers has no such model");
+  LOCKSTEP_CHECK(
+      o.norm == Norm::layer && o.feed_forward == nn::FeedForward::gelu && o.bias && o.attention_bias &&
+          o.attention_out_bias && o.mlp_bias && (o.kv_heads == 0 || o.kv_heads == o.heads) && o.window == 0 &&
+          (o.head_size == 0 || o.head_size * o.heads == o.width),
+      "[save_pretrained] expected the options of a GPT-2 (LayerNorm, GELU, all biases, as many key heads as "
+      "heads, a table of positions, no window), or rotary positions, got a mix: Transformers has no such model");
   Json config(Json::Object{});
   config["architectures"] = Json::Array{Json("GPT2LMHeadModel")};
   config["model_type"] = "gpt2";
@@ -201,8 +214,11 @@ Json llama_config(const GPT::Options& o) {
   config["rms_norm_eps"] = o.norm_eps;
   config["tie_word_embeddings"] = o.tied;
   config["attention_dropout"] = o.dropout;
-  if (f.query_bias) config["use_sliding_window"] = false;
-  else config["attention_bias"] = o.bias && o.attention_bias, config["mlp_bias"] = o.bias && o.mlp_bias;
+  if (f.query_bias) config["use_sliding_window"] = o.window > 0;
+  if (o.window > 0) config["sliding_window"] = o.window;
+  if (f.query_bias && o.window > 0) config["max_window_layers"] = o.window_from;
+  if (f.type == std::string("llama"))
+    config["attention_bias"] = o.bias && o.attention_bias, config["mlp_bias"] = o.bias && o.mlp_bias;
   add_rope(config, *o.rope, context);
   return config;
 }

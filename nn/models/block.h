@@ -17,7 +17,7 @@ struct TransformerBlock : Layer<TransformerBlock> {
     nn::FeedForward feed_forward = nn::FeedForward::gelu;
     Gelu gelu = Gelu::tanh;
     std::shared_ptr<RopeTable> rope = {};
-    int64_t max_context = 2048;
+    int64_t max_context = 2048, window = 0;  ///< window: of attention
   };
   explicit TransformerBlock(const Options& o);
   Variable forward(const Variable& x) {

@@ -14,6 +14,10 @@ GPT::Options checked(const GPT::Options& o) {
   LOCKSTEP_CHECK(o.vocab > 0 && o.context > 0 && o.layers > 0 && o.width > 0,
                  "[GPT] expected vocab, context, layers and width > 0, got ", o.vocab, ", ", o.context, ", ", o.layers,
                  ", ", o.width);
+  LOCKSTEP_CHECK(o.window >= 0 && o.window_from >= 0,
+                 "[GPT] expected a window of at least one token, or 0 for none, and the number of the first block that "
+                 "has it, got ",
+                 o.window, " and ", o.window_from);
   return o;
 }
 
@@ -46,7 +50,8 @@ GPT::GPT(const Options& options)
                                                   .feed_forward = o.feed_forward,
                                                   .gelu = o.gelu,
                                                   .rope = angles,
-                                                  .max_context = o.context});
+                                                  .max_context = o.context,
+                                                  .window = i < o.window_from ? 0 : o.window});
   }
   for (NamedParameter& p : named_parameters()) {
     const bool to_residual = p.name.ends_with("out_proj.weight") || p.name.ends_with("down.weight");
@@ -72,6 +77,7 @@ std::vector<Variable> GPT::reads() {
 std::string GPT::options() const {
   return str("vocab ", o.vocab, ", context ", o.context, ", layers ", o.layers, ", width ", o.width, ", heads ",
              o.heads, o.kv_heads > 0 && o.kv_heads != o.heads ? str(", kv heads ", o.kv_heads) : "",
+             o.window > 0 ? str(", window ", o.window) : "",
              o.feed_forward == nn::FeedForward::swiglu ? ", SwiGLU" : "", o.rope ? ", rotary" : "",
              o.tied ? ", tied head" : "");
 }

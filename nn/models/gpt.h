@@ -18,6 +18,8 @@ struct GPT : Layer<GPT> {
     bool tied = true,
          bias = true;  ///< bias false: none anywhere; else norms have one, and the others where these say so
     bool attention_bias = true, attention_out_bias = true, mlp_bias = true;
+    /// Of attention, in blocks from number window_from on; 0: a token sees all before it (Mistral, Qwen 2).
+    int64_t window = 0, window_from = 0;
     bool checkpoint_blocks = false;  ///< recompute each block in backward instead of keeping its activations
     friend bool operator==(const Options&, const Options&) = default;
   };
