@@ -93,6 +93,7 @@ Batcher::Batcher(nn::GPT& model, const BatcherOptions& options)
                  "cut into steps; serve a folder whose max_position_embeddings is ",
                  o.rope ? o.rope->original_context : 0);
   model.eval();
+  if (o.window_from == 0) state_.window = o.window;
   const nn::MultiHeadAttention::Options& a = model.blocks[0].attention.o;
   const Variable& weight = model.tokens_table.weight;
   for (int64_t b = 0; b < o.layers; ++b) {

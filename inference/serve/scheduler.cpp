@@ -1,8 +1,10 @@
 #include "inference/serve/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "tensor/check.h"
+#include "tensor/paged_attention.h"
 #include "tensor/shape.h"
 
 namespace lockstep::serve {
@@ -10,7 +12,8 @@ namespace lockstep::serve {
 namespace {
 
 void give_blocks_back(State& state, Sequence& s) {
-  for (auto block = s.blocks.rbegin(); block != s.blocks.rend(); ++block) state.blocks.release(*block);  // ends first
+  for (auto block = s.blocks.rbegin(); block != s.blocks.rend(); ++block)
+    if (*block >= 0) state.blocks.release(*block);  // ends first
   s.blocks.clear();
   s.computed = 0;
 }
@@ -114,6 +117,10 @@ void done(State& state, const Step& step) {
     for (int64_t b = w.first / size; (b + 1) * size <= s.computed; ++b)
       s.blocks[size_t(b)] = state.blocks.keep(s.blocks[size_t(b)], b == 0 ? -1 : s.blocks[size_t(b - 1)],
                                               std::span(s.tokens).subspan(size_t(b * size), size_t(size)));
+    // The last whole block stays: the next is known as what follows it.
+    const int64_t hidden = std::min(before_window(s.computed, state.window), (s.computed / size - 1) * size);
+    for (int64_t b = 0; (b + 1) * size <= hidden; ++b)
+      if (int32_t& block = s.blocks[size_t(b)]; block >= 0) state.blocks.release(std::exchange(block, -1));
   }
 }
 

@@ -5,8 +5,9 @@
 //
 // A step has at most so many rows, one a token. Every sequence that makes text gets one; what is left goes to prompts
 // in the order of their arrival, which may be cut anywhere. Keys and values lie in blocks; sequences that begin alike
-// share whole blocks. When blocks run out, the youngest sequence gives its own back, waits, and is computed again.
-// Nobody starves: a sequence gives way only to older ones, so the oldest always moves on.
+// share whole blocks. Blocks that lie before the window of all to come are given back. When blocks run out, the
+// youngest sequence gives its own back, waits, and is computed again. Nobody starves: a sequence gives way only to
+// older ones, so the oldest always moves on.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,7 +22,7 @@ struct Sequence {
   int64_t most = 0;             ///< as long as it may become
   bool whole_prompt = false;    ///< its prompt's scores are wanted, so none of it is taken from shared blocks
   int64_t computed = 0;         ///< so many tokens have keys and values in its blocks
-  std::vector<int32_t> blocks;
+  std::vector<int32_t> blocks;  ///< -1: was given back, as no token to come sees it
   int64_t left() const { return int64_t(tokens.size()) - computed; }
 };
 
@@ -35,6 +36,7 @@ struct State {
   explicit State(int64_t blocks_, const Limits& limits_ = {}, int64_t block_tokens = 32);
   Limits limits;
   Blocks blocks;
+  int64_t window = 0;                       ///< of attention, in every layer; 0: a token sees all before it
   std::vector<Sequence> running, waiting;   ///< by number
   int64_t arrived = 0;                      ///< numbers given so far
   int64_t shared_tokens = 0, put_back = 0;  ///< not computed, as others had them; sequences that had to give way

@@ -19,6 +19,9 @@ constexpr size_t first_version = 91600;
 /// Of queries and keys. A plan costs seconds, as its kernels are compiled: lengths of training come again and are
 /// multiples of this, those of prompts are not.
 constexpr int64_t token_unit = 128;
+/// Backward writes the whole matrix of scores, however narrow a window is, and multiplies it: with windows below a
+/// quarter of the keys our kernels, which do not, have less to do. A calculation, not measured.
+constexpr int64_t least_part = 4;
 
 /// As cuDNN is to see it; nothing where its kernels may not read it. They take 16 bytes at a time, and cuDNN checks
 /// neither addresses nor strides.
@@ -45,6 +48,7 @@ bool make_problem(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
   problem = {.backward = false,
              .dtype = q.dtype(),
              .causal = args.causal,
+             .window = args.window,
              .batch = q.size(0),
              .heads = q.size(1),
              .groups = k.size(1),
@@ -64,9 +68,9 @@ const void* place_in(const Tensor& x, const AttentionProblem::Strides& strides, 
 
 std::string text_of(const AttentionProblem& p) {
   const auto strides = [](const AttentionProblem::Strides& s) { return str("(", s[0], ", ", s[1], ", ", s[2], ")"); };
-  return str(p.dtype, p.causal ? ", causal" : "", ", batch ", p.batch, ", heads ", p.heads, " of ", p.width, ", keys' ",
-             p.groups, ", tokens ", p.queries, " and ", p.keys, ", strides ", strides(p.q), " ", strides(p.k), " ",
-             strides(p.v));
+  return str(p.dtype, p.causal ? ", causal" : "", p.window > 0 ? str(", window ", p.window) : "", ", batch ", p.batch,
+             ", heads ", p.heads, " of ", p.width, ", keys' ", p.groups, ", tokens ", p.queries, " and ", p.keys,
+             ", strides ", strides(p.q), " ", strides(p.k), " ", strides(p.v));
 }
 
 bool cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args,
@@ -92,6 +96,7 @@ bool cudnn_attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, 
                           const Tensor& grad_k, const Tensor& grad_v) {
   const char* const op = "attention_grad";
   AttentionProblem all;
+  if (args.window > 0 && args.window < k.size(2) / least_part) return false;
   if (!make_problem(q, k, v, out, mask, args, all) || !strides_of(grad, all.grad) || !strides_of(grad_q, all.grad_q) ||
       !strides_of(grad_k, all.grad_k) || !strides_of(grad_v, all.grad_v))
     return false;

@@ -1,6 +1,6 @@
 // The graphs, with scores as an S x T matrix that no engine ever holds whole (a query's row is i, a key's column j):
 //
-//   forward    s = q k^T * scale, -inf where j > i;  m = max_j s;  e = exp(s - m);  l = sum_j e
+//   forward    s = q k^T * scale, -inf where j > i or j + window <= i;  m = max_j s;  e = exp(s - m);  l = sum_j e
 //              lse = m + log l;  out = (e / l) v
 //   backward   d = sum over the width of grad * out;  p = exp(s - lse);  grad_v = p^T grad
 //              r = (grad v^T - d) * p * scale;  grad_k = r^T q;  grad_q = r k
@@ -35,6 +35,7 @@ enum AttentionId : int64_t {
   id_scale,
   id_hidden,
   id_one,
+  id_window,
   inner_id = 100
 };
 
@@ -42,6 +43,7 @@ enum AttentionId : int64_t {
 struct Node {
   const Descriptor* tensor;
   Four size, stride;
+  cudnnDataType_t type;
 };
 
 Four packed(const Four& s) { return {s[1] * s[2] * s[3], s[2] * s[3], s[3], 1}; }
@@ -57,8 +59,10 @@ class GraphMaker {
   Node stored(int64_t id, cudnnDataType_t type, const Four& size, const Four& stride) {
     return tensor(id, type, size, stride, false, false);
   }
-  /// A number of f32 that the host gives.
-  Node number(int64_t id) { return tensor(id, CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1}, false, true); }
+  /// A number that the host gives.
+  Node number(int64_t id, cudnnDataType_t type = CUDNN_DATA_FLOAT) {
+    return tensor(id, type, {1, 1, 1, 1}, {1, 1, 1, 1}, false, true);
+  }
   /// What only operations see.
   Node inner(const Four& size, cudnnDataType_t type = CUDNN_DATA_FLOAT) { return inner(size, packed(size), type); }
   Node inner(const Four& size, const Four& stride, cudnnDataType_t type) {
@@ -93,10 +97,13 @@ class GraphMaker {
   /// Of x; x and b; or b where `where` does not hold.
   Node pointwise(cudnnPointwiseMode_t mode, const Node& x, const Node* b, const Node* where, const Node& to,
                  int64_t axis = -1) {
-    const bool compares = mode == CUDNN_POINTWISE_CMP_GE;
+    const bool compares = mode == CUDNN_POINTWISE_CMP_GE || mode == CUDNN_POINTWISE_CMP_GT;
+    const cudnnDataType_t computes = compares                      ? CUDNN_DATA_BOOLEAN
+                                     : mode == CUDNN_POINTWISE_ADD ? to.type
+                                                                   : CUDNN_DATA_FLOAT;
     Descriptor how(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
     how.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode);
-    how.set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, compares ? CUDNN_DATA_BOOLEAN : CUDNN_DATA_FLOAT);
+    how.set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, computes);
     if (axis >= 0) how.set(CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, axis);
     how.finalize();
     Descriptor& made = operations_.emplace_back(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
@@ -127,7 +134,7 @@ class GraphMaker {
     if (is_inner) made.set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, true);
     if (is_number) made.set(CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, true);
     made.finalize();
-    return {&made, size, stride};
+    return {&made, size, stride, type};
   }
 
   std::deque<Descriptor> tensors_;  // which stay where they are
@@ -144,14 +151,21 @@ Node scores_of(GraphMaker& make, const AttentionProblem& p, const Node& q, const
 }
 
 /// x, and minus infinity where a query does not see a key.
-Node hide_future(GraphMaker& make, const Node& x) {
+Node hide(GraphMaker& make, const AttentionProblem& p, const Node& x) {
   const auto place = [&](int64_t axis) {
     return make.pointwise(CUDNN_POINTWISE_GEN_INDEX, x, nullptr, nullptr, make.inner(x.size, CUDNN_DATA_INT32), axis);
   };
-  const Node row = place(2), column = place(3), hidden = make.number(id_hidden);
-  const Node seen =
-      make.pointwise(CUDNN_POINTWISE_CMP_GE, row, &column, nullptr, make.inner(x.size, CUDNN_DATA_BOOLEAN));
-  return make.pointwise(CUDNN_POINTWISE_BINARY_SELECT, x, &hidden, &seen, make.inner(x.size));
+  const Node hidden = make.number(id_hidden);
+  const auto only_where = [&](const Node& scores, cudnnPointwiseMode_t mode, const Node& a, const Node& b) {
+    const Node seen = make.pointwise(mode, a, &b, nullptr, make.inner(x.size, CUDNN_DATA_BOOLEAN));
+    return make.pointwise(CUDNN_POINTWISE_BINARY_SELECT, scores, &hidden, &seen, make.inner(x.size));
+  };
+  const Node row = place(2), past = only_where(x, CUDNN_POINTWISE_CMP_GE, row, place(3));
+  if (p.window == 0) return past;
+  const Node window = make.number(id_window, CUDNN_DATA_INT32), first = place(2);
+  const Node end =
+      make.pointwise(CUDNN_POINTWISE_ADD, place(3), &window, nullptr, make.inner(x.size, CUDNN_DATA_INT32));
+  return only_where(past, CUDNN_POINTWISE_CMP_GT, end, first);
 }
 
 Descriptor forward_graph(const AttentionProblem& p, const PlanTarget& target) {
@@ -165,7 +179,7 @@ Descriptor forward_graph(const AttentionProblem& p, const PlanTarget& target) {
              lse = make.stored(id_lse, CUDNN_DATA_FLOAT, of_rows, packed(of_rows));
 
   Node s = scores_of(make, p, q, k_turned, make.number(id_scale));
-  if (p.causal) s = hide_future(make, s);
+  if (p.causal) s = hide(make, p, s);
   const Node most = make.reduce(CUDNN_REDUCE_TENSOR_MAX, s, make.inner(of_rows));
   const Node e = make.pointwise(CUDNN_POINTWISE_EXP, make.pointwise(CUDNN_POINTWISE_SUB, s, most));
   const Node sum = make.reduce(CUDNN_REDUCE_TENSOR_ADD, e, make.inner(of_rows));
@@ -205,7 +219,7 @@ Descriptor backward_graph(const AttentionProblem& p, const PlanTarget& target) {
       make.reduce(CUDNN_REDUCE_TENSOR_ADD, make.pointwise(CUDNN_POINTWISE_MUL, grad, out), make.inner(of_rows));
   make.pointwise(CUDNN_POINTWISE_MUL, d, &one, nullptr, sums);
   Node s = make.pointwise(CUDNN_POINTWISE_SUB, scores_of(make, p, q, k_turned, scale), lse);
-  if (p.causal) s = hide_future(make, s);
+  if (p.causal) s = hide(make, p, s);
   const Node weights = make.pointwise(CUDNN_POINTWISE_EXP, s);
   to_groups(weights, grad, grad_v);
   const Node slopes = make.pointwise(CUDNN_POINTWISE_SUB, make.matmul(grad, v_turned, make.inner(of_scores)), sums);
@@ -255,7 +269,9 @@ Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, const Attention
   static constexpr float hidden = -std::numeric_limits<float>::infinity(), one = 1;
   std::vector<Placed> all{{id_q, at.q},     {id_k, at.k},     {id_v, at.v},
                           {id_out, at.out}, {id_lse, at.lse}, {id_scale, &scale}};
+  const auto window = int32_t(problem.window);
   if (problem.causal) all.push_back({id_hidden, &hidden});
+  if (problem.window > 0) all.push_back({id_window, &window});
   if (problem.backward)
     all.insert(all.end(), {{id_grad, at.grad},
                            {id_grad_q, at.grad_q},

@@ -12,7 +12,8 @@ namespace lockstep::cuda {
 struct AttentionProblem {
   bool backward;
   DType dtype;
-  bool causal;  ///< a query sees the keys up to its own place: as many keys as queries
+  bool causal;     ///< a query sees the keys up to its own place: as many keys as queries
+  int64_t window;  ///< causal: it sees the last so many of them; 0: all
   int64_t batch, heads, groups, queries, keys, width;
   using Strides = std::array<int64_t, 3>;  ///< of batch, head and token, in elements
   Strides q, k, v, out;

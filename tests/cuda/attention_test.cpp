@@ -13,6 +13,7 @@ struct Case {
   int mask = 0;  // 1: bool of (T, S), 2: added, of (H, 1, S)
   double dropout = 0;
   bool transposed = false;  // tokens before heads, with a gap between rows
+  int64_t window = 0;
 };
 const Case cases[] = {
     {1, 1, 1, 1, 1, 1},
@@ -35,6 +36,14 @@ const Case cases[] = {
     {1, 4, 2, 140, 300, 16, true},
     {1, 2, 1, 290, 260, 8, true, 0, 0.1, true},
     {1, 1, 1, 40, 270, 128, false, 1},
+    // Windows, from one key to a tile's more and less.
+    {1, 1, 1, 70, 70, 8, true, 0, 0, false, 1},
+    {1, 2, 1, 140, 140, 16, true, 0, 0.1, true, 31},
+    {1, 1, 1, 200, 200, 8, true, 0, 0, false, 64},
+    {1, 2, 1, 290, 300, 8, true, 0, 0, true, 65},
+    {1, 1, 1, 300, 300, 8, true, 0, 0, false, 130},
+    {1, 2, 2, 3, 280, 16, true, 0, 0, false, 17},
+    {1, 1, 1, 130, 66, 72, true, 1, 0, false, 3},
 };
 
 Tensor heads_of(const Case& c, int64_t heads, int64_t tokens, DType dtype, uint32_t seed) {
@@ -59,6 +68,7 @@ TEST_CASE("cuda: attention and its gradient") {
     for (const DType dtype : {f32, f64, f16, bf16}) {
       const AttentionArgs args{.scale = c.width > 0 ? 1 / std::sqrt(double(c.width)) : 1,
                                .causal = c.causal,
+                               .window = c.window,
                                .dropout = c.dropout,
                                .key = {123, 456},
                                .first_head = c.mask,
@@ -68,8 +78,9 @@ TEST_CASE("cuda: attention and its gradient") {
       const Tensor mask = mask_of(c, dtype), grad = heads_of(c, c.heads, c.queries, dtype, 4);
       Tensor out = heads_of(c, c.heads, c.queries, dtype, 5),
              lse = empty({c.batch, c.heads, c.queries}, {dtype == f64 ? f64 : f32, cpu});
-      const std::string what = str("attention ", dtype, " ", q.shape(), " ", k.shape(), c.causal ? " causal" : "",
-                                   c.mask ? " mask" : "", c.dropout > 0 ? " dropout" : "");
+      const std::string what =
+          str("attention ", dtype, " ", q.shape(), " ", k.shape(), c.causal ? " causal" : "",
+              c.window > 0 ? str(" window ", c.window) : "", c.mask ? " mask" : "", c.dropout > 0 ? " dropout" : "");
       against_cpu(what, {q, k, v, mask}, {out, lse}, [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
         kernels.attention(in[0], in[1], in[2], in[3], args, to[0], to[1]);
       });

@@ -39,6 +39,7 @@ struct Problem {
   int64_t batch, heads, groups, queries, keys, width;
   bool causal = false;
   enum Layout { plain, tokens_first, packed } layout = plain;
+  int64_t window = 0;
 };
 
 /// (B, heads, tokens, D); packed: a part of (B, tokens, heads of all, D).
@@ -61,7 +62,7 @@ struct Operands {
         grad(cut(p, p.heads, p.queries, dtype, 4)),
         out(cut(p, p.heads, p.queries, dtype, 5)),
         lse(empty({p.batch, p.heads, p.queries}, {f32, cpu})),
-        args{.scale = 1 / std::sqrt(double(p.width)), .causal = p.causal} {}
+        args{.scale = 1 / std::sqrt(double(p.width)), .causal = p.causal, .window = p.window} {}
 };
 
 /// Both directions against the CPU; returns what the device was asked for.
@@ -92,6 +93,8 @@ TEST_CASE("cudnn: attention and its gradient") {
       {2, 3, 3, 128, 128, 64, false, Problem::packed},
       {1, 4, 1, 128, 256, 8, false, Problem::tokens_first},
       {1, 2, 2, 256, 128, 32},
+      {1, 2, 2, 128, 128, 16, true, Problem::plain, 32},
+      {1, 4, 2, 256, 256, 8, true, Problem::packed, 65},
   };
   for (const Problem& p : problems) {
     for (const DType dtype : {f16, bf16}) {
@@ -119,6 +122,8 @@ TEST_CASE("cudnn: attention that is not for it goes to our kernels") {
   own("heads of no whole 8", Operands({1, 1, 1, 128, 128, 12}, bf16));
   own("heads wider than any engine's", Operands({1, 1, 1, 128, 128, 264}, f16));
   own("f32", Operands(usual, f32));
+  const Started narrow = compare("a narrow window", Operands({1, 1, 1, 256, 256, 16, true, Problem::plain, 63}, bf16));
+  if (counts) CHECK((narrow.cudnn == 3 && narrow.own > 0));  // forward alone
   Operands o(usual, bf16);
   o.args.dropout = 0.5, o.args.key = {1, 2}, o.args.all_heads = 2;
   own("dropout", o);

@@ -116,6 +116,7 @@ float pointwise(cudnnPointwiseMode_t mode, float x, float b, float where) {
     case CUDNN_POINTWISE_EXP: return std::exp(x);
     case CUDNN_POINTWISE_LOG: return std::log(x);
     case CUDNN_POINTWISE_CMP_GE: return x >= b;
+    case CUDNN_POINTWISE_CMP_GT: return x > b;
     default: return where != 0 ? x : b;  // BINARY_SELECT
   }
 }
@@ -260,7 +261,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     placed[ids[i]] = pointers[i];
     if (tensor.is_number) {  // read by the call, not by the device
       if (fake::device_of(pointers[i]) >= 0) return refuse(CUDNN_STATUS_BAD_PARAM, name + " is a number of the host");
-      numbers[ids[i]] = *static_cast<const float*>(pointers[i]);
+      numbers[ids[i]] = tensor.type == CUDNN_DATA_INT32 ? float(*static_cast<const int32_t*>(pointers[i]))
+                                                        : *static_cast<const float*>(pointers[i]);
     } else if (fake::device_of(pointers[i]) != fake::current_device()) {
       return refuse(CUDNN_STATUS_BAD_PARAM, name + " is not on the device");
     } else if (reinterpret_cast<uintptr_t>(pointers[i]) % uintptr_t(tensor.alignment) != 0) {

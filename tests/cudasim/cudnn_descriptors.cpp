@@ -109,15 +109,18 @@ cudnnStatus_t check_tensor(const Content& c) {
   const Tensor t(c);
   if (t.alignment < 1 || (t.alignment & (t.alignment - 1)) != 0) return bad("tensor: alignment is no power of two");
   if (t.is_inner && t.is_number) return bad("tensor: virtual and by value");
-  if (t.is_number && (t.span() != 1 || t.type != CUDNN_DATA_FLOAT)) return bad("tensor: by value only one f32 here");
-  if (!is_float(t.type) && !(t.is_inner && (t.type == CUDNN_DATA_INT32 || t.type == CUDNN_DATA_BOOLEAN)))
+  const bool counts = t.type == CUDNN_DATA_INT32;
+  if (t.is_number && (t.span() != 1 || !(t.type == CUDNN_DATA_FLOAT || counts)))
+    return bad("tensor: by value only one f32 or i32 here");
+  if (!is_float(t.type) && !(t.is_number && counts) && !(t.is_inner && (counts || t.type == CUDNN_DATA_BOOLEAN)))
     return refuse(CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE, "tensor: type");
   return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t check_pointwise(const Content& c, const Operation& op) {
   const cudnnPointwiseMode_t mode = op.mode;
-  const bool selects = mode == CUDNN_POINTWISE_BINARY_SELECT, compares = mode == CUDNN_POINTWISE_CMP_GE,
+  const bool selects = mode == CUDNN_POINTWISE_BINARY_SELECT,
+             compares = mode == CUDNN_POINTWISE_CMP_GE || mode == CUDNN_POINTWISE_CMP_GT,
              indexes = mode == CUDNN_POINTWISE_GEN_INDEX,
              unary = mode == CUDNN_POINTWISE_EXP || mode == CUDNN_POINTWISE_LOG || indexes;
   const Tensor &x = op.inputs[0], &y = op.output;
@@ -128,15 +131,17 @@ cudnnStatus_t check_pointwise(const Content& c, const Operation& op) {
       if (input.size[d] != y.size[d] && (input.size[d] != 1 || &input == op.inputs.data()))
         return misshaped("pointwise: an input does not broadcast to the output");
   if (indexes && (op.axis < 0 || op.axis > 3)) return bad("pointwise: axis");
+  const bool counts = mode == CUDNN_POINTWISE_ADD && y.type == CUDNN_DATA_INT32;
   const cudnnDataType_t made = compares ? CUDNN_DATA_BOOLEAN : indexes ? CUDNN_DATA_INT32 : y.type;
-  const bool right_inputs =
-      compares ? x.type == op.inputs[1].type : is_float(x.type) && (unary || is_float(op.inputs[1].type));
-  if (y.type != made || !(compares || indexes || is_float(y.type)) || !right_inputs ||
+  const bool right_inputs = compares ? x.type == op.inputs[1].type
+                            : counts ? x.type == y.type && op.inputs[1].type == y.type
+                                     : is_float(x.type) && (unary || is_float(op.inputs[1].type));
+  if (y.type != made || !(compares || indexes || counts || is_float(y.type)) || !right_inputs ||
       (selects && op.inputs[2].type != CUDNN_DATA_BOOLEAN))
     return refuse(CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE, "pointwise: types");
   const auto precision =
       c.other(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR).get<cudnnDataType_t>(CUDNN_ATTR_POINTWISE_MATH_PREC);
-  if (precision != (compares ? CUDNN_DATA_BOOLEAN : CUDNN_DATA_FLOAT))
+  if (precision != (compares ? CUDNN_DATA_BOOLEAN : counts ? y.type : CUDNN_DATA_FLOAT))
     return refuse(CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE, "pointwise: precision");
   return CUDNN_STATUS_SUCCESS;
 }

@@ -157,6 +157,7 @@ struct AttentionCase {
   bool causal, packed;
   DType dtype = bf16;
   bool again = false;  // asked for twice
+  int64_t window = 0;
 };
 constexpr AttentionCase attention_cases[] = {
     {"GPT-2, heads of 64", 16, 12, 12, 1024, 1024, 64, true, true, bf16, true},
@@ -168,6 +169,7 @@ constexpr AttentionCase attention_cases[] = {
     {"every key", 8, 12, 12, 1024, 1024, 64, false, true},
     {"every key of others, 1,024 by 4,096", 4, 16, 16, 1024, 4096, 64, false, false},
     {"131,072 tokens", 1, 32, 8, 131072, 131072, 128, true, false},
+    {"Mistral 7B, a window of 4,096", 1, 32, 8, 8192, 8192, 128, true, true, bf16, false, 4096},
     {"heads of 65", 2, 4, 4, 1024, 1024, 65, true, false},
 };
 
@@ -180,8 +182,8 @@ AttentionProblem problem(const AttentionCase& t, bool backward) {
     return t.packed ? AttentionProblem::Strides{tokens * all * t.width, t.width, all * t.width} : dense(heads, tokens);
   };
   const auto q = cut(t.heads, t.queries), k = cut(t.groups, t.keys), out = dense(t.heads, t.queries);
-  AttentionProblem made{backward, t.dtype, t.causal, t.batch, t.heads, t.groups, t.queries,
-                        t.keys,   t.width, q,        k,       k,       out};
+  AttentionProblem made{backward,  t.dtype, t.causal, t.window, t.batch, t.heads, t.groups,
+                        t.queries, t.keys,  t.width,  q,        k,       k,       out};
   if (backward) made.grad = out, made.grad_q = q, made.grad_k = made.grad_v = k;
   return made;
 }

@@ -229,9 +229,9 @@ TEST_CASE("a parameter starts with values that come from elsewhere, when somebod
 
 TEST_CASE("attention: a cache of keys and grouped, rotary heads give what one pass gives") {
   manual_seed(5);
-  for (const auto& o :
-       {MultiHeadAttention::Options{.embed = 24, .heads = 4},
-        {.embed = 24, .heads = 6, .kv_heads = 2, .rope = std::make_shared<RopeTable>(Rope{}, 4, 2048)}}) {
+  for (const auto& o : {MultiHeadAttention::Options{.embed = 24, .heads = 4},
+                        {.embed = 24, .heads = 6, .kv_heads = 2, .rope = std::make_shared<RopeTable>(Rope{}, 4, 2048)},
+                        {.embed = 24, .heads = 4, .kv_heads = 2, .window = 3}}) {
     MultiHeadAttention attention(o);
     const Tensor x = randn({2, 7, 24});
     const Tensor whole = attention(x).tensor();
@@ -242,6 +242,35 @@ TEST_CASE("attention: a cache of keys and grouped, rotary heads give what one pa
     CHECK(allclose(cat({head, tail}, 1), whole, 1e-4, 1e-5));
     CHECK(allclose(sum(attention.weights(x), {2}), ones({2, 7}), 1e-5, 1e-5));
   }
+}
+
+TEST_CASE("attention: a window is a mask that costs less") {
+  const auto make = [](int64_t window) {
+    manual_seed(5);
+    return MultiHeadAttention({.embed = 24, .heads = 4, .window = window});
+  };
+  MultiHeadAttention windowed = make(3), whole = make(0);
+  const Tensor x = randn({2, 7, 24}), seen = causal_mask(7, 7, 3, x.device());
+  CHECK(allclose(windowed(x).tensor(), whole(x, seen).tensor(), 1e-5, 1e-6));
+  const Tensor weights = windowed.weights(x);
+  CHECK(equal(gt(weights, zeros_like(weights)), seen.expand(weights.shape())));
+  const AttentionOutput out = windowed(x, x, x, {}, AttentionWeights::mean);
+  CHECK(allclose(out.weights.tensor(), weights, 1e-5, 1e-6));
+  CHECK(allclose(out.output.tensor(), windowed(x).tensor(), 1e-5, 1e-6));
+  CHECK(contains(windowed.options(), ", causal, window 3"));
+  // Pairs, without half a diagonal: 1 + 2 + 5 * 3 of 7 * 8 / 2.
+  CHECK(windowed.flops_beside(7) == doctest::Approx(4. * 24 * (3 - 9 / 14.)));
+  CHECK(make(7).flops_beside(7) == doctest::Approx(whole.flops_beside(7)));
+
+  const auto refused = [](const std::function<void()>& make_one) {
+    return contains(message(make_one), "expected a window of at least one token, of causal attention that is neither");
+  };
+  CHECK(refused([&] { make(-1); }));
+  CHECK(refused([] { MultiHeadAttention({.embed = 24, .heads = 4, .causal = false, .window = 3}); }));
+  CHECK(refused([] { MultiHeadAttention({.embed = 24, .heads = 4, .cross = true, .window = 3}); }));
+  CHECK(contains(message([&] { windowed.set_sparsity({.mode = SparsityConfig::Mode::local}); }),
+                 "sparse attention with a window (3) is not built"));
+  CHECK(contains(message([] { GPT({.window = -2}); }), "[GPT] expected a window of at least one token"));
 }
 
 TEST_CASE("GPT learns a pattern, generates it, and checkpointing its blocks changes no bit") {

@@ -23,7 +23,8 @@ namespace {
 void check_blocks(const State& s) {
   std::map<int32_t, int64_t> users;
   for (const Sequence& q : s.running) {
-    for (const int32_t b : q.blocks) ++users[b];
+    for (const int32_t b : q.blocks)
+      if (b >= 0) ++users[b];
     CHECK(q.computed <= int64_t(q.blocks.size()) * s.blocks.tokens());
     CHECK(s.blocks.of(std::max<int64_t>(q.computed, 1)) >= int64_t(q.blocks.size()) - 16);
   }
@@ -184,13 +185,39 @@ TEST_CASE("simulate: what is printed and drawn") {
     CHECK(contains(message([&] { parse_arrivals(wrong); }), "expected"));
 }
 
+TEST_CASE("schedule: blocks before the window are given back") {
+  State state(12, {.rows = 64, .sequences = 4});
+  state.window = 40;
+  const int64_t a = add(state, ids(200, 1), 330);
+  std::vector<int64_t> used;
+  for (int step = 0; step < 120; ++step) {
+    const Step s = next_step(state);
+    done(state, s);
+    if (s.work.at(0).last) append(state, a, 7);
+    const Sequence& of = state.at(a);
+    const int64_t in_use = std::count_if(of.blocks.begin(), of.blocks.end(), [](int32_t b) { return b >= 0; });
+    check_blocks(state);
+    for (int64_t t = std::max<int64_t>(0, of.computed + 1 - 40); t < of.computed; ++t)  // seen by the next token
+      CHECK(of.blocks[size_t(t / 32)] >= 0);
+    used.push_back(in_use);
+  }
+  CHECK(used.front() == 2);
+  CHECK(*std::max_element(used.begin() + 4, used.end()) <= 5);  // of the 11 that 330 tokens have
+  const int64_t b = add(state, ids(96, 1), 100);  // its first blocks are known as long as nobody else took them
+  next_step(state);
+  CHECK(state.shared_tokens == 64);
+  finish(state, a), finish(state, b);
+  CHECK(state.blocks.free() == 12);
+}
+
 TEST_CASE("paged_attention: the bits of keys in one piece") {
   struct Row {
     DType dtype;
-    int64_t heads, groups, width, size;
+    int64_t heads, groups, width, size, window = 0;
   };
-  for (const Row& row : {Row{f32, 4, 4, 16, 32}, Row{f32, 6, 2, 20, 16}, Row{f64, 2, 1, 8, 64}, Row{bf16, 4, 2, 16, 32},
-                         Row{f16, 3, 3, 12, 16}}) {
+  for (const Row& row :
+       {Row{f32, 4, 4, 16, 32}, Row{f32, 6, 2, 20, 16}, Row{f64, 2, 1, 8, 64}, Row{bf16, 4, 2, 16, 32},
+        Row{f16, 3, 3, 12, 16}, Row{f32, 4, 2, 16, 32, 20}, Row{bf16, 2, 2, 8, 16, 65}, Row{f32, 2, 1, 8, 64, 1}}) {
     const DType dtype = row.dtype;
     const int64_t heads = row.heads, groups = row.groups, width = row.width, size = row.size;
     CAPTURE(width);
@@ -212,11 +239,12 @@ TEST_CASE("paged_attention: the bits of keys in one piece") {
         scatter_blocks(v.narrow(2, at, count), values, table, at);
       }
       CHECK(gather_blocks(keys, table, length).to(f64).to_vector<double>() == k.to(f64).to_vector<double>());
-      alone.push_back(attention(q.back(), k, v, {}, {.scale = 0, .causal = true}).out);
+      alone.push_back(attention(q.back(), k, v, {}, {.scale = 0, .causal = true, .window = row.window}).out);
+      std::fill_n(table.begin(), before_window(length - queries, row.window) / size, -1);  // given back
     }
     for (size_t i = 0; i < shapes.size(); ++i) rows.push_back({shapes[i].first, shapes[i].second, tables[i]});
     const auto bits = [](const Tensor& x) { return x.to(f64).contiguous().to_vector<double>(); };
-    CHECK(bits(paged_attention(cat(q, 2), keys, values, rows)) == bits(cat(alone, 2)));
+    CHECK(bits(paged_attention(cat(q, 2), keys, values, rows, row.window)) == bits(cat(alone, 2)));
     CHECK(contains(message([&] { paged_attention(q[0], keys, values, rows); }), "expected q of"));
   }
 }
@@ -231,7 +259,10 @@ TEST_CASE("batcher: 32 requests at once have what each has alone, with too few b
   nn::GPT::Options llama = gpt;
   llama.kv_heads = 2, llama.norm = nn::Norm::rms, llama.feed_forward = nn::FeedForward::swiglu;
   llama.rope = nn::Rope{.base = 1000}, llama.tied = false;
-  for (const Row& row : {Row{"gpt", gpt, false}, Row{"llama", llama, false}, Row{"sparse", gpt, true}}) {
+  nn::GPT::Options window = llama;
+  window.window = 11;
+  for (const Row& row :
+       {Row{"gpt", gpt, false}, Row{"llama", llama, false}, Row{"window", window, false}, Row{"sparse", gpt, true}}) {
     CAPTURE(row.name);
     manual_seed(3);
     nn::GPT model(row.o);

@@ -2,6 +2,7 @@
 // gradients against the formula of the full T x S matrix; the same bits for any number of threads; memory.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -31,11 +32,13 @@ struct Case {
   int mask = 0;  // 1: bool (B, 1, T, S) with a full row of false, 2: added (H, 1, S), 3: added (T, S) with -inf,
                  // transposed; 4: blocks
   double dropout = 0, scale = 0;
+  int64_t window = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << "B " << c.batch << " H " << c.heads << " G " << c.groups << " T " << c.queries << " S " << c.keys
-             << " D " << c.width << " causal " << c.causal << " mask " << c.mask << " dropout " << c.dropout;
+             << " D " << c.width << " causal " << c.causal << " mask " << c.mask << " dropout " << c.dropout
+             << " window " << c.window;
 }
 
 const Case cases[] = {
@@ -69,6 +72,22 @@ const Case cases[] = {
     {2, 2, 2, 5, 0, 4},
     {0, 2, 2, 5, 5, 4},
     {1, 2, 2, 3, 3, 0},
+    // windows: of a tile of keys and a key less or more, and wider than everything
+    {2, 3, 3, 5, 5, 4, true, 0, 0, 0, 1},
+    {1, 2, 2, 67, 67, 8, true, 0, 0, 0, 2},
+    {1, 4, 2, 300, 300, 16, true, 0, 0, 0, 63},
+    {1, 1, 1, 300, 300, 16, true, 0, 0, 0, 64},
+    {1, 1, 1, 331, 331, 12, true, 0, 0, 0, 65},
+    {1, 1, 1, 130, 130, 8, true, 0, 0, 0, 129},
+    {1, 1, 1, 70, 70, 8, true, 0, 0, 0, 70},
+    {1, 1, 1, 70, 70, 8, true, 0, 0, 0, int64_t(1) << 62},
+    {1, 4, 1, 300, 300, 20, true, 0, 0, 0, 7},
+    {1, 2, 2, 1, 200, 8, true, 0, 0, 0, 70},  // a query of a cache, and some
+    {1, 4, 2, 9, 200, 16, true, 0, 0, 0, 3},
+    {1, 2, 2, 70, 261, 8, true, 0, 0, 0, 100},
+    {1, 1, 1, 197, 70, 8, true, 0, 0, 0, 5},  // the first queries see nothing
+    {2, 4, 2, 140, 140, 8, true, 1, 0.3, 0, 20},
+    {1, 2, 2, 66, 67, 4, true, 3, 0, 0.3, 33},
 };
 
 struct Problem {
@@ -84,7 +103,7 @@ Problem make(const Case& c, DType dtype) {
   p.k = kv.select(2, 0).transpose(1, 2);
   p.v = kv.select(2, 1).transpose(1, 2);
   p.grad = random_tensor({c.batch, c.heads, c.queries, c.width}, dtype, 3);
-  p.args = {.scale = c.scale, .causal = c.causal, .dropout = c.dropout, .key = {42, 7}};
+  p.args = {.scale = c.scale, .causal = c.causal, .window = c.window, .dropout = c.dropout, .key = {42, 7}};
   std::mt19937 engine(4);
   if (c.mask == 1) {
     std::vector<double> values(size_t(c.batch * c.queries * c.keys));
@@ -125,7 +144,7 @@ Reference reference(const Case& c, const Problem& p) {
       std::vector<double> weight(size_t(S), -inf), keep(size_t(S), 1), slope(size_t(S), 0);
       double most = -inf, sum = 0, delta = 0;
       for (int64_t j = 0; j < S; ++j) {
-        if (c.causal && j > i + S - T) continue;
+        if (c.causal && (j > i + S - T || (c.window > 0 && j <= i + S - T - c.window))) continue;
         double score = 0;
         for (int64_t d = 0; d < D; ++d) score += q[size_t(at + d)] * k[size_t(kv + j * D + d)];
         weight[size_t(j)] = score * scale + mask[size_t((bh * T + i) * S + j)];
@@ -311,6 +330,35 @@ TEST_CASE("a layout is counted, some heads take theirs, and one that does not fi
                  "ascending blocks below 2 in row 0, got 2"));
 }
 
+TEST_CASE("attention costs as much as its window is wide, and is a mask's where that says the same") {
+  for (const auto& [queries, keys, window] : {std::array<int64_t, 3>{130, 130, 7}, {40, 200, 64}, {70, 40, 5}}) {
+    CAPTURE(window);
+    const Tensor q = random_tensor({1, 4, queries, 8}, f64, 1), k = random_tensor({1, 2, keys, 8}, f64, 2),
+                 v = random_tensor({1, 2, keys, 8}, f64, 3), grad = random_tensor({1, 4, queries, 8}, f64, 4);
+    const AttentionArgs args{.scale = 0, .causal = true, .window = window};
+    const Tensor mask = causal_mask(queries, keys, window, default_device());
+    double pairs = 0;
+    for (const double seen : mask.to_vector<double>()) pairs += seen;
+    CHECK(pairs == double(attended_pairs(queries, keys, true, window)));
+    MacCounter counter;
+    const AttentionResult mine = attention(q, k, v, {}, args);
+    CHECK(double(counter.count()) == 2 * 4 * 8 * pairs);
+    const AttentionResult wanted = attention(q, k, v, mask);
+    check_close(mine.out, wanted.out.to_vector<double>(), 1e-14);
+    const AttentionGrad g = attention_grad(grad, q, k, v, {}, mine, args),
+                        same = attention_grad(grad, q, k, v, mask, wanted, {.scale = 0});
+    check_close(g.q, same.q.to_vector<double>(), 1e-14);
+    check_close(g.k, same.k.to_vector<double>(), 1e-14);
+    check_close(g.v, same.v.to_vector<double>(), 1e-14);
+    // What no window reaches is not read.
+    if (queries >= keys) continue;
+    const int64_t hidden = (keys - queries - window + 1) / 64 * 64;
+    Tensor far_k = k.clone(), far_v = v.clone();
+    if (hidden > 0) far_k.narrow(2, 0, hidden).fill_(std::nan("")), far_v.narrow(2, 0, hidden).fill_(std::nan(""));
+    CHECK(equal(attention(q, far_k, far_v, {}, args).out, mine.out));
+  }
+}
+
 TEST_CASE("attention takes any layout and writes gradients into packed views") {
   const int64_t B = 2, H = 3, T = 37, D = 20;
   for (const DType dtype : {f64, f32, bf16}) {
@@ -342,7 +390,7 @@ TEST_CASE("attention takes any layout and writes gradients into packed views") {
 
 TEST_CASE("the number of threads does not change a bit") {
   for (const Case& c : {Case{2, 4, 2, 300, 300, 36, true}, Case{3, 2, 2, 130, 260, 64, false, 1, 0.2},
-                        Case{1, 4, 2, 301, 301, 20, true, 4}}) {
+                        Case{1, 4, 2, 301, 301, 20, true, 4}, Case{1, 4, 2, 301, 301, 20, true, 0, 0, 0, 90}}) {
     Problem p = make(c, f32);
     if (c.mask == 4) p.args.layout = random_layout(16, c.keys, 4, 3);
     const auto all = [&] {
@@ -478,6 +526,11 @@ TEST_CASE("wrong calls are named") {
        "expected a mask of dtype bool or f32, got i32"},
       {message([&] { attention(q, k, v, {}, {.scale = 0, .dropout = 1.5}); }), "from 0 to 1, got 1.5"},
       {message([&] { attention(q, k, v, {}, {.scale = inf}); }), "finite scale"},
+      {message([&] { attention(q, k, v, {}, {.causal = true, .window = -1}); }),
+       "expected a window of at least one key, with causal, or 0 for none, got -1"},
+      {message([&] { attention(q, k, v, {}, {.window = 3}); }), "got 3 without causal"},
+      {message([&] { attention(q, k, v, {}, {.causal = true, .window = 3, .layout = random_layout(16, 6, 1, 1)}); }),
+       "a window and a layout of blocks at a time are not built"},
       {message([&] {
          attention_grad(zeros({2, 4, 5, 7}), q, k, v, {}, r, {.scale = 0});
        }),

@@ -77,6 +77,53 @@ template <Bound mistake> bool bounds(bool bug) {
   return got[0] == 3 && got[50] == 153 && got[99] == 199;
 }
 
+// --- windows: query i sees keys j with i - window < j <= i, in tiles of eight ---
+
+enum class Seen { right, one_more, one_less, first_tile, last_tile, future };
+__global__ void sum_of_windows(const float* x, float* out, int n, int window, Seen mistake) {
+  const int i0 = int(blockIdx.x) * 8, i = i0 + int(threadIdx.x), wide = window + (mistake == Seen::one_more);
+  const int asks = mistake == Seen::first_tile ? i0 + 7 : i0;  // whose window says where to begin
+  const int first = asks + 1 - window < 0 ? 0 : (asks + 1 - window) / 8 * 8,
+            end = (mistake == Seen::last_tile ? i0 : i0 + 7) + 1;
+  float sum = 0;
+  for (int j0 = first; j0 < end; j0 += 8) {
+    for (int j = j0; j < j0 + 8 && j < n; ++j) {
+      const bool seen = j > i - wide + (mistake == Seen::one_less) && (j <= i || mistake == Seen::future);
+      if (seen) sum += x[j];
+    }
+  }
+  if (i < n) out[i] = sum;
+}
+/// What the keys get back: query i of a tile of keys' queries, up to the last that sees the last of them.
+enum class SeenBy { right, first_key, one_less };
+__global__ void queries_of_windows(float* out, int n, int window, SeenBy mistake) {
+  const int j0 = int(blockIdx.x) * 8, j = j0 + int(threadIdx.x);
+  const int end = (mistake == SeenBy::first_key ? j0 : j0 + 7) + window - (mistake == SeenBy::one_less ? 1 : 0);
+  float count = 0;
+  for (int i = j0; i < end && i < n; ++i) count += i >= j && i - j < window;
+  if (j < n) out[j] = count;
+}
+template <Seen mistake> bool windows(bool bug) {
+  bool right = true;
+  for (const int window : {1, 7, 8, 9, 13}) {
+    const Array x(counting(45)), out(45);
+    right &= start(6, 8, sum_of_windows, x, out, 45, window, bug ? mistake : Seen::right);
+    const std::vector<float> got = out.get();
+    for (int i = 0; i < 45; ++i) {
+      const int count = i + 1 < window ? i + 1 : window;
+      right &= got[size_t(i)] == float(count * (2 * (i + 1) - count + 1) / 2);
+    }
+  }
+  return right;
+}
+template <SeenBy mistake> bool windows_back(bool bug) {
+  const Array out(45);
+  bool right = start(6, 8, queries_of_windows, out, 45, 9, bug ? mistake : SeenBy::right);
+  const std::vector<float> got = out.get();
+  for (int j = 0; j < 45; ++j) right &= got[size_t(j)] == float(45 - j < 9 ? 45 - j : 9);
+  return right;
+}
+
 // --- 32 bits ---
 
 // Device memory of bytes; more than a GiB takes none on the host where it is not touched.
@@ -324,6 +371,13 @@ std::vector<Case> indexing_cases() {
       {"reads the element before the first", bounds<Bound::read_before>, every},
       {"reads the element after the last", bounds<Bound::read_after>, every},
       {"writes the element before the first", bounds<Bound::write_before>, every},
+      {"window of a key more", windows<Seen::one_more>, every},
+      {"window of a key less", windows<Seen::one_less>, every},
+      {"first tile by the last query's window", windows<Seen::first_tile>, every},
+      {"last tile by the first query", windows<Seen::last_tile>, every},
+      {"window that shows the future", windows<Seen::future>, every},
+      {"last query by the first key of a tile", windows_back<SeenBy::first_key>, every},
+      {"last query a query too early", windows_back<SeenBy::one_less>, every},
       {"row times stride in 32 bits", row_times_stride_in_32_bits, every},
       {"count in 32 bits", count_in_32_bits, every},
       {"product before a quotient in 32 bits", product_before_a_quotient_in_32_bits, every},

@@ -19,12 +19,13 @@ struct Case {
   bool causal;
   Order order = Order::contiguous;
   DType dtype = f64;
+  int64_t window = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << name_of(c.kind) << " P " << c.ranks << " B " << c.batch << " H " << c.heads << " G " << c.groups
              << " T " << c.tokens << " D " << c.width << (c.causal ? " causal " : " ") << name_of(c.order) << " "
-             << name_of(c.dtype);
+             << name_of(c.dtype) << " window " << c.window;
 }
 
 struct Result {
@@ -58,7 +59,7 @@ Inputs make(const Case& c) {
 
 Variable attend(const Case& c, const Variable& q, const Variable& k, const Variable& v,
                 const std::shared_ptr<dist::ProcessGroup>& group, double dropout = 0) {
-  const AttentionArgs args{.scale = 0, .causal = c.causal, .dropout = dropout};
+  const AttentionArgs args{.scale = 0, .causal = c.causal, .window = c.window, .dropout = dropout};
   return c.kind == Kind::ring ? ring_attention(q, k, v, args, group, c.order) : ulysses_attention(q, k, v, args, group);
 }
 
@@ -88,6 +89,8 @@ TEST_CASE("attention over ranks equals attention in one process, forward and bac
   cases.push_back({Kind::ring, 3, 1, 3, 1, 9, 5, true});
   cases.push_back({Kind::ring, 2, 1, 1, 1, 2, 1, true});  // a token each
   cases.push_back({Kind::ring, 2, 0, 2, 2, 4, 4, true});  // nothing
+  cases.push_back({Kind::ulysses, 2, 2, 4, 2, 20, 4, true, Order::contiguous, f64, 6});
+  cases.push_back({Kind::ring, 2, 1, 2, 2, 8, 4, true, Order::zigzag, f64, 8});  // a window that hides nothing
   cases.push_back({Kind::ulysses, 2, 0, 2, 2, 4, 4, true});
   cases.push_back({Kind::ring, 4, 1, 2, 2, 520, 16, true, Order::zigzag});
   for (const DType dtype : {f32, bf16}) {
@@ -99,8 +102,8 @@ TEST_CASE("attention over ranks equals attention in one process, forward and bac
     CAPTURE(c);
     const Inputs in = make(c);
     const Variable q(in.q, true), k(in.k, true), v(in.v, true);
-    const Result whole =
-        run(q, k, v, in.grad, [&] { return attention(q, k, v, {}, {.scale = 0, .causal = c.causal}); });
+    const Result whole = run(
+        q, k, v, in.grad, [&] { return attention(q, k, v, {}, {.scale = 0, .causal = c.causal, .window = c.window}); });
     const std::vector<Result> parts = run_cut(c, in);
     const double tolerance = c.dtype == f64 ? 1e-12 : c.dtype == f32 ? 1e-5 : 0.04;
     const auto joined = [&](Tensor Result::*field) {
