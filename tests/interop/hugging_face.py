@@ -104,6 +104,11 @@ def main(gpt):
                "LlamaForCausalLM")
         theirs("llama_shards", lambda: LlamaForCausalLM(LlamaConfig(**SIZES)), "LlamaForCausalLM", max_shard_size="60KB")
         theirs("mistral", lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)), "MistralForCausalLM")
+        windowed = {"mistral_window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=5)),
+                    "qwen2_window": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, sliding_window=4, use_sliding_window=True, max_window_layers=1))}
+        for name, make in windowed.items():
+            theirs(name, make, type(make()).__name__)
+            theirs_again(name + "_again", make, type(make()).__name__)
         theirs("qwen2", lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)), "Qwen2ForCausalLM")
         theirs_again("qwen2_again", lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)), "Qwen2ForCausalLM")
 
