@@ -145,6 +145,7 @@ TEST_CASE("second derivatives: of attention with dropout, groups of heads, masks
   const Row rows[] = {
       {"dropout", {.dropout = 0.4}, {}},
       {"causal", {.causal = true}, {}},
+      {"window", {.causal = true, .window = 2}, {}},
       {"bool mask", {}, seen},
       {"a row without keys", {}, logical_not(seen)},
   };

@@ -50,9 +50,10 @@ TEST_CASE("dry run: kernels are noted with what they read and write, and nothing
 }
 
 TEST_CASE("roofline: a step has three times its forward's operations, and each parameter's bytes") {
-  for (const double dropout : {0., 0.1}) {
+  using Row = std::pair<double, int64_t>;
+  for (const auto& [dropout, window] : {Row{0, 0}, Row{0.1, 0}, Row{0, 16}}) {
     nn::GPT::Options o = gpt();
-    o.dropout = dropout;
+    o.dropout = dropout, o.window = window;
     const DryStep step = dry_step(o, 4, bf16);
     CHECK(step.tokens == 256);
     CHECK(step.parameters == 512 * 128 + 64 * 128 + 3 * (12 * 128 * 128 + 13 * 128) + 2 * 128);
@@ -60,7 +61,7 @@ TEST_CASE("roofline: a step has three times its forward's operations, and each p
     const double forward = flops_of(step, "attention, forward");
     CHECK(flops_of(step, "attention, backward") == 2.5 * forward);
     CHECK(flops_of(step, "product") + 3 * forward == step.model_flops);
-    CHECK(forward == 3 * 4. * 4 * 128 * (64 * 65 / 2));
+    CHECK(forward == 3 * 4. * 4 * 128 * (window > 0 ? 15 * 16 / 2 + 49 * 16 : 64 * 65 / 2));
     // Gradient (as it is, or widened first) and copy of 16 bits; master weight and two states read and written.
     const Roofline found = roofline(step, card_of("h200"));
     double seconds = 0, optimizer = 0;

@@ -245,7 +245,7 @@ TEST_CASE("paged_attention: the bits of keys in one piece") {
     for (size_t i = 0; i < shapes.size(); ++i) rows.push_back({shapes[i].first, shapes[i].second, tables[i]});
     const auto bits = [](const Tensor& x) { return x.to(f64).contiguous().to_vector<double>(); };
     CHECK(bits(paged_attention(cat(q, 2), keys, values, rows, row.window)) == bits(cat(alone, 2)));
-    CHECK(contains(message([&] { paged_attention(q[0], keys, values, rows); }), "expected q of"));
+    CHECK(contains(message([&] { paged_attention(q[0], keys, values, rows, row.window); }), "expected q of"));
   }
 }
 
