@@ -35,6 +35,12 @@ const Case cases[] = {
     {1, 4, 2, 140, 300, 16, true},
     {1, 2, 1, 290, 260, 8, true, 0, 0.1, true},
     {1, 1, 1, 40, 270, 128, false, 1},
+    // Hopper's own tensor cores: tails, more keys than queries and fewer, rows that see nothing, one key.
+    {1, 2, 1, 130, 300, 64, true},
+    {2, 2, 2, 40, 129, 128, false, 0, 0, true},
+    {1, 1, 1, 200, 150, 128, true},
+    {1, 1, 1, 256, 384, 64, false, 0, 0, true},
+    {1, 1, 1, 1, 1, 64},
 };
 
 Tensor heads_of(const Case& c, int64_t heads, int64_t tokens, DType dtype, uint32_t seed) {
