@@ -191,6 +191,9 @@ int64_t counters_of_grad(const AttentionPlan& plan);
 bool fits_wgmma(const AttentionPlan& plan);
 void attention_wgmma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                      Tensor& lse);
+void attention_grad_wgmma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
+                          const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
+                          Tensor& grad_k, Tensor& grad_v);
 /// A mask to add, in f32; any other as it is.
 inline Tensor as_f32(const Tensor& mask) { return mask.defined() && mask.dtype() != boolean ? mask.to(f32) : mask; }
 

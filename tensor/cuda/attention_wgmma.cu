@@ -2,22 +2,27 @@
 // layouts: the algorithm of attention.cu, arranged as FlashAttention-3 does (Shah et al., 2024), without its warps that
 // only copy.
 //
-// A block of two warpgroups owns 128 queries and walks along their keys, 128 at a time. In a turn the tensor cores make
-// the scores of one tile and the sums of the tile before, whose weights are in registers; when the scores are there,
-// the warps turn them into weights while the sums are still being made:
+// A block owns 64 queries for each of its warpgroups, two or three, and walks along their keys, 128 at a time. In a
+// turn the tensor cores make the scores of one tile and the sums of the tile before, whose weights are in registers;
+// when the scores are there, the warps turn them into weights while the sums are still being made:
 //
 //   tensor cores   | scores 1 | sums 0        | scores 2 | sums 1        |
 //   warps          |          | softmax 1     |          | softmax 2     |
 //
 // Keys and values have two places each in shared memory, which `cp.async` fills a turn ahead. Bound by tensor cores:
-// 2 x 128 x 128 D multiply-adds for 128 x 128 exponentials.
+// 4 D multiply-adds for an exponential.
 #include "tensor/cuda/attention_wgmma.h"
 #include "tensor/environment.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
-constexpr int block_rows = 128, block_keys = 128, threads = 2 * warpgroup;
+template <int depth> struct ForwardTiles {
+  static constexpr int groups = depth == 4 ? 3 : 2, threads = groups * warpgroup, queries = groups * 64, keys = 128;
+  using Queries = SwizzledTile<queries, depth>;
+  using Keys = SwizzledTile<keys, depth>;
+  static constexpr size_t bytes = most_before_pattern + Queries::bytes + 4 * Keys::bytes;
+};
 
 /// What a lane knows of its two rows while it walks along the keys.
 struct Softmax {
@@ -46,30 +51,30 @@ struct Softmax {
 };
 
 template <class T, int depth>
-__global__ void __launch_bounds__(threads, 1)
+__global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
     attention_wgmma_kernel(AttentionPlan plan, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out,
                            float* lse, int64_t tiles) {
-  using Queries = SwizzledTile<block_rows, depth>;
-  using Keys = SwizzledTile<block_keys, depth>;
+  using Z = ForwardTiles<depth>;
+  using Keys = typename Z::Keys;
   if (!has_wgmma) return;
   LOCKSTEP_DYNAMIC_SHARED(unsigned char, shared);
   unsigned char* free = first_pattern(shared);
-  const Queries queries = take<Queries>(free);
+  const auto queries = take<typename Z::Queries>(free);
   const Keys all_keys = take<Keys>(free), all_values{all_keys.data + 2 * Keys::bytes};
   const Lane lane;
-  const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * block_rows;
+  const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * Z::queries;
   const int64_t h = unit % plan.heads, b = unit / plan.heads, g = h / (plan.heads / plan.groups),
                 rows = plan.queries - i0;
-  const int64_t end = plan.limit(i0 + (rows < block_rows ? rows : block_rows) - 1);
-  const int steps = int((end + block_keys - 1) / block_keys);
+  const int64_t end = plan.limit(i0 + (rows < Z::queries ? rows : Z::queries) - 1);
+  const int steps = int((end + Z::keys - 1) / Z::keys);
   const float factor = float(plan.scale * 1.4426950408889634);  // 1 / ln 2
 
   // Tiles of step n are copied to, and lie at, place n % 2.
   const auto place = [](const Keys& first, int step) { return Keys{first.data + step % 2 * Keys::bytes}; };
   const auto fetch = [&](const Keys& first, const Heads<const T>& x, int step) {
     if (step >= steps) return;
-    const int64_t j0 = int64_t(step) * block_keys;
-    place(first, step).template fill<threads>(x.row(b, g, j0), x.token, plan.keys - j0);
+    const int64_t j0 = int64_t(step) * Z::keys;
+    place(first, step).template fill<Z::threads>(x.row(b, g, j0), x.token, plan.keys - j0);
   };
   // The copies that were under way have come, and everybody is done with what lies in the other places.
   const auto arrive = [] {
@@ -78,8 +83,8 @@ __global__ void __launch_bounds__(threads, 1)
     __syncthreads();
   };
   Softmax softmax;
-  float score[block_keys / 2], sum[8 * depth], shrink[2];
-  uint32_t weights[block_keys / 16][4];
+  float score[Z::keys / 2], sum[8 * depth], shrink[2];
+  uint32_t weights[Z::keys / 16][4];
   const auto begin_scores = [&](int step) {
 #pragma unroll
     for (int n = 0; n < depth; ++n)
@@ -89,30 +94,23 @@ __global__ void __launch_bounds__(threads, 1)
   };
   const auto begin_sums = [&](int step) {
 #pragma unroll
-    for (int n = 0; n < block_keys / 16; ++n)
+    for (int n = 0; n < Z::keys / 16; ++n)
       multiply_async<T, true>(sum, weights[n], place(all_values, step).down(n), true);
     commit();
   };
   const auto hide = [&](int step) {  // keys that a query does not see
-    const int64_t j0 = int64_t(step) * block_keys, first = i0 + lane.row_of(0);
-    if (j0 + block_keys <= plan.limit(first)) return;
+    const int64_t j0 = int64_t(step) * Z::keys, first = i0 + lane.row_of(0);
+    if (j0 + Z::keys <= plan.limit(first)) return;
     const int64_t seen[2] = {plan.limit(first) - j0, plan.limit(first + 8) - j0};
 #pragma unroll
-    for (int e = 0; e < block_keys / 2; ++e)
+    for (int e = 0; e < Z::keys / 2; ++e)
       if (lane.column_of(e / 4, e % 4) >= seen[e / 2 % 2]) score[e] = -infinity<float>;
-  };
-  const auto round_weights = [&] {
-#pragma unroll
-    for (int n = 0; n < block_keys / 16; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) weights[n][i] = pack<T>(score[8 * n + 2 * i], score[8 * n + 2 * i + 1]);
-    }
   };
 
 #pragma unroll
   for (int d = 0; d < 8 * depth; ++d) sum[d] = 0;
   if (steps > 0) {
-    queries.template fill<threads>(q.row(b, h, i0), q.token, rows);
+    queries.template fill<Z::threads>(q.row(b, h, i0), q.token, rows);
     fetch(all_keys, k, 0);
     arrive();
     fetch(all_keys, k, 1);
@@ -122,7 +120,7 @@ __global__ void __launch_bounds__(threads, 1)
     wait<0>(score);
     hide(0);
     softmax.update(score, factor, shrink);
-    round_weights();
+    as_left<T>(score, weights);
     for (int step = 1; step < steps; ++step) {
       arrive();  // keys of this step, values of the one before
       fetch(all_keys, k, step + 1);
@@ -136,7 +134,7 @@ __global__ void __launch_bounds__(threads, 1)
       wait<0>(sum, weights);
 #pragma unroll
       for (int d = 0; d < 8 * depth; ++d) sum[d] *= shrink[d / 2 % 2];
-      round_weights();
+      as_left<T>(score, weights);
     }
     arrive();
     fence(sum, weights);
@@ -152,8 +150,7 @@ __global__ void __launch_bounds__(threads, 1)
       lse[(b * plan.heads + h) * plan.queries + row] = softmax.top[r] * float(plan.scale) + log_of(all);
     share[r] = all == 0 ? 0.f : 1.f / all;
   }
-  store_rows(out, b, h, i0 + lane.row_of(0), plan.queries, 0, plan.width,
-             reinterpret_cast<const float(&)[2 * depth][4]>(sum), share[0], share[1]);
+  store_rows(out, b, h, i0 + lane.row_of(0), plan.queries, 0, plan.width, in_fours(sum), share[0], share[1]);
 }
 
 }  // namespace
@@ -171,11 +168,12 @@ bool fits_wgmma(const AttentionPlan& plan) {
 void attention_wgmma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                      Tensor& lse) {
   with_whole_depth(q, [&]<class T, int depth> {
+    using Z = ForwardTiles<depth>;
     using In = Heads<const T>;
-    const int64_t tiles = tiles_of(plan.queries, block_rows);
-    cuda::launch({"attention", dim3(cuda::blocks_of("attention", tiles * plan.heads * plan.batch)), dim3(threads),
-                  most_before_pattern + SwizzledTile<block_rows + 4 * block_keys, depth>::bytes},
-                 attention_wgmma_kernel<T, depth>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<float>(), tiles);
+    const int64_t tiles = tiles_of(plan.queries, Z::queries);
+    cuda::launch(
+        {"attention", dim3(cuda::blocks_of("attention", tiles * plan.heads * plan.batch)), dim3(Z::threads), Z::bytes},
+        attention_wgmma_kernel<T, depth>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<float>(), tiles);
   });
 }
 

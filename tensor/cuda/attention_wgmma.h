@@ -17,6 +17,16 @@ __device__ inline float exp2_of(float x) {
 #endif
 }
 
+/// Four by four, as products of 8 columns.
+template <int count> __device__ inline const float (&in_fours(const float (&sum)[count]))[count / 4][4] {
+  return reinterpret_cast<const float(&)[count / 4][4]>(sum);
+}
+/// Two numbers each, rounded, as left operands: of products of 16 columns.
+template <class T, int count> __device__ inline void as_left(const float (&score)[count], uint32_t (&a)[count / 8][4]) {
+#pragma unroll
+  for (int e = 0; e < count; e += 2) a[e / 8][e / 2 % 4] = pack<T>(score[e], score[e + 1]);
+}
+
 /// Dynamic shared memory is only said to begin at 16 bytes.
 constexpr size_t most_before_pattern = 1024;
 

@@ -30,12 +30,12 @@ constexpr int warpgroup = 4 * warp;
 // --- order ---
 
 /// The compiler moves no access to these registers past here.
-__device__ inline void hold(float& x) {
+__device__ inline void hold([[maybe_unused]] float& x) {
 #if defined(__CUDA_ARCH__)
   asm volatile("" : "+f"(x)::"memory");
 #endif
 }
-__device__ inline void hold(uint32_t& x) {
+__device__ inline void hold([[maybe_unused]] uint32_t& x) {
 #if defined(__CUDA_ARCH__)
   asm volatile("" : "+r"(x)::"memory");
 #endif
@@ -74,6 +74,14 @@ __device__ inline void show_to_products() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #elif !defined(__CUDACC__)
   simt::fence_proxy();
+#endif
+}
+
+/// Writes to an operand. It is there for products behind show_to_products() and a barrier.
+template <class T> __device__ inline void store_shared(T* to, T value) {
+  *to = value;
+#if !defined(__CUDACC__)
+  simt::was_written(to, sizeof(T));
 #endif
 }
 
@@ -185,8 +193,11 @@ template <int size, int depth> struct SwizzledTile {
   }
   __device__ uint64_t describe(int offset, int leading, int stride) const {
     constexpr uint64_t swizzle_128 = 1;
-    return uint64_t((shared_address(data) + unsigned(offset)) >> 4) | uint64_t(leading >> 4) << 16 |
-           uint64_t(stride >> 4) << 32 | swizzle_128 << 62;
+    unsigned at = shared_address(data) + unsigned(offset);
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+r"(at));  // else descriptors of all products of a loop stay in registers
+#endif
+    return uint64_t(at >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 | swizzle_128 << 62;
   }
   /// Rows from `row` on, of columns 16 k to 16 k + 15, where k of the product runs along the rows. The leading offset
   /// is not looked at.

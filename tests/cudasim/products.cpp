@@ -79,7 +79,7 @@ Products& all() {
 }
 
 bool same(const void* a, const void* b, size_t bytes) { return __builtin_memcmp(a, b, bytes) == 0; }
-constexpr uint32_t poison_word = ~0u;
+constexpr uint32_t poison_word = 0xffbfffffu;  // a signalling NaN: arithmetic makes a quiet one of it
 
 bool is_poison(const float* values, unsigned n) {
   return std::all_of(values, values + n, [](const float& x) { return same(&x, &poison_word, 4); });
@@ -217,7 +217,7 @@ void hold_accumulators(const Product& product) {
     found->at = product.c;
     found->columns = product.columns;
     std::copy_n(product.c, n, found->sums);
-    std::memset(product.c, 0xff, n * 4);
+    for (unsigned e = 0; e < n; ++e) std::memcpy(product.c + e, &poison_word, 4);
   } else if (found->columns != product.columns) {
     fault("wgmma: accumulators of another shape that nobody has waited for");
   }
