@@ -26,8 +26,8 @@ template <int depth> struct ForwardTiles {
 
 /// What a lane knows of its two rows while it walks along the keys.
 struct Softmax {
-  float top[2] = {-infinity<float>, -infinity<float>},
-        total[2] = {};  // of scores without scale; of this lane's weights
+  float top[2] = {-infinity<float>, -infinity<float>};  // of scores without scale
+  float total[2] = {};                                  // of this lane's weights
 
   /// Scores become weights; `shrink` is what sums so far are to be multiplied by. `factor` is positive: scale / ln 2.
   template <int count> __device__ void update(float (&score)[count], float factor, float (&shrink)[2]) {
@@ -99,9 +99,14 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
     commit();
   };
   const auto hide = [&](int step) {  // keys that a query does not see
-    const int64_t j0 = int64_t(step) * Z::keys, first = i0 + lane.row_of(0);
-    if (j0 + Z::keys <= plan.limit(first)) return;
-    const int64_t seen[2] = {plan.limit(first) - j0, plan.limit(first + 8) - j0};
+    const int64_t j0 = int64_t(step) * Z::keys;
+    if (j0 + Z::keys <= plan.limit(i0 + lane.row)) return;  // the same for all lanes of a warp
+    int seen[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int64_t limit = plan.limit(i0 + lane.row_of(2 * r));
+      seen[r] = limit < j0 ? 0 : int(limit - j0);
+    }
 #pragma unroll
     for (int e = 0; e < Z::keys / 2; ++e)
       if (lane.column_of(e / 4, e % 4) >= seen[e / 2 % 2]) score[e] = -infinity<float>;

@@ -197,7 +197,7 @@ template <int size, int depth> struct SwizzledTile {
 #if defined(__CUDA_ARCH__)
     asm volatile("" : "+r"(at));  // else descriptors of all products of a loop stay in registers
 #endif
-    return uint64_t(at >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 | swizzle_128 << 62;
+    return uint64_t(at >> 4 & 0x3fff) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 | swizzle_128 << 62;
   }
   /// Rows from `row` on, of columns 16 k to 16 k + 15, where k of the product runs along the rows. The leading offset
   /// is not looked at.

@@ -1,6 +1,9 @@
 // Attention, its gradient and rotary embedding of the device against the CPU's.
 #include "tensor/block_layout.h"
 #include "tests/cuda/against_cpu.h"
+#if defined(SIMT_CPU)
+#include "tensor/cuda/runtime.h"
+#endif
 
 using namespace lockstep;
 using namespace lockstep::testing;
@@ -114,24 +117,28 @@ TEST_CASE("cuda: attention and its gradient") {
 }
 
 TEST_CASE("cuda: attention on Hopper's own tensor cores, and on those that came before") {
+  const char* const name = "LOCKSTEP_WGMMA";
+  const std::string before = std::getenv(name) ? std::getenv(name) : "";
   for (const Case& c : hopper_cases) {
     for (const DType dtype : {f16, bf16}) {
       Call call(c, dtype);
+      setenv(name, "1", 1);
       call.compare();
       const Arguments own = call.on_device();
-      setenv("LOCKSTEP_WGMMA", "0", 1);
+      setenv(name, "0", 1);
       const Arguments other = call.on_device();
-      unsetenv("LOCKSTEP_WGMMA");
       bool differs = false;
       for (size_t i = 0; i < own.size(); ++i) {
         check_close(own[i], other[i].to(cpu), tolerance(dtype) * 3, str(call.what, ", result ", i));
         differs |= bytes_of(own[i]) != bytes_of(other[i]);
       }
 #if defined(SIMT_CPU)
-      if (c.keys > 1) CHECK_MESSAGE(differs, call.what << ": expected two kernels, and so other last bits");
+      if (c.keys > 1 && cuda::limits().major == 9)
+        CHECK_MESSAGE(differs, call.what << ": expected two kernels, and so other last bits");
 #endif
     }
   }
+  setenv(name, before.c_str(), 1);  // what is set to nothing counts as not set
 }
 
 TEST_CASE("cuda: attention and its gradient with a layout of blocks") {
