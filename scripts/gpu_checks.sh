@@ -117,12 +117,14 @@ part_1() {
   for suite in $suites; do LOCKSTEP_TEST_DEVICE=cuda step "$(basename "$suite")" 120 "$build/$suite"; done
   LOCKSTEP_TEST_DEVICE=cuda step golden 60 "$build/tests/golden"
   step cudnn_plans 60 "$build/tests/cudnn_plans"
-  # Convolutions and attention by cuDNN (the log says which engine, and where our kernel had to) and by our kernels.
+  # Convolutions and attention by cuDNN (the log says which engine, and where our kernel had to) and by our kernels: on Hopper's own
+  # tensor cores, with which the tests compare those of all cards, and without.
   for cudnn in log 0; do
     LOCKSTEP_CUDNN=$cudnn step "attention-cudnn-$cudnn" 60 "$build/tests/test_cuda" -tc="*attention*"
     LOCKSTEP_CUDNN=$cudnn step "conv-cudnn-$cudnn" 60 "$build/tests/test_cuda" -tc="*convolution*"
     LOCKSTEP_CUDNN=$cudnn LOCKSTEP_TEST_DEVICE=cuda step "conv-tensor-cudnn-$cudnn" 60 "$build/tests/test_tensor" -tc="*conv*"
   done
+  LOCKSTEP_CUDNN=0 LOCKSTEP_WGMMA=0 step attention-mma 60 "$build/tests/test_cuda" -tc="*attention*"
 }
 
 train() {  # name, device, more options
@@ -180,6 +182,7 @@ part_3() {
     LOCKSTEP_CUDNN=$cudnn step "bench-conv-cudnn-$cudnn" 40 "$build/bench/bench_cuda" --only conv2d
     LOCKSTEP_CUDNN=$cudnn step "bench-attention-cudnn-$cudnn" 40 "$build/bench/bench_cuda" --only attention
   done
+  LOCKSTEP_CUDNN=0 LOCKSTEP_WGMMA=0 step bench-attention-mma 40 "$build/bench/bench_cuda" --only attention
 }
 
 part_4() {
@@ -201,7 +204,7 @@ part_4() {
 
 "part_$part"
 say ""
-for log in env losses-{cpu-card,graphs,fp8} emulator-card nccl-one-card-{dp2,pp2} {conv,attention}-cudnn-log bench_cuda pytorch bench-{conv,attention}-cudnn-{1,0} gpt2-124m{,-no-graph,-fp8,-recipe} pytorch-gpt2{,-recipe}; do
+for log in env losses-{cpu-card,graphs,fp8} emulator-card nccl-one-card-{dp2,pp2} {conv,attention}-cudnn-log bench_cuda pytorch bench-{conv,attention}-cudnn-{1,0} bench-attention-mma gpt2-124m{,-no-graph,-fp8,-recipe} pytorch-gpt2{,-recipe}; do
   [[ -s $logs/$log.log ]] || continue
   if [[ $log == pytorch ]]; then printf '## %s\n\n%s\n\n' "$log" "$(cat "$logs/$log.log")" >>"$report"
   else printf '## %s\n\n```\n%s\n```\n\n' "$log" "$(tail -45 "$logs/$log.log")" >>"$report"; fi

@@ -175,6 +175,10 @@ const std::vector<EnvironmentVariable>& environment_variables() {
        .words = {"auto", "threads", "shm", "tcp"},
        .fallback = "auto",
        .doc = "how ranks exchange data"},
+      {.name = "LOCKSTEP_WGMMA",
+       .kind = Kind::flag,
+       .fallback = "1",
+       .doc = "0: our attention uses no instructions of Hopper's own, but those of all cards since Ampere"},
   };
   return all;
 }

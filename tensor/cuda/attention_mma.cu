@@ -116,6 +116,10 @@ bool fits_mma(std::initializer_list<const Tensor*> tensors) {
 bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                    Tensor& lse) {
   if (!fits_mma({&q, &k, &v, &out})) return false;
+  if (fits_wgmma(plan)) {
+    attention_wgmma(plan, q, k, v, out, lse);
+    return true;
+  }
   with_depth(plan, q, [&]<class T, int depth, bool sparse> {
     using In = Heads<const T>;
     const int64_t tiles = tiles_of(plan.queries, block_rows);

@@ -202,6 +202,14 @@ void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Ten
                         const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                         Tensor& grad_k, Tensor& grad_v);
 int64_t counters_of_grad(const AttentionPlan& plan);
+/// The same on Hopper's own tensor cores (attention_wgmma.cu), of tensors that fit mma: where the device is of compute
+/// capability 9.0, the plan is one of those it takes, and LOCKSTEP_WGMMA is not 0.
+bool fits_wgmma(const AttentionPlan& plan);
+void attention_wgmma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
+                     Tensor& lse);
+void attention_grad_wgmma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
+                          const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
+                          Tensor& grad_k, Tensor& grad_v);
 /// A mask to add, in f32; any other as it is.
 inline Tensor as_f32(const Tensor& mask) { return mask.defined() && mask.dtype() != boolean ? mask.to(f32) : mask; }
 

@@ -1,6 +1,9 @@
 // Attention, its gradient and rotary embedding of the device against the CPU's.
 #include "tensor/block_layout.h"
 #include "tests/cuda/against_cpu.h"
+#if defined(SIMT_CPU)
+#include "tensor/cuda/runtime.h"
+#endif
 
 using namespace lockstep;
 using namespace lockstep::testing;
@@ -45,6 +48,14 @@ const Case cases[] = {
     {1, 2, 2, 3, 280, 16, true, 0, 0, false, 17},
     {1, 1, 1, 130, 66, 72, true, 1, 0, false, 3},
 };
+// Tails, more keys than queries and fewer, rows that see nothing, shared keys, turns, whole tiles.
+const Case hopper_cases[] = {
+    {1, 2, 1, 130, 300, 64, true},
+    {2, 2, 2, 40, 129, 128, false, 0, 0, true},
+    {1, 1, 1, 200, 150, 128, true},
+    {1, 1, 1, 256, 384, 64, true, 0, 0, true},
+    {1, 1, 1, 1, 1, 64},
+};
 
 Tensor heads_of(const Case& c, int64_t heads, int64_t tokens, DType dtype, uint32_t seed) {
   if (!c.transposed) return random_tensor({c.batch, heads, tokens, c.width}, dtype, seed);
@@ -61,38 +72,84 @@ Tensor mask_of(const Case& c, DType dtype) {
   return mask.expand({c.batch, c.heads, c.queries, c.keys});
 }
 
+/// Both directions on the CPU and on the device.
+struct Call {
+  std::string what;
+  AttentionArgs args;
+  Tensor q, k, v, mask, grad, out, lse;
+
+  Call(const Case& c, DType dtype)
+      : what(str("attention ", dtype, " (", c.batch, ", ", c.heads, "/", c.groups, ", ", c.queries, ", ", c.width,
+                 ") to ", c.keys, c.causal ? " causal" : "", c.window > 0 ? str(" window ", c.window) : "",
+                 c.mask ? " mask" : "", c.dropout > 0 ? " dropout" : "")),
+        args{.scale = c.width > 0 ? 1 / std::sqrt(double(c.width)) : 1,
+             .causal = c.causal,
+             .window = c.window,
+             .dropout = c.dropout,
+             .key = {123, 456},
+             .first_head = c.mask,
+             .all_heads = c.mask > 0 ? c.heads + 3 : 0},
+        q(heads_of(c, c.heads, c.queries, dtype, 1)),
+        k(heads_of(c, c.groups, c.keys, dtype, 2)),
+        v(heads_of(c, c.groups, c.keys, dtype, 3)),
+        mask(mask_of(c, dtype)),
+        grad(heads_of(c, c.heads, c.queries, dtype, 4)),
+        out(heads_of(c, c.heads, c.queries, dtype, 5)),
+        lse(empty({c.batch, c.heads, c.queries}, {dtype == f64 ? f64 : f32, cpu})) {}
+
+  void compare() {
+    against_cpu(what, {q, k, v, mask}, {out, lse}, [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
+      kernels.attention(in[0], in[1], in[2], in[3], args, to[0], to[1]);
+    });
+    table(cpu).attention(q, k, v, mask, args, out, lse);
+    against_cpu(
+        what + " gradient", {grad, q, k, v, mask, out, lse}, {q, k, v},
+        [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
+          kernels.attention_grad(in[0], in[1], in[2], in[3], in[4], in[5], in[6], args, to[0], to[1], to[2]);
+        },
+        tolerance(q.dtype()) * 3);
+  }
+  /// out, lse and the gradients of the device.
+  Arguments on_device() const {
+    const auto there = [](const Tensor& x) { return like_on(x, cuda0); };
+    const Tensor a = there(q), b = there(k), c = there(v), g = there(grad);
+    Arguments all{there(out), there(lse), there(q).clone(), there(k).clone(), there(v).clone()};
+    table(cuda0).attention(a, b, c, {}, args, all[0], all[1]);
+    table(cuda0).attention_grad(g, a, b, c, {}, all[0], all[1], args, all[2], all[3], all[4]);
+    return all;
+  }
+};
+
 }  // namespace
 
 TEST_CASE("cuda: attention and its gradient") {
-  for (const Case& c : cases) {
-    for (const DType dtype : {f32, f64, f16, bf16}) {
-      const AttentionArgs args{.scale = c.width > 0 ? 1 / std::sqrt(double(c.width)) : 1,
-                               .causal = c.causal,
-                               .window = c.window,
-                               .dropout = c.dropout,
-                               .key = {123, 456},
-                               .first_head = c.mask,
-                               .all_heads = c.mask > 0 ? c.heads + 3 : 0};
-      const Tensor q = heads_of(c, c.heads, c.queries, dtype, 1), k = heads_of(c, c.groups, c.keys, dtype, 2),
-                   v = heads_of(c, c.groups, c.keys, dtype, 3);
-      const Tensor mask = mask_of(c, dtype), grad = heads_of(c, c.heads, c.queries, dtype, 4);
-      Tensor out = heads_of(c, c.heads, c.queries, dtype, 5),
-             lse = empty({c.batch, c.heads, c.queries}, {dtype == f64 ? f64 : f32, cpu});
-      const std::string what =
-          str("attention ", dtype, " ", q.shape(), " ", k.shape(), c.causal ? " causal" : "",
-              c.window > 0 ? str(" window ", c.window) : "", c.mask ? " mask" : "", c.dropout > 0 ? " dropout" : "");
-      against_cpu(what, {q, k, v, mask}, {out, lse}, [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
-        kernels.attention(in[0], in[1], in[2], in[3], args, to[0], to[1]);
-      });
-      table(cpu).attention(q, k, v, mask, args, out, lse);
-      against_cpu(
-          what + " gradient", {grad, q, k, v, mask, out, lse}, {q, k, v},
-          [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
-            kernels.attention_grad(in[0], in[1], in[2], in[3], in[4], in[5], in[6], args, to[0], to[1], to[2]);
-          },
-          tolerance(dtype) * 3);
+  for (const Case& c : cases)
+    for (const DType dtype : {f32, f64, f16, bf16}) Call(c, dtype).compare();
+}
+
+TEST_CASE("cuda: attention on Hopper's own tensor cores, and on those that came before") {
+  const char* const name = "LOCKSTEP_WGMMA";
+  const std::string before = std::getenv(name) ? std::getenv(name) : "";
+  for (const Case& c : hopper_cases) {
+    for (const DType dtype : {f16, bf16}) {
+      Call call(c, dtype);
+      setenv(name, "1", 1);
+      call.compare();
+      const Arguments own = call.on_device();
+      setenv(name, "0", 1);
+      const Arguments other = call.on_device();
+      bool differs = false;
+      for (size_t i = 0; i < own.size(); ++i) {
+        check_close(own[i], other[i].to(cpu), tolerance(dtype) * 3, str(call.what, ", result ", i));
+        differs |= bytes_of(own[i]) != bytes_of(other[i]);
+      }
+#if defined(SIMT_CPU)
+      if (c.keys > 1 && cuda::limits().major == 9)
+        CHECK_MESSAGE(differs, call.what << ": expected two kernels, and so other last bits");
+#endif
     }
   }
+  setenv(name, before.c_str(), 1);  // what is set to nothing counts as not set
 }
 
 TEST_CASE("cuda: attention and its gradient with a layout of blocks") {

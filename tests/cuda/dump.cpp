@@ -118,14 +118,16 @@ Results run_all() {
               {"grad_weight", grad.weight},           {"grad_bias", grad.bias},
               {"max_pool", max_pool2d(x, {}).values}, {"avg_pool", avg_pool2d(x, {})}};
     });
-    add_case("attention" + end, [&]() -> Results {
-      const Tensor q = values({2, 4, 37, 32}, 9, dtype), k = values({2, 2, 37, 32}, 10, dtype),
-                   v = values({2, 2, 37, 32}, 11, dtype), g = values({2, 4, 37, 32}, 12, dtype);
-      const AttentionArgs args{.scale = 0.2, .causal = true};
-      const AttentionResult result = attention(q, k, v, {}, args);
-      const AttentionGrad grad = attention_grad(g, q, k, v, {}, result, args);
-      return {{"forward", result.out}, {"lse", result.lse}, {"q", grad.q}, {"k", grad.k}, {"v", grad.v}};
-    });
+    for (const int64_t width : {32, 64, 128}) {
+      add_case(str("attention ", width) + end, [&]() -> Results {
+        const Tensor q = values({2, 4, 131, width}, 9, dtype), k = values({2, 2, 131, width}, 10, dtype),
+                     v = values({2, 2, 131, width}, 11, dtype), g = values({2, 4, 131, width}, 12, dtype);
+        const AttentionArgs args{.scale = 0.2, .causal = true};
+        const AttentionResult result = attention(q, k, v, {}, args);
+        const AttentionGrad grad = attention_grad(g, q, k, v, {}, result, args);
+        return {{"forward", result.out}, {"lse", result.lse}, {"q", grad.q}, {"k", grad.k}, {"v", grad.v}};
+      });
+    }
     add_case("random" + end, [&]() -> Results {
       manual_seed(5);
       const TensorOptions there{.dtype = dtype, .device = cuda0};

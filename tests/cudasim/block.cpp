@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/cudasim/clocks.h"
+#include "tests/cudasim/products.h"
 
 constinit thread_local uint3 threadIdx{}, blockIdx{};
 constinit thread_local dim3 blockDim{}, gridDim{};
@@ -25,7 +26,7 @@ constinit thread_local const Place* here = nullptr;
 namespace {
 
 constexpr unsigned warp_size = 32, most_copies = 64, most_rounds = 100;
-constexpr size_t page = 4096, arena_bytes = 256 * 1024, most_static = 48 * 1024, red_zone = 64;
+constexpr size_t page = 4096, arena_bytes = shared_arena_bytes, most_static = 48 * 1024, red_zone = 64;
 
 std::string str(const auto&... parts) {
   std::ostringstream text;
@@ -34,7 +35,7 @@ std::string str(const auto&... parts) {
 }
 std::string triple(const auto& v) { return str("(", v.x, ",", v.y, ",", v.z, ")"); }
 
-enum class State : uint8_t { running, gave_way, at_barrier, in_warp, done };
+enum class State : uint8_t { running, gave_way, at_barrier, in_warp, in_products, done };
 
 struct Thread {
   Place place;
@@ -82,6 +83,10 @@ class Block {
   void give_way();
   void sleep();
   uint64_t nth(uint64_t n) const { return some_.empty() ? n : some_.at(n); }
+  void park() { wait(State::in_products); }
+  void make_ready(unsigned linear) { ready_.push_back(linear); }
+  unsigned size() const { return size_; }
+  const unsigned char* arena() const { return arena_; }
   bool is_shared(const void* p) const { return p >= arena_ && p < arena_ + arena_used_; }
   void* allocate(size_t bytes, size_t align, const char* name);
   void* shared_array(const void* key, size_t bytes, size_t align, const char* name);
@@ -101,7 +106,7 @@ class Block {
   unsigned next_thread() const { return sequence_.empty() ? started_ : sequence_[started_]; }
   void resume(Thread& thread);
   void wait(State state);
-  void make_ready(Thread& thread) { ready_.push_back(thread.place.linear); }
+  void make_ready(Thread& thread) { make_ready(thread.place.linear); }
   void release_barrier();
   bool stuck();
   void run_thread(Thread& thread);
@@ -157,6 +162,7 @@ void Block::run_thread(Thread& thread) {
   acquire(&start_order_);
   try {
     (*body_)();
+    products_of_thread();
   } catch (const Fault& fault) {
     if (fault_.empty()) fault_ = fault.what;
   } catch (const std::exception& error) {
@@ -335,9 +341,13 @@ bool Block::stuck() {
     fault_ = str("barrier divergence: ", waiting_, " threads wait at ", barrier_file_, ":", barrier_line_, ", but ",
                  done_, " threads of the block have exited");
   } else {
-    fault_ = str("deadlock: ", waiting_, " threads wait at a barrier",
-                 waiting_ > 0 ? str(" (", barrier_file_, ":", barrier_line_, ")") : "", ", ", size_ - waiting_ - done_,
-                 " for other lanes in a warp operation, ", done_, " have exited");
+    const auto in_products = std::count_if(threads_.get(), threads_.get() + size_,
+                                           [](const Thread& t) { return t.state == State::in_products; });
+    fault_ =
+        str("deadlock: ", waiting_, " threads wait at a barrier",
+            waiting_ > 0 ? str(" (", barrier_file_, ":", barrier_line_, ")") : "", ", ", in_products,
+            " for a product that others of their warpgroup have not asked for, ",
+            size_ - waiting_ - done_ - in_products, " for other lanes in a warp operation, ", done_, " have exited");
   }
   fault_ = str(op, ", block ", triple(blockIdx), ": ", fault_);
   return false;
@@ -399,6 +409,7 @@ void Block::run_block() {
   static_bytes_ = 0;
   if (options().order == Order::random) std::shuffle(sequence_.begin(), sequence_.end(), random_);
   clocks_.begin_block();
+  products_of_block();
   for (unsigned i = 0; i < size_; ++i) threads_[i].clock = &clocks_.of(i);
   ++counts().blocks;
   counts().threads += size_;
@@ -536,9 +547,16 @@ void warp_sync(unsigned mask) {
   acquire(&self.order);
 }
 
+void park() { block().park(); }
+void wake(unsigned thread) { block().make_ready(thread); }
+unsigned block_size() { return block().size(); }
+const unsigned char* shared_arena() { return block().arena(); }
+bool is_shared(const void* p) { return block().is_shared(p); }
+
 void begin_copy(const Copy& copy) {
   Thread& self = *block().current;
   if (!block().is_shared(copy.to)) fault("copy to shared memory: it goes elsewhere");
+  copy_begins(copy.to, copy.bytes);
   if (self.end_copy == most_copies)
     fault(str("copy to shared memory: the emulator has place for ", most_copies, " of a thread"));
   self.copies[self.end_copy++] = copy;

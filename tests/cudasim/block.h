@@ -70,6 +70,14 @@ struct Copy {
 void begin_copy(const Copy& copy);
 /// Takes the next of the copies that this thread began; false: there is none.
 bool take_copy(Copy& copy);
+/// The running thread waits until another one wakes it.
+void park();
+void wake(unsigned thread);
+unsigned block_size();
+/// All of the block's shared memory, from address 0 on.
+constexpr size_t shared_arena_bytes = 256 * 1024;
+const unsigned char* shared_arena();
+bool is_shared(const void* p);
 void* shared_array(const void* key, size_t bytes, size_t align, const char* name);
 void* dynamic_shared();
 [[noreturn]] void fault(const std::string& what);

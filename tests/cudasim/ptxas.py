@@ -5,7 +5,9 @@
 
 Reads what tensor/cuda/nvcc.sh has kept beside the objects of a build with -Dcuda=enabled, for one architecture. A kernel
 fails that spills, or takes a fifth more registers than it did, unless the golden file says so; so does one that is not in
-the file, and a line of the file without a kernel. --update writes the file anew, for a person to look at the difference.
+the file, a line of the file without a kernel, and a kernel whose wgmma ptxas runs one after the other, as it does where
+something touches their registers between start and wait. --update writes the file anew, for a person to look at the
+difference.
 """
 import argparse
 import pathlib
@@ -20,6 +22,7 @@ ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
+SERIAL = re.compile(r"Potential Performance Loss: (.*) in the function '(\w+)'")
 HEADER = "# kernel | registers | bytes spilled | bytes of static shared memory; ptxas, " + ARCH
 
 
@@ -35,11 +38,13 @@ def demangled(names):
 
 
 def measured(build):
-    """{kernel: (registers, spilled, shared)}, and the largest where overloads have one name."""
-    found, entry, spilled = [], None, 0
+    """{kernel: (registers, spilled, shared)}, and the largest where overloads have one name; {kernel: ptxas's complaint}."""
+    found, entry, spilled, serial = [], None, 0, {}
     for path in sorted(pathlib.Path(build).rglob("*.cu.o.ptxas")):
         for line in path.read_text(errors="replace").splitlines():
-            if match := ENTRY.search(line):
+            if match := SERIAL.search(line):
+                serial[match.group(2)] = match.group(1)
+            elif match := ENTRY.search(line):
                 entry, spilled = (match.group(1) if match.group(2) == ARCH else None), 0
             elif match := SPILLS.search(line):
                 spilled = int(match.group(1)) + int(match.group(2))
@@ -50,7 +55,7 @@ def measured(build):
     kernels = {}
     for name, (_, figures) in zip(demangled([name for name, _ in found]), found):
         kernels[name] = tuple(max(pair) for pair in zip(figures, kernels.get(name, figures)))
-    return kernels
+    return kernels, dict(zip(demangled(list(serial)), serial.values()))
 
 
 def golden():
@@ -67,7 +72,7 @@ def main():
     parser.add_argument("build")
     parser.add_argument("--update", action="store_true")
     options = parser.parse_args()
-    now = measured(options.build)
+    now, serial = measured(options.build)
     if not now:
         print(f"no *.cu.o.ptxas for {ARCH} in {options.build}: expected a build with -Dcuda=enabled")
         print("0 passed, 1 failed")
@@ -83,6 +88,8 @@ def main():
             complaint = "is in the golden file, but not in the build"
         elif name not in before:
             complaint = f"is not in the golden file: {now[name][0]} registers, {now[name][1]} bytes spilled"
+        elif name in serial:
+            complaint = serial[name]
         elif now[name][1] > before[name][1]:
             complaint = f"spills {now[name][1]} bytes, {before[name][1]} before"
         elif now[name][0] > before[name][0] * 1.2:

@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "tests/cudasim/block.h"
+#include "tests/cudasim/products.h"
 
 #pragma GCC diagnostic ignored "-Wunknown-pragmas"  // #pragma unroll
 
@@ -111,6 +112,35 @@ inline void wait_for_copies() {
   for (Copy copy; take_copy(copy);) {
     if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
     else std::memset(copy.to, 0, copy.bytes);
+    was_written(copy.to, copy.bytes);
+  }
+}
+
+// --- asynchronous products (products.h) ---
+
+/// As an address in the window of shared memory.
+inline unsigned shared_address(const void* p) {
+  return unsigned(static_cast<const unsigned char*>(p) - shared_arena());
+}
+// Operands are read here and not there, so that sanitizers see it: by the first thread to ask for a product, and by the
+// last one to wait for it.
+inline void gather(const Chunk* const* places, unsigned count, Chunk* to) {
+  for (unsigned i = 0; i < count; ++i) to[i] = *places[i];
+}
+inline void multiply_async(const Product& product) {
+  const Chunk* places[most_chunks];
+  Chunk operands[most_chunks];
+  const unsigned count = begin_product(product, places);
+  gather(places, count, operands);
+  issue_product(product, count > 0 ? operands : nullptr);
+}
+inline void wait_and_check(unsigned left) {
+  const Chunk* places[most_chunks];
+  Chunk operands[most_chunks];
+  wait_for_products(left);
+  while (const unsigned count = end_product(places)) {
+    gather(places, count, operands);
+    check_product(operands);
   }
 }
 

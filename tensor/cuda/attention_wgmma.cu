@@ -1,0 +1,186 @@
+// Attention forward of f16 and bf16 on Hopper's tensor cores, for heads of 64 and 128 without dropout, masks and
+// layouts: the algorithm of attention.cu, arranged as FlashAttention-3 does (Shah et al., 2024), without its warps that
+// only copy.
+//
+// A block owns 64 queries for each of its warpgroups, two or three, and walks along their keys, 128 at a time. In a
+// turn the tensor cores make the scores of one tile and the sums of the tile before, whose weights are in registers;
+// when the scores are there, the warps turn them into weights while the sums are still being made:
+//
+//   tensor cores   | scores 1 | sums 0        | scores 2 | sums 1        |
+//   warps          |          | softmax 1     |          | softmax 2     |
+//
+// Keys and values have two places each in shared memory, which `cp.async` fills a turn ahead. Bound by tensor cores:
+// 4 D multiply-adds for an exponential.
+#include "tensor/cuda/attention_wgmma.h"
+#include "tensor/environment.h"
+
+namespace lockstep::on_cuda {
+namespace {
+
+template <int depth> struct ForwardTiles {
+  static constexpr int groups = depth == 4 ? 3 : 2, threads = groups * warpgroup, queries = groups * 64, keys = 128;
+  using Queries = SwizzledTile<queries, depth>;
+  using Keys = SwizzledTile<keys, depth>;
+  static constexpr size_t bytes = most_before_pattern + Queries::bytes + 4 * Keys::bytes;
+};
+
+/// What a lane knows of its two rows while it walks along the keys.
+struct Softmax {
+  float top[2] = {-infinity<float>, -infinity<float>};  // of scores without scale
+  float total[2] = {};                                  // of this lane's weights
+
+  /// Scores become weights; `shrink` is what sums so far are to be multiplied by. `factor` is positive: scale / ln 2.
+  template <int count> __device__ void update(float (&score)[count], float factor, float (&shrink)[2]) {
+    float most[2] = {top[0], top[1]}, base[2];
+#pragma unroll
+    for (int e = 0; e < count; ++e) most[e / 2 % 2] = larger_of(score[e], most[e / 2 % 2]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      most[r] = warp_max<4>(most[r]);
+      base[r] = most[r] == -infinity<float> ? 0.f : most[r] * factor;  // nothing seen so far: zeros, not NaN
+      shrink[r] = exp2_of(top[r] * factor - base[r]);
+      top[r] = most[r];
+      total[r] *= shrink[r];
+    }
+#pragma unroll
+    for (int e = 0; e < count; ++e) {
+      score[e] = exp2_of(score[e] * factor - base[e / 2 % 2]);
+      total[e / 2 % 2] += score[e];
+    }
+  }
+};
+
+template <class T, int depth>
+__global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
+    attention_wgmma_kernel(AttentionPlan plan, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out,
+                           float* lse, int64_t tiles) {
+  using Z = ForwardTiles<depth>;
+  using Keys = typename Z::Keys;
+  if (!has_wgmma) return;
+  LOCKSTEP_DYNAMIC_SHARED(unsigned char, shared);
+  unsigned char* free = first_pattern(shared);
+  const auto queries = take<typename Z::Queries>(free);
+  const Keys all_keys = take<Keys>(free), all_values{all_keys.data + 2 * Keys::bytes};
+  const Lane lane;
+  const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * Z::queries;
+  const int64_t h = unit % plan.heads, b = unit / plan.heads, g = h / (plan.heads / plan.groups),
+                rows = plan.queries - i0;
+  const int64_t end = plan.limit(i0 + (rows < Z::queries ? rows : Z::queries) - 1);
+  const int steps = int((end + Z::keys - 1) / Z::keys);
+  const float factor = float(plan.scale * 1.4426950408889634);  // 1 / ln 2
+
+  // Tiles of step n are copied to, and lie at, place n % 2.
+  const auto place = [](const Keys& first, int step) { return Keys{first.data + step % 2 * Keys::bytes}; };
+  const auto fetch = [&](const Keys& first, const Heads<const T>& x, int step) {
+    if (step >= steps) return;
+    const int64_t j0 = int64_t(step) * Z::keys;
+    place(first, step).template fill<Z::threads>(x.row(b, g, j0), x.token, plan.keys - j0);
+  };
+  // The copies that were under way have come, and everybody is done with what lies in the other places.
+  const auto arrive = [] {
+    wait_for_copies();
+    show_to_products();
+    __syncthreads();
+  };
+  Softmax softmax;
+  float score[Z::keys / 2], sum[8 * depth], shrink[2];
+  uint32_t weights[Z::keys / 16][4];
+  const auto begin_scores = [&](int step) {
+#pragma unroll
+    for (int n = 0; n < depth; ++n)
+      multiply_async<T, false, false>(score, queries.along(int(threadIdx.x) / warpgroup * 64, n),
+                                      place(all_keys, step).along(0, n), n > 0);
+    commit();
+  };
+  const auto begin_sums = [&](int step) {
+#pragma unroll
+    for (int n = 0; n < Z::keys / 16; ++n)
+      multiply_async<T, true>(sum, weights[n], place(all_values, step).down(n), true);
+    commit();
+  };
+  const auto hide = [&](int step) {  // keys that a query does not see
+    const int64_t j0 = int64_t(step) * Z::keys;
+    if (j0 + Z::keys <= plan.limit(i0 + lane.row)) return;  // the same for all lanes of a warp
+    int seen[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int64_t limit = plan.limit(i0 + lane.row_of(2 * r));
+      seen[r] = limit < j0 ? 0 : int(limit - j0);
+    }
+#pragma unroll
+    for (int e = 0; e < Z::keys / 2; ++e)
+      if (lane.column_of(e / 4, e % 4) >= seen[e / 2 % 2]) score[e] = -infinity<float>;
+  };
+
+#pragma unroll
+  for (int d = 0; d < 8 * depth; ++d) sum[d] = 0;
+  if (steps > 0) {
+    queries.template fill<Z::threads>(q.row(b, h, i0), q.token, rows);
+    fetch(all_keys, k, 0);
+    arrive();
+    fetch(all_keys, k, 1);
+    fetch(all_values, v, 0);
+    fence(score);
+    begin_scores(0);
+    wait<0>(score);
+    hide(0);
+    softmax.update(score, factor, shrink);
+    as_left<T>(score, weights);
+    for (int step = 1; step < steps; ++step) {
+      arrive();  // keys of this step, values of the one before
+      fetch(all_keys, k, step + 1);
+      fetch(all_values, v, step);
+      fence(score, sum, weights);
+      begin_scores(step);
+      begin_sums(step - 1);
+      wait<1>(score);
+      hide(step);
+      softmax.update(score, factor, shrink);
+      wait<0>(sum, weights);
+#pragma unroll
+      for (int d = 0; d < 8 * depth; ++d) sum[d] *= shrink[d / 2 % 2];
+      as_left<T>(score, weights);
+    }
+    arrive();
+    fence(sum, weights);
+    begin_sums(steps - 1);
+    wait<0>(sum, weights);
+  }
+  float share[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float all = warp_sum<4>(softmax.total[r]);
+    const int64_t row = i0 + lane.row_of(2 * r);
+    if (lane.t == 0 && row < plan.queries)
+      lse[(b * plan.heads + h) * plan.queries + row] = softmax.top[r] * float(plan.scale) + log_of(all);
+    share[r] = all == 0 ? 0.f : 1.f / all;
+  }
+  store_rows(out, b, h, i0 + lane.row_of(0), plan.queries, 0, plan.width, in_fours(sum), share[0], share[1]);
+}
+
+}  // namespace
+
+bool fits_wgmma(const AttentionPlan& plan) {
+#if defined(LOCKSTEP_CODE_FOR_SM_90A) || !defined(__CUDACC__)
+  const bool has = cuda::limits().major == 9 && cuda::limits().minor == 0;
+#else
+  const bool has = false;
+#endif
+  return has && (plan.width == 64 || plan.width == 128) && plan.kind == Mask::none && plan.threshold == 0 &&
+         plan.layout.block == 0 && plan.window == 0 && plan.scale > 0 &&
+         environment("LOCKSTEP_WGMMA").value_or("1") != "0";
+}
+
+void attention_wgmma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
+                     Tensor& lse) {
+  with_whole_depth(q, [&]<class T, int depth> {
+    using Z = ForwardTiles<depth>;
+    using In = Heads<const T>;
+    const int64_t tiles = tiles_of(plan.queries, Z::queries);
+    cuda::launch(
+        {"attention", dim3(cuda::blocks_of("attention", tiles * plan.heads * plan.batch)), dim3(Z::threads), Z::bytes},
+        attention_wgmma_kernel<T, depth>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<float>(), tiles);
+  });
+}
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,41 @@
+#pragma once
+// What both directions of attention share on Hopper's tensor cores. See wgmma.h for products, and attention_mma.h for
+// where a lane's numbers lie.
+#include "tensor/cuda/attention_mma.h"
+#include "tensor/cuda/wgmma.h"
+
+namespace lockstep::on_cuda {
+
+/// 2^x to two units in the last place, one instruction; results below 2^-126 are 0.
+__device__ inline float exp2_of(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::exp2(x);
+#endif
+}
+
+/// Four by four, as products of 8 columns.
+template <int count> __device__ inline const float (&in_fours(const float (&sum)[count]))[count / 4][4] {
+  return reinterpret_cast<const float(&)[count / 4][4]>(sum);
+}
+/// Two numbers each, rounded, as left operands: of products of 16 columns.
+template <class T, int count> __device__ inline void as_left(const float (&score)[count], uint32_t (&a)[count / 8][4]) {
+#pragma unroll
+  for (int e = 0; e < count; e += 2) a[e / 8][e / 2 % 4] = pack<T>(score[e], score[e + 1]);
+}
+
+/// Dynamic shared memory is only said to begin at 16 bytes.
+constexpr size_t most_before_pattern = 1024;
+
+/// Calls fn.template operator()<T, depth>() for heads of 64 or 128.
+template <class Fn> void with_whole_depth(const Tensor& q, Fn&& fn) {
+  dispatch<Half, BFloat16>(q.dtype(), "attention", [&]<class T> {
+    if (q.shape()[3] == 64) fn.template operator()<T, 4>();
+    else fn.template operator()<T, 8>();
+  });
+}
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,236 @@
+#pragma once
+// Hopper's tensor cores (sm_90a only): products that the four warps of a warpgroup ask for together, and that run while
+// the warps go on. f16 or bf16 with f32 sums.
+//
+//   c (64 x n) (+)= a (64 x 16) b (16 x n)
+//
+//   In registers warp w of the group has rows 16 w to 16 w + 15, of c and of a, as in mma.h: c[4 j + e] is element e of
+//   the c of columns 8 j to 8 j + 7. b, and a where it is not in registers, are in shared memory, where a descriptor
+//   says how they lie.
+//
+// A turn of work:  fence(c, a...)       registers are as products may read them
+//                  multiply(...) ...    any number; c and a must be left alone from here on, c is unspecified
+//                  commit()             these make up a group
+//                  wait<n>(c, a...)     all groups but the last n are done, and these registers may be touched again
+//
+// They read shared memory past the path of ordinary loads and stores: whoever wrote an operand calls
+// show_to_products() once its writes are done, ahead of the barrier.
+#include "tensor/cuda/mma.h"
+
+namespace lockstep::on_cuda {
+
+// Kernels leave at once where there is none, as those of mma.h do.
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool has_wgmma = false;
+#else
+constexpr bool has_wgmma = true;
+#endif
+constexpr int warpgroup = 4 * warp;
+
+// --- order ---
+
+/// The compiler moves no access to these registers past here.
+__device__ inline void hold([[maybe_unused]] float& x) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+f"(x)::"memory");
+#endif
+}
+__device__ inline void hold([[maybe_unused]] uint32_t& x) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+r"(x)::"memory");
+#endif
+}
+template <class T, int n> __device__ inline void hold(T (&x)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) hold(x[i]);
+}
+
+template <class... Arrays> __device__ inline void fence(Arrays&... registers) {
+  (hold(registers), ...);
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#elif !defined(__CUDACC__)
+  simt::forget_fenced();
+  (simt::fence_registers(&registers, sizeof(registers)), ...);
+#endif
+}
+__device__ inline void commit() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#elif !defined(__CUDACC__)
+  simt::commit_products();
+#endif
+}
+template <int left, class... Arrays> __device__ inline void wait(Arrays&... registers) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
+#elif !defined(__CUDACC__)
+  simt::wait_and_check(left);
+#endif
+  (hold(registers), ...);
+}
+__device__ inline void show_to_products() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#elif !defined(__CUDACC__)
+  simt::fence_proxy();
+#endif
+}
+
+/// Writes to an operand. It is there for products behind show_to_products() and a barrier.
+template <class T> __device__ inline void store_shared(T* to, T value) {
+  *to = value;
+#if !defined(__CUDACC__)
+  simt::was_written(to, sizeof(T));
+#endif
+}
+
+// --- products ---
+
+// PTX wants every register named. Numbers of operands: those of c come first, `d` is how many.
+#define LOCKSTEP_LIST_32                                                                                            \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31}, "
+#define LOCKSTEP_LIST_64                                                                                            \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "  \
+  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+#define LOCKSTEP_F4(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define LOCKSTEP_F16(c, i) LOCKSTEP_F4(c, i), LOCKSTEP_F4(c, i + 4), LOCKSTEP_F4(c, i + 8), LOCKSTEP_F4(c, i + 12)
+#define LOCKSTEP_F32(c) LOCKSTEP_F16(c, 0), LOCKSTEP_F16(c, 16)
+#define LOCKSTEP_F64(c) LOCKSTEP_F16(c, 0), LOCKSTEP_F16(c, 16), LOCKSTEP_F16(c, 32), LOCKSTEP_F16(c, 48)
+// a and what comes behind b, with a by its descriptor or in registers.
+#define LOCKSTEP_WGMMA(columns, type, list, adds, operands, outputs, ...)                                             \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, " adds ", 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type \
+               "." type " " list operands ";}"                                                                        \
+               : outputs                                                                                              \
+               : __VA_ARGS__)
+#define LOCKSTEP_WGMMA_SHARED(type)                                                                              \
+  if constexpr (columns == 64)                                                                                   \
+    LOCKSTEP_WGMMA("64", type, LOCKSTEP_LIST_32, "%34", "%32, %33, p, 1, 1, %35, %36", LOCKSTEP_F32(c), "l"(a),  \
+                   "l"(b), "r"(int(adds)), "n"(int(a_turned)), "n"(int(b_turned)));                              \
+  else                                                                                                           \
+    LOCKSTEP_WGMMA("128", type, LOCKSTEP_LIST_64, "%66", "%64, %65, p, 1, 1, %67, %68", LOCKSTEP_F64(c), "l"(a), \
+                   "l"(b), "r"(int(adds)), "n"(int(a_turned)), "n"(int(b_turned)))
+#define LOCKSTEP_WGMMA_REGISTERS(type)                                                                               \
+  if constexpr (columns == 64)                                                                                       \
+    LOCKSTEP_WGMMA("64", type, LOCKSTEP_LIST_32, "%37", "{%32, %33, %34, %35}, %36, p, 1, 1, %38", LOCKSTEP_F32(c),  \
+                   "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds)), "n"(int(b_turned)));          \
+  else                                                                                                               \
+    LOCKSTEP_WGMMA("128", type, LOCKSTEP_LIST_64, "%69", "{%64, %65, %66, %67}, %68, p, 1, 1, %70", LOCKSTEP_F64(c), \
+                   "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds)), "n"(int(b_turned)))
+
+/// a and b by their descriptors; turned: they do not lie along k, but along m or n. Without `adds` c is overwritten.
+template <class T, bool a_turned, bool b_turned, int count>
+__device__ inline void multiply_async(float (&c)[count], uint64_t a, uint64_t b, bool adds) {
+  constexpr int columns = 2 * count;
+  static_assert(columns == 64 || columns == 128);
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (std::is_same_v<T, Half>) {
+    LOCKSTEP_WGMMA_SHARED("f16");
+  } else {
+    LOCKSTEP_WGMMA_SHARED("bf16");
+  }
+#elif !defined(__CUDACC__)
+  simt::multiply_async(
+      {c, nullptr, a, b, a_turned, b_turned, adds, columns, [](uint16_t bits) { return number<T>(bits); }});
+#endif
+}
+/// The same with a in registers.
+template <class T, bool b_turned, int count>
+__device__ inline void multiply_async(float (&c)[count], const uint32_t (&a)[4], uint64_t b, bool adds) {
+  constexpr int columns = 2 * count;
+  static_assert(columns == 64 || columns == 128);
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (std::is_same_v<T, Half>) {
+    LOCKSTEP_WGMMA_REGISTERS("f16");
+  } else {
+    LOCKSTEP_WGMMA_REGISTERS("bf16");
+  }
+#elif !defined(__CUDACC__)
+  simt::multiply_async({c, a, 0, b, false, b_turned, adds, columns, [](uint16_t bits) { return number<T>(bits); }});
+#endif
+}
+
+#undef LOCKSTEP_WGMMA_REGISTERS
+#undef LOCKSTEP_WGMMA_SHARED
+#undef LOCKSTEP_WGMMA
+#undef LOCKSTEP_F64
+#undef LOCKSTEP_F32
+#undef LOCKSTEP_F16
+#undef LOCKSTEP_F4
+#undef LOCKSTEP_LIST_64
+#undef LOCKSTEP_LIST_32
+
+// --- operands in shared memory ---
+
+/// An address in shared memory as descriptors have it.
+__device__ inline unsigned shared_address(const void* p) {
+#if defined(__CUDA_ARCH__)
+  return unsigned(__cvta_generic_to_shared(p));
+#elif !defined(__CUDACC__)
+  return simt::shared_address(p);
+#else
+  return 0;
+#endif
+}
+
+/// A tile of 16-bit numbers in the layout that is called the 128-byte swizzle, which is free of bank conflicts along
+/// rows and down columns:
+///
+///   64 numbers of a row are eight chunks of 16 bytes; chunk j of row r lies at place j ^ r % 8 of 128 bytes. The rows
+///   follow each other; eight make up a pattern of 1024 bytes, where it must begin. Columns from the 65th on are
+///   another such block, behind the first.
+///
+/// `depth` is the width in steps of 16, as of a RowTile: 4 or 8.
+template <int size, int depth> struct SwizzledTile {
+  static_assert(size % 8 == 0 && depth % 4 == 0);
+  static constexpr int pattern = 1024, block = size * 128, bytes = block * (depth / 4);
+  unsigned char* data;
+
+  __device__ unsigned char* chunk(int row, int number) const {
+    return data + number / 8 * block + row * 128 + ((number ^ row) % 8) * 16;
+  }
+  __device__ uint64_t describe(int offset, int leading, int stride) const {
+    constexpr uint64_t swizzle_128 = 1;
+    unsigned at = shared_address(data) + unsigned(offset);
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+r"(at));  // else descriptors of all products of a loop stay in registers
+#endif
+    return uint64_t(at >> 4 & 0x3fff) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 | swizzle_128 << 62;
+  }
+  /// Rows from `row` on, of columns 16 k to 16 k + 15, where k of the product runs along the rows. The leading offset
+  /// is not looked at.
+  __device__ uint64_t along(int row, int k) const {
+    return describe(k / 4 * block + row * 128 + k % 4 * 32, 16, pattern);
+  }
+  /// Turned: where k of the product runs down rows 16 k to 16 k + 15; columns from `column`, a multiple of 64, on.
+  __device__ uint64_t down(int k, int column = 0) const {
+    return describe(column / 64 * block + k * 16 * 128, block, pattern);
+  }
+
+  /// Begins to fill it with rows from `from` on, `stride` apart, of which the first `rows` are there.
+  template <int threads, class T> __device__ void fill(const T* from, int64_t stride, int64_t rows) const {
+    int first = threadIdx.x;
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+r"(first));  // else all addresses stay in registers between two calls
+#endif
+    for (int n = first; n < size * 2 * depth; n += threads) {
+      const int row = n / (2 * depth), number = n % (2 * depth);
+      copy_async<16>(chunk(row, number), row < rows ? from + row * stride + number * 8 : from, row < rows);
+    }
+  }
+};
+
+/// Takes a tile out of shared memory.
+template <class Z> __device__ inline Z take(unsigned char*& free) {
+  const Z tile{free};
+  free += Z::bytes;
+  return tile;
+}
+/// Where tiles may begin, at most 1024 bytes on.
+__device__ inline unsigned char* first_pattern(unsigned char* shared) {
+  return shared + (1024 - shared_address(shared) % 1024) % 1024;
+}
+
+}  // namespace lockstep::on_cuda

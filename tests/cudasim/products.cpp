@@ -1,0 +1,367 @@
+// See products.h. All memory is made with the block emulator, as no thread of a kernel may allocate, and pages of it
+// are taken when they are touched.
+#include "tests/cudasim/products.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "tests/cudasim/block.h"
+#include "tests/cudasim/clocks.h"
+
+namespace simt {
+namespace {
+
+constexpr unsigned group_threads = 128, most_columns = 256, most_live = 64, most_groups = 16, most_accumulators = 8,
+                   most_fenced = 16, most_registers = 512, most_warpgroups = most_threads / group_threads;
+constexpr uint64_t under_way = ~uint64_t(0);
+
+/// One product of a warpgroup. Its number modulo most_live is its place.
+struct Live {
+  Product as;  // as the first thread asked for it
+  unsigned asked, waited;
+  Chunk operands[most_chunks];
+  float* c[group_threads];
+  const uint32_t* a_at[group_threads];
+  uint32_t a[group_threads][4];
+};
+struct Warpgroup {
+  uint64_t begun, done, checked;  // numbers of products: asked for by some thread; by all; waited for by all
+  Live live[most_live];
+};
+/// What products write: NaN for the thread, the sums are here.
+struct Accumulators {
+  float* at;
+  unsigned columns;
+  uint64_t last;  // the number behind the last product
+  float sums[most_columns / 2];
+};
+struct Fenced {
+  const unsigned char* at;
+  unsigned bytes;
+  unsigned char value[most_registers];
+};
+struct ThreadState {
+  uint64_t asked, waited, wants;
+  uint64_t groups[most_groups];  // the number behind the last product of each
+  unsigned group_count, accumulator_count, fenced_count;
+  Accumulators accumulators[most_accumulators];
+  Fenced fenced[most_fenced];
+};
+/// Who wrote a word of shared memory, and when; times go on from block to block.
+struct Write {
+  uint64_t time;
+  unsigned thread;
+};
+
+template <class T> std::unique_ptr<T[], void (*)(void*)> zeros(size_t n) {  // calloc: large pieces are untouched pages
+  return {static_cast<T*>(std::calloc(n, sizeof(T))), std::free};
+}
+
+struct Products {
+  decltype(zeros<Warpgroup>(1)) warpgroups = zeros<Warpgroup>(most_warpgroups);
+  decltype(zeros<ThreadState>(1)) threads = zeros<ThreadState>(most_threads);
+  decltype(zeros<Write>(1)) writes = zeros<Write>(shared_arena_bytes / 4);
+  uint64_t time = 1, block_began = 1;
+  uint64_t fenced_at[most_threads] = {};
+  bool used = false;  // since this OS thread began
+  float a[64][16], b[16][most_columns], c[64][most_columns];
+
+  ThreadState& self() { return threads[here->linear]; }
+  Warpgroup& warpgroup() { return warpgroups[here->linear / group_threads]; }
+};
+Products& all() {
+  static thread_local const auto made = std::make_unique<Products>();
+  return *made;
+}
+
+bool same(const void* a, const void* b, size_t bytes) { return __builtin_memcmp(a, b, bytes) == 0; }
+constexpr uint32_t poison_word = 0xffbfffffu;  // a signalling NaN: arithmetic makes a quiet one of it
+
+bool is_poison(const float* values, unsigned n) {
+  return std::all_of(values, values + n, [](const float& x) { return same(&x, &poison_word, 4); });
+}
+
+// --- operands in shared memory ---
+
+/// Chunk (i, j) of an operand: along k it holds elements 8 j on of row i; turned, rows 8 j on of place i along k.
+const Chunk* chunk_of(uint64_t matrix, bool turned, unsigned i, unsigned j) {
+  const auto field = [&](int bit) { return unsigned(matrix >> bit & 0x3fff) << 4; };
+  const unsigned start = field(0), leading = field(16), stride = field(32);
+  // 128 bytes of a row lie together, those of eight rows make up the pattern.
+  const unsigned place = turned ? start + j / 8 * leading + j % 8 * 16 + i / 8 * stride + i % 8 * 128
+                                : start + i / 8 * stride + i % 8 * 128 + j * 16;
+  return reinterpret_cast<const Chunk*>(shared_arena() + (place ^ (place >> 3 & 0x70)));
+}
+
+template <class Fn> unsigned each_chunk(const Product& p, Fn fn) {
+  unsigned n = 0;
+  const auto operand = [&](uint64_t matrix, bool turned, unsigned rows) {
+    for (unsigned i = 0; i < (turned ? 16 : rows); ++i)
+      for (unsigned j = 0; j < (turned ? rows / 8 : 2); ++j) fn(n++, chunk_of(matrix, turned, i, j));
+  };
+  if (!p.a) operand(p.a_matrix, p.a_turned, 64);
+  operand(p.b_matrix, p.b_turned, p.columns);
+  return n;
+}
+
+void check_matrix(uint64_t matrix) {
+  if (matrix >> 62 != 1) fault("wgmma: expected the descriptor of a matrix in the 128-byte swizzle");
+  if ((matrix >> 49 & 7) != 0)
+    fault("wgmma: expected a base offset of 0: a pattern begins at a multiple of 1024 bytes");
+}
+
+/// That async copies and writes have come, and are behind a fence.
+void check_chunk(const Chunk* chunk) {
+  Products& p = all();
+  if (!is_shared(chunk) || !is_shared(chunk->bytes + 15)) fault("wgmma: an operand lies outside shared memory");
+  const size_t word = size_t(chunk->bytes - shared_arena()) / 4;
+  for (size_t i = word; i < word + 4; ++i) {
+    const Write& write = p.writes[i];
+    if (write.time == under_way) fault("wgmma: an operand in shared memory that is still being copied");
+    if (write.time < p.block_began)
+      fault("wgmma: an operand in shared memory that neither copy_async() nor store_shared() wrote");
+    if (p.fenced_at[write.thread] <= write.time)
+      fault("wgmma: no fence.proxy.async between the write of an operand in shared memory, by thread " +
+            std::to_string(write.thread) + ", and the product");
+  }
+}
+
+// --- products ---
+
+void complete(Warpgroup& group, Live& product) {
+  Products& p = all();
+  const Product& as = product.as;
+  const unsigned columns = as.columns, first = here->linear / group_threads * group_threads;
+  const auto decode = [&](const Chunk& chunk, auto put) {
+    for (unsigned e = 0; e < 8; ++e) {
+      uint16_t bits;
+      __builtin_memcpy(&bits, chunk.bytes + 2 * e, 2);
+      put(e, as.number(bits));
+    }
+  };
+  const Chunk* chunk = product.operands;
+  if (as.a) {
+    for (unsigned t = 0; t < group_threads; ++t) {
+      const unsigned row = t / 32 * 16 + t % 32 / 4, column = t % 4 * 2;
+      for (unsigned e = 0; e < 8; ++e)
+        p.a[row + e / 2 % 2 * 8][column + e % 2 + e / 4 * 8] = as.number(uint16_t(product.a[t][e / 2] >> e % 2 * 16));
+    }
+  } else if (as.a_turned) {
+    for (unsigned k = 0; k < 16; ++k)
+      for (unsigned j = 0; j < 8; ++j) decode(*chunk++, [&](unsigned e, float x) { p.a[8 * j + e][k] = x; });
+  } else {
+    for (unsigned i = 0; i < 64; ++i)
+      for (unsigned j = 0; j < 2; ++j) decode(*chunk++, [&](unsigned e, float x) { p.a[i][8 * j + e] = x; });
+  }
+  if (as.b_turned) {
+    for (unsigned k = 0; k < 16; ++k)
+      for (unsigned j = 0; j < columns / 8; ++j) decode(*chunk++, [&](unsigned e, float x) { p.b[k][8 * j + e] = x; });
+  } else {
+    for (unsigned i = 0; i < columns; ++i)
+      for (unsigned j = 0; j < 2; ++j) decode(*chunk++, [&](unsigned e, float x) { p.b[8 * j + e][i] = x; });
+  }
+  const auto each_element = [&](auto fn) {
+    for (unsigned t = 0; t < group_threads; ++t) {
+      ThreadState& thread = p.threads[first + t];
+      Accumulators* const sums = std::find_if(thread.accumulators, thread.accumulators + thread.accumulator_count,
+                                              [&](const Accumulators& x) { return x.at == product.c[t]; });
+      const unsigned row = t / 32 * 16 + t % 32 / 4, column = t % 4 * 2;
+      for (unsigned e = 0; e < columns / 2; ++e)
+        fn(sums->sums[e], p.c[row + e / 2 % 2 * 8][column + e % 2 + e / 4 * 8]);
+    }
+  };
+  if (as.adds) each_element([](float& sum, float& c) { c = sum; });
+  else std::fill_n(p.c[0], 64 * most_columns, 0.f);
+  for (unsigned i = 0; i < 64; ++i)
+    for (unsigned k = 0; k < 16; ++k)
+      for (unsigned j = 0; j < columns; ++j) p.c[i][j] += p.a[i][k] * p.b[k][j];
+  each_element([](float& sum, float& c) { sum = c; });
+
+  ++group.done;
+  for (unsigned t = first; t < first + group_threads; ++t) {
+    ThreadState& thread = p.threads[t];
+    if (thread.wants != 0 && thread.wants <= group.done) {
+      thread.wants = 0;
+      wake(t);
+    }
+  }
+}
+
+/// Registers must be as they were at the last wgmma.fence.
+void check_fenced(const void* registers, unsigned bytes, const char* what) {
+  const ThreadState& self = all().self();
+  const auto* const at = static_cast<const unsigned char*>(registers);
+  for (unsigned i = 0; i < self.fenced_count; ++i) {
+    const Fenced& fenced = self.fenced[i];
+    if (at < fenced.at || at + bytes > fenced.at + fenced.bytes) continue;
+    if (!same(at, fenced.value + (at - fenced.at), bytes))
+      fault(std::string("wgmma: ") + what + " in registers that were written since the last wgmma.fence");
+    return;
+  }
+  fault(std::string("wgmma: ") + what + " in registers that are not behind a wgmma.fence");
+}
+
+void hold_accumulators(const Product& product) {
+  ThreadState& self = all().self();
+  const unsigned n = product.columns / 2;
+  Accumulators* const end = self.accumulators + self.accumulator_count;
+  Accumulators* found = std::find_if(self.accumulators, end, [&](const Accumulators& x) { return x.at == product.c; });
+  if (found == end) {
+    check_fenced(product.c, n * 4, "accumulators");
+    if (self.accumulator_count == most_accumulators) fault("wgmma: the emulator has place for 8 accumulators");
+    ++self.accumulator_count;
+    found->at = product.c;
+    found->columns = product.columns;
+    std::copy_n(product.c, n, found->sums);
+    for (unsigned e = 0; e < n; ++e) std::memcpy(product.c + e, &poison_word, 4);
+  } else if (found->columns != product.columns) {
+    fault("wgmma: accumulators of another shape that nobody has waited for");
+  }
+  found->last = self.asked + 1;
+}
+
+}  // namespace
+
+unsigned begin_product(const Product& product, const Chunk** places) {
+  Products& p = all();
+  p.used = true;
+  ThreadState& self = p.self();
+  Warpgroup& group = p.warpgroup();
+  if (here->linear / group_threads * group_threads + group_threads > block_size())
+    fault("wgmma: expected four whole warps in the warpgroup");
+  if (!product.a) check_matrix(product.a_matrix);
+  check_matrix(product.b_matrix);
+  if (self.asked < group.begun) {
+    const Product& first = group.live[self.asked % most_live].as;
+    if (first.a_matrix != product.a_matrix || first.b_matrix != product.b_matrix || first.columns != product.columns ||
+        !first.a != !product.a || first.a_turned != product.a_turned || first.b_turned != product.b_turned ||
+        first.adds != product.adds || first.number != product.number)
+      fault("wgmma: the threads of a warpgroup disagree on the product");
+    return 0;
+  }
+  if (group.begun - group.checked == most_live)
+    fault("wgmma: the emulator has place for 64 products that nobody has waited for");
+  Live& live = group.live[group.begun++ % most_live];
+  live.as = product;
+  live.asked = live.waited = 0;
+  return each_chunk(product, [&](unsigned n, const Chunk* place) {
+    check_chunk(place);
+    places[n] = place;
+  });
+}
+
+void issue_product(const Product& product, const Chunk* operands) {
+  Products& p = all();
+  ThreadState& self = p.self();
+  Warpgroup& group = p.warpgroup();
+  Live& live = group.live[self.asked % most_live];
+  if (operands) each_chunk(product, [&](unsigned n, const Chunk*) { live.operands[n] = operands[n]; });
+  const unsigned t = here->linear % group_threads;
+  hold_accumulators(product);
+  live.c[t] = product.c;
+  live.a_at[t] = product.a;
+  if (product.a) {
+    check_fenced(product.a, 16, "fragments of a");
+    std::copy_n(product.a, 4, live.a[t]);
+  }
+  ++self.asked;
+  if (++live.asked == group_threads) complete(group, live);
+}
+
+void forget_fenced() { all().self().fenced_count = 0; }
+void fence_registers(const void* registers, unsigned bytes) {
+  ThreadState& self = all().self();
+  if (bytes > most_registers || self.fenced_count == most_fenced)
+    fault("wgmma.fence: the emulator has place for 16 arrays of 128 registers");
+  Fenced& fenced = self.fenced[self.fenced_count++];
+  fenced.at = static_cast<const unsigned char*>(registers);
+  fenced.bytes = bytes;
+  std::copy_n(fenced.at, bytes, fenced.value);
+}
+
+void commit_products() {
+  ThreadState& self = all().self();
+  if (self.group_count == most_groups) fault("wgmma: the emulator has place for 16 groups that nobody has waited for");
+  self.groups[self.group_count++] = self.asked;
+}
+
+void wait_for_products(unsigned left) {
+  Products& p = all();
+  ThreadState& self = p.self();
+  if (self.group_count <= left) return;
+  const unsigned finished = self.group_count - left;
+  const uint64_t until = self.groups[finished - 1];
+  std::copy(self.groups + finished, self.groups + self.group_count, self.groups);
+  self.group_count = left;
+  Warpgroup& group = p.warpgroup();
+  if (group.done < until) {
+    self.wants = until;
+    park();
+  }
+  const unsigned t = here->linear % group_threads;
+  for (; self.waited < until; ++self.waited) {
+    Live& live = group.live[self.waited % most_live];
+    if (live.a_at[t] && !same(live.a_at[t], live.a[t], 16))
+      fault("wgmma: fragments of a were written before the product was waited for");
+    ++live.waited;
+  }
+  unsigned kept = 0;
+  for (unsigned i = 0; i < self.accumulator_count; ++i) {
+    Accumulators& x = self.accumulators[i];
+    if (!is_poison(x.at, x.columns / 2)) fault("wgmma: accumulators were written before the product was waited for");
+    if (x.last <= until) std::copy_n(x.sums, x.columns / 2, x.at);
+    else if (kept++ != i) self.accumulators[kept - 1] = x;
+  }
+  self.accumulator_count = kept;
+}
+
+unsigned end_product(const Chunk** places) {
+  Warpgroup& group = all().warpgroup();
+  if (group.checked == group.done || group.live[group.checked % most_live].waited < group_threads) return 0;
+  return each_chunk(group.live[group.checked % most_live].as,
+                    [&](unsigned n, const Chunk* place) { places[n] = place; });
+}
+void check_product(const Chunk* operands) {
+  Warpgroup& group = all().warpgroup();
+  const Live& live = group.live[group.checked++ % most_live];
+  each_chunk(live.as, [&](unsigned n, const Chunk*) {
+    if (!same(&live.operands[n], &operands[n], sizeof(Chunk)))
+      fault("wgmma: an operand in shared memory was written before all threads had waited for the product");
+  });
+}
+
+// --- shared memory ---
+
+namespace {
+void note(const void* to, unsigned bytes, uint64_t time) {
+  Products& p = all();
+  const size_t first = size_t(static_cast<const unsigned char*>(to) - shared_arena());
+  for (size_t word = first / 4; word < (first + bytes + 3) / 4; ++word) p.writes[word] = {time, here->linear};
+}
+}  // namespace
+void copy_begins(const void* to, unsigned bytes) { note(to, bytes, under_way); }
+void was_written(const void* to, unsigned bytes) { note(to, bytes, ++all().time); }
+void fence_proxy() { all().fenced_at[here->linear] = ++all().time; }
+
+void products_of_block() {
+  Products& p = all();
+  p.block_began = ++p.time;
+  if (!p.used) return;
+  for (unsigned i = 0; i < most_warpgroups; ++i)
+    p.warpgroups[i].begun = p.warpgroups[i].done = p.warpgroups[i].checked = 0;
+  for (unsigned i = 0; i < block_size(); ++i) {
+    ThreadState& thread = p.threads[i];
+    thread.asked = thread.waited = thread.wants = 0;
+    thread.group_count = thread.accumulator_count = thread.fenced_count = 0;
+  }
+}
+void products_of_thread() {
+  const ThreadState& self = all().self();
+  if (self.waited < self.asked) fault("wgmma: the thread ends before it has waited for its products");
+}
+
+}  // namespace simt
