@@ -129,6 +129,7 @@ struct EngineBase::Impl {
   nn::Module& model;                               // what is trained
   dist::ProcessGroup* group = nullptr;             // whose gradients are summed
   int sharing = 1;                                 // neighbours in it that share each micro-batch
+  dist::ProcessGroup* sharers = nullptr;           // they, where there are several
   int64_t accumulation = 1;
   DType dtype = f32;  // that inputs are cast to
   bool low_precision = false, auto_cast = false;

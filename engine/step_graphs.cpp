@@ -68,6 +68,14 @@ bool MicroBatch::keep() {
 
 bool StepGraphs::is_shared() const { return m_.group->size() > 1; }
 
+/// Whose collectives a step has, in an order that all ranks share.
+std::vector<dist::ProcessGroup*> StepGraphs::groups() const {
+  std::vector<dist::ProcessGroup*> all{m_.group};
+  if (m_.sharing > 1) all.push_back(m_.sharers);
+  std::erase_if(all, [](const dist::ProcessGroup* group) { return group->size() == 1; });
+  return all;
+}
+
 /// Why no step of this engine is recorded, found once; empty: they are.
 const std::string& StepGraphs::why_never() {
   if (never_) return *never_;
@@ -76,7 +84,6 @@ const std::string& StepGraphs::why_never() {
     if (on_cpu) return "the model is on the CPU";
     if (!wanted_) return "they are turned off";
     if (m_.part) return "a schedule runs stages or slices of the model";
-    if (m_.sharing > 1) return str(m_.sharing, " ranks share each sequence");
     if (is_shared() && std::string_view(m_.group->device_engine()) != "nccl")
       return str("tensors of ", m_.group->size(), " ranks go through the host's memory");
     if (m_.one_bit) return str(m_.optimizers[0]->name(), " takes gradients as they come");
@@ -167,10 +174,10 @@ bool StepGraphs::may_draw() const {
   return m_.micros.empty() && m_.pending == 0 && m_.micro_steps % m_.accumulation == 0 && m_.no_sync_depth == 0;
 }
 
-std::vector<StepVote> StepGraphs::ask(const StepVote& mine) const {
-  if (!is_shared()) return {mine};
+std::vector<StepVote> StepGraphs::ask(const StepVote& mine, dist::ProcessGroup& ranks) const {
+  if (ranks.size() == 1) return {mine};
   const std::vector<int64_t> all = dist::all_gathered<int64_t>({mine.reason, mine.shapes, mine.model, mine.tokens},
-                                                               *m_.group, {.tag = "whether a step is a graph"});
+                                                               ranks, {.tag = "whether a step is a graph"});
   std::vector<StepVote> votes;
   for (size_t at = 0; at < all.size(); at += 4) votes.push_back({all[at], all[at + 1], all[at + 2], all[at + 3]});
   return votes;
@@ -191,16 +198,20 @@ std::string StepGraphs::agreed_reason(const std::string& mine, const std::vector
   return all ? known->second : str("rank ", m_.group->world_rank(rank), ": ", known->second);
 }
 
-/// Where ranks have recorded other collectives, the first that differs.
-std::string StepGraphs::other_calls(const std::vector<std::string>& mine) const {
+std::string StepGraphs::agreed_reason(const std::string& mine) {
+  return agreed_reason(mine, ask({.reason = hash_of(mine)}, *m_.group));
+}
+
+/// Where the ranks of a group have recorded other collectives, the first that differs.
+std::string StepGraphs::other_calls(const std::vector<std::string>& mine, dist::ProcessGroup& ranks) const {
   std::string text;
   for (const std::string& call : mine) text += call + "\n";
   const int64_t hash = hash_of(text);
-  const std::vector<StepVote> votes = ask({.shapes = hash});
+  const std::vector<StepVote> votes = ask({.shapes = hash}, ranks);
   if (std::all_of(votes.begin(), votes.end(), [&](const StepVote& v) { return v.shapes == votes[0].shapes; }))
     return "";
   std::vector<std::istringstream> all;
-  for (const std::string& one : dist::gather_texts(text, *m_.group, "collectives of a graph")) all.emplace_back(one);
+  for (const std::string& one : dist::gather_texts(text, ranks, "collectives of a graph")) all.emplace_back(one);
   for (int number = 1;; ++number) {
     std::vector<std::string> lines(all.size());
     bool any = false;
@@ -210,8 +221,8 @@ std::string StepGraphs::other_calls(const std::vector<std::string>& mine) const 
     }
     for (size_t r = 1; r < lines.size(); ++r)
       if (lines[r] != lines[0] || !any)
-        return str("collective ", number, " of it is ", lines[0], " on rank ", m_.group->world_rank(0), ", ", lines[r],
-                   " on rank ", m_.group->world_rank(int(r)));
+        return str("collective ", number, " of it is ", lines[0], " on rank ", ranks.world_rank(0), ", ", lines[r],
+                   " on rank ", ranks.world_rank(int(r)));
   }
 }
 
@@ -225,7 +236,7 @@ bool StepGraphs::run(const std::vector<MicroBatch>& step, std::optional<double> 
     vote.model = model.state();
     for (const MicroBatch& one : step) vote.tokens += std::max<int64_t>(one.tokens, 0);
   }
-  const std::vector<StepVote> votes = ask(vote);
+  const std::vector<StepVote> votes = ask(vote, *m_.group);
   if (const std::string reason = agreed_reason(mine, votes); !reason.empty()) {
     say_once(reason);
     return false;
@@ -269,16 +280,20 @@ bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
     m_.micro_steps = before;
   });
   std::string reason;
-  m_.group->take_recorded();  // of others
+  const std::vector<dist::ProcessGroup*> all = groups();
+  for (dist::ProcessGroup* group : all) group->take_recorded();  // of others
   try {
     Graph graph(device);
     m_.begin_random(step[0].number, step[0].calls);
     graph.record([&] { step_on(made, step); });
     made.graph.emplace(std::move(graph));
   } catch (const std::exception& error) { reason = error.what(); }
-  made.calls = m_.group->take_recorded();
-  reason = agreed_reason(reason, ask({.reason = hash_of(reason)}));
-  if (reason.empty()) reason = other_calls(made.calls);
+  for (dist::ProcessGroup* group : all) made.calls.push_back(group->take_recorded());
+  reason = agreed_reason(reason);
+  if (reason.empty()) {
+    for (size_t i = 0; i < all.size() && reason.empty(); ++i) reason = other_calls(made.calls[i], *all[i]);
+    reason = agreed_reason(reason);
+  }
   if (!reason.empty()) {
     to.refused = true;
     say_once("a step cannot be recorded: " + reason);
@@ -334,7 +349,11 @@ bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step,
   try {
     m_.end_step(start, metric, [&](const zero::StepOptions& options) {
       m_.zero->before_replay(options, recorded.update);
-      m_.group->replay(recorded.calls, [&] { recorded.graph->replay(); });
+      std::function<void()> launch = [&] { recorded.graph->replay(); };
+      const std::vector<dist::ProcessGroup*> all = groups();
+      for (size_t i = all.size(); i-- > 0;)
+        launch = [&, i, next = std::move(launch)] { all[i]->replay(recorded.calls[i], next); };
+      launch();
       m_.gather_losses();  // waits
       return m_.zero->after_replay(options, recorded.update);
     });

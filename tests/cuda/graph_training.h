@@ -16,6 +16,8 @@
 #include "nn/norm.h"
 #include "optim/loss_scaler.h"
 #include "optim/optim.h"
+#include "parallel/mesh.h"
+#include "parallel/sequence/context_parallel.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
 #include "tests/messages.h"
@@ -50,6 +52,8 @@ struct Plan {
   int bucket = 6'500'000;
   bool overlap = true;
   int64_t reuse = 0;  // of parameters that ZeRO 3 has gathered
+  int sharing = 1;    // ranks that have a part of each sequence
+  sequence::ContextOptions context = {};
   std::function<void(engine::EngineBase& e, int64_t step)> before = {};
   std::function<int64_t(int64_t micro)> length = {};  // in place of `lengths`
 };
@@ -96,11 +100,20 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
   config.ema.decay = plan.average;
   config.fp8 = {.enabled = plan.fp8, .amax_history_len = 3};
   config.wall_clock_breakdown = plan.breakdown;
+  std::optional<parallel::Mesh> mesh;
+  if (plan.sharing > 1) {
+    mesh.emplace(parallel::Plan{.dp = dist::world().size() / plan.sharing, .cp = plan.sharing}, dist::world());
+    sequence::share_sequences(*gpt, {std::shared_ptr<void>(), &mesh->cp()}, plan.context);
+  }
+  const auto part = [&](const Tensor& x) {
+    return mesh ? sequence::slice(x, 1, plan.sharing, mesh->at().cp, plan.context.order_or_default()) : x;
+  };
   engine::PipelineModule module{.model = gpt, .loss_fn = plan.loss};
   if (plan.tokens)
     module.tokens = [](const std::vector<Tensor>& targets) { return targets[0].numel() - targets[0].size(0); };
   engine::EngineBase e(std::move(module), {.optimizer = &optimizer,
                                            .config = config,
+                                           .mesh = mesh ? &*mesh : nullptr,
                                            .log =
                                                [&result](const std::string& text) {
                                                  if (text.starts_with("steps run without graphs"))
@@ -128,7 +141,7 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
       for (int64_t i = 0; plan.draws && i < micro % 3; ++i) next_random_key();
       Tensor parts[2];
       for (int64_t i : {0, 1}) {
-        parts[i] = tokens.narrow(1, i, length).contiguous().to(device);
+        parts[i] = part(tokens.narrow(1, i, length)).contiguous().to(device);
         if (!plan.reuses) continue;
         if (kept[i].defined()) kept[i].copy_(parts[i]);
         else kept[i] = parts[i];

@@ -92,6 +92,47 @@ TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run a
   }
 }
 
+TEST_CASE("nccl graphs: steps of ranks that share sequences") {
+  using sequence::Kind, sequence::Order;
+  const sequence::ContextOptions ulysses{Kind::ulysses}, contiguous{Kind::ring, Order::contiguous};
+  nn::GPT::Options llama{.vocab = 17, .context = 12, .layers = 1, .width = 16, .heads = 4, .kv_heads = 2};
+  llama.norm = nn::Norm::rms, llama.feed_forward = nn::FeedForward::swiglu, llama.rope = nn::Rope{};
+  llama.tied = llama.bias = false, llama.dropout = 0.1;
+  nn::GPT::Options three = Plan().model;
+  three.context = 12, three.heads = 3, three.width = 12;
+  struct Row {
+    const char* name;
+    Plan plan;
+    int ranks = 2;
+  };
+  const Row rows[] = {
+      {"ring, dp, clipped", {.clipping = 0.3, .sharing = 2}, 4},
+      {"ring, accumulation, ZeRO 3", {.accumulation = 2, .stage = 3, .sharing = 2}},
+      {"ring of three, ZeRO 1", {.stage = 1, .model = three, .lengths = {12}, .sharing = 3}, 3},
+      {"ring, contiguous, of three", {.model = three, .lengths = {12}, .sharing = 3, .context = contiguous}, 3},
+      {"ring, Llama, bf16, ZeRO 2", {.stage = 2, .model = llama, .autocast = bf16, .sharing = 2}},
+      {"ring, f16, GradScaler, two shapes",
+       {.lengths = {8, 8, 4, 4}, .autocast = f16, .grad_scaler = true, .sharing = 2}},
+      {"ring, activation checkpoints, tokens", {.tokens = true, .checkpoints = true, .sharing = 2}},
+      {"Ulysses, dp, accumulation", {.accumulation = 2, .sharing = 2, .context = ulysses}, 4},
+      {"Ulysses of three, ZeRO 3", {.stage = 3, .model = three, .lengths = {12}, .sharing = 3, .context = ulysses}, 3},
+      {"Ulysses, Llama, bf16, ZeRO 1",
+       {.stage = 1, .model = llama, .autocast = bf16, .sharing = 2, .context = ulysses}},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.name);
+    Plan plan = row.plan;
+    plan.model.layers = 1, plan.bucket = 300, plan.steps = 4;
+    const Results r = both_ways(row.ranks, [&](int) { return plan; });
+    const bool two = plan.lengths.size() > 1;
+    CHECK_MESSAGE(
+        r[0].graphs == (two ? "2 shapes recorded, 2 of 4 steps replayed" : "1 shape recorded, 3 of 4 steps replayed"),
+        r[0].graphs);
+    CHECK(r[0].said.empty());
+    CHECK(r[0].losses.front() != r[0].losses.back());
+  }
+}
+
 TEST_CASE("nccl graphs: under every policy of streams, with sums in the order of the CPU's") {
   for (uint64_t seed = 0; seed < (sanitized ? 2 : 3); ++seed) {
     CAPTURE(seed);
