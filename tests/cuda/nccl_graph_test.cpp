@@ -100,6 +100,8 @@ TEST_CASE("nccl graphs: steps of ranks that share sequences") {
   llama.tied = llama.bias = false, llama.dropout = 0.1;
   nn::GPT::Options three = Plan().model;
   three.context = 12, three.heads = 3, three.width = 12;
+  nn::GPT::Options longer = Plan().model;
+  longer.context = 16;
   struct Row {
     const char* name;
     Plan plan;
@@ -114,6 +116,9 @@ TEST_CASE("nccl graphs: steps of ranks that share sequences") {
       {"ring, f16, GradScaler, two shapes",
        {.lengths = {8, 8, 4, 4}, .autocast = f16, .grad_scaler = true, .sharing = 2}},
       {"ring, activation checkpoints, tokens", {.tokens = true, .checkpoints = true, .sharing = 2}},
+      {"ring, fp8, ZeRO 3", {.stage = 3, .model = longer, .lengths = {16}, .fp8 = true, .sharing = 2}},
+      {"Ulysses, fp8, accumulation",
+       {.accumulation = 2, .model = longer, .lengths = {16}, .fp8 = true, .sharing = 2, .context = ulysses}},
       {"Ulysses, dp, accumulation", {.accumulation = 2, .sharing = 2, .context = ulysses}, 4},
       {"Ulysses of three, ZeRO 3", {.stage = 3, .model = three, .lengths = {12}, .sharing = 3, .context = ulysses}, 3},
       {"Ulysses, Llama, bf16, ZeRO 1",
@@ -146,10 +151,13 @@ TEST_CASE("nccl graphs: under every policy of streams, with sums in the order of
 }
 
 TEST_CASE("nccl graphs: f16 with steps that are skipped, and who had what was not finite") {
-  for (const int stage : {0, 1, 2, 3}) {
+  for (const auto& [stage, sharing] : {std::pair{0, 1}, {1, 1}, {2, 1}, {3, 1}, {0, 2}, {3, 2}}) {
     CAPTURE(stage);
-    const Results r = both_ways(stage == 3 ? 3 : 2, [&](int) {
-      return small({.accumulation = stage % 2 ? 2 : 1, .steps = 10, .stage = stage, .half = true});
+    CAPTURE(sharing);
+    const Results r = both_ways(stage == 3 && sharing == 1 ? 3 : 2, [&](int) {
+      Plan plan = small({.accumulation = stage % 2 ? 2 : 1, .steps = 10, .stage = stage, .half = true});
+      plan.sharing = sharing;
+      return plan;
     });
     CHECK(contains(r[0].graphs, "1 shape recorded, 9 of 10"));
     REQUIRE(!r[0].skipped_steps.empty());
@@ -278,7 +286,21 @@ TEST_CASE("nccl graphs: each collective, replayed with other values, counted, an
               if (n > 1)
                 refused("the first collective of group world cannot be captured", [&] { world().all_reduce(x); });
               world().all_reduce(x.clone());
-              if (n > 1) refused("messages cannot be captured", [&] { world().send(x, (rank + 1) % n); });
+              const Tensor passed = empty({6}, there), on_cpu = ones({1}, {.device = cpu});
+              const auto pass = [&](const Tensor& mine) {
+                const int next = (rank + 1) % n, previous = (rank + n - 1) % n;
+                return n == 1 ? dist::Work()
+                              : world().exchange({{.is_send = true, .tensor = mine, .peer = next},
+                                                  {.is_send = false, .tensor = passed, .peer = previous}},
+                                                 {.async = true});
+              };
+              if (n > 1) refused("the first message of group world to or from rank ", [&] { pass(own); });
+              pass(own).wait();
+              if (n > 1)
+                refused("from the CPU's memory", [&] {
+                  world().exchange({{.is_send = true, .tensor = own, .peer = (rank + 1) % n},
+                                    {.is_send = true, .tensor = on_cpu, .peer = (rank + 1) % n}});
+                });
               refused("what moves through the host's memory", [&] { world().barrier(); });
               if (n > 1)
                 refused("is recorded, so that the host cannot wait",
@@ -292,22 +314,25 @@ TEST_CASE("nccl graphs: each collective, replayed with other values, counted, an
                 to_root.fill_(double(rank + 1));
                 dist::Work third = world().broadcast(root, n - 1, {.async = true});
                 second.wait();
+                dist::Work fourth = pass(own);
                 world().all_gather(all, own);
+                fourth.wait();
                 third.wait();
                 first.wait();
                 world().reduce(to_root, 0, {.async = true});  // nobody waits for it
               });
               const std::vector<std::string> calls = world().take_recorded();
-              require(calls.size() == (n > 1 ? 5 : 0) && world().take_recorded().empty(), "calls of a recording");
+              require(calls.size() == (n > 1 ? 6 : 0) && world().take_recorded().empty(), "calls of a recording");
               for (int i = 0; i < 3; ++i) {
                 x.copy_(arange(0, double(whole), 1, {.dtype = f32, .device = cpu}) * double((rank + 1) * (i + 1)));
                 const int64_t before = world().traffic().collectives;
                 world().replay(calls, [&] { graph.replay(); });
-                require(n == 1 || world().traffic().collectives == before + 5, "traffic");
+                require(n == 1 || world().traffic().collectives == before + 6, "traffic");
                 const double factor = n * (n + 1) / 2. * (i + 1);
                 const Tensor wanted = arange(0, double(whole), 1, {.dtype = f32, .device = cpu}) * factor;
                 require(equal(sums.to(cpu), wanted), "all_reduce");
                 require(equal(all.to(cpu), wanted), "reduce_scatter and all_gather");
+                require(n == 1 || equal(passed.to(cpu), wanted.narrow(0, 6 * ((rank + n - 1) % n), 6)), "exchange");
                 require(root.to_vector<float>()[4] == float(n), "broadcast");
                 require(rank > 0 || to_root.to_vector<float>()[6] == float(n * (n + 1) / 2), "reduce");
               }
@@ -375,27 +400,32 @@ TEST_CASE("nccl graphs: a replay that others do not make ends at its deadline, o
 }
 
 TEST_CASE("nccl graphs: a rank that throws, is killed or fails among replays of steps ends all of them") {
-  const auto plan = [](int rank, const std::function<void()>& end) {
-    Plan plan = small({.steps = 40});
-    plan.before = [rank, end](engine::EngineBase&, int64_t step) {
-      if (rank == 1 && step == 4) end();
+  for (const int sharing : {1, 3}) {
+    CAPTURE(sharing);
+    const int ranks = std::max(sharing, 2);
+    const auto plan = [sharing](int rank, const std::function<void()>& end) {
+      Plan plan = small({.steps = 40, .sharing = sharing});
+      plan.model.context = plan.lengths[0] = 12;
+      plan.before = [rank, end](engine::EngineBase&, int64_t step) {
+        if (rank == 1 && step == 4) end();
+      };
+      return plan;
     };
-    return plan;
-  };
-  // In the middle of a replay: NCCL ends no communicator before the engine has dropped its graphs.
-  const auto failed = outcomes(2, [&](int rank) {
-    train(plan(rank, [] { fake::inject_nccl_error(ncclInternalError); }), true, device_of(rank));
-  });
-  fake::inject_nccl_error(ncclSuccess);
-  for (const std::string& text : failed)
-    CHECK_MESSAGE(contains(text, " collectives) failed in group world: internal error"), text);
-  const auto start = now_seconds();
-  const auto texts = outcomes(
-      2, [&](int rank) { train(plan(rank, [] { throw Error("the batch is empty"); }), true, device_of(rank)); });
-  CHECK_MESSAGE(contains(texts[0], "the batch is empty"), texts[0]);
-  const std::string killed = outcome(
-      2, [&](int rank) { train(plan(rank, [] { raise(SIGKILL); }), true, device_of(rank)); },
-      {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(20), .heartbeat = dist::Seconds(0.2)});
-  CHECK_MESSAGE(contains(killed, "rank 1"), killed);
-  CHECK(now_seconds() - start < 40 + 10 * slack());
+    // In the middle of a replay: NCCL ends no communicator before the engine has dropped its graphs.
+    const auto failed = outcomes(ranks, [&](int rank) {
+      train(plan(rank, [] { fake::inject_nccl_error(ncclInternalError); }), true, device_of(rank));
+    });
+    fake::inject_nccl_error(ncclSuccess);
+    for (const std::string& text : failed)
+      CHECK_MESSAGE(contains(text, " collectives) failed in group world: internal error"), text);
+    const auto start = now_seconds();
+    const auto texts = outcomes(
+        ranks, [&](int rank) { train(plan(rank, [] { throw Error("the batch is empty"); }), true, device_of(rank)); });
+    CHECK_MESSAGE(contains(texts[0], "the batch is empty"), texts[0]);
+    const std::string killed = outcome(
+        ranks, [&](int rank) { train(plan(rank, [] { raise(SIGKILL); }), true, device_of(rank)); },
+        {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(20), .heartbeat = dist::Seconds(0.2)});
+    CHECK_MESSAGE(contains(killed, "rank 1"), killed);
+    CHECK(now_seconds() - start < 40 + 10 * slack());
+  }
 }
