@@ -20,7 +20,10 @@ inline Tensor rows_of(const Tensor& x) {
   return x.dim() == 2 ? x : x.reshape({numel_of(Shape(x.shape().begin(), x.shape().end() - 1)), x.shape().back()});
 }
 
-/// How many: 0 is automatic, 4 on CUDA devices as long as each has 1024 rows, else 1.
+/// How many on a device, of so many rows, where nobody says it: 4 as long as each has 1024.
+int64_t automatic_chunks(int64_t rows);
+
+/// How many: 0 is automatic, on the CPU 1.
 class Chunks {
  public:
   /// Of (..., width), or with `sequence` of (..., T, width), of which every rank has T / n tokens: Error unless the
