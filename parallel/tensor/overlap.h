@@ -27,8 +27,10 @@ int64_t automatic_chunks(int64_t rows);
 class Chunks {
  public:
   /// Of (..., width), or with `sequence` of (..., T, width), of which every rank has T / n tokens: Error unless the
-  /// ranks divide T. There are fewer than `asked` where there is less to cut.
-  Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group);
+  /// ranks divide T. There are fewer than `asked` where there is less to cut, or no as many that have a multiple of
+  /// `multiple` rows each.
+  Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,
+         int64_t multiple = 1);
   int64_t count() const { return count_; }
   /// Rows of a chunk lie apart in the whole.
   bool apart() const { return apart_; }
