@@ -246,6 +246,7 @@ void EngineBase::Impl::start(const InitializeArgs& args) {
       if (leads) out(text);
     });
   if (config.flops_profiler.enabled) profiler = std::make_unique<FlopsProfiler>(model, config.flops_profiler);
+  graphs.agree();
   group->control().set_step(1);
 }
 

@@ -12,7 +12,7 @@
 // Several ranks do the same in each step: run it as it is, record it, or replay what they recorded together. Before it
 // they tell each other whether they can, the shapes of their data, and what their model is made of; the shapes of all
 // ranks are those of the step. Behind a recording they tell each other whether it went well, and the ranks of each
-// group which collectives of it are in it.
+// group which collectives of it are in it. Stages and slices do what copies do: their schedule is recorded as a whole.
 #include <map>
 #include <optional>
 #include <set>
@@ -50,6 +50,8 @@ class StepGraphs {
   static constexpr size_t most = 4;  ///< shapes: each keeps the memory of a forward and backward
   StepGraphs(EngineBase::Impl& engine, bool wanted) : m_(engine), wanted_(wanted) {}
 
+  /// Ranks that have different parts of a model agree on whether steps are recorded. Collective.
+  void agree();
   /// Whether steps may be replays, so that run() is to be called before each.
   bool are_wanted();
   /// Whether the data of the coming step may be drawn before it begins.
@@ -87,6 +89,7 @@ class StepGraphs {
   };
   bool is_shared() const;
   std::vector<dist::ProcessGroup*> groups() const;
+  std::string reason_against_all() const;
   const std::string& why_never();
   std::string why_not(const Model& model, const std::vector<MicroBatch>& step, bool has_metric) const;
   std::string who_listens(const Model& model) const;

@@ -19,9 +19,13 @@ namespace {
 std::string text_of(const Call& call, const std::vector<PointToPoint>& messages) {
   if (messages.empty()) return call.describe();
   std::string text;
+  const bool is_one = call.collective != Collective::batch;  // of which each end has another half
   for (const PointToPoint& p : messages)
-    text += str(text.empty() ? "" : ", ", p.is_send ? "send " : "receive ", p.tensor.dtype(), " x ", p.tensor.numel(),
-                p.tag.empty() ? "" : ", tag " + p.tag);
+    text += str(text.empty() ? "" : ", ",
+                is_one      ? "message "
+                : p.is_send ? "send "
+                            : "receive ",
+                p.tensor.dtype(), " x ", p.tensor.numel(), p.tag.empty() ? "" : ", tag " + p.tag);
   return text;
 }
 
@@ -42,6 +46,7 @@ class RecordedWork final : public DeviceWork {
     if (!Graph::is_recording()) return;  // it was given up
     end_.wait();
     joined_ = true;
+    if (call_.awaited) call_.input = call_.output = Tensor();  // as in NcclWork
   }
   void begin() const { ready_.wait(); }
   void end() { end_.record(); }
@@ -52,7 +57,7 @@ class RecordedWork final : public DeviceWork {
         str("[", name_of(call_.collective), "] is recorded, so that the host cannot wait for it; wait for the replay"));
   }
 
-  const Call call_;  // keeps its tensors
+  Call call_;  // keeps its tensors
   Event ready_, end_;
   bool joined_ = false;
 };

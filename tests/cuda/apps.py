@@ -121,9 +121,9 @@ with tempfile.TemporaryDirectory() as folder:
         name = "-".join(["plan", plan, *map(str, more)])
         here, there = (ranks(device, f"{name}-{device}", "--plan", plan, *more) for device in devices)
         check(f"gpt: {name} on devices", here.returncode == there.returncode == 0 and close(losses(d / f"{name}-cpu"), losses(d / f"{name}-cuda")), here.stderr + there.stderr)
-        if plan == "cp2":
+        if plan == "cp2" or (plan in ("pp2", "tp2") and not more):
             off = ranks("cuda", f"{name}-off", "--plan", plan, *more, "--no-graph")
-            check(f"gpt: {name}: steps that are replayed end with the bits of those that are not", saved(d / f"{name}-cuda") == saved(d / f"{name}-off") != []
+            check(f"gpt: {name}: steps that are replayed end with the bits of those that are not", saved(d / f"{name}-cuda") == saved(d / f"{name}-off") != [] and losses(d / f"{name}-cuda") == losses(d / f"{name}-off")
                   and (not simulated or "1 shape recorded, 4 of 5 steps replayed" in there.stdout) and "none: they are turned off" in off.stdout, there.stdout + off.stdout + off.stderr)
     if simulated:
         shared = ranks("cuda", "ranks-shared", LOCKSTEP_FAKE_CUDA_DEVICES="1")

@@ -38,7 +38,9 @@ Results both_ways(int ranks, const PlanOf& plan) {
 
 /// A model and units as small as make several of them.
 Plan small(Plan plan) {
-  plan.model.layers = 1, plan.model.width = 8, plan.bucket = 300;
+  const bool in_parts = contains(plan.parallel, "pp") || contains(plan.parallel, "tp");
+  plan.model.layers = in_parts ? 2 : 1, plan.model.width = 8, plan.bucket = 300;
+  if (contains(plan.parallel, "tp4")) plan.model.heads = 4;
   return plan;
 }
 
@@ -80,6 +82,24 @@ TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run a
       {"ZeRO 3, bf16, parameters kept for backward", {.stage = 3, .autocast = bf16, .reuse = 1'000'000}},
       {"ZeRO 3, fp8, tokens", {.accumulation = 2, .stage = 3, .lengths = {8, 5}, .tokens = true, .fp8 = true}},
       {"ZeRO 3, activation checkpoints", {.stage = 3, .checkpoints = true}},
+      {"slices, clipped", {.clipping = 0.3, .parallel = "tp2"}},
+      {"4 slices", {.clipping = 0.3, .parallel = "tp4"}, 4},
+      {"slices, accumulation, copies", {.accumulation = 2, .clipping = 0.3, .parallel = "dp2+tp2"}, 4},
+      {"slices, ZeRO 1", {.stage = 1, .clipping = 0.3, .parallel = "dp2+tp2"}, 4},
+      {"slices of sequences, in chunks", {.clipping = 0.3, .parallel = "tp2", .cuts_sequences = true, .chunks = 2}},
+      {"slices of sequences, recomputed", {.parallel = "tp2", .cuts_sequences = true, .recompute = 1}},
+      {"slices, bf16", {.autocast = bf16, .parallel = "tp2"}},
+      {"slices, fp8", {.fp8 = true, .parallel = "tp2"}},
+      {"stages", {.accumulation = 3, .clipping = 0.3, .parallel = "pp2"}},
+      {"stages, one micro-batch", {.parallel = "pp2"}},
+      {"3 stages", {.accumulation = 4, .clipping = 0.3, .parallel = "pp3"}, 3},
+      {"stages, ZeRO 1", {.accumulation = 2, .stage = 1, .clipping = 0.3, .parallel = "dp2+pp2"}, 4},
+      {"stages, bf16", {.accumulation = 2, .autocast = bf16, .parallel = "pp2"}},
+      {"stages of slices", {.accumulation = 2, .clipping = 0.3, .parallel = "pp2+tp2"}, 4},
+      {"stages, recomputed", {.accumulation = 2, .parallel = "pp2", .schedule = "gpipe", .recompute = 1}},
+      {"two chunks a stage", {.accumulation = 4, .parallel = "pp2", .schedule = "interleaved"}},
+      {"stages in two parts", {.accumulation = 3, .clipping = 0.3, .parallel = "pp2", .schedule = "zb-h1"}},
+      {"stages in a V", {.accumulation = 4, .parallel = "pp2", .schedule = "dualpipe-v"}},
   };
   for (const Row& row : rows) {
     CAPTURE(row.name);
@@ -108,21 +128,23 @@ TEST_CASE("nccl graphs: steps of ranks that share sequences") {
     int ranks = 2;
   };
   const Row rows[] = {
-      {"ring, dp, clipped", {.clipping = 0.3, .sharing = 2}, 4},
-      {"ring, accumulation, ZeRO 3", {.accumulation = 2, .stage = 3, .sharing = 2}},
-      {"ring of three, ZeRO 1", {.stage = 1, .model = three, .lengths = {12}, .sharing = 3}, 3},
-      {"ring, contiguous, of three", {.model = three, .lengths = {12}, .sharing = 3, .context = contiguous}, 3},
-      {"ring, Llama, bf16, ZeRO 2", {.stage = 2, .model = llama, .autocast = bf16, .sharing = 2}},
+      {"ring, dp, clipped", {.clipping = 0.3, .parallel = "dp2+cp2"}, 4},
+      {"ring, accumulation, ZeRO 3", {.accumulation = 2, .stage = 3, .parallel = "cp2"}},
+      {"ring of three, ZeRO 1", {.stage = 1, .model = three, .lengths = {12}, .parallel = "cp3"}, 3},
+      {"ring, contiguous, of three", {.model = three, .lengths = {12}, .parallel = "cp3", .context = contiguous}, 3},
+      {"ring, Llama, bf16, ZeRO 2", {.stage = 2, .model = llama, .autocast = bf16, .parallel = "cp2"}},
       {"ring, f16, GradScaler, two shapes",
-       {.lengths = {8, 8, 4, 4}, .autocast = f16, .grad_scaler = true, .sharing = 2}},
-      {"ring, activation checkpoints, tokens", {.tokens = true, .checkpoints = true, .sharing = 2}},
-      {"ring, fp8, ZeRO 3", {.stage = 3, .model = longer, .lengths = {16}, .fp8 = true, .sharing = 2}},
+       {.lengths = {8, 8, 4, 4}, .autocast = f16, .grad_scaler = true, .parallel = "cp2"}},
+      {"ring, activation checkpoints, tokens", {.tokens = true, .checkpoints = true, .parallel = "cp2"}},
+      {"ring, fp8, ZeRO 3", {.stage = 3, .model = longer, .lengths = {16}, .fp8 = true, .parallel = "cp2"}},
       {"Ulysses, fp8, accumulation",
-       {.accumulation = 2, .model = longer, .lengths = {16}, .fp8 = true, .sharing = 2, .context = ulysses}},
-      {"Ulysses, dp, accumulation", {.accumulation = 2, .sharing = 2, .context = ulysses}, 4},
-      {"Ulysses of three, ZeRO 3", {.stage = 3, .model = three, .lengths = {12}, .sharing = 3, .context = ulysses}, 3},
+       {.accumulation = 2, .model = longer, .lengths = {16}, .fp8 = true, .parallel = "cp2", .context = ulysses}},
+      {"Ulysses, dp, accumulation", {.accumulation = 2, .parallel = "dp2+cp2", .context = ulysses}, 4},
+      {"Ulysses of three, ZeRO 3",
+       {.stage = 3, .model = three, .lengths = {12}, .parallel = "cp3", .context = ulysses},
+       3},
       {"Ulysses, Llama, bf16, ZeRO 1",
-       {.stage = 1, .model = llama, .autocast = bf16, .sharing = 2, .context = ulysses}},
+       {.stage = 1, .model = llama, .autocast = bf16, .parallel = "cp2", .context = ulysses}},
   };
   for (const Row& row : rows) {
     CAPTURE(row.name);
@@ -143,22 +165,39 @@ TEST_CASE("nccl graphs: under every policy of streams, with sums in the order of
     CAPTURE(seed);
     const Policy policy(seed == 0 ? fake::Policy::eager : fake::Policy::random, seed);
     const Environment exact("LOCKSTEP_NCCL_EXACT", seed % 2 ? "1" : "0");
-    for (const int stage : {0, 2, 3}) {
-      const Results r = both_ways(2, [&](int) { return small({.steps = 3, .stage = stage, .clipping = 0.3}); });
+    const Plan plans[] = {{.clipping = 0.3},
+                          {.stage = 2, .clipping = 0.3},
+                          {.stage = 3, .clipping = 0.3},
+                          {.clipping = 0.3, .parallel = "tp2", .cuts_sequences = true, .chunks = 2},
+                          {.accumulation = 3, .clipping = 0.3, .parallel = "pp2"},
+                          {.accumulation = 3, .clipping = 0.3, .parallel = "pp2", .schedule = "zb-h1"}};
+    for (Plan plan : plans) {
+      plan.steps = 3;
+      const Results r = both_ways(2, [&](int) { return small(plan); });
       CHECK(r[0].graphs == "1 shape recorded, 2 of 3 steps replayed");
     }
   }
 }
 
 TEST_CASE("nccl graphs: f16 with steps that are skipped, and who had what was not finite") {
-  for (const auto& [stage, sharing] : {std::pair{0, 1}, {1, 1}, {2, 1}, {3, 1}, {0, 2}, {3, 2}}) {
-    CAPTURE(stage);
-    CAPTURE(sharing);
-    const Results r = both_ways(stage == 3 && sharing == 1 ? 3 : 2, [&](int) {
-      Plan plan = small({.accumulation = stage % 2 ? 2 : 1, .steps = 10, .stage = stage, .half = true});
-      plan.sharing = sharing;
-      return plan;
-    });
+  struct Row {
+    int ranks;
+    Plan plan;
+  };
+  const Row rows[] = {{2, {}},
+                      {2, {.accumulation = 2, .stage = 1}},
+                      {2, {.stage = 2}},
+                      {3, {.accumulation = 2, .stage = 3}},
+                      {2, {.parallel = "tp2"}},
+                      {4, {.accumulation = 2, .stage = 1, .parallel = "dp2+tp2"}},
+                      {2, {.accumulation = 2, .parallel = "pp2"}},
+                      {2, {.parallel = "cp2"}},
+                      {2, {.accumulation = 2, .stage = 3, .parallel = "cp2"}}};
+  for (const Row& row : rows) {
+    CAPTURE(&row - rows);
+    Plan plan = small(row.plan);
+    plan.steps = 10, plan.half = true;
+    const Results r = both_ways(row.ranks, [&](int) { return plan; });
     CHECK(contains(r[0].graphs, "1 shape recorded, 9 of 10"));
     REQUIRE(!r[0].skipped_steps.empty());
     CHECK(r[0].skipped_steps.back() > 1);
@@ -219,6 +258,14 @@ TEST_CASE("nccl graphs: what one rank cannot replay runs on all ranks as it is, 
                                    if (rank == 1) loss.item();
                                  })};
        }},
+      {"none: rank 1: calls of norm have hooks",
+       [](int rank) {
+         Plan plan{.parallel = "pp2"};
+         if (rank == 1) plan.prepare = [](nn::GPT& m) { m.norm.after_forward([](auto&&...) {}); };
+         return plan;
+       }},
+      {"none: a step cannot be recorded: rank 1: [copy] cuda",
+       [&](int) { return Plan{.loss = on_loss([](const Variable& loss) { loss.item(); }), .parallel = "pp2"}; }},
   };
   for (const Row& row : rows) {
     CAPTURE(row.reason);
@@ -265,8 +312,11 @@ TEST_CASE("nccl graphs: ZeRO 3 beside forwards without a backward, and parameter
 }
 
 TEST_CASE("nccl graphs: ranks that share a device run steps as they are") {
-  const Results r = on_ranks<Result>(2, [](int) { return train({.steps = 3}, true, device_of(0)); });
-  CHECK(r[0].graphs == "none: tensors of 2 ranks go through the host's memory");
+  for (const char* parallel : {"", "pp2"}) {
+    const Results r =
+        on_ranks<Result>(2, [=](int) { return train(small({.steps = 3, .parallel = parallel}), true, device_of(0)); });
+    CHECK(r[0].graphs == "none: tensors of 2 ranks go through the host's memory");
+  }
 }
 
 TEST_CASE("nccl graphs: each collective, replayed with other values, counted, and refused where it cannot be") {
@@ -400,11 +450,14 @@ TEST_CASE("nccl graphs: a replay that others do not make ends at its deadline, o
 }
 
 TEST_CASE("nccl graphs: a rank that throws, is killed or fails among replays of steps ends all of them") {
-  for (const int sharing : {1, 3}) {
-    CAPTURE(sharing);
-    const int ranks = std::max(sharing, 2);
-    const auto plan = [sharing](int rank, const std::function<void()>& end) {
-      Plan plan = small({.steps = 40, .sharing = sharing});
+  struct Row {
+    const char* parallel;
+    int ranks;
+  };
+  for (const auto& [parallel, ranks] : {Row{"", 2}, {"cp3", 3}, {"tp2", 2}, {"pp2", 2}}) {
+    CAPTURE(parallel);
+    const auto plan = [parallel = parallel](int rank, const std::function<void()>& end) {
+      Plan plan = small({.steps = 40, .parallel = parallel});
       plan.model.context = plan.lengths[0] = 12;
       plan.before = [rank, end](engine::EngineBase&, int64_t step) {
         if (rank == 1 && step == 4) end();
@@ -417,7 +470,9 @@ TEST_CASE("nccl graphs: a rank that throws, is killed or fails among replays of 
     });
     fake::inject_nccl_error(ncclSuccess);
     for (const std::string& text : failed)
-      CHECK_MESSAGE(contains(text, " collectives) failed in group world: internal error"), text);
+      CHECK_MESSAGE((contains(text, "(replay of ") && contains(text, ") failed in group ") &&
+                     contains(text, *parallel ? ": internal error" : "world: internal error")),
+                    text);
     const auto start = now_seconds();
     const auto texts = outcomes(
         ranks, [&](int rank) { train(plan(rank, [] { throw Error("the batch is empty"); }), true, device_of(rank)); });
