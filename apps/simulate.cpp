@@ -173,6 +173,9 @@ void add_step_options(CLI::App& command, StepAsked& o) {
       "costs from this machine (here; about three seconds), or from the traces in a folder (a run of gpt with --trace)")
       ->expected(0, 1)
       ->default_str("here");
+  add("--overlap-chunks", o.job.overlap_chunks,
+      "chunks of products with tensor parallelism, whose sums go meanwhile (default: 4 where each has 1024 rows)",
+      whole(1, 64));
   add("--bucket-mib", o.bucket_mib, "gradients that are reduced together", number(1e-3, 1e6));
   add("--recompute", o.job.recompute, "blocks run forward again in the backward");
   add("--overlap,!--no-overlap", o.job.overlap, "gradients are reduced while the backward runs (default)");

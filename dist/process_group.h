@@ -127,7 +127,7 @@ class ProcessGroup {
   // Every tensor must be contiguous, of one dtype, on one device. With device_engine() nccl one on a device is moved
   // there, in the order of the thread's current stream; all those of a group must be on one device of each rank.
   // Otherwise it goes through a copy on the host, which waits for what its device still does. While the thread records
-  // a graph, collectives by NCCL are put into it, but not a group's first one, nor messages. Results are equal on all
+  // a graph, what NCCL moves is put into it, but not the first call between ranks. Results are equal on all
   // ranks to the bit. A group of one copies, and does nothing in place. Errors: Error for a wrong call (nothing was
   // moved); DistError when ranks disagree, fail or do not come: then the group is over.
   Work all_reduce(const Tensor& data, const CollectiveOptions& o = {}) { return all_reduce(data, data, o); }
@@ -154,11 +154,12 @@ class ProcessGroup {
   /// Names who is missing when it takes longer than `timeout` (0: the group's). `tag` as in CollectiveOptions.
   void barrier(Seconds timeout = Seconds{0}, std::string_view tag = {});
 
-  /// Collectives of this group that this thread has put into a graph (tensor/graph.h) since it was asked last, in their
-  /// order. Whoever records sees to it that all ranks have the same ones: while they record they do not compare them.
+  /// Calls of this group that this thread has put into a graph (tensor/graph.h) since it was asked last, in their order.
+  /// Whoever records sees to it that all ranks have the same ones: while they record they do not compare them.
   virtual std::vector<std::string> take_recorded() { return {}; }
   /// Starts a graph that repeats these: one call of the group, which all ranks make, compared, watched and limited in
-  /// time as others are. Waits as Work::wait() does. traffic() counts the collectives.
+  /// time as others are. Waits as Work::wait() does. traffic() counts the collectives. A graph with collectives of
+  /// several groups: `launch` is the replay of the next one.
   virtual void replay(const std::vector<std::string>& calls, const std::function<void()>& launch);
 
   /// A tensor, uninitialised, on which all_reduce, reduce_scatter (its `whole`), all_gather (its `whole`) and broadcast

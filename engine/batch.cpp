@@ -10,6 +10,7 @@
 #include "autograd/ops.h"
 #include "autograd/split_backward.h"
 #include "engine/impl.h"
+#include "parallel/agreement.h"
 #include "tensor/at_end.h"
 #include "tensor/ops.h"
 #include "tensor/random_scope.h"
@@ -73,19 +74,25 @@ Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::L
   return tokens > 0 ? mul_scalar(size_of(mean.dtype()) < 4 ? mean.to(f32) : mean, double(tokens)) : mean;
 }
 
-void EngineBase::Impl::train_whole(const pipeline::Data& data, std::optional<double> metric) {
-  LOCKSTEP_CHECK(config.managed_gradient_accumulation, "[train_batch] ", config.origin,
-                 ": managed_gradient_accumulation: false lets the caller say when a step ends, but train_batch() is a "
-                 "whole step; leave it out");
-  const RandomScope program;
+/// The micro-batches of the coming step, for a graph; or some, where one would overwrite the one before. A stage in the
+/// middle has none, but their numbers.
+std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data) const {
   std::vector<MicroBatch> ahead;
-  if (graphs.are_wanted()) {
-    if (graphs.may_draw()) {
-      do ahead.push_back(draw(data, micro_batch(int64_t(ahead.size()))));
-      while (int64_t(ahead.size()) < accumulation && ahead.back().keep());
-    }
-    if (graphs.run(ahead, metric)) return;
+  if (!graphs.may_draw()) return ahead;
+  try {
+    do {
+      const int64_t number = micro_batch(int64_t(ahead.size()));
+      ahead.push_back(!part || part->has_data ? draw(data, number) : MicroBatch{.number = number});
+    } while (int64_t(ahead.size()) < accumulation && ahead.back().keep());
+  } catch (const std::exception& error) {
+    if (part && world.size() > 1) parallel::fail_everywhere(world, error.what());  // as a schedule does
+    throw;
   }
+  return ahead;
+}
+
+void EngineBase::Impl::train_whole(const pipeline::Data& data, std::vector<MicroBatch> ahead,
+                                   std::optional<double> metric) {
   auto next = ahead.begin();
   do {
     const MicroBatch one = next == ahead.end() ? draw(data, micro_batch()) : std::move(*next++);
@@ -118,36 +125,52 @@ std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int
 
 // --- in stages and slices ---
 
-void EngineBase::Impl::train_part(const pipeline::Data& data, std::optional<double> metric) {
+void EngineBase::Impl::train_part(const pipeline::Data& data, const std::vector<MicroBatch>& ahead,
+                                  std::optional<double> metric) {
   const double wanted = own_factor();
   set_factor(wanted);
+  Scale scale;
+  if (wanted != 1) scale = [wanted](const Variable& loss) { return times_factor(loss, wanted); };
+  run_schedule(data, ahead, scale);
+  step(metric);
+}
+
+/// Forward and backward of all micro-batches. Their sums become the gradient of one backward, as if the last had it
+/// all: ZeRO adds up the copies.
+void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead,
+                                    const Scale& scale) {
   const double start = steady_seconds();
   pipeline::Engine& stages = *part->engine;
   stages.set_step(uint64_t(global_steps));
-  std::function<Variable(const Variable&)> scale;
-  if (wanted != 1) scale = [wanted](const Variable& loss) { return times_factor(loss, wanted); };
+  const int64_t first = micro_batch();
+  std::vector<Tensor> losses;
   {
     const zero::Zero::Pause pause(*zero);  // sums of micro-batches are the schedule's
     const AtEnd goes_on([this] { paused = false; });
     paused = true;
     try {
-      loss = stages.train_batch(data, scale);
+      losses = stages.forward_backward(
+          [&](int64_t number) -> std::optional<pipeline::Sample> {
+            if (number - first >= int64_t(ahead.size())) return data(number);
+            const MicroBatch& one = ahead[size_t(number - first)];
+            begin_random(number, one.calls);  // as if they were drawn here
+            return one.sample;
+          },
+          scale);
     } catch (...) {
       factor.reset();
       throw;
     }
   }
-  times.backward += milliseconds_since(start);  // forwards and backwards of all micro-batches
-  if (!stages.times().empty()) times.inner += 1e3 * stages.times()[size_t(world.rank())].busy;
-
-  // The sums become the gradient of one backward, as if the last micro-batch had it all: ZeRO adds up the copies.
+  times.backward += milliseconds_since(start);
   auto [roots, sums] = part->take_gradients();
   micro_steps += accumulation - 1;
-  const double reduced = times.inner;
+  const double inner = times.inner;
   run_scaled(joined(roots, std::move(sums)));
-  times.inner = reduced;
+  times.inner = inner;
   times.reduce += milliseconds_since(backward_start);
-  step(metric);
+  micros.clear();
+  for (Tensor& one : losses) micros.push_back({std::move(one)});
 }
 
 // --- the interface ---
@@ -157,8 +180,17 @@ double EngineBase::train_batch(const pipeline::Data& data, std::optional<double>
   m.check_open("train_batch");
   LOCKSTEP_CHECK(data, "[train_batch] expected a function that gives micro-batches, got none");
   LOCKSTEP_CHECK(m.model.is_training(), "[train_batch] expected the model in training mode, got eval(); call train()");
+  LOCKSTEP_CHECK(m.config.managed_gradient_accumulation, "[train_batch] ", m.config.origin,
+                 ": managed_gradient_accumulation: false lets the caller say when a step ends, but train_batch() is a "
+                 "whole step; leave it out");
   const pipeline::Data cast = m.with_cast(data);
-  m.part ? m.train_part(cast, metric) : m.train_whole(cast, metric);
+  const RandomScope program;
+  std::vector<MicroBatch> ahead;
+  if (m.graphs.are_wanted()) {
+    ahead = m.draw_ahead(cast);
+    if (m.graphs.run(ahead, metric)) return m.loss;
+  }
+  m.part ? m.train_part(cast, ahead, metric) : m.train_whole(cast, std::move(ahead), metric);
   return m.loss;
 }
 

@@ -152,6 +152,7 @@ EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const Initi
             : args.mesh ? &args.mesh->copies()
                         : &world),
       sharing(plan.cp),
+      sharers(plan.cp > 1 ? &args.mesh->cp() : nullptr),
       graphs(*this, args.graphs) {
   for (const std::string& warning : config.warnings) say("warning: " + warning);
   if (!agreed.sparse.empty()) say(agreed.sparse);
@@ -245,6 +246,7 @@ void EngineBase::Impl::start(const InitializeArgs& args) {
       if (leads) out(text);
     });
   if (config.flops_profiler.enabled) profiler = std::make_unique<FlopsProfiler>(model, config.flops_profiler);
+  graphs.agree();
   group->control().set_step(1);
 }
 

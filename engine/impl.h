@@ -88,8 +88,11 @@ struct EngineBase::Impl {
   MicroBatch draw(const pipeline::Data& data, int64_t number) const;
   Variable mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none);
   Variable run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens = -1);
-  void train_whole(const pipeline::Data& data, std::optional<double> metric);
-  void train_part(const pipeline::Data& data, std::optional<double> metric);
+  std::vector<MicroBatch> draw_ahead(const pipeline::Data& data) const;
+  void train_whole(const pipeline::Data& data, std::vector<MicroBatch> ahead, std::optional<double> metric);
+  void train_part(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, std::optional<double> metric);
+  using Scale = std::function<Variable(const Variable&)>;
+  void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, const Scale& scale);
   std::vector<double> eval_whole(const pipeline::Data& data, int micro_batches, const pipeline::Loss* measure,
                                  int values);
 
@@ -129,6 +132,7 @@ struct EngineBase::Impl {
   nn::Module& model;                               // what is trained
   dist::ProcessGroup* group = nullptr;             // whose gradients are summed
   int sharing = 1;                                 // neighbours in it that share each micro-batch
+  dist::ProcessGroup* sharers = nullptr;           // they, where there are several
   int64_t accumulation = 1;
   DType dtype = f32;  // that inputs are cast to
   bool low_precision = false, auto_cast = false;

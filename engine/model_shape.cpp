@@ -50,6 +50,24 @@ double ModelShape::flops(const Layer& layer, int ranks) const {
   return ranks == 1 || layer.multiplied.empty() ? layer.measured : layer.measured * products(ranks) / products(1);
 }
 
+LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
+                              const LayerSeconds& own, int64_t chunks, const std::function<double(int64_t part)>& sum) {
+  const double all = model.flops(layer, ranks);
+  const auto share = [&](int64_t dim, int64_t sums) {  // of the layer, in each product that is cut so
+    double products = 0;
+    for (const int64_t i : layer.multiplied) {
+      const ModelShape::Parameter& p = model.parameters[size_t(i)];
+      if (p.dim == dim && !p.is_table) products += 2 * double(p.sliced(ranks).numel());
+    }
+    return all > 0 && sums > 0 ? std::min(1., products / all) / double(sums) : 0;
+  };
+  const double product = own.forward * share(1, layer.reduces),
+               weight = own.backward / 2 * share(0, layer.reduces_back);
+  const double part = product > 0 ? double(chunks) : 1, one = sum(int64_t(part));
+  return {double(layer.reduces) * (one + (part - 1) * std::max(0., one - product / part)),
+          double(layer.reduces_back) * std::max(0., sum(1) - weight)};
+}
+
 double ModelShape::forward_flops() const {
   double sum = 0;
   for (const Layer& layer : list) sum += flops(layer);

@@ -55,6 +55,16 @@ struct ModelShape {
   double forward_flops() const;
 };
 
+/// Seconds of a layer's forward and backward.
+struct LayerSeconds {
+  double forward = 0, backward = 0;
+};
+/// What each of `ranks` tensor-parallel ranks waits for sums of activations in a layer whose own part takes `own`: a
+/// forward's go on beside the product of the next chunk of rows, a backward's beside the weight's gradient
+/// (parallel/tensor/overlap.h). sum(n): seconds of the sum of an n-th of the rows.
+LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
+                              const LayerSeconds& own, int64_t chunks, const std::function<double(int64_t part)>& sum);
+
 /// Of a model whose layers hand on `width` elements of each token, for samples of `context` tokens.
 ModelShape shape_of(nn::Module& model, int64_t width, int64_t context, int64_t vocab);
 /// Experts in place of the MLP of the last of every so many blocks, as moe::add_experts() puts them.

@@ -196,6 +196,65 @@ double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
   return engine->norm(squares);
 }
 
+std::vector<dist::ProcessGroup*> Part::groups() const {
+  std::vector<dist::ProcessGroup*> all{&mesh->tp(), &mesh->pp()};
+  for (dist::ProcessGroup* group : engine->groups()) all.push_back(group);
+  return all;
+}
+
+void Part::prepare_capture() {
+  struct Norm {
+    int64_t layer, place, stage, at, is_cut, is_wide;
+    auto operator<=>(const Norm&) const = default;
+  };
+  constexpr int64_t none = -1, words = 6;
+  dist::ProcessGroup& stages = mesh->pp();
+  std::vector<int64_t> mine;
+  int64_t at = 0;
+  Device device = cpu;
+  for (const nn::NamedParameter& p : model().named_parameters()) {
+    device = p.variable.device();
+    if (!p.variable.requires_grad()) continue;
+    const auto place = nothing ? std::nullopt : engine->place_in_norm(p.name);
+    mine.insert(mine.end(), {place ? place->first : none, place ? place->second : none, stages.rank(), at++,
+                             sliced.count(p.name) > 0, p.variable.dtype() == f64});
+  }
+  places_ = at;
+  if (stages.size() > 1) {
+    places_ = dist::all_reduced<int64_t>({at}, stages, {.op = dist::ReduceOp::max, .tag = "count of norms"})[0];
+    mine.resize(size_t(places_ * words), none);
+    mine = dist::all_gathered(mine, stages, {.tag = "places of norms"});
+  }
+  std::vector<Norm> norms;
+  for (size_t i = 0; i < mine.size(); i += words)
+    if (mine[i] != none) norms.push_back({mine[i], mine[i + 1], mine[i + 2], mine[i + 3], mine[i + 4], mine[i + 5]});
+  std::sort(norms.begin(), norms.end());
+  pieces_.clear();
+  for (const Norm& n : norms)
+    pieces_.push_back({(2 * n.stage + (n.is_cut ? 0 : 1)) * (places_ + 1) + n.at, 1, n.is_wide});
+  const Tensor word = zeros({1}, {.dtype = f32, .device = device});
+  for (dist::ProcessGroup* group : {&mesh->tp(), &stages}) group->all_reduce(word, {.tag = "before a graph"});
+}
+
+/// Of each stage two rows: the sums of all slices, and the own ones, for what is not cut.
+Tensor Part::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
+  const int64_t count = own.numel() - 1, row = places_ + 1;
+  Tensor all = zeros({1, 2, row}, {.dtype = f64, .device = own.device()});
+  const Tensor added = all.select(0, 0).select(0, 0), as_is = all.select(0, 0).select(0, 1);
+  as_is.narrow(0, 0, count).copy_(own.narrow(0, 0, count));
+  as_is.narrow(0, row - 1, 1).copy_(own.narrow(0, count, 1));
+  added.copy_(as_is);
+  mesh->tp().all_reduce(added, {.algorithm = dist::Algorithm::direct, .tag = "squares of slices"});
+  if (mesh->pp().size() > 1) {
+    const Tensor mine = all;
+    all = empty({mesh->pp().size(), 2, row}, {.dtype = f64, .device = own.device()});
+    mesh->pp().all_gather(all, mine, {.tag = "squares of stages"});
+  }
+  own.narrow(0, count, 1).copy_(sum(all.select(1, 0).select(1, row - 1)).view({1}));
+  pieces = pieces_;
+  return all.view({all.numel()});
+}
+
 // --- whole tensors at one rank ---
 
 WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Numbers& numbers,

@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "parallel/mesh.h"
 #include "pipeline/engine.h"
+#include "tensor/step_batch.h"
 #include "zero/zero.h"
 
 namespace lockstep::engine {
@@ -33,6 +34,12 @@ struct Part : zero::OtherParts {
   ~Part() override;
   void agree(zero::StepReport& report) override;
   double norm(const std::vector<std::pair<std::string, double>>& squares) override;
+  Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) override;
+  /// Before a step is captured: stages tell each other where their norms are in the sum, and what moves sums is
+  /// connected. Collective.
+  void prepare_capture();
+  /// What a step calls beside the copies of this part, in an order that all ranks share.
+  std::vector<dist::ProcessGroup*> groups() const;
   /// What the engine trains.
   nn::Module& model();
   /// Takes the gradients away that a run of the schedule left, to give them to the tape as those of one backward.
@@ -49,6 +56,10 @@ struct Part : zero::OtherParts {
   std::unique_ptr<nn::Module> nothing;  // in place of parameters, where there is nothing to train; it is not saved
   bool has_data = true;                 // this part reads the training data
   std::string text;                     // "1f1b, dp2+pp2", for people
+
+ private:
+  std::vector<NormPiece> pieces_;  // of prepare_capture()
+  int64_t places_ = 0;             // for sums of a stage's parameters
 };
 
 /// Everybody's pieces as whole tensors at rank 0 of `group`, and everybody's numbers; empty elsewhere. Collective.

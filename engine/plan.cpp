@@ -8,6 +8,7 @@
 
 #include "engine/check_plan.h"
 #include "engine/config_table.h"
+#include "parallel/tensor/overlap.h"
 #include "pipeline/simulate.h"
 #include "pipeline/split.h"
 #include "tensor/check.h"
@@ -306,24 +307,51 @@ bool overlaps(const PlanForecast& p) {
   return p.plan.pp == 1 && p.config.zero_optimization.overlap_comm.value_or(true);
 }
 
+namespace {
+
+/// Of a step, seconds in which a rank of a stage computes while sums of activations are on their way.
+double hidden_by_slices(const PlanForecast& p, size_t rank, const Speeds& speeds) {
+  const Forecast& stage = p.stages[rank];
+  const double tokens = double(*stage.config.train_micro_batch_size_per_gpu) * double(p.model.context) / p.plan.cp;
+  const int64_t asked = p.config.tensor_parallel.overlap_chunks,
+                chunks = asked > 0 ? asked : tensor_parallel::automatic_chunks(int64_t(tokens));
+  double hidden = 0;
+  for (int chunk = 0; chunk < p.schedule.request.chunks && p.plan.tp > 1; ++chunk) {
+    const size_t part = size_t(p.schedule.virtual_stage(int(rank), chunk));
+    for (int i = p.bounds[part]; i < p.bounds[part + 1]; ++i) {
+      const ModelShape::Layer& layer = p.model.list[size_t(i)];
+      const double forward = p.model.flops(layer, p.plan.tp) * tokens / speeds.flops,
+                   sum = 2. * (p.plan.tp - 1) / p.plan.tp * layer.out * tokens *
+                         double(size_of(stage.parameter_dtype)) / speeds.bandwidth;
+      const LayerSeconds waits = waits_for_slices(p.model, layer, p.plan.tp, {forward, 2 * forward}, chunks,
+                                                  [&](int64_t n) { return sum / double(n); });
+      hidden += double(layer.reduces + layer.reduces_back) * sum - waits.forward - waits.backward;
+    }
+  }
+  return hidden * p.schedule.request.micro_batches;
+}
+
+}  // namespace
+
 PredictedTime predict(const PlanForecast& p, const Speeds& speeds) {
   PredictedTime t;
   const Config& c = p.config;
   const double tokens = double(*c.train_batch_size) * double(p.model.context), own = tokens / (p.plan.dp * p.plan.cp);
-  double even = 0, copies = 0;  // compute of a rank, were stages equal; communication of the replicas
+  double even = 0, copies = 0, waits = 0;  // compute of a rank, were stages equal; communication of the replicas; and
+                                           // what computing does not hide of the others'
   for (size_t s = 0; s < p.stages.size(); ++s) {
     const Forecast& stage = p.stages[s];
     const double compute = passes(c) * p.flops[s] * own / speeds.flops;
     t.compute = std::max(t.compute, compute), even += compute / double(p.stages.size());
     copies = std::max(copies, p.copy_traffic(s) / speeds.bandwidth);
-    t.communication = std::max(t.communication,
-                               (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) /
-                                   speeds.bandwidth);  // what goes between stages goes beside
+    const double sent = (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) /
+                        speeds.bandwidth;  // what goes between stages goes beside
+    t.communication = std::max(t.communication, sent);
+    waits = std::max(waits, sent - hidden_by_slices(p, s, speeds));
     t.optimizer = std::max(t.optimizer, stage.optimizer_traffic() / speeds.memory);
   }
   const double computing = even / (1 - p.bubble);
-  t.step = (overlaps(p) ? std::max(computing, copies) + t.communication - copies : computing + t.communication) +
-           t.optimizer;
+  t.step = (overlaps(p) ? std::max(computing, copies) + waits - copies : computing + waits) + t.optimizer;
   t.tokens = tokens / t.step;
   return t;
 }

@@ -39,6 +39,14 @@ std::vector<double> EngineBase::Impl::sum_of_ranks(const std::vector<double>& mi
 
 /// The step's loss, and the number of its tokens: added up in the order of the micro-batches, whoever had them.
 void EngineBase::Impl::gather_losses() {
+  if (part) {
+    std::vector<Tensor> losses;
+    for (const Micro& one : micros) losses.push_back(one.loss);
+    loss = part->engine->mean_loss(losses);
+    const auto& seconds = part->engine->times();
+    if (!seconds.empty()) times.inner += 1e3 * seconds[size_t(world.rank())].busy;
+    return;
+  }
   const int64_t count = int64_t(micros.size()), shares = count * group->size(), replica = group->rank() / sharing;
   std::vector<double> all(size_t(2 * shares));  // a place for each share of a micro-batch: zeros but on one rank
   for (int64_t i = 0; i < count; ++i) {
@@ -76,7 +84,7 @@ void EngineBase::Impl::step(std::optional<double> metric) {
   ++micro_steps;
   if (!boundary) return;
   const double start = steady_seconds();
-  if (!part) gather_losses();  // a pipeline has them already
+  gather_losses();
   end_step(start, metric,
            [this](const zero::StepOptions& options) { return zero ? zero->step(options) : one_bit->step(options); });
 }

@@ -12,6 +12,7 @@
 #include "dist/numbers.h"
 #include "dist/texts.h"
 #include "engine/impl.h"
+#include "tensor/device_scope.h"
 #include "tensor/ops.h"
 #include "trace/trace.h"
 
@@ -32,11 +33,12 @@ pipeline::Sample like(const pipeline::Sample& sample) {
   return made;
 }
 
-/// And what else a recording repeats: behind the first micro-batch, where random numbers begin.
-std::string shapes_of(const std::vector<MicroBatch>& step) {
+/// And what else a recording repeats: behind the first micro-batch, where random numbers begin; of stages, which begin
+/// them everywhere at 0, in all.
+std::string shapes_of(const std::vector<MicroBatch>& step, bool in_stages) {
   std::string key = step[0].tokens > 0 ? "sum" : "mean";
   for (const MicroBatch& one : step) {
-    if (&one != &step[0]) key += str("; ", one.calls);
+    if (in_stages || &one != &step[0]) key += str("; ", one.calls);
     for (const Tensor* x : tensors_of(one.sample)) key += str(" ", x->dtype(), x->shape());
   }
   return key;
@@ -66,26 +68,39 @@ bool MicroBatch::keep() {
   return true;
 }
 
-bool StepGraphs::is_shared() const { return m_.group->size() > 1; }
+bool StepGraphs::is_shared() const { return m_.world.size() > 1; }
+
+/// Whose collectives a step has, in an order that all ranks share.
+std::vector<dist::ProcessGroup*> StepGraphs::groups() const {
+  std::vector<dist::ProcessGroup*> all{m_.group};
+  if (m_.sharing > 1) all.push_back(m_.sharers);
+  if (m_.part)
+    for (dist::ProcessGroup* group : m_.part->groups()) all.push_back(group);
+  std::erase_if(all, [](const dist::ProcessGroup* group) { return group->size() == 1; });
+  return all;
+}
+
+constexpr std::string_view on_cpu = "the model is on the CPU";
+
+std::string StepGraphs::reason_against_all() const {
+  if (m_.model.parameters().at(0).device().is_cpu()) return std::string(on_cpu);
+  if (!wanted_) return "they are turned off";
+  for (const dist::ProcessGroup* group : groups())
+    if (std::string_view(group->device_engine()) != "nccl")
+      return str("tensors of ", group->size(), " ranks go through the host's memory");
+  if (m_.one_bit) return str(m_.optimizers[0]->name(), " takes gradients as they come");
+  if (is_shared() && m_.comms) return "comms_logger measures each collective";
+  if (m_.config.wall_clock_breakdown) return "wall_clock_breakdown measures its parts";
+  return "";
+}
+
+void StepGraphs::agree() {
+  if (m_.part) never_ = agreed_reason(reason_against_all());
+}
 
 /// Why no step of this engine is recorded, found once; empty: they are.
 const std::string& StepGraphs::why_never() {
-  if (never_) return *never_;
-  const bool on_cpu = m_.model.parameters().at(0).device().is_cpu();
-  const auto find = [&]() -> std::string {
-    if (on_cpu) return "the model is on the CPU";
-    if (!wanted_) return "they are turned off";
-    if (m_.part) return "a schedule runs stages or slices of the model";
-    if (m_.sharing > 1) return str(m_.sharing, " ranks share each sequence");
-    if (is_shared() && std::string_view(m_.group->device_engine()) != "nccl")
-      return str("tensors of ", m_.group->size(), " ranks go through the host's memory");
-    if (m_.one_bit) return str(m_.optimizers[0]->name(), " takes gradients as they come");
-    if (is_shared() && m_.comms) return "comms_logger measures each collective";
-    if (m_.config.wall_clock_breakdown) return "wall_clock_breakdown measures its parts";
-    return "";
-  };
-  never_ = find();
-  if (!never_->empty() && wanted_ && !on_cpu) say_once(*never_);
+  if (!never_) never_ = reason_against_all();
   return *never_;
 }
 
@@ -93,7 +108,7 @@ const std::string& StepGraphs::why_never() {
 std::string StepGraphs::who_listens(const Model& model) const {
   for (const auto& [name, module] : model.modules) {
     const int own = m_.zero->hooks_on(*module) + (module == &m_.model ? int(m_.module_hooks.size()) : 0);
-    if (module->hook_count() != own || (module->is_wrapped() && !m_.checkpoints))
+    if (module->hook_count() != own || (module->is_wrapped() && !m_.checkpoints && m_.plan.tp == 1))
       return str("calls of ", name.empty() ? "the model" : name, " have hooks");
   }
   for (const nn::NamedParameter& p : model.parameters) {
@@ -157,7 +172,10 @@ std::string StepGraphs::status() {
 }
 
 bool StepGraphs::are_wanted() {
-  if (!why_never().empty()) return false;
+  if (!why_never().empty()) {
+    if (wanted_ && *never_ != on_cpu) say_once(*never_);
+    return false;
+  }
   ++steps_;
   return true;
 }
@@ -167,10 +185,10 @@ bool StepGraphs::may_draw() const {
   return m_.micros.empty() && m_.pending == 0 && m_.micro_steps % m_.accumulation == 0 && m_.no_sync_depth == 0;
 }
 
-std::vector<StepVote> StepGraphs::ask(const StepVote& mine) const {
-  if (!is_shared()) return {mine};
+std::vector<StepVote> StepGraphs::ask(const StepVote& mine, dist::ProcessGroup& ranks) const {
+  if (ranks.size() == 1) return {mine};
   const std::vector<int64_t> all = dist::all_gathered<int64_t>({mine.reason, mine.shapes, mine.model, mine.tokens},
-                                                               *m_.group, {.tag = "whether a step is a graph"});
+                                                               ranks, {.tag = "whether a step is a graph"});
   std::vector<StepVote> votes;
   for (size_t at = 0; at < all.size(); at += 4) votes.push_back({all[at], all[at + 1], all[at + 2], all[at + 3]});
   return votes;
@@ -184,23 +202,26 @@ std::string StepGraphs::agreed_reason(const std::string& mine, const std::vector
   const int rank = int(first - votes.begin());
   auto known = reasons_.find(first->reason);
   if (known == reasons_.end())
-    known =
-        reasons_.emplace(first->reason, dist::broadcast_text(mine, rank, *m_.group, "why a step is no graph")).first;
+    known = reasons_.emplace(first->reason, dist::broadcast_text(mine, rank, m_.world, "why a step is no graph")).first;
   const bool all =
       std::all_of(votes.begin(), votes.end(), [&](const StepVote& v) { return v.reason == first->reason; });
-  return all ? known->second : str("rank ", m_.group->world_rank(rank), ": ", known->second);
+  return all ? known->second : str("rank ", m_.world.world_rank(rank), ": ", known->second);
 }
 
-/// Where ranks have recorded other collectives, the first that differs.
-std::string StepGraphs::other_calls(const std::vector<std::string>& mine) const {
+std::string StepGraphs::agreed_reason(const std::string& mine) {
+  return agreed_reason(mine, ask({.reason = hash_of(mine)}, m_.world));
+}
+
+/// Where the ranks of a group have recorded other collectives, the first that differs.
+std::string StepGraphs::other_calls(const std::vector<std::string>& mine, dist::ProcessGroup& ranks) const {
   std::string text;
   for (const std::string& call : mine) text += call + "\n";
   const int64_t hash = hash_of(text);
-  const std::vector<StepVote> votes = ask({.shapes = hash});
+  const std::vector<StepVote> votes = ask({.shapes = hash}, ranks);
   if (std::all_of(votes.begin(), votes.end(), [&](const StepVote& v) { return v.shapes == votes[0].shapes; }))
     return "";
   std::vector<std::istringstream> all;
-  for (const std::string& one : dist::gather_texts(text, *m_.group, "collectives of a graph")) all.emplace_back(one);
+  for (const std::string& one : dist::gather_texts(text, ranks, "collectives of a graph")) all.emplace_back(one);
   for (int number = 1;; ++number) {
     std::vector<std::string> lines(all.size());
     bool any = false;
@@ -210,8 +231,8 @@ std::string StepGraphs::other_calls(const std::vector<std::string>& mine) const 
     }
     for (size_t r = 1; r < lines.size(); ++r)
       if (lines[r] != lines[0] || !any)
-        return str("collective ", number, " of it is ", lines[0], " on rank ", m_.group->world_rank(0), ", ", lines[r],
-                   " on rank ", m_.group->world_rank(int(r)));
+        return str("collective ", number, " of it is ", lines[0], " on rank ", ranks.world_rank(0), ", ", lines[r],
+                   " on rank ", ranks.world_rank(int(r)));
   }
 }
 
@@ -221,11 +242,11 @@ bool StepGraphs::run(const std::vector<MicroBatch>& step, std::optional<double> 
   const std::string mine = why_not(model, step, metric.has_value());
   StepVote vote{.reason = hash_of(mine)};
   if (mine.empty()) {
-    vote.shapes = hash_of(shapes_of(step));
+    vote.shapes = hash_of(shapes_of(step, m_.plan.pp > 1));
     vote.model = model.state();
     for (const MicroBatch& one : step) vote.tokens += std::max<int64_t>(one.tokens, 0);
   }
-  const std::vector<StepVote> votes = ask(vote);
+  const std::vector<StepVote> votes = ask(vote, m_.world);
   if (const std::string reason = agreed_reason(mine, votes); !reason.empty()) {
     say_once(reason);
     return false;
@@ -269,16 +290,21 @@ bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
     m_.micro_steps = before;
   });
   std::string reason;
-  m_.group->take_recorded();  // of others
+  const std::vector<dist::ProcessGroup*> all = groups();
+  for (dist::ProcessGroup* group : all) group->take_recorded();  // of others
+  if (m_.part) m_.part->prepare_capture();
   try {
     Graph graph(device);
     m_.begin_random(step[0].number, step[0].calls);
     graph.record([&] { step_on(made, step); });
     made.graph.emplace(std::move(graph));
   } catch (const std::exception& error) { reason = error.what(); }
-  made.calls = m_.group->take_recorded();
-  reason = agreed_reason(reason, ask({.reason = hash_of(reason)}));
-  if (reason.empty()) reason = other_calls(made.calls);
+  for (dist::ProcessGroup* group : all) made.calls.push_back(group->take_recorded());
+  reason = agreed_reason(reason);
+  if (reason.empty()) {
+    for (size_t i = 0; i < all.size() && reason.empty(); ++i) reason = other_calls(made.calls[i], *all[i]);
+    reason = agreed_reason(reason);
+  }
   if (!reason.empty()) {
     to.refused = true;
     say_once("a step cannot be recorded: " + reason);
@@ -291,7 +317,15 @@ bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
 /// train_batch(), with data and numbers from the device's memory.
 void StepGraphs::step_on(Recorded& made, const std::vector<MicroBatch>& step) {
   m_.tokens = 0;
-  for (size_t i = 0; i < step.size(); ++i) {
+  if (m_.part) {
+    const DeviceScope scope(m_.model.parameters().at(0).device());  // a joined backward starts at a number of its own
+    std::vector<MicroBatch> ahead = step;
+    for (size_t i = 0; i < step.size(); ++i) ahead[i].sample = made.samples[i];
+    m_.set_factor(m_.own_factor());
+    m_.run_schedule({}, ahead, [&](const Variable& loss) { return times(loss, made.factor); });
+    for (const Micro& one : m_.micros) made.losses.push_back(one.loss);
+  }
+  for (size_t i = 0; i < step.size() && !m_.part; ++i) {
     const int64_t tokens = step[i].tokens;
     m_.begin_random(step[i].number, step[i].calls);
     m_.drawn = true;
@@ -334,7 +368,11 @@ bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step,
   try {
     m_.end_step(start, metric, [&](const zero::StepOptions& options) {
       m_.zero->before_replay(options, recorded.update);
-      m_.group->replay(recorded.calls, [&] { recorded.graph->replay(); });
+      std::function<void()> launch = [&] { recorded.graph->replay(); };
+      const std::vector<dist::ProcessGroup*> all = groups();
+      for (size_t i = all.size(); i-- > 0;)
+        launch = [&, i, next = std::move(launch)] { all[i]->replay(recorded.calls[i], next); };
+      launch();
       m_.gather_losses();  // waits
       return m_.zero->after_replay(options, recorded.update);
     });

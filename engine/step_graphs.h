@@ -11,8 +11,8 @@
 //
 // Several ranks do the same in each step: run it as it is, record it, or replay what they recorded together. Before it
 // they tell each other whether they can, the shapes of their data, and what their model is made of; the shapes of all
-// ranks are those of the step. Behind a recording they tell each other whether it went well, and which collectives are
-// in it.
+// ranks are those of the step. Behind a recording they tell each other whether it went well, and the ranks of each
+// group which collectives of it are in it. Stages and slices do what copies do: their schedule is recorded as a whole.
 #include <map>
 #include <optional>
 #include <set>
@@ -50,6 +50,8 @@ class StepGraphs {
   static constexpr size_t most = 4;  ///< shapes: each keeps the memory of a forward and backward
   StepGraphs(EngineBase::Impl& engine, bool wanted) : m_(engine), wanted_(wanted) {}
 
+  /// Ranks that have different parts of a model agree on whether steps are recorded. Collective.
+  void agree();
   /// Whether steps may be replays, so that run() is to be called before each.
   bool are_wanted();
   /// Whether the data of the coming step may be drawn before it begins.
@@ -66,7 +68,7 @@ class StepGraphs {
     std::vector<int64_t> models = {};  // of all ranks, when it ran last
     int moves = 0;                     // how often they have changed
     bool refused = false;
-    std::vector<std::string> calls = {};  // collectives
+    std::vector<std::vector<std::string>> calls = {};  // collectives, of each of groups()
     // What it reads. Made before it is: memory of the recording may have held something else earlier in it.
     std::vector<pipeline::Sample> samples = {};
     Tensor factor = {};               // of one element
@@ -86,12 +88,15 @@ class StepGraphs {
     int64_t state() const;
   };
   bool is_shared() const;
+  std::vector<dist::ProcessGroup*> groups() const;
+  std::string reason_against_all() const;
   const std::string& why_never();
   std::string why_not(const Model& model, const std::vector<MicroBatch>& step, bool has_metric) const;
   std::string who_listens(const Model& model) const;
-  std::vector<StepVote> ask(const StepVote& mine) const;
+  std::vector<StepVote> ask(const StepVote& mine, dist::ProcessGroup& ranks) const;
   std::string agreed_reason(const std::string& mine, const std::vector<StepVote>& votes);
-  std::string other_calls(const std::vector<std::string>& mine) const;
+  std::string agreed_reason(const std::string& mine);
+  std::string other_calls(const std::vector<std::string>& mine, dist::ProcessGroup& ranks) const;
   bool record(Recorded& to, const std::vector<MicroBatch>& step);
   void step_on(Recorded& made, const std::vector<MicroBatch>& step);
   bool replay(Recorded& recorded, const std::vector<MicroBatch>& step, std::optional<double> metric);

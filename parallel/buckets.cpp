@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "parallel/agreement.h"
+#include "tensor/graph.h"
 
 namespace lockstep::parallel {
 
@@ -182,7 +183,7 @@ void GradientAccumulator::finish(dist::ProcessGroup* agree) {
       works.push_back(group_->all_reduce(
           sums.back(), {.op = dist::ReduceOp::mean, .tag = str("gradients ", works.size()), .async = true}));
   }
-  const std::vector<bool> used = agree ? used_by_any(used_, *agree) : used_;
+  const std::vector<bool> used = agree_on_used(agree);
   for (dist::Work& work : works) work.wait();
   size_t next = 0;
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -190,6 +191,17 @@ void GradientAccumulator::finish(dist::ProcessGroup* agree) {
       if (used[next++]) Variable(buckets_[b].parameter(i)).grad() = buckets_[b].view(sums[b], i);
   }
   discard();
+}
+
+std::vector<bool> GradientAccumulator::agree_on_used(dist::ProcessGroup* agree) {
+  if (!agree) return used_;
+  if (Graph::is_recording()) {  // asked before
+    LOCKSTEP_CHECK(used_ == used_here_,
+                   "[GradientAccumulator] a sum can be captured when the one before it was of the same parameters");
+    return used_anywhere_;
+  }
+  used_here_ = used_;
+  return used_anywhere_ = used_by_any(used_, *agree);
 }
 
 void GradientAccumulator::discard() {

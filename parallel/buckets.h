@@ -96,7 +96,8 @@ class GradientAccumulator {
   explicit GradientAccumulator(const std::vector<Variable>& parameters, dist::ProcessGroup* group = nullptr);
   /// Takes the gradients of a micro-batch. A parameter without one counts as zero.
   void add();
-  /// Puts the sum into .grad, where any micro-batch (agree: of any of its ranks) had a gradient. Error before add().
+  /// Puts the sum into .grad, where any micro-batch (agree: of any of its ranks) had a gradient. Error before add(), and
+  /// in a graph when other parameters had one than in the sum before it.
   void finish(dist::ProcessGroup* agree = nullptr);
   /// Forgets what was added since finish().
   void discard();
@@ -104,7 +105,9 @@ class GradientAccumulator {
 
  private:
   std::vector<FlatGradients> buckets_;
-  std::vector<bool> used_;  // of the parameters in all buckets
+  std::vector<bool> agree_on_used(dist::ProcessGroup* agree);
+  std::vector<bool> used_;                       // of the parameters in all buckets
+  std::vector<bool> used_here_, used_anywhere_;  // in the last sum that was no recording
   dist::ProcessGroup* group_;
   int64_t count_ = 0;
 };

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "parallel/agreement.h"
+#include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tensor/random_scope.h"
 #include "trace/trace.h"
@@ -24,7 +25,7 @@ void Engine::run(const std::vector<std::vector<Action>>& all) {
   const auto watch = stopwatch(ran_);
   took_.reset();
   const auto device = std::find_if(links_.begin(), links_.end(), [](auto& l) { return l.second->on_streams(); });
-  if (device != links_.end()) {
+  if (device != links_.end() && !Graph::is_recording()) {
     const Device here = device->second->device();
     took_.emplace(Event(here, true), Event(here, true)).first.record();
   }
@@ -181,12 +182,17 @@ template <class Fn> auto Engine::together(const Fn& fn) {
     throw;
   } catch (const std::exception& e) {
     abandon();
+    if (Graph::is_recording()) throw;  // whoever records tells the others
     if (!world_) fail(e.what());
     parallel::fail_everywhere(*world_, e.what());
   }
 }
 
 double Engine::train_batch(const Data& data, const std::function<Variable(const Variable&)>& scale) {
+  return mean_loss(forward_backward(data, scale));
+}
+
+std::vector<Tensor> Engine::forward_backward(const Data& data, const std::function<Variable(const Variable&)>& scale) {
   LOCKSTEP_CHECK(data, "[pipeline] expected a function that gives micro-batches, got none");
   for (auto& p : module_->named_parameters()) {
     LOCKSTEP_CHECK(!p.variable.grad().defined(), "[pipeline] ", p.name,
@@ -204,12 +210,25 @@ double Engine::train_batch(const Data& data, const std::function<Variable(const 
                             {"copy", at_.dp}});
   return together([&] {
     now_ = {.data = &data, .micro_batches = r.micro_batches, .training = true, .scale = &scale};
+    const std::pair seconds(ran_, waited_);
     run(schedule_.ranks);
+    if (Graph::is_recording()) std::tie(ran_, waited_) = seconds;  // nothing has run
     reduce();
+    ++step_;
+    std::vector<Tensor> losses(size_t(r.micro_batches));
+    for (const auto& [micro_batch, loss] : std::exchange(losses_, {})) losses[size_t(micro_batch)] = loss;
+    return losses;
+  });
+}
+
+double Engine::mean_loss(const std::vector<Tensor>& all) {
+  return together([&] {
+    now_ = {.micro_batches = schedule_.request.micro_batches, .training = true};
+    for (size_t i = 0; i < all.size(); ++i)
+      if (all[i].defined()) losses_[int64_t(i)] = all[i];
     double sum = 0;
     const std::vector<double> losses = gather_losses();
     for (const double loss : losses) sum += loss;  // in their order, whoever had them
-    ++step_;
     return sum / double(losses.size());
   });
 }

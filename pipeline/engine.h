@@ -84,6 +84,10 @@ class Engine {
   /// Forward and backward of all micro-batches; adds nothing to .grad that was there before, which is an Error. Gives
   /// back the mean loss. `scale` changes the loss that backward starts from.
   double train_batch(const Data& data, const std::function<Variable(const Variable&)>& scale = {});
+  /// Its two halves. The first may be recorded in a Graph (tensor/graph.h) behind a step that was not, and gives back
+  /// the losses of micro-batches; undefined where this rank has them not.
+  std::vector<Tensor> forward_backward(const Data& data, const std::function<Variable(const Variable&)>& scale = {});
+  double mean_loss(const std::vector<Tensor>& losses);
   /// Scales the gradients of all stages by max_norm / (norm + 1e-6) when that is below 1; gives back their norm().
   double clip_grad_norm(double max_norm);
   /// The Euclidean norm of the gradients of all stages, from the sum of squares of each that this rank has, by name. A
@@ -101,12 +105,16 @@ class Engine {
   int stage() const { return rank_; }                                 ///< this rank's, 0 .. stages - 1
   bool is_first() const { return schedule_.place(0).rank == rank_; }  ///< has the first layer
   bool is_last() const { return schedule_.place(virtual_stages_ - 1).rank == rank_; }
-  /// Of all ranks, by their number in the world; the same everywhere.
+  /// Of all ranks, by their number in the world; the same everywhere. Of the last step that was not a graph's.
   const std::vector<RankTime>& times() const { return times_; }
   /// The idle part of the last train_batch(), over all ranks: what simulate() and the papers' formulas call the bubble.
   double bubble() const;
   /// Whether this stage adds up the gradient of a parameter, and counts it: of a tied one, the first that has it.
   bool leads(const std::string& parameter) const;
+  /// Then: its layer and place there, which is its place in norm()'s sum; none elsewhere.
+  std::optional<std::pair<int, int>> place_in_norm(const std::string& parameter) const;
+  /// Those that messages and ties have beside the mesh's, of this rank, in an order that all ranks share.
+  std::vector<dist::ProcessGroup*> groups() const;
   /// Bytes that this rank sent to other stages so far.
   int64_t bytes_sent() const;
 

@@ -144,6 +144,7 @@ void Engine::abandon() noexcept {
   arrived_.clear();
   expected_.clear();
   posted_.clear();
+  for (auto& [road, link] : links_) link->forget();
 }
 
 }  // namespace lockstep::pipeline

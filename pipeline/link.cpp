@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tensor/graph.h"
 #include "tensor/ops.h"
 
 namespace lockstep::pipeline {
@@ -82,12 +83,13 @@ void Link::wait(Message& message) {
 }
 
 bool Link::is_done(const Message& message) {
-  return std::all_of(message.work.begin(), message.work.end(), [](const dist::Work& w) { return w.done(); });
+  return !Graph::is_recording() &&
+         std::all_of(message.work.begin(), message.work.end(), [](const dist::Work& w) { return w.done(); });
 }
 
 void Link::keep_pace(std::deque<Message>& messages, size_t most) {
   for (; messages.size() > most; messages.pop_front())
-    for (dist::Work& work : messages.front().work) work.synchronize();
+    for (dist::Work& work : messages.front().work) Graph::is_recording() ? work.wait() : work.synchronize();
 }
 
 void Link::send(const std::vector<Tensor>& tensors, const std::string& tag, const Shapes* shapes) {
@@ -127,9 +129,10 @@ void Link::post(const std::vector<Shapes::One>& tensors, const std::string& tag)
 std::vector<Tensor> Link::arrive() {
   Message message = std::move(posted_.front());
   posted_.pop_front();
-  if (on_streams_) waits_.emplace_back(Event(device_, true), Event(device_, true)).first.record();
+  const bool measures = on_streams_ && !Graph::is_recording();
+  if (measures) waits_.emplace_back(Event(device_, true), Event(device_, true)).first.record();
   wait(message);
-  if (on_streams_) waits_.back().second.record();
+  if (measures) waits_.back().second.record();
   std::vector<Tensor> tensors = std::move(message.tensors);
   if (between_devices_) {
     came_.push_back(std::move(message));
@@ -146,6 +149,11 @@ void Link::flush() {
   for (Message& message : sent_) wait(message);
   sent_.clear();
   came_.clear();
+}
+
+void Link::forget() {
+  for (auto* messages : {&sent_, &posted_, &came_}) messages->clear();
+  waits_.clear();
 }
 
 double Link::take_waited() {

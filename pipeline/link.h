@@ -9,7 +9,8 @@
 // Between CUDA devices a link is a communicator of NCCL and a stream. Both ranks put the same messages there in the
 // same order, that of the sender's schedule, so a receive that is posted ahead holds up nothing but later messages of
 // its link; streams wait for each other by events. check_streams() (schedule_check.h) shows of each schedule that no
-// circle of them waits.
+// circle of them waits. In a graph (tensor/graph.h) messages fork and join those streams; where the host would wait for
+// a message, the recorded stream does.
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -66,8 +67,11 @@ class Link {
   bool has_come() const;
   /// Returns when everything is gone.
   void flush();
+  /// After an error.
+  void forget();
   int64_t bytes_sent() const { return group_->traffic().sent - sent_before_; }
   Device device() const { return device_; }
+  dist::ProcessGroup& group() const { return *group_; }
   /// Whether streams wait for what comes, and the host does not.
   bool on_streams() const { return on_streams_; }
   /// Then: seconds that the stream has waited in arrive() since the last call. All of it must be done.

@@ -211,6 +211,19 @@ bool Engine::leads(const std::string& parameter) const {
   return found == places_.end() || found->second.leads;
 }
 
+std::optional<std::pair<int, int>> Engine::place_in_norm(const std::string& parameter) const {
+  const Place& p = places_.at(parameter);
+  return p.leads ? std::optional(std::pair(p.layer, p.place)) : std::nullopt;
+}
+
+std::vector<dist::ProcessGroup*> Engine::groups() const {
+  std::vector<dist::ProcessGroup*> all;
+  for (const auto& [road, link] : links_) all.push_back(&link->group());
+  for (const Tie& tie : ties_)
+    if (tie.ranks) all.push_back(tie.ranks.get());
+  return all;
+}
+
 int64_t Engine::bytes_sent() const {
   int64_t bytes = 0;
   for (const auto& [road, link] : links_) bytes += link->bytes_sent();

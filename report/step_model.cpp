@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "parallel/tensor/overlap.h"
 #include "pipeline/simulate.h"
 #include "tensor/check.h"
 
@@ -14,25 +15,30 @@ using engine::ModelShape;
 
 std::string rounded_percent(double part) { return str(std::round(part * 1000) / 10, " %"); }
 
-/// What a layer of a pipeline takes, and its all-reduces of activations in a forward with slices.
+/// What a layer of a pipeline takes, and beside that waits for sums of activations with slices.
 struct Layer {
-  double forward = 0, backward = 0, reduces = 0;
+  double forward = 0, backward = 0, waits = 0, waits_back = 0;
   double both() const { return forward + backward; }
   void operator+=(const Layer& other) {
-    forward += other.forward, backward += other.backward, reduces += other.reduces;
+    forward += other.forward, backward += other.backward, waits += other.waits, waits_back += other.waits_back;
   }
 };
 
-/// Of a micro-batch.
-std::vector<Layer> layers_of(const TrainingJob& job) {
+/// Of a micro-batch. sum(n): seconds of the sum of an n-th of its activations.
+std::vector<Layer> layers_of(const TrainingJob& job, const std::function<double(int64_t)>& sum) {
   const ModelShape& m = job.model;
+  const int64_t chunks =
+      job.overlap_chunks > 0 ? job.overlap_chunks : tensor_parallel::automatic_chunks(job.micro_batch * m.context);
   std::vector<Layer> layers;
   for (const ModelShape::Layer& one : m.list) {
     const double whole = m.flops(one), own = whole > 0 ? m.flops(one, job.plan.tp) / whole : 1,
                  part = own * double(job.micro_batch);
-    layers.push_back({.forward = part * one.forward,
-                      .backward = part * (one.backward + (job.recompute && one.repeats ? one.forward : 0)),
-                      .reduces = one.repeats ? double(one.reduces) : 0});
+    const double again = job.recompute && one.repeats;
+    Layer& layer = layers.emplace_back(Layer{part * one.forward, part * (one.backward + again * one.forward)});
+    if (!one.repeats || job.plan.tp == 1) continue;
+    const engine::LayerSeconds waits =
+        engine::waits_for_slices(m, one, job.plan.tp, {layer.forward, part * one.backward}, chunks, sum);
+    layer.waits = waits.forward, layer.waits_back = waits.backward + again * waits.forward;
   }
   return layers;
 }
@@ -85,7 +91,11 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   const parallel::Plan& l = job.plan;
   const ModelShape& model = job.model;
   const double m = double(job.micro_batches), width = double(size_of(job.dtype));
-  const std::vector<Layer> layers = layers_of(job);
+  const double activation = double(job.micro_batch) * double(model.context) * double(model.width) * width;
+  const auto sum_of = [&](int64_t part) {
+    return collective_seconds(Collective::all_reduce, l.tp, 1, activation / double(part), cluster);
+  };
+  const std::vector<Layer> layers = layers_of(job, sum_of);
   std::vector<double> seconds;
   for (const Layer& layer : layers) seconds.push_back(layer.both());
   const engine::PlanForecast plan = engine::plan_parts(config_of(job), model, l, seconds);
@@ -117,13 +127,11 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
     add("uneven stages", m * (most - forward - backward), str("the slowest rank takes ", most, " s for a micro-batch"));
 
   // Tensor parallelism: an all-reduce of the activations after attention and after the MLP, and the same backward.
-  const double activation = double(job.micro_batch) * double(model.context) * double(model.width) * width;
-  const double reduce = collective_seconds(Collective::all_reduce, l.tp, 1, activation, cluster);
-  const double again = job.recompute ? 2 : 1, tensor_forward = slow.reduces * reduce,
-               tensor_backward = again * tensor_forward;
+  const double tensor_forward = slow.waits, tensor_backward = slow.waits_back;
   if (l.tp > 1) {
     add("tensor parallel", m * (tensor_forward + tensor_backward),
-        str(2 + 2 * again, " all-reduces a block over ", l.tp, " ranks, ", reduce, " s each"));
+        str(job.recompute ? 6 : 4, " all-reduces a block over ", l.tp, " ranks, ", sum_of(1),
+            " s each, less what products hide"));
   }
 
   // The pipeline: the schedule itself, a part's cost against that of the slowest rank.
@@ -136,7 +144,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
     pipeline::Costs costs{.forward = whole_forward, .input = whole_backward / 2, .weight = whole_backward / 2};
     const pipeline::Formula formula = pipeline::formula(schedule.request, costs);
     for (const Layer& part : parts) {
-      const double own = part.both() + part.reduces * (1 + again) * reduce, all = whole_forward + whole_backward;
+      const double own = part.both() + part.waits + part.waits_back, all = whole_forward + whole_backward;
       costs.weights.push_back(all > 0 ? own / all * v : 1);
     }
     const double ideal = pipeline::simulate(schedule, costs).seconds, busy = m * (whole_forward + whole_backward);

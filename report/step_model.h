@@ -34,6 +34,7 @@ struct TrainingJob {
   bool recompute = false;  ///< every block's forward again in the backward
   bool overlap = true;     ///< gradients are reduced while the backward runs (without a pipeline)
   double bucket_bytes = 25 * 1048576.;
+  int64_t overlap_chunks = 0;  ///< of products with tensor parallelism; 0: as on CUDA devices
 };
 
 /// Gives the layers their seconds at so many FLOP/s, a backward so many times a forward.

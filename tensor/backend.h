@@ -68,6 +68,7 @@ struct Backend {
   // What a step of an optimizer needs beside its rule (see step_batch.h), on this thread's current device and stream.
   void (*store)(void* to, const void* from, size_t bytes);  ///< of the host, in words of 8; `from` is free at once
   void (*square_sums)(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);
+  void (*add_sums)(const void* pieces, int64_t count, const double* sums, double* totals);
   void (*take_norm)(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers);
   void (*find_nonfinite)(const std::vector<Tensor>& x, int32_t* found);  ///< see nonfinite.h; contiguous
   /// As keep_for_graphs(), for memory of somebody else: such graphs have a part in its owner from here on.

@@ -152,6 +152,7 @@ const Backend noted_backend{
     .free_graph = [](void*, int) noexcept {},
     .store = [](void*, const void*, size_t bytes) { note_bytes("numbers", int64_t(bytes)); },
     .square_sums = [](const void*, int, int64_t chunks, void*, double*) { note_bytes("square_sums", 8 * chunks); },
+    .add_sums = [](const void*, int64_t count, const double*, double*) { note_bytes("add_sums", 8 * count); },
     .take_norm = [](const void*, int64_t count, const double*, double*, void*) { note_bytes("take_norm", 8 * count); },
     .find_nonfinite =
         [](const std::vector<Tensor>& x, int32_t*) {

@@ -119,6 +119,12 @@ void StepBatch::add_squares(const std::vector<Squares>& all, const Tensor& sums)
   backend(device_)->square_sums(there, int(pieces.size()), chunks, bytes_of(numbers_), sums.data<double>());
 }
 
+void StepBatch::add_up(const std::vector<NormPiece>& all, const Tensor& sums, const Tensor& totals) {
+  if (all.empty()) return;
+  const std::byte* there = hold(tensors_, all.data(), all.size() * sizeof(NormPiece));
+  backend(device_)->add_sums(there, int64_t(all.size()), sums.data<double>(), totals.data<double>());
+}
+
 void StepBatch::take_norm(const std::vector<NormPiece>& all, const Tensor& sums) {
   const std::byte* there = all.empty() ? nullptr : hold(norms_, all.data(), all.size() * sizeof(NormPiece));
   table(device_);

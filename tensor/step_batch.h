@@ -102,6 +102,8 @@ class StepBatch {
     int64_t at = 0;
   };
   void add_squares(const std::vector<Squares>& all, const Tensor& sums);
+  /// Those of each tensor in one, added in their order; `totals` may have more places.
+  void add_up(const std::vector<NormPiece>& all, const Tensor& sums, const Tensor& totals);
   /// From those sums: control.norm, clip and skip.
   void take_norm(const std::vector<NormPiece>& all, const Tensor& sums);
   /// control.found, where it lies: one element of i32. For ranks that have to agree on it.
@@ -136,7 +138,7 @@ class StepBatch {
   std::vector<Slot> slots_;
   std::vector<Tensor> gradients_;  // alive until they are read
   Tensor numbers_;                 // the control, and the slots behind it
-  Table squares_, norms_;
+  Table squares_, tensors_, norms_;
   int key_ = 0, slot_ = 0;
   int64_t step_ = 0;
   bool numbers_only_ = false, recorded_ = false;

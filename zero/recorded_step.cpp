@@ -6,7 +6,7 @@
 // Where units are cut, squares of several ranks are added up by NCCL: a block lies on one rank and is zero on the
 // others, so any order gives the bits of the host's sum. Behind them lies a place that counts the ranks which found
 // something that is not finite. Whose gradient that was is lost in the sum over ranks: own_bad_ has it, as in a step
-// that runs as it is.
+// that runs as it is. Other parts of the model add their sums, a number a parameter, in between (OtherParts).
 #include <cmath>
 
 #include "tensor/ops.h"
@@ -21,9 +21,9 @@ double Stage::scale_of(const StepOptions& o) const {
 }
 
 void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
-  LOCKSTEP_CHECK(!o.others && options.spread.names.empty() && batch && !scaled,
-                 "[zero] expected ranks that have the whole model, on CUDA devices, and a scale of at most 1 to "
-                 "capture a step");
+  LOCKSTEP_CHECK(options.spread.names.empty() && batch && !scaled,
+                 "[zero] expected experts that all ranks have, on CUDA devices, and a scale of at most 1 to capture a "
+                 "step");
   LOCKSTEP_CHECK(!captured_ || captured_->used == used,
                  "[zero] expected all graphs to capture steps of the same parameters");
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
@@ -35,9 +35,10 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
   for (const Unit& unit : units) step.parts.push_back(unit.part);
   step.has_norm = o.max_norm > 0 || o.want_norm || options.nonfinite != NonFinite::propagate;
   if (step.has_norm) {
-    const Tensor squares = squares_of_blocks(1, used);
+    Tensor squares = squares_of_blocks(1, used);
+    const Tensor found = batch->found();
     if (is_cut() && group.size() > 1) {
-      const Tensor found = batch->found(), all = squares.narrow(0, norm_blocks_of_all, 1);
+      const Tensor all = squares.narrow(0, norm_blocks_of_all, 1);
       all.copy_(found);
       group.all_reduce(squares, {.tag = "zero squares of gradients"});
       found.copy_(all);
@@ -45,6 +46,14 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
     std::vector<NormPiece> norms;
     for (const Parameter& p : parameters)
       if (p.trains()) norms.push_back({p.first_block, norm_blocks(p.variable.numel()), p.variable.dtype() == f64});
+    if (o.others) {
+      const Tensor own = empty({int64_t(norms.size()) + 1}, {.dtype = f64, .device = device}),
+                   all = own.narrow(0, int64_t(norms.size()), 1);
+      batch->add_up(norms, squares, own);
+      all.copy_(found);
+      squares = o.others->captured_norm(own, norms);
+      found.copy_(all);
+    }
     batch->take_norm(norms, squares);
   }
   optimizer_->update(used, 1, 1);

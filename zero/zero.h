@@ -33,6 +33,10 @@
 #include "zero/offload.h"
 #include "zero/partition.h"
 
+namespace lockstep {
+struct NormPiece;
+}
+
 namespace lockstep::zero {
 
 class Stage;
@@ -89,6 +93,10 @@ class OtherParts {
   virtual void agree(StepReport& report) = 0;
   /// The norm of all gradients from the sums of squares of this part's, by name.
   virtual double norm(const std::vector<std::pair<std::string, double>>& squares) = 0;
+  /// Both in a step that is captured, on the device. own: f64, the sums of squares of this part's trained parameters in
+  /// the order of named_parameters(), and behind them a count of what is not finite, which becomes that of all parts.
+  /// Gives back sums of all parts; `pieces`: where they lie, in the order of the norm.
+  virtual Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) = 0;
 };
 
 struct StepOptions {

@@ -55,8 +55,8 @@ class NcclEngine final : public NativeEngine {
   /// On the thread that makes the call: keeps its tensors, and what its device does before is done before. Error:
   /// another device than that of earlier calls, an algorithm that there is not.
   std::shared_ptr<DeviceWork> begin(const Call& call);
-  /// In place of begin() and a turn, while this thread records: puts the call into the graph (recorded.cpp). Error: a
-  /// message, a group that has no communicator yet.
+  /// In place of begin() and a turn, while this thread records: puts the call into the graph (recorded.cpp). Error:
+  /// ranks that have no communicator yet.
   std::shared_ptr<DeviceWork> record(Call call);
   std::vector<std::string> take_recorded();
   /// Whether the communicator of all ranks was made, or ranks share devices.
@@ -83,17 +83,22 @@ class NcclEngine final : public NativeEngine {
   void device_collective(Call& call, uint64_t sequence);
   void enqueue(const Call& call, Communicator& comm);
   void device_messages(Call& call);
+  static std::vector<PointToPoint> messages_of(const Call& call);
+  void put_messages(const Call& call, const std::vector<PointToPoint>& messages);
   void gather_parts(const Tensor& whole, const Tensor& part, int root, ncclComm_t comm);
   void sum_own_part(const Call& call, Communicator& comm, const Tensor& target);
-  void send(const Tensor& t, int peer, ncclComm_t comm) {
+  void send(const Tensor& t, int peer, ncclComm_t comm, const Stream& on) {
     if (t.numel() > 0)
-      check_nccl(ncclSend(t.raw_data(), size_t(size_in_bytes(t)), ncclUint8, peer, comm, stream()), "ncclSend", comm);
+      check_nccl(ncclSend(t.raw_data(), size_t(size_in_bytes(t)), ncclUint8, peer, comm, stream(on)), "ncclSend", comm);
   }
-  void receive(const Tensor& t, int peer, ncclComm_t comm) {
+  void send(const Tensor& t, int peer, ncclComm_t comm) { send(t, peer, comm, *stream_); }
+  void receive(const Tensor& t, int peer, ncclComm_t comm, const Stream& on) {
     if (t.numel() > 0)
-      check_nccl(ncclRecv(t.raw_data(), size_t(size_in_bytes(t)), ncclUint8, peer, comm, stream()), "ncclRecv", comm);
+      check_nccl(ncclRecv(t.raw_data(), size_t(size_in_bytes(t)), ncclUint8, peer, comm, stream(on)), "ncclRecv", comm);
   }
-  cudaStream_t stream() const { return static_cast<cudaStream_t>(stream_->handle()); }
+  void receive(const Tensor& t, int peer, ncclComm_t comm) { receive(t, peer, comm, *stream_); }
+  static cudaStream_t stream(const Stream& of) { return static_cast<cudaStream_t>(of.handle()); }
+  cudaStream_t stream() const { return stream(*stream_); }
   Tensor part_of(const Tensor& flat, int of) const {
     const Range r = shard_range(flat.numel(), n_, of);
     return flat.narrow(0, r.begin, r.size());

@@ -1,4 +1,5 @@
 // Messages between ranks: pairs that share a device, and tensors on the CPU, go through the host; the others by NCCL.
+// A graph takes those that go by NCCL between pairs that have met.
 #include <algorithm>
 
 #include "dist/nccl/engine.h"
@@ -6,19 +7,22 @@
 
 namespace lockstep::dist {
 
+std::vector<PointToPoint> NcclEngine::messages_of(const Call& call) {
+  if (call.collective == Collective::batch) return call.batch;
+  return {{call.collective == Collective::send, call.input, call.root, call.tag}};
+}
+
 void NcclEngine::device_messages(Call& call) {
   std::vector<Message> batch = turns.begin_messages(call);
-  std::vector<Tensor> tensors;
-  if (call.collective != Collective::batch) tensors.push_back(call.input);
-  for (const PointToPoint& p : call.batch) tensors.push_back(p.tensor);
+  const std::vector<PointToPoint> all = messages_of(call);
   std::vector<std::pair<Tensor, Tensor>> arrived;  // on the device, and what it gets from the host
   const auto exchange = [&](const std::vector<size_t>& by_host, std::vector<Message> more) {
     std::vector<Tensor> copies;
     for (const size_t i : by_host) {
       const Tensor& here = copies.emplace_back(
-          batch[i].is_send ? tensors[i].to(cpu)
-                           : empty(tensors[i].shape(), {.dtype = tensors[i].dtype(), .device = cpu}));
-      if (!batch[i].is_send) arrived.emplace_back(tensors[i], here);
+          batch[i].is_send ? all[i].tensor.to(cpu)
+                           : empty(all[i].tensor.shape(), {.dtype = all[i].tensor.dtype(), .device = cpu}));
+      if (!batch[i].is_send) arrived.emplace_back(all[i].tensor, here);
       more.push_back(batch[i]);
       more.back().data = {static_cast<std::byte*>(here.raw_data()), size_t(size_in_bytes(here))};
     }
@@ -30,7 +34,7 @@ void NcclEngine::device_messages(Call& call) {
   std::vector<size_t> by_host, by_nccl;
   for (size_t i = 0; i < batch.size(); ++i) {
     const auto known = links_.find(batch[i].peer);
-    if (tensors[i].device().is_cpu()) {
+    if (all[i].tensor.device().is_cpu()) {
       first.push_back(batch[i]);
     } else if (known != links_.end() && !known->second.comm) {
       by_host.push_back(i);
@@ -51,52 +55,56 @@ void NcclEngine::device_messages(Call& call) {
     return std::pair(std::min(a, rank), std::max(a, rank)) < std::pair(std::min(b, rank), std::max(b, rank));
   });
   peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-  std::vector<Link*> links;
+  for (const int peer : peers) connect(peer, call);
   by_host.clear();
-  for (const int peer : peers)
-    if (Link& link = connect(peer, call); link.comm) links.push_back(&link);
-  std::erase_if(by_nccl, [&](size_t i) {
-    const bool shared = !links_[batch[i].peer].comm;
-    if (shared) by_host.push_back(i);
-    return shared;
-  });
-  if (!links.empty()) {
-    Event begin(*device_);
-    begin.record();
-    for (const Link* link : links) {
-      if (!link->stream) continue;
-      const StreamScope scope(*link->stream);
-      begin.wait();
-    }
-    std::vector<Communicator*> comms;
-    for (const Link* link : links) comms.push_back(link->comm.get());
-    watchdog_->run(comms, turns.timeout_of(call), what_, [&] {
-      for (const size_t i : by_nccl) {
-        const Link& link = links_[batch[i].peer];
-        const int64_t bytes = size_in_bytes(tensors[i]);
-        if (bytes == 0) continue;
-        const ncclComm_t c = link.comm->handle();
-        const auto stream = static_cast<cudaStream_t>((link.stream ? *link.stream : *stream_).handle());
-        const int peer = batch[i].peer > rank;  // of the two
-        if (batch[i].is_send)
-          check_nccl(ncclSend(tensors[i].raw_data(), size_t(bytes), ncclUint8, peer, c, stream), "ncclSend", c);
-        else check_nccl(ncclRecv(tensors[i].raw_data(), size_t(bytes), ncclUint8, peer, c, stream), "ncclRecv", c);
-        (batch[i].is_send ? traffic->sent : traffic->received) += bytes;
-        traffic->messages += batch[i].is_send;
-      }
-    });
-    for (const Link* link : links) {
-      if (!link->stream) continue;
-      Event end(*device_);
-      {
-        const StreamScope scope(*link->stream);
-        end.record();
-      }
-      end.wait();
-    }
+  std::vector<PointToPoint> there;
+  for (const size_t i : by_nccl) {
+    if (links_[all[i].peer].comm) there.push_back(all[i]);
+    else by_host.push_back(i);
+  }
+  put_messages(call, there);
+  for (const PointToPoint& p : there) {
+    (p.is_send ? traffic->sent : traffic->received) += size_in_bytes(p.tensor);
+    traffic->messages += p.is_send;
   }
   if (!by_host.empty()) exchange(by_host, {});
-  for (const auto& [there, here] : arrived) there.copy_(here);
+  for (const auto& [to, here] : arrived) to.copy_(here);
+}
+
+/// Side by side on the streams of their pairs, behind what the group's was given, which goes on behind them.
+void NcclEngine::put_messages(const Call& call, const std::vector<PointToPoint>& messages) {
+  std::map<int, Link*> links;
+  for (const PointToPoint& p : messages)
+    if (p.tensor.numel() > 0) links[p.peer] = &links_.at(p.peer);
+  if (links.empty()) return;
+  Event begin(*device_);
+  begin.record();
+  std::vector<Communicator*> comms;
+  for (const auto& [peer, link] : links) {
+    comms.push_back(link->comm.get());
+    if (!link->stream) continue;
+    const StreamScope scope(*link->stream);
+    begin.wait();
+  }
+  watchdog_->run(comms, turns.timeout_of(call), what_, [&] {
+    for (const PointToPoint& p : messages) {
+      if (p.tensor.numel() == 0) continue;
+      const Link& link = *links[p.peer];
+      const Stream& on = link.stream ? *link.stream : *stream_;
+      const int peer = p.peer > rank;  // of the two
+      if (p.is_send) send(p.tensor, peer, link.comm->handle(), on);
+      else receive(p.tensor, peer, link.comm->handle(), on);
+    }
+  });
+  for (const auto& [peer, link] : links) {
+    if (!link->stream) continue;
+    Event end(*device_);
+    {
+      const StreamScope scope(*link->stream);
+      end.record();
+    }
+    end.wait();
+  }
 }
 
 }  // namespace lockstep::dist

@@ -1,4 +1,4 @@
-// Collectives in graphs (tensor/graph.h).
+// Collectives and messages in graphs (tensor/graph.h).
 //
 //   recording   caller's stream ──ready──┐                 ┌─end─▶ Work::wait(): goes on behind it
 //               stream of the group      └─▶ ncclAllReduce ┘       all of it becomes a part of the graph
@@ -14,6 +14,20 @@
 
 namespace lockstep::dist {
 namespace {
+
+/// The same on all ranks: of messages not whose they are.
+std::string text_of(const Call& call, const std::vector<PointToPoint>& messages) {
+  if (messages.empty()) return call.describe();
+  std::string text;
+  const bool is_one = call.collective != Collective::batch;  // of which each end has another half
+  for (const PointToPoint& p : messages)
+    text += str(text.empty() ? "" : ", ",
+                is_one      ? "message "
+                : p.is_send ? "send "
+                            : "receive ",
+                p.tensor.dtype(), " x ", p.tensor.numel(), p.tag.empty() ? "" : ", tag " + p.tag);
+  return text;
+}
 
 class RecordedWork final : public DeviceWork {
  public:
@@ -32,6 +46,7 @@ class RecordedWork final : public DeviceWork {
     if (!Graph::is_recording()) return;  // it was given up
     end_.wait();
     joined_ = true;
+    if (call_.awaited) call_.input = call_.output = Tensor();  // as in NcclWork
   }
   void begin() const { ready_.wait(); }
   void end() { end_.record(); }
@@ -42,7 +57,7 @@ class RecordedWork final : public DeviceWork {
         str("[", name_of(call_.collective), "] is recorded, so that the host cannot wait for it; wait for the replay"));
   }
 
-  const Call call_;  // keeps its tensors
+  Call call_;  // keeps its tensors
   Event ready_, end_;
   bool joined_ = false;
 };
@@ -51,22 +66,31 @@ class RecordedWork final : public DeviceWork {
 
 std::shared_ptr<DeviceWork> NcclEngine::record(Call call) {
   const char* const op = name_of(call.collective).data();
-  LOCKSTEP_CHECK(!is_message(call.collective), "[", op, "] messages cannot be captured: send them before or after");
+  const std::vector<PointToPoint> messages = is_message(call.collective) ? messages_of(call) : decltype(messages)();
   check(call);
   std::shared_ptr<RecordedWork> work;
   turns.aside([&] {
-    const auto all = links_.find(everybody);
-    LOCKSTEP_CHECK(all != links_.end(), "[", op, "] the first collective of group ", name,
-                   " cannot be captured, as it makes a communicator: call one before");
-    LOCKSTEP_CHECK(all->second.comm, "[", op, "] tensors of group ", name,
-                   " go through the host's memory, which cannot be captured");
-    recorded_.push_back(call.describe());
+    const auto check_link = [&](int peer) {
+      const auto known = links_.find(peer);
+      const auto of = [&] { return peer == everybody ? "" : str(" to or from rank ", world_ranks[size_t(peer)]); };
+      LOCKSTEP_CHECK(known != links_.end(), "[", op, "] the first ", messages.empty() ? "collective" : "message",
+                     " of group ", name, of(), " cannot be captured, as it makes a communicator: call one before");
+      LOCKSTEP_CHECK(known->second.comm, "[", op, "] tensors of group ", name, of(),
+                     " go through the host's memory, which cannot be captured");
+    };
+    if (messages.empty()) check_link(everybody);
+    for (const PointToPoint& p : messages) {
+      LOCKSTEP_CHECK(!p.tensor.device().is_cpu(), "[", op, "] a message from the CPU's memory cannot be captured");
+      check_link(p.peer);
+    }
+    recorded_.push_back(text_of(call, messages));
     call.algorithm = algorithm_of(call);
     what_ = recorded_.back();
     work = std::make_shared<RecordedWork>(call, *device_);
     const StreamScope scope(*stream_);
     work->begin();
-    enqueue(call, *all->second.comm);
+    if (messages.empty()) enqueue(call, *links_.at(everybody).comm);
+    else put_messages(call, messages);
     work->end();
   });
   return work;
@@ -78,10 +102,12 @@ std::vector<std::string> NcclEngine::take_recorded() {
   return all;
 }
 
-/// On the stream of the group, behind what the caller's was given.
+/// On the stream of the group, behind what the caller's was given. With collectives of several groups in it, the launch
+/// is a replay of the next.
 void NcclEngine::start_graph(Call& call, uint64_t sequence) {
   if (must_compare(++collectives_)) agree(call, sequence);
   call.launch();
+  job->control->begin(turns.activity);  // it may have been a replay of another group
 }
 
 }  // namespace lockstep::dist

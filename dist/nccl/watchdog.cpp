@@ -290,7 +290,10 @@ void Watchdog::give_up(std::exception_ptr error) {
     distrusted_.push_back(comm->device_);
     distrust(comm->device_, why);
   }
-  for (const auto& comm : comms) abort(*comm);
+  // At once: one that is in a graph ends when the graph is gone, and that when no other of its communicators waits.
+  std::vector<std::thread> threads;
+  for (const auto& comm : comms) threads.emplace_back([this, comm] { abort(*comm); });
+  for (std::thread& thread : threads) thread.join();
 }
 
 void Watchdog::abort(Communicator& comm) {

@@ -31,7 +31,8 @@
 namespace lockstep::sequence {
 
 /// q (B, H, T/P, D), k and v (B, G, T/P, D): this rank's part, contiguous order. H must divide by P; keys of fewer
-/// heads than ranks are sent to every rank that reads them. Under dropout the mask depends on the number of ranks.
+/// heads than ranks are sent to every rank that reads them. Under dropout the mask is that of one process that draws
+/// the same key; ranks may draw others.
 Variable ulysses_attention(const Variable& q, const Variable& k, const Variable& v, AttentionArgs args,
                            const std::shared_ptr<dist::ProcessGroup>& group);
 

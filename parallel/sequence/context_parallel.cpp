@@ -1,6 +1,37 @@
 #include "parallel/sequence/context_parallel.h"
 
+#include <map>
+#include <mutex>
+
 namespace lockstep::sequence {
+namespace {
+
+/// Positions of a rank's tokens, kept on the device where attention met so many: a step that is recorded
+/// (tensor/graph.h) can copy nothing from the host.
+class Positions {
+ public:
+  Positions(int ranks, int rank, Order order) : ranks_(ranks), rank_(rank), order_(order) {}
+  Tensor of(int64_t tokens) {
+    const std::lock_guard lock(mutex_);
+    const auto known = kept_.find(tokens);
+    return known == kept_.end() ? positions(tokens * ranks_, ranks_, rank_, order_) : known->second;
+  }
+  void keep(int64_t tokens, Device device) {
+    const std::lock_guard lock(mutex_);
+    if (device.is_cpu() || (kept_.contains(tokens) && kept_.at(tokens).device() == device)) return;
+    if (kept_.size() >= most) kept_.clear();
+    kept_[tokens] = positions(tokens * ranks_, ranks_, rank_, order_).to(device);
+  }
+
+ private:
+  static constexpr size_t most = 16;  // lengths
+  const int ranks_, rank_;
+  const Order order_;
+  std::mutex mutex_;  // replicas of a model may be threads
+  std::map<int64_t, Tensor> kept_;
+};
+
+}  // namespace
 
 std::string_view name_of(Kind kind) { return kind == Kind::ring ? "ring" : "ulysses"; }
 
@@ -15,11 +46,12 @@ std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared
       name_of(order));
   const auto part = std::make_shared<nn::SequencePart>();
   part->ranks = group->size();
-  part->positions = [ranks = group->size(), rank = group->rank(), order](int64_t tokens) {
-    return positions(tokens * ranks, ranks, rank, order);
+  const auto positions = std::make_shared<Positions>(group->size(), group->rank(), order);
+  part->positions = [positions](int64_t tokens) { return positions->of(tokens); };
+  part->attend = [=](const Variable& q, const Variable& k, const Variable& v, const AttentionArgs& args) {
+    if (q.dim() == 4) positions->keep(q.size(2), q.device());
+    return ring ? ring_attention(q, k, v, args, group, order) : ulysses_attention(q, k, v, args, group);
   };
-  if (ring) part->attend = [group, order](const auto&... x) { return ring_attention(x..., group, order); };
-  else part->attend = [group](const auto&... x) { return ulysses_attention(x..., group); };
   bool attends = false;
   const auto refuse = [&](const auto&... message) {
     take_sequences(model);

@@ -64,9 +64,8 @@ std::vector<Variable> turn(const std::vector<Variable>& parts, bool to_heads,
 Variable spread(const Variable& x, int64_t heads, int64_t ranks) {
   const int64_t groups = x.size(1), wanted = groups % ranks == 0 ? groups : ranks % groups == 0 ? ranks : heads;
   if (wanted == groups) return x;
-  std::vector<int64_t> index;
-  for (int64_t i = 0; i < wanted; ++i) index.push_back(i * groups / wanted);
-  return index_select(x, 1, Tensor::from(index, {wanted}).to(x.device()));
+  const Shape& s = x.shape();
+  return x.unsqueeze(2).expand({s[0], groups, wanted / groups, s[2], s[3]}).reshape({s[0], wanted, s[2], s[3]});
 }
 
 }  // namespace
@@ -80,13 +79,9 @@ Variable ulysses_attention(const Variable& query, const Variable& key, const Var
   LOCKSTEP_CHECK(heads % ranks == 0, "[ulysses_attention] expected heads that divide by the ", ranks, " ranks, got ",
                  heads, "; ring_attention takes any number");
   const std::vector<Variable> whole = turn({q, spread(k, heads, ranks), spread(v, heads, ranks)}, true, group);
-  if (args.dropout > 0) {  // attention() draws its key: the ranks' heads want different ones
-    const RandomState before = random_state();
-    set_random_state({key_of({before.seed, 0}, group->rank()).seed, before.step, before.micro_batch, before.call});
-    const Variable out = attention(whole[0], whole[1], whole[2], {}, args);
-    const uint64_t calls = random_state().call;
-    set_random_state({before.seed, before.step, before.micro_batch, calls});
-    return turn({out}, false, group)[0];
+  if (args.dropout > 0) {  // the masks of these heads among all
+    args.all_heads = std::max(args.all_heads, heads);
+    args.first_head += group->rank() * (heads / ranks);
   }
   return turn({attention(whole[0], whole[1], whole[2], {}, args)}, false, group)[0];
 }

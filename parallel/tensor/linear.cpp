@@ -90,6 +90,63 @@ Variable row_product(const Variable& input, const Variable& weight, const RowOpt
                 });
 }
 
+/// The same in 8-bit floats: x and the weight are cast once, and chunks are rows of x's codes.
+Variable row_product_fp8(const Variable& input, const Variable& weight, const RowOptions& options,
+                         dist::ProcessGroup& group, const Fp8Scales& scales) {
+  const Variable x = Autocast::low(input);
+  const Fp8Scales::Of &of_x = scales[Fp8Role::input], &of_w = scales[Fp8Role::weight],
+                      &of_g = scales[Fp8Role::gradient];
+  const auto cast = [](const Tensor& values, const Fp8Scales::Of& of, bool notes, bool straight, bool turned) {
+    return cast_fp8(rows_of(values).contiguous(), {.format = of.format,
+                                                   .scale = of.scale,
+                                                   .amax = notes ? of.amax : Tensor(),
+                                                   .straight = straight,
+                                                   .turned = turned});
+  };
+  const int64_t asked = options.overlap ? options.chunks : 1;
+  const bool recorded = needs_grad({&x, &weight});
+  const Fp8Cast x8 = cast(x.tensor(), of_x, scales.notes, true, recorded && weight.requires_grad());
+  const Fp8Matrix w8{cast(weight.tensor(), of_w, scales.notes, true, false).codes, of_w.format, of_w.scale_inv};
+  const Chunks chunks(x.shape(), options.sequence, asked, x.device(), group, fp8_multiple);
+  Tensor out = sum_of_products(x8.codes.view(x.shape()), chunks, group, false, [&](const Tensor& rows) {
+                 return matmul_fp8({rows, of_x.format, of_x.scale_inv}, w8, {}, x.dtype());
+               }).wait();
+  if (!recorded) return out;
+  const Saved kept_w = x.requires_grad() ? Saved(weight) : Saved();  // cast again, so that ZeRO 3 may take it away
+  return record("row_linear_fp8", {&x, &weight}, std::move(out),
+                [x8 = Saved(x8.turned), w = kept_w, of_x, of_w, of_g, scale_x = Saved(of_x.scale_inv),
+                 scale_w = Saved(of_w.scale_inv), cast, shape = x.shape(), dtype = x.dtype(), wide = weight.dtype(),
+                 sequence = options.sequence, asked, &group, gathered = Gathered()](Backward& back) mutable {
+                  const char* const name = "row_linear_fp8";
+                  scale_x.get(name), scale_w.get(name);  // are those of forward, or an error
+                  const bool wants_x = back.needs(0), wants_w = back.needs(1);
+                  const Chunks chunks(shape, sequence, sequence && wants_x ? asked : 1, back.grad().device(), group,
+                                      fp8_multiple);
+                  Tensor grad_x, turned, w8;
+                  if (wants_x) w8 = cast(back.input(1, w), of_w, false, false, true).turned;
+                  const auto multiply = [&](const Tensor& g, int64_t i) {
+                    const Fp8Cast g8 = cast(g, of_g, true, wants_x, wants_w && chunks.count() == 1);
+                    turned = g8.turned;
+                    if (!wants_x) return;
+                    const Tensor product = matmul_fp8({g8.codes, of_g.format, of_g.scale_inv},
+                                                      {w8, of_w.format, of_w.scale_inv}, {}, dtype);
+                    if (chunks.count() == 1) return void(grad_x = product.view(shape));
+                    if (!grad_x.defined()) grad_x = empty(shape, {.dtype = dtype, .device = g.device()});
+                    const Tensor place = chunks.of_whole(grad_x, i);
+                    place.copy_(product.view(place.shape()));
+                  };
+                  Tensor g = back.grad();
+                  if (!sequence) multiply(g, 0);
+                  else if (gathered.is_of(g)) multiply(g = gathered.whole, 0);
+                  else g = gathered.keep(g, use_gathered(g, chunks, group, x8.defined(), multiply), !wants_w);
+                  if (wants_x) back.give(0, std::move(grad_x));
+                  if (!wants_w) return;
+                  if (!turned.defined()) turned = cast(g, of_g, false, false, true).turned;
+                  back.give(1, matmul_fp8({turned, of_g.format, of_g.scale_inv},
+                                          {x8.get(name), of_x.format, of_x.scale_inv}, {}, wide));
+                });
+}
+
 }  // namespace
 
 Variable column_linear(const Variable& input, const Variable& weight, const Variable& shift, Activation activation,
@@ -166,11 +223,9 @@ Variable row_linear(const Variable& input, const Variable& weight, const Variabl
   check_input("row_linear", own, weight, options.sequence);
   if (group.size() == 1) return linear(own, weight, shift, activation);
   // The bias comes once, behind the sum.
-  Variable out;
-  if (!Fp8Scope::for_product(own, weight)) out = row_product(own, weight, options, group);
-  else if (const Variable product = linear(own, weight); options.sequence)
-    out = reduce_scatter(product, along_sequence, group);
-  else out = reduce_from(product, group);
+  const Fp8Scales* const scales = Fp8Scope::for_product(own, weight);
+  Variable out =
+      scales ? row_product_fp8(own, weight, options, group, *scales) : row_product(own, weight, options, group);
   if (shift.defined()) out = add(out, Autocast::low(options.sequence ? copy_to(shift, group) : shift));
   return activated(out, activation);
 }

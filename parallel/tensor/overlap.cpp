@@ -6,14 +6,12 @@
 #include "tensor/ops.h"
 
 namespace lockstep::tensor_parallel {
-namespace {
 
 // A product of 1024 rows still fills a card; what is left to wait for is the first or last chunk's way.
-constexpr int64_t automatic_chunks = 4, automatic_rows = 1024;
+int64_t automatic_chunks(int64_t rows) { return std::clamp<int64_t>(rows / 1024, 1, 4); }
 
-}  // namespace
-
-Chunks::Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group)
+Chunks::Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,
+               int64_t multiple)
     : whole_(whole), sequence_(sequence), ranks_(sequence ? group.size() : 1) {
   LOCKSTEP_CHECK(asked >= 0, "[tensor_parallel] expected chunks >= 0 (0: automatic), got ", asked);
   const auto front = whole.begin();
@@ -24,9 +22,12 @@ Chunks::Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, 
                  " ranks divide along dim -2, got ", whole);
   const int64_t rows = outer_ * tokens_;
   tokens_ /= ranks_;
-  if (asked == 0) asked = device.is_cpu() ? 1 : std::min(automatic_chunks, rows / automatic_rows);
+  if (asked == 0) asked = device.is_cpu() ? 1 : automatic_chunks(rows);
   const bool by_tokens = sequence && outer_ == 1;
-  count_ = std::clamp<int64_t>(asked, 1, std::max<int64_t>(1, by_tokens ? tokens_ : outer_));
+  const int64_t cut = by_tokens ? tokens_ : outer_, rows_of_one = rows / std::max<int64_t>(cut, 1);
+  count_ = std::clamp<int64_t>(asked, 1, std::max<int64_t>(1, cut));
+  if (multiple > 1)
+    while (count_ > 1 && (cut % count_ > 0 || cut / count_ * rows_of_one % multiple > 0)) --count_;
   apart_ = by_tokens && count_ > 1;
 }
 

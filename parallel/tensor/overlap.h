@@ -20,12 +20,17 @@ inline Tensor rows_of(const Tensor& x) {
   return x.dim() == 2 ? x : x.reshape({numel_of(Shape(x.shape().begin(), x.shape().end() - 1)), x.shape().back()});
 }
 
-/// How many: 0 is automatic, 4 on CUDA devices as long as each has 1024 rows, else 1.
+/// How many on a device, of so many rows, where nobody says it: 4 as long as each has 1024.
+int64_t automatic_chunks(int64_t rows);
+
+/// How many: 0 is automatic, on the CPU 1.
 class Chunks {
  public:
   /// Of (..., width), or with `sequence` of (..., T, width), of which every rank has T / n tokens: Error unless the
-  /// ranks divide T. There are fewer than `asked` where there is less to cut.
-  Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group);
+  /// ranks divide T. There are fewer than `asked` where there is less to cut, or no as many that have a multiple of
+  /// `multiple` rows each.
+  Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,
+         int64_t multiple = 1);
   int64_t count() const { return count_; }
   /// Rows of a chunk lie apart in the whole.
   bool apart() const { return apart_; }

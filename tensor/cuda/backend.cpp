@@ -313,6 +313,7 @@ const Backend cuda_backend{
     .free_graph = cuda::free_graph,
     .store = on_cuda::store,
     .square_sums = on_cuda::square_sums,
+    .add_sums = on_cuda::add_sums,
     .take_norm = on_cuda::take_norm,
     .find_nonfinite = on_cuda::find_nonfinite,
     .hold_for_graphs = cuda::hold_for_graphs,

@@ -45,6 +45,7 @@ LOCKSTEP_CUDA_KERNELS(LOCKSTEP_DECLARE)
 // step_numbers.cu: entries of Backend
 void store(void* to, const void* from, size_t bytes);
 void square_sums(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);
+void add_sums(const void* pieces, int64_t count, const double* sums, double* totals);
 void take_norm(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers);
 
 }  // namespace lockstep::on_cuda

@@ -71,15 +71,25 @@ __global__ void __launch_bounds__(threads)
   if (bad) atomicMax(&control->found, 1);
 }
 
+__device__ double sum_of(const NormPiece& piece, const double* sums) {
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t c = 0; c < piece.count; ++c) sum += sums[piece.first + c];
+  return sum;
+}
+
+/// One block.
+__global__ void __launch_bounds__(threads)
+    add_sums_kernel(const NormPiece* pieces, int64_t count, const double* sums, double* totals) {
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) totals[i] = sum_of(pieces[i], sums);
+}
+
 /// One block. The sums of optim/clip.cpp, in its order.
 __global__ void __launch_bounds__(threads) take_norm_kernel(const NormPiece* pieces, int64_t count, const double* sums,
                                                             double* squares, StepControl* control) {
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
     const NormPiece piece = pieces[i];
-    double sum = 0;
-#pragma unroll 8
-    for (int64_t c = 0; c < piece.count; ++c) sum += sums[piece.first + c];
-    const double root = std::sqrt(sum), norm = piece.is_wide ? root : double(float(root));
+    const double root = std::sqrt(sum_of(piece, sums)), norm = piece.is_wide ? root : double(float(root));
     squares[i] = norm * norm;
   }
   __syncthreads();
@@ -112,6 +122,11 @@ void store(void* to, const void* from, size_t bytes) {
 void square_sums(const void* pieces, int count, int64_t chunks, void* numbers, double* sums) {
   cuda::launch({"sums of squares", dim3(cuda::blocks_for(chunks, 1)), dim3(threads)}, square_sums_kernel,
                static_cast<const SquarePiece*>(pieces), count, chunks, static_cast<StepControl*>(numbers), sums);
+}
+
+void add_sums(const void* pieces, int64_t count, const double* sums, double* totals) {
+  cuda::launch({"sums of tensors", dim3(1), dim3(threads)}, add_sums_kernel, static_cast<const NormPiece*>(pieces),
+               count, sums, totals);
 }
 
 void take_norm(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers) {

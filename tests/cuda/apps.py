@@ -117,10 +117,14 @@ with tempfile.TemporaryDirectory() as folder:
     r = engine("cuda", "engine-cpu", 7, "--resume")
     check("gpt: the engine goes on, on devices, from a checkpoint of the CPU", r.returncode == 0 and len(losses(d / "engine-cpu")) == 7, r.stderr)
     experts = "--experts", "2,every=1"
-    for plan, *more in (("pp2",), ("tp2",), ("cp2",), ("pp2", "--set", "pipeline.schedule=zb-h1", "--accumulate", 2), ("dp2+ep2+zero1", *experts), ("pp2", *experts)):
+    for plan, *more in (("pp2",), ("tp2",), ("cp2",), ("cp2", "--set", "context_parallel.attention=ulysses"), ("pp2", "--set", "pipeline.schedule=zb-h1", "--accumulate", 2), ("dp2+ep2+zero1", *experts), ("pp2", *experts)):
         name = "-".join(["plan", plan, *map(str, more)])
         here, there = (ranks(device, f"{name}-{device}", "--plan", plan, *more) for device in devices)
         check(f"gpt: {name} on devices", here.returncode == there.returncode == 0 and close(losses(d / f"{name}-cpu"), losses(d / f"{name}-cuda")), here.stderr + there.stderr)
+        if plan == "cp2" or (plan in ("pp2", "tp2") and not more):
+            off = ranks("cuda", f"{name}-off", "--plan", plan, *more, "--no-graph")
+            check(f"gpt: {name}: steps that are replayed end with the bits of those that are not", saved(d / f"{name}-cuda") == saved(d / f"{name}-off") != [] and losses(d / f"{name}-cuda") == losses(d / f"{name}-off")
+                  and (not simulated or "1 shape recorded, 4 of 5 steps replayed" in there.stdout) and "none: they are turned off" in off.stdout, there.stdout + off.stdout + off.stderr)
     if simulated:
         shared = ranks("cuda", "ranks-shared", LOCKSTEP_FAKE_CUDA_DEVICES="1")
         check("gpt: two ranks on one device go through the host, and say so once", shared.returncode == 0 and shared.stderr.count("share the device at 0000:01:00.0") == 1 and close(losses(d / "ranks-cpu"), losses(d / "ranks-shared")),

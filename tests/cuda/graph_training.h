@@ -16,6 +16,9 @@
 #include "nn/norm.h"
 #include "optim/loss_scaler.h"
 #include "optim/optim.h"
+#include "parallel/mesh.h"
+#include "parallel/sequence/context_parallel.h"
+#include "parallel/tensor/apply.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
 #include "tests/messages.h"
@@ -49,7 +52,13 @@ struct Plan {
   pipeline::Loss loss = {};
   int bucket = 6'500'000;
   bool overlap = true;
-  int64_t reuse = 0;  // of parameters that ZeRO 3 has gathered
+  int64_t reuse = 0;          // of parameters that ZeRO 3 has gathered
+  const char* parallel = "";  // a plan of ranks; "": copies
+  sequence::ContextOptions context = {};
+  bool cuts_sequences = false;  // tensor-parallel ranks do
+  int64_t chunks = 0;
+  const char* schedule = "1f1b";
+  int64_t recompute = 0;
   std::function<void(engine::EngineBase& e, int64_t step)> before = {};
   std::function<int64_t(int64_t micro)> length = {};  // in place of `lengths`
 };
@@ -81,7 +90,8 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
   auto gpt = std::make_shared<nn::GPT>(plan.model);
   gpt->to(device);
   if (plan.prepare) plan.prepare(*gpt);
-  optim::AdamW optimizer(gpt->parameters(), {.lr = 0.01, .weight_decay = 0.1});
+  std::optional<parallel::Mesh> mesh;
+  if (*plan.parallel) mesh.emplace(parallel::parse_plan(plan.parallel), dist::world());
   optim::GradScaler scaler({.init_scale = 1024, .growth_interval = 2});
   engine::Config config{.train_micro_batch_size_per_gpu = 2,
                         .gradient_accumulation_steps = plan.accumulation,
@@ -96,20 +106,34 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
   config.ema.decay = plan.average;
   config.fp8 = {.enabled = plan.fp8, .amax_history_len = 3};
   config.wall_clock_breakdown = plan.breakdown;
+  const parallel::Plan axes = mesh ? mesh->plan() : parallel::Plan();
+  if (axes.cp > 1) sequence::share_sequences(*gpt, {std::shared_ptr<void>(), &mesh->cp()}, plan.context);
+  const auto part = [&](const Tensor& x) {
+    return axes.cp > 1 ? sequence::slice(x, 1, axes.cp, mesh->at().cp, plan.context.order_or_default()) : x;
+  };
+  config.pipeline.schedule = plan.schedule;
+  config.pipeline.activation_checkpoint_interval = plan.recompute;
   engine::PipelineModule module{.model = gpt, .loss_fn = plan.loss};
+  if (axes.pp * axes.tp > 1) module.partition_method = "uniform", module.autocast = plan.autocast;
   if (plan.tokens)
     module.tokens = [](const std::vector<Tensor>& targets) { return targets[0].numel() - targets[0].size(0); };
-  engine::EngineBase e(std::move(module), {.optimizer = &optimizer,
-                                           .config = config,
-                                           .log =
-                                               [&result](const std::string& text) {
-                                                 if (text.starts_with("steps run without graphs"))
-                                                   result.said.push_back(text);
-                                                 if (text.starts_with("step ")) result.skips.push_back(text);
-                                               },
-                                           .autocast = plan.autocast,
-                                           .grad_scaler = plan.grad_scaler ? &scaler : nullptr,
-                                           .graphs = graphs});
+  engine::InitializeArgs args{.config = config,
+                              .mesh = mesh ? &*mesh : nullptr,
+                              .log =
+                                  [&result](const std::string& text) {
+                                    if (text.starts_with("steps run without graphs")) result.said.push_back(text);
+                                    if (text.starts_with("step ")) result.skips.push_back(text);
+                                  },
+                              .autocast = plan.autocast,
+                              .grad_scaler = plan.grad_scaler ? &scaler : nullptr,
+                              .graphs = graphs};
+  args.optimizer = [](nn::Module& m) {
+    return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 0.01, .weight_decay = 0.1});
+  };
+  if (axes.tp > 1)
+    args.sliced = tensor_parallel::apply(*gpt, mesh->tp(),
+                                         {.sequence = plan.cuts_sequences, .sum = false, .chunks = plan.chunks});
+  engine::EngineBase e(std::move(module), std::move(args));
   if (!plan.loads.empty()) CHECK(e.load_checkpoint(plan.loads).has_value());
   int64_t micro = 0;
   Tensor kept[2];
@@ -128,7 +152,7 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
       for (int64_t i = 0; plan.draws && i < micro % 3; ++i) next_random_key();
       Tensor parts[2];
       for (int64_t i : {0, 1}) {
-        parts[i] = tokens.narrow(1, i, length).contiguous().to(device);
+        parts[i] = part(tokens.narrow(1, i, length)).contiguous().to(device);
         if (!plan.reuses) continue;
         if (kept[i].defined()) kept[i].copy_(parts[i]);
         else kept[i] = parts[i];
@@ -146,7 +170,7 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
   if (!plan.saves.empty()) e.save_checkpoint(plan.saves);
   result.random = random_state();
   const auto whole = e.zero().gathered();
-  for (const auto& [name, tensor] : gpt->state()) result.state.emplace_back(name, tensor.to(cpu).clone());
+  for (const auto& [name, tensor] : e.module().state()) result.state.emplace_back(name, tensor.to(cpu).clone());
   result.graphs = e.graphs();
   return result;
 }

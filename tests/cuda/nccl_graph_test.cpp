@@ -38,7 +38,9 @@ Results both_ways(int ranks, const PlanOf& plan) {
 
 /// A model and units as small as make several of them.
 Plan small(Plan plan) {
-  plan.model.layers = 1, plan.model.width = 8, plan.bucket = 300;
+  const bool in_parts = contains(plan.parallel, "pp") || contains(plan.parallel, "tp");
+  plan.model.layers = in_parts ? 2 : 1, plan.model.width = 8, plan.bucket = 300;
+  if (contains(plan.parallel, "tp4")) plan.model.heads = 4;
   return plan;
 }
 
@@ -80,6 +82,24 @@ TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run a
       {"ZeRO 3, bf16, parameters kept for backward", {.stage = 3, .autocast = bf16, .reuse = 1'000'000}},
       {"ZeRO 3, fp8, tokens", {.accumulation = 2, .stage = 3, .lengths = {8, 5}, .tokens = true, .fp8 = true}},
       {"ZeRO 3, activation checkpoints", {.stage = 3, .checkpoints = true}},
+      {"slices, clipped", {.clipping = 0.3, .parallel = "tp2"}},
+      {"4 slices", {.clipping = 0.3, .parallel = "tp4"}, 4},
+      {"slices, accumulation, copies", {.accumulation = 2, .clipping = 0.3, .parallel = "dp2+tp2"}, 4},
+      {"slices, ZeRO 1", {.stage = 1, .clipping = 0.3, .parallel = "dp2+tp2"}, 4},
+      {"slices of sequences, in chunks", {.clipping = 0.3, .parallel = "tp2", .cuts_sequences = true, .chunks = 2}},
+      {"slices of sequences, recomputed", {.parallel = "tp2", .cuts_sequences = true, .recompute = 1}},
+      {"slices, bf16", {.autocast = bf16, .parallel = "tp2"}},
+      {"slices, fp8", {.fp8 = true, .parallel = "tp2"}},
+      {"stages", {.accumulation = 3, .clipping = 0.3, .parallel = "pp2"}},
+      {"stages, one micro-batch", {.parallel = "pp2"}},
+      {"3 stages", {.accumulation = 4, .clipping = 0.3, .parallel = "pp3"}, 3},
+      {"stages, ZeRO 1", {.accumulation = 2, .stage = 1, .clipping = 0.3, .parallel = "dp2+pp2"}, 4},
+      {"stages, bf16", {.accumulation = 2, .autocast = bf16, .parallel = "pp2"}},
+      {"stages of slices", {.accumulation = 2, .clipping = 0.3, .parallel = "pp2+tp2"}, 4},
+      {"stages, recomputed", {.accumulation = 2, .parallel = "pp2", .schedule = "gpipe", .recompute = 1}},
+      {"two chunks a stage", {.accumulation = 4, .parallel = "pp2", .schedule = "interleaved"}},
+      {"stages in two parts", {.accumulation = 3, .clipping = 0.3, .parallel = "pp2", .schedule = "zb-h1"}},
+      {"stages in a V", {.accumulation = 4, .parallel = "pp2", .schedule = "dualpipe-v"}},
   };
   for (const Row& row : rows) {
     CAPTURE(row.name);
@@ -92,24 +112,92 @@ TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run a
   }
 }
 
+TEST_CASE("nccl graphs: steps of ranks that share sequences") {
+  using sequence::Kind, sequence::Order;
+  const sequence::ContextOptions ulysses{Kind::ulysses}, contiguous{Kind::ring, Order::contiguous};
+  nn::GPT::Options llama{.vocab = 17, .context = 12, .layers = 1, .width = 16, .heads = 4, .kv_heads = 2};
+  llama.norm = nn::Norm::rms, llama.feed_forward = nn::FeedForward::swiglu, llama.rope = nn::Rope{};
+  llama.tied = llama.bias = false, llama.dropout = 0.1;
+  nn::GPT::Options three = Plan().model;
+  three.context = 12, three.heads = 3, three.width = 12;
+  nn::GPT::Options longer = Plan().model;
+  longer.context = 16;
+  struct Row {
+    const char* name;
+    Plan plan;
+    int ranks = 2;
+  };
+  const Row rows[] = {
+      {"ring, dp, clipped", {.clipping = 0.3, .parallel = "dp2+cp2"}, 4},
+      {"ring, accumulation, ZeRO 3", {.accumulation = 2, .stage = 3, .parallel = "cp2"}},
+      {"ring of three, ZeRO 1", {.stage = 1, .model = three, .lengths = {12}, .parallel = "cp3"}, 3},
+      {"ring, contiguous, of three", {.model = three, .lengths = {12}, .parallel = "cp3", .context = contiguous}, 3},
+      {"ring, Llama, bf16, ZeRO 2", {.stage = 2, .model = llama, .autocast = bf16, .parallel = "cp2"}},
+      {"ring, f16, GradScaler, two shapes",
+       {.lengths = {8, 8, 4, 4}, .autocast = f16, .grad_scaler = true, .parallel = "cp2"}},
+      {"ring, activation checkpoints, tokens", {.tokens = true, .checkpoints = true, .parallel = "cp2"}},
+      {"ring, fp8, ZeRO 3", {.stage = 3, .model = longer, .lengths = {16}, .fp8 = true, .parallel = "cp2"}},
+      {"Ulysses, fp8, accumulation",
+       {.accumulation = 2, .model = longer, .lengths = {16}, .fp8 = true, .parallel = "cp2", .context = ulysses}},
+      {"Ulysses, dp, accumulation", {.accumulation = 2, .parallel = "dp2+cp2", .context = ulysses}, 4},
+      {"Ulysses of three, ZeRO 3",
+       {.stage = 3, .model = three, .lengths = {12}, .parallel = "cp3", .context = ulysses},
+       3},
+      {"Ulysses, Llama, bf16, ZeRO 1",
+       {.stage = 1, .model = llama, .autocast = bf16, .parallel = "cp2", .context = ulysses}},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.name);
+    Plan plan = row.plan;
+    plan.model.layers = 1, plan.bucket = 300, plan.steps = 4;
+    const Results r = both_ways(row.ranks, [&](int) { return plan; });
+    const bool two = plan.lengths.size() > 1;
+    CHECK_MESSAGE(
+        r[0].graphs == (two ? "2 shapes recorded, 2 of 4 steps replayed" : "1 shape recorded, 3 of 4 steps replayed"),
+        r[0].graphs);
+    CHECK(r[0].said.empty());
+    CHECK(r[0].losses.front() != r[0].losses.back());
+  }
+}
+
 TEST_CASE("nccl graphs: under every policy of streams, with sums in the order of the CPU's") {
   for (uint64_t seed = 0; seed < (sanitized ? 2 : 3); ++seed) {
     CAPTURE(seed);
     const Policy policy(seed == 0 ? fake::Policy::eager : fake::Policy::random, seed);
     const Environment exact("LOCKSTEP_NCCL_EXACT", seed % 2 ? "1" : "0");
-    for (const int stage : {0, 2, 3}) {
-      const Results r = both_ways(2, [&](int) { return small({.steps = 3, .stage = stage, .clipping = 0.3}); });
+    const Plan plans[] = {{.clipping = 0.3},
+                          {.stage = 2, .clipping = 0.3},
+                          {.stage = 3, .clipping = 0.3},
+                          {.clipping = 0.3, .parallel = "tp2", .cuts_sequences = true, .chunks = 2},
+                          {.accumulation = 3, .clipping = 0.3, .parallel = "pp2"},
+                          {.accumulation = 3, .clipping = 0.3, .parallel = "pp2", .schedule = "zb-h1"}};
+    for (Plan plan : plans) {
+      plan.steps = 3;
+      const Results r = both_ways(2, [&](int) { return small(plan); });
       CHECK(r[0].graphs == "1 shape recorded, 2 of 3 steps replayed");
     }
   }
 }
 
 TEST_CASE("nccl graphs: f16 with steps that are skipped, and who had what was not finite") {
-  for (const int stage : {0, 1, 2, 3}) {
-    CAPTURE(stage);
-    const Results r = both_ways(stage == 3 ? 3 : 2, [&](int) {
-      return small({.accumulation = stage % 2 ? 2 : 1, .steps = 10, .stage = stage, .half = true});
-    });
+  struct Row {
+    int ranks;
+    Plan plan;
+  };
+  const Row rows[] = {{2, {}},
+                      {2, {.accumulation = 2, .stage = 1}},
+                      {2, {.stage = 2}},
+                      {3, {.accumulation = 2, .stage = 3}},
+                      {2, {.parallel = "tp2"}},
+                      {4, {.accumulation = 2, .stage = 1, .parallel = "dp2+tp2"}},
+                      {2, {.accumulation = 2, .parallel = "pp2"}},
+                      {2, {.parallel = "cp2"}},
+                      {2, {.accumulation = 2, .stage = 3, .parallel = "cp2"}}};
+  for (const Row& row : rows) {
+    CAPTURE(&row - rows);
+    Plan plan = small(row.plan);
+    plan.steps = 10, plan.half = true;
+    const Results r = both_ways(row.ranks, [&](int) { return plan; });
     CHECK(contains(r[0].graphs, "1 shape recorded, 9 of 10"));
     REQUIRE(!r[0].skipped_steps.empty());
     CHECK(r[0].skipped_steps.back() > 1);
@@ -170,6 +258,14 @@ TEST_CASE("nccl graphs: what one rank cannot replay runs on all ranks as it is, 
                                    if (rank == 1) loss.item();
                                  })};
        }},
+      {"none: rank 1: calls of norm have hooks",
+       [](int rank) {
+         Plan plan{.parallel = "pp2"};
+         if (rank == 1) plan.prepare = [](nn::GPT& m) { m.norm.after_forward([](auto&&...) {}); };
+         return plan;
+       }},
+      {"none: a step cannot be recorded: rank 1: [copy] cuda",
+       [&](int) { return Plan{.loss = on_loss([](const Variable& loss) { loss.item(); }), .parallel = "pp2"}; }},
   };
   for (const Row& row : rows) {
     CAPTURE(row.reason);
@@ -216,8 +312,11 @@ TEST_CASE("nccl graphs: ZeRO 3 beside forwards without a backward, and parameter
 }
 
 TEST_CASE("nccl graphs: ranks that share a device run steps as they are") {
-  const Results r = on_ranks<Result>(2, [](int) { return train({.steps = 3}, true, device_of(0)); });
-  CHECK(r[0].graphs == "none: tensors of 2 ranks go through the host's memory");
+  for (const char* parallel : {"", "pp2"}) {
+    const Results r =
+        on_ranks<Result>(2, [=](int) { return train(small({.steps = 3, .parallel = parallel}), true, device_of(0)); });
+    CHECK(r[0].graphs == "none: tensors of 2 ranks go through the host's memory");
+  }
 }
 
 TEST_CASE("nccl graphs: each collective, replayed with other values, counted, and refused where it cannot be") {
@@ -237,7 +336,21 @@ TEST_CASE("nccl graphs: each collective, replayed with other values, counted, an
               if (n > 1)
                 refused("the first collective of group world cannot be captured", [&] { world().all_reduce(x); });
               world().all_reduce(x.clone());
-              if (n > 1) refused("messages cannot be captured", [&] { world().send(x, (rank + 1) % n); });
+              const Tensor passed = empty({6}, there), on_cpu = ones({1}, {.device = cpu});
+              const auto pass = [&](const Tensor& mine) {
+                const int next = (rank + 1) % n, previous = (rank + n - 1) % n;
+                return n == 1 ? dist::Work()
+                              : world().exchange({{.is_send = true, .tensor = mine, .peer = next},
+                                                  {.is_send = false, .tensor = passed, .peer = previous}},
+                                                 {.async = true});
+              };
+              if (n > 1) refused("the first message of group world to or from rank ", [&] { pass(own); });
+              pass(own).wait();
+              if (n > 1)
+                refused("from the CPU's memory", [&] {
+                  world().exchange({{.is_send = true, .tensor = own, .peer = (rank + 1) % n},
+                                    {.is_send = true, .tensor = on_cpu, .peer = (rank + 1) % n}});
+                });
               refused("what moves through the host's memory", [&] { world().barrier(); });
               if (n > 1)
                 refused("is recorded, so that the host cannot wait",
@@ -251,22 +364,25 @@ TEST_CASE("nccl graphs: each collective, replayed with other values, counted, an
                 to_root.fill_(double(rank + 1));
                 dist::Work third = world().broadcast(root, n - 1, {.async = true});
                 second.wait();
+                dist::Work fourth = pass(own);
                 world().all_gather(all, own);
+                fourth.wait();
                 third.wait();
                 first.wait();
                 world().reduce(to_root, 0, {.async = true});  // nobody waits for it
               });
               const std::vector<std::string> calls = world().take_recorded();
-              require(calls.size() == (n > 1 ? 5 : 0) && world().take_recorded().empty(), "calls of a recording");
+              require(calls.size() == (n > 1 ? 6 : 0) && world().take_recorded().empty(), "calls of a recording");
               for (int i = 0; i < 3; ++i) {
                 x.copy_(arange(0, double(whole), 1, {.dtype = f32, .device = cpu}) * double((rank + 1) * (i + 1)));
                 const int64_t before = world().traffic().collectives;
                 world().replay(calls, [&] { graph.replay(); });
-                require(n == 1 || world().traffic().collectives == before + 5, "traffic");
+                require(n == 1 || world().traffic().collectives == before + 6, "traffic");
                 const double factor = n * (n + 1) / 2. * (i + 1);
                 const Tensor wanted = arange(0, double(whole), 1, {.dtype = f32, .device = cpu}) * factor;
                 require(equal(sums.to(cpu), wanted), "all_reduce");
                 require(equal(all.to(cpu), wanted), "reduce_scatter and all_gather");
+                require(n == 1 || equal(passed.to(cpu), wanted.narrow(0, 6 * ((rank + n - 1) % n), 6)), "exchange");
                 require(root.to_vector<float>()[4] == float(n), "broadcast");
                 require(rank > 0 || to_root.to_vector<float>()[6] == float(n * (n + 1) / 2), "reduce");
               }
@@ -334,27 +450,37 @@ TEST_CASE("nccl graphs: a replay that others do not make ends at its deadline, o
 }
 
 TEST_CASE("nccl graphs: a rank that throws, is killed or fails among replays of steps ends all of them") {
-  const auto plan = [](int rank, const std::function<void()>& end) {
-    Plan plan = small({.steps = 40});
-    plan.before = [rank, end](engine::EngineBase&, int64_t step) {
-      if (rank == 1 && step == 4) end();
-    };
-    return plan;
+  struct Row {
+    const char* parallel;
+    int ranks;
   };
-  // In the middle of a replay: NCCL ends no communicator before the engine has dropped its graphs.
-  const auto failed = outcomes(2, [&](int rank) {
-    train(plan(rank, [] { fake::inject_nccl_error(ncclInternalError); }), true, device_of(rank));
-  });
-  fake::inject_nccl_error(ncclSuccess);
-  for (const std::string& text : failed)
-    CHECK_MESSAGE(contains(text, " collectives) failed in group world: internal error"), text);
-  const auto start = now_seconds();
-  const auto texts = outcomes(
-      2, [&](int rank) { train(plan(rank, [] { throw Error("the batch is empty"); }), true, device_of(rank)); });
-  CHECK_MESSAGE(contains(texts[0], "the batch is empty"), texts[0]);
-  const std::string killed = outcome(
-      2, [&](int rank) { train(plan(rank, [] { raise(SIGKILL); }), true, device_of(rank)); },
-      {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(20), .heartbeat = dist::Seconds(0.2)});
-  CHECK_MESSAGE(contains(killed, "rank 1"), killed);
-  CHECK(now_seconds() - start < 40 + 10 * slack());
+  for (const auto& [parallel, ranks] : {Row{"", 2}, {"cp3", 3}, {"tp2", 2}, {"pp2", 2}}) {
+    CAPTURE(parallel);
+    const auto plan = [parallel = parallel](int rank, const std::function<void()>& end) {
+      Plan plan = small({.steps = 40, .parallel = parallel});
+      plan.model.context = plan.lengths[0] = 12;
+      plan.before = [rank, end](engine::EngineBase&, int64_t step) {
+        if (rank == 1 && step == 4) end();
+      };
+      return plan;
+    };
+    // In the middle of a replay: NCCL ends no communicator before the engine has dropped its graphs.
+    const auto failed = outcomes(ranks, [&](int rank) {
+      train(plan(rank, [] { fake::inject_nccl_error(ncclInternalError); }), true, device_of(rank));
+    });
+    fake::inject_nccl_error(ncclSuccess);
+    for (const std::string& text : failed)
+      CHECK_MESSAGE((contains(text, "(replay of ") && contains(text, ") failed in group ") &&
+                     contains(text, *parallel ? ": internal error" : "world: internal error")),
+                    text);
+    const auto start = now_seconds();
+    const auto texts = outcomes(
+        ranks, [&](int rank) { train(plan(rank, [] { throw Error("the batch is empty"); }), true, device_of(rank)); });
+    CHECK_MESSAGE(contains(texts[0], "the batch is empty"), texts[0]);
+    const std::string killed = outcome(
+        ranks, [&](int rank) { train(plan(rank, [] { raise(SIGKILL); }), true, device_of(rank)); },
+        {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(20), .heartbeat = dist::Seconds(0.2)});
+    CHECK_MESSAGE(contains(killed, "rank 1"), killed);
+    CHECK(now_seconds() - start < 40 + 10 * slack());
+  }
 }

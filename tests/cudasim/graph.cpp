@@ -1,6 +1,9 @@
 // CUDA graphs on the fake devices: a capture is what streams were given, with what each piece of it comes after; a
-// launch puts all of it on one stream, in an order that this allows.
+// launch puts as many steps on one stream, each of which does what may come next. What has to wait, say for another
+// rank, holds up only what comes after it.
 #include <algorithm>
+#include <memory>
+#include <set>
 
 #include "tests/cudasim/runtime.h"
 
@@ -8,30 +11,45 @@ namespace {
 
 using namespace fake;
 
-/// As it was captured; with what other streams were given as late as possible, or drawn: what does not wait for it
-/// then comes before it.
-std::vector<size_t> order_of(const std::vector<Node>& nodes, int device) {
-  std::vector<size_t> order, left(nodes.size()), ready;
-  std::vector<std::vector<size_t>> next(nodes.size());
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    left[i] = nodes[i].after.size();
-    for (const size_t before : nodes[i].after) next[before].push_back(i);
-    if (left[i] == 0) ready.push_back(i);
+class Launch {
+ public:
+  Launch(const std::vector<Node>& nodes, int device) : nodes_(nodes), left_(nodes.size()), next_(nodes.size()) {
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      const uint64_t drawn =
+          policy() == Policy::random ? draw_below(device, nodes_.size()) : policy() == Policy::lazy && nodes_[i].beside;
+      rank_.emplace_back(drawn, i);
+      left_[i] = nodes_[i].after.size();
+      for (const size_t before : nodes_[i].after) next_[before].push_back(i);
+      if (left_[i] == 0) ready_.insert(rank_[i]);
+    }
   }
-  const auto is_later = [&](size_t a, size_t b) {
-    const bool beside = policy() == Policy::lazy && nodes[a].beside != nodes[b].beside;
-    return beside ? nodes[a].beside : a > b;
-  };
-  while (!ready.empty()) {
-    auto chosen = std::min_element(ready.begin(), ready.end(), [&](size_t a, size_t b) { return is_later(b, a); });
-    if (policy() == Policy::random) chosen = ready.begin() + int64_t(draw_below(device, ready.size()));
-    order.push_back(*chosen);
-    ready.erase(chosen);
-    for (const size_t after : next[order.back()])
-      if (--left[after] == 0) ready.push_back(after);
+  /// Finds what may be done now.
+  bool find() {
+    chosen_ = std::find_if(ready_.begin(), ready_.end(), [&](const Rank& rank) {
+      const auto& may_go = nodes_[rank.second].op.ready;
+      return !may_go || may_go();
+    });
+    return chosen_ != ready_.end();
   }
-  return order;
-}
+  void run() {
+    const size_t node = ready_.extract(chosen_).value().second;
+    nodes_[node].op.run();
+    nodes_[node].op = {};
+    for (const size_t after : next_[node])
+      if (--left_[after] == 0) ready_.insert(rank_[after]);
+  }
+
+ private:
+  /// As it was captured; or what other streams were given as late as possible, or drawn: what does not wait for it then
+  /// comes before it.
+  using Rank = std::pair<uint64_t, size_t>;
+  std::vector<Node> nodes_;
+  std::vector<Rank> rank_;
+  std::vector<size_t> left_;  // that it comes after
+  std::vector<std::vector<size_t>> next_;
+  std::set<Rank> ready_;
+  std::set<Rank>::iterator chosen_;
+};
 
 }  // namespace
 
@@ -97,8 +115,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   if (find_stream(stream)->capture) return cudaErrorStreamCaptureUnsupported;
   if (const cudaError_t code = launch_failure.next(); code != cudaSuccess) return code;
   note_launch("graph");
-  for (const size_t i : order_of(exec->nodes, find_stream(stream)->device))
-    enqueue(stream, exec->nodes[i].op.run, exec->nodes[i].op.ready);
+  const auto launch = std::make_shared<Launch>(exec->nodes, find_stream(stream)->device);
+  for (size_t i = 0; i < exec->nodes.size(); ++i)
+    enqueue(
+        stream, [=] { launch->run(); }, [=] { return launch->find(); });
   return cudaSuccess;
 }
 

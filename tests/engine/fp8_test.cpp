@@ -5,6 +5,7 @@
 #include "engine/check_plan.h"
 #include "nn/fp8.h"
 #include "nn/models/gpt.h"
+#include "parallel/sequence/context_parallel.h"
 #include "parallel/tensor/apply.h"
 #include "tests/engine/util.h"
 #include "tests/messages.h"
@@ -36,6 +37,7 @@ struct Fp8Run {
   bool checkpoints = false;
   std::string load = {}, save = {};
   int64_t steps = 6, first = 0;
+  sequence::ContextOptions context = {};
   nn::GPT::Options model = {.vocab = 40, .context = 16, .layers = 2, .width = 32, .heads = 2, .dropout = 0.1};
 };
 
@@ -67,6 +69,7 @@ std::vector<double> losses(const Fp8Run& run, const std::string& name) {
     manual_seed(4);
     const auto gpt = std::make_shared<nn::GPT>(run.model);
     engine::InitializeArgs args{.optimizer = make_adamw, .config = fp8_config(run), .mesh = &mesh, .log = quiet};
+    if (plan.cp > 1) sequence::share_sequences(*gpt, {std::shared_ptr<void>(), &mesh.cp()}, run.context);
     if (plan.tp > 1) args.sliced = tensor_parallel::apply(*gpt, mesh.tp());
     auto e = engine::initialize({.model = gpt, .partition_method = "uniform"}, std::move(args));
     if (!run.load.empty()) {
@@ -75,7 +78,13 @@ std::vector<double> losses(const Fp8Run& run, const std::string& name) {
     }
     std::vector<double> found;
     while (e.global_steps() < run.steps) {
-      e.train_batch([&](int64_t micro) { return std::optional(sentence(e.global_steps(), micro)); });
+      e.train_batch([&](int64_t micro) {
+        pipeline::Sample sample = sentence(e.global_steps(), micro);
+        for (auto* tensors : {&sample.inputs, &sample.targets})
+          if (Tensor& x = tensors->at(0); plan.cp > 1)
+            x = sequence::slice(x, 1, plan.cp, mesh.at().cp, run.context.order_or_default());
+        return std::optional(std::move(sample));
+      });
       found.push_back(e.train_loss());
     }
     if (!run.save.empty()) e.save_checkpoint(run.save);
@@ -233,6 +242,30 @@ TEST_CASE("fp8: pipelines have the bits of one process; slices of layers are nea
     const std::vector<double> sliced = losses({.accumulation = 4}, plan);
     CHECK(sliced != one);
     for (size_t i = 0; i < one.size(); ++i) CHECK(sliced[i] == doctest::Approx(one[i]).epsilon(0.02));
+  }
+}
+
+TEST_CASE("fp8: ranks that share sequences are near one process, with the same bits however they are cut beside") {
+  Fp8Run run{.accumulation = 4};
+  run.model.dropout = 0;
+  const std::vector<double> one = losses(run, "dp1");
+  for (const auto kind : {sequence::Kind::ring, sequence::Kind::ulysses}) {
+    CAPTURE(sequence::name_of(kind));
+    run.context.kind = kind;
+    const std::vector<double> shared = losses(run, "cp2");
+    for (size_t i = 0; i < one.size(); ++i) CHECK(shared[i] == doctest::Approx(one[i]).epsilon(0.02));
+    Fp8Run without = run, fewer = run, sharded = run, saved = run, resumed = run;
+    without.fp8.enabled = false, without.parameters = bf16;
+    CHECK(shared != losses(without, "cp2"));
+    fewer.accumulation = sharded.accumulation = 2;
+    sharded.stage = 3, sharded.checkpoints = true;
+    CHECK(shared == losses(fewer, "dp2+cp2"));
+    CHECK(shared == losses(sharded, "dp2+cp2"));
+    CHECK(shared == losses(run, "pp2+cp2"));
+    const TempDir d;
+    saved.steps = 3, saved.save = resumed.load = d.path.string();
+    losses(saved, "cp2");
+    CHECK(std::vector(shared.begin() + 3, shared.end()) == losses(resumed, "cp2"));
   }
 }
 

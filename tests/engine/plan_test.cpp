@@ -332,6 +332,20 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
   CHECK(sliced.slice_traffic[0] == 4 * ((4 * 4 + 2) * 2 * 0.5 * activation + 2 * 2 * 16 * 4));
   CHECK(sliced.flops[0] == doctest::Approx(model.forward_flops() / 2));
 
+  // What is on its way while something is multiplied takes no time: all where computing takes longer, but a chunk.
+  Config in_chunks = c;
+  in_chunks.tensor_parallel.overlap_chunks = 2;
+  const Speeds slow{.flops = 1e6, .bandwidth = 1e9, .memory = 1e18},
+      sends{.flops = 1e18, .bandwidth = 1e9, .memory = 1e18};
+  const auto waits = [&](const Config& with, const Speeds& speeds) {
+    const engine::PredictedTime time = engine::predict(made("tp2", with), speeds);
+    return (time.step - time.compute) / time.communication;
+  };
+  CHECK(waits(c, sends) == doctest::Approx(1).epsilon(1e-3));
+  CHECK(waits(in_chunks, sends) == doctest::Approx(1).epsilon(1e-3));
+  CHECK(waits(c, slow) < 0.6);
+  CHECK(waits(in_chunks, slow) < 0.7 * waits(c, slow));
+
   Config zero = c;
   const auto all = made("dp2+pp2+tp2+zero1", zero);
   CHECK(all.config.zero_optimization.stage == 1);

@@ -128,6 +128,37 @@ TEST_CASE("step model: pipelines of equal stages idle as the formula says") {
   CHECK(term(one, "idle (bubble)") >= (3.5 * 3e-3 - uneven) * (1 - 1e-6));
 }
 
+TEST_CASE(
+    "step model: sums of slices go beside the next chunk's product, and in backward beside the weight's gradient") {
+  // Of a block's products a rank has a half; multiply-adds of a token.
+  const double attention = 4 * 64 * 64 + 128 * 64, mlp = 8 * 64 * 64, each = 1e-3 / 2 / (attention + mlp),
+               output = 64 * 64 * each, down = 4 * 64 * 64 * each, queries = 3 * output, up = down;
+  for (const double sum : {1e-7, 1e-5, 3e-4, 1e-2}) {
+    const Cluster cluster{.network = {{.latency = 0, .bandwidth = 128 * 64 * 4 / sum}, {}}};
+    double before = 1;
+    for (const int64_t chunks : {1, 2, 8}) {
+      for (const bool recompute : {false, true}) {
+        CAPTURE(sum);
+        CAPTURE(chunks);
+        const StepPrediction p = predict(
+            {.model = model(), .plan = {.tp = 2}, .micro_batches = 3, .recompute = recompute, .overlap_chunks = chunks},
+            even, cluster);
+        const auto waits = [&](double product) {
+          double done = 0;  // each sum begins when its product is there, and the sum before it is over
+          for (int64_t i = 0; i < chunks; ++i)
+            done = std::max(done, product * double(i + 1) / double(chunks)) + sum / double(chunks);
+          return done - product;
+        };
+        const double forward = waits(output) + waits(down),
+                     backward = std::max(0., sum - queries) + std::max(0., sum - up);
+        CHECK(term(p, "tensor parallel") ==
+              doctest::Approx(3 * 8 * ((recompute ? 2 : 1) * forward + backward)).epsilon(1e-6));
+        if (!recompute) CHECK(std::exchange(before, term(p, "tensor parallel")) >= term(p, "tensor parallel"));
+      }
+    }
+  }
+}
+
 TEST_CASE("step model: faster is not slower") {
   for (const char* plan :
        {"dp8", "dp8+zero1", "dp4+zero2", "dp64+zero3", "pp4", "tp4", "dp2+pp2+tp2", "dp16+pp4+tp4+zero1"}) {

@@ -35,14 +35,14 @@ struct Events {
 
 enum class Recording { right, outside, producer, consumer, join, asked, communicator, order, called, swapped };
 
-// x ─▶ y, sum of y over ranks on a stream beside it, y ─▶ z; replayed twice.
-template <Recording mistake> bool records(bool bug) {
+// x ─▶ y, sum of y over ranks on a stream beside it, or the other's y by a message, ─▶ z; replayed twice.
+template <Recording mistake, bool by_message = false> bool records(bool bug) {
   return in_all_policies([=] {
     ncclUniqueId more;
     ncclGetUniqueId(&more);
     return as_threads([=](const Rank& r) {
       const auto is = [=](Recording which) { return bug && mistake == which; };
-      const Array x(values_of(r.rank)), y(2 * n), z(2 * n);
+      const Array x(values_of(r.rank)), y(2 * n), z(2 * n), theirs(2 * n);
       cudaStream_t beside = nullptr, other = nullptr;
       cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking);
       cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
@@ -59,14 +59,20 @@ template <Recording mistake> bool records(bool bug) {
         behind(beside, r.stream, 0);
         copy(y, x);
         if (!is(Recording::producer)) behind(beside, r.stream, 1);
-        const ncclResult_t code =
-            ncclAllReduce(y, y, 2 * n, ncclFloat32, op, r.comm, is(Recording::outside) ? other : beside);
+        const cudaStream_t on = is(Recording::outside) ? other : beside;
+        const auto exchange = [&] {
+          ncclGroupStart();
+          ncclSend(y, 2 * n, ncclFloat32, 1 - r.rank, r.comm, on);
+          ncclRecv(theirs, 2 * n, ncclFloat32, 1 - r.rank, r.comm, on);
+          return ncclGroupEnd();
+        };
+        const ncclResult_t code = by_message ? exchange() : ncclAllReduce(y, y, 2 * n, ncclFloat32, op, r.comm, on);
         good = good && (code == ncclSuccess || code == ncclInProgress) && is_settled(r);
         cudaEventRecord(events.all[2], beside);
         if (is(Recording::asked)) good = good && cudaEventQuery(events.all[2]) == cudaSuccess;
         const bool early = !is(Recording::consumer) && !is(Recording::join);
         if (early) cudaStreamWaitEvent(r.stream, events.all[2], 0);
-        copy(z, y);
+        copy(z, by_message ? theirs : y);
         if (is(Recording::consumer)) cudaStreamWaitEvent(r.stream, events.all[2], 0);
         if (is(Recording::communicator)) {
           ncclComm_t made = nullptr;
@@ -88,7 +94,7 @@ template <Recording mistake> bool records(bool bug) {
                   record(is(Recording::order) && swaps ? ncclSum : second, &graphs[1]);
       const auto replay = [&](int i) {
         good = good && cudaGraphLaunch(graphs[i], r.stream) == cudaSuccess && is_done(r);
-        const float wanted = i == 0 || second == ncclSum ? 3 : 2;
+        const float wanted = by_message ? values_of(1 - r.rank)[0] : i == 0 || second == ncclSum ? 3 : 2;
         good = good && z.get()[0] == wanted && z.get()[2 * n - 1] == wanted;
       };
       for (const int i : {0, 1, 0}) replay(i);
@@ -116,6 +122,10 @@ template <Recording mistake> bool records(bool bug) {
 std::vector<Case> recorded_cases() {
   return {
       {"recorded: collective on a stream outside", records<Recording::outside>, every},
+      {"recorded: messages on a stream outside", records<Recording::outside, true>, every},
+      {"recorded: message not behind what it sends", records<Recording::producer, true>, every},
+      {"recorded: received memory used beside the message", records<Recording::consumer, true>, every},
+      {"recorded: messages that nothing waits for", records<Recording::join, true>, every},
       {"recorded: collective not behind its input", records<Recording::producer>, every},
       {"recorded: result used beside the collective", records<Recording::consumer>, every},
       {"recorded: collective that nothing waits for", records<Recording::join>, every},

@@ -163,6 +163,25 @@ TEST_CASE("dropout in shared attention: the backward uses the forward's masks, w
   }
 }
 
+TEST_CASE("dropout in Ulysses: the masks of one process that draws the same key, of slices of heads, too") {
+  const Case c{Kind::ulysses, 2, 2, 4, 2, 8, 4, true};
+  const Inputs in = make(c);
+  const AttentionArgs args{.scale = 0, .causal = true, .dropout = 0.4};
+  for (const int64_t first : {0, 2}) {  // of 6 heads
+    AttentionArgs sliced = args;
+    if (first > 0) sliced.first_head = first, sliced.all_heads = 6;
+    manual_seed(3);
+    const Tensor whole = attention(Variable(in.q), in.k, in.v, {}, sliced).tensor();
+    const std::vector<Tensor> parts = on_ranks<Tensor>(2, [&](int rank) {
+      const auto group = everyone();
+      const auto mine = [&](const Tensor& x) { return Variable(slice(x, 2, 2, rank, c.order)); };
+      manual_seed(3);
+      return ulysses_attention(mine(in.q), mine(in.k), mine(in.v), sliced, group).tensor();
+    });
+    CHECK(apart(join(parts, 2, c.order), whole) < 1e-12);
+  }
+}
+
 TEST_CASE("shared attention refuses what it cannot do, on all ranks") {
   const auto error = [](int ranks, const std::function<void(const std::shared_ptr<dist::ProcessGroup>&, int)>& fn) {
     return message(

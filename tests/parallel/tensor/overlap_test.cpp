@@ -219,6 +219,57 @@ TEST_CASE("8-bit floats: a column has the whole's codes, and its gradient is sum
   });
 }
 
+TEST_CASE("8-bit floats: a row's chunks have the whole's bits, largest numbers and gradients") {
+  on_ranks(2, [](dist::ProcessGroup& g) {
+    const Autocast scope(bf16);
+    const Tensor x = values(1, {4, 16, 64}, f32), w = values(2, {32, 64}, f32), up = values(4, {4, 16, 32}, bf16);
+    for (const bool sequence : {false, true}) {
+      for (const bool alone : {false, true}) {  // of one sequence chunks are tokens
+        std::vector<Tensor> expected;
+        for (const auto& [chunks, way] : {std::pair{1, 0}, {2, 0}, {4, 0}, {64, 0}, {4, 1}, {4, 2}}) {
+          Fp8Scales scales;
+          for (size_t i = 0; i < 3; ++i)
+            scales.of[i] = {i == 2 ? Fp8Format::e5m2 : Fp8Format::e4m3, ones({1}), ones({1}), zeros({1})};
+          const Shape rows = alone ? Shape{1, 64, 64} : Shape{4, 16, 64};
+          const Variable px = leaf(part(x.view(rows), 2, 2, g.rank())), pw = leaf(part(w, 1, 2, g.rank()));
+          const Fp8Scope in_codes(&scales);
+          const auto product = [&, chunks = chunks](const Variable& v) {
+            return tp::row_linear(v, pw, {}, Activation::none, {.sequence = sequence, .chunks = chunks}, g);
+          };
+          const int64_t before = g.traffic().collectives;
+          const Variable y = way == 1 ? checkpoint(product, px) : product(px);
+          const int64_t made = g.traffic().collectives - before;
+          LOCKSTEP_CHECK(made == std::min(chunks, 4), "sums: ", made);  // of 16 rows at least
+          const Tensor gradient = sequence ? part(up.view({rows[0], rows[1], 32}), 1, 2, g.rank()).contiguous()
+                                           : up.view({rows[0], rows[1], 32});
+          const Variable loss = sum(mul(y.to(f32), gradient.to(f32)));
+          if (way == 2) {
+            SplitBackward split(loss, {px});
+            split.finish();
+          } else {
+            loss.backward();
+          }
+          std::vector<Tensor> found{y.tensor(), px.grad(), pw.grad()};
+          for (const auto& of : scales.of) found.push_back(of.amax);
+          if (expected.empty()) {
+            expected = found;
+            const auto seen = [](const Tensor& t) {
+              return read_fp8(cast_fp8(t, {.format = Fp8Format::e4m3, .scale = ones({1})}).codes, Fp8Format::e4m3);
+            };
+            const Tensor whole = matmul(seen(x.to(bf16).view({64, 64})), seen(w).t()).view({rows[0], rows[1], 32});
+            const double rounding = max(abs(whole)).item() / 128;
+            expect_near(y.tensor(), sequence ? part(whole, 1, 2, g.rank()) : whole, "the product", rounding);
+            LOCKSTEP_CHECK(found[3].item() > 0 && found[4].item() > 0 && found[5].item() > 0, "largest numbers");
+          }
+          for (size_t i = 0; i < found.size(); ++i)
+            LOCKSTEP_CHECK(equal(found[i], expected[i]), "chunks ", chunks, ", way ", way, sequence ? ", in parts" : "",
+                           alone ? ", one sequence" : "", ": result ", i, " differs");
+        }
+      }
+    }
+  });
+}
+
 TEST_CASE("how many chunks, and what is in them") {
   on_ranks(2, [](dist::ProcessGroup& g) {
     const Device cuda{Device::Type::cuda, 0};
