@@ -29,7 +29,6 @@ struct DryKernel {
   std::vector<Operand> operands;  ///< those that are defined, in the order of the entry
   uint32_t reduced = 0;           ///< dims, of reduce
   bool causal = false;            ///< of attention
-  bool adds = false;              ///< a product that adds to what is there
   bool fuses = true;              ///< the product's activation is one that cuBLASLt has
 
   const Operand& operand(size_t i) const { return operands.at(i); }
