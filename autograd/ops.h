@@ -68,6 +68,9 @@ inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool ke
 /// activation(x w^T + bias) as one operation: x (..., in), w (out, in), bias (out) or undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {},
                 Activation activation = Activation::none);
+/// residual + linear(x, w, bias): where residual is like the result, in one product, whose sums in f32 it is added to
+/// before they are rounded. The gradient of residual is the incoming one itself.
+Variable linear_add(const Variable& residual, const Variable& x, const Variable& w, const Variable& bias = {});
 
 // --- layers (ops_nn.cpp) ---
 Variable max_pool2d(const Variable& x, const PoolArgs& args);

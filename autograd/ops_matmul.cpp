@@ -94,6 +94,44 @@ Variable outer(const Variable& a, const Variable& b) {
   });
 }
 
+namespace {
+
+/// The node of x w^T + bias, and of a residual that was added to it, if any.
+Variable record_linear(const Variable& x, const Variable& w, const Variable& bias, const Variable& residual,
+                       Tensor out) {
+  const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
+  const auto derivative = [x = kept_x, w = kept_w, shape = x.shape(), adds = residual.defined()](auto& back) {
+    using T = Value<decltype(back)>;
+    const T g = as_matrix<T>(back.grad());
+    if (adds) back.give(3, back.grad());
+    if (back.needs(0)) {
+      const auto& weight = back.input(1, w);
+      if constexpr (is_recorded<decltype(back)>) {
+        back.give(0, matmul(g, weight).view(shape));
+      } else {
+        if (const UnaryGrad* const before = back.fold(0))
+          back.give(0, matmul_unary_grad(g, weight, before->op, before->args, as_matrix(before->kept.get(before->name)))
+                           .view(shape));
+        else give_product(back, 0, g, weight, shape);
+      }
+    }
+    if constexpr (!is_recorded<decltype(back)>) {
+      if (back.needs(1) && back.needs(2)) {
+        MatmulRowSums both = matmul_row_sums(g.t(), as_matrix<T>(back.input(0, x)));
+        back.give(1, std::move(both.product));
+        back.give(2, std::move(both.sums));
+        return;
+      }
+    }
+    if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix<T>(back.input(0, x))));
+    if (back.needs(2)) back.give(2, sum(g, {0}));
+  };
+  if (residual.defined()) return record("linear_add", {&x, &w, &bias, &residual}, std::move(out), derivative);
+  return record("linear", {&x, &w, &bias}, std::move(out), derivative);
+}
+
+}  // namespace
+
 Variable linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation) {
   if (const Fp8Scales* const fp8 = Fp8Scope::for_product(x, w)) return linear_fp8(x, w, bias, activation, *fp8);
   if (Autocast::enabled()) {
@@ -109,34 +147,7 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
   Tensor pre;
   const Tensor out = linear(x.tensor(), w.tensor(), b, activation, reads_pre ? &pre : nullptr),
                &read = reads_pre ? pre : out;
-  const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
-  const Variable product =
-      record("linear", {&x, &w, &bias}, read, [x = kept_x, w = kept_w, shape = x.shape()](auto& back) {
-        using T = Value<decltype(back)>;
-        const T g = as_matrix<T>(back.grad());
-        if (back.needs(0)) {
-          const auto& weight = back.input(1, w);
-          if constexpr (is_recorded<decltype(back)>) {
-            back.give(0, matmul(g, weight).view(shape));
-          } else {
-            if (const UnaryGrad* const before = back.fold(0))
-              back.give(
-                  0, matmul_unary_grad(g, weight, before->op, before->args, as_matrix(before->kept.get(before->name)))
-                         .view(shape));
-            else give_product(back, 0, g, weight, shape);
-          }
-        }
-        if constexpr (!is_recorded<decltype(back)>) {
-          if (back.needs(1) && back.needs(2)) {
-            MatmulRowSums both = matmul_row_sums(g.t(), as_matrix<T>(back.input(0, x)));
-            back.give(1, std::move(both.product));
-            back.give(2, std::move(both.sums));
-            return;
-          }
-        }
-        if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix<T>(back.input(0, x))));
-        if (back.needs(2)) back.give(2, sum(g, {0}));
-      });
+  const Variable product = record_linear(x, w, bias, {}, read);
   if (activation == Activation::none) return product;
   // A node of its own, though one kernel computed both: a backward in two parts needs its derivative once.
   constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf,
@@ -144,6 +155,22 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
   return record(
       "activation", {&product}, out,
       UnaryGrad{"linear", ops[int(activation)], {}, read, reads_pre ? functor::Reads::input : functor::Reads::output});
+}
+
+Variable linear_add(const Variable& residual, const Variable& x, const Variable& w, const Variable& bias) {
+  const auto apart = [&] { return add(residual, linear(x, w, bias)); };
+  if (Fp8Scope::for_product(x, w)) return apart();
+  if (Autocast::enabled()) {
+    const Variable low_x = Autocast::low(x), low_w = Autocast::low(w), low_bias = Autocast::low(bias);
+    if (low_x.impl() != x.impl() || low_w.impl() != w.impl() || low_bias.impl() != bias.impl())
+      return linear_add(residual, low_x, low_w, low_bias);
+  }
+  Shape shape = x.shape();
+  if (x.dim() > 0 && w.dim() == 2) shape[x.dim() - 1] = w.size(0);
+  if (residual.dtype() != x.dtype() || residual.device() != x.device() || residual.shape() != shape) return apart();
+  const Tensor out = linear_add(residual.tensor(), x.tensor(), w.tensor(), bias.defined() ? bias.tensor() : Tensor());
+  if (!needs_grad({&residual, &x, &w, &bias})) return out;
+  return record_linear(x, w, bias, residual, out);
 }
 
 // --- einsum: towards each operand it is an einsum again, of the gradient and the other operands ---

@@ -215,6 +215,8 @@ struct Dropout : Layer<Dropout> {
     LOCKSTEP_CHECK(p >= 0 && p <= 1, "[Dropout] expected p in [0, 1], got ", p);
   }
   Variable forward(const Variable& x) { return dropout(x, p, is_training(), part); }
+  /// Its calls give back x, and nobody notices them.
+  bool is_identity() const { return !has_hooks() && (p == 0 || !is_training()); }
   /// residual + what it makes of x: in one pass, unless somebody has hooked into its calls.
   Variable added(const Variable& residual, const Variable& x) {
     return has_hooks() ? add(residual, (*this)(x)) : add_dropout(residual, x, p, is_training(), part);

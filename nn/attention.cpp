@@ -135,7 +135,7 @@ Variable MultiHeadAttention::joined(const Variable& heads) {
 
 Variable MultiHeadAttention::merge(const Variable& heads) { return out_proj(joined(heads)); }
 
-Variable MultiHeadAttention::forward(const Variable& x, const Tensor& mask) {
+Variable MultiHeadAttention::attended(const Variable& x, const Tensor& mask) {
   LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed,
                  "), got ", x.shape());
   if (part) {
@@ -143,12 +143,12 @@ Variable MultiHeadAttention::forward(const Variable& x, const Tensor& mask) {
                    "[MultiHeadAttention] a sequence in parts is attended to without a mask, got one of shape ",
                    mask.shape());
     const Heads h = split(placed(in_proj(x), 0));
-    return merge(part->attend(h.q, h.k, h.v, args(x.size(1), x.device())));
+    return joined(part->attend(h.q, h.k, h.v, args(x.size(1), x.device())));
   }
   const Variable all = placed(in_proj(x), 0);
-  if (!mask.defined()) return out_proj(attention_packed(all, o.heads, args(x.size(1), x.device()), o.kv_heads));
+  if (!mask.defined()) return attention_packed(all, o.heads, args(x.size(1), x.device()), o.kv_heads);
   const Heads h = split(all);
-  return merge(attention(h.q, h.k, h.v, mask, args(x.size(1), x.device())));
+  return joined(attention(h.q, h.k, h.v, mask, args(x.size(1), x.device())));
 }
 
 Variable MultiHeadAttention::forward(const Variable& x, KvCache& cache) {
@@ -158,21 +158,20 @@ Variable MultiHeadAttention::forward(const Variable& x, KvCache& cache) {
   return out_proj(with_cache(in_proj(x), cache));
 }
 
-Variable MultiHeadAttention::forward(const Variable& x, const std::vector<KvRows>& rows) {
+Variable MultiHeadAttention::attended(const Variable& x, const std::vector<KvRows>& rows) {
   int64_t sum = 0;
   for (const KvRows& r : rows) sum += r.tokens;
   LOCKSTEP_CHECK(!rows.empty() && x.shape() == (Shape{1, sum, o.embed}), "[MultiHeadAttention] expected input (1, ",
                  sum, ", ", o.embed, "), the rows of ", rows.size(), " sequences, got ", x.shape());
-  const NoGrad no_grad;
   Variable projected = in_proj(x);
-  if (rows[0].cache->table && !o.sparse) return out_proj(in_blocks(std::move(projected), rows));
+  if (rows[0].cache->table && !o.sparse) return in_blocks(std::move(projected), rows);
   std::vector<Variable> parts;
   int64_t first = 0;
   for (const KvRows& r : rows) {
     parts.push_back(with_cache(projected.narrow(1, first, r.tokens), *r.cache));
     first += r.tokens;
   }
-  return out_proj(parts.size() == 1 ? parts[0] : cat(parts, 1));
+  return parts.size() == 1 ? parts[0] : cat(parts, 1);
 }
 
 /// Before `end` tokens are in a cache.

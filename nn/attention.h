@@ -73,7 +73,10 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   };
   explicit MultiHeadAttention(const Options& options);
   /// mask: see attention() in tensor/ops.h
-  Variable forward(const Variable& x, const Tensor& mask = {});
+  Variable forward(const Variable& x, const Tensor& mask = {}) { return out_proj(attended(x, mask)); }
+  /// residual + that; out_proj adds it where adds().
+  Variable forward(const Variable& x, const Variable& residual) { return out_proj(attended(x, Tensor()), residual); }
+  bool adds() const { return out_proj.adds() && !is_watched(); }
   /// torch.nn.MultiheadAttention: query (B, T, embed), key and value (B, S, embed), which are query itself unless the
   /// options say cross. Neither rotary nor sparse.
   AttentionOutput forward(const Variable& query, const Variable& key, const Variable& value,
@@ -86,7 +89,14 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   /// Attends to the cached tokens as well, and adds x's to the cache. For generation, without gradients.
   Variable forward(const Variable& x, KvCache& cache);
   /// The same for the rows of several sequences, one behind another: x (1, sum of their tokens, embed).
-  Variable forward(const Variable& x, const std::vector<KvRows>& rows);
+  Variable forward(const Variable& x, const std::vector<KvRows>& rows) {
+    const NoGrad no_grad;
+    return out_proj(attended(x, rows));
+  }
+  Variable forward(const Variable& x, const std::vector<KvRows>& rows, const Variable& residual) {
+    const NoGrad no_grad;
+    return out_proj(attended(x, rows), residual);
+  }
   /// The weights averaged over heads, (B, T, T). For looking at: this one does hold the matrix.
   Tensor weights(const Variable& x);
   void fields(Fields& f) override {
@@ -108,6 +118,9 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   struct Heads {
     Variable q, k, v;
   };  // (B, H, T, D), (B, G, T, D) twice
+  // Before out_proj.
+  Variable attended(const Variable& x, const Tensor& mask);
+  Variable attended(const Variable& x, const std::vector<KvRows>& rows);
   Variable placed(Variable projected, int64_t position);
   Variable turned(Variable projected, const RopeTable::Angles& angles) const;
   Heads split(const Variable& projected) const;

@@ -32,6 +32,12 @@ struct Linear : Layer<Linear> {
   Variable forward(const Variable& x, Activation activation) {
     return adapter ? adapted(x, activation) : base(x, activation);
   }
+  /// residual + that, in one product where adds().
+  Variable forward(const Variable& x, const Variable& residual) {
+    return adds() ? linear_add(residual, x, weight, bias) : add(residual, forward(x));
+  }
+  /// Whether its product may have a residual added: nothing stands between, and nobody looks.
+  bool adds() const { return !quantized && !product && !adapter && !fp8 && !is_watched(); }
   void fields(Fields& f) override {
     quantized ? quantized->fields(f) : void(f("weight", weight));
     f("bias", bias);
@@ -69,10 +75,10 @@ struct Mlp : Layer<Mlp> {
     nn::FeedForward kind = nn::FeedForward::gelu;
   };
   explicit Mlp(const Options& options);
-  Variable forward(const Variable& x) {
-    if (gate) return down(silu_mul((*gate)(x), up(x)));
-    return down(up(x, o.gelu == Gelu::tanh ? Activation::gelu_tanh : Activation::gelu_erf));
-  }
+  Variable forward(const Variable& x) { return down(hidden(x)); }
+  /// residual + that; `down` adds it where adds().
+  Variable forward(const Variable& x, const Variable& residual) { return down(hidden(x), residual); }
+  bool adds() const { return down.adds() && !is_watched(); }
   void fields(Fields& f) override {
     if (gate) f("gate", *gate, cut::columns);
     f("up", up, cut::columns)("down", down, cut::rows);
@@ -81,6 +87,12 @@ struct Mlp : Layer<Mlp> {
   Options o;
   std::optional<Linear> gate;  ///< of swiglu
   Linear up, down;
+
+ private:
+  Variable hidden(const Variable& x) {
+    if (gate) return silu_mul((*gate)(x), up(x));
+    return up(x, o.gelu == Gelu::tanh ? Activation::gelu_tanh : Activation::gelu_erf);
+  }
 };
 
 /// Rows of a table: index i64 (...) gives (..., dim). weight (num, dim) starts N(0, 1). The padding row stays as it is.

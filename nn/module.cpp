@@ -253,16 +253,21 @@ int Module::after_forward(OutputHook hook) {
   });
 }
 
-int Module::after_forward_all(OutputsHook hook) {
+int Module::after_forward_all(OutputsHook hook, bool looks) {
   if (!hooks_) hooks_ = std::make_unique<Hooks>();
-  hooks_->after.emplace_back(++hooks_->last_id, std::move(hook));
+  hooks_->after.push_back({++hooks_->last_id, std::move(hook), looks});
   return hooks_->last_id;
 }
 
 void Module::remove_hook(int id) {
   if (!hooks_) return;
   std::erase_if(hooks_->before, [id](const auto& hook) { return hook.first == id; });
-  std::erase_if(hooks_->after, [id](const auto& hook) { return hook.first == id; });
+  std::erase_if(hooks_->after, [id](const auto& hook) { return hook.id == id; });
+}
+
+bool Module::is_watched() const {
+  return hooks_ && (hooks_->around || std::any_of(hooks_->after.begin(), hooks_->after.end(),
+                                                  [](const Hooks::After& hook) { return hook.looks; }));
 }
 
 void Module::run_on(std::optional<RunOn> how) {
@@ -282,7 +287,7 @@ std::shared_ptr<void> Module::begin_call(const Variables& inputs) {
 }
 
 void Module::end_call(const Variables& inputs, const Variables& outputs) {
-  for (auto& hook : hooks_->after) hook.second(*this, inputs, outputs);
+  for (auto& hook : hooks_->after) hook.call(*this, inputs, outputs);
 }
 
 Variable Module::call_hooked(const Variable& x, Variable (*forward)(Module&, const Variable&)) {

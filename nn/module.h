@@ -152,7 +152,8 @@ class Module {
   void wrap_call(CallHook hook);
   int before_forward(ForwardHook hook);
   int after_forward(OutputHook hook);
-  int after_forward_all(OutputsHook hook);
+  /// `looks` false: it reads no values, so that layers may still be computed together.
+  int after_forward_all(OutputsHook hook, bool looks = true);
   void remove_hook(int id);
   /// Of before_forward(), after_forward() and after_forward_all(), and one for run_on().
   int hook_count() const {
@@ -169,7 +170,9 @@ class Module {
   };
   void run_on(std::optional<RunOn> how);
   /// Whether calls do more than forward(): who knows what a call computes may compute it in another way if not.
-  bool has_hooks() const { return bool(hooks_); }
+  bool has_hooks() const { return hook_count() > 0 || is_wrapped(); }
+  /// Whether somebody may look at what a call gives, or change it.
+  bool is_watched() const;
   /// Takes over the hooks of `other` in place of its own (not those of children).
   void copy_hooks(const Module& other);
 
@@ -182,7 +185,12 @@ class Module {
 
   struct Hooks {
     std::vector<std::pair<int, ForwardHook>> before;
-    std::vector<std::pair<int, OutputsHook>> after;
+    struct After {
+      int id;
+      OutputsHook call;
+      bool looks;
+    };
+    std::vector<After> after;
     CallHook around;
     std::optional<RunOn> run_on;
     int last_id = 0;

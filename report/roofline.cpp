@@ -65,7 +65,7 @@ KernelCost product_cost(const DryKernel& k) {
                rows = double(out.elements) / std::max(columns, 1.);
   KernelCost cost{.kind = str("product ", int64_t(rows), " x ", int64_t(inner), " x ", int64_t(columns)),
                   .flops = 2 * rows * inner * columns,
-                  .bytes = double(k.bytes()) + (k.adds ? double(out.bytes()) : 0),
+                  .bytes = double(k.bytes()),
                   .is_short = is_16_bits(a.dtype)};
   cost.efficiency = cost.is_short ? product_short : product_f32;
   if (!k.fuses) ++cost.launches;  // the activation is a kernel of ours

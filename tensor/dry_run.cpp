@@ -47,7 +47,6 @@ void see(DryKernel& kernel, const Fp8Matrix& m) { see(kernel, m.codes), see(kern
 void see(DryKernel& kernel, const AttentionArgs& args) { kernel.causal = args.causal, kernel.window = args.window; }
 void see(DryKernel& kernel, uint32_t dims) { kernel.reduced = dims; }
 void see(DryKernel& kernel, const MatmulArgs& args) {
-  kernel.adds = args.beta != 0;
   kernel.fuses = args.activation != Activation::gelu_erf && args.activation != Activation::silu;
 }
 template <class T> void see(DryKernel&, const T&) {}

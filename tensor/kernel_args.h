@@ -33,7 +33,7 @@ enum class ReduceOp : uint8_t { sum, mean, prod, max, min, any, all, sum_squares
 
 enum class Activation : uint8_t { none, relu, gelu_tanh, gelu_erf, silu };
 
-/// out = activation(alpha * a b + beta * out + bias); `pre` (optional, with beta 0) receives the value before the
+/// out = activation(alpha * a b + beta * c + bias); `pre` (optional, with beta 0) receives the value before the
 /// activation.
 struct MatmulArgs {
   double alpha = 1, beta = 0;

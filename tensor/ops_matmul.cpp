@@ -35,18 +35,19 @@ bool rows_fold(const Tensor& x) {
   return true;
 }
 
-void run(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, Tensor& out) {
+void run(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bias, const MatmulArgs& args, Tensor& pre,
+         Tensor& out) {
   MacCounter::add(out.numel() * a.size(-1));
   const KernelScope scope("matmul");
   const auto kernel = table(a.device()).matmul;
   if (!kernel) fail_no_kernel("matmul", a.device());
-  if (are_matrices(a) && are_matrices(b)) kernel(a, b, bias, args, pre, out);
-  else kernel(as_matrices(a), as_matrices(b), bias, args, pre, out);
+  if (are_matrices(a) && are_matrices(b)) kernel(a, b, c, bias, args, pre, out);
+  else kernel(as_matrices(a), as_matrices(b), c, bias, args, pre, out);
 }
 
 Tensor run(const Tensor& a, const Tensor& b, const Shape& shape) {
   Tensor none, out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
-  run(a, b, none, {}, none, out);
+  run(a, b, none, none, {}, none, out);
   return out;
 }
 
@@ -62,14 +63,15 @@ void check_linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   }
 }
 
-/// Of what was checked, into what has as many elements.
+/// Of what was checked, into what has as many elements, as those that may be added have.
 void run_linear(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
-                const Tensor& pre) {
+                const Tensor& pre, const Tensor& added = {}) {
   const int64_t rows = numel_of(Shape(x.shape().begin(), x.shape().end() - 1));
   const Shape shape{rows, w.size(0)};
   Tensor to = out.view(shape), values = pre.defined() ? pre.view(shape) : pre;
-  run(x.reshape({rows, w.size(1)}), w.t(), bias.defined() ? bias.contiguous() : bias, {.activation = activation},
-      values, to);
+  run(x.reshape({rows, w.size(1)}), w.t(), added.defined() ? added.contiguous().view(shape) : added,
+      bias.defined() ? bias.contiguous() : bias, {.beta = added.defined() ? 1. : 0., .activation = activation}, values,
+      to);
 }
 
 std::atomic<MatmulPrecision> f32_products{MatmulPrecision::full};
@@ -152,7 +154,8 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds)
                  b.shape(), " and ", out.shape());
   const KernelScope scope("matmul");
   Tensor none, to = out;
-  LOCKSTEP_KERNEL(a.device(), matmul)(as_matrices(a), as_matrices(b), none, {.beta = adds ? 1. : 0.}, none, to);
+  LOCKSTEP_KERNEL(a.device(), matmul)
+  (as_matrices(a), as_matrices(b), adds ? out : none, none, {.beta = adds ? 1. : 0.}, none, to);
   out.storage()->bump_version("matmul_into");
 }
 
@@ -165,10 +168,11 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta, dou
   const Shape shape{a.size(0), b.size(1)};
   LOCKSTEP_CHECK(c.dim() <= 2 && broadcast_shapes("addmm", c.shape(), shape) == shape,
                  "[addmm] expected a c that broadcasts to ", shape, ", got ", c.shape());
-  Tensor none, out = beta == 0 ? empty(shape, {.dtype = a.dtype(), .device = a.device()}) : c.expand(shape).clone();
+  Tensor none, out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
+  const Tensor added = beta == 0 ? none : c.expand(shape).contiguous();
   const MatmulArgs args{.alpha = alpha, .beta = beta};
   MacCounter::add(out.numel() * a.size(1));
-  LOCKSTEP_KERNEL(a.device(), matmul)(as_matrices(a), as_matrices(b), none, args, none, out);
+  LOCKSTEP_KERNEL(a.device(), matmul)(as_matrices(a), as_matrices(b), added, none, args, none, out);
   return out;
 }
 
@@ -194,6 +198,18 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, Activation a
   if (pre) *pre = empty(shape, like);
   const Tensor out = empty(shape, like);
   run_linear(out, x, w, bias, activation, pre ? *pre : Tensor());
+  return out;
+}
+
+Tensor linear_add(const Tensor& residual, const Tensor& x, const Tensor& w, const Tensor& bias) {
+  if (quantized_of(w)) return add(residual, linear(x, w, bias));
+  check_linear(x, w, bias);
+  Shape shape = x.shape();
+  shape[x.dim() - 1] = w.size(0);
+  check_product("linear_add", residual, x);
+  LOCKSTEP_CHECK(residual.shape() == shape, "[linear_add] expected a residual ", shape, ", got ", residual.shape());
+  const Tensor out = empty(shape, {.dtype = x.dtype(), .device = x.device()});
+  run_linear(out, x, w, bias, Activation::none, {}, residual);
   return out;
 }
 

@@ -130,7 +130,8 @@ void Stage3::need(nn::Module& m, const std::string& name, const std::vector<size
     callers_.push_back({.module = &m, .name = name});
     callers_[c].hooks[0] = m.before_forward([this, c](nn::Module&, const std::vector<Variable>&) { enter(c); });
     callers_[c].hooks[1] = m.after_forward_all([this, c](nn::Module&, const std::vector<Variable>&,
-                                                         const std::vector<Variable>& outputs) { leave(c, outputs); });
+                                                         const std::vector<Variable>& outputs) { leave(c, outputs); },
+                                               false);
   }
   for (const size_t u : wanted) {
     auto& mine = callers_[c].units;

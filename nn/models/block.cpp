@@ -24,8 +24,8 @@ TransformerBlock::TransformerBlock(const Options& o)
       dropout({.p = o.dropout}) {}
 
 Variable TransformerBlock::forward(const Variable& x, const std::vector<KvRows>& rows) {
-  const Variable y = add(x, attention(norm1(x), rows));
-  return add(y, fed_forward(norm2(y)));
+  const Variable y = adds(attention) ? attention(norm1(x), rows, x) : add(x, attention(norm1(x), rows));
+  return adds(mlp) && !feed_forward ? mlp(norm2(y), y) : add(y, fed_forward(norm2(y)));
 }
 
 LayerList TransformerBlock::layers() {

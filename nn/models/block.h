@@ -21,8 +21,9 @@ struct TransformerBlock : Layer<TransformerBlock> {
   };
   explicit TransformerBlock(const Options& o);
   Variable forward(const Variable& x) {
+    if (adds(attention)) return second_half(first_half(x));
     const auto [sum, normed] = norm2.of_sum(x, attention(norm1(x)), dropout);
-    return dropout.added(sum, fed_forward(normed));
+    return with_fed_forward(sum, normed);
   }
   Variable forward(const Variable& x, const std::vector<KvRows>& rows);
   /// Its two halves.
@@ -41,9 +42,16 @@ struct TransformerBlock : Layer<TransformerBlock> {
   std::shared_ptr<Module> feed_forward;  ///< in place of `mlp`, under its name, when there is one: experts, say
 
  private:
+  /// Whether a layer's last product adds the residual.
+  bool adds(const auto& layer) const { return layer.adds() && dropout.is_identity(); }
   Variable fed_forward(const Variable& x) { return feed_forward ? feed_forward->call(x) : mlp(x); }
-  Variable first_half(const Variable& x) { return dropout.added(x, attention(norm1(x))); }
-  Variable second_half(const Variable& x) { return dropout.added(x, fed_forward(norm2(x))); }
+  Variable with_fed_forward(const Variable& residual, const Variable& x) {
+    return adds(mlp) && !feed_forward ? mlp(x, residual) : dropout.added(residual, fed_forward(x));
+  }
+  Variable first_half(const Variable& x) {
+    return adds(attention) ? attention(norm1(x), x) : dropout.added(x, attention(norm1(x)));
+  }
+  Variable second_half(const Variable& x) { return with_fed_forward(x, norm2(x)); }
 };
 
 }  // namespace lockstep::nn

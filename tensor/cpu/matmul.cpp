@@ -1,7 +1,7 @@
-// Matrix product: out = activation(alpha * a b + beta * out + bias), batched.
+// Matrix product: out = activation(alpha * a b + beta * c + bias), batched.
 //
 // Large products use all threads for each matrix, small ones of a batch a thread for each: the bits are the same. What
-// follows the product (bias, activation) is done piece by piece while it is in cache.
+// follows the product (bias, c of other memory, activation) is done piece by piece while it is in cache.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -50,14 +50,16 @@ template <class T, class Out> struct Epilogue {
   Out *before, *out;  // the matrix before the activation, null where nobody wants it, and behind it
   int64_t ld;         // of both
   UnaryGrad unary = {};
+  const Out* added = nullptr;  // like out, or null
 
-  bool empty() const { return !rounds && !bias && !before && activation == Activation::none && !unary.run; }
+  bool empty() const { return !rounds && !bias && !before && activation == Activation::none && !unary.run && !added; }
 
   /// The piece is a part of `before`, if that is wanted, else of `out`; of neither where it is rounded.
   void operator()(int64_t i0, int64_t j0, int64_t rows, int64_t n, T* piece, int64_t piece_ld) const {
-    const T* const shift = bias ? bias + j0 : nullptr;
     for (int64_t i = 0; i < rows; ++i, piece += piece_ld) {
       const int64_t at = (i0 + i) * ld + j0;
+      const T* shift = bias ? bias + j0 : nullptr;
+      if (added) add_row(piece, std::exchange(shift, nullptr), added + at, n);
       if constexpr (rounds) {
         if (before) {
           if (shift) apply(piece, shift, piece, n, [](T x) { return x; });
@@ -74,6 +76,18 @@ template <class T, class Out> struct Epilogue {
         activate(piece, shift, out + at, n);
       }
     }
+  }
+
+  /// (piece + shift) + more
+  static void add_row(T* piece, const T* shift, const Out* more, int64_t n) {
+    const auto add = [&](int64_t j, auto count) {
+      const Lanes<T> x = load(piece + j, count);
+      store(piece + j, (shift ? x + load(shift + j, count) : x) + load(more + j, count), count);
+    };
+    constexpr Full<T> full;
+    int64_t j = 0;
+    for (; j + full <= n; j += full) add(j, full);
+    if (j < n) add(j, int(n - j));
   }
 
   static void round_row(const T* from, Out* to, int64_t n) {
@@ -120,12 +134,12 @@ int64_t batch_offset(int64_t index, const Shape& shape, const Strides& strides) 
 
 /// One operation on a batch of matrices. `wide`: f32 to which products of 16 bits are added, or nothing.
 template <class T, class In, class Out = In> struct Products {
-  const Tensor &a, &b, &bias, &pre, &out;
+  const Tensor &a, &b, &added, &bias, &pre, &out;
   const MatmulArgs& args;
   UnaryGrad unary = {};
   Tensor wide = {};
   int64_t m = out.size(-2), n = out.size(-1), k = a.size(-1), count = out.numel() / (m * n);
-  T alpha = T(args.alpha), beta = T(args.beta);
+  T alpha = T(args.alpha), beta = T(added.defined() ? 0 : args.beta);
 
   MatrixView<In> view(const Tensor& x, int64_t index) const {
     return {x.data<In>() + batch_offset(index, out.shape(), x.strides()), x.strides()[out.dim() - 2],
@@ -141,7 +155,8 @@ template <class T, class In, class Out = In> struct Products {
             pre.defined() ? pre.data<Out>() + index * m * n : nullptr,
             out.data<Out>() + index * m * n,
             n,
-            unary};
+            unary,
+            added.defined() ? added.data<Out>() + index * m * n : nullptr};
   }
 
   void one(int64_t index, T* scratch) const {
@@ -169,21 +184,27 @@ template <class T, class In, class Out = In> struct Products {
 
 }  // namespace
 
-void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, Tensor& out) {
+void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bias, const MatmulArgs& args, Tensor& pre,
+            Tensor& out) {
   if (out.numel() == 0) return;
+  // In other memory, c is added behind the product; times beta, and in out, it is where the product begins.
+  const bool behind = args.beta == 1 && c.raw_data() != out.raw_data();
+  const Tensor added = behind ? c : Tensor();
+  if (args.beta != 0 && !behind && c.raw_data() != out.raw_data()) out.copy_(c);
   const auto run = [&]<class T>(const Tensor& x, const Tensor& y, const Tensor& shift, const Tensor& before,
-                                const Tensor& to) { Products<T, T>{x, y, shift, before, to, args}.matrices(); };
+                                const Tensor& to) { Products<T, T>{x, y, added, shift, before, to, args}.matrices(); };
   if (out.dtype() == f64) return run.operator()<double>(a, b, bias, pre, out);
   if (out.dtype() == f32 && a.dtype() == f16)
-    return Products<float, Half, float>{a, b, bias, pre, out, args}.matrices();
+    return Products<float, Half, float>{a, b, added, bias, pre, out, args}.matrices();
   if (out.dtype() == f32 && a.dtype() == bf16)
-    return Products<float, BFloat16, float>{a, b, bias, pre, out, args}.matrices();
+    return Products<float, BFloat16, float>{a, b, added, bias, pre, out, args}.matrices();
   if (out.dtype() == f32) return run.operator()<float>(a, b, bias, pre, out);
   LOCKSTEP_CHECK(out.dtype() == f16 || out.dtype() == bf16, "[matmul] expected a floating dtype, got ", out.dtype());
   // In f32, rounded once.
-  const Tensor wide = args.beta != 0 ? out.to(f32) : Tensor(), shift = bias.defined() ? bias.to(f32) : Tensor();
-  if (out.dtype() == f16) Products<float, Half>{a, b, shift, pre, out, args, {}, wide}.matrices();
-  else Products<float, BFloat16>{a, b, shift, pre, out, args, {}, wide}.matrices();
+  const Tensor wide = args.beta != 0 && !behind ? out.to(f32) : Tensor(),
+               shift = bias.defined() ? bias.to(f32) : Tensor();
+  if (out.dtype() == f16) Products<float, Half>{a, b, added, shift, pre, out, args, {}, wide}.matrices();
+  else Products<float, BFloat16>{a, b, added, shift, pre, out, args, {}, wide}.matrices();
 }
 
 void matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args, const Tensor& kept,
@@ -193,13 +214,13 @@ void matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const P
   const MatmulArgs plain;
   const UnaryGrad unary{pointwise_entry(op).functions[int(PointwisePart::grad0)][int(compute_type(out.dtype()))], &args,
                         kept.raw_data()};
-  const auto run = [&]<class T>() { Products<T, T>{a, b, none, none, out, plain, unary}.matrices(); };
+  const auto run = [&]<class T>() { Products<T, T>{a, b, none, none, none, out, plain, unary}.matrices(); };
   out.dtype() == f64 ? run.operator()<double>() : run.operator()<float>();
 }
 
 void matmul_row_sums(const Tensor& a, const Tensor& b, Tensor& sums, Tensor& out) {
   Tensor none, as_row = sums.view({1, sums.size(0)});
-  matmul(a, b, none, {}, none, out);
+  matmul(a, b, none, none, {}, none, out);
   reduce(ReduceOp::sum, a.t(), 1, 0, as_row);
 }
 

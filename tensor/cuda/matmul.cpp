@@ -119,9 +119,10 @@ struct Fused {
   }
 };
 
-/// result = fused(alpha * a b + beta * out). False when the library cannot do it: nothing has been written then.
-bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, const Fused& fused,
-             const Tensor& pre, const Tensor& out, const Tensor& result) {
+/// out = fused(alpha * a b + beta * c). False when the library cannot do it: nothing has been written then.
+bool product(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bias, const MatmulArgs& args,
+             const Fused& fused, const Tensor& pre, const Tensor& out) {
+  const Tensor& from = args.beta != 0 ? c : out;  // the library wants an address
   const int64_t width = size_of(a.dtype()), m = out.size(-2), n = out.size(-1);
   const std::vector<BatchDim> dims = batch_dims(a, b, out);
   LOCKSTEP_CHECK(dims[0].size <= INT32_MAX, "[matmul] expected at most ", INT32_MAX,
@@ -150,8 +151,8 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulA
                         dims[0].b,
                         alignment(places_a),
                         alignment(places_b),
+                        of_result(from),
                         of_result(out),
-                        of_result(result),
                         has_bias(fused.epilogue()) ? alignment(address(bias)) : 256,
                         of_result(pre),
                         fused.epilogue(),
@@ -180,7 +181,7 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulA
     check_blas(
         "cublasLtMatmul",
         cublasLtMatmul(handle(), plan->description.get(), alpha, place(b, at_b), plan->a.get(), place(a, at_a),
-                       plan->b.get(), beta, place(out, first * m * n), plan->c.get(), place(result, first * m * n),
+                       plan->b.get(), beta, place(from, first * m * n), plan->c.get(), place(out, first * m * n),
                        plan->c.get(), &plan->algorithm, workspace.as<void>(), plan->workspace, cuda::current_stream()));
   }
   return true;
@@ -203,31 +204,33 @@ void finish(const Tensor& x, const Tensor& bias, Activation activation, Tensor& 
 
 }  // namespace
 
-void matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const MatmulArgs& args, Tensor& pre, Tensor& out) {
+void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bias, const MatmulArgs& args, Tensor& pre,
+            Tensor& out) {
   if (out.numel() == 0) return;
   const DType dtype = out.dtype();
   LOCKSTEP_CHECK(dtype == f64 || dtype == f32 || dtype == f16 || dtype == bf16,
                  "[matmul] expected a floating dtype, got ", dtype);
   if (a.size(-1) == 0) {  // sums of nothing
     if (args.beta == 0) out.fill_(0);
-    else if (args.beta != 1) pointwise_into(PointwiseOp::mul_scalar, {&out}, out, args.beta);
+    else pointwise_into(PointwiseOp::mul_scalar, {&c}, out, args.beta);
     return finish(out, bias, args.activation, pre, out);
   }
   // As much as possible in one launch. f64 is for checking: there the library knows few ways to end.
   const bool fusable = dtype != f64 && (args.activation == Activation::gelu_tanh ||
                                         (args.activation == Activation::relu && !pre.defined()));
-  if (fusable && product(a, b, bias, args, {bias.defined(), args.activation, pre.defined()}, pre, out, out)) return;
+  if (fusable && product(a, b, c, bias, args, {bias.defined(), args.activation, pre.defined()}, pre, out)) return;
   const Tensor before = pre.defined() ? pre : out;
-  if (dtype != f64 && bias.defined() && product(a, b, bias, args, {.bias = true}, pre, out, before))
+  if (dtype != f64 && bias.defined() && product(a, b, c, bias, args, {.bias = true}, pre, before))
     return finish(before, {}, args.activation, pre, out);
-  if (product(a, b, bias, args, {}, pre, out, before)) return finish(before, bias, args.activation, pre, out);
+  if (product(a, b, c, bias, args, {}, pre, before)) return finish(before, bias, args.activation, pre, out);
   LOCKSTEP_CHECK(a.dtype() == f16 || a.dtype() == bf16, "[matmul] cuBLASLt has no way to multiply ", a.shape(), " by ",
                  b.shape(), " in ", dtype, " with strides ", a.strides(), " and ", b.strides());
   // Cards that are older than the dtype: in f32, rounded once.
-  if (a.dtype() != dtype) return matmul(a.to(dtype), b.to(dtype), bias, args, pre, out);
-  Tensor wide = args.beta != 0 ? out.to(f32) : empty(out.shape(), {.dtype = f32, .device = out.device()});
+  if (a.dtype() != dtype) return matmul(a.to(dtype), b.to(dtype), c, bias, args, pre, out);
+  Tensor wide = empty(out.shape(), {.dtype = f32, .device = out.device()});
   Tensor wide_pre = pre.defined() ? empty(pre.shape(), {.dtype = f32, .device = out.device()}) : Tensor();
-  matmul(a.to(f32), b.to(f32), bias.defined() ? bias.to(f32) : Tensor(), args, wide_pre, wide);
+  const auto widened = [](const Tensor& x) { return x.defined() ? x.to(f32) : x; };
+  matmul(a.to(f32), b.to(f32), widened(c), widened(bias), args, wide_pre, wide);
   out.copy_(wide);
   if (pre.defined()) pre.copy_(wide_pre);
 }
@@ -236,20 +239,20 @@ void matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const P
                        Tensor& out) {
   if (out.numel() == 0) return;
   if (op == PointwiseOp::gelu_tanh && out.dtype() != f64 && a.size(-1) > 0 &&
-      product(a, b, {}, {}, {.gelu_grad = true}, kept, out, out))
+      product(a, b, {}, {}, {}, {.gelu_grad = true}, kept, out))
     return;
   Tensor none;
-  matmul(a, b, none, {}, none, out);
+  matmul(a, b, none, none, {}, none, out);
   const Tensor* const in[] = {&out, &kept};
   LOCKSTEP_KERNEL(out.device(), pointwise)(op, PointwisePart::grad0, args, in, 2, out);
 }
 
 void matmul_row_sums(const Tensor& a, const Tensor& b, Tensor& sums, Tensor& out) {
   if (out.numel() > 0 && a.size(-1) > 0 && out.dtype() != f64 &&
-      product(a, b, sums, {}, {.row_sums = true}, {}, out, out))
+      product(a, b, {}, sums, {}, {.row_sums = true}, {}, out))
     return;
   Tensor none, as_column = sums.view({sums.size(0), 1});
-  matmul(a, b, none, {}, none, out);
+  matmul(a, b, none, none, {}, none, out);
   LOCKSTEP_KERNEL(a.device(), reduce)(ReduceOp::sum, a, 2, 0, as_column);
 }
 

@@ -126,6 +126,32 @@ TEST_CASE("cuda matmul: alpha and beta; beta 0 does not read what was there") {
   }
 }
 
+TEST_CASE("cuda matmul: a residual in other memory, also where it is not aligned") {
+  for (const auto& [rows, in, out] :
+       {std::array<int64_t, 3>{5, 16, 24}, {33, 31, 13}, {1, 8, 8}, {4, 0, 8}, {0, 8, 8}, {3, 8, 0}}) {
+    for (const DType dtype : {f32, f64, f16, bf16}) {
+      for (const bool with_bias : {true, false}) {
+        for (const int64_t first : {0, 1, 8}) {
+          CAPTURE(rows);
+          CAPTURE(out);
+          CAPTURE(dtype);
+          CAPTURE(with_bias);
+          CAPTURE(first);
+          const Tensor x = values({rows, in}, 6, dtype), w = values({out, in}, 7, dtype),
+                       bias = with_bias ? values({out}, 8, dtype) : Tensor(), flat = values({rows * out + 9}, 9, dtype),
+                       there = flat.to(cuda0);
+          const auto residual = [&, n = rows * out, shape = Shape{rows, out}](const Tensor& memory) {
+            return memory.narrow(0, first, n).view(shape);
+          };
+          CHECK(close(linear_add(residual(there), x.to(cuda0), w.to(cuda0), with_bias ? bias.to(cuda0) : bias),
+                      linear_add(residual(flat), x, w, bias)));
+          CHECK(equal(there.to(cpu), flat));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("cuda matmul: gradients of a linear layer, with the bias's and through gelu") {
   for (const auto& [rows, in, out] :
        {std::array<int64_t, 3>{33, 16, 24}, {7, 31, 13}, {1, 8, 8}, {0, 8, 8}, {5, 8, 0}}) {

@@ -1,5 +1,6 @@
-// A block of a decoder computes sums with dropout and the norms behind them in one pass. It has the bits of the parts
-// one after the other, which run where somebody has hooked into a module's calls; on whatever device the tests run on.
+// A block of a decoder computes sums with dropout and the norms behind them in one pass, or without dropout sums with
+// the product before them. Where somebody has hooked into a module's calls, the parts run one after the other: with the
+// same bits, but for the rounding of a product that is added at once; on whatever device the tests run on.
 #include <doctest/doctest.h>
 
 #include "nn/models/gpt.h"
@@ -52,9 +53,42 @@ TEST_CASE("block: sums and norms in one pass have the bits of one after the othe
         for (const auto& [apart, layers] : {std::pair{true, false}, {false, true}}) {
           const std::vector<Tensor> other = results_of(o, dtype, apart, layers);
           REQUIRE(other.size() == together.size());
-          for (size_t i = 0; i < other.size(); ++i) CHECK(equal(other[i], together[i]));
+          const bool exact = layers || dropout > 0 || (size_of(dtype) >= 4 && default_device().is_cpu());
+          const double loose = exact ? 0 : dtype == bf16 ? 0.06 : dtype == f16 ? 0.01 : 1e-5;
+          for (size_t i = 0; i < other.size(); ++i)
+            CHECK(
+                allclose(other[i].to(f64), together[i].to(f64), loose, loose * amax(abs(together[i].to(f64))).item()));
         }
       }
     }
+  }
+}
+
+TEST_CASE("block: a hook that looks at a layer gets that layer's output, and one that does not changes no bits") {
+  for (const DType dtype : {f32, bf16}) {
+    manual_seed(5);
+    nn::TransformerBlock block({.width = 16, .heads = 2});
+    block.to(dtype);
+    const Variable x(randn({2, 5, 16}).to(dtype));
+    Tensor sum, seen;
+    block.norm2.before_forward([&](nn::Module&, const std::vector<Variable>& in) { sum = in[0].tensor(); });
+    const Tensor plain = block(x).tensor();
+    nn::Module* const layers[] = {&block.attention, &block.attention.out_proj, &block.mlp, &block.mlp.down};
+    for (nn::Module* const layer : layers) {
+      CAPTURE(layer->kind());
+      const bool is_first = layer == layers[0] || layer == layers[1];
+      int id = layer->after_forward_all([](auto&&...) {}, false);
+      CHECK(equal(block(x).tensor(), plain));
+      layer->remove_hook(id);
+      id = layer->after_forward(
+          [&](nn::Module&, const std::vector<Variable>&, const Variable& y) { seen = y.tensor(); });
+      const Tensor y = block(x).tensor();
+      CHECK(equal(is_first ? add(x.tensor(), seen) : add(sum, seen), is_first ? sum : y));
+      layer->remove_hook(id);
+      CHECK(equal(block(x).tensor(), plain));
+    }
+    block.dropout.p = 0.5;
+    block.eval();
+    CHECK(equal(block(x).tensor(), plain));
   }
 }

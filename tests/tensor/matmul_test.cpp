@@ -417,6 +417,58 @@ TEST_CASE("linear with an activation has the bits of the two operations") {
   CHECK(equal(linear(x, w, bias, Activation::silu), silu(pre)));
 }
 
+TEST_CASE("linear_add: the residual is added to sums in f32, and that is rounded once") {
+  struct Row {
+    Shape x;
+    int64_t units;
+  };
+  for (const Row& r : {Row{{12}, 7},
+                       {{5, 12}, 1},
+                       {{2, 3, 12}, 33},
+                       {{300, 12}, 300},
+                       {{0, 12}, 4},
+                       {{4, 12}, 0},
+                       {{3, 0}, 5},
+                       {{1, 6000}, 40},
+                       {{30, 2100}, 70},
+                       {{200, 64}, 1700}})
+    for (const DType dtype : {f32, f64, f16, bf16})
+      for (const bool with_bias : {true, false}) {
+        CAPTURE(r.x);
+        CAPTURE(r.units);
+        CAPTURE(dtype);
+        CAPTURE(with_bias);
+        const int64_t k = r.x.back();
+        const double scale = 1 / std::sqrt(double(std::max<int64_t>(k, 1)));
+        Shape shape = r.x;
+        shape[shape.rank() - 1] = r.units;
+        const Tensor x = values(r.x, 1, dtype), w = mul_scalar(values({r.units, k}, 2, dtype), scale),
+                     bias = with_bias ? values({r.units}, 3, dtype) : Tensor(), residual = values(shape, 4, dtype);
+        const Tensor out = linear_add(residual, x, w, bias);
+        REQUIRE(out.shape() == shape);
+        CHECK(equal(residual, values(shape, 4, dtype)));
+        const Tensor exact = add(residual.to(f64), linear(x.to(f64), w.to(f64), with_bias ? bias.to(f64) : bias));
+        // Half of the distance to the next number, and a little for the sums: not what rounding twice gives.
+        const double half = dtype == bf16 ? 1. / 256 : dtype == f16 ? 1. / 2048 : 0;
+        CHECK(allclose(out.to(f64), exact, half * 1.001, 1e-5));
+        Dims last_first{r.x.rank() - 1};
+        for (int d = 0; d + 1 < r.x.rank(); ++d) last_first.push_back(d);
+        Dims back;
+        for (int d = 1; d < r.x.rank(); ++d) back.push_back(d);
+        back.push_back(0);
+        CHECK(equal(linear_add(residual.permute(last_first).clone().permute(back), x, w, bias), out));
+        if (!default_device().is_cpu()) continue;
+        if (half == 0) CHECK(equal(out, add(residual, linear(x, w, bias))));
+        for (const int threads : {1, 3}) {
+          const Threads some(threads);
+          CHECK(equal(linear_add(residual, x, w, bias), out));
+        }
+      }
+  const Tensor x = zeros({3, 6}), w = zeros({5, 6});
+  CHECK(message([&] { linear_add(zeros({5}), x, w); }) == "[linear_add] expected a residual (3, 5), got (5)");
+  CHECK(contains(message([&] { linear_add(zeros({3, 5}, {.dtype = f64}), x, w); }), "[linear_add] expected one dtype"));
+}
+
 TEST_CASE("linear_into has the bits of linear, a chunk of rows at a time on the CPU") {
   const Tensor x = rand({130, 300}), w = rand({257, 300}) - full({257, 300}, 0.5), bias = rand({257});
   for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::silu}) {

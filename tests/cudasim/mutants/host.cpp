@@ -161,21 +161,33 @@ bool captured_work_that_nothing_waits_for(bool bug) {
   return good;
 }
 
-// Row-major y (m, n) = x (m, k) w (n, k)^T is column-major y^T = w x^T. Two of them, of views: x has rows of 6, and y
-// is a part of rows of 7. w is square, so that a forgotten transposition fits.
-enum class Product { right, row_major, lead, alignment, view_lead, past_memory, slice, transposition, batch };
+// Row-major y (m, n) = x (m, k) w (n, k)^T + r is column-major y^T = w x^T + r^T. Two of them, of views: x has rows of
+// 6, and y and r are parts of rows of 7. w is square, so that a forgotten transposition fits.
+enum class Product {
+  right,
+  row_major,
+  lead,
+  alignment,
+  view_lead,
+  past_memory,
+  slice,
+  transposition,
+  batch,
+  own_memory,
+  short_residual
+};
 template <Product mistake> bool product(bool bug) {
   constexpr int64_t rows = 6, columns = 4, inner = 4, x_lead = 6, y_lead = 7;
   const auto is = [=](Product which) { return bug && mistake == which; };
   const Array x(counting(2 * rows * x_lead + 1)), w(counting(columns * inner)),
-      y(std::vector<float>(2 * rows * y_lead, -1));
+      y(std::vector<float>(2 * rows * y_lead, -1)), r(counting((is(Product::short_residual) ? 1 : 2) * rows * y_lead));
   cublasLtHandle_t handle;
   cublasLtMatmulDesc_t d;
   cublasLtMatrixLayout_t a, b, out;
   cublasLtMatmulPreference_t preference;
   cublasLtMatmulHeuristicResult_t found;
   const int32_t transposed = is(Product::transposition) ? CUBLAS_OP_N : CUBLAS_OP_T, two = 2;
-  const float one = 1, zero = 0;
+  const float one = 1;
   int count = 0;
   cublasLtCreate(&handle);
   cublasLtMatmulDescCreate(&d, CUBLAS_COMPUTE_32F, CUDA_R_32F);
@@ -197,11 +209,12 @@ template <Product mistake> bool product(bool bug) {
   cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d, a, b, out, out, preference, 1, &found, &count);
   const float* from = x + (is(Product::alignment) ? 1 : 0);  // the preference promises 256 bytes
   if (status == CUBLAS_STATUS_SUCCESS)
-    status = cublasLtMatmul(handle, d, &one, w, a, from, b, &zero, y, out, y, out, &found.algo, nullptr, 0, nullptr);
+    status = cublasLtMatmul(handle, d, &one, w, a, from, b, &one, is(Product::own_memory) ? y : r, out, y, out,
+                            &found.algo, nullptr, 0, nullptr);
   bool good = status == CUBLAS_STATUS_SUCCESS;
   const std::vector<float> got = y.get();
   for (int64_t i = 0; i < 2 * rows * y_lead; ++i) {
-    float wanted = i % y_lead < columns ? 0 : -1;
+    float wanted = i % y_lead < columns ? float(i + 1) : -1;
     for (int64_t k = 0; k < inner && wanted >= 0; ++k)
       wanted += float((i / y_lead * x_lead + k + 1) * (i % y_lead * inner + k + 1));
     good = good && got[size_t(i)] == wanted;
@@ -240,6 +253,8 @@ std::vector<Case> host_cases() {
       {"lead of a slice of the result", product<Product::slice>, every},
       {"transposition of a square forgotten", product<Product::transposition>, every},
       {"batches taken for dense", product<Product::batch>, every},
+      {"sum with the result's own memory", product<Product::own_memory>, every},
+      {"residual shorter than the result", product<Product::short_residual>, every},
   };
 }
 
