@@ -154,8 +154,8 @@ class ProcessGroup {
   /// Names who is missing when it takes longer than `timeout` (0: the group's). `tag` as in CollectiveOptions.
   void barrier(Seconds timeout = Seconds{0}, std::string_view tag = {});
 
-  /// Calls of this group that this thread has put into a graph (tensor/graph.h) since it was asked last, in their order.
-  /// Whoever records sees to it that all ranks have the same ones: while they record they do not compare them.
+  /// Calls of this group that this thread has put into a graph (tensor/graph.h) since it was asked last, in their
+  /// order. Whoever records sees to it that all ranks have the same ones: while they record they do not compare them.
   virtual std::vector<std::string> take_recorded() { return {}; }
   /// Starts a graph that repeats these: one call of the group, which all ranks make, compared, watched and limited in
   /// time as others are. Waits as Work::wait() does. traffic() counts the collectives. A graph with collectives of

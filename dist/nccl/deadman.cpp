@@ -39,11 +39,11 @@ Deadman::~Deadman() {
   thread_.join();
 }
 
-Deadman::Step::Step(Deadman& deadman, Seconds limit, std::string what) : deadman_(deadman) {
+Deadman::Step::Step(Deadman& deadman, Seconds limit, std::string what, pthread_t waits) : deadman_(deadman) {
   const auto until =
       std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(limit);
   const std::lock_guard lock(deadman_.mutex_);
-  armed_ = deadman_.armed_.insert(deadman_.armed_.end(), {std::move(what), pthread_self(), limit, until});
+  armed_ = deadman_.armed_.insert(deadman_.armed_.end(), {std::move(what), pthread_self(), waits, limit, until});
   deadman_.changed_.notify_all();
 }
 
@@ -60,7 +60,7 @@ void Deadman::loop() {
     if (next == armed_.end()) changed_.wait(lock);
     else if (std::chrono::steady_clock::now() > next->until)  // the innermost step of that thread says most
       end_process(*std::find_if(armed_.rbegin(), armed_.rend(),
-                                [&](const Armed& a) { return pthread_equal(a.thread, next->thread); }));
+                                [&](const Armed& a) { return pthread_equal(a.waits, next->waits); }));
     else {
       const auto until = next->until;  // the step may end, and be erased, while this waits
       changed_.wait_until(lock, until);

@@ -29,16 +29,16 @@ class Deadman {
  private:
   struct Armed {
     std::string what;
-    pthread_t thread;
+    pthread_t thread, waits;
     Seconds limit;
     std::chrono::steady_clock::time_point until;
   };
 
  public:
-  /// Must end within the limit.
+  /// Must end within the limit. waits: the thread that it is a step of.
   class Step {
    public:
-    Step(Deadman& deadman, Seconds limit, std::string what);
+    Step(Deadman& deadman, Seconds limit, std::string what, pthread_t waits = pthread_self());
     ~Step();
     Step(const Step&) = delete;
 

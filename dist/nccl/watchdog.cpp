@@ -292,12 +292,12 @@ void Watchdog::give_up(std::exception_ptr error) {
   }
   // At once: one that is in a graph ends when the graph is gone, and that when no other of its communicators waits.
   std::vector<std::thread> threads;
-  for (const auto& comm : comms) threads.emplace_back([this, comm] { abort(*comm); });
+  for (const auto& comm : comms) threads.emplace_back([this, comm, waits = pthread_self()] { abort(*comm, waits); });
   for (std::thread& thread : threads) thread.join();
 }
 
-void Watchdog::abort(Communicator& comm) {
-  const Deadman::Step step(deadman_, abort_limit_, "ncclCommAbort of " + comm.name_);
+void Watchdog::abort(Communicator& comm, pthread_t waits) {
+  const Deadman::Step step(deadman_, abort_limit_, "ncclCommAbort of " + comm.name_, waits);
   const std::lock_guard lock(comm.mutex_);
   if (const ncclComm_t handle = std::exchange(comm.comm_, nullptr)) ncclCommAbort(handle);
   comm.windows_.clear();  // they went with it

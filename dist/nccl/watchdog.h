@@ -125,7 +125,7 @@ class Watchdog {
   Works look(const Works& works, const std::vector<std::shared_ptr<Communicator>>& comms);
   void look_at_late(NcclWork& work);
   void give_up(std::exception_ptr error);
-  void abort(Communicator& comm);
+  void abort(Communicator& comm, pthread_t waits = pthread_self());
   void finalize(Communicator& comm);
   static std::exception_ptr error_of(ncclResult_t code, const Communicator& comm, const std::string& where);
 
