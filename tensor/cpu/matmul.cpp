@@ -59,7 +59,10 @@ template <class T, class Out> struct Epilogue {
     for (int64_t i = 0; i < rows; ++i, piece += piece_ld) {
       const int64_t at = (i0 + i) * ld + j0;
       const T* shift = bias ? bias + j0 : nullptr;
-      if (added) add_row(piece, std::exchange(shift, nullptr), added + at, n);
+      if (added) {
+        prefetch(added + rows * ld + at, n);
+        add_row(piece, std::exchange(shift, nullptr), added + at, n);
+      }
       if constexpr (rounds) {
         if (before) {
           if (shift) apply(piece, shift, piece, n, [](T x) { return x; });
@@ -69,13 +72,17 @@ template <class T, class Out> struct Epilogue {
         round_row(piece, out + at, n);
       } else if (unary.run) {
         const T* const kept = static_cast<const T*>(unary.kept) + at;
-        for (int64_t j = 0; j < n; j += 64 / int64_t(sizeof(T)))
-          __builtin_prefetch(kept + rows * ld + j, 0, 2);  // of the next rows, while their product is made
+        prefetch(kept + rows * ld, n);
         unary(piece, kept, n);
       } else {
         activate(piece, shift, out + at, n);
       }
     }
+  }
+
+  /// For the next rows, while their product is made.
+  template <class X> static void prefetch(const X* p, int64_t n) {
+    for (int64_t j = 0; j < n; j += 64 / int64_t(sizeof(X))) __builtin_prefetch(p + j, 0, 2);
   }
 
   /// (piece + shift) + more
