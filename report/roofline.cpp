@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <memory>
 
@@ -17,8 +18,9 @@ namespace lockstep::report {
 
 const std::vector<Card>& cards() {
   // NVIDIA's data sheets, the SXM forms.
-  static const std::vector<Card> all = {
-      {"h200", 989e12, 67e12, 4.8e12}, {"h100", 989e12, 67e12, 3.35e12}, {"a100", 312e12, 19.5e12, 2.039e12}};
+  static const std::vector<Card> all = {{"h200", 989e12, 67e12, 4.8e12, true},
+                                        {"h100", 989e12, 67e12, 3.35e12, true},
+                                        {"a100", 312e12, 19.5e12, 2.039e12, false}};
   return all;
 }
 
@@ -34,9 +36,10 @@ const Card& card_of(const std::string& name) {
 const std::vector<std::string>& sources() {
   static const std::vector<std::string> all = {
       "large products in bf16 by cuBLAS reach 0.7 to 0.75 of an H100's 989 TFLOP/s in common reports",
-      "FlashAttention-3 without warps that only copy, as ours for heads of 64 and 128: 0.58 of an H100 forward (Shah\n"
-      "      et al., 2024; heads of 128). Ours has never run: 0.45 assumed, 0.35 backward. Other heads, like\n"
-      "      FlashAttention-2 on mma.sync: 0.35 (the same paper), 0.30 assumed backward. cuDNN reaches 0.5 to 0.75",
+      "an H100 by heads, tokens and causal mask (Shah et al., FlashAttention-3, 2024, figures 5 and 6). On wgmma, as\n"
+      "      ours for plain heads of 64 and 128: FlashAttention-3, times 0.86 as no warps only copy (its table 2);\n"
+      "      otherwise FlashAttention-2. Backward causal as forward is, times 0.9 for turns (assumed). On an A100\n"
+      "      FlashAttention-2 reaches 0.5 to 0.73 (Dao, 2023): 0.5, and 0.45 backward (assumed). Ours has never run",
       "copies and streams reach 0.85 to 0.9 of the bandwidth of HBM; fused kernels 0.85 at best",
       "f32 units: 0.8 in products; half of the peak in our attention, which is a calculation",
   };
@@ -47,9 +50,7 @@ namespace {
 
 constexpr double of_bandwidth = 0.85;
 constexpr Efficiency product_short{0.70, of_bandwidth, 1}, product_f32{0.80, of_bandwidth, 4},
-    attention_forward{0.45, of_bandwidth, 2}, attention_backward{0.35, of_bandwidth, 2},
-    mma_forward{0.35, of_bandwidth, 2}, mma_backward{0.30, of_bandwidth, 2}, attention_f32{0.50, of_bandwidth, 4},
-    by_memory{1, of_bandwidth, memory_source};
+    attention_f32{0.50, of_bandwidth, 4}, by_memory{1, of_bandwidth, memory_source};
 
 bool is_16_bits(DType dtype) { return dtype == f16 || dtype == bf16; }
 
@@ -73,23 +74,50 @@ KernelCost product_cost(const DryKernel& k) {
   return cost;
 }
 
-KernelCost attention_cost(const DryKernel& k, bool backward) {
+/// TFLOP/s of an H100 at 512, 1,024 .. 16,384 tokens: sources()[1].
+struct AttentionSpeeds {
+  double causal[6], all[6], backward[6];  // backward: of all pairs
+
+  /// Of its 989, between two lengths in the ratio of their logarithms.
+  double part(int64_t tokens, bool is_causal, bool is_backward) const {
+    const double place = std::clamp(std::log2(double(std::max<int64_t>(tokens, 1)) / 512), 0., 5.);
+    const auto low = size_t(place), high = std::min<size_t>(low + 1, 5);
+    const auto at = [&](const double(&of)[6]) { return of[low] + (place - double(low)) * (of[high] - of[low]); };
+    const double forward = at(is_causal ? causal : all);
+    return (is_backward ? at(backward) * forward / at(all) : forward) / 989;
+  }
+};
+constexpr AttentionSpeeds flash_2[] = {
+    {{180, 229, 262, 284, 295, 299}, {282, 306, 318, 321, 322, 324}, {198, 238, 264, 279, 287, 291}},
+    {{191, 260, 298, 319, 333, 335}, {309, 350, 362, 368, 370, 370}, {214, 260, 291, 310, 318, 322}}};
+constexpr AttentionSpeeds flash_3[] = {
+    {{197, 265, 371, 420, 460, 473}, {333, 392, 460, 476, 496, 497}, {272, 363, 422, 453, 472, 474}},
+    {{292, 423, 521, 579, 602, 616}, {467, 565, 625, 638, 646, 648}, {316, 424, 501, 542, 559, 561}}};
+
+Efficiency attention_efficiency(const DryKernel& k, bool backward, const Card& card) {
+  const Operand &q = k.operand(backward), &keys = k.operand(backward + 1);
+  if (!is_16_bits(q.dtype)) return attention_f32;
+  if (!card.has_wgmma) return {backward ? 0.45 : 0.50, of_bandwidth, 2};
+  const int64_t width = q.shape[3];
+  const bool on_wgmma = (width == 64 || width == 128) && k.dropout == 0 && k.window == 0;
+  constexpr double all_warps_copy = 0.86, turns = 0.9;
+  return {(on_wgmma ? flash_3 : flash_2)[width > 64].part(keys.shape[2], k.causal, backward) *
+              (on_wgmma ? all_warps_copy : 1) * (backward ? turns : 1),
+          of_bandwidth, 2};
+}
+
+KernelCost attention_cost(const DryKernel& k, bool backward, const Card& card) {
   const Operand &q = k.operand(backward), &keys = k.operand(backward + 1);
   const auto pairs = double(attended_pairs(q.shape[2], keys.shape[2], k.causal, k.window));
   const bool is_short = is_16_bits(q.dtype);
   // Scores and weighted values; backward, behind the rows' sums, five products in one kernel, or in f32 seven in two.
   const int64_t launches = !backward ? 1 : is_short ? 2 : 3, products = !backward ? 2 : is_short ? 5 : 7;
-  KernelCost cost{.kind = backward ? "attention, backward" : "attention, forward",
-                  .launches = launches,
-                  .flops = 2 * double(products) * double(q.shape[0] * q.shape[1] * q.shape[3]) * pairs,
-                  .bytes = double(k.bytes()),
-                  .is_short = is_short};
-  const bool has_wgmma = q.shape[3] == 64 || q.shape[3] == 128;
-  cost.efficiency = !cost.is_short ? attention_f32
-                    : has_wgmma    ? backward ? attention_backward : attention_forward
-                    : backward     ? mma_backward
-                                   : mma_forward;
-  return cost;
+  return {.kind = backward ? "attention, backward" : "attention, forward",
+          .launches = launches,
+          .flops = 2 * double(products) * double(q.shape[0] * q.shape[1] * q.shape[3]) * pairs,
+          .bytes = double(k.bytes()),
+          .is_short = is_short,
+          .efficiency = attention_efficiency(k, backward, card)};
 }
 
 /// As reduce.cu cuts it: sums of many elements to few go by chunks, which a second kernel joins.
@@ -158,10 +186,10 @@ KernelCost other_cost(const DryKernel& k) {
 
 }  // namespace
 
-KernelCost cost_of(const DryKernel& kernel) {
+KernelCost cost_of(const DryKernel& kernel, const Card& card) {
   KernelCost cost = is_product(kernel.name)           ? product_cost(kernel)
-                    : kernel.name == "attention"      ? attention_cost(kernel, false)
-                    : kernel.name == "attention_grad" ? attention_cost(kernel, true)
+                    : kernel.name == "attention"      ? attention_cost(kernel, false, card)
+                    : kernel.name == "attention_grad" ? attention_cost(kernel, true, card)
                                                       : other_cost(kernel);
   if (cost.bytes == 0) cost.launches = 0;  // nothing to do
   return cost;
@@ -213,7 +241,7 @@ Roofline roofline(const DryStep& step, const Card& card) {
   std::map<std::string, RooflineRow> rows;
   std::map<std::string, std::array<double, 3>> parts;  // by operations, memory, launches
   for (const DryKernel& k : step.kernels) {
-    const KernelCost cost = cost_of(k);
+    const KernelCost cost = cost_of(k, card);
     if (cost.launches == 0) continue;
     const double peak = cost.is_short ? card.flops16 : card.flops32;
     const double times[] = {cost.flops / (peak * cost.efficiency.flops),

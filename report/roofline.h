@@ -17,6 +17,7 @@ struct Card {
   std::string name;
   double flops16 = 0, flops32 = 0;  ///< a second: tensor cores in f16 and bf16; f32 units
   double bandwidth = 0;             ///< bytes a second
+  bool has_wgmma = false;           ///< compute capability 9.0
 };
 const std::vector<Card>& cards();
 /// Error with those that are known.
@@ -39,7 +40,7 @@ struct KernelCost {
   bool is_short = false;  ///< in 16 bits
   Efficiency efficiency = {};
 };
-KernelCost cost_of(const DryKernel& kernel);
+KernelCost cost_of(const DryKernel& kernel, const Card& card = cards()[0]);
 /// So many kernels and copies the CUDA backend starts for these. test_launches compares it with the emulator's count.
 int64_t launches_of(const std::vector<DryKernel>& kernels);
 

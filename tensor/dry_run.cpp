@@ -44,7 +44,9 @@ void see(DryKernel& kernel, const std::vector<Tensor>& all) {
 }
 void see(DryKernel& kernel, const Quantized& q) { see(kernel, q.codes), see(kernel, q.scales); }
 void see(DryKernel& kernel, const Fp8Matrix& m) { see(kernel, m.codes), see(kernel, m.scale_inv); }
-void see(DryKernel& kernel, const AttentionArgs& args) { kernel.causal = args.causal, kernel.window = args.window; }
+void see(DryKernel& kernel, const AttentionArgs& args) {
+  kernel.causal = args.causal, kernel.window = args.window, kernel.dropout = args.dropout;
+}
 void see(DryKernel& kernel, uint32_t dims) { kernel.reduced = dims; }
 void see(DryKernel& kernel, const MatmulArgs& args) {
   kernel.fuses = args.activation != Activation::gelu_erf && args.activation != Activation::silu;

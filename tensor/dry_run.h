@@ -30,6 +30,7 @@ struct DryKernel {
   uint32_t reduced = 0;           ///< dims, of reduce
   bool causal = false;            ///< of attention
   int64_t window = 0;             ///< of causal attention; 0: none
+  double dropout = 0;             ///< of attention
   bool fuses = true;              ///< the product's activation is one that cuBLASLt has
 
   const Operand& operand(size_t i) const { return operands.at(i); }

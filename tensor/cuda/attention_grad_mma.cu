@@ -140,22 +140,8 @@ __global__ void __launch_bounds__(grad_threads)
     }
     unsigned* const turn = all.turns + tile_of_queries * warps + place;
     float4* const sums = all.sums + tile_of_queries * (depth / 2 * grad_threads) + threadIdx.x;
-    if (before > 0) {
-      wait_for_turn(turn, unsigned(before));
-#pragma unroll
-      for (int n = 0; n < depth / 2; ++n) {
-        const float4 x = __ldcg(sums + n * grad_threads);
-        sum[n][0] += x.x, sum[n][1] += x.y, sum[n][2] += x.z, sum[n][3] += x.w;
-      }
-    }
-    if (after > 0) {
-#pragma unroll
-      for (int n = 0; n < depth / 2; ++n)
-        __stcg(sums + n * grad_threads, make_float4(sum[n][0], sum[n][1], sum[n][2], sum[n][3]));
-      pass_turn(turn, unsigned(before + 1));
-    } else {
+    if (add_in_turn<grad_threads>(turn, sums, before, after, sum))
       store_rows(grad_q, b, h, i0 + row + lane.g, plan.queries, column, width, sum, scale, scale);
-    }
   }
   store_rows(grad_k, b, g, j0 + lane.row_of(0), plan.keys, 0, width, sum_k, scale, scale);
   store_rows(grad_v, b, g, j0 + lane.row_of(0), plan.keys, 0, width, sum_v, 1.f, 1.f);

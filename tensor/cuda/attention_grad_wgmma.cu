@@ -151,23 +151,9 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
                   before = (end - 1) / Z::keys - tile, after = tile;
     unsigned* const turn = all.turns + tile_of_queries * Z::warps + place;
     float4* const sums = all.sums + tile_of_queries * (8 * Z::threads) + threadIdx.x;
-    if (before > 0) {
-      wait_for_turn(turn, unsigned(before));
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const float4 x = __ldcg(sums + n * Z::threads);
-        sum[4 * n] += x.x, sum[4 * n + 1] += x.y, sum[4 * n + 2] += x.z, sum[4 * n + 3] += x.w;
-      }
-    }
-    if (after > 0) {
-#pragma unroll
-      for (int n = 0; n < 8; ++n)
-        __stcg(sums + n * Z::threads, make_float4(sum[4 * n], sum[4 * n + 1], sum[4 * n + 2], sum[4 * n + 3]));
-      pass_turn(turn, unsigned(before + 1));
-    } else {
+    if (add_in_turn<Z::threads>(turn, sums, before, after, in_fours(sum)))
       store_rows(grad_q, b, h, i0 + row + place % 4 * 16 + lane.g, plan.queries, column, plan.width, in_fours(sum),
                  scale, scale);
-    }
   }
   store_rows(grad_k, b, g, j0 + lane.row_of(0), plan.keys, 0, plan.width, in_fours(sum_k), scale, scale);
   store_rows(grad_v, b, g, j0 + lane.row_of(0), plan.keys, 0, plan.width, in_fours(sum_v), 1.f, 1.f);

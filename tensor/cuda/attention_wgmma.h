@@ -18,8 +18,8 @@ __device__ inline float exp2_of(float x) {
 }
 
 /// Four by four, as products of 8 columns.
-template <int count> __device__ inline const float (&in_fours(const float (&sum)[count]))[count / 4][4] {
-  return reinterpret_cast<const float(&)[count / 4][4]>(sum);
+template <int count> __device__ inline float (&in_fours(float (&sum)[count]))[count / 4][4] {
+  return reinterpret_cast<float(&)[count / 4][4]>(sum);
 }
 /// Two numbers each, rounded, as left operands: of products of 16 columns.
 template <class T, int count> __device__ inline void as_left(const float (&score)[count], uint32_t (&a)[count / 8][4]) {

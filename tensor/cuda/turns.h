@@ -50,4 +50,24 @@ __device__ inline void pass_turn(unsigned* turn, unsigned number) {
 #endif
 }
 
+/// For a warp: adds what those `before` it left of its lanes' numbers, lane by lane at sums[n * stride]. True where
+/// nobody comes after, and the whole is in `sum`; else it lies there for the next.
+template <int stride, int count>
+__device__ inline bool add_in_turn(unsigned* turn, float4* sums, int64_t before, int64_t after,
+                                   float (&sum)[count][4]) {
+  if (before > 0) {
+    wait_for_turn(turn, unsigned(before));
+#pragma unroll
+    for (int n = 0; n < count; ++n) {
+      const float4 x = __ldcg(sums + n * stride);
+      sum[n][0] += x.x, sum[n][1] += x.y, sum[n][2] += x.z, sum[n][3] += x.w;
+    }
+  }
+  if (after <= 0) return true;
+#pragma unroll
+  for (int n = 0; n < count; ++n) __stcg(sums + n * stride, make_float4(sum[n][0], sum[n][1], sum[n][2], sum[n][3]));
+  pass_turn(turn, unsigned(before + 1));
+  return false;
+}
+
 }  // namespace lockstep::on_cuda

@@ -86,13 +86,13 @@ TEST_CASE("roofline: a faster card is not slower, and a step of GPT-2 is what it
         doctest::Approx(6 * 123.65e6 * 16384 + 3 * 4 * 12. * 16 * 768 * (1024. * 1025 / 2)).epsilon(0.001));
   const double h200 = roofline(step, card_of("h200")).seconds, h100 = roofline(step, card_of("h100")).seconds,
                a100 = roofline(step, card_of("a100")).seconds;
-  CHECK(step.model_flops / h200 / 989e12 > 0.555);
+  CHECK(step.model_flops / h200 / 989e12 > 0.51);
   CHECK(h200 < h100);
   CHECK(h100 < a100);
   CHECK(h200 > step.model_flops / 989e12);
 }
 
-TEST_CASE("roofline: a step of a Llama of 1.2 billion parameters is at 54.6 % of an H200") {
+TEST_CASE("roofline: a step of a Llama of 1.2 billion parameters is at 55 % of an H200") {
   const DryStep step = dry_step({.vocab = 128256,
                                  .context = 4096,
                                  .layers = 16,
@@ -107,7 +107,7 @@ TEST_CASE("roofline: a step of a Llama of 1.2 billion parameters is at 54.6 % of
                                 4, bf16);
   CHECK(step.parameters == 1'235'814'400);
   const Roofline found = roofline(step, card_of("h200"));
-  CHECK(found.mfu > 0.546);
+  CHECK(found.mfu > 0.55);
   // The residuals are read by products: no kernel of their own.
   for (const RooflineRow& row : found.rows) CHECK((row.cost.kind != "add" && row.cost.kind != "add_norm"));
 }
