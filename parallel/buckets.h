@@ -96,8 +96,8 @@ class GradientAccumulator {
   explicit GradientAccumulator(const std::vector<Variable>& parameters, dist::ProcessGroup* group = nullptr);
   /// Takes the gradients of a micro-batch. A parameter without one counts as zero.
   void add();
-  /// Puts the sum into .grad, where any micro-batch (agree: of any of its ranks) had a gradient. Error before add(), and
-  /// in a graph when other parameters had one than in the sum before it.
+  /// Puts the sum into .grad, where any micro-batch (agree: of any of its ranks) had a gradient. Error before add(),
+  /// and in a graph when other parameters had one than in the sum before it.
   void finish(dist::ProcessGroup* agree = nullptr);
   /// Forgets what was added since finish().
   void discard();

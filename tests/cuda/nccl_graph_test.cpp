@@ -99,6 +99,8 @@ TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run a
       {"stages, recomputed", {.accumulation = 2, .parallel = "pp2", .schedule = "gpipe", .recompute = 1}},
       {"two chunks a stage", {.accumulation = 4, .parallel = "pp2", .schedule = "interleaved"}},
       {"stages in two parts", {.accumulation = 3, .clipping = 0.3, .parallel = "pp2", .schedule = "zb-h1"}},
+      {"slices of shared sequences", {.clipping = 0.3, .parallel = "cp2+tp2"}, 4},
+      {"stages of shared sequences", {.accumulation = 2, .clipping = 0.3, .parallel = "pp2+cp2"}, 4},
       {"stages in a V", {.accumulation = 4, .parallel = "pp2", .schedule = "dualpipe-v"}},
   };
   for (const Row& row : rows) {
@@ -304,6 +306,21 @@ TEST_CASE("nccl graphs: ZeRO 3 beside forwards without a backward, and parameter
         if (!changes) return (void)(**model)(zeros({2, 8}, {.dtype = i64, .device = device_of(rank)}));
         const auto whole = e.zero().gathered(0);
         for (const Variable& p : (*model)->parameters()) mul_scalar_(Tensor(p.tensor()), rank == 0 ? 0.5 : 1);
+      };
+      return plan;
+    });
+    CHECK(r[0].graphs == "1 shape recorded, 5 of 6 steps replayed");
+  }
+}
+
+TEST_CASE("nccl graphs: evaluations between steps of slices and stages") {
+  for (const char* parallel : {"tp2", "pp2"}) {
+    CAPTURE(parallel);
+    const Results r = both_ways(2, [&](int rank) {
+      Plan plan = small({.accumulation = 2, .parallel = parallel});
+      plan.before = [rank](engine::EngineBase& e, int64_t step) {
+        const Tensor tokens = zeros({2, 8 - step % 2}, {.dtype = i64, .device = device_of(rank)});
+        e.eval_batch([&](int64_t) { return pipeline::Sample{{tokens}, {tokens}}; }, 3);
       };
       return plan;
     });
