@@ -24,8 +24,10 @@ struct Join final : Node {
   std::vector<Tensor> grads;
 };
 
+/// On their device: what a graph records does nothing elsewhere.
 Variable start_of(std::vector<std::pair<Edge, Tensor>> list) {
-  return tape::attach(Ref<Node>(new Join(std::move(list))), {}, zeros({}));
+  const Device device = list.empty() ? default_device() : list[0].second.device();
+  return tape::attach(Ref<Node>(new Join(std::move(list))), {}, zeros({}, {.device = device}));
 }
 
 }  // namespace

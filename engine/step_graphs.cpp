@@ -12,7 +12,6 @@
 #include "dist/numbers.h"
 #include "dist/texts.h"
 #include "engine/impl.h"
-#include "tensor/device_scope.h"
 #include "tensor/ops.h"
 #include "trace/trace.h"
 
@@ -318,7 +317,6 @@ bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
 void StepGraphs::step_on(Recorded& made, const std::vector<MicroBatch>& step) {
   m_.tokens = 0;
   if (m_.part) {
-    const DeviceScope scope(m_.model.parameters().at(0).device());  // a joined backward starts at a number of its own
     std::vector<MicroBatch> ahead = step;
     for (size_t i = 0; i < step.size(); ++i) ahead[i].sample = made.samples[i];
     m_.set_factor(m_.own_factor());

@@ -6,11 +6,9 @@
 #include <cstdlib>
 #include <ostream>
 #include <string>
-#include <utility>
 
 #include "tensor/backend.h"
 #include "tensor/check.h"
-#include "tensor/device_scope.h"
 #include "tensor/environment.h"
 
 namespace lockstep {
@@ -19,7 +17,6 @@ namespace {
 constexpr int most_devices = 64;
 std::atomic<int> cpu_devices{0};  // 0: not asked yet
 std::atomic<Device> where_new_tensors_go{cpu};
-thread_local std::optional<Device> of_this_thread;
 
 int cpu_devices_from_environment() { return std::stoi(environment("LOCKSTEP_CPU_DEVICES").value_or("1")); }
 
@@ -39,11 +36,7 @@ Device parse_device(std::string_view name) {
   return device;
 }
 
-Device default_device() {
-  return of_this_thread ? *of_this_thread : where_new_tensors_go.load(std::memory_order_relaxed);
-}
-DeviceScope::DeviceScope(Device device) : before_(std::exchange(of_this_thread, device)) {}
-DeviceScope::~DeviceScope() { of_this_thread = before_; }
+Device default_device() { return where_new_tensors_go.load(std::memory_order_relaxed); }
 void set_default_device(Device device) {
   check_device("set_default_device", device);
   where_new_tensors_go.store(device, std::memory_order_relaxed);

@@ -3,11 +3,9 @@
 
 #include <cstdlib>
 #include <functional>
-#include <thread>
 #include <vector>
 
 #include "tensor/backend.h"
-#include "tensor/device_scope.h"
 #include "tensor/ops.h"
 #include "tensor/threads.h"
 #include "tests/devices.h"
@@ -120,23 +118,6 @@ TEST_CASE("an operation on two devices is an error that names both") {
                    contains(text, "cpu:1")),
                   op, ": ", text);
   }
-}
-
-TEST_CASE("new tensors of one thread go elsewhere for a while") {
-  const Device before = default_device(), first{Device::Type::cpu, 1}, second{Device::Type::cpu, 2};
-  {
-    const DeviceScope scope(first);
-    CHECK(default_device() == first);
-    {
-      const DeviceScope inner(second);
-      CHECK(default_device() == second);
-      Device elsewhere = second;
-      std::thread([&] { elsewhere = default_device(); }).join();
-      CHECK(elsewhere == before);
-    }
-    CHECK(TensorOptions().device == first);
-  }
-  CHECK(default_device() == before);
 }
 
 TEST_CASE("a thread may be held to fewer threads") {
