@@ -20,17 +20,22 @@
 #include "tensor/check.h"
 #include "tensor/ops.h"
 #include "tensor/random_scope.h"
+#include "tensor/stream.h"
 
 namespace lockstep {
 
 struct Graph::Random {
+  explicit Random(Device device) : apart(device) {}
   const RandomState start = random_state();
   struct Draw {
     uint64_t micro_batch, call;  // counted from `start`, the call where the micro-batch is that one
     auto operator<=>(const Draw&) const = default;
   };
   std::map<Draw, size_t> place;
-  std::vector<Draw> draws;     // by place
+  std::vector<Draw> draws;  // by place
+  // Keys are written before a replay, so they need memory that nothing in it had earlier: that of a stream of their
+  // own.
+  Stream apart;
   std::vector<Tensor> tables;  // for keys_at_once keys each
   Draw end{};                  // where a replay leaves the generator
 
@@ -48,8 +53,10 @@ struct Graph::Random {
   const RecordedKey* key(const Draw& draw, Device device) {
     const auto [found, is_new] = place.try_emplace(draw, draws.size());
     if (is_new) {
-      if (draws.size() % keys_at_once == 0)
+      if (draws.size() % keys_at_once == 0) {
+        const StreamScope scope(apart);
         tables.push_back(empty({int64_t(sizeof(RecordedKey) / 8) * keys_at_once}, {.dtype = i64, .device = device}));
+      }
       draws.push_back(draw);
     }
     return table(found->second / keys_at_once) + found->second % keys_at_once;
@@ -130,7 +137,7 @@ void Graph::record(const std::function<void()>& body) {
     body_ = body;
     return;
   }
-  auto random = std::make_unique<Random>();
+  auto random = std::make_unique<Random>(device_);
   const RandomScope none_drawn;
   begun.fetch_add(1, std::memory_order_acq_rel);
   b->begin_capture(device_.index);

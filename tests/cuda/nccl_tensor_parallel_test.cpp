@@ -211,7 +211,7 @@ TEST_CASE("nccl, tensor parallel: training in chunks has the losses of training 
                            {"stages in two parts", "pp2+tp2", true, false, false, "zb-h1"}};
   for (const Training& row : rows) {
     if (thread_sanitized && &row != rows + 2) continue;
-    CAPTURE(row.name);
+    INFO(std::string(row.name));
     const std::vector<double> whole = train_in_chunks(row, 1);
     CHECK(train_in_chunks(row, 3) == whole);
     CHECK(whole.front() != whole.back());
