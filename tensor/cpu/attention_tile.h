@@ -222,8 +222,7 @@ void add_mask(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_
 
 /// Takes the keys out of a row of values towards keys j0, ... of query i that lie before its window.
 template <class A> void hide_before(const AttentionPlan& plan, int64_t i, int64_t j0, A hidden, A* values) {
-  if (const int64_t count = plan.first_key(i) - j0; count > 0)
-    std::fill_n(values, std::min(count, tile_keys), hidden);
+  if (const int64_t count = plan.first_key(i) - j0; count > 0) std::fill_n(values, std::min(count, tile_keys), hidden);
 }
 
 /// Takes the keys out of a row of scores that are not among `attended`: runs of them, as blocks are.

@@ -67,7 +67,9 @@ struct AttentionPlan {
         scale(args.scale),
         causal(args.causal),
         window(args.window),
-        reach(!causal ? ~uint64_t(0) : window > 0 ? uint64_t(window) - 1 : ~uint64_t(0) >> 1),
+        reach(!causal      ? ~uint64_t(0)
+              : window > 0 ? uint64_t(window) - 1
+                           : ~uint64_t(0) >> 1),
         key(args.key),
         first_head(args.first_head),
         all_heads(args.all_heads > 0 ? args.all_heads : heads),
