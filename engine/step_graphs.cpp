@@ -301,7 +301,8 @@ bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
   for (dist::ProcessGroup* group : all) made.calls.push_back(group->take_recorded());
   reason = agreed_reason(reason);
   if (reason.empty()) {
-    for (size_t i = 0; i < all.size() && reason.empty(); ++i) reason = other_calls(made.calls[i], *all[i]);
+    for (size_t i = 0; i < all.size(); ++i)  // all of them, also behind a difference that others do not see
+      if (const std::string found = other_calls(made.calls[i], *all[i]); reason.empty()) reason = found;
     reason = agreed_reason(reason);
   }
   if (!reason.empty()) {

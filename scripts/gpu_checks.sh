@@ -162,10 +162,10 @@ part_2() {
   step losses-fp8 60 losses_fp8
   step emulator-card 200 emulator_card
   # NCCL: one rank, and two replicas or stages (on two cards, or sharing one through the host); then between two processes on one card,
-  # which to it are two hosts: replicas with step graphs ("graphs" in the result), stages by messages.
+  # which to it are two hosts: replicas, stages, slices and shared sequences, with step graphs ("graphs" in the result).
   local small=("$gpt" train --device cuda --steps 5 --model gpt:2x32x2 --context 32 --batch 2 --json)
   step ranks-1 60 "$build/apps/lockstep" run -n 1 -- "${small[@]}"
-  for plan in dp2 pp2; do
+  for plan in dp2 pp2 tp2 cp2; do
     step "ranks-2-$plan" 60 "$build/apps/lockstep" run -n 2 -- "${small[@]}" --plan "$plan"
     step "nccl-one-card-$plan" 90 "$build/apps/lockstep" run -n 2 -- bash -c 'NCCL_HOSTID=host$RANK NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=1 exec "$@"' -- "${small[@]}" --plan "$plan"
   done
@@ -204,7 +204,7 @@ part_4() {
 
 "part_$part"
 say ""
-for log in env losses-{cpu-card,graphs,fp8} emulator-card nccl-one-card-{dp2,pp2} {conv,attention}-cudnn-log bench_cuda pytorch bench-{conv,attention}-cudnn-{1,0} bench-attention-mma gpt2-124m{,-no-graph,-fp8,-recipe} pytorch-gpt2{,-recipe}; do
+for log in env losses-{cpu-card,graphs,fp8} emulator-card nccl-one-card-{dp2,pp2,tp2,cp2} {conv,attention}-cudnn-log bench_cuda pytorch bench-{conv,attention}-cudnn-{1,0} bench-attention-mma gpt2-124m{,-no-graph,-fp8,-recipe} pytorch-gpt2{,-recipe}; do
   [[ -s $logs/$log.log ]] || continue
   if [[ $log == pytorch ]]; then printf '## %s\n\n%s\n\n' "$log" "$(cat "$logs/$log.log")" >>"$report"
   else printf '## %s\n\n```\n%s\n```\n\n' "$log" "$(tail -45 "$logs/$log.log")" >>"$report"; fi
