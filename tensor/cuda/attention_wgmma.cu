@@ -1,6 +1,6 @@
-// Attention forward of f16 and bf16 on Hopper's tensor cores, for heads of 64 and 128 without dropout, masks and
-// layouts: the algorithm of attention.cu, arranged as FlashAttention-3 does (Shah et al., 2024), without its warps that
-// only copy.
+// Attention forward of f16 and bf16 on Hopper's tensor cores, for heads of 64 and 128 without windows, dropout, masks
+// and layouts: the algorithm of attention.cu, arranged as FlashAttention-3 does (Shah et al., 2024), without its warps
+// that only copy.
 //
 // A block owns 64 queries for each of its warpgroups, two or three, and walks along their keys, 128 at a time. In a
 // turn the tensor cores make the scores of one tile and the sums of the tile before, whose weights are in registers;
