@@ -187,7 +187,8 @@ ROWS = [
     ("rope_theta 0", rope(rope_theta=0), "base > 1"),
     ("rope_theta as a word", rope(rope_theta="big"), "rope_theta"),
     ("quantised weights of another kind", config(quantization_config=dict(quant_method="gptq", bits=4)), "quantization_config"),
-    ("a window of Mistral", config(model_type="mistral", sliding_window=4), "sliding_window"),
+    ("a window below nothing", config(model_type="mistral", sliding_window=-4), "sliding_window"),
+    ("a window as a word", config(model_type="mistral", sliding_window="wide"), "sliding_window"),
     # Weights
     ("no weights", remove("model.safetensors"), "model.safetensors"),
     ("pickled weights only", lambda d: move(d, "model.safetensors", "pytorch_model.bin"), "safetensors"),
