@@ -6,21 +6,14 @@
 #include "tensor/layout.h"
 #include "tensor/ops.h"
 #include "tests/messages.h"
+#include "tests/tensor/products.h"
 #include "tests/threads.h"
 
 using namespace lockstep;
+using testing::products::check_close;
+using testing::products::values;
 
 namespace {
-
-Tensor values(const Shape& shape, uint32_t seed, DType dtype = f32) {
-  std::vector<double> v(size_t(numel_of(shape)));
-  uint32_t state = seed * 2654435761u + 1;
-  for (double& x : v) {
-    state = state * 1664525u + 1013904223u;
-    x = (int(state >> 24) % 17 - 8) / 8.0;
-  }
-  return Tensor::from(v, shape).to(dtype);
-}
 
 Tensor channels_last(const Tensor& x) { return x.permute({0, 2, 3, 1}).clone().permute({0, 3, 1, 2}); }
 
@@ -41,15 +34,6 @@ template <class Fn> void each_product(const Shape& x, const Shape& w, const Shap
                 fn(((n * y[1] + k) * y[2] + p) * y[3] + q, ((n * x[1] + channel) * x[2] + h) * x[3] + i,
                    ((k * w[1] + c) * w[2] + r) * w[3] + s);
               }
-}
-
-void check_close(const Tensor& got, const std::vector<double>& wanted, double tolerance) {
-  const auto v = got.to_vector<double>();
-  REQUIRE(v.size() == wanted.size());
-  double worst = 0;
-  for (size_t i = 0; i < v.size(); ++i)
-    worst = std::max(worst, std::abs(v[i] - wanted[i]) / std::max(1.0, std::abs(wanted[i])));
-  CHECK(worst <= tolerance);
 }
 
 double tolerance_of(DType dtype) { return dtype == f64 ? 1e-13 : dtype == f32 ? 1e-4 : dtype == f16 ? 2e-3 : 1e-2; }
