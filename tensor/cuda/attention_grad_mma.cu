@@ -162,7 +162,8 @@ int64_t counters_of_grad(const AttentionPlan& plan) {
 void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                         Tensor& grad_k, Tensor& grad_v) {
-  if (fits_wgmma(plan)) return attention_grad_wgmma(plan, grad, q, k, v, lse, delta, counters, grad_q, grad_k, grad_v);
+  if (fits_wgmma(plan, {&grad, &q, &k, &v}))
+    return attention_grad_wgmma(plan, grad, q, k, v, lse, delta, counters, grad_q, grad_k, grad_v);
   // What no key is there for, no block writes.
   if (plan.layout.block > 0 || plan.limit(0) == 0) grad_q.fill_(0);
   with_depth(plan, q, [&]<class T, int depth, bool sparse> {

@@ -23,6 +23,10 @@ template <int depth> struct BackwardTiles {
   static constexpr size_t bytes = most_before_pattern + 2 * Keys::bytes + 4 * Queries::bytes + Slopes::bytes;
 };
 
+struct GradTiles {
+  TileMap grad, q, k, v;
+  const float *lse, *delta;
+};
 /// What the blocks of a backward share: see attention_grad_mma.cu.
 struct SharedByBlocks {
   unsigned *ticket, *turns;
@@ -33,66 +37,75 @@ struct SharedByBlocks {
 
 template <class T, int depth>
 __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
-    attention_grad_wgmma_kernel(GradPlan<T> plan, Heads<T> grad_q, Heads<T> grad_k, Heads<T> grad_v,
-                                SharedByBlocks all) {
+    attention_grad_wgmma_kernel(AttentionPlan plan, const __grid_constant__ GradTiles in, Heads<T> grad_q,
+                                Heads<T> grad_k, Heads<T> grad_v, SharedByBlocks all) {
   using Z = BackwardTiles<depth>;
+  using Keys = typename Z::Keys;
   using Queries = typename Z::Queries;
   constexpr int count = Z::queries / 2;  // scores of a thread
-  if (!has_wgmma) return;
+  if (!has_hopper) return;
   LOCKSTEP_DYNAMIC_SHARED(unsigned char, shared);
   LOCKSTEP_SHARED(float, row_sums, [2][2][Z::queries]);  // of a stage: lse, delta
+  LOCKSTEP_SHARED(uint64_t, barrier, [1]);
   unsigned char* free = first_pattern(shared);
-  const auto keys = take<typename Z::Keys>(free), values = take<typename Z::Keys>(free);
+  const auto keys = take<Keys>(free), values = take<Keys>(free);
   const auto slopes = take<typename Z::Slopes>(free);  // keys by queries
   const Queries all_queries = take<Queries>(free), all_grads{all_queries.data + Queries::bytes};
   const Lane lane;
   const int group = int(threadIdx.x) / warpgroup, place = int(threadIdx.x) / warp;
   const int ticket = int(take_ticket(all.ticket)), unit = ticket / all.key_tiles,
-            tile = all.key_tiles - 1 - ticket % all.key_tiles, g = unit % int(plan.groups), b = unit / int(plan.groups);
-  const int64_t j0 = int64_t(tile) * Z::keys, first = plan.first_query(j0) / Z::queries * Z::queries,
-                shared_by = plan.heads / plan.groups;
+            tile = all.key_tiles - 1 - ticket % all.key_tiles, j0 = tile * Z::keys,
+            first = int(plan.first_query(j0)) / Z::queries * Z::queries;
   const float scale = float(plan.scale), factor = float(plan.scale * 1.4426950408889634);  // 1 / ln 2
 
-  // A step is a tile of queries that see these keys, one head after the other. A stage, of two, is place for a tile of
-  // queries and one of their gradients.
-  const int of_head = int((plan.queries - first + Z::queries - 1) / Z::queries), steps = of_head * int(shared_by);
-  const auto head_of = [&](int step) { return g * shared_by + step / of_head; };
-  const auto query_of = [&](int step) { return first + int64_t(step % of_head) * Z::queries; };
+  // A step is a tile of queries that see these keys, one head after the other, which are counted through the batch. A
+  // stage, of two, is place for a tile of queries and one of their gradients.
+  const int groups = int(plan.groups), heads = int(plan.heads), shared_by = heads / groups,
+            of_head = (int(plan.queries) - first + Z::queries - 1) / Z::queries, steps = of_head * shared_by;
+  const auto head_of = [&](int step) { return unit * shared_by + step / of_head; };
+  const auto query_of = [&](int step) { return first + step % of_head * Z::queries; };
   const auto stage_of = [](const Queries& tiles, int step) {
     return Queries{tiles.data + step % 2 * 2 * Queries::bytes};
   };
+  const Arrivals arrivals(barrier);
   const auto fetch = [&](int step) {
     if (step >= steps) return;
-    const int64_t h = head_of(step), i0 = query_of(step), rows = plan.queries - i0;
-    stage_of(all_queries, step).template fill<Z::threads>(plan.q.row(b, h, i0), plan.q.token, rows);
-    stage_of(all_grads, step).template fill<Z::threads>(plan.grad.row(b, h, i0), plan.grad.token, rows);
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+r"(step));  // else what is computed here stays in registers for the next step
+#endif
+    const int head = head_of(step), i0 = query_of(step), rows = int(plan.queries) - i0;
+    if (threadIdx.x == 0) {
+      arrivals.expect(2 * Queries::bytes + (step == 0 ? 2 * Keys::bytes : 0));
+      if (step == 0) {
+        keys.fill(arrivals, in.k, unit / groups, unit % groups, j0);
+        values.fill(arrivals, in.v, unit / groups, unit % groups, j0);
+      }
+      stage_of(all_queries, step).fill(arrivals, in.q, head / heads, head % heads, i0);
+      stage_of(all_grads, step).fill(arrivals, in.grad, head / heads, head % heads, i0);
+    }
     const int number = int(threadIdx.x) / Z::queries, row = int(threadIdx.x) % Z::queries;
     if (number < 2)
-      copy_async<4>(&row_sums[step % 2][number][row], (number == 0 ? plan.lse : plan.delta) + plan.row(b, h, i0 + row),
-                    row < rows);
+      copy_async<4>(&row_sums[step % 2][number][row],
+                    (number == 0 ? in.lse : in.delta) + head * plan.queries + i0 + row, row < rows);
   };
-  keys.template fill<Z::threads>(plan.k.row(b, g, j0), plan.k.token, plan.keys - j0);
-  values.template fill<Z::threads>(plan.v.row(b, g, j0), plan.v.token, plan.keys - j0);
   fetch(0);
 
-  int hidden_from[2];  // behind `first`: queries that do not see the lane's two keys
+  int hidden_from[2];  // the first queries that see the lane's two keys
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int64_t j = j0 + lane.row_of(2 * r);
-    hidden_from[r] = int((j < plan.keys ? plan.first_query(j) : of_head * Z::queries + first) - first);
+    const int j = j0 + lane.row_of(2 * r);
+    hidden_from[r] = j < plan.keys ? int(plan.first_query(j)) : first + of_head * Z::queries;
   }
 
   float sum_k[8 * depth], sum_v[8 * depth];
 #pragma unroll
   for (int d = 0; d < 8 * depth; ++d) sum_k[d] = sum_v[d] = 0;
   for (int step = 0; step < steps; ++step) {
-    const int64_t h = head_of(step), i0 = query_of(step),
-                  end = plan.limit((i0 + Z::queries < plan.queries ? i0 + Z::queries : plan.queries) - 1);
     const Queries queries = stage_of(all_queries, step), grads = stage_of(all_grads, step);
     const auto& saved = row_sums[step % 2];
-    wait_for_copies();
-    show_to_products();
-    __syncthreads();  // this stage is there, the other one and the slopes have been read
+    arrivals.wait(step);
+    wait_for_copies();  // of row_sums
+    __syncthreads();    // this stage is there, the other one and the slopes have been read
     fetch(step + 1);
 
     float score[count], slope[count];  // of (key, query)
@@ -107,7 +120,7 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
       multiply_async<T, false, false>(slope, values.along(group * 64, n), grads.along(0, n), n > 0);
     commit();
     wait<1>(score);
-    const int hidden[2] = {hidden_from[0] - int(i0 - first), hidden_from[1] - int(i0 - first)};
+    const int i0 = query_of(step), hidden[2] = {hidden_from[0] - i0, hidden_from[1] - i0};
 #pragma unroll
     for (int e = 0; e < count; ++e) {
       const int column = lane.column_of(e / 4, e % 4);
@@ -131,7 +144,7 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
         store_shared(reinterpret_cast<uint32_t*>(slopes.chunk(lane.row_of(2 * r), n)) + lane.t,
                      differences[n / 2][n % 2 * 2 + r]);
     }
-    show_to_products();
+    show_to_async_proxy();
     fence(sum_k, differences);
 #pragma unroll
     for (int n = 0; n < count / 8; ++n) multiply_async<T, true>(sum_k, differences[n], queries.down(n), true);
@@ -147,16 +160,20 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
       multiply_async<T, true, true>(sum, slopes.down(n, row), keys.down(n, column), n > 0);
     commit();
     wait<0>(sum, sum_k, sum_v, weights, differences);
-    const int64_t tile_of_queries = (b * plan.heads + h) * all.query_tiles + i0 / Z::queries,
-                  before = (end - 1) / Z::keys - tile, after = tile;
+    const int head = head_of(step),
+              end = int(plan.limit((i0 + Z::queries < plan.queries ? i0 + Z::queries : plan.queries) - 1));
+    const int64_t tile_of_queries = head * all.query_tiles + i0 / Z::queries, before = (end - 1) / Z::keys - tile,
+                  after = tile;
     unsigned* const turn = all.turns + tile_of_queries * Z::warps + place;
     float4* const sums = all.sums + tile_of_queries * (8 * Z::threads) + threadIdx.x;
     if (add_in_turn<Z::threads>(turn, sums, before, after, in_fours(sum)))
-      store_rows(grad_q, b, h, i0 + row + place % 4 * 16 + lane.g, plan.queries, column, plan.width, in_fours(sum),
-                 scale, scale);
+      store_rows(grad_q, head / heads, head % heads, i0 + row + place % 4 * 16 + lane.g, plan.queries, column,
+                 plan.width, in_fours(sum), scale, scale);
   }
-  store_rows(grad_k, b, g, j0 + lane.row_of(0), plan.keys, 0, plan.width, in_fours(sum_k), scale, scale);
-  store_rows(grad_v, b, g, j0 + lane.row_of(0), plan.keys, 0, plan.width, in_fours(sum_v), 1.f, 1.f);
+  store_rows(grad_k, unit / groups, unit % groups, j0 + lane.row_of(0), plan.keys, 0, plan.width, in_fours(sum_k),
+             scale, scale);
+  store_rows(grad_v, unit / groups, unit % groups, j0 + lane.row_of(0), plan.keys, 0, plan.width, in_fours(sum_v), 1.f,
+             1.f);
 }
 
 }  // namespace
@@ -167,14 +184,14 @@ void attention_grad_wgmma(const AttentionPlan& plan, const Tensor& grad, const T
   if (plan.limit(0) == 0) grad_q.fill_(0);  // what no key is there for, no block writes
   with_whole_depth(q, [&]<class T, int depth> {
     using Z = BackwardTiles<depth>;
-    using In = Heads<const T>;
-    const GradPlan<T> all{plan, In(grad), In(q), In(k), In(v), lse.data<float>(), delta};
+    const GradTiles in{map_tiles(grad, Z::queries), map_tiles(q, Z::queries), map_tiles(k, Z::keys),
+                       map_tiles(v, Z::keys),       lse.data<float>(),        delta};
     const int64_t key_tiles = tiles_of(plan.keys, Z::keys), query_tiles = tiles_of(plan.queries, Z::queries);
     const int64_t places = key_tiles > 1 ? plan.batch * plan.heads * query_tiles * Z::queries * 16 * depth : 0;
     const cuda::Scratch sums(size_t(places) * sizeof(float));
     cuda::launch({"attention_grad", dim3(cuda::blocks_of("attention_grad", key_tiles * plan.groups * plan.batch)),
                   dim3(Z::threads), Z::bytes},
-                 attention_grad_wgmma_kernel<T, depth>, all, Heads<T>(grad_q), Heads<T>(grad_k), Heads<T>(grad_v),
+                 attention_grad_wgmma_kernel<T, depth>, plan, in, Heads<T>(grad_q), Heads<T>(grad_k), Heads<T>(grad_v),
                  SharedByBlocks{counters, counters + 1, sums.as<float4>(), int(key_tiles), query_tiles});
   });
 }

@@ -116,7 +116,7 @@ bool fits_mma(std::initializer_list<const Tensor*> tensors) {
 bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                    Tensor& lse) {
   if (!fits_mma({&q, &k, &v, &out})) return false;
-  if (fits_wgmma(plan)) {
+  if (fits_wgmma(plan, {&q, &k, &v})) {
     attention_wgmma(plan, q, k, v, out, lse);
     return true;
   }

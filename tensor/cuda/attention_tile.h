@@ -205,8 +205,8 @@ void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Ten
                         Tensor& grad_k, Tensor& grad_v);
 int64_t counters_of_grad(const AttentionPlan& plan);
 /// The same on Hopper's own tensor cores (attention_wgmma.cu), of tensors that fit mma: where the device is of compute
-/// capability 9.0, the plan is one of those it takes, and LOCKSTEP_WGMMA is not 0.
-bool fits_wgmma(const AttentionPlan& plan);
+/// capability 9.0, the plan is one of those it takes, TMA takes these tensors, and LOCKSTEP_WGMMA is not 0.
+bool fits_wgmma(const AttentionPlan& plan, std::initializer_list<const Tensor*> tensors);
 void attention_wgmma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                      Tensor& lse);
 void attention_grad_wgmma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,

@@ -9,7 +9,7 @@
 //   tensor cores   | scores 1 | sums 0        | scores 2 | sums 1        |
 //   warps          |          | softmax 1     |          | softmax 2     |
 //
-// Keys and values have two places each in shared memory, which `cp.async` fills a turn ahead. Bound by tensor cores:
+// Keys and values have two places each in shared memory, which TMA fills a turn ahead. Bound by tensor cores:
 // 4 D multiply-adds for an exponential.
 #include "tensor/cuda/attention_wgmma.h"
 #include "tensor/environment.h"
@@ -52,14 +52,16 @@ struct Softmax {
 
 template <class T, int depth>
 __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
-    attention_wgmma_kernel(AttentionPlan plan, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out,
-                           float* lse, int64_t tiles) {
+    attention_wgmma_kernel(AttentionPlan plan, const __grid_constant__ TileMap q, const __grid_constant__ TileMap k,
+                           const __grid_constant__ TileMap v, Heads<T> out, float* lse, int64_t tiles) {
   using Z = ForwardTiles<depth>;
+  using Queries = typename Z::Queries;
   using Keys = typename Z::Keys;
-  if (!has_wgmma) return;
+  if (!has_hopper) return;
   LOCKSTEP_DYNAMIC_SHARED(unsigned char, shared);
+  LOCKSTEP_SHARED(uint64_t, barrier, [1]);
   unsigned char* free = first_pattern(shared);
-  const auto queries = take<typename Z::Queries>(free);
+  const auto queries = take<Queries>(free);
   const Keys all_keys = take<Keys>(free), all_values{all_keys.data + 2 * Keys::bytes};
   const Lane lane;
   const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * Z::queries;
@@ -71,15 +73,19 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
 
   // Tiles of step n are copied to, and lie at, place n % 2.
   const auto place = [](const Keys& first, int step) { return Keys{first.data + step % 2 * Keys::bytes}; };
-  const auto fetch = [&](const Keys& first, const Heads<const T>& x, int step) {
-    if (step >= steps) return;
-    const int64_t j0 = int64_t(step) * Z::keys;
-    place(first, step).template fill<Z::threads>(x.row(b, g, j0), x.token, plan.keys - j0);
+  const Arrivals arrivals(barrier);
+  // A round: keys of a step and values of the one before, which the first has not; it has the queries.
+  const auto fetch = [&](int step) {
+    if (threadIdx.x != 0) return;
+    const bool first = step == 0, last = step == steps;
+    arrivals.expect((first ? Queries::bytes : Keys::bytes) + (last ? 0 : Keys::bytes));
+    if (first) queries.fill(arrivals, q, b, h, i0);
+    else place(all_values, step - 1).fill(arrivals, v, b, g, int64_t(step - 1) * Z::keys);
+    if (!last) place(all_keys, step).fill(arrivals, k, b, g, int64_t(step) * Z::keys);
   };
-  // The copies that were under way have come, and everybody is done with what lies in the other places.
-  const auto arrive = [] {
-    wait_for_copies();
-    show_to_products();
+  // This round has come, and everybody is done with what lies in the other places.
+  const auto arrive = [&](int step) {
+    arrivals.wait(step);
     __syncthreads();
   };
   Softmax softmax;
@@ -115,11 +121,9 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
 #pragma unroll
   for (int d = 0; d < 8 * depth; ++d) sum[d] = 0;
   if (steps > 0) {
-    queries.template fill<Z::threads>(q.row(b, h, i0), q.token, rows);
-    fetch(all_keys, k, 0);
-    arrive();
-    fetch(all_keys, k, 1);
-    fetch(all_values, v, 0);
+    fetch(0);
+    arrive(0);
+    fetch(1);
     fence(score);
     begin_scores(0);
     wait<0>(score);
@@ -127,9 +131,8 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
     softmax.update(score, factor, shrink);
     as_left<T>(score, weights);
     for (int step = 1; step < steps; ++step) {
-      arrive();  // keys of this step, values of the one before
-      fetch(all_keys, k, step + 1);
-      fetch(all_values, v, step);
+      arrive(step);
+      fetch(step + 1);
       fence(score, sum, weights);
       begin_scores(step);
       begin_sums(step - 1);
@@ -141,7 +144,7 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
       for (int d = 0; d < 8 * depth; ++d) sum[d] *= shrink[d / 2 % 2];
       as_left<T>(score, weights);
     }
-    arrive();
+    arrive(steps);
     fence(sum, weights);
     begin_sums(steps - 1);
     wait<0>(sum, weights);
@@ -160,7 +163,7 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
 
 }  // namespace
 
-bool fits_wgmma(const AttentionPlan& plan) {
+bool fits_wgmma(const AttentionPlan& plan, std::initializer_list<const Tensor*> tensors) {
 #if defined(LOCKSTEP_CODE_FOR_SM_90A) || !defined(__CUDACC__)
   const bool has = cuda::limits().major == 9 && cuda::limits().minor == 0;
 #else
@@ -168,18 +171,19 @@ bool fits_wgmma(const AttentionPlan& plan) {
 #endif
   return has && (plan.width == 64 || plan.width == 128) && plan.kind == Mask::none && plan.threshold == 0 &&
          plan.layout.block == 0 && plan.window == 0 && plan.scale > 0 &&
-         environment("LOCKSTEP_WGMMA").value_or("1") != "0";
+         environment("LOCKSTEP_WGMMA").value_or("1") != "0" &&
+         std::all_of(tensors.begin(), tensors.end(), [](const Tensor* x) { return fits_tiles(*x); });
 }
 
 void attention_wgmma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                      Tensor& lse) {
   with_whole_depth(q, [&]<class T, int depth> {
     using Z = ForwardTiles<depth>;
-    using In = Heads<const T>;
     const int64_t tiles = tiles_of(plan.queries, Z::queries);
     cuda::launch(
         {"attention", dim3(cuda::blocks_of("attention", tiles * plan.heads * plan.batch)), dim3(Z::threads), Z::bytes},
-        attention_wgmma_kernel<T, depth>, plan, In(q), In(k), In(v), Heads<T>(out), lse.data<float>(), tiles);
+        attention_wgmma_kernel<T, depth>, plan, map_tiles(q, Z::queries), map_tiles(k, Z::keys), map_tiles(v, Z::keys),
+        Heads<T>(out), lse.data<float>(), tiles);
   });
 }
 

@@ -13,18 +13,12 @@
 //                  commit()             these make up a group
 //                  wait<n>(c, a...)     all groups but the last n are done, and these registers may be touched again
 //
-// They read shared memory past the path of ordinary loads and stores: whoever wrote an operand calls
-// show_to_products() once its writes are done, ahead of the barrier.
+// Operands in shared memory are what TMA has brought, or what was written there and shown (tma.h).
 #include "tensor/cuda/mma.h"
+#include "tensor/cuda/tma.h"
 
 namespace lockstep::on_cuda {
 
-// Kernels leave at once where there is none, as those of mma.h do.
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr bool has_wgmma = false;
-#else
-constexpr bool has_wgmma = true;
-#endif
 constexpr int warpgroup = 4 * warp;
 
 // --- order ---
@@ -69,15 +63,8 @@ template <int left, class... Arrays> __device__ inline void wait(Arrays&... regi
 #endif
   (hold(registers), ...);
 }
-__device__ inline void show_to_products() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#elif !defined(__CUDACC__)
-  simt::fence_proxy();
-#endif
-}
 
-/// Writes to an operand. It is there for products behind show_to_products() and a barrier.
+/// Writes to an operand. It is there for products behind show_to_async_proxy() and a barrier.
 template <class T> __device__ inline void store_shared(T* to, T value) {
   *to = value;
 #if !defined(__CUDACC__)
@@ -164,17 +151,6 @@ __device__ inline void multiply_async(float (&c)[count], const uint32_t (&a)[4],
 
 // --- operands in shared memory ---
 
-/// An address in shared memory as descriptors have it.
-__device__ inline unsigned shared_address(const void* p) {
-#if defined(__CUDA_ARCH__)
-  return unsigned(__cvta_generic_to_shared(p));
-#elif !defined(__CUDACC__)
-  return simt::shared_address(p);
-#else
-  return 0;
-#endif
-}
-
 /// A tile of 16-bit numbers in the layout that is called the 128-byte swizzle, which is free of bank conflicts along
 /// rows and down columns:
 ///
@@ -209,16 +185,10 @@ template <int size, int depth> struct SwizzledTile {
     return describe(column / 64 * block + k * 16 * 128, block, pattern);
   }
 
-  /// Begins to fill it with rows from `from` on, `stride` apart, of which the first `rows` are there.
-  template <int threads, class T> __device__ void fill(const T* from, int64_t stride, int64_t rows) const {
-    int first = threadIdx.x;
-#if defined(__CUDA_ARCH__)
-    asm volatile("" : "+r"(first));  // else all addresses stay in registers between two calls
-#endif
-    for (int n = first; n < size * 2 * depth; n += threads) {
-      const int row = n / (2 * depth), number = n % (2 * depth);
-      copy_async<16>(chunk(row, number), row < rows ? from + row * stride + number * 8 : from, row < rows);
-    }
+  /// Begins to copy rows from `row` on of x[b, h], `bytes` of its round, from boxes of `size` rows. One thread.
+  __device__ void fill(const Arrivals& round, const TileMap& x, int64_t b, int64_t h, int64_t row) const {
+#pragma unroll
+    for (int n = 0; n < depth / 4; ++n) round.copy(x, data + n * block, b, h, row, 64 * n);
   }
 };
 

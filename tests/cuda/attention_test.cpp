@@ -3,6 +3,7 @@
 #include "tests/cuda/against_cpu.h"
 #if defined(SIMT_CPU)
 #include "tensor/cuda/runtime.h"
+#include "tensor/cuda/tile_map.h"
 #endif
 
 using namespace lockstep;
@@ -151,6 +152,37 @@ TEST_CASE("cuda: attention on Hopper's own tensor cores, and on those that came 
   }
   setenv(name, before.c_str(), 1);  // what is set to nothing counts as not set
 }
+
+#if defined(SIMT_CPU)
+TEST_CASE("cuda: attention on Hopper takes tensors that TMA takes, and leaves others to other kernels") {
+  const auto made = [](const Shape& shape) { return random_tensor(shape, bf16, 1).to(cuda0); };
+  const struct {
+    const char* what;
+    Tensor x;
+    bool fits;
+  } rows[] = {
+      {"heads before tokens", made({2, 3, 70, 64}), true},
+      {"packed", made({2, 70, 3, 3, 128}).select(2, 1).transpose(1, 2), true},
+      {"one token, an odd stride", made({1, 70, 65}).narrow(2, 0, 64).unsqueeze(1).narrow(2, 0, 1), true},
+      {"rows apart by no multiple of 16 bytes", made({1, 1, 70, 68}).narrow(3, 0, 64), false},
+      {"begins inside 16 bytes", made({1, 1, 70, 72}).narrow(3, 4, 64), false},
+      {"one head for all", made({1, 1, 70, 64}).expand({1, 4, 70, 64}), false},
+      {"one batch for all", made({1, 2, 70, 64}).expand({3, 2, 70, 64}), false},
+      {"no token", made({1, 2, 0, 64}), false},
+      {"heads of 72", made({1, 2, 70, 72}), false},
+  };
+  for (const auto& row : rows) {
+    CHECK_MESSAGE(on_cuda::fits_tiles(row.x) == row.fits, row.what);
+    if (row.x.numel() == 0) continue;
+    const Tensor x = row.x.to(cpu), query = random_tensor({x.shape()[0], x.shape()[1], 3, x.shape()[3]}, bf16, 2);
+    Tensor out = empty_like(query), lse = empty({x.shape()[0], x.shape()[1], 3}, {f32, cpu});
+    Tensor out_there = out.to(cuda0), lse_there = lse.to(cuda0);
+    table(cpu).attention(query, x, x, {}, {.scale = 0.1}, out, lse);
+    table(cuda0).attention(query.to(cuda0), row.x, row.x, {}, {.scale = 0.1}, out_there, lse_there);
+    check_close(out, out_there.to(cpu), tolerance(bf16), row.what);
+  }
+}
+#endif
 
 TEST_CASE("cuda: attention and its gradient with a layout of blocks") {
   struct Sparse {

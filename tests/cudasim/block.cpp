@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/cudasim/clocks.h"
+#include "tests/cudasim/tma.h"
 #include "tests/cudasim/products.h"
 
 constinit thread_local uint3 threadIdx{}, blockIdx{};
@@ -35,7 +36,7 @@ std::string str(const auto&... parts) {
 }
 std::string triple(const auto& v) { return str("(", v.x, ",", v.y, ",", v.z, ")"); }
 
-enum class State : uint8_t { running, gave_way, at_barrier, in_warp, in_products, done };
+enum class State : uint8_t { running, gave_way, at_barrier, in_warp, parked, done };
 
 struct Thread {
   Place place;
@@ -83,7 +84,7 @@ class Block {
   void give_way();
   void sleep();
   uint64_t nth(uint64_t n) const { return some_.empty() ? n : some_.at(n); }
-  void park() { wait(State::in_products); }
+  void park() { wait(State::parked); }
   void make_ready(unsigned linear) { ready_.push_back(linear); }
   unsigned size() const { return size_; }
   const unsigned char* arena() const { return arena_; }
@@ -341,13 +342,13 @@ bool Block::stuck() {
     fault_ = str("barrier divergence: ", waiting_, " threads wait at ", barrier_file_, ":", barrier_line_, ", but ",
                  done_, " threads of the block have exited");
   } else {
-    const auto in_products = std::count_if(threads_.get(), threads_.get() + size_,
-                                           [](const Thread& t) { return t.state == State::in_products; });
+    const auto parked =
+        std::count_if(threads_.get(), threads_.get() + size_, [](const Thread& t) { return t.state == State::parked; });
     fault_ =
         str("deadlock: ", waiting_, " threads wait at a barrier",
-            waiting_ > 0 ? str(" (", barrier_file_, ":", barrier_line_, ")") : "", ", ", in_products,
-            " for a product that others of their warpgroup have not asked for, ",
-            size_ - waiting_ - done_ - in_products, " for other lanes in a warp operation, ", done_, " have exited");
+            waiting_ > 0 ? str(" (", barrier_file_, ":", barrier_line_, ")") : "", ", ", parked - waiting_for_tiles(),
+            " for a product that others of their warpgroup have not asked for, ", unfinished_phase(),
+            size_ - waiting_ - done_ - parked, " for other lanes in a warp operation, ", done_, " have exited");
   }
   fault_ = str(op, ", block ", triple(blockIdx), ": ", fault_);
   return false;
@@ -410,6 +411,7 @@ void Block::run_block() {
   if (options().order == Order::random) std::shuffle(sequence_.begin(), sequence_.end(), random_);
   clocks_.begin_block();
   products_of_block();
+  arrivals_of_block();
   for (unsigned i = 0; i < size_; ++i) threads_[i].clock = &clocks_.of(i);
   ++counts().blocks;
   counts().threads += size_;
@@ -425,6 +427,10 @@ void Block::run_block() {
     } else if (!stuck()) {
       break;
     }
+  }
+  if (fault_.empty()) {
+    if (const std::string left = tiles_under_way(); !left.empty())
+      fault_ = str(op, ", block ", triple(blockIdx), ": ", left);
   }
   if (!fault_.empty()) {  // those that wait leave by the Fault that wait() throws
     for (unsigned i = 0; i < started_; ++i) {

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "tests/cudasim/block.h"
+#include "tests/cudasim/tma.h"
 #include "tests/cudasim/runtime.h"
 
 namespace {
@@ -172,6 +173,12 @@ const char* cudaGetErrorString(cudaError_t code) {
 }
 cudaError_t cudaDriverGetVersion(int* version) {
   *version = settings().driver_version;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  *function = driver_function(symbol);
+  if (found) *found = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {

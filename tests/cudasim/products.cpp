@@ -17,7 +17,7 @@ namespace {
 
 constexpr unsigned group_threads = 128, most_columns = 256, most_live = 64, most_groups = 16, most_accumulators = 8,
                    most_fenced = 16, most_registers = 512, most_warpgroups = most_threads / group_threads;
-constexpr uint64_t under_way = ~uint64_t(0);
+constexpr unsigned by_tma = most_threads;  // as one who writes
 
 /// One product of a warpgroup. Its number modulo most_live is its place.
 struct Live {
@@ -55,6 +55,7 @@ struct ThreadState {
 struct Write {
   uint64_t time;
   unsigned thread;
+  bool under_way;
 };
 
 template <class T> std::unique_ptr<T[], void (*)(void*)> zeros(size_t n) {  // calloc: large pieces are untouched pages
@@ -66,7 +67,7 @@ struct Products {
   decltype(zeros<ThreadState>(1)) threads = zeros<ThreadState>(most_threads);
   decltype(zeros<Write>(1)) writes = zeros<Write>(shared_arena_bytes / 4);
   uint64_t time = 1, block_began = 1;
-  uint64_t fenced_at[most_threads] = {};
+  uint64_t fenced_at[most_threads + 1] = {};
   bool used = false;  // since this OS thread began
   float a[64][16], b[16][most_columns], c[64][most_columns];
 
@@ -121,13 +122,11 @@ void check_chunk(const Chunk* chunk) {
   const size_t word = size_t(chunk->bytes - shared_arena()) / 4;
   for (size_t i = word; i < word + 4; ++i) {
     const Write& write = p.writes[i];
-    if (write.time == under_way) fault("wgmma: an operand in shared memory that is still being copied");
     if (write.time < p.block_began)
-      fault("wgmma: an operand in shared memory that neither copy_async() nor store_shared() wrote");
-    if (p.fenced_at[write.thread] <= write.time)
-      fault("wgmma: no fence.proxy.async between the write of an operand in shared memory, by thread " +
-            std::to_string(write.thread) + ", and the product");
+      fault("wgmma: an operand in shared memory that neither a copy nor store_shared() wrote");
+    if (write.under_way) fault("wgmma: an operand in shared memory that is still being copied");
   }
+  check_shown(chunk, sizeof(Chunk), "an operand in shared memory");
 }
 
 // --- products ---
@@ -337,15 +336,35 @@ void check_product(const Chunk* operands) {
 // --- shared memory ---
 
 namespace {
-void note(const void* to, unsigned bytes, uint64_t time) {
+template <class Fn> void each_write(const void* at, unsigned bytes, Fn fn) {
   Products& p = all();
-  const size_t first = size_t(static_cast<const unsigned char*>(to) - shared_arena());
-  for (size_t word = first / 4; word < (first + bytes + 3) / 4; ++word) p.writes[word] = {time, here->linear};
+  const size_t first = size_t(static_cast<const unsigned char*>(at) - shared_arena());
+  for (size_t word = first / 4; word < (first + bytes + 3) / 4; ++word) fn(p.writes[word]);
+}
+void note(const void* to, unsigned bytes, Write by) {
+  each_write(to, bytes, [&](Write& write) { write = by; });
 }
 }  // namespace
-void copy_begins(const void* to, unsigned bytes) { note(to, bytes, under_way); }
-void was_written(const void* to, unsigned bytes) { note(to, bytes, ++all().time); }
+void copy_begins(const void* to, unsigned bytes) { note(to, bytes, {++all().time, here->linear, true}); }
+void was_written(const void* to, unsigned bytes) { note(to, bytes, {++all().time, here->linear, false}); }
 void fence_proxy() { all().fenced_at[here->linear] = ++all().time; }
+void check_shown(const void* at, unsigned bytes, const char* what) {
+  const Products& p = all();
+  each_write(at, bytes, [&](const Write& write) {
+    if (write.thread != by_tma && write.time >= p.block_began && p.fenced_at[write.thread] <= write.time)
+      fault(std::string("no fence.proxy.async between the write of ") + what + ", by thread " +
+            std::to_string(write.thread) + ", and its use by the asynchronous proxy");
+  });
+}
+void tile_begins(const void* to, unsigned bytes) {
+  each_write(to, bytes, [](const Write& write) {
+    if (write.under_way && write.time >= all().block_began)
+      fault("copy of a tile: to a place to which another copy is under way");
+  });
+  check_shown(to, bytes, "what the copy of a tile overwrites");
+  note(to, bytes, {++all().time, by_tma, true});
+}
+void tile_came(const void* to, unsigned bytes) { note(to, bytes, {++all().time, by_tma, false}); }
 
 void products_of_block() {
   Products& p = all();

@@ -5,7 +5,7 @@
 // A product runs when all 128 threads have asked for it. Until a thread waits, its accumulators are NaN. Errors are:
 //   - operands in registers that were written since the last wgmma.fence, or that are not behind one;
 //   - operands in shared memory with a copy under way, with no fence.proxy.async of the writing thread behind the
-//     write, or that nobody wrote by copy_async() or store_shared();
+//     write, or that neither copy_async() or store_shared() nor TMA wrote;
 //   - operands in shared memory, fragments of a and accumulators that change before all threads have waited;
 //   - warps that ask for different products, or do not ask; a thread that ends without waiting.
 #include <cstdint>
@@ -46,6 +46,11 @@ void copy_begins(const void* to, unsigned bytes);
 void was_written(const void* to, unsigned bytes);
 /// fence.proxy.async.
 void fence_proxy();
+/// A fault where a thread has written there in this block with no fence.proxy.async behind.
+void check_shown(const void* at, unsigned bytes, const char* what);
+/// TMA (tma.h) begins to write there; it has, and needs no fence.
+void tile_begins(const void* to, unsigned bytes);
+void tile_came(const void* to, unsigned bytes);
 
 /// For block.cpp: a block begins; the running thread ends.
 void products_of_block();

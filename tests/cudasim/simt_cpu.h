@@ -23,6 +23,7 @@
 
 #include "tests/cudasim/block.h"
 #include "tests/cudasim/products.h"
+#include "tests/cudasim/tma.h"
 
 #pragma GCC diagnostic ignored "-Wunknown-pragmas"  // #pragma unroll
 
@@ -34,12 +35,14 @@
 #undef __forceinline__
 #undef __noinline__
 #undef __launch_bounds__
+#undef __grid_constant__
 #define __global__
 #define __device__
 #define __host__
 #define __constant__ static const
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 // Variables, not macros: NVIDIA's headers use these names for parameters. constinit: no wrapper call at each use.
 extern constinit thread_local uint3 threadIdx, blockIdx;
@@ -113,6 +116,22 @@ inline void wait_for_copies() {
     if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
     else std::memset(copy.to, 0, copy.bytes);
     was_written(copy.to, copy.bytes);
+  }
+}
+
+// --- TMA (tma.h) ---
+
+// Pieces are written here, so that sanitizers see it: as NaN by the thread that asks, with what comes by the first one
+// that waits.
+inline void copy_tile(const CUtensorMap& map, void* to, uint64_t* barrier, const int (&at)[4]) {
+  const unsigned bytes = begin_tile(map, to, barrier, at);
+  std::memset(to, 0xff, bytes);
+}
+inline void wait_for_tiles(uint64_t* barrier, unsigned parity) {
+  for (Piece piece; take_piece(barrier, parity, piece);) {
+    if (piece.from) std::memcpy(piece.to, piece.from, 16);
+    else std::memset(piece.to, 0, 16);
+    tile_came(piece.to, 16);
   }
 }
 

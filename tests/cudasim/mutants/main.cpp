@@ -78,8 +78,8 @@ int run_all(const std::vector<Case>& cases) {
 int main(int argc, char** argv) {
   using namespace mutants;
   std::vector<Case> cases = kernel_cases();
-  for (const auto& more : {together_cases(), turn_cases(), product_cases(), indexing_cases(), host_cases(), fp8_cases(),
-                           lifetime_cases(), rank_cases(), recorded_cases()})
+  for (const auto& more : {together_cases(), turn_cases(), product_cases(), tile_cases(), indexing_cases(),
+                           host_cases(), fp8_cases(), lifetime_cases(), rank_cases(), recorded_cases()})
     cases.insert(cases.end(), more.begin(), more.end());
   if (argc == 1) return run_all(cases);
   for (const Case& c : cases)

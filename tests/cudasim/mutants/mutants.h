@@ -19,6 +19,7 @@ std::vector<Case> kernel_cases();
 std::vector<Case> together_cases();
 std::vector<Case> turn_cases();
 std::vector<Case> product_cases();
+std::vector<Case> tile_cases();
 std::vector<Case> indexing_cases();
 std::vector<Case> host_cases();
 std::vector<Case> fp8_cases();

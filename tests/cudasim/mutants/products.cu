@@ -43,6 +43,14 @@ constexpr int size = 128, half = 64;
 using Left = SwizzledTile<size, half / 16>;
 using Right = SwizzledTile<half, size / 16>;
 
+/// Begins to copy rows of `chunks` times 16 bytes.
+template <class Z> __device__ void fill(const Z& tile, int rows, int chunks, const Half* from, bool plain) {
+  for (int n = int(threadIdx.x); n < rows * chunks; n += 256) {
+    const int r = n / chunks, chunk = n % chunks;
+    copy_async<16>(plain ? tile.data + r * 128 + chunk * 16 : tile.chunk(r, chunk), from + r * size + chunk * 8, true);
+  }
+}
+
 __global__ void multiply_tiles(const Half* x, const Half* y, float* out, Mistake mistake) {
   LOCKSTEP_SHARED(unsigned char, memory, [1024 + Left::bytes + Right::bytes]);
   const auto is = [&](Mistake other) { return mistake == other; };
@@ -53,16 +61,12 @@ __global__ void multiply_tiles(const Half* x, const Half* y, float* out, Mistake
   float sum[half];
   uint32_t a[4][4];
   for (int step = 0; step < 2; ++step) {
-    for (int n = t; n < size * 8; n += 256) {
-      const int r = n / 8;
-      unsigned char* const to = is(Mistake::swizzle) ? left.data + r * 128 + n % 8 * 16 : left.chunk(r, n % 8);
-      copy_async<16>(to, x + r * size + step * half + n % 8 * 8, true);
-    }
-    right.fill<256>(y + step * half * size, size, half);
-    if (is(Mistake::proxy_early)) show_to_products();
+    fill(left, size, 8, x + step * half, is(Mistake::swizzle));
+    fill(right, half, 16, y + step * half * size, false);
+    if (is(Mistake::proxy_early)) show_to_async_proxy();
     if (!is(Mistake::copy)) wait_for_copies();
     if (is(Mistake::plain_store)) std::memset(memory, 0, sizeof memory);
-    if (!is(Mistake::proxy) && !is(Mistake::proxy_early)) show_to_products();
+    if (!is(Mistake::proxy) && !is(Mistake::proxy_early)) show_to_async_proxy();
     if (!is(Mistake::barrier)) __syncthreads();
     for (int n = 0; n < 4; ++n) {
       for (int i = 0; i < 4; ++i)
@@ -88,7 +92,7 @@ __global__ void multiply_tiles(const Half* x, const Half* y, float* out, Mistake
     if (!is(Mistake::group)) commit();
     if (is(Mistake::accumulators)) sum[0] += 1;
     if (is(Mistake::fragments)) a[0][0] ^= 0x8000;
-    if (is(Mistake::early)) left.fill<256>(x, size, size);
+    if (is(Mistake::early)) fill(left, size, 8, x, false);
     if (is(Mistake::end) && step == 1) return;
     if (!is(Mistake::wait)) wait<0>(sum, a);
     if (!is(Mistake::other_group)) __syncthreads();  // the tiles have been read

@@ -1,0 +1,99 @@
+#pragma once
+// The Tensor Memory Accelerator (TMA; Hopper, sm_90a): one thread asks for whole tiles of a tensor, which come while
+// all threads go on, and a barrier in shared memory (mbarrier) says when they are there. PTX ISA:
+// "cp.async.bulk.tensor", "mbarrier".
+//
+// Tiles come in rounds:  if (threadIdx.x == 0) {         one thread
+//                          arrivals.expect(bytes)        of all tiles of the round
+//                          arrivals.copy(...) ...
+//                        }
+//                        arrivals.wait(round)            all threads: now they are there
+//                        __syncthreads()                 and nobody waits any more, so the next round may begin
+#include "tensor/cuda/simt.h"
+#include "tensor/cuda/tile_map.h"
+
+namespace lockstep::on_cuda {
+
+// Kernels leave at once where there is none, as those of mma.h do.
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool has_hopper = false;
+#else
+constexpr bool has_hopper = true;
+#endif
+
+/// An address in shared memory as Hopper's instructions and descriptors have it.
+__device__ inline unsigned shared_address(const void* p) {
+#if defined(__CUDA_ARCH__)
+  return unsigned(__cvta_generic_to_shared(p));
+#elif !defined(__CUDACC__)
+  return simt::shared_address(p);
+#else
+  return 0;
+#endif
+}
+
+/// Products and TMA reach shared memory past the path of ordinary loads and stores: whoever wrote what they are
+/// to see calls this once its writes are done, ahead of the barrier.
+__device__ inline void show_to_async_proxy() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#elif !defined(__CUDACC__)
+  simt::fence_proxy();
+#endif
+}
+
+/// Of a block. The barrier is in shared memory.
+class Arrivals {
+ public:
+  /// A barrier for the block.
+  __device__ explicit Arrivals(uint64_t* barrier) : barrier_(barrier) {
+    if (threadIdx.x == 0) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier_)) : "memory");
+#elif !defined(__CUDACC__)
+      simt::make_arrivals(barrier_, 1);
+#endif
+      show_to_async_proxy();
+    }
+    __syncthreads();
+  }
+  /// What all copies of this round bring; places outside of a tensor count, too.
+  __device__ void expect([[maybe_unused]] int bytes) const {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier_)), "r"(bytes)
+                 : "memory");
+#elif !defined(__CUDACC__)
+    simt::arrive_and_expect(barrier_, unsigned(bytes));
+#endif
+  }
+  /// Begins to copy the box whose first element is x[b, h, token, column]; zeros where the tensor ends.
+  __device__ void copy([[maybe_unused]] const TileMap& x, [[maybe_unused]] void* to, [[maybe_unused]] int64_t b,
+                       [[maybe_unused]] int64_t h, [[maybe_unused]] int64_t token, [[maybe_unused]] int column) const {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+        "%6}], [%2];" ::"r"(shared_address(to)),
+        "l"(&x.map), "r"(shared_address(barrier_)), "r"(column), "r"(int(token)), "r"(int(h)), "r"(int(b))
+        : "memory");
+#elif !defined(__CUDACC__)
+    simt::copy_tile(x.map, to, barrier_, {column, int(token), int(h), int(b)});
+#endif
+  }
+  /// For all copies of the round, counted from 0.
+  __device__ void wait([[maybe_unused]] int round) const {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    for (unsigned over = 0; !over;)
+      asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                   : "=r"(over)
+                   : "r"(shared_address(barrier_)), "r"(round % 2)
+                   : "memory");
+#elif !defined(__CUDACC__)
+    simt::wait_for_tiles(barrier_, unsigned(round % 2));
+#endif
+  }
+
+ private:
+  uint64_t* barrier_;
+};
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,241 @@
+// See tma.h. A map holds what cuTensorMapEncodeTiled was given, in place of NVIDIA's code of it. As in products.cpp
+// no memory is allocated while a kernel runs.
+#include "tests/cudasim/tma.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "tests/cudasim/block.h"
+#include "tests/cudasim/clocks.h"
+#include "tests/cudasim/products.h"
+
+namespace {
+
+constexpr unsigned most_dims = 5;
+constexpr uint64_t made_here = 0x6c6f636b73746570;
+
+/// Of elements of `size` bytes, the innermost dimension first. Strides are bytes.
+struct Map {
+  uint64_t mark;
+  const unsigned char* data;
+  uint32_t rank, size, swizzle, box[most_dims];
+  uint64_t dims[most_dims], strides[most_dims - 1];
+};
+static_assert(sizeof(Map) <= sizeof(CUtensorMap));
+
+CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* dims,
+                const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps,
+                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                CUtensorMapFloatOOBfill fill) {
+  const bool two = type == CU_TENSOR_MAP_DATA_TYPE_UINT16 || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 ||
+                   type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if (!two || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
+      (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && swizzle != CU_TENSOR_MAP_SWIZZLE_128B))
+    return CUDA_ERROR_NOT_SUPPORTED;  // by the emulator
+  const auto multiple = [](const void* p, uintptr_t of) { return reinterpret_cast<uintptr_t>(p) % of == 0; };
+  bool good = map && multiple(map, 64) && data && multiple(data, 16) && rank >= 1 && rank <= most_dims &&
+              promotion <= CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+  for (cuuint32_t d = 0; good && d < rank; ++d) {
+    good = dims[d] >= 1 && dims[d] <= uint64_t(1) << 32 && box[d] >= 1 && box[d] <= 256 && steps[d] == 1;
+    if (good && d > 0) good = strides[d - 1] % 16 == 0 && strides[d - 1] > 0 && strides[d - 1] < uint64_t(1) << 40;
+  }
+  constexpr unsigned size = 2;
+  if (good) good = box[0] * size % 16 == 0 && (swizzle == CU_TENSOR_MAP_SWIZZLE_NONE || box[0] * size <= 128);
+  if (!good) return CUDA_ERROR_INVALID_VALUE;
+  Map made{made_here, static_cast<const unsigned char*>(data), rank, size, uint32_t(swizzle), {}, {}, {}};
+  for (cuuint32_t d = 0; d < rank; ++d) {
+    made.dims[d] = dims[d];
+    made.box[d] = box[d];
+    if (d > 0) made.strides[d - 1] = strides[d - 1];
+  }
+  std::memcpy(map, &made, sizeof made);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+void* fake::driver_function(const char* name) {
+  return std::strcmp(name, "cuTensorMapEncodeTiled") == 0 ? reinterpret_cast<void*>(&encode) : nullptr;
+}
+
+namespace simt {
+namespace {
+
+constexpr unsigned most_barriers = 16, most_tiles = 32;
+
+struct Tile {
+  Map map;
+  unsigned char* to;
+  int at[most_dims];
+
+  unsigned bytes() const {
+    unsigned n = map.size;
+    for (unsigned d = 0; d < map.rank; ++d) n *= map.box[d];
+    return n;
+  }
+  /// The 16 bytes at `offset` of the box.
+  Piece piece(unsigned offset) const {
+    unsigned char* place = to + offset;
+    if (map.swizzle == CU_TENSOR_MAP_SWIZZLE_128B) {
+      const auto address = size_t(place - shared_arena());
+      place = to - (to - shared_arena()) + (address ^ (address >> 3 & 0x70));
+    }
+    const unsigned char* from = map.data;
+    unsigned element = offset / map.size;
+    for (unsigned d = 0; d < map.rank; ++d) {
+      const int64_t index = int64_t(at[d]) + element % map.box[d];
+      element /= map.box[d];
+      if (index < 0 || uint64_t(index) >= map.dims[d]) return {place, nullptr};
+      from += index * int64_t(d == 0 ? map.size : map.strides[d - 1]);
+    }
+    return {place, from};
+  }
+};
+struct Barrier {
+  const uint64_t* at;
+  unsigned count, missing;          // arrivals
+  uint64_t phase, expected, asked;  // bytes
+  unsigned tiles, tile, offset;     // those of this phase; what is taken next
+  char order;
+  Tile of[most_tiles];
+};
+struct Arrivals {
+  unsigned count = 0;
+  Barrier barriers[most_barriers] = {};
+  const Barrier* waits[most_threads] = {};  // by thread
+  unsigned waiting = 0;
+};
+Arrivals& all() {
+  static thread_local const auto made = std::make_unique<Arrivals>();
+  return *made;
+}
+
+Barrier& find(const uint64_t* barrier) {
+  Arrivals& a = all();
+  Barrier* const end = a.barriers + a.count;
+  Barrier* const found = std::find_if(a.barriers, end, [&](const Barrier& b) { return b.at == barrier; });
+  if (found == end) fault("mbarrier: nobody has made it in this block");
+  return *found;
+}
+
+/// Something has changed for those who wait.
+void tell(const Barrier& barrier) {
+  Arrivals& a = all();
+  for (unsigned t = 0; a.waiting > 0 && t < block_size(); ++t) {
+    if (a.waits[t] != &barrier) continue;
+    a.waits[t] = nullptr;
+    --a.waiting;
+    wake(t);
+  }
+}
+
+bool may_end(const Barrier& b) { return b.missing == 0 && b.expected == b.asked; }
+void end_phase(Barrier& b) {
+  ++b.phase;
+  b.missing = b.count;
+  b.expected = b.asked = 0;
+  b.tiles = b.tile = b.offset = 0;
+  release(&b.order);
+  tell(b);
+}
+
+}  // namespace
+
+void make_arrivals(uint64_t* barrier, unsigned count) {
+  Arrivals& a = all();
+  if (!is_shared(barrier) || reinterpret_cast<uintptr_t>(barrier) % 8 != 0)
+    fault("mbarrier: expected eight bytes of shared memory, at a multiple of 8");
+  if (count == 0) fault("mbarrier: expected a count from 1 on");
+  Barrier* const end = a.barriers + a.count;
+  if (std::any_of(a.barriers, end, [&](const Barrier& b) { return b.at == barrier; }))
+    fault("mbarrier: made twice in a block");
+  if (a.count == most_barriers) fault("mbarrier: the emulator has place for 16 in a block");
+  ++a.count;
+  end->at = barrier;
+  end->count = end->missing = count;
+  end->phase = end->expected = end->asked = 0;
+  end->tiles = end->tile = end->offset = 0;
+  was_written(barrier, 8);
+}
+
+void arrive_and_expect(uint64_t* barrier, unsigned bytes) {
+  Barrier& b = find(barrier);
+  if (b.missing == 0) fault("mbarrier: more threads arrive in a phase than it was made for");
+  release(&b.order);
+  --b.missing;
+  b.expected += bytes;
+  if (may_end(b) && b.tiles == 0) end_phase(b);
+  else tell(b);
+}
+
+unsigned begin_tile(const CUtensorMap& map, void* to, uint64_t* barrier, const int* at) {
+  Barrier& b = find(barrier);
+  check_shown(barrier, 8, "an mbarrier");
+  if (b.tiles == most_tiles) fault("copy of a tile: the emulator has place for 32 in a phase");
+  Tile& tile = b.of[b.tiles];
+  __builtin_memcpy(&tile.map, &map, sizeof tile.map);  // in line: see copy() in block.cpp
+  if (tile.map.mark != made_here) fault("copy of a tile: the map is not one that cuTensorMapEncodeTiled has made");
+  if (tile.map.rank != 4) fault("copy of a tile: expected a map of as many dimensions as the instruction names, 4");
+  for (unsigned d = 0; d < 4; ++d) tile.at[d] = at[d];
+  tile.to = static_cast<unsigned char*>(to);
+  const unsigned bytes = tile.bytes();
+  if (!is_shared(to) || !is_shared(tile.to + bytes - 1)) fault("copy of a tile: it goes outside of shared memory");
+  const unsigned align = tile.map.swizzle == CU_TENSOR_MAP_SWIZZLE_NONE ? 128 : 1024;
+  if ((tile.to - shared_arena()) % align != 0)
+    fault("copy of a tile: expected a place at a multiple of " + std::to_string(align) + " bytes");
+  tile_begins(to, bytes);
+  ++b.tiles;
+  b.asked += bytes;
+  release(&b.order);
+  tell(b);
+  return bytes;
+}
+
+bool take_piece(uint64_t* barrier, unsigned parity, Piece& piece) {
+  Arrivals& a = all();
+  Barrier& b = find(barrier);
+  while (b.phase % 2 == parity && !may_end(b)) {
+    a.waits[here->linear] = &b;
+    ++a.waiting;
+    park();
+  }
+  acquire(&b.order);
+  if (b.phase % 2 != parity) return false;
+  if (b.tile == b.tiles) {
+    end_phase(b);
+    return false;
+  }
+  Tile& tile = b.of[b.tile];
+  piece = tile.piece(b.offset);
+  b.offset += 16;
+  if (b.offset == tile.bytes()) {
+    b.offset = 0;
+    ++b.tile;
+  }
+  return true;
+}
+
+void arrivals_of_block() {
+  Arrivals& a = all();
+  a.count = a.waiting = 0;
+  std::fill_n(a.waits, block_size(), nullptr);
+}
+std::string tiles_under_way() {
+  const Arrivals& a = all();
+  const bool any = std::any_of(a.barriers, a.barriers + a.count, [](const Barrier& b) { return b.tiles > 0; });
+  return any ? "the block ends before tiles that it asked for have come" : "";
+}
+unsigned waiting_for_tiles() { return all().waiting; }
+std::string unfinished_phase() {
+  const Arrivals& a = all();
+  const auto* const first =
+      std::find_if(a.waits, a.waits + block_size(), [](const Barrier* b) { return b != nullptr; });
+  if (first == a.waits + block_size()) return "";
+  const Barrier& b = **first;
+  return std::to_string(a.waiting) + " for tiles (" + std::to_string(b.missing) + " of " + std::to_string(b.count) +
+         " threads have not arrived, " + std::to_string(b.expected) + " bytes are expected and " +
+         std::to_string(b.asked) + " asked for), ";
+}
+
+}  // namespace simt
