@@ -33,8 +33,10 @@ class Launch {
   }
   void run() {
     const size_t node = ready_.extract(chosen_).value().second;
-    nodes_[node].op.run();
-    nodes_[node].op = {};
+    Op& op = nodes_[node].op;
+    op.run();
+    op.run = nullptr;  // here, where its values were read
+    op.ready = nullptr;
     for (const size_t after : next_[node])
       if (--left_[after] == 0) ready_.insert(rank_[after]);
   }
