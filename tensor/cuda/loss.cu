@@ -42,17 +42,8 @@ template <class T, int threads, int V, bool held>
 __device__ Compute<T> loss_of(Row<T, threads, V, held>& row, const Targets<T>& to, int64_t r, Compute<T>* loss) {
   using A = Compute<T>;
   const Smoothing& smoothing = to.smoothing;
-  A most = -infinity<A>, sum = 0;
-  row.each([&](int64_t, const A* v) {
-    A top = most;
-    for (int j = 0; j < V; ++j) top = larger_of(v[j], top);
-    const A base = top == -infinity<A> ? A(0) : top;  // nothing but -inf so far: exp(-inf - 0) is a clean 0
-    sum *= exp_of(most - base);
-    most = top;
-    for (int j = 0; j < V; ++j) sum += exp_of(v[j] - base);
-  });
-  const A top = group_max<threads>(most);
-  sum = group_sum<threads>(sum * exp_of(most - (top == -infinity<A> ? A(0) : top)));
+  A top, sum;
+  row.sum_of_exp(top, sum);
   const A log_sum = log_of(sum);  // lse = top + log_sum; their sum loses digits when logits are large
   const int64_t t = to.target[r];
   A distance = 0;  // sum over c of w[c] (top - x[c])

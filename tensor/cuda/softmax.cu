@@ -26,20 +26,10 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
           v[j] = log ? v[j] - most : e;
         }
       });
+      sum = group_sum<threads>(sum);
     } else {
-      row.each([&](int64_t, const A* v) {
-        A top = most;
-        for (int j = 0; j < V; ++j) top = larger_of(v[j], top);
-        const A base = top == -infinity<A> ? A(0) : top;  // nothing but -inf so far: exp(-inf - 0) is a clean 0
-        sum *= exp_of(most - base);
-        most = top;
-        for (int j = 0; j < V; ++j) sum += exp_of(v[j] - base);
-      });
-      const A top = group_max<threads>(most);
-      sum *= exp_of(most - (top == -infinity<A> ? A(0) : top));
-      most = top;
+      row.sum_of_exp(most, sum);
     }
-    sum = group_sum<threads>(sum);
     const A log_sum = log ? log_of(sum) : A(0), scale = A(1) / sum;
     row.each([&](int64_t i, A* v) {
       A y[V];

@@ -111,6 +111,21 @@ template <class T, int threads, int V, bool held> struct Row {
       }
     }
   }
+
+  /// The largest value, and the sum of exp(value - largest), in one walk (Milakov and Gimelshein, 2018).
+  __device__ void sum_of_exp(A& largest, A& sum) {
+    A most = -infinity<A>, part = 0;                                        // this thread's
+    const auto base_of = [](A x) { return x == -infinity<A> ? A(0) : x; };  // nothing but -inf so far: a clean 0
+    each([&](int64_t, const A* v) {
+      A top = most;
+      for (int j = 0; j < V; ++j) top = larger_of(v[j], top);
+      part *= exp_of(most - base_of(top));
+      most = top;
+      for (int j = 0; j < V; ++j) part += exp_of(v[j] - base_of(top));
+    });
+    largest = group_max<threads>(most);
+    sum = group_sum<threads>(part * exp_of(most - base_of(largest)));
+  }
 };
 
 /// Walks along two rows of one length together: fn(i, place in a thread's values, values of a, of b).
