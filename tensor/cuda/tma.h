@@ -79,14 +79,19 @@ class Arrivals {
     simt::copy_tile(x.map, to, barrier_, {column, int(token), int(h), int(b)});
 #endif
   }
-  /// For all copies of the round, counted from 0.
+  /// For all copies of the round, counted from 0. Seconds in vain end the kernel with an error: else it would never
+  /// end.
   __device__ void wait([[maybe_unused]] int round) const {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    for (unsigned over = 0; !over;)
+    constexpr int most_tries = 1 << 24;
+    unsigned over = 0;
+    for (int tries = 0; !over; ++tries) {
+      if (tries == most_tries) __trap();
       asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
                    : "=r"(over)
                    : "r"(shared_address(barrier_)), "r"(round % 2)
                    : "memory");
+    }
 #elif !defined(__CUDACC__)
     simt::wait_for_tiles(barrier_, unsigned(round % 2));
 #endif

@@ -7,6 +7,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
+#include <vector>
+
+#include "tests/cudasim/runtime.h"
 
 #if !defined(__x86_64__)
 #error "the emulator's fibers are written for x86-64"
@@ -32,6 +36,17 @@ namespace {
 constexpr size_t page = 4096, stack_bytes = 256 * 1024;  // pages are taken when they are touched
 thread_local Fiber* starting = nullptr;
 
+/// ThreadSanitizer's stacks that are not in use. To unmap one would cut its own memory in pieces, of which a process
+/// may not have many.
+struct Spare {
+  fake::SpinLock lock;
+  std::vector<char*> stacks;
+};
+Spare& spare() {
+  static Spare& all = *new Spare;  // outlives every thread
+  return all;
+}
+
 }  // namespace
 
 void renew(void* pages, size_t bytes) {
@@ -41,6 +56,11 @@ void renew(void* pages, size_t bytes) {
 }
 
 Fiber::Fiber(void (*body)(), unsigned number) : body_(body), number_(number) {
+  if (const std::lock_guard lock(spare().lock); !spare().stacks.empty()) {
+    stack_ = spare().stacks.back();
+    spare().stacks.pop_back();
+    return;
+  }
   void* p =
       mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   // Neighbours without a page between them are one mapping: ThreadSanitizer's many stacks would be more than a process
@@ -51,7 +71,15 @@ Fiber::Fiber(void (*body)(), unsigned number) : body_(body), number_(number) {
   }
   stack_ = static_cast<char*>(p) + page;
 }
-Fiber::~Fiber() { munmap(stack_ - page, stack_bytes + page); }
+Fiber::~Fiber() {
+  if (!with_tsan()) {
+    munmap(stack_ - page, stack_bytes + page);
+    return;
+  }
+  renew(stack_, stack_bytes);
+  const std::lock_guard lock(spare().lock);
+  spare().stacks.push_back(stack_);
+}
 
 void Fiber::begin() {
   // Stack tops that differ in their place in a page fall into different sets of the cache.
