@@ -1,4 +1,4 @@
-// 50 steps of training: slices, parts of the sequence and copies against one process.
+// 50 steps of training: slices, parts of the sequence and copies against one process, with a window in the last layer.
 #include <doctest/doctest.h>
 
 #include <mutex>
@@ -23,8 +23,14 @@ constexpr int steps = 50, copies = 2;
 
 std::unique_ptr<nn::GPT> make() {
   manual_seed(5);
-  return std::make_unique<nn::GPT>(
-      nn::GPT::Options{.vocab = vocab, .context = tokens, .layers = 2, .width = 16, .heads = 4, .dropout = 0.1});
+  return std::make_unique<nn::GPT>(nn::GPT::Options{.vocab = vocab,
+                                                    .context = tokens,
+                                                    .layers = 2,
+                                                    .width = 16,
+                                                    .heads = 4,
+                                                    .dropout = 0.1,
+                                                    .window = 5,
+                                                    .window_from = 1});
 }
 
 /// A text that can be learnt: the next number follows from the last.
