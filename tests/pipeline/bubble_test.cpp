@@ -56,24 +56,28 @@ TEST_CASE("pipeline bubble: measured, it is the formula's") {
                         {Kind::zb_h1, 2, 4, 1},
                         {Kind::zb_h1, 2, 4, 1, true}}) {  // tied: nobody waits for a gradient that is not needed yet
     const double expected = double(row.stages - 1) / (row.micro_batches + row.stages - 1);
-    // Other programs may take a core away for a while: one quiet step of some is enough.
+    // Other programs may take a core away for a while: one quiet step of some is enough, and what they take weighs less
+    // in longer steps.
     double nearest = 1;
-    dist::spawn(row.stages * row.copies,
-                [&](int rank) {
-                  Engine engine(sleepers(row.stages, 0.008, row.tied),
-                                {.stages = row.stages, .micro_batches = row.micro_batches, .schedule = row.kind},
-                                any_loss);
-                  for (int step = 0; step < 30; ++step) {
-                    engine.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
-                    for (const Variable& p : engine.module().parameters()) Variable(p).clear_grad();
-                    CHECK(engine.times().size() == size_t(row.stages * row.copies));
-                    CHECK(engine.bubble() > 0);
-                    const double off = std::abs(engine.bubble() / expected - 1);
-                    if (rank == 0) nearest = std::min(nearest, off);
-                    if (off < 0.1) break;  // all ranks have the same numbers
-                  }
-                },
-                {.timeout = dist::Seconds(60)});
+    for (const double unit : {0.008, 0.03, 0.1}) {
+      if (nearest < 0.1) break;
+      dist::spawn(row.stages * row.copies,
+                  [&](int rank) {
+                    Engine engine(sleepers(row.stages, unit, row.tied),
+                                  {.stages = row.stages, .micro_batches = row.micro_batches, .schedule = row.kind},
+                                  any_loss);
+                    for (int step = 0; step < 10; ++step) {
+                      engine.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
+                      for (const Variable& p : engine.module().parameters()) Variable(p).clear_grad();
+                      CHECK(engine.times().size() == size_t(row.stages * row.copies));
+                      CHECK(engine.bubble() > 0);
+                      const double off = std::abs(engine.bubble() / expected - 1);
+                      if (rank == 0) nearest = std::min(nearest, off);
+                      if (off < 0.1) break;  // all ranks have the same numbers
+                    }
+                  },
+                  {.timeout = dist::Seconds(60)});
+    }
     CHECK_MESSAGE(nearest < 0.1, str(name_of(row.kind), row.tied ? ", tied" : "", " of ", row.stages)
                                      << " stages: " << nearest);
   }
