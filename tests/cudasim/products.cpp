@@ -67,7 +67,7 @@ struct Products {
   decltype(zeros<ThreadState>(1)) threads = zeros<ThreadState>(most_threads);
   decltype(zeros<Write>(1)) writes = zeros<Write>(shared_arena_bytes / 4);
   uint64_t time = 1, block_began = 1;
-  uint64_t fenced_at[most_threads + 1] = {};
+  uint64_t fenced_at[most_threads] = {};
   bool used = false;  // since this OS thread began
   float a[64][16], b[16][most_columns], c[64][most_columns];
 
