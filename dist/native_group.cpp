@@ -270,7 +270,7 @@ NativeGroup::NativeGroup(std::shared_ptr<Job> job, Membership member) : ProcessG
 }
 
 NativeGroup::~NativeGroup() {
-  if (!engine_->idle()) engine_->job->keep(engine_);
+  if (engine_ && !engine_->idle()) engine_->job->keep(engine_);  // none: it could not be made
 }
 
 Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype, Device device) {

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "dist/native_group.h"
 #include "tensor/ops.h"
 #include "tests/cuda/nccl_util.h"
 #include "tests/cudasim/fake.h"
@@ -176,6 +177,13 @@ TEST_CASE("nccl 51: a rank that throws, leaves, or does not come to the first ca
       1);
   CHECK(contains(late[0], "[all_reduce] waited 1 s in group world for all_reduce f32 x 8 sum, tag first; "));
   CHECK(contains(late[0], "rank 1 is in step 0, in no collective yet"));
+}
+
+TEST_CASE("nccl: a group that cannot be made says why") {  // as when another rank has gone meanwhile
+  const auto texts = outcomes(2, [](int rank) {
+    make_nccl_group(current_world()->job, {"pair", "pair", rank + 2, {0, 1}});
+  });
+  CHECK_MESSAGE(contains(texts[0], "[transport] expected a rank below 2, got 2"), texts[0]);
 }
 
 TEST_CASE("nccl 13: two ranks that receive from each other") {

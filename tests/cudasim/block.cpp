@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "tests/cudasim/clocks.h"
-#include "tests/cudasim/tma.h"
 #include "tests/cudasim/products.h"
+#include "tests/cudasim/tma.h"
 
 constinit thread_local uint3 threadIdx{}, blockIdx{};
 constinit thread_local dim3 blockDim{}, gridDim{};
@@ -152,6 +152,7 @@ Block::Block() : threads_(new Thread[most_threads]) {
   poison(arena_, arena_bytes);
 }
 Block::~Block() {
+  acquire(&end_order_);  // all threads of its kernels are behind it
   unpoison(arena_, arena_bytes);
   munmap(arena_, arena_bytes);
 }

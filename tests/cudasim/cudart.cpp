@@ -7,8 +7,8 @@
 #include <map>
 
 #include "tests/cudasim/block.h"
-#include "tests/cudasim/tma.h"
 #include "tests/cudasim/runtime.h"
+#include "tests/cudasim/tma.h"
 
 namespace {
 
