@@ -466,38 +466,54 @@ TEST_CASE("nccl graphs: a replay that others do not make ends at its deadline, o
   CHECK(texts[1] == texts[0]);
 }
 
-TEST_CASE("nccl graphs: a rank that throws, is killed or fails among replays of steps ends all of them") {
-  struct Row {
-    const char* parallel;
-    int ranks;
+namespace {
+
+struct Ending {
+  const char* parallel;
+  int ranks;
+};
+const Ending endings[] = {{"", 2}, {"cp3", 3}, {"tp2", 2}, {"pp2", 2}};
+
+/// Trains in graphs; rank 1 does `end` in step 4, among replays.
+void train_until(const char* parallel, int rank, const std::function<void()>& end) {
+  Plan plan = small({.steps = 40, .parallel = parallel});
+  plan.model.context = plan.lengths[0] = 12;
+  plan.before = [rank, end](engine::EngineBase&, int64_t step) {
+    if (rank == 1 && step == 4) end();
   };
-  for (const auto& [parallel, ranks] : {Row{"", 2}, {"cp3", 3}, {"tp2", 2}, {"pp2", 2}}) {
+  train(plan, true, device_of(rank));
+}
+
+}  // namespace
+
+TEST_CASE("nccl graphs: a rank that throws or fails among replays of steps ends all of them") {
+  for (const auto& [parallel, ranks] : endings) {
     CAPTURE(parallel);
-    const auto plan = [parallel = parallel](int rank, const std::function<void()>& end) {
-      Plan plan = small({.steps = 40, .parallel = parallel});
-      plan.model.context = plan.lengths[0] = 12;
-      plan.before = [rank, end](engine::EngineBase&, int64_t step) {
-        if (rank == 1 && step == 4) end();
-      };
-      return plan;
+    const auto ended = [&, parallel = parallel](const std::function<void()>& end) {
+      return outcomes(ranks, [&](int rank) { train_until(parallel, rank, end); });
     };
     // In the middle of a replay: NCCL ends no communicator before the engine has dropped its graphs.
-    const auto failed = outcomes(ranks, [&](int rank) {
-      train(plan(rank, [] { fake::inject_nccl_error(ncclInternalError); }), true, device_of(rank));
-    });
+    const auto failed = ended([] { fake::inject_nccl_error(ncclInternalError); });
     fake::inject_nccl_error(ncclSuccess);
     for (const std::string& text : failed)
       CHECK_MESSAGE((contains(text, "(replay of ") && contains(text, ") failed in group ") &&
                      contains(text, *parallel ? ": internal error" : "world: internal error")),
                     text);
     const auto start = now_seconds();
-    const auto texts = outcomes(
-        ranks, [&](int rank) { train(plan(rank, [] { throw Error("the batch is empty"); }), true, device_of(rank)); });
+    const auto texts = ended([] { throw Error("the batch is empty"); });
     CHECK_MESSAGE(contains(texts[0], "the batch is empty"), texts[0]);
+    CHECK(now_seconds() - start < 20 + 10 * slack());
+  }
+}
+
+TEST_CASE("nccl graphs: a rank that is killed among replays of steps ends all of them, over processes") {
+  for (const auto& [parallel, ranks] : endings) {
+    CAPTURE(parallel);
+    const auto start = now_seconds();
     const std::string killed = outcome(
-        ranks, [&](int rank) { train(plan(rank, [] { raise(SIGKILL); }), true, device_of(rank)); },
+        ranks, [&, parallel = parallel](int rank) { train_until(parallel, rank, [] { raise(SIGKILL); }); },
         {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(20), .heartbeat = dist::Seconds(0.2)});
     CHECK_MESSAGE(contains(killed, "rank 1"), killed);
-    CHECK(now_seconds() - start < 40 + 10 * slack());
+    CHECK(now_seconds() - start < 20 + 10 * slack());
   }
 }

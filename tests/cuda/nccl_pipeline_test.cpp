@@ -241,7 +241,7 @@ TEST_CASE("nccl pipeline: stages that compute for long, with receives on streams
               {.backend = "nccl", .timeout = dist::Seconds(60), .heartbeat = dist::Seconds(0.2)}) == "(no error)");
 }
 
-TEST_CASE("nccl pipeline: a stage that dies, throws or never comes is told to all others, in time") {
+TEST_CASE("nccl pipeline: a stage that dies, throws or never comes is told to all others, in time, over processes") {
   enum class End { dies, throws, sleeps };
   for (const End end : {End::dies, End::throws, End::sleeps}) {
     CAPTURE(int(end));
