@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/init.h"
+#include "tensor/flops.h"
 #include "tensor/paged_attention.h"
 
 namespace lockstep::nn {
@@ -84,13 +85,10 @@ std::shared_ptr<const BlockLayout> MultiHeadAttention::layout(int64_t tokens, De
 }
 
 double MultiHeadAttention::flops_beside(int64_t tokens) const {
-  const auto window = double(std::min(o.window, tokens));
-  const double keys = o.window > 0 ? window - window * window / (2 * double(std::max<int64_t>(tokens, 1)))
-                      : o.sparse   ? attended_pairs(make_layout(*o.sparse, std::max(o.heads, o.all_heads), tokens),
-                                                    tokens, tokens, o.causal) /
-                                       double(std::max<int64_t>(tokens, 1))
-                                 : (o.causal ? 0.5 : 1) * double(tokens);
-  return 4 * keys * double(o.heads * o.head_size);
+  const double pairs = o.sparse ? attended_pairs(make_layout(*o.sparse, std::max(o.heads, o.all_heads), tokens), tokens,
+                                                 tokens, o.causal)
+                                : double(attended_pairs(tokens, tokens, o.causal, o.window));
+  return 4 * pairs / double(std::max<int64_t>(tokens, 1)) * double(o.heads * o.head_size);
 }
 
 AttentionArgs MultiHeadAttention::args(int64_t tokens, Device device) {

@@ -102,8 +102,7 @@ TEST_CASE("plan: a model that is run says what its parameters say") {
   for (size_t i = 0; i < shape.list.size(); ++i) {
     const auto &layer = shape.list[i], &other = asked.list[i];
     CAPTURE(layer.kind);
-    // Causal attention looks at T(T+1)/2 pairs, of which flops_beside() leaves out half a diagonal.
-    CHECK(shape.flops(layer) == doctest::Approx(asked.flops(other)).epsilon(0.01));
+    CHECK(shape.flops(layer) == doctest::Approx(asked.flops(other)));
     CHECK(shape.flops(layer, 2) <= shape.flops(layer));
     if (i + 1 < shape.list.size()) CHECK(layer.out == doctest::Approx(small.width));
     CHECK(layer.forward > 0);

@@ -121,7 +121,7 @@ TEST_CASE("step model: pipelines of equal stages idle as the formula says") {
   // Seven blocks: three and an attention, and the rest. The lighter stage is not as slow as the other.
   const TrainingJob job{.model = model(7), .plan = {.pp = 2}, .micro_batches = 4};
   const StepPrediction one = predict(job, even, {});
-  const double attention = 4 * 64 * 64 + 128 * 64, mlp = 8 * 64 * 64,
+  const double attention = 4 * 64 * 64 + 129 * 64, mlp = 8 * 64 * 64,
                uneven = 0.5 * (mlp - attention) / (mlp + attention) * 3e-3;
   CHECK(term(one, "uneven stages") == doctest::Approx(4 * uneven));
   CHECK(term(one, "idle (bubble)") < (3.5 * 3e-3 + uneven) * (1 - 1e-6));
@@ -131,7 +131,7 @@ TEST_CASE("step model: pipelines of equal stages idle as the formula says") {
 TEST_CASE(
     "step model: sums of slices go beside the next chunk's product, and in backward beside the weight's gradient") {
   // Of a block's products a rank has a half; multiply-adds of a token.
-  const double attention = 4 * 64 * 64 + 128 * 64, mlp = 8 * 64 * 64, each = 1e-3 / 2 / (attention + mlp),
+  const double attention = 4 * 64 * 64 + 129 * 64, mlp = 8 * 64 * 64, each = 1e-3 / 2 / (attention + mlp),
                output = 64 * 64 * each, down = 4 * 64 * 64 * each, queries = 3 * output, up = down;
   for (const double sum : {1e-7, 1e-5, 3e-4, 1e-2}) {
     const Cluster cluster{.network = {{.latency = 0, .bandwidth = 128 * 64 * 4 / sum}, {}}};
