@@ -14,12 +14,6 @@
 namespace lockstep {
 namespace {
 
-/// All dims but the last as one.
-template <class T> T as_matrix(const T& x) {
-  const int64_t rows = numel_of(Shape(x.shape().begin(), x.shape().end() - 1));
-  return x.dim() == 2 ? x : x.reshape({rows, x.shape().back()});
-}
-
 /// d(a b) / da . g for matrices and batches of them. A single matrix that met a batch gets the batch's sum at once.
 template <class T> T left_grad(const T& g, const T& b) { return matmul(g, b.transpose(-2, -1)); }
 template <class T> T right_grad(const T& g, const T& a, bool single) {

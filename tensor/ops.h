@@ -113,6 +113,10 @@ bool allclose(const Tensor& a, const Tensor& b, double rtol = 1e-5, double atol 
 bool equal(const Tensor& a, const Tensor& b);  ///< same shape, dtype and values bit for bit (NaN equals itself)
 
 // --- matrix products (ops_matmul.cpp) ---
+/// (..., width) as a matrix: of a Tensor or a Variable.
+template <class T> T as_matrix(const T& x) {
+  return x.dim() == 2 ? x : x.reshape({numel_of(Shape(x.shape().begin(), x.shape().end() - 1)), x.shape().back()});
+}
 /// How f32 products are computed where the device has a faster way: exactly, or with operands rounded to tf32's 10 bits
 /// of mantissa.
 enum class MatmulPrecision : uint8_t { full, tf32 };

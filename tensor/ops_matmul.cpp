@@ -66,12 +66,11 @@ void check_linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
 /// Of what was checked, into what has as many elements, as those that may be added have.
 void run_linear(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
                 const Tensor& pre, const Tensor& added = {}) {
-  const int64_t rows = numel_of(Shape(x.shape().begin(), x.shape().end() - 1));
-  const Shape shape{rows, w.size(0)};
+  const Tensor rows = as_matrix(x);
+  const Shape shape{rows.size(0), w.size(0)};
   Tensor to = out.view(shape), values = pre.defined() ? pre.view(shape) : pre;
-  run(x.reshape({rows, w.size(1)}), w.t(), added.defined() ? added.contiguous().view(shape) : added,
-      bias.defined() ? bias.contiguous() : bias, {.beta = added.defined() ? 1. : 0., .activation = activation}, values,
-      to);
+  run(rows, w.t(), added.defined() ? added.contiguous().view(shape) : added, bias.defined() ? bias.contiguous() : bias,
+      {.beta = added.defined() ? 1. : 0., .activation = activation}, values, to);
 }
 
 std::atomic<MatmulPrecision> f32_products{MatmulPrecision::full};

@@ -71,7 +71,7 @@ Variable row_product(const Variable& input, const Variable& weight, const RowOpt
                     if (!wants_x) return;
                     const auto product = [&] {
                       return before ? matmul_unary_grad(g, weight, before->op, before->args,
-                                                        rows_of(chunks.of_whole(kept, i)))
+                                                        as_matrix(chunks.of_whole(kept, i)))
                                     : matmul(g, weight);
                     };
                     if (chunks.count() == 1) return void(grad_x = product().view(shape));
@@ -82,11 +82,11 @@ Variable row_product(const Variable& input, const Variable& weight, const RowOpt
                     MacCounter::add(g.numel() * weight.size(1));
                   };
                   Tensor g = back.grad();
-                  if (!sequence) multiply(rows_of(g), 0);
-                  else if (gathered.is_of(g)) multiply(rows_of(g = gathered.whole), 0);
+                  if (!sequence) multiply(as_matrix(g), 0);
+                  else if (gathered.is_of(g)) multiply(as_matrix(g = gathered.whole), 0);
                   else g = gathered.keep(g, use_gathered(g, chunks, group, x.defined(), multiply), !wants_w);
                   if (wants_x) back.give(0, std::move(grad_x));
-                  if (wants_w) back.give(1, matmul(rows_of(g).t(), rows_of(x.get(name))));
+                  if (wants_w) back.give(1, matmul(as_matrix(g).t(), as_matrix(x.get(name))));
                 });
 }
 
@@ -97,11 +97,11 @@ Variable row_product_fp8(const Variable& input, const Variable& weight, const Ro
   const Fp8Scales::Of &of_x = scales[Fp8Role::input], &of_w = scales[Fp8Role::weight],
                       &of_g = scales[Fp8Role::gradient];
   const auto cast = [](const Tensor& values, const Fp8Scales::Of& of, bool notes, bool straight, bool turned) {
-    return cast_fp8(rows_of(values).contiguous(), {.format = of.format,
-                                                   .scale = of.scale,
-                                                   .amax = notes ? of.amax : Tensor(),
-                                                   .straight = straight,
-                                                   .turned = turned});
+    return cast_fp8(as_matrix(values).contiguous(), {.format = of.format,
+                                                     .scale = of.scale,
+                                                     .amax = notes ? of.amax : Tensor(),
+                                                     .straight = straight,
+                                                     .turned = turned});
   };
   const int64_t asked = options.overlap ? options.chunks : 1;
   const bool recorded = needs_grad({&x, &weight});
@@ -202,7 +202,7 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
           constexpr PointwiseOp ops[] = {count, relu, gelu_tanh, gelu_erf, silu};
           back.grad() = pointwise_grad(ops[int(activation)], PointwisePart::grad0, {}, back.grad(), kept.get(name), {});
         }
-        const Tensor g = rows_of(back.grad());
+        const Tensor g = as_matrix(back.grad());
         std::optional<Pending> grad_x;
         if (back.needs(0)) {  // its sum is on its way while the weight's gradient is computed, else by chunks
           const Chunks chunks(shape, options.sequence, back.needs(1) ? 1 : asked, g.device(), group);
@@ -211,7 +211,7 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
                                    [&](const Tensor& rows) { return matmul(rows, weight); });
           if (!options.overlap) back.give(0, grad_x->wait());
         }
-        if (back.needs(1)) back.give(1, matmul(g.t(), rows_of(gathered ? gathered->wait() : x.get(name))));
+        if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix(gathered ? gathered->wait() : x.get(name))));
         if (back.needs(2)) back.give(2, sum(g, {0}));
         if (grad_x && options.overlap) back.give(0, grad_x->wait());
       }));

@@ -49,7 +49,7 @@ Shape Chunks::shape_of(int64_t parts, int64_t width) const {
 Pending sum_of_products(const Tensor& x, const Chunks& chunks, dist::ProcessGroup& group, bool background,
                         const std::function<Tensor(const Tensor& rows)>& product) {
   if (chunks.count() == 1) {
-    const Tensor own = product(rows_of(x));
+    const Tensor own = product(as_matrix(x));
     const Tensor whole = own.view(chunks.whole_shape(own.size(1)));
     return chunks.of_sequence() ? Pending::reduce_scatter(whole, along_sequence, group, {}, background)
                                 : Pending::all_reduce(whole, group, background);
@@ -58,7 +58,7 @@ Pending sum_of_products(const Tensor& x, const Chunks& chunks, dist::ProcessGrou
   Tensor out;
   std::vector<Pending> parts;
   for (int64_t i = 0; i < chunks.count(); ++i) {
-    const Tensor own = product(rows_of(chunks.of_whole(from, i)));
+    const Tensor own = product(as_matrix(chunks.of_whole(from, i)));
     const int64_t width = own.size(1);
     if (!out.defined()) out = empty(chunks.part_shape(width), {.dtype = own.dtype(), .device = own.device()});
     const Tensor place = chunks.of_part(out, i);
@@ -88,7 +88,7 @@ Tensor use_gathered(const Tensor& part, const Chunks& chunks, dist::ProcessGroup
       place.copy_(rows.view(place.shape()));
     }
     if (keeps && !joins) whole = rows.view(chunks.whole_shape(rows.size(-1)));
-    use(rows_of(rows), i);
+    use(as_matrix(rows), i);
   }
   return whole;
 }

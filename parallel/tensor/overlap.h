@@ -15,11 +15,6 @@
 
 namespace lockstep::tensor_parallel {
 
-/// (..., width) as a matrix.
-inline Tensor rows_of(const Tensor& x) {
-  return x.dim() == 2 ? x : x.reshape({numel_of(Shape(x.shape().begin(), x.shape().end() - 1)), x.shape().back()});
-}
-
 /// How many on a device, of so many rows, where nobody says it: 4 as long as each has 1024.
 int64_t automatic_chunks(int64_t rows);
 
