@@ -44,6 +44,10 @@ Plan small(Plan plan) {
   return plan;
 }
 
+/// ThreadSanitizer, which is slow, gets two ranks, and no plan that is for more.
+constexpr int most_ranks = thread_sanitized ? 2 : 8;
+bool too_many(const auto& row) { return *row.plan.parallel && row.ranks > most_ranks; }
+
 struct Policy {
   explicit Policy(fake::Policy policy, uint64_t seed = 1) { fake::set_policy(policy, seed); }
   ~Policy() { fake::set_policy(fake::Policy::lazy); }
@@ -104,10 +108,11 @@ TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run a
       {"stages in a V", {.accumulation = 4, .parallel = "pp2", .schedule = "dualpipe-v"}},
   };
   for (const Row& row : rows) {
+    if (too_many(row)) continue;
     CAPTURE(row.name);
     Plan plan = small(row.plan);
     plan.steps = 4;
-    const Results r = both_ways(thread_sanitized ? 2 : row.ranks, [&](int) { return plan; });
+    const Results r = both_ways(std::min(row.ranks, most_ranks), [&](int) { return plan; });
     CHECK(r[0].graphs == "1 shape recorded, 3 of 4 steps replayed");
     CHECK(r[0].said.empty());
     CHECK(r[0].losses.front() != r[0].losses.back());
@@ -149,6 +154,7 @@ TEST_CASE("nccl graphs: steps of ranks that share sequences") {
        {.stage = 1, .model = llama, .autocast = bf16, .parallel = "cp2", .context = ulysses}},
   };
   for (const Row& row : rows) {
+    if (too_many(row)) continue;
     CAPTURE(row.name);
     Plan plan = row.plan;
     plan.model.layers = 1, plan.bucket = 300, plan.steps = 4;
@@ -196,6 +202,7 @@ TEST_CASE("nccl graphs: f16 with steps that are skipped, and who had what was no
                       {2, {.parallel = "cp2"}},
                       {2, {.accumulation = 2, .stage = 3, .parallel = "cp2"}}};
   for (const Row& row : rows) {
+    if (thread_sanitized && (&row - rows) % 2 == 1) continue;  // two minutes each
     CAPTURE(&row - rows);
     Plan plan = small(row.plan);
     plan.steps = 10, plan.half = true;
