@@ -86,12 +86,18 @@ class HttpServer : public httplib::Server {
     if (full) --open_, refuse(connection);
     else
       for (bool closed = false; !closed && !stopping && waits(connection);)
-        if (!process_request(connection, stopping, closed, nullptr)) break;
+        if (!answers(*this, connection, closed)) break;
     if (!full) --open_;
     current = nullptr;
     shutdown(socket, SHUT_RDWR);
     close(socket);
     return true;
+  }
+  /// Reads one request and answers it. httplib's inner function takes both ends' addresses too from 0.17 or so on.
+  static bool answers(auto& self, Connection& connection, bool& closed) {
+    if constexpr (requires { self.process_request(connection, true, closed, nullptr); })
+      return self.process_request(connection, self.stopping, closed, nullptr);
+    else return self.process_request(connection, "", 0, "", 0, self.stopping, closed, nullptr);
   }
   /// For the next request.
   bool waits(const Connection& connection) const {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <tuple>
 #include <unordered_map>
 
 #include "tensor/cpu/parallel.h"
@@ -74,6 +75,20 @@ struct Primitive {
   Desc x, w, y, scratch;
 };
 
+/// The kernel that oneDNN chooses for `arguments`; derivatives also name the forward one. oneDNN 2 wants a descriptor
+/// of the operation first, oneDNN 3 takes its parts.
+template <class Convolution, class... Forward>
+auto choose(const auto& arguments, const dnnl::primitive_attr& attributes, const Forward&... forward) {
+  const auto make = [&](const auto&... parts) {
+#if DNNL_VERSION_MAJOR == 2
+    return typename Convolution::primitive_desc({parts...}, attributes, engine(), forward...);
+#else
+    return typename Convolution::primitive_desc(engine(), parts..., forward..., attributes);
+#endif
+  };
+  return std::apply(make, arguments);
+}
+
 Primitive make_plan(const Problem& t) {
   using dnnl::algorithm, dnnl::prop_kind;
   const auto tag = t.channels_last ? memory::format_tag::nhwc : memory::format_tag::any;
@@ -85,9 +100,9 @@ Primitive make_plan(const Problem& t) {
   const memory::dims dilation{t.args.dilation[0] - 1, t.args.dilation[1] - 1};
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);  // so that threads may share the primitive
-  const dnnl::convolution_forward::primitive_desc forward(
-      {prop_kind::forward_training, algorithm::convolution_direct, x, w, b, y, stride, dilation, pad, pad}, attributes,
-      engine());
+  constexpr auto direct = algorithm::convolution_direct;
+  const auto forward = choose<dnnl::convolution_forward>(
+      std::tuple(prop_kind::forward_training, direct, x, w, b, y, stride, dilation, pad, pad), attributes);
   const auto slow = [](const auto& pd) { return std::string(pd.impl_info_str()).find("ref") != std::string::npos; };
   if (t.kind == ConvKind::forward) {
     if (slow(forward)) return {};
@@ -95,14 +110,14 @@ Primitive make_plan(const Problem& t) {
             forward.scratchpad_desc()};
   }
   if (t.kind == ConvKind::grad_input) {
-    const dnnl::convolution_backward_data::primitive_desc pd(
-        {algorithm::convolution_direct, x, w, y, stride, dilation, pad, pad}, attributes, engine(), forward);
+    const auto pd = choose<dnnl::convolution_backward_data>(std::tuple(direct, x, w, y, stride, dilation, pad, pad),
+                                                            attributes, forward);
     if (slow(pd)) return {};
     return {dnnl::convolution_backward_data(pd), pd.diff_src_desc(), pd.weights_desc(), pd.diff_dst_desc(),
             pd.scratchpad_desc()};
   }
-  const dnnl::convolution_backward_weights::primitive_desc pd(
-      {algorithm::convolution_direct, x, w, b, y, stride, dilation, pad, pad}, attributes, engine(), forward);
+  const auto pd = choose<dnnl::convolution_backward_weights>(std::tuple(direct, x, w, b, y, stride, dilation, pad, pad),
+                                                             attributes, forward);
   if (slow(pd)) return {};
   return {dnnl::convolution_backward_weights(pd), pd.src_desc(), pd.diff_weights_desc(), pd.diff_dst_desc(),
           pd.scratchpad_desc()};
@@ -191,9 +206,9 @@ class Call {
         dnnl::stream stream(engine());
         for (int64_t chunk = begin; chunk < end; ++chunk) {
           const Primitive& plan = this->plan(chunk);
+          const int64_t images = std::min(size_, x_.size(0) - chunk * size_);
           uint8_t* free = buffer;
           const auto place = [&](const Tensor& tensor, const Desc& wanted) {
-            const int64_t images = wanted.dims()[0];
             const memory user =
                 over(layout(tensor, images), tensor.data<float>() + chunk * size_ * tensor.strides()[0]);
             if (user.get_desc() == wanted) return std::pair(user, user);
