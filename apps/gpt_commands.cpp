@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 
+#include "apps/source_folder.h"
 #include "data/files.h"
 #include "data/json_lines.h"
 #include "data/text.h"
@@ -34,7 +35,7 @@ using data::Json;
 data::Tokens load_tokens(const std::string& path, const data::Tokenizer& tokenizer, const std::string& folder) {
   if (!path.empty() && data::is_token_file(path))
     return data::read_tokens(path, tokenizer, data::tokenizer_identity(folder));
-  return tokenizer.encode_tensor(path.empty() ? data::read_sources(LOCKSTEP_SOURCE_DIR)
+  return tokenizer.encode_tensor(path.empty() ? data::read_sources(apps::source_folder)
                                               : data::read_file(path, int64_t(4) << 30));
 }
 

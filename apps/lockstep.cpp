@@ -15,11 +15,12 @@
 
 #include "apps/build_info.h"
 #include "apps/commands.h"
-#include "apps/version.h"
+#include "apps/source_folder.h"
 #include "data/json.h"
 #include "dist/native_group.h"
 #include "tensor/backend.h"
 #include "tensor/bf16_products.h"
+#include "tensor/cpu/parallel.h"
 #include "tensor/environment.h"
 #include "tensor/threads.h"
 #include "train/cli.h"
@@ -100,7 +101,7 @@ Json devices() {
 Json collect() {
   Json e(Json::Object{});
   e["version"] = LOCKSTEP_VERSION;
-  e["revision"] = LOCKSTEP_REVISION;
+  e["revision"] = apps::revision;
   Json& build = e["build"];
   build["type"] = LOCKSTEP_BUILD_TYPE;
   build["compiler"] = compiler();
@@ -122,7 +123,7 @@ Json collect() {
   Json& threads = e["threads"];
   threads["operations"] = lockstep::get_threads();
   threads["openmp"] = omp_get_max_threads();
-  threads["openmp_version"] = _OPENMP;
+  threads["openmp_version"] = lockstep::on_cpu::openmp_version();
   Json& libraries = e["libraries"];
 #if defined(LOCKSTEP_WITH_ONEDNN)
   libraries["oneDNN"] = onednn_version();
@@ -171,7 +172,7 @@ void print_env(bool json) {
 
 int main(int argc, char** argv) {
   CLI::App app("Lockstep's command line", "lockstep");
-  app.set_version_flag("--version", std::string("lockstep " LOCKSTEP_VERSION " (" LOCKSTEP_REVISION ")"));
+  app.set_version_flag("--version", lockstep::str("lockstep " LOCKSTEP_VERSION " (", apps::revision, ")"));
   bool json = false, variables = false;
   CLI::App& env = *app.add_subcommand("env", "version, build, processor, libraries and threads");
   env.add_flag("--json", json, "one line, a JSON object");

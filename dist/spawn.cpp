@@ -10,9 +10,7 @@
 #include <cstring>
 #include <thread>
 
-#if defined(_OPENMP)
 #include <omp.h>
-#endif
 
 #include "dist/auth.h"
 #include "dist/job.h"
@@ -76,9 +74,7 @@ struct Child {
   if (getppid() != parent) _exit(1);                                   // it was gone before
   for (const int ending : {SIGTERM, SIGINT}) signal(ending, SIG_DFL);  // handlers of the parent are about the parent
   set_threads(1);  // libgomp's threads are not there after a fork; it does not know
-#if defined(_OPENMP)
   omp_set_num_threads(1);
-#endif
   int code = 1;
   std::string what;
   int rank = place.rank;

@@ -6,20 +6,6 @@
 
 #include "tensor/threads.h"
 
-#if defined(__SANITIZE_THREAD__)
-#define LOCKSTEP_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define LOCKSTEP_TSAN 1
-#endif
-#endif
-#if defined(LOCKSTEP_TSAN)
-#include <thread>  // ThreadSanitizer cannot see into the OpenMP runtime, so its build forks plain threads
-#include <vector>
-#else
-#include <omp.h>
-#endif
-
 namespace lockstep::on_cpu {
 
 inline constexpr int64_t grain = 1 << 14;        // elements for which a second thread pays
@@ -27,23 +13,23 @@ inline constexpr int64_t light_grain = 1 << 15;  // the same where an element is
 
 inline int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
 
+/// OpenMP's month of publication, such as 201511; 0 without it.
+int openmp_version();
+/// Whether this thread is already one of several that share a loop.
+bool inside_parallel_for();
+/// Calls run(fn, i) for i from 0 to pieces - 1, each on a thread of its own. The one place that forks threads.
+void run_pieces(int64_t pieces, void (*run)(void* fn, int64_t i), void* fn);
+
 /// Calls fn(begin, end) for disjoint ranges that cover [0, n), on up to get_threads() threads, each range at least
 /// `grain` long. Runs in the caller when there is only one range or when already inside a parallel region. fn must not
 /// throw.
 template <class Fn> void parallel_for(int64_t n, int64_t grain, Fn&& fn) {
   if (n <= 0) return;
   const int64_t pieces = std::min<int64_t>(get_threads(), std::max<int64_t>(1, n / std::max<int64_t>(grain, 1)));
-#if defined(LOCKSTEP_TSAN)
-  if (pieces <= 1) return fn(int64_t(0), n);
-  std::vector<std::thread> threads;
-  for (int64_t i = 1; i < pieces; ++i) threads.emplace_back([&, i] { fn(n * i / pieces, n * (i + 1) / pieces); });
-  fn(int64_t(0), n / pieces);
-  for (auto& thread : threads) thread.join();
-#else
-  if (pieces <= 1 || omp_in_parallel()) return fn(int64_t(0), n);
-#pragma omp parallel for schedule(static, 1) num_threads(int(pieces))
-  for (int64_t i = 0; i < pieces; ++i) fn(n * i / pieces, n * (i + 1) / pieces);
-#endif
+  if (pieces <= 1 || inside_parallel_for()) return fn(int64_t(0), n);
+  auto run_piece = [&](int64_t i) { fn(n * i / pieces, n * (i + 1) / pieces); };
+  run_pieces(
+      pieces, [](void* run, int64_t i) { (*static_cast<decltype(run_piece)*>(run))(i); }, &run_piece);
 }
 
 }  // namespace lockstep::on_cpu

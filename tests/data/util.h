@@ -6,16 +6,11 @@
 #include <string>
 
 #include "tensor/check.h"
+#include "tests/golden_folder.h"
 #include "tests/temp_dir.h"
 
 /// tests/golden/NAME: by the define of the build, else beside this file.
-inline std::string golden(const std::string& name) {
-#ifdef LOCKSTEP_SOURCE_DIR
-  return std::string(LOCKSTEP_SOURCE_DIR) + "/tests/golden/" + name;
-#else
-  return (std::filesystem::path(LOCKSTEP_GOLDEN) / name).string();
-#endif
-}
+inline std::string golden(const std::string& name) { return (std::filesystem::path(golden_folder) / name).string(); }
 
 using testing::TempDir;
 

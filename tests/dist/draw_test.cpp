@@ -9,6 +9,7 @@
 
 #include "dist/draw.h"
 #include "dist/schedule_check.h"
+#include "tests/golden_folder.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -81,7 +82,7 @@ TEST_CASE("the picture of a schedule") {
 }
 
 TEST_CASE("the pictures in the documents are those that `lockstep schedule --svg` draws") {
-  const auto folder = std::filesystem::path(LOCKSTEP_GOLDEN).parent_path().parent_path() / "docs" / "images";
+  const auto folder = std::filesystem::path(golden_folder).parent_path().parent_path() / "docs" / "images";
   struct Row {
     const char* file;
     Algorithm algorithm;

@@ -8,6 +8,7 @@
 #include "parallel/sequence/context_parallel.h"
 #include "parallel/tensor/apply.h"
 #include "tests/engine/util.h"
+#include "tests/golden_folder.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -15,7 +16,7 @@ using namespace testing;
 
 namespace {
 
-data::SafeTensors golden() { return data::SafeTensors::open(std::string(LOCKSTEP_GOLDEN) + "/fp8.safetensors"); }
+data::SafeTensors golden() { return data::SafeTensors::open(std::string(golden_folder) + "/fp8.safetensors"); }
 
 /// A Linear(32, 16) with its scales.
 struct OneLinear : nn::Layer<OneLinear> {

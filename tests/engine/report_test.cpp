@@ -7,6 +7,7 @@
 #include "dist/fingerprint.h"
 #include "engine/reports.h"
 #include "tests/engine/util.h"
+#include "tests/golden_folder.h"
 
 using namespace lockstep;
 using namespace testing;
@@ -44,7 +45,7 @@ Config f16_config(double init_power, int64_t window, int64_t hysteresis, double 
 }  // namespace
 
 TEST_CASE("engine: DeepSpeed's loss scales, step by step, overflowing at one rank only") {
-  const auto file = data::SafeTensors::open(std::string(LOCKSTEP_GOLDEN) + "/schedules.safetensors");
+  const auto file = data::SafeTensors::open(std::string(golden_folder) + "/schedules.safetensors");
   const Json cases = data::parse_json(file.metadata().at("cases"), "cases");
   int seen = 0;
   for (const Json& c : cases.as_array()) {
@@ -126,7 +127,7 @@ TEST_CASE("engine: a static loss scale stays, and skips") {
 }
 
 TEST_CASE("engine: schedules by name, against PyTorch's and DeepSpeed's own") {
-  const auto file = data::SafeTensors::open(std::string(LOCKSTEP_GOLDEN) + "/schedules.safetensors");
+  const auto file = data::SafeTensors::open(std::string(golden_folder) + "/schedules.safetensors");
   const Json cases = data::parse_json(file.metadata().at("cases"), "cases");
   int seen = 0;
   for (const Json& c : cases.as_array()) {

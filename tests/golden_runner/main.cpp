@@ -1,4 +1,4 @@
-// Runs every case of every golden file in LOCKSTEP_GOLDEN_DIR (default: tests/golden of the repository, as the build
+// Runs every case of every golden file in golden_folder_DIR (default: tests/golden of the repository, as the build
 // knew it).
 #include <algorithm>
 #include <cmath>
@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "tests/devices.h"
+#include "tests/golden_folder.h"
 #include "tests/golden_runner/golden.h"
 
 namespace golden {
@@ -216,8 +217,8 @@ std::pair<int, int> run_file(const fs::path& path) {
 int main() {
   if (!use_test_device()) return 2;
   try {
-    const char* set = std::getenv("LOCKSTEP_GOLDEN_DIR");
-    const std::string folder = set ? set : LOCKSTEP_GOLDEN_DEFAULT;
+    const char* set = std::getenv("golden_folder_DIR");
+    const std::string folder = set ? set : golden_folder;
     std::vector<std::filesystem::path> paths;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
       if (entry.path().extension() == ".safetensors") paths.push_back(entry.path());
@@ -230,7 +231,7 @@ int main() {
       failed += f;
     }
     if (passed + failed == 0) {
-      std::cerr << "no golden cases in " << folder << "; set LOCKSTEP_GOLDEN_DIR to a folder of .safetensors files\n";
+      std::cerr << "no golden cases in " << folder << "; set golden_folder_DIR to a folder of .safetensors files\n";
       return 2;
     }
     std::cout << passed << " passed, " << failed << " failed\n";

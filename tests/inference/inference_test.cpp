@@ -12,6 +12,7 @@
 #include "nn/hugging_face/pretrained.h"
 #include "nn/init.h"
 #include "parallel/moe/expert_parallel.h"
+#include "tests/golden_folder.h"
 #include "tests/messages.h"
 #include "tests/ranks.h"
 #include "tests/temp_dir.h"
@@ -24,7 +25,7 @@ using inference::init_inference;
 
 namespace {
 
-const std::string golden = std::string(LOCKSTEP_GOLDEN) + "/inference";
+const std::string golden = std::string(golden_folder) + "/inference";
 using Ids = std::vector<int64_t>;
 
 double difference(const Tensor& a, const Tensor& b) {

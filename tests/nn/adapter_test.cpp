@@ -9,6 +9,7 @@
 #include "nn/build_empty.h"
 #include "nn/hugging_face/adapter.h"
 #include "nn/hugging_face/pretrained.h"
+#include "tests/golden_folder.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 
@@ -18,7 +19,7 @@ using data::Json;
 
 namespace {
 
-const std::string adapters = std::string(LOCKSTEP_GOLDEN) + "/lora";
+const std::string adapters = std::string(golden_folder) + "/lora";
 
 double off_by(const Tensor& a, const Tensor& b) {
   REQUIRE(a.shape() == b.shape());

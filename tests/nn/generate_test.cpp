@@ -10,6 +10,7 @@
 #include "nn/text_stream.h"
 #include "tensor/random.h"
 #include "tensor/threads.h"
+#include "tests/golden_folder.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -43,7 +44,7 @@ Tensor in_pieces(GPT& model, const std::vector<int64_t>& ids, size_t piece, std:
 }  // namespace
 
 TEST_CASE("distribution: Transformers' probabilities") {
-  std::ifstream in(LOCKSTEP_GOLDEN "/inference/sampling.json");
+  std::ifstream in(std::string(golden_folder) + "/inference/sampling.json");
   const auto golden = nlohmann::json::parse(in);
   const auto logits = golden["logits"].get<std::vector<float>>();
   const auto seen = golden["seen"].get<std::vector<int64_t>>();

@@ -15,6 +15,7 @@
 #include "nn/hugging_face/names.h"
 #include "nn/hugging_face/pretrained.h"
 #include "parallel/tensor/apply.h"
+#include "tests/golden_folder.h"
 #include "tests/messages.h"
 #include "tests/ranks.h"
 #include "tests/temp_dir.h"
@@ -28,7 +29,7 @@ namespace {
 
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
-const std::string golden = std::string(LOCKSTEP_GOLDEN) + "/inference";
+const std::string golden = std::string(golden_folder) + "/inference";
 
 /// Of numbers above 1 as a part of them.
 double difference(const Tensor& a, const Tensor& b) {

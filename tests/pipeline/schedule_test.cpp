@@ -9,6 +9,7 @@
 
 #include "pipeline/schedule_check.h"
 #include "pipeline/simulate.h"
+#include "tests/golden_folder.h"
 #include "tests/messages.h"
 #include "tests/pipeline/custom_schedule.h"
 
@@ -279,7 +280,7 @@ TEST_CASE("pipeline schedules: the grid and the picture") {
 }
 
 TEST_CASE("the pictures in docs/pipeline.md are those that `lockstep schedule --svg` draws") {
-  const auto folder = std::filesystem::path(LOCKSTEP_GOLDEN).parent_path().parent_path() / "docs" / "images";
+  const auto folder = std::filesystem::path(golden_folder).parent_path().parent_path() / "docs" / "images";
   struct Row {
     const char* file;
     Request request;

@@ -15,6 +15,7 @@
 #include "nn/linear.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
+#include "tests/golden_folder.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 
@@ -194,7 +195,7 @@ TEST_CASE("arguments: where a run goes, and how often it is saved") {
 }
 
 TEST_CASE("arguments: the curve of 20 steps of Transformers' Trainer, with the loss by tokens, for any ranks") {
-  const std::string folder = std::string(LOCKSTEP_GOLDEN) + "/inference/";
+  const std::string folder = std::string(golden_folder) + "/inference/";
   const auto golden = data::SafeTensors::open(folder + "trainer_llama.safetensors");
   const auto numbers = [&](const char* name) { return golden.tensor(name).to_vector<double>(); };
   const Tensor ids = golden.tensor("ids"), labels = golden.tensor("labels");  // whose samples have 11 to 4 labels

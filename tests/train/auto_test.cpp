@@ -9,6 +9,7 @@
 #include "nn/models/gpt.h"
 #include "optim/optim.h"
 #include "tensor/ops.h"
+#include "tests/golden_folder.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 #include "train/trainer.h"
@@ -104,7 +105,7 @@ TEST_CASE("auto: configuration files of every documented kind load, filled in, t
     INFO(row.file);
     files.insert(row.file);
     train::Options o = one_rank();
-    o.config = std::string(LOCKSTEP_GOLDEN) + "/configs/" + row.file + ".config";
+    o.config = std::string(golden_folder) + "/configs/" + row.file + ".config";
     o.set = row.set, o.precision = row.precision;
     o.batch = 4;
     o.epochs = 2;

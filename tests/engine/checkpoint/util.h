@@ -22,12 +22,6 @@ namespace lockstep::checkpoints {
 
 #if defined(__SANITIZE_THREAD__)
 inline constexpr bool thread_sanitized = true;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-inline constexpr bool thread_sanitized = true;
-#else
-inline constexpr bool thread_sanitized = false;
-#endif
 #else
 inline constexpr bool thread_sanitized = false;
 #endif

@@ -13,6 +13,7 @@
 #include "tensor/device_memory.h"
 #include "tensor/random.h"
 #include "tests/devices.h"
+#include "tests/golden_folder.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -292,7 +293,7 @@ TEST_CASE("device map: pictures, and the one in docs/device-map.md") {
   }
   nn::GPT gpt({.vocab = 65, .context = 32, .layers = 6, .width = 24, .heads = 2});
   const Placement plan = infer(gpt, "auto", {.max_memory = {{"cpu:0", "64KiB"}, {"cpu:1", "40KiB"}, {"cpu", "30KiB"}}});
-  std::ifstream in(std::filesystem::path(LOCKSTEP_GOLDEN).parent_path().parent_path() / "docs/images/device_map.svg",
+  std::ifstream in(std::filesystem::path(golden_folder).parent_path().parent_path() / "docs/images/device_map.svg",
                    std::ios::binary);
   std::stringstream text;
   text << in.rdbuf();
