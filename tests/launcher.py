@@ -5,6 +5,7 @@
 
 Ranks are shell scripts. Every one of them carries a mark in its environment, by which leftovers are found.
 """
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 
@@ -23,7 +25,7 @@ from programs import check, finish
 LOCKSTEP = str(pathlib.Path(sys.argv[1]).resolve() / "apps/lockstep")
 LIMIT = 60  # seconds that nothing here should come near
 MARK = "LAUNCHER_TEST_MARK"
-mark = ""
+test = threading.local()  # test.mark: of the process that this thread began last
 # A job in the background of a shell starts with these ignored, and programs inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -31,12 +33,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 def environment(**more):
     kept = {k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|OMP_|RANK$|WORLD_SIZE$|MASTER_)", k)}
-    return {**kept, MARK: mark, **{k: str(v) for k, v in more.items()}}
+    return {**kept, MARK: test.mark, **{k: str(v) for k, v in more.items()}}
 
 
 def begin(*args, stdin=subprocess.DEVNULL, env=None, **kw):
-    global mark
-    mark = uuid.uuid4().hex
+    test.mark = uuid.uuid4().hex
     return subprocess.Popen([LOCKSTEP, "run", *map(str, args)], stdin=stdin, stdout=kw.pop("stdout", subprocess.PIPE), stderr=subprocess.PIPE, env=environment(**(env or {})), **kw)
 
 
@@ -70,7 +71,7 @@ def marked():
         if not entry.name.isdigit():
             continue
         try:
-            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
+            if f"{MARK}={test.mark}".encode() in (entry / "environ").read_bytes():
                 found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
             pass
@@ -96,6 +97,12 @@ def state(pid):
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
         return "gone"
+
+
+def side_by_side(case, rows):
+    """Calls case(*row) for all rows at once: launchers that wait for ranks, or ranks that wait for a signal."""
+    with concurrent.futures.ThreadPoolExecutor(len(rows)) as pool:
+        list(pool.map(lambda row: case(*row), rows))
 
 
 def lines(text):
@@ -222,8 +229,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     # On a terminal
     def on_terminal(name, *args):
-        global mark
-        mark = uuid.uuid4().hex
+        test.mark = uuid.uuid4().hex
         ours, theirs = pty.openpty()
         process = subprocess.Popen([LOCKSTEP, "run", *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), start_new_session=True)
         os.close(theirs)
@@ -247,19 +253,25 @@ with tempfile.TemporaryDirectory() as folder:
     check("one rank on a terminal", on_terminal("one on a terminal", "-n", 1, "sh", "-c", r"printf 'x\ry\n'") == "x\ry\r\n")
 
     # Failures
-    start = time.monotonic()
-    r = run("exit code", "-n", 4, "sh", "-c", 'if [ $RANK = 2 ]; then echo "the reason" >&2; exit 7; fi; sleep 1000')
-    expect("the first failure is reported", r, 7, "rank 2 ended with exit code 7", "the reason", "stopped with it: rank 0, rank 1, rank 3", f"on {socket.gethostname()}")
-    check("the rest end soon", time.monotonic() - start < 5, time.monotonic() - start)
-    expect("signal", run("signal", "-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then kill -9 $$; fi; sleep 1000"), 137, "rank 1 was killed by SIGKILL (signal 9)")
-    expect("others that fail later are not the cause", run("later", "-n", 3, "sh", "-c", "if [ $RANK = 1 ]; then exit 3; fi; sleep 0.3; exit 4"), 3, "rank 1 ended with exit code 3", "then rank 0 ended with exit code 4")
-    expect("stubborn", run("stubborn", "--stop-timeout", 0.5, "-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then exit 3; fi; trap '' TERM; while :; do sleep 0.1; done"), 3, "rank 1 ended", "stopped with it: rank 0")
-    expect("stopped", run("stopped", "--stop-timeout", 0.5, "-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then sleep 0.2; exit 3; fi; trap '' TERM; kill -STOP $$; sleep 1000"), 3, "stopped with it: rank 0")
-    expect("error file", run("error file", "-n", 2, "sh", "-c", 'if [ $RANK = 1 ]; then echo "loss is nan in step 3" > $LOCKSTEP_ERROR_FILE; exit 1; fi; sleep 1000'), 1, "its error:\n  | loss is nan in step 3")
+    def fails(name, code, parts, *args):
+        start = time.monotonic()
+        expect(name, run(name, *args), code, *parts)
+        return time.monotonic() - start
+
     torch = json.dumps({"message": {"message": "RuntimeError: torn", "extraInfo": {}}})
-    expect("error file of torch", run("torch's", "-n", 1, "sh", "-c", f"echo '{torch}' > $TORCHELASTIC_ERROR_FILE; exit 1"), 1, "| RuntimeError: torn")
     blame = 'echo "[rank 1] no space" > $LOCKSTEP_ERROR_FILE; if [ $RANK = 1 ]; then sleep 0.2; exit 5; fi; exit 6'
-    expect("the rank that all errors name", run("blamed", "-n", 2, "sh", "-c", blame), 5, "rank 1 ended with exit code 5", "then rank 0 ended with exit code 6")
+    side_by_side(fails, (
+        ("signal", 137, ["rank 1 was killed by SIGKILL (signal 9)"], "-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then kill -9 $$; fi; sleep 1000"),
+        ("others that fail later are not the cause", 3, ["rank 1 ended with exit code 3", "then rank 0 ended with exit code 4"], "-n", 3, "sh", "-c", "if [ $RANK = 1 ]; then exit 3; fi; sleep 0.3; exit 4"),
+        ("stubborn", 3, ["rank 1 ended", "stopped with it: rank 0"], "--stop-timeout", 0.5, "-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then exit 3; fi; trap '' TERM; while :; do sleep 0.1; done"),
+        ("stopped", 3, ["stopped with it: rank 0"], "--stop-timeout", 0.5, "-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then sleep 0.2; exit 3; fi; trap '' TERM; kill -STOP $$; sleep 1000"),
+        ("error file", 1, ["its error:\n  | loss is nan in step 3"], "-n", 2, "sh", "-c", 'if [ $RANK = 1 ]; then echo "loss is nan in step 3" > $LOCKSTEP_ERROR_FILE; exit 1; fi; sleep 1000'),
+        ("error file of torch", 1, ["| RuntimeError: torn"], "-n", 1, "sh", "-c", f"echo '{torch}' > $TORCHELASTIC_ERROR_FILE; exit 1"),
+        ("the rank that all errors name", 5, ["rank 1 ended with exit code 5", "then rank 0 ended with exit code 6"], "-n", 2, "sh", "-c", blame),
+    ))
+    seconds = fails("the first failure is reported", 7, ["rank 2 ended with exit code 7", "the reason", "stopped with it: rank 0, rank 1, rank 3", f"on {socket.gethostname()}"], "-n", 4, "sh", "-c",
+                    'if [ $RANK = 2 ]; then echo "the reason" >&2; exit 7; fi; sleep 1000')
+    check("the rest end soon", seconds < 5, seconds)
     (d / "plain").write_bytes(b"\0\1\2")
     expect("a file that is not executable", run("not executable", "-n", 2, d / "plain"), 1, "it is not executable (chmod +x)")
     (d / "plain").chmod(0o755)
@@ -311,7 +323,18 @@ with tempfile.TemporaryDirectory() as folder:
     good = "trap 'echo saved; exit 0' INT TERM HUP; echo ready; while :; do sleep 0.05; done"
     deaf = "trap '' INT TERM; echo ready; while :; do sleep 0.05; done"
     plain = "echo ready; exec sleep 1000"
-    for name, script, signals, code, parts in (
+
+    def signalled(name, script, signals, code, parts):
+        process = begin("--grace", 0.5 if name == "grace is over" else 30, "--max-restarts", 3, "-n", 2, "sh", "-c", script)
+        check(f"{name}: starts", ready(process, 2))
+        start = time.monotonic()
+        for one in signals:
+            process.send_signal(one)
+            time.sleep(0.3)
+        expect(f"46: {name}", end(name, process), code, *parts, absent=["starting all ranks again"])
+        check(f"46: {name}: at once", time.monotonic() - start < 5, time.monotonic() - start)
+
+    side_by_side(signalled, (
         ("Ctrl-C", good, [signal.SIGINT], 0, ["saved", "SIGINT: passed on to 2 processes"]),
         ("SIGTERM", good, [signal.SIGTERM], 0, ["saved"]),
         ("SIGHUP", good, [signal.SIGHUP], 0, ["saved"]),
@@ -321,15 +344,7 @@ with tempfile.TemporaryDirectory() as folder:
         ("SIGTERM twice", deaf, [signal.SIGTERM, signal.SIGTERM], 143, ["SIGTERM again: killing"]),
         ("grace is over", deaf, [signal.SIGINT], 130, []),
         ("USR1 is passed on", "trap 'echo usr1; exit 0' USR1; echo ready; while :; do sleep 0.05; done", [signal.SIGUSR1], 0, ["usr1"]),
-    ):
-        process = begin("--grace", 0.5 if name == "grace is over" else 30, "--max-restarts", 3, "-n", 2, "sh", "-c", script)
-        check(f"{name}: starts", ready(process, 2))
-        start = time.monotonic()
-        for one in signals:
-            process.send_signal(one)
-            time.sleep(0.3)
-        expect(f"46: {name}", end(name, process), code, *parts, absent=["starting all ranks again"])
-        check(f"46: {name}: at once", time.monotonic() - start < 5, time.monotonic() - start)
+    ))
     process = begin("-n", 2, "sh", "-c", good)
     ready(process, 2)
     process.send_signal(signal.SIGTSTP)

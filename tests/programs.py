@@ -6,16 +6,19 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 
 APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"  # of the build folder
 OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # variables that a launcher around a test would hand on
 RECOMPUTE = ["--set", "activation_checkpointing.enabled=true"]  # blocks run again in backward
 passed = failed = 0
+counting = threading.Lock()
 
 
 def check(name, condition, shown=""):
     global passed, failed
-    passed, failed = passed + bool(condition), failed + (not condition)
+    with counting:
+        passed, failed = passed + bool(condition), failed + (not condition)
     if not condition:
         print(f"FAIL {name}\n{shown}", flush=True)
 

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Runs every test of a build folder, one after the other, and ends with "N passed, M failed".
+"""Runs every test of a build folder and ends with "N passed, M failed".
 
     tests/run_all.py build [--suite unit] [--not-suite scripts] [names...]
 
 Counted are doctest's cases, the cases of programs whose last line is "N passed, M failed" (golden, layers, docs), and one
 for any other program. Exit code 77 means skipped. A program that crashes, hangs or exits with an error fails at least once.
+A test's `priority` in meson.build is about the number of seconds that it takes; `is_parallel: false` gives it all cores.
 """
 import argparse
 import atexit
+import concurrent.futures
 import json
 import os
 import re
@@ -19,6 +21,7 @@ import time
 
 DOCTEST = re.compile(r"\[doctest\] test cases:\s*(\d+)\s*\|\s*(\d+) passed\s*\|\s*(\d+) failed")
 LAST_LINE = re.compile(r"^(\d+) passed, (\d+) failed")
+LEFT_OUT = "left out, as the time is over"
 NOISE = re.compile(r"^\[doctest\] (doctest version|run with)|^=+$")
 
 
@@ -50,6 +53,39 @@ def count(output, code):
     return passed, failed
 
 
+def run(test, options, until):
+    """(name, line to print, output, passed, failed) of one test, which ends at its own limit or when the time is over."""
+    name, start = test["name"], time.time()
+    limit = min(test["timeout"] * options.timeout if test["timeout"] > 0 else float("inf"), until - start)
+    if limit <= 0:
+        return name, LEFT_OUT, "", 0, 0
+    env = dict(os.environ, **(test["env"] if isinstance(test["env"], dict) else {}))
+    command = [*test["cmd"], *([f"--source-file-exclude={options.without}"] if options.without else [])]
+    try:
+        done = subprocess.run(command, cwd=test["workdir"] or options.build, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              timeout=limit if limit < float("inf") else None)
+        output, code = done.stdout.decode(errors="replace"), done.returncode
+    except subprocess.TimeoutExpired as late:
+        if time.time() >= until:
+            return name, f"{LEFT_OUT} after {limit:.0f} s", "", 0, 0
+        output, code = (late.stdout or b"").decode(errors="replace") + f"\nstopped after {late.timeout:.0f} seconds", -1
+    if code == 77:
+        return name, f"skipped: {output.strip().splitlines()[-1] if output.strip() else 'no reason given'}", "", 0, 0
+    passed, failed = count(output, code)
+    return name, f"{passed} passed, {failed} failed, {time.time() - start:.1f} s", f"{output}\nexit code {code}", passed, failed
+
+
+def results(tests, options, until):
+    """The results as tests end. As many run at a time as there are cores, long ones first; then, each by itself, what measures time."""
+    together, alone = ([test for test in tests if test["is_parallel"] == parallel] for parallel in (True, False))
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        started = [pool.submit(run, test, options, until) for test in sorted(together, key=lambda test: -test["priority"])]
+        for done in concurrent.futures.as_completed(started):
+            yield done.result()
+    for test in alone:
+        yield run(test, options, until)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build")
@@ -59,8 +95,12 @@ def main():
     parser.add_argument("--without", metavar="FILES", help="leaves out the cases of these sources (of suites in C++ only), such as *schedule_test*")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="what has not ended by then is left out")
     parser.add_argument("--timeout", type=float, default=1, help="multiplies the tests' own limits (sanitizers are slow)")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="tests that run at a time (default: the number of cores)")
     options = parser.parse_intermixed_args()  # names may follow options
 
+    tests = list(listed(options.build, options))
+    # A thread that waits for others would spin. Beside another test it spins on the core that the others need: hundredfold times.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Disks of shared machines can be slow by turns. What tests write goes to memory, but for the tests of files and disks: into a
     # folder there, as one test looks for what our shared memory leaves in /dev/shm itself.
     os.environ.setdefault("LOCKSTEP_TEST_DISK", tempfile.gettempdir())
@@ -70,33 +110,12 @@ def main():
         atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
     total_passed = total_failed = 0
     until = time.time() + options.seconds
-    for test in listed(options.build, options):
-        start = time.time()
-        limit = min(test["timeout"] * options.timeout if test["timeout"] > 0 else float("inf"), until - start)
-        if limit <= 0:
-            print(f"  {test['name']:<14} left out, as the time is over", flush=True)
-            continue
-        env = dict(os.environ, **(test["env"] if isinstance(test["env"], dict) else {}))
-        try:
-            command = [*test["cmd"], *([f"--source-file-exclude={options.without}"] if options.without else [])]
-            run = subprocess.run(command, cwd=test["workdir"] or options.build, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                 timeout=limit if limit < float("inf") else None)
-            output, code = run.stdout.decode(errors="replace"), run.returncode
-        except subprocess.TimeoutExpired as late:
-            if time.time() >= until:
-                print(f"  {test['name']:<14} left out after {limit:.0f} s, as the time is over", flush=True)
-                continue
-            output, code = (late.stdout or b"").decode(errors="replace") + f"\nstopped after {late.timeout:.0f} seconds", -1
-        seconds = time.time() - start
-        if code == 77:
-            print(f"  {test['name']:<14} skipped: {output.strip().splitlines()[-1] if output.strip() else 'no reason given'}", flush=True)
-            continue
-        passed, failed = count(output, code)
+    for name, line, output, passed, failed in results(tests, options, until):
         total_passed, total_failed = total_passed + passed, total_failed + failed
-        print(f"  {test['name']:<14} {passed} passed, {failed} failed, {seconds:.1f} s", flush=True)
-        if failed or code:
+        print(f"  {name:<14} {line}", flush=True)
+        if failed:
             shown = "\n".join(line for line in output.splitlines() if not NOISE.match(line))
-            print(f"--- {test['name']}: exit code {code} ---\n{shown}\n--- end of {test['name']} ---", flush=True)
+            print(f"--- {name} ---\n{shown}\n--- end of {name} ---", flush=True)
     if total_passed + total_failed == 0 and time.time() < until:
         print("no tests were found")
         total_failed = 1

@@ -4,7 +4,7 @@ and nothing grows: memory and descriptors of ranks over a calm run, and of the l
 
     tests/soak.py BUILD_FOLDER          ends with "N passed, N failed"
 
-LOCKSTEP_SOAK_STEPS (3000: about a minute on 2 cores) is the number of steps, LOCKSTEP_SOAK_SEED (1) what faults follow from.
+LOCKSTEP_SOAK_STEPS (1500: half a minute on 2 cores) is the number of steps, LOCKSTEP_SOAK_SEED (1) what faults follow from.
 """
 import collections
 import os
@@ -20,7 +20,7 @@ import uuid
 
 from programs import APPS, check, finish, saved
 
-STEPS = int(os.environ.get("LOCKSTEP_SOAK_STEPS", 3000))
+STEPS = int(os.environ.get("LOCKSTEP_SOAK_STEPS", 1500))
 SEED = int(os.environ.get("LOCKSTEP_SOAK_SEED", 1))
 RANKS, SAVE_EVERY, HEARTBEAT = 4, 20, 0.5
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -103,7 +103,7 @@ def calm(folder):
     training = Training(folder, 0, 5)
     while training.process.poll() is None:
         training.sample()
-        time.sleep(0.01)  # a fast machine needs a second for all steps
+        time.sleep(0.02)  # a fast machine needs a second for all steps
     code, said = training.end()
     check("the calm run", code == 0, said)
     for rank in range(RANKS):

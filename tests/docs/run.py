@@ -5,10 +5,12 @@
     ```cpp body          statements: wrapped into a main() that has `namespace ls = lockstep`, then as above
     ```cpp from FILE     lines of that file, word for word up to blanks; "..." leaves something out
 
+Most of what a block costs to compile is our header, so all blocks become one program: each main() is a function in a namespace of
+its own. Every block still runs in a process and a folder of its own.
+
 Links to files of the repository are followed, and tests that tables name must exist. Usage: run.py --library liblockstep.a -- COMPILER...
 """
 import argparse
-import concurrent.futures
 import pathlib
 import re
 import subprocess
@@ -16,9 +18,11 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-WRAPPED = "#include <lockstep.h>\n#include <iostream>\nnamespace ls = lockstep;\nint main() {\n%s\n}\n"
+WRAPPED = "#include <lockstep.h>\n#include <iostream>\nnamespace ls = lockstep;\nint main() {\n%s\nreturn 0;\n}\n"
+INCLUDE = re.compile(r"^#include.*\n", re.M)
+RUN = re.compile(r"(^int run\(\) \{\n.*?)^\}\n", re.M | re.S)
 # No -march: a document's program holds no kernels, and baseline code may call the library built for any processor.
-FLAGS = ["-std=c++20", "-O0", "-Wall", "-I", str(ROOT)]
+FLAGS = ["-std=c++20", "-O0", "-I", str(ROOT)]
 LIBRARIES = ["-fopenmp", "-pthread", "-lz", "-lpng", "-ljpeg", "-lsodium", "-lfmt"]
 
 
@@ -26,10 +30,27 @@ def documents():
     return [ROOT / name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()] + sorted((ROOT / "docs").glob("*.md"))
 
 
+class Block:
+    """A ```cpp block: its page, the line of its ```, the words after cpp, and its text."""
+
+    def __init__(self, page, line, words, text):
+        self.page, self.line, self.kind, self.words, self.text = page, line, words[0] if words else "", words, text
+        numbered = f'#line {line + 1} "{page.relative_to(ROOT)}"\n{text}'
+        self.program = WRAPPED % numbered if self.kind == "body" else numbered
+        self.includes = "".join(INCLUDE.findall(self.program))
+
+    def joined(self, number):
+        """Its includes, and in a namespace the rest with run() for main()."""
+        text = self.program.replace("int main() {", "int run() {")
+        if self.kind == "run":  # main() ends at the first brace that begins a line
+            text = RUN.sub(r"\1return 0; }\n", text)
+        return f"{self.includes}namespace block_{number} {{\n{INCLUDE.sub(chr(10), text)}}}\n"
+
+
 def blocks(document):
-    """(line number, words after cpp, text) of every ```cpp block."""
-    for found in re.finditer(r"^```cpp([^\n]*)\n(.*?)^```", document.read_text(), re.M | re.S):
-        yield document.read_text()[: found.start()].count("\n") + 1, found.group(1).split(), found.group(2)
+    text = document.read_text()
+    for found in re.finditer(r"^```cpp([^\n]*)\n(.*?)^```", text, re.M | re.S):
+        yield Block(document, text.count("\n", 0, found.start()) + 1, found[1].split(), found[2])
 
 
 def check_quote(text, path):
@@ -44,33 +65,46 @@ def check_quote(text, path):
 
 
 def precompile(folder, options):
-    """Most of what a block costs is our header: compiled once, g++ takes it from `folder` where a block includes it first."""
+    """g++ takes our header from `folder`, compiled, where a program includes it first."""
     subprocess.run(options.compiler + FLAGS + ["-w", "-x", "c++-header", str(ROOT / "lockstep.h"), "-o", f"{folder}/lockstep.h.gch"], check=True)
     options.compiler = options.compiler + ["-I", folder]
 
 
-def check_program(text, options):
+def build(text, program, options):
+    """What the compiler says where this is no program."""
+    source = program.with_suffix(".cpp")
+    source.write_text(text)
+    command = options.compiler + FLAGS + [str(source), "-o", str(program), options.library] + options.link + LIBRARIES
+    done = subprocess.run(command, capture_output=True, text=True)
+    return "does not compile:\n" + "\n".join(done.stderr.splitlines()[:30]) if done.returncode else None
+
+
+def run_program(program, *args):
     with tempfile.TemporaryDirectory() as folder:
-        source, program = pathlib.Path(folder) / "block.cpp", pathlib.Path(folder) / "block"
-        source.write_text(text)
-        command = options.compiler + FLAGS + [str(source), "-o", str(program), options.library] + options.link + LIBRARIES
-        build = subprocess.run(command, capture_output=True, text=True)
-        if build.returncode:
-            return "does not compile:\n" + "\n".join(build.stderr.splitlines()[:30])
-        run = subprocess.run([program], capture_output=True, text=True, cwd=folder, timeout=300)
-        if run.returncode:
-            return f"exit code {run.returncode}:\n{run.stdout}{run.stderr}"
-    return None
+        run = subprocess.run([program, *args], capture_output=True, text=True, cwd=folder, timeout=300)
+    return f"exit code {run.returncode}:\n{run.stdout}{run.stderr}" if run.returncode else None
 
 
-def check_block(words, text, options):
-    kind = words[0] if words else ""
-    if kind == "run":
-        return check_program(text, options)
-    if kind == "body":
-        return check_program(WRAPPED % text, options)
-    if kind == "from" and len(words) == 2:
-        return check_quote(text, words[1])
+def check_programs(together, options, headers):
+    """[(block, problem or None)] of blocks in one program. Where they do not compile together, each half is tried."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder) / "blocks"
+        if len(together) == 1:
+            return [(together[0], build(together[0].program, program, options) or run_program(program))]
+        runs = ", ".join(f"block_{i}::run" for i in range(len(together)))
+        text = "".join(block.joined(i) for i, block in enumerate(together))
+        text += f'#line 1 "main"\nint main(int, char** words) {{ return (int (*[])()){{{runs}}}[std::atoi(words[1])](); }}\n'
+        if not build(text, program, options):
+            return [(block, run_program(program, str(i))) for i, block in enumerate(together)]
+    if not (pathlib.Path(headers) / "lockstep.h.gch").exists():
+        precompile(headers, options)  # for the many compilations that follow
+    half = len(together) // 2
+    return check_programs(together[:half], options, headers) + check_programs(together[half:], options, headers)
+
+
+def check_other(block):
+    if block.kind == "from" and len(block.words) == 2:
+        return check_quote(block.text, block.words[1])
     return "expected ```cpp run, ```cpp body or ```cpp from FILE"
 
 
@@ -102,10 +136,14 @@ def main():
     options.link = [word for word in options.link.split(",") if word]
 
     passed = failed = 0
-    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        precompile(folder, options)
-        jobs = [(d, line, pool.submit(check_block, words, text, options)) for d in documents() for line, words, text in blocks(d)]
-        results = [(d, line, job.result()) for d, line, job in jobs]
+    all_blocks = [block for document in documents() for block in blocks(document)]
+    programs = [block for block in all_blocks if block.kind in ("run", "body")]
+    programs.sort(key=lambda block: block.includes.count("\n"))  # a block must not find what only an earlier one includes
+    results = [(block, check_other(block)) for block in all_blocks if block not in programs]
+    with tempfile.TemporaryDirectory() as folder:
+        results += check_programs(programs, options, folder)
+    results.sort(key=lambda result: (documents().index(result[0].page), result[0].line))
+    results = [(block.page, block.line, problem) for block, problem in results]
     results += [(d, 1, "; ".join([*dead_links(d), *missing_tests(d)]) or None) for d in documents()]
     for document, line, problem in results:
         passed, failed = passed + (problem is None), failed + (problem is not None)
