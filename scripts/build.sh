@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/install_dependencies.sh
+source scripts/compiler_cache.sh
 if [[ ! -f build/build.ninja ]]; then
   # Debian 12's g++ is new enough; where g++ is older, a newer one may be installed beside it.
   if [[ -z "${CXX:-}" ]] && [[ $(g++ -dumpversion | cut -d. -f1) -lt 12 ]]; then

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Makes sure that what a build needs is installed (Debian 12, Ubuntu 24.04 or newer). As root it installs what is missing
+# Makes sure that what a build needs is installed (Debian 12 and 13, Ubuntu 24.04 or newer). As root it installs what is missing
 # and says so; otherwise it prints the one command that does, and exits with 1.
-#   scripts/install_dependencies.sh [--ci]        --ci: also clang with libFuzzer, clang-format 14, Open MPI, and ip for network namespaces
+#   scripts/install_dependencies.sh [--ci | --systems]
+# --ci: also clang with libFuzzer, clang-format 14, Open MPI, ip for network namespaces, ccache and yamllint.
+# --systems: only what scripts/try_systems.sh needs. CXX may name a compiler to install, too: g++-13, clang++-19 ...
 set -euo pipefail
 
 packages=(g++ meson ninja-build pkg-config python3 git libdnnl-dev zlib1g-dev libpng-dev libjpeg-dev nlohmann-json3-dev libcli11-dev libfmt-dev doctest-dev libsodium-dev liburing-dev libcpp-httplib-dev libeigen3-dev)
@@ -13,15 +15,29 @@ if ! command -v dpkg-query >/dev/null; then
 fi
 is_installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
 
-if [[ "${1:-}" == --ci ]]; then
-  version=16
+is_offered() { is_installed "$1" || [[ -n $(apt-cache madison "$1" 2>/dev/null) ]]; }
+updated=
+update() { if [[ -z $updated && $EUID -eq 0 ]]; then apt-get update -qq && updated=yes; fi; }
+
+if [[ "${1:-}" == --systems ]]; then
+  packages=(mmdebstrap git)
+elif [[ "${1:-}" == --ci ]]; then
+  packages+=(libopenmpi-dev openmpi-bin iproute2 ccache yamllint)
+  # An installed clang is taken, else the oldest that this system has. A bare system knows of no packages before an update.
+  version=
   for other in 16 17 18 19 20; do if is_installed clang-$other; then version=$other; break; fi; done
-  packages+=(libopenmpi-dev openmpi-bin iproute2 clang-$version libclang-rt-$version-dev libomp-$version-dev)
-  # For the format of sources, by this version alone; newer systems may not have it, and then CI says so.
-  if ! is_installed clang-format-14; then
-    if [[ $EUID -eq 0 ]]; then apt-get update -qq || true; fi  # a bare system knows of no packages yet
-    if [[ -n $(apt-cache madison clang-format-14 2>/dev/null) ]]; then packages+=(clang-format-14); fi
-  fi
+  if [[ -z $version ]] || ! is_installed clang-format-14; then update || true; fi
+  for other in 16 17 18 19 20; do if [[ -z $version ]] && is_offered clang-$other; then version=$other; fi; done
+  version=${version:-16}
+  packages+=("clang-$version" "libclang-rt-$version-dev" "libomp-$version-dev")
+  # Only version 14 writes our format. Where a system does not have it, CI says so.
+  if is_offered clang-format-14; then packages+=(clang-format-14); fi
+fi
+if [[ "${1:-}" != --systems && "${CXX:-}" =~ ^(g|clang)\+\+(-[0-9]+)$ ]]; then
+  compiler=("$CXX")
+  if [[ $CXX == clang* ]]; then compiler=("clang${BASH_REMATCH[2]}" "libomp${BASH_REMATCH[2]}-dev"); fi
+  # One that was not installed as a package is left as it is.
+  if ! command -v "$CXX" >/dev/null || is_installed "${compiler[0]}"; then packages+=("${compiler[@]}"); fi
 fi
 missing=()
 for package in "${packages[@]}"; do is_installed "$package" || missing+=("$package"); done
@@ -33,7 +49,7 @@ if [[ $EUID -ne 0 ]]; then
   exit 1
 fi
 echo "Installing: ${missing[*]}"
-apt-get update -qq
+update
 log=$(mktemp)
 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
 rm -f "$log"

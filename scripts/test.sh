@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Builds everything and runs every test. The last line is "N passed, N failed".
+#   scripts/test.sh [--changed]        --changed: only the suites that see what differs from main, for seconds (tests/changed.py)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+if [[ "${1:-}" == --changed && -f build/build.ninja ]]; then exec python3 tests/changed.py build; fi
 scripts/build.sh
 exec python3 tests/run_all.py build

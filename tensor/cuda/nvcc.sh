@@ -2,5 +2,5 @@
 # nvcc.sh NVCC OBJECT DEPFILE arguments...: compiles, and keeps what ptxas reports in OBJECT.ptxas.
 nvcc=$1 object=$2 depfile=$3
 shift 3
-"$nvcc" "$@" -MD -MF "$depfile" -o "$object" 2>"$object.ptxas" || { cat "$object.ptxas" >&2; exit 1; }
+${CCACHE:-} "$nvcc" "$@" -MD -MF "$depfile" -o "$object" 2>"$object.ptxas" || { cat "$object.ptxas" >&2; exit 1; }
 grep -vE "ptxas info|bytes stack frame|^$|Compiling entry|Function properties" "$object.ptxas" >&2 || true
