@@ -1,6 +1,6 @@
 #pragma once
-// Where this program's sources were when it was built. One small file is compiled with the path, so that a compiler
-// cache serves clones in other folders.
+// The folder and the commit that the programs were built from. Only source_folder.cpp contains them, so that a compiler
+// cache also serves clones in other folders.
 namespace apps {
 
 extern const char* const source_folder;

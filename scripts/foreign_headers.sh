@@ -17,7 +17,7 @@ if [[ $(cat $folder/packages 2>/dev/null) != "${packages[*]}" ]]; then
 fi
 machine=$(dpkg-architecture -qDEB_HOST_MULTIARCH 2>/dev/null || g++ -print-multiarch)
 include=$folder/root/usr/include library=$folder/root/usr/lib/$machine
-flags=(-std=c++20 -fopenmp -w -I. -I"$folder/generated" -DLOCKSTEP_WITH_ONEDNN -DLOCKSTEP_WITH_HTTP -DLOCKSTEP_WITH_URING -DOMPI_SKIP_MPICXX '-DLOCKSTEP_GOLDEN=""' '-DLOCKSTEP_SOURCE_DIR=""' '-DLOCKSTEP_VERSION=""')
+flags=(-std=c++20 -w -I. -I"$folder/generated" -DLOCKSTEP_WITH_ONEDNN -DLOCKSTEP_WITH_HTTP -DLOCKSTEP_WITH_URING -DOMPI_SKIP_MPICXX '-DLOCKSTEP_VERSION=""')
 for part in "$include" "$include/$machine" "$include/eigen3" "$library"/openmpi/include; do flags+=(-isystem "$part"); done
 # As its pkg-config file has it: with the headers of OpenSSL and Brotli.
 mapfile -t -O ${#flags[@]} flags < <(grep -oE -- '-D[A-Z_]+' "$library/pkgconfig/cpp-httplib.pc")

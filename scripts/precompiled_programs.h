@@ -1,4 +1,4 @@
-// What every example program includes, compiled once for all of them (meson.build).
+// Headers that the examples share. meson.build compiles them once.
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>

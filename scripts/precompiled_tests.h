@@ -1,4 +1,4 @@
-// What every test includes of others, compiled once for all suites (meson.build).
+// Headers that the tests share. meson.build compiles them once.
 #include <doctest/doctest.h>
 
 #include "precompiled.h"

@@ -1,6 +1,6 @@
 #pragma once
-// Where tests/golden is. One small file is compiled with the path, so that a compiler cache serves clones in other
-// folders.
+// The folder tests/golden. Only golden_folder.cpp contains its path, so that a compiler cache also serves clones in
+// other folders.
 
 /// The absolute path of the sources' tests/golden.
 extern const char* const golden_folder;

@@ -93,7 +93,7 @@ class HttpServer : public httplib::Server {
     close(socket);
     return true;
   }
-  /// Reads one request and answers it. httplib's inner function takes both ends' addresses too from 0.17 or so on.
+  /// Reads one request and answers it. The inner function of newer versions of httplib also takes both ends' addresses.
   static bool answers(auto& self, Connection& connection, bool& closed) {
     if constexpr (requires { self.process_request(connection, true, closed, nullptr); })
       return self.process_request(connection, self.stopping, closed, nullptr);

@@ -15,7 +15,7 @@ inline int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit;
 
 /// OpenMP's month of publication, such as 201511; 0 without it.
 int openmp_version();
-/// Whether this thread is already one of several that share a loop.
+/// True on a thread that runs a piece of a parallel_for().
 bool inside_parallel_for();
 /// Calls run(fn, i) for i from 0 to pieces - 1, each on a thread of its own. The one place that forks threads.
 void run_pieces(int64_t pieces, void (*run)(void* fn, int64_t i), void* fn);
