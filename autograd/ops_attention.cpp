@@ -116,7 +116,9 @@ Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, boo
 Variable rotary_packed(Variable x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,
                        bool inverse) {
   const bool gives = x.defined() && !x.impl()->is_shared() && !(x.is_leaf() && x.requires_grad());
-  Tensor out = rotary_packed(gives ? std::move(x.impl()->tensor) : x.tensor(), turned, heads, cosine, sine, inverse);
+  // The other branch is a Tensor, not a const one: that, clang copies into the parameter, and then it is shared.
+  Tensor out =
+      rotary_packed(gives ? std::move(x.impl()->tensor) : Tensor(x.tensor()), turned, heads, cosine, sine, inverse);
   if (!needs_grad({&x})) return out;
   return record(
       "rotary_packed", {&x}, std::move(out),

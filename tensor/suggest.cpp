@@ -5,8 +5,9 @@
 namespace lockstep {
 namespace {
 
-/// Number of letters to change, add or drop (Levenshtein).
-size_t distance(std::string_view a, std::string_view b) {
+/// Number of letters to change, add or drop (Levenshtein), or anything from `limit` on when it is not below that.
+size_t distance(std::string_view a, std::string_view b, size_t limit) {
+  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) >= limit) return limit;
   std::vector<size_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {
@@ -27,7 +28,7 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& kn
   size_t least = std::max<size_t>(2, word.size() / 3) + 1;
   const std::string* nearest = nullptr;
   for (const std::string& name : known) {
-    const size_t d = distance(word, name);
+    const size_t d = distance(word, name, least);
     if (d >= least) continue;
     least = d;
     nearest = &name;
