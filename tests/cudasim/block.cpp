@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <sstream>
 #include <vector>
@@ -53,14 +55,15 @@ struct Thread {
   const uint64_t* words_sent;
   uint64_t* words_received;
   unsigned words;
-  Copy copies[most_copies];  // under way, from the first on
-  unsigned first_copy, end_copy;
+  unsigned first_copy, end_copy;  // of the copies under way
   // rounds it has slept, and what the block had done by then
   unsigned rounds;
   uint64_t done_before;
 };
 struct WarpState {
   unsigned arrived = 0, exited = 0;  // lanes
+  unsigned mask = 0, op = 0;         // of all that arrived, where they agree
+  bool agree = false;
 };
 struct Shared {
   const void* key;
@@ -87,6 +90,7 @@ class Block {
   void park() { wait(State::parked); }
   void make_ready(unsigned linear) { ready_.push_back(linear); }
   unsigned size() const { return size_; }
+  Copy* copies() { return copies_.get() + size_t(current->place.linear) * most_copies; }
   const unsigned char* arena() const { return arena_; }
   bool is_shared(const void* p) const { return p >= arena_ && p < arena_ + arena_used_; }
   void* allocate(size_t bytes, size_t align, const char* name);
@@ -105,7 +109,7 @@ class Block {
   void check_red_zones();
   void start_threads();
   unsigned next_thread() const { return sequence_.empty() ? started_ : sequence_[started_]; }
-  void resume(Thread& thread);
+  Fiber& resume(Thread& thread);
   void wait(State state);
   void make_ready(Thread& thread) { make_ready(thread.place.linear); }
   void release_barrier();
@@ -125,9 +129,11 @@ class Block {
   Clock main_;
   std::mt19937_64 random_;
   std::unique_ptr<Thread[]> threads_;
+  std::unique_ptr<Copy[]> copies_;
   std::vector<WarpState> warps_;
   std::vector<uint64_t> some_;                      // the blocks of the grid that are run, ascending; empty: all
   std::vector<unsigned> ready_, batch_, sequence_;  // runnable threads; those of this round; the order of starting
+  size_t resumed_ = 0;                              // of this round
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
   Fiber* starter_ = nullptr;  // the fiber that starts threads now
@@ -139,11 +145,15 @@ class Block {
 };
 
 Block& block() {
-  static thread_local const auto made = std::make_unique<Block>();
-  return *made;
+  constinit static thread_local Block* known = nullptr;  // without a guard: a warp's operations ask for it
+  if (!known) {
+    static thread_local const auto made = std::make_unique<Block>();
+    known = made.get();
+  }
+  return *known;
 }
 
-Block::Block() : threads_(new Thread[most_threads]) {
+Block::Block() : threads_(new Thread[most_threads]), copies_(new Copy[most_threads * most_copies]) {
   for (auto* list : {&ready_, &batch_}) list->reserve(2048);  // so that no thread of a kernel allocates
   shared_.reserve(256);
   gaps_.reserve(512);
@@ -192,6 +202,7 @@ void Block::work() {
       thread.index = {linear % blockDim.x, linear / blockDim.x % blockDim.y, linear / blockDim.x / blockDim.y};
       thread.state = State::running;
       thread.fiber = self;
+      thread.clock = &b.clocks_.of(linear);
       thread.first_copy = thread.end_copy = thread.rounds = thread.words = 0;
       ++b.steps_;
       b.current = &thread;
@@ -219,29 +230,31 @@ void Block::start_threads() {
   starter_->enter();
 }
 
-void Block::resume(Thread& thread) {
+// Makes it the running one; its fiber is to be entered.
+Fiber& Block::resume(Thread& thread) {
   current = &thread;
   here = &thread.place;
   threadIdx = thread.index;
   thread.state = State::running;
   ++counts().switches;
   thread.clock->enter();
-  thread.fiber->enter();
+  return *thread.fiber;
 }
 
-// The running thread waits; returns when it goes on.
+// The running thread waits; returns when it goes on. The next one of the round runs at once.
 void Block::wait(State state) {
   Thread& self = *current;
   self.state = state;
   main_.enter();
-  self.fiber->leave();
+  if (resumed_ < batch_.size() && fault_.empty()) self.fiber->leave_to(resume(threads_[batch_[resumed_++]]));
+  else self.fiber->leave();
   if (!fault_.empty()) throw Fault{fault_};
 }
 
 // --- barriers and warps ---
 
 int Block::barrier(const char* file, int line, bool predicate) {
-  if (waiting_ > 0 && (barrier_line_ != line || std::strcmp(barrier_file_, file) != 0))
+  if (waiting_ > 0 && (barrier_line_ != line || (barrier_file_ != file && std::strcmp(barrier_file_, file) != 0)))
     fault(str("barrier divergence: this thread is at ", file, ":", line, ", others wait at ", barrier_file_, ":",
               barrier_line_));
   barrier_file_ = file;
@@ -294,7 +307,9 @@ void Block::meet(unsigned mask, unsigned op) {
   if (!(mask & own)) fault("warp operation: the calling lane is not in its own mask");
   if (mask != wanted && mask != ~0u) fault("warp operation: the mask names lanes that do not exist");
   if (warp.exited & wanted) fault("warp operation: a lane of the mask has exited");
-  for (unsigned left = warp.arrived & wanted; left; left &= left - 1) {
+  if (warp.arrived == 0) warp.mask = mask, warp.op = op, warp.agree = true;
+  warp.agree = warp.agree && warp.mask == mask && warp.op == op;
+  for (unsigned left = warp.agree ? 0 : warp.arrived & wanted; left; left &= left - 1) {
     const Thread& other = threads_[first + unsigned(__builtin_ctz(left))];
     if (other.mask != mask || other.op != op)
       fault("warp operation: the lanes disagree on the mask or on the operation");
@@ -368,10 +383,10 @@ void* Block::allocate(size_t bytes, size_t align, const char* name) {
     gaps_.push_back(arena_used_);
     gaps_.push_back(begin);
   }
-  // What was filled already may have been written to since.
+  // What was filled already may have been written to since. By words: an array begins at one.
   const size_t end = begin + bytes, first = with_asan() ? begin : arena_filled_,
-               last = with_asan() ? end : end + red_zone;
-  for (volatile unsigned char* p = arena_ + first; p < arena_ + last; ++p) *p = 0xff;
+               last = ((with_asan() ? end : end + red_zone) + 7) / 8 * 8;
+  for (size_t at = first; at < last; at += 8) *reinterpret_cast<volatile uint64_t*>(arena_ + at) = ~uint64_t(0);
   arena_used_ = end;
   arena_filled_ = last;
   return data;
@@ -381,7 +396,7 @@ void Block::check_red_zones() {
   if (with_asan() || arena_used_ == 0) return;
   for (const size_t edge : {arena_used_, arena_used_ + red_zone}) gaps_.push_back(edge);
   for (size_t i = 0; i < gaps_.size() && fault_.empty(); i += 2)
-    if (std::any_of(arena_ + gaps_[i], arena_ + gaps_[i + 1], [](unsigned char byte) { return byte != 0xff; }))
+    if (std::accumulate(arena_ + gaps_[i], arena_ + gaps_[i + 1], 0xff, std::bit_and<>()) != 0xff)
       fault_ = str(op, ", block ", triple(blockIdx), ": shared memory was written to outside its arrays");
 }
 
@@ -413,7 +428,6 @@ void Block::run_block() {
   clocks_.begin_block();
   products_of_block();
   arrivals_of_block();
-  for (unsigned i = 0; i < size_; ++i) threads_[i].clock = &clocks_.of(i);
   ++counts().blocks;
   counts().threads += size_;
 
@@ -424,7 +438,8 @@ void Block::run_block() {
       batch_.swap(ready_);
       ready_.clear();
       if (options().order == Order::random) std::shuffle(batch_.begin(), batch_.end(), random_);
-      for (size_t i = 0; i < batch_.size() && fault_.empty(); ++i) resume(threads_[batch_[i]]);
+      for (resumed_ = 0; resumed_ < batch_.size() && fault_.empty();) resume(threads_[batch_[resumed_++]]).enter();
+      batch_.clear();
     } else if (!stuck()) {
       break;
     }
@@ -436,7 +451,7 @@ void Block::run_block() {
   if (!fault_.empty()) {  // those that wait leave by the Fault that wait() throws
     for (unsigned i = 0; i < started_; ++i) {
       Thread& thread = threads_[sequence_.empty() ? i : sequence_[i]];
-      if (thread.state != State::done) resume(thread);
+      if (thread.state != State::done) resume(thread).enter();
     }
   }
   check_red_zones();
@@ -566,7 +581,7 @@ void begin_copy(const Copy& copy) {
   copy_begins(copy.to, copy.bytes);
   if (self.end_copy == most_copies)
     fault(str("copy to shared memory: the emulator has place for ", most_copies, " of a thread"));
-  self.copies[self.end_copy++] = copy;
+  block().copies()[self.end_copy++] = copy;
 }
 bool take_copy(Copy& copy) {
   Thread& self = *block().current;
@@ -574,7 +589,7 @@ bool take_copy(Copy& copy) {
     self.first_copy = self.end_copy = 0;
     return false;
   }
-  copy = self.copies[self.first_copy++];
+  copy = block().copies()[self.first_copy++];
   return true;
 }
 

@@ -112,7 +112,14 @@ void Fiber::leave(bool for_good) {
   void*& kept = for_good ? dropped : inside_;
   if (for_good) inside_ = nullptr;
   simt_switch(&kept, outside_);
-  if (with_asan()) __sanitizer_finish_switch_fiber(fake_inside_, &outer_bottom_, &outer_size_);
+  if (with_asan()) __sanitizer_finish_switch_fiber(fake_inside_, nullptr, nullptr);
+}
+
+void Fiber::leave_to(Fiber& next) {
+  next.outside_ = outside_;
+  if (with_asan()) __sanitizer_start_switch_fiber(&fake_inside_, next.stack_, stack_bytes);
+  simt_switch(&inside_, next.inside_);
+  if (with_asan()) __sanitizer_finish_switch_fiber(fake_inside_, nullptr, nullptr);
 }
 
 }  // namespace simt
