@@ -107,7 +107,8 @@ class Block {
  private:
   void run_block();
   void check_red_zones();
-  void start_threads();
+  Fiber& starter();
+  Fiber* next();
   unsigned next_thread() const { return sequence_.empty() ? started_ : sequence_[started_]; }
   Fiber& resume(Thread& thread);
   void wait(State state);
@@ -212,22 +213,22 @@ void Block::work() {
       if (with_tsan() || (options().order == Order::random && b.random_() % 4 == 0)) break;
     }
     if (with_tsan()) self->leave(true);  // there every thread has a stack of its own
+    Fiber* const next = b.next();
     b.idle_.push_back(self);
-    self->leave();
+    if (next) self->leave_to(*next);
+    else self->leave();
   }
 }
 
-void Block::start_threads() {
-  if (with_tsan()) {
-    starter_ = &clocks_.stack(next_thread(), &Block::work);
-  } else {
-    if (idle_.empty())
-      idle_.push_back(fibers_.emplace_back(std::make_unique<Fiber>(&Block::work, unsigned(fibers_.size()))).get());
-    starter_ = idle_.back();
-    idle_.pop_back();
-  }
+// A fiber that will begin with the next thread of the block.
+Fiber& Block::starter() {
   ++counts().switches;
-  starter_->enter();
+  if (with_tsan()) return *(starter_ = &clocks_.stack(next_thread(), &Block::work));
+  if (idle_.empty())
+    idle_.push_back(fibers_.emplace_back(std::make_unique<Fiber>(&Block::work, unsigned(fibers_.size()))).get());
+  starter_ = idle_.back();
+  idle_.pop_back();
+  return *starter_;
 }
 
 // Makes it the running one; its fiber is to be entered.
@@ -241,12 +242,21 @@ Fiber& Block::resume(Thread& thread) {
   return *thread.fiber;
 }
 
-// The running thread waits; returns when it goes on. The next one of the round runs at once.
+// What goes on where a thread waits or ends; nullptr: run_block() has to see.
+Fiber* Block::next() {
+  if (with_tsan() || !fault_.empty()) return nullptr;
+  if (resumed_ < batch_.size()) return &resume(threads_[batch_[resumed_++]]);
+  if (started_ > 0 && started_ < size_ && options().order != Order::random) return &starter();
+  return nullptr;
+}
+
+// The running thread waits; returns when it goes on.
 void Block::wait(State state) {
   Thread& self = *current;
   self.state = state;
   main_.enter();
-  if (resumed_ < batch_.size() && fault_.empty()) self.fiber->leave_to(resume(threads_[batch_[resumed_++]]));
+  Fiber* const other = next();
+  if (other) self.fiber->leave_to(*other);
   else self.fiber->leave();
   if (!fault_.empty()) throw Fault{fault_};
 }
@@ -433,7 +443,7 @@ void Block::run_block() {
 
   while (fault_.empty() && done_ < size_) {
     if (started_ < size_ && (ready_.empty() || options().order != Order::random || random_() % 2)) {
-      start_threads();
+      starter().enter();
     } else if (!ready_.empty()) {
       batch_.swap(ready_);
       ready_.clear();

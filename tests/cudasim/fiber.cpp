@@ -93,7 +93,10 @@ void Fiber::begin() {
 
 void Fiber::entry() {
   Fiber* self = starting;
-  if (with_asan()) __sanitizer_finish_switch_fiber(nullptr, &self->outer_bottom_, &self->outer_size_);
+  const void* bottom;
+  size_t size;
+  if (with_asan()) __sanitizer_finish_switch_fiber(nullptr, &bottom, &size);
+  if (!self->outer_bottom_) self->outer_bottom_ = bottom, self->outer_size_ = size;
   self->body_();
   std::abort();  // a body leaves, it does not return
 }
@@ -116,7 +119,8 @@ void Fiber::leave(bool for_good) {
 }
 
 void Fiber::leave_to(Fiber& next) {
-  next.outside_ = outside_;
+  next.outside_ = outside_, next.outer_bottom_ = outer_bottom_, next.outer_size_ = outer_size_;
+  if (!next.inside_) next.begin(), starting = &next;
   if (with_asan()) __sanitizer_start_switch_fiber(&fake_inside_, next.stack_, stack_bytes);
   simt_switch(&inside_, next.inside_);
   if (with_asan()) __sanitizer_finish_switch_fiber(fake_inside_, nullptr, nullptr);

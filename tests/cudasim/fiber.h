@@ -94,7 +94,7 @@ class Fiber {
   void enter();
   /// From the fiber. `for_good`: the next enter() begins body again.
   void leave(bool for_good = false);
-  /// From the fiber: another one of this OS thread goes on, and leaves to where this one was entered from.
+  /// From the fiber: another one of this OS thread begins or goes on, and leaves to where this one was entered from.
   void leave_to(Fiber& next);
 
  private:

@@ -379,7 +379,9 @@ void products_of_block() {
   }
 }
 void products_of_thread() {
-  const ThreadState& self = all().self();
+  const Products& p = all();
+  if (!p.used) return;
+  const ThreadState& self = p.threads[here->linear];
   if (self.waited < self.asked) fault("wgmma: the thread ends before it has waited for its products");
 }
 

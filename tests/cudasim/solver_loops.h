@@ -129,14 +129,15 @@ inline void reflect(const std::vector<double>& v, size_t from, double tau, std::
 template <class T> void householder(T* a, int m, int n, int lead, T* taus) {
   Columns x = load(a, m, n, lead);
   for (int k = 0; k < std::min(m, n); ++k) {
-    double rest = 0, tau = 0;
-    for (int i = k + 1; i < m; ++i) rest += x[k][i] * x[k][i];
+    double size = 0, rest = 0, tau = 0;  // by size: squares of what a column of a lower rank leaves are too small
+    for (int i = k; i < m; ++i) size = std::max(size, std::abs(x[k][i]));
+    for (int i = k + 1; i < m; ++i) rest += x[k][i] / size * (x[k][i] / size);
     if (rest > 0) {
-      const double first = x[k][k], beta = -std::copysign(std::sqrt(first * first + rest), first);
+      const double first = x[k][k] / size, beta = -std::copysign(std::sqrt(first * first + rest), first);
       tau = (beta - first) / beta;
-      for (int i = k + 1; i < m; ++i) x[k][i] /= first - beta;
+      for (int i = k + 1; i < m; ++i) x[k][i] = x[k][i] / size / (first - beta);
       for (int j = k + 1; j < n; ++j) reflect(x[k], size_t(k), tau, x[j]);
-      x[k][k] = beta;
+      x[k][k] = beta * size;
     }
     taus[k] = T(tau);
   }
