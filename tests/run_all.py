@@ -76,7 +76,7 @@ def run(test, options, until):
 
 
 def results(tests, options, until):
-    """The results as tests end. As many run at a time as there are cores, long ones first; then, each by itself, what measures time."""
+    """The results as tests end. Some run at a time, long ones first; then, each by itself, what measures time."""
     together, alone = ([test for test in tests if test["is_parallel"] == parallel] for parallel in (True, False))
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         started = [pool.submit(run, test, options, until) for test in sorted(together, key=lambda test: -test["priority"])]
@@ -95,7 +95,7 @@ def main():
     parser.add_argument("--without", metavar="FILES", help="leaves out the cases of these sources (of suites in C++ only), such as *schedule_test*")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="what has not ended by then is left out")
     parser.add_argument("--timeout", type=float, default=1, help="multiplies the tests' own limits (sanitizers are slow)")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="tests that run at a time (default: the number of cores)")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 1, help="tests that run at a time (default: one more than there are cores, as some wait)")
     options = parser.parse_intermixed_args()  # names may follow options
 
     tests = list(listed(options.build, options))
