@@ -205,7 +205,7 @@ TEST_CASE("json: what is refused, with line and column") {
     std::string text;
     const char* message;
   } rows[] = {
-      {"", "c.json:1:1: syntax error"},
+      {"", "c.json:1:1: syntax error: expected JSON, got nothing"},
       {"{\n  \"lr\": 1,\n  \"lr\": 2\n}", "c.json:3:7: key \"lr\" appears twice"},
       {"{\"a\": 1,}", "c.json:1:9: syntax error"},
       {"[1, 2", "c.json:1:6: syntax error"},
