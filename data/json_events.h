@@ -56,7 +56,7 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
     // nlohmann takes a zero byte for the end of the text: what follows would go unread.
     if (const size_t zero = text_.find('\0'); zero != text_.npos)
       lockstep::fail(str(place_of(text_, zero, origin_, line_), ": unexpected zero byte"));
-    if (text_.empty()) refuse("syntax error: expected JSON, got nothing");  // its versions have texts of their own
+    if (text_.empty()) refuse("syntax error: expected JSON, got nothing");  // nlohmann's text differs by version
     nlohmann::json::sax_parse(TrackedChar{text_.data(), &furthest_},
                               TrackedChar{text_.data() + text_.size(), &furthest_},
                               static_cast<nlohmann::json_sax<nlohmann::json>*>(this));

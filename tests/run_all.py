@@ -76,7 +76,7 @@ def run(test, options, until):
 
 
 def results(tests, options, until):
-    """The results as tests end. Some run at a time, long ones first; then, each by itself, what measures time."""
+    """The results as tests end. `jobs` of them run at a time, long ones first; then, each by itself, what measures time."""
     together, alone = ([test for test in tests if test["is_parallel"] == parallel] for parallel in (True, False))
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         started = [pool.submit(run, test, options, until) for test in sorted(together, key=lambda test: -test["priority"])]

@@ -242,7 +242,7 @@ Fiber& Block::resume(Thread& thread) {
   return *thread.fiber;
 }
 
-// What goes on where a thread waits or ends; nullptr: run_block() has to see.
+// The fiber that goes on when a thread waits or ends; nullptr: run_block() decides.
 Fiber* Block::next() {
   if (with_tsan() || !fault_.empty()) return nullptr;
   if (resumed_ < batch_.size()) return &resume(threads_[batch_[resumed_++]]);
@@ -393,7 +393,7 @@ void* Block::allocate(size_t bytes, size_t align, const char* name) {
     gaps_.push_back(arena_used_);
     gaps_.push_back(begin);
   }
-  // What was filled already may have been written to since. By words: an array begins at one.
+  // Bytes that were filled already may have been written to since. An array begins at a whole word.
   const size_t end = begin + bytes, first = with_asan() ? begin : arena_filled_,
                last = ((with_asan() ? end : end + red_zone) + 7) / 8 * 8;
   for (size_t at = first; at < last; at += 8) *reinterpret_cast<volatile uint64_t*>(arena_ + at) = ~uint64_t(0);
