@@ -1,7 +1,6 @@
-// The block emulator: threads, barriers, warps and shared memory of the block that runs on this OS thread.
+// The block emulator: threads, barriers and warps of the block that runs on this OS thread.
 #include "tests/cudasim/block.h"
 
-#include <sys/mman.h>
 #include <vector_functions.h>
 
 #include <algorithm>
@@ -10,13 +9,12 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <random>
-#include <sstream>
 #include <vector>
 
 #include "tests/cudasim/clocks.h"
 #include "tests/cudasim/products.h"
+#include "tests/cudasim/shared_memory.h"
 #include "tests/cudasim/tma.h"
 
 constinit thread_local uint3 threadIdx{}, blockIdx{};
@@ -29,13 +27,7 @@ constinit thread_local const Place* here = nullptr;
 namespace {
 
 constexpr unsigned warp_size = 32, most_copies = 64, most_rounds = 100;
-constexpr size_t page = 4096, arena_bytes = shared_arena_bytes, most_static = 48 * 1024, red_zone = 64;
 
-std::string str(const auto&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
-}
 std::string triple(const auto& v) { return str("(", v.x, ",", v.y, ",", v.z, ")"); }
 
 enum class State : uint8_t { running, gave_way, at_barrier, in_warp, parked, done };
@@ -65,10 +57,6 @@ struct WarpState {
   unsigned mask = 0, op = 0;         // of all that arrived, where they agree
   bool agree = false;
 };
-struct Shared {
-  const void* key;
-  void* data;
-};
 
 // Inline copies: memcpy would be seen by ThreadSanitizer as the kernel's own.
 void copy(void* to, const void* from, unsigned bytes) {
@@ -81,7 +69,7 @@ class Block {
  public:
   Block();
   ~Block();
-  void run_grid(const char* op, dim3 grid, size_t shared, const std::function<void()>& body);
+  void run_grid(const char* op, dim3 grid, size_t dynamic, const std::function<void()>& body);
   int barrier(const char* file, int line, bool predicate);
   void meet(unsigned mask, unsigned op);
   void give_way();
@@ -91,11 +79,6 @@ class Block {
   void make_ready(unsigned linear) { ready_.push_back(linear); }
   unsigned size() const { return size_; }
   Copy* copies() { return copies_.get() + size_t(current->place.linear) * most_copies; }
-  const unsigned char* arena() const { return arena_; }
-  bool is_shared(const void* p) const { return p >= arena_ && p < arena_ + arena_used_; }
-  void* allocate(size_t bytes, size_t align, const char* name);
-  void* shared_array(const void* key, size_t bytes, size_t align, const char* name);
-  void* dynamic_shared();
   std::string running() const {
     return op ? str(op, ", block ", triple(blockIdx), ", thread ", triple(threadIdx)) : "";
   }
@@ -103,10 +86,10 @@ class Block {
   Thread* current = nullptr;
   const char* op = nullptr;  // nullptr: no kernel runs
   char fence_order = 0;
+  SharedMemory shared;
 
  private:
   void run_block();
-  void check_red_zones();
   Fiber& starter();
   Fiber* next();
   unsigned next_thread() const { return sequence_.empty() ? started_ : sequence_[started_]; }
@@ -138,11 +121,6 @@ class Block {
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
   Fiber* starter_ = nullptr;  // the fiber that starts threads now
-  unsigned char* arena_;
-  size_t arena_used_ = 0, arena_filled_ = 0, dynamic_bytes_ = 0, static_bytes_ = 0;
-  void* dynamic_ = nullptr;
-  std::vector<Shared> shared_;
-  std::vector<size_t> gaps_;  // where those before an array begin and end; all bits set, which a kernel must leave
 };
 
 Block& block() {
@@ -156,17 +134,8 @@ Block& block() {
 
 Block::Block() : threads_(new Thread[most_threads]), copies_(new Copy[most_threads * most_copies]) {
   for (auto* list : {&ready_, &batch_}) list->reserve(2048);  // so that no thread of a kernel allocates
-  shared_.reserve(256);
-  gaps_.reserve(512);
-  arena_ = static_cast<unsigned char*>(
-      mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  poison(arena_, arena_bytes);
 }
-Block::~Block() {
-  acquire(&end_order_);  // all threads of its kernels are behind it
-  unpoison(arena_, arena_bytes);
-  munmap(arena_, arena_bytes);
-}
+Block::~Block() { acquire(&end_order_); }  // all threads of its kernels are behind it
 
 // --- threads ---
 
@@ -212,11 +181,10 @@ void Block::work() {
       b.run_thread(thread);
       if (with_tsan() || (options().order == Order::random && b.random_() % 4 == 0)) break;
     }
-    if (with_tsan()) self->leave(true);  // there every thread has a stack of its own
+    if (with_tsan()) self->end();  // there every thread has a stack of its own
     Fiber* const next = b.next();
     b.idle_.push_back(self);
-    if (next) self->leave_to(*next);
-    else self->leave();
+    self->leave_to(next);
   }
 }
 
@@ -255,9 +223,7 @@ void Block::wait(State state) {
   Thread& self = *current;
   self.state = state;
   main_.enter();
-  Fiber* const other = next();
-  if (other) self.fiber->leave_to(*other);
-  else self.fiber->leave();
+  self.fiber->leave_to(next());
   if (!fault_.empty()) throw Fault{fault_};
 }
 
@@ -380,60 +346,12 @@ bool Block::stuck() {
   return false;
 }
 
-// --- shared memory ---
-
-void* Block::allocate(size_t bytes, size_t align, const char* name) {
-  const size_t begin = (arena_used_ + red_zone + align - 1) / align * align;
-  if (static_bytes_ + dynamic_bytes_ > most_shared() || begin + bytes + red_zone > arena_bytes)
-    fault(str("shared memory: ", static_bytes_, " bytes and ", dynamic_bytes_,
-              " dynamic ones are more than the device has (at ", name, ")"));
-  unsigned char* data = arena_ + begin;
-  unpoison(data, bytes);
-  if (!with_asan()) {  // neither insert nor, below, memset: see copy()
-    gaps_.push_back(arena_used_);
-    gaps_.push_back(begin);
-  }
-  // Bytes that were filled already may have been written to since. An array begins at a whole word.
-  const size_t end = begin + bytes, first = with_asan() ? begin : arena_filled_,
-               last = ((with_asan() ? end : end + red_zone) + 7) / 8 * 8;
-  for (size_t at = first; at < last; at += 8) *reinterpret_cast<volatile uint64_t*>(arena_ + at) = ~uint64_t(0);
-  arena_used_ = end;
-  arena_filled_ = last;
-  return data;
-}
-
-void Block::check_red_zones() {
-  if (with_asan() || arena_used_ == 0) return;
-  for (const size_t edge : {arena_used_, arena_used_ + red_zone}) gaps_.push_back(edge);
-  for (size_t i = 0; i < gaps_.size() && fault_.empty(); i += 2)
-    if (std::accumulate(arena_ + gaps_[i], arena_ + gaps_[i + 1], 0xff, std::bit_and<>()) != 0xff)
-      fault_ = str(op, ", block ", triple(blockIdx), ": shared memory was written to outside its arrays");
-}
-
-void* Block::shared_array(const void* key, size_t bytes, size_t align, const char* name) {
-  for (const Shared& known : shared_)
-    if (known.key == key) return known.data;
-  static_bytes_ += bytes;
-  if (static_bytes_ > most_static)
-    fault(str("shared memory: ", static_bytes_, " static bytes, ptxas allows ", most_static, " (at ", name, ")"));
-  return shared_.emplace_back(Shared{key, allocate(bytes, std::max<size_t>(align, 16), name)}).data;
-}
-
-void* Block::dynamic_shared() {
-  if (dynamic_bytes_ == 0) fault("the kernel uses dynamic shared memory, and its launch asks for none");
-  if (!dynamic_) dynamic_ = allocate(dynamic_bytes_, 16, "the dynamic array");
-  return dynamic_;
-}
-
 // --- grids ---
 
 void Block::run_block() {
   started_ = done_ = waiting_ = 0;
   ready_.clear();
   std::fill(warps_.begin(), warps_.end(), WarpState{});
-  shared_.clear();
-  dynamic_ = nullptr;
-  static_bytes_ = 0;
   if (options().order == Order::random) std::shuffle(sequence_.begin(), sequence_.end(), random_);
   clocks_.begin_block();
   products_of_block();
@@ -464,20 +382,16 @@ void Block::run_block() {
       if (thread.state != State::done) resume(thread).enter();
     }
   }
-  check_red_zones();
-  // As with stacks: what the next block finds here must look new.
-  if (with_tsan() && arena_used_ > 0) renew(arena_, (arena_used_ + page - 1) / page * page);
-  poison(arena_, arena_used_);
-  arena_used_ = arena_filled_ = 0;
-  gaps_.clear();
+  if (!shared.end_block() && fault_.empty())
+    fault_ = str(op, ", block ", triple(blockIdx), ": shared memory was written to outside its arrays");
 }
 
-void Block::run_grid(const char* name, dim3 grid, size_t shared, const std::function<void()>& body) {
+void Block::run_grid(const char* name, dim3 grid, size_t dynamic, const std::function<void()>& body) {
   op = name;
   body_ = &body;
   size_ = blockDim.x * blockDim.y * blockDim.z;
   warps_.resize((size_ + warp_size - 1) / warp_size);
-  dynamic_bytes_ = shared;
+  shared.begin_grid(dynamic);
   fault_.clear();
   main_.current();
   clocks_.begin_grid(main_);
@@ -539,9 +453,9 @@ void give_way() { block().give_way(); }
 void sleep() { block().sleep(); }
 uint64_t nth_block(uint64_t n) { return block().nth(n); }
 void* shared_array(const void* key, size_t bytes, size_t align, const char* name) {
-  return block().shared_array(key, bytes, align, name);
+  return block().shared.array(key, bytes, align, name);
 }
-void* dynamic_shared() { return block().dynamic_shared(); }
+void* dynamic_shared() { return block().shared.dynamic_array(); }
 
 void warp_exchange(unsigned mask, Warp op, const void* sent, void* received, unsigned bytes, int source, int width) {
   Thread& self = *block().current;
@@ -582,12 +496,12 @@ void warp_sync(unsigned mask) {
 void park() { block().park(); }
 void wake(unsigned thread) { block().make_ready(thread); }
 unsigned block_size() { return block().size(); }
-const unsigned char* shared_arena() { return block().arena(); }
-bool is_shared(const void* p) { return block().is_shared(p); }
+const unsigned char* shared_arena() { return block().shared.arena(); }
+bool is_shared(const void* p) { return block().shared.contains(p); }
 
 void begin_copy(const Copy& copy) {
   Thread& self = *block().current;
-  if (!block().is_shared(copy.to)) fault("copy to shared memory: it goes elsewhere");
+  if (!is_shared(copy.to)) fault("copy to shared memory: it goes elsewhere");
   copy_begins(copy.to, copy.bytes);
   if (self.end_copy == most_copies)
     fault(str("copy to shared memory: the emulator has place for ", most_copies, " of a thread"));

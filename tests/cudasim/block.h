@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,13 @@ Counts& counts();
 struct Fault {
   std::string what;
 };
+
+/// The parts as one text, for messages.
+std::string str(const auto&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
 
 // --- for kernels, by way of simt_cpu.h ---
 

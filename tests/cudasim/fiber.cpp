@@ -109,20 +109,24 @@ void Fiber::enter() {
   if (with_asan()) __sanitizer_finish_switch_fiber(fake_outside_, nullptr, nullptr);
 }
 
-void Fiber::leave(bool for_good) {
-  if (with_asan()) __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_inside_, outer_bottom_, outer_size_);
+void Fiber::end() {
+  if (with_asan()) __sanitizer_start_switch_fiber(nullptr, outer_bottom_, outer_size_);
   void* dropped;
-  void*& kept = for_good ? dropped : inside_;
-  if (for_good) inside_ = nullptr;
-  simt_switch(&kept, outside_);
-  if (with_asan()) __sanitizer_finish_switch_fiber(fake_inside_, nullptr, nullptr);
+  inside_ = nullptr;
+  simt_switch(&dropped, outside_);
 }
 
-void Fiber::leave_to(Fiber& next) {
-  next.outside_ = outside_, next.outer_bottom_ = outer_bottom_, next.outer_size_ = outer_size_;
-  if (!next.inside_) next.begin(), starting = &next;
-  if (with_asan()) __sanitizer_start_switch_fiber(&fake_inside_, next.stack_, stack_bytes);
-  simt_switch(&inside_, next.inside_);
+void Fiber::leave_to(Fiber* next) {
+  void* to = outside_;
+  const void* bottom = outer_bottom_;
+  size_t size = outer_size_;
+  if (next) {
+    next->outside_ = outside_, next->outer_bottom_ = outer_bottom_, next->outer_size_ = outer_size_;
+    if (!next->inside_) next->begin(), starting = next;
+    to = next->inside_, bottom = next->stack_, size = stack_bytes;
+  }
+  if (with_asan()) __sanitizer_start_switch_fiber(&fake_inside_, bottom, size);
+  simt_switch(&inside_, to);
   if (with_asan()) __sanitizer_finish_switch_fiber(fake_inside_, nullptr, nullptr);
 }
 

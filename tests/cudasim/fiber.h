@@ -92,10 +92,11 @@ class Fiber {
 
   /// From the OS thread's own stack: goes on where the fiber left, or begins body; returns when the fiber leaves.
   void enter();
-  /// From the fiber. `for_good`: the next enter() begins body again.
-  void leave(bool for_good = false);
-  /// From the fiber: another one of this OS thread begins or goes on, and leaves to where this one was entered from.
-  void leave_to(Fiber& next);
+  /// From the fiber, for good: the next enter() begins body again.
+  void end();
+  /// From the fiber: another one of this OS thread begins or goes on, and leaves to where this one was entered from;
+  /// nullptr: what entered this one goes on.
+  void leave_to(Fiber* next);
 
  private:
   void begin();

@@ -40,7 +40,7 @@ void run_in_fiber(CUstream_st& stream, std::function<void()> fn) {
         [] {
           CUstream_st* self = entered;
           (*in_fiber_)();
-          self->fiber->leave(true);
+          self->fiber->end();
         },
         unsigned(stream.device));
   if (!stream.clock) stream.clock.create();
