@@ -74,7 +74,9 @@ void train_gpt(const GptOptions& o, Job& job) {
   TrainerOptions t{
       .batches = [&](int64_t step, int64_t micro,
                      int64_t samples) { return batches.sample(step, micro, samples, sample_length); },
-      .evaluate = data::share(data::TextDataset(validation, {.context = sample_length, .stride = sample_length})),
+      .evaluate = validation.size() == 0
+                      ? nullptr
+                      : data::share(data::TextDataset(validation, {.context = sample_length, .stride = sample_length})),
       .optimizer =
           [&](nn::Module& m) {
             return make_optimizer(o.optimizer, matrices_decay(m, o.optimizer.weight_decay), o.steps, job);
@@ -154,7 +156,7 @@ int main(int argc, char** argv) {
   data("--text", o.text,
        "text to learn, or its .tokens file of `gpt tokenize` (default: this repository's own sources and docs)");
   data("--tokenizer", o.tokenizer, "folder of a tokenizer.json, or GPT-2's vocab.json and merges.txt (default: bytes)");
-  data("--validation", o.validation, "part of the text, from its end, kept for validation", number(0, 1));
+  data("--validation", o.validation, "part of the text, from its end, kept for validation (0: none)", number(0, 1));
   data("--eval-batches", o.eval_batches, "batches of a look at it (the last one takes all)", whole(1, most_steps));
   auto* init = model("--init", o.init, start_help);
   init->excludes(model("--model", o.sizes, "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json"));
