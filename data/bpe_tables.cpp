@@ -127,8 +127,18 @@ void BpeTokenizer::add_token(AddedToken token, bool normalized, const std::strin
   special_[size_t(id)] = special_[size_t(id)] || token.special;
   added_.emplace(name, int32_t(id));
   if (!normalized) return cut_first_.add(std::move(token));
-  tokens_[size_t(id)] = token.text = normalize(name);
+  token.text = normalize(name);
+  // An id that the vocabulary has, too, is decoded as there: "é" may be a byte of other characters.
+  if (!there || !rules_.byte_level) tokens_[size_t(id)] = token.text;
   cut_normalized_.add(std::move(token));
+}
+
+void BpeTokenizer::add_tokens(const Json& file, const std::string& where) {
+  const Json* const added = file.find("added_tokens");
+  int64_t index = 0;
+  if (added && !added->is_null())
+    for (const Json& token : added->as_array(where + ": added_tokens"))
+      add_token(token, str(where, ": added_tokens[", index++, "]"));
 }
 
 void BpeTokenizer::add_token(const Json& token, const std::string& where) {
@@ -164,8 +174,14 @@ void BpeTokenizer::finish(const std::string& where) {
 }
 
 BpeTokenizer BpeTokenizer::from_files(const std::string& vocab_path, const std::string& merges_path) {
+  Json file;
+  file["model"]["vocab"] = read_json(vocab_path, {.bytes = max_vocab_bytes, .python = true});
+  return from_vocab(file, vocab_path, merges_path);
+}
+
+BpeTokenizer BpeTokenizer::from_vocab(const Json& file, const std::string& vocab_path, const std::string& merges_path) {
   BpeTokenizer result;
-  const Json vocab = read_json(vocab_path, {.bytes = max_vocab_bytes});
+  const Json& vocab = file.at("model").at("vocab");
   const std::string text = read_file(merges_path, max_vocab_bytes), where = "[tokenizer] " + vocab_path;
   result.add_vocab(vocab, where);
   int line_number = 0;
@@ -182,8 +198,10 @@ BpeTokenizer BpeTokenizer::from_files(const std::string& vocab_path, const std::
                    ": expected two tokens with a space between, got \"", line, "\"");
     result.add_merge(line.substr(0, space), line.substr(space + 1), place);
   }
+  result.add_tokens(file, where);
   if (const Json* end = vocab.find("<|endoftext|>")) {
-    result.add_token({.text = "<|endoftext|>", .id = int32_t(end->as_int()), .special = true}, false, where);
+    if (!result.added_.count("<|endoftext|>"))
+      result.add_token({.text = "<|endoftext|>", .id = int32_t(end->as_int()), .special = true}, false, where);
     result.bos_ = result.eos_ = int32_t(end->as_int());
   }
   result.finish(where);

@@ -14,7 +14,7 @@ constexpr int64_t max_json_bytes = int64_t(64) << 20;
 
 bool has_value(const Json* value) {
   return value && !value->is_null() && !(value->is_bool() && !value->as_bool()) &&
-         !(value->is_string() && value->as_string().empty());
+         !(value->is_string() && value->as_string().empty()) && !(value->is_number() && value->as_number() == 0);
 }
 
 /// Refuses a setting that changes the ids unless it has its neutral value.
@@ -198,7 +198,7 @@ struct RulesReader {
 };
 
 BpeTokenizer BpeTokenizer::from_tokenizer_json(const std::string& path) {
-  return from_json(read_json(path, {.bytes = max_json_bytes}), "[tokenizer] " + path);
+  return from_json(read_json(path, {.bytes = max_json_bytes, .python = true}), "[tokenizer] " + path);
 }
 
 BpeTokenizer BpeTokenizer::from_json(const Json& file, const std::string& where) {
@@ -237,11 +237,7 @@ BpeTokenizer BpeTokenizer::from_json(const Json& file, const std::string& where)
       result.add_merge(both.substr(0, space), both.substr(space + 1), place);
     }
   }
-  if (const Json* added = file.find("added_tokens"); added && !added->is_null()) {
-    index = 0;
-    for (const Json& token : added->as_array(where + ": added_tokens"))
-      result.add_token(token, str(where, ": added_tokens[", index++, "]"));
-  }
+  result.add_tokens(file, where);
   if (has_value(model.find("unk_token"))) {
     const std::string& name = model.find("unk_token")->as_string(of_model + ".unk_token");
     const std::optional<int32_t> id = result.id_of(name);

@@ -131,7 +131,7 @@ Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::str
 
 std::unique_ptr<data::Tokenizer> LanguageModel::tokenizer() const {
   auto loaded = data::load_tokenizer(folder);
-  const std::string found = data::tokenizer_identity(folder);
+  const std::string found = identity.empty() ? "" : data::tokenizer_identity(folder);
   LOCKSTEP_CHECK(identity.empty() || found == identity, "[tokenizer] ", folder,
                  ": expected the files that the model was trained with (", identity, "), got others (", found, ")");
   return loaded;
@@ -234,10 +234,10 @@ void keep_tokenizer(const std::string& tokenizer, const std::string& given, cons
               << " holds no tokenizer, so the copy that the run has goes on being used: " << tokenizer << "\n";
   if (tokenizer.empty()) return;
   data::copy_tokenizer(tokenizer, out + "/tokenizer");
-  const std::vector<int64_t> ends = nn::eos_tokens(tokenizer);
+  const Json generation = nn::folder_notes(tokenizer).generation;
   const std::string file = out + "/tokenizer/generation_config.json";
-  if (ends.empty()) std::filesystem::remove(file);
-  else data::write_atomically(file, Json(Json::Object{{"eos_token_id", Json::Array(ends.begin(), ends.end())}}).dump());
+  if (generation.as_object().empty()) std::filesystem::remove(file);
+  else data::write_atomically(file, generation.dump(2) + "\n");
 }
 
 std::vector<int64_t> whole_numbers(const std::string& option, const std::string& list) {
