@@ -97,7 +97,7 @@ std::optional<ChatTemplate> template_of_folder(const std::string& folder) {
   } else {
     path = folder + "/tokenizer_config.json";
     if (!std::filesystem::exists(path)) return std::nullopt;
-    const Json config = data::read_json(path);
+    const Json config = data::read_json(path, data::python_json);
     const Json* found = config.find("chat_template");
     if (!found || found->is_null()) return std::nullopt;
     if (found->is_array())

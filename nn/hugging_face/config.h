@@ -28,6 +28,8 @@ class ConfigReader {
   std::string where_;
 };
 
+/// A key that Transformers writes into config.json and that changes nothing here: it is kept as it is.
+bool is_without_effect(const std::string& key);
 GPT::Options options_from_config(const data::Json& config, const std::string& path);
 /// Error when Transformers has no model with these options.
 data::Json config_of(const GPT::Options& o, DType dtype);
