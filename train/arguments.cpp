@@ -31,13 +31,17 @@ Options TrainingArguments::options() const {
   check_word("save_strategy", save_strategy, {"steps", "epoch"});
   const std::pair<const char*, int64_t> positive[] = {{"per_device_train_batch_size", per_device_train_batch_size},
                                                       {"per_device_eval_batch_size", per_device_eval_batch_size},
-                                                      {"gradient_accumulation_steps", gradient_accumulation_steps},
-                                                      {"num_train_epochs", num_train_epochs},
-                                                      {"eval_steps", eval_steps},
-                                                      {"save_steps", save_steps}};
+                                                      {"gradient_accumulation_steps", gradient_accumulation_steps}};
   for (const auto& [name, value] : positive)
     LOCKSTEP_CHECK(value >= 1, "[TrainingArguments] ", name, ": expected 1 or more, got ", value);
-  LOCKSTEP_CHECK(logging_steps >= 1, "[TrainingArguments] logging_steps: expected 1 or more, got ", logging_steps);
+  LOCKSTEP_CHECK(num_train_epochs > 0 && num_train_epochs <= double(most_steps),
+                 "[TrainingArguments] num_train_epochs: expected a number above 0, got ", num_train_epochs);
+  const std::pair<const char*, double> parts[] = {
+      {"eval_steps", eval_steps}, {"save_steps", save_steps}, {"logging_steps", logging_steps}};
+  for (const auto& [name, value] : parts)
+    LOCKSTEP_CHECK(value > 0 && value <= double(most_steps) && (value < 1 || value == std::floor(value)),
+                   "[TrainingArguments] ", name,
+                   ": expected a whole number from 1 up, or a part of all steps below 1, got ", value);
   if (load_best_model_at_end) {
     LOCKSTEP_CHECK(!output_dir.empty(),
                    "[TrainingArguments] load_best_model_at_end: expected an output_dir, in which "
@@ -47,7 +51,8 @@ Options TrainingArguments::options() const {
         "[TrainingArguments] load_best_model_at_end: expected the same eval_strategy and save_strategy, got ",
         eval_strategy, " and ", save_strategy);
     LOCKSTEP_CHECK(
-        eval_strategy != "steps" || save_steps % eval_steps == 0,
+        eval_strategy != "steps" || ((save_steps < 1) == (eval_steps < 1) &&
+                                     std::fmod(std::round(save_steps * 1e6), std::round(eval_steps * 1e6)) == 0),
         "[TrainingArguments] load_best_model_at_end: expected save_steps to be a multiple of eval_steps, got ",
         save_steps, " and ", eval_steps);
   }
@@ -58,9 +63,15 @@ Options TrainingArguments::options() const {
   o.config = deepspeed;
   o.batch = per_device_train_batch_size, o.parallel.accumulate = gradient_accumulation_steps;
   o.given = {"batch", "accumulate"};
-  o.epochs = num_train_epochs, o.steps = std::max<int64_t>(max_steps, 0);
-  o.eval_every = eval_strategy == "no" ? most_steps : eval_strategy == "steps" ? eval_steps : 0;
-  o.save_every = save_strategy == "steps" && !output_dir.empty() ? save_steps : 0;
+  o.names = {{"--out", "output_dir"},
+             {"--resume", "resume_from_checkpoint"},
+             {"--steps", "max_steps"},
+             {"--precision f16", "fp16"},
+             {"--precision bf16", "bf16"}};
+  o.epochs = int64_t(std::ceil(num_train_epochs)), o.steps = std::max<int64_t>(max_steps, 0);
+  const auto every = [](double given) { return std::max<int64_t>(1, int64_t(given)); };  // 1: see TrainerState::Options
+  o.eval_every = eval_strategy == "no" ? most_steps : eval_strategy == "steps" ? every(eval_steps) : 0;
+  o.save_every = save_strategy == "steps" && !output_dir.empty() ? every(save_steps) : 0;
   o.seed = seed;
   o.precision = fp16 ? "f16" : bf16 ? "bf16" : "f32";
   return o;

@@ -100,13 +100,14 @@ std::optional<DType> Job::autocast() const {
 engine::Config Job::config(const Json& own, const AutoValues& values) const {
   return as_usage([&] {
     engine::Config c = engine::config_from_json(config_json(own, values).dump(), origin());
-    LOCKSTEP_CHECK(!c.fp16.enabled || precision() == "f32", "--precision ", options_.precision,
-                   " contradicts the configuration, where fp16.enabled is true; leave one of them out");
-    LOCKSTEP_CHECK(!c.bf16.enabled || precision() == "f32", "--precision ", options_.precision,
-                   " contradicts the configuration, where bf16.enabled is true; leave one of them out");
-    LOCKSTEP_CHECK(!c.fp8.enabled || !options_.is_given("precision") || options_.precision == "fp8", "--precision ",
-                   options_.precision,
-                   " contradicts the configuration, where fp8.enabled is true; leave one of them out");
+    const bool asked = precision() != "f32";
+    const std::pair<const char*, bool> wrong[] = {
+        {"fp16", c.fp16.enabled && asked},
+        {"bf16", c.bf16.enabled && asked},
+        {"fp8", c.fp8.enabled && options_.is_given("precision") && options_.precision != "fp8"}};
+    for (const auto& [key, is_wrong] : wrong)
+      LOCKSTEP_CHECK(!is_wrong, options_.name_of("--precision " + options_.precision),
+                     " contradicts the configuration, where ", key, ".enabled is true; leave one of them out");
     return c;
   });
 }
@@ -131,7 +132,7 @@ Json Job::config_json(const Json& own, const AutoValues& values) const {
       put_argument(values.micro_batch ? "per_device_train_batch_size" : "--batch", micro_given,
                    "train_micro_batch_size_per_gpu", micro);
     if (accumulation_given || !sized)
-      put_argument(values.accumulation ? "gradient_accumulation_steps" : "--accumulate", accumulation_given,
+      put_argument(values.accumulation ? "gradient_accumulation_steps" : o.name_of("--accumulate"), accumulation_given,
                    "gradient_accumulation_steps", accumulation);
     if (sized && micro_given && accumulation_given)
       put_argument("train_batch_size (calculated)", true, "train_batch_size", micro * accumulation * plan().dp);

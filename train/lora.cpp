@@ -45,8 +45,7 @@ struct LoraReader {
 
 }  // namespace
 
-Start read_start(const std::string& text) {
-  const std::string origin = "--init";
+Start read_start(const std::string& text, const std::string& origin) {
   if (text.find(',') == text.npos || std::filesystem::exists(text)) return {text};
   const auto [folder, values] =
       data::parse_words(text, {"lora", "alpha", "dropout", "rslora", "targets", "modules_to_save", "quantize"}, origin);
@@ -102,6 +101,8 @@ void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::S
   if (start.lora) lora = nn::add_lora(whole, *start.lora);
   empty.reset();
   whole.load_state(state);
+  if (std::filesystem::exists(start.folder + "/config.json"))
+    whole.notes = std::make_shared<const nn::FolderNotes>(nn::folder_notes(start.folder));
   if (!lora) return nn::save_pretrained(whole, folder, {.tokenizer = tokenizer});
   nn::save_adapter(whole, *lora, folder, std::filesystem::absolute(start.folder).lexically_normal());
   data::copy_tokenizer(tokenizer, folder);

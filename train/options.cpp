@@ -63,9 +63,16 @@ void go_on_after_restart(CommonOptions& o) {
   if (restarts && std::atoi(restarts) > 0 && !o.out.empty()) o.resume = true;
 }
 
+std::string CommonOptions::name_of(const std::string& option) const {
+  for (const auto& [ours, theirs] : names)
+    if (ours == option) return theirs;
+  return option;
+}
+
 void apply_common_options(const CommonOptions& o) {
   as_usage([&] {
-    LOCKSTEP_CHECK(!o.resume || !o.out.empty(), "--resume needs --out DIR, the folder of the run to go on with");
+    LOCKSTEP_CHECK(!o.resume || !o.out.empty(), o.name_of("--resume"), " needs ", o.name_of("--out"),
+                   " DIR, the folder of the run to go on with");
     parse_device(o.device);
   });
   if (o.threads > 0) set_threads(o.threads);

@@ -27,6 +27,7 @@ void Trainer::Impl::lock_folder() {
 void Trainer::Impl::open() {
   namespace fs = std::filesystem;
   const Team& team = job.team();
+  const std::string resume_name = job.options().name_of("--resume");
   Json config = o.facts;
   config["model"] = kind;
   config["parameters"] = parameters;
@@ -35,20 +36,20 @@ void Trainer::Impl::open() {
     std::vector<double> found{double(team.leads() && fs::exists(checkpoint_folder() + "/latest"))};
     team.sum(found, "is there a checkpoint");
     const bool resume_ = job.options().resume, there = found[0] > 0 || (resume_ && !o.resume_from.empty());
-    LOCKSTEP_CHECK(resume_ || !there, job.options().out,
-                   " already holds a run; go on with it by --resume, or choose another --out");
+    LOCKSTEP_CHECK(resume_ || !there, job.options().out, " already holds a run; go on with it by ", resume_name,
+                   ", or choose another ", job.options().name_of("--out"));
     if (resume_ && fs::exists(path(config_name()))) {
       const Json saved = data::read_json(path(config_name()));
       for (const auto& [key, value] : config.as_object()) {
         const Json* before = saved.find(key);
-        LOCKSTEP_CHECK(before && *before == value, path(config_name()), ": --resume needs the same run, but ", key,
-                       " was ", before ? before->dump() : "not set", " and is now ", value.dump());
+        LOCKSTEP_CHECK(before && *before == value, path(config_name()), ": ", resume_name, " needs the same run, but ",
+                       key, " was ", before ? before->dump() : "not set", " and is now ", value.dump());
       }
       const Json *const settings = saved.find("engine"), &sparse = engine->config().sparse_attention;
       const Json* const before = settings ? settings->find("sparse_attention") : nullptr;
       LOCKSTEP_CHECK(
           (before && before->is_object()) == sparse.is_object() && (!sparse.is_object() || *before == sparse),
-          path(config_name()), ": --resume needs the same run, but sparse_attention was ",
+          path(config_name()), ": ", resume_name, " needs the same run, but sparse_attention was ",
           before ? before->dump() : "not set", " and is now ", sparse.dump());
       const Json* micro = saved.find("train_batch_size");
       if (there && micro && team.leads() && *micro != Json(*engine->config().train_batch_size))
@@ -62,7 +63,7 @@ void Trainer::Impl::open() {
     }
     if (resume_ && there) resume();
     else if (resume_ && team.leads())
-      std::cerr << "note: " << job.options().out << " holds no checkpoint, so --resume begins at step 0\n";
+      std::cerr << "note: " << job.options().out << " holds no checkpoint, so " << resume_name << " begins at step 0\n";
     team.wait();  // all have read it before it is replaced
   }
   for (const auto& [key, value] : o.notes.as_object()) config[key] = value;
@@ -92,7 +93,7 @@ void Trainer::Impl::open() {
   }
   if (o.on_start) o.on_start();
   if (writes()) {
-    prepare_output("--out", job.options().out);
+    prepare_output(job.options().name_of("--out"), job.options().out);
     lock_folder();
     config["engine"] = engine::to_json(engine->config());
     data::write_atomically(path(config_name()), config.dump(2) + "\n");
@@ -104,8 +105,10 @@ void Trainer::Impl::open() {
 void Trainer::Impl::resume() {
   const std::string from = o.resume_from.empty() ? checkpoint_folder() : o.resume_from;
   const auto loaded = engine->load_checkpoint(from);
-  LOCKSTEP_CHECK(loaded, from, ": --resume found no checkpoint");
+  LOCKSTEP_CHECK(loaded, from, ": ", job.options().name_of("--resume"), " found no checkpoint");
   first = step = engine->global_steps();
+  if (first >= steps && job.team().leads())
+    std::cerr << "note: " << from << ": the run is done, this is step " << first << " of " << steps << "\n";
   const auto number = [&](const char* key) {
     const Json* at = loaded->client_state.find(key);
     return at && at->is_number() ? std::optional(at->as_number()) : std::nullopt;

@@ -55,7 +55,8 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
       scaler({.enabled = job.autocast() == f16}) {
   LOCKSTEP_CHECK((o.data != nullptr) != bool(o.batches), "[Trainer] expected data or batches, got ",
                  o.data ? "both" : "neither");
-  LOCKSTEP_CHECK(o.data || job.options().steps > 0, "--steps: expected how many, as the data have no end");
+  LOCKSTEP_CHECK(o.data || job.options().steps > 0, job.options().name_of("--steps"),
+                 ": expected how many, as the data have no end");
   if (o.data) check_data(job.team(), "the training data", *o.data);
   if (o.evaluate) check_data(job.team(), "the data of evaluation", *o.evaluate);
   const auto spread = moe::expert_names(*model);
@@ -82,9 +83,12 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   const int64_t of_step = *engine::resolve(config, job.plan().dp).train_batch_size;
   steps_of_epoch = steps_in_epoch(of_step);
   steps = steps_of(of_step);
+  eval_every = job.options().eval_every, save_every = job.options().save_every;
   if (o.state) {
     TrainerState::Options told = *o.state;
     told.max_steps = steps, told.steps_of_epoch = steps_of_epoch, told.samples_of_step = double(of_step);
+    if (eval_every == 1) eval_every = told.whole(told.eval_steps);
+    if (save_every == 1) save_every = told.whole(told.save_steps);
     state.emplace(told);
   }
   make_engine(std::move(config));  // whose schedule asks for them
@@ -241,7 +245,7 @@ void Trainer::Impl::fit() {
       return every > 0 ? step % every == 0 : steps_of_epoch > 0 && step % steps_of_epoch == 0;
     };
     bool ends = false;
-    if (o.evaluate && due(options.eval_every) && stop == 0) {
+    if (o.evaluate && due(eval_every) && stop == 0) {
       const double before = progress.seconds();
       ends = look(line);
       evaluation_seconds += progress.seconds() - before;
@@ -260,7 +264,7 @@ void Trainer::Impl::fit() {
       metrics << line.dump() << std::endl;
       LOCKSTEP_CHECK(metrics, path("metrics.jsonl"), ": writing failed; is the disk full?");
     }
-    if (due(options.save_every) && step < steps) save(), saved = true;
+    if (due(save_every) && step < steps) save(), saved = true;
     if (ends) {
       if (job.talks())
         fmt::print("no better {} in {} evaluations: training ends\n", o.best.substr(o.best.starts_with('-')), worse);
@@ -278,8 +282,8 @@ void Trainer::Impl::fit() {
   }
   if (job.team().stopped_by() && job.team().leads())
     std::cerr << "stopped at step " << step
-              << (has_folder() ? "; the checkpoint is written, go on with --resume\n"
-                               : "; nothing was saved, as there is no --out\n");
+              << (has_folder() ? "; the checkpoint is written, go on with " : "; nothing was saved, as there is no ")
+              << job.options().name_of(has_folder() ? "--resume" : "--out") << "\n";
   if (looked != step || o.evaluate_most > 0) last = evaluate(0);
   write_state();
   const Json* program = o.facts.find("program");

@@ -59,6 +59,7 @@ struct Trainer::Impl {
   optim::GradScaler scaler;
   std::unique_ptr<engine::EngineBase> engine;
   int64_t steps = 0, steps_of_epoch = 0, first = 0, step = 0;
+  int64_t eval_every = 0, save_every = 0;  // of the options; where arguments said parts of all steps, these
   data::Files files;
   std::optional<checkpoints::FolderLock> lock;  // of the run's folder, on the rank that leads
   std::ofstream metrics, bits;

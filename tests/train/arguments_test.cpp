@@ -148,8 +148,19 @@ TEST_CASE("arguments: all that a file contradicts is one error, and words that a
            .save_steps = 10,
            .load_best_model_at_end = true},
             {"expected save_steps to be a multiple of eval_steps, got 10 and 3"}},
-           {{.logging_steps = 0}, {"logging_steps: expected 1 or more, got 0"}},
-           {{.save_steps = 0}, {"save_steps: expected 1 or more, got 0"}},
+           {{.logging_steps = 0},
+            {"logging_steps: expected a whole number from 1 up, or a part of all steps", "got 0"}},
+           {{.save_steps = 2.5}, {"save_steps: expected a whole number from 1 up, or a part of all steps", "got 2.5"}},
+           {{.eval_steps = NAN}, {"eval_steps: expected a whole number"}},
+           {{.num_train_epochs = 0}, {"num_train_epochs: expected a number above 0, got 0"}},
+           {{.output_dir = "/tmp/none",
+           .eval_strategy = "steps",
+           .eval_steps = 0.25,
+           .save_steps = 1,
+           .load_best_model_at_end = true},
+            {"expected save_steps to be a multiple of eval_steps, got 1 and 0.25"}},
+           {{.resume_from_checkpoint = true}, {"resume_from_checkpoint needs output_dir"}},
+           {{.bf16 = true, .deepspeed = R"({"fp16": {"enabled": true}})"}, {"bf16 contradicts the configuration"}},
            {{.fp16 = true, .bf16 = true}, {"expected fp16 or bf16, got both"}},
        }) {
     const std::string said = message([&] { train_with(row.args); });
@@ -192,6 +203,56 @@ TEST_CASE("arguments: where a run goes, and how often it is saved") {
     if (entry.path().filename() != "lock") kept.insert(entry.path().filename());
   CHECK(kept == std::set<std::string>{".run", "checkpoint-6", "checkpoint-7", "latest", "metrics.jsonl", "run.json",
                                       "trainer_state.json"});
+}
+
+TEST_CASE("arguments: parts of all steps, and of an epoch") {
+  const TempDir out;
+  const TrainingArguments args{.output_dir = out / "run",
+                               .per_device_train_batch_size = 4,
+                               .num_train_epochs = 1.5,  // of 11 steps: 17, and a part of them is rounded up
+                               .eval_strategy = "steps",
+                               .eval_steps = 0.25,
+                               .save_steps = 0.5,
+                               .logging_steps = 0.1,
+                               .load_best_model_at_end = true};
+  const Trained found = train_with(args, 1, true);
+  CHECK(found.steps == 17);
+  std::string losses, evaluations;
+  for (const data::Json& entry : found.log.as_array()) {
+    const std::string step = str(" ", entry.at("step").as_int());
+    if (entry.find("loss")) losses += step;
+    if (entry.find("eval_loss")) evaluations += step;
+  }
+  CHECK(losses == " 2 4 6 8 10 12 14 16");
+  CHECK(evaluations.starts_with(" 5 10 15"));
+  CHECK(std::filesystem::exists(out / "run/checkpoint-9"));
+  const data::Json state = data::read_json(out / "run/trainer_state.json");
+  using Row = std::pair<const char*, int>;
+  for (const auto& [key, wanted] :
+       {Row("logging_steps", 2), Row("eval_steps", 5), Row("save_steps", 9), Row("num_train_epochs", 2)})
+    CHECK(state.at(key) == data::Json(wanted));
+  CHECK(train_with({.per_device_train_batch_size = 4, .num_train_epochs = 2.0}).steps == 22);
+  CHECK(train_with({.per_device_train_batch_size = 4, .num_train_epochs = 0.1}).steps == 2);
+}
+
+TEST_CASE("arguments: notes and errors have their names, and a run that is done says so") {
+  const TempDir out;
+  TrainingArguments args{.output_dir = out / "run", .per_device_train_batch_size = 4, .max_steps = 2};
+  const auto notes = [&] {
+    std::ostringstream text;
+    std::streambuf* const before = std::cerr.rdbuf(text.rdbuf());
+    const std::string said = message([&] { CHECK(train_with(args).steps == 2); });
+    std::cerr.rdbuf(before);
+    CHECK(!contains(text.str() + said, "--"));
+    return said == "(no error)" ? text.str() : said;
+  };
+  args.resume_from_checkpoint = true;
+  CHECK(contains(notes(), "holds no checkpoint, so resume_from_checkpoint begins at step 0"));
+  CHECK(contains(notes(), "run: the run is done, this is step 2 of 2"));
+  args.resume_from_checkpoint = false;
+  CHECK(contains(notes(), "go on with it by resume_from_checkpoint, or choose another output_dir"));
+  args.resume_from_checkpoint = out / "none";
+  CHECK(contains(notes(), "none: resume_from_checkpoint found no checkpoint"));
 }
 
 TEST_CASE("arguments: the curve of 20 steps of Transformers' Trainer, with the loss by tokens, for any ranks") {
