@@ -143,21 +143,20 @@ def check_folder(gpt, name, config, work):
     config.architectures, config.dtype = None, "float32"
     config.save_pretrained(str(base))
     shutil.copy(TOKENIZERS / "qwen2/tokenizer.json", base)
-    train = [gpt, "train", "--text", work / "text.txt", "--steps", 1, "--batch", 2, "--context", 16, "--validation", 0]
+    train = [gpt, "train", "--text", work / "text.txt", "--steps", 1, "--batch", 2, "--validation", 0]
     run(*train, "--model", base / "config.json", "--tokenizer", base, "--export", work / f"{name}_weights")
     shutil.copy(work / f"{name}_weights/model.safetensors", base)
     saved = json.loads((base / "config.json").read_text())
     saved["architectures"] = json.loads((work / f"{name}_weights/config.json").read_text())["architectures"]
-    (base / "config.json").write_text(json.dumps(dict(saved, someones_limit=float("inf"), someones_count=2**64)))
+    saved.update(bos_token_id=650, eos_token_id=[652, 650], pad_token_id=651, someones_limit=float("inf"), someones_count=2**64)
+    (base / "config.json").write_text(json.dumps(saved))
     (base / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "model_max_length": HUGE}))
     (base / "chat_template.jinja").write_text(TEMPLATE)
     (base / "additional_chat_templates").mkdir()
     (base / "additional_chat_templates/tool.jinja").write_text("{{ messages }}")
     (base / "generation_config.json").write_text(json.dumps(dict(bos_token_id=650, eos_token_id=[652, 650], pad_token_id=651, do_sample=True, temperature=0.6, top_p=0.9, repetition_penalty=1.3)))
-    saved["eos_token_id"] = [652, 650]
-    (base / "config.json").write_text(json.dumps(dict(saved, bos_token_id=650, pad_token_id=651, someones_limit=float("inf"), someones_count=2**64)))
-    run(*train, "--init", base, "--out", work / f"{name}_run", "--export", work / f"{name}_exported")
-    run(*train[:-2], "--init", f"{base},lora=2", "--export", work / f"{name}_adapter")
+    run(*train, "--init", base, "--context", 16, "--out", work / f"{name}_run", "--export", work / f"{name}_exported")
+    run(*train, "--init", f"{base},lora=2", "--context", 16, "--export", work / f"{name}_adapter")
     run(gpt, "finetune", "--model_name_or_path", base, "--do_train", "--train_file", work / "text.txt", "--block_size", 16, "--max_steps", 1, "--output_dir", work / f"{name}_tuned")
     for after in ("exported", "adapter", "tuned"):
         check_saved(base, work / f"{name}_{after}", text)
