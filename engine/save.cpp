@@ -277,7 +277,7 @@ std::map<std::string, double> EngineBase::Impl::told() const {
   std::map<std::string, double> all{{"seed", double(random_state().seed)}};
   for (const auto& [key, value] : with_prefix(own_numbers(), "optimizer.group.")) {
     const std::string option = key.substr(key.find('.') + 1);
-    const bool turns = option == "lr" || option == "momentum" || option == "beta1";
+    const bool turns = option == "lr" || option == "initial_lr" || option == "momentum" || option == "beta1";
     if (!turns || schedules.empty()) all[key] = value;
   }
   if (!schedules.empty())
