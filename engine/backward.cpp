@@ -34,7 +34,19 @@ int64_t EngineBase::Impl::micro_batch(int64_t ahead) const {
   return are_interleaved() ? i * replicas() + replica : replica * accumulation + i;
 }
 
+/// A step that goes on in another loop over a DataLoader: the last one of training will not be filled.
+void EngineBase::Impl::notice_end_of_loop() {
+  data::LoopDepth& depth = data::loop_depth();
+  if (micros.empty()) loops = depth.least = depth.now;
+  if (said_unfilled || drawn || depth.least >= loops) return;
+  said_unfilled = true;
+  say(str("warning: a loop over a DataLoader ended with ", micros.size(), " of the ", accumulation,
+          " micro-batches of a step: the next loop fills it, and what is left after the last one trains nothing; give "
+          "loops a multiple of gradient_accumulation_steps batches"));
+}
+
 void EngineBase::Impl::before_forward() {
+  if (!in_pass && !closed && config.managed_gradient_accumulation) notice_end_of_loop();
   if (in_pass || closed || !model.is_training() || !NoGrad::grad_enabled()) return;
   if (forwards++ == 0 && !drawn) begin_random(micro_batch());
   if (profiler && global_steps == config.flops_profiler.profile_step && micros.empty() && forwards == 1)

@@ -140,6 +140,10 @@ struct LoadArgs {
 };
 using checkpoints::Loaded;
 
+/// A loss that is the mean over so many targets as two numbers that can be added up over batches of different numbers
+/// of them: the sum and the number, both 0 for the mean of none. Of a number that is not known, -1, the loss and -1.
+Variable sum_and_tokens(const Variable& mean, int64_t tokens);
+
 /// The engine, but for the model's own type.
 class EngineBase {
   void enter_no_sync();
@@ -157,6 +161,7 @@ class EngineBase {
   /// With the next micro-batches of training_data: an Example's input for the model, its target for the loss.
   double train_batch(std::optional<double> metric = {});
   /// The mean loss of so many micro-batches of each copy (0: as many as in training), of any size; without gradients.
+  /// With PipelineModule::tokens the mean over all of their targets.
   double eval_batch(const pipeline::Data& data, int micro_batches = 0);
   /// What `measure` gives for each of them (default: the loss), so many `values`, in the order of the micro-batches;
   /// the same on all ranks.
@@ -175,8 +180,9 @@ class EngineBase {
 
   /// At a boundary: clip, update, next learning rate. Before it nothing. Call it after every backward
   /// (managed_gradient_accumulation false: at boundaries only). `metric` is for ReduceLROnPlateau: the mean over ranks
-  /// counts.
+  /// counts, so all ranks give one, or none does.
   void step(std::optional<double> metric = {});
+  bool wants_metric() const;  ///< whether step() does
   /// Whether the step() that comes next updates.
   bool is_gradient_accumulation_boundary() const;
   /// Forgets the gradients since the last boundary.
@@ -188,6 +194,9 @@ class EngineBase {
 
   void train(bool training = true);
   void eval() { train(false); }
+  /// Gives all copies the first one's buffers, such as batch norm's statistics, which are those of a checkpoint.
+  /// Evaluations by eval_batch() and eval_batches() begin with it; one of your own calls it on all ranks.
+  void sync_buffers();
 
   /// All ranks together, at a boundary. Tensors by their names, so any number of ranks and any stage can load them;
   /// with counters, schedule, loss scale, random numbers and the place in training_data.

@@ -63,6 +63,7 @@ struct EngineBase::Impl {
   // backward.cpp
   void watch();  // the hooks below
   void before_forward();
+  void notice_end_of_loop();
   void after_forward();
   void gradient_arrives();
   void check_backward(int64_t tokens) const;
@@ -95,6 +96,7 @@ struct EngineBase::Impl {
   void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, const Scale& scale);
   std::vector<double> eval_whole(const pipeline::Data& data, int micro_batches, const pipeline::Loss* measure,
                                  int values);
+  void sync_buffers();
 
   // step.cpp
   void step(std::optional<double> metric);
@@ -120,6 +122,7 @@ struct EngineBase::Impl {
   checkpoints::Numbers own_numbers() const;  // the optimizer's
   std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);
   void load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer);
+  std::map<std::string, double> told() const;  // what the program says that a checkpoint says, too
 
   const std::function<void(const std::string&)> log;
   optim::GradScaler* const grad_scaler;
@@ -159,6 +162,8 @@ struct EngineBase::Impl {
   bool in_pass = false, failed = false, closed = false;
   bool drawn = false;   // random numbers of the coming micro-batch were begun by its data
   bool paused = false;  // a schedule's own backwards
+  int64_t loops = 0;    // over DataLoaders, in which the step began
+  bool said_unfilled = false;
   int no_sync_depth = 0;
   std::optional<zero::Zero::NoSync> local;         // this backward sums here only
   std::optional<zero::Zero::NoSync> caller_local;  // and those while no_sync() lives

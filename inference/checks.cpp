@@ -36,6 +36,11 @@ void check_model(const Config& config, nn::GPT& model) {
   LOCKSTEP_CHECK(config.ep() == 1 || !layers.empty(), "[init_inference] moe.ep_size ", config.ep(),
                  " needs a model with experts, this ", model.kind(), " has none");
   const bool counted = config.has("moe.num_experts") || config.moe.num_experts != std::vector<int64_t>{1};
+  for (const char* const key : {"num_experts", "type"})
+    LOCKSTEP_CHECK(!layers.empty() || !config.has(str("moe.", key)) ||
+                       (*key == 'n' && config.moe.num_experts == std::vector<int64_t>{1}),
+                   "[init_inference] moe.", key, ": expected that of the model's experts, this ", model.kind(),
+                   " has none; leave it out");
   for (size_t i = 0; counted && i < layers.size(); ++i) {
     const auto& wanted = config.moe.num_experts;
     const int64_t n = wanted.empty() ? 0 : wanted[std::min(i, wanted.size() - 1)];

@@ -239,6 +239,12 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
                  "[InferenceEngine] generate() needs a model whose tokens see no later ones; triangular_masking is "
                  "false");
   nn::Generation g = generation;
+  auto goes_on = emit;
+  if (m.all && emit)  // all ranks end a sequence together
+    goes_on = [&emit, all = m.all.get()](size_t sequence, int64_t token) {
+      const std::vector<int32_t> wanted{emit(sequence, token)};
+      return dist::all_reduced(wanted, *all, {.op = dist::ReduceOp::min, .tag = "whether a sequence goes on"})[0] != 0;
+    };
   if (m.all) {
     std::vector<std::string> lines = lines_of(g);
     for (size_t i = 0; i < prompts.size(); ++i) lines.push_back(str("prompt ", i, ": ") + text_of(prompts[i]));
@@ -253,9 +259,9 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
       LOCKSTEP_CHECK(int64_t(prompts[i].size()) + g.max_new_tokens <= *m.config.max_out_tokens,
                      "[InferenceEngine] prompt ", i, " has ", prompts[i].size(), " tokens, and max_new_tokens is ",
                      g.max_new_tokens, ": expected at most max_out_tokens ", *m.config.max_out_tokens, " together");
-  if (!m.tp || !only_the_likeliest(g)) return nn::generate(*m.model, prompts, g, emit);
+  if (!m.tp || !only_the_likeliest(g)) return nn::generate(*m.model, prompts, g, goes_on);
   const CandidateScope scope(m.model->head, m.model->o.vocab, g, *m.tp);
-  return nn::generate(*m.model, prompts, g, emit);
+  return nn::generate(*m.model, prompts, g, goes_on);
 }
 
 nn::Generated InferenceEngine::generate(const std::vector<int64_t>& prompt, const nn::Generation& generation) {

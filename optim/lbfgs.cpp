@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "autograd/agreed.h"
 #include "autograd/ops.h"
 #include "optim/rules.h"
 
@@ -80,7 +81,7 @@ LBFGS::Point LBFGS::evaluate(const std::function<Variable()>& loss) {
     const EnableGrad recording;
     const Variable value = loss();
     value.backward();
-    found.loss = value.item();
+    found.loss = agreed(parameters(0), value.item(), "loss of LBFGS");
   }
   std::vector<Tensor> all;
   for (const Variable& p : parameters(0)) {

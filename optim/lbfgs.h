@@ -26,7 +26,7 @@ class LBFGS : public OptimizerOf<LBFGSOptions> {
   bool is_elementwise() const override { return false; }
 
   /// Up to max_iter iterations. loss() computes the loss, whose gradients are cleared before and made after it. Gives
-  /// the loss of the beginning.
+  /// the loss of the beginning. Under DistributedDataParallel all ranks call it, and the mean of their losses counts.
   double step(const std::function<Variable()>& loss);
   int64_t evaluations() const { return evaluations_; }  ///< of the loss, in all steps
   OptimizerState state() const override;

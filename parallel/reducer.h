@@ -23,9 +23,11 @@
 // Gradients that are handed in, not noticed (a pipeline's, a 1-bit optimizer's), go through GradientAccumulator
 // (buckets.h): the same flat memory and tree without hooks.
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "autograd/agreed.h"
 #include "parallel/buckets.h"
 
 namespace lockstep::parallel {
@@ -143,9 +145,7 @@ class Reducer {
   std::vector<size_t> order_;     // in which units are reduced
   size_t next_ = 0;               // of them, the first that has not started
   std::vector<size_t> arrivals_;  // parameters in the order of their gradients
+  std::optional<SharedParameters> shared_;
 };
-
-/// Whether a reducer of this process reduces this parameter's gradients.
-bool is_reduced(const Variable& parameter);
 
 }  // namespace lockstep::parallel

@@ -15,6 +15,21 @@
 
 namespace lockstep::train {
 
+namespace {
+
+/// Leaves the lines up to this step: the others will be made again, and a killed process may have left half a line.
+void cut_back(const std::string& path, int64_t last) {
+  std::ifstream in(path);
+  std::string kept, line;
+  try {
+    while (std::getline(in, line) && data::parse_json(line, path).at("step", path).as_int(path) <= last)
+      kept += line + "\n";
+  } catch (const Error&) {}  // NOLINT: half a line
+  data::write_atomically(path, kept);
+}
+
+}  // namespace
+
 /// One job at a time trains in a folder. (That of its checkpoints has a lock of its own, which says what is stale.)
 void Trainer::Impl::lock_folder() {
   if (!writes() || lock || !std::filesystem::exists(job.options().out)) return;
@@ -28,6 +43,8 @@ void Trainer::Impl::open() {
   namespace fs = std::filesystem;
   const Team& team = job.team();
   const std::string resume_name = job.options().name_of("--resume");
+  LOCKSTEP_CHECK(has_folder() || !job.options().resume, "[Trainer] ", resume_name, ": expected a folder (",
+                 job.options().name_of("--out"), "), got none");
   Json config = o.facts;
   config["model"] = kind;
   config["parameters"] = parameters;
@@ -97,6 +114,7 @@ void Trainer::Impl::open() {
     lock_folder();
     config["engine"] = engine::to_json(engine->config());
     data::write_atomically(path(config_name()), config.dump(2) + "\n");
+    if (first > 0) cut_back(path("metrics.jsonl"), first);
     metrics.open(path("metrics.jsonl"), first > 0 ? std::ios::app : std::ios::trunc);
     LOCKSTEP_CHECK(metrics, path("metrics.jsonl"), ": cannot be written");
   }
@@ -170,6 +188,7 @@ void Trainer::Impl::write_bits(double loss) {
 }
 
 void load_model(nn::Module& model, const std::string& folder, bool average) {
+  LOCKSTEP_CHECK(!folder.empty(), "[load_model] expected a folder, got an empty name");
   const std::string below = folder + "/checkpoints", of_average = "optimizer.ema.";
   const auto found = checkpoints::inspect(std::filesystem::exists(below) ? below : folder);
   LOCKSTEP_CHECK(found, folder, ": expected the folder of a run, or of its checkpoints; it holds none");

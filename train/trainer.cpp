@@ -78,6 +78,11 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   if (environment("LOCKSTEP_DESCRIBE")) describe_it(own);
   engine::Config config = job.config(own, values());
   trial.reset();
+  LOCKSTEP_CHECK(!o.load_best || (has_folder() && !o.best.empty() && o.evaluate),
+                 "[Trainer] load_best: expected a folder (--out), `best`, and data to evaluate, got ",
+                 !has_folder()    ? "no folder"
+                 : o.best.empty() ? "no `best`"
+                                  : "no data to evaluate");
   experts.emplace(*model, job.mesh().at().tp == 0);  // tensor-parallel ranks have the same experts
   check(config);
   const int64_t of_step = *engine::resolve(config, job.plan().dp).train_batch_size;
@@ -180,6 +185,9 @@ void Trainer::Impl::make_engine(engine::Config config) {
   config.given.erase("pipeline.stages");
   args.config = std::move(config);
   engine = std::make_unique<engine::EngineBase>(std::move(module), std::move(args));
+  LOCKSTEP_CHECK(!engine->wants_metric(),
+                 "[Trainer] expected a schedule that follows the step, got ReduceLROnPlateau, which follows a metric: "
+                 "train in a loop of your own that calls step(metric), or take another schedule");
   data::check_mapped_files();  // a model that was built empty starts with those of a folder, perhaps
 }
 

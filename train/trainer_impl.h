@@ -40,7 +40,10 @@ struct Trainer::Impl {
   void keep_best();
   void write_state();
   int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }
-  std::string path(const std::string& name) const { return job.options().out + "/" + name; }
+  std::string path(const std::string& name) const {
+    LOCKSTEP_CHECK(has_folder(), "[Trainer] ", name, ": expected a folder (--out), got none");
+    return job.options().out + "/" + name;
+  }
   bool has_folder() const { return !job.options().out.empty(); }
   std::string checkpoint_folder() const { return o.state ? job.options().out : path("checkpoints"); }
   std::string config_name() const { return o.state ? "run.json" : "config.json"; }

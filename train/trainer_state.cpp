@@ -73,7 +73,7 @@ Json TrainerState::json(bool to_go_on) const {
   all["train_batch_size"] = o_.train_batch_size;
   all["trial_name"] = Json();
   all["trial_params"] = Json();
-  if (to_go_on) all["loss_since_log"] = sum_, all["loss_in_log"] = total_;
+  if (to_go_on) all["loss_since_log"] = sum_, all["loss_in_log"] = total_, all["last_logged"] = logged_;
   return all;
 }
 
@@ -81,7 +81,9 @@ void TrainerState::load(const Json& saved) {
   const std::string where = "trainer_state.json: ";
   step_ = saved.at("global_step", where).as_int(where + "global_step");
   log_ = saved.at("log_history", where).as_array(where + "log_history");
-  logged_ = step_ / o_.whole(o_.logging_steps) * o_.whole(o_.logging_steps);
+  const Json* logged = saved.find("last_logged");
+  const int64_t every = saved.at("logging_steps", where).as_int(where + "logging_steps");  // may be another now
+  logged_ = logged ? logged->as_int(where + "last_logged") : step_ / every * every;
   const auto number = [&](const char* key) {  // null: it was none
     const Json& found = saved.at(key, where);
     return found.is_number() ? found.as_number() : NAN;

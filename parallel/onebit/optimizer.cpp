@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "autograd/agreed.h"
 #include "optim/clip.h"
 #include "parallel/agreement.h"
-#include "parallel/reducer.h"
 #include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "trace/trace.h"
@@ -66,7 +66,7 @@ void Optimizer::check_gradients() {
                  "] a step cannot be captured: capture forward and backward, and call step() after replay()");
   for (size_t i = 0; i < trained_.size(); ++i) {
     const Variable& p = trained_[i];
-    LOCKSTEP_CHECK(!parallel::is_reduced(p), "[", name(),
+    LOCKSTEP_CHECK(!mean_over_ranks(p), "[", name(),
                    "] moves gradients between ranks itself, but DistributedDataParallel has reduced them already: "
                    "train the model without that wrapper");
     LOCKSTEP_CHECK(p.checked_grad(name()).defined(), "[", name(),
