@@ -69,10 +69,9 @@ int main(int argc, char** argv) {
   add("--allow-origin", o.server.allow_origin,
       "whose pages may ask from a browser, such as http://localhost:3000; *: all (default: none)",
       [](const std::string& text) -> std::string {
-        const size_t host = text.find("://") + 3;
-        const bool origin = text.find("://") != text.npos && host < text.size() &&
-                            text.find_first_of("/ \t\r\n,\"'<>*", host) == text.npos;
-        return origin || text == "*" ? "" : "expected * or SCHEME://HOST[:PORT] without a path, got '" + text + "'";
+        const size_t host = text.find("://");  // behind it no path
+        const bool one = host != text.npos && text.find_first_of("/*, \t\r\n", host + 3) == text.npos;
+        return one || text == "*" ? "" : "expected * or SCHEME://HOST[:PORT], got '" + text + "'";
       });
   limits("--blocks", o.batcher.blocks,
          "of 32 tokens, for keys and values (0: for 8 texts as long as the context, 4 GiB at most)", whole(0, 1 << 26))

@@ -16,28 +16,29 @@ namespace {
 
 constexpr double never = -std::numeric_limits<double>::infinity(), highest_score = std::numeric_limits<double>::max();
 
-struct OptionRange {
-  const char* name;
-  double least, most;
-  bool open = false;  // `least` itself is too little
-};
+template <auto member> double number_of(const Generation& g) { return double(g.*member); }
+
 // Within these no sum or quotient of scores overflows.
 constexpr double many = double(int64_t(1) << 31);
-constexpr OptionRange option_ranges[] = {
-    {"max_new_tokens", 0, many},
-    {"min_new_tokens", 0, many},
-    {"num_return_sequences", 1, 1 << 16},
-    {"num_beams", 1, 1024},
-    {"length_penalty", -10, 10},
-    {"logit_bias", never, 1e9},
-    {"repetition_penalty", 1e-3, 1e3},
-    {"presence_penalty", -100, 100},
-    {"frequency_penalty", -100, 100},
-    {"no_repeat_ngram_size", 0, many},
-    {"temperature", 0, 1e6},
-    {"top_k", 0, many},
-    {"top_p", 0, 1, true},
-    {"min_p", 0, 1},
+constexpr struct OptionRange {
+  const char* name;
+  double (*of)(const Generation&);
+  double least, most;
+  bool open = false;  // `least` itself is too little
+} option_ranges[] = {
+    {"max_new_tokens", number_of<&Generation::max_new_tokens>, 0, many},
+    {"min_new_tokens", number_of<&Generation::min_new_tokens>, 0, many},
+    {"num_return_sequences", number_of<&Generation::num_return_sequences>, 1, 1 << 16},
+    {"num_beams", number_of<&Generation::num_beams>, 1, 1024},
+    {"length_penalty", number_of<&Generation::length_penalty>, -10, 10},
+    {"repetition_penalty", number_of<&Generation::repetition_penalty>, 1e-3, 1e3},
+    {"presence_penalty", number_of<&Generation::presence_penalty>, -100, 100},
+    {"frequency_penalty", number_of<&Generation::frequency_penalty>, -100, 100},
+    {"no_repeat_ngram_size", number_of<&Generation::no_repeat_ngram_size>, 0, many},
+    {"temperature", number_of<&Generation::temperature>, 0, 1e6},
+    {"top_k", number_of<&Generation::top_k>, 0, many},
+    {"top_p", number_of<&Generation::top_p>, 0, 1, true},
+    {"min_p", number_of<&Generation::min_p>, 0, 1},
 };
 
 const OptionRange& range_of(std::string_view name) {
@@ -46,16 +47,13 @@ const OptionRange& range_of(std::string_view name) {
   fail(str("[generate] there is no option ", name));
 }
 
-void check_option(std::string_view name, double value) {
-  const std::string wrong = wrong_option(name, value);
-  LOCKSTEP_CHECK(wrong.empty(), "[generate] ", wrong);
+bool is_within(const OptionRange& r, double value) {
+  return value >= r.least && value <= r.most && !(r.open && value == r.least);
 }
 
-void check_draw(const Generation& g) {
-  check_option("temperature", g.temperature);
-  check_option("top_k", double(g.top_k));
-  check_option("top_p", g.top_p);
-  check_option("min_p", g.min_p);
+void check_numbers(const Generation& g) {
+  for (const OptionRange& r : option_ranges)
+    LOCKSTEP_CHECK(is_within(r, r.of(g)), "[generate] ", wrong_option(r.name, r.of(g)));
 }
 
 /// exp(x) for x <= 0 to the last place or two, 0 below 2^-1000; without branches, so that a loop of it is vectors.
@@ -211,7 +209,7 @@ std::vector<double> numbers_of(std::span<const float> logits) {
 
 std::string wrong_option(std::string_view name, double value) {
   const OptionRange& r = range_of(name);
-  if (value >= r.least && value <= r.most && !(r.open && value == r.least)) return "";
+  if (is_within(r, value)) return "";
   const auto shown = [](double x) { return std::abs(x) < 1e15 && x == std::floor(x) ? str(int64_t(x)) : str(x); };
   return str("expected ", name, " in ", r.open ? "(" : "[", shown(r.least), ", ", shown(r.most), "], got ",
              shown(value));
@@ -220,17 +218,9 @@ std::string wrong_option(std::string_view name, double value) {
 double most_of_option(std::string_view name) { return range_of(name).most; }
 
 void Generation::check() const {
-  check_draw(*this);
-  check_option("max_new_tokens", double(max_new_tokens));
-  check_option("min_new_tokens", double(min_new_tokens));
-  check_option("num_return_sequences", double(num_return_sequences));
-  check_option("num_beams", double(num_beams));
-  check_option("length_penalty", length_penalty);
-  for (const auto& [id, bias] : logit_bias) check_option("logit_bias", bias);
-  check_option("repetition_penalty", repetition_penalty);
-  check_option("presence_penalty", presence_penalty);
-  check_option("frequency_penalty", frequency_penalty);
-  check_option("no_repeat_ngram_size", double(no_repeat_ngram_size));
+  check_numbers(*this);
+  for (const auto& [id, bias] : logit_bias)
+    LOCKSTEP_CHECK(bias <= 1e9, "[generate] expected logit_bias up to 1e9, got ", bias, " for token ", id);
   LOCKSTEP_CHECK(num_beams == 1 || !do_sample, "[generate] num_beams ", num_beams,
                  " with do_sample is not built: beams take the likeliest tokens");
   LOCKSTEP_CHECK(num_beams == 1 || stop.empty(), "[generate] stop strings with num_beams ", num_beams,
@@ -299,7 +289,7 @@ int64_t likeliest(std::span<const double> scores) {
 }
 
 std::vector<Candidate> distribution(std::span<const double> scores, const Generation& g) {
-  check_draw(g);
+  check_numbers(g);
   const double top = std::min(scores[size_t(likeliest(scores))], highest_score);
   const double temperature = std::max(g.temperature, 1e-5);
   const auto weight = [&](double score) { return exp_below_zero(std::min(score - top, 0.0) / temperature); };
@@ -333,7 +323,7 @@ std::vector<Candidate> distribution(std::span<const double> scores, const Genera
 }
 
 int64_t next_token(std::span<const double> scores, const Generation& g, double u) {
-  check_draw(g);
+  check_numbers(g);
   const int64_t best = likeliest(scores);
   if (g.greedy()) return best;
   if (g.top_k > 0) {

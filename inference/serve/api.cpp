@@ -13,31 +13,11 @@ namespace {
 
 constexpr int64_t most_answers = 128;
 
-/// Fields that clients send though they ask for nothing by them, with the values that do so, as Json::dump() writes
-/// them.
-constexpr std::pair<std::string_view, std::string_view> no_requests[] = {
-    {"tools", "[]"},
-    {"tool_choice", "\"none\""},
-    {"tool_choice", "\"auto\""},
-    {"parallel_tool_calls", "true"},
-    {"parallel_tool_calls", "false"},
-    {"functions", "[]"},
-    {"function_call", "\"none\""},
-    {"function_call", "\"auto\""},
-    {"tool_calls", "[]"},
-    {"annotations", "[]"},
-    {"response_format", R"({"type": "text"})"},
-    {"modalities", R"(["text"])"},
-    {"best_of", "1"},
-    {"logit_bias", "{}"},
-    {"suffix", "\"\""},
-    {"metadata", "{}"},
-    {"store", "false"},
-    {"service_tier", "\"auto\""},
-    {"service_tier", "\"default\""},
-    {"continuous_usage_stats", "false"},
-    {"include_obfuscation", "false"},
-};
+/// Fields that clients send though they ask for nothing by them, and the values that do so.
+const char* const no_requests = R"({"tools": [[]], "functions": [[]], "tool_choice": ["none", "auto"], "best_of": [1],
+  "function_call": ["none", "auto"], "parallel_tool_calls": [true, false], "tool_calls": [[]], "annotations": [[]],
+  "response_format": [{"type": "text"}], "modalities": [["text"]], "logit_bias": [{}], "suffix": [""], "metadata": [{}],
+  "store": [false], "service_tier": ["auto", "default"], "include_obfuscation": [false]})";
 
 Json parsed_body(std::string_view body) {
   try {
@@ -98,14 +78,12 @@ class Fields {
   void refuse_others() const {
     for (const auto& [name, value] : json_.as_object()) {
       if (value.is_null() || std::count(known_.begin(), known_.end(), name)) continue;
-      const std::string text = value.dump();
-      std::string nothing;
-      bool asks = true;
-      for (const auto& [field, empty] : no_requests)
-        if (field == name) asks &= text != empty, (nothing += nothing.empty() ? ", except as " : " or ") += empty;
-      if (!asks) continue;
-      throw BadRequest(name, "'" + name.substr(0, 100) + "' is not supported" + nothing +
-                                 (nothing.empty() ? suggestion(name.substr(0, 100), known_) : ""));
+      static const Json all_nothing = data::parse_json(no_requests, "no_requests");
+      const Json* const nothing = all_nothing.find(name);
+      if (nothing && std::ranges::count(nothing->as_array(), value)) continue;
+      const std::string shown = name.substr(0, 100);
+      throw BadRequest(name, "'" + shown + "' is not supported" +
+                                 (nothing ? ", except as one of " + nothing->dump() : suggestion(shown, known_)));
     }
   }
 
@@ -205,14 +183,8 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
     r.parse_special = fields.flag("parse_special", true);
   }
   nn::Generation& g = r.generation;
-  const auto most_tokens = int64_t(nn::most_of_option("max_new_tokens"));
-  r.max_tokens = fields.whole("max_tokens", 0, most_tokens);
-  if (const auto newer = fields.whole("max_completion_tokens", 0, most_tokens)) {
-    if (r.max_tokens.value_or(*newer) != *newer)
-      throw BadRequest("max_completion_tokens", str("max_completion_tokens: expected the number of max_tokens, ",
-                                                    *r.max_tokens, ", or one of the two alone, got ", *newer));
-    r.max_tokens = newer;
-  }
+  for (const char* name : {"max_tokens", "max_completion_tokens"})  // two names of one; the newer one counts
+    if (const auto given = fields.whole(name, 0, int64_t(nn::most_of_option("max_new_tokens")))) r.max_tokens = given;
   for (const auto& [name, to] : {std::pair{"temperature", &g.temperature},
                                  {"top_p", &g.top_p},
                                  {"min_p", &g.min_p},

@@ -247,8 +247,10 @@ void Batcher::compute(const Step& step) {
       chosen[i] = choose(*whose[i].first, whose[i].second, {scores.data<float>() + i * vocab, vocab});
   });
   for (size_t i = 0; i < whose.size(); ++i) {
-    if (chosen[i].error.empty()) chosen[i].error = take(*whose[i].first, whose[i].second, std::move(chosen[i].token));
-    if (!chosen[i].error.empty()) failed.emplace_back(whose[i].first->number, chosen[i].error);
+    try {
+      LOCKSTEP_CHECK(chosen[i].error.empty(), chosen[i].error);
+      take(*whose[i].first, whose[i].second, std::move(chosen[i].token));
+    } catch (const std::exception& error) { failed.emplace_back(whose[i].first->number, error.what()); }
   }
   for (const auto& [number, error] : failed) drop(number, Answer::Reason::caller, error);
   std::vector<std::pair<int64_t, Answer::Reason>> ended;
@@ -279,24 +281,20 @@ Batcher::Chosen Batcher::choose(const Running& r, int64_t place, std::span<const
   return out;
 }
 
-/// The text of an Error, which is of this sequence alone; "": none.
-std::string Batcher::take(Running& r, int64_t place, Token token) {
-  try {
-    const nn::Generation& g = r.asked.generation;
-    const int64_t id = token.id;
-    if (place < int64_t(r.asked.prompt.size())) {
-      r.prompt_scored = place + 1;
-    } else {
-      if (g.max_new_tokens == 0) return r.end = Answer::Reason::length, "";
-      r.made.push_back(id);
-      append(state_, r.number, id);
-      if (std::count(g.eos_token_id.begin(), g.eos_token_id.end(), id)) r.end = Answer::Reason::eos;
-      else if (!g.stop.empty() && (r.text.push(g.text(id)), r.text.stopped())) r.end = Answer::Reason::stop;
-      else if (int64_t(r.made.size()) == g.max_new_tokens) r.end = Answer::Reason::length;
-    }
-    r.answer->push(std::move(token));
-  } catch (const std::exception& error) { return error.what(); }
-  return "";
+void Batcher::take(Running& r, int64_t place, Token token) {
+  const nn::Generation& g = r.asked.generation;
+  const int64_t id = token.id;
+  if (place < int64_t(r.asked.prompt.size())) {
+    r.prompt_scored = place + 1;
+  } else {
+    if (g.max_new_tokens == 0) return void(r.end = Answer::Reason::length);
+    r.made.push_back(id);
+    append(state_, r.number, id);
+    if (std::count(g.eos_token_id.begin(), g.eos_token_id.end(), id)) r.end = Answer::Reason::eos;
+    else if (!g.stop.empty() && (r.text.push(g.text(id)), r.text.stopped())) r.end = Answer::Reason::stop;
+    else if (int64_t(r.made.size()) == g.max_new_tokens) r.end = Answer::Reason::length;
+  }
+  r.answer->push(std::move(token));
 }
 
 /// A sequence has ended, by itself or not: its blocks are free.

@@ -88,7 +88,7 @@ class Batcher {
     std::string error;
   };
   static Chosen choose(const Running& r, int64_t place, std::span<const float> logits);
-  std::string take(Running& r, int64_t place, Token token);
+  void take(Running& r, int64_t place, Token token);
   void drop(int64_t number, Answer::Reason reason, const std::string& error = "");
 
   nn::GPT& model_;

@@ -331,7 +331,7 @@ TEST_CASE("generate: how it ends, what it tells, and what it refuses") {
                        {{.repetition_penalty = 0}, "expected repetition_penalty in [0.001, 1000], got 0"},
                        {{.presence_penalty = NAN}, "expected presence_penalty in [-100, 100], got nan"},
                        {{.frequency_penalty = INFINITY}, "expected frequency_penalty in [-100, 100], got inf"},
-                       {{.logit_bias = {{3, NAN}}}, "expected logit_bias in [-inf, 1000000000], got nan"},
+                       {{.logit_bias = {{3, NAN}}}, "expected logit_bias up to 1e9, got nan for token 3"},
                        {{.temperature = -1}, "expected temperature in [0, 1000000], got -1"},
                        {{.temperature = INFINITY}, "expected temperature in [0, 1000000], got inf"},
                        {{.max_new_tokens = INT64_MAX}, "expected max_new_tokens in [0, 2147483648], got 9.22337e+18"},
