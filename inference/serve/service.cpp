@@ -17,6 +17,12 @@ int64_t characters_of(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (uint8_t(c) & 0xc0) != 0x80; });
 }
 
+/// Characters between what a decoder has given and a token's own text: what waits is U+FFFD unless the token goes on
+/// with it.
+int64_t before_own(data::Decoder decoder, std::string_view bytes) {
+  return !bytes.empty() && (uint8_t(bytes[0]) & 0xc0) == 0x80 ? 0 : characters_of(decoder.flush());
+}
+
 /// As a client can read it: JSON has no infinity, and OpenAI has this number for what is never drawn.
 double readable(double logprob) { return std::max(logprob, -9999.0); }
 
@@ -183,13 +189,13 @@ void Reply::read_prompt(One& one, const std::string* text) const {
   std::string sent;
   int64_t characters = 0;
   for (const int64_t id : one.prompt) {
-    if (wanted) one.prompt_offsets.push_back(characters);
+    const std::string_view bytes = service_.tokenizer_.token_bytes(int32_t(id));
+    if (wanted) one.prompt_offsets.push_back(characters + before_own(one.decoder, bytes));
     std::string more = one.decoder.push(int32_t(id));
     // Special tokens decode to nothing, but those that stand in the text are a part of it.
-    const std::string_view special = service_.tokenizer_.token_bytes(int32_t(id));
     if (text && service_.tokenizer_.is_special(int32_t(id)) &&
-        text->substr(std::min(sent.size(), text->size())).starts_with(special))
-      more = special;
+        text->substr(std::min(sent.size(), text->size())).starts_with(bytes))
+      more = bytes;
     characters += characters_of(more);
     sent += more;
   }
@@ -212,7 +218,11 @@ bool Reply::ended() const {
 void Reply::take(One& one, const Token& token) {
   const size_t place = one.tokens.size();
   const bool of_prompt = one.made == 0 && place < one.prompt_offsets.size();
-  if (request_.logprobs >= 0) one.tokens.push_back({token, of_prompt ? one.prompt_offsets[place] : one.decoded});
+  if (request_.logprobs >= 0) {
+    const std::string_view bytes = service_.tokenizer_.token_bytes(int32_t(token.id));
+    const int64_t offset = of_prompt ? one.prompt_offsets[place] : one.decoded + before_own(one.decoder, bytes);
+    one.tokens.push_back({token, offset});
+  }
   if (of_prompt) return;
   ++one.made;
   const auto& eos = request_.generation.eos_token_id;
