@@ -55,8 +55,7 @@ nn::GPT toy_gpt(int64_t vocab, uint64_t seed = 3) {
 
 /// All scores are 0 then, but for the sums of rows of the head that are written.
 const Tensor& plain_scores(nn::GPT& model) {
-  const std::vector<Variable> norm = model.norm.parameters();
-  norm[0].tensor().fill_(0), norm[1].tensor().fill_(1);
+  model.norm.weight.tensor().fill_(0), model.norm.bias.tensor().fill_(1);
   model.head.weight.tensor().fill_(0);
   return model.head.weight.tensor();
 }
@@ -161,10 +160,11 @@ Body random_body(std::mt19937_64& random, const std::string& rest = "}") {
 TEST_CASE("service: random options, random infinities, padding: a request is answered as alone, or fails alone") {
   nn::GPT model = toy_gpt(280);
   std::mt19937_64 random(7);
+  model.norm.weight.tensor().fill_(1.5), model.norm.bias.tensor().fill_(0);
   const Tensor& head = model.head.weight.tensor();
   // Products beyond f32: scores of +infinity and -infinity in many steps, and in few one that is no number.
-  for (const int64_t id : {65, 98, 200, 259, 270}) head.select(0, id).select(0, int64_t(random() % 16)).fill_(2e38);
-  head.select(0, 99).narrow(0, 3, 2).copy_(Tensor::from(std::vector<float>{2e38F, -2e38F}, {2}));
+  for (const int64_t id : {65, 98, 200, 259, 270}) head.select(0, id).select(0, int64_t(random() % 16)).fill_(2.5e38);
+  head.select(0, 99).narrow(0, 3, 2).copy_(Tensor::from(std::vector<float>{2.5e38F, -2.5e38F}, {2}));
   const Toy tokenizer;
   Service service(
       model, tokenizer,
@@ -185,9 +185,9 @@ TEST_CASE("service: random options, random infinities, padding: a request is ans
     }
     asked += int64_t(bodies.size());
   }
-  CHECK(ends["answered"] > wanted / 5);
+  CHECK(ends["answered"] > wanted / 10);
   CHECK(ends["refused"] > wanted / 5);
-  CHECK(ends["no number"] > wanted / 100);
+  CHECK(ends["no number"] > wanted / 50);
   CHECK(ask(service, R"({"prompt": "a", "max_tokens": 0, "echo": true})").starts_with("["));  // it still lives
 }
 
@@ -246,7 +246,7 @@ TEST_CASE("batcher: one sequence for which the model or the text of a token thro
       while (!one->ended())
         while (const auto token = one->next(100)) said += str(token->id, " ");
       const std::string error = message([&] { one->reason(); });
-      if (!error.empty()) said = error;
+      if (error != "(no error)") said = error;
     }
     return out;
   };
