@@ -352,8 +352,8 @@ std::vector<double> log_probabilities(std::span<const float> logits) {
   if (top == never) return s;
   double sum = 0;
   for (const double x : s) sum += exp_below_zero(x - top);
-  const double total = top + std::log(sum);
-  for (double& x : s) x -= total;
+  const double rest = std::log(sum);
+  for (double& x : s) x = x - top - rest;  // top may be too large to have digits for it
   return s;
 }
 

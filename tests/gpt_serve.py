@@ -226,9 +226,9 @@ with tempfile.TemporaryDirectory() as folder:
     check("nor by gpt sample", all(r.returncode == 0 for r in sampled), str([r.stderr for r in sampled]))
     with Server(llama(d / "bigtok", 655)) as s:
         check("a token without a row", s.text("ab", max_tokens=5) is not None and s.ask("POST", "/v1/completions", {"prompt": "a<trim>"})[0] == 400)
-    for program, words in (("finetune", ["--model_name_or_path", d / "bigtok", "--do_train", "--max_steps", 1, "--block_size", 16, "--per_device_train_batch_size", 1, "--output_dir", d / "tuned", "--train_file"]),
-                           ("train", ["--init", d / "bigtok", "--context", 16, "--batch", 1, "--steps", 1, "--eval-batches", 1, "--text"])):
-        r = run("gpt", program, *words, text)
+    for program, words in (("finetune", ["--model_name_or_path", d / "bigtok", "--do_train", "--max_steps", 1, "--block_size", 16, "--per_device_train_batch_size", 1, "--train_file"]),
+                           ("train", ["--init", d / "bigtok", "--context", 16, "--batch", 1, "--steps", 1, "--warmup", 0, "--eval-batches", 1, "--text"])):
+        r = run("gpt", program, *words, text, *(["--output_dir", d / "tuned"] if program == "finetune" else []))
         check(f"gpt {program} with such a tokenizer", r.returncode == 0, r.stdout + r.stderr)
         (d / "trim.txt").write_text("the quick brown fox " * 500 + "<trim>")
         refused(f"gpt {program} of a text with that token", ["gpt", program, *words, d / "trim.txt"], "trim.txt: token 655", "has no row in the model")

@@ -183,12 +183,15 @@ TEST_CASE("sampling is total: any logits and any options give a token that may b
       const auto infinite = std::count(logits.begin(), logits.end(), INFINITY);
       const bool plain =
           g.logit_bias.empty() && g.repetition_penalty == 1 && g.suppress_tokens.empty() && g.no_repeat_ngram_size == 0;
-      if (plain && infinite > 0 && g.temperature < 100) CHECK(logits[size_t(id)] == INFINITY), ++infinite_ones;
+      if (plain && infinite > 0 && g.temperature < 100) {
+        CHECK(logits[size_t(id)] == INFINITY);
+        ++infinite_ones;
+      }
       ++drawn;
     } catch (const Error& error) { CHECK(std::string(error.what()).starts_with("[generate]")); }
   }
   CHECK(drawn > rounds / 2);
-  CHECK(infinite_ones > rounds / 500);
+  CHECK(infinite_ones > rounds / 1500);
   // Differences that are smaller than the numbers' own distances, near a large score.
   for (const double top : {1e9, -1e9, 1e300, -1e300, 0.0})
     for (const double temperature : {1e-5, 1.0, 30.0}) {
