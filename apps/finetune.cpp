@@ -56,9 +56,11 @@ Texts read_texts(const FinetuneOptions& o, const std::string& folder, const nn::
   const int64_t block = o.block_size > 0 ? o.block_size : std::min<int64_t>(sizes.context, 1024);
   LOCKSTEP_CHECK(block >= 2 && block <= sizes.context, "--block_size ", block, ": expected 2 to ", sizes.context,
                  ", what the model sees");
-  LOCKSTEP_CHECK(tokenizer->vocab_size() <= sizes.vocab, "the tokenizer has ", tokenizer->vocab_size(),
-                 " tokens, the model only ", sizes.vocab);
-  const auto tokens = [&](const std::string& file) { return load_tokens(file, *tokenizer, folder); };
+  const auto tokens = [&](const std::string& file) {
+    data::Tokens all = load_tokens(file, *tokenizer, folder);
+    check_rows(all, *tokenizer, sizes.vocab, file);
+    return all;
+  };
   Texts texts;
   data::Tokens learn, test;
   if (!o.validation_file.empty()) test = tokens(o.validation_file);

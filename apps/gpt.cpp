@@ -60,8 +60,7 @@ void train_gpt(const GptOptions& o, Job& job) {
   const nn::GPT::Options sizes = model->o;
   const int64_t sample_length = o.is_given("context") ? o.context : sizes.context;
   LOCKSTEP_CHECK(sample_length <= sizes.context, "--context ", o.context, ": the model sees at most ", sizes.context);
-  LOCKSTEP_CHECK(known->vocab_size() <= sizes.vocab, "the tokenizer has ", known->vocab_size(),
-                 " tokens, the model only ", sizes.vocab);
+  apps::check_rows(all, *known, sizes.vocab, name);
   const auto [learn, validation] = data::split_text(all, o.validation, sample_length, name);
   job.team().check_same(name, all.size(), all.checksum());
   const data::TokenBatches batches(learn, job.options().seed);
@@ -185,6 +184,7 @@ int main(int argc, char** argv) {
   });
   const auto on_use = [&](CLI::App& sub, void (*command)(const UseOptions&, const LanguageModel&)) {
     sub.callback([&use, command, name = sub.get_name()] {
+      as_usage([&] { use.generation.check(); });
       use_language_model(use, name, [&](const LanguageModel& m) { command(use, m); });
     });
   };

@@ -36,6 +36,7 @@ class BpeTokenizer : public Tokenizer {
   void configure(const Json& tokenizer_config, const std::string& where);
 
   int64_t vocab_size() const override { return int64_t(tokens_.size()); }
+  bool knows(int64_t id) const override { return id >= 0 && id < vocab_size() && known_[size_t(id)]; }
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const override;
   std::string_view token_bytes(int32_t id) const override;
   bool is_special(int32_t id) const override;

@@ -26,6 +26,9 @@ class Tokenizer {
   static std::unique_ptr<Tokenizer> from_folder(const std::string& folder);
   virtual ~Tokenizer() = default;
   virtual int64_t vocab_size() const = 0;  ///< one more than the largest id
+  virtual bool knows(int64_t id) const { return id >= 0 && id < vocab_size(); }
+  /// The ids below `vocab` that it does not know: models have rows beyond their tokenizer's ids, and files have gaps.
+  std::vector<int64_t> unknown(int64_t vocab) const;
   /// Any bytes are text.
   virtual std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const = 0;
   /// The text of ids, as Decoder writes it: UTF-8 always, special tokens left out or written by name.

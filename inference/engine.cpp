@@ -254,6 +254,7 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
       g.seed = uint64_t(dist::all_gathered(std::vector<int64_t>{drawn}, *m.all, {.tag = "seed of the draws"})[0]);
     }
   }
+  g.check(m.model->o.vocab);  // as all ranks have it
   if (m.config.max_out_tokens)
     for (size_t i = 0; i < prompts.size(); ++i)
       LOCKSTEP_CHECK(int64_t(prompts[i].size()) + g.max_new_tokens <= *m.config.max_out_tokens,

@@ -269,6 +269,7 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
   LOCKSTEP_CHECK(!ids.empty(), "--prompt: expected at least one token");
   LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a prompt that is a text, got --ids");
   generation.text = [&](int64_t id) { return std::string(tokenizer->token_bytes(int32_t(id))); };
+  if (tokenizer) generation.suppress_tokens = tokenizer->unknown(m.model->o.vocab);
   for (const int64_t id : m.ends)
     if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);  // a small model's folder may name a large one's
   std::string made;
@@ -302,15 +303,22 @@ nn::Generation drawn_text() {
 
 void add_generation_options(CLI::App& app, nn::Generation& g) {
   const OptionGroup add(app);
-  add("--tokens", g.max_new_tokens, "tokens to add", whole(1, most_steps));
-  add("--temperature", g.temperature, "0 takes the likeliest token; higher is wilder", number(0, 1e6));
-  add("--top-k", g.top_k, "choose among the k likeliest (0: all)", whole(0, most_size));
-  add("--top-p", g.top_p, "choose among the likeliest that make up this probability", number(0, 1));
-  add("--min-p", g.min_p, "choose among those at least this much as likely as the likeliest", number(0, 1));
+  const auto check = [](const char* name) -> OptionCheck {
+    return [name](const std::string& text) {
+      char* end = nullptr;
+      const double value = std::strtod(text.c_str(), &end);
+      return text.empty() || *end != 0 ? "expected a number, got '" + text + "'" : nn::wrong_option(name, value);
+    };
+  };
+  add("--tokens", g.max_new_tokens, "tokens to add", whole(1, int64_t(nn::most_of_option("max_new_tokens"))));
+  add("--temperature", g.temperature, "0 takes the likeliest token; higher is wilder", check("temperature"));
+  add("--top-k", g.top_k, "choose among the k likeliest (0: all)", check("top_k"));
+  add("--top-p", g.top_p, "choose among the likeliest that make up this probability", check("top_p"));
+  add("--min-p", g.min_p, "choose among those at least this much as likely as the likeliest", check("min_p"));
   add("--repetition-penalty", g.repetition_penalty, "above 1: tokens that were there before become less likely",
-      number(1e-3, 1e3));
+      check("repetition_penalty"));
   add("--no-repeat-ngram", g.no_repeat_ngram_size, "never so many tokens in a row twice (0: they may)",
-      whole(0, most_size));
+      check("no_repeat_ngram_size"));
   app.add_flag_callback(
       "--greedy", [&] { g.do_sample = false; }, "the likeliest token each time");
   app.add_option_function<int64_t>(
@@ -321,7 +329,7 @@ void add_generation_options(CLI::App& app, nn::Generation& g) {
            g.do_sample = false, g.overflow = nn::Generation::Overflow::error;
          },
          "follow so many of the likeliest texts; ends where the context is full")
-      ->check(whole(1, 1024));
+      ->check(check("num_beams"));
   app.add_option("--stop", g.stop, "end before this text (can be given several times)")->allow_extra_args(false);
 }
 
