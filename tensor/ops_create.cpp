@@ -1,6 +1,7 @@
 // New tensors: empty, constant, ranges, random.
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "tensor/complex.h"
 #include "tensor/convert.h"

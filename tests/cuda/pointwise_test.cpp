@@ -135,8 +135,9 @@ TEST_CASE("cuda: a bound or a threshold that is NaN") {
       for (const auto part : {PointwisePart::value, PointwisePart::grad0}) {
         const Tensor x = values({33}, dtype, 1, false);
         x.narrow(0, 3, 1).fill_(std::nan(""));
-        against_cpu(str("NaN ", dtype), part == PointwisePart::value ? Arguments{x} : Arguments{ones({33}, {dtype}), x},
-                    {x}, [&, op = op, args = args](const Kernels& k, const Arguments& a, Arguments& to) {
+        against_cpu(str("NaN ", dtype),
+                    part == PointwisePart::value ? Arguments{x} : Arguments{ones({33}, {dtype, cpu}), x}, {x},
+                    [&, op = op, args = args](const Kernels& k, const Arguments& a, Arguments& to) {
                       run_kernel(k, op, part, args, a, to[0]);
                     });
       }
