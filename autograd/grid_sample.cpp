@@ -22,13 +22,13 @@ Tensor number_like(double value, const Tensor& like) { return full({}, value, {l
 Variable clipped(const Variable& x, double low, double high) {
   const Tensor& t = x.tensor();
   const Tensor inside = logical_and(gt(t, number_like(low, t)), lt(t, number_like(high, t)));
-  return with_slope(masked_fill(clamp(t, low, high), isnan(t), low), inside.to(t.dtype()), x);
+  return with_slope(clamp(t, low, high), inside.to(t.dtype()), x);
 }
 
 /// Thrown back from low and high, as often as it takes.
 Variable reflected(const Variable& x, double low, double high) {
   const Tensor& t = x.tensor();
-  if (high <= low) return zeros_like(t);
+  if (high <= low) return clamp(t, 0, 0);
   const double span = high - low;
   const Tensor from_low = sub(t, number_like(low, t)), length = abs(from_low);
   const Tensor times = floor(mul_scalar(length, 1 / span)), rest = sub(length, mul_scalar(times, span));
@@ -75,8 +75,12 @@ struct GridSampler {
 
   Variable nearest(const std::vector<Variable>& at) const {
     std::vector<Tensor> whole;
-    for (size_t d = 0; d < at.size(); ++d) whole.push_back(round(padded(at[d], sizes[d]).tensor()));
-    return pixels(whole);
+    Tensor lost;  // a pixel has no weight that could be NaN
+    for (size_t d = 0; d < at.size(); ++d) {
+      whole.push_back(round(padded(at[d], sizes[d]).tensor()));
+      lost = d == 0 ? isnan(whole[d]) : logical_or(lost, isnan(whole[d]));
+    }
+    return masked_fill(pixels(whole), lost.unsqueeze(1), NAN);
   }
 
   /// The sum over all corners around, each with the product of its weights.
@@ -86,7 +90,8 @@ struct GridSampler {
     for (size_t d = 0; d < at.size(); ++d) {
       const Variable place = padded(at[d], sizes[d]);
       const Tensor low = floor(place.tensor());
-      const Variable rest = masked_fill(sub(place, low), logical_not(isfinite(low)), 0);  // outside in any case
+      const Tensor infinite = eq(abs(low), number_like(INFINITY, low));  // outside in any case; NaN stays
+      const Variable rest = masked_fill(sub(place, low), infinite, 0);
       whole.push_back({low, add_scalar(low, 1)});
       weights.push_back({rsub_scalar(rest, 1), rest});
     }

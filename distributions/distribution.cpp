@@ -79,6 +79,7 @@ Tensor above(const Tensor& x, double low) { return gt(x, full({}, low, {x.dtype(
 Tensor at_least(const Tensor& x, double low) { return ge(x, full({}, low, {x.dtype(), x.device()})); }
 Tensor is_finite(const Tensor& x) { return eq(x, x); }  // what PyTorch calls real: no NaN
 TensorOptions options_of(const Variable& x) { return {x.dtype(), x.device()}; }
+Variable wide(const Variable& x) { return size_of(x.dtype()) == 2 ? x.to(f32) : x; }
 
 Variable x_log_y(const Variable& x, const Variable& y) {
   const Tensor zero = full({}, 0, options_of(x));

@@ -18,6 +18,8 @@ class Normal : public Distribution {
   Variable draw(const Shape& shape) const override;
 
  private:
+  friend class LogNormal;
+  Variable draw_wide(const Shape& shape) const;  ///< not rounded yet
   explicit Normal(const std::vector<Variable>& p);
 };
 

@@ -147,7 +147,7 @@ struct Threshold : Layer<Threshold> {
   struct Options {
     double threshold, value;
   };
-  explicit Threshold(const Options& options) : o(options) {}
+  explicit Threshold(const Options& options);
   Variable forward(const Variable& x);
   Options o;
 };

@@ -147,6 +147,7 @@ LoadReport Module::load_state(const State& state, bool strict) {
   for (const auto& [name, tensor] : state) given[name] = &tensor;
   // Every place by name; a shared parameter has several names, and any of them will do.
   std::vector<std::pair<Tensor, const Tensor*>> copies;
+  std::vector<std::pair<Variable*, const Tensor*>> replaced;  // what keeps its dtype takes the state's
   std::map<const void*, bool> filled;
   std::map<const void*, std::string> first_name;
   std::vector<std::string> wrong;
@@ -165,6 +166,7 @@ LoadReport Module::load_state(const State& state, bool strict) {
       wrong.push_back(str(name, ": expected shape ", place.shape(), ", got ", source.shape()));
     else if (is_floating(source.dtype()) != is_floating(place.dtype()))
       wrong.push_back(str(name, ": expected ", place.dtype(), ", got ", source.dtype()));
+    else if (entry.keeps_dtype && source.dtype() != place.dtype()) replaced.emplace_back(entry.parameter, &source);
     else copies.emplace_back(place, &source);
   });
   LoadReport report;
@@ -183,6 +185,7 @@ LoadReport Module::load_state(const State& state, bool strict) {
     if (place.storage()->origin()) place.storage()->refill();  // built empty
     place.copy_(*source);
   }
+  for (auto& [parameter, source] : replaced) parameter->set_tensor(source->to(parameter->device()).clone());
   return report;
 }
 

@@ -57,7 +57,8 @@ template <class T> LOCKSTEP_HD T tetragamma(T x) { return T(math::tetragamma(x))
 
 template <class T> LOCKSTEP_HD T clip(T x, T low, T high) {
   x = x < low ? low : x;
-  return x > high ? high : x;
+  x = x > high ? high : x;
+  return (low == low) & (high == high) ? x : low + high;  // a bound that is NaN bounds nothing, and is seen
 }
 
 #define LOCKSTEP_VALUE template <class T> LOCKSTEP_HD static T value([[maybe_unused]] T x, [[maybe_unused]] Params<T> a)
@@ -202,7 +203,7 @@ struct LogSigmoid : Costly {
 struct Softplus : Costly {  // p: beta, q: threshold
   LOCKSTEP_VALUE {
     const T scaled = x * a.p;
-    return scaled > a.q ? x : log1p(exp(scaled)) / a.p;
+    return scaled <= a.q ? log1p(exp(scaled)) / a.p : a.q == a.q ? x : a.q;
   }
   LOCKSTEP_GRAD(input) { return select(input * a.p > a.q, g, g * sigmoid(input * a.p)); }
 };

@@ -1,7 +1,10 @@
 // New tensors: empty, constant, ranges, random.
 #include <cmath>
+#include <limits>
+#include <utility>
 
 #include "tensor/complex.h"
+#include "tensor/convert.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 
@@ -70,10 +73,36 @@ Tensor eye(int64_t n, int64_t m, TensorOptions options) {
   return out;
 }
 
+namespace {
+
+/// A finite number in a floating dtype.
+bool is_in_range(DType dtype, double value) {
+  bool fits = false;
+  dispatch<float, double, Half, BFloat16>(dtype, "is_in_range",
+                                          [&]<class T> { fits = std::isfinite(convert<double>(convert<T>(value))); });
+  return fits;
+}
+
+/// The whole numbers that a dtype has without a gap: of floats up to 2 to the digits of the mantissa.
+std::pair<int64_t, int64_t> whole_numbers(DType dtype) {
+  const int digits = dtype == f64 ? 53 : dtype == f32 ? 24 : dtype == f16 ? 11 : 8;
+  std::pair<int64_t, int64_t> range{-(int64_t(1) << digits), int64_t(1) << digits};
+  if (!is_floating(dtype))
+    dispatch<int64_t, int32_t, int8_t, uint8_t>(dtype, "whole_numbers", [&]<class T> {
+      range = {std::numeric_limits<T>::min(), std::numeric_limits<T>::max()};
+    });
+  return range;
+}
+
+}  // namespace
+
 const Tensor& uniform_(const Tensor& x, double low, double high) {
   check_floating("uniform_", x);
-  LOCKSTEP_CHECK(low <= high && std::isfinite(high - low), "[uniform_] expected finite low <= high, got ", low, " and ",
-                 high);
+  const DType dtype = x.dtype();
+  LOCKSTEP_CHECK(low <= high && is_in_range(dtype, low) && is_in_range(dtype, high) &&
+                     is_in_range(dtype == f64 ? f64 : f32, high - low),  // in which it is computed
+                 "[uniform_] expected low <= high, both and their distance in the range of ", dtype, ", got ", low,
+                 " and ", high);
   Tensor out = x.is_contiguous() ? x : empty_like(x);
   LOCKSTEP_KERNEL(x.device(), uniform)(out, low, high, next_random_key(x.device()));
   if (!x.is_contiguous()) x.copy_(out);
@@ -83,7 +112,9 @@ const Tensor& uniform_(const Tensor& x, double low, double high) {
 
 const Tensor& normal_(const Tensor& x, double mean, double deviation) {
   check_floating("normal_", x);
-  LOCKSTEP_CHECK(deviation >= 0, "[normal_] expected a deviation >= 0, got ", deviation);
+  LOCKSTEP_CHECK(deviation >= 0 && is_in_range(x.dtype(), mean) && is_in_range(x.dtype(), deviation),
+                 "[normal_] expected a mean and a deviation >= 0 in the range of ", x.dtype(), ", got ", mean, " and ",
+                 deviation);
   Tensor out = x.is_contiguous() ? x : empty_like(x);
   LOCKSTEP_KERNEL(x.device(), normal)(out, mean, deviation, next_random_key(x.device()));
   if (!x.is_contiguous()) x.copy_(out);
@@ -109,6 +140,9 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
   LOCKSTEP_CHECK(low < high, "[randint] expected low < high, got ", low, " and ", high);
   LOCKSTEP_CHECK(options.dtype != boolean && !is_complex(options.dtype), "[randint] expected a real number dtype, got ",
                  options.dtype);
+  const auto [least, most] = whole_numbers(options.dtype);
+  LOCKSTEP_CHECK(low >= least && high - 1 <= most, "[randint] expected numbers from ", least, " to ", most, ", as ",
+                 options.dtype, " has no others, or not all, got ", low, " to ", high - 1, "; draw them in i64");
   Tensor out = empty(shape, options);
   LOCKSTEP_KERNEL(options.device, randint)(out, low, high, next_random_key(options.device));
   return out;
