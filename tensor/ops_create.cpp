@@ -74,20 +74,20 @@ const Tensor& uniform_(const Tensor& x, double low, double high) {
   check_floating("uniform_", x);
   LOCKSTEP_CHECK(low <= high && std::isfinite(high - low), "[uniform_] expected finite low <= high, got ", low, " and ",
                  high);
+  x.storage()->bump_version("uniform_");
   Tensor out = x.is_contiguous() ? x : empty_like(x);
   LOCKSTEP_KERNEL(x.device(), uniform)(out, low, high, next_random_key(x.device()));
   if (!x.is_contiguous()) x.copy_(out);
-  x.storage()->bump_version("uniform_");
   return x;
 }
 
 const Tensor& normal_(const Tensor& x, double mean, double deviation) {
   check_floating("normal_", x);
   LOCKSTEP_CHECK(deviation >= 0, "[normal_] expected a deviation >= 0, got ", deviation);
+  x.storage()->bump_version("normal_");
   Tensor out = x.is_contiguous() ? x : empty_like(x);
   LOCKSTEP_KERNEL(x.device(), normal)(out, mean, deviation, next_random_key(x.device()));
   if (!x.is_contiguous()) x.copy_(out);
-  x.storage()->bump_version("normal_");
   return x;
 }
 
