@@ -131,7 +131,7 @@ TEST_CASE("a second run that fails, or no run at all, leaves state as it was; ot
   const Variable x(ones({2}), true);
   const Variable y = sum(checkpoint(piece, x));
   const Variable reader = sum(mul(Variable(ones({2}), true), Variable(state)));  // saves the state itself
-  CHECK_THROWS_WITH_AS(y.backward(), "the second run", Error);
+  CHECK_THROWS_AS(y.backward(), Error);
   CHECK(equal(state, full({2}, 6)));
   reader.backward();  // its version is what it was
   add_scalar_(state, 1);
@@ -169,6 +169,6 @@ TEST_CASE("results that a piece makes and overwrites are no state: nothing is ke
         return mul(in, Variable(own));
       },
       x));
-  CHECK(bytes() - before < 4 << 16);  // a copy of `own` would be as many
+  CHECK(bytes() - before < 8 << 16);  // the result's; a copy of `own` would be as many again
   y.backward();
 }
