@@ -3,6 +3,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "tensor/device.h"
@@ -65,12 +66,12 @@ class Storage {
   }
 
   /// Frees the bytes; tensors on this storage stay, and must not be read until refill(). ZeRO 3 does this to
-  /// parameters. `whose`: named in the Error of a reader; must outlive the emptiness.
+  /// parameters. `whose`: named in the Error of a reader.
   void empty(const char* whose = "");
   /// Allocates the bytes again (uninitialised) after empty().
   void refill();
   bool is_empty() const { return data_ == nullptr && bytes_ > 0; }
-  const char* emptied_of() const { return emptied_of_; }
+  const char* emptied_of() const { return emptied_of_.c_str(); }
   const std::shared_ptr<void>& origin() const { return origin_; }
 
   /// Counts in-place writes. A tensor saved for backward remembers it; `writer` names the operation in the Error. To be
@@ -112,7 +113,7 @@ class Storage {
   uint64_t made_in_ = 0;    // the journal in which the bytes were allocated
   uint32_t born_ = 0;       // Graph::recordings() when the bytes were allocated
   void* stream_ = nullptr;  // in whose order the bytes were allocated and will be freed; none on the CPU
-  const char* emptied_of_ = "";
+  std::string emptied_of_;
   Device device_;
   Memory category_ = Memory::other;
   std::function<void()> release_;  // set for adopted memory only
