@@ -25,6 +25,7 @@ void EngineBase::Impl::watch() {
   module_hooks.push_back(model.before_forward([this](nn::Module&, const std::vector<Variable>&) { before_forward(); }));
   module_hooks.push_back(
       model.after_forward([this](nn::Module&, const std::vector<Variable>&, const Variable&) { after_forward(); }));
+  model_calls = model.calls();
 }
 
 int64_t EngineBase::Impl::micro_batch(int64_t ahead) const {

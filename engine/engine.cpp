@@ -296,7 +296,7 @@ void EngineBase::Impl::close() noexcept {
   if (closed) return;
   closed = true;
   for (auto& [parameter, id] : gradient_hooks) parameter.remove_hook(id);
-  for (const int id : module_hooks) model.remove_hook(id);
+  for (const int id : module_hooks) model_calls.remove_hook(id);  // the model may be gone
   profiler.reset();
   comms.reset();
   saver.reset();  // waits; says what went wrong

@@ -70,7 +70,8 @@ bool is_launched();
 /// Joins the job that the environment names, unless that was done. Without a launcher: alone, and a notice says so.
 dist::ProcessGroup& init_distributed();
 
-/// Something of the program's own, which must outlive the engine; or a function that makes it on every rank.
+/// Something of the program's own, which must be there while the engine is used (they may be destroyed in any order);
+/// or a function that makes it on every rank.
 template <class T, class From> struct GivenOrMade {
   using Make = std::function<std::unique_ptr<T>(From& from)>;
   GivenOrMade() = default;
@@ -112,8 +113,8 @@ struct InitializeArgs {
   ConfigSource config = {};
   const Arguments* args = nullptr;      ///< their config, where `config` is not given
   dist::ProcessGroup* group = nullptr;  ///< all ranks of the job; default: dist::world()
-  /// In its place: who is where; must outlive the engine. Ranks along cp share each sample, those along ep experts
-  /// (moe::Layer on mesh->ep()). Default: copies x stages of all ranks.
+  /// In its place: who is where; must be there while the engine is used. Ranks along cp share each sample, those along
+  /// ep experts (moe::Layer on mesh->ep()). Default: copies x stages of all ranks.
   const parallel::Mesh* mesh = nullptr;
   int loader_workers = 0;                            ///< threads that make batches of training_data
   std::function<void(const std::string&)> log = {};  ///< what rank 0 has to say; empty: lines on stderr
@@ -320,7 +321,7 @@ template <class M> struct Initialized {
 };
 
 /// Collective. The model's parameters become what the config says (dtype, shards), and rank 0's everywhere. What is
-/// given must outlive the engine. No config, and two of them, are Errors.
+/// given must be there while the engine is used. No config, and two of them, are Errors.
 template <class M> Initialized<M> initialize(M& model, InitializeArgs args) {
   Engine<M> engine(model, std::move(args));
   optim::Optimizer& optimizer = engine.optimizer();

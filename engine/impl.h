@@ -185,6 +185,7 @@ struct EngineBase::Impl {
 
   std::vector<std::pair<Variable, int>> gradient_hooks;
   std::vector<int> module_hooks;
+  nn::Module::Calls model_calls;
 };
 
 }  // namespace lockstep::engine

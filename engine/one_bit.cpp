@@ -76,6 +76,14 @@ void OneBit::name_nonfinite(int64_t mine, zero::StepReport& report) const {
 
 zero::StepReport OneBit::step(const zero::StepOptions& o) {
   const NoGrad no_grad;
+  std::vector<std::string> frozen;
+  for (const nn::NamedParameter& p : model_.named_parameters()) {
+    const auto same = [&](const nn::NamedParameter& one) { return one.variable.impl() == p.variable.impl(); };
+    const bool was_trained = std::any_of(trained_.begin(), trained_.end(), same);
+    if (!was_trained && p.variable.requires_grad()) parallel::fail_unfrozen("engine", p.name, &group_);
+    if (was_trained && !p.variable.requires_grad()) frozen.push_back(p.name);
+  }
+  frozen_.agree("engine", frozen, group_);
   if (sum_) sum_->finish();
   const bool check = options_.nonfinite != zero::NonFinite::propagate;
   const int64_t bad = check ? first_nonfinite() : none;  // an exact step puts the mean over ranks in their place

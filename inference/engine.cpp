@@ -41,7 +41,8 @@ struct InferenceEngine::Impl {
   std::vector<Widened> widened;
   std::optional<tensor_parallel::TensorParallel> sliced;
   std::optional<device_map::Dispatched> dispatched;
-  int begins = 0, ends = 0;  // hooks
+  int begins = 0, ends = 0;  // hooks, on these
+  nn::Module::Calls table, head;
   std::optional<Clock::time_point> begun;
   std::vector<double> times;
 
@@ -195,8 +196,8 @@ void InferenceEngine::Impl::agree(const char* call, const std::vector<std::strin
 
 void InferenceEngine::Impl::stop_profiling() {
   if (begins == 0) return;
-  model->tokens_table.remove_hook(begins);
-  model->head.remove_hook(ends);
+  table.remove_hook(begins);
+  head.remove_hook(ends);
   begins = ends = 0;
 }
 
@@ -283,6 +284,7 @@ void InferenceEngine::profile_model_time() {
     if (m.begun) m.times.push_back(std::chrono::duration<double>(Impl::Clock::now() - *m.begun).count());
     m.begun.reset();
   });
+  m.table = m.model->tokens_table.calls(), m.head = m.model->head.calls();
 }
 
 std::vector<double> InferenceEngine::model_times() {

@@ -238,14 +238,25 @@ void Module::apply(const std::function<void(Module&)>& fn) {
   for (auto& [name, module] : named_modules()) fn(*module);
 }
 
+Module::Hooks& Module::hooks() {
+  if (!hooks_) hooks_ = std::make_shared<Hooks>();
+  return *hooks_;
+}
+
+Module::Calls Module::calls() {
+  Calls calls;
+  calls.hooks_ = hooks_;
+  return calls;
+}
+
 void Module::wrap_call(CallHook hook) {
-  if (!hooks_) hooks_ = std::make_unique<Hooks>();
+  hooks();
   LOCKSTEP_CHECK(!hook || !hooks_->around, "[", kind(), "] expected a module whose calls are not wrapped yet");
   hooks_->around = std::move(hook);
 }
 
 int Module::before_forward(ForwardHook hook) {
-  if (!hooks_) hooks_ = std::make_unique<Hooks>();
+  hooks();
   hooks_->before.emplace_back(++hooks_->last_id, std::move(hook));
   return hooks_->last_id;
 }
@@ -257,15 +268,22 @@ int Module::after_forward(OutputHook hook) {
 }
 
 int Module::after_forward_all(OutputsHook hook, bool looks) {
-  if (!hooks_) hooks_ = std::make_unique<Hooks>();
+  hooks();
   hooks_->after.push_back({++hooks_->last_id, std::move(hook), looks});
   return hooks_->last_id;
 }
 
-void Module::remove_hook(int id) {
-  if (!hooks_) return;
-  std::erase_if(hooks_->before, [id](const auto& hook) { return hook.first == id; });
-  std::erase_if(hooks_->after, [id](const auto& hook) { return hook.id == id; });
+void Module::Calls::remove_hook(int id) const {
+  const auto hooks = hooks_.lock();
+  if (!hooks) return;
+  std::erase_if(hooks->before, [id](const auto& hook) { return hook.first == id; });
+  std::erase_if(hooks->after, [id](const auto& hook) { return hook.id == id; });
+}
+void Module::Calls::unwrap() const {
+  if (const auto hooks = hooks_.lock()) hooks->around = {};
+}
+void Module::Calls::run_here() const {
+  if (const auto hooks = hooks_.lock()) hooks->run_on.reset();
 }
 
 bool Module::is_watched() const {
@@ -274,14 +292,14 @@ bool Module::is_watched() const {
 }
 
 void Module::run_on(std::optional<RunOn> how) {
-  if (!hooks_) hooks_ = std::make_unique<Hooks>();
+  hooks();
   LOCKSTEP_CHECK(!how || !hooks_->run_on, "[", kind(), "] its calls run on ",
                  hooks_->run_on ? hooks_->run_on->device : cpu, " already, by another device map; end that first");
   hooks_->run_on = std::move(how);
 }
 
 void Module::copy_hooks(const Module& other) {
-  if (hooks_ || other.hooks_) hooks_ = other.hooks_ ? std::make_unique<Hooks>(*other.hooks_) : nullptr;
+  if (hooks_ || other.hooks_) hooks_ = other.hooks_ ? std::make_shared<Hooks>(*other.hooks_) : nullptr;
 }
 
 std::shared_ptr<void> Module::begin_call(const Variables& inputs) {

@@ -125,6 +125,13 @@ void LBFGS::turn(const Tensor& grad) {
 double LBFGS::step(const std::function<Variable()>& loss) {
   const NoGrad no_grad;
   const LBFGSOptions& o = options_[0];
+  std::vector<bool> trained;
+  for (const Variable& p : parameters(0)) trained.push_back(p.requires_grad());
+  if (!trained_.empty() && trained != trained_) {  // directions from before would move what is frozen now
+    iterations_ = 0;
+    changes_.clear(), steps_.clear();
+  }
+  trained_ = trained;
   const auto most = int64_t(o.max_iter), most_evaluations = o.max_eval > 0 ? int64_t(o.max_eval) : most * 5 / 4;
   const int64_t before = evaluations_;
   Point now = evaluate(loss);

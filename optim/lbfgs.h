@@ -54,6 +54,7 @@ class LBFGS : public OptimizerOf<LBFGSOptions> {
   Tensor direction_, grad_;              // of the last iteration
   double scale_ = 1, at_ = 0;            // of the inverse Hessian to begin with; length of the last step
   int64_t iterations_ = 0, evaluations_ = 0;
+  std::vector<bool> trained_;  // parameters, in the last step; none: there was no step
 };
 
 }  // namespace lockstep::optim

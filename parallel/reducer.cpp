@@ -20,7 +20,13 @@ Reducer::Reducer(Policy& policy, dist::ProcessGroup& group, const Rules& rules, 
   std::vector<Variable> listened;
   for (size_t i = 0; i < parameters.size(); ++i) {
     Parameter& p = parameters[i];
-    if (!p.variable.requires_grad()) continue;
+    if (!p.variable.requires_grad()) {
+      if (!is_floating(p.variable.dtype())) continue;
+      p.variable.requires_grad_(true);
+      p.hooks[0] = p.variable.on_grad_complete([this, i](Tensor&) { unfrozen(i); });
+      p.variable.requires_grad_(false);
+      continue;
+    }
     p.hooks[0] = p.variable.on_grad([this, i](const Tensor&) {
       before_add(i);
       return Tensor();
@@ -36,8 +42,9 @@ Reducer::Reducer(Policy& policy, dist::ProcessGroup& group, const Rules& rules, 
 
 Reducer::~Reducer() {
   for (Parameter& p : parameters) {
-    if (!p.hooks[0]) continue;
-    for (const int hook : p.hooks) p.variable.remove_hook(hook);
+    for (const int hook : p.hooks)
+      if (hook) p.variable.remove_hook(hook);
+    if (!p.hooks[1]) continue;
     if (is_placeholder(p.variable.grad())) p.variable.clear_grad();
   }
 }
@@ -151,8 +158,20 @@ void Reducer::begin() {
     p.expected = 1;
   }
   policy_.pass_begins();
+  if (syncing_) agree_on_frozen();
   for (const Parameter& p : parameters)
     if (p.unit != SIZE_MAX && p.expected > 0) ++units[p.unit].waiting;
+}
+
+void Reducer::unfrozen(size_t i) { fail_unfrozen(rules_.name, parameters[i].name, &group_); }
+
+void Reducer::agree_on_frozen() {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    if (p.unit != SIZE_MAX && !p.trains()) names.push_back(p.spread ? str("parameter ", i) : p.name);
+  }
+  frozen_.agree(rules_.name, names, group_);
 }
 
 std::string Reducer::Policy::unexpected(const Parameter& p) {

@@ -103,10 +103,10 @@ const Tensor& uniform_(const Tensor& x, double low, double high) {
                      is_in_range(dtype == f64 ? f64 : f32, high - low),  // in which it is computed
                  "[uniform_] expected low <= high, both and their distance in the range of ", dtype, ", got ", low,
                  " and ", high);
+  x.storage()->bump_version("uniform_");
   Tensor out = x.is_contiguous() ? x : empty_like(x);
   LOCKSTEP_KERNEL(x.device(), uniform)(out, low, high, next_random_key(x.device()));
   if (!x.is_contiguous()) x.copy_(out);
-  x.storage()->bump_version("uniform_");
   return x;
 }
 
@@ -115,10 +115,10 @@ const Tensor& normal_(const Tensor& x, double mean, double deviation) {
   LOCKSTEP_CHECK(deviation >= 0 && is_in_range(x.dtype(), mean) && is_in_range(x.dtype(), deviation),
                  "[normal_] expected a mean and a deviation >= 0 in the range of ", x.dtype(), ", got ", mean, " and ",
                  deviation);
+  x.storage()->bump_version("normal_");
   Tensor out = x.is_contiguous() ? x : empty_like(x);
   LOCKSTEP_KERNEL(x.device(), normal)(out, mean, deviation, next_random_key(x.device()));
   if (!x.is_contiguous()) x.copy_(out);
-  x.storage()->bump_version("normal_");
   return x;
 }
 

@@ -48,10 +48,10 @@ void check_source(const char* op, const Tensor& x, const Tensor& index, const Te
 
 // Runs fn on x when it is row-major, else on a copy that is then written back.
 template <class Fn> const Tensor& in_place(const char* op, const Tensor& x, Fn&& fn) {
+  x.storage()->bump_version(op);
   Tensor out = x.contiguous();
   fn(out);
   if (!x.is_contiguous()) LOCKSTEP_KERNEL(x.device(), copy)(out, const_cast<Tensor&>(x));
-  x.storage()->bump_version(op);
   return x;
 }
 
@@ -221,9 +221,9 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
 const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, double value) {
   LOCKSTEP_CHECK(check_mask("masked_fill_", x, mask) == x.shape(), "[masked_fill_] expected a mask that broadcasts to ",
                  x.shape(), ", got ", mask.shape());
+  x.storage()->bump_version("masked_fill_");
   Tensor out = x;
   masked_fill_into(x, apart_from_own(mask, x), value, out);
-  x.storage()->bump_version("masked_fill_");
   return x;
 }
 

@@ -153,9 +153,9 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds)
                  b.shape(), " and ", out.shape());
   const KernelScope scope("matmul");
   Tensor none, to = out;
+  out.storage()->bump_version("matmul_into");
   LOCKSTEP_KERNEL(a.device(), matmul)
   (as_matrices(a), as_matrices(b), adds ? out : none, none, {.beta = adds ? 1. : 0.}, none, to);
-  out.storage()->bump_version("matmul_into");
 }
 
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta, double alpha) {
@@ -228,9 +228,9 @@ void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tens
     if (pre.defined()) pre.copy_(before.view(pre.shape()));
     return;
   }
-  run_linear(out, x, w, bias, activation, pre);
   out.storage()->bump_version("linear_into");
   if (pre.defined()) pre.storage()->bump_version("linear_into");
+  run_linear(out, x, w, bias, activation, pre);
 }
 
 // --- einsum ---

@@ -270,9 +270,9 @@ class Accelerator {
   explicit Accelerator(Job& job, AcceleratorOptions options = {});
 
   /// Collective. Any of a model, its optimizer, loaders and schedules, in any order; the same order comes out (of one,
-  /// itself). What is given must outlive it. The first loader is the one that is trained on: its batch_size is a
-  /// rank's. Loops while the model is in eval() are dealt in the order of the samples. Error for a loader that is
-  /// sharded already, and for a thing that is none of these.
+  /// itself). What is given must be there while it is used, and may be destroyed before or after. The first loader is
+  /// the one that is trained on: its batch_size is a rank's. Loops while the model is in eval() are dealt in the order
+  /// of the samples. Error for a loader that is sharded already, and for a thing that is none of these.
   template <class... T> decltype(auto) prepare(T&&... things) {
     (note(things), ...);
     (join(things), ...);

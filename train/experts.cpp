@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/checkpoint.h"
 #include "data/words.h"
 #include "parallel/moe/expert_parallel.h"
 #include "train/cli.h"
@@ -66,15 +67,15 @@ ExpertCounts::ExpertCounts(nn::Module& model, bool counts) {
     experts_ = std::max(experts_, layer->o.experts);
     if (!counts) continue;
     const int id = layer->after_forward([this, layer](auto&&...) {
-      if (NoGrad::grad_enabled()) add(*layer);
-    });  // of a layer that runs twice, the second
-    hooks_.emplace_back(layer, id);
+      if (layer->is_training() && !is_recomputing()) add(*layer);
+    });
+    hooks_.emplace_back(layer->calls(), id);
   }
   tokens_.resize(size_t(experts_) + 2);
 }
 
 ExpertCounts::~ExpertCounts() {
-  for (const auto& [layer, id] : hooks_) layer->remove_hook(id);
+  for (const auto& [calls, id] : hooks_) calls.remove_hook(id);
 }
 
 void ExpertCounts::add(const moe::Layer& layer) {

@@ -119,15 +119,15 @@ std::vector<bool> Stage::agree_on_used() {
   std::vector<std::string> unused;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
-    used[i] = reducer_->parameters[i].used;
-    if (p.trains() && !used[i]) unused.push_back(p.name);
+    used[i] = reducer_->parameters[i].used && p.variable.requires_grad();
+    if (reducer_->parameters[i].trains() && !used[i]) unused.push_back(p.name);
   }
   if (!options.ignore_unused_parameters) {
     if (unused.empty()) return used;
     fail_everywhere(str("[zero] ", unused.size(),
                         " parameters got no gradient since the last step: ", list_names(unused),
-                        ". The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them "
-                        "(requires_grad_(false)) before"));
+                        "The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them "
+                        "(requires_grad_(false))"));
   }
   if (Graph::is_capturing()) {  // asked before
     LOCKSTEP_CHECK(used == used_here_,

@@ -130,9 +130,9 @@ class Zero {
 
  public:
   using Options = ZeroOptions;
-  /// Every parameter of `module` that requires grad must be in exactly one of the optimizers. They, the module and the
-  /// group must outlive this. Frozen parameters stay as they are below stage 3. Collective. `group`: default
-  /// dist::world().
+  /// Every parameter of `module` that requires grad must be in exactly one of the optimizers; those may be frozen and
+  /// trained again later. They, the module and the group must be there while it is used. Frozen parameters stay as they
+  /// are below stage 3. Collective. `group`: default dist::world().
   Zero(nn::Module& module, optim::Optimizer& optimizer, const Options& options = {},
        dist::ProcessGroup* group = nullptr);
   Zero(nn::Module& module, std::vector<optim::Optimizer*> optimizers, const Options& options = {},

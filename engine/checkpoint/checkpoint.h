@@ -68,7 +68,7 @@ struct SaveOptions {
 };
 
 /// Saves checkpoints into one folder, which no other job may save into meanwhile (DIR/lock). All ranks of `group` make
-/// one, and call save() together. `group` must live longer; nullptr: this process alone.
+/// one, and call save() together. nullptr: this process alone.
 class Saver {
  public:
   explicit Saver(const std::string& dir, dist::ProcessGroup* group = nullptr, SaveOptions options = {});
