@@ -72,7 +72,7 @@ Tensor angle(const Tensor& x) {
   return out;
 }
 
-Tensor full(const Shape& shape, std::complex<double> value, TensorOptions options) {
+Tensor full_complex(const Shape& shape, std::complex<double> value, TensorOptions options) {
   LOCKSTEP_CHECK(is_complex(options.dtype), "[full] expected a complex dtype for a complex value, got ", options.dtype);
   const Tensor out = full(shape, value.real(), options);
   if (value.imag() != 0) complex_part(out, 1).fill_(value.imag());

@@ -6,6 +6,15 @@
 #include "tensor/ops_common.h"
 
 namespace lockstep {
+namespace {
+
+/// A number of arange() that the dtype holds, as a whole number.
+Scalar whole_part(const Scalar& x, DType dtype) {
+  check_fits("arange", x, dtype);
+  return x.to<int64_t>();
+}
+
+}  // namespace
 
 Tensor empty(const Shape& shape, TensorOptions options) {
   check_shape("empty", shape);
@@ -21,7 +30,8 @@ Tensor empty_like(const Tensor& x) {
   return empty(x.shape(), {.dtype = x.dtype(), .device = x.device()});
 }
 
-Tensor full(const Shape& shape, double value, TensorOptions options) {
+Tensor full(const Shape& shape, Scalar value, TensorOptions options) {
+  check_fits("full", value, options.dtype);
   Tensor out = empty(shape, options);
   LOCKSTEP_KERNEL(options.device, fill)(out, value);
   return out;
@@ -30,7 +40,7 @@ Tensor full(const Shape& shape, double value, TensorOptions options) {
 Tensor zeros(const Shape& shape, TensorOptions options) { return full(shape, 0, options); }
 Tensor ones(const Shape& shape, TensorOptions options) { return full(shape, 1, options); }
 
-Tensor full_like(const Tensor& x, double value) {
+Tensor full_like(const Tensor& x, Scalar value) {
   check_defined("full_like", x);
   return full(x.shape(), value, {.dtype = x.dtype(), .device = x.device()});
 }
@@ -38,21 +48,30 @@ Tensor full_like(const Tensor& x, double value) {
 Tensor zeros_like(const Tensor& x) { return full_like(x, 0); }
 Tensor ones_like(const Tensor& x) { return full_like(x, 1); }
 
-Tensor arange(double start, double end, double step, TensorOptions options) {
+Tensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   LOCKSTEP_CHECK(options.dtype != boolean && !is_complex(options.dtype), "[arange] expected a real number dtype, got ",
                  options.dtype);
-  LOCKSTEP_CHECK(std::isfinite(start) && std::isfinite(end) && std::isfinite(step) && step != 0,
+  const double first = start.real(), last = end.real(), by = step.real();
+  LOCKSTEP_CHECK(std::isfinite(first) && std::isfinite(last) && std::isfinite(by) && by != 0,
                  "[arange] expected finite ends and a step other than 0, got ", start, ", ", end, ", ", step);
-  LOCKSTEP_CHECK((end - start) * step >= 0, "[arange] expected a step that leads from start to end, got ", start, ", ",
-                 end, ", ", step);
-  const double count = std::ceil((end - start) / step);
+  LOCKSTEP_CHECK(by > 0 ? first <= last : first >= last, "[arange] expected a step that leads from start to end, got ",
+                 start, ", ", end, ", ", step);
+  double count = std::ceil((last - first) / by);
+  if (!is_floating(options.dtype)) {
+    start = whole_part(start, options.dtype), step = whole_part(step, i64);
+    const Scalar stop = whole_part(end.fits(i64) ? end : by > 0 ? std::ceil(last) : std::floor(last), i64);
+    const __int128 a = start.to<int64_t>(), b = step.to<int64_t>(), length = stop.to<int64_t>() - a;
+    const __int128 n = (length + b - (b > 0 ? 1 : -1)) / b;
+    count = double(n);
+    if (n > 0 && count < 0x1p62) whole_part(int64_t(a + (n - 1) * b), options.dtype);
+  }
   LOCKSTEP_CHECK(count < 0x1p62, "[arange] expected fewer than 2^62 elements, got ", count);
   Tensor out = empty({int64_t(count)}, options);
   LOCKSTEP_KERNEL(options.device, iota)(out, start, step);
   return out;
 }
 
-Tensor arange(int64_t end, TensorOptions options) { return arange(0.0, double(end), 1.0, options); }
+Tensor arange(int64_t end, TensorOptions options) { return arange(0, end, 1, options); }
 
 Tensor linspace(double start, double end, int64_t steps, TensorOptions options) {
   LOCKSTEP_CHECK(steps >= 0, "[linspace] expected steps >= 0, got ", steps);

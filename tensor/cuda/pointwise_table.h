@@ -36,7 +36,7 @@ template <PointwiseKind kind, class Fn> constexpr void each_type(Fn add) {
 }
 
 template <class C> functor::Params<C> params_of(const PointwiseArgs& args) {
-  return {convert<C>(args.p), convert<C>(args.q)};
+  return {args.p.to<C>(), args.q.to<C>()};
 }
 
 /// On the card sin and cos take any argument; their stand-ins on the CPU leave large ones to std.
