@@ -135,7 +135,7 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
 
 Tensor randperm(int64_t n) {
   LOCKSTEP_CHECK(n >= 0, "[randperm] expected n >= 0, got ", n);
-  const Tensor out = arange(0, double(n), 1, {.dtype = i64, .device = cpu});
+  const Tensor out = arange(0, n, 1, {.dtype = i64, .device = cpu});
   auto* values = out.data<int64_t>();
   const PhiloxKey key = next_random_key();
   // Fisher and Yates: each place gets one of the values not yet placed.

@@ -301,7 +301,7 @@ Tensor flip(const Tensor& x, const Dims& dims) {
   for (int d = 0; d < x.dim(); ++d) {
     const int64_t n = x.shape()[d];
     if (!(seen >> d & 1) || n < 2) continue;
-    out = index_select(out, d, arange(double(n - 1), -1, -1).to(x.device()));
+    out = index_select(out, d, arange(n - 1, -1, -1).to(x.device()));
   }
   return out.storage() == x.storage() ? out.clone() : out;
 }
