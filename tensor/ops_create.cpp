@@ -6,15 +6,6 @@
 #include "tensor/ops_common.h"
 
 namespace lockstep {
-namespace {
-
-/// A number of arange() that the dtype holds, as a whole number.
-Scalar whole_part(const Scalar& x, DType dtype) {
-  check_fits("arange", x, dtype);
-  return x.to<int64_t>();
-}
-
-}  // namespace
 
 Tensor empty(const Shape& shape, TensorOptions options) {
   check_shape("empty", shape);
@@ -57,13 +48,16 @@ Tensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   LOCKSTEP_CHECK(by > 0 ? first <= last : first >= last, "[arange] expected a step that leads from start to end, got ",
                  start, ", ", end, ", ", step);
   double count = std::ceil((last - first) / by);
-  if (!is_floating(options.dtype)) {
-    start = whole_part(start, options.dtype), step = whole_part(step, i64);
-    const Scalar stop = whole_part(end.fits(i64) ? end : by > 0 ? std::ceil(last) : std::floor(last), i64);
-    const __int128 a = start.to<int64_t>(), b = step.to<int64_t>(), length = stop.to<int64_t>() - a;
-    const __int128 n = (length + b - (b > 0 ? 1 : -1)) / b;
-    count = double(n);
-    if (n > 0 && count < 0x1p62) whole_part(int64_t(a + (n - 1) * b), options.dtype);
+  if (is_whole(options.dtype)) {
+    const auto exact = [](const Scalar& x, DType dtype) {
+      check_fits("arange", x, dtype);
+      return x.to<int64_t>();
+    };
+    const Scalar behind = end.fits(i64) ? end : by > 0 ? std::ceil(last) : std::floor(last);
+    const __int128 a = exact(start, options.dtype), b = exact(step, i64),
+                   n = (exact(behind, i64) - a + b - (b > 0 ? 1 : -1)) / b;
+    count = double(n), start = int64_t(a), step = int64_t(b);
+    if (n > 0) exact(int64_t(a + (n - 1) * b), options.dtype);  // the last one
   }
   LOCKSTEP_CHECK(count < 0x1p62, "[arange] expected fewer than 2^62 elements, got ", count);
   Tensor out = empty({int64_t(count)}, options);

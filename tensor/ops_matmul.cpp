@@ -15,7 +15,7 @@ namespace {
 void check_product(const char* op, const Tensor& a, const Tensor& b, bool takes_whole = false) {
   for (const Tensor* x : {&a, &b}) {
     check_defined(op, *x);
-    const bool whole = takes_whole && !is_floating(x->dtype()) && !is_complex(x->dtype()) && x->dtype() != boolean;
+    const bool whole = takes_whole && is_whole(x->dtype());
     if (!whole) check_floating(op, *x);
     LOCKSTEP_CHECK(!whole || x->device().is_cpu(), "[", op, "] products of whole numbers are on the CPU only, got ",
                    x->dtype(), " on ", x->device(), "; move with .to(cpu), or convert with .to(f32)");
@@ -172,7 +172,7 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, Scalar beta, Sca
   const Shape shape{a.size(0), b.size(1)};
   LOCKSTEP_CHECK(c.dim() <= 2 && broadcast_shapes("addmm", c.shape(), shape) == shape,
                  "[addmm] expected a c that broadcasts to ", shape, ", got ", c.shape());
-  if (!is_floating(a.dtype())) return add(mul_scalar(c, beta), mul_scalar(matmul(a, b), alpha));
+  if (is_whole(a.dtype())) return add(mul_scalar(c, beta), mul_scalar(matmul(a, b), alpha));
   Tensor none, out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
   const Tensor added = beta == 0 ? none : c.expand(shape).contiguous();
   const MatmulArgs args{.alpha = alpha.real(), .beta = beta.real()};

@@ -13,7 +13,7 @@ WholeRange whole_range(DType dtype) {
 }
 
 bool Scalar::fits(DType dtype) const {
-  if (is_floating(dtype) || is_complex(dtype) || dtype == boolean) return true;
+  if (!is_whole(dtype)) return true;
   const auto [low, high] = whole_range(dtype);
   if (is_whole_) return low <= whole_ && whole_ <= high;
   return std::rint(real_) == real_ && double(low) <= real_ && real_ < double(high) + 1;
