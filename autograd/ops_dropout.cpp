@@ -43,7 +43,7 @@ Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_
         if constexpr (is_recorded<decltype(back)>) {
           const Tensor rows = index.get("embedding").reshape({index.get("embedding").numel(), 1});
           const Variable grad = back.grad().reshape({rows.size(0), shape[1]});
-          const Tensor padded = eq(rows, full({}, double(padding_index), {i64, rows.device()}));
+          const Tensor padded = eq(rows, full({}, padding_index, {i64, rows.device()}));
           const Variable none = zeros(shape, {grad.dtype(), grad.device()});
           return back.give(0, scatter_add(none, 0, rows.expand(grad.shape()), masked_fill(grad, padded, 0)));
         } else {

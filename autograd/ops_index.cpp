@@ -84,7 +84,7 @@ Variable index_select(const Variable& x, int64_t dim, const Tensor& index) {
   });
 }
 
-Variable masked_fill(const Variable& x, const Tensor& mask, double value) {
+Variable masked_fill(const Variable& x, const Tensor& mask, Scalar value) {
   Tensor out = masked_fill(x.tensor(), mask, value);
   if (!needs_grad({&x})) return out;
   return record("masked_fill", {&x}, std::move(out), [mask = Saved(mask)](auto& back) {
@@ -141,7 +141,7 @@ Variable stack(const std::vector<Variable>& variables, int64_t dim) {
   })[0];
 }
 
-Variable pad(const Variable& x, const std::vector<int64_t>& pad_, double value) {
+Variable pad(const Variable& x, const std::vector<int64_t>& pad_, Scalar value) {
   Tensor out = pad(x.tensor(), pad_, value);
   if (!needs_grad({&x})) return out;
   return record("pad", {&x}, std::move(out), [amounts = pad_](auto& back) {

@@ -175,23 +175,23 @@ DType promoted(PointwiseOp op, const Variable& a, const Variable& b) {
   }
 
 #define LOCKSTEP_UNARY1(name, functor_, types, p, p_default)                         \
-  Variable name(const Variable& x, double p) {                                       \
+  Variable name(const Variable& x, Scalar p) {                                       \
     if (is_complex(x.dtype())) return complex_unary(#name, PointwiseOp::name, p, x); \
     if (wants_f32(PointwiseOp::name, x)) return name(x.to(f32), p);                  \
     return unary(LOCKSTEP_INFO(name, functor_, p), x, name(x.tensor(), p));          \
   }                                                                                  \
-  Variable& name##_(Variable& x, double p) {                                         \
+  Variable& name##_(Variable& x, Scalar p) {                                         \
     Saved kept = before_write(LOCKSTEP_INFO_(name, functor_, p), x);                 \
     name##_(x.tensor(), p);                                                          \
     return after_write(LOCKSTEP_INFO_(name, functor_, p), x, std::move(kept));       \
   }
 
 #define LOCKSTEP_UNARY2(name, functor_, types, p, p_default, q, q_default)        \
-  Variable name(const Variable& x, double p, double q) {                          \
+  Variable name(const Variable& x, Scalar p, Scalar q) {                          \
     if (wants_f32(PointwiseOp::name, x)) return name(x.to(f32), p, q);            \
     return unary(LOCKSTEP_INFO(name, functor_, p, q), x, name(x.tensor(), p, q)); \
   }                                                                               \
-  Variable& name##_(Variable& x, double p, double q) {                            \
+  Variable& name##_(Variable& x, Scalar p, Scalar q) {                            \
     Saved kept = before_write(LOCKSTEP_INFO_(name, functor_, p, q), x);           \
     name##_(x.tensor(), p, q);                                                    \
     return after_write(LOCKSTEP_INFO_(name, functor_, p, q), x, std::move(kept)); \
@@ -238,7 +238,7 @@ Variable where(const Tensor& condition, const Variable& a, const Variable& b) {
   });
 }
 
-Variable addcmul(const Variable& a, const Variable& b, const Variable& c, double value) {
+Variable addcmul(const Variable& a, const Variable& b, const Variable& c, Scalar value) {
   if (const auto dtype = Autocast::common({&a, &b, &c}))
     return addcmul(a.to(*dtype), b.to(*dtype), c.to(*dtype), value);
   Tensor out = addcmul(a.tensor(), b.tensor(), c.tensor(), value);

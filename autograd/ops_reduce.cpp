@@ -135,7 +135,7 @@ Variable mean(const Variable& input, const Dims& dims, bool keepdim) {
   Tensor out = mean(x.tensor(), dims, keepdim);
   if (!needs_grad({&x})) return out;
   return record("mean", {&x}, std::move(out), [shape = x.shape(), dims](auto& back) {
-    const auto share = mul_scalar(back.grad(), 1.0 / double(reduced_count(shape, dims)));
+    const auto share = div_scalar(back.grad(), reduced_count(shape, dims));
     back.give(0, put_back(share, shape, dims).expand(shape));
   });
 }

@@ -56,13 +56,13 @@ inline bool is_free(const Variable&) { return false; }
 // Operations that write over their first operand, which is their caller's own; of variables, a new one.
 inline Tensor mul_over(const Tensor& x, const Tensor& y) { return mul_(x, y); }
 inline Variable mul_over(const Variable& x, const Variable& y) { return mul(x, y); }
-inline Tensor scale_over(const Tensor& x, double factor) { return mul_scalar_(x, factor); }
-inline Variable scale_over(const Variable& x, double factor) { return mul_scalar(x, factor); }
+inline Tensor scale_over(const Tensor& x, Scalar factor) { return mul_scalar_(x, factor); }
+inline Variable scale_over(const Variable& x, Scalar factor) { return mul_scalar(x, factor); }
 inline Tensor neg_over(const Tensor& x) { return is_free(x) ? neg_(x) : neg(x); }
 inline Variable neg_over(const Variable& x) { return neg(x); }
 inline Tensor exp_over(const Tensor& x) { return exp_(x); }
 inline Variable exp_over(const Variable& x) { return exp(x); }
-inline Tensor fill_over(const Tensor& x, const Tensor& mask, double value) { return masked_fill_(x, mask, value); }
-inline Variable fill_over(const Variable& x, const Tensor& mask, double value) { return masked_fill(x, mask, value); }
+inline Tensor fill_over(const Tensor& x, const Tensor& mask, Scalar value) { return masked_fill_(x, mask, value); }
+inline Variable fill_over(const Variable& x, const Tensor& mask, Scalar value) { return masked_fill(x, mask, value); }
 
 }  // namespace lockstep

@@ -24,7 +24,7 @@ PackedSequence pack_padded_sequence(const Variable& input, const std::vector<int
                                     const PackOptions& options = {});
 struct PadOptions {
   bool batch_first = false;
-  double padding = 0;
+  Scalar padding = 0;
   int64_t total_length = 0;  ///< 0: the longest sequence's
 };
 struct PaddedSequence {

@@ -29,7 +29,7 @@ Tensor& keep_square(Tensor& x, const Tensor& g, double keep) {
   return x;
 }
 
-Tensor root(const Tensor& x, double bias, double eps) { return add_scalar_(sqrt_(mul_scalar(x, 1 / bias)), eps); }
+Tensor root(const Tensor& x, double bias, double eps) { return add_scalar_(sqrt_(div_scalar(x, bias)), eps); }
 
 }  // namespace
 

@@ -22,7 +22,7 @@ Tensor orthogonalize(const Tensor& g, int steps) {
   constexpr double a = 3.4445, b = -4.7750, c = 2.0315, eps = 1e-7;
   const bool tall = g.size(0) > g.size(1);
   Tensor x = tall ? g.t().contiguous() : g;
-  x = mul_scalar(x, 1 / std::max(norm(x).item(), eps));
+  x = div_scalar(x, std::max(norm(x).item(), eps));
   for (int i = 0; i < steps; ++i) {
     const Tensor gram = matmul(x, x.t());
     const Tensor polynomial = addmm(gram, gram, gram, b, c);  // b A + c A A
@@ -63,7 +63,7 @@ double lamb_update(const LAMBOptions& o, Tensor& p, const Tensor& grad, Paramete
   add_(mul_scalar_(v, o.beta2), square(g), 1 - o.beta2);
   const double bias1 = bias_correction(o.bias_correction, o.beta1, state.step),
                bias2 = bias_correction(o.bias_correction, o.beta2, state.step);
-  const Tensor direction = div(mul_scalar(m, 1 / bias1), add_scalar_(sqrt_(mul_scalar(v, 1 / bias2)), o.eps));
+  const Tensor direction = div(div_scalar(m, bias1), add_scalar_(sqrt_(div_scalar(v, bias2)), o.eps));
   if (o.weight_decay != 0) add_(direction, p, o.weight_decay);
   const double size = norm(p).item(), step = norm(direction).item();
   const double trust = size > 0 && step > 0 ? std::clamp(size / step, o.min_trust, o.max_trust) : 1;

@@ -96,7 +96,7 @@ std::function<void()> Ddp::start(size_t b, const Tensor& flat) {
                                                      .async = true});
     return [=]() mutable {
       dist::Work(work).wait();
-      if (!all) mul_scalar_(flat, 1. / active);
+      if (!all) div_scalar_(flat, active);
     };
   }
   for (size_t i = 0; i < bucket.names.size(); ++i)

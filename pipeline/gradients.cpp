@@ -85,7 +85,7 @@ void Engine::reduce() {
     if (sum) sum->finish(copies_);
   if (now_.micro_batches > 1 && options_.reduce) {
     for (const Variable& p : module_->parameters())
-      if (p.grad().defined()) mul_scalar_(p.grad(), 1 / double(now_.micro_batches));
+      if (p.grad().defined()) div_scalar_(p.grad(), now_.micro_batches);
   }
   for (Tie& tie : ties_) {
     if (!tie.ranks) continue;

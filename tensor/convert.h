@@ -1,7 +1,6 @@
 #pragma once
 // Conversion between element types, defined for every value: floats become integers by truncation, clamped to the
-// range, NaN is 0; integers become narrower integers by dropping bits; bool is "not zero". Internal to the tensor
-// library.
+// range, NaN is 0; integers become narrower integers by dropping bits; bool is "not zero".
 #include <limits>
 #include <type_traits>
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "tensor/host_device.h"
 
@@ -208,5 +209,42 @@ inline float cos(float x) { return sin_near(x, 1); }
 #endif
 LOCKSTEP_HD inline double sin(double x) { return std::sin(x); }
 LOCKSTEP_HD inline double cos(double x) { return std::cos(x); }
+
+/// Integers wrap around.
+template <class T, class Fn> LOCKSTEP_HD T wrapping(T a, T b, Fn fn) {
+  if constexpr (std::is_integral_v<T>) {
+    using U = std::make_unsigned_t<T>;
+    return T(fn(U(a), U(b)));
+  } else {
+    return fn(a, b);
+  }
+}
+template <class T> LOCKSTEP_HD T plus(T a, T b) {
+  return wrapping(a, b, [](auto x, auto y) { return x + y; });
+}
+template <class T> LOCKSTEP_HD T minus(T a, T b) {
+  return wrapping(a, b, [](auto x, auto y) { return x - y; });
+}
+template <class T> LOCKSTEP_HD T times(T a, T b) {
+  return wrapping(a, b, [](auto x, auto y) { return x * y; });
+}
+
+// Python's // and %: towards minus infinity, and what is left, of the divisor's sign. Whole numbers over 0 are refused
+// before and must not trap here; the least number over -1 wraps around.
+template <class T> LOCKSTEP_HD T left_by(T a, T b) {  // of the dividend's sign
+  if constexpr (std::is_integral_v<T>) return a % ((b == T(0)) | (b == T(-1)) ? T(1) : b);
+  else return std::fmod(a, b);
+}
+template <class T> LOCKSTEP_HD bool turns(T left, T b) { return (left != T(0)) & ((left < T(0)) != (b < T(0))); }
+template <class T> LOCKSTEP_HD T floor_divide(T a, T b) {
+  const T left = left_by(a, b);
+  if constexpr (std::is_integral_v<T>) {
+    if (b == T(-1)) return minus(T(0), a);
+    return (a - left) / (b == T(0) ? T(1) : b) - T(turns(left, b));
+  } else {
+    const T quotient = std::rint((a - left) / b) - T(turns(left, b)), rough = a / b;
+    return b == T(0) ? rough : quotient == T(0) ? std::copysign(T(0), rough) : quotient;
+  }
+}
 
 }  // namespace lockstep::math

@@ -24,7 +24,8 @@ Tensor empty_like(const Tensor& x) {
   return empty(x.shape(), {.dtype = x.dtype(), .device = x.device()});
 }
 
-Tensor full(const Shape& shape, double value, TensorOptions options) {
+Tensor full(const Shape& shape, Scalar value, TensorOptions options) {
+  check_fits("full", value, options.dtype);
   Tensor out = empty(shape, options);
   LOCKSTEP_KERNEL(options.device, fill)(out, value);
   return out;
@@ -33,7 +34,7 @@ Tensor full(const Shape& shape, double value, TensorOptions options) {
 Tensor zeros(const Shape& shape, TensorOptions options) { return full(shape, 0, options); }
 Tensor ones(const Shape& shape, TensorOptions options) { return full(shape, 1, options); }
 
-Tensor full_like(const Tensor& x, double value) {
+Tensor full_like(const Tensor& x, Scalar value) {
   check_defined("full_like", x);
   return full(x.shape(), value, {.dtype = x.dtype(), .device = x.device()});
 }
@@ -41,21 +42,33 @@ Tensor full_like(const Tensor& x, double value) {
 Tensor zeros_like(const Tensor& x) { return full_like(x, 0); }
 Tensor ones_like(const Tensor& x) { return full_like(x, 1); }
 
-Tensor arange(double start, double end, double step, TensorOptions options) {
+Tensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   LOCKSTEP_CHECK(options.dtype != boolean && !is_complex(options.dtype), "[arange] expected a real number dtype, got ",
                  options.dtype);
-  LOCKSTEP_CHECK(std::isfinite(start) && std::isfinite(end) && std::isfinite(step) && step != 0,
+  const double first = start.real(), last = end.real(), by = step.real();
+  LOCKSTEP_CHECK(std::isfinite(first) && std::isfinite(last) && std::isfinite(by) && by != 0,
                  "[arange] expected finite ends and a step other than 0, got ", start, ", ", end, ", ", step);
-  LOCKSTEP_CHECK((end - start) * step >= 0, "[arange] expected a step that leads from start to end, got ", start, ", ",
-                 end, ", ", step);
-  const double count = std::ceil((end - start) / step);
+  LOCKSTEP_CHECK(by > 0 ? first <= last : first >= last, "[arange] expected a step that leads from start to end, got ",
+                 start, ", ", end, ", ", step);
+  double count = std::ceil((last - first) / by);
+  if (is_whole(options.dtype)) {
+    const auto exact = [](const Scalar& x, DType dtype) {
+      check_fits("arange", x, dtype);
+      return x.to<int64_t>();
+    };
+    const Scalar behind = end.fits(i64) ? end : by > 0 ? std::ceil(last) : std::floor(last);
+    const __int128 a = exact(start, options.dtype), b = exact(step, i64),
+                   n = (exact(behind, i64) - a + b - (b > 0 ? 1 : -1)) / b;
+    count = double(n), start = int64_t(a), step = int64_t(b);
+    if (n > 0) exact(int64_t(a + (n - 1) * b), options.dtype);  // the last one
+  }
   LOCKSTEP_CHECK(count < 0x1p62, "[arange] expected fewer than 2^62 elements, got ", count);
   Tensor out = empty({int64_t(count)}, options);
   LOCKSTEP_KERNEL(options.device, iota)(out, start, step);
   return out;
 }
 
-Tensor arange(int64_t end, TensorOptions options) { return arange(0.0, double(end), 1.0, options); }
+Tensor arange(int64_t end, TensorOptions options) { return arange(0, end, 1, options); }
 
 Tensor linspace(double start, double end, int64_t steps, TensorOptions options) {
   LOCKSTEP_CHECK(steps >= 0, "[linspace] expected steps >= 0, got ", steps);
@@ -150,7 +163,7 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
 
 Tensor randperm(int64_t n) {
   LOCKSTEP_CHECK(n >= 0, "[randperm] expected n >= 0, got ", n);
-  const Tensor out = arange(0, double(n), 1, {.dtype = i64, .device = cpu});
+  const Tensor out = arange(0, n, 1, {.dtype = i64, .device = cpu});
   auto* values = out.data<int64_t>();
   const PhiloxKey key = next_random_key();
   // Fisher and Yates: each place gets one of the values not yet placed.

@@ -1,6 +1,7 @@
 // Reductions, arg max, running sums, sorting and comparisons of whole tensors.
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "tensor/complex.h"
 #include "tensor/ops.h"
@@ -243,14 +244,19 @@ bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol) {
   check_same_device("allclose", a, b);
   const Shape shape = broadcast_shapes("allclose", a.shape(), b.shape());
   if (is_complex(a.dtype())) return allclose(view_as_real(a), view_as_real(b), rtol, atol);
-  const auto values = [&](const Tensor& x) { return x.expand(shape).to(cpu).to(f64).contiguous(); };
+  const DType wide = is_floating(a.dtype()) ? f64 : i64;
+  const auto values = [&](const Tensor& x) { return x.expand(shape).to(cpu).to(wide).contiguous(); };
   const Tensor left = values(a), right = values(b);
-  const double *p = left.data<double>(), *q = right.data<double>();
-  for (int64_t i = 0; i < left.numel(); ++i) {
-    const bool close = p[i] == q[i] || (std::isfinite(q[i]) && std::abs(p[i] - q[i]) <= atol + rtol * std::abs(q[i]));
-    if (!close) return false;
-  }
-  return true;
+  bool all = true;
+  dispatch<double, int64_t>(wide, "allclose", [&]<class T> {
+    using D = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;  // their differences are below 2^64
+    const T *p = left.data<T>(), *q = right.data<T>();
+    for (int64_t i = 0; all && i < left.numel(); ++i) {
+      const double apart = double(p[i] > q[i] ? D(p[i]) - D(q[i]) : D(q[i]) - D(p[i]));
+      all = p[i] == q[i] || (std::isfinite(double(q[i])) && apart <= atol + rtol * std::abs(double(q[i])));
+    }
+  });
+  return all;
 }
 
 bool equal(const Tensor& a, const Tensor& b) {

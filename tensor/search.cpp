@@ -348,7 +348,7 @@ Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tens
       part = arange(shape[d], counted_here());
       own[axis[size_t(d)]] = shape[d];
     }
-    places = add(places, mul_scalar(part.reshape(own), double(stride)).expand(result));
+    places = add(places, mul_scalar(part.reshape(own), stride).expand(result));
   }
   return places;
 }

@@ -229,8 +229,9 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
   return *this;
 }
 
-const Tensor& Tensor::fill_(double value) const {
+const Tensor& Tensor::fill_(Scalar value) const {
   check_writable("fill_", *this);
+  check_fits("fill_", value, dtype_);
   check_not_emptied("fill_", *this);
   storage_->bump_version("fill_");
   Tensor target = *this;

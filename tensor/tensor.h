@@ -9,6 +9,7 @@
 
 #include "tensor/device.h"
 #include "tensor/dtype.h"
+#include "tensor/scalar.h"
 #include "tensor/shape.h"
 #include "tensor/storage.h"
 
@@ -100,7 +101,7 @@ class Tensor {
   Tensor to(Device device) const;
   /// Copies `source` (broadcast, converted) into this tensor, and returns this.
   const Tensor& copy_(const Tensor& source) const;
-  const Tensor& fill_(double value) const;
+  const Tensor& fill_(Scalar value) const;
   const Tensor& zero_() const { return fill_(0); }
 
  private:

@@ -354,7 +354,7 @@ Tensor Accelerator::reduce(const Tensor& tensor, const std::string& reduction) c
   return all;
 }
 
-Tensor Accelerator::pad_across_processes(const Tensor& tensor, int64_t dim, double pad_index, bool pad_first) const {
+Tensor Accelerator::pad_across_processes(const Tensor& tensor, int64_t dim, Scalar pad_index, bool pad_first) const {
   LOCKSTEP_CHECK(dim >= 0 && dim < tensor.dim(), "[pad_across_processes] expected a dim of ", tensor.shape(), ", got ",
                  dim);
   const auto sizes = state_->job().team().gather({double(tensor.size(dim))}, "sizes to pad to");

@@ -307,7 +307,7 @@ class Accelerator {
   /// The "sum" or "mean" over ranks; the same on all.
   Tensor reduce(const Tensor& tensor, const std::string& reduction = "sum") const;
   /// As large along `dim` as the largest of the ranks' tensors, filled up with `pad_index`.
-  Tensor pad_across_processes(const Tensor& tensor, int64_t dim = 0, double pad_index = 0,
+  Tensor pad_across_processes(const Tensor& tensor, int64_t dim = 0, Scalar pad_index = 0,
                               bool pad_first = false) const;
 
   bool is_main_process() const { return state_->leads(); }

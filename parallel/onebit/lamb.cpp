@@ -95,14 +95,14 @@ void OneBitLamb::compressed_step(int64_t step, double grad_scale) {
     const OneBitLambOptions& o = options_[size_t(slot.group)];
     auto& numbers = slot.state->numbers;
     const Tensor &m = slot.sent, &fresh = slot.tensor("exp_avg_sq_fresh");
-    mul_scalar_(m, 1 / numbers.at("scaling_coeff"));
+    div_scalar_(m, numbers.at("scaling_coeff"));
     apply_masks(slot, m, true);
     const Tensor frozen = frozen_denominator(slot);
     const Tensor direction = o.precondition ? m.clone() : div(m, frozen);
     if (o.precondition) mul_(m, frozen);
-    mul_scalar_(direction, 1 / bias_correction(o.bias_correction, o.beta1, step));
+    div_scalar_(direction, bias_correction(o.bias_correction, o.beta1, step));
     // The mean gradient is what changed the momentum.
-    const Tensor gradient = mul_scalar_(add_(mul_scalar_(last[i], -o.beta1), m, 1), 1 / (1 - o.beta1));
+    const Tensor gradient = div_scalar_(add_(mul_scalar_(last[i], -o.beta1), m, 1), 1 - o.beta1);
     add_(mul_scalar_(fresh, o.beta2), square(gradient), 1 - o.beta2);
     double factor = max(div(frozen, denominator(o, fresh, step))).item();
     if (o.weight_decay != 0) {  // decay knows no second moment

@@ -129,7 +129,7 @@ void ZeroOneAdam::exchange() {
       const bool divided = options_[size_t(slot.group)].precondition;
       const Tensor below = denominator_of(slot);
       apply_masks(slot, slot.sent, true);
-      slot.tensor("exp_avg").copy_(mul_scalar(divided ? mul(slot.sent, below) : slot.sent, 1 / rate));
+      slot.tensor("exp_avg").copy_(div_scalar(divided ? mul(slot.sent, below) : slot.sent, rate));
       slot.parameter.copy_(sub(slot.tensor("start"), divided ? slot.sent : div(slot.sent, below)));
     } else {
       slot.parameter.copy_(slot.tensor("start"));

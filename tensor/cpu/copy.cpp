@@ -263,21 +263,21 @@ void copy(const Tensor& source, Tensor& out) {
   });
 }
 
-void fill(Tensor& out, double value) {
+void fill(Tensor& out, Scalar value) {
   if (out.numel() == 0) return;
   const CopyLoop plan = make_plan(out.shape(), out.strides(), out.strides());
   if (out.dtype() == c64) {
-    const auto bits = std::bit_cast<BitsOf<8>>(std::complex<float>(float(value)));
+    const auto bits = std::bit_cast<BitsOf<8>>(std::complex<float>(value.to<float>()));
     return fill_plan(plan, static_cast<BitsOf<8>*>(out.raw_data()), bits);
   }
   if (out.dtype() == c128) {
-    const auto bits = std::bit_cast<BitsOf<16>>(std::complex<double>(value));
+    const auto bits = std::bit_cast<BitsOf<16>>(std::complex<double>(value.to<double>()));
     return fill_plan(plan, static_cast<BitsOf<16>*>(out.raw_data()), bits);
   }
   dispatch_all(out.dtype(), "fill", [&]<class T> {
     // All dtypes of one width share code: the value is a pattern of bits.
     using Bits = BitsOf<sizeof(T)>;
-    fill_plan(plan, static_cast<Bits*>(out.raw_data()), std::bit_cast<Bits>(convert<T>(value)));
+    fill_plan(plan, static_cast<Bits*>(out.raw_data()), std::bit_cast<Bits>(value.to<T>()));
   });
 }
 

@@ -114,13 +114,13 @@ void copy(const Tensor& source, Tensor& out) {
   });
 }
 
-void fill(Tensor& out, double value) {
+void fill(Tensor& out, Scalar value) {
   if (out.numel() == 0) return;
   dispatch_all(out.dtype(), "fill", [&]<class T> {
     // All dtypes of one width share a kernel: the value is a pattern of bits.
     dispatch_width(out.dtype(), [&]<class Bits> {
       if constexpr (sizeof(Bits) == sizeof(T))
-        run_pointwise<Bits>("fill", Constant<Bits>{std::bit_cast<Bits>(convert<T>(value))}, out);
+        run_pointwise<Bits>("fill", Constant<Bits>{std::bit_cast<Bits>(value.to<T>())}, out);
     });
   });
 }

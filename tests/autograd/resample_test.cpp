@@ -29,6 +29,16 @@ PoolArgs cube(int64_t kernel, int64_t stride, int64_t padding) {
 
 }  // namespace
 
+TEST_CASE("resample: places of maxima in planes whose number of places has no exact reciprocal") {
+  for (const int64_t width : {1, 7, 41, 47, 49}) {  // 49 (1 / 49.) is below 1
+    CAPTURE(width);
+    const Tensor x = arange(6 * width, {.dtype = f32}).view({1, 1, 6, 1, width});
+    const auto [values, places] =
+        max_pool_indices(x, {.kernel = {2, 1, 1}, .stride = {2, 1, 1}, .padding = {0, 0, 0}, .dilation = {1, 1, 1}});
+    CHECK(equal(places.to(f32), values.tensor()));  // each number is its own place
+  }
+}
+
 TEST_CASE("resample: gradients") {
   manual_seed(31);
   const auto places = max_pool_indices(randn({1, 2, 4, 4}), PoolArgs()).indices;

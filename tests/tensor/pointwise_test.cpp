@@ -483,7 +483,7 @@ TEST_CASE("pointwise: messages") {
       {[&] { relu_(ones({1}).expand({3})); },
        "[relu_] expected a tensor without repeated elements, got one expanded along dim 0; use .clone()"},
       {[&] { mul_scalar(i, 0.5); },
-       "[mul_scalar] expected a whole number for i64, got 0.5; convert the tensor with .to(f32)"},
+       "[mul_scalar] expected a whole number for i64, got 0.5; take a floating dtype: .to(f32), or {.dtype = f32}"},
       {[&] { where(f, f, f); }, "[where] expected condition of dtype bool, got f32"},
       {[&] { pointwise_grad(PointwiseOp::eq, PointwisePart::grad0, {}, f, f, f); },
        "[pointwise_grad] expected an operation and part with a derivative"},
