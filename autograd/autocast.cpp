@@ -14,7 +14,7 @@ struct Autocast::State {
   struct Cast {
     Variable weight, low;
     Ref<Storage> storage;
-    uint32_t version;
+    uint64_t version;
   };
 
   static inline thread_local State* current = nullptr;

@@ -113,7 +113,7 @@ void sgd_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState&
       .dampening = o.dampening,
       .weight_decay = o.weight_decay,
       .nesterov = o.nesterov,
-      .first = state.tensors.count("momentum_buffer") == 0 || state.step == 1,  // the latter was skipped before
+      .first = state.is_new("momentum_buffer"),
       .grad_scale = grad_scale};
   if constexpr (requires { o.maximize; }) args.maximize = o.maximize;
   Tensor momentum;

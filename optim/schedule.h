@@ -1,6 +1,10 @@
 #pragma once
 // Learning-rate schedules: PyTorch's and DeepSpeed's, by their names and with their options. A schedule sets the
 // optimizer's "lr" at construction (step 0) and at every step(); call step() once after each optimizer step.
+//
+// Rates are formulas of the step and of the base, Optimizer::initial_lr(). What PyTorch makes of the rate of the step
+// before, is made of that here where somebody else has set it: another schedule, whose factors then multiply, or
+// set_lr().
 #include <functional>
 #include <map>
 #include <optional>
@@ -16,7 +20,8 @@ class PerGroup {
  public:
   PerGroup(double value = 0) : values_{value} {}                        // NOLINT: implicit on purpose
   PerGroup(std::vector<double> values) : values_(std::move(values)) {}  // NOLINT
-  double operator[](int group) const { return values_.size() == 1 ? values_[0] : values_[group]; }
+  /// Error for a group that there was no value for: it was added after the schedule.
+  double operator[](int group) const;
   int count() const { return int(values_.size()); }
 
  private:
@@ -25,19 +30,20 @@ class PerGroup {
 
 class Schedule {
  public:
-  explicit Schedule(Optimizer& optimizer);
+  /// floor: the rates above it are the base's times a factor; none: rates are set whatever they were before.
+  explicit Schedule(Optimizer& optimizer, std::optional<PerGroup> floor = {});
   virtual ~Schedule() = default;
 
   /// Enters the next step. ReduceLROnPlateau needs the metric, the others take none.
   virtual void step();
   virtual void step(double metric);
-  /// Sets the rates (and the momentum) of step t, and goes on from there.
+  /// Sets the rates (and the momentum) of step t, as if nobody else had, and goes on from there.
   void enter(int64_t t);
   /// The rate of a group at step t.
   double at(int group, int64_t t) const { return value(group, t); }
   int64_t last_step() const { return step_; }
   double lr(int group = 0) const { return optimizer_.lr(group); }
-  /// Everything needed to go on: counters and base rates by name. The rates of the step are set again on loading.
+  /// Everything needed to go on by name: counters, base rates and the rates of now, which are set again on loading.
   virtual std::map<std::string, double> state() const;
   virtual void load_state(const std::map<std::string, double>& state);
 
@@ -46,11 +52,17 @@ class Schedule {
   virtual double value(int group, int64_t t) const = 0;
   /// Sets the rates of step_; overridden where momentum follows too.
   virtual void apply();
+  /// What the group's rate counts from, also when it was added later.
+  double base(int group) const { return group < int(base_.size()) ? base_[size_t(group)] : optimizer_.initial_lr(group); }
   void check_groups(const char* name, const char* option, const PerGroup& values) const;
 
   Optimizer& optimizer_;
-  std::vector<double> base_;  // the rates that the optimizer had at construction
   int64_t step_ = 0;
+  std::optional<int64_t> from_ = -1;  // the step before, whose rates are there; -1: the base's; none: enter()
+
+ private:
+  std::vector<double> base_;  // of the groups at construction
+  std::optional<PerGroup> floor_;
 };
 
 // --- PyTorch ---
@@ -209,8 +221,9 @@ class OneCycleLR : public Schedule {
     double base_momentum = 0.85, max_momentum = 0.95, div_factor = 25, final_div_factor = 1e4;
     bool three_phase = false;
   };
+  /// Error for a phase without a step.
   OneCycleLR(Optimizer& optimizer, Options options);
-  void step() override;
+  void step() override;  ///< Error beyond total_steps calls; the last leaves the rate as it is
 
  protected:
   double value(int group, int64_t t) const override;

@@ -58,6 +58,8 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
   }
   optimizer_->update(used, 1, 1);
   for (Unit& unit : units) unit.published.wait();
+  written();
+  is_new_ = true;
   captured_ = std::make_shared<const CapturedStep>(std::move(step));
 }
 
@@ -71,7 +73,8 @@ void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const Capt
   release();  // the replay changes what it was gathered of
   ++steps_;
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += step->used[i];
-  optimizer_->collect_numbers(step->used);
+  const bool behind = optimizer_->collect_numbers(step->used);
+  writes_ |= std::exchange(is_new_, false) && behind;
   batch->set({.scale = scale, .max_norm = o.max_norm, .skips = options.nonfinite != NonFinite::propagate});
 }
 
@@ -90,8 +93,10 @@ StepReport Stage::after_replay(const StepOptions& o, const std::shared_ptr<const
     check_finite(o, {}, report);
     return report;
   }
-  for (const Parameter& p : parameters)
-    if (p.trains()) p.variable.tensor().storage()->bump_version(p.optimizer->name());
+  written();
+  for (Unit& unit : units)
+    for (Piece& piece : unit.pieces)
+      if (writes_) piece.seen = UINT64_MAX;
   if (options.nonfinite != NonFinite::propagate) settle(report, o.scaler, options.nonfinite, "[zero] ", steps_);
   return report;
 }

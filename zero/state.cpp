@@ -20,6 +20,7 @@ Piece Stage::all_owned(const Parameter& p) const {
 }
 
 std::vector<StatePiece> Stage::state(bool to_load, bool make) {
+  if (!to_load) optimizer_->follow_writes();
   std::vector<StatePiece> all;
   // Where every rank has everything, each hands in its shard_range of it.
   const auto add = [&](const std::string& key, const Parameter& p, dist::Range elements, const Tensor& tensor,
@@ -82,9 +83,13 @@ void Stage::load_numbers(const std::map<std::string, double>& numbers) {
     if (p.trains()) p.steps = int64_t(numbers.at("optimizer.step." + p.name));
 }
 
-void Stage::loaded() {
-  for (Unit& unit : units)
+void Stage::loaded(bool masters) {
+  release();  // what was gathered of them is of before
+  for (Unit& unit : units) {
+    for (Piece& piece : unit.pieces)
+      if (masters) optimizer_->follow_writes(unit, piece);
     if (unit.trains) publish(unit);
+  }
   for (Unit& unit : units) unit.published.wait();
   for (const Parameter& p : parameters) p.variable.tensor().storage()->bump_version("load");
 }
@@ -104,13 +109,8 @@ void Stage::take_from(int from, const std::vector<size_t>& indices) {
     if (mine.range.size() == 0) continue;
     const Tensor now = flat(dense).narrow(0, mine.range.begin, mine.range.size());
     weight(unit, mine).copy_(now);
-    for (Piece& piece : unit.pieces) {
-      if (piece.parameter != i) continue;
-      const auto all = optimizer_->kept(unit, piece);
-      const auto master = all.find("master");
-      if (master != all.end() && master->second.defined())
-        master->second.copy_(now.narrow(0, piece.range.begin - mine.range.begin, piece.range.size()));
-    }
+    for (Piece& piece : unit.pieces)
+      if (piece.parameter == i) optimizer_->follow_writes(unit, piece);
   }
 }
 

@@ -153,7 +153,7 @@ std::vector<Optimizer::Slot> Optimizer::slots(const std::function<void(Slot&, co
 
 void Optimizer::changed(Slot& slot) {
   if (slot.low.defined()) slot.low.copy_(slot.parameter);
-  slot.variable.tensor().storage()->bump_version(name());
+  written(slot.variable);
 }
 
 void Optimizer::check_has_variance(const Slot& slot) const {
