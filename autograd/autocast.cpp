@@ -14,7 +14,7 @@ struct Autocast::State {
   struct Cast {
     Variable weight, low;
     Ref<Storage> storage;
-    uint64_t version;
+    uint32_t version;
   };
 
   static inline thread_local State* current = nullptr;

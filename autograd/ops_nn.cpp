@@ -216,7 +216,7 @@ namespace {
 /// What dropout leaves of the gradient of a sum, made by the norm behind it in the same pass (add_norm).
 struct Dropped {
   Tensor of, value;
-  uint64_t version = 0;
+  uint32_t version = 0;
 };
 
 /// Records layer norm or RMS norm over the trailing dims. What is collected of x's gradient already (a residual's) gets

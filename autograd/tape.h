@@ -132,14 +132,7 @@ class Leaf final : public Node {
   Tensor grad;
   Variable recorded_grad;  // what backward with create_graph has left
   std::vector<std::pair<int, LeafHook>> on_complete;
-  /// While another value stands in for this one (optim::WeightAverage::swap): buffers of the model that were set for
-  /// it, and what they held before.
-  std::shared_ptr<std::vector<std::pair<Tensor, Tensor>>> displaced;
 };
-/// A leaf's node: null where there is none yet, and for results of operations.
-inline Leaf* leaf_node(const Variable& v) {
-  return v.is_leaf() && v.impl()->node ? static_cast<Leaf*>(v.impl()->node.get()) : nullptr;
-}
 
 /// A tensor kept for backward, with the version it had. get() is an Error naming both operations when it was changed
 /// since.
@@ -156,7 +149,7 @@ class Saved {
 
  private:
   Tensor tensor_;
-  uint64_t version_ = 0;
+  uint32_t version_ = 0;
 };
 
 /// Whether an operation on these inputs must be recorded.

@@ -173,6 +173,10 @@ void OneBit::load_state(const std::map<std::string, double>& numbers) {
 }
 
 void OneBit::loaded() {
+  for (const nn::NamedParameter& p : trained_) {
+    const auto& tensors = optimizer_.state_of(p.variable).tensors;
+    if (tensors.count("master")) optim::follow(tensors.at("master"), p.variable.tensor());
+  }
   for (const Variable& p : model_.parameters()) p.tensor().storage()->bump_version("load");
 }
 

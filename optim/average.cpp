@@ -4,7 +4,6 @@
 #include <cmath>
 #include <numbers>
 
-#include "autograd/tape.h"
 #include "tensor/ops.h"
 
 namespace lockstep::optim {
@@ -38,10 +37,10 @@ void WeightAverage::swap() {
     if (comes_in) own_.push_back(parameter.clone());
     else follow(averages_[i], parameter);  // its own f32 bits stay
     parameter.copy_(comes_in ? averages_[i] : own_[i]);
-    if (Leaf* const leaf = leaf_node(parameters_[i])) leaf->displaced = comes_in ? displaced_ : nullptr;
+    stand_in(parameters_[i]) = comes_in ? buffers_ : nullptr;
   }
   if (!comes_in) own_.clear();
-  for (auto& [buffer, other] : *displaced_) {
+  for (auto& [buffer, other] : *buffers_) {
     const Tensor now = buffer.clone();
     buffer.copy_(other);
     other = now;

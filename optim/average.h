@@ -1,8 +1,9 @@
 #pragma once
 // Averages of weights beside the optimizer: stochastic weight averaging (Izmailov et al., 2018) and exponential moving
-// averages. What batch norm should know of the averaged model, nn::update_bn() finds between swap() and swap() back, and
-// it comes and goes with the averages. Under ZeRO and in the programs Optimizer::keep_average() keeps an average
+// averages. What batch norm should know of the averaged model, nn::update_bn() finds between swap() and swap() back,
+// and it comes and goes with the averages. Under ZeRO and in the programs Optimizer::keep_average() keeps an average
 // instead.
+#include "autograd/stand_in.h"
 #include "optim/schedule.h"
 
 namespace lockstep::optim {
@@ -28,8 +29,7 @@ class WeightAverage {
   std::vector<Variable> parameters_;
   std::vector<Tensor> averages_;  // f32 for 16-bit parameters
   std::vector<Tensor> own_;       // what parameters hold while the averages stand in
-  std::shared_ptr<std::vector<std::pair<Tensor, Tensor>>> displaced_ =
-      std::make_shared<std::vector<std::pair<Tensor, Tensor>>>();  // buffers, and what they hold at the other time
+  std::shared_ptr<OtherValues> buffers_ = std::make_shared<OtherValues>();
   double decay_;
   int64_t updates_ = 0;
 };

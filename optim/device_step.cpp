@@ -74,9 +74,9 @@ void Optimizer::collect(OnDevice& at, const std::vector<Taking>& all, double gra
     Prepared p = numbers_only ? Prepared{t.parameter->tensor(), {}, {}, states_[t.parameter->impl().get()]}
                               : prepare(*t.parameter, true);
     if (numbers_only && size_of(p.parameter.dtype()) == 2) {
-      const uint64_t version = p.parameter.storage()->version();
+      const uint32_t version = p.parameter.storage()->version();
       at.writes |= at.is_new && p.state.seen != version;
-      if (at.writes) p.state.seen = UINT64_MAX;
+      if (at.writes) p.state.seen = 0;
       master_of(p.parameter, p.state);
       p.state.seen = version;
     }

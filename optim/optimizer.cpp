@@ -2,6 +2,7 @@
 #include "optim/optimizer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 
 #include "tensor/ops.h"
@@ -27,6 +28,12 @@ void check_rate(const char* op, int group, double value) {
 }
 
 }  // namespace
+
+void stamp(Storage& storage, const char* writer) {
+  static std::atomic<uint32_t> stamps{0};
+  storage.bump_version(writer);
+  storage.restore_version(++stamps << 12 | 1);  // others count from there; never 0
+}
 
 void follow(const Tensor& copy, const Tensor& parameter) {
   const NoGrad no_grad;
@@ -69,21 +76,19 @@ Optimizer::Prepared Optimizer::prepare(Variable& parameter, bool any_gradient) {
 Tensor& Optimizer::master_of(const Tensor& parameter, ParameterState& state) {
   Tensor& master = state.tensors["master"];
   if (!master.defined()) master = parameter.to(f32);
-  else if (state.seen != parameter.storage()->version()) follow(master, parameter);
+  else if (state.seen == 0 || state.seen != parameter.storage()->version()) follow(master, parameter);
   return master;
 }
 
 void Optimizer::written(const Variable& parameter) {
-  Storage& storage = *parameter.tensor().storage();
-  storage.stamp_version(name());
-  states_[parameter.impl().get()].seen = storage.version();
+  stamp(*parameter.tensor().storage(), name());
+  states_[parameter.impl().get()].seen = parameter.tensor().storage()->version();
 }
 
 /// Several may lie in one storage.
 void Optimizer::written(const std::vector<Taking>& all) {
-  for (const Taking& t : all) t.parameter->tensor().storage()->stamp_version(name());
-  for (const Taking& t : all)
-    states_[t.parameter->impl().get()].seen = t.parameter->tensor().storage()->version();
+  for (const Taking& t : all) stamp(*t.parameter->tensor().storage(), name());
+  for (const Taking& t : all) states_[t.parameter->impl().get()].seen = t.parameter->tensor().storage()->version();
 }
 
 void Optimizer::step(double grad_scale) {
@@ -146,8 +151,8 @@ ParameterState& Optimizer::state_of(const Variable& parameter) {
 }
 
 double Optimizer::get(int group, const std::string& option) const {
-  LOCKSTEP_CHECK(group >= 0 && group < group_count(), "[", name(), "] expected a group below ", group_count(),
-                 ", got ", group);
+  LOCKSTEP_CHECK(group >= 0 && group < group_count(), "[", name(), "] expected a group below ", group_count(), ", got ",
+                 group);
   const auto all = const_cast<Optimizer*>(this)->options(group);
   const auto found = all.find(option);
   LOCKSTEP_CHECK(found != all.end(), "[", name(), "] has no option '", option, "'");
@@ -201,8 +206,6 @@ OptimizerState Optimizer::state() const {
       const auto found = states_.find(parameter.impl().get());
       if (found == states_.end()) continue;
       saved.numbers[prefix + "step"] = double(found->second.step);
-      if (size_of(parameter.dtype()) == 2 && found->second.tensors.count("master"))
-        const_cast<Optimizer*>(this)->master_of(parameter.tensor(), const_cast<ParameterState&>(found->second));
       for (const auto& [key, number] : found->second.numbers) saved.numbers[prefix + key] = number;
       for (const auto& [key, tensor] : found->second.tensors) saved.tensors.emplace_back(prefix + key, tensor);
     }
@@ -244,8 +247,8 @@ void Optimizer::load_state(const OptimizerState& saved) {
     LOCKSTEP_CHECK(key.starts_with("group.") && dot != std::string::npos, "[", name(), "] unexpected entry '", key,
                    "' in the saved state");
     const int group = std::atoi(key.c_str() + 6);
-    LOCKSTEP_CHECK(group >= 0 && group < group_count(), "[", name(), "] the saved state has group ", group, ", this optimizer has ",
-                   group_count());
+    LOCKSTEP_CHECK(group >= 0 && group < group_count(), "[", name(), "] the saved state has group ", group,
+                   ", this optimizer has ", group_count());
     auto all = options(group);
     all["initial_lr"] = &initial_lr_[size_t(group)];
     const auto found = all.find(key.substr(dot + 1));

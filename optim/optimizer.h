@@ -18,7 +18,7 @@ struct ParameterState {
   std::map<std::string, Tensor> tensors;
   std::map<std::string, double> numbers;  ///< what else it keeps ("step" is taken)
   int64_t whole = 0;                      ///< elements of the whole parameter, where this is of a part; 0: it is whole
-  uint64_t seen = UINT64_MAX;             ///< version of a 16-bit parameter when its master copy was the same
+  uint32_t seen = 0;                      ///< stamp of a 16-bit parameter when its master copy was the same; 0: none
   /// Whether a rule begins with the tensor of that name: it is not there, or was left by a step that did not count.
   bool is_new(const std::string& name) const { return step == 1 || tensors.count(name) == 0; }
   /// The tensor of that name, made of zeros shaped like `like` at the first call.
@@ -31,6 +31,9 @@ struct OptimizerState {
   std::map<std::string, double> numbers;
 };
 
+/// Counts a write, with a version that no other storage has: who keeps it sees later writes, and another tensor in this
+/// one's place.
+void stamp(Storage& storage, const char* writer);
 /// Where somebody has written to a parameter of which `copy` is a wider copy, the copy takes that; what is still the
 /// copy's, rounded, leaves it its bits.
 void follow(const Tensor& copy, const Tensor& parameter);

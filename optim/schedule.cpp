@@ -36,9 +36,9 @@ int64_t deepspeed_step(int64_t t) { return std::max<int64_t>(t - 1, 0); }
 }  // namespace
 
 double PerGroup::operator[](int group) const {
-  LOCKSTEP_CHECK(values_.size() == 1 || size_t(group) < values_.size(), "[schedule] expected a value for each group, got ",
-                 values_.size(), " values, and none for group ", group,
-                 "; add groups before the schedule is made, or give it one value for all");
+  LOCKSTEP_CHECK(values_.size() == 1 || size_t(group) < values_.size(),
+                 "[schedule] expected a value for each group, got ", values_.size(), " values, and none for group ",
+                 group, "; add groups before the schedule is made, or give it one value for all");
   return values_.size() == 1 ? values_[0] : values_[size_t(group)];
 }
 
@@ -79,8 +79,8 @@ void Schedule::load_state(const std::map<std::string, double>& state) {
   std::vector<double> base, rates;
   for (int g = 0; g < optimizer_.group_count(); ++g) {
     const auto found = state.find("base." + std::to_string(g)), rate = state.find("lr." + std::to_string(g));
-    LOCKSTEP_CHECK(found != state.end(), "[schedule] expected a saved base rate for each of ",
-                   optimizer_.group_count(), " groups, group ", g, " has none");
+    LOCKSTEP_CHECK(found != state.end(), "[schedule] expected a saved base rate for each of ", optimizer_.group_count(),
+                   " groups, group ", g, " has none");
     base.push_back(found->second);
     if (rate != state.end()) rates.push_back(rate->second);
   }
@@ -118,7 +118,7 @@ MultiStepLR::MultiStepLR(Optimizer& optimizer, Options options) : Schedule(optim
 }
 double MultiStepLR::value(int g, int64_t t) const {
   return base(g) * std::pow(o_.gamma, double(std::count_if(o_.milestones.begin(), o_.milestones.end(),
-                                                            [t](int64_t m) { return m <= t; })));
+                                                           [t](int64_t m) { return m <= t; })));
 }
 
 ExponentialLR::ExponentialLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(options) { apply(); }
@@ -157,7 +157,7 @@ LinearLR::LinearLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 
 }
 double LinearLR::value(int g, int64_t t) const {
   return base(g) * (o_.start_factor +
-                     (o_.end_factor - o_.start_factor) * double(std::min(t, o_.total_iters)) / double(o_.total_iters));
+                    (o_.end_factor - o_.start_factor) * double(std::min(t, o_.total_iters)) / double(o_.total_iters));
 }
 
 ConstantLR::ConstantLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(options) {
@@ -189,9 +189,10 @@ OneCycleLR::OneCycleLR(Optimizer& optimizer, Options options) : Schedule(optimiz
   else phases_ = {{up, 0, 1, 0, 1}, {last, 1, 2, 1, 0}};
   for (size_t i = 0; i < phases_.size(); ++i) {
     const double begin = i ? phases_[i - 1].end : 0;
-    LOCKSTEP_CHECK(begin != phases_[i].end || (i > 0 && begin == last), "[OneCycleLR] expected phases of some steps, got ",
-                   "none in phase ", i + 1, " of ", phases_.size(), " with total_steps ", o_.total_steps,
-                   " and pct_start ", o_.pct_start, "; take more steps or another pct_start");
+    LOCKSTEP_CHECK(begin != phases_[i].end || (i > 0 && begin == last),
+                   "[OneCycleLR] expected phases of some steps, got ", "none in phase ", i + 1, " of ", phases_.size(),
+                   " with total_steps ", o_.total_steps, " and pct_start ", o_.pct_start,
+                   "; take more steps or another pct_start");
   }
   apply();
 }

@@ -53,7 +53,9 @@ class Schedule {
   /// Sets the rates of step_; overridden where momentum follows too.
   virtual void apply();
   /// What the group's rate counts from, also when it was added later.
-  double base(int group) const { return group < int(base_.size()) ? base_[size_t(group)] : optimizer_.initial_lr(group); }
+  double base(int group) const {
+    return group < int(base_.size()) ? base_[size_t(group)] : optimizer_.initial_lr(group);
+  }
   void check_groups(const char* name, const char* option, const PerGroup& values) const;
 
   Optimizer& optimizer_;

@@ -18,12 +18,6 @@ void* stream_of(Device device) {
 }
 }  // namespace
 
-void Storage::stamp_version(const char* writer) {
-  static std::atomic<uint64_t> stamps{0};
-  version_ = ++stamps << 32;  // others count from there: not that far
-  last_writer_ = writer;
-}
-
 Ref<Storage> Storage::allocate(int64_t bytes, Device device) {
   check_device("storage", device);
   LOCKSTEP_CHECK(bytes >= 0, "[storage] expected a size >= 0, got ", bytes);

@@ -72,17 +72,14 @@ class Storage {
   const std::shared_ptr<void>& origin() const { return origin_; }
 
   /// Counts in-place writes. A tensor saved for backward remembers it; `writer` names the operation in the Error.
-  uint64_t version() const { return version_; }
+  uint32_t version() const { return version_; }
   const char* last_writer() const { return last_writer_; }
   void bump_version(const char* writer) {
     ++version_;
     last_writer_ = writer;
   }
-  /// The same, with a version that no other storage has: who keeps the number sees later writes, and another storage in
-  /// this one's place.
-  void stamp_version(const char* writer);
   /// After a refill with the very bytes that were there at that version.
-  void restore_version(uint64_t version) { version_ = version; }
+  void restore_version(uint32_t version) { version_ = version; }
 
   int use_count() const { return refs_.load(std::memory_order_acquire); }
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
@@ -98,7 +95,7 @@ class Storage {
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
   std::atomic<int> refs_{0};
-  uint64_t version_ = 0;
+  uint32_t version_ = 0;
   const char* last_writer_ = "";
   uint32_t born_ = 0;       // Graph::recordings() when the bytes were allocated
   void* stream_ = nullptr;  // in whose order the bytes were allocated and will be freed; none on the CPU

@@ -25,7 +25,7 @@ void Gather::fetch(size_t u) {
   Unit& unit = s_.units[u];
   State& state = states[u];
   Storage& storage = *unit.weights.storage();
-  const uint64_t version = state.version = storage.version();
+  const uint32_t version = state.version = storage.version();
   storage.refill();
   state.gathered = true;
   state.recorded = Graph::is_recording();

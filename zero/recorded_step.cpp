@@ -59,7 +59,6 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
   optimizer_->update(used, 1, 1);
   for (Unit& unit : units) unit.published.wait();
   written();
-  is_new_ = true;
   captured_ = std::make_shared<const CapturedStep>(std::move(step));
 }
 
@@ -73,8 +72,7 @@ void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const Capt
   release();  // the replay changes what it was gathered of
   ++steps_;
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += step->used[i];
-  const bool behind = optimizer_->collect_numbers(step->used);
-  writes_ |= std::exchange(is_new_, false) && behind;
+  optimizer_->collect_numbers(step->used);
   batch->set({.scale = scale, .max_norm = o.max_norm, .skips = options.nonfinite != NonFinite::propagate});
 }
 
@@ -94,9 +92,6 @@ StepReport Stage::after_replay(const StepOptions& o, const std::shared_ptr<const
     return report;
   }
   written();
-  for (Unit& unit : units)
-    for (Piece& piece : unit.pieces)
-      if (writes_) piece.seen = UINT64_MAX;
   if (options.nonfinite != NonFinite::propagate) settle(report, o.scaler, options.nonfinite, "[zero] ", steps_);
   return report;
 }

@@ -238,9 +238,9 @@ void ShardedOptimizer::update(const std::vector<bool>& used, double scale, doubl
   if (ring_) s_.on_files([&] { ring_->end(); });
 }
 
-bool ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
+void ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
   s_.batch->clear();
-  bool any = false;
+  follow_writes();
   for (Unit& unit : s_.units) {
     if (!unit.trains) continue;
     LOCKSTEP_CHECK(is_collected(unit), "[zero] a step can be captured when nothing is offloaded, no average is kept, ",
@@ -248,18 +248,12 @@ bool ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
     for (Piece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
       const Parameter& p = s_.parameters[piece.parameter];
-      if (is_behind(unit, piece)) {
-        any = true;
-        follow_writes(unit, piece);
-        piece.seen = s_.parameters[piece.parameter].variable.tensor().storage()->version();
-      }
       Tensor w = s_.weight(unit, piece), low;
       optim::ParameterState state{.step = p.steps, .tensors = piece.state, .whole = p.variable.numel()};
       const StepBatch::Scope scope(*s_.batch, key_of(s_, p), p.steps, true);
       p.optimizer->update(p.group, w, Tensor(), state, low, 1);
     }
   }
-  return any;
 }
 
 /// optim::Optimizer::step() for elements of the shard that a piece owns: 16-bit weights have an f32 master copy, and
@@ -363,9 +357,13 @@ std::map<std::string, Tensor> ShardedOptimizer::make_kept(Unit& unit, Piece& pie
 }
 
 void ShardedOptimizer::follow_writes() {
-  for (Unit& unit : s_.units)
-    for (Piece& piece : unit.pieces)
-      if (is_behind(unit, piece)) follow_writes(unit, piece);
+  for (Unit& unit : s_.units) {
+    for (Piece& piece : unit.pieces) {
+      if (!is_behind(unit, piece)) continue;
+      follow_writes(unit, piece);
+      piece.seen = s_.parameters[piece.parameter].variable.tensor().storage()->version();
+    }
+  }
 }
 
 void ShardedOptimizer::follow_writes(Unit& unit, Piece& piece) {

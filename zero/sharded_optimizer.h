@@ -18,8 +18,8 @@ class ShardedOptimizer {
   /// Of parameters that were used; the others are left alone. Gradients are multiplied by both numbers.
   void update(const std::vector<bool>& used, double scale, double clip);
   /// Notes the numbers of such an update in the stage's batch, for one that is recorded. Error when not all is
-  /// collected. True when others had written to parameters.
-  bool collect_numbers(const std::vector<bool>& used);
+  /// collected.
+  void collect_numbers(const std::vector<bool>& used);
 
   /// What the optimizer keeps for a piece, live, flat; and the same, zeros when there was nothing.
   std::map<std::string, Tensor> kept(Unit& unit, Piece& piece);
@@ -38,8 +38,8 @@ class ShardedOptimizer {
   int64_t plan_regions(size_t u, int64_t end);
   /// Others can write to its parameters without a word (in stage 3 only inside of gathered()), and have.
   bool is_behind(const Unit& unit, const Piece& piece) const {
-    return (!store_ || unit.persistent) && size_of(unit.dtype) == 2 &&
-           piece.seen != s_.parameters[piece.parameter].variable.tensor().storage()->version();
+    if ((store_ && !unit.persistent) || size_of(unit.dtype) != 2) return false;
+    return piece.seen == 0 || piece.seen != s_.parameters[piece.parameter].variable.tensor().storage()->version();
   }
   bool is_collected(const Unit& unit) const;
   int64_t tile_size(const Unit& unit) const;

@@ -49,8 +49,8 @@ struct Piece {
   std::vector<std::string> keys = {};        // nvme: their names
   bool started = false;                      // there is something
   std::map<std::string, Tensor> state = {};  // flat, of range.size() elements; "master" for 16-bit parameters
-  std::set<std::string> fresh = {};          // names in it that this step has made: of its later tiles they are not there
-  uint64_t seen = UINT64_MAX;                // optim::ParameterState::seen
+  std::set<std::string> fresh = {};  // names in it that this step has made: of its later tiles they are not there
+  uint32_t seen = 0;                 // optim::ParameterState::seen
 };
 
 struct Unit : PlannedUnit {
@@ -183,6 +183,7 @@ class Stage : public parallel::Reducer::Policy {
   // step.cpp
   void check_unpinned() const;
   void written();
+  void see();
   std::vector<bool> agree_on_used();
   int64_t first_bad(bool looks_at_sums) const;
   bool check_finite(const StepOptions& o, const Tensor& squares, StepReport& report);
@@ -193,8 +194,6 @@ class Stage : public parallel::Reducer::Policy {
   // recorded_step.cpp
   void record(const StepOptions& o, const std::vector<bool>& used);
   std::shared_ptr<const CapturedStep> captured_;  // the last
-  bool is_new_ = false;  // since the last replay
-  bool writes_ = false;  // a graph may write to parameters behind the step, which counts no version when it is replayed
 
   // state.cpp
   Piece all_owned(const Parameter& p) const;  // at this rank

@@ -20,7 +20,7 @@ Piece Stage::all_owned(const Parameter& p) const {
 }
 
 std::vector<StatePiece> Stage::state(bool to_load, bool make) {
-  if (!to_load) optimizer_->follow_writes();
+  optimizer_->follow_writes();
   std::vector<StatePiece> all;
   // Where every rank has everything, each hands in its shard_range of it.
   const auto add = [&](const std::string& key, const Parameter& p, dist::Range elements, const Tensor& tensor,
@@ -92,6 +92,7 @@ void Stage::loaded(bool masters) {
   }
   for (Unit& unit : units) unit.published.wait();
   for (const Parameter& p : parameters) p.variable.tensor().storage()->bump_version("load");
+  see();
 }
 
 /// Everybody takes a rank's values of these parameters.

@@ -109,10 +109,13 @@ StepReport Stage::step(const StepOptions& o) {
 /// Parameters get versions by which later writes of others are seen.
 void Stage::written() {
   for (const Parameter& p : parameters)
-    if (p.trains()) p.variable.tensor().storage()->stamp_version(p.optimizer->name());
+    if (p.trains()) optim::stamp(*p.variable.tensor().storage(), p.optimizer->name());
+  see();
+}
+
+void Stage::see() {
   for (Unit& unit : units)
-    for (Piece& piece : unit.pieces)
-      piece.seen = parameters[piece.parameter].variable.tensor().storage()->version();
+    for (Piece& piece : unit.pieces) piece.seen = parameters[piece.parameter].variable.tensor().storage()->version();
 }
 
 void Stage::check_unpinned() const {

@@ -192,7 +192,7 @@ class Zero {
    private:
     Stage& stage_;
     std::vector<size_t> parameters_;
-    std::vector<uint64_t> versions_;
+    std::vector<uint32_t> versions_;
     int modifier_rank_, exceptions_;
   };
   [[nodiscard]] Gathered gathered(const std::vector<Variable>& parameters, int modifier_rank = -1) {

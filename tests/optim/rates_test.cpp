@@ -33,8 +33,7 @@ TEST_CASE("schedules that are stepped together multiply, also with set_lr() in b
     SGD o({w}, {.lr = 1});
     LinearLR warm(o, {.start_factor = 0.1, .total_iters = 3});
     ExponentialLR decay(o, {.gamma = 0.9});
-    check_rates(rates_of(o, 6, [&](int) { warm.step(), decay.step(); }),
-                {0.1, 0.36, 0.567, 0.729, 0.6561, 0.59049});
+    check_rates(rates_of(o, 6, [&](int) { warm.step(), decay.step(); }), {0.1, 0.36, 0.567, 0.729, 0.6561, 0.59049});
     CHECK(o.initial_lr(0) == 1);
   }
   {
@@ -69,8 +68,8 @@ TEST_CASE("schedules that are stepped together multiply, also with set_lr() in b
   }
   {  // a list of schedules, too
     SGD o({w}, {.lr = 1});
-    SequentialLR list(o, {scheduled<ConstantLR>({.factor = 0.5, .total_iters = 9}), scheduled<ExponentialLR>({.gamma = 0.5})},
-                      {3});
+    SequentialLR list(
+        o, {scheduled<ConstantLR>({.factor = 0.5, .total_iters = 9}), scheduled<ExponentialLR>({.gamma = 0.5})}, {3});
     check_rates(rates_of(o, 6,
                          [&](int i) {
                            if (i == 1) o.set_lr(0.25);
@@ -164,7 +163,8 @@ TEST_CASE("what is no rate is refused when it is set") {
       o.load_state(state);
     });
   }
-  for (const auto& [steps, part, three] : {std::tuple<int64_t, double, bool>{10, 0.1, false}, {2, 0.5, false}, {4, 0.25, true}, {10, 0.1, true}}) {
+  for (const auto& [steps, part, three] :
+       {std::tuple<int64_t, double, bool>{10, 0.1, false}, {2, 0.5, false}, {4, 0.25, true}, {10, 0.1, true}}) {
     const OneCycleLR::Options options{
         .max_lr = 0.1, .total_steps = steps, .pct_start = part, .cycle_momentum = false, .three_phase = three};
     CHECK(contains(message([&] { OneCycleLR(o, options); }), "expected phases of some steps, got none in phase 1 of"));
@@ -178,7 +178,11 @@ TEST_CASE("OneCycleLR takes total_steps calls of step(), and no more") {
       for (const int64_t steps : {1, 4, 10}) {
         Variable w(ones({1}), true);
         SGD o({w}, {.lr = 0.1});
-        OneCycleLR s(o, {.max_lr = 1, .total_steps = steps, .anneal_strategy = strategy, .cycle_momentum = false, .three_phase = three});
+        OneCycleLR s(o, {.max_lr = 1,
+                         .total_steps = steps,
+                         .anneal_strategy = strategy,
+                         .cycle_momentum = false,
+                         .three_phase = three});
         for (int64_t i = 0; i + 1 < steps; ++i) s.step();
         const double last = o.lr();
         s.step();

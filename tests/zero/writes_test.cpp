@@ -18,7 +18,9 @@ struct Place {
 
 /// Where parameters are whole on every rank between steps: stages 0 to 2, and what stage 3 does not cut.
 std::vector<Place> whole_places() {
-  std::vector<Place> all{{"stage 0", {.stage = 0}}, {"stage 1", {.stage = 1}}, {"stage 2", {.stage = 2}},
+  std::vector<Place> all{{"stage 0", {.stage = 0}},
+                         {"stage 1", {.stage = 1}},
+                         {"stage 2", {.stage = 2}},
                          {"stage 3, persistent", {.stage = 3, .param_persistence_threshold = 1 << 20}}};
   for (const Offload home : {Offload::cpu, Offload::nvme})
     all.push_back({"stage 1, offloaded",
