@@ -2,9 +2,9 @@
 // Learning-rate schedules: PyTorch's and DeepSpeed's, by their names and with their options. A schedule sets the
 // optimizer's "lr" at construction (step 0) and at every step(); call step() once after each optimizer step.
 //
-// Rates are formulas of the step and of the base, Optimizer::initial_lr(). What PyTorch makes of the rate of the step
-// before, is made of that here where somebody else has set it: another schedule, whose factors then multiply, or
-// set_lr().
+// Rates are formulas of the step and of the base, Optimizer::initial_lr(). Where somebody else has set the rate
+// (another schedule, or set_lr()), it is multiplied by the formula's change since the step before, as PyTorch's
+// recursion does.
 #include <functional>
 #include <map>
 #include <optional>
@@ -20,8 +20,7 @@ class PerGroup {
  public:
   PerGroup(double value = 0) : values_{value} {}                        // NOLINT: implicit on purpose
   PerGroup(std::vector<double> values) : values_(std::move(values)) {}  // NOLINT
-  /// Error for a group that there was no value for: it was added after the schedule.
-  double operator[](int group) const;
+  double operator[](int group) const;                                   ///< Error for a group without one
   int count() const { return int(values_.size()); }
 
  private:
@@ -30,7 +29,7 @@ class PerGroup {
 
 class Schedule {
  public:
-  /// floor: the rates above it are the base's times a factor; none: rates are set whatever they were before.
+  /// floor: what is above it is the base's times a factor; none: rates are set whatever they were before.
   explicit Schedule(Optimizer& optimizer, std::optional<PerGroup> floor = {});
   virtual ~Schedule() = default;
 
@@ -53,15 +52,12 @@ class Schedule {
   /// Sets the rates of step_; overridden where momentum follows too.
   virtual void apply();
   /// What the group's rate counts from, also when it was added later.
-  double base(int group) const {
-    return group < int(base_.size()) ? base_[size_t(group)] : optimizer_.initial_lr(group);
-  }
+  double base(int g) const { return g < int(base_.size()) ? base_[size_t(g)] : optimizer_.initial_lr(g); }
   void check_groups(const char* name, const char* option, const PerGroup& values) const;
 
   Optimizer& optimizer_;
   int64_t step_ = 0;
   std::optional<int64_t> from_ = -1;  // the step before, whose rates are there; -1: the base's; none: enter()
-
  private:
   std::vector<double> base_;  // of the groups at construction
   std::optional<PerGroup> floor_;
@@ -223,7 +219,6 @@ class OneCycleLR : public Schedule {
     double base_momentum = 0.85, max_momentum = 0.95, div_factor = 25, final_div_factor = 1e4;
     bool three_phase = false;
   };
-  /// Error for a phase without a step.
   OneCycleLR(Optimizer& optimizer, Options options);
   void step() override;  ///< Error beyond total_steps calls; the last leaves the rate as it is
 
