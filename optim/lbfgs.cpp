@@ -122,6 +122,8 @@ void LBFGS::turn(const Tensor& grad) {
 }
 
 double LBFGS::step(const std::function<Variable()>& loss) {
+  LOCKSTEP_CHECK(group_count() == 1, "[LBFGS] expected one group of parameters, got ", group_count(),
+                 "; give all to the constructor");
   const NoGrad no_grad;
   const LBFGSOptions& o = options_[0];
   const auto most = int64_t(o.max_iter), most_evaluations = o.max_eval > 0 ? int64_t(o.max_eval) : most * 5 / 4;

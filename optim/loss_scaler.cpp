@@ -46,9 +46,8 @@ void GradScaler::unscale(Optimizer& optimizer) {
   for (const Variable& p : optimizer.parameters()) {
     if (p.checked_grad("GradScaler").defined()) on_device[{int(p.device().type), p.device().index}].push_back(p.grad());
   }
-  bool finite = true;
-  for (const auto& [device, grads] : on_device) finite &= unscale_(grads, 1 / scale_);
-  unscaled_[&optimizer] = !finite;
+  bool& overflow = unscaled_[&optimizer];
+  for (const auto& [device, grads] : on_device) overflow |= !unscale_(grads, 1 / scale_);
 }
 
 bool GradScaler::found_overflow() const {
