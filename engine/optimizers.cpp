@@ -96,7 +96,7 @@ bool is_for_muon(const nn::NamedParameter& p) {
 }
 
 Make muon(Params& p) {
-  optim::MuonOptions matrix{.lr = 1e-3};
+  optim::MuonOptions matrix{.lr = 1e-3, .weight_decay = 0};  // DeepSpeed's
   AdamChoice other;
   other.adam_w_mode = true;
   std::optional<double> muon_lr, adam_lr;

@@ -208,7 +208,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
 
   forget();
   graphs.drop();  // tensors of the optimizer may be others after it
-  const std::string master = "optimizer.master.";
+  const std::string master = "optimizer.master.", average = "optimizer.ema.";
   const std::set<std::string> frozen = frozen_names(model);
   options.skip.push_back(OneBit::owed);
   std::vector<zero::StatePiece> pieces;
@@ -221,6 +221,10 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     if (frozen.count(own.name) && !has(own.name)) continue;  // saved with exclude_frozen_parameters
     // 16-bit parameters have master weights, f32 ones are their own.
     if (own.name.starts_with(master) && !has(own.name)) piece.name = "model." + own.name.substr(master.size());
+    if (own.name.starts_with(average) && !has(own.name)) {  // switched on later: it begins at the parameters
+      const std::string name = own.name.substr(average.size());
+      piece.name = has(master + name) ? master + name : "model." + name;
+    }
     if (is_model && own.tensor.dtype() == f32 && has(master + own.name.substr(6)))
       piece.name = master + own.name.substr(6);
     if (!has(piece.name) && !args.load_module_strict) continue;
@@ -240,13 +244,6 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   const auto found = checkpoints::load(info->path, wanted, all, options);
   LOCKSTEP_CHECK(found, "[load_checkpoint] ", info->path, " was there a moment ago, and is gone");
   for (auto& [to, from] : buffers) to.copy_(from);
-  for (const zero::StatePiece& own : pieces) {  // master weights follow the model where they were not loaded
-    if (with_optimizer || !own.name.starts_with(master)) continue;
-    for (const zero::StatePiece& weight : pieces) {
-      if (weight.name == "model." + own.name.substr(master.size()))
-        own.tensor.copy_(weight.tensor.view(own.tensor.shape()));
-    }
-  }
   if (with_fp8) fp8->loaded();
   if (!args.load_module_only) load_numbers(*found, args, with_optimizer);
   if (zero) zero->loaded();

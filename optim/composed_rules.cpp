@@ -154,8 +154,9 @@ LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Rprop);
 void Rprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const RpropOptions& o = options_[group];
   const Tensor g = signed_grad(grad, o.maximize, grad_scale).clone(), none = zeros_like(g);
+  const bool begins = state.is_new("step_size");
   Tensor &last = state.zeros("prev", p), &length = state.zeros("step_size", p);
-  if (state.step == 1) length.fill_(o.lr);
+  if (begins) length.fill_(o.lr);
   const Tensor agreement = mul(g, last), turned = lt(agreement, none), factor = ones_like(g);
   masked_fill_(factor, gt(agreement, none), o.eta_plus);
   masked_fill_(factor, turned, o.eta_minus);
@@ -234,8 +235,9 @@ void AdamWScheduleFree::update(int group, Tensor& p, const Tensor& grad, Paramet
   const double lr = o.lr * std::min(1.0, double(state.step) / o.warmup_steps);
   const double newest = newest_weight(group, state.step);
   const Tensor g = signed_grad(grad, o.maximize, grad_scale);
+  const bool begins = state.is_new("z");
   Tensor &z = state.zeros("z", p), &average = state.zeros("ema", p);
-  if (state.step == 1) z.copy_(p);
+  if (begins) z.copy_(p);
   const Tensor& v = keep_square(state.zeros("exp_avg_sq", p), g, o.beta2);
   const Tensor step = div(g, root(v, bias_correction(true, o.beta2, state.step), o.eps));
   if (o.weight_decay != 0) add_(step, p, o.weight_decay);

@@ -123,6 +123,8 @@ void LBFGS::turn(const Tensor& grad) {
 }
 
 double LBFGS::step(const std::function<Variable()>& loss) {
+  LOCKSTEP_CHECK(group_count() == 1, "[LBFGS] expected one group of parameters, got ", group_count(),
+                 "; give all to the constructor");
   const NoGrad no_grad;
   const LBFGSOptions& o = options_[0];
   std::vector<bool> trained;

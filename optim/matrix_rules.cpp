@@ -11,11 +11,6 @@ namespace lockstep::optim {
 
 namespace {
 
-void check_at_least_0(const char* op, std::initializer_list<std::pair<const char*, double>> options) {
-  for (const auto& [option, value] : options)
-    LOCKSTEP_CHECK(value >= 0, "[", op, "] expected ", option, " >= 0, got ", value);
-}
-
 /// Nearest orthogonal matrix, roughly: five steps of a quintic Newton-Schulz iteration, whose coefficients pull every
 /// singular value towards 1 without ever computing them.
 Tensor orthogonalize(const Tensor& g, int steps) {
@@ -39,13 +34,8 @@ std::map<std::string, double*> LAMBOptions::by_name() {
   return names;
 }
 void LAMBOptions::check(const char* op) const {
-  check_at_least_0(op, {{"lr", lr},
-                        {"beta1", beta1},
-                        {"beta2", beta2},
-                        {"eps", eps},
-                        {"weight_decay", weight_decay},
-                        {"min_trust", min_trust}});
-  LOCKSTEP_CHECK(beta1 < 1 && beta2 < 1, "[", op, "] expected betas below 1, got ", beta1, " and ", beta2);
+  check_adam(op, *this);
+  check_range(op, "min_trust", min_trust, 0);
   LOCKSTEP_CHECK(max_trust >= min_trust, "[", op, "] expected max_trust >= min_trust, got ", max_trust, " < ",
                  min_trust);
 }
@@ -79,9 +69,10 @@ std::map<std::string, double*> MuonOptions::by_name() {
           {"newton_schulz_steps", &newton_schulz_steps}};
 }
 void MuonOptions::check(const char* op) const {
-  check_at_least_0(op, {{"lr", lr}, {"momentum", momentum}, {"weight_decay", weight_decay}});
-  LOCKSTEP_CHECK(momentum < 1, "[", op, "] expected momentum below 1, got ", momentum);
-  LOCKSTEP_CHECK(newton_schulz_steps >= 1, "[", op, "] expected newton_schulz_steps >= 1, got ", newton_schulz_steps);
+  check_range(op, "lr", lr, 0);
+  check_range(op, "momentum", momentum, 0, 1);
+  check_range(op, "weight_decay", weight_decay, 0);
+  check_range(op, "newton_schulz_steps", newton_schulz_steps, 1);
 }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Muon);
 void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
@@ -104,7 +95,8 @@ std::map<std::string, double*> AdafactorOptions::by_name() {
           {"d", &d},   {"weight_decay", &weight_decay}};
 }
 void AdafactorOptions::check(const char* op) const {
-  check_at_least_0(op, {{"lr", lr}, {"eps1", eps1}, {"eps2", eps2}, {"weight_decay", weight_decay}});
+  check_range(op, "lr", lr, 0), check_range(op, "weight_decay", weight_decay, 0);
+  check_range(op, "eps1", eps1, 0), check_range(op, "eps2", eps2, 0);
   LOCKSTEP_CHECK(beta2_decay <= 0, "[", op, "] expected beta2_decay <= 0, got ", beta2_decay);
   LOCKSTEP_CHECK(d >= 1, "[", op, "] expected d >= 1, got ", d);
 }

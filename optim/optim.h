@@ -268,7 +268,7 @@ double lamb_update(const LAMBOptions& o, Tensor& parameter, const Tensor& grad, 
                    double grad_scale);
 
 struct MuonOptions {
-  double lr = 0.02, momentum = 0.95, weight_decay = 0, newton_schulz_steps = 5;
+  double lr = 1e-3, momentum = 0.95, weight_decay = 0.1, newton_schulz_steps = 5;
   bool nesterov = true, maximize = false;
   std::map<std::string, double*> by_name();
   void check(const char* op) const;

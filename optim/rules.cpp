@@ -51,7 +51,7 @@ void AdagradOptions::check(const char* op) const {
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adagrad);
 void Adagrad::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const AdagradOptions& o = options_[group];
-  const bool first = state.tensors.count("sum") == 0;
+  const bool first = state.is_new("sum");
   Tensor& sum = state.zeros("sum", p);
   if (first && o.initial_accumulator != 0) sum.fill_(o.initial_accumulator);
   LOCKSTEP_KERNEL(p.device(), adagrad)

@@ -107,14 +107,13 @@ void lion_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState
 template <class Options>
 void sgd_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
                 double grad_scale) {
-  SgdArgs args{
-      .lr = o.lr,
-      .momentum = o.momentum,
-      .dampening = o.dampening,
-      .weight_decay = o.weight_decay,
-      .nesterov = o.nesterov,
-      .first = state.tensors.count("momentum_buffer") == 0 || state.step == 1,  // the latter was skipped before
-      .grad_scale = grad_scale};
+  SgdArgs args{.lr = o.lr,
+               .momentum = o.momentum,
+               .dampening = o.dampening,
+               .weight_decay = o.weight_decay,
+               .nesterov = o.nesterov,
+               .first = state.is_new("momentum_buffer"),
+               .grad_scale = grad_scale};
   if constexpr (requires { o.maximize; }) args.maximize = o.maximize;
   Tensor momentum;
   if (o.momentum != 0) momentum = state.zeros("momentum_buffer", p);

@@ -1,6 +1,10 @@
 #pragma once
 // Learning-rate schedules: PyTorch's and DeepSpeed's, by their names and with their options. A schedule sets the
 // optimizer's "lr" at construction (step 0) and at every step(); call step() once after each optimizer step.
+//
+// Rates are formulas of the step and of the base, Optimizer::initial_lr(). Where somebody else has set the rate
+// (another schedule, or set_lr()), it is multiplied by the formula's change since the step before, as PyTorch's
+// recursion does.
 #include <functional>
 #include <map>
 #include <optional>
@@ -16,7 +20,7 @@ class PerGroup {
  public:
   PerGroup(double value = 0) : values_{value} {}                        // NOLINT: implicit on purpose
   PerGroup(std::vector<double> values) : values_(std::move(values)) {}  // NOLINT
-  double operator[](int group) const { return values_.size() == 1 ? values_[0] : values_[group]; }
+  double operator[](int group) const;                                   ///< Error for a group without one
   int count() const { return int(values_.size()); }
 
  private:
@@ -25,19 +29,20 @@ class PerGroup {
 
 class Schedule {
  public:
-  explicit Schedule(Optimizer& optimizer);
+  /// floor: what is above it is the base's times a factor; none: rates are set whatever they were before.
+  explicit Schedule(Optimizer& optimizer, std::optional<PerGroup> floor = {});
   virtual ~Schedule() = default;
 
   /// Enters the next step. ReduceLROnPlateau needs the metric, the others take none.
   virtual void step();
   virtual void step(double metric);
-  /// Sets the rates (and the momentum) of step t, and goes on from there.
+  /// Sets the rates (and the momentum) of step t, as if nobody else had, and goes on from there.
   void enter(int64_t t);
   /// The rate of a group at step t.
   double at(int group, int64_t t) const { return value(group, t); }
   int64_t last_step() const { return step_; }
   double lr(int group = 0) const { return optimizer_.lr(group); }
-  /// Everything needed to go on: counters and base rates by name. The rates of the step are set again on loading.
+  /// Everything needed to go on by name: counters, base rates and the rates of now, which are set again on loading.
   virtual std::map<std::string, double> state() const;
   virtual void load_state(const std::map<std::string, double>& state);
 
@@ -46,11 +51,16 @@ class Schedule {
   virtual double value(int group, int64_t t) const = 0;
   /// Sets the rates of step_; overridden where momentum follows too.
   virtual void apply();
+  /// What the group's rate counts from, also when it was added later.
+  double base(int g) const { return g < int(base_.size()) ? base_[size_t(g)] : optimizer_.initial_lr(g); }
   void check_groups(const char* name, const char* option, const PerGroup& values) const;
 
   Optimizer& optimizer_;
-  std::vector<double> base_;  // the rates that the optimizer had at construction
   int64_t step_ = 0;
+  std::optional<int64_t> from_ = -1;  // the step before, whose rates are there; -1: the base's; none: enter()
+ private:
+  std::vector<double> base_;  // of the groups at construction
+  std::optional<PerGroup> floor_;
 };
 
 // --- PyTorch ---
@@ -210,7 +220,7 @@ class OneCycleLR : public Schedule {
     bool three_phase = false;
   };
   OneCycleLR(Optimizer& optimizer, Options options);
-  void step() override;
+  void step() override;  ///< Error beyond total_steps calls; the last leaves the rate as it is
 
  protected:
   double value(int group, int64_t t) const override;

@@ -18,7 +18,8 @@ template <class Class> MakeSchedule scheduled(typename Class::Options options) {
 /// Several schedules that start from the same rates. Error for an empty list, and for one that follows a metric.
 class ScheduleList : public Schedule {
  public:
-  ScheduleList(const char* name, Optimizer& optimizer, const std::vector<MakeSchedule>& schedules);
+  ScheduleList(const char* name, Optimizer& optimizer, const std::vector<MakeSchedule>& schedules,
+               std::optional<PerGroup> floor = {});
   void load_state(const std::map<std::string, double>& state) override;
 
  protected:

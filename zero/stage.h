@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,8 @@ struct Piece {
   std::vector<std::string> keys = {};        // nvme: their names
   bool started = false;                      // there is something
   std::map<std::string, Tensor> state = {};  // flat, of range.size() elements; "master" for 16-bit parameters
+  std::set<std::string> fresh = {};  // names in it that this step has made: of its later tiles they are not there
+  uint32_t seen = 0;                 // optim::ParameterState::seen
 };
 
 struct Unit : PlannedUnit {
@@ -146,7 +149,7 @@ class Stage : public parallel::Reducer::Policy {
   std::vector<StatePiece> state(bool to_load, bool make);
   std::map<std::string, double> numbers() const;
   void load_numbers(const std::map<std::string, double>& numbers);
-  void loaded();
+  void loaded(bool masters);
 
   // What the optimizer over shards asks.
   virtual const ShardStore* store() const { return nullptr; }  // stage 3: of parameters
@@ -179,6 +182,8 @@ class Stage : public parallel::Reducer::Policy {
 
   // step.cpp
   void check_unpinned() const;
+  void written();
+  void see();
   std::vector<bool> agree_on_used();
   int64_t first_bad(bool looks_at_sums) const;
   bool check_finite(const StepOptions& o, const Tensor& squares, StepReport& report);

@@ -102,9 +102,20 @@ StepReport Stage::step(const StepOptions& o) {
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
   optimizer_->update(used, scale, clip);
   for (Unit& unit : units) unit.published.wait();
-  for (const Parameter& p : parameters)
-    if (p.trains()) p.variable.tensor().storage()->bump_version(p.optimizer->name());
+  written();
   return report;
+}
+
+/// Parameters get versions by which later writes of others are seen.
+void Stage::written() {
+  for (const Parameter& p : parameters)
+    if (p.trains()) optim::stamp(*p.variable.tensor().storage(), p.optimizer->name());
+  see();
+}
+
+void Stage::see() {
+  for (Unit& unit : units)
+    for (Piece& piece : unit.pieces) piece.seen = parameters[piece.parameter].variable.tensor().storage()->version();
 }
 
 void Stage::check_unpinned() const {

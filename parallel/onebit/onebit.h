@@ -97,6 +97,7 @@ class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, Optimizer> {
   Tensor denominator_of(Slot& slot) const;
   void gradient_step(int64_t step, double grad_scale);
   void local_step(int64_t step, double grad_scale);
+  void check_unwritten();
   void exchange();
   void advance(int64_t step);
 

@@ -107,6 +107,7 @@ StepReport Optimizer::step(const StepOptions& o) {
     if (report.compressed) compressed_step(step, scale);
     else exact_step(step, scale);
     steps_ = step;
+    for (const Variable& p : trained_) state_of(p).seen = p.tensor().storage()->version();  // several may share one
   }
   (report.compressed ? volume_.compressed_steps : volume_.exact_steps) += 1;
   (report.compressed ? volume_.compressed_bytes : volume_.exact_bytes) += group_.traffic().sent - sent;
@@ -153,7 +154,7 @@ std::vector<Optimizer::Slot> Optimizer::slots(const std::function<void(Slot&, co
 
 void Optimizer::changed(Slot& slot) {
   if (slot.low.defined()) slot.low.copy_(slot.parameter);
-  slot.variable.tensor().storage()->bump_version(name());
+  written(slot.variable);
 }
 
 void Optimizer::check_has_variance(const Slot& slot) const {

@@ -88,8 +88,20 @@ void ZeroOneAdam::gradient_step(int64_t step, double grad_scale) {
   }
 }
 
+/// The next exchange sets parameters anew, from where they were at the last.
+void ZeroOneAdam::check_unwritten() {
+  if (local_steps_ == 0) return;
+  for (const Slot& slot : slots()) {
+    const Storage& storage = *slot.variable.tensor().storage();
+    LOCKSTEP_CHECK(slot.state->seen == storage.version(), "[", name(), "] a parameter of shape ", slot.variable.shape(),
+                   " was changed by '", storage.last_writer(),
+                   "' between two exchanges, of which the next would undo it; call synchronize() before");
+  }
+}
+
 void ZeroOneAdam::local_step(int64_t step, double grad_scale) {
   rates_.resize(options_.size());
+  check_unwritten();
   slots([&](Slot& slot, const Tensor& grad) {
     check_has_variance(slot);
     const ZeroOneAdamOptions& o = options_[size_t(slot.group)];
@@ -144,6 +156,7 @@ void ZeroOneAdam::exchange() {
 
 void ZeroOneAdam::synchronize() {
   const NoGrad no_grad;
+  check_unwritten();
   if (local_steps_ > 0) exchange();
 }
 

@@ -224,6 +224,56 @@ TEST_CASE("engine: between f32 and 16 bits the master weights are the f32 ones")
   }
 }
 
+TEST_CASE("engine: an average that a checkpoint does not have begins at the parameters") {
+  for (const DType dtype : {f32, bf16}) {
+    for (const int stage : {0, 1, 3}) {
+      const TempDir folder;
+      on_ranks<int>(2, [&](int) {
+        Config config = saved_config(stage, 1, dtype);
+        SavingTrainer without(config);
+        train_steps(without.e, 2);
+        without.e.save_checkpoint(folder / "run");
+        config.ema.decay = 0.75;
+        SavingTrainer with(config);
+        for (const bool strict : {true, false}) {
+          with.e.load_checkpoint(folder / "run", {.load_module_strict = strict});
+          Tensors all;
+          for (const auto& [name, tensor] : with.e.whole_state().optimizer.tensors) all[name] = tensor;
+          const Tensors parameters = whole_parameters(with.e, *with.net);
+          for (const auto& [name, tensor] : parameters) {
+            const Tensor average = all.at("state." + name + ".ema");
+            CHECK_MESSAGE(equal(average, dtype == f32 ? tensor : all.at("state." + name + ".master")), name);
+          }
+          train_steps(with.e, 1);
+        }
+        return 0;
+      });
+    }
+  }
+}
+
+TEST_CASE("engine: writes to 16-bit parameters are in the next step, and in what is saved before it") {
+  for (const int stage : {0, 2}) {
+    const TempDir folder;
+    on_ranks<int>(2, [&](int) {
+      SavingTrainer t(saved_config(stage, 1, bf16));
+      train_steps(t.e, 2);
+      {
+        const NoGrad no_grad;
+        t.net->b.weight.tensor().fill_(0.5);
+      }
+      t.e.save_checkpoint(folder / "run");
+      SavingTrainer wide(saved_config(stage, 1));
+      wide.e.load_checkpoint(folder / "run");
+      CHECK(all(eq(whole_parameters(wide.e, *wide.net).at("b.weight"), full({1}, 0.5))).item<bool>());
+      train_steps(t.e, 1);
+      const Tensor now = whole_parameters(t.e, *t.net).at("b.weight").to(f32);
+      CHECK(amax(abs(sub(now, full({1}, 0.5)))).item() < 0.05);
+      return 0;
+    });
+  }
+}
+
 TEST_CASE("engine: a model alone gives master weights to 16 bits") {
   for (const int stage : {0, 1, 3}) {
     const TempDir folder;

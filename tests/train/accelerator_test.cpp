@@ -134,6 +134,32 @@ TEST_CASE("accelerator: the same parameters and learning rates for any number of
   }
 }
 
+TEST_CASE("accelerator: the last step of an epoch is filled up, as docs/train.md says of 10 samples") {
+  for (const bool drop_last : {false, true}) {
+    on_each_rank(1, [&] {
+      Mlp net;
+      optim::SGD sgd(net.parameters(), {.lr = 0.1});
+      std::vector<float> rows;
+      for (int i = 0; i < 60; ++i) rows.push_back(float(i / 6));
+      const data::TensorDataset samples(Tensor::from(rows, {10, 6}), zeros({10}, {.dtype = i64}));
+      data::DataLoader batches(samples, {.batch_size = 2, .drop_last = drop_last});
+      Accelerator acc({.gradient_accumulation_steps = 4});
+      auto [model, optimizer, loader] = acc.prepare(net, sgd, batches);
+      std::vector<int64_t> first, steps;
+      for (auto& [x, y] : loader) {
+        auto hold = acc.accumulate(model);
+        first.push_back(int64_t(x[0][0].item()));
+        acc.backward(cross_entropy(model(x), y));
+        if (acc.sync_gradients()) steps.push_back(int64_t(first.size()));
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      CHECK(first == (drop_last ? std::vector<int64_t>{0, 2, 4, 6} : std::vector<int64_t>{0, 2, 4, 6, 8, 0, 2, 4}));
+      CHECK(steps == (drop_last ? std::vector<int64_t>{4} : std::vector<int64_t>{4, 8}));
+    });
+  }
+}
+
 TEST_CASE("accelerator: a stream, saved by some ranks and gone on with by others") {
   const TempDir dir;
   std::vector<std::string> shards;

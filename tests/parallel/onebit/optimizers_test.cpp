@@ -434,6 +434,41 @@ TEST_CASE("0/1 Adam: intervals grow, and nothing is sent between exchanges") {
   });
 }
 
+TEST_CASE("onebit: what all ranks write to parameters counts at the next step, or is refused between exchanges") {
+  for (const DType dtype : {f32, bf16}) {
+    for (const Row& row : rows) {
+      CAPTURE(row.name);
+      on_ranks<int>(2, [&](int rank) {
+        manual_seed(1);
+        Mlp net;
+        net.to(dtype);
+        const auto optimizer = row.make(net.parameters(), 2);
+        const auto step = [&](int i) {
+          loss_of(net, i, rank, [&](const Variable& x) { return net(x.to(dtype)).to(f32); }).backward();
+          optimizer->step(StepOptions{});
+          optimizer->zero_grad();
+        };
+        int refused = 0;
+        for (int i = 0; i < 16; ++i) {
+          step(i);
+          if (!optimizer->is_synchronized() && ++refused == 1) {
+            net.b.weight.tensor().fill_(7);
+            const std::string error = message([&] { step(i); });
+            CHECK(contains(error, "was changed by 'fill_' between two exchanges"));
+            return 0;
+          }
+          net.b.weight.tensor().fill_(0.5);
+          step(i);
+          if (!optimizer->is_synchronized()) continue;
+          CHECK(amax(abs(sub(net.b.weight.tensor().to(f32), full({1}, 0.5)))).item() < 0.3);
+        }
+        CHECK(std::string(row.name) != "ZeroOneAdam");
+        return 0;
+      });
+    }
+  }
+}
+
 TEST_CASE("1-bit LAMB: the factor stays in its range and changes slowly") {
   on_ranks<int>(2, [](int rank) {
     manual_seed(1);
