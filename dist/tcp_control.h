@@ -32,7 +32,7 @@ class TcpControl final : public Control {
   [[noreturn]] void raise() const override;
   DistError report(Fault fault, int rank, const std::string& message) override;
   void begin(const Activity& activity) override;
-  void waits(int peer, uint64_t messages, bool is_send) override;
+  void waits(int peer, uint64_t messages, bool is_send, bool closed) override;
   void end() override;
   void set_step(uint64_t step) override;
   std::string explain(const std::vector<int>& world_ranks) override;

@@ -20,6 +20,7 @@ Work Turns::run(Call call, bool async) {
   std::unique_lock lock(calls_);
   const uint64_t number = is_message(call.collective) ? 0 : ++sequence_;
   if (!async && worker_.idle()) {
+    const trace::Scope scope("wait for a collective", trace::Category::wait);
     perform(call, number);
     return Work();
   }
