@@ -244,9 +244,10 @@ std::optional<DistError> Roster::judge(double now) const {
     const bool closed = seat.activity.closed;
     if (!waits(seat, now) || (now - seat.waits_since < heartbeat_ && !closed)) continue;
     const std::vector<int> ranks = left_behind(rank);
-    // What they sent last may still be on its way.
+    // What they sent last may still be on its way; if not, others may be about to leave with them.
     const bool settled = std::any_of(ranks.begin(), ranks.end(), [&](int other) {
-      return now - seats_[size_t(other)].left_at >= heartbeat_ || (closed && other == seat.activity.waits_for);
+      const bool nothing_comes = closed && other == seat.activity.waits_for;
+      return now - seats_[size_t(other)].left_at >= (nothing_comes ? std::min(heartbeat_, 0.1) : heartbeat_);
     });
     if (settled) return gone(rank, ranks);
   }
