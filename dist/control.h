@@ -109,7 +109,9 @@ class Control {
   /// a whole group.
   virtual void waits(int peer, uint64_t messages, bool is_send, bool closed = false) = 0;
   virtual void end() = 0;  ///< the collective is done
-  virtual void set_step(uint64_t step) = 0;
+  /// The training step, for errors and flight records.
+  virtual void set_step(uint64_t step) { step_ = step; }
+  uint64_t step() const { return step_; }
   /// One sentence about who is where, for a timeout: asks the store what the other ranks do.
   virtual std::string explain(const std::vector<int>& world_ranks) = 0;
   /// This rank is done: others may not wait for it any more. Waits until rank 0 knows. Idempotent.
@@ -117,6 +119,7 @@ class Control {
 
  protected:
   std::atomic<bool> failed_{false};
+  std::atomic<uint64_t> step_{0};
 };
 
 }  // namespace lockstep::dist

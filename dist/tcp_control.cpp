@@ -217,15 +217,10 @@ void TcpControl::waits(int peer, uint64_t messages, bool is_send, bool closed) {
   if (!failure_ && !left_) send_locked(encode(Kind::activity, 0, body));
 }
 
-void TcpControl::set_step(uint64_t step) {
-  const std::lock_guard lock(activity_mutex_);
-  step_ = step;
-}
-
 Activity TcpControl::activity_now() {
   const std::lock_guard lock(activity_mutex_);
   Activity activity = calls_[shown_].activity;
-  activity.step = std::max(activity.step, step_);
+  activity.step = std::max(activity.step, step());
   return activity;
 }
 
