@@ -28,9 +28,19 @@ constexpr int most_stages = 4096, most_micro_batches = 1 << 20, most_chunks = 64
 
 /// Fills in the chunks; Error when there is no schedule for these numbers.
 Request checked(Request r) {
-  const std::string refusal = refusal_of(r);
-  LOCKSTEP_CHECK(refusal.empty(), "[schedule] ", refusal);
+  const Rules& rules = rules_of(r.kind);
+  const std::string what = str("[schedule] ", name_of(r.kind), ": expected ");
   r.chunks = chunks_of(r);
+  LOCKSTEP_CHECK(r.stages >= 1 && r.stages <= most_stages, what, "1 to ", most_stages, " stages, got ", r.stages);
+  LOCKSTEP_CHECK(r.micro_batches >= 1 && r.micro_batches <= most_micro_batches, what, "1 to ", most_micro_batches,
+                 " micro-batches, got ", r.micro_batches);
+  LOCKSTEP_CHECK(r.chunks >= 1 && r.chunks <= most_chunks, what, "1 to ", most_chunks, " chunks a rank, got ",
+                 r.chunks);
+  LOCKSTEP_CHECK(rules.any_chunks || r.chunks == rules.chunks, what, rules.chunks, " chunk",
+                 rules.chunks > 1 ? "s" : "", " a rank, got ", r.chunks,
+                 rules.chunks == 1 ? "; interleaved has several" : "");
+  const std::string refusal = rules.refusal ? rules.refusal(r) : "";
+  LOCKSTEP_CHECK(refusal.empty(), what, refusal);
   return r;
 }
 
@@ -38,22 +48,11 @@ Request checked(Request r) {
 
 int chunks_of(const Request& r) { return r.chunks == 0 ? rules_of(r.kind).chunks : r.chunks; }
 
-std::string refusal_of(const Request& asked) {
-  Request r = asked;
-  r.chunks = chunks_of(r);
-  const Rules& rules = rules_of(r.kind);
-  const std::string what = str(name_of(r.kind), ": expected ");
-  const auto range = [&](int value, int most, const char* of) {
-    return value >= 1 && value <= most ? "" : str(what, "1 to ", most, " ", of, ", got ", value);
-  };
-  if (std::string found = range(r.stages, most_stages, "stages"); !found.empty()) return found;
-  if (std::string found = range(r.micro_batches, most_micro_batches, "micro-batches"); !found.empty()) return found;
-  if (std::string found = range(r.chunks, most_chunks, "chunks a rank"); !found.empty()) return found;
-  if (!rules.any_chunks && r.chunks != rules.chunks)
-    return str(what, counted(rules.chunks, "chunk"), " a rank, got ", r.chunks,
-               rules.chunks == 1 ? "; interleaved has several" : "");
-  const std::string refusal = rules.refusal ? rules.refusal(r) : "";
-  return refusal.empty() ? "" : what + refusal;
+std::string refusal_of(const Request& request) {
+  try {
+    checked(request);
+  } catch (const Error& error) { return std::string(error.what()).substr(std::string_view("[schedule] ").size()); }
+  return "";
 }
 
 std::vector<std::string> names_of_kinds() {
