@@ -37,15 +37,15 @@ Told told(const std::string& transport, double heartbeat, const std::function<vo
   return {text, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()};
 }
 
-using Call = std::function<void(int rank)>;
+using Doing = std::function<void(int rank)>;
 
-Call all_reduce_of(int64_t count) {
+Doing all_reduce_of(int64_t count) {
   return [=](int) { world().all_reduce(ones({count})); };
 }
-Call broadcast_from(int root) {
+Doing broadcast_from(int root) {
   return [=](int) { world().broadcast(ones({8}), root); };
 }
-Call reduce_to(int root) {
+Doing reduce_to(int root) {
   return [=](int) { world().reduce(ones({8}), root); };
 }
 void gather_all(int) { world().all_gather(ones({16}), ones({8})); }
@@ -59,7 +59,7 @@ constexpr double soon = 3;  // seconds; a heartbeat is five
 
 TEST_CASE("mismatch 7: a rank whose call needs nobody leaves, and the others are told what it called") {
   const struct {
-    Call first, second;
+    Doing first, second;
     std::string expected;
   } rows[] = {
       {all_reduce_of(8), broadcast_from(1), "rank 0 calls all_reduce f32 x 8 sum; rank 1 calls broadcast f32 x 8 from"},
@@ -86,13 +86,13 @@ TEST_CASE("mismatch 7: a rank whose call needs nobody leaves, and the others are
 }
 
 TEST_CASE("mismatch 6: who has left is told at once to whom it leaves waiting") {
-  const std::pair<Call, std::string> rows[] = {
+  const std::pair<Doing, std::string> rows[] = {
       {all_reduce_of(8), "rank 1 waits in seq 1 (all_reduce f32 x 8); rank 0 has left before its first call there"},
       {reduce_to(1), "rank 1 waits in seq 1 (reduce f32 x 8 to rank 1); rank 0 has left before its first call there"},
       {meet, "rank 1 waits in seq 1 (barrier); rank 0 has left before its first call there"}};
   for (const char* transport : {"threads", "shm", "tcp"})
     for (const auto& [call, expected] : rows) {
-      const Told found = told(transport, 5, [&](int rank) { (rank == 0 ? Call(leave) : call)(rank); });
+      const Told found = told(transport, 5, [&](int rank) { (rank == 0 ? Doing(leave) : call)(rank); });
       CAPTURE(transport);
       CAPTURE(found.text);
       CHECK(contains(found.text, expected));

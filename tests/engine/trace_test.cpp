@@ -85,7 +85,8 @@ TEST_CASE("trace of an engine: a step's forward ends where the forward ends") {
 TEST_CASE("trace of an engine: a loop of one's own has its forwards, too") {
   const auto loop = [](bool in_evaluation) {
     const auto net = make_net();
-    auto engine = engine::initialize(*net, {.optimizer = make_adamw, .config = config_of(0, 2), .log = quiet});
+    auto made = engine::initialize(*net, {.optimizer = make_adamw, .config = config_of(0, 2), .log = quiet});
+    auto& engine = made.engine;
     const auto data = samples();
     for (int64_t micro = 0; micro < 4; ++micro) {
       const data::Example one = data.get(micro);
