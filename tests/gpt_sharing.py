@@ -141,7 +141,7 @@ with tempfile.TemporaryDirectory() as folder:
     tiny = ["gpt", "train", "--text", text, "--model", "gpt:4x24x3", "--context", 24, "--batch", 1, "--warmup", 1, "--steps", 1, "--json"]
     six = ["--experts", 6]
     for ranks, plan, *more in ((4, "tp3"), (2, "tp2"), (4, "tp2"), (4, "dp2+tp2"), (6, "tp4"), (3, "dp2+pp2"), (6, "pp5"), (8, "pp3+tp3"), (5, "cp5"), (3, "dp2+cp2"), (4, "ep3", *six), (4, "ep4", *six), (8, "dp2+pp2"),
-                               (4, "pp2+ep4", *six), (2, "pp2+zero2"), (3, "tp3+zero3"), (2, "cp2", "--set", "context_parallel.attention=ulysses"), (2, "pp2", "--accumulate", 3, "--set", "pipeline.schedule=interleaved"),
+                               (4, "pp2+ep4", *six), (2, "pp2+zero2"), (3, "tp3+zero3"), (2, "pp2", "--accumulate", 3, "--set", "pipeline.schedule=interleaved"),
                                (2, "pp2", "--accumulate", 2, "--set", "pipeline.schedule=dualpipe-v"), (4, "pp4", "--accumulate", 8, "--set", "pipeline.schedule=dualpipe-v", "--model", "gpt:1x24x3"),
                                (2, "pp2", "--set", "flops_profiler.enabled=true"), (4, "dp2+tp2", "--set", "train_batch_size=2")):
         ours = [*tiny, *more]
