@@ -1,6 +1,7 @@
 // `lockstep checkpoint`: looks at checkpoints, verifies, merges and exports them.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <iostream>
 
 #include "apps/commands.h"
@@ -31,10 +32,14 @@ int64_t bytes_of_files(const checkpoints::Manifest& m) {
 struct Asked {
   std::string dir, tag, out, dtype = "f32", prefix = "model.";
   bool json = false, hugging_face = false;
+  /// Of a run's folder, that of its checkpoints.
+  std::string folder() const {
+    return std::filesystem::is_directory(dir + "/checkpoints") ? dir + "/checkpoints" : dir;
+  }
 };
 
 void inspect(const Asked& o) {
-  const auto opened = checkpoints::open_checkpoint(o.dir, o.tag, warn);
+  const auto opened = checkpoints::open_checkpoint(o.folder(), o.tag, warn);
   const checkpoints::Manifest& m = opened.manifest;
   int64_t bytes = 0;
   for (const auto& [name, tensor] : m.tensors) bytes += bytes_of(tensor);
@@ -76,7 +81,7 @@ void inspect(const Asked& o) {
   if (!m.numbers.empty()) fmt::print("numbers\n");
   for (const auto& [name, value] : m.numbers) fmt::print("  {}  {}\n", name, checkpoints::text_of(value));
   if (!m.client_state.is_null()) fmt::print("{:<12}{}\n", "client_state", m.client_state.dump());
-  const auto all = checkpoints::list_checkpoints(o.dir);
+  const auto all = checkpoints::list_checkpoints(o.folder());
   if (all.size() > 1) {
     std::string others;
     for (const auto& found : all) others += (others.empty() ? "" : ", ") + found.folder;
@@ -85,7 +90,7 @@ void inspect(const Asked& o) {
 }
 
 void verify(const Asked& o) {
-  const auto opened = checkpoints::open_checkpoint(o.dir, o.tag, warn);
+  const auto opened = checkpoints::open_checkpoint(o.folder(), o.tag, warn);
   const auto problems = checkpoints::verify_checkpoint(opened);
   for (const std::string& problem : problems) std::cout << problem << "\n";
   if (!problems.empty()) {
@@ -104,7 +109,7 @@ void add_checkpoint_command(CLI::App& app) {
   command.require_subcommand(1);
   const auto add = [&](const char* name, const char* what) {
     CLI::App& sub = *command.add_subcommand(name, what);
-    sub.add_option("folder", o->dir, "folder of checkpoints, or one of them")->required();
+    sub.add_option("folder", o->dir, "folder of a run, of checkpoints, or one of them")->required();
     sub.add_option("--tag", o->tag, "which of them; else the one that `latest` names");
     return &sub;
   };
@@ -117,7 +122,7 @@ void add_checkpoint_command(CLI::App& app) {
   CLI::App* merge = add("merge", "saves the same as one file into another folder of checkpoints");
   merge->add_option("out", o->out, "that folder")->required();
   merge->callback([o] {
-    auto opened = checkpoints::open_checkpoint(o->dir, o->tag, warn);
+    auto opened = checkpoints::open_checkpoint(o->folder(), o->tag, warn);
     std::cout << checkpoints::merge_checkpoint(opened, o->out, warn) << std::endl;
   });
   CLI::App* to_file = add("export", "writes the model as a plain safetensors file");
@@ -127,7 +132,7 @@ void add_checkpoint_command(CLI::App& app) {
   exported("--prefix", o->prefix, "tensors whose names begin with this, without it");
   exported("--hugging-face", o->hugging_face, "names and layout of Transformers' GPT2LMHeadModel");
   to_file->callback([o] {
-    auto opened = checkpoints::open_checkpoint(o->dir, o->tag, warn);
+    auto opened = checkpoints::open_checkpoint(o->folder(), o->tag, warn);
     checkpoints::ExportOptions options{.prefix = o->prefix, .dtype = parse_dtype(o->dtype)};
     if (o->hugging_face) {
       options.rename = [](const std::string& name) {

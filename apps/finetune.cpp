@@ -102,7 +102,7 @@ void finetune(const FinetuneOptions& o, Job& job) {
   const std::string tokenizer = tokenizer_of(o.engine, o.tokenizer, start.folder);
   std::optional<nn::BuildEmpty> empty;  // a rank fills what it has
   if (job.plan().pp * job.plan().tp > 1) empty.emplace();
-  const std::shared_ptr<nn::GPT> model = nn::from_pretrained(start.folder, {.dtype = f32});
+  const std::shared_ptr<nn::GPT> model = from_start(start);
   if (start.lora) nn::add_lora(*model, *start.lora);
   empty.reset();
   const nn::GPT::Options sizes = model->o;

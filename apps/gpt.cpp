@@ -43,7 +43,7 @@ std::shared_ptr<nn::GPT> make_model(const GptOptions& o, const Start& start, Job
   nn::GPT::Options sizes = as_usage([&] { return nn::gpt_options(o.sizes, {.context = o.context}); });
   sizes.vocab = vocab, sizes.dropout = o.dropout;
   if (o.is_given("context")) sizes.context = o.context;
-  std::shared_ptr<nn::GPT> model = start.folder.empty() ? nullptr : nn::from_pretrained(start.folder, {.dtype = f32});
+  std::shared_ptr<nn::GPT> model = start.folder.empty() ? nullptr : from_start(start);
   if (!model) model = std::make_shared<nn::GPT>(sizes);
   add_experts(*model, o.experts, job);
   if (start.lora) nn::add_lora(*model, *start.lora);

@@ -63,6 +63,7 @@ struct Activity {
   int waits_for = -1;     ///< world rank that it needs something from
   uint64_t messages = 0;  ///< point to point: how many from (receive) or taken by (send) that rank it needs; else 0
   bool is_send = false;
+  bool closed = false;  ///< that rank has closed its side, so that nothing is on its way any more
   /// Point to point messages so far, by world rank: begun to be sent to it, and to be taken from it. May be empty (not
   /// counted): a circle of waits is then believed when nothing in it moves for three heartbeats.
   std::vector<std::pair<int, uint64_t>> sent_to, taken_from;
@@ -104,10 +105,13 @@ class Control {
   // What this rank does; read by the heartbeat.
   virtual void begin(const Activity& activity) = 0;  ///< enters a collective
   /// Called after about a heartbeat without progress, and again every heartbeat while there is none: a wait that is not
-  /// renewed for two heartbeats no longer counts. `messages`: see Activity; 0 inside collectives of a whole group.
-  virtual void waits(int peer, uint64_t messages, bool is_send) = 0;
+  /// renewed for two heartbeats no longer counts. `messages`, `closed`: see Activity; 0 messages inside collectives of
+  /// a whole group.
+  virtual void waits(int peer, uint64_t messages, bool is_send, bool closed = false) = 0;
   virtual void end() = 0;  ///< the collective is done
-  virtual void set_step(uint64_t step) = 0;
+  /// The training step, for errors and flight records.
+  virtual void set_step(uint64_t step) { step_ = step; }
+  uint64_t step() const { return step_; }
   /// One sentence about who is where, for a timeout: asks the store what the other ranks do.
   virtual std::string explain(const std::vector<int>& world_ranks) = 0;
   /// This rank is done: others may not wait for it any more. Waits until rank 0 knows. Idempotent.
@@ -115,6 +119,7 @@ class Control {
 
  protected:
   std::atomic<bool> failed_{false};
+  std::atomic<uint64_t> step_{0};
 };
 
 }  // namespace lockstep::dist

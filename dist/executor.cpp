@@ -52,6 +52,13 @@ class Executor {
     return moved_;
   }
 
+  /// A peer has gone: Error when one of them has called something else.
+  void check_peers() const {
+    for (const PeerLink& link : w_.links)
+      check_what_is_left(*link.channel, link.in.header, e_.group ? *e_.group : "",
+                         !link.in.finished && link.in.header_done == 0);
+  }
+
  private:
   void prepare() {
     w_.memory.measure(e_);
@@ -239,9 +246,13 @@ Moved execute(const Execution& execution) {
   } catch (const DistError& error) {
     if (!execution.control) throw;
     Control& control = *execution.control;
-    if (error.fault == Fault::rank_failed) await_cause(control, error.rank);
+    DistError cause = error;
+    try {
+      if (error.fault == Fault::rank_failed && executor) executor->check_peers();
+    } catch (const DistError& found) { cause = found; }
+    if (cause.fault == Fault::rank_failed) await_cause(control, cause.rank);
     if (control.failed()) control.raise();
-    throw control.report(error.fault, error.rank, error.what());
+    throw control.report(cause.fault, cause.rank, cause.what());
   }
 }
 

@@ -1,6 +1,25 @@
 #include "dist/links.h"
 
+#include <cstddef>
+
 namespace lockstep::dist {
+
+void check_what_is_left(Channel& channel, const Header& mine, const std::string& group, bool awaited) {
+  std::span<const std::byte> here;
+  try {
+    here = channel.arrived();
+  } catch (const DistError&) {}  // NOLINT: nothing is, and nothing will come
+  Header theirs, expected = mine;
+  if (here.size() < sizeof theirs) return;
+  std::memcpy(&theirs, here.data(), sizeof theirs);
+  const bool is_header = theirs.magic == Header::magic_value && theirs.crc == crc32c(&theirs, offsetof(Header, crc));
+  if (!is_header || theirs.job != mine.job) return;
+  if (!awaited) {  // it may be of the peer's next call; of this one's number it is not what this rank thinks
+    if (is_message(mine) || is_message(theirs) || theirs.sequence != mine.sequence) return;
+    expected.payload = theirs.payload;
+  }
+  check_same(expected, theirs, group);
+}
 
 size_t PeerLink::send_opening(bool more) {
   size_t moved = 0;

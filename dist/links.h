@@ -41,6 +41,10 @@ struct Cursor {
   }
 };
 
+/// For who finds that the peer has gone: what it left in the channel may be the header of another call than `mine`, and
+/// then it is the cause, a DistError mismatch. awaited: a header is what comes next.
+void check_what_is_left(Channel& channel, const Header& mine, const std::string& group, bool awaited);
+
 /// One direction between this rank and a peer.
 struct Stream {
   Cursor cursor;

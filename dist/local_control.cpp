@@ -134,12 +134,13 @@ class LocalControl final : public Control {
     own.messages = 0;
   }
 
-  void waits(int peer, uint64_t messages, bool is_send) override {
+  void waits(int peer, uint64_t messages, bool is_send, bool closed) override {
     const std::lock_guard lock(job_->mutex);
     Activity& own = job_->doing[size_t(place_.rank)];
     own.waits_for = peer;
     own.messages = messages;
     own.is_send = is_send;
+    own.closed = closed;
     if (job_->failure) return;
     job_->look();
     job_->roster.doing(place_.rank, own, true, job_->now());
@@ -197,7 +198,6 @@ class LocalControl final : public Control {
   const std::shared_ptr<LocalJob> job_;
   const Rendezvous place_;
   const std::string address_ = "127.0.0.1", host_ = str("process ", getpid());
-  uint64_t step_ = 0;
   std::map<std::string, uint64_t> completed_;  // collectives, by group
   std::map<std::string, uint64_t> rounds_;     // barriers passed, by name
 };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "dist/links.h"
+
 namespace lockstep::dist {
 namespace {
 
@@ -62,6 +64,20 @@ size_t receive_some(MessageStream& s, const Mail& mail) {
   return moved;
 }
 
+size_t move_some(MessageStream& s, const std::vector<MessageStream>& all, const Mail& mail) {
+  if (!s.is_send) return receive_some(s, mail);
+  try {
+    return send_some(s);
+  } catch (const DistError& error) {
+    for (const MessageStream& other : all)
+      if (error.fault == Fault::rank_failed && !other.is_send && !other.done() && other.header_done == 0) {
+        const Message& m = *other.messages[other.next];
+        check_what_is_left(*other.channel, m.header, mail.group, true);
+      }
+    throw;
+  }
+}
+
 }  // namespace
 
 Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
@@ -88,7 +104,7 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
     bool progress = false;
     for (MessageStream& s : streams) {
       if (s.done()) continue;
-      progress |= (s.is_send ? send_some(s) : receive_some(s, mail)) > 0;
+      progress |= move_some(s, streams, mail) > 0;
       Message& m = *s.messages[s.next];
       if (s.header_done < sizeof(Header) || s.data_done < m.data.size()) continue;
       (s.is_send ? moved.sent : moved.received) += int64_t(m.data.size());

@@ -54,8 +54,9 @@ void await_cause(Control& control, int rank) {
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(4 * heartbeat + Seconds(1));
   auto told = Clock::time_point();
   while (!control.failed() && Clock::now() < until) {
-    if (Clock::now() - told >= heartbeat / 2) {  // who has left is found out when somebody waits for it
-      control.waits(rank, 0, false);
+    if (Clock::now() - told >=
+        std::min(heartbeat / 2, Seconds(0.05))) {  // whether it has left is told who waits for it
+      control.waits(rank, 0, false, true);
       told = Clock::now();
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

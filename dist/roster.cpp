@@ -33,7 +33,7 @@ uint64_t count_for(const std::vector<std::pair<int, uint64_t>>& counts, int rank
 bool same_wait(const Activity& a, const Activity& b) {
   return a.waiting && b.waiting && a.step == b.step && a.completed == b.completed && a.group == b.group &&
          a.collective == b.collective && a.waits_for == b.waits_for && a.messages == b.messages &&
-         a.is_send == b.is_send && a.sent_to == b.sent_to && a.taken_from == b.taken_from;
+         a.is_send == b.is_send && a.closed == b.closed && a.sent_to == b.sent_to && a.taken_from == b.taken_from;
 }
 
 }  // namespace
@@ -171,7 +171,7 @@ std::vector<int> Roster::left_behind(int rank) const {
     if (other == rank || seat.state != State::left) continue;
     const auto found = seat.completed.find(a.group);
     const bool short_of_it = a.messages == 0 && found != seat.completed.end() && found->second <= a.completed;
-    if (short_of_it || (other == a.waits_for && is_real(rank, seat))) out.push_back(other);
+    if (short_of_it || (other == a.waits_for && (a.closed || is_real(rank, seat)))) out.push_back(other);
   }
   return out;
 }
@@ -202,13 +202,14 @@ std::optional<DistError> Roster::silent(double now) const {
   return std::nullopt;
 }
 
-// Follows who waits for whom, point to point, from every rank; a circle in which nothing has moved for a while is a
-// deadlock.
+// Follows who waits for whom from every rank; a circle in which nothing has moved for a while is a deadlock: of
+// messages, or of different calls in one group, such as a broadcast from rank 0 and one from rank 1. In one and the
+// same collective all wait for the slowest.
 std::optional<DistError> Roster::circle(double now) const {
   const auto next = [&](int rank) {
     const Seat& seat = seats_[size_t(rank)];
-    const bool stands = waits(seat, now) && seat.activity.messages > 0 && now - seat.waits_since >= 3 * heartbeat_ &&
-                        seat.activity.waits_for < size();
+    const bool stands =
+        waits(seat, now) && now - seat.waits_since >= 3 * heartbeat_ && seat.activity.waits_for < size();
     return stands && is_real(rank, seats_[size_t(seat.activity.waits_for)]) ? seat.activity.waits_for : -1;
   };
   for (int first = 0; first < size(); ++first) {
@@ -216,12 +217,20 @@ std::optional<DistError> Roster::circle(double now) const {
     // every circle is found from its lowest rank
     for (int at = next(first); at > first && path.size() <= seats_.size(); at = next(at)) path.push_back(at);
     if (next(path.back()) != first) continue;
+    const auto doing = [&](int rank) -> const Activity& { return seats_[size_t(rank)].activity; };
+    const auto all = [&](auto&& holds) { return std::all_of(path.begin(), path.end(), holds); };
+    const bool one_group = all([&](int rank) { return doing(rank).group == doing(first).group; }),
+               one_call = all([&](int rank) { return doing(rank).collective == doing(first).collective; });
+    if (!all([&](int rank) { return doing(rank).messages > 0; }) && (one_call || !one_group)) continue;
     std::string text = "deadlock: ";
     for (const int rank : path) {
-      const Activity& a = seats_[size_t(rank)].activity;
-      text += str(rank == first ? "" : ", ", "rank ", rank,
-                  a.is_send ? " waits to send to rank " : " waits to receive from rank ", a.waits_for, " (",
-                  tag_of(a.collective), ")");
+      const Activity& a = doing(rank);
+      if (a.messages == 0)
+        text += str(rank == first ? "" : ", ", "rank ", rank, " waits in ", place_of(a), " for rank ", a.waits_for);
+      else
+        text += str(rank == first ? "" : ", ", "rank ", rank,
+                    a.is_send ? " waits to send to rank " : " waits to receive from rank ", a.waits_for, " (",
+                    tag_of(a.collective), ")");
     }
     return DistError{Fault::deadlock, -1, text};
   }
@@ -232,11 +241,14 @@ std::optional<DistError> Roster::judge(double now) const {
   if (auto found = silent(now)) return found;
   for (int rank = 0; rank < size(); ++rank) {
     const Seat& seat = seats_[size_t(rank)];
-    if (!waits(seat, now) || now - seat.waits_since < heartbeat_) continue;
+    const bool closed = seat.activity.closed;
+    if (!waits(seat, now) || (now - seat.waits_since < heartbeat_ && !closed)) continue;
     const std::vector<int> ranks = left_behind(rank);
-    // What they sent last may still be on its way.
-    const bool settled = std::any_of(ranks.begin(), ranks.end(),
-                                     [&](int other) { return now - seats_[size_t(other)].left_at >= heartbeat_; });
+    // What they sent last may still be on its way; if not, others may be about to leave with them.
+    const bool settled = std::any_of(ranks.begin(), ranks.end(), [&](int other) {
+      const bool nothing_comes = closed && other == seat.activity.waits_for;
+      return now - seats_[size_t(other)].left_at >= (nothing_comes ? std::min(heartbeat_, 0.1) : heartbeat_);
+    });
     if (settled) return gone(rank, ranks);
   }
   return circle(now);

@@ -11,6 +11,7 @@
 #include "engine/impl.h"
 #include "tensor/at_end.h"
 #include "tensor/random.h"
+#include "trace/trace.h"
 
 namespace lockstep::engine {
 
@@ -54,6 +55,7 @@ void EngineBase::Impl::before_forward() {
     profiler->start();
   timing_forward = true;
   forward_start = steady_seconds();
+  forward_traced = trace::now();
 }
 
 void EngineBase::Impl::after_forward() {
@@ -61,6 +63,10 @@ void EngineBase::Impl::after_forward() {
   timing_forward = false;
   const double spent = milliseconds_since(forward_start);
   times.forward += spent;
+  // train_batch() notes its own, loss and all; this is of a loop around the engine.
+  if (const int64_t number = drawn || !trace::on() ? -1 : micro_batch(); number >= 0)
+    trace::record(str("forward ", number), trace::Category::forward, forward_traced, trace::now(),
+                  {{"micro_batch", number}});
   if (profiler && profiler->is_running()) profiler->stop(spent);
 }
 

@@ -98,8 +98,12 @@ void EngineBase::Impl::train_whole(const pipeline::Data& data, std::vector<Micro
     const MicroBatch one = next == ahead.end() ? draw(data, micro_batch()) : std::move(*next++);
     begin_random(one.number, one.calls);  // the forward goes on behind what its data have drawn
     drawn = true;
-    const trace::Scope forward("forward", trace::Category::forward, {{"micro_batch", one.number}}, one.number);
-    backward(run(one.sample, nullptr, one.tokens), one.tokens);
+    Variable loss;
+    {
+      const trace::Scope forward("forward", trace::Category::forward, {{"micro_batch", one.number}}, one.number);
+      loss = run(one.sample, nullptr, one.tokens);
+    }
+    backward(loss, one.tokens);
     drawn = false;
     step(metric);
   } while (micro_steps % accumulation != 0);

@@ -175,6 +175,7 @@ struct EngineBase::Impl {
   Breakdown times, shown_times;  // since the last boundary; since the last line
   int64_t timed_steps = 0;
   double forward_start = 0, backward_start = 0;  // of steady_seconds()
+  int64_t forward_traced = 0;                    // of trace::now()
   bool timing_forward = false;
   std::vector<std::unique_ptr<Monitor>> monitors;
   std::unique_ptr<CommsLogger> comms;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "autograd/agreed.h"
 #include "tensor/check.h"
 
 namespace lockstep::optim {
@@ -272,6 +273,7 @@ void ReduceLROnPlateau::step() {
   fail("[ReduceLROnPlateau] expected step(metric), got step(): this schedule needs the metric that it watches");
 }
 void ReduceLROnPlateau::step(double metric) {
+  metric = agreed(optimizer_.parameters(), metric, "metric of ReduceLROnPlateau");
   ++step_;
   if (is_better(metric)) {
     best_ = metric;

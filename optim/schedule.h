@@ -262,7 +262,8 @@ class CyclicLR : public Schedule {
   std::string momentum_;
 };
 
-/// Cuts the rate by `factor` when the metric has not improved for `patience` steps.
+/// Cuts the rate by `factor` when the metric has not improved for `patience` steps. Under DistributedDataParallel or
+/// ZeRO all ranks call step(metric), and the mean over them counts.
 class ReduceLROnPlateau : public Schedule {
  public:
   struct Options {

@@ -60,6 +60,21 @@ void check(const EnvironmentVariable& v, const std::string& text) {
                  text.substr(0, 80), text.size() > 80 ? "..." : "", "'", suggestion(text.substr(0, 80), v.words));
 }
 
+/// What an entry of the environment sets; null where it is none of ours. Error for one that is not in the list.
+const EnvironmentVariable* variable_of(std::string_view entry) {
+  if (!entry.starts_with("LOCKSTEP_")) return nullptr;
+  for (const std::string_view prefix : of_tests)
+    if (entry.starts_with(prefix)) return nullptr;
+  const std::string_view name = entry.substr(0, entry.find('='));
+  const EnvironmentVariable* v = find(name);
+  if (v) return v;
+  std::vector<std::string> known;
+  for (const EnvironmentVariable& one : environment_variables()) known.emplace_back(one.name);
+  const std::string shown(name.substr(0, 80));
+  fail(str("[environment] there is no variable ", shown, suggestion(shown, known),
+           "; unset it (lockstep env --variables lists them)"));
+}
+
 }  // namespace
 
 const std::vector<EnvironmentVariable>& environment_variables() {
@@ -159,7 +174,7 @@ const std::vector<EnvironmentVariable>& environment_variables() {
        .kind = Kind::seconds,
        .least = 0.001,
        .most = 1e7,
-       .fallback = "60",
+       .fallback = "600",
        .doc = "seconds that ranks wait for each other"},
       {.name = "LOCKSTEP_TOKEN",
        .kind = Kind::text,
@@ -186,6 +201,8 @@ const std::vector<EnvironmentVariable>& environment_variables() {
 std::optional<std::string> environment(const char* name) {
   const EnvironmentVariable* v = find(name);
   LOCKSTEP_CHECK(v, "[environment] expected a variable of the list in tensor/environment.cpp, got ", name);
+  // A program of one's own asks for what it needs only; what is misspelt must not go unseen there either.
+  for (char** entry = environ; entry && *entry; ++entry) variable_of(*entry);
   const char* text = std::getenv(name);
   if (!text || !*text) return std::nullopt;
   check(*v, text);
@@ -195,19 +212,10 @@ std::optional<std::string> environment(const char* name) {
 bool environment_flag(const char* name) { return environment(name).value_or("0") != "0"; }
 
 void check_environment() {
-  std::vector<std::string> known;
-  for (const EnvironmentVariable& v : environment_variables()) known.emplace_back(v.name);
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view text = *entry;
-    const std::string name(text.substr(0, text.find('=')));
-    if (!name.starts_with("LOCKSTEP_")) continue;
-    bool tests = false;
-    for (const std::string_view prefix : of_tests) tests |= name.starts_with(prefix);
-    if (tests) continue;
-    const EnvironmentVariable* v = find(name);
-    LOCKSTEP_CHECK(v, "[environment] there is no variable ", name.substr(0, 80), suggestion(name, known),
-                   "; unset it (lockstep env --variables lists them)");
-    if (name.size() + 1 < text.size()) check(*v, std::string(text.substr(name.size() + 1)));
+    if (const EnvironmentVariable* v = variable_of(text); v && text.size() > text.find('=') + 1)
+      check(*v, std::string(text.substr(text.find('=') + 1)));
   }
 }
 

@@ -18,12 +18,11 @@ struct EnvironmentVariable {
 const std::vector<EnvironmentVariable>& environment_variables();
 
 /// The value of a variable of the list; nothing when it is not set or empty. Error when it is none of what the list
-/// says.
+/// says, and for a LOCKSTEP_* variable of this process that is not in the list, with the nearest name.
 std::optional<std::string> environment(const char* name);
 /// The same for a flag: 0 is false, anything else true.
 bool environment_flag(const char* name);
-/// Error for a LOCKSTEP_* variable of this process that is not in the list, with the nearest name, or has a value that
-/// it cannot have.
+/// The same for all of them, for programs that say so before they start.
 void check_environment();
 /// docs/environment.md.
 std::string environment_reference();

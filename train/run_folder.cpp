@@ -6,6 +6,7 @@
 #include "data/files.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
+#include "parallel/moe/expert_parallel.h"
 #include "parallel/onebit/optimizer.h"
 #include "tensor/bf16_products.h"
 #include "trace/trace.h"
@@ -170,8 +171,10 @@ void Trainer::Impl::write_state() {
 void Trainer::Impl::write_bits(double loss) {
   if (job.options().parallel.trace_bits.empty()) return;
   std::vector<int64_t> hashes(names.size());
+  const auto spread = moe::expert_names(*model);  // of other experts at every rank, under one name
   const auto put = [&](const std::string& name, const Tensor& tensor) {
-    hashes[size_t(std::find(names.begin(), names.end(), name) - names.begin())] = int64_t(hash_of(tensor));
+    if (spread.count(name) == 0)
+      hashes[size_t(std::find(names.begin(), names.end(), name) - names.begin())] = int64_t(hash_of(tensor));
   };
   const onebit::Optimizer* const sender = engine->onebit();
   if (job.plan().tp > 1) {
@@ -184,7 +187,10 @@ void Trainer::Impl::write_bits(double loss) {
       if (std::find(names.begin(), names.end(), p.name) != names.end()) put(p.name, p.variable.tensor());
   }
   const bool together = !sender || sender->is_synchronized();  // 0/1 Adam's ranks are apart between exchanges
-  write_trace_line(bits, step, loss, names, together ? merge_hashes(job.team(), names, hashes, step) : hashes);
+  const engine::Config& c = engine->config();
+  const DType products = c.fp16.enabled ? f16 : c.bf16.enabled ? bf16 : job.autocast().value_or(f32);
+  write_trace_line(bits, step, loss, products, names,
+                   together ? merge_hashes(job.team(), names, hashes, step) : hashes);
 }
 
 void load_model(nn::Module& model, const std::string& folder, bool average) {

@@ -8,6 +8,7 @@
 
 #include "autograd/ops.h"
 #include "data/files.h"
+#include "engine/check_plan.h"
 #include "engine/model_shape.h"
 #include "optim/optim.h"
 #include "parallel/moe/expert_parallel.h"
@@ -65,11 +66,6 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
     names.push_back(p.name);
     if (spread.count(p.name)) parameters += (job.plan().ep - 1) * p.variable.numel();  // other ranks have as many
   }
-  as_usage([&] {
-    LOCKSTEP_CHECK(spread.empty() || job.options().parallel.trace_bits.empty(),
-                   "--trace-bits compares runs bit for bit, and experts over ranks sum in another order; leave ep",
-                   job.plan().ep, " out of --plan");
-  });
   model->to(job.device());
   Json own = o.config;
   for (const auto& [key, value] :
@@ -123,13 +119,18 @@ void Trainer::Impl::check(const engine::Config& config) {
   LOCKSTEP_CHECK(plan.ep == 1 || experts->any(), "[Trainer] ", to_string(plan),
                  " shares experts, and the model has none; leave ep", plan.ep, " out");
   const engine::ModelShape shape = engine::shape_of(*model, 0, int64_t(o.per_sample), 0);
-  check_plan(plan, {.ranks = job.mesh().world().size(),
-                    .layers = int64_t(shape.list.size()),
-                    .chunks = std::max<int64_t>(config.pipeline.chunks, 1),
-                    .heads = shape.heads,
-                    .context = o.per_sample > 1 ? int64_t(o.per_sample) : 0,
-                    .context_parts = context.order_or_default() == sequence::Order::zigzag ? 2 : 1,
-                    .context_by_heads = context.kind == sequence::Kind::ulysses});
+  engine::Config as_run = engine::resolve(config, plan.dp);
+  if (plan.pp * plan.tp > 1) as_run.activation_checkpointing.enabled = false;  // see make_engine()
+  check_plan(as_run, plan,
+             {.ranks = job.mesh().world().size(),
+              .layers = int64_t(shape.list.size()),
+              .heads = shape.heads,
+              .inner = shape.columns(),
+              .vocab = shape.vocab,
+              .context = o.per_sample > 1 ? int64_t(o.per_sample) : 0,
+              .context_parts = context.order_or_default() == sequence::Order::zigzag ? 2 : 1,
+              .context_by_heads = context.kind == sequence::Kind::ulysses,
+              .experts = shape.experts * plan.ep});
 }
 
 void Trainer::Impl::make_engine(engine::Config config) {
