@@ -29,8 +29,9 @@ void check_fits(const char* op, const Scalar& value, DType dtype) {
   LOCKSTEP_CHECK(!is_fraction, "[", op, "] expected a whole number for ", dtype, ", got ", value,
                  "; take a floating dtype: .to(f32), or {.dtype = f32}");
   const auto [low, high] = whole_range(dtype);
+  const DType wider = dtype == i64 ? f64 : i64;
   fail(str("[", op, "] expected a whole number from ", low, " to ", high, " for ", dtype, ", got ", value,
-           "; take a dtype that holds it: .to(i64), or {.dtype = i64}"));
+           "; take a dtype that holds it: .to(", wider, "), or {.dtype = ", wider, "}"));
 }
 
 }  // namespace lockstep
