@@ -1,5 +1,7 @@
 #include "tensor/quantized.h"
 
+#include <string_view>
+
 #include "tensor/cpu/quantized.h"
 #include "tensor/flops.h"
 #include "tensor/memory.h"
@@ -102,7 +104,7 @@ Tensor handle_of(const Quantized& weight, const QuantMatmulArgs& how, DType dtyp
 const QuantizedHandle* quantized_of(const Tensor& tensor) {
   if (!tensor.defined()) return nullptr;
   const Storage& storage = *tensor.storage();
-  if (!storage.is_empty() || storage.emptied_of() != in_codes) return nullptr;
+  if (!storage.is_empty() || std::string_view(storage.emptied_of()) != in_codes) return nullptr;
   return static_cast<const QuantizedHandle*>(storage.origin().get());
 }
 
