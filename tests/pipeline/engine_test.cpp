@@ -30,7 +30,7 @@ Tensors reference(int micro_batches, const std::vector<LayerSpec>& layers = mode
       total += loss.item();
     }
     sum.finish();
-    for (const Variable& p : net.parameters()) mul_scalar_(p.grad(), 1. / micro_batches);
+    for (const Variable& p : net.parameters()) div_scalar_(p.grad(), micro_batches);
     if (clip > 0) {  // the table first: it is the first layer
       std::vector<Variable> in_order{net.tied_parameters("table")[0].variable};
       for (auto& p : net.own_parameters(0)) in_order.push_back(p.variable);
