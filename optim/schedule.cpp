@@ -275,10 +275,8 @@ void ReduceLROnPlateau::step() {
 void ReduceLROnPlateau::step(double metric) {
   metric = agreed(optimizer_.parameters(), metric, "metric of ReduceLROnPlateau");
   ++step_;
-  if (is_better(metric)) {
-    best_ = metric;
-    bad_ = 0;
-  } else ++bad_;
+  if (is_better(metric)) best_ = metric, bad_ = 0;
+  else ++bad_;
   if (cooling_ > 0) {
     --cooling_;
     bad_ = 0;
