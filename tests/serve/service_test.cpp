@@ -60,22 +60,25 @@ const Tensor& plain_scores(nn::GPT& model) {
   return model.head.weight.tensor();
 }
 
-/// What a client of a stream puts together from its pieces.
+/// What a client of a stream puts together from its pieces, in the order of names: how an answer falls into pieces is
+/// a matter of time.
 Json joined(const std::vector<Json>& pieces) {
-  Json all = Json::Object{};
+  std::map<std::string, std::map<std::string, Json>> all;
   for (const Json& piece : pieces)
     for (const Json& choice : piece.at("choices").as_array()) {
-      Json& to = all[std::to_string(choice.at("index").as_int())];
+      auto& to = all[std::to_string(choice.at("index").as_int())];
       const Json& from = choice.find("delta") ? choice.at("delta") : choice;
       for (const char* text : {"text", "content"})
         if (const Json* more = from.find(text))
-          to["text"] = (to.find("text") ? to.at("text").as_string() : "") + more->as_string();
+          to["text"] = (to.contains("text") ? to.at("text").as_string() : "") + more->as_string();
       if (!choice.at("logprobs").is_null())
         for (const auto& [name, list] : choice.at("logprobs").as_object())
           for (const Json& one : list.as_array()) to[name].push_back(one);
       to["finish_reason"] = choice.at("finish_reason");
     }
-  return all;
+  Json::Object out;
+  for (const auto& [index, parts] : all) out.emplace_back(index, Json::Object(parts.begin(), parts.end()));
+  return out;
 }
 
 struct Body {
@@ -138,7 +141,7 @@ Body random_body(std::mt19937_64& random, const std::string& rest = "}") {
     body += ", \"prompt\": [97, " + one_of({"98", "257", "258", "260", "400", "-1", "98", "98"}) + "]";
   else body += ", \"prompt\": \"" + text + "\"";
   const auto maybe = [&](const char* name, std::initializer_list<const char*> values) {
-    if (below(3) == 0) body += str(", \"", name, "\": ", one_of(values));
+    if (below(5) == 0) body += str(", \"", name, "\": ", one_of(values));
   };
   body += ", \"max_tokens\": " + one_of({"1", "4", "8", "8", "12", "0", "5.0", "100", "-1"});
   maybe("temperature", {"0", "1e-6", "0.00002", "0.7", "1", "5", "1e6", "1e7", "-1", "1e308"});
@@ -164,7 +167,7 @@ TEST_CASE("service: random options, random infinities, padding: a request is ans
   const Tensor& head = model.head.weight.tensor();
   // Products beyond f32: scores of +infinity and -infinity in many steps, and in few one that is no number.
   for (const int64_t id : {65, 98, 200, 259, 270}) head.select(0, id).select(0, int64_t(random() % 16)).fill_(2.5e38);
-  head.select(0, 99).narrow(0, 3, 2).copy_(Tensor::from(std::vector<float>{2.5e38F, -2.5e38F}, {2}));
+  head.select(0, 99).narrow(0, 3, 2).copy_(Tensor::from(std::vector<float>{INFINITY, -INFINITY}, {2}));
   const Toy tokenizer;
   Service service(
       model, tokenizer,
@@ -185,7 +188,7 @@ TEST_CASE("service: random options, random infinities, padding: a request is ans
     }
     asked += int64_t(bodies.size());
   }
-  CHECK(ends["answered"] > wanted / 10);
+  CHECK(ends["answered"] > wanted / 20);
   CHECK(ends["refused"] > wanted / 5);
   CHECK(ends["no number"] > wanted / 50);
   CHECK(ask(service, R"({"prompt": "a", "max_tokens": 0, "echo": true})").starts_with("["));  // it still lives
@@ -310,7 +313,7 @@ TEST_CASE("service: offsets in characters of what is sent, the same in a stream"
   nn::GPT drawn = toy_gpt(280);
   Service other(drawn, tokenizer, {.name = "m", .chat = ChatTemplate{ChatTemplate::Kind::chatml}});
   int64_t compared = 0;
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 600; ++i) {
     std::mt19937_64 again = random;
     const Body plain = random_body(random), stream = random_body(again, ", \"stream\": true}");
     CAPTURE(plain.text);
