@@ -142,9 +142,14 @@ std::vector<zero::StatePiece> OneBit::state_to_load(const checkpoints::Info& sav
     all.push_back({name, shape, {0, tensor.numel()}, flat(tensor)});
     loading_[name] = tensor;
   };
-  if (!with_optimizer) return all;  // masters follow the model
-  for (const auto& [name, p] : by_name)
-    if (size_of(p.dtype()) < 4) add("optimizer.master." + name, p.shape(), f32, p.device());
+  for (const auto& [name, p] : by_name) {  // masters are the model in f32: it comes with them, or they with it
+    const std::string master = "optimizer.master." + name;
+    auto& tensors = optimizer_.state_of(p).tensors;
+    if (with_optimizer && size_of(p.dtype()) < 4) add(master, p.shape(), f32, p.device());
+    else if (!with_optimizer && tensors.count("master"))
+      all.push_back({master, p.shape(), {0, p.numel()}, flat(tensors.at("master"))});
+  }
+  if (!with_optimizer) return all;
   for (const auto& [name, info] : saved.tensors) {
     if (!name.starts_with("optimizer.") || name.starts_with("optimizer.master.")) continue;
     const auto p = by_name.find(parameter_of(name));
@@ -181,10 +186,6 @@ void OneBit::load_state(const std::map<std::string, double>& numbers) {
 }
 
 void OneBit::loaded() {
-  for (const nn::NamedParameter& p : trained_) {
-    const auto& tensors = optimizer_.state_of(p.variable).tensors;
-    if (tensors.count("master")) optim::follow(tensors.at("master"), p.variable.tensor());
-  }
   for (const Variable& p : model_.parameters()) p.tensor().storage()->bump_version("load");
 }
 

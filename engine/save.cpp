@@ -244,6 +244,13 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   const auto found = checkpoints::load(info->path, wanted, all, options);
   LOCKSTEP_CHECK(found, "[load_checkpoint] ", info->path, " was there a moment ago, and is gone");
   for (auto& [to, from] : buffers) to.copy_(from);
+  for (const zero::StatePiece& own : pieces) {  // master weights are the model where they were not loaded, to the bit
+    if (with_optimizer || !own.name.starts_with(master)) continue;
+    for (const zero::StatePiece& weight : pieces) {
+      if (weight.name == "model." + own.name.substr(master.size()))
+        own.tensor.copy_(weight.tensor.view(own.tensor.shape()));
+    }
+  }
   if (with_fp8) fp8->loaded();
   if (!args.load_module_only) load_numbers(*found, args, with_optimizer);
   if (zero) zero->loaded();

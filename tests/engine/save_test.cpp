@@ -228,7 +228,7 @@ TEST_CASE("engine: an average that a checkpoint does not have begins at the para
   for (const DType dtype : {f32, bf16}) {
     for (const int stage : {0, 1, 3}) {
       const TempDir folder;
-      on_ranks<int>(2, [&](int) {
+      on_ranks<int>(2, [&](int rank) {
         Config config = saved_config(stage, 1, dtype);
         SavingTrainer without(config);
         train_steps(without.e, 2);
@@ -241,6 +241,7 @@ TEST_CASE("engine: an average that a checkpoint does not have begins at the para
           for (const auto& [name, tensor] : with.e.whole_state().optimizer.tensors) all[name] = tensor;
           const Tensors parameters = whole_parameters(with.e, *with.net);
           for (const auto& [name, tensor] : parameters) {
+            if (rank != 0) break;  // it alone has the whole state
             const Tensor average = all.at("state." + name + ".ema");
             CHECK_MESSAGE(equal(average, dtype == f32 ? tensor : all.at("state." + name + ".master")), name);
           }
