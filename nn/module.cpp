@@ -244,6 +244,7 @@ Module::Hooks& Module::hooks() {
 }
 
 Module::Calls Module::calls() {
+  hooks();  // so that it knows of what is put on them later, too
   Calls calls;
   calls.hooks_ = hooks_;
   return calls;

@@ -210,13 +210,14 @@ void State::keep_loader(std::function<data::LoaderState(const data::LoaderState*
 
 void State::turn_to(const std::shared_ptr<Loop>& loop) {
   std::erase_if(loops, [&](const auto& one) { return one.expired() || one.lock() == loop; });
-  loops.push_back(last_loop = loop);
+  loops.push_back(loop);
+  last_loop = *loop;
 }
 
-const Loop& State::running_loop() const {
-  std::shared_ptr<Loop> found = last_loop;  // when all have ended
+Loop State::running_loop() const {
+  std::optional<Loop> found = last_loop;  // when all have ended
   for (const auto& one : loops)
-    if (const auto running = one.lock()) found = running;
+    if (const auto running = one.lock()) found = *running;
   LOCKSTEP_CHECK(found, "[gather_for_metrics] expected to be called in the loop of a loader");
   return *found;
 }
@@ -337,7 +338,7 @@ Tensor Accelerator::gather(const Tensor& tensor) const {
 }
 
 Tensor Accelerator::gather_for_metrics(const Tensor& tensor) const {
-  const accelerated::Loop& loop = state_->running_loop();
+  const accelerated::Loop loop = state_->running_loop();
   LOCKSTEP_CHECK(tensor.dim() > 0 && tensor.size(0) == loop.rows, "[gather_for_metrics] expected ", loop.rows,
                  " rows, one for each sample of the batch, got ", tensor.shape());
   const Tensor whole = gather(tensor);

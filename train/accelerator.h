@@ -89,7 +89,7 @@ struct State {
   void save(const std::string& folder);
   void load(const std::string& folder);
   void turn_to(const std::shared_ptr<Loop>& loop);
-  const Loop& running_loop() const;
+  Loop running_loop() const;
 
   struct Model {
     nn::Module* module;
@@ -124,7 +124,7 @@ struct State {
   int64_t micro_batch = 0;                 ///< of the first loader
   double clipping = 0;                     ///< of the configuration
   std::vector<std::weak_ptr<Loop>> loops;  ///< that run, the one that was given a batch last behind the others
-  std::shared_ptr<Loop> last_loop;         ///< that one, perhaps ended
+  std::optional<Loop> last_loop;           ///< what that one was, as it may have ended or been left
   bool pending = false, holding = false;
 };
 using Shared = std::shared_ptr<State>;

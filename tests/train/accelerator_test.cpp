@@ -443,7 +443,7 @@ TEST_CASE("accelerator: what is refused") {
             },
             {.split_batches = true}},
            {"- ds train_micro_batch_size_per_gpu=8 vs args per_device_train_batch_size=4\n- ds "
-            "gradient_accumulation_steps=4 vs args --accumulate=2\nThe easiest method",
+            "gradient_accumulation_steps=4 vs args gradient_accumulation_steps=2\nThe easiest method",
             [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) {
               DataLoader loader(samples, {.batch_size = 4});
               acc.prepare(loader, net, adam);
@@ -528,7 +528,7 @@ TEST_CASE("accelerator: states that are saved are read again") {
         data::DataLoader<> plain(samples, {.batch_size = 2, .shuffle = true});
         auto loader = acc.prepare(plain);
         std::vector<int64_t> labels;
-        const auto expected = [&] { return whole[size_t(epoch)]; };
+        const auto expected = [&]() -> const std::vector<int64_t>& { return whole[size_t(epoch)]; };
         for (auto& [x, y] : loader) {
           acc.backward(cross_entropy(model(x), y));
           optimizer.step();
