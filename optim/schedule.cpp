@@ -184,9 +184,9 @@ OneCycleLR::OneCycleLR(Optimizer& optimizer, Options options) : Schedule(optimiz
   LOCKSTEP_CHECK(o_.anneal_strategy == "cos" || o_.anneal_strategy == "linear",
                  "[OneCycleLR] expected anneal_strategy 'cos' or 'linear', got '", o_.anneal_strategy, "'");
   if (o_.cycle_momentum) momentum_ = momentum_option("OneCycleLR", optimizer);
-  const double up = o_.pct_start * double(o_.total_steps) - 1, last = double(o_.total_steps) - 1;
-  if (o_.three_phase)
-    phases_ = {{up, 0, 1, 0, 1}, {2 * o_.pct_start * double(o_.total_steps) - 2, 1, 0, 1, 0}, {last, 0, 2, 0, 0}};
+  const volatile double steps_up = o_.pct_start * double(o_.total_steps);  // rounded, and one less then: never fused
+  const double up = steps_up - 1, last = double(o_.total_steps) - 1;
+  if (o_.three_phase) phases_ = {{up, 0, 1, 0, 1}, {2 * steps_up - 2, 1, 0, 1, 0}, {last, 0, 2, 0, 0}};
   else phases_ = {{up, 0, 1, 0, 1}, {last, 1, 2, 1, 0}};
   for (size_t i = 0; i < phases_.size(); ++i) {
     const double begin = i ? phases_[i - 1].end : 0;
