@@ -71,7 +71,7 @@ std::map<std::string, double> Schedule::state() const {
   std::map<std::string, double> state{{"step", double(step_)}};
   for (int g = 0; g < optimizer_.group_count(); ++g) {
     state["base." + std::to_string(g)] = base(g);
-    state["lr." + std::to_string(g)] = optimizer_.lr(g);
+    if (optimizer_.lr(g) != value(g, step_)) state["lr." + std::to_string(g)] = optimizer_.lr(g);
   }
   return state;
 }
@@ -295,6 +295,7 @@ std::map<std::string, double> ReduceLROnPlateau::state() const {
   state["best"] = best_;
   state["bad"] = double(bad_);
   state["cooling"] = double(cooling_);
+  for (int g = 0; g < optimizer_.group_count(); ++g) state["lr." + std::to_string(g)] = optimizer_.lr(g);
   return state;
 }
 void ReduceLROnPlateau::load_state(const std::map<std::string, double>& state) {

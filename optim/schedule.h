@@ -42,7 +42,7 @@ class Schedule {
   double at(int group, int64_t t) const { return value(group, t); }
   int64_t last_step() const { return step_; }
   double lr(int group = 0) const { return optimizer_.lr(group); }
-  /// Everything needed to go on by name: counters, base rates and the rates of now, which are set again on loading.
+  /// Everything needed to go on by name: counters, base rates, and the rates of now where somebody else has set them.
   virtual std::map<std::string, double> state() const;
   virtual void load_state(const std::map<std::string, double>& state);
 

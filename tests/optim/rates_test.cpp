@@ -107,6 +107,16 @@ TEST_CASE("a schedule counts from the base, whatever the rate is by then, and go
     CHECK(second.lr() == doctest::Approx(first.lr()).epsilon(1e-12));
     before.step(), other.step(), again.step(), decay.step();
   }
+  // A run of more steps than the one that was saved: its own formula holds at once.
+  const auto falling = [](Optimizer& o, double steps) {
+    return LambdaLR(o, [steps](int64_t t) { return 1 - double(t) / steps; });
+  };
+  SGD few({w}, {.lr = 1}), many({w}, {.lr = 1});
+  LambdaLR of_few = falling(few, 4), of_many = falling(many, 8);
+  of_few.step(), of_few.step();
+  many.load_state(few.state()), of_many.load_state(of_few.state());
+  CHECK(many.lr() == 0.75);
+
   auto old = before.state();  // of a version that did not save rates
   old.erase("lr.0");
   again.load_state(old);
