@@ -96,7 +96,8 @@ int run_cli(CLI::App& app, int argc, char** argv) {
 namespace {
 
 int run_parsed(CLI::App& app, int argc, char** argv) {
-  if (!app.get_subcommands([](const CLI::App*) { return true; }).empty()) app.require_subcommand(1);
+  const bool has_commands = !app.get_subcommands([](const CLI::App*) { return true; }).empty();
+  if (has_commands) app.require_subcommand(1);
   app.get_formatter()->column_width(30);
   try {
     check_limits();
@@ -116,7 +117,7 @@ int run_parsed(CLI::App& app, int argc, char** argv) {
     CLI::App& sub = active(app);
     const auto rest = sub.remaining(true);
     std::cerr << "error: ";
-    if (&sub == &app && argc > 1 && argv[1][0] != '-')
+    if (has_commands && &sub == &app && argc > 1 && argv[1][0] != '-')
       std::cerr << "unknown command '" << argv[1] << "'" << suggestion_for(app, argv[1]);
     else if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error); extras && !rest.empty())
       std::cerr << "unknown option or argument '" << rest.front() << "'" << suggestion_for(sub, rest.front());
