@@ -312,11 +312,13 @@ PointwiseGrads pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor&
   LOCKSTEP_CHECK(info.reads0 != functor::nothing && info.reads1 != functor::nothing,
                  "[pointwise_grads] expected an operation whose derivatives read an operand, got operation ", int(op));
   check_floating("pointwise_grads", grad);
-  for (const Tensor* x : {&a, &b}) check_pair(info.name, grad, *x), check_broadcast_to(info.name, grad, *x);
+  const int mask = info.reads0 | info.reads1;  // the other operand may have no value
+  const Tensor &first = mask & functor::reads_a ? a : grad, &second = mask & functor::reads_b ? b : grad;
+  for (const Tensor* x : {&first, &second}) check_pair(info.name, grad, *x), check_broadcast_to(info.name, grad, *x);
   const bool reuse = grad.is_exclusive() && grad.is_contiguous();
   PointwiseGrads made{reuse ? grad : result(grad.shape(), grad.dtype(), grad.device()),
                       result(grad.shape(), grad.dtype(), grad.device())};
-  LOCKSTEP_KERNEL_AS(grad.device(), pointwise_grads, names[size_t(op)][1])(op, grad, a, b, made.a, made.b);
+  LOCKSTEP_KERNEL_AS(grad.device(), pointwise_grads, names[size_t(op)][1])(op, grad, first, second, made.a, made.b);
   return made;
 }
 

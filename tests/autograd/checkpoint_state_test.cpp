@@ -39,7 +39,7 @@ const std::vector<Writer> writers = {
     {"normal_", [](const Tensor& s, const Tensor&) { normal_(s.t(), 0, 1); }},
     {"matmul_into",
      [](const Tensor& s, const Tensor& x) {
-       matmul_into(x, ones({4, 4}), s, true);
+       matmul_into(s, x, ones({4, 4}), true);
      }},
     {"several", [](const Tensor& s, const Tensor& x) {
        add_scalar_(s, 1);
