@@ -64,8 +64,7 @@ std::vector<std::pair<std::string, Tensor>> train(const Row& row, bool again) {
   manual_seed(3);
   Sequential net = row.make();
   std::optional<Fp8Scaling> fp8;
-  std::optional<Autocast> precision;
-  if (std::string(row.name) == "fp8") fp8.emplace(net), precision.emplace(bf16);
+  if (std::string(row.name) == "fp8") fp8.emplace(net);
   optim::SGD sgd(net.parameters(), {.lr = 0.2});
   std::vector<std::pair<std::string, Tensor>> all;
   for (int step = 0; step < 3; ++step) {
@@ -74,6 +73,8 @@ std::vector<std::pair<std::string, Tensor>> train(const Row& row, bool again) {
     for (int micro = 0; micro < 2; ++micro) {
       inputs.emplace_back(randn(row.shape), true);
       const auto fn = [&net](const Variable& x) { return net(x); };
+      std::optional<Autocast> precision;  // of one forward: two in flight must not share converted weights
+      if (fp8) precision.emplace(bf16);
       losses.push_back(sum(square(again ? checkpoint(fn, inputs.back()) : fn(inputs.back())).to(f32)));
     }
     for (int micro = 0; micro < 2; ++micro) {  // both are in flight: each sees the state of its own forward
