@@ -287,7 +287,7 @@ TEST_CASE("a run that goes on: a line a step, the log's means, and what it was t
                            .max_steps = steps,
                            .lr_scheduler_type = "constant",
                            .save_steps = 7,
-                           .logging_steps = logging_steps,
+                           .logging_steps = double(logging_steps),
                            .resume_from_checkpoint = resume,
                            .seed = seed};
     std::string log;

@@ -42,6 +42,8 @@ Variable borrowed_input() { return Variable(randn({16, 16})); }
 data::TensorDataset borrowed_samples() { return {randn({32, 16}), randn({32, 16})}; }
 constexpr auto nobody = [](const std::string&) {};
 
+std::optional<TempDir> saver_folder;  // of all ranks, which are threads
+
 /// Things that know each other, each with its owner.
 using Owners = std::vector<std::shared_ptr<void>>;
 struct Order {
@@ -233,10 +235,9 @@ const std::vector<Order> orders = {
      }},
     {"a checkpoint that is being written", 2,
      [](int) -> Owners {
-       static const TempDir folder;  // of both ranks, which are threads
        static thread_local int saves = 0;
        auto group = dist::world().new_group({0, 1}, "savers");
-       auto saver = std::make_shared<checkpoints::Saver>(folder.path.string(), group.get(),
+       auto saver = std::make_shared<checkpoints::Saver>(saver_folder->str(), group.get(),
                                                          checkpoints::SaveOptions{.async = true, .warn = nobody});
        saver->save(str("number", saves++), {.pieces = {checkpoints::whole("model.w", ones({100000}))}});
        return {group, saver};
@@ -272,6 +273,7 @@ const std::vector<Order> orders = {
 }  // namespace
 
 TEST_CASE("objects that know each other are destroyed in every order") {
+  saver_folder.emplace();
   for (const Order& order : orders) {
     CAPTURE(order.name);
     dist::spawn(order.ranks,
@@ -286,6 +288,7 @@ TEST_CASE("objects that know each other are destroyed in every order") {
                 },
                 {.timeout = dist::Seconds(60)});
   }
+  saver_folder.reset();
 }
 
 TEST_CASE("a module that moves or outlives its listeners keeps no hook of theirs") {
