@@ -75,7 +75,8 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   engine::Config config = job.config(own, values());
   trial.reset();
   LOCKSTEP_CHECK(!o.load_best || (has_folder() && !o.best.empty() && o.evaluate),
-                 "[Trainer] load_best: expected a folder (--out), `best`, and data to evaluate, got ",
+                 "[Trainer] load_best: expected a folder (", job.options().name_of("--out"),
+                 "), `best`, and data to evaluate, got ",
                  !has_folder()    ? "no folder"
                  : o.best.empty() ? "no `best`"
                                   : "no data to evaluate");
