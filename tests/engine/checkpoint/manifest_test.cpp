@@ -93,7 +93,7 @@ TEST_CASE("manifest: what is refused") {
       {"\"w\": {\"dtype\"", "\"w[\": {\"dtype\"", "expected names of tensors without '['"},
       {"\"head\": \"w\"", "\"head\": \"v\"", "got \"head\" for \"v\""},
       {"\"head\": \"w\"", "\"scalar\": \"w\"", "got \"scalar\" for \"w\""},
-      {"\"lr\": 0.1", "\"lr\": null", "numbers: lr: expected an object, got null"},
+      {"\"lr\": 0.1", "\"lr\": null", "numbers: lr: expected nan, inf or -inf, got null"},
       {"\"lr\": 0.1", "\"lr\": {\"double\": \"NaN\"}", "lr: expected nan, inf or -inf"},
       {"\"lr\": 0.1", "\"lr\": 0.1, \"lr\": 0.2", "key \"lr\" appears twice"},
       {"\"id\": \"0123456789abcdef\", ", "", "expected a key \"id\""},
