@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 
 #include "tests/cudasim/fiber.h"
@@ -66,10 +67,10 @@ void* SharedMemory::allocate(size_t bytes, size_t align, const char* name) {
               " dynamic ones are more than the device has (at ", name, ")"));
   unsigned char* data = arena_ + begin;
   unpoison(data, bytes);
+  // Neither insert nor, below, memset: ThreadSanitizer would see them as the kernel's own.
   if (!with_asan())
     for (const size_t edge : {used_, begin}) gaps_.push_back(edge);
-  // All bits set: kernels may not expect zeros. Bytes that were filled already may have been written to since. An array
-  // begins at a whole word. Not by memset, which ThreadSanitizer would see as the kernel's own.
+  // Bytes that were filled already may have been written to since. An array begins at a whole word.
   const size_t end = begin + bytes, first = with_asan() ? begin : filled_,
                last = ((with_asan() ? end : end + red_zone) + 7) / 8 * 8;
   for (size_t at = first; at < last; at += 8) *reinterpret_cast<volatile uint64_t*>(arena_ + at) = ~uint64_t(0);

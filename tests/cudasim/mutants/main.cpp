@@ -58,8 +58,12 @@ int run_all(const std::vector<Case>& cases) {
   const char* const how[] = {"not caught", "wrong result or error", "report", "signal", "stuck"};
   for (const Case& c : cases) {
     const Outcome good = in_a_child(c, false, false);
-    const Outcome bad = in_a_child(c, true, true);
-    const bool expected = c.caught & build, caught = bad != Outcome::right && bad != Outcome::stuck;
+    // Where ranks are threads, the one that waits lets all devices work. One that comes late may then find made what it
+    // did not wait for, and the bug does not show. It may not hide every time.
+    const bool expected = c.caught & build;
+    Outcome bad = in_a_child(c, true, true);
+    for (int again = 0; again < 4 && expected && bad == Outcome::right; ++again) bad = in_a_child(c, true, true);
+    const bool caught = bad != Outcome::right && bad != Outcome::stuck;
     const bool fine = good == Outcome::right && caught >= expected;
     ++(fine ? passed : failed);
     std::printf("%-40s %s%s%s\n", c.name, how[int(bad)],
