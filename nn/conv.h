@@ -1,10 +1,7 @@
 #pragma once
-// Convolutions, and pooling of images; other pooling is in nn/pool.h. Images are (N, C, H, W), signals (N, C, L),
-// volumes (N, C, D, H, W).
-#include <optional>
-
+// Convolutions of signals (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W): n is the number of dims behind C.
+// Pooling is in nn/pool.h.
 #include "autograd/conv_volumes.h"
-#include "autograd/pools.h"
 #include "nn/module.h"
 
 namespace lockstep::nn {
@@ -25,144 +22,92 @@ struct Triple {
   operator Dims() const { return {depth, height, width}; }  // NOLINT
 };
 
-/// weight (out, in / groups, height, width), PyTorch's initialisation.
-struct Conv2d : Layer<Conv2d> {
-  struct Options {
-    int64_t in, out;
-    Pair kernel = 3, stride = 1, padding = 0, dilation = 1;
-    int64_t groups = 1;
-    bool bias = true;
-  };
-  explicit Conv2d(const Options& options);
-  Variable forward(const Variable& x) { return conv2d(x, weight, bias, args); }
-  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-  std::string options() const override;
+namespace pools {
+template <int n> struct SizeOf { using type = Triple; };
+template <> struct SizeOf<1> { using type = int64_t; };
+template <> struct SizeOf<2> { using type = Pair; };
+template <int n> using Size = typename SizeOf<n>::type;
+inline Dims dims_of(int64_t size) { return {size}; }
+inline Dims dims_of(const Dims& sizes) { return sizes; }
+}  // namespace pools
 
-  Variable weight, bias;
-  ConvArgs args;
+template <int n> struct ConvOptions {
+  int64_t in, out;
+  pools::Size<n> kernel = 3, stride = 1, padding = 0, dilation = 1;
+  int64_t groups = 1;
+  bool bias = true;
+};
+template <int n> struct ConvTransposeOptions {
+  int64_t in, out;
+  pools::Size<n> kernel = 3, stride = 1, padding = 0, output_padding = 0, dilation = 1;
+  int64_t groups = 1;
+  bool bias = true;
 };
 
-struct Conv1d : Layer<Conv1d> {
-  struct Options {
-    int64_t in, out, kernel = 3, stride = 1, padding = 0, dilation = 1, groups = 1;
-    bool bias = true;
-  };
-  explicit Conv1d(const Options& options);
-  Variable forward(const Variable& x) { return conv1d(x, weight, bias, o.stride, o.padding, o.dilation, o.groups); }
-  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-  std::string options() const override;
+namespace convs {
+/// Of a weight. Error unless groups divide the channels.
+Shape shape_of(const std::string& layer, int64_t in, int64_t out, int64_t groups, const Dims& kernel, bool transposed);
+/// PyTorch's initialisation of weight and bias.
+void start(const Variable& weight, const Variable& bias);
+std::string text(const Shape& weight, const ConvArgs& args, bool transposed);
+}  // namespace convs
 
-  Variable weight, bias;
-  Options o;
-};
+/// weight (out, in / groups, kernel...), bias (out)
+template <class Derived, int n, class O = ConvOptions<n>> struct Conv : Layer<Derived> {
+  using Options = O;
+  static constexpr bool transposed = !std::is_same_v<O, ConvOptions<n>>;
 
-/// The gradient of a convolution as a layer: weight (in, out / groups, height, width).
-struct ConvTranspose2d : Layer<ConvTranspose2d> {
-  struct Options {
-    int64_t in, out;
-    Pair kernel = 3, stride = 1, padding = 0, output_padding = 0, dilation = 1;
-    int64_t groups = 1;
-    bool bias = true;
-  };
-  explicit ConvTranspose2d(const Options& options);
-  Variable forward(const Variable& x) { return conv_transpose2d(x, weight, bias, args, output_padding); }
-  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-
-  Variable weight, bias;
-  ConvArgs args;
-  Dims output_padding;
-};
-
-/// weight (out, in / groups, depth, height, width)
-struct Conv3d : Layer<Conv3d> {
-  struct Options {
-    int64_t in, out;
-    Triple kernel = 3, stride = 1, padding = 0, dilation = 1;
-    int64_t groups = 1;
-    bool bias = true;
-  };
-  explicit Conv3d(const Options& options);
-  Variable forward(const Variable& x) { return conv3d(x, weight, bias, args); }
-  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-  std::string options() const override;
-
-  Variable weight, bias;
-  ConvArgs args;
-};
-
-/// weight (in, out / groups, kernel)
-struct ConvTranspose1d : Layer<ConvTranspose1d> {
-  struct Options {
-    int64_t in, out, kernel = 3, stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
-    bool bias = true;
-  };
-  explicit ConvTranspose1d(const Options& options);
-  Variable forward(const Variable& x) {
-    return conv_transpose1d(x, weight, bias, o.stride, o.padding, o.output_padding, o.dilation, o.groups);
+  explicit Conv(const O& o)
+      : args{.stride = pools::dims_of(o.stride),
+             .padding = pools::dims_of(o.padding),
+             .dilation = pools::dims_of(o.dilation),
+             .groups = o.groups} {
+    const std::string layer = str(transposed ? "ConvTranspose" : "Conv", n, "d");
+    weight = this->parameter(convs::shape_of(layer, o.in, o.out, o.groups, pools::dims_of(o.kernel), transposed));
+    if (o.bias) bias = this->parameter({o.out});
+    convs::start(weight, bias);
   }
   void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-  std::string options() const override;
-
-  Variable weight, bias;
-  Options o;
-};
-
-/// weight (in, out / groups, depth, height, width)
-struct ConvTranspose3d : Layer<ConvTranspose3d> {
-  struct Options {
-    int64_t in, out;
-    Triple kernel = 3, stride = 1, padding = 0, output_padding = 0, dilation = 1;
-    int64_t groups = 1;
-    bool bias = true;
-  };
-  explicit ConvTranspose3d(const Options& options);
-  Variable forward(const Variable& x) { return conv_transpose3d(x, weight, bias, args, output_padding); }
-  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-  std::string options() const override;
+  std::string options() const override { return convs::text(weight.shape(), args, transposed); }
 
   Variable weight, bias;
   ConvArgs args;
+};
+struct Conv1d : Conv<Conv1d, 1> {
+  using Conv::Conv;
+  Variable forward(const Variable& x) {
+    return conv1d(x, weight, bias, args.stride[0], args.padding[0], args.dilation[0], args.groups);
+  }
+};
+struct Conv2d : Conv<Conv2d, 2> {
+  using Conv::Conv;
+  Variable forward(const Variable& x) { return conv2d(x, weight, bias, args); }
+};
+struct Conv3d : Conv<Conv3d, 3> {
+  using Conv::Conv;
+  Variable forward(const Variable& x) { return conv3d(x, weight, bias, args); }
+};
+
+/// The gradient of a convolution as a layer: weight (in, out / groups, kernel...), bias (out)
+template <class Derived, int n> struct ConvTranspose : Conv<Derived, n, ConvTransposeOptions<n>> {
+  explicit ConvTranspose(const ConvTransposeOptions<n>& o)
+      : Conv<Derived, n, ConvTransposeOptions<n>>(o), output_padding(pools::dims_of(o.output_padding)) {}
   Dims output_padding;
 };
-
-struct MaxPool2d : Layer<MaxPool2d> {
-  struct Options {
-    Pair kernel = 2;
-    std::optional<Pair> stride;
-    Pair padding = 0, dilation = 1;
-    bool ceil_mode = false;
-  };
-  MaxPool2d() : MaxPool2d(Options{}) {}
-  explicit MaxPool2d(const Options& o);
-  Variable forward(const Variable& x) { return max_pool2d(x, args); }
-  VariableIndices with_indices(const Variable& x) { return max_pool_indices(x, args); }  ///< for MaxUnpool2d
-  std::string options() const override { return str("kernel ", args.kernel, ", stride ", args.stride); }
-  PoolArgs args;
+struct ConvTranspose1d : ConvTranspose<ConvTranspose1d, 1> {
+  using ConvTranspose::ConvTranspose;
+  Variable forward(const Variable& x) {
+    return conv_transpose1d(x, weight, bias, args.stride[0], args.padding[0], output_padding[0], args.dilation[0],
+                            args.groups);
+  }
 };
-
-struct AvgPool2d : Layer<AvgPool2d> {
-  struct Options {
-    Pair kernel = 2;
-    std::optional<Pair> stride;
-    Pair padding = 0;
-    bool ceil_mode = false, count_include_pad = true;
-  };
-  AvgPool2d() : AvgPool2d(Options{}) {}
-  explicit AvgPool2d(const Options& o);
-  Variable forward(const Variable& x) { return avg_pool2d(x, args); }
-  std::string options() const override { return str("kernel ", args.kernel, ", stride ", args.stride); }
-  PoolArgs args;
+struct ConvTranspose2d : ConvTranspose<ConvTranspose2d, 2> {
+  using ConvTranspose::ConvTranspose;
+  Variable forward(const Variable& x) { return conv_transpose2d(x, weight, bias, args, output_padding); }
 };
-
-struct AdaptiveAvgPool2d : Layer<AdaptiveAvgPool2d> {
-  struct Options {
-    Pair output = 1;
-  };
-  AdaptiveAvgPool2d() : AdaptiveAvgPool2d(Options{}) {}
-  explicit AdaptiveAvgPool2d(const Options& o) : output(o.output) {}
-  Variable forward(const Variable& x) { return adaptive_avg_pool2d(x, output.height, output.width); }
-  std::string options() const override { return str("output ", Dims(output)); }
-  Pair output;
+struct ConvTranspose3d : ConvTranspose<ConvTranspose3d, 3> {
+  using ConvTranspose::ConvTranspose;
+  Variable forward(const Variable& x) { return conv_transpose3d(x, weight, bias, args, output_padding); }
 };
 
 }  // namespace lockstep::nn

@@ -1,6 +1,6 @@
 #pragma once
-// Pooling of signals (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W); MaxPool2d, AvgPool2d and
-// AdaptiveAvgPool2d are in nn/conv.h. One template a kind: n is the number of dims behind C.
+// Pooling of signals (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W). One template a kind: n is the number
+// of dims behind C.
 #include <optional>
 
 #include "autograd/pools.h"
@@ -9,13 +9,6 @@
 namespace lockstep::nn {
 
 namespace pools {
-template <int n> struct SizeOf { using type = Triple; };
-template <> struct SizeOf<1> { using type = int64_t; };
-template <> struct SizeOf<2> { using type = Pair; };
-template <int n> using Size = typename SizeOf<n>::type;
-inline Dims dims_of(int64_t size) { return {size}; }
-inline Dims dims_of(const Pair& size) { return size; }
-inline Dims dims_of(const Triple& size) { return size; }
 template <class Size>
 PoolArgs args_of(const Size& kernel, const std::optional<Size>& stride, const Size& padding, const Size& dilation,
                  bool ceil_mode) {
@@ -46,6 +39,10 @@ template <class Derived, int n> struct MaxPool : Layer<Derived> {
 struct MaxPool1d : MaxPool<MaxPool1d, 1> {
   using MaxPool::MaxPool;
 };
+struct MaxPool2d : MaxPool<MaxPool2d, 2> {
+  using MaxPool::MaxPool;
+  Variable forward(const Variable& x) { return max_pool2d(x, args); }
+};
 struct MaxPool3d : MaxPool<MaxPool3d, 3> {
   using MaxPool::MaxPool;
 };
@@ -67,6 +64,10 @@ template <class Derived, int n> struct AvgPool : Layer<Derived> {
 };
 struct AvgPool1d : AvgPool<AvgPool1d, 1> {
   using AvgPool::AvgPool;
+};
+struct AvgPool2d : AvgPool<AvgPool2d, 2> {
+  using AvgPool::AvgPool;
+  Variable forward(const Variable& x) { return avg_pool2d(x, args); }
 };
 struct AvgPool3d : AvgPool<AvgPool3d, 3> {
   using AvgPool::AvgPool;
@@ -109,6 +110,10 @@ template <class Derived, int n> struct AdaptivePool : Layer<Derived> {
 struct AdaptiveAvgPool1d : AdaptivePool<AdaptiveAvgPool1d, 1> {
   using AdaptivePool::AdaptivePool;
   Variable forward(const Variable& x) { return adaptive_avg_pool(x, output); }
+};
+struct AdaptiveAvgPool2d : AdaptivePool<AdaptiveAvgPool2d, 2> {
+  using AdaptivePool::AdaptivePool;
+  Variable forward(const Variable& x) { return adaptive_avg_pool2d(x, output[0], output[1]); }
 };
 struct AdaptiveAvgPool3d : AdaptivePool<AdaptiveAvgPool3d, 3> {
   using AdaptivePool::AdaptivePool;
