@@ -10,10 +10,9 @@ struct EnvironmentVariable {
   enum class Kind { text, flag, whole, seconds, word };
   const char* name;
   Kind kind;
+  const char *fallback, *doc;           ///< what counts when it is not set, for people
   double least = 0, most = 0;           ///< whole and seconds
   std::vector<std::string> words = {};  ///< word
-  const char* fallback = "";            ///< what counts when it is not set, for people
-  const char* doc = "";
 };
 const std::vector<EnvironmentVariable>& environment_variables();
 
