@@ -44,10 +44,8 @@ class SWALR : public Schedule {
   };
   SWALR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 

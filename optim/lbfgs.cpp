@@ -34,19 +34,13 @@ template <class Point> double least_of_cubic(const Point& p, const Point& q, dou
 
 }  // namespace
 
-std::map<std::string, double*> LBFGSOptions::by_name() {
+std::vector<OptionRange> LBFGSOptions::table() {
   return {{"lr", &lr},
-          {"max_iter", &max_iter},
+          {"max_iter", &max_iter, 1},
           {"max_eval", &max_eval},
-          {"tolerance_grad", &tolerance_grad},
-          {"tolerance_change", &tolerance_change},
-          {"history_size", &history_size}};
-}
-void LBFGSOptions::check(const char* op) const {
-  check_range(op, "lr", lr, 0);
-  check_range(op, "max_iter", max_iter, 1);
-  check_range(op, "max_eval", max_eval, 0);
-  check_range(op, "history_size", history_size, 1);
+          {"tolerance_grad", &tolerance_grad, unchecked},
+          {"tolerance_change", &tolerance_change, unchecked},
+          {"history_size", &history_size, 1}};
 }
 
 LBFGS::LBFGS(std::vector<Variable> parameters, const LBFGSOptions& options) {

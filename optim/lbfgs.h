@@ -14,8 +14,7 @@ struct LBFGSOptions {
   double max_eval = 0;  ///< evaluations a step; 0: max_iter * 5 / 4
   double tolerance_grad = 1e-7, tolerance_change = 1e-9, history_size = 100;
   bool line_search = false;  ///< strong Wolfe conditions (PyTorch's "strong_wolfe"); else steps of lr
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table();
 };
 
 class LBFGS : public OptimizerOf<LBFGSOptions> {

@@ -28,14 +28,10 @@ Tensor orthogonalize(const Tensor& g, int steps) {
 
 }  // namespace
 
-std::map<std::string, double*> LAMBOptions::by_name() {
-  auto names = adam_names(*this);
-  names.insert({{"min_trust", &min_trust}, {"max_trust", &max_trust}});
-  return names;
+std::vector<OptionRange> LAMBOptions::table() {
+  return adam_table(*this, {{"min_trust", &min_trust}, {"max_trust", &max_trust, unchecked}});
 }
 void LAMBOptions::check(const char* op) const {
-  check_adam(op, *this);
-  check_range(op, "min_trust", min_trust, 0);
   LOCKSTEP_CHECK(max_trust >= min_trust, "[", op, "] expected max_trust >= min_trust, got ", max_trust, " < ",
                  min_trust);
 }
@@ -62,17 +58,11 @@ double lamb_update(const LAMBOptions& o, Tensor& p, const Tensor& grad, Paramete
   return trust;
 }
 
-std::map<std::string, double*> MuonOptions::by_name() {
+std::vector<OptionRange> MuonOptions::table() {
   return {{"lr", &lr},
-          {"momentum", &momentum},
+          {"momentum", &momentum, 0, 1},
           {"weight_decay", &weight_decay},
-          {"newton_schulz_steps", &newton_schulz_steps}};
-}
-void MuonOptions::check(const char* op) const {
-  check_range(op, "lr", lr, 0);
-  check_range(op, "momentum", momentum, 0, 1);
-  check_range(op, "weight_decay", weight_decay, 0);
-  check_range(op, "newton_schulz_steps", newton_schulz_steps, 1);
+          {"newton_schulz_steps", &newton_schulz_steps, 1}};
 }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Muon);
 void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
@@ -90,13 +80,11 @@ void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& stat
   round_into(low, p);
 }
 
-std::map<std::string, double*> AdafactorOptions::by_name() {
-  return {{"lr", &lr}, {"beta2_decay", &beta2_decay},  {"eps1", &eps1}, {"eps2", &eps2},
-          {"d", &d},   {"weight_decay", &weight_decay}};
+std::vector<OptionRange> AdafactorOptions::table() {
+  return {{"lr", &lr},     {"weight_decay", &weight_decay},          {"eps1", &eps1},
+          {"eps2", &eps2}, {"beta2_decay", &beta2_decay, unchecked}, {"d", &d, unchecked}};
 }
 void AdafactorOptions::check(const char* op) const {
-  check_range(op, "lr", lr, 0), check_range(op, "weight_decay", weight_decay, 0);
-  check_range(op, "eps1", eps1, 0), check_range(op, "eps2", eps2, 0);
   LOCKSTEP_CHECK(beta2_decay <= 0, "[", op, "] expected beta2_decay <= 0, got ", beta2_decay);
   LOCKSTEP_CHECK(d >= 1, "[", op, "] expected d >= 1, got ", d);
 }

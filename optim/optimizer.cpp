@@ -41,6 +41,18 @@ void follow(const Tensor& copy, const Tensor& parameter) {
   copy.copy_(where(eq(copy.to(now.dtype()), now), copy, now.to(copy.dtype())));
 }
 
+void check_ranges(const char* op, const std::vector<OptionRange>& table) {
+  for (const OptionRange& o : table)
+    LOCKSTEP_CHECK(o.low == unchecked || (*o.value >= o.low && *o.value < o.high), "[", op, "] expected ", o.name,
+                   " in [", o.low, ", ", o.high, "), got ", *o.value);
+}
+
+std::map<std::string, double*> by_name(const std::vector<OptionRange>& table) {
+  std::map<std::string, double*> all;
+  for (const OptionRange& o : table) all[o.name] = o.value;
+  return all;
+}
+
 void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty) {
   LOCKSTEP_CHECK(may_be_empty || !parameters.empty(), "[", name(),
                  "] expected at least one parameter, got an empty list: does the model's fields() name its layers?");

@@ -168,8 +168,25 @@ class Optimizer {
   double average_decay_ = 0;
 };
 
-/// Groups with typed options. Options has `std::map<std::string, double*> by_name()` and `void check(const char*)
-/// const`.
+/// A number among the options of a group, which must be in [low, high).
+struct OptionRange {
+  const char* name;
+  double* value;
+  double low = 0, high = INFINITY;
+};
+inline constexpr double unchecked = -INFINITY;  ///< low of what is not checked
+
+/// Error for the first that is out of its range.
+void check_ranges(const char* op, const std::vector<OptionRange>& table);
+template <class Options> void check_options(const char* op, Options o) {
+  check_ranges(op, o.table());
+  if constexpr (requires { o.check(op); }) o.check(op);
+}
+/// Where they are.
+std::map<std::string, double*> by_name(const std::vector<OptionRange>& table);
+
+/// Groups with typed options. Options has `std::vector<OptionRange> table()`, and `void check(const char*) const` where
+/// they must go together, too.
 template <class Options, class Base = Optimizer> class OptimizerOf : public Base {
  public:
   struct Group {
@@ -178,7 +195,7 @@ template <class Options, class Base = Optimizer> class OptimizerOf : public Base
   };
   /// Adds parameters with options of their own.
   void add_group(std::vector<Variable> parameters, const Options& options) {
-    options.check(this->name());
+    check_options(this->name(), options);
     this->add_group_of(std::move(parameters));
     options_.push_back(options);
   }
@@ -188,7 +205,7 @@ template <class Options, class Base = Optimizer> class OptimizerOf : public Base
     bool any = false;
     for (const Group& g : groups) any |= !g.parameters.empty();
     for (const Group& g : groups) {
-      g.options.check(this->name());
+      check_options(this->name(), g.options);
       this->add_group_of(g.parameters, any);
       options_.push_back(g.options);
     }
@@ -197,7 +214,7 @@ template <class Options, class Base = Optimizer> class OptimizerOf : public Base
 
  protected:
   using Base::Base;
-  std::map<std::string, double*> options(int group) override { return options_[group].by_name(); }
+  std::map<std::string, double*> options(int group) override { return by_name(options_[group].table()); }
   std::vector<Options> options_;
 };
 

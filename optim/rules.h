@@ -16,22 +16,17 @@ namespace lockstep::optim {
   }                                                                               \
   Class::Class(const std::vector<Group>& groups) { add_groups(groups); }
 
-/// Checks that name's `value` is in [low, high).
-inline void check_range(const char* op, const char* option, double value, double low, double high = INFINITY) {
-  LOCKSTEP_CHECK(value >= low && value < high, "[", op, "] expected ", option, " in [", low, ", ", high, "), got ",
-                 value);
+/// Lion's options, and more.
+template <class Options> std::vector<OptionRange> lion_table(Options& o, const std::vector<OptionRange>& more = {}) {
+  std::vector<OptionRange> all{
+      {"lr", &o.lr}, {"beta1", &o.beta1, 0, 1}, {"beta2", &o.beta2, 0, 1}, {"weight_decay", &o.weight_decay}};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
 }
 
-template <class Options> void check_adam(const char* op, const Options& o) {
-  check_range(op, "lr", o.lr, 0);
-  check_range(op, "beta1", o.beta1, 0, 1);
-  check_range(op, "beta2", o.beta2, 0, 1);
-  check_range(op, "eps", o.eps, 0);
-  check_range(op, "weight_decay", o.weight_decay, 0);
-}
-
-template <class Options> std::map<std::string, double*> adam_names(Options& o) {
-  return {{"lr", &o.lr}, {"beta1", &o.beta1}, {"beta2", &o.beta2}, {"eps", &o.eps}, {"weight_decay", &o.weight_decay}};
+template <class Options> std::vector<OptionRange> adam_table(Options& o, std::vector<OptionRange> more = {}) {
+  more.insert(more.begin(), {"eps", &o.eps});
+  return lion_table(o, more);
 }
 
 inline double bias_correction(bool wanted, double beta, int64_t step) {
@@ -76,17 +71,6 @@ inline Tensor signed_grad(const Tensor& grad, bool maximize, double grad_scale) 
 /// For rules that are not a kernel, which would round into a 16-bit parameter by itself.
 inline void round_into(Tensor& low, const Tensor& p) {
   if (low.defined()) low.copy_(p);
-}
-
-template <class Options> std::map<std::string, double*> lion_names(Options& o) {
-  return {{"lr", &o.lr}, {"beta1", &o.beta1}, {"beta2", &o.beta2}, {"weight_decay", &o.weight_decay}};
-}
-
-template <class Options> void check_lion(const char* op, const Options& o) {
-  check_range(op, "lr", o.lr, 0);
-  check_range(op, "beta1", o.beta1, 0, 1);
-  check_range(op, "beta2", o.beta2, 0, 1);
-  check_range(op, "weight_decay", o.weight_decay, 0);
 }
 
 template <class Options> LionArgs lion_args(const Options& o, double grad_scale) {

@@ -65,6 +65,7 @@ void Schedule::apply() {
       if (now != before && before != floor) rate = floor + (now - floor) * ((rate - floor) / (before - floor));
     }
     optimizer_.set(g, "lr", rate);
+    if (!momentum_.empty()) optimizer_.set(g, momentum_, momentum(g, step_));
   }
 }
 std::map<std::string, double> Schedule::state() const {
@@ -202,7 +203,7 @@ void OneCycleLR::step() {
                  " calls of step() (total_steps), got one more");
   Schedule::step();
 }
-double OneCycleLR::anneal(int64_t t, bool momentum, int g) const {
+double OneCycleLR::anneal(int64_t t, bool of_momentum, int g) const {
   const double start_lr = o_.max_lr[g] / o_.div_factor;
   const double rates[] = {start_lr, o_.max_lr[g], start_lr / o_.final_div_factor},
                momenta[] = {o_.max_momentum, o_.base_momentum};
@@ -215,18 +216,14 @@ double OneCycleLR::anneal(int64_t t, bool momentum, int g) const {
       continue;
     }
     const double part = (double(t) - begin) / (p.end - begin);
-    const double from = momentum ? momenta[p.from_momentum] : rates[p.from_lr],
-                 to = momentum ? momenta[p.to_momentum] : rates[p.to_lr];
+    const double from = of_momentum ? momenta[p.from_momentum] : rates[p.from_lr],
+                 to = of_momentum ? momenta[p.to_momentum] : rates[p.to_lr];
     return o_.anneal_strategy == "linear" ? from + (to - from) * part
                                           : to + (from - to) / 2 * (1 + std::cos(pi * part));
   }
 }
 double OneCycleLR::value(int g, int64_t t) const { return anneal(t, false, g); }
-void OneCycleLR::apply() {
-  Schedule::apply();
-  if (o_.cycle_momentum)
-    for (int g = 0; g < optimizer_.group_count(); ++g) optimizer_.set(g, momentum_, anneal(step_, true, g));
-}
+double OneCycleLR::momentum(int g, int64_t t) const { return anneal(t, true, g); }
 
 CyclicLR::CyclicLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
   for (const auto& [option, values] :
@@ -247,11 +244,8 @@ double CyclicLR::height(int64_t t) const {
   return part * (o_.mode == "triangular2" ? std::pow(0.5, double(t / total)) : std::pow(o_.gamma, double(t)));
 }
 double CyclicLR::value(int g, int64_t t) const { return o_.base_lr[g] + (o_.max_lr[g] - o_.base_lr[g]) * height(t); }
-void CyclicLR::apply() {
-  Schedule::apply();
-  if (!o_.cycle_momentum) return;
-  for (int g = 0; g < optimizer_.group_count(); ++g)
-    optimizer_.set(g, momentum_, o_.max_momentum[g] - (o_.max_momentum[g] - o_.base_momentum[g]) * height(step_));
+double CyclicLR::momentum(int g, int64_t t) const {
+  return o_.max_momentum[g] - (o_.max_momentum[g] - o_.base_momentum[g]) * height(t);
 }
 
 ReduceLROnPlateau::ReduceLROnPlateau(Optimizer& optimizer, Options options)
@@ -388,13 +382,9 @@ double OneCycle::value(int g, int64_t t) const {
   const double low = o_.cycle_min_lr[g], high = o_.cycle_max_lr[g];
   return t <= total_ ? low + (high - low) * triangle(t) : low / decay(t, o_.decay_lr_rate);
 }
-void OneCycle::apply() {
-  Schedule::apply();
-  if (!o_.cycle_momentum) return;
+double OneCycle::momentum(int, int64_t t) const {
   const double low = o_.cycle_min_mom, high = o_.cycle_max_mom;
-  const double momentum =
-      step_ <= total_ ? high - (high - low) * triangle(step_) : high * decay(step_, o_.decay_mom_rate);
-  for (int g = 0; g < optimizer_.group_count(); ++g) optimizer_.set(g, momentum_, momentum);
+  return t <= total_ ? high - (high - low) * triangle(t) : high * decay(t, o_.decay_mom_rate);
 }
 
 }  // namespace lockstep::optim

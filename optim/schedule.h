@@ -47,9 +47,7 @@ class Schedule {
   virtual void load_state(const std::map<std::string, double>& state);
 
  protected:
-  /// The rate of `group` at step t; called for every group by apply().
-  virtual double value(int group, int64_t t) const = 0;
-  /// Sets the rates of step_; overridden where momentum follows too.
+  /// Sets the rates of step_, and the momenta where they follow too.
   virtual void apply();
   /// What the group's rate counts from, also when it was added later.
   double base(int g) const { return g < int(base_.size()) ? base_[size_t(g)] : optimizer_.initial_lr(g); }
@@ -58,7 +56,12 @@ class Schedule {
   Optimizer& optimizer_;
   int64_t step_ = 0;
   std::optional<int64_t> from_ = -1;  // the step before, whose rates are there; -1: the base's; none: enter()
+  std::string momentum_;              // the option that follows, if any
+
  private:
+  /// The rate of `group` at step t, and momentum_'s value.
+  virtual double value(int group, int64_t t) const = 0;
+  virtual double momentum(int, int64_t) const { return 0; }
   std::vector<double> base_;  // of the groups at construction
   std::optional<PerGroup> floor_;
 };
@@ -70,10 +73,8 @@ class LambdaLR : public Schedule {
  public:
   LambdaLR(Optimizer& optimizer, std::function<double(int64_t t)> factor);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   std::function<double(int64_t)> factor_;
 };
 
@@ -89,10 +90,8 @@ class StepLR : public Schedule {
   };
   StepLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -105,10 +104,8 @@ class MultiStepLR : public Schedule {
   };
   MultiStepLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -120,10 +117,8 @@ class ExponentialLR : public Schedule {
   };
   ExponentialLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -136,10 +131,8 @@ class CosineAnnealingLR : public Schedule {
   };
   CosineAnnealingLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -152,10 +145,8 @@ class CosineAnnealingWarmRestarts : public Schedule {
   };
   CosineAnnealingWarmRestarts(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -168,10 +159,8 @@ class LinearLR : public Schedule {
   };
   LinearLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -184,10 +173,8 @@ class ConstantLR : public Schedule {
   };
   ConstantLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -200,10 +187,8 @@ class PolynomialLR : public Schedule {
   };
   PolynomialLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -222,19 +207,16 @@ class OneCycleLR : public Schedule {
   OneCycleLR(Optimizer& optimizer, Options options);
   void step() override;  ///< Error beyond total_steps calls; the last leaves the rate as it is
 
- protected:
-  double value(int group, int64_t t) const override;
-  void apply() override;
-
  private:
+  double value(int group, int64_t t) const override;
+  double momentum(int group, int64_t t) const override;
   struct Phase {
     double end;
     int from_lr, to_lr, from_momentum, to_momentum;
   };
-  double anneal(int64_t t, bool momentum, int group) const;
+  double anneal(int64_t t, bool of_momentum, int group) const;
   Options o_;
   std::vector<Phase> phases_;
-  std::string momentum_;
 };
 
 /// PyTorch's CyclicLR (Smith, 2017): triangles between base_lr and max_lr; momentum goes the other way. mode: all of
@@ -252,14 +234,11 @@ class CyclicLR : public Schedule {
   };
   CyclicLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-  void apply() override;
-
  private:
+  double value(int group, int64_t t) const override;
+  double momentum(int group, int64_t t) const override;
   double height(int64_t t) const;  ///< 0 at base_lr, 1 at max_lr
   Options o_;
-  std::string momentum_;
 };
 
 /// Cuts the rate by `factor` when the metric has not improved for `patience` steps. Under DistributedDataParallel or
@@ -282,10 +261,8 @@ class ReduceLROnPlateau : public Schedule {
   std::map<std::string, double> state() const override;
   void load_state(const std::map<std::string, double>& state) override;
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   bool is_better(double metric) const;
   Options o_;
   double best_;
@@ -346,10 +323,8 @@ class WarmupCosineLR : public Schedule {
   };
   WarmupCosineLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -364,10 +339,8 @@ class LRRangeTest : public Schedule {
   };
   LRRangeTest(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -385,16 +358,13 @@ class OneCycle : public Schedule {
   };
   OneCycle(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-  void apply() override;
-
  private:
+  double value(int group, int64_t t) const override;
+  double momentum(int group, int64_t t) const override;
   double triangle(int64_t t) const;
   double decay(int64_t t, double rate) const;
   Options o_;
   int64_t first_, total_;
-  std::string momentum_;
 };
 
 }  // namespace lockstep::optim

@@ -3,23 +3,16 @@
 
 namespace lockstep::onebit {
 
-std::map<std::string, double*> OneBitLambOptions::by_name() {
-  auto names = optim::adam_names(*this);
-  names.insert({{"min_coeff", &min_coeff},
-                {"max_coeff", &max_coeff},
-                {"freeze_step", &freeze_step},
-                {"coeff_beta", &coeff_beta},
-                {"factor_min", &factor_min},
-                {"factor_max", &factor_max},
-                {"factor_threshold", &factor_threshold}});
-  return names;
+std::vector<OptionRange> OneBitLambOptions::table() {
+  return optim::adam_table(*this, {{"min_coeff", &min_coeff},
+                                   {"max_coeff", &max_coeff, unchecked},
+                                   {"freeze_step", &freeze_step, unchecked},
+                                   {"coeff_beta", &coeff_beta, 0, 1},
+                                   {"factor_min", &factor_min},
+                                   {"factor_max", &factor_max, unchecked},
+                                   {"factor_threshold", &factor_threshold}});
 }
 void OneBitLambOptions::check(const char* op) const {
-  optim::check_adam(op, *this);
-  check_range(op, "min_coeff", min_coeff, 0);
-  check_range(op, "coeff_beta", coeff_beta, 0, 1);
-  check_range(op, "factor_min", factor_min, 0);
-  check_range(op, "factor_threshold", factor_threshold, 0);
   check_steps(op, "freeze_step", freeze_step, 1);
   LOCKSTEP_CHECK(max_coeff >= min_coeff, "[", op, "] expected max_coeff >= min_coeff, got ", max_coeff, " < ",
                  min_coeff);

@@ -18,7 +18,7 @@ namespace lockstep::onebit {
     start();                                                                                               \
   }
 
-using optim::bias_correction, optim::check_range;
+using optim::unchecked, optim::bias_correction, optim::OptionRange;
 
 inline void check_steps(const char* op, const char* option, double value, double least) {
   LOCKSTEP_CHECK(value >= least && value <= 0x1p53 && value == std::floor(value), "[", op,

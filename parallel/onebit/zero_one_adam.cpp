@@ -9,16 +9,13 @@
 
 namespace lockstep::onebit {
 
-std::map<std::string, double*> ZeroOneAdamOptions::by_name() {
-  auto names = optim::adam_names(*this);
-  names.insert({{"var_freeze_step", &var_freeze_step},
-                {"var_update_scaler", &var_update_scaler},
-                {"local_step_scaler", &local_step_scaler},
-                {"local_step_clipper", &local_step_clipper}});
-  return names;
+std::vector<OptionRange> ZeroOneAdamOptions::table() {
+  return optim::adam_table(*this, {{"var_freeze_step", &var_freeze_step, unchecked},
+                                   {"var_update_scaler", &var_update_scaler, unchecked},
+                                   {"local_step_scaler", &local_step_scaler, unchecked},
+                                   {"local_step_clipper", &local_step_clipper, unchecked}});
 }
 void ZeroOneAdamOptions::check(const char* op) const {
-  optim::check_adam(op, *this);
   check_steps(op, "var_freeze_step", var_freeze_step, 1);
   check_steps(op, "var_update_scaler", var_update_scaler, 1);
   check_steps(op, "local_step_scaler", local_step_scaler, 1);
