@@ -64,7 +64,8 @@ Options options_of(const AcceleratorOptions& a) {
   const std::string& mixed = a.mixed_precision;
   o.precision = mixed == "no" ? "f32" : mixed == "fp16" ? "f16" : mixed;
   o.names = {{"--precision " + o.precision, "mixed_precision " + mixed},
-             {"--accumulate", "gradient_accumulation_steps"}};
+             {"--accumulate", "gradient_accumulation_steps"},
+             {"--steps", "total_steps"}};
   o.parallel.accumulate = a.gradient_accumulation_steps;
   if (a.gradient_accumulation_steps > 1) o.given.push_back("accumulate");
   o.seed = random_state().seed;  // of the program's manual_seed()

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "data/json.h"
+#include "dist/numbers.h"
 #include "tensor/ops.h"
 
 namespace lockstep::train {
@@ -27,12 +28,11 @@ std::vector<int64_t> merge_hashes(const Team& team, const std::vector<std::strin
                                   const std::vector<int64_t>& mine, int64_t step) {
   if (!team.group()) return mine;
   const int64_t n = int64_t(mine.size());
-  const Tensor all = empty({n * team.size()}, {.dtype = i64});
-  team.group()->all_gather(all, Tensor::from(mine, Shape{n}), {.tag = "hashes"}).wait();
+  const std::vector<int64_t> all = dist::all_gathered(mine, *team.group(), {.tag = "hashes"});
   std::vector<int64_t> merged(size_t(n), 0), holder(size_t(n), 0);
   for (int64_t rank = 0; rank < team.size(); ++rank) {
     for (int64_t p = 0; p < n; ++p) {
-      const int64_t theirs = all.data<int64_t>()[rank * n + p];
+      const int64_t theirs = all[size_t(rank * n + p)];
       int64_t& hash = merged[size_t(p)];
       if (hash == 0) holder[size_t(p)] = rank;
       LOCKSTEP_CHECK(theirs == 0 || hash == 0 || theirs == hash, "after step ", step, " ranks ", holder[size_t(p)],

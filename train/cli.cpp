@@ -84,17 +84,6 @@ int finished(int code) {
   return code ? code : 1;
 }
 
-int run_parsed(CLI::App& app, int argc, char** argv);
-
-}  // namespace
-
-int run_cli(CLI::App& app, int argc, char** argv) {
-  open_standard_streams();
-  return finished(run_parsed(app, argc, argv));
-}
-
-namespace {
-
 int run_parsed(CLI::App& app, int argc, char** argv) {
   const bool has_commands = !app.get_subcommands([](const CLI::App*) { return true; }).empty();
   if (has_commands) app.require_subcommand(1);
@@ -135,6 +124,11 @@ int run_parsed(CLI::App& app, int argc, char** argv) {
 }
 
 }  // namespace
+
+int run_cli(CLI::App& app, int argc, char** argv) {
+  open_standard_streams();
+  return finished(run_parsed(app, argc, argv));
+}
 
 std::string identity_of(const CLI::App& subcommand) {
   return "build=" + build_id() + "\ncommand=" + subcommand.get_name() + "\n" + subcommand.config_to_str(true);

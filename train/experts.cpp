@@ -19,29 +19,26 @@ Experts read_experts(const std::string& text) {
   Experts e;
   if (text.empty()) return e;
   moe::Options& m = e.options;
-  const std::vector<std::pair<std::string, int64_t*>> whole{
-      {"every", &e.every}, {"top_k", &m.top_k}, {"min_capacity", &m.min_capacity}};
-  const std::vector<std::pair<std::string, double*>> numbers{{"capacity_factor", &m.capacity_factor},
-                                                             {"eval_capacity_factor", &m.eval_capacity_factor},
-                                                             {"balance_coef", &m.balance_coef},
-                                                             {"z_coef", &m.z_coef}};
-  const std::vector<std::pair<std::string, bool*>> flags{{"drop_tokens", &m.drop_tokens},
-                                                         {"use_residual", &m.use_residual}};
+  const auto each = [&](const auto& fn) {
+    fn("every", e.every);
+    fn("top_k", m.top_k);
+    fn("min_capacity", m.min_capacity);
+    fn("capacity_factor", m.capacity_factor);
+    fn("eval_capacity_factor", m.eval_capacity_factor);
+    fn("balance_coef", m.balance_coef);
+    fn("z_coef", m.z_coef);
+    fn("drop_tokens", m.drop_tokens);
+    fn("use_residual", m.use_residual);
+  };
   std::vector<std::string> known{"noise"};
-  for (const auto& [key, to] : whole) known.push_back(key);
-  for (const auto& [key, to] : numbers) known.push_back(key);
-  for (const auto& [key, to] : flags) known.push_back(key);
+  each([&](const char* key, const auto&) { known.emplace_back(key); });
   const auto [count, values] = data::parse_words(text, known, "--experts");
-  const auto at = [](const std::string& key) { return "--experts: " + key; };
   m.experts = data::parse_json(count, "--experts").as_int("--experts");
-  for (const auto& [key, to] : whole)
-    if (const Json* value = values.find(key)) *to = value->as_int(at(key));
-  for (const auto& [key, to] : numbers)
-    if (const Json* value = values.find(key)) *to = value->as_number(at(key));
-  for (const auto& [key, to] : flags)
-    if (const Json* value = values.find(key)) *to = value->as_bool(at(key));
+  each([&, &values = values](const char* key, auto& to) {
+    if (const Json* value = values.find(key)) read_as(*value, to, str("--experts: ", key));
+  });
   if (const Json* noise = values.find("noise")) {
-    const std::string& word = noise->as_string(at("noise"));
+    const std::string& word = noise->as_string("--experts: noise");
     LOCKSTEP_CHECK(word == "none" || word == "jitter" || word == "rsample",
                    "--experts: noise: expected none, jitter or rsample, got '", word, "'");
     m.noise = word == "none" ? moe::Noise::none : word == "jitter" ? moe::Noise::jitter : moe::Noise::rsample;

@@ -86,9 +86,8 @@ std::string Job::origin() const {
 
 std::string Job::precision() const {
   const std::string& asked = options_.precision;
-  const bool parameters = asked == "f16"    ? is_auto(json_, "fp16.enabled")
-                          : asked == "bf16" ? is_auto(json_, "bf16.enabled") || is_auto(json_, "bfloat16.enabled")
-                                            : false;
+  const bool parameters = (asked == "f16" && is_auto(json_, "fp16.enabled")) ||
+                          (asked == "bf16" && (is_auto(json_, "bf16.enabled") || is_auto(json_, "bfloat16.enabled")));
   return parameters ? "f32" : asked;
 }
 
@@ -121,7 +120,7 @@ Json Job::config_json(const Json& own, const AutoValues& values) const {
     if (is_given && !same_value(*find_at(json, key), value)) problems.differ(key, *find_at(json, key), name, value);
   };
   const auto put = [&](const char* option, const char* key, Json value) {
-    put_argument(str("--", option), o.is_given(option), key, std::move(value));
+    put_argument(o.name_of(str("--", option)), o.is_given(option), key, std::move(value));
   };
   return as_usage([&] {
     const bool sized = is_said(json, "train_batch_size"), micro_given = values.micro_batch || o.is_given("batch"),
@@ -151,7 +150,7 @@ Json Job::config_json(const Json& own, const AutoValues& values) const {
     for (const auto& [key, value] : own.as_object())
       if (!find_at(json, key)) put_at(json, key, value);
     const std::string half = precision() == o.precision ? "" : o.precision == "f16" ? "fp16" : "bf16";
-    fill_auto(json, values, own, plan().dp, half, problems);
+    fill_auto(json, values, own, plan().dp, half, o.name_of("--steps"), problems);
     for (const auto& [key, value] : own.as_object())
       if (!is_said(json, key)) put_at(json, key, value);
     problems.fail_if_any(origin());
@@ -165,9 +164,9 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
   LOCKSTEP_CHECK(job.plan().pp * job.plan().tp == 1,
                  "[prepare] expected a plan that leaves the model whole (dp, cp, ZeRO), got ", to_string(job.plan()),
                  "; a Trainer runs pp and tp");
-  LOCKSTEP_CHECK(job.autocast() != f16 || options.grad_scaler,
-                 "[prepare] expected a grad_scaler with --precision f16, got "
-                 "none: small gradients would be lost; write fp16.enabled, or take bf16");
+  LOCKSTEP_CHECK(job.autocast() != f16 || options.grad_scaler, "[prepare] expected a grad_scaler with ",
+                 job.options().name_of("--precision f16"),
+                 ", got none: small gradients would be lost; write fp16.enabled, or take bf16");
   model.to(job.device());
   values.model = &model;
   values.optimizer = [&optimizer] { return &optimizer; };
@@ -208,8 +207,8 @@ void start(const Options& options, const std::string& identity, const Body& body
                       : engine::is_launched() ? dist::Rendezvous::from_environment().world_size
                                               : 1;
     plan_of(o, json, ranks);
-    LOCKSTEP_CHECK(o.save_every == 0 || !o.out.empty(), "--save-every ", o.save_every,
-                   " needs --out DIR, a place for the checkpoints");
+    LOCKSTEP_CHECK(o.save_every == 0 || !o.out.empty(), o.name_of("--save-every"), " ", o.save_every, " needs ",
+                   o.name_of("--out"), " DIR, a place for the checkpoints");
   });
   run_team(o.parallel, [&](Team& team) {
     Job job(o, team);

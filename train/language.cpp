@@ -86,17 +86,11 @@ struct Reader {
   const Json& from;
   std::string where;
   const Json* find(const char* key, bool always) const { return always ? &from.at(key, where) : from.find(key); }
-  void operator()(const char* key, int64_t& to, bool always) const {
-    if (const Json* value = find(key, always)) to = value->as_int(where + ": " + key);
-  }
-  void operator()(const char* key, double& to, bool always) const {
-    if (const Json* value = find(key, always)) to = value->as_number(where + ": " + key);
-  }
-  void operator()(const char* key, bool& to, bool always) const {
-    if (const Json* value = find(key, always)) to = value->as_bool(where + ": " + key);
+  template <class T> void operator()(const char* key, T& to, bool always) const {
+    if (const Json* value = find(key, always)) read_as(*value, to, where + ": " + key);
   }
   void operator()(const char* key, std::optional<double>& to, bool always) const {
-    if (const Json* value = find(key, always)) to = value->as_number(where + ": " + key);
+    if (const Json* value = find(key, always)) read_as(*value, to.emplace(), where + ": " + key);
   }
   template <class T> void operator()(const char* key, T& to, bool always, Words words) const {
     const Json* value = find(key, always);

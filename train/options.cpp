@@ -1,11 +1,13 @@
 #include "train/options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 
 #include "tensor/check.h"
 #include "tensor/device.h"
 #include "tensor/random.h"
+#include "tensor/suggest.h"
 #include "tensor/threads.h"
 #include "train/cli.h"
 
@@ -32,12 +34,7 @@ OptionCheck number(double least, double most) {
 
 OptionCheck one_of(std::vector<std::string> words) {
   return [words = std::move(words)](const std::string& text) {
-    std::string all;
-    for (const std::string& word : words) {
-      if (text == word) return std::string();
-      all += (all.empty() ? "" : ", ") + word;
-    }
-    return text + " not in {" + all + "}";
+    return std::ranges::count(words, text) ? "" : text + " not in {" + list_names(words, words.size()) + "}";
   };
 }
 
