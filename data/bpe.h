@@ -82,6 +82,7 @@ class BpeTokenizer : public Tokenizer {
   struct Work;
 
   void add_vocab(const Json& vocab, const std::string& where);
+  void add_merge(const std::string& both, const std::string& where);
   void add_merge(const std::string& first, const std::string& second, const std::string& where);
   void add_tokens(const Json& file, const std::string& where);
   void add_token(const Json& token, const std::string& where);

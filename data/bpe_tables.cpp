@@ -98,6 +98,13 @@ void BpeTokenizer::add_vocab(const Json& vocab, const std::string& where) {
   LOCKSTEP_CHECK(!ids_.empty(), where, ": expected tokens, got none");
 }
 
+void BpeTokenizer::add_merge(const std::string& both, const std::string& where) {
+  const size_t space = both.find(' ');
+  LOCKSTEP_CHECK(space != both.npos && both.find(' ', space + 1) == both.npos, where,
+                 ": expected two tokens with a space between, got \"", both, "\"");
+  add_merge(both.substr(0, space), both.substr(space + 1), where);
+}
+
 void BpeTokenizer::add_merge(const std::string& first, const std::string& second, const std::string& where) {
   std::string a, b;
   LOCKSTEP_CHECK(spell(first, a) && spell(second, b), where, ": expected two tokens",
@@ -192,11 +199,7 @@ BpeTokenizer BpeTokenizer::from_vocab(const Json& file, const std::string& vocab
     ++line_number;
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.empty() || line.rfind("#version", 0) == 0) continue;
-    const std::string place = str("[tokenizer] ", merges_path, ":", line_number);
-    const size_t space = line.find(' ');
-    LOCKSTEP_CHECK(space != line.npos && line.find(' ', space + 1) == line.npos, place,
-                   ": expected two tokens with a space between, got \"", line, "\"");
-    result.add_merge(line.substr(0, space), line.substr(space + 1), place);
+    result.add_merge(line, str("[tokenizer] ", merges_path, ":", line_number));
   }
   result.add_tokens(file, where);
   if (const Json* end = vocab.find("<|endoftext|>")) {

@@ -1,7 +1,6 @@
 #include "nn/hugging_face/config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 
 #include "nn/hugging_face/names.h"
@@ -18,10 +17,11 @@ int64_t ConfigReader::whole(const char* key, int64_t otherwise, int64_t least, i
   return n;
 }
 
-double ConfigReader::number(const char* key, double otherwise) const {
+double ConfigReader::number(const char* key, double otherwise, double least) const {
   const Json* value = find(key);
   const double n = value ? value->as_number(where_ + ": " + key) : otherwise;
   LOCKSTEP_CHECK(std::isfinite(n), where_, ": ", key, ": expected a finite number, got ", n);
+  LOCKSTEP_CHECK(n >= least, where_, ": ", key, ": expected a number >= ", least, ", got ", n);
   return n;
 }
 
@@ -70,12 +70,6 @@ void check_built(const ConfigReader& c) {
                      " is not supported");
 }
 
-double checked_eps(const ConfigReader& c, const char* key, double otherwise) {
-  const double eps = c.number(key, otherwise);
-  LOCKSTEP_CHECK(eps >= 0, c.where(), ": ", key, ": expected a number >= 0, got ", eps);
-  return eps;
-}
-
 GPT::Options gpt2_options(const ConfigReader& c) {
   const std::string gelu = c.word("activation_function", gelu_names[0]);
   LOCKSTEP_CHECK(gelu == gelu_names[0] || gelu == gelu_names[1], c.where(),
@@ -90,7 +84,7 @@ GPT::Options gpt2_options(const ConfigReader& c) {
           .width = c.whole("n_embd", 768),
           .heads = c.whole("n_head", 12),
           .inner = c.whole("n_inner", 0, 0),
-          .norm_eps = checked_eps(c, "layer_norm_epsilon", 1e-5),
+          .norm_eps = c.number("layer_norm_epsilon", 1e-5, 0),
           .gelu = gelu == gelu_names[0] ? Gelu::tanh : Gelu::erf,
           .tied = c.flag("tie_word_embeddings", true)};
 }
@@ -150,7 +144,7 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
                  .inner = c.whole("intermediate_size", f.inner),
                  .kv_heads = kv_heads,
                  .head_size = head_size,
-                 .norm_eps = checked_eps(c, "rms_norm_eps", 1e-6),
+                 .norm_eps = c.number("rms_norm_eps", 1e-6, 0),
                  .norm = Norm::rms,
                  .feed_forward = nn::FeedForward::swiglu,
                  .rope = rope,

@@ -1,5 +1,6 @@
 #pragma once
 // config.json of Hugging Face's folders to a decoder's options, and back.
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,7 @@ class ConfigReader {
   }
   bool says_null(const char* key) const { return object_->find(key) && object_->find(key)->is_null(); }
   int64_t whole(const char* key, int64_t otherwise, int64_t least = 1, int64_t most = int64_t(1) << 24) const;
-  double number(const char* key, double otherwise) const;
+  double number(const char* key, double otherwise, double least = -INFINITY) const;
   bool flag(const char* key, bool otherwise) const;
   std::string word(const char* key, const std::string& otherwise) const;
   const std::string& where() const { return where_; }

@@ -40,8 +40,7 @@ Rope rope_of(const Json& object, const std::string& where, const ConfigReader& c
   else if (rope.scaling != Scaling::linear) rope.original_context = beside(original).whole(original, max_position);
   if (rope.scaling == Scaling::yarn) rope.factor = double(max_position) / double(rope.original_context);
   else LOCKSTEP_CHECK(c.find("factor"), where, ": expected a factor for rope_type '", type, "', there is none");
-  rope.factor = c.number("factor", rope.factor);
-  LOCKSTEP_CHECK(rope.factor >= 1, where, ": factor: expected a number >= 1, got ", rope.factor);
+  rope.factor = c.number("factor", rope.factor, 1);
   if (rope.scaling == Scaling::llama3) {
     for (const char* key : {"low_freq_factor", "high_freq_factor"})
       LOCKSTEP_CHECK(c.find(key), where, ": expected a ", key, " for rope_type 'llama3', there is none");
