@@ -52,7 +52,6 @@ struct InferenceEngine::Impl {
   void share_experts();
   void place();
   void save() const;
-  void agree(const char* call, const std::vector<std::string>& lines, const Group& group) const;
   void stop_profiling();
   Device device() const { return model->tokens_table.weight.device(); }
 };
@@ -94,12 +93,47 @@ std::vector<std::string> lines_of(const nn::Generation& g) {
           ", temperature ", g.temperature, ", top_k ", g.top_k, ", top_p ", g.top_p, ", min_p ", g.min_p)};
 }
 
-/// The value, without a gradient: backward says what to use instead.
-Variable without_gradient(const Variable& value) {
+/// What `compute` gives, without a gradient: backward says what to use instead.
+Variable without_gradient(const std::function<Variable()>& compute) {
+  const Variable value = [&] {
+    const NoGrad no_grad;
+    return compute();
+  }();
   if (!NoGrad::grad_enabled()) return value;
   const Variable none(zeros({}), true);
   return record("InferenceEngine", {&none}, value.tensor(),
                 [](Backward&) { fail("[InferenceEngine] made for inference; use engine::initialize to train"); });
+}
+
+InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArgs& args) {
+  InferenceEngine::Impl& m = *impl;
+  const Config& c = m.config;
+  m.log = args.log;
+  m.tokenizer = args.tokenizer;
+  for (const std::string& warning : c.warnings) m.say("warning: " + warning);
+  check_model(c, *m.model);
+  check_policy(c, *m.model);
+  const NoGrad no_grad;
+  m.model->eval();
+  if (const auto dtype = c.parameter_dtype()) m.model->to(*dtype);
+  if (const auto files = c.checkpoint_files(); !files.empty())
+    start_with_checkpoint(*m.model, files, m.world && m.world->size() > 1 ? m.world : nullptr,
+                          [&m](const std::string& text) { m.say("warning: " + text); });
+  if (!c.triangular_masking)
+    for (auto& block : m.model->blocks.items) block->attention.o.causal = false;
+  m.share_experts();
+  if (m.tp) m.widened = fit_to_ranks(*m.model, m.tp->size());
+  if (c.is_int8() && !nn::is_quantized(*m.model)) {
+    const nn::QuantizeReport report = nn::quantize(*m.model, quantize_options(c, *m.model));
+    m.say(report.text());
+  }
+  if (m.tp) m.sliced = tensor_parallel::apply(*m.model, *m.tp);
+  LOCKSTEP_CHECK(!c.enable_cuda_graph || (m.device().is_cpu() && default_device().is_cpu()),
+                 "[init_inference] enable_cuda_graph: steps that differ in length are not captured yet; leave it out");
+  check_memory(c, *m.model);
+  m.save();
+  m.place();
+  return InferenceEngine(std::move(impl));
 }
 
 }  // namespace
@@ -190,10 +224,6 @@ void InferenceEngine::Impl::save() const {
   else save_model(model->o, state, !moe::layers_of(*model).empty(), path, tokenizer, all.get());
 }
 
-void InferenceEngine::Impl::agree(const char* call, const std::vector<std::string>& lines, const Group& group) const {
-  if (group) parallel::check_agreement(call, lines, *group);
-}
-
 void InferenceEngine::Impl::stop_profiling() {
   if (begins == 0) return;
   table.remove_hook(begins);
@@ -212,24 +242,15 @@ InferenceEngine::Impl& InferenceEngine::open(const char* call) const {
 
 Variable InferenceEngine::operator()(const Tensor& tokens) {
   Impl& m = open("operator()");
-  if (m.tp) m.agree("InferenceEngine", {"tokens " + text_of(tokens)}, m.tp);
-  Variable out;
-  {
-    const NoGrad no_grad;
-    out = (*m.model)(tokens.to(m.device()));
-  }
-  return without_gradient(out);
+  if (m.tp) parallel::check_agreement("InferenceEngine", {"tokens " + text_of(tokens)}, *m.tp);
+  return without_gradient([&] { return (*m.model)(tokens.to(m.device())); });
 }
 
 Variable InferenceEngine::loss(const Tensor& tokens, const Tensor& targets) {
   Impl& m = open("loss");
-  if (m.tp) m.agree("InferenceEngine", {"tokens " + text_of(tokens), "targets " + text_of(targets)}, m.tp);
-  Variable out;
-  {
-    const NoGrad no_grad;
-    out = m.model->loss(tokens.to(m.device()), targets.to(m.device()));
-  }
-  return without_gradient(out);
+  if (m.tp)
+    parallel::check_agreement("InferenceEngine", {"tokens " + text_of(tokens), "targets " + text_of(targets)}, *m.tp);
+  return without_gradient([&] { return m.model->loss(tokens.to(m.device()), targets.to(m.device())); });
 }
 
 std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector<int64_t>> prompts,
@@ -249,7 +270,7 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
   if (m.all) {
     std::vector<std::string> lines = lines_of(g);
     for (size_t i = 0; i < prompts.size(); ++i) lines.push_back(str("prompt ", i, ": ") + text_of(prompts[i]));
-    m.agree("generate", lines, m.all);
+    parallel::check_agreement("generate", lines, *m.all);
     if (!g.greedy() && g.num_beams == 1 && !g.seed) {  // the draws of rank 0
       const auto drawn = int64_t(philox(next_random_key(), 0)[0]);
       g.seed = uint64_t(dist::all_gathered(std::vector<int64_t>{drawn}, *m.all, {.tag = "seed of the draws"})[0]);
@@ -294,41 +315,6 @@ std::vector<double> InferenceEngine::model_times() {
 }
 
 void InferenceEngine::destroy() { impl_.reset(); }
-
-namespace {
-
-InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArgs& args) {
-  InferenceEngine::Impl& m = *impl;
-  const Config& c = m.config;
-  m.log = args.log;
-  m.tokenizer = args.tokenizer;
-  for (const std::string& warning : c.warnings) m.say("warning: " + warning);
-  check_model(c, *m.model);
-  check_policy(c, *m.model);
-  const NoGrad no_grad;
-  m.model->eval();
-  if (const auto dtype = c.parameter_dtype()) m.model->to(*dtype);
-  if (const auto files = c.checkpoint_files(); !files.empty())
-    start_with_checkpoint(*m.model, files, m.world && m.world->size() > 1 ? m.world : nullptr,
-                          [&m](const std::string& text) { m.say("warning: " + text); });
-  if (!c.triangular_masking)
-    for (auto& block : m.model->blocks.items) block->attention.o.causal = false;
-  m.share_experts();
-  if (m.tp) m.widened = fit_to_ranks(*m.model, m.tp->size());
-  if (c.is_int8() && !nn::is_quantized(*m.model)) {
-    const nn::QuantizeReport report = nn::quantize(*m.model, quantize_options(c, *m.model));
-    m.say(report.text());
-  }
-  if (m.tp) m.sliced = tensor_parallel::apply(*m.model, *m.tp);
-  LOCKSTEP_CHECK(!c.enable_cuda_graph || (m.device().is_cpu() && default_device().is_cpu()),
-                 "[init_inference] enable_cuda_graph: steps that differ in length are not captured yet; leave it out");
-  check_memory(c, *m.model);
-  m.save();
-  m.place();
-  return InferenceEngine(std::move(impl));
-}
-
-}  // namespace
 
 InferenceEngine init_inference(nn::GPT& model, const ConfigSource& config, const InitArgs& args) {
   auto impl = std::make_unique<InferenceEngine::Impl>();

@@ -39,6 +39,7 @@ class Sink {
   void put(std::string_view record);  // without the comma
   void write_out();                   // under mutex_
   std::string time(int64_t ns) const;
+  std::string fact(std::string_view name, int row, const std::string& args) const;
 
   const std::string path_;
   const Options options_;
