@@ -1,10 +1,7 @@
 // New tensors: empty, constant, ranges, random.
 #include <cmath>
-#include <limits>
-#include <utility>
 
 #include "tensor/complex.h"
-#include "tensor/convert.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 
@@ -96,17 +93,6 @@ bool is_in_range(DType dtype, double value) {
   return fits;
 }
 
-/// The whole numbers that a dtype has without a gap: of floats up to 2 to the digits of the mantissa.
-std::pair<int64_t, int64_t> whole_numbers(DType dtype) {
-  const int digits = dtype == f64 ? 53 : dtype == f32 ? 24 : dtype == f16 ? 11 : 8;
-  std::pair<int64_t, int64_t> range{-(int64_t(1) << digits), int64_t(1) << digits};
-  if (!is_floating(dtype))
-    dispatch<int64_t, int32_t, int8_t, uint8_t>(dtype, "whole_numbers", [&]<class T> {
-      range = {std::numeric_limits<T>::min(), std::numeric_limits<T>::max()};
-    });
-  return range;
-}
-
 }  // namespace
 
 const Tensor& uniform_(const Tensor& x, double low, double high) {
@@ -137,23 +123,22 @@ const Tensor& normal_(const Tensor& x, double mean, double deviation) {
 
 Tensor rand(const Shape& shape, TensorOptions options) {
   LOCKSTEP_CHECK(is_floating(options.dtype), "[rand] expected a floating dtype, got ", options.dtype);
-  Tensor out = empty(shape, options);
-  LOCKSTEP_KERNEL(options.device, uniform)(out, 0, 1, next_random_key(options.device));
-  return out;
+  return uniform_(empty(shape, options), 0, 1);
 }
 
 Tensor randn(const Shape& shape, TensorOptions options) {
   LOCKSTEP_CHECK(is_floating(options.dtype), "[randn] expected a floating dtype, got ", options.dtype);
-  Tensor out = empty(shape, options);
-  LOCKSTEP_KERNEL(options.device, normal)(out, 0, 1, next_random_key(options.device));
-  return out;
+  return normal_(empty(shape, options), 0, 1);
 }
 
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options) {
   LOCKSTEP_CHECK(low < high, "[randint] expected low < high, got ", low, " and ", high);
   LOCKSTEP_CHECK(options.dtype != boolean && !is_complex(options.dtype), "[randint] expected a real number dtype, got ",
                  options.dtype);
-  const auto [least, most] = whole_numbers(options.dtype);
+  // The whole numbers that it has without a gap: of floats up to 2 to the digits of the mantissa.
+  const int digits = options.dtype == f64 ? 53 : options.dtype == f32 ? 24 : options.dtype == f16 ? 11 : 8;
+  const int64_t end = int64_t(1) << digits;
+  const auto [least, most] = is_floating(options.dtype) ? WholeRange{-end, end} : whole_range(options.dtype);
   LOCKSTEP_CHECK(low >= least && high - 1 <= most, "[randint] expected numbers from ", least, " to ", most, ", as ",
                  options.dtype, " has no others, or not all, got ", low, " to ", high - 1, "; draw them in i64");
   Tensor out = empty(shape, options);
@@ -177,8 +162,7 @@ Tensor randperm(int64_t n) {
 
 Tensor bernoulli(const Shape& shape, double p, TensorOptions options) {
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[bernoulli] expected a probability from 0 to 1, got ", p);
-  Tensor draw = empty(shape, {.dtype = f32, .device = options.device});
-  LOCKSTEP_KERNEL(options.device, uniform)(draw, 0, 1, next_random_key(options.device));
+  const Tensor draw = rand(shape, {.dtype = f32, .device = options.device});
   return lt(draw.to(f64), full({}, p, {.dtype = f64, .device = options.device})).to(options.dtype);
 }
 

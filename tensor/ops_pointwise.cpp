@@ -92,12 +92,8 @@ Tensor apart_from(const Tensor& x, const Tensor& b) {
 }
 
 void check_broadcast_to(const char* name, const Tensor& x, const Tensor& b) {
-  bool fits = b.dim() <= x.dim();
-  for (int d = 1; fits && d <= b.dim(); ++d) {
-    const int64_t size = b.shape()[b.dim() - d];
-    fits = size == 1 || size == x.shape()[x.dim() - d];
-  }
-  LOCKSTEP_CHECK(fits, "[", name, "] expected b to broadcast to ", x.shape(), ", got ", b.shape());
+  LOCKSTEP_CHECK(broadcasts_to(b.shape(), x.shape()), "[", name, "] expected b to broadcast to ", x.shape(), ", got ",
+                 b.shape());
 }
 
 // --- the four forms ---
@@ -273,8 +269,7 @@ Tensor isnan(const Tensor& x) {
 Tensor isfinite(const Tensor& x) {
   check_defined("isfinite", x);
   if (!is_floating(x.dtype())) return eq(x, x);
-  const double infinity = std::numeric_limits<double>::infinity();
-  return lt(abs(x), full({}, infinity, {.dtype = x.dtype(), .device = x.device()}));
+  return lt(abs(x), full({}, std::numeric_limits<double>::infinity(), {x.dtype(), x.device()}));
 }
 
 Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor& grad,

@@ -34,6 +34,7 @@ Shape reduced_shape(const Shape& shape, uint32_t bits, bool keepdim) {
 
 Tensor reduce(const char* op, ReduceOp kind, const Tensor& x, const Dims& dims, bool keepdim, DType dtype,
               double parameter = 0) {
+  check_defined(op, x);
   if (is_complex(x.dtype())) fail_complex(op, x.dtype());
   const uint32_t bits = dim_bits(op, x, dims);
   if (kind == ReduceOp::max || kind == ReduceOp::min) {
@@ -99,17 +100,14 @@ Tensor mean(const Tensor& x, const Dims& dims, bool keepdim) {
 }
 
 Tensor prod(const Tensor& x, const Dims& dims, bool keepdim) {
-  check_defined("prod", x);
   return reduce("prod", ReduceOp::prod, x, dims, keepdim, sum_dtype(x));
 }
 
 Tensor amax(const Tensor& x, const Dims& dims, bool keepdim) {
-  check_defined("amax", x);
   return reduce("amax", ReduceOp::max, x, dims, keepdim, x.dtype());
 }
 
 Tensor amin(const Tensor& x, const Dims& dims, bool keepdim) {
-  check_defined("amin", x);
   return reduce("amin", ReduceOp::min, x, dims, keepdim, x.dtype());
 }
 
@@ -137,12 +135,10 @@ Tensor sum_squares(const Tensor& x, const Dims& dims, bool keepdim, std::optiona
 }
 
 Tensor any(const Tensor& x, const Dims& dims, bool keepdim) {
-  check_defined("any", x);
   return reduce("any", ReduceOp::any, x, dims, keepdim, boolean);
 }
 
 Tensor all(const Tensor& x, const Dims& dims, bool keepdim) {
-  check_defined("all", x);
   return reduce("all", ReduceOp::all, x, dims, keepdim, boolean);
 }
 
@@ -154,15 +150,9 @@ Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
 ValuesIndices max(const Tensor& x, int64_t dim, bool keepdim) { return arg_reduce("max", true, x, dim, keepdim); }
 ValuesIndices min(const Tensor& x, int64_t dim, bool keepdim) { return arg_reduce("min", false, x, dim, keepdim); }
 
-Tensor max(const Tensor& x) {
-  check_defined("max", x);
-  return reduce("max", ReduceOp::max, x, {}, false, x.dtype());
-}
+Tensor max(const Tensor& x) { return reduce("max", ReduceOp::max, x, {}, false, x.dtype()); }
 
-Tensor min(const Tensor& x) {
-  check_defined("min", x);
-  return reduce("min", ReduceOp::min, x, {}, false, x.dtype());
-}
+Tensor min(const Tensor& x) { return reduce("min", ReduceOp::min, x, {}, false, x.dtype()); }
 
 Tensor argmax(const Tensor& x, std::optional<int64_t> dim, bool keepdim) {
   return arg_of("argmax", true, x, dim, keepdim);

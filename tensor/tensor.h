@@ -57,8 +57,7 @@ class Tensor {
   }
   /// The same without a type. Error when the storage is empty.
   void* raw_data() const {
-    if (storage_->is_empty()) [[unlikely]]
-      fail_emptied();
+    check_not_emptied("data");
     return storage_->data() + offset_ * size_of(dtype_);
   }
 
@@ -106,7 +105,11 @@ class Tensor {
 
  private:
   void check_data(DType wanted) const;
-  [[noreturn]] void fail_emptied() const;
+  void check_not_emptied(const char* op) const {
+    if (storage_->is_empty()) [[unlikely]]
+      fail_emptied(op);
+  }
+  [[noreturn]] void fail_emptied(const char* op) const;
   double item_double() const;
   int64_t item_integer() const;
   std::complex<double> item_complex() const;
