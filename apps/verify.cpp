@@ -59,9 +59,9 @@ struct VerifyOptions {
   std::vector<std::string> command;
 };
 
-int64_t positive(const std::string& text, const std::string& plan) {
-  LOCKSTEP_CHECK(whole(1, 999'999)(text).empty(), "plan '", plan,
-                 "': expected STRATEGY:RANKSxACCUMULATION such as ddp:2x4, got '", text, "' for a number");
+int64_t positive(const std::string& text, const std::string& where) {
+  LOCKSTEP_CHECK(whole(1, 999'999)(text).empty(), where,
+                 ": expected STRATEGY:RANKSxACCUMULATION such as ddp:2x4, got '", text, "' for a number");
   return std::stoll(text);
 }
 
@@ -92,36 +92,37 @@ const std::vector<std::string> strategies = {"none",      "ddp",        "zero0",
 
 Variant parse_plan(const std::string& text) {
   Variant plan;
+  const std::string where = "plan '" + text + "'";
   const size_t colon = text.rfind(':');
-  LOCKSTEP_CHECK(colon != std::string::npos, "plan '", text, "': expected STRATEGY:RANKSxACCUMULATION such as ddp:2x4");
+  LOCKSTEP_CHECK(colon != std::string::npos, where, ": expected STRATEGY:RANKSxACCUMULATION such as ddp:2x4");
   const std::string head = text.substr(0, colon), sizes = text.substr(colon + 1);
   const size_t x = sizes.find('x'), at = head.find('@');
-  LOCKSTEP_CHECK(x != std::string::npos, "plan '", text,
-                 "': expected RANKSxACCUMULATION such as 2x4 after the colon, got '", sizes, "'");
+  LOCKSTEP_CHECK(x != std::string::npos, where, ": expected RANKSxACCUMULATION such as 2x4 after the colon, got '",
+                 sizes, "'");
   plan.strategy = head.substr(0, at);
-  plan.ranks = int(positive(sizes.substr(0, x), text));
-  plan.accumulate = positive(sizes.substr(x + 1), text);
+  plan.ranks = int(positive(sizes.substr(0, x), where));
+  plan.accumulate = positive(sizes.substr(x + 1), where);
   const bool by_axes = plan.strategy.size() > 2 && (std::isdigit(static_cast<unsigned char>(plan.strategy[2])) ||
                                                     plan.strategy.find('+') != std::string::npos);
   if (by_axes) {
     try {
       plan.parts = parallel::parse_plan(plan.strategy);
-    } catch (const Error& error) { fail(str("plan '", text, "': ", error.what())); }
+    } catch (const Error& error) { fail(str(where, ": ", error.what())); }
     check_plan(*plan.parts, {.ranks = plan.ranks});
   }
-  LOCKSTEP_CHECK(plan.parts || std::count(strategies.begin(), strategies.end(), plan.strategy), "plan '", text,
-                 "': expected a strategy among ddp, zero0 to zero3 (from zero1 on also with -cpu or -nvme), axes such "
+  LOCKSTEP_CHECK(plan.parts || std::count(strategies.begin(), strategies.end(), plan.strategy), where,
+                 ": expected a strategy among ddp, zero0 to zero3 (from zero1 on also with -cpu or -nvme), axes such "
                  "as pp4 and dp2+pp2+tp2+zero1, and none, got '",
                  plan.strategy, "'");
-  LOCKSTEP_CHECK(plan.strategy != "none" || plan.ranks == 1, "plan '", text,
-                 "': none trains on one rank; expected none:1x", plan.ranks * plan.accumulate);
+  LOCKSTEP_CHECK(plan.strategy != "none" || plan.ranks == 1, where, ": none trains on one rank; expected none:1x",
+                 plan.ranks * plan.accumulate);
   if (at == std::string::npos) return plan;
-  LOCKSTEP_CHECK(plan.strategy != "none", "plan '", text, "': none takes no options");
+  LOCKSTEP_CHECK(plan.strategy != "none", where, ": none takes no options");
   for (const std::string& item : split(head.substr(at + 1), ',')) {
-    plan.options.push_back(key_value(item, "plan '" + text + "'"));
-    check_option(plan.options.back().first, plan.options.back().second, "plan '" + text + "'");
-    LOCKSTEP_CHECK(!plan.parts || plan.options.back().first == "transport", "plan '", text,
-                   "': plans of axes take the option transport only, got ", plan.options.back().first);
+    plan.options.push_back(key_value(item, where));
+    check_option(plan.options.back().first, plan.options.back().second, where);
+    LOCKSTEP_CHECK(!plan.parts || plan.options.back().first == "transport", where,
+                   ": plans of axes take the option transport only, got ", plan.options.back().first);
   }
   return plan;
 }
@@ -302,13 +303,13 @@ bool verify(const VerifyOptions& o) {
     std::string difference = reference ? difference_of(*reference, trace, by_loss, o.tolerance, apart) : "";
     if (!difference.empty() && plan.parts && plan.parts->cp > 1)
       difference += "; ranks of cp draw numbers of their own for dropout: compare without it";
-    const std::string same = by_loss ? fmt::format("  losses within {:.1e}", apart) : "  same bits";
+    const std::string same = by_loss ? fmt::format("  losses within {:.1e}", apart) : "  same bits",
+                      end = !reference           ? ""
+                            : difference.empty() ? same
+                                                 : "  differs: " + difference;
     fmt::print("{:<{}}  {} steps, {} parameters, last loss {:.6f}, {:.1f} s{}\n", plan.text(), width,
                trace.steps.size(), trace.steps.back().at("parameters").as_object().size(), loss_of(trace.steps.back()),
-               trace.seconds,
-               !reference           ? ""
-               : difference.empty() ? same
-                                    : "  differs: " + difference);
+               trace.seconds, end);
     std::fflush(stdout);
     if (!difference.empty() && verdict == "identical")
       verdict = fmt::format("{} differs from {} first at {}", plan.text(), plans[0].text(), difference);
