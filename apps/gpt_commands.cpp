@@ -40,14 +40,15 @@ data::Tokens load_tokens(const std::string& path, const data::Tokenizer& tokeniz
                                               : data::read_file(path, int64_t(4) << 30));
 }
 
-void check_rows(const data::Tokens& tokens, const data::Tokenizer& tokenizer, int64_t vocab, const std::string& name) {
+void check_rows(const data::Tokens& tokens, const data::Tokenizer& tokenizer, int64_t vocab, const std::string& path) {
   if (tokenizer.vocab_size() <= vocab) return;
   int64_t some[1024];
   for (int64_t at = 0; at < tokens.size(); at += 1024) {
     const int64_t* const end = tokens.copy(at, std::min<int64_t>(tokens.size() - at, 1024), some);
     const int64_t* const found = std::find_if(some, some + (end - some), [&](int64_t id) { return id >= vocab; });
-    LOCKSTEP_CHECK(found == end, name, ": token ", *found, " (\"", tokenizer.token_bytes(int32_t(*found)), "\") at ",
-                   at + (found - some), " has no row in the model, which has ", vocab,
+    LOCKSTEP_CHECK(found == end, path.empty() ? "the text" : path, ": token ", *found, " (\"",
+                   tokenizer.token_bytes(int32_t(*found)), "\") at ", at + (found - some),
+                   " has no row in the model, which has ", vocab,
                    "; take it out of the text, or give the model a row for each of the tokenizer's ",
                    tokenizer.vocab_size(), " tokens");
   }
@@ -93,7 +94,7 @@ struct ScoreOptions : ModelOptions {
 void eval_text(const ScoreOptions& o, const LanguageModel& m) {
   const auto tokenizer = m.tokenizer();
   const data::Tokens all = load_tokens(o.input, *tokenizer, m.folder);
-  check_rows(all, *tokenizer, m.model->o.vocab, o.input.empty() ? "the text" : o.input);
+  check_rows(all, *tokenizer, m.model->o.vocab, o.input);
   const Tensor tokens = all.tensor();
   if (o.stride == 0) {
     const TextLoss t = loss_of_text(*m.model, tokens, o.batch);

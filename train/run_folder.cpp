@@ -43,9 +43,9 @@ void Trainer::Impl::lock_folder() {
 void Trainer::Impl::open() {
   namespace fs = std::filesystem;
   const Team& team = job.team();
-  const std::string resume_name = job.options().name_of("--resume");
-  LOCKSTEP_CHECK(has_folder() || !job.options().resume, "[Trainer] ", resume_name, ": expected a folder (",
-                 job.options().name_of("--out"), "), got none");
+  const std::string resume_name = name_of("--resume"), out_name = name_of("--out");
+  LOCKSTEP_CHECK(has_folder() || !job.options().resume, "[Trainer] ", resume_name, ": expected a folder (", out_name,
+                 "), got none");
   Json config = o.facts;
   config["model"] = kind;
   config["parameters"] = parameters;
@@ -55,20 +55,22 @@ void Trainer::Impl::open() {
     team.sum(found, "is there a checkpoint");
     const bool resume_ = job.options().resume, there = found[0] > 0 || (resume_ && !o.resume_from.empty());
     LOCKSTEP_CHECK(resume_ || !there, job.options().out, " already holds a run; go on with it by ", resume_name,
-                   ", or choose another ", job.options().name_of("--out"));
+                   ", or choose another ", out_name);
     if (resume_ && fs::exists(path(config_name()))) {
       const Json saved = data::read_json(path(config_name()));
+      const auto expect_same = [&](const std::string& key, bool same, const Json* before, const Json& now) {
+        LOCKSTEP_CHECK(same, path(config_name()), ": ", resume_name, " needs the same run, but ", key, " was ",
+                       before ? before->dump() : "not set", " and is now ", now.dump());
+      };
       for (const auto& [key, value] : config.as_object()) {
         const Json* before = saved.find(key);
-        LOCKSTEP_CHECK(before && *before == value, path(config_name()), ": ", resume_name, " needs the same run, but ",
-                       key, " was ", before ? before->dump() : "not set", " and is now ", value.dump());
+        expect_same(key, before && *before == value, before, value);
       }
       const Json *const settings = saved.find("engine"), &sparse = engine->config().sparse_attention;
       const Json* const before = settings ? settings->find("sparse_attention") : nullptr;
-      LOCKSTEP_CHECK(
-          (before && before->is_object()) == sparse.is_object() && (!sparse.is_object() || *before == sparse),
-          path(config_name()), ": ", resume_name, " needs the same run, but sparse_attention was ",
-          before ? before->dump() : "not set", " and is now ", sparse.dump());
+      const bool was_sparse = before && before->is_object();
+      expect_same("sparse_attention", was_sparse == sparse.is_object() && (!was_sparse || *before == sparse), before,
+                  sparse);
       const Json* micro = saved.find("train_batch_size");
       if (there && micro && team.leads() && *micro != Json(*engine->config().train_batch_size))
         std::cerr << "note: train_batch_size was " << micro->dump() << " and is now "
@@ -111,7 +113,7 @@ void Trainer::Impl::open() {
   }
   if (o.on_start) o.on_start();
   if (writes()) {
-    prepare_output(job.options().name_of("--out"), job.options().out);
+    prepare_output(out_name, job.options().out);
     lock_folder();
     config["engine"] = engine::to_json(engine->config());
     data::write_atomically(path(config_name()), config.dump(2) + "\n");
@@ -124,7 +126,7 @@ void Trainer::Impl::open() {
 void Trainer::Impl::resume() {
   const std::string from = o.resume_from.empty() ? checkpoint_folder() : o.resume_from;
   const auto loaded = engine->load_checkpoint(from);
-  LOCKSTEP_CHECK(loaded, from, ": ", job.options().name_of("--resume"), " found no checkpoint");
+  LOCKSTEP_CHECK(loaded, from, ": ", name_of("--resume"), " found no checkpoint");
   first = step = engine->global_steps();
   if (first >= steps && job.team().leads())
     std::cerr << "note: " << from << ": the run is done, this is step " << first << " of " << steps << "\n";

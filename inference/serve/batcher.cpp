@@ -130,13 +130,12 @@ std::shared_ptr<Answer> Batcher::submit(Asked asked) {
   for (const int64_t id : asked.prompt)
     LOCKSTEP_CHECK(id >= 0 && id < model_.o.vocab, "[serve] prompt has token ", id, ", the vocabulary has ",
                    model_.o.vocab);
-  auto r = std::make_unique<Running>(Running{.asked = std::move(asked), .answer = std::make_shared<Answer>()});
-  r->text = nn::TextStream(r->asked.generation.stop);
-  r->seed = r->asked.generation.seed       ? *r->asked.generation.seed
-            : r->asked.generation.greedy() ? 0
-                                           : std::random_device{}();
-  const std::shared_ptr<Answer> answer = r->answer;
-  const bool nothing = r->asked.generation.max_new_tokens == 0 && !(r->asked.prompt_logprobs && length > 1);
+  const bool nothing = g.max_new_tokens == 0 && !(asked.prompt_logprobs && length > 1);
+  const auto answer = std::make_shared<Answer>();
+  const uint64_t seed = g.seed ? *g.seed : g.greedy() ? 0 : std::random_device{}();
+  nn::TextStream text(g.stop);
+  auto r = std::make_unique<Running>(
+      Running{.asked = std::move(asked), .answer = answer, .seed = seed, .text = std::move(text)});
   const std::lock_guard lock(mutex_);
   LOCKSTEP_CHECK(!stop_, "[serve] the server is ending");
   ++figures_.requests;

@@ -80,10 +80,9 @@ Service::Service(nn::GPT& model, const data::Tokenizer& tokenizer, const Service
 }
 
 std::vector<int64_t> Service::encode(const std::string& text, bool parse_special) const {
-  std::vector<int64_t> ids;
-  for (const int32_t id : tokenizer_.encode(text, {.parse_special = parse_special})) ids.push_back(id);
+  const std::vector<int32_t> ids = tokenizer_.encode(text, {.parse_special = parse_special});
   if (ids.empty()) throw BadRequest("prompt", "prompt: expected at least one token");
-  return ids;
+  return {ids.begin(), ids.end()};
 }
 
 std::unique_ptr<Reply> Service::answer(Endpoint endpoint, std::string_view body) {
@@ -102,10 +101,10 @@ Json Service::models() const { return Json::Object{{"object", "list"}, {"data", 
 
 Json Service::tokenize(std::string_view body) const {
   const Request r = parse_tokenize(body);
-  Json::Array ids;
-  for (const int32_t id : tokenizer_.encode(r.texts[0], {.parse_special = r.parse_special})) ids.push_back(int64_t(id));
-  const auto count = int64_t(ids.size());
-  return Json::Object{{"tokens", std::move(ids)}, {"count", count}, {"max_model_len", batcher_.context()}};
+  const auto ids = tokenizer_.encode(r.texts[0], {.parse_special = r.parse_special});
+  return Json::Object{{"tokens", Json::Array(ids.begin(), ids.end())},
+                      {"count", int64_t(ids.size())},
+                      {"max_model_len", batcher_.context()}};
 }
 
 std::string Service::metrics() {
@@ -247,10 +246,7 @@ std::vector<Json> Reply::pieces(int milliseconds) {
   int wait = milliseconds;
   for (const auto& one : all_) {
     if (one->ended) continue;
-    while (const auto token = one->answer->next(std::exchange(wait, 0))) {
-      take(*one, *token);
-      wait = 0;
-    }
+    while (const auto token = one->answer->next(std::exchange(wait, 0))) take(*one, *token);
     if (one->answer->ended()) close(*one);
     if (!request_.stream) continue;
     const bool first = !one->begun && endpoint_ == Endpoint::chat;
