@@ -31,83 +31,79 @@ inline Dims dims_of(int64_t size) { return {size}; }
 inline Dims dims_of(const Dims& sizes) { return sizes; }
 }  // namespace pools
 
-template <int n> struct ConvOptions {
-  int64_t in, out;
-  pools::Size<n> kernel = 3, stride = 1, padding = 0, dilation = 1;
-  int64_t groups = 1;
-  bool bias = true;
-};
-template <int n> struct ConvTransposeOptions {
-  int64_t in, out;
-  pools::Size<n> kernel = 3, stride = 1, padding = 0, output_padding = 0, dilation = 1;
-  int64_t groups = 1;
-  bool bias = true;
-};
-
 namespace convs {
 /// Of a weight. Error unless groups divide the channels.
 Shape shape_of(const std::string& layer, int64_t in, int64_t out, int64_t groups, const Dims& kernel, bool transposed);
 /// PyTorch's initialisation of weight and bias.
 void start(const Variable& weight, const Variable& bias);
 std::string text(const Shape& weight, const ConvArgs& args, bool transposed);
-}  // namespace convs
 
-/// weight (out, in / groups, kernel...), bias (out)
-template <class Derived, int n, class O = ConvOptions<n>> struct Conv : Layer<Derived> {
-  using Options = O;
-  static constexpr bool transposed = !std::is_same_v<O, ConvOptions<n>>;
+/// What a convolution and its gradient share.
+template <class Derived, int n, bool transposed> struct AnyConv : Layer<Derived> {
+  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
+  std::string kind() const override { return str(transposed ? "ConvTranspose" : "Conv", n, "d"); }
+  std::string options() const override { return text(weight.shape(), args, transposed); }
 
-  explicit Conv(const O& o)
+  Variable weight, bias;
+  ConvArgs args;
+
+ protected:
+  explicit AnyConv(const auto& o)
       : args{.stride = pools::dims_of(o.stride),
              .padding = pools::dims_of(o.padding),
              .dilation = pools::dims_of(o.dilation),
              .groups = o.groups} {
-    const std::string layer = str(transposed ? "ConvTranspose" : "Conv", n, "d");
-    weight = this->parameter(convs::shape_of(layer, o.in, o.out, o.groups, pools::dims_of(o.kernel), transposed));
+    const Dims kernel = pools::dims_of(o.kernel);
+    weight = this->parameter(shape_of(AnyConv::kind(), o.in, o.out, o.groups, kernel, transposed));
     if (o.bias) bias = this->parameter({o.out});
-    convs::start(weight, bias);
+    start(weight, bias);
   }
-  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-  std::string options() const override { return convs::text(weight.shape(), args, transposed); }
+};
+}  // namespace convs
 
-  Variable weight, bias;
-  ConvArgs args;
-};
-struct Conv1d : Conv<Conv1d, 1> {
-  using Conv::Conv;
+/// weight (out, in / groups, kernel...), bias (out)
+template <int n> struct Conv : convs::AnyConv<Conv<n>, n, false> {
+  struct Options {
+    int64_t in, out;
+    pools::Size<n> kernel = 3, stride = 1, padding = 0, dilation = 1;
+    int64_t groups = 1;
+    bool bias = true;
+  };
+  explicit Conv(const Options& o) : convs::AnyConv<Conv, n, false>(o) {}
   Variable forward(const Variable& x) {
-    return conv1d(x, weight, bias, args.stride[0], args.padding[0], args.dilation[0], args.groups);
+    const ConvArgs& a = this->args;
+    if constexpr (n == 1)
+      return conv1d(x, this->weight, this->bias, a.stride[0], a.padding[0], a.dilation[0], a.groups);
+    else if constexpr (n == 2) return conv2d(x, this->weight, this->bias, a);
+    else return conv3d(x, this->weight, this->bias, a);
   }
 };
-struct Conv2d : Conv<Conv2d, 2> {
-  using Conv::Conv;
-  Variable forward(const Variable& x) { return conv2d(x, weight, bias, args); }
-};
-struct Conv3d : Conv<Conv3d, 3> {
-  using Conv::Conv;
-  Variable forward(const Variable& x) { return conv3d(x, weight, bias, args); }
-};
+using Conv1d = Conv<1>;
+using Conv2d = Conv<2>;
+using Conv3d = Conv<3>;
 
 /// The gradient of a convolution as a layer: weight (in, out / groups, kernel...), bias (out)
-template <class Derived, int n> struct ConvTranspose : Conv<Derived, n, ConvTransposeOptions<n>> {
-  explicit ConvTranspose(const ConvTransposeOptions<n>& o)
-      : Conv<Derived, n, ConvTransposeOptions<n>>(o), output_padding(pools::dims_of(o.output_padding)) {}
+template <int n> struct ConvTranspose : convs::AnyConv<ConvTranspose<n>, n, true> {
+  struct Options {
+    int64_t in, out;
+    pools::Size<n> kernel = 3, stride = 1, padding = 0, output_padding = 0, dilation = 1;
+    int64_t groups = 1;
+    bool bias = true;
+  };
+  explicit ConvTranspose(const Options& o)
+      : convs::AnyConv<ConvTranspose, n, true>(o), output_padding(pools::dims_of(o.output_padding)) {}
+  Variable forward(const Variable& x) {
+    const ConvArgs& a = this->args;
+    if constexpr (n == 1)
+      return conv_transpose1d(x, this->weight, this->bias, a.stride[0], a.padding[0], output_padding[0], a.dilation[0],
+                              a.groups);
+    else if constexpr (n == 2) return conv_transpose2d(x, this->weight, this->bias, a, output_padding);
+    else return conv_transpose3d(x, this->weight, this->bias, a, output_padding);
+  }
   Dims output_padding;
 };
-struct ConvTranspose1d : ConvTranspose<ConvTranspose1d, 1> {
-  using ConvTranspose::ConvTranspose;
-  Variable forward(const Variable& x) {
-    return conv_transpose1d(x, weight, bias, args.stride[0], args.padding[0], output_padding[0], args.dilation[0],
-                            args.groups);
-  }
-};
-struct ConvTranspose2d : ConvTranspose<ConvTranspose2d, 2> {
-  using ConvTranspose::ConvTranspose;
-  Variable forward(const Variable& x) { return conv_transpose2d(x, weight, bias, args, output_padding); }
-};
-struct ConvTranspose3d : ConvTranspose<ConvTranspose3d, 3> {
-  using ConvTranspose::ConvTranspose;
-  Variable forward(const Variable& x) { return conv_transpose3d(x, weight, bias, args, output_padding); }
-};
+using ConvTranspose1d = ConvTranspose<1>;
+using ConvTranspose2d = ConvTranspose<2>;
+using ConvTranspose3d = ConvTranspose<3>;
 
 }  // namespace lockstep::nn
