@@ -3,18 +3,9 @@
 
 #include <algorithm>
 
+#include "data/draw.h"
+
 namespace lockstep::data {
-
-namespace {
-
-/// The first loader has the seed itself.
-uint64_t seed_of_stream(uint64_t seed, uint64_t stream) {
-  if (stream == 0) return seed;
-  const auto words = philox({.seed = seed, .stream = stream}, 0);
-  return uint64_t(words[1]) << 32 | words[0];
-}
-
-}  // namespace
 
 LoopDepth& loop_depth() {
   thread_local LoopDepth of_thread;
@@ -47,7 +38,9 @@ LoaderProgress::LoaderProgress(int64_t dataset_size, int64_t batch_size, bool sh
   LOCKSTEP_CHECK(sampler || dataset_size < endless_samples,
                  "[DataLoader] expected a sampler for a dataset without an end, which says what an epoch is "
                  "(stream_sampler()), got none");
-  seed_ = seed ? *seed : seed_of_stream(random_state().seed, next_stream());
+  seed_ = seed ? *seed : random_state().seed;
+  if (const uint64_t stream = seed ? 0 : next_stream())  // the first loader has the seed itself
+    seed_ = seed_of(seed_, stream);
   has_seeded_sampler_ = !sampler && shuffle;
   if (sampler) sampler_ = std::move(sampler);
   else if (!shuffle) sampler_ = SequentialSampler(dataset_size);

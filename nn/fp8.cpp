@@ -21,7 +21,6 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
   LOCKSTEP_CHECK(o_.amax_history_len > 0, "[Fp8Scaling] expected amax_history_len > 0, got ", o_.amax_history_len);
   Device device = default_device();
   std::set<const Linear*> seen;
-  std::vector<Linear*> users;
   for (auto& [name, module] : model.named_modules()) {
     auto* const linear = dynamic_cast<Linear*>(module);
     if (!linear || !seen.insert(linear).second) continue;
@@ -37,7 +36,7 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
     LOCKSTEP_CHECK(linear->weight.device() == device, "[Fp8Scaling] expected a model on one device, got ", name, " on ",
                    linear->weight.device(), " and others on ", device);
     linears_.emplace_back(name, std::make_shared<Fp8Scales>());
-    users.push_back(linear);
+    linear->fp8 = linears_.back().second;
   }
   const Fp8Format forward = Fp8Format::e4m3, backward = o_.hybrid ? Fp8Format::e5m2 : Fp8Format::e4m3;
   const auto made = [&](double value) { return full({size(), 3}, value, {.device = device}); };
@@ -54,7 +53,6 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
                                   .scale_inv = one(scale_inv_),
                                   .amax = one(amax_)};
     }
-    users[size_t(i)]->fp8 = scales;
   }
 }
 

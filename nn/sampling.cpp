@@ -25,6 +25,7 @@ constexpr struct OptionRange {
   double (*of)(const Generation&);
   double least, most;
   bool open = false;  // `least` itself is too little
+  bool has(double value) const { return value >= least && value <= most && !(open && value == least); }
 } option_ranges[] = {
     {"max_new_tokens", number_of<&Generation::max_new_tokens>, 0, many},
     {"min_new_tokens", number_of<&Generation::min_new_tokens>, 0, many},
@@ -47,13 +48,9 @@ const OptionRange& range_of(std::string_view name) {
   fail(str("[generate] there is no option ", name));
 }
 
-bool is_within(const OptionRange& r, double value) {
-  return value >= r.least && value <= r.most && !(r.open && value == r.least);
-}
-
 void check_numbers(const Generation& g) {
   for (const OptionRange& r : option_ranges)
-    LOCKSTEP_CHECK(is_within(r, r.of(g)), "[generate] ", wrong_option(r.name, r.of(g)));
+    LOCKSTEP_CHECK(r.has(r.of(g)), "[generate] ", wrong_option(r.name, r.of(g)));
 }
 
 /// exp(x) for x <= 0 to the last place or two, 0 below 2^-1000; without branches, so that a loop of it is vectors.
@@ -209,7 +206,7 @@ std::vector<double> numbers_of(std::span<const float> logits) {
 
 std::string wrong_option(std::string_view name, double value) {
   const OptionRange& r = range_of(name);
-  if (is_within(r, value)) return "";
+  if (r.has(value)) return "";
   const auto shown = [](double x) { return std::abs(x) < 1e15 && x == std::floor(x) ? str(int64_t(x)) : str(x); };
   return str("expected ", name, " in ", r.open ? "(" : "[", shown(r.least), ", ", shown(r.most), "], got ",
              shown(value));
