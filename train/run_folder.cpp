@@ -43,7 +43,7 @@ void Trainer::Impl::lock_folder() {
 void Trainer::Impl::open() {
   namespace fs = std::filesystem;
   const Team& team = job.team();
-  const std::string resume_name = name_of("--resume"), out_name = name_of("--out");
+  const std::string resume_name = called("--resume"), out_name = called("--out");
   LOCKSTEP_CHECK(has_folder() || !job.options().resume, "[Trainer] ", resume_name, ": expected a folder (", out_name,
                  "), got none");
   Json config = o.facts;
@@ -126,7 +126,7 @@ void Trainer::Impl::open() {
 void Trainer::Impl::resume() {
   const std::string from = o.resume_from.empty() ? checkpoint_folder() : o.resume_from;
   const auto loaded = engine->load_checkpoint(from);
-  LOCKSTEP_CHECK(loaded, from, ": ", name_of("--resume"), " found no checkpoint");
+  LOCKSTEP_CHECK(loaded, from, ": ", called("--resume"), " found no checkpoint");
   first = step = engine->global_steps();
   if (first >= steps && job.team().leads())
     std::cerr << "note: " << from << ": the run is done, this is step " << first << " of " << steps << "\n";

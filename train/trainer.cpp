@@ -56,7 +56,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
       scaler({.enabled = job.autocast() == f16}) {
   LOCKSTEP_CHECK((o.data != nullptr) != bool(o.batches), "[Trainer] expected data or batches, got ",
                  o.data ? "both" : "neither");
-  LOCKSTEP_CHECK(o.data || job.options().steps > 0, name_of("--steps"), ": expected how many, as the data have no end");
+  LOCKSTEP_CHECK(o.data || job.options().steps > 0, called("--steps"), ": expected how many, as the data have no end");
   if (o.data) check_data(job.team(), "the training data", *o.data);
   if (o.evaluate) check_data(job.team(), "the data of evaluation", *o.evaluate);
   const auto spread = moe::expert_names(*model);
@@ -73,12 +73,12 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   if (environment("LOCKSTEP_DESCRIBE")) describe_it(own);
   engine::Config config = job.config(own, values());
   trial.reset();
-  const char* const missing = !has_folder()    ? "folder"
-                              : o.best.empty() ? "`best`"
-                              : o.evaluate     ? ""
-                                               : "data to evaluate";
-  LOCKSTEP_CHECK(!o.load_best || !*missing, "[Trainer] load_best: expected a folder (", name_of("--out"),
-                 "), `best`, and data to evaluate, got no ", missing);
+  LOCKSTEP_CHECK(!o.load_best || (has_folder() && !o.best.empty() && o.evaluate),
+                 "[Trainer] load_best: expected a folder (", called("--out"),
+                 "), `best`, and data to evaluate, got no ",
+                 !has_folder()    ? "folder"
+                 : o.best.empty() ? "`best`"
+                                  : "data to evaluate");
   experts.emplace(*model, job.mesh().at().tp == 0);  // tensor-parallel ranks have the same experts
   check(config);
   const int64_t of_step = *engine::resolve(config, job.plan().dp).train_batch_size;
@@ -292,7 +292,7 @@ void Trainer::Impl::fit() {
   if (job.team().stopped_by() && job.team().leads())
     std::cerr << "stopped at step " << step
               << (has_folder() ? "; the checkpoint is written, go on with " : "; nothing was saved, as there is no ")
-              << name_of(has_folder() ? "--resume" : "--out") << "\n";
+              << called(has_folder() ? "--resume" : "--out") << "\n";
   if (looked != step || o.evaluate_most > 0) last = evaluate(0);
   write_state();
   const Json* program = o.facts.find("program");

@@ -41,10 +41,11 @@ struct Trainer::Impl {
   void write_state();
   int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }
   std::string path(const std::string& name) const {
-    LOCKSTEP_CHECK(has_folder(), "[Trainer] ", name, ": expected a folder (", name_of("--out"), "), got none");
+    LOCKSTEP_CHECK(has_folder(), "[Trainer] ", name, ": expected a folder (", called("--out"), "), got none");
     return job.options().out + "/" + name;
   }
-  std::string name_of(const char* option) const { return job.options().name_of(option); }
+  /// An option, by the name that the caller used.
+  std::string called(const char* option) const { return job.options().name_of(option); }
   bool has_folder() const { return !job.options().out.empty(); }
   std::string checkpoint_folder() const { return o.state ? job.options().out : path("checkpoints"); }
   std::string config_name() const { return o.state ? "run.json" : "config.json"; }
