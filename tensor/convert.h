@@ -34,5 +34,9 @@ template <class To, class From> LOCKSTEP_HD inline To convert(From value) {
 template <class Fn> void dispatch_all(DType dtype, const char* op, Fn&& fn) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t, bool>(dtype, op, fn);
 }
+/// dispatch() over all but bool.
+template <class Fn> void dispatch_numbers(DType dtype, const char* op, Fn&& fn) {
+  dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype, op, fn);
+}
 
 }  // namespace lockstep
