@@ -90,7 +90,7 @@ Wav parse_wav(Bytes file, const std::string& origin) {
     uint64_t size = little(file, at + 4, 4);
     at += 8;
     if (is_stream && name == "data" && layout.format && unknown(size))
-      size = (riff - at) / uint64_t(layout.channels * layout.bits / 8) * uint64_t(layout.channels * layout.bits / 8);
+      size = riff - at - (riff - at) % uint64_t(layout.channels * layout.bits / 8);
     LOCKSTEP_CHECK(size <= riff - at, where, ": expected ", size, " bytes of the chunk at byte ", at - 8, ", got ",
                    riff - at, " (is the file truncated?)");
     const Bytes chunk = file.subspan(at, size);
@@ -113,12 +113,7 @@ Wav parse_wav(Bytes file, const std::string& origin) {
   fail(str(where, ": expected a chunk \"data\", found none"));
 }
 
-Wav read_wav(const std::string& path) {
-  const auto file = MappedFile::open(path);
-  Wav wav = parse_wav(file->bytes(), path);
-  file->check();
-  return wav;
-}
+Wav read_wav(const std::string& path) { return parse_file(path, parse_wav); }
 
 void save_wav(const std::string& path, const Tensor& samples, int64_t rate, WavFormat format) {
   const std::string where = "[save_wav] " + path;
