@@ -144,7 +144,7 @@ class Executor {
       advance(out, index, n);
     }
     if (out.has_block) return moved;
-    if (out.has_trailer) moved += link.send_some(&out.crc, sizeof out.crc, out.trailer_done, false);
+    if (out.has_trailer) moved += send_rest(*link.channel, &out.crc, sizeof out.crc, out.trailer_done);
     out.finished = !out.has_trailer || out.trailer_done == sizeof out.crc;
     return moved;
   }
@@ -184,7 +184,7 @@ class Executor {
     }
     if (in.has_block) return moved;
     if (in.has_trailer) {
-      moved += link.receive_some(&link.their_crc, sizeof link.their_crc, in.trailer_done);
+      moved += receive_rest(*link.channel, &link.their_crc, sizeof link.their_crc, in.trailer_done);
       if (in.trailer_done < sizeof link.their_crc) return moved;
       if (link.their_crc != in.crc) {
         throw DistError(Fault::protocol, link.world_rank,

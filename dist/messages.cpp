@@ -24,19 +24,9 @@ struct MessageStream {
 
 size_t send_some(MessageStream& s) {
   Message& m = *s.messages[s.next];
-  size_t moved = 0;
-  if (s.header_done < sizeof(Header)) {
-    moved =
-        s.channel->send(reinterpret_cast<const std::byte*>(&m.header) + s.header_done, sizeof(Header) - s.header_done);
-    s.header_done += moved;
-    if (s.header_done < sizeof(Header)) return moved;
-  }
-  if (s.data_done < m.data.size()) {
-    const size_t n = s.channel->send(m.data.data() + s.data_done, std::min(turn_bytes, m.data.size() - s.data_done));
-    s.data_done += n;
-    moved += n;
-  }
-  return moved;
+  const size_t moved = send_rest(*s.channel, &m.header, sizeof(Header), s.header_done);
+  if (s.header_done < sizeof(Header)) return moved;
+  return moved + send_rest(*s.channel, m.data.data(), std::min(m.data.size(), s.data_done + turn_bytes), s.data_done);
 }
 
 size_t receive_some(MessageStream& s, const Mail& mail) {
@@ -44,17 +34,12 @@ size_t receive_some(MessageStream& s, const Mail& mail) {
   const int peer = mail.world_ranks[size_t(m.peer)];
   size_t moved = 0;
   if (s.header_done < sizeof(Header)) {
-    moved = s.channel->receive(reinterpret_cast<std::byte*>(&s.theirs) + s.header_done, sizeof(Header) - s.header_done);
-    s.header_done += moved;
+    moved = receive_rest(*s.channel, &s.theirs, sizeof(Header), s.header_done);
     if (s.header_done < sizeof(Header)) return moved;
     check_sealed(s.theirs, peer);
     check_same(m.header, s.theirs, mail.group);  // before a byte of it is taken
   }
-  if (s.data_done < m.data.size()) {
-    const size_t n = s.channel->receive(m.data.data() + s.data_done, std::min(turn_bytes, m.data.size() - s.data_done));
-    s.data_done += n;
-    moved += n;
-  }
+  moved += receive_rest(*s.channel, m.data.data(), std::min(m.data.size(), s.data_done + turn_bytes), s.data_done);
   if (s.data_done == m.data.size() && mail.checksum &&
       s.theirs.payload_crc != uint16_t(crc32c(m.data.data(), m.data.size()))) {
     throw DistError(Fault::protocol, peer,
@@ -137,9 +122,7 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
             return std::pair(a.done(), a.is_send) < std::pair(b.done(), b.is_send);
           });
       const Message& m = *blocked->messages[blocked->next];
-      const bool is_message =
-          m.header.kind == uint8_t(Collective::send) || m.header.kind == uint8_t(Collective::receive);
-      mail.control.waits(mail.world_ranks[size_t(m.peer)], is_message ? m.header.sequence : 0, m.is_send);
+      mail.control.waits(mail.world_ranks[size_t(m.peer)], is_message(m.header) ? m.header.sequence : 0, m.is_send);
       waits = true;
       told = now;
     }

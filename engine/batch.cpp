@@ -109,15 +109,6 @@ void EngineBase::Impl::train_whole(const pipeline::Data& data, std::vector<Micro
   } while (micro_steps % accumulation != 0);
 }
 
-void EngineBase::Impl::sync_buffers() {
-  if (group->size() == 1) return;
-  for (const auto& buffer : model.named_buffers()) {
-    const Tensor dense = buffer.tensor.contiguous();
-    group->broadcast(dense, 0, {.tag = "buffer " + buffer.name});
-    if (dense.storage() != buffer.tensor.storage()) buffer.tensor.copy_(dense);
-  }
-}
-
 std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int micro_batches,
                                                  const pipeline::Loss* measure, int values) {
   const RandomScope program;
@@ -250,6 +241,15 @@ double EngineBase::eval_batch(const pipeline::Data& data, int micro_batches) {
   return sum / weight;
 }
 
+void EngineBase::sync_buffers() {
+  if (group().size() == 1) return;
+  for (const auto& buffer : module().named_buffers()) {
+    const Tensor dense = buffer.tensor.contiguous();
+    group().broadcast(dense, 0, {.tag = "buffer " + buffer.name});
+    if (dense.storage() != buffer.tensor.storage()) buffer.tensor.copy_(dense);
+  }
+}
+
 std::vector<double> EngineBase::eval_batches(const pipeline::Data& data, int micro_batches,
                                              const pipeline::Loss& measure, int values) {
   Impl& m = *impl_;
@@ -257,7 +257,7 @@ std::vector<double> EngineBase::eval_batches(const pipeline::Data& data, int mic
   LOCKSTEP_CHECK(data, "[eval_batches] expected a function that gives micro-batches, got none");
   LOCKSTEP_CHECK(micro_batches > 0, "[eval_batches] expected 1 micro-batch or more, got ", micro_batches);
   const pipeline::Data cast = m.with_cast(data);
-  m.sync_buffers();
+  sync_buffers();
   return m.part ? m.part->engine->eval_batch(cast, micro_batches, measure, values)
                 : m.eval_whole(cast, micro_batches, measure ? &measure : nullptr, values);
 }

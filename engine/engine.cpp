@@ -323,7 +323,6 @@ void EngineBase::zero_grad() {
 }
 
 void EngineBase::train(bool training) { impl_->model.train(training); }
-void EngineBase::sync_buffers() { impl_->sync_buffers(); }
 bool EngineBase::wants_metric() const { return impl_->wants_metric(); }
 
 const Config& EngineBase::config() const { return impl_->config; }

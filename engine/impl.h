@@ -96,7 +96,6 @@ struct EngineBase::Impl {
   void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, const Scale& scale);
   std::vector<double> eval_whole(const pipeline::Data& data, int micro_batches, const pipeline::Loss* measure,
                                  int values);
-  void sync_buffers();
 
   // step.cpp
   void step(std::optional<double> metric);

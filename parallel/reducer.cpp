@@ -23,7 +23,8 @@ Reducer::Reducer(Policy& policy, dist::ProcessGroup& group, const Rules& rules, 
     if (!p.variable.requires_grad()) {
       if (!is_floating(p.variable.dtype())) continue;
       p.variable.requires_grad_(true);
-      p.hooks[0] = p.variable.on_grad_complete([this, i](Tensor&) { unfrozen(i); });
+      p.hooks[0] =
+          p.variable.on_grad_complete([this, i](Tensor&) { fail_unfrozen(rules_.name, parameters[i].name, &group_); });
       p.variable.requires_grad_(false);
       continue;
     }
@@ -44,7 +45,6 @@ Reducer::~Reducer() {
   for (Parameter& p : parameters) {
     for (const int hook : p.hooks)
       if (hook) p.variable.remove_hook(hook);
-    if (!p.hooks[1]) continue;
     if (is_placeholder(p.variable.grad())) p.variable.clear_grad();
   }
 }
@@ -162,8 +162,6 @@ void Reducer::begin() {
   for (const Parameter& p : parameters)
     if (p.unit != SIZE_MAX && p.expected > 0) ++units[p.unit].waiting;
 }
-
-void Reducer::unfrozen(size_t i) { fail_unfrozen(rules_.name, parameters[i].name, &group_); }
 
 void Reducer::agree_on_frozen() {
   std::vector<std::string> names;

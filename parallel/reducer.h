@@ -136,7 +136,6 @@ class Reducer {
   void launch();
   void begin();
   void agree_on_frozen();
-  [[noreturn]] void unfrozen(size_t i);
   void end();
   void abandon() noexcept;
   void agree_on_order();

@@ -358,12 +358,10 @@ std::map<std::string, Tensor> ShardedOptimizer::make_kept(Unit& unit, Piece& pie
 
 void ShardedOptimizer::follow_writes() {
   for (Unit& unit : s_.units) {
-    for (Piece& piece : unit.pieces) {
-      if (!is_behind(unit, piece)) continue;
-      follow_writes(unit, piece);
-      piece.seen = s_.parameters[piece.parameter].variable.tensor().storage()->version();
-    }
+    for (Piece& piece : unit.pieces)
+      if (is_behind(unit, piece)) follow_writes(unit, piece);
   }
+  s_.see();
 }
 
 void ShardedOptimizer::follow_writes(Unit& unit, Piece& piece) {

@@ -39,7 +39,8 @@ class ShardedOptimizer {
   /// Others can write to its parameters without a word (in stage 3 only inside of gathered()), and have.
   bool is_behind(const Unit& unit, const Piece& piece) const {
     if ((store_ && !unit.persistent) || size_of(unit.dtype) != 2) return false;
-    return piece.seen == 0 || piece.seen != s_.parameters[piece.parameter].variable.tensor().storage()->version();
+    const Parameter& p = s_.parameters[piece.parameter];
+    return p.seen == 0 || p.seen != p.variable.tensor().storage()->version();
   }
   bool is_collected(const Unit& unit) const;
   int64_t tile_size(const Unit& unit) const;

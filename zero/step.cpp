@@ -114,8 +114,7 @@ void Stage::written() {
 }
 
 void Stage::see() {
-  for (Unit& unit : units)
-    for (Piece& piece : unit.pieces) piece.seen = parameters[piece.parameter].variable.tensor().storage()->version();
+  for (Parameter& p : parameters) p.seen = p.variable.tensor().storage()->version();
 }
 
 void Stage::check_unpinned() const {
@@ -137,7 +136,7 @@ std::vector<bool> Stage::agree_on_used() {
     if (unused.empty()) return used;
     fail_everywhere(str("[zero] ", unused.size(),
                         " parameters got no gradient since the last step: ", list_names(unused),
-                        "The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them "
+                        ". The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them "
                         "(requires_grad_(false))"));
   }
   if (Graph::is_capturing()) {  // asked before

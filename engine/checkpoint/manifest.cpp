@@ -159,7 +159,7 @@ Numbers parse_numbers(const Json& json, const std::string& where) {
   for (const auto& [name, value] : json.as_object(where)) {
     numbers[name] = with_infinities(value);
     LOCKSTEP_CHECK(numbers[name].is_number() || numbers[name].is_string(), where, ": ", name,
-                   ": expected nan, inf or -inf, got ", value.dump());
+                   ": expected a number, a text, nan, inf or -inf, got ", value.dump());
   }
   return numbers;
 }
