@@ -19,10 +19,8 @@ class Bernoulli : public Distribution {
   Variable variance() const override { return probs * (1.0 - probs); }
   Variable probs, logits;
 
- protected:
-  Variable draw(const Shape& shape) const override;
-
  private:
+  Variable draw(const Shape& shape) const override;
   Bernoulli(const Variable& p, const Variable& l)
       : Distribution(p.shape(), {}), probs(p), logits(l), wide_probs_(wide(p)) {}
   Variable wide_probs_;  ///< before they are rounded to 16 bits
@@ -42,10 +40,8 @@ class Categorical : public Distribution {
   Variable probs, logits;                                   ///< logits: logarithms of probs
   Variable wide_probs, wide_logits;                         ///< the same before they are rounded to 16 bits
 
- protected:
-  Variable draw(const Shape& shape) const override;
-
  private:
+  Variable draw(const Shape& shape) const override;
   Categorical(const Variable& p, DType dtype);
   Categorical(const Variable& p, const Variable& l, DType dtype);
   Variable nothing() const { return full(batch_shape(), NAN, options_of(probs)); }
@@ -62,10 +58,8 @@ class Poisson : public Distribution {
   Variable variance() const override { return rate; }
   Variable rate;
 
- protected:
-  Variable draw(const Shape& shape) const override;
-
  private:
+  Variable draw(const Shape& shape) const override;
   explicit Poisson(const std::vector<Variable>& p);
 };
 

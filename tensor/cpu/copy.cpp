@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "tensor/complex.h"
-#include "tensor/convert.h"
+#include "tensor/cpu/copy_run.h"
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/parallel.h"
 
@@ -75,21 +75,6 @@ template <class Fn> void for_rows(const CopyLoop& plan, int inner, int64_t begin
       to -= plan.to[d] * plan.size[d];
       index[d] = 0;
     }
-  }
-}
-
-template <class From, class To>
-void copy_run(const From* from, int64_t from_stride, To* to, int64_t to_stride, int64_t n) {
-  if (from_stride == 1 && to_stride == 1) {
-    if constexpr (std::is_same_v<From, To>) {
-      std::memcpy(to, from, size_t(n) * sizeof(To));
-    } else {
-      for (int64_t i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
-    }
-  } else if (from_stride == 0 && to_stride == 1) {
-    std::fill_n(to, n, convert<To>(*from));
-  } else {
-    for (int64_t i = 0; i < n; ++i) to[i * to_stride] = convert<To>(from[i * from_stride]);
   }
 }
 
