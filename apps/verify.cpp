@@ -280,14 +280,13 @@ bool verify(const VerifyOptions& o) {
   const std::vector<Variant> plans = as_usage([&] { return vary(parse_plans(o.plans), o.vary); });
   as_usage([&] {
     for (const std::string& word : o.command) {
+      const std::string option = word.substr(0, word.find('='));
       for (const char* ours :
-           {"--parallel", "--offload", "--plan", "--accumulate", "--ranks", "--trace-bits", "--out", "--resume"}) {
+           {"--parallel", "--offload", "--plan", "--accumulate", "--ranks", "--trace-bits", "--out", "--resume"})
         LOCKSTEP_CHECK(
-            word.substr(0, word.find('=')) != ours, ours,
+            option != ours, ours,
             " in the command: expected a command without it, verify runs it once for every plan and sets this itself");
-      }
-      LOCKSTEP_CHECK(o.steps == 0 || word.substr(0, word.find('=')) != "--steps",
-                     "--steps was given twice, to verify and in the command");
+      LOCKSTEP_CHECK(o.steps == 0 || option != "--steps", "--steps was given twice, to verify and in the command");
     }
   });
   const Interrupt interrupt;

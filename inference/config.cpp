@@ -88,10 +88,10 @@ void check_checkpoint(const Config& c, std::vector<std::string>& problems) {
   const Json& at = c.checkpoint;
   const char* const wanted = "expected a folder, a safetensors file or {\"checkpoints\": [files]}, got ";
   if (at.is_object()) {
+    const std::vector<std::string> known{"type", "checkpoints", "version", "parallelization", "tp_size"};
     for (const auto& [key, value] : at.as_object())
-      if (key != "type" && key != "checkpoints" && key != "version" && key != "parallelization" && key != "tp_size")
-        problems.push_back(str("checkpoint.", key, ": no such key",
-                               suggestion(key, {"type", "checkpoints", "version", "parallelization", "tp_size"})));
+      if (!std::ranges::count(known, key))
+        problems.push_back(str("checkpoint.", key, ": no such key", suggestion(key, known)));
     const Json* const files = at.find("checkpoints");
     const bool good = files && files->is_array() && !files->as_array().empty() &&
                       std::all_of(files->as_array().begin(), files->as_array().end(),

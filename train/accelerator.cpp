@@ -19,8 +19,6 @@ void refuse_thing(bool prepared) {
       "would read all of it; put it into a DataLoader, or pass acc.skip(it) to have it left as it is");
 }
 
-// --- data ---
-
 std::vector<int64_t> Dealing::deal(int64_t epoch) {
   const std::vector<int64_t> all = order(epoch);
   used_ = rule();
@@ -47,8 +45,6 @@ std::vector<int64_t> Dealing::real(int64_t batch) const {
   }
   return counts;
 }
-
-// --- the engine ---
 
 namespace {
 
@@ -79,7 +75,7 @@ dist::ProcessGroup* group_of_environment() {
 
 /// Loaders of epochs that are over.
 void forget_gone(std::vector<State::Kept>& kept) {
-  std::erase_if(kept, [](const State::Kept& one) { return one.is_loader && one.loader.expired(); });
+  std::erase_if(kept, [](const State::Kept& one) { return one.loader && one.loader->expired(); });
 }
 
 }  // namespace
@@ -177,7 +173,7 @@ std::shared_ptr<Dealing> State::deal(const data::Sampler& order, int64_t batch_s
 }
 
 void State::keep(Kept one) {
-  if (!unclaimed.empty() && one.is_loader) {
+  if (!unclaimed.empty() && one.loader) {
     one.load(unclaimed.front());
     unclaimed.erase(unclaimed.begin());
   }
@@ -205,8 +201,7 @@ void State::keep_loader(std::function<data::LoaderState(const data::LoaderState*
               access(&s);
               if (shuffled) shuffled->order = data::RandomSampler(s.dataset_size, s.seed);
             },
-        .loader = loader,
-        .is_loader = true});
+        .loader = loader});
 }
 
 void State::turn_to(const std::shared_ptr<Loop>& loop) {

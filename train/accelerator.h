@@ -26,6 +26,7 @@
 #include "data/loader.h"
 #include "data/to_device.h"
 #include "engine/engine.h"
+#include "tensor/at_end.h"
 #include "train/job.h"
 
 namespace lockstep::train {
@@ -100,9 +101,8 @@ struct State {
   struct Kept {
     std::function<data::Json()> state;
     std::function<void(const data::Json&)> load;
-    const void* of = nullptr;         ///< prepared for the second time, it takes the first one's place
-    std::weak_ptr<void> loader = {};  ///< kept as long as it lives
-    bool is_loader = false;
+    const void* of = nullptr;                        ///< prepared for the second time, it takes the first one's place
+    std::optional<std::weak_ptr<void>> loader = {};  ///< that it is of, kept as long as that lives
   };
   void keep(Kept one);
   void keep_loader(std::function<data::LoaderState(const data::LoaderState* to_load)> access,
@@ -281,17 +281,11 @@ class Accelerator {
   }
   template <class T> static Skipped<T> skip(T& thing) { return {&thing}; }
 
-  /// While it lives, the batch of this loop is one of gradient_accumulation_steps that make a step.
-  class Accumulating {
-   public:
-    explicit Accumulating(accelerated::Shared state) : state_(std::move(state)) { state_->holding = true; }
-    ~Accumulating() { state_->holding = false; }
-    Accumulating(const Accumulating&) = delete;
-
-   private:
-    accelerated::Shared state_;
-  };
-  template <class M> [[nodiscard]] Accumulating accumulate(const PreparedModel<M>&) { return Accumulating(state_); }
+  /// While what it gives lives, the batch of this loop is one of gradient_accumulation_steps that make a step.
+  template <class M> [[nodiscard]] auto accumulate(const PreparedModel<M>&) {
+    state_->holding = true;
+    return AtEnd([state = state_] { state->holding = false; });
+  }
   /// Of a mean loss. loss.backward() does the same where nothing scales the loss.
   void backward(const Variable& loss);
   /// Whether the step() that comes next updates.
@@ -351,11 +345,9 @@ class Accelerator {
                                 }});
     } else if constexpr (accelerated::LoaderOf<T>::value) {
       const auto& o = thing.options();
-      const auto names = [&](auto* of) { return of != nullptr; };
-      LOCKSTEP_CHECK(o.world == 1 && !names(o.sampler.template target<data::DistributedSampler>()) &&
-                         !names(o.sampler.template target<data::MicroBatchSampler>()),
-                     "[prepare] the loader is sharded already (",
-                     o.sampler.template target<data::MicroBatchSampler>() ? "MicroBatchSampler" : "DistributedSampler",
+      const bool micro = o.sampler.template target<data::MicroBatchSampler>();
+      LOCKSTEP_CHECK(o.world == 1 && !micro && !o.sampler.template target<data::DistributedSampler>(),
+                     "[prepare] the loader is sharded already (", micro ? "MicroBatchSampler" : "DistributedSampler",
                      "); pass a plain one");
       state_->note_loader(o.batch_size);
     } else if constexpr (std::derived_from<T, optim::Schedule>) {

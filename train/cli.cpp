@@ -38,12 +38,11 @@ CLI::App& active(CLI::App& app) {
 std::string suggestion_for(CLI::App& app, std::string word) {
   word = word.substr(0, word.find('='));
   std::vector<std::string> known;
-  for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-  if (!word.starts_with("-")) {
-    known.clear();
+  if (!word.starts_with("-"))
     for (CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
-  }
+  else
+    for (const CLI::Option* option : app.get_options())
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   return suggestion(word, known);
 }
 

@@ -175,18 +175,16 @@ void Trainer::Impl::write_bits(double loss) {
   std::vector<int64_t> hashes(names.size());
   const auto spread = moe::expert_names(*model);  // of other experts at every rank, under one name
   const auto put = [&](const std::string& name, const Tensor& tensor) {
-    if (spread.count(name) == 0)
-      hashes[size_t(std::find(names.begin(), names.end(), name) - names.begin())] = int64_t(hash_of(tensor));
+    const auto at = std::find(names.begin(), names.end(), name);
+    if (at != names.end() && spread.count(name) == 0) hashes[size_t(at - names.begin())] = int64_t(hash_of(tensor));
   };
   const onebit::Optimizer* const sender = engine->onebit();
   if (job.plan().tp > 1) {
-    for (const auto& [name, tensor] : engine->whole_state().model)
-      if (std::find(names.begin(), names.end(), name) != names.end()) put(name, tensor);
+    for (const auto& [name, tensor] : engine->whole_state().model) put(name, tensor);
   } else {
     std::optional<zero::Zero::Gathered> whole;
     if (!sender && !engine->in_parts()) whole.emplace(engine->zero(), engine->module().parameters());
-    for (const auto& p : engine->module().named_parameters())
-      if (std::find(names.begin(), names.end(), p.name) != names.end()) put(p.name, p.variable.tensor());
+    for (const auto& p : engine->module().named_parameters()) put(p.name, p.variable.tensor());
   }
   const bool together = !sender || sender->is_synchronized();  // 0/1 Adam's ranks are apart between exchanges
   const engine::Config& c = engine->config();

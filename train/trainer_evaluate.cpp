@@ -103,17 +103,15 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
   const size_t figures = 2 + o.metrics.size(), n = figures + size_t(of_batch);
   const std::vector<double> found = engine->eval_batches(data, int(each), all, int(n));
   Predictions p;
-  double sum = 0, weight = 0;  // by targets where these are counted, else by samples
-  for (int64_t i = 0; i < needed; ++i) {
-    const double value = found[size_t(i) * n], tokens = found[size_t(i) * n + 1], here = double(count(i));
-    sum += tokens >= 0 ? value : value * here;
-    weight += tokens >= 0 ? tokens : here;
-  }
-  p.metrics.emplace_back(prefix + "_loss", sum / weight);
-  for (size_t v = 2; v < figures; ++v) {
-    sum = 0;
-    for (int64_t i = 0; i < needed; ++i) sum += found[size_t(i) * n + v] * double(count(i));
-    p.metrics.emplace_back(prefix + "_" + o.metrics[v - 2].first, sum / double(used));
+  for (size_t v = 0; v < figures; ++v) {
+    if (v == 1) continue;  // targets of the loss, by which it is weighed where these are counted; else by samples
+    double sum = 0, weight = 0;
+    for (int64_t i = 0; i < needed; ++i) {
+      const double value = found[size_t(i) * n + v], tokens = v == 0 ? found[size_t(i) * n + 1] : -1;
+      sum += tokens >= 0 ? value : value * double(count(i));
+      weight += tokens >= 0 ? tokens : double(count(i));
+    }
+    p.metrics.emplace_back(prefix + "_" + (v == 0 ? "loss" : o.metrics[v - 2].first), sum / weight);
   }
   if (!keeps_outputs) return p;
   std::vector<float> outputs;

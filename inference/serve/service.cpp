@@ -52,8 +52,7 @@ struct Reply::One {
   std::string text;                          // since the last piece
   int64_t shown = 0, decoded = 0, made = 0;  // characters before it; those that tokens made, shown or not; tokens
   std::vector<int64_t> prompt_offsets;       // when its log probabilities are wanted
-  struct Placed {
-    Token token;
+  struct Placed : Token {
     int64_t offset;  // in the text that is sent, in characters: where its own begins
   };
   std::vector<Placed> tokens;
@@ -307,9 +306,9 @@ Json Reply::choice(const One& one, bool delta) const {
       };
       Json::Array content;
       for (const One::Placed& t : ready) {
-        Json& said = content.emplace_back(entry(t.token.id, t.token.logprob));
+        Json& said = content.emplace_back(entry(t.id, t.logprob));
         Json::Array top;
-        for (const auto& [id, logprob] : t.token.likeliest) top.push_back(entry(id, logprob));
+        for (const auto& [id, logprob] : t.likeliest) top.push_back(entry(id, logprob));
         said["top_logprobs"] = std::move(top);
       }
       logprobs = Json::Object{{"content", std::move(content)}};
@@ -322,10 +321,10 @@ Json Reply::choice(const One& one, bool delta) const {
       for (const One::Placed& t : ready) {
         const bool nothing = &t == one.tokens.data() && !one.prompt_offsets.empty();
         Json top = Json::Object{};
-        for (const auto& [id, logprob] : t.token.likeliest)
+        for (const auto& [id, logprob] : t.likeliest)
           if (!top.find(name_of(id))) top[name_of(id)] = readable(logprob);
-        tokens.push_back(name_of(t.token.id));
-        values.push_back(nothing ? Json() : Json(readable(t.token.logprob)));
+        tokens.push_back(name_of(t.id));
+        values.push_back(nothing ? Json() : Json(readable(t.logprob)));
         tops.push_back(nothing ? Json() : std::move(top));
         offsets.push_back(std::min(t.offset, end));
       }
