@@ -13,10 +13,8 @@ Variable dropout(const Variable& x, double p, bool training, const PartOf& part)
 }
 
 Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part) {
-  Tensor out = dropout(x.tensor(), p, key, part);
-  if (!needs_grad({&x})) return out;
-  return record("dropout", {&x}, std::move(out),
-                [p, key, part](auto& back) { back.give(0, dropout(back.grad(), p, key, part)); });
+  return on_tape("dropout", x, dropout(x.tensor(), p, key, part),
+                 [p, key, part](auto& back) { back.give(0, dropout(back.grad(), p, key, part)); });
 }
 
 Variable add_dropout(const Variable& residual, const Variable& x, double p, bool training, const PartOf& part) {

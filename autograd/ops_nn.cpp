@@ -139,9 +139,7 @@ Variable max_pool2d(const Variable& x, const PoolArgs& args) {
 }
 
 Variable avg_pool2d(const Variable& x, const PoolArgs& args) {
-  Tensor out = avg_pool2d(x.tensor(), args);
-  if (!needs_grad({&x})) return out;
-  return record("avg_pool2d", {&x}, std::move(out), [shape = x.shape(), args](auto& back) {
+  return on_tape("avg_pool2d", x, avg_pool2d(x.tensor(), args), [shape = x.shape(), args](auto& back) {
     if constexpr (is_recorded<decltype(back)>) {
       const auto pool = [args](const Variable& v) { return avg_pool2d(v, args); };
       back.give(0,
@@ -153,17 +151,16 @@ Variable avg_pool2d(const Variable& x, const PoolArgs& args) {
 }
 
 Variable adaptive_avg_pool2d(const Variable& x, int64_t height, int64_t width) {
-  Tensor out = adaptive_avg_pool2d(x.tensor(), height, width);
-  if (!needs_grad({&x})) return out;
-  return record("adaptive_avg_pool2d", {&x}, std::move(out), [shape = x.shape(), height, width](auto& back) {
-    if constexpr (is_recorded<decltype(back)>) {
-      const auto pool = [=](const Variable& v) { return adaptive_avg_pool2d(v, height, width); };
-      back.give(0, transposed("adaptive_avg_pool2d_grad", back.grad(),
-                              adaptive_avg_pool2d_grad(back.grad().tensor(), shape), pool));
-    } else {
-      back.give(0, adaptive_avg_pool2d_grad(back.grad(), shape));
-    }
-  });
+  return on_tape("adaptive_avg_pool2d", x, adaptive_avg_pool2d(x.tensor(), height, width),
+                 [shape = x.shape(), height, width](auto& back) {
+                   if constexpr (is_recorded<decltype(back)>) {
+                     const auto pool = [=](const Variable& v) { return adaptive_avg_pool2d(v, height, width); };
+                     back.give(0, transposed("adaptive_avg_pool2d_grad", back.grad(),
+                                             adaptive_avg_pool2d_grad(back.grad().tensor(), shape), pool));
+                   } else {
+                     back.give(0, adaptive_avg_pool2d_grad(back.grad(), shape));
+                   }
+                 });
 }
 
 namespace {

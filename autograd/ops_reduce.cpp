@@ -123,18 +123,14 @@ template <class T> T cumprod_grad(const T& grad, const T& x, int64_t dim) {
 
 Variable sum(const Variable& input, const Dims& dims, bool keepdim) {
   const Variable x = Autocast::high(input);
-  Tensor out = sum(x.tensor(), dims, keepdim);
-  if (!needs_grad({&x})) return out;
-  return record("sum", {&x}, std::move(out), [shape = x.shape(), dims](auto& back) {
+  return on_tape("sum", x, sum(x.tensor(), dims, keepdim), [shape = x.shape(), dims](auto& back) {
     back.give(0, put_back(back.grad(), shape, dims).expand(shape));
   });
 }
 
 Variable mean(const Variable& input, const Dims& dims, bool keepdim) {
   const Variable x = Autocast::high(input);
-  Tensor out = mean(x.tensor(), dims, keepdim);
-  if (!needs_grad({&x})) return out;
-  return record("mean", {&x}, std::move(out), [shape = x.shape(), dims](auto& back) {
+  return on_tape("mean", x, mean(x.tensor(), dims, keepdim), [shape = x.shape(), dims](auto& back) {
     const auto share = div_scalar(back.grad(), reduced_count(shape, dims));
     back.give(0, put_back(share, shape, dims).expand(shape));
   });
@@ -230,9 +226,8 @@ VariableIndices topk(const Variable& x, int64_t k, int64_t dim, bool largest) {
 
 Variable cumsum(const Variable& input, int64_t dim) {
   const Variable x = Autocast::high(input);
-  Tensor out = cumsum(x.tensor(), dim);
-  if (!needs_grad({&x})) return out;
-  return record("cumsum", {&x}, std::move(out), [dim](auto& back) { back.give(0, cumsum_from_end(back.grad(), dim)); });
+  return on_tape("cumsum", x, cumsum(x.tensor(), dim),
+                 [dim](auto& back) { back.give(0, cumsum_from_end(back.grad(), dim)); });
 }
 
 Variable cumprod(const Variable& input, int64_t dim) {

@@ -45,6 +45,12 @@ template <class Back> inline constexpr bool is_recorded = std::remove_reference_
 inline const Tensor& bare(const Tensor& x) { return x; }
 inline const Tensor& bare(const Variable& x) { return x.tensor(); }
 
+/// The result of an operation on x alone, recorded where that is wanted.
+template <class Fn> Variable on_tape(const char* name, const Variable& x, Tensor out, Fn derivative) {
+  if (!needs_grad({&x})) return out;
+  return record(name, {&x}, std::move(out), std::move(derivative));
+}
+
 /// Gives what was computed with variables: in a plain pass they are not on the tape.
 inline void give_value(const Backward& back, int i, const Variable& grad) { back.give(i, grad.tensor()); }
 inline void give_value(const RecordedBackward& back, int i, const Variable& grad) { back.give(i, grad); }

@@ -12,8 +12,7 @@ namespace {
 /// Records an operation on one variable; it is a view when it shares x's storage.
 template <class Fn> Variable viewed(const char* name, const Variable& x, Tensor out, Fn derivative) {
   const bool shares = out.storage() == x.tensor().storage();
-  Variable result =
-      needs_grad({&x}) ? record(name, {&x}, std::move(out), std::move(derivative)) : Variable(std::move(out));
+  Variable result = on_tape(name, x, std::move(out), std::move(derivative));
   return shares ? as_view(x, std::move(result)) : result;
 }
 
