@@ -55,10 +55,8 @@ size_t move_some(MessageStream& s, const std::vector<MessageStream>& all, const 
     return send_some(s);
   } catch (const DistError& error) {
     for (const MessageStream& other : all)
-      if (error.fault == Fault::rank_failed && !other.is_send && !other.done() && other.header_done == 0) {
-        const Message& m = *other.messages[other.next];
-        check_what_is_left(*other.channel, m.header, mail.group, true);
-      }
+      if (error.fault == Fault::rank_failed && !other.is_send && !other.done() && other.header_done == 0)
+        check_what_is_left(*other.channel, other.messages[other.next]->header, mail.group, true);
     throw;
   }
 }
@@ -114,9 +112,8 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
       slow = true;
       mail.slow();
     }
-    if (now - told > heartbeat &&
-        (!mail.awaited || mail.awaited->load())) {  // a send is mostly done when the peer's side takes it, so what is
-                                                    // to arrive is named first
+    if (now - told > heartbeat && (!mail.awaited || mail.awaited->load())) {
+      // A send is mostly done when the peer's side takes it, so what is to arrive is named first.
       const auto blocked =
           std::min_element(streams.begin(), streams.end(), [](const MessageStream& a, const MessageStream& b) {
             return std::pair(a.done(), a.is_send) < std::pair(b.done(), b.is_send);

@@ -66,7 +66,7 @@ class OneBit {
   onebit::Optimizer& optimizer_;
   dist::ProcessGroup& group_;
   Options options_;
-  std::vector<nn::NamedParameter> trained_;
+  std::vector<nn::NamedParameter> trained_, untrained_;  // when this was made
   std::optional<parallel::GradientAccumulator> sum_;
   parallel::FrozenSince frozen_;
   std::map<std::string, Tensor> loading_;  // by their names in the checkpoint

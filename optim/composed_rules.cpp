@@ -33,7 +33,6 @@ Tensor root(const Tensor& x, double bias, double eps) { return add_scalar_(sqrt_
 
 }  // namespace
 
-std::vector<OptionRange> NAdamOptions::table() { return adam_table(*this, {{"momentum_decay", &momentum_decay}}); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(NAdam);
 void NAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const NAdamOptions& o = options_[group];
@@ -53,7 +52,6 @@ void NAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& sta
   round_into(low, p);
 }
 
-std::vector<OptionRange> RAdamOptions::table() { return adam_table(*this); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(RAdam);
 void RAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const RAdamOptions& o = options_[group];
@@ -72,7 +70,6 @@ void RAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& sta
   round_into(low, p);
 }
 
-std::vector<OptionRange> AdamaxOptions::table() { return adam_table(*this); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adamax);
 void Adamax::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const AdamaxOptions& o = options_[group];

@@ -38,14 +38,12 @@ int64_t Adam8bit::block() const { return code_block; }
 int64_t AdamW8bit::block() const { return code_block; }
 int64_t Lion8bit::block() const { return code_block; }
 
-std::vector<OptionRange> Adam8bitOptions::table() { return adam_table(*this); }
 void Adam8bitOptions::check(const char* op) const { check_size(op, min_8bit_size); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adam8bit);
 void Adam8bit::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   adam_8bit_update(options_[group], false, p, grad, state, low, grad_scale);
 }
 
-std::vector<OptionRange> AdamW8bitOptions::table() { return adam_table(*this); }
 void AdamW8bitOptions::check(const char* op) const { check_size(op, min_8bit_size); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(AdamW8bit);
 void AdamW8bit::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
@@ -53,7 +51,6 @@ void AdamW8bit::update(int group, Tensor& p, const Tensor& grad, ParameterState&
   adam_8bit_update(options_[group], true, p, grad, state, low, grad_scale);
 }
 
-std::vector<OptionRange> Lion8bitOptions::table() { return lion_table(*this); }
 void Lion8bitOptions::check(const char* op) const { check_size(op, min_8bit_size); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Lion8bit);
 void Lion8bit::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {

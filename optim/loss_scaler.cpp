@@ -137,14 +137,12 @@ std::map<std::string, double> DynamicLossScaler::state() const {
           {"hysteresis", double(left_)}};
 }
 void DynamicLossScaler::load_state(const std::map<std::string, double>& state) {
-  const double scale = saved("DynamicLossScaler", state, "scale"),
-               iteration = saved("DynamicLossScaler", state, "iteration");
-  const double last = saved("DynamicLossScaler", state, "last_overflow"),
-               left = saved("DynamicLossScaler", state, "hysteresis");
-  scale_ = scale;
-  iteration_ = int64_t(iteration);
-  last_overflow_ = int64_t(last);
-  left_ = int64_t(left);
+  const auto at = [&](const char* key) { return saved("DynamicLossScaler", state, key); };
+  DynamicLossScaler loaded = *this;
+  loaded.scale_ = at("scale");
+  loaded.iteration_ = int64_t(at("iteration")), loaded.last_overflow_ = int64_t(at("last_overflow"));
+  loaded.left_ = int64_t(at("hysteresis"));
+  *this = loaded;
 }
 
 }  // namespace lockstep::optim

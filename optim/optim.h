@@ -32,7 +32,7 @@ class SGD : public OptimizerOf<SGDOptions> {
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool amsgrad = false, maximize = false, bias_correction = true;
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table() { return adam_table(*this); }
 };
 /// Adam with L2 decay (added to the gradient).
 class Adam : public OptimizerOf<AdamOptions> {
@@ -43,7 +43,7 @@ class Adam : public OptimizerOf<AdamOptions> {
 struct AdamWOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   bool amsgrad = false, maximize = false, bias_correction = true;
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table() { return adam_table(*this); }
 };
 /// Adam with decoupled decay (Loshchilov and Hutter, 2019).
 class AdamW : public OptimizerOf<AdamWOptions> {
@@ -74,7 +74,7 @@ class RMSprop : public OptimizerOf<RMSpropOptions> {
 struct LionOptions {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
   bool maximize = false;
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table() { return lion_table(*this); }
 };
 class Lion : public OptimizerOf<LionOptions> {
   LOCKSTEP_OPTIMIZER(Lion);
@@ -86,7 +86,7 @@ class Lion : public OptimizerOf<LionOptions> {
 struct NAdamOptions {
   double lr = 2e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, momentum_decay = 4e-3;
   bool decoupled_weight_decay = false, maximize = false;
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table() { return adam_table(*this, {{"momentum_decay", &momentum_decay}}); }
 };
 /// Adam with Nesterov's momentum (Dozat, 2016).
 class NAdam : public OptimizerOf<NAdamOptions> {
@@ -96,7 +96,7 @@ class NAdam : public OptimizerOf<NAdamOptions> {
 struct RAdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool decoupled_weight_decay = false, maximize = false;
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table() { return adam_table(*this); }
 };
 /// Adam whose first steps, of few gradients, are rectified (Liu et al., 2019).
 class RAdam : public OptimizerOf<RAdamOptions> {
@@ -106,7 +106,7 @@ class RAdam : public OptimizerOf<RAdamOptions> {
 struct AdamaxOptions {
   double lr = 2e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool maximize = false;
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table() { return adam_table(*this); }
 };
 /// Adam with the largest gradient in place of the second moment (Kingma and Ba, 2015).
 class Adamax : public OptimizerOf<AdamaxOptions> {
@@ -183,7 +183,7 @@ struct Adam8bitOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   int64_t min_8bit_size = 4096;
   bool maximize = false, bias_correction = true;
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table() { return adam_table(*this); }
   void check(const char* op) const;
 };
 class Adam8bit : public OptimizerOf<Adam8bitOptions> {
@@ -195,7 +195,7 @@ struct AdamW8bitOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   int64_t min_8bit_size = 4096;
   bool maximize = false, bias_correction = true;
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table() { return adam_table(*this); }
   void check(const char* op) const;
 };
 class AdamW8bit : public OptimizerOf<AdamW8bitOptions> {
@@ -207,7 +207,7 @@ struct Lion8bitOptions {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
   int64_t min_8bit_size = 4096;
   bool maximize = false;
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table() { return lion_table(*this); }
   void check(const char* op) const;
 };
 class Lion8bit : public OptimizerOf<Lion8bitOptions> {

@@ -19,15 +19,11 @@ Tensor& ParameterState::zeros(const std::string& name, const Tensor& like) {
   return tensor;
 }
 
-namespace {
-
-void check_rate(const char* op, int group, double value) {
+static void check_rate(const char* op, int group, double value) {
   LOCKSTEP_CHECK(value >= 0 && value < INFINITY, "[", op, "] expected a rate lr >= 0 that is finite, got ", value,
                  " for group ", group,
                  "; look at the options of its schedule, at who calls set_lr(), or at the state that was loaded");
 }
-
-}  // namespace
 
 void stamp(Storage& storage, const char* writer) {
   static std::atomic<uint32_t> stamps{0};

@@ -185,6 +185,19 @@ template <class Options> void check_options(const char* op, Options o) {
 /// Where they are.
 std::map<std::string, double*> by_name(const std::vector<OptionRange>& table);
 
+/// Lion's options, or Adam's, and `more`.
+template <class Options> std::vector<OptionRange> lion_table(Options& o, const std::vector<OptionRange>& more = {}) {
+  std::vector<OptionRange> all{
+      {"lr", &o.lr}, {"beta1", &o.beta1, 0, 1}, {"beta2", &o.beta2, 0, 1}, {"weight_decay", &o.weight_decay}};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+template <class Options> std::vector<OptionRange> adam_table(Options& o, std::vector<OptionRange> more = {}) {
+  more.insert(more.begin(), {"eps", &o.eps});
+  return lion_table(o, more);
+}
+
 /// Groups with typed options. Options has `std::vector<OptionRange> table()`, and `void check(const char*) const` where
 /// they must go together, too.
 template <class Options, class Base = Optimizer> class OptimizerOf : public Base {
@@ -195,9 +208,7 @@ template <class Options, class Base = Optimizer> class OptimizerOf : public Base
   };
   /// Adds parameters with options of their own.
   void add_group(std::vector<Variable> parameters, const Options& options) {
-    check_options(this->name(), options);
-    this->add_group_of(std::move(parameters));
-    options_.push_back(options);
+    add_groups({{std::move(parameters), options}});
   }
   /// Several at once, of which some may be empty: a stage of a pipeline then has the groups of the whole model.
   void add_groups(const std::vector<Group>& groups) {

@@ -15,13 +15,11 @@ void SGD::update(int group, Tensor& p, const Tensor& grad, ParameterState& state
   sgd_update(options_[group], p, grad, state, low, grad_scale);
 }
 
-std::vector<OptionRange> AdamOptions::table() { return adam_table(*this); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adam);
 void Adam::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   adam_update(options_[group], false, p, grad, state, low, grad_scale, state.step);
 }
 
-std::vector<OptionRange> AdamWOptions::table() { return adam_table(*this); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(AdamW);
 void AdamW::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   adam_update(options_[group], true, p, grad, state, low, grad_scale, state.step);
@@ -73,7 +71,6 @@ void RMSprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
     .grad_scale = grad_scale});
 }
 
-std::vector<OptionRange> LionOptions::table() { return lion_table(*this); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Lion);
 void Lion::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   lion_update(options_[group], p, grad, state, low, grad_scale);

@@ -16,19 +16,6 @@ namespace lockstep::optim {
   }                                                                               \
   Class::Class(const std::vector<Group>& groups) { add_groups(groups); }
 
-/// Lion's options, and more.
-template <class Options> std::vector<OptionRange> lion_table(Options& o, const std::vector<OptionRange>& more = {}) {
-  std::vector<OptionRange> all{
-      {"lr", &o.lr}, {"beta1", &o.beta1, 0, 1}, {"beta2", &o.beta2, 0, 1}, {"weight_decay", &o.weight_decay}};
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
-}
-
-template <class Options> std::vector<OptionRange> adam_table(Options& o, std::vector<OptionRange> more = {}) {
-  more.insert(more.begin(), {"eps", &o.eps});
-  return lion_table(o, more);
-}
-
 inline double bias_correction(bool wanted, double beta, int64_t step) {
   return wanted ? 1 - std::pow(beta, double(step)) : 1;
 }

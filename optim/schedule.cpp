@@ -78,17 +78,18 @@ std::map<std::string, double> Schedule::state() const {
 }
 void Schedule::load_state(const std::map<std::string, double>& state) {
   LOCKSTEP_CHECK(state.count("step"), "[schedule] the saved state has no 'step'");
-  std::vector<double> base, rates;
+  std::vector<double> base;
   for (int g = 0; g < optimizer_.group_count(); ++g) {
-    const auto found = state.find("base." + std::to_string(g)), rate = state.find("lr." + std::to_string(g));
+    const auto found = state.find("base." + std::to_string(g));
     LOCKSTEP_CHECK(found != state.end(), "[schedule] expected a saved base rate for each of ", optimizer_.group_count(),
                    " groups, group ", g, " has none");
     base.push_back(found->second);
-    if (rate != state.end()) rates.push_back(rate->second);
   }
   base_ = base;
   enter(int64_t(state.at("step")));
-  for (size_t g = 0; g < rates.size(); ++g) optimizer_.set(int(g), "lr", rates[g]);  // others had a hand in them
+  for (int g = 0; g < optimizer_.group_count(); ++g)  // others had a hand in some rates
+    if (const auto rate = state.find("lr." + std::to_string(g)); rate != state.end())
+      optimizer_.set(g, "lr", rate->second);
 }
 void Schedule::check_groups(const char* name, const char* option, const PerGroup& values) const {
   LOCKSTEP_CHECK(values.count() == 1 || values.count() == optimizer_.group_count(), "[", name, "] expected one ",

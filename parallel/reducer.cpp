@@ -158,18 +158,14 @@ void Reducer::begin() {
     p.expected = 1;
   }
   policy_.pass_begins();
-  if (syncing_) agree_on_frozen();
-  for (const Parameter& p : parameters)
-    if (p.unit != SIZE_MAX && p.expected > 0) ++units[p.unit].waiting;
-}
-
-void Reducer::agree_on_frozen() {
-  std::vector<std::string> names;
+  std::vector<std::string> frozen;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
-    if (p.unit != SIZE_MAX && !p.trains()) names.push_back(p.spread ? str("parameter ", i) : p.name);
+    if (p.unit != SIZE_MAX && !p.trains()) frozen.push_back(p.spread ? str("parameter ", i) : p.name);
   }
-  frozen_.agree(rules_.name, names, group_);
+  if (syncing_) frozen_.agree(rules_.name, frozen, group_);
+  for (const Parameter& p : parameters)
+    if (p.unit != SIZE_MAX && p.expected > 0) ++units[p.unit].waiting;
 }
 
 std::string Reducer::Policy::unexpected(const Parameter& p) {

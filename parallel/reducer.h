@@ -135,7 +135,6 @@ class Reducer {
   void hold(const Unit& unit);
   void launch();
   void begin();
-  void agree_on_frozen();
   void end();
   void abandon() noexcept;
   void agree_on_order();

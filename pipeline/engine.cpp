@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "parallel/agreement.h"
+#include "tensor/at_end.h"
 #include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tensor/random_scope.h"
@@ -194,7 +195,10 @@ double Engine::train_batch(const Data& data, const std::function<Variable(const 
 
 std::vector<Tensor> Engine::forward_backward(const Data& data, const std::function<Variable(const Variable&)>& scale) {
   LOCKSTEP_CHECK(data, "[pipeline] expected a function that gives micro-batches, got none");
-  const std::shared_ptr<void> all_train = start_gradients();
+  std::vector<Variable> frozen = train_frozen();
+  const AtEnd drops([&] {
+    for (Variable& p : frozen) p.requires_grad_(false).clear_grad();
+  });
   if (world_) world_->control().set_step(step_);
   const RandomScope random;
   const Request& r = schedule_.request;

@@ -208,7 +208,7 @@ class Engine {
   void collect(const Action& a);
   void collect_late(size_t most);
   void reduce();
-  std::shared_ptr<void> start_gradients();
+  std::vector<Variable> train_frozen();
   void abandon() noexcept;
 
   const std::vector<LayerSpec> layers_;

@@ -96,25 +96,22 @@ void Engine::reduce() {
   }
 }
 
-/// What was frozen since this was made trains while the result lives, as messages between stages stay as they are; its
-/// gradient is dropped.
-std::shared_ptr<void> Engine::start_gradients() {
+/// Gives back what was frozen since this was made, which trains during a step, as messages between stages stay as they
+/// are.
+std::vector<Variable> Engine::train_frozen() {
   std::vector<std::string> names;
-  auto frozen = std::make_unique<std::vector<Variable>>();
+  std::vector<Variable> frozen;
   for (const auto& [name, p] : places_) {
     LOCKSTEP_CHECK(!p.parameter.grad().defined(), "[pipeline] ", name,
                    " still has the gradient of the last step; call the optimizer's zero_grad() after step()");
     if (p.parameter.requires_grad() == p.trained) continue;
     if (!p.trained) parallel::fail_unfrozen("pipeline", name, world_);
     names.push_back(name);
-    frozen->push_back(p.parameter);
+    frozen.push_back(p.parameter);
   }
   if (copies_) frozen_.agree("pipeline", names, *copies_);
-  for (Variable& p : *frozen) p.requires_grad_(true);
-  return {frozen.release(), [](std::vector<Variable>* all) {
-            for (Variable& p : *all) p.requires_grad_(false).clear_grad();
-            delete all;
-          }};
+  for (Variable& p : frozen) p.requires_grad_(true);
+  return frozen;
 }
 
 double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) const {

@@ -58,14 +58,12 @@ class Stage3 final : public Stage2 {
   int hooks_on(const nn::Module& module) const override { return caller_of_.count(&module) ? 2 : 0; }
   void release() override { gather_->release_all(); }
 
- protected:
+ private:
   void prepare() override;
   void place(Unit& unit) override;
   void pass_begins() override;
   void pass_ended() override;
   void complete(size_t unit) override { gather_->release(unit); }
-
- private:
   void need(nn::Module& module, const std::string& name, const std::vector<size_t>& parameters);
   size_t number_of(const Unit& unit) const { return size_t(&unit - units.data()); }
   bool is_coarse(nn::Module& module) const {

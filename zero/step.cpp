@@ -226,14 +226,13 @@ Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
     if (!has_all_squares() && unit.group->rank() != 0) continue;
     for (const Piece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
+      const int64_t first = parameters[piece.parameter].first_block + piece.range.begin / norm_block;
       if (!scaled) {
-        of_pieces.push_back({unit.part.narrow(0, piece.at, piece.range.size()),
-                             parameters[piece.parameter].first_block + piece.range.begin / norm_block});
+        of_pieces.push_back({unit.part.narrow(0, piece.at, piece.range.size()), first});
         continue;
       }
       const Tensor g = gradient(unit, piece.at, piece.range.size(), scale);
-      const int64_t n = g.numel(), full = n / norm_block,
-                    first = parameters[piece.parameter].first_block + piece.range.begin / norm_block;
+      const int64_t n = g.numel(), full = n / norm_block;
       if (full > 0)
         squares.narrow(0, first, full)
             .copy_(sum_squares(g.narrow(0, 0, full * norm_block).view({full, norm_block}), {1}, false, f64));

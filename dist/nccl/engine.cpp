@@ -309,11 +309,7 @@ void NcclEngine::sum_own_part(const Call& call, Communicator& comm, const Tensor
     }
   };
   fold(0, n_);
-  if (call.op != ReduceOp::mean) {
-    target.copy_(term(0));
-  } else {
-    target.copy_(div_scalar(term(0), n_));
-  }
+  target.copy_(call.op == ReduceOp::mean ? div_scalar(term(0), n_) : term(0));
 }
 
 }  // namespace lockstep::dist

@@ -89,11 +89,9 @@ class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, Optimizer> {
   optim::OptimizerState state() const override;
   void load_state(const optim::OptimizerState& state) override;
 
- protected:
+ private:
   bool is_exact(int64_t step) const override;
   void exact_step(int64_t step, double grad_scale) override;
-
- private:
   Tensor denominator_of(Slot& slot) const;
   void gradient_step(int64_t step, double grad_scale);
   void local_step(int64_t step, double grad_scale);
