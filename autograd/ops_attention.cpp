@@ -106,7 +106,7 @@ Variable attention_packed(const Variable& projections, int64_t heads, AttentionA
 }
 
 Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, bool inverse) {
-  return on_tape("rotary", x, rotary(x.tensor(), cosine, sine, inverse),
+  return on_tape("rotary", {&x}, rotary(x.tensor(), cosine, sine, inverse),
                  [cosine = Saved(cosine), sine = Saved(sine), inverse](auto& back) {
                    back.give(0, rotary(back.grad(), cosine.get("rotary"), sine.get("rotary"), !inverse));
                  });

@@ -35,7 +35,7 @@ template <class T> T gradient_of_source(const T& grad, int64_t dim, const Tensor
 
 Variable gather(const Variable& x, int64_t dim, const Tensor& index) {
   return on_tape(
-      "gather", x, gather(x.tensor(), dim, index), [shape = x.shape(), dim, index = Saved(index)](auto& back) {
+      "gather", {&x}, gather(x.tensor(), dim, index), [shape = x.shape(), dim, index = Saved(index)](auto& back) {
         if constexpr (is_recorded<decltype(back)>) give_places(back, shape, dim, index.get("gather"));
         else
           give_places(back, shape,
@@ -45,31 +45,29 @@ Variable gather(const Variable& x, int64_t dim, const Tensor& index) {
 
 Variable scatter(const Variable& x, int64_t dim, const Tensor& index, const Variable& source) {
   if (const auto dtype = Autocast::common({&x, &source})) return scatter(x.to(*dtype), dim, index, source.to(*dtype));
-  Tensor out = scatter(x.tensor(), dim, index, source.tensor());
-  if (!needs_grad({&x, &source})) return out;
-  return record("scatter", {&x, &source}, std::move(out), [dim, at = Saved(index), shape = source.shape()](auto& back) {
-    using T = Value<decltype(back)>;
-    const Tensor& index = at.get("scatter");
-    const T& grad = back.grad();
-    if (back.needs(0)) back.give(0, scatter(grad, dim, index, T(zeros(index.shape(), {grad.dtype(), grad.device()}))));
-    if (back.needs(1)) back.give(1, gradient_of_source(grad, dim, index, shape));
-  });
+  return on_tape("scatter", {&x, &source}, scatter(x.tensor(), dim, index, source.tensor()),
+                 [dim, at = Saved(index), shape = source.shape()](auto& back) {
+                   using T = Value<decltype(back)>;
+                   const Tensor& index = at.get("scatter");
+                   const T& grad = back.grad();
+                   if (back.needs(0))
+                     back.give(0, scatter(grad, dim, index, T(zeros(index.shape(), {grad.dtype(), grad.device()}))));
+                   if (back.needs(1)) back.give(1, gradient_of_source(grad, dim, index, shape));
+                 });
 }
 
 Variable scatter_add(const Variable& x, int64_t dim, const Tensor& index, const Variable& source) {
   if (const auto dtype = Autocast::common({&x, &source}))
     return scatter_add(x.to(*dtype), dim, index, source.to(*dtype));
-  Tensor out = scatter_add(x.tensor(), dim, index, source.tensor());
-  if (!needs_grad({&x, &source})) return out;
-  return record("scatter_add", {&x, &source}, std::move(out),
-                [dim, at = Saved(index), shape = source.shape()](auto& back) {
-                  if (back.needs(1)) back.give(1, gradient_of_source(back.grad(), dim, at.get("scatter_add"), shape));
-                  if (back.needs(0)) back.give(0, std::move(back.grad()));
-                });
+  return on_tape("scatter_add", {&x, &source}, scatter_add(x.tensor(), dim, index, source.tensor()),
+                 [dim, at = Saved(index), shape = source.shape()](auto& back) {
+                   if (back.needs(1)) back.give(1, gradient_of_source(back.grad(), dim, at.get("scatter_add"), shape));
+                   if (back.needs(0)) back.give(0, std::move(back.grad()));
+                 });
 }
 
 Variable index_select(const Variable& x, int64_t dim, const Tensor& index) {
-  return on_tape("index_select", x, index_select(x.tensor(), dim, index),
+  return on_tape("index_select", {&x}, index_select(x.tensor(), dim, index),
                  [shape = x.shape(), dim, index = Saved(index)](auto& back) {
                    const Tensor& rows = index.get("index_select");
                    if constexpr (is_recorded<decltype(back)>) {
@@ -83,7 +81,7 @@ Variable index_select(const Variable& x, int64_t dim, const Tensor& index) {
 }
 
 Variable masked_fill(const Variable& x, const Tensor& mask, Scalar value) {
-  return on_tape("masked_fill", x, masked_fill(x.tensor(), mask, value), [mask = Saved(mask)](auto& back) {
+  return on_tape("masked_fill", {&x}, masked_fill(x.tensor(), mask, value), [mask = Saved(mask)](auto& back) {
     back.give(0, masked_fill(back.grad(), mask.get("masked_fill"), 0));
   });
 }
@@ -138,7 +136,7 @@ Variable stack(const std::vector<Variable>& variables, int64_t dim) {
 }
 
 Variable pad(const Variable& x, const std::vector<int64_t>& pad_, Scalar value) {
-  return on_tape("pad", x, pad(x.tensor(), pad_, value), [amounts = pad_](auto& back) {
+  return on_tape("pad", {&x}, pad(x.tensor(), pad_, value), [amounts = pad_](auto& back) {
     std::vector<int64_t> opposite;  // what was added is cut, what was cut gets zeros
     for (int64_t amount : amounts) opposite.push_back(-amount);
     back.give(0, pad(back.grad(), opposite, 0));
@@ -146,7 +144,7 @@ Variable pad(const Variable& x, const std::vector<int64_t>& pad_, Scalar value) 
 }
 
 Variable flip(const Variable& x, const Dims& dims) {
-  return on_tape("flip", x, flip(x.tensor(), dims), [dims](auto& back) { back.give(0, flip(back.grad(), dims)); });
+  return on_tape("flip", {&x}, flip(x.tensor(), dims), [dims](auto& back) { back.give(0, flip(back.grad(), dims)); });
 }
 
 Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
@@ -159,7 +157,7 @@ Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
 }
 
 Variable repeat(const Variable& x, const Dims& repeats) {
-  return on_tape("repeat", x, repeat(x.tensor(), repeats), [shape = x.shape(), repeats](auto& back) {
+  return on_tape("repeat", {&x}, repeat(x.tensor(), repeats), [shape = x.shape(), repeats](auto& back) {
     // One dim after the other: (before, copies, size, after) summed over the copies.
     auto grad = back.grad();
     for (int d = 0; d < repeats.rank(); ++d) {
@@ -179,12 +177,12 @@ Variable repeat(const Variable& x, const Dims& repeats) {
 }
 
 Variable tril(const Variable& x, int64_t diagonal) {
-  return on_tape("tril", x, tril(x.tensor(), diagonal),
+  return on_tape("tril", {&x}, tril(x.tensor(), diagonal),
                  [diagonal](auto& back) { back.give(0, tril(back.grad(), diagonal)); });
 }
 
 Variable triu(const Variable& x, int64_t diagonal) {
-  return on_tape("triu", x, triu(x.tensor(), diagonal),
+  return on_tape("triu", {&x}, triu(x.tensor(), diagonal),
                  [diagonal](auto& back) { back.give(0, triu(back.grad(), diagonal)); });
 }
 

@@ -228,14 +228,13 @@ DType promoted(PointwiseOp op, const Variable& a, const Variable& b) {
 
 Variable where(const Tensor& condition, const Variable& a, const Variable& b) {
   if (const auto dtype = Autocast::common({&a, &b})) return where(condition, a.to(*dtype), b.to(*dtype));
-  Tensor out = where(condition, a.tensor(), b.tensor());
-  if (!needs_grad({&a, &b})) return out;
-  return record("where", {&a, &b}, std::move(out), [condition = Saved(condition)](auto& back) {
-    const Tensor& chosen = condition.get("where");
-    const Value<decltype(back)> zero = zeros({}, {back.grad().dtype(), back.grad().device()});
-    if (back.needs(0)) back.give(0, where(chosen, back.grad(), zero));
-    if (back.needs(1)) back.give(1, where(chosen, zero, back.grad()));
-  });
+  return on_tape("where", {&a, &b}, where(condition, a.tensor(), b.tensor()),
+                 [condition = Saved(condition)](auto& back) {
+                   const Tensor& chosen = condition.get("where");
+                   const Value<decltype(back)> zero = zeros({}, {back.grad().dtype(), back.grad().device()});
+                   if (back.needs(0)) back.give(0, where(chosen, back.grad(), zero));
+                   if (back.needs(1)) back.give(1, where(chosen, zero, back.grad()));
+                 });
 }
 
 Variable addcmul(const Variable& a, const Variable& b, const Variable& c, Scalar value) {
@@ -255,9 +254,7 @@ Variable addcmul(const Variable& a, const Variable& b, const Variable& c, Scalar
 
 Variable lerp(const Variable& a, const Variable& b, double weight) {
   if (const auto dtype = Autocast::common({&a, &b})) return lerp(a.to(*dtype), b.to(*dtype), weight);
-  Tensor out = lerp(a.tensor(), b.tensor(), weight);
-  if (!needs_grad({&a, &b})) return out;
-  return record("lerp", {&a, &b}, std::move(out), [weight](auto& back) {
+  return on_tape("lerp", {&a, &b}, lerp(a.tensor(), b.tensor(), weight), [weight](auto& back) {
     if (back.needs(0)) back.give(0, mul_scalar(back.grad(), 1 - weight));
     if (back.needs(1)) back.give(1, mul_scalar(back.grad(), weight));
   });

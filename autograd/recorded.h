@@ -45,10 +45,11 @@ template <class Back> inline constexpr bool is_recorded = std::remove_reference_
 inline const Tensor& bare(const Tensor& x) { return x; }
 inline const Tensor& bare(const Variable& x) { return x.tensor(); }
 
-/// The result of an operation on x alone, recorded where that is wanted.
-template <class Fn> Variable on_tape(const char* name, const Variable& x, Tensor out, Fn derivative) {
-  if (!needs_grad({&x})) return out;
-  return record(name, {&x}, std::move(out), std::move(derivative));
+/// The result of an operation, recorded where that is wanted.
+template <class Fn>
+Variable on_tape(const char* name, std::initializer_list<const Variable*> inputs, Tensor out, Fn derivative) {
+  if (!needs_grad(inputs)) return out;
+  return record(name, inputs, std::move(out), std::move(derivative));
 }
 
 /// Gives what was computed with variables: in a plain pass they are not on the tape.

@@ -52,7 +52,7 @@ Tensor window_places(const Dims& size, const Dims& windows, const UnfoldOptions&
 }  // namespace
 
 Variable resample(const Variable& x, const std::vector<ResampleAxis>& axes) {
-  return on_tape("resample", x, resample(x.tensor(), axes), [axes](auto& back) {
+  return on_tape("resample", {&x}, resample(x.tensor(), axes), [axes](auto& back) {
     std::vector<ResampleAxis> opposite;
     for (const ResampleAxis& axis : axes) opposite.push_back(transposed(axis));
     back.give(0, resample(back.grad(), opposite));

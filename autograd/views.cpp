@@ -12,7 +12,7 @@ namespace {
 /// Records an operation on one variable; it is a view when it shares x's storage.
 template <class Fn> Variable viewed(const char* name, const Variable& x, Tensor out, Fn derivative) {
   const bool shares = out.storage() == x.tensor().storage();
-  Variable result = on_tape(name, x, std::move(out), std::move(derivative));
+  Variable result = on_tape(name, {&x}, std::move(out), std::move(derivative));
   return shares ? as_view(x, std::move(result)) : result;
 }
 
