@@ -109,9 +109,8 @@ void check_checkpoint(const Config& c, std::vector<std::string>& problems) {
   if (!problems.empty()) return;
   for (const std::string& file : c.checkpoint_files())
     if (file.ends_with(".bin") || file.ends_with(".pt") || file.ends_with(".pth"))
-      problems.push_back(str("checkpoint: ", file,
-                             " is a pickle, which runs code, and is not read: save it again as "
-                             "safetensors"));
+      problems.push_back(
+          str("checkpoint: ", file, " is a pickle, which runs code, and is not read: save it again as safetensors"));
 }
 
 void check_policy(const Json& policy, std::vector<std::string>& problems) {

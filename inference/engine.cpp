@@ -46,6 +46,7 @@ struct InferenceEngine::Impl {
   std::optional<Clock::time_point> begun;
   std::vector<double> times;
 
+  Impl(const ConfigSource& source, const InitArgs& args) : config(source.read()) { join(args); }
   ~Impl() { stop_profiling(); }
   void say(const std::string& text) const;
   void join(const InitArgs& args);
@@ -317,17 +318,13 @@ std::vector<double> InferenceEngine::model_times() {
 void InferenceEngine::destroy() { impl_.reset(); }
 
 InferenceEngine init_inference(nn::GPT& model, const ConfigSource& config, const InitArgs& args) {
-  auto impl = std::make_unique<InferenceEngine::Impl>();
-  impl->config = config.read();
+  auto impl = std::make_unique<InferenceEngine::Impl>(config, args);
   impl->model = &model;
-  impl->join(args);
   return start(std::move(impl), args);
 }
 
 InferenceEngine init_inference(const std::string& folder, const ConfigSource& config, const InitArgs& args) {
-  auto impl = std::make_unique<InferenceEngine::Impl>();
-  impl->config = config.read();
-  impl->join(args);
+  auto impl = std::make_unique<InferenceEngine::Impl>(config, args);
   if (std::filesystem::exists(folder + "/" + codes_file)) {
     impl->own = std::make_unique<nn::GPT>(nn::pretrained_options(folder));
     start_with_checkpoint(*impl->own, {folder}, nullptr, {});

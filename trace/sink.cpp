@@ -40,20 +40,14 @@ std::string quoted(std::string_view text) {
 /// Bytes of the UTF-8 character that begins here; 0 if none does.
 size_t utf8_length(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return at + i < text.size() ? uint8_t(text[at + i]) : uint8_t(0); };
-  const auto tail = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
-  const uint8_t b = byte(0);
+  const uint8_t b = byte(0), c = byte(1);
   if (b < 0x80) return 1;
-  if (b >= 0xc2 && b < 0xe0) return tail(1) ? 2 : 0;
-  if (b >= 0xe0 && b < 0xf0) {
-    const bool good = tail(1) && tail(2) && !(b == 0xe0 && byte(1) < 0xa0) && !(b == 0xed && byte(1) >= 0xa0);
-    return good ? 3 : 0;
-  }
-  if (b >= 0xf0 && b < 0xf5) {
-    const bool good =
-        tail(1) && tail(2) && tail(3) && !(b == 0xf0 && byte(1) < 0x90) && !(b == 0xf4 && byte(1) >= 0x90);
-    return good ? 4 : 0;
-  }
-  return 0;
+  const size_t length = b < 0xc2 || b >= 0xf5 ? 0 : b < 0xe0 ? 2 : b < 0xf0 ? 3 : 4;
+  for (size_t i = 1; i < length; ++i)
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  const bool too_long = (b == 0xe0 && c < 0xa0) || (b == 0xf0 && c < 0x90),
+             no_character = (b == 0xed && c >= 0xa0) || (b == 0xf4 && c >= 0x90);
+  return too_long || no_character ? 0 : length;
 }
 
 void append_args(std::string& out, const Arg* args, size_t count) {

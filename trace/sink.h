@@ -2,7 +2,6 @@
 // The file of a rank's trace, and how records are written into it. Not for users.
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>

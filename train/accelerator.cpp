@@ -255,8 +255,7 @@ void State::load(const std::string& folder) {
       mine <= theirs.size() && std::all_of(theirs.begin() + int64_t(mine), theirs.end(),
                                            [](const Json& one) { return one.find("dataset_size") != nullptr; });
   LOCKSTEP_CHECK(rest_are_loaders,
-                 "[load_state] expected as many loaders, schedules and registered objects "
-                 "as were saved, ",
+                 "[load_state] expected as many loaders, schedules and registered objects as were saved, ",
                  theirs.size(), ", got ", mine);
   for (size_t i = 0; i < mine; ++i) kept[i].load(theirs[i]);
   unclaimed.assign(theirs.begin() + int64_t(mine), theirs.end());

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sodium.h>
 
+#include <bit>
 #include <cstring>
 
 #include "data/json.h"
@@ -46,11 +47,9 @@ std::vector<int64_t> merge_hashes(const Team& team, const std::vector<std::strin
 void write_trace_line(std::ofstream& out, int64_t step, double loss, DType products,
                       const std::vector<std::string>& names, const std::vector<int64_t>& hashes) {
   if (!out.is_open()) return;
-  uint64_t loss_bits;
-  std::memcpy(&loss_bits, &loss, sizeof loss);
   Json line(Json::Object{});
   line["step"] = step;
-  line["loss"] = fmt::format("{:016x}", loss_bits);
+  line["loss"] = fmt::format("{:016x}", std::bit_cast<uint64_t>(loss));
   line["dtype"] = std::string(name_of(products));
   Json::Object tensors;
   for (size_t p = 0; p < hashes.size(); ++p)

@@ -214,9 +214,7 @@ void use_language_model(const ModelOptions& o, const std::string& command,
 }
 
 std::string tokenizer_of(const CommonOptions& run, const std::string& given, const std::string& model) {
-  const std::string found = !given.empty()               ? given
-                            : data::has_tokenizer(model) ? model
-                                                         : "",
+  const std::string of_model = data::has_tokenizer(model) ? model : "", found = given.empty() ? of_model : given,
                     stored = run.out + "/tokenizer";
   return run.resume && data::has_tokenizer(stored) && !data::has_tokenizer(found) ? stored : found;
 }
