@@ -5,6 +5,7 @@
 //   rank 1 ──┐                      heartbeats up and down; a closed connection is a dead rank, a quiet one is silent.
 //   rank 2 ──┼── rank 0 (store)     The first failure is sent to everybody; each rank raises it from whatever it is
 //   rank 3 ──┘                      waiting in. Strangers must answer a challenge with the job's token (auth.h).
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -63,7 +64,6 @@ struct Activity {
   int waits_for = -1;     ///< world rank that it needs something from
   uint64_t messages = 0;  ///< point to point: how many from (receive) or taken by (send) that rank it needs; else 0
   bool is_send = false;
-  bool closed = false;  ///< that rank has closed its side, so that nothing is on its way any more
   /// Point to point messages so far, by world rank: begun to be sent to it, and to be taken from it. May be empty (not
   /// counted): a circle of waits is then believed when nothing in it moves for three heartbeats.
   std::vector<std::pair<int, uint64_t>> sent_to, taken_from;
@@ -104,10 +104,10 @@ class Control {
 
   // What this rank does; read by the heartbeat.
   virtual void begin(const Activity& activity) = 0;  ///< enters a collective
-  /// Called after about a heartbeat without progress, and again every heartbeat while there is none: a wait that is not
-  /// renewed for two heartbeats no longer counts. `messages`, `closed`: see Activity; 0 messages inside collectives of
-  /// a whole group.
-  virtual void waits(int peer, uint64_t messages, bool is_send, bool closed = false) = 0;
+  /// Called after renewal() without progress, and again while there is none: a wait that is not renewed for two
+  /// heartbeats no longer counts. `messages`: see Activity; 0 messages inside collectives of a whole group.
+  virtual void waits(int peer, uint64_t messages, bool is_send) = 0;
+  Seconds renewal() const { return std::min(place().heartbeat, Seconds(0.25)); }
   virtual void end() = 0;  ///< the collective is done
   /// The training step, for errors and flight records.
   virtual void set_step(uint64_t step) { step_ = step; }

@@ -134,13 +134,12 @@ class LocalControl final : public Control {
     own.messages = 0;
   }
 
-  void waits(int peer, uint64_t messages, bool is_send, bool closed) override {
+  void waits(int peer, uint64_t messages, bool is_send) override {
     const std::lock_guard lock(job_->mutex);
     Activity& own = job_->doing[size_t(place_.rank)];
     own.waits_for = peer;
     own.messages = messages;
     own.is_send = is_send;
-    own.closed = closed;
     if (job_->failure) return;
     job_->look();
     job_->roster.doing(place_.rank, own, true, job_->now());

@@ -79,7 +79,6 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
     stream->messages.push_back(&m);
   }
 
-  const Seconds heartbeat = mail.control.place().heartbeat;
   Clock::time_point last = Clock::now(), told = last;
   bool slow = false, waits = false;
   size_t left = streams.size();
@@ -112,7 +111,7 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
       slow = true;
       mail.slow();
     }
-    if (now - told > heartbeat && (!mail.awaited || mail.awaited->load())) {
+    if (now - told > mail.control.renewal() && (!mail.awaited || mail.awaited->load())) {
       // A send is mostly done when the peer's side takes it, so what is to arrive is named first.
       const auto blocked =
           std::min_element(streams.begin(), streams.end(), [](const MessageStream& a, const MessageStream& b) {

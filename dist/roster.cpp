@@ -33,7 +33,7 @@ uint64_t count_for(const std::vector<std::pair<int, uint64_t>>& counts, int rank
 bool same_wait(const Activity& a, const Activity& b) {
   return a.waiting && b.waiting && a.step == b.step && a.completed == b.completed && a.group == b.group &&
          a.collective == b.collective && a.waits_for == b.waits_for && a.messages == b.messages &&
-         a.is_send == b.is_send && a.closed == b.closed && a.sent_to == b.sent_to && a.taken_from == b.taken_from;
+         a.is_send == b.is_send && a.sent_to == b.sent_to && a.taken_from == b.taken_from;
 }
 
 }  // namespace
@@ -171,7 +171,7 @@ std::vector<int> Roster::left_behind(int rank) const {
     if (other == rank || seat.state != State::left) continue;
     const auto found = seat.completed.find(a.group);
     const bool short_of_it = a.messages == 0 && found != seat.completed.end() && found->second <= a.completed;
-    if (short_of_it || (other == a.waits_for && (a.closed || is_real(rank, seat)))) out.push_back(other);
+    if (short_of_it || (other == a.waits_for && is_real(rank, seat))) out.push_back(other);
   }
   return out;
 }
@@ -241,13 +241,15 @@ std::optional<DistError> Roster::judge(double now) const {
   if (auto found = silent(now)) return found;
   for (int rank = 0; rank < size(); ++rank) {
     const Seat& seat = seats_[size_t(rank)];
-    const bool closed = seat.activity.closed;
-    if (!waits(seat, now) || (now - seat.waits_since < heartbeat_ && !closed)) continue;
+    if (!waits(seat, now)) continue;
     const std::vector<int> ranks = left_behind(rank);
-    // What they sent last may still be on its way; if not, others may be about to leave with them.
+    // Who never came to this call has sent nothing for it; only others may be about to leave, too. What the others sent
+    // last may still be on its way.
     const bool settled = std::any_of(ranks.begin(), ranks.end(), [&](int other) {
-      const bool nothing_comes = closed && other == seat.activity.waits_for;
-      return now - seats_[size_t(other)].left_at >= (nothing_comes ? std::min(heartbeat_, 0.1) : heartbeat_);
+      const bool never_came = seat.activity.messages == 0 && is_real(rank, seats_[size_t(other)]);
+      const double since =
+          never_came ? seats_[size_t(other)].left_at : std::max(seats_[size_t(other)].left_at, seat.waits_since);
+      return now - since >= (never_came ? std::min(heartbeat_, 0.1) : heartbeat_);
     });
     if (settled) return gone(rank, ranks);
   }

@@ -203,14 +203,13 @@ void TcpControl::end() {
     if (calls_[i].activity.waiting) shown_ = i;
 }
 
-void TcpControl::waits(int peer, uint64_t messages, bool is_send, bool closed) {
+void TcpControl::waits(int peer, uint64_t messages, bool is_send) {
   {
     const std::lock_guard lock(activity_mutex_);
     Activity& activity = call_of_this_thread().activity;
     activity.waits_for = peer;
     activity.messages = messages;
     activity.is_send = is_send;
-    activity.closed = closed;
   }
   const std::string body = activity_body();
   const std::lock_guard lock(mutex_);

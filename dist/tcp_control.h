@@ -32,7 +32,7 @@ class TcpControl final : public Control {
   [[noreturn]] void raise() const override;
   DistError report(Fault fault, int rank, const std::string& message) override;
   void begin(const Activity& activity) override;
-  void waits(int peer, uint64_t messages, bool is_send, bool closed) override;
+  void waits(int peer, uint64_t messages, bool is_send) override;
   void end() override;
   std::string explain(const std::vector<int>& world_ranks) override;
   void leave() override;

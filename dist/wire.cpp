@@ -111,7 +111,7 @@ std::optional<Frame> FrameReader::next() {
 
 void write_activity(Writer& out, const Activity& a) {
   out.u64(a.step).u64(a.completed).text(head(a.group, name_limit)).text(head(a.collective, name_limit)).u8(a.waiting);
-  out.u32(uint32_t(a.waits_for)).u64(a.messages).u8(a.is_send).u8(a.closed);
+  out.u32(uint32_t(a.waits_for)).u64(a.messages).u8(a.is_send);
   write_counts(out, a.sent_to);
   write_counts(out, a.taken_from);
 }
@@ -126,7 +126,6 @@ Activity read_activity(Fields& in) {
   a.waits_for = int(in.u32());
   a.messages = in.u64();
   a.is_send = in.u8() != 0;
-  a.closed = in.u8() != 0;
   a.sent_to = read_counts(in);
   a.taken_from = read_counts(in);
   return a;

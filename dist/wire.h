@@ -14,7 +14,7 @@
 
 namespace lockstep::dist {
 
-inline constexpr uint32_t wire_protocol = 2;
+inline constexpr uint32_t wire_protocol = 1;
 inline constexpr uint32_t wire_magic = 0x3163534c;
 inline constexpr size_t wire_header = 16;
 inline constexpr size_t stranger_limit = 4096;  ///< bytes before a peer has proved that it knows the token

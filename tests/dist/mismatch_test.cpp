@@ -52,6 +52,7 @@ void gather_all(int) { world().all_gather(ones({16}), ones({8})); }
 void meet(int) { world().barrier(); }
 void send_away(int rank) { world().send(ones({8}), 1 - rank); }
 void leave(int) {}
+void leave_late(int) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
 
 constexpr double soon = 3;  // seconds; a heartbeat is five
 
@@ -90,14 +91,15 @@ TEST_CASE("mismatch 6: who has left is told at once to whom it leaves waiting") 
       {all_reduce_of(8), "rank 1 waits in seq 1 (all_reduce f32 x 8); rank 0 has left before its first call there"},
       {reduce_to(1), "rank 1 waits in seq 1 (reduce f32 x 8 to rank 1); rank 0 has left before its first call there"},
       {meet, "rank 1 waits in seq 1 (barrier); rank 0 has left before its first call there"}};
-  for (const char* transport : {"threads", "shm"})
-    for (const auto& [call, expected] : rows) {
-      const Told found = told(transport, 5, [&](int rank) { (rank == 0 ? Doing(leave) : call)(rank); });
-      CAPTURE(transport);
-      CAPTURE(found.text);
-      CHECK(contains(found.text, expected));
-      CHECK(found.seconds < soon);
-    }
+  for (const char* transport : {"threads", "shm", "tcp"})
+    for (const auto& [call, expected] : rows)
+      for (const Doing& leaves : {Doing(leave), Doing(leave_late)}) {
+        const Told found = told(transport, 5, [&](int rank) { (rank == 0 ? leaves : call)(rank); });
+        CAPTURE(transport);
+        CAPTURE(found.text);
+        CHECK(contains(found.text, expected));
+        CHECK(found.seconds < soon);
+      }
 }
 
 TEST_CASE("mismatch 13: ranks that wait for each other in different calls are a circle") {
