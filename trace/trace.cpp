@@ -201,15 +201,10 @@ void memory(Device device) {
   Sink* const sink = here_if_on();
   if (!sink) return;
   const MemoryReport report = memory_report(device);
-  static const auto keys = [] {  // names without an end of their own are literals, which have one
-    std::array<std::string, memory_categories> all;
-    for (int i = 0; i < memory_categories; ++i) all[size_t(i)] = name_of(Memory(i));
-    return all;
-  }();
   std::array<Arg, memory_categories> held, most;
   for (size_t i = 0; i < held.size(); ++i) {
-    held[i] = {keys[i].c_str(), report.category[i].current};
-    most[i] = {keys[i].c_str(), report.category[i].peak};
+    const char* const key = name_of(Memory(i)).data();  // a literal, which ends
+    held[i] = {key, report.category[i].current}, most[i] = {key, report.category[i].peak};
   }
   sink->counter("memory", held.data(), held.size());
   sink->counter("memory, most so far", most.data(), most.size());

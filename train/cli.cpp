@@ -21,7 +21,6 @@
 #include "dist/schedule.h"
 #include "tensor/check.h"
 #include "tensor/environment.h"
-#include "tensor/random.h"
 #include "tensor/suggest.h"
 #include "tensor/threads.h"
 

@@ -6,7 +6,6 @@
 #include <iostream>
 #include <optional>
 
-#include "autograd/ops.h"
 #include "data/files.h"
 #include "engine/check_plan.h"
 #include "engine/model_shape.h"

@@ -19,15 +19,19 @@ const char* const no_requests = R"({"tools": [[]], "functions": [[]], "tool_choi
   "response_format": [{"type": "text"}], "modalities": [["text"]], "logit_bias": [{}], "suffix": [""], "metadata": [{}],
   "store": [false], "service_tier": ["auto", "default"], "include_obfuscation": [false]})";
 
-Json parsed_body(std::string_view body) {
+/// What fn gives; its Errors are the request's, about this field.
+auto as_request(const std::string& param, const auto& fn) {
   try {
-    Json json = data::parse_json(body, "body", {.bytes = 1 << 20, .depth = 32});
-    if (!json.is_object())
-      throw BadRequest("", "expected the body to be a JSON object, got " + std::string(json.kind()));
-    return json;
+    return fn();
   } catch (const BadRequest&) { throw; } catch (const Error& error) {
-    throw BadRequest("", error.what());
+    throw BadRequest(param, error.what());
   }
+}
+
+Json parsed_body(std::string_view body) {
+  const Json json = as_request("", [&] { return data::parse_json(body, "body", {.bytes = 1 << 20, .depth = 32}); });
+  if (!json.is_object()) throw BadRequest("", "expected the body to be a JSON object, got " + std::string(json.kind()));
+  return json;
 }
 
 /// Fields by name; refuse_others() rejects those that were not looked for and ask for something.
@@ -42,13 +46,7 @@ class Fields {
     return value && !value->is_null() ? value : nullptr;
   }
   template <class Fn> void with(const std::string& name, const Fn& fn) {
-    const Json* value = find(name);
-    if (!value) return;
-    try {
-      fn(*value);
-    } catch (const BadRequest&) { throw; } catch (const Error& error) {
-      throw BadRequest(name, error.what());
-    }
+    if (const Json* value = find(name)) as_request(name, [&] { fn(*value); });
   }
   /// An option of nn::Generation.
   void option(const std::string& name, double& to) {
