@@ -173,16 +173,11 @@ void Scope::end() noexcept {
 
 void record(std::string_view name, Category category, int64_t begun, int64_t ended, Args args, const Row* row) {
   if (!on()) return;
-  if (!row) {
-    if (Sink* const sink = here())
-      sink->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args), thread().row);
-    return;
-  }
-  const SinkPtr sink = find(row->rank());
-  const SinkPtr used = sink ? sink : find(-1);  // a group of a trace that was started without saying its rank
-  if (used)
-    used->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args),
-                   used->row(row->id(), row->name()));
+  SinkPtr of_row = row ? find(row->rank()) : nullptr;
+  if (row && !of_row) of_row = find(-1);  // a group of a trace that was started without saying its rank
+  if (Sink* const sink = row ? of_row.get() : here())
+    sink->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args),
+                   row ? sink->row(row->id(), row->name()) : thread().row);
 }
 
 void counter(std::string_view name, Args values) {

@@ -55,7 +55,6 @@ void read_optimizer(const std::string& text, OptimizerOptions& o) {
 
 void add_optimizer_options(CLI::App& app, OptimizerOptions& o, bool schedule) {
   const std::string group = "Training";
-  const std::vector<std::string>& names = optimizer_names;
   app.add_option_function<std::string>(
          "--lr",
          [&o, schedule](const std::string& text) {
@@ -72,9 +71,10 @@ void add_optimizer_options(CLI::App& app, OptimizerOptions& o, bool schedule) {
       ->group(group);
   app.add_option_function<std::string>(
          "--optimizer", [&o](const std::string& text) { as_usage([&] { read_optimizer(text, o); }); },
-         str(names[0], "; or one that sends a bit a number between ranks: ",
-             list_names({names.begin() + 1, names.end()}), "; and how: ", names[0], ",weight_decay=", o.weight_decay,
-             ",beta1=", o.beta1, ",beta2=", o.beta2, " (1-bit: freeze_step=N, exact steps before it)"))
+         str(optimizer_names[0], "; or one that sends a bit a number between ranks: ",
+             list_names({optimizer_names.begin() + 1, optimizer_names.end()}), "; and how: ", optimizer_names[0],
+             ",weight_decay=", o.weight_decay, ",beta1=", o.beta1, ",beta2=", o.beta2,
+             " (1-bit: freeze_step=N, exact steps before it)"))
       ->default_str(o.name)
       ->group(group);
 }
