@@ -82,11 +82,9 @@ void inspect(const Asked& o) {
   for (const auto& [name, value] : m.numbers) fmt::print("  {}  {}\n", name, checkpoints::text_of(value));
   if (!m.client_state.is_null()) fmt::print("{:<12}{}\n", "client_state", m.client_state.dump());
   const auto all = checkpoints::list_checkpoints(o.folder());
-  if (all.size() > 1) {
-    std::string others;
-    for (const auto& found : all) others += (others.empty() ? "" : ", ") + found.folder;
-    fmt::print("{:<12}{}\n", "beside it", others);
-  }
+  std::vector<std::string> folders;
+  for (const auto& found : all) folders.push_back(found.folder);
+  if (all.size() > 1) fmt::print("{:<12}{}\n", "beside it", list_names(folders, folders.size()));
 }
 
 void verify(const Asked& o) {
@@ -116,9 +114,8 @@ void add_checkpoint_command(CLI::App& app) {
   CLI::App* inspect_command = add("inspect", "prints what is in a checkpoint");
   inspect_command->add_flag("--json", o->json, "one line, a JSON object");
   inspect_command->callback([o] { inspect(*o); });
-  add("verify", "checks sizes, hashes and headers of all files; exit code 1 when one is damaged")->callback([o] {
-    verify(*o);
-  });
+  CLI::App* verifying = add("verify", "checks sizes, hashes and headers of all files; exit code 1 when one is damaged");
+  verifying->callback([o] { verify(*o); });
   CLI::App* merge = add("merge", "saves the same as one file into another folder of checkpoints");
   merge->add_option("out", o->out, "that folder")->required();
   merge->callback([o] {
@@ -134,12 +131,11 @@ void add_checkpoint_command(CLI::App& app) {
   to_file->callback([o] {
     auto opened = checkpoints::open_checkpoint(o->folder(), o->tag, warn);
     checkpoints::ExportOptions options{.prefix = o->prefix, .dtype = parse_dtype(o->dtype)};
-    if (o->hugging_face) {
+    if (o->hugging_face)
       options.rename = [](const std::string& name) {
-        lockstep::nn::PretrainedPiece theirs = lockstep::nn::gpt2_piece(name);
+        nn::PretrainedPiece theirs = nn::gpt2_piece(name);
         return std::pair(std::move(theirs.name), theirs.transposed);
       };
-    }
     const int64_t tensors = checkpoints::export_checkpoint(opened, o->out, options);
     fmt::print("{}: {} tensors\n", o->out, tensors);
   });

@@ -179,12 +179,11 @@ void add_eval_command(CLI::App& app) {
   CLI::App& command = *app.add_subcommand("eval", "loss of a model on a text");
   add_model_options(command, *o, true);
   command.add_option("--text", o->input, "text, or its .tokens file (default: this repository's own sources and docs)");
-  auto* const batch = OptionGroup{command}("--batch", o->batch, "sequences at a time", whole(1, most_size));
-  command
-      .add_option(
-          "--stride", o->stride,
-          "windows overlap, each so many tokens further; also bits per byte (default: windows one after another)")
-      ->check(whole(1, most_size))
+  const OptionGroup add(command);
+  auto* const batch = add("--batch", o->batch, "sequences at a time", whole(1, most_size));
+  add("--stride", o->stride,
+      "windows overlap, each so many tokens further; also bits per byte (default: windows one after another)",
+      whole(1, most_size))
       ->excludes(batch);
   command.callback([o] { use_language_model(*o, "eval", [&](const LanguageModel& m) { eval_text(*o, m); }); });
 }

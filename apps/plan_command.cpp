@@ -222,10 +222,7 @@ void run(PlanAsked& o) {
     std::cerr
         << "warning: sparse_attention: counted as dense attention; lockstep plan -- PROGRAM --config FILE counts its "
            "blocks\n";
-  if (o.json) {
-    std::cout << to_json(plan, speeds, time).dump() << std::endl;
-    return;
-  }
+  if (o.json) return void(std::cout << to_json(plan, speeds, time).dump() << std::endl);
   print(plan, speeds, time);
   for (const engine::Forecast& stage : plan.stages)
     if (o.units) print_units(stage);

@@ -151,10 +151,7 @@ void prepare_output(const std::string& option, const std::string& folder) {
 }
 
 void print_result(const data::Json& result, bool json) {
-  if (json) {
-    std::cout << result.dump() << std::endl;
-    return;
-  }
+  if (json) return void(std::cout << result.dump() << std::endl);
   std::string line;
   for (const auto& [key, value] : result.as_object()) {
     if (!line.empty()) line += ", ";

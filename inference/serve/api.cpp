@@ -98,18 +98,12 @@ std::vector<int64_t> ids_of(const Json& list) {
 }
 
 void read_prompt(const Json& prompt, Request& r) {
-  if (prompt.is_string()) {
-    r.texts = {prompt.as_string()};
-    return;
-  }
+  if (prompt.is_string()) return void(r.texts = {prompt.as_string()});
   LOCKSTEP_CHECK(prompt.is_array() && !prompt.as_array().empty(),
                  "prompt: expected a text, a list of token ids, or a list of these, got ",
                  prompt.is_array() ? "an empty list" : prompt.kind());
   const Json::Array& list = prompt.as_array();
-  if (list[0].is_int()) {
-    r.ids = {ids_of(prompt)};
-    return;
-  }
+  if (list[0].is_int()) return void(r.ids = {ids_of(prompt)});
   for (const Json& one : list) {
     LOCKSTEP_CHECK(one.kind() == std::string_view(list[0].kind()), "prompt: expected a list of one kind, got ",
                    list[0].kind(), " and ", one.kind());

@@ -14,7 +14,6 @@ namespace lockstep::serve {
 namespace {
 
 constexpr int64_t block_tokens = 32;
-
 constexpr int64_t usual_memory = int64_t(4) << 30;  // bytes of keys and values at most, when nothing is said
 
 int64_t blocks_for(const nn::GPT& model, const BatcherOptions& o) {
