@@ -195,9 +195,8 @@ double Engine::train_batch(const Data& data, const std::function<Variable(const 
 
 std::vector<Tensor> Engine::forward_backward(const Data& data, const std::function<Variable(const Variable&)>& scale) {
   LOCKSTEP_CHECK(data, "[pipeline] expected a function that gives micro-batches, got none");
-  std::vector<Variable> frozen = train_frozen();
-  const AtEnd drops([&] {
-    for (Variable& p : frozen) p.requires_grad_(false).clear_grad();
+  const AtEnd drops([frozen = train_frozen()] {
+    for (Variable p : frozen) p.requires_grad_(false).clear_grad();
   });
   if (world_) world_->control().set_step(step_);
   const RandomScope random;

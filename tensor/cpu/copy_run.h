@@ -1,4 +1,5 @@
 #pragma once
+// The innermost loop of copies and conversions.
 #include <algorithm>
 #include <cstring>
 
