@@ -117,6 +117,16 @@ TEST_CASE("a schedule counts from the base, whatever the rate is by then, and go
   many.load_state(few.state()), of_many.load_state(of_few.state());
   CHECK(many.lr() == 0.75);
 
+  // A rate that somebody set belongs to its group alone.
+  Variable v(ones({1}), true);
+  SGD two({w}, {.lr = 1}), loaded({w}, {.lr = 1});
+  for (SGD* o : {&two, &loaded}) o->add_group({v}, {.lr = 2});
+  StepLR of_two(two, {.step_size = 2}), of_loaded(loaded, {.step_size = 2});
+  two.set(1, "lr", 0.25);
+  of_loaded.load_state(of_two.state());
+  CHECK(loaded.lr(0) == 1);
+  CHECK(loaded.lr(1) == 0.25);
+
   auto old = before.state();  // of a version that did not save rates
   old.erase("lr.0");
   again.load_state(old);
