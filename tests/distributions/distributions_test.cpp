@@ -130,7 +130,7 @@ TEST_CASE("distributions: samples have the moments that they should have") {
 }
 
 TEST_CASE("distributions: draws in 16 bits have f32's law, rounded once") {
-  constexpr int64_t n = 100000;
+  constexpr int64_t n = 30000;
   std::vector<Row> all = rows();
   all.push_back({"Bernoulli", {leaf({0.996, 0.004, 1})}, [](auto& p) { return make<Bernoulli>(p[0]); }});
   all.push_back({"Normal", {leaf({100, 0.1}), leaf({3, 1e-3})}, [](auto& p) { return make<Normal>(p[0], p[1]); }});
@@ -171,7 +171,7 @@ TEST_CASE("distributions: draws in 16 bits have f32's law, rounded once") {
 }
 
 TEST_CASE("distributions: Categorical in 16 bits knows all classes") {
-  constexpr int64_t n = 100000, classes = 1000;
+  constexpr int64_t n = 30000, classes = 1000;
   for (const DType dtype : {f32, f16, bf16}) {
     const TensorOptions options{.dtype = dtype};
     for (const Categorical& d : {Categorical(Variable(ones({classes}, options))),
