@@ -14,7 +14,6 @@
 #include "autograd/linalg.h"
 #include "autograd/losses.h"
 #include "autograd/ops.h"
-#include "autograd/picking.h"
 #include "autograd/pools.h"
 #include "autograd/resample.h"
 #include "autograd/tape.h"

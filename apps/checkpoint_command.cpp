@@ -1,6 +1,7 @@
 // `lockstep checkpoint`: looks at checkpoints, verifies, merges and exports them.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <iostream>
 
 #include "apps/commands.h"
@@ -31,10 +32,14 @@ int64_t bytes_of_files(const checkpoints::Manifest& m) {
 struct Asked {
   std::string dir, tag, out, dtype = "f32", prefix = "model.";
   bool json = false, hugging_face = false;
+  /// Of a run's folder, that of its checkpoints.
+  std::string folder() const {
+    return std::filesystem::is_directory(dir + "/checkpoints") ? dir + "/checkpoints" : dir;
+  }
 };
 
 void inspect(const Asked& o) {
-  const auto opened = checkpoints::open_checkpoint(o.dir, o.tag, warn);
+  const auto opened = checkpoints::open_checkpoint(o.folder(), o.tag, warn);
   const checkpoints::Manifest& m = opened.manifest;
   int64_t bytes = 0;
   for (const auto& [name, tensor] : m.tensors) bytes += bytes_of(tensor);
@@ -76,16 +81,14 @@ void inspect(const Asked& o) {
   if (!m.numbers.empty()) fmt::print("numbers\n");
   for (const auto& [name, value] : m.numbers) fmt::print("  {}  {}\n", name, checkpoints::text_of(value));
   if (!m.client_state.is_null()) fmt::print("{:<12}{}\n", "client_state", m.client_state.dump());
-  const auto all = checkpoints::list_checkpoints(o.dir);
-  if (all.size() > 1) {
-    std::string others;
-    for (const auto& found : all) others += (others.empty() ? "" : ", ") + found.folder;
-    fmt::print("{:<12}{}\n", "beside it", others);
-  }
+  const auto all = checkpoints::list_checkpoints(o.folder());
+  std::vector<std::string> folders;
+  for (const auto& found : all) folders.push_back(found.folder);
+  if (all.size() > 1) fmt::print("{:<12}{}\n", "beside it", list_names(folders, folders.size()));
 }
 
 void verify(const Asked& o) {
-  const auto opened = checkpoints::open_checkpoint(o.dir, o.tag, warn);
+  const auto opened = checkpoints::open_checkpoint(o.folder(), o.tag, warn);
   const auto problems = checkpoints::verify_checkpoint(opened);
   for (const std::string& problem : problems) std::cout << problem << "\n";
   if (!problems.empty()) {
@@ -104,20 +107,19 @@ void add_checkpoint_command(CLI::App& app) {
   command.require_subcommand(1);
   const auto add = [&](const char* name, const char* what) {
     CLI::App& sub = *command.add_subcommand(name, what);
-    sub.add_option("folder", o->dir, "folder of checkpoints, or one of them")->required();
+    sub.add_option("folder", o->dir, "folder of a run, of checkpoints, or one of them")->required();
     sub.add_option("--tag", o->tag, "which of them; else the one that `latest` names");
     return &sub;
   };
   CLI::App* inspect_command = add("inspect", "prints what is in a checkpoint");
   inspect_command->add_flag("--json", o->json, "one line, a JSON object");
   inspect_command->callback([o] { inspect(*o); });
-  add("verify", "checks sizes, hashes and headers of all files; exit code 1 when one is damaged")->callback([o] {
-    verify(*o);
-  });
+  CLI::App* verifying = add("verify", "checks sizes, hashes and headers of all files; exit code 1 when one is damaged");
+  verifying->callback([o] { verify(*o); });
   CLI::App* merge = add("merge", "saves the same as one file into another folder of checkpoints");
   merge->add_option("out", o->out, "that folder")->required();
   merge->callback([o] {
-    auto opened = checkpoints::open_checkpoint(o->dir, o->tag, warn);
+    auto opened = checkpoints::open_checkpoint(o->folder(), o->tag, warn);
     std::cout << checkpoints::merge_checkpoint(opened, o->out, warn) << std::endl;
   });
   CLI::App* to_file = add("export", "writes the model as a plain safetensors file");
@@ -127,14 +129,13 @@ void add_checkpoint_command(CLI::App& app) {
   exported("--prefix", o->prefix, "tensors whose names begin with this, without it");
   exported("--hugging-face", o->hugging_face, "names and layout of Transformers' GPT2LMHeadModel");
   to_file->callback([o] {
-    auto opened = checkpoints::open_checkpoint(o->dir, o->tag, warn);
+    auto opened = checkpoints::open_checkpoint(o->folder(), o->tag, warn);
     checkpoints::ExportOptions options{.prefix = o->prefix, .dtype = parse_dtype(o->dtype)};
-    if (o->hugging_face) {
+    if (o->hugging_face)
       options.rename = [](const std::string& name) {
-        lockstep::nn::PretrainedPiece theirs = lockstep::nn::gpt2_piece(name);
+        nn::PretrainedPiece theirs = nn::gpt2_piece(name);
         return std::pair(std::move(theirs.name), theirs.transposed);
       };
-    }
     const int64_t tensors = checkpoints::export_checkpoint(opened, o->out, options);
     fmt::print("{}: {} tensors\n", o->out, tensors);
   });

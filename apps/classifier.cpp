@@ -45,10 +45,8 @@ void train_classifier(train::Job& job, const ClassifierOptions& o, const std::st
                       const MakeModel& make_model) {
   const data::TensorDataset training = load_split(o, true), test = load_split(o, false);
   const std::shared_ptr<nn::Module> model = make_model(training.inputs().size(1), training.inputs().size(2));
-  data::Json facts(data::Json::Object{});
-  facts["program"] = name;
-  facts["channels"] = training.inputs().size(1);
-  facts["size"] = training.inputs().size(2);
+  const data::Json facts = data::Json::Object{
+      {"program", name}, {"channels", training.inputs().size(1)}, {"size", training.inputs().size(2)}};
   const int64_t of_step = std::max<int64_t>(o.batch * o.parallel.accumulate * job.plan().dp, 1),
                 steps = o.steps > 0 ? o.steps : training.size() / of_step * o.epochs;
   train::check_configured(job);

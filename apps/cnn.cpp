@@ -1,8 +1,8 @@
 // cnn: a small convolutional network on images: conv 32, conv 64, pool, 128, 10.
 #include "apps/classifier.h"
 #include "nn/activation.h"
-#include "nn/conv.h"
 #include "nn/linear.h"
+#include "nn/pool.h"
 
 int main(int argc, char** argv) {
   using namespace lockstep::nn;

@@ -56,9 +56,11 @@ Texts read_texts(const FinetuneOptions& o, const std::string& folder, const nn::
   const int64_t block = o.block_size > 0 ? o.block_size : std::min<int64_t>(sizes.context, 1024);
   LOCKSTEP_CHECK(block >= 2 && block <= sizes.context, "--block_size ", block, ": expected 2 to ", sizes.context,
                  ", what the model sees");
-  LOCKSTEP_CHECK(tokenizer->vocab_size() <= sizes.vocab, "the tokenizer has ", tokenizer->vocab_size(),
-                 " tokens, the model only ", sizes.vocab);
-  const auto tokens = [&](const std::string& file) { return load_tokens(file, *tokenizer, folder); };
+  const auto tokens = [&](const std::string& file) {
+    data::Tokens all = load_tokens(file, *tokenizer, folder);
+    check_rows(all, *tokenizer, sizes.vocab, file);
+    return all;
+  };
   Texts texts;
   data::Tokens learn, test;
   if (!o.validation_file.empty()) test = tokens(o.validation_file);
@@ -96,11 +98,11 @@ void evaluate(const FinetuneOptions& o) {
 }
 
 void finetune(const FinetuneOptions& o, Job& job) {
-  const Start start = read_start(o.model);
+  const Start start = read_start(o.model, "--model_name_or_path");
   const std::string tokenizer = tokenizer_of(o.engine, o.tokenizer, start.folder);
   std::optional<nn::BuildEmpty> empty;  // a rank fills what it has
   if (job.plan().pp * job.plan().tp > 1) empty.emplace();
-  const std::shared_ptr<nn::GPT> model = nn::from_pretrained(start.folder, {.dtype = f32});
+  const std::shared_ptr<nn::GPT> model = from_start(start);
   if (start.lora) nn::add_lora(*model, *start.lora);
   empty.reset();
   const nn::GPT::Options sizes = model->o;
@@ -160,7 +162,8 @@ void add_command(CLI::App& app) {
         whole(0, most_size));
   model("--do_train", o->do_train, "train");
   model("--do_eval", o->do_eval, "evaluate at the end; alone: only that");
-  const auto count = whole(1, most_size), steps = whole(1, most_steps);
+  const auto count = whole(1, most_size);
+  const auto steps = number(0, double(most_steps));  // TrainingArguments says which are none
   training("--per_device_train_batch_size", a.per_device_train_batch_size, "samples of a micro-batch", count);
   training("--per_device_eval_batch_size", a.per_device_eval_batch_size, "samples of one in evaluation", count);
   training("--gradient_accumulation_steps", a.gradient_accumulation_steps, "micro-batches of a step at each rank",
@@ -183,11 +186,11 @@ void add_command(CLI::App& app) {
   training("--deepspeed", a.deepspeed, "DeepSpeed's configuration, which agrees with all of these or says \"auto\"");
   folder("--output_dir", a.output_dir, "folder for checkpoints, trainer_state.json and the trained model");
   folder("--eval_strategy,--evaluation_strategy", a.eval_strategy, "no, steps, epoch: when to evaluate");
-  folder("--eval_steps", a.eval_steps, "steps between evaluations", steps);
+  folder("--eval_steps", a.eval_steps, "steps between evaluations; below 1: a part of all", steps);
   folder("--save_strategy", a.save_strategy, "steps, epoch: when to save");
-  folder("--save_steps", a.save_steps, "steps between checkpoints", steps);
+  folder("--save_steps", a.save_steps, "steps between checkpoints; below 1: a part of all", steps);
   folder("--save_total_limit", a.save_total_limit, "checkpoints that stay (0: all)", whole(0, most_steps));
-  folder("--logging_steps", a.logging_steps, "steps between entries of the log", steps);
+  folder("--logging_steps", a.logging_steps, "steps between entries of the log; below 1: a part of all", steps);
   folder("--load_best_model_at_end", a.load_best_model_at_end, "end with the best of the evaluated models");
   folder("--metric_for_best_model", a.metric_for_best_model, "what is best (default: loss)");
   folder("--greater_is_better", o->greater_is_better, "True or False (default: unless the metric is a loss)",

@@ -43,7 +43,7 @@ std::shared_ptr<nn::GPT> make_model(const GptOptions& o, const Start& start, Job
   nn::GPT::Options sizes = as_usage([&] { return nn::gpt_options(o.sizes, {.context = o.context}); });
   sizes.vocab = vocab, sizes.dropout = o.dropout;
   if (o.is_given("context")) sizes.context = o.context;
-  std::shared_ptr<nn::GPT> model = start.folder.empty() ? nullptr : nn::from_pretrained(start.folder, {.dtype = f32});
+  std::shared_ptr<nn::GPT> model = start.folder.empty() ? nullptr : from_start(start);
   if (!model) model = std::make_shared<nn::GPT>(sizes);
   add_experts(*model, o.experts, job);
   if (start.lora) nn::add_lora(*model, *start.lora);
@@ -60,8 +60,7 @@ void train_gpt(const GptOptions& o, Job& job) {
   const nn::GPT::Options sizes = model->o;
   const int64_t sample_length = o.is_given("context") ? o.context : sizes.context;
   LOCKSTEP_CHECK(sample_length <= sizes.context, "--context ", o.context, ": the model sees at most ", sizes.context);
-  LOCKSTEP_CHECK(known->vocab_size() <= sizes.vocab, "the tokenizer has ", known->vocab_size(),
-                 " tokens, the model only ", sizes.vocab);
+  apps::check_rows(all, *known, sizes.vocab, name);
   const auto [learn, validation] = data::split_text(all, o.validation, sample_length, name);
   job.team().check_same(name, all.size(), all.checksum());
   const data::TokenBatches batches(learn, job.options().seed);
@@ -74,7 +73,9 @@ void train_gpt(const GptOptions& o, Job& job) {
   TrainerOptions t{
       .batches = [&](int64_t step, int64_t micro,
                      int64_t samples) { return batches.sample(step, micro, samples, sample_length); },
-      .evaluate = data::share(data::TextDataset(validation, {.context = sample_length, .stride = sample_length})),
+      .evaluate = validation.size() == 0
+                      ? nullptr
+                      : data::share(data::TextDataset(validation, {.context = sample_length, .stride = sample_length})),
       .optimizer =
           [&](nn::Module& m) {
             return make_optimizer(o.optimizer, matrices_decay(m, o.optimizer.weight_decay), o.steps, job);
@@ -154,7 +155,7 @@ int main(int argc, char** argv) {
   data("--text", o.text,
        "text to learn, or its .tokens file of `gpt tokenize` (default: this repository's own sources and docs)");
   data("--tokenizer", o.tokenizer, "folder of a tokenizer.json, or GPT-2's vocab.json and merges.txt (default: bytes)");
-  data("--validation", o.validation, "part of the text, from its end, kept for validation", number(0, 1));
+  data("--validation", o.validation, "part of the text, from its end, kept for validation (0: none)", number(0, 1));
   data("--eval-batches", o.eval_batches, "batches of a look at it (the last one takes all)", whole(1, most_steps));
   auto* init = model("--init", o.init, start_help);
   init->excludes(model("--model", o.sizes, "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json"));
@@ -183,6 +184,7 @@ int main(int argc, char** argv) {
   });
   const auto on_use = [&](CLI::App& sub, void (*command)(const UseOptions&, const LanguageModel&)) {
     sub.callback([&use, command, name = sub.get_name()] {
+      as_usage([&] { use.generation.check(); });
       use_language_model(use, name, [&](const LanguageModel& m) { command(use, m); });
     });
   };

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -37,6 +38,20 @@ data::Tokens load_tokens(const std::string& path, const data::Tokenizer& tokeniz
     return data::read_tokens(path, tokenizer, data::tokenizer_identity(folder));
   return tokenizer.encode_tensor(path.empty() ? data::read_sources(apps::source_folder)
                                               : data::read_file(path, int64_t(4) << 30));
+}
+
+void check_rows(const data::Tokens& tokens, const data::Tokenizer& tokenizer, int64_t vocab, const std::string& path) {
+  if (tokenizer.vocab_size() <= vocab) return;
+  int64_t some[1024];
+  for (int64_t at = 0; at < tokens.size(); at += 1024) {
+    const int64_t* const end = tokens.copy(at, std::min<int64_t>(tokens.size() - at, 1024), some);
+    const int64_t* const found = std::find_if(some, some + (end - some), [&](int64_t id) { return id >= vocab; });
+    LOCKSTEP_CHECK(found == end, path.empty() ? "the text" : path, ": token ", *found, " (\"",
+                   tokenizer.token_bytes(int32_t(*found)), "\") at ", at + (found - some),
+                   " has no row in the model, which has ", vocab,
+                   "; take it out of the text, or give the model a row for each of the tokenizer's ",
+                   tokenizer.vocab_size(), " tokens");
+  }
 }
 
 namespace {
@@ -78,7 +93,9 @@ struct ScoreOptions : ModelOptions {
 
 void eval_text(const ScoreOptions& o, const LanguageModel& m) {
   const auto tokenizer = m.tokenizer();
-  const Tensor tokens = load_tokens(o.input, *tokenizer, m.folder).tensor();
+  const data::Tokens all = load_tokens(o.input, *tokenizer, m.folder);
+  check_rows(all, *tokenizer, m.model->o.vocab, o.input);
+  const Tensor tokens = all.tensor();
   if (o.stride == 0) {
     const TextLoss t = loss_of_text(*m.model, tokens, o.batch);
     if (m.leads)
@@ -162,12 +179,11 @@ void add_eval_command(CLI::App& app) {
   CLI::App& command = *app.add_subcommand("eval", "loss of a model on a text");
   add_model_options(command, *o, true);
   command.add_option("--text", o->input, "text, or its .tokens file (default: this repository's own sources and docs)");
-  auto* const batch = OptionGroup{command}("--batch", o->batch, "sequences at a time", whole(1, most_size));
-  command
-      .add_option(
-          "--stride", o->stride,
-          "windows overlap, each so many tokens further; also bits per byte (default: windows one after another)")
-      ->check(whole(1, most_size))
+  const OptionGroup add(command);
+  auto* const batch = add("--batch", o->batch, "sequences at a time", whole(1, most_size));
+  add("--stride", o->stride,
+      "windows overlap, each so many tokens further; also bits per byte (default: windows one after another)",
+      whole(1, most_size))
       ->excludes(batch);
   command.callback([o] { use_language_model(*o, "eval", [&](const LanguageModel& m) { eval_text(*o, m); }); });
 }

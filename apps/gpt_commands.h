@@ -22,6 +22,9 @@ void add_tokenize_command(CLI::App& app);
 /// Of a text or a .tokens file, or "": the sources of this repository. folder: the tokenizer's; "": bytes.
 lockstep::data::Tokens load_tokens(const std::string& path, const lockstep::data::Tokenizer& tokenizer,
                                    const std::string& folder);
+/// Error when one of them, of the text at `path`, has no row in a model of `vocab`: its tokenizer may have more ids.
+void check_rows(const lockstep::data::Tokens& tokens, const lockstep::data::Tokenizer& tokenizer, int64_t vocab,
+                const std::string& path);
 
 /// `gpt finetune`, Hugging Face's run_clm.py by its options: adds it to a program, and reads its command line as the
 /// options are named: "--train-file" is "--train_file", and "--fp16 True" "--fp16=True". Lives as long as the App

@@ -66,6 +66,13 @@ int main(int argc, char** argv) {
   add("--template", o.chat_template, "of chats: plain, chatml, llama2, llama3, none (default: what the folder says)",
       one_of({"plain", "chatml", "llama2", "llama3", "none"}));
   add("--api-key", o.server.api_key, "that requests must have: Authorization: Bearer KEY");
+  add("--allow-origin", o.server.allow_origin,
+      "whose pages may ask from a browser, such as http://localhost:3000; *: all (default: none)",
+      [](const std::string& text) -> std::string {
+        const size_t host = text.find("://");  // behind it no path
+        const bool one = host != text.npos && text.find_first_of("/*, \t\r\n", host + 3) == text.npos;
+        return one || text == "*" ? "" : "expected * or SCHEME://HOST[:PORT], got '" + text + "'";
+      });
   limits("--blocks", o.batcher.blocks,
          "of 32 tokens, for keys and values (0: for 8 texts as long as the context, 4 GiB at most)", whole(0, 1 << 26))
       ->capture_default_str();

@@ -150,10 +150,7 @@ std::string text_of(const Json& value) {
 
 void print_env(bool json) {
   const Json e = collect();
-  if (json) {
-    std::cout << e.dump() << "\n";
-    return;
-  }
+  if (json) return void(std::cout << e.dump() << "\n");
   for (const auto& [key, value] : e.as_object()) {
     if (!value.is_object()) {
       fmt::print("{:<24}{}\n", key, text_of(value));

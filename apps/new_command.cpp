@@ -17,9 +17,11 @@ namespace {
 void write_project(const std::filesystem::path& folder) {
   const std::string name = folder.filename().string(), placeholder = "my_project";
   const auto in_names = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; };
-  LOCKSTEP_CHECK(!name.empty() && std::isalpha(static_cast<unsigned char>(name[0])) &&
-                     std::all_of(name.begin(), name.end(), in_names),
-                 "[new] expected a name of letters, digits, - and _ that begins with a letter, got '", name, "'");
+  lockstep::train::as_usage([&] {
+    LOCKSTEP_CHECK(!name.empty() && std::isalpha(static_cast<unsigned char>(name[0])) &&
+                       std::all_of(name.begin(), name.end(), in_names),
+                   "[new] expected a name of letters, digits, - and _ that begins with a letter, got '", name, "'");
+  });
   LOCKSTEP_CHECK(!std::filesystem::exists(folder), "[new] ", folder.string(),
                  " is there already: give a name that is free, or remove it");
   std::filesystem::create_directories(folder);

@@ -213,9 +213,8 @@ void run(PlanAsked& o) {
   engine::Speeds speeds = o.speeds;
   if (!(speeds.flops > 0 && speeds.bandwidth > 0 && speeds.memory > 0)) {
     const engine::Speeds here = engine::measure_speeds(plan.stages[0].parameter_dtype);
-    if (speeds.flops == 0) speeds.flops = here.flops;
-    if (speeds.bandwidth == 0) speeds.bandwidth = here.bandwidth;
-    if (speeds.memory == 0) speeds.memory = here.memory;
+    for (double engine::Speeds::*one : {&engine::Speeds::flops, &engine::Speeds::bandwidth, &engine::Speeds::memory})
+      if (speeds.*one == 0) speeds.*one = here.*one;
   }
   const engine::PredictedTime time = engine::predict(plan, speeds);
   for (const std::string& warning : plan.config.warnings) std::cerr << "warning: " << warning << "\n";
@@ -223,10 +222,7 @@ void run(PlanAsked& o) {
     std::cerr
         << "warning: sparse_attention: counted as dense attention; lockstep plan -- PROGRAM --config FILE counts its "
            "blocks\n";
-  if (o.json) {
-    std::cout << to_json(plan, speeds, time).dump() << std::endl;
-    return;
-  }
+  if (o.json) return void(std::cout << to_json(plan, speeds, time).dump() << std::endl);
   print(plan, speeds, time);
   for (const engine::Forecast& stage : plan.stages)
     if (o.units) print_units(stage);

@@ -16,7 +16,6 @@
 #include "dist/launcher/scratch.h"
 #include "nn/hugging_face/pretrained.h"
 #include "tensor/check.h"
-#include "train/cli.h"
 #include "train/interrupt.h"
 
 namespace apps {

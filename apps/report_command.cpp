@@ -58,10 +58,7 @@ void report(const ReportAsked& o) {
     data::write_atomically(o.svg, picture);
   }
   for (const std::string& warning : a.warnings) std::cerr << "warning: " << warning << "\n";
-  if (o.json) {
-    std::cout << to_json(a, page).dump() << std::endl;
-    return;
-  }
+  if (o.json) return void(std::cout << to_json(a, page).dump() << std::endl);
   fmt::print("{:<10}{}\n", "page", page);
   for (const report::Headline& line : report::headlines(a))
     fmt::print("{:<10}{}{}\n", line.name, line.value, line.about);

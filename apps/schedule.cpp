@@ -47,47 +47,6 @@ std::vector<int> parse_hosts(const std::string& text, int ranks) {
   return hosts;
 }
 
-}  // namespace
-
-Collective understand(const CollectiveAsked& asked) {
-  std::string algorithm = asked.algorithm, collective = asked.collective;
-  std::vector<std::string> known = dist::names_of_algorithms();
-  known.emplace_back(name_of(dist::Algorithm::automatic));
-  for (int c = 0; c < dist::scheduled_collectives; ++c) {
-    const std::string name(name_of(dist::Collective(c)));
-    if (!algorithm.ends_with("_" + name)) continue;
-    const std::string rest = algorithm.substr(0, algorithm.size() - name.size() - 1);
-    if (!std::count(known.begin(), known.end(), rest)) continue;  // "x_all_gather" also ends with "_gather"
-    LOCKSTEP_CHECK(collective.empty() || collective == name, algorithm, " and --collective ", collective,
-                   " name two collectives: leave one out");
-    algorithm = rest;
-    collective = name;
-  }
-  const dist::Algorithm parsed = dist::parse_algorithm(algorithm);
-  LOCKSTEP_CHECK(parsed != dist::Algorithm::automatic, "expected an algorithm: automatic chooses one for every call");
-  return {parsed,
-          {collective.empty() ? dist::Collective::all_reduce : dist::parse_collective(collective), asked.ranks,
-           asked.root, asked.mean, parse_hosts(asked.hosts, asked.ranks)}};
-}
-
-void add_collective_options(CLI::App& command, CollectiveAsked& asked, bool needs_algorithm) {
-  const std::string pipelines =
-      needs_algorithm ? "; of a pipeline: " + listed(pipeline::names_of_kinds()) + "; ring-attention; serving" : "";
-  const OptionGroup add(command);
-  add("algorithm", asked.algorithm,
-      listed(dist::names_of_algorithms()) + "; also ring_all_reduce and so on" + pipelines)
-      ->required(needs_algorithm);
-  command.add_option("--ranks", asked.ranks, "number of ranks")
-      ->check(CLI::Range(1, needs_algorithm ? 65536 : 1 << 20));
-  add("--collective", asked.collective,
-      "all_reduce (default), reduce_scatter, all_gather, broadcast, reduce, gather, scatter or all_to_all");
-  add("--root", asked.root, "where a broadcast, reduce, gather or scatter begins or ends; where tree and server meet")
-      ->capture_default_str();
-  add("--hosts", asked.hosts, "ranks of each host, for hierarchical: 4,4 or 512x8 (512 hosts of 8)");
-}
-
-namespace {
-
 constexpr int max_printed = 128;       // ranks of a collective
 constexpr int64_t most_columns = 220;  // of a pipeline's grid
 
@@ -283,6 +242,43 @@ void print_serving(const ServingAsked& o, const std::string& svg) {
 }
 
 }  // namespace
+
+Collective understand(const CollectiveAsked& asked) {
+  std::string algorithm = asked.algorithm, collective = asked.collective;
+  std::vector<std::string> known = dist::names_of_algorithms();
+  known.emplace_back(name_of(dist::Algorithm::automatic));
+  for (int c = 0; c < dist::scheduled_collectives; ++c) {
+    const std::string name(name_of(dist::Collective(c)));
+    if (!algorithm.ends_with("_" + name)) continue;
+    const std::string rest = algorithm.substr(0, algorithm.size() - name.size() - 1);
+    if (!std::count(known.begin(), known.end(), rest)) continue;  // "x_all_gather" also ends with "_gather"
+    LOCKSTEP_CHECK(collective.empty() || collective == name, algorithm, " and --collective ", collective,
+                   " name two collectives: leave one out");
+    algorithm = rest;
+    collective = name;
+  }
+  const dist::Algorithm parsed = dist::parse_algorithm(algorithm);
+  LOCKSTEP_CHECK(parsed != dist::Algorithm::automatic, "expected an algorithm: automatic chooses one for every call");
+  return {parsed,
+          {collective.empty() ? dist::Collective::all_reduce : dist::parse_collective(collective), asked.ranks,
+           asked.root, asked.mean, parse_hosts(asked.hosts, asked.ranks)}};
+}
+
+void add_collective_options(CLI::App& command, CollectiveAsked& asked, bool needs_algorithm) {
+  const std::string pipelines =
+      needs_algorithm ? "; of a pipeline: " + listed(pipeline::names_of_kinds()) + "; ring-attention; serving" : "";
+  const OptionGroup add(command);
+  add("algorithm", asked.algorithm,
+      listed(dist::names_of_algorithms()) + "; also ring_all_reduce and so on" + pipelines)
+      ->required(needs_algorithm);
+  command.add_option("--ranks", asked.ranks, "number of ranks")
+      ->check(CLI::Range(1, needs_algorithm ? 65536 : 1 << 20));
+  add("--collective", asked.collective,
+      "all_reduce (default), reduce_scatter, all_gather, broadcast, reduce, gather, scatter or all_to_all");
+  add("--root", asked.root, "where a broadcast, reduce, gather or scatter begins or ends; where tree and server meet")
+      ->capture_default_str();
+  add("--hosts", asked.hosts, "ranks of each host, for hierarchical: 4,4 or 512x8 (512 hosts of 8)");
+}
 
 void add_schedule_command(CLI::App& app) {
   CLI::App& command =

@@ -1,5 +1,5 @@
 // Activation checkpointing: the forward keeps the inputs only; backward runs the piece again, with the same random
-// numbers, and takes its gradients on a tape of its own.
+// numbers and the same state, and takes its gradients on a tape of its own.
 #include "autograd/checkpoint.h"
 
 #include <list>
@@ -10,6 +10,8 @@
 #include "autograd/leaf_collector.h"
 #include "autograd/mark.h"
 #include "autograd/split_backward.h"
+#include "tensor/at_end.h"
+#include "tensor/journal.h"
 #include "tensor/ops.h"
 #include "tensor/random_scope.h"
 
@@ -17,6 +19,8 @@ namespace lockstep {
 namespace {
 
 using Piece = std::function<std::vector<Variable>(const std::vector<Variable>&)>;
+
+thread_local bool recomputing = false;
 
 /// The second run must have read nothing of the outer tape but what the first one read: every other node is younger
 /// than it.
@@ -110,8 +114,9 @@ struct Recipe {
   Piece fn;
   std::shared_ptr<CheckpointKeeper> keeper;
   std::vector<Kept> inputs;
-  std::vector<bool> wanted;      // which inputs want a gradient
-  std::vector<Outside> outside;  // parameters that fn read
+  std::vector<bool> wanted;           // which inputs want a gradient
+  std::vector<Outside> outside;       // parameters that fn read
+  std::vector<Journal::Entry> state;  // what fn wrote over, as it was
   RandomState random;
   bool autocast;
   DType autocast_dtype;
@@ -124,6 +129,8 @@ struct Recipe {
 
   void operator()(Backward& back) {
     const Around around(keeper.get(), true);
+    const AtEnd ends([before = std::exchange(recomputing, true)] { recomputing = before; });
+    const Rewind same_state(state);  // to the end, as the tape has saved of it
     const RandomScope same_numbers(random);
     const Autocast same_precision(autocast_dtype, autocast);
     std::vector<Variable> again, sources;
@@ -171,11 +178,13 @@ struct Recipe {
 
 }  // namespace
 
+bool is_recomputing() { return recomputing; }
+
 std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variable>& inputs,
                                       std::shared_ptr<CheckpointKeeper> keeper) {
   if (!NoGrad::grad_enabled()) return fn(inputs);
   const Around around(keeper.get(), false);
-  Recipe recipe{fn, keeper, {}, {}, {}, random_state(), Autocast::enabled(), Autocast::dtype(), {}};
+  Recipe recipe{fn, keeper, {}, {}, {}, {}, random_state(), Autocast::enabled(), Autocast::dtype(), {}};
   std::vector<Variable> off_tape;
   for (const Variable& input : inputs) {
     off_tape.push_back(input.defined() ? input.detach() : input);
@@ -189,7 +198,9 @@ std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variabl
   std::vector<Variable> results;
   {
     const NoGrad no_tape;
+    Journal journal;
     results = fn(off_tape);
+    recipe.state = std::move(journal.entries);
   }
   std::vector<Tensor> tensors;
   for (const Variable& result : results) {

@@ -1,6 +1,7 @@
 #pragma once
 // Activation checkpointing (Chen et al., 2016): keep only the inputs of a piece of the model, and run it again when its
-// gradient is needed. Random numbers are replayed, so dropout gives the same bits.
+// gradient is needed. Random numbers are replayed, so dropout gives the same bits. The second run begins with the state
+// that the first began with (tensors that fn changes in place: running statistics, counters), and leaves none behind.
 #include <functional>
 #include <memory>
 #include <vector>
@@ -21,6 +22,10 @@ class CheckpointKeeper {
   virtual void begin(bool /*backward*/) {}
   virtual void end(bool /*backward*/) noexcept {}
 };
+
+/// Whether this thread is in the second run of a checkpoint, or its backward: what fn changes besides tensors (a member
+/// that it counts up or assigns) is to be left alone then.
+bool is_recomputing();
 
 /// fn(inputs), remembering nothing of what happens inside. Parameters and other variables that fn reads are found by
 /// themselves. Error in backward when the second run gives another shape or dtype.

@@ -31,9 +31,7 @@ Variable view_as_complex(const Variable& x) {
 }
 
 Variable angle(const Variable& x) {
-  Tensor out = angle(x.tensor());
-  if (!needs_grad({&x})) return out;
-  return record("angle", {&x}, std::move(out), [x = Saved(x)](auto& back) {
+  return on_tape("angle", {&x}, angle(x.tensor()), [x = Saved(x)](auto& back) {
     const auto z = back.input(0, x);
     auto length = sum(square(view_as_real(z)), {-1});
     const Tensor none = eq(bare(length), zeros_like(bare(length)));

@@ -2,7 +2,14 @@
 
 #include <cmath>
 
+#include "autograd/autocast.h"
 #include "autograd/recorded.h"
+
+namespace lockstep {
+namespace {
+std::optional<DType> widest_by_autocast(const Variable& a, const Variable& b) { return Autocast::common({&a, &b}); }
+}  // namespace
+}  // namespace lockstep
 
 #define Value Variable
 #define Indexed VariableIndices

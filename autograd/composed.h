@@ -12,6 +12,7 @@ namespace lockstep {
 #include "tensor/composed.def"
 #undef Value
 VariableIndices median(const Variable& x, int64_t dim, bool keepdim = false);
+VariableIndices kthvalue(const Variable& x, int64_t k, int64_t dim = -1, bool keepdim = false);
 std::vector<Variable> meshgrid(const std::vector<Variable>& vectors, bool xy = false);
 /// Lists in braces are of tensors when all of them are.
 inline std::vector<Tensor> meshgrid(std::initializer_list<Tensor> vectors, bool xy = false) {

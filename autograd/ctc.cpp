@@ -110,7 +110,7 @@ Variable ctc_loss(const Variable& input, const Tensor& target, const std::vector
       for (int64_t t = 0; wanted && t < last; ++t) std::fill_n(own + t * n * classes, classes, 0.0);
     }
     losses.push_back(loss);
-    parts.push_back(reduction == Reduction::mean ? 1 / (double(n) * double(std::max<int64_t>(length, 1))) : 1);
+    parts.push_back(reduction == Reduction::mean ? double(n * std::max<int64_t>(length, 1)) : 1);
   }
   const auto like = [&](const std::vector<double>& numbers, const Shape& shape) {
     return Tensor::from(numbers, shape).to(x.dtype()).to(x.device());
@@ -123,7 +123,7 @@ Variable ctc_loss(const Variable& input, const Tensor& target, const std::vector
       b.give(0, mul(slope, grad.dim() == 1 ? grad.reshape({1, grad.numel(), 1}) : grad));
     });
   if (reduction == Reduction::none) return wide.round(each);
-  return wide.round(sum(mul(each, like(parts, shape))));
+  return wide.round(sum(div(each, like(parts, shape))));
 }
 
 }  // namespace lockstep

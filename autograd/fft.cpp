@@ -24,17 +24,13 @@ Tensor half_weights(int64_t n, int64_t dim, int rank, double twice, DType dtype)
 }  // namespace
 
 Variable detail::complex_to_complex(const Variable& x, int64_t dim, bool inverse, double scale) {
-  Tensor out = complex_to_complex(x.tensor(), dim, inverse, scale);
-  if (!needs_grad({&x})) return out;
-  return record("fft", {&x}, std::move(out), [dim, inverse, scale](auto& back) {
+  return on_tape("fft", {&x}, complex_to_complex(x.tensor(), dim, inverse, scale), [dim, inverse, scale](auto& back) {
     back.give(0, complex_to_complex(back.grad(), dim, !inverse, scale));
   });
 }
 
 Variable detail::real_to_complex(const Variable& x, int64_t dim, double scale) {
-  Tensor out = real_to_complex(x.tensor(), dim, scale);
-  if (!needs_grad({&x})) return out;
-  return record("rfft", {&x}, std::move(out), [dim, n = x.size(dim), scale](auto& back) {
+  return on_tape("rfft", {&x}, real_to_complex(x.tensor(), dim, scale), [dim, n = x.size(dim), scale](auto& back) {
     const Value<decltype(back)> weights =
         half_weights(n, dim, bare(back.grad()).dim(), 0.5, real_dtype(back.grad().dtype()));
     back.give(0, complex_to_real(mul(back.grad(), weights), n, dim, scale));
@@ -42,9 +38,7 @@ Variable detail::real_to_complex(const Variable& x, int64_t dim, double scale) {
 }
 
 Variable detail::complex_to_real(const Variable& x, int64_t n, int64_t dim, double scale) {
-  Tensor out = complex_to_real(x.tensor(), n, dim, scale);
-  if (!needs_grad({&x})) return out;
-  return record("irfft", {&x}, std::move(out), [dim, n, scale](auto& back) {
+  return on_tape("irfft", {&x}, complex_to_real(x.tensor(), n, dim, scale), [dim, n, scale](auto& back) {
     const Value<decltype(back)> weights = half_weights(n, dim, bare(back.grad()).dim(), 2, back.grad().dtype());
     back.give(0, mul(real_to_complex(back.grad(), dim, scale), weights));
   });

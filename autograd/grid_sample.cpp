@@ -16,24 +16,23 @@ Variable with_slope(const Tensor& value, const Tensor& slope, const Variable& x)
   return add(value, mul(masked_fill(sub(x, x.detach()), logical_not(isfinite(x.tensor())), 0), slope));
 }
 
-Tensor number_like(double value, const Tensor& like) { return full({}, value, {like.dtype(), like.device()}); }
+Tensor number_like(Scalar value, const Tensor& like) { return full({}, value, {like.dtype(), like.device()}); }
 
 /// Between low and high; what is not inside has no slope, as PyTorch's.
 Variable clipped(const Variable& x, double low, double high) {
   const Tensor& t = x.tensor();
   const Tensor inside = logical_and(gt(t, number_like(low, t)), lt(t, number_like(high, t)));
-  return with_slope(masked_fill(clamp(t, low, high), isnan(t), low), inside.to(t.dtype()), x);
+  return with_slope(clamp(t, low, high), inside.to(t.dtype()), x);
 }
 
 /// Thrown back from low and high, as often as it takes.
 Variable reflected(const Variable& x, double low, double high) {
   const Tensor& t = x.tensor();
-  if (high <= low) return zeros_like(t);
+  if (high <= low) return clamp(t, 0, 0);
   const double span = high - low;
   const Tensor from_low = sub(t, number_like(low, t)), length = abs(from_low);
-  const Tensor times = floor(mul_scalar(length, 1 / span)), rest = sub(length, mul_scalar(times, span));
-  const Tensor odd = sub(times, mul_scalar(floor(mul_scalar(times, 0.5)), 2));  // 0 or 1
-  const Tensor back = rsub_scalar(mul_scalar(odd, 2), 1);                       // 1, or -1
+  const Tensor rest = remainder(length, span), odd = remainder(floor_divide(length, span), 2);  // 0 or 1
+  const Tensor back = rsub_scalar(mul_scalar(odd, 2), 1);                                       // 1, or -1
   const Tensor value = add_scalar(add(mul(rest, back), mul_scalar(odd, span)), low);
   const Tensor negative = lt(from_low, number_like(0, t));
   return with_slope(value, mul(back, masked_fill(ones_like(t), negative, -1)), x);
@@ -62,10 +61,10 @@ struct GridSampler {
       const Tensor out =
           logical_not(logical_and(ge(t, number_like(0, t)), le(t, number_like(last, t))));  // true of NaN
       const Tensor whole = masked_fill(t, out, 0).to(i64);
-      index = d == 0 ? whole : add(mul_scalar(index, double(sizes[d])), whole);
+      index = d == 0 ? whole : add(mul_scalar(index, sizes[d]), whole);
       outside = d == 0 ? out : logical_or(outside, out);
     }
-    return index_select(rows, 0, masked_fill(add(index, first), outside, double(no_row)));
+    return index_select(rows, 0, masked_fill(add(index, first), outside, no_row));
   }
   /// One more term of a sum of pixels with weights (N * places).
   Variable with_term(const Variable& sum, const std::vector<Tensor>& at, const Variable& weight) const {
@@ -75,8 +74,12 @@ struct GridSampler {
 
   Variable nearest(const std::vector<Variable>& at) const {
     std::vector<Tensor> whole;
-    for (size_t d = 0; d < at.size(); ++d) whole.push_back(round(padded(at[d], sizes[d]).tensor()));
-    return pixels(whole);
+    Tensor lost;  // a pixel has no weight that could be NaN
+    for (size_t d = 0; d < at.size(); ++d) {
+      whole.push_back(round(padded(at[d], sizes[d]).tensor()));
+      lost = d == 0 ? isnan(whole[d]) : logical_or(lost, isnan(whole[d]));
+    }
+    return masked_fill(pixels(whole), lost.unsqueeze(1), NAN);
   }
 
   /// The sum over all corners around, each with the product of its weights.
@@ -86,7 +89,8 @@ struct GridSampler {
     for (size_t d = 0; d < at.size(); ++d) {
       const Variable place = padded(at[d], sizes[d]);
       const Tensor low = floor(place.tensor());
-      const Variable rest = masked_fill(sub(place, low), logical_not(isfinite(low)), 0);  // outside in any case
+      const Tensor infinite = eq(abs(low), number_like(INFINITY, low));  // outside in any case; NaN stays
+      const Variable rest = masked_fill(sub(place, low), infinite, 0);
       whole.push_back({low, add_scalar(low, 1)});
       weights.push_back({rsub_scalar(rest, 1), rest});
     }
@@ -156,7 +160,7 @@ Variable grid_sample(const Variable& input, const Variable& given, const GridSam
   }
   const Variable grid = wide(given).to(wide(input).dtype());
   const Variable rows = wide(input).reshape({n, c, pixels}).transpose(1, 2).reshape({n * pixels, c});
-  const Tensor first = arange(0, double(n * pixels), double(pixels), {.dtype = i64, .device = input.device()});
+  const Tensor first = arange(0, n * pixels, pixels, {.dtype = i64, .device = input.device()});
   GridSampler sampler{o, pad(rows, {0, 0, 0, 1}), first.view({n, 1}).expand({n, count}).reshape({n * count}),
                       n * pixels};
   std::vector<Variable> at;

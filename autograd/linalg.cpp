@@ -61,11 +61,10 @@ template <class V> V wide_qr_grad(const V& grad_q, const V& grad_r, const V& a, 
   return cat(std::vector<V>{first, matmul(q, grad_rest)}, -1);
 }
 
-/// 1 / (x_j - x_i) at (i, j), and 0 on the diagonal.
-template <class V> V inverse_gaps(const V& x) {
-  const TensorOptions like{x.dtype(), x.device()};
-  const Tensor one = eye(x.size(-1), -1, like);
-  return mul(reciprocal(add(sub(x.unsqueeze(-2), x.unsqueeze(-1)), one)), rsub_scalar(one, 1));
+/// y_ij / (x_j - x_i), and 0 on the diagonal.
+template <class V> V over_gaps(const V& y, const V& x) {
+  const Tensor one = eye(x.size(-1), -1, {x.dtype(), x.device()});
+  return div(mul(y, rsub_scalar(one, 1)), add(sub(x.unsqueeze(-2), x.unsqueeze(-1)), one));
 }
 
 template <class V> V svd_grad(const V& grad_u, const V& grad_s, const V& grad_vh, const V& u, const V& s, const V& vh) {
@@ -74,10 +73,9 @@ template <class V> V svd_grad(const V& grad_u, const V& grad_s, const V& grad_vh
   V inner;  // u inner vh
   const auto plus = [](const V& x, const V& y) { return x.defined() ? add(x, y) : y; };
   if (grad_s.defined()) inner = mul(grad_s.unsqueeze(-1), eye(k, -1, {s.dtype(), s.device()}));
-  V gaps;
-  if (grad_u.defined() || grad_vh.defined()) gaps = inverse_gaps(square(s));
-  if (grad_u.defined()) inner = plus(inner, mul(mul(skew(matmul(flipped(u), grad_u)), gaps), s.unsqueeze(-2)));
-  if (grad_vh.defined()) inner = plus(inner, mul(mul(skew(matmul(vh, flipped(grad_vh))), gaps), s.unsqueeze(-1)));
+  const auto over = [&](const V& x) { return over_gaps<V>(skew(x), square(s)); };
+  if (grad_u.defined()) inner = plus(inner, mul(over(matmul(flipped(u), grad_u)), s.unsqueeze(-2)));
+  if (grad_vh.defined()) inner = plus(inner, mul(over(matmul(vh, flipped(grad_vh))), s.unsqueeze(-1)));
   V out = matmul(u, matmul(inner, vh));
   if (grad_u.defined() && u.size(-2) > k) {
     const V outside = sub(grad_u, matmul(u, matmul(flipped(u), grad_u)));
@@ -95,7 +93,7 @@ template <class V> V eigh_grad(const V& grad_values, const V& grad_vectors, cons
   if (grad_values.defined())
     inner = mul(grad_values.unsqueeze(-1), eye(values.size(-1), -1, {values.dtype(), values.device()}));
   if (grad_vectors.defined()) {
-    const V turned = mul(matmul(flipped(v), grad_vectors), inverse_gaps(values));
+    const V turned = over_gaps<V>(matmul(flipped(v), grad_vectors), values);
     inner = inner.defined() ? add(inner, turned) : turned;
   }
   const V whole = matmul(v, matmul(inner, flipped(v)));

@@ -129,7 +129,7 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
                grad_w = at_once && weight.requires_grad() ? job.sums(weight.shape()) : Tensor();
   Tensor ignored, divisor, seed, upstream;
   if (options.reduction == Reduction::mean) {
-    ignored = eq(job.index, full({}, double(options.ignore_index), {i64, target.device()}));
+    ignored = eq(job.index, full({}, options.ignore_index, {i64, target.device()}));
     divisor = divisor_of(job.index, job.class_weight, job.args, losses);
   }
   if (at_once) {

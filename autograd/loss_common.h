@@ -41,7 +41,7 @@ inline void check_values(const char* op, const char* expected, const Tensor& val
   fail(str("[", op, "] expected ", expected, ", got ", values.to_vector<double>()[at], " at element ", at));
 }
 
-inline Tensor constant(double value, const Tensor& like) { return full({}, value, {like.dtype(), like.device()}); }
+inline Tensor constant(Scalar value, const Tensor& like) { return full({}, value, {like.dtype(), like.device()}); }
 
 inline Tensor within(const Tensor& x, double low, double high) {
   return logical_and(ge(x, constant(low, x)), le(x, constant(high, x)));

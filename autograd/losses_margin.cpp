@@ -46,7 +46,7 @@ Variable multi_margin_loss(const Variable& input, const Tensor& target, const Mu
   Variable over = relu(sub(x, gather(x, 1, own)) + options.margin);
   if (options.p == 2) over = square(over);
   const Tensor is_own = eq(own, arange(classes, {i64, own.device()}).unsqueeze(0));
-  Variable losses = sum(masked_fill(over, is_own, 0), {1}) * (1.0 / double(classes));
+  Variable losses = sum(masked_fill(over, is_own, 0), {1}) / classes;
   if (options.weight.defined())
     losses = mul(losses, index_select(options.weight.to(x.dtype()), 0, own.reshape({x.size(0)})));
   return finish(wide, losses.reshape(shape), reduction);
@@ -65,7 +65,7 @@ Variable multilabel_margin_loss(const Variable& input, const Tensor& target, Red
   const Tensor own = gt(scatter_add(zeros_like(list), 1, places, counts.to(i64)), zero);
   const Variable over = relu(sub(x.unsqueeze(1), gather(x, 1, places).unsqueeze(2)) + 1);
   const Variable losses = sum(masked_fill(over, logical_or(none.unsqueeze(2), own.unsqueeze(1)), 0), {1, 2});
-  return finish(wide, (losses * (1.0 / double(classes))).reshape(without_last(input.shape())), reduction);
+  return finish(wide, (losses / classes).reshape(without_last(input.shape())), reduction);
 }
 
 Variable multilabel_soft_margin_loss(const Variable& input, const Variable& aim, const Tensor& weight,

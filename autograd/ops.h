@@ -20,11 +20,11 @@ namespace lockstep {
   Variable name(const Variable& x);          \
   Variable& name##_(Variable& x);
 #define LOCKSTEP_UNARY1(name, functor, types, p, d) \
-  Variable name(const Variable& x, double p d);     \
-  Variable& name##_(Variable& x, double p d);
+  Variable name(const Variable& x, Scalar p d);     \
+  Variable& name##_(Variable& x, Scalar p d);
 #define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e)   \
-  Variable name(const Variable& x, double p d, double q e); \
-  Variable& name##_(Variable& x, double p d, double q e);
+  Variable name(const Variable& x, Scalar p d, Scalar q e); \
+  Variable& name##_(Variable& x, Scalar p d, Scalar q e);
 #define LOCKSTEP_BINARY(name, functor, types)          \
   Variable name(const Variable& a, const Variable& b); \
   Variable& name##_(Variable& a, const Variable& b);
@@ -34,19 +34,9 @@ inline Variable gelu(const Variable& x, Gelu form = Gelu::erf) {
   return form == Gelu::erf ? gelu_erf(x) : gelu_tanh(x);
 }
 
-inline Variable operator+(const Variable& a, const Variable& b) { return add(a, b); }
-inline Variable operator-(const Variable& a, const Variable& b) { return sub(a, b); }
-inline Variable operator*(const Variable& a, const Variable& b) { return mul(a, b); }
-inline Variable operator/(const Variable& a, const Variable& b) { return div(a, b); }
-inline Variable operator-(const Variable& x) { return neg(x); }
-inline Variable operator+(const Variable& x, double s) { return add_scalar(x, s); }
-inline Variable operator+(double s, const Variable& x) { return add_scalar(x, s); }
-inline Variable operator-(const Variable& x, double s) { return add_scalar(x, -s); }
-inline Variable operator-(double s, const Variable& x) { return rsub_scalar(x, s); }
-inline Variable operator*(const Variable& x, double s) { return mul_scalar(x, s); }
-inline Variable operator*(double s, const Variable& x) { return mul_scalar(x, s); }
-inline Variable operator/(const Variable& x, double s) { return mul_scalar(x, 1 / s); }
-inline Variable operator/(double s, const Variable& x) { return rdiv_scalar(x, s); }
+#define Value Variable
+#include "tensor/operators.inc"
+#undef Value
 
 // --- reductions (ops_reduce.cpp) ---
 struct VariableIndices {

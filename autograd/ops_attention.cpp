@@ -106,11 +106,10 @@ Variable attention_packed(const Variable& projections, int64_t heads, AttentionA
 }
 
 Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, bool inverse) {
-  Tensor out = rotary(x.tensor(), cosine, sine, inverse);
-  if (!needs_grad({&x})) return out;
-  return record("rotary", {&x}, std::move(out), [cosine = Saved(cosine), sine = Saved(sine), inverse](auto& back) {
-    back.give(0, rotary(back.grad(), cosine.get("rotary"), sine.get("rotary"), !inverse));
-  });
+  return on_tape("rotary", {&x}, rotary(x.tensor(), cosine, sine, inverse),
+                 [cosine = Saved(cosine), sine = Saved(sine), inverse](auto& back) {
+                   back.give(0, rotary(back.grad(), cosine.get("rotary"), sine.get("rotary"), !inverse));
+                 });
 }
 
 Variable rotary_packed(Variable x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,

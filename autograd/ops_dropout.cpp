@@ -13,10 +13,8 @@ Variable dropout(const Variable& x, double p, bool training, const PartOf& part)
 }
 
 Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part) {
-  Tensor out = dropout(x.tensor(), p, key, part);
-  if (!needs_grad({&x})) return out;
-  return record("dropout", {&x}, std::move(out),
-                [p, key, part](auto& back) { back.give(0, dropout(back.grad(), p, key, part)); });
+  return on_tape("dropout", {&x}, dropout(x.tensor(), p, key, part),
+                 [p, key, part](auto& back) { back.give(0, dropout(back.grad(), p, key, part)); });
 }
 
 Variable add_dropout(const Variable& residual, const Variable& x, double p, bool training, const PartOf& part) {
@@ -24,12 +22,11 @@ Variable add_dropout(const Variable& residual, const Variable& x, double p, bool
   if (!training || p == 0) return add(residual, x);
   if (residual.dtype() != x.dtype() || residual.shape() != x.shape()) return add(residual, dropout(x, p, true, part));
   const PhiloxKey key = next_random_key(x.device());
-  Tensor out = add_dropout(residual.tensor(), x.tensor(), p, key, part);
-  if (!needs_grad({&residual, &x})) return out;
-  return record("add_dropout", {&residual, &x}, std::move(out), [p, key, part](auto& back) {
-    back.give(0, back.grad());
-    if (back.needs(1)) back.give(1, dropout(back.grad(), p, key, part));
-  });
+  return on_tape("add_dropout", {&residual, &x}, add_dropout(residual.tensor(), x.tensor(), p, key, part),
+                 [p, key, part](auto& back) {
+                   back.give(0, back.grad());
+                   if (back.needs(1)) back.give(1, dropout(back.grad(), p, key, part));
+                 });
 }
 
 Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index) {
@@ -43,7 +40,7 @@ Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_
         if constexpr (is_recorded<decltype(back)>) {
           const Tensor rows = index.get("embedding").reshape({index.get("embedding").numel(), 1});
           const Variable grad = back.grad().reshape({rows.size(0), shape[1]});
-          const Tensor padded = eq(rows, full({}, double(padding_index), {i64, rows.device()}));
+          const Tensor padded = eq(rows, full({}, padding_index, {i64, rows.device()}));
           const Variable none = zeros(shape, {grad.dtype(), grad.device()});
           return back.give(0, scatter_add(none, 0, rows.expand(grad.shape()), masked_fill(grad, padded, 0)));
         } else {

@@ -34,60 +34,54 @@ template <class T> T gradient_of_source(const T& grad, int64_t dim, const Tensor
 }  // namespace
 
 Variable gather(const Variable& x, int64_t dim, const Tensor& index) {
-  Tensor out = gather(x.tensor(), dim, index);
-  if (!needs_grad({&x})) return out;
-  return record("gather", {&x}, std::move(out), [shape = x.shape(), dim, index = Saved(index)](auto& back) {
-    if constexpr (is_recorded<decltype(back)>) give_places(back, shape, dim, index.get("gather"));
-    else
-      give_places(back, shape,
-                  [&](const Tensor& whole) { scatter_add_(whole, dim, index.get("gather"), back.grad()); });
-  });
+  return on_tape(
+      "gather", {&x}, gather(x.tensor(), dim, index), [shape = x.shape(), dim, index = Saved(index)](auto& back) {
+        if constexpr (is_recorded<decltype(back)>) give_places(back, shape, dim, index.get("gather"));
+        else
+          give_places(back, shape,
+                      [&](const Tensor& whole) { scatter_add_(whole, dim, index.get("gather"), back.grad()); });
+      });
 }
 
 Variable scatter(const Variable& x, int64_t dim, const Tensor& index, const Variable& source) {
   if (const auto dtype = Autocast::common({&x, &source})) return scatter(x.to(*dtype), dim, index, source.to(*dtype));
-  Tensor out = scatter(x.tensor(), dim, index, source.tensor());
-  if (!needs_grad({&x, &source})) return out;
-  return record("scatter", {&x, &source}, std::move(out), [dim, at = Saved(index), shape = source.shape()](auto& back) {
-    using T = Value<decltype(back)>;
-    const Tensor& index = at.get("scatter");
-    const T& grad = back.grad();
-    if (back.needs(0)) back.give(0, scatter(grad, dim, index, T(zeros(index.shape(), {grad.dtype(), grad.device()}))));
-    if (back.needs(1)) back.give(1, gradient_of_source(grad, dim, index, shape));
-  });
+  return on_tape("scatter", {&x, &source}, scatter(x.tensor(), dim, index, source.tensor()),
+                 [dim, at = Saved(index), shape = source.shape()](auto& back) {
+                   using T = Value<decltype(back)>;
+                   const Tensor& index = at.get("scatter");
+                   const T& grad = back.grad();
+                   if (back.needs(0))
+                     back.give(0, scatter(grad, dim, index, T(zeros(index.shape(), {grad.dtype(), grad.device()}))));
+                   if (back.needs(1)) back.give(1, gradient_of_source(grad, dim, index, shape));
+                 });
 }
 
 Variable scatter_add(const Variable& x, int64_t dim, const Tensor& index, const Variable& source) {
   if (const auto dtype = Autocast::common({&x, &source}))
     return scatter_add(x.to(*dtype), dim, index, source.to(*dtype));
-  Tensor out = scatter_add(x.tensor(), dim, index, source.tensor());
-  if (!needs_grad({&x, &source})) return out;
-  return record("scatter_add", {&x, &source}, std::move(out),
-                [dim, at = Saved(index), shape = source.shape()](auto& back) {
-                  if (back.needs(1)) back.give(1, gradient_of_source(back.grad(), dim, at.get("scatter_add"), shape));
-                  if (back.needs(0)) back.give(0, std::move(back.grad()));
-                });
+  return on_tape("scatter_add", {&x, &source}, scatter_add(x.tensor(), dim, index, source.tensor()),
+                 [dim, at = Saved(index), shape = source.shape()](auto& back) {
+                   if (back.needs(1)) back.give(1, gradient_of_source(back.grad(), dim, at.get("scatter_add"), shape));
+                   if (back.needs(0)) back.give(0, std::move(back.grad()));
+                 });
 }
 
 Variable index_select(const Variable& x, int64_t dim, const Tensor& index) {
-  Tensor out = index_select(x.tensor(), dim, index);
-  if (!needs_grad({&x})) return out;
-  return record("index_select", {&x}, std::move(out), [shape = x.shape(), dim, index = Saved(index)](auto& back) {
-    const Tensor& rows = index.get("index_select");
-    if constexpr (is_recorded<decltype(back)>) {
-      Shape along = Dims::filled(shape.rank(), 1);
-      along[int(normalize_dim("index_select", dim, shape.rank()))] = rows.numel();
-      give_places(back, shape, dim, rows.reshape(along).expand(back.grad().shape()));
-    } else {
-      give_places(back, shape, [&](const Tensor& whole) { index_add_(whole, dim, rows, back.grad()); });
-    }
-  });
+  return on_tape("index_select", {&x}, index_select(x.tensor(), dim, index),
+                 [shape = x.shape(), dim, index = Saved(index)](auto& back) {
+                   const Tensor& rows = index.get("index_select");
+                   if constexpr (is_recorded<decltype(back)>) {
+                     Shape along = Dims::filled(shape.rank(), 1);
+                     along[int(normalize_dim("index_select", dim, shape.rank()))] = rows.numel();
+                     give_places(back, shape, dim, rows.reshape(along).expand(back.grad().shape()));
+                   } else {
+                     give_places(back, shape, [&](const Tensor& whole) { index_add_(whole, dim, rows, back.grad()); });
+                   }
+                 });
 }
 
-Variable masked_fill(const Variable& x, const Tensor& mask, double value) {
-  Tensor out = masked_fill(x.tensor(), mask, value);
-  if (!needs_grad({&x})) return out;
-  return record("masked_fill", {&x}, std::move(out), [mask = Saved(mask)](auto& back) {
+Variable masked_fill(const Variable& x, const Tensor& mask, Scalar value) {
+  return on_tape("masked_fill", {&x}, masked_fill(x.tensor(), mask, value), [mask = Saved(mask)](auto& back) {
     back.give(0, masked_fill(back.grad(), mask.get("masked_fill"), 0));
   });
 }
@@ -141,10 +135,8 @@ Variable stack(const std::vector<Variable>& variables, int64_t dim) {
   })[0];
 }
 
-Variable pad(const Variable& x, const std::vector<int64_t>& pad_, double value) {
-  Tensor out = pad(x.tensor(), pad_, value);
-  if (!needs_grad({&x})) return out;
-  return record("pad", {&x}, std::move(out), [amounts = pad_](auto& back) {
+Variable pad(const Variable& x, const std::vector<int64_t>& pad_, Scalar value) {
+  return on_tape("pad", {&x}, pad(x.tensor(), pad_, value), [amounts = pad_](auto& back) {
     std::vector<int64_t> opposite;  // what was added is cut, what was cut gets zeros
     for (int64_t amount : amounts) opposite.push_back(-amount);
     back.give(0, pad(back.grad(), opposite, 0));
@@ -152,9 +144,7 @@ Variable pad(const Variable& x, const std::vector<int64_t>& pad_, double value) 
 }
 
 Variable flip(const Variable& x, const Dims& dims) {
-  Tensor out = flip(x.tensor(), dims);
-  if (!needs_grad({&x})) return out;
-  return record("flip", {&x}, std::move(out), [dims](auto& back) { back.give(0, flip(back.grad(), dims)); });
+  return on_tape("flip", {&x}, flip(x.tensor(), dims), [dims](auto& back) { back.give(0, flip(back.grad(), dims)); });
 }
 
 Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
@@ -167,9 +157,7 @@ Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
 }
 
 Variable repeat(const Variable& x, const Dims& repeats) {
-  Tensor out = repeat(x.tensor(), repeats);
-  if (!needs_grad({&x})) return out;
-  return record("repeat", {&x}, std::move(out), [shape = x.shape(), repeats](auto& back) {
+  return on_tape("repeat", {&x}, repeat(x.tensor(), repeats), [shape = x.shape(), repeats](auto& back) {
     // One dim after the other: (before, copies, size, after) summed over the copies.
     auto grad = back.grad();
     for (int d = 0; d < repeats.rank(); ++d) {
@@ -189,15 +177,13 @@ Variable repeat(const Variable& x, const Dims& repeats) {
 }
 
 Variable tril(const Variable& x, int64_t diagonal) {
-  Tensor out = tril(x.tensor(), diagonal);
-  if (!needs_grad({&x})) return out;
-  return record("tril", {&x}, std::move(out), [diagonal](auto& back) { back.give(0, tril(back.grad(), diagonal)); });
+  return on_tape("tril", {&x}, tril(x.tensor(), diagonal),
+                 [diagonal](auto& back) { back.give(0, tril(back.grad(), diagonal)); });
 }
 
 Variable triu(const Variable& x, int64_t diagonal) {
-  Tensor out = triu(x.tensor(), diagonal);
-  if (!needs_grad({&x})) return out;
-  return record("triu", {&x}, std::move(out), [diagonal](auto& back) { back.give(0, triu(back.grad(), diagonal)); });
+  return on_tape("triu", {&x}, triu(x.tensor(), diagonal),
+                 [diagonal](auto& back) { back.give(0, triu(back.grad(), diagonal)); });
 }
 
 }  // namespace lockstep

@@ -12,8 +12,8 @@ namespace lockstep {
 
 Tensor divisor_of(const Tensor& index, const Tensor& weight, const CrossEntropyArgs& args, const Tensor& out) {
   if (index.device().is_cpu()) return constant(cross_entropy_weight_sum(index, weight, args), out);
-  const Tensor ignored = eq(index, full({}, double(args.ignore_index), {i64, index.device()}));
-  if (!weight.defined()) return rsub_scalar(sum(ignored.to(i64)), double(index.numel())).to(out.dtype());
+  const Tensor ignored = eq(index, full({}, args.ignore_index, {i64, index.device()}));
+  if (!weight.defined()) return rsub_scalar(sum(ignored.to(i64)), index.numel()).to(out.dtype());
   const Tensor weights = index_select(weight.to(f64), 0, masked_fill(index, ignored, 0));
   return sum(masked_fill(weights, ignored, 0)).to(out.dtype());
 }
@@ -72,7 +72,7 @@ void check_targets(const char* op, const Variable& x, const Tensor& target) {
 
 /// The loss of each row, out of other operations.
 Variable composed_rows(const Variable& rows, const Tensor& index, const Tensor& weight, const CrossEntropyArgs& args) {
-  const Tensor ignored = eq(index, full({}, double(args.ignore_index), {i64, index.device()}));
+  const Tensor ignored = eq(index, full({}, args.ignore_index, {i64, index.device()}));
   const Tensor safe = masked_fill(index, ignored, 0);
   const double classes = double(rows.size(1));
   Variable log_p = log_softmax(rows, 1);
@@ -162,7 +162,7 @@ Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const
   LOCKSTEP_CHECK(options.label_smoothing == 0, "[nll_loss] expected no label_smoothing, got ", options.label_smoothing);
   const Variable x = as_rows(input);
   const Tensor index = target.reshape({x.size(0)});
-  const Tensor ignored = eq(index, full({}, double(options.ignore_index), {i64, index.device()}));
+  const Tensor ignored = eq(index, full({}, options.ignore_index, {i64, index.device()}));
   const Tensor safe = masked_fill(index, ignored, 0);
   if (index.device().is_cpu()) {
     int64_t row = 0;
@@ -225,7 +225,8 @@ Variable smooth_l1_loss(const Variable& x, const Variable& target, double beta, 
   const Wide wide(x);
   const Variable d = abs(sub(wide(x), wide(target)));
   const Tensor near = lt(d.tensor(), constant(beta, d.tensor()));
-  return wide.round(reduced(where(near, mul_scalar(square(d), 0.5 / beta), add_scalar(d, -0.5 * beta)), reduction));
+  return wide.round(
+      reduced(where(near, mul_scalar(mul(d, div_scalar(d, beta)), 0.5), add_scalar(d, -0.5 * beta)), reduction));
 }
 
 Variable huber_loss(const Variable& x, const Variable& target, double delta, Reduction reduction) {
@@ -273,7 +274,7 @@ Variable kl_div(const Variable& input, const Variable& aim, KlReduction reductio
   switch (reduction) {
     case KlReduction::none: return wide.round(losses);
     case KlReduction::sum: return wide.round(sum(losses));
-    case KlReduction::batchmean: return wide.round(mul_scalar(sum(losses), 1.0 / double(x.size(0))));
+    case KlReduction::batchmean: return wide.round(div_scalar(sum(losses), x.size(0)));
     default: return wide.round(mean(losses));
   }
 }

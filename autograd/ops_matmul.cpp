@@ -59,7 +59,7 @@ Variable matmul(const Variable& a, const Variable& b) {
                 });
 }
 
-Variable addmm(const Variable& c, const Variable& a, const Variable& b, double beta, double alpha) {
+Variable addmm(const Variable& c, const Variable& a, const Variable& b, Scalar beta, Scalar alpha) {
   if (Autocast::enabled()) {
     const Variable low_a = Autocast::low(a), low_b = Autocast::low(b), low_c = Autocast::low(c);
     if (low_a.impl() != a.impl() || low_b.impl() != b.impl() || low_c.impl() != c.impl())

@@ -21,26 +21,23 @@ template <class T> T sum_channels(const T& grad) { return sum(grad, {0, 2, 3}); 
 /// derivatives are these, and conv2d, again.
 Variable conv2d_grad_input_of(const Variable& g, const Variable& w, const Shape& x_shape, const ConvArgs& args);
 Variable conv2d_grad_weight_of(const Variable& g, const Variable& x, const Shape& w_shape, const ConvArgs& args) {
-  Tensor out = conv2d_grad_weight(g.tensor(), x.tensor(), w_shape, args, false).weight;
-  if (!needs_grad({&g, &x})) return out;
-  return record("conv2d_grad_weight", {&g, &x}, std::move(out),
-                [g = Saved(g), x = Saved(x), shape = x.shape(), args](auto& back) {
-                  const Variable weight = back.grad();
-                  const auto kept_g = back.input(0, g), kept_x = back.input(1, x);
-                  if (back.needs(0)) give_value(back, 0, conv2d(kept_x, weight, {}, args));
-                  if (back.needs(1)) give_value(back, 1, conv2d_grad_input_of(kept_g, weight, shape, args));
-                });
+  return on_tape("conv2d_grad_weight", {&g, &x},
+                 conv2d_grad_weight(g.tensor(), x.tensor(), w_shape, args, false).weight,
+                 [g = Saved(g), x = Saved(x), shape = x.shape(), args](auto& back) {
+                   const Variable weight = back.grad();
+                   const auto kept_g = back.input(0, g), kept_x = back.input(1, x);
+                   if (back.needs(0)) give_value(back, 0, conv2d(kept_x, weight, {}, args));
+                   if (back.needs(1)) give_value(back, 1, conv2d_grad_input_of(kept_g, weight, shape, args));
+                 });
 }
 Variable conv2d_grad_input_of(const Variable& g, const Variable& w, const Shape& x_shape, const ConvArgs& args) {
-  Tensor out = conv2d_grad_input(g.tensor(), w.tensor(), x_shape, args);
-  if (!needs_grad({&g, &w})) return out;
-  return record("conv2d_grad_input", {&g, &w}, std::move(out),
-                [g = Saved(g), w = Saved(w), shape = w.shape(), args](auto& back) {
-                  const Variable x = back.grad();
-                  const auto kept_g = back.input(0, g), kept_w = back.input(1, w);
-                  if (back.needs(0)) give_value(back, 0, conv2d(x, kept_w, {}, args));
-                  if (back.needs(1)) give_value(back, 1, conv2d_grad_weight_of(kept_g, x, shape, args));
-                });
+  return on_tape("conv2d_grad_input", {&g, &w}, conv2d_grad_input(g.tensor(), w.tensor(), x_shape, args),
+                 [g = Saved(g), w = Saved(w), shape = w.shape(), args](auto& back) {
+                   const Variable x = back.grad();
+                   const auto kept_g = back.input(0, g), kept_w = back.input(1, w);
+                   if (back.needs(0)) give_value(back, 0, conv2d(x, kept_w, {}, args));
+                   if (back.needs(1)) give_value(back, 1, conv2d_grad_weight_of(kept_g, x, shape, args));
+                 });
 }
 
 Tensor weight_gradient(const Tensor& g, const Tensor& x, const Shape& w_shape, const ConvArgs& args) {
@@ -139,9 +136,7 @@ Variable max_pool2d(const Variable& x, const PoolArgs& args) {
 }
 
 Variable avg_pool2d(const Variable& x, const PoolArgs& args) {
-  Tensor out = avg_pool2d(x.tensor(), args);
-  if (!needs_grad({&x})) return out;
-  return record("avg_pool2d", {&x}, std::move(out), [shape = x.shape(), args](auto& back) {
+  return on_tape("avg_pool2d", {&x}, avg_pool2d(x.tensor(), args), [shape = x.shape(), args](auto& back) {
     if constexpr (is_recorded<decltype(back)>) {
       const auto pool = [args](const Variable& v) { return avg_pool2d(v, args); };
       back.give(0,
@@ -153,17 +148,16 @@ Variable avg_pool2d(const Variable& x, const PoolArgs& args) {
 }
 
 Variable adaptive_avg_pool2d(const Variable& x, int64_t height, int64_t width) {
-  Tensor out = adaptive_avg_pool2d(x.tensor(), height, width);
-  if (!needs_grad({&x})) return out;
-  return record("adaptive_avg_pool2d", {&x}, std::move(out), [shape = x.shape(), height, width](auto& back) {
-    if constexpr (is_recorded<decltype(back)>) {
-      const auto pool = [=](const Variable& v) { return adaptive_avg_pool2d(v, height, width); };
-      back.give(0, transposed("adaptive_avg_pool2d_grad", back.grad(),
-                              adaptive_avg_pool2d_grad(back.grad().tensor(), shape), pool));
-    } else {
-      back.give(0, adaptive_avg_pool2d_grad(back.grad(), shape));
-    }
-  });
+  return on_tape("adaptive_avg_pool2d", {&x}, adaptive_avg_pool2d(x.tensor(), height, width),
+                 [shape = x.shape(), height, width](auto& back) {
+                   if constexpr (is_recorded<decltype(back)>) {
+                     const auto pool = [=](const Variable& v) { return adaptive_avg_pool2d(v, height, width); };
+                     back.give(0, transposed("adaptive_avg_pool2d_grad", back.grad(),
+                                             adaptive_avg_pool2d_grad(back.grad().tensor(), shape), pool));
+                   } else {
+                     back.give(0, adaptive_avg_pool2d_grad(back.grad(), shape));
+                   }
+                 });
 }
 
 namespace {

@@ -175,23 +175,23 @@ DType promoted(PointwiseOp op, const Variable& a, const Variable& b) {
   }
 
 #define LOCKSTEP_UNARY1(name, functor_, types, p, p_default)                         \
-  Variable name(const Variable& x, double p) {                                       \
+  Variable name(const Variable& x, Scalar p) {                                       \
     if (is_complex(x.dtype())) return complex_unary(#name, PointwiseOp::name, p, x); \
     if (wants_f32(PointwiseOp::name, x)) return name(x.to(f32), p);                  \
     return unary(LOCKSTEP_INFO(name, functor_, p), x, name(x.tensor(), p));          \
   }                                                                                  \
-  Variable& name##_(Variable& x, double p) {                                         \
+  Variable& name##_(Variable& x, Scalar p) {                                         \
     Saved kept = before_write(LOCKSTEP_INFO_(name, functor_, p), x);                 \
     name##_(x.tensor(), p);                                                          \
     return after_write(LOCKSTEP_INFO_(name, functor_, p), x, std::move(kept));       \
   }
 
 #define LOCKSTEP_UNARY2(name, functor_, types, p, p_default, q, q_default)        \
-  Variable name(const Variable& x, double p, double q) {                          \
+  Variable name(const Variable& x, Scalar p, Scalar q) {                          \
     if (wants_f32(PointwiseOp::name, x)) return name(x.to(f32), p, q);            \
     return unary(LOCKSTEP_INFO(name, functor_, p, q), x, name(x.tensor(), p, q)); \
   }                                                                               \
-  Variable& name##_(Variable& x, double p, double q) {                            \
+  Variable& name##_(Variable& x, Scalar p, Scalar q) {                            \
     Saved kept = before_write(LOCKSTEP_INFO_(name, functor_, p, q), x);           \
     name##_(x.tensor(), p, q);                                                    \
     return after_write(LOCKSTEP_INFO_(name, functor_, p, q), x, std::move(kept)); \
@@ -228,17 +228,16 @@ DType promoted(PointwiseOp op, const Variable& a, const Variable& b) {
 
 Variable where(const Tensor& condition, const Variable& a, const Variable& b) {
   if (const auto dtype = Autocast::common({&a, &b})) return where(condition, a.to(*dtype), b.to(*dtype));
-  Tensor out = where(condition, a.tensor(), b.tensor());
-  if (!needs_grad({&a, &b})) return out;
-  return record("where", {&a, &b}, std::move(out), [condition = Saved(condition)](auto& back) {
-    const Tensor& chosen = condition.get("where");
-    const Value<decltype(back)> zero = zeros({}, {back.grad().dtype(), back.grad().device()});
-    if (back.needs(0)) back.give(0, where(chosen, back.grad(), zero));
-    if (back.needs(1)) back.give(1, where(chosen, zero, back.grad()));
-  });
+  return on_tape("where", {&a, &b}, where(condition, a.tensor(), b.tensor()),
+                 [condition = Saved(condition)](auto& back) {
+                   const Tensor& chosen = condition.get("where");
+                   const Value<decltype(back)> zero = zeros({}, {back.grad().dtype(), back.grad().device()});
+                   if (back.needs(0)) back.give(0, where(chosen, back.grad(), zero));
+                   if (back.needs(1)) back.give(1, where(chosen, zero, back.grad()));
+                 });
 }
 
-Variable addcmul(const Variable& a, const Variable& b, const Variable& c, double value) {
+Variable addcmul(const Variable& a, const Variable& b, const Variable& c, Scalar value) {
   if (const auto dtype = Autocast::common({&a, &b, &c}))
     return addcmul(a.to(*dtype), b.to(*dtype), c.to(*dtype), value);
   Tensor out = addcmul(a.tensor(), b.tensor(), c.tensor(), value);
@@ -255,9 +254,7 @@ Variable addcmul(const Variable& a, const Variable& b, const Variable& c, double
 
 Variable lerp(const Variable& a, const Variable& b, double weight) {
   if (const auto dtype = Autocast::common({&a, &b})) return lerp(a.to(*dtype), b.to(*dtype), weight);
-  Tensor out = lerp(a.tensor(), b.tensor(), weight);
-  if (!needs_grad({&a, &b})) return out;
-  return record("lerp", {&a, &b}, std::move(out), [weight](auto& back) {
+  return on_tape("lerp", {&a, &b}, lerp(a.tensor(), b.tensor(), weight), [weight](auto& back) {
     if (back.needs(0)) back.give(0, mul_scalar(back.grad(), 1 - weight));
     if (back.needs(1)) back.give(1, mul_scalar(back.grad(), weight));
   });

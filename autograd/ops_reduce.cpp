@@ -123,19 +123,15 @@ template <class T> T cumprod_grad(const T& grad, const T& x, int64_t dim) {
 
 Variable sum(const Variable& input, const Dims& dims, bool keepdim) {
   const Variable x = Autocast::high(input);
-  Tensor out = sum(x.tensor(), dims, keepdim);
-  if (!needs_grad({&x})) return out;
-  return record("sum", {&x}, std::move(out), [shape = x.shape(), dims](auto& back) {
+  return on_tape("sum", {&x}, sum(x.tensor(), dims, keepdim), [shape = x.shape(), dims](auto& back) {
     back.give(0, put_back(back.grad(), shape, dims).expand(shape));
   });
 }
 
 Variable mean(const Variable& input, const Dims& dims, bool keepdim) {
   const Variable x = Autocast::high(input);
-  Tensor out = mean(x.tensor(), dims, keepdim);
-  if (!needs_grad({&x})) return out;
-  return record("mean", {&x}, std::move(out), [shape = x.shape(), dims](auto& back) {
-    const auto share = mul_scalar(back.grad(), 1.0 / double(reduced_count(shape, dims)));
+  return on_tape("mean", {&x}, mean(x.tensor(), dims, keepdim), [shape = x.shape(), dims](auto& back) {
+    const auto share = div_scalar(back.grad(), reduced_count(shape, dims));
     back.give(0, put_back(share, shape, dims).expand(shape));
   });
 }
@@ -143,9 +139,7 @@ Variable mean(const Variable& input, const Dims& dims, bool keepdim) {
 Variable prod(const Variable& input, const Dims& dims, bool keepdim) {
   const Wide wide(input);
   const Variable x = wide(input);
-  Tensor out = prod(x.tensor(), dims, keepdim);
-  if (!needs_grad({&x})) return wide.round(out);
-  return wide.round(record("prod", {&x}, std::move(out), [x = Saved(x), dims](auto& back) {
+  return wide.round(on_tape("prod", {&x}, prod(x.tensor(), dims, keepdim), [x = Saved(x), dims](auto& back) {
     back.give(0, prod_grad<Value<decltype(back)>>(back.grad(), back.input(0, x), dims));
   }));
 }
@@ -162,14 +156,13 @@ Variable min(const Variable& x) { return extreme("min", x, {}, min(x.tensor()));
 Variable var(const Variable& input, const Dims& dims, double correction, bool keepdim) {
   const Wide wide(input);
   const Variable x = wide(input);
-  Tensor out = var(x.tensor(), dims, correction, keepdim);
-  if (!needs_grad({&x})) return wide.round(out);
-  return wide.round(record("var", {&x}, std::move(out), [x = Saved(x), dims, correction](auto& back) {
-    const auto& values = back.input(0, x);
-    const double n = double(reduced_count(values.shape(), dims));
-    const auto scale = mul_scalar(put_back(back.grad(), values.shape(), dims), 2 / (n - correction));
-    back.give(0, mul_over(sub(values, mean(values, dims, true)), scale));
-  }));
+  return wide.round(
+      on_tape("var", {&x}, var(x.tensor(), dims, correction, keepdim), [x = Saved(x), dims, correction](auto& back) {
+        const auto& values = back.input(0, x);
+        const double n = double(reduced_count(values.shape(), dims));
+        const auto scale = mul_scalar(put_back(back.grad(), values.shape(), dims), 2 / (n - correction));
+        back.give(0, mul_over(sub(values, mean(values, dims, true)), scale));
+      }));
 }
 
 Variable stddev(const Variable& input, const Dims& dims, double correction, bool keepdim) {
@@ -230,17 +223,14 @@ VariableIndices topk(const Variable& x, int64_t k, int64_t dim, bool largest) {
 
 Variable cumsum(const Variable& input, int64_t dim) {
   const Variable x = Autocast::high(input);
-  Tensor out = cumsum(x.tensor(), dim);
-  if (!needs_grad({&x})) return out;
-  return record("cumsum", {&x}, std::move(out), [dim](auto& back) { back.give(0, cumsum_from_end(back.grad(), dim)); });
+  return on_tape("cumsum", {&x}, cumsum(x.tensor(), dim),
+                 [dim](auto& back) { back.give(0, cumsum_from_end(back.grad(), dim)); });
 }
 
 Variable cumprod(const Variable& input, int64_t dim) {
   const Wide wide(input);
   const Variable x = wide(input);
-  Tensor out = cumprod(x.tensor(), dim);
-  if (!needs_grad({&x})) return wide.round(out);
-  return wide.round(record("cumprod", {&x}, std::move(out), [x = Saved(x), dim](auto& back) {
+  return wide.round(on_tape("cumprod", {&x}, cumprod(x.tensor(), dim), [x = Saved(x), dim](auto& back) {
     back.give(0, cumprod_grad<Value<decltype(back)>>(back.grad(), back.input(0, x), dim));
   }));
 }

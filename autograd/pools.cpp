@@ -98,8 +98,7 @@ VariableIndices max_pool_indices(const Variable& x, const PoolArgs& args) {
     const int64_t e = deep.values.size(2);
     const Tensor of_deep = deep.indices.to(i64).reshape({n, c, e * p * q});  // d (p q) + place of the plane
     const Tensor in_plane = gather(flat.indices.to(i64).reshape({n, c, d * p * q}), 2, of_deep);
-    const Tensor depth = floor(mul_scalar(of_deep.to(f64), 1.0 / double(p * q))).to(i64);
-    places = add(mul_scalar(depth, double(plane)), in_plane).reshape({n, c, e, p, q});
+    places = add(mul_scalar(floor_divide(of_deep, p * q), plane), in_plane).reshape({n, c, e, p, q});
   } else {
     const Tensor t = dims == 1 ? x.tensor().unsqueeze(2) : x.tensor();
     places = max_pool2d(t, dims == 1 ? two_of(args, -1, 0) : args).indices.to(i64);
@@ -140,7 +139,7 @@ VariableIndices adaptive_max_pool(const Variable& x, const Dims& sizes) {
     auto [best, at] = max(windows.reshape(shape), d + 3);
     Shape own = Dims::filled(shape.rank(), 1);
     own[d + 2] = known[d], own[d + 3] = longest;
-    Tensor here = mul_scalar(numbers, double(behind)).view(own).expand(shape);
+    Tensor here = mul_scalar(numbers, behind).view(own).expand(shape);
     if (places.defined()) here = add(here, index_select(places, d + 2, numbers).reshape(shape));
     places = gather(here, d + 3, at.unsqueeze(d + 3)).squeeze(d + 3);
     values = best;

@@ -45,6 +45,13 @@ template <class Back> inline constexpr bool is_recorded = std::remove_reference_
 inline const Tensor& bare(const Tensor& x) { return x; }
 inline const Tensor& bare(const Variable& x) { return x.tensor(); }
 
+/// The result of an operation, recorded where that is wanted.
+template <class Fn>
+Variable on_tape(const char* name, std::initializer_list<const Variable*> inputs, Tensor out, Fn derivative) {
+  if (!needs_grad(inputs)) return out;
+  return record(name, inputs, std::move(out), std::move(derivative));
+}
+
 /// Gives what was computed with variables: in a plain pass they are not on the tape.
 inline void give_value(const Backward& back, int i, const Variable& grad) { back.give(i, grad.tensor()); }
 inline void give_value(const RecordedBackward& back, int i, const Variable& grad) { back.give(i, grad); }
@@ -56,13 +63,13 @@ inline bool is_free(const Variable&) { return false; }
 // Operations that write over their first operand, which is their caller's own; of variables, a new one.
 inline Tensor mul_over(const Tensor& x, const Tensor& y) { return mul_(x, y); }
 inline Variable mul_over(const Variable& x, const Variable& y) { return mul(x, y); }
-inline Tensor scale_over(const Tensor& x, double factor) { return mul_scalar_(x, factor); }
-inline Variable scale_over(const Variable& x, double factor) { return mul_scalar(x, factor); }
+inline Tensor scale_over(const Tensor& x, Scalar factor) { return mul_scalar_(x, factor); }
+inline Variable scale_over(const Variable& x, Scalar factor) { return mul_scalar(x, factor); }
 inline Tensor neg_over(const Tensor& x) { return is_free(x) ? neg_(x) : neg(x); }
 inline Variable neg_over(const Variable& x) { return neg(x); }
 inline Tensor exp_over(const Tensor& x) { return exp_(x); }
 inline Variable exp_over(const Variable& x) { return exp(x); }
-inline Tensor fill_over(const Tensor& x, const Tensor& mask, double value) { return masked_fill_(x, mask, value); }
-inline Variable fill_over(const Variable& x, const Tensor& mask, double value) { return masked_fill(x, mask, value); }
+inline Tensor fill_over(const Tensor& x, const Tensor& mask, Scalar value) { return masked_fill_(x, mask, value); }
+inline Variable fill_over(const Variable& x, const Tensor& mask, Scalar value) { return masked_fill(x, mask, value); }
 
 }  // namespace lockstep

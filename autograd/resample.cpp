@@ -52,9 +52,7 @@ Tensor window_places(const Dims& size, const Dims& windows, const UnfoldOptions&
 }  // namespace
 
 Variable resample(const Variable& x, const std::vector<ResampleAxis>& axes) {
-  Tensor out = resample(x.tensor(), axes);
-  if (!needs_grad({&x})) return out;
-  return record("resample", {&x}, std::move(out), [axes](auto& back) {
+  return on_tape("resample", {&x}, resample(x.tensor(), axes), [axes](auto& back) {
     std::vector<ResampleAxis> opposite;
     for (const ResampleAxis& axis : axes) opposite.push_back(transposed(axis));
     back.give(0, resample(back.grad(), opposite));

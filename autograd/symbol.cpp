@@ -45,7 +45,7 @@ Symbol operator+(const Symbol& a, const Symbol& b) {
 }
 Symbol operator-(const Symbol& a, const Symbol& b) {
   if (is_constant(a) && is_constant(b)) return a.constant() - b.constant();
-  if (is_constant(b)) return add_scalar(*a.variable(), -b.constant());
+  if (is_constant(b)) return sub_scalar(*a.variable(), b.constant());
   if (is_constant(a)) return rsub_scalar(*b.variable(), a.constant());
   return sub(*a.variable(), *b.variable());
 }
@@ -57,7 +57,7 @@ Symbol operator*(const Symbol& a, const Symbol& b) {
 }
 Symbol operator/(const Symbol& a, const Symbol& b) {
   if (is_constant(a) && is_constant(b)) return a.constant() / b.constant();
-  if (is_constant(b)) return div(*a.variable(), filled_like(b.constant(), *a.variable()));
+  if (is_constant(b)) return div_scalar(*a.variable(), b.constant());
   if (is_constant(a)) return rdiv_scalar(*b.variable(), a.constant());
   return div(*a.variable(), *b.variable());
 }
@@ -93,6 +93,7 @@ Symbol select(const Mask& mask, const Symbol& a, const Symbol& b) {
 
 Symbol cos(const Symbol& x) { return lockstep::cos(*x.variable()); }
 Symbol erf(const Symbol& x) { return lockstep::erf(*x.variable()); }
+Symbol floor_divide(const Symbol& a, const Symbol& b) { return lockstep::floor_divide(*a.variable(), *b.variable()); }
 Symbol exp(const Symbol& x) { return lockstep::exp(*x.variable()); }
 Symbol exp_normal(const Symbol& x) { return lockstep::exp(clamp(*x.variable(), -87, 87)); }
 Symbol sigmoid(const Symbol& x) { return lockstep::sigmoid(*x.variable()); }
@@ -115,7 +116,7 @@ Variable pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs&
   const Wide wide(grad);
   const Symbol g = wide(grad), x = a.defined() ? Symbol(wide(a)) : Symbol(),
                y = b.defined() ? Symbol(wide(b)) : Symbol();
-  const functor::Params<Symbol> params{args.p, args.q};
+  const functor::Params<Symbol> params{args.p.real(), args.q.real()};
   const auto result = [&]() -> Symbol {
     switch (op) {
 #define LOCKSTEP_UNARY(name, functor_, types) \

@@ -42,6 +42,7 @@ Symbol select(const Mask& mask, const Symbol& a, const Symbol& b);
 
 Symbol cos(const Symbol& x);
 Symbol erf(const Symbol& x);
+Symbol floor_divide(const Symbol& a, const Symbol& b);
 Symbol exp(const Symbol& x);
 /// exp of x clipped to where it is a normal number: what is chosen away beyond must not be infinite (0 times it is
 /// NaN).

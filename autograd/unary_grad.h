@@ -18,7 +18,7 @@ struct UnaryGrad {
   bool folds() const { return kept.defined(); }
   template <class Back> void operator()(Back& back) {
     if (reads == functor::Reads::zero) return back.give(0, zeros_like(bare(back.grad())));
-    if (op == PointwiseOp::add_scalar) return back.give(0, std::move(back.grad()));
+    if (op == PointwiseOp::add_scalar || op == PointwiseOp::sub_scalar) return back.give(0, std::move(back.grad()));
     const auto& read = reads == functor::Reads::output ? back.output(kept) : back.input(0, kept);
     back.give(0, pointwise_grad(op, PointwisePart::grad0, args, back.grad(), read, {}));
   }

@@ -12,8 +12,7 @@ namespace {
 /// Records an operation on one variable; it is a view when it shares x's storage.
 template <class Fn> Variable viewed(const char* name, const Variable& x, Tensor out, Fn derivative) {
   const bool shares = out.storage() == x.tensor().storage();
-  Variable result =
-      needs_grad({&x}) ? record(name, {&x}, std::move(out), std::move(derivative)) : Variable(std::move(out));
+  Variable result = on_tape(name, {&x}, std::move(out), std::move(derivative));
   return shares ? as_view(x, std::move(result)) : result;
 }
 
@@ -38,6 +37,12 @@ template <class Fn> Variable in_region(const Variable& grad, const Shape& shape,
 }
 template <class Fn> void give_region(const RecordedBackward& back, const Shape& shape, Fn region) {
   back.give(0, in_region(back.grad(), shape, region));
+}
+
+/// The view of what `region` picks.
+template <class Fn> Variable part_of(const char* name, const Variable& x, Fn region) {
+  return viewed(name, x, region(x.tensor()),
+                [shape = x.shape(), region](auto& back) { give_region(back, shape, region); });
 }
 
 Variable reshaped(const char* name, const Variable& x, Tensor out) {
@@ -119,30 +124,19 @@ Variable Variable::t() const {
 }
 
 Variable Variable::slice(int64_t dim, int64_t start, int64_t end, int64_t step) const {
-  return viewed("slice", *this, tensor().slice(dim, start, end, step),
-                [shape = shape(), dim, start, end, step](auto& back) {
-                  give_region(back, shape, [=](const auto& whole) { return whole.slice(dim, start, end, step); });
-                });
+  return part_of("slice", *this, [=](const auto& x) { return x.slice(dim, start, end, step); });
 }
 
 Variable Variable::narrow(int64_t dim, int64_t start, int64_t length) const {
-  return viewed("narrow", *this, tensor().narrow(dim, start, length),
-                [shape = shape(), dim, start, length](auto& back) {
-                  give_region(back, shape, [=](const auto& whole) { return whole.narrow(dim, start, length); });
-                });
+  return part_of("narrow", *this, [=](const auto& x) { return x.narrow(dim, start, length); });
 }
 
 Variable Variable::select(int64_t dim, int64_t index) const {
-  return viewed("select", *this, tensor().select(dim, index), [shape = shape(), dim, index](auto& back) {
-    give_region(back, shape, [=](const auto& whole) { return whole.select(dim, index); });
-  });
+  return part_of("select", *this, [=](const auto& x) { return x.select(dim, index); });
 }
 
 Variable Variable::diagonal(int64_t offset, int64_t dim1, int64_t dim2) const {
-  return viewed("diagonal", *this, tensor().diagonal(offset, dim1, dim2),
-                [shape = shape(), offset, dim1, dim2](auto& back) {
-                  give_region(back, shape, [=](const auto& whole) { return whole.diagonal(offset, dim1, dim2); });
-                });
+  return part_of("diagonal", *this, [=](const auto& x) { return x.diagonal(offset, dim1, dim2); });
 }
 
 Variable Variable::expand(const Shape& shape) const {

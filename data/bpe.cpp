@@ -155,8 +155,7 @@ void BpeTokenizer::merge(std::span<int32_t> ids, Work& work) const {
 }
 
 std::string_view BpeTokenizer::token_bytes(int32_t id) const {
-  LOCKSTEP_CHECK(id >= 0 && size_t(id) < tokens_.size() && known_[size_t(id)], "[tokenizer] expected ids from 0 to ",
-                 int64_t(tokens_.size()) - 1, ", got ", id);
+  LOCKSTEP_CHECK(knows(id), "[tokenizer] expected ids from 0 to ", int64_t(tokens_.size()) - 1, ", got ", id);
   return tokens_[size_t(id)];
 }
 

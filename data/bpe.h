@@ -25,6 +25,8 @@ class BpeTokenizer : public Tokenizer {
  public:
   /// vocab.json and merges.txt of GPT-2.
   static BpeTokenizer from_files(const std::string& vocab_path, const std::string& merges_path);
+  /// The same where `file` has the vocabulary, and added tokens, as a tokenizer.json has them.
+  static BpeTokenizer from_vocab(const Json& file, const std::string& vocab_path, const std::string& merges_path);
   /// tokenizer.json. Error when it asks for something that this tokenizer does not do.
   static BpeTokenizer from_tokenizer_json(const std::string& path);
   /// The same from a value; `where` opens the Errors.
@@ -34,6 +36,7 @@ class BpeTokenizer : public Tokenizer {
   void configure(const Json& tokenizer_config, const std::string& where);
 
   int64_t vocab_size() const override { return int64_t(tokens_.size()); }
+  bool knows(int64_t id) const override { return id >= 0 && id < vocab_size() && known_[size_t(id)]; }
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const override;
   std::string_view token_bytes(int32_t id) const override;
   bool is_special(int32_t id) const override;
@@ -79,7 +82,9 @@ class BpeTokenizer : public Tokenizer {
   struct Work;
 
   void add_vocab(const Json& vocab, const std::string& where);
+  void add_merge(const std::string& both, const std::string& where);
   void add_merge(const std::string& first, const std::string& second, const std::string& where);
+  void add_tokens(const Json& file, const std::string& where);
   void add_token(const Json& token, const std::string& where);
   void add_token(AddedToken token, bool normalized, const std::string& where);
   void set_token(int64_t id, std::string text, const std::string& where);

@@ -98,6 +98,13 @@ void BpeTokenizer::add_vocab(const Json& vocab, const std::string& where) {
   LOCKSTEP_CHECK(!ids_.empty(), where, ": expected tokens, got none");
 }
 
+void BpeTokenizer::add_merge(const std::string& both, const std::string& where) {
+  const size_t space = both.find(' ');
+  LOCKSTEP_CHECK(space != both.npos && both.find(' ', space + 1) == both.npos, where,
+                 ": expected two tokens with a space between, got \"", both, "\"");
+  add_merge(both.substr(0, space), both.substr(space + 1), where);
+}
+
 void BpeTokenizer::add_merge(const std::string& first, const std::string& second, const std::string& where) {
   std::string a, b;
   LOCKSTEP_CHECK(spell(first, a) && spell(second, b), where, ": expected two tokens",
@@ -127,8 +134,18 @@ void BpeTokenizer::add_token(AddedToken token, bool normalized, const std::strin
   special_[size_t(id)] = special_[size_t(id)] || token.special;
   added_.emplace(name, int32_t(id));
   if (!normalized) return cut_first_.add(std::move(token));
-  tokens_[size_t(id)] = token.text = normalize(name);
+  token.text = normalize(name);
+  // An id that the vocabulary has, too, is decoded as there: "é" may be a byte of other characters.
+  if (!there || !rules_.byte_level) tokens_[size_t(id)] = token.text;
   cut_normalized_.add(std::move(token));
+}
+
+void BpeTokenizer::add_tokens(const Json& file, const std::string& where) {
+  const Json* const added = file.find("added_tokens");
+  int64_t index = 0;
+  if (added && !added->is_null())
+    for (const Json& token : added->as_array(where + ": added_tokens"))
+      add_token(token, str(where, ": added_tokens[", index++, "]"));
 }
 
 void BpeTokenizer::add_token(const Json& token, const std::string& where) {
@@ -164,8 +181,14 @@ void BpeTokenizer::finish(const std::string& where) {
 }
 
 BpeTokenizer BpeTokenizer::from_files(const std::string& vocab_path, const std::string& merges_path) {
+  Json file;
+  file["model"]["vocab"] = read_json(vocab_path, {.bytes = max_vocab_bytes, .python = true});
+  return from_vocab(file, vocab_path, merges_path);
+}
+
+BpeTokenizer BpeTokenizer::from_vocab(const Json& file, const std::string& vocab_path, const std::string& merges_path) {
   BpeTokenizer result;
-  const Json vocab = read_json(vocab_path, {.bytes = max_vocab_bytes});
+  const Json& vocab = file.at("model").at("vocab");
   const std::string text = read_file(merges_path, max_vocab_bytes), where = "[tokenizer] " + vocab_path;
   result.add_vocab(vocab, where);
   int line_number = 0;
@@ -176,14 +199,12 @@ BpeTokenizer BpeTokenizer::from_files(const std::string& vocab_path, const std::
     ++line_number;
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line.empty() || line.rfind("#version", 0) == 0) continue;
-    const std::string place = str("[tokenizer] ", merges_path, ":", line_number);
-    const size_t space = line.find(' ');
-    LOCKSTEP_CHECK(space != line.npos && line.find(' ', space + 1) == line.npos, place,
-                   ": expected two tokens with a space between, got \"", line, "\"");
-    result.add_merge(line.substr(0, space), line.substr(space + 1), place);
+    result.add_merge(line, str("[tokenizer] ", merges_path, ":", line_number));
   }
+  result.add_tokens(file, where);
   if (const Json* end = vocab.find("<|endoftext|>")) {
-    result.add_token({.text = "<|endoftext|>", .id = int32_t(end->as_int()), .special = true}, false, where);
+    if (!result.added_.count("<|endoftext|>"))
+      result.add_token({.text = "<|endoftext|>", .id = int32_t(end->as_int()), .special = true}, false, where);
     result.bos_ = result.eos_ = int32_t(end->as_int());
   }
   result.finish(where);

@@ -23,7 +23,7 @@ class CsvReader {
 
   /// The next record that is not a blank line; false at the end.
   bool next() {
-    while (rest_.starts_with('\n') || rest_.starts_with("\r\n")) end_line();
+    while (skip_blank_line()) {}
     if (rest_.empty()) return false;
     line_ = next_line_;
     count_ = 0;
@@ -41,6 +41,16 @@ class CsvReader {
   bool take(char c) {
     if (!rest_.starts_with(c)) return false;
     return rest_.remove_prefix(1), true;
+  }
+  /// Of spaces and tabs that are no delimiters; the last one may not end.
+  bool skip_blank_line() {
+    size_t end = 0;
+    while (end < rest_.size() && rest_[end] != delimiter_ && (rest_[end] == ' ' || rest_[end] == '\t')) ++end;
+    const std::string_view behind = rest_.substr(end);
+    if (rest_.empty() || !(behind.empty() || behind.starts_with('\n') || behind.starts_with("\r\n"))) return false;
+    rest_ = behind;
+    end_line();
+    return true;
   }
   void end_line() {
     if (rest_.starts_with("\r\n")) rest_.remove_prefix(1);

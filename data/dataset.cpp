@@ -2,7 +2,6 @@
 #include "data/dataset.h"
 
 #include <cstring>
-#include <numeric>
 
 #include "data/sampler.h"
 #include "tensor/ops.h"
@@ -104,8 +103,7 @@ std::optional<Example> TensorDataset::get_batch(std::span<const int64_t> indices
 }
 
 TensorDataset to_tensors(const Dataset<Example>& dataset) {
-  std::vector<int64_t> all(size_t(dataset.size()));
-  std::iota(all.begin(), all.end(), int64_t(0));
+  const std::vector<int64_t> all = SequentialSampler(dataset.size())();
   std::optional<Example> batch = dataset.get_batch(all);
   if (!batch) {
     std::vector<Example> samples;

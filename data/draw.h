@@ -7,6 +7,9 @@
 
 namespace lockstep::data {
 
+/// One seed of two numbers, by the generator itself.
+inline uint64_t seed_of(uint64_t a, uint64_t b) { return key_of_call({.step = a, .micro_batch = b}).stream; }
+
 class Draws {
  public:
   explicit Draws(PhiloxKey key) : key_(key) {}

@@ -44,19 +44,16 @@ template <class Call> auto attempt(Call call) {
   return result;
 }
 
+int opened(FileCalls& calls, const std::string& path, int flags, const char* what) {
+  const int fd = attempt([&] { return calls.open(path.c_str(), flags); });
+  if (fd < 0) fail_system(what, path);
+  return fd;
+}
+
 }  // namespace
 
-int Files::create(const std::string& path) {
-  const int fd = attempt([&] { return calls_.open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL); });
-  if (fd < 0) fail_system("create", path);
-  return fd;
-}
-
-int Files::open(const std::string& path) {
-  const int fd = attempt([&] { return calls_.open(path.c_str(), O_RDWR | O_CREAT); });
-  if (fd < 0) fail_system("open", path);
-  return fd;
-}
+int Files::create(const std::string& path) { return opened(calls_, path, O_WRONLY | O_CREAT | O_EXCL, "create"); }
+int Files::open(const std::string& path) { return opened(calls_, path, O_RDWR | O_CREAT, "open"); }
 
 void Files::write(int fd, Bytes bytes, int64_t offset, const std::string& path) {
   while (!bytes.empty()) {
@@ -97,8 +94,7 @@ void Files::remove_folder(const std::string& path) {
 }
 
 void Files::sync_folder(const std::string& path) {
-  const int fd = attempt([&] { return calls_.open(path.c_str(), O_RDONLY | O_DIRECTORY); });
-  if (fd < 0) fail_system("open folder", path);
+  const int fd = opened(calls_, path, O_RDONLY | O_DIRECTORY, "open folder");
   const int result = attempt([&] { return calls_.sync(fd); });
   const int error = errno;
   calls_.close(fd);

@@ -30,15 +30,10 @@ std::string temporary_prefix(const fs::path& target) {
 std::string read_file(const std::string& path, int64_t max_bytes) {
   OpenFile file;
   open_regular(file, path, max_bytes);
-  std::string text(size_t(file.size), '\0');
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t got = ::read(file.fd, text.data() + done, text.size() - done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail_system("read", path);
-    LOCKSTEP_CHECK(got > 0, "[file] expected ", file.size, " bytes, got ", done,
-                   " (the file shrank while it was read): ", path);
-    done += size_t(got);
-  }
+  std::string text;
+  while (int64_t(text.size()) < file.size)
+    LOCKSTEP_CHECK(append_next(file, text, size_t(file.size) - text.size(), path), "[file] expected ", file.size,
+                   " bytes, got ", text.size(), " (the file shrank while it was read): ", path);
   return text;
 }
 

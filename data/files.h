@@ -42,6 +42,13 @@ class MappedFile {
   int fd_ = -1;
   Range* range_ = nullptr;
 };
+/// parse(bytes, path, options...) of a whole file, which has not changed meanwhile.
+auto parse_file(const std::string& path, const auto& parse, const auto&... options) {
+  const auto file = MappedFile::open(path);
+  auto result = parse(file->bytes(), path, options...);
+  file->check();
+  return result;
+}
 /// check() of every mapped file: for whoever has just read from tensors that may lie in one.
 void check_mapped_files();
 

@@ -129,12 +129,7 @@ Tensor parse_idx(Bytes file, const std::string& origin, int64_t max_bytes) {
   return out;
 }
 
-Tensor read_idx(const std::string& path, int64_t max_bytes) {
-  const auto file = MappedFile::open(path);
-  Tensor tensor = parse_idx(file->bytes(), path, max_bytes);
-  file->check();
-  return tensor;
-}
+Tensor read_idx(const std::string& path, int64_t max_bytes) { return parse_file(path, parse_idx, max_bytes); }
 
 TensorDataset load_mnist(const std::string& folder, bool train) {
   const auto find = [&](const std::string& name) {

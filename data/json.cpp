@@ -21,13 +21,13 @@ class Builder final : public JsonEvents {
   bool boolean(bool value) override { return put(value); }
   bool number_integer(number_integer_t value) override { return put(int64_t(value)); }
   bool number_unsigned(number_unsigned_t value) override {
-    if (value > uint64_t(INT64_MAX)) refuse("integer ", value, " does not fit in 64 bits with sign");
-    return put(int64_t(value));
+    return value > uint64_t(INT64_MAX) ? number_float(double(value), std::to_string(value)) : put(int64_t(value));
   }
   bool number_float(number_float_t value, const string_t& text) override {
-    if (text.find_first_of(".eE") == std::string::npos) refuse("integer ", text, " does not fit in 64 bits with sign");
+    if (!is_python() && text.find_first_of(".eE") == std::string::npos)
+      refuse("integer ", text, " does not fit in 64 bits with sign");
     if (!std::isfinite(value)) refuse("number ", text, " does not fit in a double");
-    return put(value);
+    return put(is_python() ? python_number(value, text) : value);
   }
   bool string(string_t& value) override { return put(std::move(value)); }
   bool start_object(size_t) override { return open(Json::Object()); }
@@ -200,6 +200,7 @@ void Json::dump_to(std::string& out, int indent, int depth) const {
 
 Json parse_json_line(std::string_view text, std::string_view origin, int64_t line, JsonLimits limits) {
   Builder builder(text, origin, limits.depth, line);
+  if (limits.python) builder.take_python();
   builder.run();
   return std::move(builder.root);
 }

@@ -71,7 +71,11 @@ class Json {
 struct JsonLimits {
   int64_t bytes = int64_t(16) << 20;
   int depth = 64;
+  bool python = false;  ///< see python_json
 };
+/// For files of others: NaN, Infinity and -Infinity, as Python writes them, are numbers, and a whole number beyond 64
+/// bits is the nearest double.
+inline constexpr JsonLimits python_json{.python = true};
 
 /// Parses one strict JSON text. `origin` (a file name) opens the Errors: "config.json:3:14: ...". A key that appears
 /// twice, a number that does not fit, text that is not UTF-8 and anything past the limits are Errors.

@@ -2,6 +2,7 @@
 // Internal to data/*.cpp: drives nlohmann's event parser over a text, so that depth, duplicates and limits are caught
 // as they come, with the place. The parser keeps its own stack: a deep text cannot overflow ours.
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -52,6 +53,22 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
   JsonEvents(std::string_view text, std::string_view origin, int max_depth, int64_t line = 1)
       : text_(text), origin_(origin), line_(line), max_depth_(max_depth) {}
 
+  /// Before run(): see python_json. nlohmann's parser knows no such words: each becomes a number that nobody writes.
+  void take_python() {
+    is_python_ = true;
+    if (text_.find("NaN") == text_.npos && text_.find("Infinity") == text_.npos) return;
+    for (bool in_string = false; !text_.empty();) {
+      const char c = text_[0];
+      if (c == '"') in_string = !in_string;
+      const std::string_view word = in_string ? "" : text_.starts_with("NaN") ? "NaN" : "Infinity";
+      const bool found = !in_string && text_.starts_with(word);
+      const size_t count = found ? word.size() : in_string && c == '\\' ? std::min<size_t>(2, text_.size()) : 1;
+      python_ += found ? (word == "NaN" ? nan_ : infinity_) : text_.substr(0, count);
+      text_.remove_prefix(count);
+    }
+    text_ = python_, furthest_ = text_.data();
+  }
+
   void run() {
     // nlohmann takes a zero byte for the end of the text: what follows would go unread.
     if (const size_t zero = text_.find('\0'); zero != text_.npos)
@@ -84,9 +101,17 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
   }
   void leave() { --depth_; }
   int depth() const { return depth_; }
+  bool is_python() const { return is_python_; }
+  static double python_number(double value, const std::string& text) {
+    if (text.ends_with(nan_)) return NAN;
+    return text.ends_with(infinity_) ? std::copysign(INFINITY, value) : value;
+  }
 
  private:
+  static constexpr std::string_view nan_ = "0e-271828182845904523536", infinity_ = "0e-314159265358979323846";
   std::string_view text_, origin_;
+  std::string python_;
+  bool is_python_ = false;
   int64_t line_;
   const char* furthest_ = text_.data();
   int max_depth_, depth_ = 0;

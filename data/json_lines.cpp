@@ -1,27 +1,12 @@
 // JSON Lines: see json_lines.h.
 #include "data/json_lines.h"
 
-#include <unistd.h>
-
 #include "data/json_events.h"
 #include "data/open_file.h"
 
 namespace lockstep::data {
 
-struct JsonLines::File : OpenFile {
-  /// Appends what comes next; false at the end.
-  bool read(std::string& buffer, const std::string& path) {
-    constexpr size_t chunk = 1 << 16;
-    const size_t before = buffer.size();
-    buffer.resize(before + chunk);
-    ssize_t got;
-    do got = ::read(fd, buffer.data() + before, chunk);
-    while (got < 0 && errno == EINTR);
-    if (got < 0) fail_system("read", path);
-    buffer.resize(before + size_t(got));
-    return got > 0;
-  }
-};
+struct JsonLines::File : OpenFile {};
 
 JsonLines::JsonLines(const std::string& path, JsonLimits limits)
     : path_(path), limits_(limits), file_(std::make_unique<File>()) {
@@ -41,7 +26,7 @@ std::optional<Json> JsonLines::next() {
       buffer_.erase(0, std::exchange(at_, 0));
       check_size(buffer_.size(), line_ + 1);
       const size_t known = buffer_.size();
-      if (!file_->read(buffer_, path_)) break;
+      if (!append_next(*file_, buffer_, 1 << 16, path_)) break;
       end = buffer_.find('\n', known);
     }
     if (end == buffer_.npos && buffer_.empty()) return {};

@@ -11,7 +11,7 @@ namespace lockstep::data {
 class JsonLines {
  public:
   /// `limits` are of each line.
-  explicit JsonLines(const std::string& path, JsonLimits limits = {});
+  explicit JsonLines(const std::string& path, JsonLimits limits = python_json);
   ~JsonLines();
   JsonLines(const JsonLines&) = delete;
 

@@ -1,7 +1,18 @@
 // DataLoader: what does not depend on the type of samples. See loader.h.
 #include "data/loader.h"
 
-namespace lockstep::data::detail {
+#include <algorithm>
+
+#include "data/draw.h"
+
+namespace lockstep::data {
+
+LoopDepth& loop_depth() {
+  thread_local LoopDepth of_thread;
+  return of_thread;
+}
+
+namespace detail {
 
 LoaderProgress::LoaderProgress(int64_t dataset_size, int64_t batch_size, bool shuffle, Sampler sampler, bool drop_last,
                                int workers, int prefetch, bool in_order, std::optional<uint64_t> seed, double timeout,
@@ -28,6 +39,8 @@ LoaderProgress::LoaderProgress(int64_t dataset_size, int64_t batch_size, bool sh
                  "[DataLoader] expected a sampler for a dataset without an end, which says what an epoch is "
                  "(stream_sampler()), got none");
   seed_ = seed ? *seed : random_state().seed;
+  if (const uint64_t stream = seed ? 0 : next_stream())  // the first loader has the seed itself
+    seed_ = seed_of(seed_, stream);
   has_seeded_sampler_ = !sampler && shuffle;
   if (sampler) sampler_ = std::move(sampler);
   else if (!shuffle) sampler_ = SequentialSampler(dataset_size);
@@ -45,10 +58,13 @@ int64_t LoaderProgress::start(std::vector<int64_t>& indices) {
   epoch_ = epoch;
   batches_ = count(int64_t(indices.size()));
   fresh_ = false;
+  ++loop_depth().now;
   return ++loop_;
 }
 
 void LoaderProgress::finish(int64_t loop) {
+  LoopDepth& depth = loop_depth();
+  depth.least = std::min(depth.least, --depth.now);
   if (loop != loop_ || fresh_) return;
   set_epoch(epoch_ + 1);
 }
@@ -84,4 +100,6 @@ void LoaderProgress::load_state(const LoaderState& state) {
   position_ = std::min(state.samples / step, batches_);
 }
 
-}  // namespace lockstep::data::detail
+}  // namespace detail
+
+}  // namespace lockstep::data

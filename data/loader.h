@@ -10,7 +10,7 @@
 #include "data/files.h"
 #include "data/prefetch.h"
 #include "data/sampler.h"
-#include "tensor/random.h"
+#include "tensor/random_scope.h"
 
 namespace lockstep::data {
 
@@ -23,9 +23,11 @@ template <class S, class B = S> struct LoaderOptions {
   int prefetch = 0;                          ///< batches that each worker makes ahead; 0 means 2
   std::function<B(std::vector<S>)> collate;  ///< samples to a batch; may draw; default: data::collate
   bool in_order = true;                      ///< false: batches come as they are ready, and there is no state to save
-  std::optional<uint64_t> seed;  ///< of shuffling and of random numbers in get(); default: that of manual_seed()
-  double timeout = 0;            ///< seconds to wait for a batch from a worker; 0 is for ever
-  int64_t world = 1;  ///< ranks that read the same epoch through their samplers: the state counts samples of all
+  /// Of shuffling and of random numbers in get(); default: of manual_seed() and of how many loaders without a seed were
+  /// made since, so that two differ. The first has the seed itself.
+  std::optional<uint64_t> seed;
+  double timeout = 0;  ///< seconds to wait for a batch from a worker; 0 is for ever
+  int64_t world = 1;   ///< ranks that read the same epoch through their samplers: the state counts samples of all
 };
 
 /// Where a loader stands, after the batches that its loop has been given. Plain numbers, to be saved in a checkpoint.
@@ -36,6 +38,13 @@ struct LoaderState {
   int64_t dataset_size = 0;
   friend bool operator==(const LoaderState&, const LoaderState&) = default;
 };
+
+/// Loops over loaders that this thread has begun, less those that came to their end; and the least number of them since
+/// whoever looks at it set it to `now`.
+struct LoopDepth {
+  int64_t now = 0, least = 0;
+};
+LoopDepth& loop_depth();
 
 namespace detail {
 
@@ -71,17 +80,6 @@ class LoaderProgress {
   uint64_t seed_;
   int64_t batches_ = 0, epoch_ = 0, position_ = 0, loop_ = 0;
   bool fresh_ = true;  // the next loop takes epoch_ and position_ as they are
-};
-
-/// Draws inside depend on `key` alone; afterwards this thread's generator is as it was.
-class RandomScope {
- public:
-  explicit RandomScope(const RandomState& key) : saved_(random_state()) { set_random_state(key); }
-  ~RandomScope() { set_random_state(saved_); }
-  RandomScope(const RandomScope&) = delete;
-
- private:
-  RandomState saved_;
 };
 
 }  // namespace detail
@@ -204,7 +202,7 @@ template <class S = Example, class B = S> class DataLoader {
       if (by_rows) {
         at = wanted[0];
         key.micro_batch = uint64_t(wanted[0]);
-        const detail::RandomScope scope(key);
+        const RandomScope scope(key);
         if (auto batch = dataset.get_batch(wanted)) {
           check_mapped_files();
           return std::move(*batch);
@@ -215,12 +213,12 @@ template <class S = Example, class B = S> class DataLoader {
     for (const int64_t index : wanted) {
       at = index;
       key.micro_batch = uint64_t(index);
-      const detail::RandomScope scope(key);
+      const RandomScope scope(key);
       samples.push_back(dataset.get(index));
     }
     key.micro_batch = uint64_t(wanted[0]);
     key.call = uint64_t(1) << 32;  // what collate draws is not what the first sample drew
-    const detail::RandomScope scope(key);
+    const RandomScope scope(key);
     B batch = collate(std::move(samples));
     check_mapped_files();
     return batch;

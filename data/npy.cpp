@@ -242,12 +242,7 @@ Tensor parse_npy(Bytes file, const std::string& origin) {
   return read_npy_array(int64_t(file.size()), read, "[npy] " + origin);
 }
 
-Tensor read_npy(const std::string& path) {
-  const auto file = MappedFile::open(path);
-  Tensor tensor = parse_npy(file->bytes(), path);
-  file->check();
-  return tensor;
-}
+Tensor read_npy(const std::string& path) { return parse_file(path, parse_npy); }
 
 void save_npy(const std::string& path, const Tensor& tensor) {
   const std::string start = npy_start(tensor, "[save_npy] " + path);

@@ -44,12 +44,7 @@ NamedTensors parse_npz(Bytes file, const std::string& origin) {
   return tensors;
 }
 
-NamedTensors read_npz(const std::string& path) {
-  const auto file = MappedFile::open(path);
-  NamedTensors tensors = parse_npz(file->bytes(), path);
-  file->check();
-  return tensors;
-}
+NamedTensors read_npz(const std::string& path) { return parse_file(path, parse_npz); }
 
 std::vector<std::string> npz_names(const std::string& path) {
   const auto file = MappedFile::open(path);

@@ -29,6 +29,18 @@ struct OpenFile : Descriptor {
   int64_t changed_at = 0;  ///< nanoseconds
 };
 
+/// Appends what comes next, `count` bytes at the most; false at the end.
+inline bool append_next(const OpenFile& file, std::string& text, size_t count, const std::string& path) {
+  const size_t before = text.size();
+  text.resize(before + count);
+  ssize_t got;
+  do got = ::read(file.fd, text.data() + before, count);
+  while (got < 0 && errno == EINTR);
+  if (got < 0) fail_system("read", path);
+  text.resize(before + size_t(got));
+  return got > 0;
+}
+
 /// Opens for reading; Error unless it is a regular file of at most `max_bytes`.
 void open_regular(OpenFile& file, const std::string& path, int64_t max_bytes);
 

@@ -91,7 +91,10 @@ class HeaderReader final : public JsonEvents {
   }
   bool number_integer(number_integer_t value) override { refuse("expected ", wanted(), ", got ", value); }
   bool number_float(number_float_t, const string_t& text) override { refuse("expected ", wanted(), ", got ", text); }
-  bool null() override { refuse("expected ", wanted(), ", got null"); }
+  bool null() override {
+    const bool none = depth() == 1 && !in_array_ && key_ == "__metadata__" && !std::exchange(has_metadata_, true);
+    return none || (refuse("expected ", wanted(), ", got null"), false);
+  }
   bool boolean(bool) override { refuse("expected ", wanted(), ", got a bool"); }
 
  private:

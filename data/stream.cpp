@@ -9,10 +9,10 @@
 #include <map>
 #include <mutex>
 
+#include "data/draw.h"
 #include "data/little_endian.h"
 #include "data/tokens.h"
 #include "tensor/ops.h"
-#include "tensor/random.h"
 
 namespace lockstep::data {
 
@@ -45,11 +45,6 @@ namespace {
 
 constexpr int64_t kUnshuffledBlock = 256;  // as long as order does not matter
 constexpr int kMostEmptyRounds = 1000;
-
-uint64_t seed_of_lane(uint64_t seed, int64_t lane) {
-  const auto words = philox({.seed = seed ^ 0x73747265616dull, .stream = uint64_t(lane)}, 0);
-  return uint64_t(words[1]) << 32 | words[0];
-}
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") == line.npos; }
 
@@ -144,10 +139,10 @@ RecordStream::Block RecordStream::read_block(int64_t lane, const Place& place) c
     }
     if (at.offset >= file->size()) ++at.shard, at.offset = 0;
   }
-  at.first = place.first + int64_t(block.parts.size());
-  block.order = options_.block > 1
-                    ? permutation(int64_t(block.parts.size()), seed_of_lane(options_.seed, lane), place.first)
-                    : SequentialSampler(int64_t(block.parts.size()))();
+  const int64_t parts = int64_t(block.parts.size());
+  at.first = place.first + parts;
+  const uint64_t seed = seed_of(options_.seed ^ 0x73747265616dull, uint64_t(lane));
+  block.order = options_.block > 1 ? permutation(parts, seed, place.first) : SequentialSampler(parts)();
   return block;
 }
 

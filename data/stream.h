@@ -132,7 +132,7 @@ StreamingDataset<S> stream_json_lines(std::vector<std::string> shards, StreamOpt
                                       std::function<S(const Json& value, const std::string& where)> parse) {
   return stream_lines<S>(std::move(shards), options, [parse = std::move(parse)](const Record& record) {
     const std::string where = str(record.shard, ", byte ", record.offset);
-    return parse(parse_json(record.bytes, where), where);
+    return parse(parse_json(record.bytes, where, python_json), where);
   });
 }
 /// Windows of .tokens files, one behind another: `context` tokens, and the same moved on by one. What is left at the

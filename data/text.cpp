@@ -66,10 +66,8 @@ Example TokenBatches::sample(int64_t step, int64_t micro_batch, int64_t batch, i
   LOCKSTEP_CHECK(tokens_.size() > context, "[TokenBatches] expected more tokens than the context of ", context,
                  ", got ", tokens_.size());
   const trace::Scope scope("sample", trace::Category::data);
-  // The generator itself makes one stream of (step, micro-batch); the tag keeps it apart from dropout under the same
-  // seed.
-  const auto words = philox({.seed = uint64_t(step), .stream = uint64_t(micro_batch)}, 0);
-  Draws draws({.seed = seed_ ^ 0x746f6b656eull, .stream = uint64_t(words[1]) << 32 | words[0]});
+  // The tag keeps it apart from dropout under the same seed.
+  Draws draws({.seed = seed_ ^ 0x746f6b656eull, .stream = seed_of(uint64_t(step), uint64_t(micro_batch))});
   std::vector<int64_t> starts;
   for (int64_t row = 0; row < batch; ++row) starts.push_back(draws.below(tokens_.size() - context));
   return windows(tokens_, starts, context);
@@ -77,9 +75,9 @@ Example TokenBatches::sample(int64_t step, int64_t micro_batch, int64_t batch, i
 
 std::pair<Tokens, Tokens> split_text(const Tokens& tokens, double part, int64_t context, const std::string& name) {
   const int64_t all = tokens.size(), first = int64_t(double(all) * (1 - part)), rest = all - first;
-  LOCKSTEP_CHECK(first > context && rest > context, name, " has ", all,
-                 " tokens: too few for training and validation with --context ", context, ", which takes ", context + 1,
-                 " of each");
+  LOCKSTEP_CHECK(first > context && (rest > context || part == 0), name, " has ", all,
+                 " tokens: too few for training and validation, of which a sample takes ", context + 1,
+                 " each; give a longer text or a shorter context");
   return {tokens.part(0, first), tokens.part(first, rest)};
 }
 

@@ -30,8 +30,8 @@ class TextDataset : public Dataset<Example> {
   TextOptions options_;
 };
 
-/// The first part of the tokens, and the last `part` of them, kept for validation. Error when one of them is too short
-/// for a sample of `context` tokens; `name` is of the text.
+/// The first part of the tokens, and the last `part` of them (0: none), kept for validation. Error when one of them is
+/// too short for a sample of `context` tokens; `name` is of the text.
 std::pair<Tokens, Tokens> split_text(const Tokens& tokens, double part, int64_t context, const std::string& name);
 /// This repository's own sources and docs as one text, in a fixed order: from `folder`, or a folder above this one.
 std::string read_sources(const std::string& folder);

@@ -12,6 +12,13 @@ Tensor Tokenizer::encode_tensor(std::string_view text) const {
   return Tensor::from(ids, {int64_t(ids.size())});
 }
 
+std::vector<int64_t> Tokenizer::unknown(int64_t vocab) const {
+  std::vector<int64_t> ids;
+  for (int64_t id = 0; id < vocab; ++id)
+    if (!knows(id)) ids.push_back(id);
+  return ids;
+}
+
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
   Decoder decoder(*this, skip_special);
   std::string text;

@@ -20,11 +20,15 @@ struct EncodeOptions {
 
 class Tokenizer {
  public:
-  /// A folder with tokenizer.json (and tokenizer_config.json), or with vocab.json and merges.txt. What kind it is, the
-  /// files say. Error when they ask for something that is not supported, by its name.
+  /// A folder with tokenizer.json, or with vocab.json and merges.txt; and tokens that stand beside them, in
+  /// tokenizer_config.json or added_tokens.json. What kind it is, the files say. Error when they ask for something that
+  /// is not supported, by its name.
   static std::unique_ptr<Tokenizer> from_folder(const std::string& folder);
   virtual ~Tokenizer() = default;
   virtual int64_t vocab_size() const = 0;  ///< one more than the largest id
+  virtual bool knows(int64_t id) const { return id >= 0 && id < vocab_size(); }
+  /// The ids below `vocab` that it does not know: models have rows beyond their tokenizer's ids, and files have gaps.
+  std::vector<int64_t> unknown(int64_t vocab) const;
   /// Any bytes are text.
   virtual std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const = 0;
   /// The text of ids, as Decoder writes it: UTF-8 always, special tokens left out or written by name.
@@ -78,10 +82,10 @@ class ByteTokenizer : public Tokenizer {
 /// Tokenizer::from_folder(), or bytes when no folder is named ("").
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 bool has_tokenizer(const std::string& folder);
-/// What is the same for the same tokenizer: "bytes", or sizes and checksums of its files, without
-/// tokenizer_config.json, which changes no id of a text for training.
+/// What is the same for the same tokenizer: "bytes", or sizes and checksums of its files, and the tokens that stand
+/// beside them.
 std::string tokenizer_identity(const std::string& folder);
-/// Copies its files, so that nothing depends on where they were.
+/// Copies its files and its chat templates, so that nothing depends on where they were; those of another one go.
 void copy_tokenizer(const std::string& from, const std::string& to);
 
 }  // namespace lockstep::data

@@ -14,7 +14,7 @@ constexpr int64_t max_json_bytes = int64_t(64) << 20;
 
 bool has_value(const Json* value) {
   return value && !value->is_null() && !(value->is_bool() && !value->as_bool()) &&
-         !(value->is_string() && value->as_string().empty());
+         !(value->is_string() && value->as_string().empty()) && !(value->is_number() && value->as_number() == 0);
 }
 
 /// Refuses a setting that changes the ids unless it has its neutral value.
@@ -170,8 +170,8 @@ struct RulesReader {
                    file.find("decoder") ? file.find("decoder")->dump().substr(0, 200) : "none");
   }
 
-  /// Needs all tokens: `exists` says whether an id is one.
-  template <class Exists> void template_processing(const Exists& exists) {
+  /// Needs all tokens.
+  void template_processing(const Tokenizer& tokens) {
     for (const Part& part : parts("post_processor", "processors")) {
       if (part.type == "ByteLevel") continue;  // moves offsets only
       LOCKSTEP_CHECK(part.type == "TemplateProcessing", part.where, " is not supported (TemplateProcessing is)");
@@ -187,7 +187,7 @@ struct RulesReader {
         const Json& token = part.json.at("special_tokens", part.where).at(name, part.where + ".special_tokens");
         for (const Json& value : token.at("ids", part.where).as_array(part.where)) {
           const int64_t id = value.as_int(part.where);
-          LOCKSTEP_CHECK(exists(id), part.where, ": id ", id, " of ", name, " is not in the vocabulary");
+          LOCKSTEP_CHECK(tokens.knows(id), part.where, ": id ", id, " of ", name, " is not in the vocabulary");
           (texts == 0 ? before : rules.after).push_back(int32_t(id));
         }
       }
@@ -198,7 +198,7 @@ struct RulesReader {
 };
 
 BpeTokenizer BpeTokenizer::from_tokenizer_json(const std::string& path) {
-  return from_json(read_json(path, {.bytes = max_json_bytes}), "[tokenizer] " + path);
+  return from_json(read_json(path, {.bytes = max_json_bytes, .python = true}), "[tokenizer] " + path);
 }
 
 BpeTokenizer BpeTokenizer::from_json(const Json& file, const std::string& where) {
@@ -229,27 +229,16 @@ BpeTokenizer BpeTokenizer::from_json(const Json& file, const std::string& where)
     if (merge.is_array()) {
       LOCKSTEP_CHECK(merge.as_array().size() == 2, place, ": expected two tokens, got ", merge.as_array().size());
       result.add_merge(merge.as_array()[0].as_string(place), merge.as_array()[1].as_string(place), place);
-    } else {
-      const std::string& both = merge.as_string(place);
-      const size_t space = both.find(' ');
-      LOCKSTEP_CHECK(space != both.npos && both.find(' ', space + 1) == both.npos, place,
-                     ": expected two tokens with a space between, got \"", both, "\"");
-      result.add_merge(both.substr(0, space), both.substr(space + 1), place);
-    }
+    } else result.add_merge(merge.as_string(place), place);
   }
-  if (const Json* added = file.find("added_tokens"); added && !added->is_null()) {
-    index = 0;
-    for (const Json& token : added->as_array(where + ": added_tokens"))
-      result.add_token(token, str(where, ": added_tokens[", index++, "]"));
-  }
+  result.add_tokens(file, where);
   if (has_value(model.find("unk_token"))) {
     const std::string& name = model.find("unk_token")->as_string(of_model + ".unk_token");
     const std::optional<int32_t> id = result.id_of(name);
     LOCKSTEP_CHECK(id, of_model, ".unk_token: \"", name, "\" is not in the vocabulary");
     rules.unknown = *id;
   }
-  reader.template_processing(
-      [&](int64_t id) { return id >= 0 && id < int64_t(result.known_.size()) && result.known_[size_t(id)]; });
+  reader.template_processing(result);
   // Without tokenizer_config.json the names tell which these are.
   if (!rules.before.empty()) result.bos_ = rules.before[0];
   for (const char* name : {"<s>", "<|endoftext|>"})

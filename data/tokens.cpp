@@ -44,14 +44,7 @@ void cut_text(const std::string& path, const Tokenizer& tokenizer, int64_t piece
   open_regular(file, path, INT64_MAX);
   std::string text;
   for (bool ended = false; !ended;) {
-    const size_t before = text.size();
-    text.resize(before + size_t(piece));
-    ssize_t got;
-    do got = ::read(file.fd, text.data() + before, size_t(piece));
-    while (got < 0 && errno == EINTR);
-    if (got < 0) fail_system("read", path);
-    text.resize(before + size_t(got));
-    ended = got == 0;
+    ended = !append_next(file, text, size_t(piece), path);
     const size_t cut = ended ? text.size() : tokenizer.last_cut(text);
     if (cut > 0) each(std::string_view(text).substr(0, cut));
     text.erase(0, cut);

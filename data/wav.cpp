@@ -77,15 +77,20 @@ Wav parse_wav(Bytes file, const std::string& origin) {
   LOCKSTEP_CHECK(text_at(file, 0, 4) == "RIFF" && text_at(file, 8, 4) == "WAVE", where,
                  ": expected a file that starts with RIFF, its size and WAVE, got ",
                  text_at(file, 0, 4) == "RF64" ? "RF64, which is not read" : "another");
-  const uint64_t riff = little(file, 4, 4) + 8;
+  // What is written into a pipe has sizes that nobody knew: 0, or all bits set. It lasts to the end of the file.
+  const auto unknown = [](uint64_t size) { return size == 0 || size == 0xffffffff; };
+  const bool is_stream = unknown(little(file, 4, 4));
+  const uint64_t riff = is_stream ? file.size() : little(file, 4, 4) + 8;
   LOCKSTEP_CHECK(riff <= file.size(), where, ": expected ", riff, " bytes as the header says, got ", file.size(),
                  " (is the file truncated?)");
   WavLayout layout;
   for (uint64_t at = 12; at < riff;) {
     LOCKSTEP_CHECK(riff - at >= 8, where, ": expected a chunk at byte ", at, ", got ", riff - at, " bytes");
     const std::string_view name = text_at(file, at, 4);
-    const uint64_t size = little(file, at + 4, 4);
+    uint64_t size = little(file, at + 4, 4);
     at += 8;
+    if (is_stream && name == "data" && layout.format && unknown(size))
+      size = riff - at - (riff - at) % uint64_t(layout.channels * layout.bits / 8);
     LOCKSTEP_CHECK(size <= riff - at, where, ": expected ", size, " bytes of the chunk at byte ", at - 8, ", got ",
                    riff - at, " (is the file truncated?)");
     const Bytes chunk = file.subspan(at, size);
@@ -108,12 +113,7 @@ Wav parse_wav(Bytes file, const std::string& origin) {
   fail(str(where, ": expected a chunk \"data\", found none"));
 }
 
-Wav read_wav(const std::string& path) {
-  const auto file = MappedFile::open(path);
-  Wav wav = parse_wav(file->bytes(), path);
-  file->check();
-  return wav;
-}
+Wav read_wav(const std::string& path) { return parse_file(path, parse_wav); }
 
 void save_wav(const std::string& path, const Tensor& samples, int64_t rate, WavFormat format) {
   const std::string where = "[save_wav] " + path;

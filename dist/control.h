@@ -5,6 +5,7 @@
 //   rank 1 ──┐                      heartbeats up and down; a closed connection is a dead rank, a quiet one is silent.
 //   rank 2 ──┼── rank 0 (store)     The first failure is sent to everybody; each rank raises it from whatever it is
 //   rank 3 ──┘                      waiting in. Strangers must answer a challenge with the job's token (auth.h).
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -103,11 +104,14 @@ class Control {
 
   // What this rank does; read by the heartbeat.
   virtual void begin(const Activity& activity) = 0;  ///< enters a collective
-  /// Called after about a heartbeat without progress, and again every heartbeat while there is none: a wait that is not
-  /// renewed for two heartbeats no longer counts. `messages`: see Activity; 0 inside collectives of a whole group.
+  /// Called after renewal() without progress, and again while there is none: a wait that is not renewed for two
+  /// heartbeats no longer counts. `messages`: see Activity; 0 messages inside collectives of a whole group.
   virtual void waits(int peer, uint64_t messages, bool is_send) = 0;
+  Seconds renewal() const { return std::min(place().heartbeat, Seconds(0.25)); }
   virtual void end() = 0;  ///< the collective is done
-  virtual void set_step(uint64_t step) = 0;
+  /// The training step, for errors and flight records.
+  virtual void set_step(uint64_t step) { step_ = step; }
+  uint64_t step() const { return step_; }
   /// One sentence about who is where, for a timeout: asks the store what the other ranks do.
   virtual std::string explain(const std::vector<int>& world_ranks) = 0;
   /// This rank is done: others may not wait for it any more. Waits until rank 0 knows. Idempotent.
@@ -115,6 +119,7 @@ class Control {
 
  protected:
   std::atomic<bool> failed_{false};
+  std::atomic<uint64_t> step_{0};
 };
 
 }  // namespace lockstep::dist

@@ -52,6 +52,13 @@ class Executor {
     return moved_;
   }
 
+  /// A peer has gone: Error when one of them has called something else.
+  void check_peers() const {
+    for (const PeerLink& link : w_.links)
+      check_what_is_left(*link.channel, link.in.header, e_.group ? *e_.group : "",
+                         !link.in.finished && link.in.header_done == 0);
+  }
+
  private:
   void prepare() {
     w_.memory.measure(e_);
@@ -137,7 +144,7 @@ class Executor {
       advance(out, index, n);
     }
     if (out.has_block) return moved;
-    if (out.has_trailer) moved += link.send_some(&out.crc, sizeof out.crc, out.trailer_done, false);
+    if (out.has_trailer) moved += send_rest(*link.channel, &out.crc, sizeof out.crc, out.trailer_done);
     out.finished = !out.has_trailer || out.trailer_done == sizeof out.crc;
     return moved;
   }
@@ -177,7 +184,7 @@ class Executor {
     }
     if (in.has_block) return moved;
     if (in.has_trailer) {
-      moved += link.receive_some(&link.their_crc, sizeof link.their_crc, in.trailer_done);
+      moved += receive_rest(*link.channel, &link.their_crc, sizeof link.their_crc, in.trailer_done);
       if (in.trailer_done < sizeof link.their_crc) return moved;
       if (link.their_crc != in.crc) {
         throw DistError(Fault::protocol, link.world_rank,
@@ -239,9 +246,13 @@ Moved execute(const Execution& execution) {
   } catch (const DistError& error) {
     if (!execution.control) throw;
     Control& control = *execution.control;
-    if (error.fault == Fault::rank_failed) await_cause(control, error.rank);
+    DistError cause = error;
+    try {
+      if (error.fault == Fault::rank_failed && executor) executor->check_peers();
+    } catch (const DistError& found) { cause = found; }
+    if (cause.fault == Fault::rank_failed) await_cause(control, cause.rank);
     if (control.failed()) control.raise();
-    throw control.report(error.fault, error.rank, error.what());
+    throw control.report(cause.fault, cause.rank, cause.what());
   }
 }
 

@@ -41,6 +41,10 @@ void seal(Header& header);
 void check_sealed(const Header& header, int peer);
 /// DistError mismatch naming both sides when the headers are of different calls, or say different lengths.
 void check_same(const Header& mine, const Header& theirs, const std::string& group);
+/// Of a send or a receive.
+inline bool is_message(const Header& header) {
+  return header.kind == uint8_t(Collective::send) || header.kind == uint8_t(Collective::receive);
+}
 /// "all_reduce f32 x 8 sum, tag w1", "broadcast f32 x 8 from rank 2".
 std::string describe(const Header& header);
 

@@ -105,11 +105,11 @@ std::optional<Moved> run_in_place(const Execution& e, const Program& program, st
     size_t moved = 0;
     for (PeerLink& link : links) {
       if (!link.out.finished) {
-        moved += link.send_some(&link.out.crc, sizeof mark, link.out.trailer_done, false);
+        moved += send_rest(*link.channel, &link.out.crc, sizeof mark, link.out.trailer_done);
         link.out.finished = link.out.trailer_done == sizeof mark;
       }
       if (!link.in.finished) {
-        moved += link.receive_some(&link.their_crc, sizeof mark, link.in.trailer_done);
+        moved += receive_rest(*link.channel, &link.their_crc, sizeof mark, link.in.trailer_done);
         link.in.finished = link.in.trailer_done == sizeof mark;
         if (link.in.finished && link.their_crc != mark) {
           throw DistError(

@@ -114,11 +114,7 @@ ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend) {
 bool is_initialized() { return current_world() != nullptr; }
 ProcessGroup& world() { return *the_world().group; }
 
-void set_step(uint64_t step) {
-  Job& job = *the_world().job;
-  job.step = step;
-  job.control->set_step(step);
-}
+void set_step(uint64_t step) { the_world().job->control->set_step(step); }
 
 void shutdown() {
   LOCKSTEP_CHECK(!thread_world, "[shutdown] expected a rank that is a process; spawn() ends those that are threads");

@@ -33,7 +33,6 @@ struct Job {
 
   std::shared_ptr<Control> control;
   Flight flight;
-  std::atomic<uint64_t> step{0};
   Algorithm forced = Algorithm::automatic;  ///< LOCKSTEP_ALGORITHM
   bool checksum = false;                    ///< LOCKSTEP_COMM_CHECKSUM
   std::string backend = "auto";             ///< as init() was told

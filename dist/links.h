@@ -41,6 +41,14 @@ struct Cursor {
   }
 };
 
+/// Moves what fits of `bytes` of which `done` have gone; gives back how many.
+size_t send_rest(Channel& channel, const void* from, size_t bytes, size_t& done, bool more = false);
+size_t receive_rest(Channel& channel, void* to, size_t bytes, size_t& done);
+
+/// For who finds that the peer has gone: what it left in the channel may be the header of another call than `mine`, and
+/// then it is the cause, a DistError mismatch. awaited: a header is what comes next.
+void check_what_is_left(Channel& channel, const Header& mine, const std::string& group, bool awaited);
+
 /// One direction between this rank and a peer.
 struct Stream {
   Cursor cursor;
@@ -65,9 +73,6 @@ struct PeerLink {
   size_t send_opening(bool more);
   /// Error when the header is damaged or is of another call than in.header; `group`: its name, for messages.
   size_t receive_opening(const std::string& group);
-  /// Of `bytes` of which `done` have gone.
-  size_t send_some(const void* from, size_t bytes, size_t& done, bool more);
-  size_t receive_some(void* to, size_t bytes, size_t& done);
 
  private:
   static size_t opening_bytes(const Header& header) {

@@ -197,7 +197,6 @@ class LocalControl final : public Control {
   const std::shared_ptr<LocalJob> job_;
   const Rendezvous place_;
   const std::string address_ = "127.0.0.1", host_ = str("process ", getpid());
-  uint64_t step_ = 0;
   std::map<std::string, uint64_t> completed_;  // collectives, by group
   std::map<std::string, uint64_t> rounds_;     // barriers passed, by name
 };

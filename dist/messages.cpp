@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "dist/links.h"
+
 namespace lockstep::dist {
 namespace {
 
@@ -22,19 +24,9 @@ struct MessageStream {
 
 size_t send_some(MessageStream& s) {
   Message& m = *s.messages[s.next];
-  size_t moved = 0;
-  if (s.header_done < sizeof(Header)) {
-    moved =
-        s.channel->send(reinterpret_cast<const std::byte*>(&m.header) + s.header_done, sizeof(Header) - s.header_done);
-    s.header_done += moved;
-    if (s.header_done < sizeof(Header)) return moved;
-  }
-  if (s.data_done < m.data.size()) {
-    const size_t n = s.channel->send(m.data.data() + s.data_done, std::min(turn_bytes, m.data.size() - s.data_done));
-    s.data_done += n;
-    moved += n;
-  }
-  return moved;
+  const size_t moved = send_rest(*s.channel, &m.header, sizeof(Header), s.header_done);
+  if (s.header_done < sizeof(Header)) return moved;
+  return moved + send_rest(*s.channel, m.data.data(), std::min(m.data.size(), s.data_done + turn_bytes), s.data_done);
 }
 
 size_t receive_some(MessageStream& s, const Mail& mail) {
@@ -42,17 +34,12 @@ size_t receive_some(MessageStream& s, const Mail& mail) {
   const int peer = mail.world_ranks[size_t(m.peer)];
   size_t moved = 0;
   if (s.header_done < sizeof(Header)) {
-    moved = s.channel->receive(reinterpret_cast<std::byte*>(&s.theirs) + s.header_done, sizeof(Header) - s.header_done);
-    s.header_done += moved;
+    moved = receive_rest(*s.channel, &s.theirs, sizeof(Header), s.header_done);
     if (s.header_done < sizeof(Header)) return moved;
     check_sealed(s.theirs, peer);
     check_same(m.header, s.theirs, mail.group);  // before a byte of it is taken
   }
-  if (s.data_done < m.data.size()) {
-    const size_t n = s.channel->receive(m.data.data() + s.data_done, std::min(turn_bytes, m.data.size() - s.data_done));
-    s.data_done += n;
-    moved += n;
-  }
+  moved += receive_rest(*s.channel, m.data.data(), std::min(m.data.size(), s.data_done + turn_bytes), s.data_done);
   if (s.data_done == m.data.size() && mail.checksum &&
       s.theirs.payload_crc != uint16_t(crc32c(m.data.data(), m.data.size()))) {
     throw DistError(Fault::protocol, peer,
@@ -60,6 +47,18 @@ size_t receive_some(MessageStream& s, const Mail& mail) {
                         ": checksum differs (LOCKSTEP_COMM_CHECKSUM must be set on all ranks)"));
   }
   return moved;
+}
+
+size_t move_some(MessageStream& s, const std::vector<MessageStream>& all, const Mail& mail) {
+  if (!s.is_send) return receive_some(s, mail);
+  try {
+    return send_some(s);
+  } catch (const DistError& error) {
+    for (const MessageStream& other : all)
+      if (error.fault == Fault::rank_failed && !other.is_send && !other.done() && other.header_done == 0)
+        check_what_is_left(*other.channel, other.messages[other.next]->header, mail.group, true);
+    throw;
+  }
 }
 
 }  // namespace
@@ -80,7 +79,6 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
     stream->messages.push_back(&m);
   }
 
-  const Seconds heartbeat = mail.control.place().heartbeat;
   Clock::time_point last = Clock::now(), told = last;
   bool slow = false, waits = false;
   size_t left = streams.size();
@@ -88,7 +86,7 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
     bool progress = false;
     for (MessageStream& s : streams) {
       if (s.done()) continue;
-      progress |= (s.is_send ? send_some(s) : receive_some(s, mail)) > 0;
+      progress |= move_some(s, streams, mail) > 0;
       Message& m = *s.messages[s.next];
       if (s.header_done < sizeof(Header) || s.data_done < m.data.size()) continue;
       (s.is_send ? moved.sent : moved.received) += int64_t(m.data.size());
@@ -113,17 +111,14 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
       slow = true;
       mail.slow();
     }
-    if (now - told > heartbeat &&
-        (!mail.awaited || mail.awaited->load())) {  // a send is mostly done when the peer's side takes it, so what is
-                                                    // to arrive is named first
+    if (now - told > mail.control.renewal() && (!mail.awaited || mail.awaited->load())) {
+      // A send is mostly done when the peer's side takes it, so what is to arrive is named first.
       const auto blocked =
           std::min_element(streams.begin(), streams.end(), [](const MessageStream& a, const MessageStream& b) {
             return std::pair(a.done(), a.is_send) < std::pair(b.done(), b.is_send);
           });
       const Message& m = *blocked->messages[blocked->next];
-      const bool is_message =
-          m.header.kind == uint8_t(Collective::send) || m.header.kind == uint8_t(Collective::receive);
-      mail.control.waits(mail.world_ranks[size_t(m.peer)], is_message ? m.header.sequence : 0, m.is_send);
+      mail.control.waits(mail.world_ranks[size_t(m.peer)], is_message(m.header) ? m.header.sequence : 0, m.is_send);
       waits = true;
       told = now;
     }

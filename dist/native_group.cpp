@@ -230,8 +230,7 @@ void NativeEngine::disseminate(const Mail& mail, const Call& call, uint64_t sequ
 }
 
 void NativeEngine::agree(Call& call, uint64_t sequence) {
-  const bool one_sided = call.collective == Collective::gather || call.collective == Collective::scatter;
-  if (one_sided) learn_count(call, sequence);
+  if (call.collective == Collective::gather || call.collective == Collective::scatter) learn_count(call, sequence);
   else disseminate(mail(call), call, sequence);
 }
 

@@ -122,19 +122,14 @@ std::vector<SocketAddress> resolve(const std::string& host, int port) {
   return out;
 }
 
-SocketAddress local_address(int fd) {
+static SocketAddress address_by(int (*ask)(int, sockaddr*, socklen_t*), int fd) {
   SocketAddress out;
   out.length = sizeof out.storage;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&out.storage), &out.length) != 0) out.length = 0;
+  if (ask(fd, reinterpret_cast<sockaddr*>(&out.storage), &out.length) != 0) out.length = 0;
   return out;
 }
-
-SocketAddress peer_address(int fd) {
-  SocketAddress out;
-  out.length = sizeof out.storage;
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&out.storage), &out.length) != 0) out.length = 0;
-  return out;
-}
+SocketAddress local_address(int fd) { return address_by(::getsockname, fd); }
+SocketAddress peer_address(int fd) { return address_by(::getpeername, fd); }
 
 void check_descriptors(int problem, const std::string& what) {
   if (problem != EMFILE && problem != ENFILE) return;

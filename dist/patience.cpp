@@ -17,7 +17,7 @@ void Patience::wait(int rounds) {
     if (started_ == Clock::time_point()) started_ = now;
     told_ = now;
   }
-  if (e_.control && now - told_ >= e_.control->place().heartbeat) {
+  if (e_.control && now - told_ >= e_.control->renewal()) {
     told_ = now;
     tell();
   }
@@ -54,7 +54,7 @@ void await_cause(Control& control, int rank) {
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(4 * heartbeat + Seconds(1));
   auto told = Clock::time_point();
   while (!control.failed() && Clock::now() < until) {
-    if (Clock::now() - told >= heartbeat / 2) {  // who has left is found out when somebody waits for it
+    if (Clock::now() - told >= Seconds(0.05)) {  // whether it has left is told to who waits for it
       control.waits(rank, 0, false);
       told = Clock::now();
     }

@@ -102,6 +102,12 @@ void ProcessGroup::check_rank(Collective c, const char* role, int rank) const {
                  name(), ", got ", rank);
 }
 
+void ProcessGroup::check_peer(Collective c, int peer, const char* role, const Tensor& data) const {
+  check_rank(c, "peer", peer);
+  LOCKSTEP_CHECK(peer != rank(), at(c), "expected another rank as peer, got this rank, ", peer);
+  check_tensor(c, role, data);
+}
+
 Work ProcessGroup::call(Collective collective, const Tensor& output, const Tensor& input, int64_t count, int root,
                         const CollectiveOptions& o) {
   Call call;
@@ -234,24 +240,18 @@ Work ProcessGroup::all_to_all(const Tensor& output, const std::vector<int64_t>& 
 }
 
 Work ProcessGroup::send(const Tensor& data, int peer, const CollectiveOptions& o) {
-  check_rank(Collective::send, "peer", peer);
-  LOCKSTEP_CHECK(peer != rank(), "[send] expected another rank as peer, got this rank, ", peer);
-  check_tensor(Collective::send, "data", data);
+  check_peer(Collective::send, peer, "data", data);
   return call(Collective::send, data, data, data.numel(), peer, o);
 }
 
 Work ProcessGroup::receive(const Tensor& data, int peer, const CollectiveOptions& o) {
-  check_rank(Collective::receive, "peer", peer);
-  LOCKSTEP_CHECK(peer != rank(), "[receive] expected another rank as peer, got this rank, ", peer);
-  check_tensor(Collective::receive, "data", data);
+  check_peer(Collective::receive, peer, "data", data);
   return call(Collective::receive, data, data, data.numel(), peer, o);
 }
 
 Work ProcessGroup::exchange(std::vector<PointToPoint> batch, const CollectiveOptions& o) {
   for (PointToPoint& p : batch) {
-    check_rank(Collective::batch, "peer", p.peer);
-    LOCKSTEP_CHECK(p.peer != rank(), "[batch] expected another rank as peer, got this rank, ", p.peer);
-    check_tensor(Collective::batch, "tensor", p.tensor);
+    check_peer(Collective::batch, p.peer, "tensor", p.tensor);
     p.world_peer = world_rank(p.peer);
   }
   for (const PointToPoint& p : batch)

@@ -109,7 +109,7 @@ struct Membership {
   std::vector<int> world_ranks;
 };
 
-class ProcessGroup {
+class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
  public:
   virtual ~ProcessGroup() = default;
   ProcessGroup(const ProcessGroup&) = delete;
@@ -194,6 +194,7 @@ class ProcessGroup {
 
  private:
   void check_rank(Collective collective, const char* role, int rank) const;
+  void check_peer(Collective collective, int peer, const char* role, const Tensor& data) const;
   Work run_anywhere(Call call, bool async);
   Work call(Collective collective, const Tensor& output, const Tensor& input, int64_t count, int root,
             const CollectiveOptions& o);

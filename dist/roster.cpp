@@ -202,13 +202,14 @@ std::optional<DistError> Roster::silent(double now) const {
   return std::nullopt;
 }
 
-// Follows who waits for whom, point to point, from every rank; a circle in which nothing has moved for a while is a
-// deadlock.
+// Follows who waits for whom from every rank; a circle in which nothing has moved for a while is a deadlock: of
+// messages, or of different calls in one group, such as a broadcast from rank 0 and one from rank 1. In one and the
+// same collective all wait for the slowest.
 std::optional<DistError> Roster::circle(double now) const {
   const auto next = [&](int rank) {
     const Seat& seat = seats_[size_t(rank)];
-    const bool stands = waits(seat, now) && seat.activity.messages > 0 && now - seat.waits_since >= 3 * heartbeat_ &&
-                        seat.activity.waits_for < size();
+    const bool stands =
+        waits(seat, now) && now - seat.waits_since >= 3 * heartbeat_ && seat.activity.waits_for < size();
     return stands && is_real(rank, seats_[size_t(seat.activity.waits_for)]) ? seat.activity.waits_for : -1;
   };
   for (int first = 0; first < size(); ++first) {
@@ -216,12 +217,20 @@ std::optional<DistError> Roster::circle(double now) const {
     // every circle is found from its lowest rank
     for (int at = next(first); at > first && path.size() <= seats_.size(); at = next(at)) path.push_back(at);
     if (next(path.back()) != first) continue;
+    const auto doing = [&](int rank) -> const Activity& { return seats_[size_t(rank)].activity; };
+    const auto all = [&](auto&& holds) { return std::all_of(path.begin(), path.end(), holds); };
+    const bool one_group = all([&](int rank) { return doing(rank).group == doing(first).group; }),
+               one_call = all([&](int rank) { return doing(rank).collective == doing(first).collective; });
+    if (!all([&](int rank) { return doing(rank).messages > 0; }) && (one_call || !one_group)) continue;
     std::string text = "deadlock: ";
     for (const int rank : path) {
-      const Activity& a = seats_[size_t(rank)].activity;
-      text += str(rank == first ? "" : ", ", "rank ", rank,
-                  a.is_send ? " waits to send to rank " : " waits to receive from rank ", a.waits_for, " (",
-                  tag_of(a.collective), ")");
+      const Activity& a = doing(rank);
+      if (a.messages == 0)
+        text += str(rank == first ? "" : ", ", "rank ", rank, " waits in ", place_of(a), " for rank ", a.waits_for);
+      else
+        text += str(rank == first ? "" : ", ", "rank ", rank,
+                    a.is_send ? " waits to send to rank " : " waits to receive from rank ", a.waits_for, " (",
+                    tag_of(a.collective), ")");
     }
     return DistError{Fault::deadlock, -1, text};
   }
@@ -232,11 +241,16 @@ std::optional<DistError> Roster::judge(double now) const {
   if (auto found = silent(now)) return found;
   for (int rank = 0; rank < size(); ++rank) {
     const Seat& seat = seats_[size_t(rank)];
-    if (!waits(seat, now) || now - seat.waits_since < heartbeat_) continue;
+    if (!waits(seat, now)) continue;
     const std::vector<int> ranks = left_behind(rank);
-    // What they sent last may still be on its way.
-    const bool settled = std::any_of(ranks.begin(), ranks.end(),
-                                     [&](int other) { return now - seats_[size_t(other)].left_at >= heartbeat_; });
+    // Who never came to this call has sent nothing for it; only others may be about to leave, too. What the others sent
+    // last may still be on its way.
+    const bool settled = std::any_of(ranks.begin(), ranks.end(), [&](int other) {
+      const bool never_came = seat.activity.messages == 0 && is_real(rank, seats_[size_t(other)]);
+      const double since =
+          never_came ? seats_[size_t(other)].left_at : std::max(seats_[size_t(other)].left_at, seat.waits_since);
+      return now - since >= (never_came ? std::min(heartbeat_, 0.1) : heartbeat_);
+    });
     if (settled) return gone(rank, ranks);
   }
   return circle(now);

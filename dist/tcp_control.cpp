@@ -216,15 +216,10 @@ void TcpControl::waits(int peer, uint64_t messages, bool is_send) {
   if (!failure_ && !left_) send_locked(encode(Kind::activity, 0, body));
 }
 
-void TcpControl::set_step(uint64_t step) {
-  const std::lock_guard lock(activity_mutex_);
-  step_ = step;
-}
-
 Activity TcpControl::activity_now() {
   const std::lock_guard lock(activity_mutex_);
   Activity activity = calls_[shown_].activity;
-  activity.step = std::max(activity.step, step_);
+  activity.step = std::max(activity.step, step());
   return activity;
 }
 
@@ -276,7 +271,9 @@ void TcpControl::fail_locked(const DistError& failure) {
 void TcpControl::run() {
   const auto pause = std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(place_.heartbeat / 4),
                                 std::chrono::milliseconds(5), std::chrono::milliseconds(250));
-  auto last = Clock::now(), next_heartbeat = last;
+  const auto usual = std::chrono::duration_cast<Clock::duration>(std::min(place_.heartbeat / 2, Seconds(1)));
+  const auto started = Clock::now();
+  auto last = started, next_heartbeat = started;
   double attended = 0, heard = 0;  // as in the store: time in which this process was stopped does not count
   for (;;) {
     pollfd polled[2] = {{wake_.get(), POLLIN, 0}, {fd_.get(), POLLIN, 0}};
@@ -285,7 +282,9 @@ void TcpControl::run() {
       if (stopping_) return;
       if (!out_.empty()) polled[1].events |= POLLOUT;
     }
-    ::poll(polled, 2, int(pause.count()));
+    // Of a young job the others hear often, so that where a rank was last seen is never long ago for the job's age.
+    const auto pace = std::min(usual, std::max<Clock::duration>((last - started) / 4, std::chrono::milliseconds(10)));
+    ::poll(polled, 2, int(std::min(pause, std::chrono::ceil<std::chrono::milliseconds>(pace)).count()));
     if (polled[0].revents) {
       uint64_t count;
       (void)!::read(wake_.get(), &count, sizeof count);
@@ -317,7 +316,7 @@ void TcpControl::run() {
       continue;
     }
     if (now >= next_heartbeat) {
-      next_heartbeat = now + std::chrono::duration_cast<Clock::duration>(std::min(place_.heartbeat / 2, Seconds(1)));
+      next_heartbeat = now + pace;
       if (out_.empty()) send_locked(encode(Kind::heartbeat, 0, doing));  // else what is on its way is sign enough
     }
     out_.flush(fd_.get());

@@ -34,7 +34,6 @@ class TcpControl final : public Control {
   void begin(const Activity& activity) override;
   void waits(int peer, uint64_t messages, bool is_send) override;
   void end() override;
-  void set_step(uint64_t step) override;
   std::string explain(const std::vector<int>& world_ranks) override;
   void leave() override;
   /// Leaves, ends the thread; rank 0 waits for the others to leave.
@@ -78,7 +77,6 @@ class TcpControl final : public Control {
   bool left_ = false, stopping_ = false;
 
   std::mutex activity_mutex_;
-  uint64_t step_ = 0;
   std::vector<Call> calls_;
   size_t shown_ = 0;  // the call that others are told about
   std::map<std::string, uint64_t> completed_;

@@ -20,6 +20,7 @@ Work Turns::run(Call call, bool async) {
   std::unique_lock lock(calls_);
   const uint64_t number = is_message(call.collective) ? 0 : ++sequence_;
   if (!async && worker_.idle()) {
+    const trace::Scope scope("wait for a collective", trace::Category::wait);
     perform(call, number);
     return Work();
   }
@@ -59,7 +60,7 @@ void Turns::perform(Call& call, uint64_t number) {
   activity.is_collective = !is_message(call.collective);
   activity.sent_to.clear();
   activity.taken_from.clear();
-  activity.step = job_.step;
+  activity.step = job_.control->step();
   activity.waiting = true;
   if (activity.is_collective) job_.control->begin(activity);
   call.ticket = job_.flight.start(group_.name, number, activity.collective, activity.step);

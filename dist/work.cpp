@@ -43,14 +43,7 @@ void Work::then(std::function<void()> finish) {
   state_->finish = std::move(finish);
 }
 
-Worker::~Worker() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
-}
+Worker::~Worker() { end_thread(thread_, mutex_, stop_, changed_); }
 
 Work Worker::submit(std::function<void()> task) {
   auto state = std::make_shared<Work::State>();

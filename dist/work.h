@@ -29,6 +29,16 @@ struct Work::State {
   std::shared_ptr<DeviceWork> device;
 };
 
+/// Sets `stop` for a thread that waits for `changed`, and waits for its end, where it was started.
+inline void end_thread(std::thread& thread, std::mutex& mutex, bool& stop, std::condition_variable& changed) {
+  {
+    const std::lock_guard lock(mutex);
+    stop = true;
+  }
+  changed.notify_all();
+  if (thread.joinable()) thread.join();
+}
+
 class Worker {
  public:
   Worker() = default;

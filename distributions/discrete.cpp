@@ -9,8 +9,8 @@ namespace {
 
 /// p so far from 0 and 1 that its logarithm, and that of 1 - p, are finite. Its gradient is there.
 Variable inner_probability(const Variable& p) {
-  const double eps = p.dtype() == f64 ? 0x1p-52 : p.dtype() == f16 ? 0x1p-10 : p.dtype() == bf16 ? 0x1p-7 : 0x1p-23;
-  return clamp(p, eps, 1 - eps);
+  const double eps = p.dtype() == f64 ? 0x1p-52 : 0x1p-23;
+  return clamp(wide(p), eps, 1 - eps);
 }
 
 Tensor is_whole(const Tensor& x) { return logical_and(at_least(x, 0), eq(floor(x), x)); }
@@ -23,12 +23,14 @@ Tensor is_probability(const Tensor& p) {
 Bernoulli::Bernoulli(const Parameter& probability) : Bernoulli(broadcast("Bernoulli", {probability})[0], Variable()) {
   check_parameter(name(), "probs in [0, 1]", probs, is_probability(probs.tensor()));
   const Variable p = inner_probability(probs);
-  logits = log(p) - log1p(neg(p));
+  logits = (log(p) - log1p(neg(p))).to(probs.dtype());
 }
 Bernoulli Bernoulli::from_logits(const Parameter& logits) {
   const Variable l = broadcast("Bernoulli", {logits})[0];
   check_parameter("Bernoulli", "logits that are numbers", l, is_finite(l.tensor()));
-  return {sigmoid(l), l};
+  Bernoulli made(sigmoid(wide(l)), l);
+  made.probs = made.wide_probs_.to(l.dtype());
+  return made;
 }
 Variable Bernoulli::log_prob(const Variable& value) const {
   const Variable x = checked(value, probs, "in [0, 1]", is_probability);
@@ -37,11 +39,16 @@ Variable Bernoulli::log_prob(const Variable& value) const {
 }
 Variable Bernoulli::entropy() const { return bce_with_logits(logits, probs, {}, {}, Reduction::none); }
 Variable Bernoulli::draw(const Shape& shape) const {
-  return lt(rand(shape, options_of(probs)), probs.tensor()).to(probs.dtype());
+  return lt(rand(shape, options_of(wide_probs_)), wide_probs_.tensor()).to(probs.dtype());
 }
 
-Categorical::Categorical(const Variable& p, const Variable& l)
-    : Distribution(Shape(p.shape().begin(), p.shape().end() - 1), {}), probs(p), logits(l) {}
+Categorical::Categorical(const Variable& p, const Variable& l, DType dtype)
+    : Distribution(Shape(p.shape().begin(), p.shape().end() - 1), {}),
+      probs(p.to(dtype)),
+      logits(l.to(dtype)),
+      wide_probs(p),
+      wide_logits(l) {}
+Categorical::Categorical(const Variable& p, DType dtype) : Categorical(p, log(inner_probability(p)), dtype) {}
 Categorical::Categorical(const Variable& weights)
     : Categorical(
           [&] {
@@ -49,23 +56,21 @@ Categorical::Categorical(const Variable& weights)
                            "[Categorical] expected floating probs (..., classes), got ", weights.dtype(), " ",
                            weights.shape());
             check_parameter("Categorical", "probs >= 0", weights, at_least(weights.tensor(), 0));
-            const Variable total = sum(weights, {-1}, true);
+            const Variable total = sum(wide(weights), {-1}, true);
             check_parameter("Categorical", "probs that are not all 0: a sum > 0", total, above(total.tensor(), 0));
-            return weights / total;
+            return wide(weights) / total;
           }(),
-          Variable()) {
-  logits = log(inner_probability(probs));
-}
+          weights.dtype()) {}
 Categorical Categorical::from_logits(const Variable& logits) {
   LOCKSTEP_CHECK(is_floating(logits.dtype()) && logits.dim() >= 1 && logits.size(-1) >= 1,
                  "[Categorical] expected floating logits (..., classes), got ", logits.dtype(), " ", logits.shape());
   check_parameter("Categorical", "logits that are numbers", logits, is_finite(logits.tensor()));
-  const Variable l = log_softmax(logits, -1);
-  return {exp(l), l};
+  const Variable l = log_softmax(wide(logits), -1);
+  return {exp(l), l, logits.dtype()};
 }
 Variable Categorical::log_prob(const Variable& value) const {
   const double classes = double(probs.size(-1));
-  const Variable x = checked(value, probs, "that are classes", [&](const Tensor& v) {
+  const Variable x = checked(value, wide_probs, "that are classes", [&](const Tensor& v) {
     return logical_and(is_whole(v), lt(v, full({}, classes, {v.dtype(), v.device()})));
   });
   const Shape shape = broadcast_shapes(name(), x.shape(), batch_shape());
@@ -75,14 +80,14 @@ Variable Categorical::log_prob(const Variable& value) const {
   return gather(logits.expand(with_classes), -1, index).squeeze(-1);
 }
 Variable Categorical::entropy() const {
-  const Tensor impossible = eq(logits.tensor(), full({}, -INFINITY, options_of(logits)));
-  return neg(sum(probs * masked_fill(logits, impossible, 0), {-1}));
+  const Tensor impossible = eq(wide_logits.tensor(), full({}, -INFINITY, options_of(wide_logits)));
+  return neg(sum(wide_probs * masked_fill(wide_logits, impossible, 0), {-1})).to(probs.dtype());
 }
 Variable Categorical::draw(const Shape& shape) const {
   // The first class whose cumulated probability is above a uniform number of the same range: rounding never makes that
   // number as large as the whole, and a class of probability 0 adds nothing.
-  const Tensor cumulated = cumsum(probs.tensor(), -1), whole = cumulated.narrow(-1, probs.size(-1) - 1, 1);
-  const Tensor u = mul(rand(shape, options_of(probs)).unsqueeze(-1), whole);
+  const Tensor cumulated = cumsum(wide_probs.tensor(), -1), whole = cumulated.narrow(-1, probs.size(-1) - 1, 1);
+  const Tensor u = mul(rand(shape, options_of(wide_probs)).unsqueeze(-1), whole);
   return sum(le(cumulated, u).to(i64), {-1});
 }
 
@@ -94,6 +99,6 @@ Variable Poisson::log_prob(const Variable& value) const {
   const Variable x = checked(value, rate, "that are whole numbers >= 0", is_whole);
   return x_log_y(x, rate) - rate - lgamma(x + 1.0);
 }
-Variable Poisson::draw(const Shape& shape) const { return poisson(rate.tensor().expand(shape)); }
+Variable Poisson::draw(const Shape& shape) const { return poisson(wide(rate).tensor().expand(shape)).to(rate.dtype()); }
 
 }  // namespace lockstep::distributions

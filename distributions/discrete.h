@@ -19,11 +19,11 @@ class Bernoulli : public Distribution {
   Variable variance() const override { return probs * (1.0 - probs); }
   Variable probs, logits;
 
- protected:
-  Variable draw(const Shape& shape) const override;
-
  private:
-  Bernoulli(const Variable& p, const Variable& l) : Distribution(p.shape(), {}), probs(p), logits(l) {}
+  Variable draw(const Shape& shape) const override;
+  Bernoulli(const Variable& p, const Variable& l)
+      : Distribution(p.shape(), {}), probs(p), logits(l), wide_probs_(wide(p)) {}
+  Variable wide_probs_;  ///< before they are rounded to 16 bits
 };
 
 /// Class k of (batch..., classes) with a probability in proportion to probs[k]. Values are i64, of shape (batch...).
@@ -38,16 +38,16 @@ class Categorical : public Distribution {
   Variable mean() const override { return nothing(); }      ///< NaN: classes are not numbers
   Variable variance() const override { return nothing(); }  ///< NaN
   Variable probs, logits;                                   ///< logits: logarithms of probs
-
- protected:
-  Variable draw(const Shape& shape) const override;
+  Variable wide_probs, wide_logits;                         ///< the same before they are rounded to 16 bits
 
  private:
-  Categorical(const Variable& p, const Variable& l);
+  Variable draw(const Shape& shape) const override;
+  Categorical(const Variable& p, DType dtype);
+  Categorical(const Variable& p, const Variable& l, DType dtype);
   Variable nothing() const { return full(batch_shape(), NAN, options_of(probs)); }
 };
 
-/// Numbers of events, in rate's dtype (f32 or f64).
+/// Numbers of events, in rate's dtype.
 class Poisson : public Distribution {
  public:
   explicit Poisson(const Parameter& rate);  ///< >= 0
@@ -58,10 +58,8 @@ class Poisson : public Distribution {
   Variable variance() const override { return rate; }
   Variable rate;
 
- protected:
-  Variable draw(const Shape& shape) const override;
-
  private:
+  Variable draw(const Shape& shape) const override;
   explicit Poisson(const std::vector<Variable>& p);
 };
 

@@ -2,39 +2,31 @@
 
 #include <cmath>
 
+#include "autograd/loss_common.h"
 #include "autograd/tape.h"
 #include "tensor/sampling.h"
 
 namespace lockstep::distributions {
 namespace {
 
-/// Error that names the first value that is not good, where the values lie on the CPU.
-void check_good(const char* name, const char* what, const char* expected, const Tensor& values, const Tensor& good) {
-  if (!values.device().is_cpu() || values.numel() == 0 || all(good).item<bool>()) return;
-  const auto is_good = good.to(i64).to_vector<int64_t>();
-  size_t at = 0;
-  while (is_good[at]) ++at;
-  fail(str("[", name, "] expected ", what, expected, ", got ", values.to_vector<double>()[at], " at element ", at));
+Shape joined(Shape whole, const Shape& batch, const Shape& event) {
+  for (const Shape& part : {batch, event})
+    for (const int64_t size : part) whole.push_back(size);
+  return whole;
 }
 
 }  // namespace
 
 Tensor Distribution::sample(const Shape& shape) const {
   const NoGrad no_grad;
-  Shape whole = shape;
-  for (const Shape& part : {batch_, event_})
-    for (const int64_t size : part) whole.push_back(size);
-  return draw(whole).tensor();
+  return draw(joined(shape, batch_, event_)).tensor();
 }
 
 Variable Distribution::rsample(const Shape& shape) const {
   LOCKSTEP_CHECK(has_rsample(), "[", name(),
                  "] expected sample(): its values are not differentiable functions of its "
                  "parameters, so it has no rsample()");
-  Shape whole = shape;
-  for (const Shape& part : {batch_, event_})
-    for (const int64_t size : part) whole.push_back(size);
-  return draw(whole);
+  return draw(joined(shape, batch_, event_));
 }
 
 Variable Distribution::entropy() const { fail(str("[", name(), "] has no formula for its entropy")); }
@@ -47,7 +39,7 @@ Variable Distribution::checked(const Variable& value, const Variable& like, cons
   broadcast_shapes(name(), Shape(value.shape().begin(), value.shape().end() - events), batch_);
   const Variable x = value.dtype() == like.dtype() ? value : value.to(like.dtype());
   const Tensor is_good = good(x.tensor());
-  check_good(name(), "values ", support, x.tensor().expand(is_good.shape()), is_good);
+  check_values(name(), str("values ", support).c_str(), x.tensor().expand(is_good.shape()), is_good);
   return x;
 }
 
@@ -72,13 +64,14 @@ std::vector<Variable> broadcast(const char* name, std::initializer_list<Paramete
 }
 
 void check_parameter(const char* name, const char* expected, const Variable& values, const Tensor& good) {
-  check_good(name, "", expected, values.tensor(), good);
+  check_values(name, expected, values.tensor(), good);
 }
 
 Tensor above(const Tensor& x, double low) { return gt(x, full({}, low, {x.dtype(), x.device()})); }
 Tensor at_least(const Tensor& x, double low) { return ge(x, full({}, low, {x.dtype(), x.device()})); }
 Tensor is_finite(const Tensor& x) { return eq(x, x); }  // what PyTorch calls real: no NaN
 TensorOptions options_of(const Variable& x) { return {x.dtype(), x.device()}; }
+Variable wide(const Variable& x) { return size_of(x.dtype()) == 2 ? x.to(f32) : x; }
 
 Variable x_log_y(const Variable& x, const Variable& y) {
   const Tensor zero = full({}, 0, options_of(x));

@@ -68,6 +68,8 @@ Tensor above(const Tensor& x, double low);     ///< x > low
 Tensor at_least(const Tensor& x, double low);  ///< x >= low
 Tensor is_finite(const Tensor& x);
 TensorOptions options_of(const Variable& x);
+/// 16-bit floats as f32: draws, and sums over classes, are computed in f32 at least and rounded once.
+Variable wide(const Variable& x);
 /// x log y, and 0 where x is 0, whatever y is.
 Variable x_log_y(const Variable& x, const Variable& y);
 /// Logarithms of gamma variates of rate 1, f64, as functions of their shape.

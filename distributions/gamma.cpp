@@ -27,8 +27,9 @@ Variable Gamma::entropy() const {
   return concentration - log(rate) + lgamma(concentration) + (1.0 - concentration) * digamma(concentration);
 }
 Variable Gamma::draw(const Shape& shape) const {
-  const Variable x = exp(log_gamma_variates(concentration.expand(shape))).to(rate.dtype()) / rate;
-  return clamp(x, least_of(x.dtype()), INFINITY);
+  const Variable speed = wide(rate);
+  const Variable x = exp(log_gamma_variates(concentration.expand(shape))).to(speed.dtype()) / speed;
+  return clamp(x, least_of(rate.dtype()), INFINITY).to(rate.dtype());
 }
 
 Exponential::Exponential(const Parameter& speed) : Exponential(broadcast("Exponential", {speed})) {}
@@ -40,7 +41,8 @@ Variable Exponential::log_prob(const Variable& value) const {
   return log(rate) - rate * x;
 }
 Variable Exponential::draw(const Shape& shape) const {
-  return Variable(neg(log1p(neg(rand(shape, options_of(rate)))))) / rate;
+  const Variable speed = wide(rate);
+  return (Variable(neg(log1p(neg(rand(shape, options_of(speed)))))) / speed).to(rate.dtype());
 }
 
 Beta::Beta(const Parameter& one, const Parameter& zero) : Beta(broadcast("Beta", {one, zero})) {}

@@ -15,10 +15,8 @@ class Gamma : public Distribution {
   Variable variance() const override { return concentration / square(rate); }
   Variable concentration, rate;
 
- protected:
-  Variable draw(const Shape& shape) const override;
-
  private:
+  Variable draw(const Shape& shape) const override;
   explicit Gamma(const std::vector<Variable>& p);
 };
 
@@ -32,10 +30,8 @@ class Exponential : public Distribution {
   Variable variance() const override { return square(reciprocal(rate)); }
   Variable rate;
 
- protected:
-  Variable draw(const Shape& shape) const override;
-
  private:
+  Variable draw(const Shape& shape) const override;
   explicit Exponential(const std::vector<Variable>& p);
 };
 
@@ -50,10 +46,8 @@ class Beta : public Distribution {
   Variable variance() const override;
   Variable concentration1, concentration0;
 
- protected:
-  Variable draw(const Shape& shape) const override;
-
  private:
+  Variable draw(const Shape& shape) const override;
   explicit Beta(const std::vector<Variable>& p);
 };
 

@@ -55,8 +55,9 @@ Variable divergence(const Bernoulli& p, const Bernoulli& q) {
 Variable divergence(const Categorical& p, const Categorical& q) {
   LOCKSTEP_CHECK(p.probs.size(-1) == q.probs.size(-1), "[kl_divergence] expected as many classes in both, got ",
                  p.probs.size(-1), " and ", q.probs.size(-1));
-  const Variable terms = put(p.probs * (p.logits - q.logits), are(q.probs, 0), INFINITY);
-  return sum(put(terms, are(p.probs, 0), 0), {-1});
+  const Variable& own = p.wide_probs;
+  const Variable terms = put(own * (p.wide_logits - q.wide_logits), are(q.wide_probs, 0), INFINITY);
+  return sum(put(terms, are(own, 0), 0), {-1}).to(p.probs.dtype());
 }
 Variable divergence(const Poisson& p, const Poisson& q) { return x_log_y(p.rate, p.rate / q.rate) - (p.rate - q.rate); }
 

@@ -23,7 +23,11 @@ Variable Normal::log_prob(const Variable& value) const {
   return square(div(x - loc, scale)) * -0.5 - log(scale) - 0.5 * log_two_pi;
 }
 Variable Normal::entropy() const { return log(scale) + (0.5 + 0.5 * log_two_pi); }
-Variable Normal::draw(const Shape& shape) const { return loc + scale * Variable(randn(shape, options_of(loc))); }
+Variable Normal::draw_wide(const Shape& shape) const {
+  const Variable mean = wide(loc);
+  return mean + wide(scale) * Variable(randn(shape, options_of(mean)));
+}
+Variable Normal::draw(const Shape& shape) const { return draw_wide(shape).to(loc.dtype()); }
 
 LogNormal::LogNormal(const Parameter& loc, const Parameter& scale)
     : Distribution(broadcast("LogNormal", {loc, scale})[0].shape(), {}), base(loc, scale) {}
@@ -35,9 +39,7 @@ Variable LogNormal::variance() const {
   const Variable square_scale = square(base.scale);
   return expm1(square_scale) * exp(base.loc * 2.0 + square_scale);
 }
-Variable LogNormal::draw(const Shape& shape) const {
-  return exp(base.loc + base.scale * Variable(randn(shape, options_of(base.loc))));
-}
+Variable LogNormal::draw(const Shape& shape) const { return exp(base.draw_wide(shape)).to(base.loc.dtype()); }
 
 Laplace::Laplace(const Parameter& mean, const Parameter& width) : Laplace(broadcast("Laplace", {mean, width})) {}
 Laplace::Laplace(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), loc(p[0]), scale(p[1]) {
@@ -48,9 +50,10 @@ Variable Laplace::log_prob(const Variable& value) const {
   return neg(log(scale * 2.0)) - div(abs(x - loc), scale);
 }
 Variable Laplace::draw(const Shape& shape) const {
-  const Tensor u = empty(shape, options_of(loc));
+  const Variable mean = wide(loc);
+  const Tensor u = empty(shape, options_of(mean));
   uniform_(u, epsilon(u.dtype()) - 1, 1);  // in (-1, 1)
-  return loc - scale * Variable(mul(sign(u), log1p(neg(abs(u)))));
+  return (mean - wide(scale) * Variable(mul(sign(u), log1p(neg(abs(u)))))).to(loc.dtype());
 }
 
 Uniform::Uniform(const Parameter& from, const Parameter& to) : Uniform(broadcast("Uniform", {from, to})) {}
@@ -64,7 +67,14 @@ Variable Uniform::log_prob(const Variable& value) const {
   const Tensor inside = logical_and(ge(x.tensor(), low.tensor()), lt(x.tensor(), high.tensor()));
   return log(inside.to(low.dtype())) - log(high - low);
 }
-Variable Uniform::draw(const Shape& shape) const { return low + (high - low) * Variable(rand(shape, options_of(low))); }
+Variable Uniform::draw(const Shape& shape) const {
+  const Variable from = wide(low), to = wide(high);
+  const Variable x = (from + (to - from) * Variable(rand(shape, options_of(from)))).to(low.dtype());
+  // Rounding may reach high: then the number before it, which a half and a bit of its last place leads to.
+  const double half = 0.51 * epsilon(low.dtype()), least = low.dtype() == f16 ? 0x1p-24 : 0x1p-126;
+  const Variable before = (to - clamp(abs(to) * half, least, INFINITY)).to(low.dtype());
+  return where(lt(x, high), x, before);
+}
 
 StudentT::StudentT(const Parameter& freedom, const Parameter& mean, const Parameter& width)
     : StudentT(broadcast("StudentT", {freedom, mean, width})) {}
@@ -93,10 +103,9 @@ Variable StudentT::variance() const {
 }
 Variable StudentT::draw(const Shape& shape) const {
   // A normal variate over the root of a chi-squared one by df, which is a gamma variate of shape df / 2, twice, by df.
-  const Variable x(randn(shape, options_of(df)));
-  const Variable half = df.expand(shape) * 0.5;
-  const Variable log_ratio = log_gamma_variates(half).to(df.dtype()) - log(half);
-  return loc + scale * x * exp(log_ratio * -0.5);
+  const Variable half = wide(df).expand(shape) * 0.5, x(randn(shape, options_of(half)));
+  const Variable log_ratio = log_gamma_variates(half).to(half.dtype()) - log(half);
+  return (wide(loc) + wide(scale) * x * exp(log_ratio * -0.5)).to(loc.dtype());
 }
 
 }  // namespace lockstep::distributions

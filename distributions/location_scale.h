@@ -14,10 +14,10 @@ class Normal : public Distribution {
   Variable variance() const override { return square(scale); }
   Variable loc, scale;
 
- protected:
-  Variable draw(const Shape& shape) const override;
-
  private:
+  Variable draw(const Shape& shape) const override;
+  friend class LogNormal;
+  Variable draw_wide(const Shape& shape) const;  ///< not rounded yet
   explicit Normal(const std::vector<Variable>& p);
 };
 
@@ -46,10 +46,8 @@ class Laplace : public Distribution {
   Variable variance() const override { return square(scale) * 2.0; }
   Variable loc, scale;
 
- protected:
-  Variable draw(const Shape& shape) const override;
-
  private:
+  Variable draw(const Shape& shape) const override;
   explicit Laplace(const std::vector<Variable>& p);
 };
 
@@ -64,10 +62,8 @@ class Uniform : public Distribution {
   Variable variance() const override { return square(high - low) * (1. / 12); }
   Variable low, high;
 
- protected:
-  Variable draw(const Shape& shape) const override;
-
  private:
+  Variable draw(const Shape& shape) const override;
   explicit Uniform(const std::vector<Variable>& p);
 };
 
@@ -82,10 +78,8 @@ class StudentT : public Distribution {
   Variable variance() const override;  ///< NaN for df <= 1, infinite for df <= 2
   Variable df, loc, scale;
 
- protected:
-  Variable draw(const Shape& shape) const override;
-
  private:
+  Variable draw(const Shape& shape) const override;
   explicit StudentT(const std::vector<Variable>& p);
 };
 

@@ -84,8 +84,8 @@ Variable MultivariateNormal::entropy() const {
 Variable MultivariateNormal::variance() const { return sum(square(scale_tril), {-1}); }
 Variable MultivariateNormal::covariance() const { return matmul(scale_tril, scale_tril.transpose(-2, -1)); }
 Variable MultivariateNormal::draw(const Shape& shape) const {
-  const Variable noise(randn(shape, options_of(loc)).unsqueeze(-1));
-  return loc + matmul(scale_tril, noise).squeeze(-1);
+  const Variable mean = wide(loc), noise(randn(shape, options_of(mean)).unsqueeze(-1));
+  return (mean + matmul(wide(scale_tril), noise).squeeze(-1)).to(loc.dtype());
 }
 
 }  // namespace lockstep::distributions

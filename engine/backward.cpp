@@ -11,6 +11,7 @@
 #include "engine/impl.h"
 #include "tensor/at_end.h"
 #include "tensor/random.h"
+#include "trace/trace.h"
 
 namespace lockstep::engine {
 
@@ -25,6 +26,7 @@ void EngineBase::Impl::watch() {
   module_hooks.push_back(model.before_forward([this](nn::Module&, const std::vector<Variable>&) { before_forward(); }));
   module_hooks.push_back(
       model.after_forward([this](nn::Module&, const std::vector<Variable>&, const Variable&) { after_forward(); }));
+  model_calls = model.calls();
 }
 
 int64_t EngineBase::Impl::micro_batch(int64_t ahead) const {
@@ -34,13 +36,26 @@ int64_t EngineBase::Impl::micro_batch(int64_t ahead) const {
   return are_interleaved() ? i * replicas() + replica : replica * accumulation + i;
 }
 
+/// A step that goes on in another loop over a DataLoader: the last one of training will not be filled.
+void EngineBase::Impl::notice_end_of_loop() {
+  data::LoopDepth& depth = data::loop_depth();
+  if (micros.empty()) loops = depth.least = depth.now;
+  if (said_unfilled || drawn || depth.least >= loops) return;
+  said_unfilled = true;
+  say(str("warning: a loop over a DataLoader ended with ", micros.size(), " of the ", accumulation,
+          " micro-batches of a step: the next loop fills it, and what is left after the last one trains nothing; give "
+          "loops a multiple of gradient_accumulation_steps batches"));
+}
+
 void EngineBase::Impl::before_forward() {
+  if (!in_pass && !closed && config.managed_gradient_accumulation) notice_end_of_loop();
   if (in_pass || closed || !model.is_training() || !NoGrad::grad_enabled()) return;
   if (forwards++ == 0 && !drawn) begin_random(micro_batch());
   if (profiler && global_steps == config.flops_profiler.profile_step && micros.empty() && forwards == 1)
     profiler->start();
   timing_forward = true;
   forward_start = steady_seconds();
+  forward_traced = trace::now();
 }
 
 void EngineBase::Impl::after_forward() {
@@ -48,6 +63,10 @@ void EngineBase::Impl::after_forward() {
   timing_forward = false;
   const double spent = milliseconds_since(forward_start);
   times.forward += spent;
+  // train_batch() notes its own, loss and all; this is of a loop around the engine.
+  if (const int64_t number = drawn || !trace::on() ? -1 : micro_batch(); number >= 0)
+    trace::record(str("forward ", number), trace::Category::forward, forward_traced, trace::now(),
+                  {{"micro_batch", number}});
   if (profiler && profiler->is_running()) profiler->stop(spent);
 }
 

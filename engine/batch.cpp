@@ -4,7 +4,7 @@
 //   train_batch ─▶ schedule: sums over this copy's micro-batches ─▶ ZeRO among the copies of the part ─▶ overflow?
 //   norm?
 //                  asked of all stages and slices (part.cpp) ─▶ clip, update ─▶ next learning rate
-#include <numeric>
+#include <cmath>
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
@@ -98,8 +98,12 @@ void EngineBase::Impl::train_whole(const pipeline::Data& data, std::vector<Micro
     const MicroBatch one = next == ahead.end() ? draw(data, micro_batch()) : std::move(*next++);
     begin_random(one.number, one.calls);  // the forward goes on behind what its data have drawn
     drawn = true;
-    const trace::Scope forward("forward", trace::Category::forward, {{"micro_batch", one.number}}, one.number);
-    backward(run(one.sample, nullptr, one.tokens), one.tokens);
+    Variable loss;
+    {
+      const trace::Scope forward("forward", trace::Category::forward, {{"micro_batch", one.number}}, one.number);
+      loss = run(one.sample, nullptr, one.tokens);
+    }
+    backward(loss, one.tokens);
     drawn = false;
     step(metric);
   } while (micro_steps % accumulation != 0);
@@ -114,7 +118,10 @@ std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int
   const int64_t first = group->rank() / sharing * micro_batches;
   std::vector<double> all(size_t(micro_batches) * size_t(replicas()) * size_t(values));
   for (int64_t i = first; i < first + micro_batches; ++i) {
-    const Tensor found = run(sample(data, i), measure).tensor();
+    const pipeline::Sample one = sample(data, i);
+    Variable loss = run(one, measure);
+    if (!measure && values == 2 && whole.tokens) loss = sum_and_tokens(loss, whole.tokens(one.targets));
+    const Tensor found = loss.tensor();
     LOCKSTEP_CHECK(found.numel() == values, "[eval_batch] expected ", values, " values of a micro-batch, got ",
                    found.shape());
     const std::vector<double> numbers = found.to_vector<double>();
@@ -175,6 +182,14 @@ void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vecto
 
 // --- the interface ---
 
+Variable sum_and_tokens(const Variable& mean, int64_t tokens) {
+  Variable loss = mean.to(f32).reshape({1});
+  const Tensor count = full({1}, double(tokens), {.dtype = f32, .device = loss.device()});
+  if (tokens == 0) loss = count;  // the mean of none is NaN
+  if (tokens > 0) loss = mul_scalar(loss, double(tokens));
+  return cat({loss, Variable(count)}, 0);
+}
+
 double EngineBase::train_batch(const pipeline::Data& data, std::optional<double> metric) {
   Impl& m = *impl_;
   m.check_open("train_batch");
@@ -215,8 +230,24 @@ double EngineBase::train_batch(std::optional<double> metric) {
 
 double EngineBase::eval_batch(const pipeline::Data& data, int micro_batches) {
   LOCKSTEP_CHECK(micro_batches >= 0, "[eval_batch] expected 0 micro-batches or more, got ", micro_batches);
-  const std::vector<double> losses = eval_batches(data, micro_batches > 0 ? micro_batches : int(impl_->accumulation));
-  return std::accumulate(losses.begin(), losses.end(), 0.) / double(losses.size());
+  const int values = impl_->whole.tokens ? 2 : 1;  // {sum, tokens}
+  const std::vector<double> found =
+      eval_batches(data, micro_batches > 0 ? micro_batches : int(impl_->accumulation), {}, values);
+  double sum = 0, weight = 0;
+  for (size_t i = 0; i < found.size(); i += size_t(values)) {
+    sum += found[i];
+    weight += values == 2 ? std::abs(found[i + 1]) : 1;
+  }
+  return sum / weight;
+}
+
+void EngineBase::sync_buffers() {
+  if (group().size() == 1) return;
+  for (const auto& buffer : module().named_buffers()) {
+    const Tensor dense = buffer.tensor.contiguous();
+    group().broadcast(dense, 0, {.tag = "buffer " + buffer.name});
+    if (dense.storage() != buffer.tensor.storage()) buffer.tensor.copy_(dense);
+  }
 }
 
 std::vector<double> EngineBase::eval_batches(const pipeline::Data& data, int micro_batches,
@@ -226,6 +257,7 @@ std::vector<double> EngineBase::eval_batches(const pipeline::Data& data, int mic
   LOCKSTEP_CHECK(data, "[eval_batches] expected a function that gives micro-batches, got none");
   LOCKSTEP_CHECK(micro_batches > 0, "[eval_batches] expected 1 micro-batch or more, got ", micro_batches);
   const pipeline::Data cast = m.with_cast(data);
+  sync_buffers();
   return m.part ? m.part->engine->eval_batch(cast, micro_batches, measure, values)
                 : m.eval_whole(cast, micro_batches, measure ? &measure : nullptr, values);
 }

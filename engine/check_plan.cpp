@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "engine/config_table.h"
+#include "pipeline/schedule.h"
 #include "tensor/check.h"
 
 namespace lockstep::engine {
@@ -63,6 +64,15 @@ void add_state_reasons(std::vector<std::string>& reasons, const Config& c, const
     reasons.push_back(str(name, " keeps bytes, and offload to nvme files of f32; offload to cpu, or take ", wide));
 }
 
+/// Whether a batch of which the file says the size can be dealt to so many copies.
+bool batch_fits(const Config& c, const parallel::Plan& plan) {
+  if (!c.has("train_batch_size")) return true;
+  const bool micro = c.has("train_micro_batch_size_per_gpu"), accumulation = c.has("gradient_accumulation_steps");
+  const int64_t parts =
+      plan.dp * (micro ? *c.train_micro_batch_size_per_gpu : 1) * (accumulation ? *c.gradient_accumulation_steps : 1);
+  return micro && accumulation ? *c.train_batch_size == parts : *c.train_batch_size % parts == 0;
+}
+
 }  // namespace
 
 std::vector<std::string> optimizer_reasons(const Config& c, const parallel::Plan& plan, const std::string& optimizer) {
@@ -86,7 +96,11 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
                                          const std::string& optimizer) {
   parallel::Plan plan = asked;
   plan.zero = std::max(plan.zero, int(c.zero_optimization.stage));
-  std::vector<std::string> reasons = parallel::reasons_against(plan, sizes);
+  const pipeline::Request request{pipeline::parse_kind(c.pipeline.schedule), plan.pp,
+                                  int(c.gradient_accumulation_steps.value_or(0)), int(c.pipeline.chunks)};
+  parallel::PlanSizes cut = sizes;
+  cut.chunks = pipeline::chunks_of(request);
+  std::vector<std::string> reasons = parallel::reasons_against(plan, cut);
   for (std::string& reason : optimizer_reasons(c, plan, optimizer)) reasons.push_back(std::move(reason));
   const auto refuse = [&](bool holds, const std::string& reason) {
     if (holds) reasons.push_back(reason);
@@ -106,6 +120,9 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
          str("fp8.enabled with ep", plan.ep,
              ": ranks with other experts would have to agree on their scales, which is not built; leave ep out, or "
              "take bf16"));
+  if (plan.pp > 1 && request.micro_batches > 0)
+    if (const std::string refusal = pipeline::refusal_of(request); !refusal.empty())
+      reasons.push_back("pipeline.schedule: " + refusal);
   if (plan.pp * plan.tp == 1) return reasons;
   refuse(
       !c.managed_gradient_accumulation,
@@ -127,12 +144,9 @@ void check_plan(const Config& c, const parallel::Plan& plan, const parallel::Pla
                 const std::string& optimizer) {
   const std::vector<std::string> reasons = reasons_against(c, plan, sizes, optimizer);
   if (reasons.empty()) return;
-  const int ranks = int(sizes.ranks > 0 ? sizes.ranks : plan.ranks());
-  const int cp = c.sparse_attention.is_object() ? 1 : plan.cp;
-  parallel::Plan whole{.dp = std::max(1, ranks / cp), .cp = cp, .zero = plan.zero};
-  std::unique_ptr<parallel::Plan> near = parallel::nearest_plan(plan, sizes);
-  if (near && !reasons_against(c, *near, sizes, optimizer).empty()) near.reset();
-  if (!near && reasons_against(c, whole, sizes, optimizer).empty()) near = std::make_unique<parallel::Plan>(whole);
+  const auto near = parallel::nearest_plan(plan, sizes, [&](const parallel::Plan& other) {
+    return batch_fits(c, other) && reasons_against(c, other, sizes, optimizer).empty();
+  });
   fail(str("[plan] ", to_string(plan), " cannot be with ", c.origin, ": ", fmt::format("{}", fmt::join(reasons, "; ")),
            near ? ". The nearest plan that can: " + to_string(*near)
                 : ". No plan of these ranks can with this configuration"));

@@ -151,9 +151,9 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
       {"synchronize_checkpoint_boundary", a.synchronize_checkpoint_boundary}};
   for (const auto& [name, on] : without_blocks) {
     if (on && !a.enabled)
-      warnings.push_back(str(
-          "activation_checkpointing.", name,
-          ": only with activation_checkpointing.enabled, which computes every block of the model again; it is off"));
+      warnings.push_back(
+          str("activation_checkpointing.", name,
+              ": only with activation_checkpointing.enabled and a plan that leaves the model whole; nothing is done"));
   }
   require(!a.contiguous_memory_optimization || (a.partition_activations && a.number_checkpoints),
           str("activation_checkpointing.contiguous_memory_optimization: needs partition_activations and "

@@ -296,7 +296,7 @@ void EngineBase::Impl::close() noexcept {
   if (closed) return;
   closed = true;
   for (auto& [parameter, id] : gradient_hooks) parameter.remove_hook(id);
-  for (const int id : module_hooks) model.remove_hook(id);
+  for (const int id : module_hooks) model_calls.remove_hook(id);  // the model may be gone
   profiler.reset();
   comms.reset();
   saver.reset();  // waits; says what went wrong
@@ -323,6 +323,7 @@ void EngineBase::zero_grad() {
 }
 
 void EngineBase::train(bool training) { impl_->model.train(training); }
+bool EngineBase::wants_metric() const { return impl_->wants_metric(); }
 
 const Config& EngineBase::config() const { return impl_->config; }
 int64_t EngineBase::train_batch_size() const { return *impl_->config.train_batch_size; }

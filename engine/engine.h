@@ -70,7 +70,8 @@ bool is_launched();
 /// Joins the job that the environment names, unless that was done. Without a launcher: alone, and a notice says so.
 dist::ProcessGroup& init_distributed();
 
-/// Something of the program's own, which must outlive the engine; or a function that makes it on every rank.
+/// Something of the program's own, which must be there while the engine is used (they may be destroyed in any order);
+/// or a function that makes it on every rank.
 template <class T, class From> struct GivenOrMade {
   using Make = std::function<std::unique_ptr<T>(From& from)>;
   GivenOrMade() = default;
@@ -112,8 +113,8 @@ struct InitializeArgs {
   ConfigSource config = {};
   const Arguments* args = nullptr;      ///< their config, where `config` is not given
   dist::ProcessGroup* group = nullptr;  ///< all ranks of the job; default: dist::world()
-  /// In its place: who is where; must outlive the engine. Ranks along cp share each sample, those along ep experts
-  /// (moe::Layer on mesh->ep()). Default: copies x stages of all ranks.
+  /// In its place: who is where; must be there while the engine is used. Ranks along cp share each sample, those along
+  /// ep experts (moe::Layer on mesh->ep()). Default: copies x stages of all ranks.
   const parallel::Mesh* mesh = nullptr;
   int loader_workers = 0;                            ///< threads that make batches of training_data
   std::function<void(const std::string&)> log = {};  ///< what rank 0 has to say; empty: lines on stderr
@@ -140,6 +141,10 @@ struct LoadArgs {
 };
 using checkpoints::Loaded;
 
+/// A loss that is the mean over so many targets as two numbers that can be added up over batches of different numbers
+/// of them: the sum and the number, both 0 for the mean of none. Of a number that is not known, -1, the loss and -1.
+Variable sum_and_tokens(const Variable& mean, int64_t tokens);
+
 /// The engine, but for the model's own type.
 class EngineBase {
   void enter_no_sync();
@@ -157,6 +162,7 @@ class EngineBase {
   /// With the next micro-batches of training_data: an Example's input for the model, its target for the loss.
   double train_batch(std::optional<double> metric = {});
   /// The mean loss of so many micro-batches of each copy (0: as many as in training), of any size; without gradients.
+  /// With PipelineModule::tokens the mean over all of their targets.
   double eval_batch(const pipeline::Data& data, int micro_batches = 0);
   /// What `measure` gives for each of them (default: the loss), so many `values`, in the order of the micro-batches;
   /// the same on all ranks.
@@ -175,8 +181,9 @@ class EngineBase {
 
   /// At a boundary: clip, update, next learning rate. Before it nothing. Call it after every backward
   /// (managed_gradient_accumulation false: at boundaries only). `metric` is for ReduceLROnPlateau: the mean over ranks
-  /// counts.
+  /// counts, so all ranks give one, or none does.
   void step(std::optional<double> metric = {});
+  bool wants_metric() const;  ///< whether step() does
   /// Whether the step() that comes next updates.
   bool is_gradient_accumulation_boundary() const;
   /// Forgets the gradients since the last boundary.
@@ -188,6 +195,9 @@ class EngineBase {
 
   void train(bool training = true);
   void eval() { train(false); }
+  /// Gives all copies the first one's buffers, such as batch norm's statistics, which are those of a checkpoint.
+  /// Evaluations by eval_batch() and eval_batches() begin with it; one of your own calls it on all ranks.
+  void sync_buffers();
 
   /// All ranks together, at a boundary. Tensors by their names, so any number of ranks and any stage can load them;
   /// with counters, schedule, loss scale, random numbers and the place in training_data.
@@ -311,7 +321,7 @@ template <class M> struct Initialized {
 };
 
 /// Collective. The model's parameters become what the config says (dtype, shards), and rank 0's everywhere. What is
-/// given must outlive the engine. No config, and two of them, are Errors.
+/// given must be there while the engine is used. No config, and two of them, are Errors.
 template <class M> Initialized<M> initialize(M& model, InitializeArgs args) {
   Engine<M> engine(model, std::move(args));
   optim::Optimizer& optimizer = engine.optimizer();

@@ -34,15 +34,15 @@ FlopsProfiler::FlopsProfiler(nn::Module& model, FlopsProfilerConfig config)
                      .options = module->options(),
                      .depth = name.empty() ? 0 : int(std::count(name.begin(), name.end(), '.')) + 1,
                      .parameters = module->parameter_count()});
-    hooks_.emplace_back(module,
-                        module->before_forward([this, row](nn::Module&, const std::vector<Variable>&) { enter(row); }));
-    hooks_.emplace_back(module, module->after_forward([this, row](nn::Module&, const std::vector<Variable>&,
-                                                                  const Variable&) { leave(row); }));
+    const int before = module->before_forward([this, row](nn::Module&, const std::vector<Variable>&) { enter(row); });
+    const int after =
+        module->after_forward([this, row](nn::Module&, const std::vector<Variable>&, const Variable&) { leave(row); });
+    for (const int id : {before, after}) hooks_.emplace_back(module->calls(), id);
   }
 }
 
 FlopsProfiler::~FlopsProfiler() {
-  for (auto& [module, id] : hooks_) module->remove_hook(id);
+  for (auto& [calls, id] : hooks_) calls.remove_hook(id);
 }
 
 void FlopsProfiler::start() {

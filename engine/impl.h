@@ -63,6 +63,7 @@ struct EngineBase::Impl {
   // backward.cpp
   void watch();  // the hooks below
   void before_forward();
+  void notice_end_of_loop();
   void after_forward();
   void gradient_arrives();
   void check_backward(int64_t tokens) const;
@@ -120,6 +121,7 @@ struct EngineBase::Impl {
   checkpoints::Numbers own_numbers() const;  // the optimizer's
   std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);
   void load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer);
+  std::map<std::string, double> told() const;  // what the program says that a checkpoint says, too
 
   const std::function<void(const std::string&)> log;
   optim::GradScaler* const grad_scaler;
@@ -159,6 +161,8 @@ struct EngineBase::Impl {
   bool in_pass = false, failed = false, closed = false;
   bool drawn = false;   // random numbers of the coming micro-batch were begun by its data
   bool paused = false;  // a schedule's own backwards
+  int64_t loops = 0;    // over DataLoaders, in which the step began
+  bool said_unfilled = false;
   int no_sync_depth = 0;
   std::optional<zero::Zero::NoSync> local;         // this backward sums here only
   std::optional<zero::Zero::NoSync> caller_local;  // and those while no_sync() lives
@@ -170,6 +174,7 @@ struct EngineBase::Impl {
   Breakdown times, shown_times;  // since the last boundary; since the last line
   int64_t timed_steps = 0;
   double forward_start = 0, backward_start = 0;  // of steady_seconds()
+  int64_t forward_traced = 0;                    // of trace::now()
   bool timing_forward = false;
   std::vector<std::unique_ptr<Monitor>> monitors;
   std::unique_ptr<CommsLogger> comms;
@@ -180,6 +185,7 @@ struct EngineBase::Impl {
 
   std::vector<std::pair<Variable, int>> gradient_hooks;
   std::vector<int> module_hooks;
+  nn::Module::Calls model_calls;
 };
 
 }  // namespace lockstep::engine

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "autograd/ops.h"
 #include "dist/shard.h"
@@ -29,6 +30,14 @@ int64_t ModelShape::numel() const {
   int64_t n = 0;
   for (const Parameter& p : parameters) n += p.numel();
   return n;
+}
+
+int64_t ModelShape::columns() const {
+  int64_t all = 0;
+  for (const Parameter& p : parameters)
+    for (const int64_t block : p.blocks)
+      if (!p.is_table) all = std::gcd(all, block);
+  return all;
 }
 
 int64_t ModelShape::trained() const {

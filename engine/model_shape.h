@@ -49,6 +49,8 @@ struct ModelShape {
   int64_t context = 1, vocab = 0;
   int64_t experts = 0, top_k = 0;  ///< of a layer that has them
   int64_t numel() const;
+  /// What tensor-parallel ranks must divide beside heads, in all layers at once; 0: nothing.
+  int64_t columns() const;
   int64_t trained() const;  ///< elements of what is not frozen
   /// FLOPs of one token's forward in a layer, at one of so many tensor-parallel ranks.
   double flops(const Layer& layer, int ranks = 1) const;

@@ -35,11 +35,11 @@ OneBit::OneBit(nn::Module& model, onebit::Optimizer& optimizer, dist::ProcessGro
   for (const nn::NamedParameter& p : model.named_parameters()) {
     nn::fill(p.variable);
     names.emplace_back(p.name, p.variable);
+    (p.variable.requires_grad() ? trained_ : untrained_).push_back(p);
     if (!p.variable.requires_grad()) continue;
     if (std::none_of(in_optimizer.begin(), in_optimizer.end(),
                      [&](const Variable& v) { return v.impl() == p.variable.impl(); }))
       without.push_back(p.name);
-    trained_.push_back(p);
     variables.push_back(p.variable);
   }
   LOCKSTEP_CHECK(without.empty(), "[engine] expected every parameter that requires grad in ", optimizer.name(),
@@ -76,6 +76,12 @@ void OneBit::name_nonfinite(int64_t mine, zero::StepReport& report) const {
 
 zero::StepReport OneBit::step(const zero::StepOptions& o) {
   const NoGrad no_grad;
+  std::vector<std::string> frozen;
+  for (const nn::NamedParameter& p : untrained_)
+    if (p.variable.requires_grad()) parallel::fail_unfrozen("engine", p.name, &group_);
+  for (const nn::NamedParameter& p : trained_)
+    if (!p.variable.requires_grad()) frozen.push_back(p.name);
+  frozen_.agree("engine", frozen, group_);
   if (sum_) sum_->finish();
   const bool check = options_.nonfinite != zero::NonFinite::propagate;
   const int64_t bad = check ? first_nonfinite() : none;  // an exact step puts the mean over ranks in their place

@@ -12,6 +12,7 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "nn/module.h"
+#include "parallel/agreement.h"
 #include "parallel/buckets.h"
 #include "parallel/onebit/optimizer.h"
 #include "zero/zero.h"
@@ -65,8 +66,9 @@ class OneBit {
   onebit::Optimizer& optimizer_;
   dist::ProcessGroup& group_;
   Options options_;
-  std::vector<nn::NamedParameter> trained_;
+  std::vector<nn::NamedParameter> trained_, untrained_;  // when this was made
   std::optional<parallel::GradientAccumulator> sum_;
+  parallel::FrozenSince frozen_;
   std::map<std::string, Tensor> loading_;  // by their names in the checkpoint
 };
 

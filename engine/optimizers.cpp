@@ -35,7 +35,7 @@ NamedType plain(const char* name, const char* doc, const O& defaults,
               p.fixed("amsgrad", false, "it has no 1-bit form");
               p.fixed("eps_inside_sqrt", false, "eps is added to the root");
             }
-            p.check([&] { o.check(name); });
+            p.check([&] { optim::check_options(name, o); });
             return [o](const NamedParameters& parameters, dist::ProcessGroup* group) {
               Optimizers made;
               if constexpr (sends) add<Class>(made, variables(parameters), o, group);
@@ -74,7 +74,7 @@ Make adam(Params& p) {
   for (const char* same : {"torch_adam", "fused", "foreach", "capturable", "differentiable"})
     p.without_effect(same, false, "there is one implementation");
   p.fixed("fp32_optimizer_states", true, "optimizer state is f32");
-  p.check([&] { o.check(p.type.c_str()); });
+  p.check([&] { optim::check_options(p.type.c_str(), o); });
   if (p.problems.empty() && p.type == "Adam" && o.weight_decay != 0 && !p.given.find("adam_w_mode"))
     p.warnings.push_back(
         "optimizer.type: Adam adds weight_decay to the gradient here; DeepSpeed takes \"Adam\" for AdamW unless "
@@ -96,7 +96,7 @@ bool is_for_muon(const nn::NamedParameter& p) {
 }
 
 Make muon(Params& p) {
-  optim::MuonOptions matrix{.lr = 1e-3};
+  optim::MuonOptions matrix{.lr = 1e-3, .weight_decay = 0};  // DeepSpeed's
   AdamChoice other;
   other.adam_w_mode = true;
   std::optional<double> muon_lr, adam_lr;
@@ -109,8 +109,8 @@ Make muon(Params& p) {
   p.fixed("per_head_muon", false, "attention is not cut by heads");
   other.lr = matrix.lr, other.weight_decay = matrix.weight_decay;
   p.check([&] {
-    matrix.check("Muon");
-    other.check("Muon");
+    optim::check_options("Muon", matrix);
+    optim::check_options("Muon", other);
   });
   if (p.problems.empty() && p.given.find("ns_method") && method == "gram")
     p.warnings.push_back(
@@ -143,7 +143,7 @@ template <class Class, class O> NamedType eight_bit(const char* name, const char
             p.fixed("block_wise", true, "scales are of blocks of 256");
             p.fixed("percentile_clipping", 100, "gradients are clipped by gradient_clipping");
             p.without_effect("is_paged", false, "there is offload_optimizer for that");
-            p.check([&] { o.check(name); });
+            p.check([&] { optim::check_options(name, o); });
             return [o](const NamedParameters& parameters, dist::ProcessGroup*) {
               std::vector<typename Class::Group> groups{{{}, o}, {{}, o}};
               groups[1].options.min_8bit_size = std::numeric_limits<int64_t>::max();

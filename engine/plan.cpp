@@ -186,16 +186,18 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
   if (plan.zero >= 0) c.zero_optimization.stage = plan.zero;
   if (c.zero_optimization.stage > 0) p.plan.zero = int(c.zero_optimization.stage);
   const Config sized = resolve(c, plan.dp);
-  check_plan(p.plan, {.ranks = plan.ranks(),
-                      .layers = int64_t(model.list.size()),
-                      .chunks = std::max<int64_t>(1, c.pipeline.chunks),
-                      .heads = model.heads,
-                      .width = model.width,
-                      .inner = 4 * model.width,
-                      .vocab = model.vocab,
-                      .context = model.context,
-                      .context_parts = 2,
-                      .experts = model.experts});
+  check_plan(
+      p.plan,
+      {.ranks = plan.ranks(),
+       .layers = int64_t(model.list.size()),
+       .chunks = pipeline::chunks_of({pipeline::parse_kind(c.pipeline.schedule), plan.pp, 1, int(c.pipeline.chunks)}),
+       .heads = model.heads,
+       .width = model.width,
+       .inner = model.columns(),
+       .vocab = model.vocab,
+       .context = model.context,
+       .context_parts = 2,
+       .experts = model.experts});
   const pipeline::Schedule& schedule = p.schedule =
       pipeline::make_schedule({pipeline::parse_kind(c.pipeline.schedule), plan.pp,
                                int(*sized.gradient_accumulation_steps), int(c.pipeline.chunks)});

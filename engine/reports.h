@@ -98,7 +98,7 @@ class FlopsProfiler {
   nn::Module& model_;
   FlopsProfilerConfig config_;
   std::vector<ModuleProfile> rows_;  // in the order of fields()
-  std::vector<std::pair<nn::Module*, int>> hooks_;
+  std::vector<std::pair<nn::Module::Calls, int>> hooks_;
   std::vector<Open> open_;
   std::optional<MacCounter> counter_;
   bool running_ = false, done_ = false;

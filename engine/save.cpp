@@ -3,6 +3,7 @@
 //   model.NAME, optimizer.KEY.NAME   pieces, as ZeRO has them         numbers: engine.*, schedule*.*, scaler.*,
 //   random.*, data.*, optimizer.*
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <set>
 
@@ -67,8 +68,9 @@ std::vector<checkpoints::Piece> EngineBase::Impl::pieces(const std::set<std::str
     else
       for (checkpoints::Piece& one : part->whole_pieces(as_piece(piece))) all.push_back(std::move(one));
   }
-  for (const auto& b : model.named_buffers())
-    all.push_back(checkpoints::whole("model." + b.name, b.tensor.contiguous()));
+  if (group->rank() == 0)  // copies may have others: batch norm's statistics are of each one's micro-batches
+    for (const auto& b : model.named_buffers())
+      all.push_back(checkpoints::whole("model." + b.name, b.tensor.contiguous()));
   return all;
 }
 
@@ -112,7 +114,8 @@ checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
     const data::LoaderState at = loader->state();
     c.numbers["data.seed"] = int64_t(at.seed);
     c.numbers["data.epoch"] = at.epoch;
-    c.numbers["data.samples"] = at.samples;
+    const int64_t unused = int64_t(micros.size()) * replicas() * *config.train_micro_batch_size_per_gpu;
+    c.numbers["data.samples"] = std::max<int64_t>(at.samples - unused, 0);  // a step that is not whole begins again
     c.numbers["data.dataset_size"] = at.dataset_size;
   }
   c.client_state = args.client_state;
@@ -125,9 +128,10 @@ void EngineBase::save_checkpoint(const std::string& dir, const SaveArgs& args) {
   Impl& m = *impl_;
   m.check_open("save_checkpoint");
   LOCKSTEP_CHECK(!dir.empty(), "[save_checkpoint] expected a folder, got an empty name");
-  LOCKSTEP_CHECK(m.micros.empty() && m.pending == 0,
-                 "[save_checkpoint] expected a call after step() at a boundary, got one after ", m.micros.size(),
-                 " of ", m.accumulation, " micro-batches: their gradients would be lost");
+  LOCKSTEP_CHECK(m.pending == 0, "[save_checkpoint] expected a call after step(), got one after a backward()");
+  if (!m.micros.empty())
+    m.say(str("warning: save_checkpoint() after ", m.micros.size(), " of the ", m.accumulation,
+              " micro-batches of a step: the checkpoint is of the step before, without their gradients"));
   const bool async = args.async || m.config.checkpoint.writer.decoupled;
   const std::string key = str(dir, "\n", args.save_latest, async);
   if (!m.saver || m.saver_key != key) {
@@ -180,6 +184,7 @@ void EngineBase::wait_for_checkpoint() {
 
 std::optional<Loaded> EngineBase::load_checkpoint(const std::string& dir, const LoadArgs& args) {
   impl_->check_open("load_checkpoint");
+  LOCKSTEP_CHECK(!dir.empty(), "[load_checkpoint] expected a folder, got an empty name");
   wait_for_checkpoint();
   return impl_->load(dir, args);
 }
@@ -203,7 +208,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
 
   forget();
   graphs.drop();  // tensors of the optimizer may be others after it
-  const std::string master = "optimizer.master.";
+  const std::string master = "optimizer.master.", average = "optimizer.ema.";
   const std::set<std::string> frozen = frozen_names(model);
   options.skip.push_back(OneBit::owed);
   std::vector<zero::StatePiece> pieces;
@@ -216,6 +221,10 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     if (frozen.count(own.name) && !has(own.name)) continue;  // saved with exclude_frozen_parameters
     // 16-bit parameters have master weights, f32 ones are their own.
     if (own.name.starts_with(master) && !has(own.name)) piece.name = "model." + own.name.substr(master.size());
+    if (own.name.starts_with(average) && !has(own.name)) {  // switched on later: it begins at the parameters
+      const std::string name = own.name.substr(average.size());
+      piece.name = has(master + name) ? master + name : "model." + name;
+    }
     if (is_model && own.tensor.dtype() == f32 && has(master + own.name.substr(6)))
       piece.name = master + own.name.substr(6);
     if (!has(piece.name) && !args.load_module_strict) continue;
@@ -235,7 +244,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   const auto found = checkpoints::load(info->path, wanted, all, options);
   LOCKSTEP_CHECK(found, "[load_checkpoint] ", info->path, " was there a moment ago, and is gone");
   for (auto& [to, from] : buffers) to.copy_(from);
-  for (const zero::StatePiece& own : pieces) {  // master weights follow the model where they were not loaded
+  for (const zero::StatePiece& own : pieces) {  // master weights are the model where they were not loaded, to the bit
     if (with_optimizer || !own.name.starts_with(master)) continue;
     for (const zero::StatePiece& weight : pieces) {
       if (weight.name == "model." + own.name.substr(master.size()))
@@ -267,9 +276,23 @@ bool EngineBase::Impl::want_fp8(const checkpoints::Info& info, std::vector<check
   return true;
 }
 
+/// The seed, options of groups ("0.weight_decay") and base rates. What a schedule turns is not the program's.
+std::map<std::string, double> EngineBase::Impl::told() const {
+  std::map<std::string, double> all{{"seed", double(random_state().seed)}};
+  for (const auto& [key, value] : with_prefix(own_numbers(), "optimizer.group.")) {
+    const std::string option = key.substr(key.find('.') + 1);
+    const bool turns = option == "lr" || option == "initial_lr" || option == "momentum" || option == "beta1";
+    if (!turns || schedules.empty()) all[key] = value;
+  }
+  if (!schedules.empty())
+    for (const auto& [key, value] : schedules[0]->state())
+      if (key.starts_with("base.")) all[key.substr(5) + ".lr"] = value;
+  return all;
+}
+
 void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer) {
   const checkpoints::Numbers& numbers = found.numbers;
-  const std::map<std::string, double> own = with_prefix(numbers, "");
+  const std::map<std::string, double> own = with_prefix(numbers, ""), before = told();
   if (args.load_optimizer_states && zero && has_state()) zero->load_numbers(own);
   if (with_optimizer && one_bit) one_bit->load_state(own);
   if (args.load_lr_scheduler_states) {
@@ -294,6 +317,12 @@ void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const Load
   RandomState random{.seed = uint64_t(integer(numbers, "random.seed")),
                      .step = uint64_t(integer(numbers, "random.step"))};
   set_random_state(random);
+  const auto shown = [](double x) { return std::abs(x) >= 1 && x == std::floor(x) ? str(int64_t(x)) : str(x); };
+  std::map<std::string, std::string> others;  // of the first group that differs
+  for (const auto& [key, value] : told())
+    if (const auto asked = before.find(key); asked != before.end() && asked->second != value)
+      others.emplace(key.substr(key.find('.') + 1), str(" stays ", shown(value), ", not ", shown(asked->second)));
+  for (const auto& [name, how] : others) say("note: " + found.path + " goes on as it was: " + name + how);
   if (loader && numbers.count("data.samples")) {
     loader->load_state({.seed = uint64_t(integer(numbers, "data.seed")),
                         .epoch = integer(numbers, "data.epoch"),

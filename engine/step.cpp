@@ -122,7 +122,8 @@ void EngineBase::Impl::end_step(double start, std::optional<double> metric,
   norm = done.norm;
   skipped_steps += done.skipped;
   if (!done.skipped || grad_scaler) {  // a GradScaler knows of no schedule
-    if (wants_metric()) *metric = sum_of_ranks({*metric}, "metric of a step")[0] / group->size();
+    if (metric && world.size() > 1)    // one decision for all stages, slices and copies
+      *metric = dist::all_reduced<double>({*metric}, world, {.tag = "metric of a step"})[0] / world.size();
     for (optim::Schedule* schedule : schedules) metric ? schedule->step(*metric) : schedule->step();
   }
   ++global_steps;

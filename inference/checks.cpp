@@ -35,9 +35,13 @@ void check_model(const Config& config, nn::GPT& model) {
   const auto layers = moe::layers_of(model);
   LOCKSTEP_CHECK(config.ep() == 1 || !layers.empty(), "[init_inference] moe.ep_size ", config.ep(),
                  " needs a model with experts, this ", model.kind(), " has none");
-  const bool counted = config.has("moe.num_experts") || config.moe.num_experts != std::vector<int64_t>{1};
+  const auto& wanted = config.moe.num_experts;
+  const bool one = wanted == std::vector<int64_t>{1}, counted = config.has("moe.num_experts") || !one;
+  for (const char* const key : {"moe.num_experts", "moe.type"})
+    LOCKSTEP_CHECK(!layers.empty() || !config.has(key) || (key == std::string_view("moe.num_experts") && one),
+                   "[init_inference] ", key, ": expected that of the model's experts, this ", model.kind(),
+                   " has none; leave it out");
   for (size_t i = 0; counted && i < layers.size(); ++i) {
-    const auto& wanted = config.moe.num_experts;
     const int64_t n = wanted.empty() ? 0 : wanted[std::min(i, wanted.size() - 1)];
     LOCKSTEP_CHECK(n == layers[i]->o.experts, "[init_inference] moe.num_experts: expected the model's ",
                    layers[i]->o.experts, " in layer ", i, " of those with experts, got ", n);

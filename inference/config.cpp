@@ -88,14 +88,14 @@ void check_checkpoint(const Config& c, std::vector<std::string>& problems) {
   const Json& at = c.checkpoint;
   const char* const wanted = "expected a folder, a safetensors file or {\"checkpoints\": [files]}, got ";
   if (at.is_object()) {
+    const std::vector<std::string> known{"type", "checkpoints", "version", "parallelization", "tp_size"};
     for (const auto& [key, value] : at.as_object())
-      if (key != "type" && key != "checkpoints" && key != "version" && key != "parallelization" && key != "tp_size")
-        problems.push_back(str("checkpoint.", key, ": no such key",
-                               suggestion(key, {"type", "checkpoints", "version", "parallelization", "tp_size"})));
+      if (!std::ranges::count(known, key))
+        problems.push_back(str("checkpoint.", key, ": no such key", suggestion(key, known)));
     const Json* const files = at.find("checkpoints");
-    const bool good = files && files->is_array() && !files->as_array().empty() &&
-                      std::all_of(files->as_array().begin(), files->as_array().end(),
-                                  [](const Json& file) { return file.is_string() && !file.as_string().empty(); });
+    const auto is_name = [](const Json& file) { return file.is_string() && !file.as_string().empty(); };
+    const bool good =
+        files && files->is_array() && !files->as_array().empty() && std::ranges::all_of(files->as_array(), is_name);
     if (!good) problems.push_back(str("checkpoint: ", wanted, shown(at)));
   } else if (!at.is_null() && (!at.is_string() || at.as_string().empty())) {
     problems.push_back(str("checkpoint: ", wanted, shown(at)));
@@ -109,20 +109,16 @@ void check_checkpoint(const Config& c, std::vector<std::string>& problems) {
   if (!problems.empty()) return;
   for (const std::string& file : c.checkpoint_files())
     if (file.ends_with(".bin") || file.ends_with(".pt") || file.ends_with(".pth"))
-      problems.push_back(str("checkpoint: ", file,
-                             " is a pickle, which runs code, and is not read: save it again as "
-                             "safetensors"));
+      problems.push_back(
+          str("checkpoint: ", file, " is a pickle, which runs code, and is not read: save it again as safetensors"));
 }
 
 void check_policy(const Json& policy, std::vector<std::string>& problems) {
-  bool good = policy.is_null() || policy.is_object();
-  for (size_t i = 0; good && policy.is_object() && i < policy.as_object().size(); ++i) {
-    const Json& names = policy.as_object()[i].second;
-    good = names.is_string() || names.is_array();
-    if (names.is_array())
-      for (const Json& name : names.as_array()) good = good && name.is_string();
-  }
-  if (!good)
+  const auto is_names = [](const auto& member) {
+    const Json& names = member.second;
+    return names.is_string() || (names.is_array() && std::ranges::all_of(names.as_array(), &Json::is_string));
+  };
+  if (!policy.is_null() && !(policy.is_object() && std::ranges::all_of(policy.as_object(), is_names)))
     problems.push_back(
         str("injection_policy: expected {\"TransformerBlock\": [\"attention.out_proj\", \"mlp.down\"]}, "
             "names of layers by kinds of modules, got ",

@@ -6,12 +6,10 @@
 //   inference::Config small{.dtype = "bf16", .tensor_parallel = {.tp_size = 2}};   // the same without a file
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "data/json.h"

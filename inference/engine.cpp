@@ -41,17 +41,18 @@ struct InferenceEngine::Impl {
   std::vector<Widened> widened;
   std::optional<tensor_parallel::TensorParallel> sliced;
   std::optional<device_map::Dispatched> dispatched;
-  int begins = 0, ends = 0;  // hooks
+  int begins = 0, ends = 0;  // hooks, on these
+  nn::Module::Calls table, head;
   std::optional<Clock::time_point> begun;
   std::vector<double> times;
 
+  Impl(const ConfigSource& source, const InitArgs& args) : config(source.read()) { join(args); }
   ~Impl() { stop_profiling(); }
   void say(const std::string& text) const;
   void join(const InitArgs& args);
   void share_experts();
   void place();
   void save() const;
-  void agree(const char* call, const std::vector<std::string>& lines, const Group& group) const;
   void stop_profiling();
   Device device() const { return model->tokens_table.weight.device(); }
 };
@@ -93,12 +94,47 @@ std::vector<std::string> lines_of(const nn::Generation& g) {
           ", temperature ", g.temperature, ", top_k ", g.top_k, ", top_p ", g.top_p, ", min_p ", g.min_p)};
 }
 
-/// The value, without a gradient: backward says what to use instead.
-Variable without_gradient(const Variable& value) {
+/// What `compute` gives, without a gradient: backward says what to use instead.
+Variable without_gradient(const std::function<Variable()>& compute) {
+  const Variable value = [&] {
+    const NoGrad no_grad;
+    return compute();
+  }();
   if (!NoGrad::grad_enabled()) return value;
   const Variable none(zeros({}), true);
   return record("InferenceEngine", {&none}, value.tensor(),
                 [](Backward&) { fail("[InferenceEngine] made for inference; use engine::initialize to train"); });
+}
+
+InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArgs& args) {
+  InferenceEngine::Impl& m = *impl;
+  const Config& c = m.config;
+  m.log = args.log;
+  m.tokenizer = args.tokenizer;
+  for (const std::string& warning : c.warnings) m.say("warning: " + warning);
+  check_model(c, *m.model);
+  check_policy(c, *m.model);
+  const NoGrad no_grad;
+  m.model->eval();
+  if (const auto dtype = c.parameter_dtype()) m.model->to(*dtype);
+  if (const auto files = c.checkpoint_files(); !files.empty())
+    start_with_checkpoint(*m.model, files, m.world && m.world->size() > 1 ? m.world : nullptr,
+                          [&m](const std::string& text) { m.say("warning: " + text); });
+  if (!c.triangular_masking)
+    for (auto& block : m.model->blocks.items) block->attention.o.causal = false;
+  m.share_experts();
+  if (m.tp) m.widened = fit_to_ranks(*m.model, m.tp->size());
+  if (c.is_int8() && !nn::is_quantized(*m.model)) {
+    const nn::QuantizeReport report = nn::quantize(*m.model, quantize_options(c, *m.model));
+    m.say(report.text());
+  }
+  if (m.tp) m.sliced = tensor_parallel::apply(*m.model, *m.tp);
+  LOCKSTEP_CHECK(!c.enable_cuda_graph || (m.device().is_cpu() && default_device().is_cpu()),
+                 "[init_inference] enable_cuda_graph: steps that differ in length are not captured yet; leave it out");
+  check_memory(c, *m.model);
+  m.save();
+  m.place();
+  return InferenceEngine(std::move(impl));
 }
 
 }  // namespace
@@ -189,14 +225,10 @@ void InferenceEngine::Impl::save() const {
   else save_model(model->o, state, !moe::layers_of(*model).empty(), path, tokenizer, all.get());
 }
 
-void InferenceEngine::Impl::agree(const char* call, const std::vector<std::string>& lines, const Group& group) const {
-  if (group) parallel::check_agreement(call, lines, *group);
-}
-
 void InferenceEngine::Impl::stop_profiling() {
   if (begins == 0) return;
-  model->tokens_table.remove_hook(begins);
-  model->head.remove_hook(ends);
+  table.remove_hook(begins);
+  head.remove_hook(ends);
   begins = ends = 0;
 }
 
@@ -211,24 +243,15 @@ InferenceEngine::Impl& InferenceEngine::open(const char* call) const {
 
 Variable InferenceEngine::operator()(const Tensor& tokens) {
   Impl& m = open("operator()");
-  if (m.tp) m.agree("InferenceEngine", {"tokens " + text_of(tokens)}, m.tp);
-  Variable out;
-  {
-    const NoGrad no_grad;
-    out = (*m.model)(tokens.to(m.device()));
-  }
-  return without_gradient(out);
+  if (m.tp) parallel::check_agreement("InferenceEngine", {"tokens " + text_of(tokens)}, *m.tp);
+  return without_gradient([&] { return (*m.model)(tokens.to(m.device())); });
 }
 
 Variable InferenceEngine::loss(const Tensor& tokens, const Tensor& targets) {
   Impl& m = open("loss");
-  if (m.tp) m.agree("InferenceEngine", {"tokens " + text_of(tokens), "targets " + text_of(targets)}, m.tp);
-  Variable out;
-  {
-    const NoGrad no_grad;
-    out = m.model->loss(tokens.to(m.device()), targets.to(m.device()));
-  }
-  return without_gradient(out);
+  if (m.tp)
+    parallel::check_agreement("InferenceEngine", {"tokens " + text_of(tokens), "targets " + text_of(targets)}, *m.tp);
+  return without_gradient([&] { return m.model->loss(tokens.to(m.device()), targets.to(m.device())); });
 }
 
 std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector<int64_t>> prompts,
@@ -239,23 +262,30 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
                  "[InferenceEngine] generate() needs a model whose tokens see no later ones; triangular_masking is "
                  "false");
   nn::Generation g = generation;
+  auto goes_on = emit;
+  if (m.all && emit)  // all ranks end a sequence together
+    goes_on = [&emit, all = m.all.get()](size_t sequence, int64_t token) {
+      const std::vector<int32_t> wanted{emit(sequence, token)};
+      return dist::all_reduced(wanted, *all, {.op = dist::ReduceOp::min, .tag = "whether a sequence goes on"})[0] != 0;
+    };
   if (m.all) {
     std::vector<std::string> lines = lines_of(g);
     for (size_t i = 0; i < prompts.size(); ++i) lines.push_back(str("prompt ", i, ": ") + text_of(prompts[i]));
-    m.agree("generate", lines, m.all);
+    parallel::check_agreement("generate", lines, *m.all);
     if (!g.greedy() && g.num_beams == 1 && !g.seed) {  // the draws of rank 0
       const auto drawn = int64_t(philox(next_random_key(), 0)[0]);
       g.seed = uint64_t(dist::all_gathered(std::vector<int64_t>{drawn}, *m.all, {.tag = "seed of the draws"})[0]);
     }
   }
+  g.check(m.model->o.vocab);  // as all ranks have it
   if (m.config.max_out_tokens)
     for (size_t i = 0; i < prompts.size(); ++i)
       LOCKSTEP_CHECK(int64_t(prompts[i].size()) + g.max_new_tokens <= *m.config.max_out_tokens,
                      "[InferenceEngine] prompt ", i, " has ", prompts[i].size(), " tokens, and max_new_tokens is ",
                      g.max_new_tokens, ": expected at most max_out_tokens ", *m.config.max_out_tokens, " together");
-  if (!m.tp || !only_the_likeliest(g)) return nn::generate(*m.model, prompts, g, emit);
+  if (!m.tp || !only_the_likeliest(g)) return nn::generate(*m.model, prompts, g, goes_on);
   const CandidateScope scope(m.model->head, m.model->o.vocab, g, *m.tp);
-  return nn::generate(*m.model, prompts, g, emit);
+  return nn::generate(*m.model, prompts, g, goes_on);
 }
 
 nn::Generated InferenceEngine::generate(const std::vector<int64_t>& prompt, const nn::Generation& generation) {
@@ -276,6 +306,7 @@ void InferenceEngine::profile_model_time() {
     if (m.begun) m.times.push_back(std::chrono::duration<double>(Impl::Clock::now() - *m.begun).count());
     m.begun.reset();
   });
+  m.table = m.model->tokens_table.calls(), m.head = m.model->head.calls();
 }
 
 std::vector<double> InferenceEngine::model_times() {
@@ -286,53 +317,14 @@ std::vector<double> InferenceEngine::model_times() {
 
 void InferenceEngine::destroy() { impl_.reset(); }
 
-namespace {
-
-InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArgs& args) {
-  InferenceEngine::Impl& m = *impl;
-  const Config& c = m.config;
-  m.log = args.log;
-  m.tokenizer = args.tokenizer;
-  for (const std::string& warning : c.warnings) m.say("warning: " + warning);
-  check_model(c, *m.model);
-  check_policy(c, *m.model);
-  const NoGrad no_grad;
-  m.model->eval();
-  if (const auto dtype = c.parameter_dtype()) m.model->to(*dtype);
-  if (const auto files = c.checkpoint_files(); !files.empty())
-    start_with_checkpoint(*m.model, files, m.world && m.world->size() > 1 ? m.world : nullptr,
-                          [&m](const std::string& text) { m.say("warning: " + text); });
-  if (!c.triangular_masking)
-    for (auto& block : m.model->blocks.items) block->attention.o.causal = false;
-  m.share_experts();
-  if (m.tp) m.widened = fit_to_ranks(*m.model, m.tp->size());
-  if (c.is_int8() && !nn::is_quantized(*m.model)) {
-    const nn::QuantizeReport report = nn::quantize(*m.model, quantize_options(c, *m.model));
-    m.say(report.text());
-  }
-  if (m.tp) m.sliced = tensor_parallel::apply(*m.model, *m.tp);
-  LOCKSTEP_CHECK(!c.enable_cuda_graph || (m.device().is_cpu() && default_device().is_cpu()),
-                 "[init_inference] enable_cuda_graph: steps that differ in length are not captured yet; leave it out");
-  check_memory(c, *m.model);
-  m.save();
-  m.place();
-  return InferenceEngine(std::move(impl));
-}
-
-}  // namespace
-
 InferenceEngine init_inference(nn::GPT& model, const ConfigSource& config, const InitArgs& args) {
-  auto impl = std::make_unique<InferenceEngine::Impl>();
-  impl->config = config.read();
+  auto impl = std::make_unique<InferenceEngine::Impl>(config, args);
   impl->model = &model;
-  impl->join(args);
   return start(std::move(impl), args);
 }
 
 InferenceEngine init_inference(const std::string& folder, const ConfigSource& config, const InitArgs& args) {
-  auto impl = std::make_unique<InferenceEngine::Impl>();
-  impl->config = config.read();
-  impl->join(args);
+  auto impl = std::make_unique<InferenceEngine::Impl>(config, args);
   if (std::filesystem::exists(folder + "/" + codes_file)) {
     impl->own = std::make_unique<nn::GPT>(nn::pretrained_options(folder));
     start_with_checkpoint(*impl->own, {folder}, nullptr, {});

@@ -31,7 +31,7 @@ class InferenceEngine {
   Variable operator()(const Tensor& tokens);
   /// Mean cross entropy with targets i64 (B, T).
   Variable loss(const Tensor& tokens, const Tensor& targets);
-  /// nn::generate(). emit is called on every rank, and says the same on all.
+  /// nn::generate(). emit is called on every rank; where it is false on one, the sequence ends on all.
   std::vector<nn::Generated> generate(std::span<const std::vector<int64_t>> prompts,
                                       const nn::Generation& generation = {},
                                       const std::function<bool(size_t sequence, int64_t token)>& emit = {});

@@ -70,6 +70,9 @@ Variable Softshrink::forward(const Variable& x) {
   return masked_fill(x - Variable(sign(x.tensor()) * lambda), le(abs(x.tensor()), constant(x, lambda)), 0);
 }
 
+Threshold::Threshold(const Options& options) : o(options) {
+  LOCKSTEP_CHECK(!std::isnan(o.threshold), "[Threshold] expected a threshold that is a number, got ", o.threshold);
+}
 Variable Threshold::forward(const Variable& x) {
   return masked_fill(x, le(x.tensor(), constant(x, o.threshold)), o.value);
 }

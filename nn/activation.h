@@ -77,11 +77,8 @@ struct ELU : Layer<ELU> {
 
 /// alpha elu(x / alpha), alpha > 0: smooth at 0 (Barron, 2017).
 struct CELU : Layer<CELU> {
-  struct Options {
-    double alpha = 1;
-  };
-  CELU() : CELU(Options{}) {}
-  explicit CELU(const Options& o);
+  using Options = ELU::Options;
+  explicit CELU(const Options& o = {});
   Variable forward(const Variable& x) { return elu(x / alpha) * alpha; }
   double alpha;
 };
@@ -133,11 +130,8 @@ struct Hardshrink : Layer<Hardshrink> {
 
 /// The same, nearer to 0 by lambda.
 struct Softshrink : Layer<Softshrink> {
-  struct Options {
-    double lambda = 0.5;
-  };
-  Softshrink() : Softshrink(Options{}) {}
-  explicit Softshrink(const Options& o);
+  using Options = Hardshrink::Options;
+  explicit Softshrink(const Options& o = {});
   Variable forward(const Variable& x);
   double lambda;
 };
@@ -147,20 +141,9 @@ struct Threshold : Layer<Threshold> {
   struct Options {
     double threshold, value;
   };
-  explicit Threshold(const Options& options) : o(options) {}
+  explicit Threshold(const Options& options);
   Variable forward(const Variable& x);
   Options o;
-};
-
-/// a sigmoid(b) of the halves (a, b) of dim (Dauphin et al., 2017).
-struct GLU : Layer<GLU> {
-  struct Options {
-    int64_t dim = -1;
-  };
-  GLU() : GLU(Options{}) {}
-  explicit GLU(const Options& o) : dim(o.dim) {}
-  Variable forward(const Variable& x);
-  int64_t dim;
 };
 
 struct Softplus : Layer<Softplus> {
@@ -183,23 +166,25 @@ struct Softmax : Layer<Softmax> {
   int64_t dim;
 };
 struct LogSoftmax : Layer<LogSoftmax> {
-  struct Options {
-    int64_t dim = -1;
-  };
-  LogSoftmax() : LogSoftmax(Options{}) {}
-  explicit LogSoftmax(const Options& o) : dim(o.dim) {}
+  using Options = Softmax::Options;
+  explicit LogSoftmax(const Options& o = {}) : dim(o.dim) {}
   Variable forward(const Variable& x) { return log_softmax(x, dim); }
   int64_t dim;
 };
 struct Softmin : Layer<Softmin> {
-  struct Options {
-    int64_t dim = -1;
-  };
-  Softmin() : Softmin(Options{}) {}
-  explicit Softmin(const Options& o) : dim(o.dim) {}
+  using Options = Softmax::Options;
+  explicit Softmin(const Options& o = {}) : dim(o.dim) {}
   Variable forward(const Variable& x) { return softmax(-x, dim); }
   int64_t dim;
 };
+/// a sigmoid(b) of the halves (a, b) of dim (Dauphin et al., 2017).
+struct GLU : Layer<GLU> {
+  using Options = Softmax::Options;
+  explicit GLU(const Options& o = {}) : dim(o.dim) {}
+  Variable forward(const Variable& x);
+  int64_t dim;
+};
+
 /// Over the channels of (N, C, H, W) or (C, H, W).
 struct Softmax2d : Layer<Softmax2d> {
   Variable forward(const Variable& x);

@@ -1,5 +1,7 @@
 #include "nn/build_empty.h"
 
+#include <string_view>
+
 #include "nn/module.h"
 
 namespace lockstep::nn {
@@ -24,8 +26,9 @@ struct Origin {
 
 Origin* origin(const Variable& parameter) {
   const Storage& storage = *parameter.tensor().storage();
-  return storage.is_empty() && storage.emptied_of() == built_empty ? static_cast<Origin*>(storage.origin().get())
-                                                                   : nullptr;
+  return storage.is_empty() && std::string_view(storage.emptied_of()) == built_empty
+             ? static_cast<Origin*>(storage.origin().get())
+             : nullptr;
 }
 
 void run(const Origin& of, const Tensor& tensor) {

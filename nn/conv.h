@@ -1,10 +1,7 @@
 #pragma once
-// Convolutions, and pooling of images; other pooling is in nn/pool.h. Images are (N, C, H, W), signals (N, C, L),
-// volumes (N, C, D, H, W).
-#include <optional>
-
+// Convolutions of signals (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W): n is the number of dims behind C.
+// Pooling is in nn/pool.h.
 #include "autograd/conv_volumes.h"
-#include "autograd/pools.h"
 #include "nn/module.h"
 
 namespace lockstep::nn {
@@ -25,144 +22,88 @@ struct Triple {
   operator Dims() const { return {depth, height, width}; }  // NOLINT
 };
 
-/// weight (out, in / groups, height, width), PyTorch's initialisation.
-struct Conv2d : Layer<Conv2d> {
-  struct Options {
-    int64_t in, out;
-    Pair kernel = 3, stride = 1, padding = 0, dilation = 1;
-    int64_t groups = 1;
-    bool bias = true;
-  };
-  explicit Conv2d(const Options& options);
-  Variable forward(const Variable& x) { return conv2d(x, weight, bias, args); }
+namespace pools {
+template <int n> struct SizeOf { using type = Triple; };
+template <> struct SizeOf<1> { using type = int64_t; };
+template <> struct SizeOf<2> { using type = Pair; };
+template <int n> using Size = typename SizeOf<n>::type;
+inline Dims dims_of(int64_t size) { return {size}; }
+inline Dims dims_of(const Dims& sizes) { return sizes; }
+}  // namespace pools
+
+namespace convs {
+/// Of a weight. Error unless groups divide the channels.
+Shape shape_of(const std::string& layer, int64_t in, int64_t out, int64_t groups, const Dims& kernel, bool transposed);
+/// PyTorch's initialisation of weight and bias.
+void start(const Variable& weight, const Variable& bias);
+std::string text(const Shape& weight, const ConvArgs& args, bool transposed);
+
+/// What a convolution and its gradient share.
+template <class Derived, int n, bool transposed> struct AnyConv : Layer<Derived> {
   void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-  std::string options() const override;
+  std::string kind() const override { return str(transposed ? "ConvTranspose" : "Conv", n, "d"); }
+  std::string options() const override { return text(weight.shape(), args, transposed); }
 
   Variable weight, bias;
   ConvArgs args;
-};
 
-struct Conv1d : Layer<Conv1d> {
-  struct Options {
-    int64_t in, out, kernel = 3, stride = 1, padding = 0, dilation = 1, groups = 1;
-    bool bias = true;
-  };
-  explicit Conv1d(const Options& options);
-  Variable forward(const Variable& x) { return conv1d(x, weight, bias, o.stride, o.padding, o.dilation, o.groups); }
-  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-  std::string options() const override;
-
-  Variable weight, bias;
-  Options o;
-};
-
-/// The gradient of a convolution as a layer: weight (in, out / groups, height, width).
-struct ConvTranspose2d : Layer<ConvTranspose2d> {
-  struct Options {
-    int64_t in, out;
-    Pair kernel = 3, stride = 1, padding = 0, output_padding = 0, dilation = 1;
-    int64_t groups = 1;
-    bool bias = true;
-  };
-  explicit ConvTranspose2d(const Options& options);
-  Variable forward(const Variable& x) { return conv_transpose2d(x, weight, bias, args, output_padding); }
-  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-
-  Variable weight, bias;
-  ConvArgs args;
-  Dims output_padding;
-};
-
-/// weight (out, in / groups, depth, height, width)
-struct Conv3d : Layer<Conv3d> {
-  struct Options {
-    int64_t in, out;
-    Triple kernel = 3, stride = 1, padding = 0, dilation = 1;
-    int64_t groups = 1;
-    bool bias = true;
-  };
-  explicit Conv3d(const Options& options);
-  Variable forward(const Variable& x) { return conv3d(x, weight, bias, args); }
-  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-  std::string options() const override;
-
-  Variable weight, bias;
-  ConvArgs args;
-};
-
-/// weight (in, out / groups, kernel)
-struct ConvTranspose1d : Layer<ConvTranspose1d> {
-  struct Options {
-    int64_t in, out, kernel = 3, stride = 1, padding = 0, output_padding = 0, dilation = 1, groups = 1;
-    bool bias = true;
-  };
-  explicit ConvTranspose1d(const Options& options);
-  Variable forward(const Variable& x) {
-    return conv_transpose1d(x, weight, bias, o.stride, o.padding, o.output_padding, o.dilation, o.groups);
+ protected:
+  explicit AnyConv(const auto& o)
+      : args{.stride = pools::dims_of(o.stride),
+             .padding = pools::dims_of(o.padding),
+             .dilation = pools::dims_of(o.dilation),
+             .groups = o.groups} {
+    const Dims kernel = pools::dims_of(o.kernel);
+    weight = this->parameter(shape_of(AnyConv::kind(), o.in, o.out, o.groups, kernel, transposed));
+    if (o.bias) bias = this->parameter({o.out});
+    start(weight, bias);
   }
-  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-  std::string options() const override;
-
-  Variable weight, bias;
-  Options o;
 };
+}  // namespace convs
 
-/// weight (in, out / groups, depth, height, width)
-struct ConvTranspose3d : Layer<ConvTranspose3d> {
+/// weight (out, in / groups, kernel...), bias (out)
+template <int n> struct Conv : convs::AnyConv<Conv<n>, n, false> {
   struct Options {
     int64_t in, out;
-    Triple kernel = 3, stride = 1, padding = 0, output_padding = 0, dilation = 1;
+    pools::Size<n> kernel = 3, stride = 1, padding = 0, dilation = 1;
     int64_t groups = 1;
     bool bias = true;
   };
-  explicit ConvTranspose3d(const Options& options);
-  Variable forward(const Variable& x) { return conv_transpose3d(x, weight, bias, args, output_padding); }
-  void fields(Fields& f) override { f("weight", weight)("bias", bias); }
-  std::string options() const override;
+  explicit Conv(const Options& o) : convs::AnyConv<Conv, n, false>(o) {}
+  Variable forward(const Variable& x) {
+    const ConvArgs& a = this->args;
+    if constexpr (n == 1)
+      return conv1d(x, this->weight, this->bias, a.stride[0], a.padding[0], a.dilation[0], a.groups);
+    else if constexpr (n == 2) return conv2d(x, this->weight, this->bias, a);
+    else return conv3d(x, this->weight, this->bias, a);
+  }
+};
+using Conv1d = Conv<1>;
+using Conv2d = Conv<2>;
+using Conv3d = Conv<3>;
 
-  Variable weight, bias;
-  ConvArgs args;
+/// The gradient of a convolution as a layer: weight (in, out / groups, kernel...), bias (out)
+template <int n> struct ConvTranspose : convs::AnyConv<ConvTranspose<n>, n, true> {
+  struct Options {
+    int64_t in, out;
+    pools::Size<n> kernel = 3, stride = 1, padding = 0, output_padding = 0, dilation = 1;
+    int64_t groups = 1;
+    bool bias = true;
+  };
+  explicit ConvTranspose(const Options& o)
+      : convs::AnyConv<ConvTranspose, n, true>(o), output_padding(pools::dims_of(o.output_padding)) {}
+  Variable forward(const Variable& x) {
+    const ConvArgs& a = this->args;
+    if constexpr (n == 1)
+      return conv_transpose1d(x, this->weight, this->bias, a.stride[0], a.padding[0], output_padding[0], a.dilation[0],
+                              a.groups);
+    else if constexpr (n == 2) return conv_transpose2d(x, this->weight, this->bias, a, output_padding);
+    else return conv_transpose3d(x, this->weight, this->bias, a, output_padding);
+  }
   Dims output_padding;
 };
-
-struct MaxPool2d : Layer<MaxPool2d> {
-  struct Options {
-    Pair kernel = 2;
-    std::optional<Pair> stride;
-    Pair padding = 0, dilation = 1;
-    bool ceil_mode = false;
-  };
-  MaxPool2d() : MaxPool2d(Options{}) {}
-  explicit MaxPool2d(const Options& o);
-  Variable forward(const Variable& x) { return max_pool2d(x, args); }
-  VariableIndices with_indices(const Variable& x) { return max_pool_indices(x, args); }  ///< for MaxUnpool2d
-  std::string options() const override { return str("kernel ", args.kernel, ", stride ", args.stride); }
-  PoolArgs args;
-};
-
-struct AvgPool2d : Layer<AvgPool2d> {
-  struct Options {
-    Pair kernel = 2;
-    std::optional<Pair> stride;
-    Pair padding = 0;
-    bool ceil_mode = false, count_include_pad = true;
-  };
-  AvgPool2d() : AvgPool2d(Options{}) {}
-  explicit AvgPool2d(const Options& o);
-  Variable forward(const Variable& x) { return avg_pool2d(x, args); }
-  std::string options() const override { return str("kernel ", args.kernel, ", stride ", args.stride); }
-  PoolArgs args;
-};
-
-struct AdaptiveAvgPool2d : Layer<AdaptiveAvgPool2d> {
-  struct Options {
-    Pair output = 1;
-  };
-  AdaptiveAvgPool2d() : AdaptiveAvgPool2d(Options{}) {}
-  explicit AdaptiveAvgPool2d(const Options& o) : output(o.output) {}
-  Variable forward(const Variable& x) { return adaptive_avg_pool2d(x, output.height, output.width); }
-  std::string options() const override { return str("output ", Dims(output)); }
-  Pair output;
-};
+using ConvTranspose1d = ConvTranspose<1>;
+using ConvTranspose2d = ConvTranspose<2>;
+using ConvTranspose3d = ConvTranspose<3>;
 
 }  // namespace lockstep::nn

@@ -31,11 +31,12 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
       others_.push_back(name + " (" + why_in_16_bits(*linear) + ")");
       continue;
     }
-    LOCKSTEP_CHECK(!linear->fp8, "[Fp8Scaling] ", name, " is in fp8 already");
+    LOCKSTEP_CHECK(linear->fp8.expired(), "[Fp8Scaling] ", name, " is in fp8 already");
     if (linears_.empty()) device = linear->weight.device();
     LOCKSTEP_CHECK(linear->weight.device() == device, "[Fp8Scaling] expected a model on one device, got ", name, " on ",
                    linear->weight.device(), " and others on ", device);
-    linears_.emplace_back(name, linear);
+    linears_.emplace_back(name, std::make_shared<Fp8Scales>());
+    linear->fp8 = linears_.back().second;
   }
   const Fp8Format forward = Fp8Format::e4m3, backward = o_.hybrid ? Fp8Format::e5m2 : Fp8Format::e4m3;
   const auto made = [&](double value) { return full({size(), 3}, value, {.device = device}); };
@@ -44,7 +45,7 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
   largest_ = made(std::ldexp(largest_fp8(forward), int(-o_.margin)));
   largest_.narrow(1, 2, 1).fill_(std::ldexp(largest_fp8(backward), int(-o_.margin)));
   for (int64_t i = 0; i < size(); ++i) {
-    auto scales = std::make_shared<Fp8Scales>();
+    const std::shared_ptr<Fp8Scales>& scales = linears_[size_t(i)].second;
     for (int64_t role = 0; role < 3; ++role) {
       const auto one = [&](const Tensor& of) { return of[i].narrow(0, role, 1); };
       scales->of[size_t(role)] = {.format = role == 2 ? backward : forward,
@@ -52,12 +53,7 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
                                   .scale_inv = one(scale_inv_),
                                   .amax = one(amax_)};
     }
-    linears_[size_t(i)].second->fp8 = std::move(scales);
   }
-}
-
-Fp8Scaling::~Fp8Scaling() {
-  for (auto& [name, linear] : linears_) linear->fp8.reset();
 }
 
 void Fp8Scaling::update(const std::function<void(const Tensor& amax)>& maximum) {

@@ -28,10 +28,9 @@ struct Fp8Options {
 
 class Fp8Scaling {
  public:
-  /// Of the Linears below whose inputs and outputs are multiples of 16, the others stay as they are. They must outlive
-  /// it. Error when one of them is in fp8 already.
+  /// Of the Linears below whose inputs and outputs are multiples of 16, the others stay as they are. They multiply in
+  /// fp8 while it lives. Error when one of them does already.
   explicit Fp8Scaling(Module& model, const Fp8Options& options = {});
-  ~Fp8Scaling();
   Fp8Scaling(const Fp8Scaling&) = delete;
 
   /// New scales: largest of the format / largest number in the history / 2^margin. Where that number is 0 a scale
@@ -53,7 +52,7 @@ class Fp8Scaling {
 
  private:
   Fp8Options o_;
-  std::vector<std::pair<std::string, Linear*>> linears_;
+  std::vector<std::pair<std::string, std::shared_ptr<Fp8Scales>>> linears_;
   std::vector<std::string> others_;
   Tensor scale_, scale_inv_, amax_, history_, largest_;  // (Linears, 3), and (Linears, 3, steps)
 };

@@ -37,7 +37,7 @@ struct Linear : Layer<Linear> {
     return adds() ? linear_add(residual, x, weight, bias) : add(residual, forward(x));
   }
   /// Whether its product may have a residual added: nothing stands between, and nobody looks.
-  bool adds() const { return !quantized && !product && !adapter && !fp8 && !is_watched(); }
+  bool adds() const { return !quantized && !product && !adapter && fp8.expired() && !is_watched(); }
   void fields(Fields& f) override {
     quantized ? quantized->fields(f) : void(f("weight", weight));
     f("bias", bias);
@@ -51,14 +51,15 @@ struct Linear : Layer<Linear> {
   std::shared_ptr<QuantizedWeight> quantized;
   Product product;  ///< stands in for linear(), when set: parallel/tensor/ puts one here that works on slices
   std::shared_ptr<Module>
-      adapter;                     ///< what it makes of x is added before the activation, when there is one (nn/lora.h)
-  std::shared_ptr<Fp8Scales> fp8;  ///< it multiplies in fp8, when set (nn/fp8.h)
+      adapter;                   ///< what it makes of x is added before the activation, when there is one (nn/lora.h)
+  std::weak_ptr<Fp8Scales> fp8;  ///< it multiplies in fp8 while these exist (nn/fp8.h)
 
  private:
   Variable base(const Variable& x, Activation activation) {
     const Variable w = quantized ? quantized->handle() : weight;
-    if (fp8) fp8->notes = is_training() && NoGrad::grad_enabled();
-    const Fp8Scope here(fp8.get());
+    const std::shared_ptr<Fp8Scales> scales = fp8.lock();
+    if (scales) scales->notes = is_training() && NoGrad::grad_enabled();
+    const Fp8Scope here(scales.get());
     return product ? product(x, w, bias, activation) : linear(x, w, bias, activation);
   }
   Variable adapted(const Variable& x, Activation activation);

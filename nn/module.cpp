@@ -147,6 +147,7 @@ LoadReport Module::load_state(const State& state, bool strict) {
   for (const auto& [name, tensor] : state) given[name] = &tensor;
   // Every place by name; a shared parameter has several names, and any of them will do.
   std::vector<std::pair<Tensor, const Tensor*>> copies;
+  std::vector<std::pair<Variable*, const Tensor*>> replaced;  // what keeps its dtype takes the state's
   std::map<const void*, bool> filled;
   std::map<const void*, std::string> first_name;
   std::vector<std::string> wrong;
@@ -165,6 +166,7 @@ LoadReport Module::load_state(const State& state, bool strict) {
       wrong.push_back(str(name, ": expected shape ", place.shape(), ", got ", source.shape()));
     else if (is_floating(source.dtype()) != is_floating(place.dtype()))
       wrong.push_back(str(name, ": expected ", place.dtype(), ", got ", source.dtype()));
+    else if (entry.keeps_dtype && source.dtype() != place.dtype()) replaced.emplace_back(entry.parameter, &source);
     else copies.emplace_back(place, &source);
   });
   LoadReport report;
@@ -183,6 +185,7 @@ LoadReport Module::load_state(const State& state, bool strict) {
     if (place.storage()->origin()) place.storage()->refill();  // built empty
     place.copy_(*source);
   }
+  for (auto& [parameter, source] : replaced) parameter->set_tensor(source->to(parameter->device()).clone());
   return report;
 }
 
@@ -235,14 +238,26 @@ void Module::apply(const std::function<void(Module&)>& fn) {
   for (auto& [name, module] : named_modules()) fn(*module);
 }
 
+Module::Hooks& Module::hooks() {
+  if (!hooks_) hooks_ = std::make_shared<Hooks>();
+  return *hooks_;
+}
+
+Module::Calls Module::calls() {
+  hooks();  // so that it knows of what is put on them later, too
+  Calls calls;
+  calls.hooks_ = hooks_;
+  return calls;
+}
+
 void Module::wrap_call(CallHook hook) {
-  if (!hooks_) hooks_ = std::make_unique<Hooks>();
+  hooks();
   LOCKSTEP_CHECK(!hook || !hooks_->around, "[", kind(), "] expected a module whose calls are not wrapped yet");
   hooks_->around = std::move(hook);
 }
 
 int Module::before_forward(ForwardHook hook) {
-  if (!hooks_) hooks_ = std::make_unique<Hooks>();
+  hooks();
   hooks_->before.emplace_back(++hooks_->last_id, std::move(hook));
   return hooks_->last_id;
 }
@@ -254,15 +269,22 @@ int Module::after_forward(OutputHook hook) {
 }
 
 int Module::after_forward_all(OutputsHook hook, bool looks) {
-  if (!hooks_) hooks_ = std::make_unique<Hooks>();
+  hooks();
   hooks_->after.push_back({++hooks_->last_id, std::move(hook), looks});
   return hooks_->last_id;
 }
 
-void Module::remove_hook(int id) {
-  if (!hooks_) return;
-  std::erase_if(hooks_->before, [id](const auto& hook) { return hook.first == id; });
-  std::erase_if(hooks_->after, [id](const auto& hook) { return hook.id == id; });
+void Module::Calls::remove_hook(int id) const {
+  const auto hooks = hooks_.lock();
+  if (!hooks) return;
+  std::erase_if(hooks->before, [id](const auto& hook) { return hook.first == id; });
+  std::erase_if(hooks->after, [id](const auto& hook) { return hook.id == id; });
+}
+void Module::Calls::unwrap() const {
+  if (const auto hooks = hooks_.lock()) hooks->around = {};
+}
+void Module::Calls::run_here() const {
+  if (const auto hooks = hooks_.lock()) hooks->run_on.reset();
 }
 
 bool Module::is_watched() const {
@@ -271,14 +293,14 @@ bool Module::is_watched() const {
 }
 
 void Module::run_on(std::optional<RunOn> how) {
-  if (!hooks_) hooks_ = std::make_unique<Hooks>();
+  hooks();
   LOCKSTEP_CHECK(!how || !hooks_->run_on, "[", kind(), "] its calls run on ",
                  hooks_->run_on ? hooks_->run_on->device : cpu, " already, by another device map; end that first");
   hooks_->run_on = std::move(how);
 }
 
 void Module::copy_hooks(const Module& other) {
-  if (hooks_ || other.hooks_) hooks_ = other.hooks_ ? std::make_unique<Hooks>(*other.hooks_) : nullptr;
+  if (hooks_ || other.hooks_) hooks_ = other.hooks_ ? std::make_shared<Hooks>(*other.hooks_) : nullptr;
 }
 
 std::shared_ptr<void> Module::begin_call(const Variables& inputs) {

@@ -69,6 +69,9 @@ struct LoadReport {
 };
 
 class Module {
+ protected:
+  struct Hooks;
+
  public:
   Module() = default;
   virtual ~Module() = default;
@@ -154,7 +157,7 @@ class Module {
   int after_forward(OutputHook hook);
   /// `looks` false: it reads no values, so that layers may still be computed together.
   int after_forward_all(OutputsHook hook, bool looks = true);
-  void remove_hook(int id);
+  void remove_hook(int id) { calls().remove_hook(id); }
   /// Of before_forward(), after_forward() and after_forward_all(), and one for run_on().
   int hook_count() const {
     return hooks_ ? int(hooks_->before.size() + hooks_->after.size()) + hooks_->run_on.has_value() : 0;
@@ -169,6 +172,20 @@ class Module {
     std::function<std::shared_ptr<void>()> hold;
   };
   void run_on(std::optional<RunOn> how);
+  /// For who takes back later what was put on calls of this module: the module may have moved then, or be gone.
+  class Calls {
+   public:
+    Calls() = default;
+    void remove_hook(int id) const;
+    void unwrap() const;    ///< wrap_call({})
+    void run_here() const;  ///< run_on({})
+    bool exist() const { return !hooks_.expired(); }
+
+   private:
+    friend class Module;
+    std::weak_ptr<Hooks> hooks_;
+  };
+  Calls calls();
   /// Whether calls do more than forward(): who knows what a call computes may compute it in another way if not.
   bool has_hooks() const { return hook_count() > 0 || is_wrapped(); }
   /// Whether somebody may look at what a call gives, or change it.
@@ -195,7 +212,8 @@ class Module {
     std::optional<RunOn> run_on;
     int last_id = 0;
   };
-  std::unique_ptr<Hooks> hooks_;
+  Hooks& hooks();
+  std::shared_ptr<Hooks> hooks_;  // its own alone; calls() look at it
 
   // Parts of a call with hooks: those before, and what holds the parameters; tensors to where the call runs, and what
   // came out to where it is wanted; hooks after.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/stand_in.h"
 #include "nn/build_empty.h"
 #include "nn/init.h"
 
@@ -166,10 +167,17 @@ void update_bn(Module& model, const std::function<void()>& pass) {
     for (const auto& [module, training] : modes) module->train(training);  // those below follow
     for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
   };
+  std::shared_ptr<OtherValues> others;
+  for (const Variable& p : model.parameters())
+    if (!others) others = stand_in(p).lock();
   for (const auto& [name, module] : model.named_modules()) {
     modes.emplace_back(module, module->is_training());
     auto* norm = dynamic_cast<BatchNorm*>(module);
     if (!norm || !norm->o.track) continue;
+    for (const Tensor& buffer : {norm->running_mean, norm->running_var, norm->num_batches_tracked})
+      if (others && std::none_of(others->begin(), others->end(),
+                                 [&](const auto& one) { return one.first.storage() == buffer.storage(); }))
+        others->emplace_back(buffer, buffer.clone());
     momenta.emplace_back(norm, norm->o.momentum);
     norm->o.momentum.reset();
     norm->running_mean.zero_();

@@ -241,7 +241,7 @@ template <class L> Parametrized<L, SpectralNorm> spectral_norm(L layer, const Sp
 }
 
 /// PyTorch's update_bn: statistics of every batch norm below, anew, as equal shares of the batches that `pass` runs
-/// through the model (after optim::WeightAverage::swap()). Modes and momenta are as before at the end.
+/// through the model: of the average between optim::WeightAverage::swap() and swap(). Modes and momenta stay.
 void update_bn(Module& model, const std::function<void()>& pass);
 
 }  // namespace lockstep::nn

@@ -1,6 +1,6 @@
 #pragma once
-// Pooling of signals (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W); MaxPool2d, AvgPool2d and
-// AdaptiveAvgPool2d are in nn/conv.h. One template a kind: n is the number of dims behind C.
+// Pooling of signals (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W). One template a kind: n is the number
+// of dims behind C.
 #include <optional>
 
 #include "autograd/pools.h"
@@ -9,13 +9,6 @@
 namespace lockstep::nn {
 
 namespace pools {
-template <int n> struct SizeOf { using type = Triple; };
-template <> struct SizeOf<1> { using type = int64_t; };
-template <> struct SizeOf<2> { using type = Pair; };
-template <int n> using Size = typename SizeOf<n>::type;
-inline Dims dims_of(int64_t size) { return {size}; }
-inline Dims dims_of(const Pair& size) { return size; }
-inline Dims dims_of(const Triple& size) { return size; }
 template <class Size>
 PoolArgs args_of(const Size& kernel, const std::optional<Size>& stride, const Size& padding, const Size& dilation,
                  bool ceil_mode) {
@@ -29,7 +22,7 @@ inline std::string text_of(const PoolArgs& args) { return str("kernel ", args.ke
 }  // namespace pools
 
 /// stride not given: kernel.
-template <class Derived, int n> struct MaxPool : Layer<Derived> {
+template <int n> struct MaxPool : Layer<MaxPool<n>> {
   struct Options {
     pools::Size<n> kernel = 2;
     std::optional<pools::Size<n>> stride = {};
@@ -38,19 +31,17 @@ template <class Derived, int n> struct MaxPool : Layer<Derived> {
   };
   explicit MaxPool(const Options& o = Options())
       : args(pools::args_of(o.kernel, o.stride, o.padding, o.dilation, o.ceil_mode)) {}
-  Variable forward(const Variable& x) { return max_pool(x, args); }
+  Variable forward(const Variable& x) { return n == 2 ? max_pool2d(x, args) : max_pool(x, args); }
   VariableIndices with_indices(const Variable& x) { return max_pool_indices(x, args); }  ///< for MaxUnpool
+  std::string kind() const override { return str("MaxPool", n, "d"); }
   std::string options() const override { return pools::text_of(args); }
   PoolArgs args;
 };
-struct MaxPool1d : MaxPool<MaxPool1d, 1> {
-  using MaxPool::MaxPool;
-};
-struct MaxPool3d : MaxPool<MaxPool3d, 3> {
-  using MaxPool::MaxPool;
-};
+using MaxPool1d = MaxPool<1>;
+using MaxPool2d = MaxPool<2>;
+using MaxPool3d = MaxPool<3>;
 
-template <class Derived, int n> struct AvgPool : Layer<Derived> {
+template <int n> struct AvgPool : Layer<AvgPool<n>> {
   struct Options {
     pools::Size<n> kernel = 2;
     std::optional<pools::Size<n>> stride = {};
@@ -61,19 +52,17 @@ template <class Derived, int n> struct AvgPool : Layer<Derived> {
       : args(pools::args_of(o.kernel, o.stride, o.padding, pools::Size<n>(1), o.ceil_mode)) {
     args.count_include_pad = o.count_include_pad;
   }
-  Variable forward(const Variable& x) { return avg_pool(x, args); }
+  Variable forward(const Variable& x) { return n == 2 ? avg_pool2d(x, args) : avg_pool(x, args); }
+  std::string kind() const override { return str("AvgPool", n, "d"); }
   std::string options() const override { return pools::text_of(args); }
   PoolArgs args;
 };
-struct AvgPool1d : AvgPool<AvgPool1d, 1> {
-  using AvgPool::AvgPool;
-};
-struct AvgPool3d : AvgPool<AvgPool3d, 3> {
-  using AvgPool::AvgPool;
-};
+using AvgPool1d = AvgPool<1>;
+using AvgPool2d = AvgPool<2>;
+using AvgPool3d = AvgPool<3>;
 
 /// (sum of x^p)^(1/p) over each window.
-template <class Derived, int n> struct LPPool : Layer<Derived> {
+template <int n> struct LPPool : Layer<LPPool<n>> {
   struct Options {
     double p;
     pools::Size<n> kernel;
@@ -83,19 +72,14 @@ template <class Derived, int n> struct LPPool : Layer<Derived> {
   explicit LPPool(const Options& o)
       : p(o.p), args(pools::args_of(o.kernel, o.stride, pools::Size<n>(0), pools::Size<n>(1), o.ceil_mode)) {}
   Variable forward(const Variable& x) { return lp_pool(x, p, args); }
+  std::string kind() const override { return str("LPPool", n, "d"); }
   std::string options() const override { return str("p ", p, ", ", pools::text_of(args)); }
   double p;
   PoolArgs args;
 };
-struct LPPool1d : LPPool<LPPool1d, 1> {
-  using LPPool::LPPool;
-};
-struct LPPool2d : LPPool<LPPool2d, 2> {
-  using LPPool::LPPool;
-};
-struct LPPool3d : LPPool<LPPool3d, 3> {
-  using LPPool::LPPool;
-};
+using LPPool1d = LPPool<1>;
+using LPPool2d = LPPool<2>;
+using LPPool3d = LPPool<3>;
 
 /// output: sizes of the result; -1: as x.
 template <class Derived, int n> struct AdaptivePool : Layer<Derived> {
@@ -106,32 +90,30 @@ template <class Derived, int n> struct AdaptivePool : Layer<Derived> {
   std::string options() const override { return str("output ", output); }
   Dims output;
 };
-struct AdaptiveAvgPool1d : AdaptivePool<AdaptiveAvgPool1d, 1> {
-  using AdaptivePool::AdaptivePool;
-  Variable forward(const Variable& x) { return adaptive_avg_pool(x, output); }
+template <int n> struct AdaptiveAvgPool : AdaptivePool<AdaptiveAvgPool<n>, n> {
+  using AdaptivePool<AdaptiveAvgPool, n>::AdaptivePool;
+  Variable forward(const Variable& x) {
+    const Dims& to = this->output;
+    return n == 2 ? adaptive_avg_pool2d(x, to[0], to[1]) : adaptive_avg_pool(x, to);
+  }
+  std::string kind() const override { return str("AdaptiveAvgPool", n, "d"); }
 };
-struct AdaptiveAvgPool3d : AdaptivePool<AdaptiveAvgPool3d, 3> {
-  using AdaptivePool::AdaptivePool;
-  Variable forward(const Variable& x) { return adaptive_avg_pool(x, output); }
-};
-template <class Derived, int n> struct AdaptiveMaxPool : AdaptivePool<Derived, n> {
-  using AdaptivePool<Derived, n>::AdaptivePool;
+using AdaptiveAvgPool1d = AdaptiveAvgPool<1>;
+using AdaptiveAvgPool2d = AdaptiveAvgPool<2>;
+using AdaptiveAvgPool3d = AdaptiveAvgPool<3>;
+template <int n> struct AdaptiveMaxPool : AdaptivePool<AdaptiveMaxPool<n>, n> {
+  using AdaptivePool<AdaptiveMaxPool, n>::AdaptivePool;
   Variable forward(const Variable& x) { return with_indices(x).values; }
   VariableIndices with_indices(const Variable& x) { return adaptive_max_pool(x, this->output); }
+  std::string kind() const override { return str("AdaptiveMaxPool", n, "d"); }
 };
-struct AdaptiveMaxPool1d : AdaptiveMaxPool<AdaptiveMaxPool1d, 1> {
-  using AdaptiveMaxPool::AdaptiveMaxPool;
-};
-struct AdaptiveMaxPool2d : AdaptiveMaxPool<AdaptiveMaxPool2d, 2> {
-  using AdaptiveMaxPool::AdaptiveMaxPool;
-};
-struct AdaptiveMaxPool3d : AdaptiveMaxPool<AdaptiveMaxPool3d, 3> {
-  using AdaptiveMaxPool::AdaptiveMaxPool;
-};
+using AdaptiveMaxPool1d = AdaptiveMaxPool<1>;
+using AdaptiveMaxPool2d = AdaptiveMaxPool<2>;
+using AdaptiveMaxPool3d = AdaptiveMaxPool<3>;
 
 /// The way back of a MaxPool with these options: zeros but at the places of the maxima. sizes: of what was pooled,
 /// where several would have given as much.
-template <class Derived, int n> struct MaxUnpool : Layer<Derived> {
+template <int n> struct MaxUnpool : Layer<MaxUnpool<n>> {
   struct Options {
     pools::Size<n> kernel = 2;
     std::optional<pools::Size<n>> stride = {};
@@ -145,17 +127,12 @@ template <class Derived, int n> struct MaxUnpool : Layer<Derived> {
       all.push_back((x.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] + args.kernel[d]);
     return max_unpool(x, indices, all);
   }
+  std::string kind() const override { return str("MaxUnpool", n, "d"); }
   std::string options() const override { return pools::text_of(args); }
   PoolArgs args;
 };
-struct MaxUnpool1d : MaxUnpool<MaxUnpool1d, 1> {
-  using MaxUnpool::MaxUnpool;
-};
-struct MaxUnpool2d : MaxUnpool<MaxUnpool2d, 2> {
-  using MaxUnpool::MaxUnpool;
-};
-struct MaxUnpool3d : MaxUnpool<MaxUnpool3d, 3> {
-  using MaxUnpool::MaxUnpool;
-};
+using MaxUnpool1d = MaxUnpool<1>;
+using MaxUnpool2d = MaxUnpool<2>;
+using MaxUnpool3d = MaxUnpool<3>;
 
 }  // namespace lockstep::nn

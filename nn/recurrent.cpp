@@ -226,21 +226,12 @@ PackedLstmOutput Recurrence::run(const PackedSequence& x, const Variable& h, con
 }
 
 RNN::RNN(const Options& o)
-    : Recurrence("RNN", {o.input, o.hidden, o.layers, o.bias, o.batch_first, o.dropout, o.bidirectional},
-                 o.relu ? RecurrentCell::relu : RecurrentCell::tanh, 0,
-                 [](const Shape& shape) { return parameter(shape); }) {}
-RecurrentOutput RNN::forward(const Variable& x, const Variable& h) {
-  const LstmOutput out = run(x, h, {}, is_training());
-  return {out.output, out.h};
-}
-PackedRecurrentOutput RNN::forward(const PackedSequence& x, const Variable& h) {
-  const PackedLstmOutput out = run(x, h, {}, is_training());
-  return {out.output, out.h};
-}
+    : PlainRecurrentLayer("RNN", {o.input, o.hidden, o.layers, o.bias, o.batch_first, o.dropout, o.bidirectional},
+                          o.relu ? RecurrentCell::relu : RecurrentCell::tanh) {}
 
 LSTM::LSTM(const Options& o)
-    : Recurrence("LSTM", {o.input, o.hidden, o.layers, o.bias, o.batch_first, o.dropout, o.bidirectional},
-                 RecurrentCell::lstm, o.proj_size, [](const Shape& shape) { return parameter(shape); }) {}
+    : RecurrentLayer("LSTM", {o.input, o.hidden, o.layers, o.bias, o.batch_first, o.dropout, o.bidirectional},
+                     RecurrentCell::lstm, o.proj_size) {}
 LstmOutput LSTM::forward(const Variable& x, const Variable& h, const Variable& c) {
   return run(x, h, c, is_training());
 }
@@ -248,16 +239,7 @@ PackedLstmOutput LSTM::forward(const PackedSequence& x, const Variable& h, const
   return run(x, h, c, is_training());
 }
 
-GRU::GRU(const Options& o)
-    : Recurrence("GRU", o, RecurrentCell::gru, 0, [](const Shape& shape) { return parameter(shape); }) {}
-RecurrentOutput GRU::forward(const Variable& x, const Variable& h) {
-  const LstmOutput out = run(x, h, {}, is_training());
-  return {out.output, out.h};
-}
-PackedRecurrentOutput GRU::forward(const PackedSequence& x, const Variable& h) {
-  const PackedLstmOutput out = run(x, h, {}, is_training());
-  return {out.output, out.h};
-}
+GRU::GRU(const Options& o) : PlainRecurrentLayer("GRU", o, RecurrentCell::gru) {}
 
 // --- cells ---
 
@@ -288,20 +270,6 @@ LstmOutput RecurrentStep::step(const Variable& x, const Variable& h, const Varia
   const RecurrentResult next = recurrent({.cell = cell, .batch = {batch}}, x.reshape({batch, input}), state("h", h),
                                          cell == RecurrentCell::lstm ? state("c", c) : Variable(), weights);
   return {next.out, next.h.reshape(wanted), next.c.defined() ? next.c.reshape(wanted) : Variable()};
-}
-
-RNNCell::RNNCell(const Options& o)
-    : RecurrentStep("RNNCell", o.input, o.hidden, o.bias, o.relu ? RecurrentCell::relu : RecurrentCell::tanh,
-                    [](const Shape& shape) { return parameter(shape); }) {}
-GRUCell::GRUCell(const Options& o)
-    : RecurrentStep("GRUCell", o.input, o.hidden, o.bias, RecurrentCell::gru,
-                    [](const Shape& shape) { return parameter(shape); }) {}
-LSTMCell::LSTMCell(const Options& o)
-    : RecurrentStep("LSTMCell", o.input, o.hidden, o.bias, RecurrentCell::lstm,
-                    [](const Shape& shape) { return parameter(shape); }) {}
-LSTMCell::State LSTMCell::forward(const Variable& x, const Variable& h, const Variable& c) {
-  const LstmOutput next = step(x, h, c);
-  return {next.h, next.c};
 }
 
 }  // namespace lockstep::nn

@@ -24,7 +24,7 @@ PackedSequence pack_padded_sequence(const Variable& input, const std::vector<int
                                     const PackOptions& options = {});
 struct PadOptions {
   bool batch_first = false;
-  double padding = 0;
+  Scalar padding = 0;
   int64_t total_length = 0;  ///< 0: the longest sequence's
 };
 struct PaddedSequence {
@@ -89,8 +89,32 @@ class Recurrence {
   const char* name_;
 };
 
+template <class Derived> struct RecurrentLayer : Layer<Derived>, Recurrence {
+  void fields(Fields& f) override { list(f); }
+  std::string options() const override { return text(); }
+
+ protected:
+  RecurrentLayer(const char* name, const RecurrentOptions& o, RecurrentCell kind, int64_t proj_size = 0)
+      : Recurrence(name, o, kind, proj_size, [](const Shape& shape) { return Module::parameter(shape); }) {}
+};
+/// One whose state is h alone. x (T, B, in), (B, T, in) with batch_first, or (T, in); h: first states, 0 when
+/// undefined.
+template <class Derived> struct PlainRecurrentLayer : RecurrentLayer<Derived> {
+  RecurrentOutput forward(const Variable& x, const Variable& h = {}) {
+    const LstmOutput out = this->run(x, h, {}, this->is_training());
+    return {out.output, out.h};
+  }
+  PackedRecurrentOutput forward(const PackedSequence& x, const Variable& h = {}) {
+    const PackedLstmOutput out = this->run(x, h, {}, this->is_training());
+    return {out.output, out.h};
+  }
+
+ protected:
+  using RecurrentLayer<Derived>::RecurrentLayer;
+};
+
 /// h = tanh(W x + b + V h + d), or relu (Elman, 1990).
-struct RNN : Layer<RNN>, Recurrence {
+struct RNN : PlainRecurrentLayer<RNN> {
   struct Options {
     int64_t input, hidden, layers = 1;
     bool relu = false;
@@ -99,16 +123,11 @@ struct RNN : Layer<RNN>, Recurrence {
     bool bidirectional = false;
   };
   explicit RNN(const Options& options);
-  /// x (T, B, in), (B, T, in) with batch_first, or (T, in); h: first states, 0 when undefined.
-  RecurrentOutput forward(const Variable& x, const Variable& h = {});
-  PackedRecurrentOutput forward(const PackedSequence& x, const Variable& h = {});
-  void fields(Fields& f) override { list(f); }
-  std::string options() const override { return text(); }
 };
 
 /// Hochreiter and Schmidhuber, 1997; gates in the order i, f, g, o. proj_size: h is a projection of that many numbers,
 /// by weight_hr_l0 (Sak et al., 2014).
-struct LSTM : Layer<LSTM>, Recurrence {
+struct LSTM : RecurrentLayer<LSTM> {
   struct Options {
     int64_t input, hidden, layers = 1;
     bool bias = true, batch_first = false;
@@ -120,18 +139,12 @@ struct LSTM : Layer<LSTM>, Recurrence {
   /// As RNN's; h and c both, or neither.
   LstmOutput forward(const Variable& x, const Variable& h = {}, const Variable& c = {});
   PackedLstmOutput forward(const PackedSequence& x, const Variable& h = {}, const Variable& c = {});
-  void fields(Fields& f) override { list(f); }
-  std::string options() const override { return text(); }
 };
 
 /// Cho et al., 2014; gates in the order r, z, n.
-struct GRU : Layer<GRU>, Recurrence {
+struct GRU : PlainRecurrentLayer<GRU> {
   using Options = RecurrentOptions;
   explicit GRU(const Options& options);
-  RecurrentOutput forward(const Variable& x, const Variable& h = {});
-  PackedRecurrentOutput forward(const PackedSequence& x, const Variable& h = {});
-  void fields(Fields& f) override { list(f); }
-  std::string options() const override { return text(); }
 };
 
 /// One step of one layer: weight_ih (G H, in), weight_hh (G H, H), bias_ih, bias_hh (G H).
@@ -152,37 +165,43 @@ class RecurrentStep {
   const char* name_;
 };
 
-/// x (B, in) or (in), h (B, H) or (H), or undefined for 0; gives the next h.
-struct RNNCell : Layer<RNNCell>, RecurrentStep {
+template <class Derived> struct RecurrentCellLayer : Layer<Derived>, RecurrentStep {
+  /// x (B, in) or (in), h (B, H) or (H), or undefined for 0; gives the next h.
+  Variable forward(const Variable& x, const Variable& h = {}) { return step(x, h, {}).h; }
+  void fields(Fields& f) override { list(f); }
+  std::string options() const override { return text(); }
+
+ protected:
+  RecurrentCellLayer(const char* name, const auto& o, RecurrentCell kind)
+      : RecurrentStep(name, o.input, o.hidden, o.bias, kind,
+                      [](const Shape& shape) { return Module::parameter(shape); }) {}
+};
+struct RNNCell : RecurrentCellLayer<RNNCell> {
   struct Options {
     int64_t input, hidden;
     bool bias = true, relu = false;
   };
-  explicit RNNCell(const Options& o);
-  Variable forward(const Variable& x, const Variable& h = {}) { return step(x, h, {}).h; }
-  void fields(Fields& f) override { list(f); }
-  std::string options() const override { return text(); }
+  explicit RNNCell(const Options& o)
+      : RecurrentCellLayer("RNNCell", o, o.relu ? RecurrentCell::relu : RecurrentCell::tanh) {}
 };
-struct GRUCell : Layer<GRUCell>, RecurrentStep {
+struct GRUCell : RecurrentCellLayer<GRUCell> {
   struct Options {
     int64_t input, hidden;
     bool bias = true;
   };
-  explicit GRUCell(const Options& o);
-  Variable forward(const Variable& x, const Variable& h = {}) { return step(x, h, {}).h; }
-  void fields(Fields& f) override { list(f); }
-  std::string options() const override { return text(); }
+  explicit GRUCell(const Options& o) : RecurrentCellLayer("GRUCell", o, RecurrentCell::gru) {}
 };
-struct LSTMCell : Layer<LSTMCell>, RecurrentStep {
+struct LSTMCell : RecurrentCellLayer<LSTMCell> {
   using Options = GRUCell::Options;
   struct State {
     Variable h, c;
     void each_variable(const auto& fn) { fn(h), fn(c); }
   };
-  explicit LSTMCell(const Options& o);
-  State forward(const Variable& x, const Variable& h = {}, const Variable& c = {});
-  void fields(Fields& f) override { list(f); }
-  std::string options() const override { return text(); }
+  explicit LSTMCell(const Options& o) : RecurrentCellLayer("LSTMCell", o, RecurrentCell::lstm) {}
+  State forward(const Variable& x, const Variable& h = {}, const Variable& c = {}) {
+    const LstmOutput next = step(x, h, c);
+    return {next.h, next.c};
+  }
 };
 
 }  // namespace lockstep::nn

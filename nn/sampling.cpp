@@ -14,7 +14,44 @@ namespace lockstep::nn {
 
 namespace {
 
-constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr double never = -std::numeric_limits<double>::infinity(), highest_score = std::numeric_limits<double>::max();
+
+template <auto member> double number_of(const Generation& g) { return double(g.*member); }
+
+// Within these no sum or quotient of scores overflows.
+constexpr double many = double(int64_t(1) << 31);
+constexpr struct OptionRange {
+  const char* name;
+  double (*of)(const Generation&);
+  double least, most;
+  bool open = false;  // `least` itself is too little
+  bool has(double value) const { return value >= least && value <= most && !(open && value == least); }
+} option_ranges[] = {
+    {"max_new_tokens", number_of<&Generation::max_new_tokens>, 0, many},
+    {"min_new_tokens", number_of<&Generation::min_new_tokens>, 0, many},
+    {"num_return_sequences", number_of<&Generation::num_return_sequences>, 1, 1 << 16},
+    {"num_beams", number_of<&Generation::num_beams>, 1, 1024},
+    {"length_penalty", number_of<&Generation::length_penalty>, -10, 10},
+    {"repetition_penalty", number_of<&Generation::repetition_penalty>, 1e-3, 1e3},
+    {"presence_penalty", number_of<&Generation::presence_penalty>, -100, 100},
+    {"frequency_penalty", number_of<&Generation::frequency_penalty>, -100, 100},
+    {"no_repeat_ngram_size", number_of<&Generation::no_repeat_ngram_size>, 0, many},
+    {"temperature", number_of<&Generation::temperature>, 0, 1e6},
+    {"top_k", number_of<&Generation::top_k>, 0, many},
+    {"top_p", number_of<&Generation::top_p>, 0, 1, true},
+    {"min_p", number_of<&Generation::min_p>, 0, 1},
+};
+
+const OptionRange& range_of(std::string_view name) {
+  for (const OptionRange& r : option_ranges)
+    if (name == r.name) return r;
+  fail(str("[generate] there is no option ", name));
+}
+
+void check_numbers(const Generation& g) {
+  for (const OptionRange& r : option_ranges)
+    LOCKSTEP_CHECK(r.has(r.of(g)), "[generate] ", wrong_option(r.name, r.of(g)));
+}
 
 /// exp(x) for x <= 0 to the last place or two, 0 below 2^-1000; without branches, so that a loop of it is vectors.
 inline double exp_below_zero(double x) {
@@ -29,6 +66,12 @@ inline double exp_below_zero(double x) {
   const double power = std::bit_cast<double>((std::bit_cast<uint64_t>(t) << 52) + 0x3ff0000000000000u);
   return x < -690 ? 0 : p * power;
 }
+
+constexpr int buckets = 4096;
+
+/// The bucket of a score that lies so many buckets below the highest: the last one for all that are far, the first for
+/// what is no number.
+int32_t bucket_of(double below) { return int32_t(std::max(0.0, std::min(below, buckets - 1.0))); }
 
 /// Ids in the order of their scores, as many as are asked for: scores fall into buckets by their distance from the
 /// highest, and only the buckets that are needed are sorted.
@@ -47,18 +90,17 @@ class Ranked {
   int64_t operator[](size_t i) const { return order_[i]; }
 
  private:
-  static constexpr int buckets = 4096;
-  int bucket(double x) const { return int(std::min((top_ - x) * scale_, double(buckets - 1))); }
+  int32_t bucket(double x) const { return bucket_of((top_ - x) * scale_); }
 
   void extend(size_t count) {
     const size_t begin = order_.size();
     const int from = next_;
     for (size_t found = begin; next_ < buckets && found < count;) found += size_t(counts_[size_t(next_++)]);
     // Where a bucket begins in scores is left to bucket() itself; most ids are behind all that is wanted.
-    const double behind = next_ < buckets ? top_ - (next_ + 1) / scale_ : never;
+    const double behind = next_ < buckets ? (next_ + 1) / scale_ : -never;
     for (size_t i = 0; i < scores_.size(); ++i)
-      if (scores_[i] > behind) [[unlikely]] {
-        const int b = bucket(scores_[i]);
+      if (top_ - scores_[i] < behind) [[unlikely]] {
+        const int32_t b = bucket(scores_[i]);
         if (b >= from && b < next_) order_.push_back(int64_t(i));
       }
     std::sort(order_.begin() + std::ptrdiff_t(begin), order_.end(), [&](int64_t a, int64_t b) {
@@ -109,9 +151,9 @@ class Weights {
       std::vector<int64_t> ids;
       // All that may be in it, and little else: one comparison, as most are far away.
       const bool rest = b + 1 == sums_.size();
-      const double middle = top_ - (double(b) + 0.5) / (scale_ * 64), reach = rest ? -never : 0.51 / (scale_ * 64);
+      const double middle = (double(b) + 0.5) / (scale_ * 64), reach = rest ? -never : 0.51 / (scale_ * 64);
       for (size_t i = 0; i < scores_.size(); ++i)
-        if (std::abs(scores_[i] - middle) <= reach) [[unlikely]]
+        if (std::abs(top_ - scores_[i] - middle) <= reach) [[unlikely]]
           if (bucket(scores_[i]) == int32_t(b)) ids.push_back(int64_t(i));
       std::sort(ids.begin(), ids.end(), [&](int64_t i, int64_t j) {
         const double x = scores_[size_t(i)], y = scores_[size_t(j)];
@@ -129,51 +171,68 @@ class Weights {
   }
 
  private:
-  double weight(double x) const { return exp_below_zero((x - top_) * scale_); }
-  int32_t bucket(double x) const { return int32_t(std::min((top_ - x) * scale_ * 64, 4095.)); }
+  double weight(double x) const { return exp_below_zero(std::min(x - top_, 0.0) * scale_); }
+  int32_t bucket(double x) const { return bucket_of((top_ - x) * scale_ * 64); }
 
   std::span<const double> scores_;
   double top_, scale_, least_, whole_ = 0, left_out_ = 0;
-  std::array<double, 4096> sums_{};
+  std::array<double, buckets> sums_{};
 };
 
 /// Ends of n-grams that begin as the text ends.
-void forbid_repeats(std::span<const int64_t> prompt, std::span<const int64_t> answer, int64_t n,
-                    std::vector<double>& scores) {
+void forbid_repeats(std::span<const int64_t> prompt, std::span<const int64_t> answer, int64_t n, const auto& score_of) {
   std::vector<int64_t> all(prompt.begin(), prompt.end());
   all.insert(all.end(), answer.begin(), answer.end());
   const size_t head = size_t(n - 1);
   if (all.size() < head + 1) return;
   for (size_t i = 0; i + head < all.size(); ++i)
     if (std::equal(all.end() - std::ptrdiff_t(head), all.end(), all.begin() + std::ptrdiff_t(i)))
-      scores[size_t(all[i + head])] = never;
+      score_of(all[i + head]) = never;
+}
+
+/// Infinity is the largest f32, which options change to other numbers.
+std::vector<double> numbers_of(std::span<const float> logits) {
+  constexpr float most = std::numeric_limits<float>::max();
+  std::vector<double> s(logits.size());
+  bool numbers = true;
+  for (size_t i = 0; i < s.size(); ++i) numbers &= logits[i] == logits[i], s[i] = std::min(logits[i], most);
+  if (!numbers)
+    for (size_t i = 0; i < s.size(); ++i)
+      LOCKSTEP_CHECK(logits[i] == logits[i], "[generate] logits of token ", i, " are not numbers");
+  return s;
 }
 
 }  // namespace
 
-void Generation::check(int64_t vocab) const {
-  LOCKSTEP_CHECK(max_new_tokens >= 0 && min_new_tokens >= 0,
-                 "[generate] expected max_new_tokens and min_new_tokens >= 0, got ", max_new_tokens, " and ",
-                 min_new_tokens);
-  LOCKSTEP_CHECK(temperature >= 0, "[generate] expected temperature >= 0, got ", temperature);
-  LOCKSTEP_CHECK(top_k >= 0, "[generate] expected top_k >= 0, got ", top_k);
-  LOCKSTEP_CHECK(top_p > 0 && top_p <= 1, "[generate] expected top_p in (0, 1], got ", top_p);
-  LOCKSTEP_CHECK(min_p >= 0 && min_p <= 1, "[generate] expected min_p in [0, 1], got ", min_p);
-  LOCKSTEP_CHECK(repetition_penalty > 0, "[generate] expected repetition_penalty > 0, got ", repetition_penalty);
-  LOCKSTEP_CHECK(no_repeat_ngram_size >= 0, "[generate] expected no_repeat_ngram_size >= 0, got ",
-                 no_repeat_ngram_size);
-  LOCKSTEP_CHECK(num_beams > 0, "[generate] expected num_beams > 0, got ", num_beams);
+std::string wrong_option(std::string_view name, double value) {
+  const OptionRange& r = range_of(name);
+  if (r.has(value)) return "";
+  const auto shown = [](double x) { return std::abs(x) < 1e15 && x == std::floor(x) ? str(int64_t(x)) : str(x); };
+  return str("expected ", name, " in ", r.open ? "(" : "[", shown(r.least), ", ", shown(r.most), "], got ",
+             shown(value));
+}
+
+double most_of_option(std::string_view name) { return range_of(name).most; }
+
+void Generation::check() const {
+  check_numbers(*this);
+  for (const auto& [id, bias] : logit_bias)
+    LOCKSTEP_CHECK(bias <= 1e9, "[generate] expected logit_bias up to 1e9, got ", bias, " for token ", id);
   LOCKSTEP_CHECK(num_beams == 1 || !do_sample, "[generate] num_beams ", num_beams,
                  " with do_sample is not built: beams take the likeliest tokens");
   LOCKSTEP_CHECK(num_beams == 1 || stop.empty(), "[generate] stop strings with num_beams ", num_beams,
                  " are not built");
   LOCKSTEP_CHECK(num_beams == 1 || overflow == Overflow::error, "[generate] num_beams ", num_beams,
                  " cannot slide over a full context");
-  LOCKSTEP_CHECK(num_return_sequences > 0 && (do_sample || num_return_sequences <= num_beams),
+  LOCKSTEP_CHECK(do_sample || num_return_sequences <= num_beams,
                  "[generate] expected num_return_sequences from 1 to num_beams without do_sample, got ",
                  num_return_sequences, " of ", num_beams);
-  LOCKSTEP_CHECK(stop.empty() || text, "[generate] stop strings need `text`, which gives the bytes of a token");
   for (const std::string& s : stop) LOCKSTEP_CHECK(!s.empty(), "[generate] a stop string is empty");
+}
+
+void Generation::check(int64_t vocab) const {
+  check();
+  LOCKSTEP_CHECK(stop.empty() || text, "[generate] stop strings need `text`, which gives the bytes of a token");
   const auto known = [&](const char* what, int64_t id) {
     LOCKSTEP_CHECK(id >= 0 && id < vocab, "[generate] ", what, " names token ", id, ", the vocabulary has ", vocab);
   };
@@ -184,32 +243,32 @@ void Generation::check(int64_t vocab) const {
 
 std::vector<double> process_logits(std::span<const float> logits, std::span<const int64_t> prompt,
                                    std::span<const int64_t> answer, const Generation& g) {
-  std::vector<double> s(logits.begin(), logits.end());
-  bool numbers = true;
-  for (const double x : s) numbers &= x == x;
-  if (!numbers)
-    for (size_t i = 0; i < s.size(); ++i)
-      LOCKSTEP_CHECK(s[i] == s[i], "[generate] logits of token ", i, " are not numbers");
-  for (const auto& [id, bias] : g.logit_bias) s[size_t(id)] += bias;
+  std::vector<double> s = numbers_of(logits);
+  const auto score_of = [&s](int64_t id) -> double& {
+    LOCKSTEP_CHECK(id >= 0 && size_t(id) < s.size(), "[generate] expected tokens below ", s.size(),
+                   ", the number of logits, got ", id);
+    return s[size_t(id)];
+  };
+  for (const auto& [id, bias] : g.logit_bias) score_of(id) += bias;
   if (g.repetition_penalty != 1) {
     std::vector<int64_t> seen(prompt.begin(), prompt.end());
     seen.insert(seen.end(), answer.begin(), answer.end());
     std::sort(seen.begin(), seen.end());
     seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
     for (const int64_t id : seen) {
-      double& x = s[size_t(id)];
+      double& x = score_of(id);
       x = x < 0 ? x * g.repetition_penalty : x / g.repetition_penalty;
     }
   }
   if (g.presence_penalty != 0 || g.frequency_penalty != 0) {
     std::unordered_map<int64_t, int64_t> counts;
     for (const int64_t id : answer) ++counts[id];
-    for (const auto& [id, count] : counts) s[size_t(id)] -= g.presence_penalty + g.frequency_penalty * double(count);
+    for (const auto& [id, count] : counts) score_of(id) -= g.presence_penalty + g.frequency_penalty * double(count);
   }
-  if (g.no_repeat_ngram_size > 0) forbid_repeats(prompt, answer, g.no_repeat_ngram_size, s);
+  if (g.no_repeat_ngram_size > 0) forbid_repeats(prompt, answer, g.no_repeat_ngram_size, score_of);
   if (int64_t(answer.size()) < g.min_new_tokens)
-    for (const int64_t id : g.eos_token_id) s[size_t(id)] = never;
-  for (const int64_t id : g.suppress_tokens) s[size_t(id)] = never;
+    for (const int64_t id : g.eos_token_id) score_of(id) = never;
+  for (const int64_t id : g.suppress_tokens) score_of(id) = never;
   return s;
 }
 
@@ -227,8 +286,10 @@ int64_t likeliest(std::span<const double> scores) {
 }
 
 std::vector<Candidate> distribution(std::span<const double> scores, const Generation& g) {
-  const double top = scores[size_t(likeliest(scores))], temperature = std::max(g.temperature, 1e-5);
-  const auto weight = [&](double score) { return exp_below_zero((score - top) / temperature); };
+  check_numbers(g);
+  const double top = std::min(scores[size_t(likeliest(scores))], highest_score);
+  const double temperature = std::max(g.temperature, 1e-5);
+  const auto weight = [&](double score) { return exp_below_zero(std::min(score - top, 0.0) / temperature); };
   Ranked ranked(scores, top, temperature);
   const auto at = [&](size_t i) { return weight(scores[size_t(ranked[i])]); };
   size_t kept = scores.size();
@@ -259,6 +320,7 @@ std::vector<Candidate> distribution(std::span<const double> scores, const Genera
 }
 
 int64_t next_token(std::span<const double> scores, const Generation& g, double u) {
+  check_numbers(g);
   const int64_t best = likeliest(scores);
   if (g.greedy()) return best;
   if (g.top_k > 0) {
@@ -270,7 +332,7 @@ int64_t next_token(std::span<const double> scores, const Generation& g, double u
     }
     return id;
   }
-  const Weights weights(scores, scores[size_t(best)], g.temperature, g.min_p);
+  const Weights weights(scores, std::min(scores[size_t(best)], highest_score), g.temperature, g.min_p);
   double kept = weights.kept();
   if (g.top_p < 1) kept = std::min(kept, weights.at(g.top_p * weights.whole(), false).second);
   return weights.at(u * kept, true).first;
@@ -282,12 +344,13 @@ double draw(uint64_t seed, uint64_t sequence, uint64_t position) {
 }
 
 std::vector<double> log_probabilities(std::span<const float> logits) {
-  std::vector<double> s(logits.begin(), logits.end());
-  const double top = *std::max_element(s.begin(), s.end());
+  std::vector<double> s = numbers_of(logits);
+  const double top = s.empty() ? never : *std::max_element(s.begin(), s.end());
+  if (top == never) return s;
   double sum = 0;
   for (const double x : s) sum += exp_below_zero(x - top);
-  const double total = top + std::log(sum);
-  for (double& x : s) x -= total;
+  const double rest = std::log(sum);
+  for (double& x : s) x = x - top - rest;  // top may be too large to have digits for it
   return s;
 }
 

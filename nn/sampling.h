@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tensor/dtype.h"
@@ -40,9 +41,17 @@ struct Generation {
   double min_p = 0;        ///< those at least this much as likely as the likeliest
 
   bool greedy() const { return !do_sample || temperature < 1e-5; }
-  /// Throws on values that cannot be meant.
+  /// Throws on numbers out of range (wrong_option()) and on options that do not go together.
+  void check() const;
+  /// Also on ids that a model of `vocab` tokens does not have, and on stop strings without `text`.
   void check(int64_t vocab) const;
 };
+
+/// What a number of Generation's may be: the library, programs and servers ask this when they read one.
+/// "", or such as "expected top_p in (0, 1], got 2".
+std::string wrong_option(std::string_view name, double value);
+/// The largest that wrong_option() lets pass.
+double most_of_option(std::string_view name);
 
 /// A token, and its probability among those that are kept.
 struct Candidate {
@@ -50,11 +59,13 @@ struct Candidate {
   double probability;
 };
 
-/// The scores after logit_bias, penalties, n-grams, min_new_tokens and suppress_tokens, given what was said so far.
-/// Error when a logit is not a number.
+/// The scores after logit_bias, penalties, n-grams, min_new_tokens and suppress_tokens, given what was said so far. An
+/// infinite logit counts as the largest f32: it is drawn unless others are infinite, too. Error when a logit is not a
+/// number, or when an id has no logit.
 std::vector<double> process_logits(std::span<const float> logits, std::span<const int64_t> prompt,
                                    std::span<const int64_t> answer, const Generation& generation);
-/// What temperature, top_k, top_p and min_p leave of these scores, likeliest first, lower ids first among equals.
+/// What temperature, top_k, top_p and min_p leave of these scores, likeliest first, lower ids first among equals. Error
+/// when nothing is left, as for the two below.
 std::vector<Candidate> distribution(std::span<const double> scores, const Generation& generation);
 /// The likeliest, or the one of distribution() where the sum of probabilities passes u in [0, 1); without a sort.
 int64_t next_token(std::span<const double> scores, const Generation& generation, double u);
@@ -62,7 +73,7 @@ int64_t next_token(std::span<const double> scores, const Generation& generation,
 double draw(uint64_t seed, uint64_t sequence, uint64_t position);
 /// The id of the highest score, the lowest among equals.
 int64_t likeliest(std::span<const double> scores);
-/// log(softmax), in f64.
+/// log(softmax), in f64. Error when a logit is not a number.
 std::vector<double> log_probabilities(std::span<const float> logits);
 
 }  // namespace lockstep::nn

@@ -33,9 +33,7 @@ struct PixelShuffle : Layer<PixelShuffle> {
 
 /// (..., C, H f, W f) to (..., C f^2, H, W): back again.
 struct PixelUnshuffle : Layer<PixelUnshuffle> {
-  struct Options {
-    int64_t factor;
-  };
+  using Options = PixelShuffle::Options;
   explicit PixelUnshuffle(const Options& o);
   Variable forward(const Variable& x);
   std::string options() const override { return str("factor ", factor); }

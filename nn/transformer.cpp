@@ -51,11 +51,6 @@ template <class Part> Variable with_part(const Variable& x, bool norm_first, Lay
   return norm_first ? add(x, part(norm(x))) : norm(add(x, part(x)));
 }
 
-template <class Stack> void list_stack(Fields& f, Stack& stack, std::optional<LayerNorm>& norm) {
-  f("layers", stack);
-  if (norm) f("norm", *norm, cut::tokens);
-}
-
 }  // namespace
 
 TransformerEncoderLayer::TransformerEncoderLayer(const Options& options)
@@ -112,10 +107,6 @@ Variable TransformerDecoderLayer::forward(const Variable& x, const Variable& mem
       y, o.norm_first, norm3, [&](const Variable& v) { return dropout3(linear2(dropout(linear1(v, o.activation)))); }));
 }
 
-TransformerEncoder::TransformerEncoder(const Options& o) {
-  for (int64_t i = 0; i < o.layers; ++i) stack.emplace_back(o.layer);
-  if (o.norm) norm.emplace(norm_of(o.layer));
-}
 Variable TransformerEncoder::forward(Variable x, const AttentionMasks& masks) {
   for (auto& layer : stack.items) x = masks.any() ? (*layer)(x, masks) : (*layer)(x);
   return norm ? (*norm)(x) : x;
@@ -130,17 +121,11 @@ LayerList TransformerEncoder::layers() {
   if (norm) list.add(*norm);
   return list;
 }
-void TransformerEncoder::fields(Fields& f) { list_stack(f, stack, norm); }
 
-TransformerDecoder::TransformerDecoder(const Options& o) {
-  for (int64_t i = 0; i < o.layers; ++i) stack.emplace_back(o.layer);
-  if (o.norm) norm.emplace(norm_of(o.layer));
-}
 Variable TransformerDecoder::forward(Variable x, const Variable& memory, const DecoderMasks& masks) {
   for (auto& layer : stack.items) x = masks.any() ? (*layer)(x, memory, masks) : (*layer)(x, memory);
   return norm ? (*norm)(x) : x;
 }
-void TransformerDecoder::fields(Fields& f) { list_stack(f, stack, norm); }
 
 namespace {
 

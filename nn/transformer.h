@@ -76,36 +76,43 @@ struct TransformerDecoderLayer : Layer<TransformerDecoderLayer> {
   Dropout dropout, dropout1, dropout2, dropout3;
 };
 
+struct TransformerStackOptions {
+  TransformerOptions layer;
+  int64_t layers;
+  bool norm = false;
+};
 /// Layers one after another, and a norm behind them if wanted. Each draws its own start: PyTorch's are copies of one.
-struct TransformerEncoder : Layer<TransformerEncoder> {
-  struct Options {
-    TransformerOptions layer;
-    int64_t layers;
-    bool norm = false;
-  };
-  explicit TransformerEncoder(const Options& o);
+template <class Derived, class L> struct TransformerStack : Layer<Derived> {
+  using Options = TransformerStackOptions;
+  explicit TransformerStack(const Options& o) {
+    for (int64_t i = 0; i < o.layers; ++i) stack.emplace_back(o.layer);
+    if (o.norm)
+      norm.emplace(LayerNorm::Options{.shape = {o.layer.width}, .eps = o.layer.norm_eps, .bias = o.layer.bias});
+  }
+  void fields(Fields& f) override {
+    f("layers", stack);
+    if (norm) f("norm", *norm, cut::tokens);
+  }
+
+  ModuleList<L> stack;
+  std::optional<LayerNorm> norm;
+};
+
+struct TransformerEncoder : TransformerStack<TransformerEncoder, TransformerEncoderLayer> {
+  using TransformerStack::TransformerStack;
   Variable forward(Variable x, const AttentionMasks& masks = {});
   using Layer::operator();
   Variable operator()(const Variable& x, const AttentionMasks& masks) { return Layer::operator()(x, masks); }
   LayerList layers() override;
-  void fields(Fields& f) override;
-
-  ModuleList<TransformerEncoderLayer> stack;
-  std::optional<LayerNorm> norm;
 };
 
-struct TransformerDecoder : Layer<TransformerDecoder> {
-  using Options = TransformerEncoder::Options;
-  explicit TransformerDecoder(const Options& o);
+struct TransformerDecoder : TransformerStack<TransformerDecoder, TransformerDecoderLayer> {
+  using TransformerStack::TransformerStack;
   Variable forward(Variable x, const Variable& memory, const DecoderMasks& masks = {});
   using Layer::operator();
   Variable operator()(const Variable& x, const Variable& memory, const DecoderMasks& masks) {
     return Layer::operator()(x, memory, masks);
   }
-  void fields(Fields& f) override;
-
-  ModuleList<TransformerDecoderLayer> stack;
-  std::optional<LayerNorm> norm;
 };
 
 struct TransformerMasks {

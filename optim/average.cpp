@@ -18,6 +18,7 @@ WeightAverage::WeightAverage(std::vector<Variable> parameters, double decay)
   }
 }
 void WeightAverage::update() {
+  LOCKSTEP_CHECK(own_.empty(), "[WeightAverage] update() between swap() and swap() back would average the average");
   const NoGrad no_grad;
   const double part = updates_ == 0 ? 1 : decay_ > 0 ? 1 - decay_ : 1 / double(updates_ + 1);
   for (size_t i = 0; i < averages_.size(); ++i) {
@@ -30,11 +31,19 @@ void WeightAverage::update() {
 void WeightAverage::swap() {
   LOCKSTEP_CHECK(updates_ > 0, "[WeightAverage] swap() expected an average, there was no update() yet");
   const NoGrad no_grad;
+  const bool comes_in = own_.empty();
   for (size_t i = 0; i < averages_.size(); ++i) {
-    Tensor parameter = parameters_[i].tensor();
-    const Tensor own = parameter.clone();
-    parameter.copy_(averages_[i]);
-    averages_[i].copy_(own);
+    const Tensor& parameter = parameters_[i].tensor();
+    if (comes_in) own_.push_back(parameter.clone());
+    else follow(averages_[i], parameter);  // its own f32 bits stay
+    parameter.copy_(comes_in ? averages_[i] : own_[i]);
+    stand_in(parameters_[i]) = comes_in ? buffers_ : nullptr;
+  }
+  if (!comes_in) own_.clear();
+  for (auto& [buffer, other] : *buffers_) {
+    const Tensor now = buffer.clone();
+    buffer.copy_(other);
+    other = now;
   }
 }
 OptimizerState WeightAverage::state() const {
@@ -48,6 +57,7 @@ void WeightAverage::load_state(const OptimizerState& saved) {
   LOCKSTEP_CHECK(saved.numbers.count("updates") && saved.tensors.size() == averages_.size(),
                  "[WeightAverage] expected the number of updates and ", averages_.size(),
                  " averages in the saved state, got ", saved.tensors.size());
+  LOCKSTEP_CHECK(own_.empty(), "[WeightAverage] load_state() between swap() and swap() back; swap() back first");
   for (size_t i = 0; i < averages_.size(); ++i)
     LOCKSTEP_CHECK(saved.tensors[i].second.shape() == averages_[i].shape(), "[WeightAverage] expected '",
                    saved.tensors[i].first, "' of shape ", averages_[i].shape(), ", got ",
@@ -56,7 +66,7 @@ void WeightAverage::load_state(const OptimizerState& saved) {
   updates_ = int64_t(saved.numbers.at("updates"));
 }
 
-SWALR::SWALR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
+SWALR::SWALR(Optimizer& optimizer, Options options) : Schedule(optimizer, options.swa_lr), o_(std::move(options)) {
   check_groups("SWALR", "swa_lr", o_.swa_lr);
   LOCKSTEP_CHECK(o_.anneal_epochs >= 0, "[SWALR] expected anneal_epochs >= 0, got ", o_.anneal_epochs);
   LOCKSTEP_CHECK(o_.anneal_strategy == "cos" || o_.anneal_strategy == "linear",
@@ -66,7 +76,7 @@ SWALR::SWALR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(st
 double SWALR::value(int g, int64_t t) const {
   const double part = o_.anneal_epochs == 0 ? 1 : std::min(1.0, double(t) / double(o_.anneal_epochs));
   const double share = o_.anneal_strategy == "linear" ? part : (1 - std::cos(std::numbers::pi * part)) / 2;
-  return base_[size_t(g)] + (o_.swa_lr[g] - base_[size_t(g)]) * share;
+  return base(g) + (o_.swa_lr[g] - base(g)) * share;
 }
 
 }  // namespace lockstep::optim

@@ -1,7 +1,9 @@
 #pragma once
 // Averages of weights beside the optimizer: stochastic weight averaging (Izmailov et al., 2018) and exponential moving
-// averages. What batch norm should know of the averaged model, nn::update_bn() finds. Under ZeRO and in the programs
-// Optimizer::keep_average() keeps an average instead.
+// averages. What batch norm should know of the averaged model, nn::update_bn() finds between swap() and swap() back,
+// and it comes and goes with the averages. Under ZeRO and in the programs Optimizer::keep_average() keeps an average
+// instead.
+#include "autograd/stand_in.h"
 #include "optim/schedule.h"
 
 namespace lockstep::optim {
@@ -14,7 +16,8 @@ class WeightAverage {
   explicit WeightAverage(std::vector<Variable> parameters, double decay = 0);
   /// Takes the parameters in.
   void update();
-  /// Exchanges averages and parameters: for an evaluation, and back. Error before the first update.
+  /// Exchanges averages and parameters: for an evaluation, and back. Error before the first update. Averages keep the
+  /// bits that 16-bit parameters have no room for; update() and load_state() want the parameters back first.
   void swap();
   int64_t updates() const { return updates_; }
   const std::vector<Tensor>& averages() const { return averages_; }
@@ -25,6 +28,8 @@ class WeightAverage {
  private:
   std::vector<Variable> parameters_;
   std::vector<Tensor> averages_;  // f32 for 16-bit parameters
+  std::vector<Tensor> own_;       // what parameters hold while the averages stand in
+  std::shared_ptr<OtherValues> buffers_ = std::make_shared<OtherValues>();
   double decay_;
   int64_t updates_ = 0;
 };
@@ -39,10 +44,8 @@ class SWALR : public Schedule {
   };
   SWALR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 

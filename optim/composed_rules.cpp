@@ -29,19 +29,10 @@ Tensor& keep_square(Tensor& x, const Tensor& g, double keep) {
   return x;
 }
 
-Tensor root(const Tensor& x, double bias, double eps) { return add_scalar_(sqrt_(mul_scalar(x, 1 / bias)), eps); }
+Tensor root(const Tensor& x, double bias, double eps) { return add_scalar_(sqrt_(div_scalar(x, bias)), eps); }
 
 }  // namespace
 
-std::map<std::string, double*> NAdamOptions::by_name() {
-  auto names = adam_names(*this);
-  names["momentum_decay"] = &momentum_decay;
-  return names;
-}
-void NAdamOptions::check(const char* op) const {
-  check_adam(op, *this);
-  check_range(op, "momentum_decay", momentum_decay, 0);
-}
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(NAdam);
 void NAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const NAdamOptions& o = options_[group];
@@ -61,8 +52,6 @@ void NAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& sta
   round_into(low, p);
 }
 
-std::map<std::string, double*> RAdamOptions::by_name() { return adam_names(*this); }
-void RAdamOptions::check(const char* op) const { check_adam(op, *this); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(RAdam);
 void RAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const RAdamOptions& o = options_[group];
@@ -81,8 +70,6 @@ void RAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& sta
   round_into(low, p);
 }
 
-std::map<std::string, double*> AdamaxOptions::by_name() { return adam_names(*this); }
-void AdamaxOptions::check(const char* op) const { check_adam(op, *this); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adamax);
 void Adamax::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const AdamaxOptions& o = options_[group];
@@ -94,14 +81,8 @@ void Adamax::update(int group, Tensor& p, const Tensor& grad, ParameterState& st
   round_into(low, p);
 }
 
-std::map<std::string, double*> AdadeltaOptions::by_name() {
-  return {{"lr", &lr}, {"rho", &rho}, {"eps", &eps}, {"weight_decay", &weight_decay}};
-}
-void AdadeltaOptions::check(const char* op) const {
-  check_range(op, "lr", lr, 0);
-  check_range(op, "rho", rho, 0, std::nextafter(1, 2));
-  check_range(op, "eps", eps, 0);
-  check_range(op, "weight_decay", weight_decay, 0);
+std::vector<OptionRange> AdadeltaOptions::table() {
+  return {{"lr", &lr}, {"rho", &rho, 0, std::nextafter(1, 2)}, {"eps", &eps}, {"weight_decay", &weight_decay}};
 }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adadelta);
 void Adadelta::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
@@ -115,13 +96,12 @@ void Adadelta::update(int group, Tensor& p, const Tensor& grad, ParameterState& 
   round_into(low, p);
 }
 
-std::map<std::string, double*> ASGDOptions::by_name() {
-  return {{"lr", &lr}, {"lambd", &lambd}, {"alpha", &alpha}, {"t0", &t0}, {"weight_decay", &weight_decay}};
-}
-void ASGDOptions::check(const char* op) const {
-  check_range(op, "lr", lr, 0);
-  check_range(op, "weight_decay", weight_decay, 0);
-  check_range(op, "lambd", lambd, 0);
+std::vector<OptionRange> ASGDOptions::table() {
+  return {{"lr", &lr},
+          {"weight_decay", &weight_decay},
+          {"lambd", &lambd},
+          {"alpha", &alpha, unchecked},
+          {"t0", &t0, unchecked}};
 }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(ASGD);
 void ASGD::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
@@ -136,26 +116,20 @@ void ASGD::update(int group, Tensor& p, const Tensor& grad, ParameterState& stat
   round_into(low, p);
 }
 
-std::map<std::string, double*> RpropOptions::by_name() {
+std::vector<OptionRange> RpropOptions::table() {
   return {{"lr", &lr},
-          {"eta_minus", &eta_minus},
-          {"eta_plus", &eta_plus},
+          {"eta_minus", &eta_minus, std::nextafter(0, 1), 1},
+          {"eta_plus", &eta_plus, std::nextafter(1, 2)},
           {"step_min", &step_min},
-          {"step_max", &step_max}};
-}
-void RpropOptions::check(const char* op) const {
-  check_range(op, "lr", lr, 0);
-  check_range(op, "eta_minus", eta_minus, std::nextafter(0, 1), 1);
-  check_range(op, "eta_plus", eta_plus, std::nextafter(1, 2));
-  check_range(op, "step_min", step_min, 0);
-  check_range(op, "step_max", step_max, step_min);
+          {"step_max", &step_max, step_min}};
 }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Rprop);
 void Rprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const RpropOptions& o = options_[group];
   const Tensor g = signed_grad(grad, o.maximize, grad_scale).clone(), none = zeros_like(g);
+  const bool begins = state.is_new("step_size");
   Tensor &last = state.zeros("prev", p), &length = state.zeros("step_size", p);
-  if (state.step == 1) length.fill_(o.lr);
+  if (begins) length.fill_(o.lr);
   const Tensor agreement = mul(g, last), turned = lt(agreement, none), factor = ones_like(g);
   masked_fill_(factor, gt(agreement, none), o.eta_plus);
   masked_fill_(factor, turned, o.eta_minus);
@@ -166,20 +140,8 @@ void Rprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& sta
   round_into(low, p);
 }
 
-std::map<std::string, double*> SophiaOptions::by_name() {
-  return {{"lr", &lr},
-          {"beta1", &beta1},
-          {"beta2", &beta2},
-          {"rho", &rho},
-          {"weight_decay", &weight_decay},
-          {"batch", &batch},
-          {"hessian_interval", &hessian_interval}};
-}
-void SophiaOptions::check(const char* op) const {
-  check_lion(op, *this);
-  check_range(op, "rho", rho, 0);
-  check_range(op, "batch", batch, 1);
-  check_range(op, "hessian_interval", hessian_interval, 0);
+std::vector<OptionRange> SophiaOptions::table() {
+  return lion_table(*this, {{"rho", &rho}, {"batch", &batch, 1}, {"hessian_interval", &hessian_interval}});
 }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Sophia);
 void Sophia::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
@@ -206,15 +168,11 @@ void Sophia::update_hessian() {
   }
 }
 
-std::map<std::string, double*> AdamWScheduleFreeOptions::by_name() {
-  auto names = adam_names(*this);
-  names.insert({{"warmup_steps", &warmup_steps}, {"r", &r}, {"weight_lr_power", &weight_lr_power}});
-  return names;
-}
-void AdamWScheduleFreeOptions::check(const char* op) const {
-  check_adam(op, *this);
-  check_range(op, "beta1", beta1, std::nextafter(0, 1), 1);
-  check_range(op, "warmup_steps", warmup_steps, 0);
+std::vector<OptionRange> AdamWScheduleFreeOptions::table() {
+  auto all = adam_table(
+      *this, {{"warmup_steps", &warmup_steps}, {"r", &r, unchecked}, {"weight_lr_power", &weight_lr_power, unchecked}});
+  all[1].low = std::nextafter(0, 1);  // of beta1, by which is divided
+  return all;
 }
 /// What the average takes of the step'th z: its share of the weights up to now.
 double AdamWScheduleFree::newest_weight(int group, int64_t step) {
@@ -234,8 +192,9 @@ void AdamWScheduleFree::update(int group, Tensor& p, const Tensor& grad, Paramet
   const double lr = o.lr * std::min(1.0, double(state.step) / o.warmup_steps);
   const double newest = newest_weight(group, state.step);
   const Tensor g = signed_grad(grad, o.maximize, grad_scale);
+  const bool begins = state.is_new("z");
   Tensor &z = state.zeros("z", p), &average = state.zeros("ema", p);
-  if (state.step == 1) z.copy_(p);
+  if (begins) z.copy_(p);
   const Tensor& v = keep_square(state.zeros("exp_avg_sq", p), g, o.beta2);
   const Tensor step = div(g, root(v, bias_correction(true, o.beta2, state.step), o.eps));
   if (o.weight_decay != 0) add_(step, p, o.weight_decay);

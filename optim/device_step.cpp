@@ -30,6 +30,8 @@ struct Optimizer::OnDevice {
 
   std::vector<Taking> recorded;  // by graphs
   bool clips = false, has_norm = false;
+  bool is_new = false;  // since the last replay
+  bool writes = false;  // a graph may write to parameters behind the step, which counts no version when it is replayed
 };
 
 namespace {
@@ -71,6 +73,13 @@ void Optimizer::collect(OnDevice& at, const std::vector<Taking>& all, double gra
   for (const Taking& t : all) {
     Prepared p = numbers_only ? Prepared{t.parameter->tensor(), {}, {}, states_[t.parameter->impl().get()]}
                               : prepare(*t.parameter, true);
+    if (numbers_only && size_of(p.parameter.dtype()) == 2) {
+      const uint32_t version = p.parameter.storage()->version();
+      at.writes |= at.is_new && p.state.seen != version;
+      if (at.writes) p.state.seen = 0;
+      master_of(p.parameter, p.state);
+      p.state.seen = version;
+    }
     ++p.state.step;
     at.counted.push_back(&p.state);
     const StepBatch::Scope scope(at.batch, t.group, p.state.step, numbers_only);
@@ -101,7 +110,7 @@ void Optimizer::step_on_device(const std::vector<Taking>& all, const ClippedStep
     for (ParameterState* state : at.counted) --state->step;  // replays count
     at.counted = counted;
     at.batch.check_recordable(name());
-    at.recorded = all, at.clips = clips, at.has_norm = has_norm;
+    at.recorded = all, at.clips = clips, at.has_norm = has_norm, at.is_new = true;
   } else {
     if (at.may_skip) settle();
     collect(at, all, clips ? 1 : request.grad_scale, false);
@@ -117,7 +126,7 @@ void Optimizer::step_on_device(const std::vector<Taking>& all, const ClippedStep
   }
   at.batch.launch();
   at.squares.clear();  // and the gradients in it
-  for (const Taking& t : all) t.parameter->tensor().storage()->bump_version(name());
+  written(all);
 }
 
 void Optimizer::clipped_step(const ClippedStep& request) {
@@ -169,6 +178,7 @@ void Optimizer::before_replay(const ClippedStep& request) {
     if (at->may_skip && !at->replays) settle();
     at->replays = true;
     collect(*at, at->recorded, at->clips ? 1 : request.grad_scale, true);
+    at->is_new = false;
     at->batch.set(control_of(request, at->clips), at->may_skip);
     at->may_skip |= request.skip_nonfinite;
     at->has_outcome = at->clips, at->knows_norm = at->has_norm;

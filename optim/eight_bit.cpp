@@ -38,23 +38,20 @@ int64_t Adam8bit::block() const { return code_block; }
 int64_t AdamW8bit::block() const { return code_block; }
 int64_t Lion8bit::block() const { return code_block; }
 
-std::map<std::string, double*> Adam8bitOptions::by_name() { return adam_names(*this); }
-void Adam8bitOptions::check(const char* op) const { check_adam(op, *this), check_size(op, min_8bit_size); }
+void Adam8bitOptions::check(const char* op) const { check_size(op, min_8bit_size); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adam8bit);
 void Adam8bit::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   adam_8bit_update(options_[group], false, p, grad, state, low, grad_scale);
 }
 
-std::map<std::string, double*> AdamW8bitOptions::by_name() { return adam_names(*this); }
-void AdamW8bitOptions::check(const char* op) const { check_adam(op, *this), check_size(op, min_8bit_size); }
+void AdamW8bitOptions::check(const char* op) const { check_size(op, min_8bit_size); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(AdamW8bit);
 void AdamW8bit::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
                        double grad_scale) {
   adam_8bit_update(options_[group], true, p, grad, state, low, grad_scale);
 }
 
-std::map<std::string, double*> Lion8bitOptions::by_name() { return lion_names(*this); }
-void Lion8bitOptions::check(const char* op) const { check_lion(op, *this), check_size(op, min_8bit_size); }
+void Lion8bitOptions::check(const char* op) const { check_size(op, min_8bit_size); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Lion8bit);
 void Lion8bit::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const Lion8bitOptions& o = options_[group];

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "autograd/agreed.h"
 #include "autograd/ops.h"
 #include "optim/rules.h"
 
@@ -33,19 +34,13 @@ template <class Point> double least_of_cubic(const Point& p, const Point& q, dou
 
 }  // namespace
 
-std::map<std::string, double*> LBFGSOptions::by_name() {
+std::vector<OptionRange> LBFGSOptions::table() {
   return {{"lr", &lr},
-          {"max_iter", &max_iter},
+          {"max_iter", &max_iter, 1},
           {"max_eval", &max_eval},
-          {"tolerance_grad", &tolerance_grad},
-          {"tolerance_change", &tolerance_change},
-          {"history_size", &history_size}};
-}
-void LBFGSOptions::check(const char* op) const {
-  check_range(op, "lr", lr, 0);
-  check_range(op, "max_iter", max_iter, 1);
-  check_range(op, "max_eval", max_eval, 0);
-  check_range(op, "history_size", history_size, 1);
+          {"tolerance_grad", &tolerance_grad, unchecked},
+          {"tolerance_change", &tolerance_change, unchecked},
+          {"history_size", &history_size, 1}};
 }
 
 LBFGS::LBFGS(std::vector<Variable> parameters, const LBFGSOptions& options) {
@@ -80,7 +75,7 @@ LBFGS::Point LBFGS::evaluate(const std::function<Variable()>& loss) {
     const EnableGrad recording;
     const Variable value = loss();
     value.backward();
-    found.loss = value.item();
+    found.loss = agreed(parameters(0), value.item(), "loss of LBFGS");
   }
   std::vector<Tensor> all;
   for (const Variable& p : parameters(0)) {
@@ -122,8 +117,17 @@ void LBFGS::turn(const Tensor& grad) {
 }
 
 double LBFGS::step(const std::function<Variable()>& loss) {
+  LOCKSTEP_CHECK(group_count() == 1, "[LBFGS] expected one group of parameters, got ", group_count(),
+                 "; give all to the constructor");
   const NoGrad no_grad;
   const LBFGSOptions& o = options_[0];
+  std::vector<bool> trained;
+  for (const Variable& p : parameters(0)) trained.push_back(p.requires_grad());
+  if (!trained_.empty() && trained != trained_) {  // directions from before would move what is frozen now
+    iterations_ = 0;
+    changes_.clear(), steps_.clear();
+  }
+  trained_ = trained;
   const auto most = int64_t(o.max_iter), most_evaluations = o.max_eval > 0 ? int64_t(o.max_eval) : most * 5 / 4;
   const int64_t before = evaluations_;
   Point now = evaluate(loss);

@@ -14,8 +14,7 @@ struct LBFGSOptions {
   double max_eval = 0;  ///< evaluations a step; 0: max_iter * 5 / 4
   double tolerance_grad = 1e-7, tolerance_change = 1e-9, history_size = 100;
   bool line_search = false;  ///< strong Wolfe conditions (PyTorch's "strong_wolfe"); else steps of lr
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table();
 };
 
 class LBFGS : public OptimizerOf<LBFGSOptions> {
@@ -26,7 +25,7 @@ class LBFGS : public OptimizerOf<LBFGSOptions> {
   bool is_elementwise() const override { return false; }
 
   /// Up to max_iter iterations. loss() computes the loss, whose gradients are cleared before and made after it. Gives
-  /// the loss of the beginning.
+  /// the loss of the beginning. Under DistributedDataParallel all ranks call it, and the mean of their losses counts.
   double step(const std::function<Variable()>& loss);
   int64_t evaluations() const { return evaluations_; }  ///< of the loss, in all steps
   OptimizerState state() const override;
@@ -54,6 +53,7 @@ class LBFGS : public OptimizerOf<LBFGSOptions> {
   Tensor direction_, grad_;              // of the last iteration
   double scale_ = 1, at_ = 0;            // of the inverse Hessian to begin with; length of the last step
   int64_t iterations_ = 0, evaluations_ = 0;
+  std::vector<bool> trained_;  // parameters, in the last step; none: there was no step
 };
 
 }  // namespace lockstep::optim

@@ -40,13 +40,18 @@ void GradScaler::unscale(Optimizer& optimizer) {
                  " must agree with other ranks about overflow: give its step() skip_nonfinite and "
                  "grad_scale = 1 / scale_value(), and update(skipped)");
   LOCKSTEP_CHECK(!stepped_.count(&optimizer), "[GradScaler] unscale() was called after step(); call update() first");
-  LOCKSTEP_CHECK(unscaled_.insert(&optimizer).second,
+  LOCKSTEP_CHECK(!unscaled_.count(&optimizer),
                  "[GradScaler] unscale() was called twice for one optimizer before update()");
   std::map<std::pair<int, int>, std::vector<Tensor>> on_device;  // one look at each
   for (const Variable& p : optimizer.parameters()) {
     if (p.checked_grad("GradScaler").defined()) on_device[{int(p.device().type), p.device().index}].push_back(p.grad());
   }
-  for (const auto& [device, grads] : on_device) overflow_ |= !unscale_(grads, 1 / scale_);
+  bool& overflow = unscaled_[&optimizer];
+  for (const auto& [device, grads] : on_device) overflow |= !unscale_(grads, 1 / scale_);
+}
+
+bool GradScaler::found_overflow() const {
+  return std::any_of(unscaled_.begin(), unscaled_.end(), [](const auto& one) { return one.second; });
 }
 
 bool GradScaler::step(Optimizer& optimizer) {
@@ -58,15 +63,16 @@ bool GradScaler::step(Optimizer& optimizer) {
                  "[GradScaler] step() was called twice for one optimizer before update()");
   if (!unscaled_.count(&optimizer)) unscale(optimizer);
   stepped_.insert(&optimizer);
-  if (!overflow_) optimizer.step();
-  return !overflow_;
+  const bool overflow = unscaled_.at(&optimizer);
+  if (!overflow) optimizer.step();
+  return !overflow;
 }
 
 void GradScaler::update() {
   if (!o_.enabled) return;
   LOCKSTEP_CHECK(!unscaled_.empty(),
                  "[GradScaler] update() needs an optimizer that was unscaled or stepped since the last update()");
-  update(overflow_);
+  update(found_overflow());
 }
 
 void GradScaler::update(bool found_overflow) {
@@ -79,7 +85,6 @@ void GradScaler::update(bool found_overflow) {
     if (std::isfinite(float(grown))) scale_ = grown;
     tracker_ = 0;
   }
-  overflow_ = false;
   unscaled_.clear();
   stepped_.clear();
 }
@@ -132,14 +137,12 @@ std::map<std::string, double> DynamicLossScaler::state() const {
           {"hysteresis", double(left_)}};
 }
 void DynamicLossScaler::load_state(const std::map<std::string, double>& state) {
-  const double scale = saved("DynamicLossScaler", state, "scale"),
-               iteration = saved("DynamicLossScaler", state, "iteration");
-  const double last = saved("DynamicLossScaler", state, "last_overflow"),
-               left = saved("DynamicLossScaler", state, "hysteresis");
-  scale_ = scale;
-  iteration_ = int64_t(iteration);
-  last_overflow_ = int64_t(last);
-  left_ = int64_t(left);
+  const auto at = [&](const char* key) { return saved("DynamicLossScaler", state, key); };
+  DynamicLossScaler loaded = *this;
+  loaded.scale_ = at("scale");
+  loaded.iteration_ = int64_t(at("iteration")), loaded.last_overflow_ = int64_t(at("last_overflow"));
+  loaded.left_ = int64_t(at("hysteresis"));
+  *this = loaded;
 }
 
 }  // namespace lockstep::optim

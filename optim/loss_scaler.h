@@ -26,14 +26,15 @@ class GradScaler {
   Variable scale(const Variable& loss) const;
   /// Divides the optimizer's gradients by the scale, and notes overflow. Error when done twice before update().
   void unscale(Optimizer& optimizer);
-  /// unscale() if it was not called, then optimizer.step() unless a gradient is NaN or infinite. True when it stepped.
+  /// unscale() if it was not called, then optimizer.step() unless one of its gradients is NaN or infinite. True when it
+  /// stepped.
   bool step(Optimizer& optimizer);
   void update();
   /// The same after a step that was made, or skipped, elsewhere (zero::Zero).
   void update(bool found_overflow);
   double scale_value() const { return scale_; }
   int64_t growth_tracker() const { return tracker_; }
-  bool found_overflow() const { return overflow_; }
+  bool found_overflow() const;  ///< of any optimizer since the last update()
   std::map<std::string, double> state() const;
   void load_state(const std::map<std::string, double>& state);
 
@@ -41,8 +42,8 @@ class GradScaler {
   Options o_;
   double scale_;
   int64_t tracker_ = 0;
-  bool overflow_ = false;
-  std::set<const Optimizer*> unscaled_, stepped_;
+  std::map<const Optimizer*, bool> unscaled_;  // and whether a gradient was not finite
+  std::set<const Optimizer*> stepped_;
 };
 
 /// DeepSpeed's dynamic loss scale: halves after `hysteresis` overflows, doubles after `scale_window` clean steps.

@@ -11,18 +11,13 @@ namespace lockstep::optim {
 
 namespace {
 
-void check_at_least_0(const char* op, std::initializer_list<std::pair<const char*, double>> options) {
-  for (const auto& [option, value] : options)
-    LOCKSTEP_CHECK(value >= 0, "[", op, "] expected ", option, " >= 0, got ", value);
-}
-
 /// Nearest orthogonal matrix, roughly: five steps of a quintic Newton-Schulz iteration, whose coefficients pull every
 /// singular value towards 1 without ever computing them.
 Tensor orthogonalize(const Tensor& g, int steps) {
   constexpr double a = 3.4445, b = -4.7750, c = 2.0315, eps = 1e-7;
   const bool tall = g.size(0) > g.size(1);
   Tensor x = tall ? g.t().contiguous() : g;
-  x = mul_scalar(x, 1 / std::max(norm(x).item(), eps));
+  x = div_scalar(x, std::max(norm(x).item(), eps));
   for (int i = 0; i < steps; ++i) {
     const Tensor gram = matmul(x, x.t());
     const Tensor polynomial = addmm(gram, gram, gram, b, c);  // b A + c A A
@@ -33,19 +28,10 @@ Tensor orthogonalize(const Tensor& g, int steps) {
 
 }  // namespace
 
-std::map<std::string, double*> LAMBOptions::by_name() {
-  auto names = adam_names(*this);
-  names.insert({{"min_trust", &min_trust}, {"max_trust", &max_trust}});
-  return names;
+std::vector<OptionRange> LAMBOptions::table() {
+  return adam_table(*this, {{"min_trust", &min_trust}, {"max_trust", &max_trust, unchecked}});
 }
 void LAMBOptions::check(const char* op) const {
-  check_at_least_0(op, {{"lr", lr},
-                        {"beta1", beta1},
-                        {"beta2", beta2},
-                        {"eps", eps},
-                        {"weight_decay", weight_decay},
-                        {"min_trust", min_trust}});
-  LOCKSTEP_CHECK(beta1 < 1 && beta2 < 1, "[", op, "] expected betas below 1, got ", beta1, " and ", beta2);
   LOCKSTEP_CHECK(max_trust >= min_trust, "[", op, "] expected max_trust >= min_trust, got ", max_trust, " < ",
                  min_trust);
 }
@@ -63,7 +49,7 @@ double lamb_update(const LAMBOptions& o, Tensor& p, const Tensor& grad, Paramete
   add_(mul_scalar_(v, o.beta2), square(g), 1 - o.beta2);
   const double bias1 = bias_correction(o.bias_correction, o.beta1, state.step),
                bias2 = bias_correction(o.bias_correction, o.beta2, state.step);
-  const Tensor direction = div(mul_scalar(m, 1 / bias1), add_scalar_(sqrt_(mul_scalar(v, 1 / bias2)), o.eps));
+  const Tensor direction = div(div_scalar(m, bias1), add_scalar_(sqrt_(div_scalar(v, bias2)), o.eps));
   if (o.weight_decay != 0) add_(direction, p, o.weight_decay);
   const double size = norm(p).item(), step = norm(direction).item();
   const double trust = size > 0 && step > 0 ? std::clamp(size / step, o.min_trust, o.max_trust) : 1;
@@ -72,16 +58,11 @@ double lamb_update(const LAMBOptions& o, Tensor& p, const Tensor& grad, Paramete
   return trust;
 }
 
-std::map<std::string, double*> MuonOptions::by_name() {
+std::vector<OptionRange> MuonOptions::table() {
   return {{"lr", &lr},
-          {"momentum", &momentum},
+          {"momentum", &momentum, 0, 1},
           {"weight_decay", &weight_decay},
-          {"newton_schulz_steps", &newton_schulz_steps}};
-}
-void MuonOptions::check(const char* op) const {
-  check_at_least_0(op, {{"lr", lr}, {"momentum", momentum}, {"weight_decay", weight_decay}});
-  LOCKSTEP_CHECK(momentum < 1, "[", op, "] expected momentum below 1, got ", momentum);
-  LOCKSTEP_CHECK(newton_schulz_steps >= 1, "[", op, "] expected newton_schulz_steps >= 1, got ", newton_schulz_steps);
+          {"newton_schulz_steps", &newton_schulz_steps, 1}};
 }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Muon);
 void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
@@ -99,12 +80,11 @@ void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& stat
   round_into(low, p);
 }
 
-std::map<std::string, double*> AdafactorOptions::by_name() {
-  return {{"lr", &lr}, {"beta2_decay", &beta2_decay},  {"eps1", &eps1}, {"eps2", &eps2},
-          {"d", &d},   {"weight_decay", &weight_decay}};
+std::vector<OptionRange> AdafactorOptions::table() {
+  return {{"lr", &lr},     {"weight_decay", &weight_decay},          {"eps1", &eps1},
+          {"eps2", &eps2}, {"beta2_decay", &beta2_decay, unchecked}, {"d", &d, unchecked}};
 }
 void AdafactorOptions::check(const char* op) const {
-  check_at_least_0(op, {{"lr", lr}, {"eps1", eps1}, {"eps2", eps2}, {"weight_decay", weight_decay}});
   LOCKSTEP_CHECK(beta2_decay <= 0, "[", op, "] expected beta2_decay <= 0, got ", beta2_decay);
   LOCKSTEP_CHECK(d >= 1, "[", op, "] expected d >= 1, got ", d);
 }

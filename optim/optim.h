@@ -9,7 +9,7 @@
 namespace lockstep::optim {
 
 /// Declares the two constructors (LOCKSTEP_OPTIMIZER_CONSTRUCTORS defines them) and the overrides that every optimizer
-/// has.
+/// has; what follows is public.
 #define LOCKSTEP_OPTIMIZER(Class)                                                                                      \
  public:                                                                                                               \
   Class(std::vector<Variable> parameters, const Class##Options& options);                                              \
@@ -21,80 +21,63 @@ namespace lockstep::optim {
 struct SGDOptions {
   double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false, maximize = false;
-  std::map<std::string, double*> by_name();
+  std::vector<OptionRange> table();
   void check(const char* op) const;
 };
 class SGD : public OptimizerOf<SGDOptions> {
   LOCKSTEP_OPTIMIZER(SGD);
-
- public:
   bool is_one_kernel() const override { return true; }
 };
 
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool amsgrad = false, maximize = false, bias_correction = true;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table() { return adam_table(*this); }
 };
 /// Adam with L2 decay (added to the gradient).
 class Adam : public OptimizerOf<AdamOptions> {
   LOCKSTEP_OPTIMIZER(Adam);
-
- public:
   bool is_one_kernel() const override { return true; }
 };
 
 struct AdamWOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   bool amsgrad = false, maximize = false, bias_correction = true;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table() { return adam_table(*this); }
 };
 /// Adam with decoupled decay (Loshchilov and Hutter, 2019).
 class AdamW : public OptimizerOf<AdamWOptions> {
   LOCKSTEP_OPTIMIZER(AdamW);
-
- public:
   bool is_one_kernel() const override { return true; }
 };
 
 struct AdagradOptions {
   double lr = 1e-2, lr_decay = 0, weight_decay = 0, initial_accumulator = 0, eps = 1e-10;
   bool maximize = false;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table();
 };
 class Adagrad : public OptimizerOf<AdagradOptions> {
   LOCKSTEP_OPTIMIZER(Adagrad);
-
- public:
   bool is_one_kernel() const override { return true; }
 };
 
 struct RMSpropOptions {
   double lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
   bool centered = false, maximize = false;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table();
 };
 class RMSprop : public OptimizerOf<RMSpropOptions> {
   LOCKSTEP_OPTIMIZER(RMSprop);
-
- public:
   bool is_one_kernel() const override { return true; }
 };
 
 struct LionOptions {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
   bool maximize = false;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table() { return lion_table(*this); }
 };
 class Lion : public OptimizerOf<LionOptions> {
   LOCKSTEP_OPTIMIZER(Lion);
-
- public:
   bool is_one_kernel() const override { return true; }
 };
 
@@ -103,8 +86,7 @@ class Lion : public OptimizerOf<LionOptions> {
 struct NAdamOptions {
   double lr = 2e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, momentum_decay = 4e-3;
   bool decoupled_weight_decay = false, maximize = false;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table() { return adam_table(*this, {{"momentum_decay", &momentum_decay}}); }
 };
 /// Adam with Nesterov's momentum (Dozat, 2016).
 class NAdam : public OptimizerOf<NAdamOptions> {
@@ -114,8 +96,7 @@ class NAdam : public OptimizerOf<NAdamOptions> {
 struct RAdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool decoupled_weight_decay = false, maximize = false;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table() { return adam_table(*this); }
 };
 /// Adam whose first steps, of few gradients, are rectified (Liu et al., 2019).
 class RAdam : public OptimizerOf<RAdamOptions> {
@@ -125,8 +106,7 @@ class RAdam : public OptimizerOf<RAdamOptions> {
 struct AdamaxOptions {
   double lr = 2e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool maximize = false;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table() { return adam_table(*this); }
 };
 /// Adam with the largest gradient in place of the second moment (Kingma and Ba, 2015).
 class Adamax : public OptimizerOf<AdamaxOptions> {
@@ -136,8 +116,7 @@ class Adamax : public OptimizerOf<AdamaxOptions> {
 struct AdadeltaOptions {
   double lr = 1, rho = 0.9, eps = 1e-6, weight_decay = 0;
   bool maximize = false;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table();
 };
 /// Steps as long as those before them (Zeiler, 2012).
 class Adadelta : public OptimizerOf<AdadeltaOptions> {
@@ -147,8 +126,7 @@ class Adadelta : public OptimizerOf<AdadeltaOptions> {
 struct ASGDOptions {
   double lr = 1e-2, lambd = 1e-4, alpha = 0.75, t0 = 1e6, weight_decay = 0;
   bool maximize = false;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table();
 };
 /// SGD with a falling rate, and the average of the parameters from step t0 on in the state, as "ax" (Polyak and
 /// Juditsky, 1992).
@@ -159,8 +137,7 @@ class ASGD : public OptimizerOf<ASGDOptions> {
 struct RpropOptions {
   double lr = 1e-2, eta_minus = 0.5, eta_plus = 1.2, step_min = 1e-6, step_max = 50;
   bool maximize = false;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table();
 };
 /// By the sign of the gradient of a whole data set (Riedmiller and Braun, 1993); lr is the length of the first step.
 class Rprop : public OptimizerOf<RpropOptions> {
@@ -173,14 +150,11 @@ class Rprop : public OptimizerOf<RpropOptions> {
 struct SophiaOptions {
   double lr = 1e-4, beta1 = 0.965, beta2 = 0.99, rho = 0.04, weight_decay = 0.1, batch = 5120, hessian_interval = 10;
   bool maximize = false;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table();
 };
 /// Sophia-G: momentum over the diagonal of the Hessian, clipped.
 class Sophia : public OptimizerOf<SophiaOptions> {
   LOCKSTEP_OPTIMIZER(Sophia);
-
- public:
   /// The Gauss-Newton-Bartlett estimate, from gradients of a loss whose targets were drawn from the model's output.
   /// Error unless hessian_interval is 0.
   void update_hessian();
@@ -190,14 +164,11 @@ struct AdamWScheduleFreeOptions {
   double lr = 2.5e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, warmup_steps = 0, r = 0,
          weight_lr_power = 2;
   bool maximize = false;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table();
 };
 /// AdamW at a constant rate, whose average of all steps ("ema" in the state) is the model to evaluate and to keep.
 class AdamWScheduleFree : public OptimizerOf<AdamWScheduleFreeOptions> {
   LOCKSTEP_OPTIMIZER(AdamWScheduleFree);
-
- public:
   bool keeps_average() const override { return true; }
 
  private:
@@ -212,13 +183,11 @@ struct Adam8bitOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   int64_t min_8bit_size = 4096;
   bool maximize = false, bias_correction = true;
-  std::map<std::string, double*> by_name();
+  std::vector<OptionRange> table() { return adam_table(*this); }
   void check(const char* op) const;
 };
 class Adam8bit : public OptimizerOf<Adam8bitOptions> {
   LOCKSTEP_OPTIMIZER(Adam8bit);
-
- public:
   int64_t block() const override;
 };
 
@@ -226,13 +195,11 @@ struct AdamW8bitOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   int64_t min_8bit_size = 4096;
   bool maximize = false, bias_correction = true;
-  std::map<std::string, double*> by_name();
+  std::vector<OptionRange> table() { return adam_table(*this); }
   void check(const char* op) const;
 };
 class AdamW8bit : public OptimizerOf<AdamW8bitOptions> {
   LOCKSTEP_OPTIMIZER(AdamW8bit);
-
- public:
   int64_t block() const override;
 };
 
@@ -240,26 +207,22 @@ struct Lion8bitOptions {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
   int64_t min_8bit_size = 4096;
   bool maximize = false;
-  std::map<std::string, double*> by_name();
+  std::vector<OptionRange> table() { return lion_table(*this); }
   void check(const char* op) const;
 };
 class Lion8bit : public OptimizerOf<Lion8bitOptions> {
   LOCKSTEP_OPTIMIZER(Lion8bit);
-
- public:
   int64_t block() const override;
 };
 
 struct LAMBOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0, min_trust = 0.01, max_trust = 10;
   bool bias_correction = true, maximize = false;
-  std::map<std::string, double*> by_name();
+  std::vector<OptionRange> table();
   void check(const char* op) const;
 };
 class LAMB : public OptimizerOf<LAMBOptions> {
   LOCKSTEP_OPTIMIZER(LAMB);
-
- public:
   bool is_elementwise() const override { return false; }
 };
 
@@ -268,16 +231,13 @@ double lamb_update(const LAMBOptions& o, Tensor& parameter, const Tensor& grad, 
                    double grad_scale);
 
 struct MuonOptions {
-  double lr = 0.02, momentum = 0.95, weight_decay = 0, newton_schulz_steps = 5;
+  double lr = 1e-3, momentum = 0.95, weight_decay = 0.1, newton_schulz_steps = 5;
   bool nesterov = true, maximize = false;
-  std::map<std::string, double*> by_name();
-  void check(const char* op) const;
+  std::vector<OptionRange> table();
 };
 /// Momentum orthogonalised by Newton-Schulz. Matrices only (Error otherwise): give the rest to AdamW.
 class Muon : public OptimizerOf<MuonOptions> {
   LOCKSTEP_OPTIMIZER(Muon);
-
- public:
   bool is_elementwise() const override { return false; }
 };
 
@@ -285,15 +245,13 @@ class Muon : public OptimizerOf<MuonOptions> {
 struct AdafactorOptions {
   double lr = 1e-2, beta2_decay = -0.8, eps1 = 0, eps2 = 1e-3, d = 1, weight_decay = 0;
   bool maximize = false;
-  std::map<std::string, double*> by_name();
+  std::vector<OptionRange> table();
   void check(const char* op) const;
 };
 /// PyTorch's Adafactor (Shazeer and Stern, 2018): second moments of a matrix are those of its rows times its columns,
 /// R + C numbers for R C elements.
 class Adafactor : public OptimizerOf<AdafactorOptions> {
   LOCKSTEP_OPTIMIZER(Adafactor);
-
- public:
   bool is_elementwise() const override { return false; }
   Shape state_shape(const std::string& key, const Shape& parameter) const override;
 };

@@ -2,6 +2,7 @@
 #include "optim/optimizer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 
 #include "tensor/ops.h"
@@ -16,6 +17,36 @@ Tensor& ParameterState::zeros(const std::string& name, const Tensor& like) {
     tensor = zeros_like(like);
   }
   return tensor;
+}
+
+static void check_rate(const char* op, int group, double value) {
+  LOCKSTEP_CHECK(value >= 0 && value < INFINITY, "[", op, "] expected a rate lr >= 0 that is finite, got ", value,
+                 " for group ", group,
+                 "; look at the options of its schedule, at who calls set_lr(), or at the state that was loaded");
+}
+
+void stamp(Storage& storage, const char* writer) {
+  static std::atomic<uint32_t> stamps{0};
+  storage.bump_version(writer);
+  storage.restore_version(++stamps << 12 | 1);  // others count from there; never 0
+}
+
+void follow(const Tensor& copy, const Tensor& parameter) {
+  const NoGrad no_grad;
+  const Tensor now = parameter.to(copy.device()).reshape(copy.shape());
+  copy.copy_(where(eq(copy.to(now.dtype()), now), copy, now.to(copy.dtype())));
+}
+
+void check_ranges(const char* op, const std::vector<OptionRange>& table) {
+  for (const OptionRange& o : table)
+    LOCKSTEP_CHECK(o.low == unchecked || (*o.value >= o.low && *o.value < o.high), "[", op, "] expected ", o.name,
+                   " in [", o.low, ", ", o.high, "), got ", *o.value);
+}
+
+std::map<std::string, double*> by_name(const std::vector<OptionRange>& table) {
+  std::map<std::string, double*> all;
+  for (const OptionRange& o : table) all[o.name] = o.value;
+  return all;
 }
 
 void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty) {
@@ -41,15 +72,31 @@ Optimizer::Prepared Optimizer::prepare(Variable& parameter, bool any_gradient) {
   for (auto& [name, tensor] : state.tensors)
     tensor = tensor.defined() ? tensor.to(p.device()) : tensor;  // after Module::to(device)
   if (size_of(p.dtype()) == 2) {  // the rule works on an f32 master copy, and rounds it into the parameter
-    Tensor& master = state.tensors["master"];
     const MemoryScope scope(Memory::optimizer);
-    if (!master.defined()) master = p.to(f32);
     if (grad.defined() && !any_gradient) grad = grad.to(f32);
-    low = p;
-    p = master;
+    low = std::exchange(p, master_of(p, state));
   }
   LOCKSTEP_CHECK(p.is_contiguous(), "[", name(), "] expected row-major parameters, got strides ", p.strides());
   return {std::move(p), grad.defined() ? grad.contiguous() : grad, std::move(low), state};
+}
+
+/// Of 16 bits.
+Tensor& Optimizer::master_of(const Tensor& parameter, ParameterState& state) {
+  Tensor& master = state.tensors["master"];
+  if (!master.defined()) master = parameter.to(f32);
+  else if (state.seen == 0 || state.seen != parameter.storage()->version()) follow(master, parameter);
+  return master;
+}
+
+void Optimizer::written(const Variable& parameter) {
+  stamp(*parameter.tensor().storage(), name());
+  states_[parameter.impl().get()].seen = parameter.tensor().storage()->version();
+}
+
+/// Several may lie in one storage.
+void Optimizer::written(const std::vector<Taking>& all) {
+  for (const Taking& t : all) stamp(*t.parameter->tensor().storage(), name());
+  for (const Taking& t : all) states_[t.parameter->impl().get()].seen = t.parameter->tensor().storage()->version();
 }
 
 void Optimizer::step(double grad_scale) {
@@ -66,16 +113,18 @@ void Optimizer::step(double grad_scale) {
     Prepared at = prepare(*t.parameter);
     ++at.state.step;
     advance(t.group, at.parameter, at.grad, at.state, at.low, grad_scale);
-    t.parameter->tensor().storage()->bump_version(name());
+    t.parameter->tensor().storage()->bump_version(name());  // also when the next one throws
   }
+  written(here);
 }
 
 void Optimizer::advance(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
                         double grad_scale) {
   update(group, parameter, grad, state, low, grad_scale);
   if (average_decay_ == 0) return;
+  const bool begins = state.is_new("ema");
   Tensor& average = state.zeros("ema", parameter);
-  average.copy_(state.step == 1 ? parameter : lerp(average, parameter, 1 - average_decay_));
+  average.copy_(begins ? parameter : lerp(average, parameter, 1 - average_decay_));
 }
 
 void Optimizer::keep_average(double decay) {
@@ -110,6 +159,8 @@ ParameterState& Optimizer::state_of(const Variable& parameter) {
 }
 
 double Optimizer::get(int group, const std::string& option) const {
+  LOCKSTEP_CHECK(group >= 0 && group < group_count(), "[", name(), "] expected a group below ", group_count(), ", got ",
+                 group);
   const auto all = const_cast<Optimizer*>(this)->options(group);
   const auto found = all.find(option);
   LOCKSTEP_CHECK(found != all.end(), "[", name(), "] has no option '", option, "'");
@@ -118,7 +169,16 @@ double Optimizer::get(int group, const std::string& option) const {
 
 void Optimizer::set(int group, const std::string& option, double value) {
   get(group, option);
+  if (option == "lr") check_rate(name(), group, value);
   *options(group).at(option) = value;
+}
+
+double Optimizer::initial_lr(int group) {
+  const double now = lr(group);
+  if (initial_lr_.size() < groups_.size()) initial_lr_.resize(groups_.size(), NAN);
+  double& first = initial_lr_[size_t(group)];
+  if (std::isnan(first)) first = now;
+  return first;
 }
 
 bool Optimizer::has(const std::string& option) const {
@@ -147,6 +207,8 @@ OptimizerState Optimizer::state() const {
   for (int g = 0; g < group_count(); ++g) {
     for (const auto& [option, value] : const_cast<Optimizer*>(this)->options(g))
       saved.numbers["group." + std::to_string(g) + "." + option] = *value;
+    if (size_t(g) < initial_lr_.size() && !std::isnan(initial_lr_[size_t(g)]))
+      saved.numbers["group." + std::to_string(g) + ".initial_lr"] = initial_lr_[size_t(g)];
     for (const Variable& parameter : groups_[g]) {
       const std::string prefix = "state." + name_of(parameter, index++) + ".";
       const auto found = states_.find(parameter.impl().get());
@@ -181,6 +243,7 @@ void Optimizer::load_state(const OptimizerState& saved) {
     states[parameter.impl().get()].tensors[key.substr(key.rfind('.') + 1)] = tensor.clone();
   }
   std::vector<std::pair<double*, double>> values;
+  initial_lr_.resize(groups_.size(), NAN);
   for (const auto& [key, value] : saved.numbers) {
     if (key.starts_with("state.")) {
       ParameterState& state = states[owner(key)->impl().get()];
@@ -192,12 +255,14 @@ void Optimizer::load_state(const OptimizerState& saved) {
     LOCKSTEP_CHECK(key.starts_with("group.") && dot != std::string::npos, "[", name(), "] unexpected entry '", key,
                    "' in the saved state");
     const int group = std::atoi(key.c_str() + 6);
-    LOCKSTEP_CHECK(group < group_count(), "[", name(), "] the saved state has group ", group, ", this optimizer has ",
-                   group_count());
-    const auto all = options(group);
+    LOCKSTEP_CHECK(group >= 0 && group < group_count(), "[", name(), "] the saved state has group ", group,
+                   ", this optimizer has ", group_count());
+    auto all = options(group);
+    all["initial_lr"] = &initial_lr_[size_t(group)];
     const auto found = all.find(key.substr(dot + 1));
     LOCKSTEP_CHECK(found != all.end(), "[", name(), "] the saved state has option '", key, "', which ", name(),
                    " does not know; was it saved by another optimizer?");
+    if (key.ends_with("lr")) check_rate(name(), group, value);
     values.emplace_back(found->second, value);
   }
   forget_recorded();

@@ -18,6 +18,9 @@ struct ParameterState {
   std::map<std::string, Tensor> tensors;
   std::map<std::string, double> numbers;  ///< what else it keeps ("step" is taken)
   int64_t whole = 0;                      ///< elements of the whole parameter, where this is of a part; 0: it is whole
+  uint32_t seen = 0;                      ///< stamp of a 16-bit parameter when its master copy was the same; 0: none
+  /// Whether a rule begins with the tensor of that name: it is not there, or was left by a step that did not count.
+  bool is_new(const std::string& name) const { return step == 1 || tensors.count(name) == 0; }
   /// The tensor of that name, made of zeros shaped like `like` at the first call.
   Tensor& zeros(const std::string& name, const Tensor& like);
 };
@@ -27,6 +30,13 @@ struct OptimizerState {
   std::vector<std::pair<std::string, Tensor>> tensors;
   std::map<std::string, double> numbers;
 };
+
+/// Counts a write, with a version that no other storage has: who keeps it sees later writes, and another tensor in this
+/// one's place.
+void stamp(Storage& storage, const char* writer);
+/// Where somebody has written to a parameter of which `copy` is a wider copy, the copy takes that; what is still the
+/// copy's, rounded, leaves it its bits.
+void follow(const Tensor& copy, const Tensor& parameter);
 
 /// A tensor of a state that has a number for each block of elements (Optimizer::block()), not for each element.
 inline bool is_per_block(const std::string& name) { return name.ends_with("_absmax"); }
@@ -49,8 +59,9 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
 
   /// Updates every parameter that has a gradient; gradients are multiplied by `grad_scale` on the way in (loss scaling,
-  /// clipping). f16 and bf16 parameters get an f32 master copy in their state. On a CUDA device rules of one kernel
-  /// update all parameters of one dtype by one launch, and such a step may be captured in a Graph: see before_replay().
+  /// clipping). f16 and bf16 parameters get an f32 master copy in their state, which takes over what others have
+  /// written to them since. On a CUDA device rules of one kernel update all parameters of one dtype by one launch, and
+  /// such a step may be captured in a Graph: see before_replay().
   virtual void step(double grad_scale = 1);
   /// As unscale_(), clip_grad_norm() and step() after each other, with the same bits. On a CUDA device gradients stay
   /// as they are, and the host waits for nothing.
@@ -71,8 +82,8 @@ class Optimizer {
   /// update(), and the average when one is kept: what all who make steps call.
   void advance(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale);
   /// Keeps an exponential moving average of the parameters (of their f32 copies) in the state, as "ema": average +=
-  /// (1 - decay) (parameter - average) after every step, from the first step's parameters on. 0: none, and all that
-  /// rules take which keep one of their own.
+  /// (1 - decay) (parameter - average) after every step, from the parameters of the first step with it on. 0: none, and
+  /// all that rules take which keep one of their own.
   void keep_average(double decay);
   virtual bool keeps_average() const { return average_decay_ > 0; }
   /// Whether update() is one of a device's kernels and no more, which a StepBatch (tensor/step_batch.h) can collect.
@@ -96,12 +107,16 @@ class Optimizer {
 
   // Options of a group by name ("lr", "momentum", "beta1", ...): schedules turn them.
   double get(int group, const std::string& option) const;
+  /// Error for a rate that is negative, NaN or infinite.
   void set(int group, const std::string& option, double value);
   double lr(int group = 0) const { return get(group, "lr"); }
   void set_lr(double lr) {
     for (int g = 0; g < group_count(); ++g) set(g, "lr", lr);
   }
   bool has(const std::string& option) const;
+  /// What schedules count from: the group's rate when the first of them asked, and what a loaded state says. Saved with
+  /// the state.
+  double initial_lr(int group);
 
   /// Names for state(); without them parameters are called 0, 1, ... in order. Error when a parameter is not named.
   void name_parameters(const std::vector<std::pair<std::string, Variable>>& names);
@@ -123,10 +138,13 @@ class Optimizer {
   };
   /// any_gradient: one of 16 bits stays so.
   Prepared prepare(Variable& parameter, bool any_gradient = false);
+  /// After a rule has written to a parameter: gives it a version by which later writes of others are seen.
+  void written(const Variable& parameter);
   /// What errors call the index-th parameter.
   std::string name_of(const Variable& parameter, int index) const;
 
  private:
+  Tensor& master_of(const Tensor& parameter, ParameterState& state);
   // device_step.cpp
   struct OnDevice;
   struct Taking {  // part in a step
@@ -134,6 +152,7 @@ class Optimizer {
     Variable* parameter;
   };
   std::vector<Taking> taking_part();
+  void written(const std::vector<Taking>& all);
   void check_capture(const std::vector<Taking>& all) const;
   void step_on_device(const std::vector<Taking>& all, const ClippedStep& request, bool clips);
   void collect(OnDevice& at, const std::vector<Taking>& all, double grad_scale, bool numbers_only);
@@ -145,11 +164,42 @@ class Optimizer {
   std::map<int, std::unique_ptr<OnDevice>> on_device_;  // by its index
   StepOutcome last_;
   std::map<const void*, std::string> names_;
+  std::vector<double> initial_lr_;  // by group; NaN, and none: nobody has asked
   double average_decay_ = 0;
 };
 
-/// Groups with typed options. Options has `std::map<std::string, double*> by_name()` and `void check(const char*)
-/// const`.
+/// A number among the options of a group, which must be in [low, high).
+struct OptionRange {
+  const char* name;
+  double* value;
+  double low = 0, high = INFINITY;
+};
+inline constexpr double unchecked = -INFINITY;  ///< low of what is not checked
+
+/// Error for the first that is out of its range.
+void check_ranges(const char* op, const std::vector<OptionRange>& table);
+template <class Options> void check_options(const char* op, Options o) {
+  check_ranges(op, o.table());
+  if constexpr (requires { o.check(op); }) o.check(op);
+}
+/// Where they are.
+std::map<std::string, double*> by_name(const std::vector<OptionRange>& table);
+
+/// Lion's options, or Adam's, and `more`.
+template <class Options> std::vector<OptionRange> lion_table(Options& o, const std::vector<OptionRange>& more = {}) {
+  std::vector<OptionRange> all{
+      {"lr", &o.lr}, {"beta1", &o.beta1, 0, 1}, {"beta2", &o.beta2, 0, 1}, {"weight_decay", &o.weight_decay}};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+template <class Options> std::vector<OptionRange> adam_table(Options& o, std::vector<OptionRange> more = {}) {
+  more.insert(more.begin(), {"eps", &o.eps});
+  return lion_table(o, more);
+}
+
+/// Groups with typed options. Options has `std::vector<OptionRange> table()`, and `void check(const char*) const` where
+/// they must go together, too.
 template <class Options, class Base = Optimizer> class OptimizerOf : public Base {
  public:
   struct Group {
@@ -158,16 +208,15 @@ template <class Options, class Base = Optimizer> class OptimizerOf : public Base
   };
   /// Adds parameters with options of their own.
   void add_group(std::vector<Variable> parameters, const Options& options) {
-    options.check(this->name());
-    this->add_group_of(std::move(parameters));
-    options_.push_back(options);
+    add_groups({{std::move(parameters), options}});
   }
   /// Several at once, of which some may be empty: a stage of a pipeline then has the groups of the whole model.
   void add_groups(const std::vector<Group>& groups) {
+    LOCKSTEP_CHECK(!groups.empty(), "[", this->name(), "] expected at least one group of parameters, got none");
     bool any = false;
     for (const Group& g : groups) any |= !g.parameters.empty();
     for (const Group& g : groups) {
-      g.options.check(this->name());
+      check_options(this->name(), g.options);
       this->add_group_of(g.parameters, any);
       options_.push_back(g.options);
     }
@@ -176,7 +225,7 @@ template <class Options, class Base = Optimizer> class OptimizerOf : public Base
 
  protected:
   using Base::Base;
-  std::map<std::string, double*> options(int group) override { return options_[group].by_name(); }
+  std::map<std::string, double*> options(int group) override { return by_name(options_[group].table()); }
   std::vector<Options> options_;
 };
 

@@ -6,52 +6,36 @@
 
 namespace lockstep::optim {
 
-std::map<std::string, double*> SGDOptions::by_name() {
-  return {{"lr", &lr}, {"momentum", &momentum}, {"dampening", &dampening}, {"weight_decay", &weight_decay}};
+std::vector<OptionRange> SGDOptions::table() {
+  return {{"lr", &lr}, {"momentum", &momentum}, {"dampening", &dampening, unchecked}, {"weight_decay", &weight_decay}};
 }
-void SGDOptions::check(const char* op) const {
-  check_range(op, "lr", lr, 0);
-  check_range(op, "momentum", momentum, 0);
-  check_range(op, "weight_decay", weight_decay, 0);
-  check_nesterov(op, *this);
-}
+void SGDOptions::check(const char* op) const { check_nesterov(op, *this); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(SGD);
 void SGD::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   sgd_update(options_[group], p, grad, state, low, grad_scale);
 }
 
-std::map<std::string, double*> AdamOptions::by_name() { return adam_names(*this); }
-void AdamOptions::check(const char* op) const { check_adam(op, *this); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adam);
 void Adam::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   adam_update(options_[group], false, p, grad, state, low, grad_scale, state.step);
 }
 
-std::map<std::string, double*> AdamWOptions::by_name() { return adam_names(*this); }
-void AdamWOptions::check(const char* op) const { check_adam(op, *this); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(AdamW);
 void AdamW::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   adam_update(options_[group], true, p, grad, state, low, grad_scale, state.step);
 }
 
-std::map<std::string, double*> AdagradOptions::by_name() {
+std::vector<OptionRange> AdagradOptions::table() {
   return {{"lr", &lr},
           {"lr_decay", &lr_decay},
           {"weight_decay", &weight_decay},
           {"initial_accumulator", &initial_accumulator},
           {"eps", &eps}};
 }
-void AdagradOptions::check(const char* op) const {
-  check_range(op, "lr", lr, 0);
-  check_range(op, "lr_decay", lr_decay, 0);
-  check_range(op, "weight_decay", weight_decay, 0);
-  check_range(op, "initial_accumulator", initial_accumulator, 0);
-  check_range(op, "eps", eps, 0);
-}
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adagrad);
 void Adagrad::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   const AdagradOptions& o = options_[group];
-  const bool first = state.tensors.count("sum") == 0;
+  const bool first = state.is_new("sum");
   Tensor& sum = state.zeros("sum", p);
   if (first && o.initial_accumulator != 0) sum.fill_(o.initial_accumulator);
   LOCKSTEP_KERNEL(p.device(), adagrad)
@@ -65,15 +49,8 @@ void Adagrad::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
     .lr_decay = o.lr_decay});
 }
 
-std::map<std::string, double*> RMSpropOptions::by_name() {
+std::vector<OptionRange> RMSpropOptions::table() {
   return {{"lr", &lr}, {"alpha", &alpha}, {"eps", &eps}, {"weight_decay", &weight_decay}, {"momentum", &momentum}};
-}
-void RMSpropOptions::check(const char* op) const {
-  check_range(op, "lr", lr, 0);
-  check_range(op, "alpha", alpha, 0);
-  check_range(op, "eps", eps, 0);
-  check_range(op, "weight_decay", weight_decay, 0);
-  check_range(op, "momentum", momentum, 0);
 }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(RMSprop);
 void RMSprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
@@ -94,8 +71,6 @@ void RMSprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
     .grad_scale = grad_scale});
 }
 
-std::map<std::string, double*> LionOptions::by_name() { return lion_names(*this); }
-void LionOptions::check(const char* op) const { check_lion(op, *this); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Lion);
 void Lion::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   lion_update(options_[group], p, grad, state, low, grad_scale);

@@ -16,24 +16,6 @@ namespace lockstep::optim {
   }                                                                               \
   Class::Class(const std::vector<Group>& groups) { add_groups(groups); }
 
-/// Checks that name's `value` is in [low, high).
-inline void check_range(const char* op, const char* option, double value, double low, double high = INFINITY) {
-  LOCKSTEP_CHECK(value >= low && value < high, "[", op, "] expected ", option, " in [", low, ", ", high, "), got ",
-                 value);
-}
-
-template <class Options> void check_adam(const char* op, const Options& o) {
-  check_range(op, "lr", o.lr, 0);
-  check_range(op, "beta1", o.beta1, 0, 1);
-  check_range(op, "beta2", o.beta2, 0, 1);
-  check_range(op, "eps", o.eps, 0);
-  check_range(op, "weight_decay", o.weight_decay, 0);
-}
-
-template <class Options> std::map<std::string, double*> adam_names(Options& o) {
-  return {{"lr", &o.lr}, {"beta1", &o.beta1}, {"beta2", &o.beta2}, {"eps", &o.eps}, {"weight_decay", &o.weight_decay}};
-}
-
 inline double bias_correction(bool wanted, double beta, int64_t step) {
   return wanted ? 1 - std::pow(beta, double(step)) : 1;
 }
@@ -78,17 +60,6 @@ inline void round_into(Tensor& low, const Tensor& p) {
   if (low.defined()) low.copy_(p);
 }
 
-template <class Options> std::map<std::string, double*> lion_names(Options& o) {
-  return {{"lr", &o.lr}, {"beta1", &o.beta1}, {"beta2", &o.beta2}, {"weight_decay", &o.weight_decay}};
-}
-
-template <class Options> void check_lion(const char* op, const Options& o) {
-  check_range(op, "lr", o.lr, 0);
-  check_range(op, "beta1", o.beta1, 0, 1);
-  check_range(op, "beta2", o.beta2, 0, 1);
-  check_range(op, "weight_decay", o.weight_decay, 0);
-}
-
 template <class Options> LionArgs lion_args(const Options& o, double grad_scale) {
   return {.lr = o.lr,
           .beta1 = o.beta1,
@@ -107,14 +78,13 @@ void lion_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState
 template <class Options>
 void sgd_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
                 double grad_scale) {
-  SgdArgs args{
-      .lr = o.lr,
-      .momentum = o.momentum,
-      .dampening = o.dampening,
-      .weight_decay = o.weight_decay,
-      .nesterov = o.nesterov,
-      .first = state.tensors.count("momentum_buffer") == 0 || state.step == 1,  // the latter was skipped before
-      .grad_scale = grad_scale};
+  SgdArgs args{.lr = o.lr,
+               .momentum = o.momentum,
+               .dampening = o.dampening,
+               .weight_decay = o.weight_decay,
+               .nesterov = o.nesterov,
+               .first = state.is_new("momentum_buffer"),
+               .grad_scale = grad_scale};
   if constexpr (requires { o.maximize; }) args.maximize = o.maximize;
   Tensor momentum;
   if (o.momentum != 0) momentum = state.zeros("momentum_buffer", p);

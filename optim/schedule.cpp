@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "autograd/agreed.h"
 #include "tensor/check.h"
 
 namespace lockstep::optim {
@@ -35,35 +36,60 @@ int64_t deepspeed_step(int64_t t) { return std::max<int64_t>(t - 1, 0); }
 
 }  // namespace
 
-Schedule::Schedule(Optimizer& optimizer) : optimizer_(optimizer) {
-  for (int g = 0; g < optimizer.group_count(); ++g) base_.push_back(optimizer.lr(g));
+double PerGroup::operator[](int group) const {
+  LOCKSTEP_CHECK(values_.size() == 1 || size_t(group) < values_.size(),
+                 "[schedule] expected a value for each group, got ", values_.size(), " values, and none for group ",
+                 group, "; add groups before the schedule is made, or give it one value for all");
+  return values_.size() == 1 ? values_[0] : values_[size_t(group)];
 }
-void Schedule::step() { enter(step_ + 1); }
+
+Schedule::Schedule(Optimizer& optimizer, std::optional<PerGroup> floor)
+    : optimizer_(optimizer), floor_(std::move(floor)) {
+  for (int g = 0; g < optimizer.group_count(); ++g) base_.push_back(optimizer.initial_lr(g));
+}
+void Schedule::step() {
+  from_ = step_++;
+  apply();
+}
 void Schedule::step(double) { step(); }
 void Schedule::enter(int64_t t) {
+  from_.reset();
   step_ = t;
   apply();
 }
 void Schedule::apply() {
-  for (int g = 0; g < optimizer_.group_count(); ++g) optimizer_.set(g, "lr", value(g, step_));
+  for (int g = 0; g < optimizer_.group_count(); ++g) {
+    double rate = value(g, step_);
+    if (floor_ && from_) {
+      const double now = optimizer_.lr(g), before = *from_ < 0 ? base(g) : value(g, *from_), floor = (*floor_)[g];
+      if (now != before && before != floor) rate = floor + (now - floor) * ((rate - floor) / (before - floor));
+    }
+    optimizer_.set(g, "lr", rate);
+    if (!momentum_.empty()) optimizer_.set(g, momentum_, momentum(g, step_));
+  }
 }
 std::map<std::string, double> Schedule::state() const {
   std::map<std::string, double> state{{"step", double(step_)}};
-  for (size_t g = 0; g < base_.size(); ++g) state["base." + std::to_string(g)] = base_[g];
+  for (int g = 0; g < optimizer_.group_count(); ++g) {
+    state["base." + std::to_string(g)] = base(g);
+    if (optimizer_.lr(g) != value(g, step_)) state["lr." + std::to_string(g)] = optimizer_.lr(g);
+  }
   return state;
 }
 void Schedule::load_state(const std::map<std::string, double>& state) {
   LOCKSTEP_CHECK(state.count("step"), "[schedule] the saved state has no 'step'");
   std::vector<double> base;
-  for (size_t g = 0; g < base_.size(); ++g) {
+  for (int g = 0; g < optimizer_.group_count(); ++g) {
     const auto found = state.find("base." + std::to_string(g));
-    LOCKSTEP_CHECK(found != state.end(), "[schedule] expected a saved base rate for each of ", base_.size(),
+    LOCKSTEP_CHECK(found != state.end(), "[schedule] expected a saved base rate for each of ", optimizer_.group_count(),
                    " groups, group ", g, " has none");
     base.push_back(found->second);
   }
   base_ = base;
-  step_ = int64_t(state.at("step"));
-  apply();
+  enter(int64_t(state.at("step")));
+  for (int g = 0; g < optimizer_.group_count(); ++g)  // others had a hand in some rates
+    if (const auto rate = state.find("lr." + std::to_string(g)); rate != state.end())
+      optimizer_.set(g, "lr", rate->second);
 }
 void Schedule::check_groups(const char* name, const char* option, const PerGroup& values) const {
   LOCKSTEP_CHECK(values.count() == 1 || values.count() == optimizer_.group_count(), "[", name, "] expected one ",
@@ -82,31 +108,32 @@ LambdaLR::LambdaLR(Optimizer& optimizer, std::function<double(int64_t)> factor)
     : Schedule(optimizer), factor_(std::move(factor)) {
   apply();
 }
-double LambdaLR::value(int g, int64_t t) const { return base_[g] * factor_(t); }
+double LambdaLR::value(int g, int64_t t) const { return base(g) * factor_(t); }
 
-StepLR::StepLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) {
+StepLR::StepLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(options) {
   check_positive("StepLR", "step_size", double(o_.step_size));
   apply();
 }
-double StepLR::value(int g, int64_t t) const { return base_[g] * std::pow(o_.gamma, double(t / o_.step_size)); }
+double StepLR::value(int g, int64_t t) const { return base(g) * std::pow(o_.gamma, double(t / o_.step_size)); }
 
-MultiStepLR::MultiStepLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
+MultiStepLR::MultiStepLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(std::move(options)) {
   apply();
 }
 double MultiStepLR::value(int g, int64_t t) const {
-  return base_[g] * std::pow(o_.gamma, double(std::count_if(o_.milestones.begin(), o_.milestones.end(),
-                                                            [t](int64_t m) { return m <= t; })));
+  return base(g) * std::pow(o_.gamma, double(std::count_if(o_.milestones.begin(), o_.milestones.end(),
+                                                           [t](int64_t m) { return m <= t; })));
 }
 
-ExponentialLR::ExponentialLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) { apply(); }
-double ExponentialLR::value(int g, int64_t t) const { return base_[g] * std::pow(o_.gamma, double(t)); }
+ExponentialLR::ExponentialLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(options) { apply(); }
+double ExponentialLR::value(int g, int64_t t) const { return base(g) * std::pow(o_.gamma, double(t)); }
 
-CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) {
+CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, Options options)
+    : Schedule(optimizer, options.eta_min), o_(options) {
   check_positive("CosineAnnealingLR", "T_max", double(o_.T_max));
   apply();
 }
 double CosineAnnealingLR::value(int g, int64_t t) const {
-  return o_.eta_min + (base_[g] - o_.eta_min) * (1 + std::cos(pi * double(t) / double(o_.T_max))) / 2;
+  return o_.eta_min + (base(g) - o_.eta_min) * (1 + std::cos(pi * double(t) / double(o_.T_max))) / 2;
 }
 
 CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(Optimizer& optimizer, Options options)
@@ -120,10 +147,10 @@ double CosineAnnealingWarmRestarts::value(int g, int64_t t) const {
   if (o_.T_mult == 1) inside %= period;
   else
     for (; inside >= period; period *= o_.T_mult) inside -= period;
-  return o_.eta_min + (base_[g] - o_.eta_min) * (1 + std::cos(pi * double(inside) / double(period))) / 2;
+  return o_.eta_min + (base(g) - o_.eta_min) * (1 + std::cos(pi * double(inside) / double(period))) / 2;
 }
 
-LinearLR::LinearLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) {
+LinearLR::LinearLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(options) {
   LOCKSTEP_CHECK(o_.start_factor > 0 && o_.start_factor <= 1, "[LinearLR] expected start_factor in (0, 1], got ",
                  o_.start_factor);
   LOCKSTEP_CHECK(o_.end_factor >= 0 && o_.end_factor <= 1, "[LinearLR] expected end_factor in [0, 1], got ",
@@ -132,22 +159,22 @@ LinearLR::LinearLR(Optimizer& optimizer, Options options) : Schedule(optimizer),
   apply();
 }
 double LinearLR::value(int g, int64_t t) const {
-  return base_[g] * (o_.start_factor +
-                     (o_.end_factor - o_.start_factor) * double(std::min(t, o_.total_iters)) / double(o_.total_iters));
+  return base(g) * (o_.start_factor +
+                    (o_.end_factor - o_.start_factor) * double(std::min(t, o_.total_iters)) / double(o_.total_iters));
 }
 
-ConstantLR::ConstantLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) {
+ConstantLR::ConstantLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(options) {
   LOCKSTEP_CHECK(o_.factor >= 0 && o_.factor <= 1, "[ConstantLR] expected factor in [0, 1], got ", o_.factor);
   apply();
 }
-double ConstantLR::value(int g, int64_t t) const { return t < o_.total_iters ? base_[g] * o_.factor : base_[g]; }
+double ConstantLR::value(int g, int64_t t) const { return t < o_.total_iters ? base(g) * o_.factor : base(g); }
 
-PolynomialLR::PolynomialLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(options) {
+PolynomialLR::PolynomialLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(options) {
   check_positive("PolynomialLR", "total_iters", double(o_.total_iters));
   apply();
 }
 double PolynomialLR::value(int g, int64_t t) const {
-  return base_[g] * std::pow(1 - double(std::min(t, o_.total_iters)) / double(o_.total_iters), o_.power);
+  return base(g) * std::pow(1 - double(std::min(t, o_.total_iters)) / double(o_.total_iters), o_.power);
 }
 
 // The rates (0 start, 1 top, 2 bottom) and momenta (0 max, 1 base) that each phase of OneCycleLR goes between.
@@ -159,22 +186,30 @@ OneCycleLR::OneCycleLR(Optimizer& optimizer, Options options) : Schedule(optimiz
   LOCKSTEP_CHECK(o_.anneal_strategy == "cos" || o_.anneal_strategy == "linear",
                  "[OneCycleLR] expected anneal_strategy 'cos' or 'linear', got '", o_.anneal_strategy, "'");
   if (o_.cycle_momentum) momentum_ = momentum_option("OneCycleLR", optimizer);
-  const double up = o_.pct_start * double(o_.total_steps) - 1, last = double(o_.total_steps) - 1;
-  if (o_.three_phase)
-    phases_ = {{up, 0, 1, 0, 1}, {2 * o_.pct_start * double(o_.total_steps) - 2, 1, 0, 1, 0}, {last, 0, 2, 0, 0}};
+  const volatile double steps_up = o_.pct_start * double(o_.total_steps);  // rounded, and one less then: never fused
+  const double up = steps_up - 1, last = double(o_.total_steps) - 1;
+  if (o_.three_phase) phases_ = {{up, 0, 1, 0, 1}, {2 * steps_up - 2, 1, 0, 1, 0}, {last, 0, 2, 0, 0}};
   else phases_ = {{up, 0, 1, 0, 1}, {last, 1, 2, 1, 0}};
+  for (size_t i = 0; i < phases_.size(); ++i) {
+    const double begin = i ? phases_[i - 1].end : 0;
+    LOCKSTEP_CHECK(begin != phases_[i].end || (i > 0 && begin == last),
+                   "[OneCycleLR] expected phases of some steps, got ", "none in phase ", i + 1, " of ", phases_.size(),
+                   " with total_steps ", o_.total_steps, " and pct_start ", o_.pct_start,
+                   "; take more steps or another pct_start");
+  }
   apply();
 }
 void OneCycleLR::step() {
-  LOCKSTEP_CHECK(step_ + 1 < o_.total_steps, "[OneCycleLR] expected at most ", o_.total_steps - 1,
-                 " steps (total_steps ", o_.total_steps, "), got one more");
+  LOCKSTEP_CHECK(step_ < o_.total_steps, "[OneCycleLR] expected at most ", o_.total_steps,
+                 " calls of step() (total_steps), got one more");
   Schedule::step();
 }
-double OneCycleLR::anneal(int64_t t, bool momentum, int g) const {
+double OneCycleLR::anneal(int64_t t, bool of_momentum, int g) const {
   const double start_lr = o_.max_lr[g] / o_.div_factor;
   const double rates[] = {start_lr, o_.max_lr[g], start_lr / o_.final_div_factor},
                momenta[] = {o_.max_momentum, o_.base_momentum};
   double begin = 0;
+  t = std::min(t, o_.total_steps - 1);  // nobody steps after the last call
   for (size_t i = 0;; ++i) {
     const Phase& p = phases_[i];
     if (double(t) > p.end && i + 1 < phases_.size()) {
@@ -182,18 +217,14 @@ double OneCycleLR::anneal(int64_t t, bool momentum, int g) const {
       continue;
     }
     const double part = (double(t) - begin) / (p.end - begin);
-    const double from = momentum ? momenta[p.from_momentum] : rates[p.from_lr],
-                 to = momentum ? momenta[p.to_momentum] : rates[p.to_lr];
+    const double from = of_momentum ? momenta[p.from_momentum] : rates[p.from_lr],
+                 to = of_momentum ? momenta[p.to_momentum] : rates[p.to_lr];
     return o_.anneal_strategy == "linear" ? from + (to - from) * part
                                           : to + (from - to) / 2 * (1 + std::cos(pi * part));
   }
 }
 double OneCycleLR::value(int g, int64_t t) const { return anneal(t, false, g); }
-void OneCycleLR::apply() {
-  Schedule::apply();
-  if (o_.cycle_momentum)
-    for (int g = 0; g < optimizer_.group_count(); ++g) optimizer_.set(g, momentum_, anneal(step_, true, g));
-}
+double OneCycleLR::momentum(int g, int64_t t) const { return anneal(t, true, g); }
 
 CyclicLR::CyclicLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
   for (const auto& [option, values] :
@@ -214,11 +245,8 @@ double CyclicLR::height(int64_t t) const {
   return part * (o_.mode == "triangular2" ? std::pow(0.5, double(t / total)) : std::pow(o_.gamma, double(t)));
 }
 double CyclicLR::value(int g, int64_t t) const { return o_.base_lr[g] + (o_.max_lr[g] - o_.base_lr[g]) * height(t); }
-void CyclicLR::apply() {
-  Schedule::apply();
-  if (!o_.cycle_momentum) return;
-  for (int g = 0; g < optimizer_.group_count(); ++g)
-    optimizer_.set(g, momentum_, o_.max_momentum[g] - (o_.max_momentum[g] - o_.base_momentum[g]) * height(step_));
+double CyclicLR::momentum(int g, int64_t t) const {
+  return o_.max_momentum[g] - (o_.max_momentum[g] - o_.base_momentum[g]) * height(t);
 }
 
 ReduceLROnPlateau::ReduceLROnPlateau(Optimizer& optimizer, Options options)
@@ -240,11 +268,10 @@ void ReduceLROnPlateau::step() {
   fail("[ReduceLROnPlateau] expected step(metric), got step(): this schedule needs the metric that it watches");
 }
 void ReduceLROnPlateau::step(double metric) {
+  metric = agreed(optimizer_.parameters(), metric, "metric of ReduceLROnPlateau");
   ++step_;
-  if (is_better(metric)) {
-    best_ = metric;
-    bad_ = 0;
-  } else ++bad_;
+  if (is_better(metric)) best_ = metric, bad_ = 0;
+  else ++bad_;
   if (cooling_ > 0) {
     --cooling_;
     bad_ = 0;
@@ -273,10 +300,6 @@ void ReduceLROnPlateau::load_state(const std::map<std::string, double>& state) {
   best_ = state.at("best");
   bad_ = int64_t(state.at("bad"));
   cooling_ = int64_t(state.at("cooling"));
-  for (int g = 0; g < optimizer_.group_count(); ++g) {
-    const auto found = state.find("lr." + std::to_string(g));
-    if (found != state.end()) optimizer_.set(g, "lr", found->second);
-  }
 }
 
 Warmup parse_warmup(const std::string& name) {
@@ -295,7 +318,7 @@ double WarmupLR::factor(int64_t t) const {
   return t < o_.warmup_num_steps ? warmup(o_.warmup_type, t, o_.warmup_num_steps) : 1;
 }
 double WarmupLR::value(int g, int64_t t) const {
-  const double low = o_.warmup_min_lr[g], high = o_.warmup_max_lr ? (*o_.warmup_max_lr)[g] : base_[g];
+  const double low = o_.warmup_min_lr[g], high = o_.warmup_max_lr ? (*o_.warmup_max_lr)[g] : base(g);
   return low + (high - low) * factor(deepspeed_step(t));
 }
 
@@ -321,9 +344,9 @@ WarmupCosineLR::WarmupCosineLR(Optimizer& optimizer, Options options) : Schedule
 double WarmupCosineLR::value(int g, int64_t step) const {
   if (step == 0) return 0;  // whatever warmup_min_ratio says, as DeepSpeed
   const int64_t t = deepspeed_step(step), n = o_.warmup_num_steps;
-  if (t < n) return base_[g] * (o_.warmup_min_ratio + (1 - o_.warmup_min_ratio) * warmup(o_.warmup_type, t, n));
+  if (t < n) return base(g) * (o_.warmup_min_ratio + (1 - o_.warmup_min_ratio) * warmup(o_.warmup_type, t, n));
   const double progress = std::min(1.0, double(t - n + 1) / std::max(1.0, double(o_.total_num_steps - n)));
-  return base_[g] * std::max(0.0, o_.cos_min_ratio + (1 - o_.cos_min_ratio) * (1 + std::cos(pi * progress)) / 2);
+  return base(g) * std::max(0.0, o_.cos_min_ratio + (1 - o_.cos_min_ratio) * (1 + std::cos(pi * progress)) / 2);
 }
 
 LRRangeTest::LRRangeTest(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
@@ -360,13 +383,9 @@ double OneCycle::value(int g, int64_t t) const {
   const double low = o_.cycle_min_lr[g], high = o_.cycle_max_lr[g];
   return t <= total_ ? low + (high - low) * triangle(t) : low / decay(t, o_.decay_lr_rate);
 }
-void OneCycle::apply() {
-  Schedule::apply();
-  if (!o_.cycle_momentum) return;
+double OneCycle::momentum(int, int64_t t) const {
   const double low = o_.cycle_min_mom, high = o_.cycle_max_mom;
-  const double momentum =
-      step_ <= total_ ? high - (high - low) * triangle(step_) : high * decay(step_, o_.decay_mom_rate);
-  for (int g = 0; g < optimizer_.group_count(); ++g) optimizer_.set(g, momentum_, momentum);
+  return t <= total_ ? high - (high - low) * triangle(t) : high * decay(t, o_.decay_mom_rate);
 }
 
 }  // namespace lockstep::optim

@@ -1,6 +1,10 @@
 #pragma once
 // Learning-rate schedules: PyTorch's and DeepSpeed's, by their names and with their options. A schedule sets the
 // optimizer's "lr" at construction (step 0) and at every step(); call step() once after each optimizer step.
+//
+// Rates are formulas of the step and of the base, Optimizer::initial_lr(). Where somebody else has set the rate
+// (another schedule, or set_lr()), it is multiplied by the formula's change since the step before, as PyTorch's
+// recursion does.
 #include <functional>
 #include <map>
 #include <optional>
@@ -16,7 +20,7 @@ class PerGroup {
  public:
   PerGroup(double value = 0) : values_{value} {}                        // NOLINT: implicit on purpose
   PerGroup(std::vector<double> values) : values_(std::move(values)) {}  // NOLINT
-  double operator[](int group) const { return values_.size() == 1 ? values_[0] : values_[group]; }
+  double operator[](int group) const;                                   ///< Error for a group without one
   int count() const { return int(values_.size()); }
 
  private:
@@ -25,32 +29,41 @@ class PerGroup {
 
 class Schedule {
  public:
-  explicit Schedule(Optimizer& optimizer);
+  /// floor: what is above it is the base's times a factor; none: rates are set whatever they were before.
+  explicit Schedule(Optimizer& optimizer, std::optional<PerGroup> floor = {});
   virtual ~Schedule() = default;
 
   /// Enters the next step. ReduceLROnPlateau needs the metric, the others take none.
   virtual void step();
   virtual void step(double metric);
-  /// Sets the rates (and the momentum) of step t, and goes on from there.
+  /// Sets the rates (and the momentum) of step t, as if nobody else had, and goes on from there.
   void enter(int64_t t);
   /// The rate of a group at step t.
   double at(int group, int64_t t) const { return value(group, t); }
   int64_t last_step() const { return step_; }
   double lr(int group = 0) const { return optimizer_.lr(group); }
-  /// Everything needed to go on: counters and base rates by name. The rates of the step are set again on loading.
+  /// Everything needed to go on by name: counters, base rates, and the rates of now where somebody else has set them.
   virtual std::map<std::string, double> state() const;
   virtual void load_state(const std::map<std::string, double>& state);
 
  protected:
-  /// The rate of `group` at step t; called for every group by apply().
-  virtual double value(int group, int64_t t) const = 0;
-  /// Sets the rates of step_; overridden where momentum follows too.
+  /// Sets the rates of step_, and the momenta where they follow too.
   virtual void apply();
+  /// What the group's rate counts from, also when it was added later.
+  double base(int g) const { return g < int(base_.size()) ? base_[size_t(g)] : optimizer_.initial_lr(g); }
   void check_groups(const char* name, const char* option, const PerGroup& values) const;
 
   Optimizer& optimizer_;
-  std::vector<double> base_;  // the rates that the optimizer had at construction
   int64_t step_ = 0;
+  std::optional<int64_t> from_ = -1;  // the step before, whose rates are there; -1: the base's; none: enter()
+  std::string momentum_;              // the option that follows, if any
+
+ private:
+  /// The rate of `group` at step t, and momentum_'s value.
+  virtual double value(int group, int64_t t) const = 0;
+  virtual double momentum(int, int64_t) const { return 0; }
+  std::vector<double> base_;  // of the groups at construction
+  std::optional<PerGroup> floor_;
 };
 
 // --- PyTorch ---
@@ -60,10 +73,8 @@ class LambdaLR : public Schedule {
  public:
   LambdaLR(Optimizer& optimizer, std::function<double(int64_t t)> factor);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   std::function<double(int64_t)> factor_;
 };
 
@@ -79,10 +90,8 @@ class StepLR : public Schedule {
   };
   StepLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -95,10 +104,8 @@ class MultiStepLR : public Schedule {
   };
   MultiStepLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -110,10 +117,8 @@ class ExponentialLR : public Schedule {
   };
   ExponentialLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -126,10 +131,8 @@ class CosineAnnealingLR : public Schedule {
   };
   CosineAnnealingLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -142,10 +145,8 @@ class CosineAnnealingWarmRestarts : public Schedule {
   };
   CosineAnnealingWarmRestarts(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -158,10 +159,8 @@ class LinearLR : public Schedule {
   };
   LinearLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -174,10 +173,8 @@ class ConstantLR : public Schedule {
   };
   ConstantLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -190,10 +187,8 @@ class PolynomialLR : public Schedule {
   };
   PolynomialLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -210,21 +205,18 @@ class OneCycleLR : public Schedule {
     bool three_phase = false;
   };
   OneCycleLR(Optimizer& optimizer, Options options);
-  void step() override;
-
- protected:
-  double value(int group, int64_t t) const override;
-  void apply() override;
+  void step() override;  ///< Error beyond total_steps calls; the last leaves the rate as it is
 
  private:
+  double value(int group, int64_t t) const override;
+  double momentum(int group, int64_t t) const override;
   struct Phase {
     double end;
     int from_lr, to_lr, from_momentum, to_momentum;
   };
-  double anneal(int64_t t, bool momentum, int group) const;
+  double anneal(int64_t t, bool of_momentum, int group) const;
   Options o_;
   std::vector<Phase> phases_;
-  std::string momentum_;
 };
 
 /// PyTorch's CyclicLR (Smith, 2017): triangles between base_lr and max_lr; momentum goes the other way. mode: all of
@@ -242,17 +234,15 @@ class CyclicLR : public Schedule {
   };
   CyclicLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-  void apply() override;
-
  private:
+  double value(int group, int64_t t) const override;
+  double momentum(int group, int64_t t) const override;
   double height(int64_t t) const;  ///< 0 at base_lr, 1 at max_lr
   Options o_;
-  std::string momentum_;
 };
 
-/// Cuts the rate by `factor` when the metric has not improved for `patience` steps.
+/// Cuts the rate by `factor` when the metric has not improved for `patience` steps. Under DistributedDataParallel or
+/// ZeRO all ranks call step(metric), and the mean over them counts.
 class ReduceLROnPlateau : public Schedule {
  public:
   struct Options {
@@ -271,10 +261,8 @@ class ReduceLROnPlateau : public Schedule {
   std::map<std::string, double> state() const override;
   void load_state(const std::map<std::string, double>& state) override;
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   bool is_better(double metric) const;
   Options o_;
   double best_;
@@ -335,10 +323,8 @@ class WarmupCosineLR : public Schedule {
   };
   WarmupCosineLR(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -353,10 +339,8 @@ class LRRangeTest : public Schedule {
   };
   LRRangeTest(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-
  private:
+  double value(int group, int64_t t) const override;
   Options o_;
 };
 
@@ -374,16 +358,13 @@ class OneCycle : public Schedule {
   };
   OneCycle(Optimizer& optimizer, Options options);
 
- protected:
-  double value(int group, int64_t t) const override;
-  void apply() override;
-
  private:
+  double value(int group, int64_t t) const override;
+  double momentum(int group, int64_t t) const override;
   double triangle(int64_t t) const;
   double decay(int64_t t, double rate) const;
   Options o_;
   int64_t first_, total_;
-  std::string momentum_;
 };
 
 }  // namespace lockstep::optim

@@ -2,15 +2,22 @@
 
 #include <algorithm>
 
+#include "tensor/at_end.h"
 #include "tensor/check.h"
 
 namespace lockstep::optim {
 
-ScheduleList::ScheduleList(const char* name, Optimizer& optimizer, const std::vector<MakeSchedule>& schedules)
-    : Schedule(optimizer) {
+ScheduleList::ScheduleList(const char* name, Optimizer& optimizer, const std::vector<MakeSchedule>& schedules,
+                           std::optional<PerGroup> floor)
+    : Schedule(optimizer, std::move(floor)) {
   LOCKSTEP_CHECK(!schedules.empty(), "[", name, "] expected at least one schedule, got an empty list");
+  std::vector<double> now;
+  for (int g = 0; g < optimizer.group_count(); ++g) now.push_back(optimizer.lr(g));
+  const AtEnd restores([&] {
+    for (int g = 0; g < optimizer.group_count(); ++g) optimizer.set(g, "lr", now[size_t(g)]);
+  });
   for (const MakeSchedule& make : schedules) {
-    for (int g = 0; g < optimizer.group_count(); ++g) optimizer.set(g, "lr", base_[size_t(g)]);
+    for (int g = 0; g < optimizer.group_count(); ++g) optimizer.set(g, "lr", base(g));
     parts_.push_back(make(optimizer));
     LOCKSTEP_CHECK(!dynamic_cast<ReduceLROnPlateau*>(parts_.back().get()), "[", name,
                    "] expected schedules that follow the step, got ReduceLROnPlateau, which follows a metric; use it "
@@ -23,7 +30,7 @@ void ScheduleList::load_state(const std::map<std::string, double>& state) {
 }
 
 ChainedScheduler::ChainedScheduler(Optimizer& optimizer, const std::vector<MakeSchedule>& schedules)
-    : ScheduleList("ChainedScheduler", optimizer, schedules) {
+    : ScheduleList("ChainedScheduler", optimizer, schedules, 0.0) {
   for (const auto& part : parts_)
     LOCKSTEP_CHECK(!dynamic_cast<OneCycleLR*>(part.get()) && !dynamic_cast<CyclicLR*>(part.get()) &&
                        !dynamic_cast<OneCycle*>(part.get()),
@@ -32,7 +39,7 @@ ChainedScheduler::ChainedScheduler(Optimizer& optimizer, const std::vector<MakeS
   apply();
 }
 double ChainedScheduler::value(int g, int64_t t) const {
-  const double base = base_[size_t(g)];
+  const double base = this->base(g);
   double rate = base;
   for (const auto& part : parts_) rate *= base == 0 ? 0 : part->at(g, t) / base;
   return rate;
@@ -58,7 +65,8 @@ double SequentialLR::value(int g, int64_t t) const {
 }
 void SequentialLR::apply() {
   const auto [part, inside] = place(step_);
-  parts_[part]->enter(inside);
+  if (from_ && inside > 0) parts_[part]->step();
+  else parts_[part]->enter(inside);
 }
 
 }  // namespace lockstep::optim

@@ -18,7 +18,8 @@ template <class Class> MakeSchedule scheduled(typename Class::Options options) {
 /// Several schedules that start from the same rates. Error for an empty list, and for one that follows a metric.
 class ScheduleList : public Schedule {
  public:
-  ScheduleList(const char* name, Optimizer& optimizer, const std::vector<MakeSchedule>& schedules);
+  ScheduleList(const char* name, Optimizer& optimizer, const std::vector<MakeSchedule>& schedules,
+               std::optional<PerGroup> floor = {});
   void load_state(const std::map<std::string, double>& state) override;
 
  protected:
@@ -30,7 +31,7 @@ class ChainedScheduler : public ScheduleList {
  public:
   ChainedScheduler(Optimizer& optimizer, const std::vector<MakeSchedule>& schedules);
 
- protected:
+ private:
   double value(int group, int64_t t) const override;
 };
 
@@ -40,11 +41,9 @@ class SequentialLR : public ScheduleList {
   /// Error unless milestones rise, one fewer than schedules.
   SequentialLR(Optimizer& optimizer, const std::vector<MakeSchedule>& schedules, std::vector<int64_t> milestones);
 
- protected:
+ private:
   double value(int group, int64_t t) const override;
   void apply() override;
-
- private:
   /// The schedule of step t, and the step that it then is at.
   std::pair<size_t, int64_t> place(int64_t t) const;
   std::vector<int64_t> milestones_;

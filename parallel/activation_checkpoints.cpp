@@ -64,7 +64,7 @@ struct ActivationCheckpoints::State {
   std::mutex mutex;
   std::map<size_t, std::shared_ptr<Buffer>> buffers;  // by number of the input
   std::vector<Times> times;
-  std::vector<nn::Module*> wrapped;
+  std::vector<nn::Module::Calls> wrapped;
 
   int ranks() const { return o.partition_activations && o.group ? o.group->size() : 1; }
   std::shared_ptr<Buffer> buffer(size_t i) {
@@ -206,14 +206,14 @@ std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) 
       all.resize(results);
       return all;
     });
-    state_->wrapped.push_back(block);
+    state_->wrapped.push_back(block->calls());
     names.push_back(name);
   }
   return names;
 }
 
 void ActivationCheckpoints::unwrap_blocks() {
-  for (nn::Module* block : std::exchange(state_->wrapped, {})) block->wrap_call({});
+  for (const nn::Module::Calls& block : std::exchange(state_->wrapped, {})) block.unwrap();
 }
 
 std::vector<ActivationCheckpoints::Times> ActivationCheckpoints::times() const {

@@ -49,7 +49,7 @@ class ActivationCheckpoints {
   /// `module`, or without one the layers of the outermost Sequential. Gives back their names; Error when there are
   /// none. The model must not move.
   std::vector<std::string> wrap_blocks(nn::Module& module);
-  /// Takes all of that back. The models must still be there.
+  /// Takes all of that back, where the models are still there.
   void unwrap_blocks();
 
   /// Options that change nothing here, and why.

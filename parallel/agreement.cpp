@@ -8,6 +8,7 @@
 #include "dist/texts.h"
 #include "nn/build_empty.h"
 #include "tensor/ops.h"
+#include "tensor/suggest.h"
 
 namespace lockstep::parallel {
 
@@ -59,6 +60,24 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
 void fail_everywhere(dist::ProcessGroup& group, const std::string& message) {
   if (group.size() == 1) fail(message);
   throw group.control().report(dist::Fault::rank_failed, group.world_rank(group.rank()), message);
+}
+
+void fail_unfrozen(const char* op, const std::string& name, dist::ProcessGroup* group) {
+  const std::string message = str(
+      "[", op, "] ", name,
+      " requires grad, but it was frozen when the model was wrapped, so no step would train it on all ranks. Wrap "
+      "the model while all that is ever to be trained requires grad, and freeze (requires_grad_(false)) afterwards; "
+      "or wrap it anew");
+  if (!group) fail(message);
+  fail_everywhere(*group, message);
+}
+
+void FrozenSince::agree(const char* op, const std::vector<std::string>& names, dist::ProcessGroup& group) {
+  if (names == last_) return;
+  last_ = names;
+  if (group.size() == 1) return;
+  const std::string all = names.empty() ? "none" : list_names(names, names.size());
+  group.barrier(dist::Seconds{0}, str(op, " frozen: ", all));  // others are elsewhere, or in one of another tag
 }
 
 std::vector<bool> used_by_any(const std::vector<bool>& mine, dist::ProcessGroup& group) {

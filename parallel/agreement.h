@@ -20,6 +20,20 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
 /// Every rank of the group raises this, wherever it waits.
 [[noreturn]] void fail_everywhere(dist::ProcessGroup& group, const std::string& message);
 
+/// The same of a parameter that wants a gradient and was frozen when `op` was made. null: this rank is alone.
+[[noreturn]] void fail_unfrozen(const char* op, const std::string& name, dist::ProcessGroup* group);
+
+/// What was trained when something was made of a model may be frozen and trained again later, by all ranks alike.
+class FrozenSince {
+ public:
+  /// Called by all ranks, in every step, with the names of what is frozen now: ranks that differ all fail, and are told
+  /// these names. Costs nothing while nothing changes.
+  void agree(const char* op, const std::vector<std::string>& names, dist::ProcessGroup& group);
+
+ private:
+  std::vector<std::string> last_;
+};
+
 /// Which of some things any rank of the group used; each says it of the same ones.
 std::vector<bool> used_by_any(const std::vector<bool>& mine, dist::ProcessGroup& group);
 

@@ -146,8 +146,7 @@ std::vector<std::vector<size_t>> plan_buckets(const std::vector<Variable>& param
 GradientAccumulator::GradientAccumulator(const std::vector<Variable>& parameters, dist::ProcessGroup* group)
     : group_(group) {
   std::vector<Variable> trained;
-  for (const Variable& p : parameters)
-    if (p.requires_grad()) trained.push_back(p);
+  for (const Variable& p : parameters) (p.requires_grad() ? trained : frozen_).push_back(p);
   LOCKSTEP_CHECK(!trained.empty(), "[GradientAccumulator] expected parameters that require grad, got none among ",
                  parameters.size());
   constexpr int64_t cap = 25 << 20;  // pieces that caches and the allocator like; the bits do not depend on it
@@ -161,6 +160,8 @@ GradientAccumulator::GradientAccumulator(const std::vector<Variable>& parameters
 }
 
 void GradientAccumulator::add() {
+  for (const Variable& p : frozen_)
+    if (p.requires_grad()) fail_unfrozen("GradientAccumulator", str("a parameter of shape ", p.shape()), group_);
   size_t next = 0;
   for (FlatGradients& bucket : buckets_) {
     for (size_t i = 0; i < bucket.size(); ++i) {

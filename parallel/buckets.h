@@ -94,7 +94,8 @@ class GradientAccumulator {
  public:
   /// Error when no parameter requires grad. group: finish() makes the mean over its ranks, in buckets.
   explicit GradientAccumulator(const std::vector<Variable>& parameters, dist::ProcessGroup* group = nullptr);
-  /// Takes the gradients of a micro-batch. A parameter without one counts as zero.
+  /// Takes the gradients of a micro-batch. A parameter without one counts as zero. Error for one that was frozen when
+  /// this was made.
   void add();
   /// Puts the sum into .grad, where any micro-batch (agree: of any of its ranks) had a gradient. Error before add(),
   /// and in a graph when other parameters had one than in the sum before it.
@@ -106,6 +107,7 @@ class GradientAccumulator {
  private:
   std::vector<FlatGradients> buckets_;
   std::vector<bool> agree_on_used(dist::ProcessGroup* agree);
+  std::vector<Variable> frozen_;
   std::vector<bool> used_;                       // of the parameters in all buckets
   std::vector<bool> used_here_, used_anywhere_;  // in the last sum that was no recording
   dist::ProcessGroup* group_;

@@ -24,7 +24,7 @@ CommHook compress_hook(DType low, const char* name) {
     const Tensor flat = bucket.gradients;
     if (flat.dtype() == low) return mean_of(flat, group, tag_of(name, bucket));
     const MemoryScope scope(Memory::communication);
-    const Tensor sent = mul_scalar(flat, 1. / group.size()).to(low);
+    const Tensor sent = div_scalar(flat, group.size()).to(low);
     return [flat, sent, work = group.all_reduce(sent, {.tag = tag_of(name, bucket), .async = true})]() mutable {
       work.wait();
       flat.copy_(sent);
@@ -42,7 +42,7 @@ void orthonormalise(const Tensor& p) {
       sub_(column, matmul(others, matmul(others.t(), column.contiguous())));
     }
     const double length = norm(column).item();
-    if (length > 1e-6 * before && length > 1e-30) mul_scalar_(column, 1 / length);
+    if (length > 1e-6 * before && length > 1e-30) div_scalar_(column, length);
     else column.zero_();
   }
 }

@@ -29,19 +29,20 @@ Ddp::DistributedDataParallel(nn::Module& module, Options options, dist::ProcessG
           options_.init_sync, ", algorithm ", name_of(options_.algorithm), ", hook ", bool(options_.hook))};
   for (std::string& line : describe_model(module_)) lines.push_back(std::move(line));
   check_agreement("ddp", lines, group_);
-  std::vector<Reducer::Parameter> trained;
+  std::vector<Reducer::Parameter> all;
+  std::vector<size_t> order;
   for (const auto& p : module_.named_parameters()) {
-    if (p.variable.requires_grad()) trained.push_back({.name = p.name, .variable = p.variable});
+    if (p.variable.requires_grad()) order.push_back(all.size());
+    all.push_back({.name = p.name, .variable = p.variable});
   }
-  LOCKSTEP_CHECK(!trained.empty(), "[ddp] expected a module with parameters that require grad, got none in ",
+  LOCKSTEP_CHECK(!order.empty(), "[ddp] expected a module with parameters that require grad, got none in ",
                  module_.kind(), "; a model that is not trained needs no wrapper");
   nn::fill(module_);
   if (options_.init_sync) broadcast_module(module_, group_);
-  std::vector<size_t> order;
-  for (size_t i = trained.size(); i-- > 0;) order.push_back(i);
+  std::reverse(order.begin(), order.end());
   Policy& policy = *this;
   reducer_.emplace(policy, group_, Reducer::Rules{.name = "ddp", .overlap = options_.overlap, .shows = true},
-                   std::move(trained));
+                   std::move(all));
   make_buckets(order);
 }
 
@@ -95,7 +96,7 @@ std::function<void()> Ddp::start(size_t b, const Tensor& flat) {
                                                      .async = true});
     return [=]() mutable {
       dist::Work(work).wait();
-      if (!all) mul_scalar_(flat, 1. / active);
+      if (!all) div_scalar_(flat, active);
     };
   }
   for (size_t i = 0; i < bucket.names.size(); ++i)
@@ -114,6 +115,7 @@ void Ddp::finished() {
   const std::vector<bool> used = agree_on_used();
   for (size_t i = 0; i < used.size(); ++i) {
     Reducer::Parameter& p = reducer_->parameters[i];
+    if (p.unit == SIZE_MAX) continue;
     if (used[i]) p.variable.grad() = reducer_->units[p.unit].gradients.view(buckets_[p.unit].gradients, p.place);
     else p.variable.clear_grad();
     p.used = p.held = false;

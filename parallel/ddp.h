@@ -103,7 +103,7 @@ class DistributedDataParallel final : Reducer::Policy {
   nn::Module& module_;
   const Options options_;
   dist::ProcessGroup& group_;
-  std::optional<Reducer> reducer_;  // of those that require grad, in the order of fields()
+  std::optional<Reducer> reducer_;  // in the order of fields()
   std::vector<Bucket> buckets_;     // its units
   std::vector<std::string> tags_;   // of their collectives
 

@@ -86,23 +86,23 @@ void Ddp::check_pass() {
   }
   if (options_.find_unused_parameters || !reducer_->is_syncing()) return;
   for (size_t i = 0; i < parameters.size(); ++i)
-    if (!parameters[i].used) wrong.push_back(parameters[i].name);
+    if (!parameters[i].used && parameters[i].trains()) wrong.push_back(parameters[i].name);
   if (wrong.empty()) return;
   fail_everywhere(group_,
                   str("[ddp] ", wrong.size(), " of ", parameters.size(),
                       " parameters got no gradient in this step: ", list_names(wrong),
                       ". The loss does not depend on them. Set find_unused_parameters = true, or static_graph = "
                       "true when it is so in every step, or freeze them "
-                      "(requires_grad_(false)) before the model is wrapped"));
+                      "(requires_grad_(false))"));
 }
 
 /// What no rank used keeps an undefined gradient, so that the optimizer leaves it alone (weight decay, momentum).
 std::vector<bool> Ddp::agree_on_used() {
-  if (!options_.find_unused_parameters && !options_.static_graph)
-    return std::vector<bool>(reducer_->parameters.size(), true);
+  const bool all = !options_.find_unused_parameters && !options_.static_graph;
   if (options_.static_graph && !used_anywhere_.empty()) return used_anywhere_;
   std::vector<bool> mine;
-  for (const Reducer::Parameter& p : reducer_->parameters) mine.push_back(p.used);
+  for (const Reducer::Parameter& p : reducer_->parameters) mine.push_back(p.trains() && (all || p.used));
+  if (all) return mine;
   return used_anywhere_ = used_by_any(mine, group_);
 }
 

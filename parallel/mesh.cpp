@@ -124,7 +124,7 @@ std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& size
   divides("attention heads", sizes.heads, plan.tp, "tp");
   divides("key and value heads", sizes.kv_heads, plan.tp, "tp");
   divides("columns of the model (width)", sizes.width, plan.tp, "tp");
-  divides("columns inside the MLP", sizes.inner, plan.tp, "tp");
+  divides("columns inside its layers", sizes.inner, plan.tp, "tp");
   require(sizes.vocab == 0 || plan.tp <= sizes.vocab,
           str("tp", plan.tp, " ranks share a vocabulary of ", sizes.vocab, " words"));
   const int64_t parts_of_context = plan.cp == 1 ? 1 : plan.cp * sizes.context_parts;
@@ -147,20 +147,27 @@ std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& size
   return reasons;
 }
 
-std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes) {
+std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes,
+                                   const std::function<bool(const Plan&)>& also) {
   const int64_t ranks = sizes.ranks > 0 ? sizes.ranks : plan.ranks();
   PlanSizes fixed = sizes;
   fixed.ranks = ranks;
   std::unique_ptr<Plan> best;
   const auto consider = [&](const Plan& other) {
     if (!reasons_against(other, fixed).empty()) return;
-    if (!best || distance(plan, other) < distance(plan, *best)) best = std::make_unique<Plan>(other);
+    if (best && !(distance(plan, other) < distance(plan, *best))) return;
+    if (!also || also(other)) best = std::make_unique<Plan>(other);
   };
-  for (const int tp : divisors(ranks)) {
-    for (const int cp : plan.cp == 1 ? std::vector<int>{1} : divisors(ranks / tp)) {
-      for (const int pp : divisors(ranks / tp / cp)) {
+  const auto choices = [](int64_t among, int asked, int64_t size) {
+    std::vector<int> all = divisors(among);
+    if (size == 0) std::erase_if(all, [&](int one) { return one != 1 && one != asked; });
+    return all;
+  };
+  for (const int tp : choices(ranks, plan.tp, sizes.heads)) {
+    for (const int cp : choices(ranks / tp, plan.cp, plan.cp == 1 ? 0 : sizes.context)) {
+      for (const int pp : choices(ranks / tp / cp, plan.pp, sizes.layers)) {
         const int dp = int(ranks / tp / cp / pp);
-        for (const int ep : plan.ep == 1 ? std::vector<int>{1} : divisors(dp)) {
+        for (const int ep : choices(dp, plan.ep, plan.ep == 1 ? 0 : sizes.experts)) {
           consider({dp, pp, cp, tp, ep, plan.zero});
           if (plan.zero >= 2) consider({dp, pp, cp, tp, ep, 1});
         }

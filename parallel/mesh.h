@@ -14,6 +14,7 @@
 //
 // Experts (ep) are dealt over neighbouring copies: ep divides dp, and adds no ranks.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -57,8 +58,11 @@ struct PlanSizes {
 };
 /// Why the plan cannot be, a reason each; empty when it can.
 std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& sizes);
-/// The plan that changes the fewest and the least, on the same ranks; itself when it can be, nothing when none can.
-std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes);
+/// The plan that changes the fewest and the least, on the same ranks; itself when it can be, nothing when none can. An
+/// axis whose sizes are not known stays as it is, or goes: nobody could say whether another number can be. also: what
+/// else must hold.
+std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes,
+                                   const std::function<bool(const Plan&)>& also = {});
 /// Error with all reasons and the nearest plan.
 void check_plan(const Plan& plan, const PlanSizes& sizes);
 

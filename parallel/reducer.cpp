@@ -1,26 +1,13 @@
 #include "parallel/reducer.h"
 
 #include <algorithm>
-#include <mutex>
-#include <unordered_set>
 
 #include "autograd/pass_end.h"
 #include "autograd/tape.h"
+#include "dist/numbers.h"
 #include "parallel/agreement.h"
 
 namespace lockstep::parallel {
-namespace {
-
-// Parameters that a reducer listens to now, of all ranks of this process.
-std::mutex mutex;
-std::unordered_multiset<const void*> listened;
-
-}  // namespace
-
-bool is_reduced(const Variable& parameter) {
-  const std::lock_guard lock(mutex);
-  return listened.count(parameter.impl().get()) > 0;
-}
 
 Reducer::Reducer(Policy& policy, dist::ProcessGroup& group, const Rules& rules, std::vector<Parameter> all)
     : parameters(std::move(all)), policy_(policy), group_(group), rules_(rules) {
@@ -30,26 +17,35 @@ Reducer::Reducer(Policy& policy, dist::ProcessGroup& group, const Rules& rules, 
   Ref<Storage> emptied = Storage::allocate(largest, parameters.at(0).variable.device());
   emptied->empty(rules.emptied);
   placeholder_ = Tensor(emptied, 0, {0}, {1}, u8);
-  const std::lock_guard lock(mutex);
+  std::vector<Variable> listened;
   for (size_t i = 0; i < parameters.size(); ++i) {
     Parameter& p = parameters[i];
-    if (!p.variable.requires_grad()) continue;
+    if (!p.variable.requires_grad()) {
+      if (!is_floating(p.variable.dtype())) continue;
+      p.variable.requires_grad_(true);
+      p.hooks[0] =
+          p.variable.on_grad_complete([this, i](Tensor&) { fail_unfrozen(rules_.name, parameters[i].name, &group_); });
+      p.variable.requires_grad_(false);
+      continue;
+    }
     p.hooks[0] = p.variable.on_grad([this, i](const Tensor&) {
       before_add(i);
       return Tensor();
     });
     p.hooks[1] = p.variable.on_grad_complete([this, i](Tensor&) { arrived(i); });
-    listened.insert(p.variable.impl().get());
+    listened.push_back(p.variable);
   }
+  shared_.emplace(listened, [&group](double value, const char* what) {
+    return group.size() == 1 ? value
+                             : dist::all_reduced<double>({value}, group, {.op = dist::ReduceOp::mean, .tag = what})[0];
+  });
 }
 
 Reducer::~Reducer() {
-  const std::lock_guard lock(mutex);
   for (Parameter& p : parameters) {
-    if (!p.hooks[0]) continue;
-    for (const int hook : p.hooks) p.variable.remove_hook(hook);
+    for (const int hook : p.hooks)
+      if (hook) p.variable.remove_hook(hook);
     if (is_placeholder(p.variable.grad())) p.variable.clear_grad();
-    listened.erase(listened.find(p.variable.impl().get()));
   }
 }
 
@@ -162,6 +158,12 @@ void Reducer::begin() {
     p.expected = 1;
   }
   policy_.pass_begins();
+  std::vector<std::string> frozen;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    if (p.unit != SIZE_MAX && !p.trains()) frozen.push_back(p.spread ? str("parameter ", i) : p.name);
+  }
+  if (syncing_) frozen_.agree(rules_.name, frozen, group_);
   for (const Parameter& p : parameters)
     if (p.unit != SIZE_MAX && p.expected > 0) ++units[p.unit].waiting;
 }

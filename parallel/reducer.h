@@ -23,9 +23,12 @@
 // Gradients that are handed in, not noticed (a pipeline's, a 1-bit optimizer's), go through GradientAccumulator
 // (buckets.h): the same flat memory and tree without hooks.
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "autograd/agreed.h"
+#include "parallel/agreement.h"
 #include "parallel/buckets.h"
 
 namespace lockstep::parallel {
@@ -35,13 +38,15 @@ class Reducer {
   struct Parameter {
     std::string name;
     Variable variable;
-    size_t unit = SIZE_MAX, place = 0;  // none: frozen
+    bool spread = false;                // other ranks have another in its place
+    size_t unit = SIZE_MAX, place = 0;  // none: it was frozen when this was made
     int expected = 1;                   // gradients in this pass
     int seen = 0;                       // of which have come
     bool used = false;                  // had a gradient in a micro-batch of this step
     bool held = false;                  // its gradients lie in the reducer; .grad holds the placeholder
     bool stashed = false;               // the placeholder was taken away because a gradient comes
     int hooks[2] = {0, 0};
+    bool trains() const { return unit != SIZE_MAX && variable.requires_grad(); }  // now
   };
   /// Parameters whose gradients travel together.
   struct Unit {
@@ -87,7 +92,7 @@ class Reducer {
     virtual void ordered(const std::vector<size_t>& parameters) = 0;
   };
 
-  /// Listens to those of the parameters that require grad.
+  /// Listens to those of the parameters that require grad; a gradient of one of the others is an Error on all ranks.
   Reducer(Policy& policy, dist::ProcessGroup& group, const Rules& rules, std::vector<Parameter> parameters);
   ~Reducer();
   Reducer(const Reducer&) = delete;
@@ -140,12 +145,11 @@ class Reducer {
   Tensor placeholder_;  // emptied storage: reading it is an error
   int no_sync_ = 0;
   bool paused_ = false, in_pass_ = false, syncing_ = false, ordered_ = false;
-  std::vector<size_t> order_;     // in which units are reduced
-  size_t next_ = 0;               // of them, the first that has not started
+  std::vector<size_t> order_;  // in which units are reduced
+  size_t next_ = 0;            // of them, the first that has not started
+  FrozenSince frozen_;
   std::vector<size_t> arrivals_;  // parameters in the order of their gradients
+  std::optional<SharedParameters> shared_;
 };
-
-/// Whether a reducer of this process reduces this parameter's gradients.
-bool is_reduced(const Variable& parameter);
 
 }  // namespace lockstep::parallel

@@ -50,8 +50,8 @@ Moments moments_of_all(const Tensor& x, dist::ProcessGroup& group) {
   return moments;
 }
 
-Tensor channel_tensor(std::vector<double> values, double factor, DType dtype, Device device) {
-  for (double& value : values) value *= factor;
+Tensor channel_tensor(std::vector<double> values, double divisor, DType dtype, Device device) {
+  for (double& value : values) value /= divisor;
   const int64_t n = int64_t(values.size());
   return Tensor::from(values, {n}).to(dtype).to(device);
 }
@@ -76,13 +76,12 @@ Variable sync_batch_norm(const Variable& input, const Variable& scale, const Var
   LOCKSTEP_CHECK(count > 1, "[sync_batch_norm] expected more than one value per channel over all ranks, got ", count);
   const DType dtype = in_f32(empty({0}, {.dtype = x.dtype()})).dtype();
   const Tensor mean = channel_tensor(moments.mean, 1, dtype, x.device()),
-               var = channel_tensor(moments.m2, 1 / count, dtype, x.device());
+               var = channel_tensor(moments.m2, count, dtype, x.device());
   const auto tensor_of = [](const Variable& v) { return v.defined() ? v.tensor() : Tensor(); };
   NormResult result = batch_norm(x.tensor(), tensor_of(weight), tensor_of(bias), mean, var, false, 0, eps);
   if (running_mean.defined()) {
     running_mean.copy_(lerp(running_mean.to(dtype), mean, momentum));
-    running_var.copy_(
-        lerp(running_var.to(dtype), channel_tensor(moments.m2, 1 / (count - 1), dtype, x.device()), momentum));
+    running_var.copy_(lerp(running_var.to(dtype), channel_tensor(moments.m2, count - 1, dtype, x.device()), momentum));
   }
   if (!needs_grad({&x, &weight, &bias})) return std::move(result.out);
   Tensor out = std::move(result.out);
@@ -103,8 +102,8 @@ Variable sync_batch_norm(const Variable& input, const Variable& scale, const Var
         const Tensor sums = cat({grads.bias.to(f64), grads.weight.to(f64)});
         group->all_reduce(sums, {.tag = "batch norm gradients"});
         // dx = w rstd (dy - mean(dy) - x̂ mean(dy x̂)) = dy w rstd + (x - mean) a + b
-        const Tensor grad_mean = mul_scalar(sums.narrow(0, 0, channels), 1 / count),
-                     slope = mul_scalar(sums.narrow(0, channels, channels), 1 / count);
+        const Tensor grad_mean = div_scalar(sums.narrow(0, 0, channels), count),
+                     slope = div_scalar(sums.narrow(0, channels, channels), count);
         const Tensor rstd = result.rstd.to(f64), scale = mul(w.to(f64), rstd), a = neg(mul(mul(scale, rstd), slope));
         const Tensor b = neg(mul(scale, grad_mean));
         const Shape shape = per_channel(data);

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "parallel/agreement.h"
+#include "tensor/at_end.h"
 #include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tensor/random_scope.h"
@@ -194,10 +195,9 @@ double Engine::train_batch(const Data& data, const std::function<Variable(const 
 
 std::vector<Tensor> Engine::forward_backward(const Data& data, const std::function<Variable(const Variable&)>& scale) {
   LOCKSTEP_CHECK(data, "[pipeline] expected a function that gives micro-batches, got none");
-  for (auto& p : module_->named_parameters()) {
-    LOCKSTEP_CHECK(!p.variable.grad().defined(), "[pipeline] ", p.name,
-                   " still has the gradient of the last step; call the optimizer's zero_grad() after step()");
-  }
+  const AtEnd drops([frozen = train_frozen()] {
+    for (Variable p : frozen) p.requires_grad_(false).clear_grad();
+  });
   if (world_) world_->control().set_step(step_);
   const RandomScope random;
   const Request& r = schedule_.request;

@@ -24,6 +24,7 @@
 
 #include "autograd/split_backward.h"
 #include "dist/process_group.h"
+#include "parallel/agreement.h"
 #include "parallel/buckets.h"
 #include "parallel/mesh.h"
 #include "pipeline/link.h"
@@ -159,6 +160,7 @@ class Engine {
     int layer = 0, place = 0;
     bool leads = true;
     Variable parameter;
+    bool trained = true;  // when this was made
   };
 
   // setup.cpp
@@ -206,6 +208,7 @@ class Engine {
   void collect(const Action& a);
   void collect_late(size_t most);
   void reduce();
+  std::vector<Variable> train_frozen();
   void abandon() noexcept;
 
   const std::vector<LayerSpec> layers_;
@@ -223,6 +226,7 @@ class Engine {
   std::vector<int> bounds_;
   std::unique_ptr<StageModule> module_;
   std::map<std::string, Place> places_;
+  parallel::FrozenSince frozen_;
 
   std::map<std::tuple<Road, int, int>, std::unique_ptr<Link>> links_;  // by ranks, that of the sender first
   std::vector<Tie> ties_;

@@ -85,7 +85,7 @@ void Engine::reduce() {
     if (sum) sum->finish(copies_);
   if (now_.micro_batches > 1 && options_.reduce) {
     for (const Variable& p : module_->parameters())
-      if (p.grad().defined()) mul_scalar_(p.grad(), 1 / double(now_.micro_batches));
+      if (p.grad().defined()) div_scalar_(p.grad(), now_.micro_batches);
   }
   for (Tie& tie : ties_) {
     if (!tie.ranks) continue;
@@ -94,6 +94,24 @@ void Engine::reduce() {
       tie.ranks->broadcast(p.grad(), 0, {.tag = "gradient of tied " + tie.key});
     }
   }
+}
+
+/// Gives back what was frozen since this was made, which trains during a step, as messages between stages stay as they
+/// are.
+std::vector<Variable> Engine::train_frozen() {
+  std::vector<std::string> names;
+  std::vector<Variable> frozen;
+  for (const auto& [name, p] : places_) {
+    LOCKSTEP_CHECK(!p.parameter.grad().defined(), "[pipeline] ", name,
+                   " still has the gradient of the last step; call the optimizer's zero_grad() after step()");
+    if (p.parameter.requires_grad() == p.trained) continue;
+    if (!p.trained) parallel::fail_unfrozen("pipeline", name, world_);
+    names.push_back(name);
+    frozen.push_back(p.parameter);
+  }
+  if (copies_) frozen_.agree("pipeline", names, *copies_);
+  for (Variable& p : frozen) p.requires_grad_(true);
+  return frozen;
 }
 
 double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) const {

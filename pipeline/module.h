@@ -93,12 +93,10 @@ class StageModule : public nn::Module {
   /// Those whose layers are in the list.
   std::set<const WholeModel*> models() const;
 
- protected:
+ private:
   void on_train(bool training) override {
     for (const WholeModel* one : models()) one->model->train(training);
   }
-
- private:
   std::string name_of(int layer) const;
   Values run(int layer, const Values& inputs);
   const std::vector<LayerSpec> specs_;

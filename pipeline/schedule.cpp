@@ -30,7 +30,7 @@ constexpr int most_stages = 4096, most_micro_batches = 1 << 20, most_chunks = 64
 Request checked(Request r) {
   const Rules& rules = rules_of(r.kind);
   const std::string what = str("[schedule] ", name_of(r.kind), ": expected ");
-  if (r.chunks == 0) r.chunks = rules.chunks;
+  r.chunks = chunks_of(r);
   LOCKSTEP_CHECK(r.stages >= 1 && r.stages <= most_stages, what, "1 to ", most_stages, " stages, got ", r.stages);
   LOCKSTEP_CHECK(r.micro_batches >= 1 && r.micro_batches <= most_micro_batches, what, "1 to ", most_micro_batches,
                  " micro-batches, got ", r.micro_batches);
@@ -45,6 +45,15 @@ Request checked(Request r) {
 }
 
 }  // namespace
+
+int chunks_of(const Request& r) { return r.chunks == 0 ? rules_of(r.kind).chunks : r.chunks; }
+
+std::string refusal_of(const Request& request) {
+  try {
+    checked(request);
+  } catch (const Error& error) { return std::string(error.what()).substr(std::string_view("[schedule] ").size()); }
+  return "";
+}
 
 std::vector<std::string> names_of_kinds() {
   std::vector<std::string> names;

@@ -77,6 +77,10 @@ struct Schedule {
   }
 };
 
+int chunks_of(const Request& request);  ///< a rank, also where none are asked
+/// Why there is no schedule for these numbers, with the nearest that there is: "interleaved: expected ..., got ...; use
+/// ..."; or nothing.
+std::string refusal_of(const Request& request);
 /// Error when there is none for these numbers, with the nearest that there is. Pure: depends on its arguments only.
 Schedule make_schedule(const Request& request);
 

@@ -92,7 +92,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
   for (const auto& p : module_->numbered_parameters()) {
     const auto tie = std::find_if(ties_.begin(), ties_.end(), [&](const Tie& one) { return one.key == p.tie; });
     const bool leads = tie == ties_.end() || schedule_.place(tie->stages[0]).rank == rank_;
-    places_[p.name] = {p.layer, p.place, leads, p.variable};
+    places_[p.name] = {p.layer, p.place, leads, p.variable, p.variable.requires_grad()};
   }
   for (int c = 0; c < schedule_.request.chunks; ++c) {
     std::vector<Variable> variables;

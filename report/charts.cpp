@@ -44,12 +44,9 @@ std::string open(const char* id, double width, double height, const std::string&
 
 /// Multiples of 1, 2 or 5 times a power of ten, about five of them; of `least` where that is more.
 std::vector<double> ticks(double low, double high, double least = 0) {
-  const double raw = (high - low) / 5, power = std::pow(10, std::floor(std::log10(raw))), rest = raw / power,
-               step = std::max(least, (rest < 1.5   ? 1
-                                       : rest < 3.5 ? 2
-                                       : rest < 7.5 ? 5
-                                                    : 10) *
-                                          power);
+  const double raw = (high - low) / 5, power = std::pow(10, std::floor(std::log10(raw))), rest = raw / power;
+  const int times = rest < 1.5 ? 1 : rest < 3.5 ? 2 : rest < 7.5 ? 5 : 10;
+  const double step = std::max(least, times * power);
   std::vector<double> all;
   for (int i = 0; i < most_ticks && (std::ceil(low / step) + i) * step <= high; ++i)
     all.push_back((std::ceil(low / step) + i) * step);
@@ -115,11 +112,8 @@ std::string timeline_chart(const Analysis& a, size_t shown) {
                          format(" data-left=\"%g\" data-width=\"%g\" data-seconds=\"%.9g\"", left, width, total));
   for (int i = 0; i <= 5; ++i) {
     const double x = left + width * i / 5;
-    out += "<g class=\"tick\">" + grid_line(x, x, top - 6, height) +
-           text(x, 14, seconds_text(total * i / 5),
-                i == 0   ? "start"
-                : i == 5 ? "end"
-                         : "middle") +
+    const char* const anchor = i == 0 ? "start" : i == 5 ? "end" : "middle";
+    out += "<g class=\"tick\">" + grid_line(x, x, top - 6, height) + text(x, 14, seconds_text(total * i / 5), anchor) +
            "</g>\n";
   }
   double y = top;

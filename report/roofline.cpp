@@ -184,6 +184,16 @@ KernelCost other_cost(const DryKernel& k) {
   return cost;
 }
 
+/// Of the table of `lockstep roofline`.
+std::string line(const std::string& kind, int64_t calls, int64_t launches, double flops, double bytes, double seconds,
+                 const std::string& bound, const std::string& efficiency) {
+  std::string text =
+      fmt::format("{:<32}{:>6}{:>9}{:>9}{:>9}{:>9}  {:<11}{}", kind, calls, launches,
+                  flops > 0 ? fmt::format("{:.3f}", flops / 1e12) : "", fmt::format("{:.3f}", bytes / 1e9),
+                  fmt::format("{:.3f}", seconds * 1e3), bound, efficiency);
+  return text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
+}
+
 }  // namespace
 
 KernelCost cost_of(const DryKernel& kernel, const Card& card) {
@@ -269,21 +279,6 @@ Roofline roofline(const DryStep& step, const Card& card) {
   all.graph = graph_seconds;
   return all;
 }
-
-// --- the table of `lockstep roofline` ---
-
-namespace {
-
-std::string line(const std::string& kind, int64_t calls, int64_t launches, double flops, double bytes, double seconds,
-                 const std::string& bound, const std::string& efficiency) {
-  std::string text =
-      fmt::format("{:<32}{:>6}{:>9}{:>9}{:>9}{:>9}  {:<11}{}", kind, calls, launches,
-                  flops > 0 ? fmt::format("{:.3f}", flops / 1e12) : "", fmt::format("{:.3f}", bytes / 1e9),
-                  fmt::format("{:.3f}", seconds * 1e3), bound, efficiency);
-  return text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
-}
-
-}  // namespace
 
 std::string text_of(const Roofline& found, const DryStep& step, const Card& card, const std::string& model,
                     const std::string& precision) {

@@ -77,6 +77,142 @@ std::vector<const Event*> within(const RankTrace& t, double begin, double end, b
   return all;
 }
 
+void add_steps(const RunFiles& run, Analysis& a) {
+  std::map<int64_t, double> longest;
+  std::map<int64_t, size_t> ranks;
+  for (const RankTrace& t : run.traces) {
+    for (const Event* e : steps_of(t)) {
+      const int64_t number = e->whole("step");
+      longest[number] = std::max(longest[number], e->seconds);
+      ++ranks[number];
+    }
+  }
+  std::vector<std::pair<double, int64_t>> whole;  // steps that all ranks have; the first warms up
+  for (const auto& [number, seconds] : longest) {
+    a.steps.push_back(seconds);
+    if (ranks[number] == run.traces.size() && (number != longest.begin()->first || longest.size() == 1))
+      whole.emplace_back(seconds, number);
+  }
+  if (whole.empty()) return;
+  std::sort(whole.begin(), whole.end());
+  std::tie(a.median_step, a.shown) = whole[(whole.size() - 1) / 2];
+  for (const RankTrace& t : run.traces) {
+    const auto steps = steps_by_part(t);
+    for (const auto& step : steps)
+      for (size_t p = 0; p < parts; ++p) a.split[t.rank][p] += step[p] / double(steps.size());
+    for (const Event* step : measured_steps(t)) {
+      const double begin = step->begin, end = step->end();
+      if (step->whole("step") != a.shown) continue;
+      RankStep& shown = a.timeline[t.rank];
+      shown = {.begin = begin, .end = end, .work = flatten(within(t, begin, end, true), begin, end), .collectives = {}};
+      for (const Event* e : within(t, begin, end, false))
+        if (e->category == Category::collective)
+          shown.collectives.push_back({Part::communication, e->begin, e->end(), e->text("call")});
+    }
+  }
+}
+
+void add_loss(const RunFiles& run, Analysis& a) {
+  for (const Json& line : run.metrics) {
+    const double step = number_of(line, "step", NAN), loss = number_of(line, "loss", NAN);
+    const double validation = number_of(line, "val_loss", number_of(line, "test_loss", NAN));
+    if (std::isfinite(step) && std::isfinite(loss)) a.loss.emplace_back(step, loss);
+    if (std::isfinite(step) && std::isfinite(validation)) a.validation.emplace_back(step, validation);
+  }
+  if (run.traces.empty()) return;
+  const std::vector<Sample>& curve = run.traces[0].samples("loss");
+  if (curve.size() <= a.loss.size()) return;
+  a.loss.clear();  // the trace has every step, mlp's and cnn's metrics every epoch
+  const auto steps = steps_of(run.traces[0]);
+  size_t i = 0;
+  for (const Sample& sample : curve) {
+    while (i + 1 < steps.size() && steps[i]->end() < sample.at) ++i;
+    a.loss.emplace_back(i < steps.size() ? steps[i]->number("step") + 1 : double(a.loss.size() + 1),
+                        number_of(sample.values, "loss"));
+  }
+}
+
+void add_traffic(const RunFiles& run, Analysis& a) {
+  std::map<std::string, Traffic> rows;
+  double steps = 0;
+  for (const RankTrace& t : run.traces) {
+    for (const Event* step : measured_steps(t)) {
+      ++steps;
+      for (const Event* e : within(t, step->begin, step->end(), false)) {
+        if (e->category != Category::collective) continue;
+        Traffic& row = rows[e->name + ", " + e->text("group")];
+        ++row.calls;
+        row.bytes += e->number("bytes"), row.sent += e->number("sent"), row.seconds += e->seconds;
+      }
+    }
+  }
+  if (steps == 0) return;
+  for (auto& [name, row] : rows) {
+    row.collective = name;
+    for (double* value : {&row.calls, &row.bytes, &row.sent, &row.seconds}) *value /= steps;
+    a.sent += row.sent;
+    a.traffic.push_back(row);
+  }
+  std::stable_sort(a.traffic.begin(), a.traffic.end(),
+                   [](const Traffic& x, const Traffic& y) { return x.sent > y.sent; });
+  const Json* how = run.note("parallel");
+  if (how) {
+    const double n = number_of(*how, "ranks", 1), bytes = number_of(*how, "parameter_bytes"),
+                 passes = number_of(*how, "micro_batches", 1);
+    const int stage = int(number_of(*how, "zero", -1));
+    // As in `lockstep plan`: from stage 2 on every micro-batch is reduced, in stage 3 parameters are gathered for each
+    // forward and backward.
+    const double times = stage <= 1 ? 2 : stage == 2 ? passes + 1 : 3 * passes;
+    const char* text = stage <= 1 ? "2Ψ(n-1)/n" : stage == 2 ? "(A+1)Ψ(n-1)/n" : "3AΨ(n-1)/n";
+    if (n > 1)
+      a.sent_formula = Formula{times * bytes * (n - 1) / n, str(text, ", Ψ = ", int64_t(bytes), " bytes, n = ", int(n),
+                                                                stage >= 2 ? str(", A = ", int(passes)) : "")};
+  } else if (a.pipeline && a.pipeline->copies == 1 && run.settings.find("width")) {
+    // Every boundary is crossed by each micro-batch twice; a rank's mean of it.
+    const PipelineFigures& p = *a.pipeline;
+    const double one =
+        number_of(run.settings, "batch") * number_of(run.settings, "context") * number_of(run.settings, "width") * 4;
+    const double crossings = 2. * (double(p.stages) * p.chunks - 1) * p.micro_batches / p.stages;
+    a.sent_formula = Formula{crossings * one, "2(p·v-1)m·b·T·C·4/p"};
+  }
+}
+
+void add_memory(const RunFiles& run, Analysis& a) {
+  std::map<std::string, double> most;
+  double processes = 0, together = 1;
+  for (const RankTrace& t : run.traces) {
+    if (t.samples("memory").empty()) continue;
+    if (const Json* facts = t.note("run")) together = std::max(1., number_of(*facts, "ranks_in_process", 1));
+    ++processes;
+    std::map<std::string, double> here;
+    for (const Sample& s : t.samples("memory"))
+      for (const auto& [key, value] : s.values.as_object()) here[key] = std::max(here[key], value.as_number());
+    // Activations come and go between the moments that are noted.
+    if (const auto& peaks = t.samples("memory, most so far"); !peaks.empty())
+      for (const char* key : {"activation", "communication"}) here[key] = number_of(peaks.back().values, key);
+    for (const auto& [key, value] : here) most[key] += value;
+  }
+  if (processes == 0) return;
+  std::map<std::string, Formula> formulas;
+  if (const Json* how = run.note("parallel")) {
+    const double n = number_of(*how, "ranks", 1), elements = std::max(1., number_of(*how, "parameters", 1)),
+                 width = number_of(*how, "parameter_bytes") / elements;
+    const int stage = std::max(0, int(number_of(*how, "zero", 0)));
+    const bool adam = text_of(*how, "optimizer") == "Adam" || text_of(*how, "optimizer") == "AdamW";
+    const zero::ModelState state = zero::model_state(stage, elements, int(n), width, 8);
+    const auto share = [&](int from, const char* all) { return stage >= from ? str(all, "/n") : std::string(all); };
+    formulas["parameter"] = {state.parameters, share(3, width == 4 ? "4Ψ" : "bΨ")};
+    formulas["gradient"] = {state.gradients, share(2, width == 4 ? "4Ψ" : "bΨ")};
+    if (adam) formulas["optimizer"] = {state.optimizer, share(1, "8Ψ")};
+  }
+  for (int c = 0; c < memory_categories; ++c) {
+    const std::string name(lockstep::name_of(Memory(c)));
+    MemoryRow row{.category = name, .measured = most[name] / processes / together, .formula = {}};
+    if (const auto found = formulas.find(name); found != formulas.end()) row.formula = found->second;
+    if (row.measured > 0 || row.formula) a.memory.push_back(row);
+  }
+}
+
 }  // namespace
 
 double median(std::vector<double> values) {
@@ -223,146 +359,6 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
   }
   return f;
 }
-
-namespace {
-
-void add_steps(const RunFiles& run, Analysis& a) {
-  std::map<int64_t, double> longest;
-  std::map<int64_t, size_t> ranks;
-  for (const RankTrace& t : run.traces) {
-    for (const Event* e : steps_of(t)) {
-      const int64_t number = e->whole("step");
-      longest[number] = std::max(longest[number], e->seconds);
-      ++ranks[number];
-    }
-  }
-  std::vector<std::pair<double, int64_t>> whole;  // steps that all ranks have; the first warms up
-  for (const auto& [number, seconds] : longest) {
-    a.steps.push_back(seconds);
-    if (ranks[number] == run.traces.size() && (number != longest.begin()->first || longest.size() == 1))
-      whole.emplace_back(seconds, number);
-  }
-  if (whole.empty()) return;
-  std::sort(whole.begin(), whole.end());
-  std::tie(a.median_step, a.shown) = whole[(whole.size() - 1) / 2];
-  for (const RankTrace& t : run.traces) {
-    const auto steps = steps_by_part(t);
-    for (const auto& step : steps)
-      for (size_t p = 0; p < parts; ++p) a.split[t.rank][p] += step[p] / double(steps.size());
-    for (const Event* step : measured_steps(t)) {
-      const double begin = step->begin, end = step->end();
-      if (step->whole("step") != a.shown) continue;
-      RankStep& shown = a.timeline[t.rank];
-      shown = {.begin = begin, .end = end, .work = flatten(within(t, begin, end, true), begin, end), .collectives = {}};
-      for (const Event* e : within(t, begin, end, false))
-        if (e->category == Category::collective)
-          shown.collectives.push_back({Part::communication, e->begin, e->end(), e->text("call")});
-    }
-  }
-}
-
-void add_loss(const RunFiles& run, Analysis& a) {
-  for (const Json& line : run.metrics) {
-    const double step = number_of(line, "step", NAN), loss = number_of(line, "loss", NAN);
-    const double validation = number_of(line, "val_loss", number_of(line, "test_loss", NAN));
-    if (std::isfinite(step) && std::isfinite(loss)) a.loss.emplace_back(step, loss);
-    if (std::isfinite(step) && std::isfinite(validation)) a.validation.emplace_back(step, validation);
-  }
-  if (run.traces.empty()) return;
-  const std::vector<Sample>& curve = run.traces[0].samples("loss");
-  if (curve.size() <= a.loss.size()) return;
-  a.loss.clear();  // the trace has every step, mlp's and cnn's metrics every epoch
-  const auto steps = steps_of(run.traces[0]);
-  size_t i = 0;
-  for (const Sample& sample : curve) {
-    while (i + 1 < steps.size() && steps[i]->end() < sample.at) ++i;
-    a.loss.emplace_back(i < steps.size() ? steps[i]->number("step") + 1 : double(a.loss.size() + 1),
-                        number_of(sample.values, "loss"));
-  }
-}
-
-void add_traffic(const RunFiles& run, Analysis& a) {
-  std::map<std::string, Traffic> rows;
-  double steps = 0;
-  for (const RankTrace& t : run.traces) {
-    for (const Event* step : measured_steps(t)) {
-      ++steps;
-      for (const Event* e : within(t, step->begin, step->end(), false)) {
-        if (e->category != Category::collective) continue;
-        Traffic& row = rows[e->name + ", " + e->text("group")];
-        ++row.calls;
-        row.bytes += e->number("bytes"), row.sent += e->number("sent"), row.seconds += e->seconds;
-      }
-    }
-  }
-  if (steps == 0) return;
-  for (auto& [name, row] : rows) {
-    row.collective = name;
-    for (double* value : {&row.calls, &row.bytes, &row.sent, &row.seconds}) *value /= steps;
-    a.sent += row.sent;
-    a.traffic.push_back(row);
-  }
-  std::stable_sort(a.traffic.begin(), a.traffic.end(),
-                   [](const Traffic& x, const Traffic& y) { return x.sent > y.sent; });
-  const Json* how = run.note("parallel");
-  if (how) {
-    const double n = number_of(*how, "ranks", 1), bytes = number_of(*how, "parameter_bytes"),
-                 passes = number_of(*how, "micro_batches", 1);
-    const int stage = int(number_of(*how, "zero", -1));
-    // As in `lockstep plan`: from stage 2 on every micro-batch is reduced, in stage 3 parameters are gathered for each
-    // forward and backward.
-    const double times = stage <= 1 ? 2 : stage == 2 ? passes + 1 : 3 * passes;
-    const char* text = stage <= 1 ? "2Ψ(n-1)/n" : stage == 2 ? "(A+1)Ψ(n-1)/n" : "3AΨ(n-1)/n";
-    if (n > 1)
-      a.sent_formula = Formula{times * bytes * (n - 1) / n, str(text, ", Ψ = ", int64_t(bytes), " bytes, n = ", int(n),
-                                                                stage >= 2 ? str(", A = ", int(passes)) : "")};
-  } else if (a.pipeline && a.pipeline->copies == 1 && run.settings.find("width")) {
-    // Every boundary is crossed by each micro-batch twice; a rank's mean of it.
-    const PipelineFigures& p = *a.pipeline;
-    const double one =
-        number_of(run.settings, "batch") * number_of(run.settings, "context") * number_of(run.settings, "width") * 4;
-    const double crossings = 2. * (double(p.stages) * p.chunks - 1) * p.micro_batches / p.stages;
-    a.sent_formula = Formula{crossings * one, "2(p·v-1)m·b·T·C·4/p"};
-  }
-}
-
-void add_memory(const RunFiles& run, Analysis& a) {
-  std::map<std::string, double> most;
-  double processes = 0, together = 1;
-  for (const RankTrace& t : run.traces) {
-    if (t.samples("memory").empty()) continue;
-    if (const Json* facts = t.note("run")) together = std::max(1., number_of(*facts, "ranks_in_process", 1));
-    ++processes;
-    std::map<std::string, double> here;
-    for (const Sample& s : t.samples("memory"))
-      for (const auto& [key, value] : s.values.as_object()) here[key] = std::max(here[key], value.as_number());
-    // Activations come and go between the moments that are noted.
-    if (const auto& peaks = t.samples("memory, most so far"); !peaks.empty())
-      for (const char* key : {"activation", "communication"}) here[key] = number_of(peaks.back().values, key);
-    for (const auto& [key, value] : here) most[key] += value;
-  }
-  if (processes == 0) return;
-  std::map<std::string, Formula> formulas;
-  if (const Json* how = run.note("parallel")) {
-    const double n = number_of(*how, "ranks", 1), elements = std::max(1., number_of(*how, "parameters", 1)),
-                 width = number_of(*how, "parameter_bytes") / elements;
-    const int stage = std::max(0, int(number_of(*how, "zero", 0)));
-    const bool adam = text_of(*how, "optimizer") == "Adam" || text_of(*how, "optimizer") == "AdamW";
-    const zero::ModelState state = zero::model_state(stage, elements, int(n), width, 8);
-    const auto share = [&](int from, const char* all) { return stage >= from ? str(all, "/n") : std::string(all); };
-    formulas["parameter"] = {state.parameters, share(3, width == 4 ? "4Ψ" : "bΨ")};
-    formulas["gradient"] = {state.gradients, share(2, width == 4 ? "4Ψ" : "bΨ")};
-    if (adam) formulas["optimizer"] = {state.optimizer, share(1, "8Ψ")};
-  }
-  for (int c = 0; c < memory_categories; ++c) {
-    const std::string name(lockstep::name_of(Memory(c)));
-    MemoryRow row{.category = name, .measured = most[name] / processes / together, .formula = {}};
-    if (const auto found = formulas.find(name); found != formulas.end()) row.formula = found->second;
-    if (row.measured > 0 || row.formula) a.memory.push_back(row);
-  }
-}
-
-}  // namespace
 
 Analysis analyze(const RunFiles& run) {
   Analysis a;

@@ -225,10 +225,7 @@ std::vector<int> merge_traces(const std::string& folder, const std::string& out_
         if (text.size() > piece) file.append(data::as_bytes(std::exchange(text, {})));
         text += std::exchange(first, false) ? "" : ",\n";
         const size_t at = line.find(",\"ts\":");  // inside a name its quotes would be escaped
-        if (at == line.npos || !head.drift.any()) {
-          text += line;
-          return;
-        }
+        if (at == line.npos || !head.drift.any()) return void(text += line);
         const size_t begin = at + 6, end = std::min(line.find_first_of(",}", begin), line.size());
         const double time = std::stod(line.substr(begin, end - begin)) * 1e-6;
         text += line.substr(0, begin) + format("%.3f", (time + head.drift.at(time)) * 1e6) + line.substr(end);

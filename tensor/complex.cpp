@@ -72,12 +72,13 @@ Tensor angle(const Tensor& x) {
   return out;
 }
 
-Tensor full(const Shape& shape, std::complex<double> value, TensorOptions options) {
+template <class T> Tensor full(const Shape& shape, std::complex<T> value, TensorOptions options) {
   LOCKSTEP_CHECK(is_complex(options.dtype), "[full] expected a complex dtype for a complex value, got ", options.dtype);
   const Tensor out = full(shape, value.real(), options);
   if (value.imag() != 0) complex_part(out, 1).fill_(value.imag());
   return out;
 }
+template Tensor full(const Shape& shape, std::complex<double> value, TensorOptions options);
 
 const Tensor& complex_in_place(const char* name, PointwiseOp op, const Tensor& x, const Tensor& b) {
   LOCKSTEP_CHECK(is_complex(x.dtype()), "[", name, "] cannot write ", b.dtype(), " into ", x.dtype());

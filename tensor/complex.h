@@ -14,7 +14,7 @@ namespace lockstep {
 #undef Value
 
 /// All elements `value`; Error unless options.dtype is complex.
-Tensor full(const Shape& shape, std::complex<double> value, TensorOptions options);
+template <class T> Tensor full(const Shape& shape, std::complex<T> value, TensorOptions options);  ///< T double
 
 /// Whether view_as_complex takes x, of f32 or f64, as it lies.
 bool can_view_as_complex(const Tensor& x);

@@ -5,6 +5,7 @@
 namespace lockstep {
 namespace {
 const Tensor& bare(const Tensor& x) { return x; }
+std::optional<DType> widest_by_autocast(const Tensor&, const Tensor&) { return {}; }
 }  // namespace
 }  // namespace lockstep
 

@@ -1,7 +1,6 @@
 #pragma once
 // Conversion between element types, defined for every value: floats become integers by truncation, clamped to the
-// range, NaN is 0; integers become narrower integers by dropping bits; bool is "not zero". Internal to the tensor
-// library.
+// range, NaN is 0; integers become narrower integers by dropping bits; bool is "not zero".
 #include <limits>
 #include <type_traits>
 
@@ -34,6 +33,10 @@ template <class To, class From> LOCKSTEP_HD inline To convert(From value) {
 /// dispatch() over every element type.
 template <class Fn> void dispatch_all(DType dtype, const char* op, Fn&& fn) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t, bool>(dtype, op, fn);
+}
+/// dispatch() over all but bool.
+template <class Fn> void dispatch_numbers(DType dtype, const char* op, Fn&& fn) {
+  dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype, op, fn);
 }
 
 }  // namespace lockstep

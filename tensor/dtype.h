@@ -29,6 +29,7 @@ constexpr std::string_view name_of(DType dtype) {
 }
 
 constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
+constexpr bool is_whole(DType dtype) { return dtype >= DType::i64 && dtype <= DType::u8; }
 constexpr bool is_complex(DType dtype) { return dtype >= DType::c64; }
 /// Of the parts of a complex dtype; of another, itself.
 constexpr DType real_dtype(DType dtype) {

@@ -24,29 +24,10 @@ struct Costly {
   static constexpr bool costly = true;
 };
 
-/// Integers wrap around.
-template <class T, class Fn> LOCKSTEP_HD T wrapping(T a, T b, Fn fn) {
-  if constexpr (std::is_integral_v<T>) {
-    using U = std::make_unsigned_t<T>;
-    return T(fn(U(a), U(b)));
-  } else {
-    return fn(a, b);
-  }
-}
-template <class T> LOCKSTEP_HD T plus(T a, T b) {
-  return wrapping(a, b, [](auto x, auto y) { return x + y; });
-}
-template <class T> LOCKSTEP_HD T minus(T a, T b) {
-  return wrapping(a, b, [](auto x, auto y) { return x - y; });
-}
-template <class T> LOCKSTEP_HD T times(T a, T b) {
-  return wrapping(a, b, [](auto x, auto y) { return x * y; });
-}
-
 // Derivatives are written with what exists for numbers and for variables on the tape (autograd/symbol.h), which can be
 // differentiated again: found by the type of T, so without math:: before them.
 using math::cos, math::erf, math::exp, math::exp_coarse, math::exp_normal, math::expm1, math::log, math::log1p;
-using math::log2, math::sigmoid, math::sin, math::tanh;
+using math::floor_divide, math::log2, math::minus, math::plus, math::sigmoid, math::sin, math::tanh, math::times;
 /// condition ? a : b, of values that are there
 template <class T> LOCKSTEP_HD T select(bool condition, T a, T b) { return condition ? a : b; }
 template <class T> LOCKSTEP_HD T power(T x, T y) { return T(std::pow(x, y)); }
@@ -57,7 +38,8 @@ template <class T> LOCKSTEP_HD T tetragamma(T x) { return T(math::tetragamma(x))
 
 template <class T> LOCKSTEP_HD T clip(T x, T low, T high) {
   x = x < low ? low : x;
-  return x > high ? high : x;
+  x = x > high ? high : x;
+  return (low == low) & (high == high) ? x : low + high;  // a bound that is NaN bounds nothing, and is seen
 }
 
 #define LOCKSTEP_VALUE template <class T> LOCKSTEP_HD static T value([[maybe_unused]] T x, [[maybe_unused]] Params<T> a)
@@ -108,6 +90,14 @@ struct AddScalar {
 struct MulScalar {
   LOCKSTEP_VALUE { return times(x, a.p); }
   LOCKSTEP_GRAD(none) { return g * a.p; }
+};
+struct SubScalar {
+  LOCKSTEP_VALUE { return minus(x, a.p); }
+  LOCKSTEP_GRAD(none) { return g; }
+};
+struct DivScalar {
+  LOCKSTEP_VALUE { return x / a.p; }
+  LOCKSTEP_GRAD(none) { return g / a.p; }
 };
 struct RsubScalar {
   LOCKSTEP_VALUE { return minus(a.p, x); }
@@ -202,7 +192,7 @@ struct LogSigmoid : Costly {
 struct Softplus : Costly {  // p: beta, q: threshold
   LOCKSTEP_VALUE {
     const T scaled = x * a.p;
-    return scaled > a.q ? x : log1p(exp(scaled)) / a.p;
+    return scaled <= a.q ? log1p(exp(scaled)) / a.p : a.q == a.q ? x : a.q;
   }
   LOCKSTEP_GRAD(input) { return select(input * a.p > a.q, g, g * sigmoid(input * a.p)); }
 };
@@ -321,6 +311,19 @@ struct Div {
   LOCKSTEP_VALUE2 { return a / b; }
   LOCKSTEP_GRAD2(grad0, reads_b) { return g / b; }
   LOCKSTEP_GRAD2(grad1, both) { return -g * ((a / b) / b); }
+};
+struct FloorDivide : Costly {
+  LOCKSTEP_VALUE2 { return floor_divide(a, b); }
+  LOCKSTEP_GRAD2(grad0, reads_b) { return T(0); }
+  LOCKSTEP_GRAD2(grad1, reads_b) { return T(0); }
+};
+struct Remainder : Costly {
+  LOCKSTEP_VALUE2 {
+    const T left = math::left_by(a, b);
+    return math::turns(left, b) ? left + b : left;
+  }
+  LOCKSTEP_GRAD2(grad0, reads_b) { return g; }
+  LOCKSTEP_GRAD2(grad1, both) { return -g * floor_divide(a, b); }
 };
 struct Pow : Costly {
   LOCKSTEP_VALUE2 { return power(a, b); }

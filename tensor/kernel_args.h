@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tensor/random.h"
+#include "tensor/scalar.h"
 #include "tensor/shape.h"
 
 namespace lockstep {
@@ -26,7 +27,7 @@ enum class PointwiseOp : uint8_t {
 enum class PointwisePart : uint8_t { value, grad0, grad1 };
 
 struct PointwiseArgs {
-  double p = 0, q = 0;
+  Scalar p = 0, q = 0;
 };
 
 enum class ReduceOp : uint8_t { sum, mean, prod, max, min, any, all, sum_squares, logsumexp, var };

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "tensor/host_device.h"
 
@@ -14,6 +15,12 @@ namespace lockstep::math {
 
 LOCKSTEP_HD constexpr int32_t bits_of(float x) { return std::bit_cast<int32_t>(x); }
 LOCKSTEP_HD constexpr float float_of(int32_t bits) { return std::bit_cast<float>(bits); }
+
+/// The polynomial of x with these coefficients, from the highest power down.
+template <class... C> LOCKSTEP_HD inline float polynomial(float x, float p, C... coefficients) {
+  ((p = p * x + coefficients), ...);
+  return p;
+}
 
 /// 2^n for -126 <= n <= 127, and infinity for 128.
 LOCKSTEP_HD inline float power_of_two(int32_t n) { return float_of(int32_t(uint32_t(n + 127) << 23)); }
@@ -36,11 +43,7 @@ LOCKSTEP_HD inline ExpParts split_exp(float x) {
 
 /// e^r - 1 for |r| <= ln 2 / 2.
 LOCKSTEP_HD inline float expm1_poly(float r) {
-  float p = 1.381314243e-3f;
-  p = p * r + 8.369418792e-3f;
-  p = p * r + 4.166845605e-2f;
-  p = p * r + 1.666651517e-1f;
-  p = p * r + 4.999999404e-1f;
+  const float p = polynomial(r, 1.381314243e-3f, 8.369418792e-3f, 4.166845605e-2f, 1.666651517e-1f, 4.999999404e-1f);
   return p * (r * r) + r;
 }
 
@@ -88,15 +91,8 @@ LOCKSTEP_HD inline LogParts split_log(float x) {
 
 /// log(1 + f) for the f of split_log.
 LOCKSTEP_HD inline float log1p_poly(float f) {
-  float p = 6.746601313e-2f;
-  p = p * f - 1.167564094e-1f;
-  p = p * f + 1.188817471e-1f;
-  p = p * f - 1.240559146e-1f;
-  p = p * f + 1.421955079e-1f;
-  p = p * f - 1.666799635e-1f;
-  p = p * f + 2.000211924e-1f;
-  p = p * f - 2.500000894e-1f;
-  p = p * f + 3.333331347e-1f;
+  const float p = polynomial(f, 6.746601313e-2f, -1.167564094e-1f, 1.188817471e-1f, -1.240559146e-1f, 1.421955079e-1f,
+                             -1.666799635e-1f, 2.000211924e-1f, -2.500000894e-1f, 3.333331347e-1f);
   return (p * f - 0.5f) * (f * f) + f;
 }
 
@@ -151,22 +147,11 @@ template <class T> LOCKSTEP_HD inline T sigmoid(T x) {
 LOCKSTEP_HD inline float erf(float x) {
   const float a = std::fabs(x);
   const float s = x * x;
-  float p = 7.889119297e-5f;  // near 0: x + x p(x^2)
-  p = p * s - 8.020841051e-4f;
-  p = p * s + 5.189535208e-3f;
-  p = p * s - 2.685444430e-2f;
-  p = p * s + 1.128360033e-1f;
-  p = p * s - 3.761262596e-1f;
-  p = p * s + 1.283791661e-1f;
-  const float t = a > 4.f ? 4.f : a;  // further out: 1 - e^q(x)
-  float q = -2.168906758e-5f;
-  q = q * t + 4.413638089e-4f;
-  q = q * t - 4.204704426e-3f;
-  q = q * t + 2.520865761e-2f;
-  q = q * t - 1.084192395e-1f;
-  q = q * t - 6.332192421e-1f;
-  q = q * t - 1.129578710e+0f;
-  q = q * t + 1.881165663e-4f;
+  const float p = polynomial(s, 7.889119297e-5f, -8.020841051e-4f, 5.189535208e-3f, -2.685444430e-2f, 1.128360033e-1f,
+                             -3.761262596e-1f, 1.283791661e-1f);  // near 0: x + x p(x^2)
+  const float t = a > 4.f ? 4.f : a;                              // further out: 1 - e^q(x)
+  const float q = polynomial(t, -2.168906758e-5f, 4.413638089e-4f, -4.204704426e-3f, 2.520865761e-2f, -1.084192395e-1f,
+                             -6.332192421e-1f, -1.129578710e+0f, 1.881165663e-4f);
   return a < 0.98f ? x * p + x : std::copysign(1.f - exp_normal(q), x);
 }
 LOCKSTEP_HD inline double erf(double x) { return std::erf(x); }
@@ -183,16 +168,9 @@ LOCKSTEP_HD inline float sin_near(float x, int32_t quarter) {
   const float r = float((wide - n * 1.57079632673412561417) - n * 6.07710050650619224932e-11);
   const int32_t turn = int32_t(n) + quarter;
   const float s = r * r;
-  float sine = 2.717564485e-6f;
-  sine = sine * s - 1.983925613e-4f;
-  sine = sine * s + 8.333329111e-3f;
-  sine = sine * s - 1.666666716e-1f;
-  sine = sine * s * r + r;
-  float cosine = -2.720330201e-7f;
-  cosine = cosine * s + 2.479943578e-5f;
-  cosine = cosine * s - 1.388888340e-3f;
-  cosine = cosine * s + 4.166666791e-2f;
-  cosine = cosine * s * s + (1.f - 0.5f * s);
+  const float sine = polynomial(s, 2.717564485e-6f, -1.983925613e-4f, 8.333329111e-3f, -1.666666716e-1f) * s * r + r;
+  const float cosine =
+      polynomial(s, -2.720330201e-7f, 2.479943578e-5f, -1.388888340e-3f, 4.166666791e-2f) * s * s + (1.f - 0.5f * s);
   const float y = (turn & 1) ? cosine : sine;
   const float signed_y = (turn & 2) ? -y : y;
   return quarter == 0 && x == 0.f ? x : signed_y;
@@ -208,5 +186,42 @@ inline float cos(float x) { return sin_near(x, 1); }
 #endif
 LOCKSTEP_HD inline double sin(double x) { return std::sin(x); }
 LOCKSTEP_HD inline double cos(double x) { return std::cos(x); }
+
+/// Integers wrap around.
+template <class T, class Fn> LOCKSTEP_HD T wrapping(T a, T b, Fn fn) {
+  if constexpr (std::is_integral_v<T>) {
+    using U = std::make_unsigned_t<T>;
+    return T(fn(U(a), U(b)));
+  } else {
+    return fn(a, b);
+  }
+}
+template <class T> LOCKSTEP_HD T plus(T a, T b) {
+  return wrapping(a, b, [](auto x, auto y) { return x + y; });
+}
+template <class T> LOCKSTEP_HD T minus(T a, T b) {
+  return wrapping(a, b, [](auto x, auto y) { return x - y; });
+}
+template <class T> LOCKSTEP_HD T times(T a, T b) {
+  return wrapping(a, b, [](auto x, auto y) { return x * y; });
+}
+
+// Python's // and %: towards minus infinity, and what is left, of the divisor's sign. Whole numbers over 0 are refused
+// before and must not trap here; the least number over -1 wraps around.
+template <class T> LOCKSTEP_HD T left_by(T a, T b) {  // of the dividend's sign
+  if constexpr (std::is_integral_v<T>) return a % ((b == T(0)) | (b == T(-1)) ? T(1) : b);
+  else return std::fmod(a, b);
+}
+template <class T> LOCKSTEP_HD bool turns(T left, T b) { return (left != T(0)) & ((left < T(0)) != (b < T(0))); }
+template <class T> LOCKSTEP_HD T floor_divide(T a, T b) {
+  const T left = left_by(a, b);
+  if constexpr (std::is_integral_v<T>) {
+    if (b == T(-1)) return minus(T(0), a);
+    return (a - left) / (b == T(0) ? T(1) : b) - T(turns(left, b));
+  } else {
+    const T quotient = std::rint((a - left) / b) - T(turns(left, b)), rough = a / b;
+    return b == T(0) ? rough : quotient == T(0) ? std::copysign(T(0), rough) : quotient;
+  }
+}
 
 }  // namespace lockstep::math

@@ -21,11 +21,11 @@ Tensor empty(const Shape& shape, TensorOptions options = {});  ///< uninitialise
 Tensor empty_like(const Tensor& x);                            ///< row-major
 Tensor zeros(const Shape& shape, TensorOptions options = {});
 Tensor ones(const Shape& shape, TensorOptions options = {});
-Tensor full(const Shape& shape, double value, TensorOptions options = {});
+Tensor full(const Shape& shape, Scalar value, TensorOptions options = {});
 Tensor zeros_like(const Tensor& x);
 Tensor ones_like(const Tensor& x);
-Tensor full_like(const Tensor& x, double value);
-Tensor arange(double start, double end, double step = 1, TensorOptions options = {.dtype = i64});  ///< [start, end)
+Tensor full_like(const Tensor& x, Scalar value);
+Tensor arange(Scalar start, Scalar end, Scalar step = 1, TensorOptions options = {.dtype = i64});  ///< [start, end)
 Tensor arange(int64_t end, TensorOptions options = {.dtype = i64});
 Tensor linspace(double start, double end, int64_t steps, TensorOptions options = {});  ///< both ends included
 Tensor eye(int64_t n, int64_t m = -1, TensorOptions options = {});
@@ -48,17 +48,17 @@ const Tensor& normal_(const Tensor& x, double mean, double deviation);
   Tensor name(const Tensor& x);              \
   const Tensor& name##_(const Tensor& x);
 #define LOCKSTEP_UNARY1(name, functor, types, p, d) \
-  Tensor name(const Tensor& x, double p d);         \
-  const Tensor& name##_(const Tensor& x, double p d);
+  Tensor name(const Tensor& x, Scalar p d);         \
+  const Tensor& name##_(const Tensor& x, Scalar p d);
 #define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e) \
-  Tensor name(const Tensor& x, double p d, double q e);   \
-  const Tensor& name##_(const Tensor& x, double p d, double q e);
+  Tensor name(const Tensor& x, Scalar p d, Scalar q e);   \
+  const Tensor& name##_(const Tensor& x, Scalar p d, Scalar q e);
 #define LOCKSTEP_BINARY(name, functor, types)    \
   Tensor name(const Tensor& a, const Tensor& b); \
   const Tensor& name##_(const Tensor& a, const Tensor& b);
 #define LOCKSTEP_COMPARE(name, functor) Tensor name(const Tensor& a, const Tensor& b);
 #include "tensor/pointwise.def"
-const Tensor& add_(const Tensor& a, const Tensor& b, double alpha);  ///< a += alpha * b
+const Tensor& add_(const Tensor& a, const Tensor& b, Scalar alpha);  ///< a += alpha * b
 Tensor mul_to(const Tensor& a, const Tensor& b, DType dtype);        ///< mul(a, b).to(f16 or bf16) of f32, in one pass
 Tensor isnan(const Tensor& x);
 Tensor isfinite(const Tensor& x);
@@ -76,19 +76,9 @@ PointwiseGrads pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor&
 enum class Gelu { erf, tanh };
 inline Tensor gelu(const Tensor& x, Gelu form = Gelu::erf) { return form == Gelu::erf ? gelu_erf(x) : gelu_tanh(x); }
 
-inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
-inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
-inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
-inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
-inline Tensor operator-(const Tensor& x) { return neg(x); }
-inline Tensor operator+(const Tensor& x, double s) { return add_scalar(x, s); }
-inline Tensor operator+(double s, const Tensor& x) { return add_scalar(x, s); }
-inline Tensor operator-(const Tensor& x, double s) { return add_scalar(x, -s); }
-inline Tensor operator-(double s, const Tensor& x) { return rsub_scalar(x, s); }
-inline Tensor operator*(const Tensor& x, double s) { return mul_scalar(x, s); }
-inline Tensor operator*(double s, const Tensor& x) { return mul_scalar(x, s); }
-inline Tensor operator/(const Tensor& x, double s) { return mul_scalar(x, 1 / s); }
-inline Tensor operator/(double s, const Tensor& x) { return rdiv_scalar(x, s); }
+#define Value Tensor
+#include "tensor/operators.inc"
+#undef Value
 
 // --- reductions (ops_reduce.cpp) ---
 Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false,
@@ -259,7 +249,7 @@ const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, con
                               int64_t padding_index = -1);  ///< adds
 const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
 const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
-const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, double value);
+const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, Scalar value);
 Tensor one_hot(const Tensor& index, int64_t classes = -1);  ///< i64, (..., classes)
 
 }  // namespace lockstep

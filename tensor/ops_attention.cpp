@@ -10,13 +10,6 @@
 namespace lockstep {
 namespace {
 
-void check_operand(const char* op, const char* name, const Tensor& tensor, const Tensor& q, const Shape& shape) {
-  check_defined(op, tensor);
-  check_same_device(op, q, tensor);
-  check_same_dtype(op, q, tensor);
-  LOCKSTEP_CHECK(tensor.shape() == shape, "[", op, "] expected ", name, " of shape ", shape, ", got ", tensor.shape());
-}
-
 void check_layout(const char* op, const BlockLayout& layout, const Tensor& q, const Tensor& k,
                   const AttentionArgs& args) {
   const int64_t keys = k.shape()[2], last = args.first_head + q.shape()[1];
@@ -45,8 +38,8 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
   const int64_t heads = q.shape()[1], groups = k.shape()[1], width = q.shape()[3];
   LOCKSTEP_CHECK(groups > 0 && heads % groups == 0, "[", op,
                  "] expected the heads of q to be a multiple of the heads of k, got ", heads, " and ", groups);
-  check_operand(op, "k", k, q, {q.shape()[0], groups, k.shape()[2], width});
-  check_operand(op, "v", v, q, k.shape());
+  check_like(op, "k", k, q, {q.shape()[0], groups, k.shape()[2], width});
+  check_like(op, "v", v, q, k.shape());
   LOCKSTEP_CHECK(args.dropout >= 0 && args.dropout <= 1, "[", op, "] expected a dropout probability from 0 to 1, got ",
                  args.dropout);
   LOCKSTEP_CHECK(std::isfinite(args.scale), "[", op, "] expected a finite scale, got ", args.scale);
@@ -55,13 +48,8 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
     check_same_device(op, q, mask);
     LOCKSTEP_CHECK(mask.dtype() == boolean || mask.dtype() == q.dtype(), "[", op, "] expected a mask of dtype bool or ",
                    q.dtype(), ", got ", mask.dtype());
-    bool fits = mask.dim() <= 4;
-    for (int d = 1; fits && d <= mask.dim(); ++d) {
-      const int64_t size = mask.shape()[mask.dim() - d];
-      fits = size == 1 || size == scores[4 - d];
-    }
-    LOCKSTEP_CHECK(fits, "[", op, "] expected a mask that broadcasts to (B, H, T, S) = ", scores, ", got ",
-                   mask.shape());
+    LOCKSTEP_CHECK(broadcasts_to(mask.shape(), scores), "[", op,
+                   "] expected a mask that broadcasts to (B, H, T, S) = ", scores, ", got ", mask.shape());
   }
   LOCKSTEP_CHECK(args.window >= 0 && (args.window == 0 || args.causal), "[", op,
                  "] expected a window of at least one key, with causal, or 0 for none, got ", args.window,
@@ -102,8 +90,8 @@ AttentionArgs check_attention_grad(const char* op, const Tensor& grad, const Ten
                                    const Tensor& v, const Tensor& mask, const AttentionResult& saved,
                                    AttentionArgs args) {
   args = check_attention(op, q, k, v, mask, args);
-  check_operand(op, "grad", grad, q, q.shape());
-  check_operand(op, "the saved out", saved.out, q, q.shape());
+  check_like(op, "grad", grad, q, q.shape());
+  check_like(op, "the saved out", saved.out, q, q.shape());
   check_defined(op, saved.lse);
   const Shape rows{q.shape()[0], q.shape()[1], q.shape()[2]};
   LOCKSTEP_CHECK(saved.lse.shape() == rows && saved.lse.dtype() == lse_dtype(q), "[", op,
@@ -152,9 +140,9 @@ void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, c
                          Tensor& grad_v) {
   const char* const op = "attention_grad_into";
   args = check_attention_grad(op, grad, q, k, v, mask, saved, args);
-  check_operand(op, "grad_q", grad_q, q, q.shape());
-  check_operand(op, "grad_k", grad_k, q, k.shape());
-  check_operand(op, "grad_v", grad_v, q, k.shape());
+  check_like(op, "grad_q", grad_q, q, q.shape());
+  check_like(op, "grad_k", grad_k, q, k.shape());
+  check_like(op, "grad_v", grad_v, q, k.shape());
   for (const Tensor* out : {&grad_q, &grad_k, &grad_v})
     LOCKSTEP_CHECK(out->shape().back() <= 1 || out->strides().back() == 1, "[", op,
                    "] expected outputs with stride 1 in the last dim, got strides ", out->strides());

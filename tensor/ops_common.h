@@ -32,6 +32,24 @@ inline void check_writable(const char* op, const Tensor& tensor) {
                    "] expected a tensor without repeated elements, got one expanded along dim ", dim, "; use .clone()");
 }
 
+/// Of one dtype and device with x, and of this shape.
+inline void check_like(const char* op, const char* name, const Tensor& tensor, const Tensor& x, const Shape& shape) {
+  check_defined(op, tensor);
+  check_same_device(op, x, tensor);
+  check_same_dtype(op, x, tensor);
+  LOCKSTEP_CHECK(tensor.shape() == shape, "[", op, "] expected ", name, " of shape ", shape, ", got ", tensor.shape());
+}
+
+/// Whether `from` broadcasts to `to`.
+inline bool broadcasts_to(const Shape& from, const Shape& to) {
+  bool fits = from.rank() <= to.rank();
+  for (int d = 1; fits && d <= from.rank(); ++d) {
+    const int64_t size = from[from.rank() - d];
+    fits = size == 1 || size == to[to.rank() - d];
+  }
+  return fits;
+}
+
 /// Of a dim; a scalar has one of size 1.
 inline int64_t size_at(const Tensor& x, int dim) { return x.dim() == 0 ? 1 : x.shape()[dim]; }
 

@@ -21,7 +21,8 @@ Tensor empty_like(const Tensor& x) {
   return empty(x.shape(), {.dtype = x.dtype(), .device = x.device()});
 }
 
-Tensor full(const Shape& shape, double value, TensorOptions options) {
+Tensor full(const Shape& shape, Scalar value, TensorOptions options) {
+  check_fits("full", value, options.dtype);
   Tensor out = empty(shape, options);
   LOCKSTEP_KERNEL(options.device, fill)(out, value);
   return out;
@@ -30,7 +31,7 @@ Tensor full(const Shape& shape, double value, TensorOptions options) {
 Tensor zeros(const Shape& shape, TensorOptions options) { return full(shape, 0, options); }
 Tensor ones(const Shape& shape, TensorOptions options) { return full(shape, 1, options); }
 
-Tensor full_like(const Tensor& x, double value) {
+Tensor full_like(const Tensor& x, Scalar value) {
   check_defined("full_like", x);
   return full(x.shape(), value, {.dtype = x.dtype(), .device = x.device()});
 }
@@ -38,21 +39,33 @@ Tensor full_like(const Tensor& x, double value) {
 Tensor zeros_like(const Tensor& x) { return full_like(x, 0); }
 Tensor ones_like(const Tensor& x) { return full_like(x, 1); }
 
-Tensor arange(double start, double end, double step, TensorOptions options) {
+Tensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   LOCKSTEP_CHECK(options.dtype != boolean && !is_complex(options.dtype), "[arange] expected a real number dtype, got ",
                  options.dtype);
-  LOCKSTEP_CHECK(std::isfinite(start) && std::isfinite(end) && std::isfinite(step) && step != 0,
+  const double first = start.real(), last = end.real(), by = step.real();
+  LOCKSTEP_CHECK(std::isfinite(first) && std::isfinite(last) && std::isfinite(by) && by != 0,
                  "[arange] expected finite ends and a step other than 0, got ", start, ", ", end, ", ", step);
-  LOCKSTEP_CHECK((end - start) * step >= 0, "[arange] expected a step that leads from start to end, got ", start, ", ",
-                 end, ", ", step);
-  const double count = std::ceil((end - start) / step);
+  LOCKSTEP_CHECK(by > 0 ? first <= last : first >= last, "[arange] expected a step that leads from start to end, got ",
+                 start, ", ", end, ", ", step);
+  double count = std::ceil((last - first) / by);
+  if (is_whole(options.dtype)) {
+    const auto exact = [](const Scalar& x, DType dtype) {
+      check_fits("arange", x, dtype);
+      return x.to<int64_t>();
+    };
+    const Scalar behind = end.fits(i64) ? end : by > 0 ? std::ceil(last) : std::floor(last);
+    const __int128 a = exact(start, options.dtype), b = exact(step, i64),
+                   n = (exact(behind, i64) - a + b - (b > 0 ? 1 : -1)) / b;
+    count = double(n), start = int64_t(a), step = int64_t(b);
+    if (n > 0) exact(int64_t(a + (n - 1) * b), options.dtype);  // the last one
+  }
   LOCKSTEP_CHECK(count < 0x1p62, "[arange] expected fewer than 2^62 elements, got ", count);
   Tensor out = empty({int64_t(count)}, options);
   LOCKSTEP_KERNEL(options.device, iota)(out, start, step);
   return out;
 }
 
-Tensor arange(int64_t end, TensorOptions options) { return arange(0.0, double(end), 1.0, options); }
+Tensor arange(int64_t end, TensorOptions options) { return arange(0, end, 1, options); }
 
 Tensor linspace(double start, double end, int64_t steps, TensorOptions options) {
   LOCKSTEP_CHECK(steps >= 0, "[linspace] expected steps >= 0, got ", steps);
@@ -70,45 +83,64 @@ Tensor eye(int64_t n, int64_t m, TensorOptions options) {
   return out;
 }
 
+namespace {
+
+/// A finite number in a floating dtype.
+bool is_in_range(DType dtype, double value) {
+  bool fits = false;
+  dispatch<float, double, Half, BFloat16>(dtype, "is_in_range",
+                                          [&]<class T> { fits = std::isfinite(convert<double>(convert<T>(value))); });
+  return fits;
+}
+
+}  // namespace
+
 const Tensor& uniform_(const Tensor& x, double low, double high) {
   check_floating("uniform_", x);
-  LOCKSTEP_CHECK(low <= high && std::isfinite(high - low), "[uniform_] expected finite low <= high, got ", low, " and ",
-                 high);
+  const DType dtype = x.dtype();
+  LOCKSTEP_CHECK(low <= high && is_in_range(dtype, low) && is_in_range(dtype, high) &&
+                     is_in_range(dtype == f64 ? f64 : f32, high - low),  // in which it is computed
+                 "[uniform_] expected low <= high, both and their distance in the range of ", dtype, ", got ", low,
+                 " and ", high);
+  x.storage()->bump_version("uniform_");
   Tensor out = x.is_contiguous() ? x : empty_like(x);
   LOCKSTEP_KERNEL(x.device(), uniform)(out, low, high, next_random_key(x.device()));
   if (!x.is_contiguous()) x.copy_(out);
-  x.storage()->bump_version("uniform_");
   return x;
 }
 
 const Tensor& normal_(const Tensor& x, double mean, double deviation) {
   check_floating("normal_", x);
-  LOCKSTEP_CHECK(deviation >= 0, "[normal_] expected a deviation >= 0, got ", deviation);
+  LOCKSTEP_CHECK(deviation >= 0 && is_in_range(x.dtype(), mean) && is_in_range(x.dtype(), deviation),
+                 "[normal_] expected a mean and a deviation >= 0 in the range of ", x.dtype(), ", got ", mean, " and ",
+                 deviation);
+  x.storage()->bump_version("normal_");
   Tensor out = x.is_contiguous() ? x : empty_like(x);
   LOCKSTEP_KERNEL(x.device(), normal)(out, mean, deviation, next_random_key(x.device()));
   if (!x.is_contiguous()) x.copy_(out);
-  x.storage()->bump_version("normal_");
   return x;
 }
 
 Tensor rand(const Shape& shape, TensorOptions options) {
   LOCKSTEP_CHECK(is_floating(options.dtype), "[rand] expected a floating dtype, got ", options.dtype);
-  Tensor out = empty(shape, options);
-  LOCKSTEP_KERNEL(options.device, uniform)(out, 0, 1, next_random_key(options.device));
-  return out;
+  return uniform_(empty(shape, options), 0, 1);
 }
 
 Tensor randn(const Shape& shape, TensorOptions options) {
   LOCKSTEP_CHECK(is_floating(options.dtype), "[randn] expected a floating dtype, got ", options.dtype);
-  Tensor out = empty(shape, options);
-  LOCKSTEP_KERNEL(options.device, normal)(out, 0, 1, next_random_key(options.device));
-  return out;
+  return normal_(empty(shape, options), 0, 1);
 }
 
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options) {
   LOCKSTEP_CHECK(low < high, "[randint] expected low < high, got ", low, " and ", high);
   LOCKSTEP_CHECK(options.dtype != boolean && !is_complex(options.dtype), "[randint] expected a real number dtype, got ",
                  options.dtype);
+  // The whole numbers that it has without a gap: of floats up to 2 to the digits of the mantissa.
+  const int digits = options.dtype == f64 ? 53 : options.dtype == f32 ? 24 : options.dtype == f16 ? 11 : 8;
+  const int64_t end = int64_t(1) << digits;
+  const auto [least, most] = is_floating(options.dtype) ? WholeRange{-end, end} : whole_range(options.dtype);
+  LOCKSTEP_CHECK(low >= least && high - 1 <= most, "[randint] expected numbers from ", least, " to ", most, ", as ",
+                 options.dtype, " has no others, or not all, got ", low, " to ", high - 1, "; draw them in i64");
   Tensor out = empty(shape, options);
   LOCKSTEP_KERNEL(options.device, randint)(out, low, high, next_random_key(options.device));
   return out;
@@ -116,7 +148,7 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
 
 Tensor randperm(int64_t n) {
   LOCKSTEP_CHECK(n >= 0, "[randperm] expected n >= 0, got ", n);
-  const Tensor out = arange(0, double(n), 1, {.dtype = i64, .device = cpu});
+  const Tensor out = arange(0, n, 1, {.dtype = i64, .device = cpu});
   auto* values = out.data<int64_t>();
   const PhiloxKey key = next_random_key();
   // Fisher and Yates: each place gets one of the values not yet placed.
@@ -130,8 +162,7 @@ Tensor randperm(int64_t n) {
 
 Tensor bernoulli(const Shape& shape, double p, TensorOptions options) {
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[bernoulli] expected a probability from 0 to 1, got ", p);
-  Tensor draw = empty(shape, {.dtype = f32, .device = options.device});
-  LOCKSTEP_KERNEL(options.device, uniform)(draw, 0, 1, next_random_key(options.device));
+  const Tensor draw = rand(shape, {.dtype = f32, .device = options.device});
   return lt(draw.to(f64), full({}, p, {.dtype = f64, .device = options.device})).to(options.dtype);
 }
 

@@ -48,10 +48,10 @@ void check_source(const char* op, const Tensor& x, const Tensor& index, const Te
 
 // Runs fn on x when it is row-major, else on a copy that is then written back.
 template <class Fn> const Tensor& in_place(const char* op, const Tensor& x, Fn&& fn) {
+  x.storage()->bump_version(op);
   Tensor out = x.contiguous();
   fn(out);
   if (!x.is_contiguous()) LOCKSTEP_KERNEL(x.device(), copy)(out, const_cast<Tensor&>(x));
-  x.storage()->bump_version(op);
   return x;
 }
 
@@ -96,19 +96,20 @@ Tensor triangle(const char* op, const Tensor& x, int64_t diagonal, bool upper) {
 }
 
 // The mask and the value as the kernel wants them: of x's shape, repeated by stride 0.
-void masked_fill_into(const Tensor& x, const Tensor& mask, double value, Tensor& out) {
+void masked_fill_into(const Tensor& x, const Tensor& mask, Scalar value, Tensor& out) {
   const Tensor condition = mask.expand(out.shape()), constant = full({}, value, options_of(x)).expand(out.shape());
   const Tensor source = x.expand(out.shape());
   const Tensor* in[] = {&condition, &constant, &source};
   LOCKSTEP_KERNEL_AS(x.device(), pointwise, "where")(PointwiseOp::where, PointwisePart::value, {}, in, 3, out);
 }
 
-Shape check_mask(const char* op, const Tensor& x, const Tensor& mask) {
+Shape check_mask(const char* op, const Tensor& x, const Tensor& mask, Scalar value) {
   check_defined(op, x);
   check_defined(op, mask);
   if (is_complex(x.dtype())) fail_complex(op, x.dtype());
   LOCKSTEP_CHECK(mask.dtype() == boolean, "[", op, "] expected a bool mask, got ", mask.dtype());
   check_same_device(op, x, mask);
+  check_fits(op, value, x.dtype());
   return broadcast_shapes(op, x.shape(), mask.shape());
 }
 
@@ -212,18 +213,18 @@ const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, cons
   return in_place("index_add_", x, [&](Tensor& out) { LOCKSTEP_KERNEL(out.device(), index_add)(from, d, index, out); });
 }
 
-Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
-  Tensor out = empty(check_mask("masked_fill", x, mask), options_of(x));
+Tensor masked_fill(const Tensor& x, const Tensor& mask, Scalar value) {
+  Tensor out = empty(check_mask("masked_fill", x, mask, value), options_of(x));
   masked_fill_into(x, mask, value, out);
   return out;
 }
 
-const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, double value) {
-  LOCKSTEP_CHECK(check_mask("masked_fill_", x, mask) == x.shape(), "[masked_fill_] expected a mask that broadcasts to ",
-                 x.shape(), ", got ", mask.shape());
+const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, Scalar value) {
+  LOCKSTEP_CHECK(check_mask("masked_fill_", x, mask, value) == x.shape(),
+                 "[masked_fill_] expected a mask that broadcasts to ", x.shape(), ", got ", mask.shape());
+  x.storage()->bump_version("masked_fill_");
   Tensor out = x;
   masked_fill_into(x, apart_from_own(mask, x), value, out);
-  x.storage()->bump_version("masked_fill_");
   return x;
 }
 
@@ -261,8 +262,9 @@ Tensor stack(const std::vector<Tensor>& tensors, int64_t dim) {
   return join(parts, normalize_dim("stack", dim, tensors[0].dim() + 1));
 }
 
-Tensor pad(const Tensor& x, const std::vector<int64_t>& pad, double value) {
+Tensor pad(const Tensor& x, const std::vector<int64_t>& pad, Scalar value) {
   check_defined("pad", x);
+  check_fits("pad", value, x.dtype());
   LOCKSTEP_CHECK(pad.size() % 2 == 0 && int64_t(pad.size()) <= 2 * x.dim(),
                  "[pad] expected (before, after) pairs for at most ", x.dim(), " dims, got ", pad.size(),
                  " numbers for shape ", x.shape());
@@ -299,7 +301,7 @@ Tensor flip(const Tensor& x, const Dims& dims) {
   for (int d = 0; d < x.dim(); ++d) {
     const int64_t n = x.shape()[d];
     if (!(seen >> d & 1) || n < 2) continue;
-    out = index_select(out, d, arange(double(n - 1), -1, -1).to(x.device()));
+    out = index_select(out, d, arange(n - 1, -1, -1).to(x.device()));
   }
   return out.storage() == x.storage() ? out.clone() : out;
 }

@@ -12,9 +12,14 @@
 namespace lockstep {
 namespace {
 
-void check_product(const char* op, const Tensor& a, const Tensor& b) {
-  check_floating(op, a);
-  check_floating(op, b);
+void check_product(const char* op, const Tensor& a, const Tensor& b, bool takes_whole = false) {
+  for (const Tensor* x : {&a, &b}) {
+    check_defined(op, *x);
+    const bool whole = takes_whole && is_whole(x->dtype());
+    if (!whole) check_floating(op, *x);
+    LOCKSTEP_CHECK(!whole || x->device().is_cpu(), "[", op, "] products of whole numbers are on the CPU only, got ",
+                   x->dtype(), " on ", x->device(), "; move with .to(cpu), or convert with .to(f32)");
+  }
   check_same_dtype(op, a, b);
   check_same_device(op, a, b);
 }
@@ -84,7 +89,7 @@ MatmulPrecision float32_matmul_precision() { return f32_products.load(std::memor
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
   if (const QuantizedHandle* const q = quantized_of(b)) return matmul(a, dequantize(q->weight, a.dtype()));
-  check_product("matmul", a, b);
+  check_product("matmul", a, b, true);
   LOCKSTEP_CHECK(a.dim() > 0 && b.dim() > 0, "[matmul] expected at least 1 dim, got ", a.shape(), " and ", b.shape(),
                  " (multiply by a scalar with *)");
   const Tensor left = a.dim() == 1 ? a.unsqueeze(0) : a, right = b.dim() == 1 ? b.unsqueeze(1) : b;
@@ -153,30 +158,31 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds)
                  b.shape(), " and ", out.shape());
   const KernelScope scope("matmul");
   Tensor none, to = out;
+  out.storage()->bump_version("matmul_into");
   LOCKSTEP_KERNEL(a.device(), matmul)
   (as_matrices(a), as_matrices(b), adds ? out : none, none, {.beta = adds ? 1. : 0.}, none, to);
-  out.storage()->bump_version("matmul_into");
 }
 
-Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta, double alpha) {
-  check_product("addmm", a, b);
-  check_product("addmm", c, a);
+Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, Scalar beta, Scalar alpha) {
+  check_product("addmm", a, b, true);
+  check_product("addmm", c, a, true);
   LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2, "[addmm] expected two matrices, got ", a.shape(), " and ", b.shape());
   LOCKSTEP_CHECK(a.size(1) == b.size(0), "[addmm] expected the inner sizes to agree, got ", a.shape(), " and ",
                  b.shape());
   const Shape shape{a.size(0), b.size(1)};
   LOCKSTEP_CHECK(c.dim() <= 2 && broadcast_shapes("addmm", c.shape(), shape) == shape,
                  "[addmm] expected a c that broadcasts to ", shape, ", got ", c.shape());
+  if (is_whole(a.dtype())) return add(mul_scalar(c, beta), mul_scalar(matmul(a, b), alpha));
   Tensor none, out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
   const Tensor added = beta == 0 ? none : c.expand(shape).contiguous();
-  const MatmulArgs args{.alpha = alpha, .beta = beta};
+  const MatmulArgs args{.alpha = alpha.real(), .beta = beta.real()};
   MacCounter::add(out.numel() * a.size(1));
   LOCKSTEP_KERNEL(a.device(), matmul)(as_matrices(a), as_matrices(b), added, none, args, none, out);
   return out;
 }
 
 Tensor outer(const Tensor& a, const Tensor& b) {
-  check_product("outer", a, b);
+  check_product("outer", a, b, true);
   LOCKSTEP_CHECK(a.dim() == 1 && b.dim() == 1, "[outer] expected two vectors, got ", a.shape(), " and ", b.shape());
   return mul(a.unsqueeze(1), b.unsqueeze(0));
 }
@@ -228,9 +234,9 @@ void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tens
     if (pre.defined()) pre.copy_(before.view(pre.shape()));
     return;
   }
-  run_linear(out, x, w, bias, activation, pre);
   out.storage()->bump_version("linear_into");
   if (pre.defined()) pre.storage()->bump_version("linear_into");
+  run_linear(out, x, w, bias, activation, pre);
 }
 
 // --- einsum ---
@@ -268,7 +274,7 @@ Named simplified(Named x, const std::string& wanted) {
   for (size_t i = 0; i < x.names.size(); ++i)
     if (wanted.find(x.names[i]) == std::string::npos) gone.push_back(int64_t(i));
     else kept += x.names[i];
-  return gone.empty() ? x : Named{sum(x.tensor, gone), kept};
+  return gone.empty() ? x : Named{sum(x.tensor, gone).to(x.tensor.dtype()), kept};
 }
 
 /// Product of two operands, summed over the letters that are not in `wanted`.
@@ -348,7 +354,7 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) 
   std::fill_n(sizes, 128, -1);
   std::vector<Named> named;
   for (size_t i = 0; i < operands.size(); ++i) {
-    check_product("einsum", operands[0], operands[i]);
+    check_product("einsum", operands[0], operands[i], true);
     LOCKSTEP_CHECK(size_t(operands[i].dim()) == inputs[i].size(), "[einsum] expected operand ", i, " to have ",
                    inputs[i].size(), " dims (\"", inputs[i], "\"), got ", operands[i].shape());
     for (int d = 0; d < operands[i].dim(); ++d) {

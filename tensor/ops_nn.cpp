@@ -12,13 +12,6 @@ DType statistics_dtype(const Tensor& x) { return x.dtype() == f64 ? f64 : f32; }
 /// A new tensor of statistics for x.
 Tensor statistics(const Tensor& x, int64_t n) { return empty({n}, {statistics_dtype(x), x.device()}); }
 
-void check_like(const char* op, const char* name, const Tensor& tensor, const Tensor& x, const Shape& shape) {
-  check_defined(op, tensor);
-  check_same_device(op, x, tensor);
-  check_same_dtype(op, x, tensor);
-  LOCKSTEP_CHECK(tensor.shape() == shape, "[", op, "] expected ", name, " of shape ", shape, ", got ", tensor.shape());
-}
-
 void check_optional(const char* op, const char* name, const Tensor& tensor, const Tensor& x, const Shape& shape) {
   if (tensor.defined()) check_like(op, name, tensor, x, shape);
 }

@@ -45,10 +45,24 @@ void check_pair(const char* name, const Tensor& a, const Tensor& b) {
   check_same_device(name, a, b);
 }
 
-// A parameter of an integer operation must be an integer itself: nothing is promoted. (clamp accepts infinities.)
-void check_parameter(const char* name, DType dtype, double value) {
-  LOCKSTEP_CHECK(is_floating(dtype) || std::rint(value) == value, "[", name, "] expected a whole number for ", dtype,
-                 ", got ", value, "; convert the tensor with .to(f32)");
+// Numbers of an operation on whole ones must fit. For u8, where results wrap around, -3 is as good as 253; clamp may
+// leave an end open.
+void check_parameters(const char* name, PointwiseOp op, DType dtype, const PointwiseArgs& args) {
+  constexpr double open = std::numeric_limits<double>::infinity();
+  const bool is_clamp = op == PointwiseOp::clamp;
+  const auto check = [&](const Scalar& value, double no_bound) {
+    if (is_clamp ? value.real() == no_bound : dtype == u8 && (-value).fits(u8)) return;
+    check_fits(name, value, dtype);
+  };
+  if (is_floating(dtype)) return;
+  check(args.p, -open), check(args.q, open);
+}
+
+// Whole numbers are divided by others than 0. Reading them waits for a card.
+void check_divisor(const char* name, PointwiseOp op, const Tensor& b) {
+  if ((op != PointwiseOp::floor_divide && op != PointwiseOp::remainder) || is_floating(b.dtype())) return;
+  LOCKSTEP_CHECK(all(b).item<bool>(), "[", name, "] expected whole numbers other than 0 to divide by, got a 0 among ",
+                 b.dtype(), " ", b.shape());
 }
 
 template <class... Inputs>
@@ -78,12 +92,8 @@ Tensor apart_from(const Tensor& x, const Tensor& b) {
 }
 
 void check_broadcast_to(const char* name, const Tensor& x, const Tensor& b) {
-  bool fits = b.dim() <= x.dim();
-  for (int d = 1; fits && d <= b.dim(); ++d) {
-    const int64_t size = b.shape()[b.dim() - d];
-    fits = size == 1 || size == x.shape()[x.dim() - d];
-  }
-  LOCKSTEP_CHECK(fits, "[", name, "] expected b to broadcast to ", x.shape(), ", got ", b.shape());
+  LOCKSTEP_CHECK(broadcasts_to(b.shape(), x.shape()), "[", name, "] expected b to broadcast to ", x.shape(), ", got ",
+                 b.shape());
 }
 
 // --- the four forms ---
@@ -93,8 +103,7 @@ Tensor unary(const char* name, PointwiseOp op, const Operands& kind, const Tenso
   if (is_complex(x.dtype())) [[unlikely]]
     return complex_unary(name, op, args.p, x);
   check_kind(name, kind, x.dtype());
-  check_parameter(name, x.dtype(), args.p);
-  check_parameter(name, x.dtype(), args.q);
+  check_parameters(name, op, x.dtype(), args);
   Tensor out = result(x.shape(), x.dtype(), x.device());
   run(op, PointwisePart::value, args, out, x);
   return out;
@@ -104,8 +113,7 @@ const Tensor& unary_in_place(const char* name, PointwiseOp op, const Operands& k
                              const PointwiseArgs& args = {}) {
   check_defined(name, x);
   check_kind(name, kind, x.dtype());
-  check_parameter(name, x.dtype(), args.p);
-  check_parameter(name, x.dtype(), args.q);
+  check_parameters(name, op, x.dtype(), args);
   check_writable(name, x);
   x.storage()->bump_version(name);
   Tensor out = x;
@@ -119,6 +127,7 @@ Tensor binary(const char* name, PointwiseOp op, const Operands& kind, const Tens
     return complex_binary(name, op, a, b);
   check_pair(name, a, b);
   check_kind(name, kind, a.dtype());
+  check_divisor(name, op, b);
   const DType dtype = to_bool ? boolean : a.dtype();
   Tensor out = a.shape() == b.shape() ? result(a.shape(), dtype, a.device())
                                       : result(broadcast_shapes(name, a.shape(), b.shape()), dtype, a.device());
@@ -131,6 +140,7 @@ const Tensor& binary_in_place(const char* name, PointwiseOp op, const Operands& 
   if (!any_complex(x, b)) [[likely]] {
     check_pair(name, x, b);
     check_kind(name, kind, x.dtype());
+    check_divisor(name, op, b);
   }
   check_broadcast_to(name, x, b);
   check_writable(name, x);
@@ -177,13 +187,13 @@ GradInfo grad_info(PointwiseOp op) {
   Tensor name(const Tensor& x) { return unary(#name, PointwiseOp::name, types, x); } \
   const Tensor& name##_(const Tensor& x) { return unary_in_place(#name "_", PointwiseOp::name, types, x); }
 #define LOCKSTEP_UNARY1(name, functor, types, p, d)                                                    \
-  Tensor name(const Tensor& x, double p) { return unary(#name, PointwiseOp::name, types, x, {p, 0}); } \
-  const Tensor& name##_(const Tensor& x, double p) {                                                   \
+  Tensor name(const Tensor& x, Scalar p) { return unary(#name, PointwiseOp::name, types, x, {p, 0}); } \
+  const Tensor& name##_(const Tensor& x, Scalar p) {                                                   \
     return unary_in_place(#name "_", PointwiseOp::name, types, x, {p, 0});                             \
   }
 #define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e)                                                        \
-  Tensor name(const Tensor& x, double p, double q) { return unary(#name, PointwiseOp::name, types, x, {p, q}); } \
-  const Tensor& name##_(const Tensor& x, double p, double q) {                                                   \
+  Tensor name(const Tensor& x, Scalar p, Scalar q) { return unary(#name, PointwiseOp::name, types, x, {p, q}); } \
+  const Tensor& name##_(const Tensor& x, Scalar p, Scalar q) {                                                   \
     return unary_in_place(#name "_", PointwiseOp::name, types, x, {p, q});                                       \
   }
 #define LOCKSTEP_BINARY(name, functor, types)                                                             \
@@ -207,11 +217,11 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   return out;
 }
 
-Tensor addcmul(const Tensor& a, const Tensor& b, const Tensor& c, double value) {
+Tensor addcmul(const Tensor& a, const Tensor& b, const Tensor& c, Scalar value) {
   check_pair("addcmul", a, b);
   check_pair("addcmul", a, c);
   check_kind("addcmul", numbers, a.dtype());
-  check_parameter("addcmul", a.dtype(), value);
+  check_parameters("addcmul", PointwiseOp::addcmul, a.dtype(), {value});
   const Shape shape = broadcast_shapes("addcmul", a.shape(), broadcast_shapes("addcmul", b.shape(), c.shape()));
   Tensor out = result(shape, a.dtype(), a.device());
   run(PointwiseOp::addcmul, PointwisePart::value, {value, 0}, out, a, b, c);
@@ -226,12 +236,12 @@ Tensor lerp(const Tensor& a, const Tensor& b, double weight) {
   return out;
 }
 
-const Tensor& add_(const Tensor& x, const Tensor& b, double alpha) {
+const Tensor& add_(const Tensor& x, const Tensor& b, Scalar alpha) {
   if (alpha == 1) return add_(x, b);
   if (any_complex(x, b)) return add_(x, mul_scalar(b, alpha));
   check_pair("add_", x, b);
   check_kind("add_", numbers, x.dtype());
-  check_parameter("add_", x.dtype(), alpha);
+  check_parameters("add_", PointwiseOp::addcmul, x.dtype(), {alpha});
   check_broadcast_to("add_", x, b);
   check_writable("add_", x);
   const Tensor other = apart_from(x, b), one = ones({}, {.dtype = x.dtype(), .device = x.device()});
@@ -259,8 +269,7 @@ Tensor isnan(const Tensor& x) {
 Tensor isfinite(const Tensor& x) {
   check_defined("isfinite", x);
   if (!is_floating(x.dtype())) return eq(x, x);
-  const double infinity = std::numeric_limits<double>::infinity();
-  return lt(abs(x), full({}, infinity, {.dtype = x.dtype(), .device = x.device()}));
+  return lt(abs(x), full({}, std::numeric_limits<double>::infinity(), {x.dtype(), x.device()}));
 }
 
 Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor& grad,
@@ -272,7 +281,7 @@ Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& a
                  int(part));
   check_floating("pointwise_grad", grad);
   // The derivative of these is 1.
-  if (op == PointwiseOp::add || op == PointwiseOp::add_scalar) return grad;
+  if (op == PointwiseOp::add || op == PointwiseOp::add_scalar || op == PointwiseOp::sub_scalar) return grad;
   if (op == PointwiseOp::sub && part == PointwisePart::grad0) return grad;
 
   const bool unary_form = info.form == Form::unary;
@@ -298,11 +307,13 @@ PointwiseGrads pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor&
   LOCKSTEP_CHECK(info.reads0 != functor::nothing && info.reads1 != functor::nothing,
                  "[pointwise_grads] expected an operation whose derivatives read an operand, got operation ", int(op));
   check_floating("pointwise_grads", grad);
-  for (const Tensor* x : {&a, &b}) check_pair(info.name, grad, *x), check_broadcast_to(info.name, grad, *x);
+  const int mask = info.reads0 | info.reads1;  // the other operand may have no value
+  const Tensor &first = mask & functor::reads_a ? a : grad, &second = mask & functor::reads_b ? b : grad;
+  for (const Tensor* x : {&first, &second}) check_pair(info.name, grad, *x), check_broadcast_to(info.name, grad, *x);
   const bool reuse = grad.is_exclusive() && grad.is_contiguous();
   PointwiseGrads made{reuse ? grad : result(grad.shape(), grad.dtype(), grad.device()),
                       result(grad.shape(), grad.dtype(), grad.device())};
-  LOCKSTEP_KERNEL_AS(grad.device(), pointwise_grads, names[size_t(op)][1])(op, grad, a, b, made.a, made.b);
+  LOCKSTEP_KERNEL_AS(grad.device(), pointwise_grads, names[size_t(op)][1])(op, grad, first, second, made.a, made.b);
   return made;
 }
 

@@ -1,6 +1,7 @@
 // Reductions, arg max, running sums, sorting and comparisons of whole tensors.
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "tensor/complex.h"
 #include "tensor/ops.h"
@@ -33,6 +34,7 @@ Shape reduced_shape(const Shape& shape, uint32_t bits, bool keepdim) {
 
 Tensor reduce(const char* op, ReduceOp kind, const Tensor& x, const Dims& dims, bool keepdim, DType dtype,
               double parameter = 0) {
+  check_defined(op, x);
   if (is_complex(x.dtype())) fail_complex(op, x.dtype());
   const uint32_t bits = dim_bits(op, x, dims);
   if (kind == ReduceOp::max || kind == ReduceOp::min) {
@@ -98,17 +100,14 @@ Tensor mean(const Tensor& x, const Dims& dims, bool keepdim) {
 }
 
 Tensor prod(const Tensor& x, const Dims& dims, bool keepdim) {
-  check_defined("prod", x);
   return reduce("prod", ReduceOp::prod, x, dims, keepdim, sum_dtype(x));
 }
 
 Tensor amax(const Tensor& x, const Dims& dims, bool keepdim) {
-  check_defined("amax", x);
   return reduce("amax", ReduceOp::max, x, dims, keepdim, x.dtype());
 }
 
 Tensor amin(const Tensor& x, const Dims& dims, bool keepdim) {
-  check_defined("amin", x);
   return reduce("amin", ReduceOp::min, x, dims, keepdim, x.dtype());
 }
 
@@ -136,12 +135,10 @@ Tensor sum_squares(const Tensor& x, const Dims& dims, bool keepdim, std::optiona
 }
 
 Tensor any(const Tensor& x, const Dims& dims, bool keepdim) {
-  check_defined("any", x);
   return reduce("any", ReduceOp::any, x, dims, keepdim, boolean);
 }
 
 Tensor all(const Tensor& x, const Dims& dims, bool keepdim) {
-  check_defined("all", x);
   return reduce("all", ReduceOp::all, x, dims, keepdim, boolean);
 }
 
@@ -153,15 +150,9 @@ Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
 ValuesIndices max(const Tensor& x, int64_t dim, bool keepdim) { return arg_reduce("max", true, x, dim, keepdim); }
 ValuesIndices min(const Tensor& x, int64_t dim, bool keepdim) { return arg_reduce("min", false, x, dim, keepdim); }
 
-Tensor max(const Tensor& x) {
-  check_defined("max", x);
-  return reduce("max", ReduceOp::max, x, {}, false, x.dtype());
-}
+Tensor max(const Tensor& x) { return reduce("max", ReduceOp::max, x, {}, false, x.dtype()); }
 
-Tensor min(const Tensor& x) {
-  check_defined("min", x);
-  return reduce("min", ReduceOp::min, x, {}, false, x.dtype());
-}
+Tensor min(const Tensor& x) { return reduce("min", ReduceOp::min, x, {}, false, x.dtype()); }
 
 Tensor argmax(const Tensor& x, std::optional<int64_t> dim, bool keepdim) {
   return arg_of("argmax", true, x, dim, keepdim);
@@ -243,14 +234,19 @@ bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol) {
   check_same_device("allclose", a, b);
   const Shape shape = broadcast_shapes("allclose", a.shape(), b.shape());
   if (is_complex(a.dtype())) return allclose(view_as_real(a), view_as_real(b), rtol, atol);
-  const auto values = [&](const Tensor& x) { return x.expand(shape).to(cpu).to(f64).contiguous(); };
+  const DType wide = is_floating(a.dtype()) ? f64 : i64;
+  const auto values = [&](const Tensor& x) { return x.expand(shape).to(cpu).to(wide).contiguous(); };
   const Tensor left = values(a), right = values(b);
-  const double *p = left.data<double>(), *q = right.data<double>();
-  for (int64_t i = 0; i < left.numel(); ++i) {
-    const bool close = p[i] == q[i] || (std::isfinite(q[i]) && std::abs(p[i] - q[i]) <= atol + rtol * std::abs(q[i]));
-    if (!close) return false;
-  }
-  return true;
+  bool all = true;
+  dispatch<double, int64_t>(wide, "allclose", [&]<class T> {
+    using D = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;  // their differences are below 2^64
+    const T *p = left.data<T>(), *q = right.data<T>();
+    for (int64_t i = 0; all && i < left.numel(); ++i) {
+      const double apart = double(p[i] > q[i] ? D(p[i]) - D(q[i]) : D(q[i]) - D(p[i]));
+      all = p[i] == q[i] || (std::isfinite(double(q[i])) && apart <= atol + rtol * std::abs(double(q[i])));
+    }
+  });
+  return all;
 }
 
 bool equal(const Tensor& a, const Tensor& b) {

@@ -1,5 +1,7 @@
 #include "tensor/quantized.h"
 
+#include <string_view>
+
 #include "tensor/cpu/quantized.h"
 #include "tensor/flops.h"
 #include "tensor/memory.h"
@@ -24,9 +26,10 @@ void check_codes(const char* op, const Quantized& w) {
   LOCKSTEP_CHECK(w.codes.dtype() == (four ? u8 : i8) && w.codes.shape() == codes && w.codes.is_contiguous(), "[", op,
                  "] expected ", name_of(w.format), " codes of dtype ", four ? u8 : i8, " and shape ", codes, ", got ",
                  w.codes.dtype(), " and ", w.codes.shape());
-  LOCKSTEP_CHECK(w.scales.dtype() == (by_row ? f32 : f16) && w.scales.shape() == scales && w.scales.is_contiguous(),
-                 "[", op, "] expected ", name_of(w.format), " scales of dtype ", by_row ? f32 : f16, " and shape ",
-                 scales, ", got ", w.scales.dtype(), " and ", w.scales.shape());
+  LOCKSTEP_CHECK((w.scales.dtype() == f32 || (w.scales.dtype() == f16 && !by_row)) && w.scales.shape() == scales &&
+                     w.scales.is_contiguous(),
+                 "[", op, "] expected ", name_of(w.format), " scales of dtype ", by_row ? "f32" : "f16 or f32",
+                 " and shape ", scales, ", got ", w.scales.dtype(), " and ", w.scales.shape());
   check_same_device(op, w.codes, w.scales);
 }
 
@@ -46,9 +49,11 @@ Quantized quantize(const Tensor& w, QuantFormat format) {
   const Tensor from = w.to(cpu).to(f32).contiguous();
   Quantized q{.format = format, .out = out, .in = in};
   q.codes = empty({out, four ? groups * 16 : in}, {.dtype = four ? u8 : i8, .device = cpu});
-  q.scales = by_row ? empty({out}, {.device = cpu}) : empty({out, groups}, {.dtype = f16, .device = cpu});
+  q.scales = empty(by_row ? Shape{out} : Shape{out, groups}, {.device = cpu});
   LOCKSTEP_CHECK(on_cpu::make_codes(from, q), "[quantize] expected finite weights",
-                 by_row ? "" : " whose scales are below 65504", ", got others");
+                 four ? " below 2.9e38, whose codes times scales are finite" : "", ", got others");
+  const Tensor short_scales = by_row ? q.scales : q.scales.to(f16);
+  if (equal(short_scales.to(f32), q.scales)) q.scales = short_scales;
   q.codes = q.codes.to(w.device()), q.scales = q.scales.to(w.device());
   return q;
 }
@@ -76,7 +81,8 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
   LOCKSTEP_CHECK(!args.dynamic || (w.format == QuantFormat::row8 && w.in <= most_inputs),
                  "[linear] activations in codes (dynamic) expect a row8 weight of at most ", most_inputs,
                  " inputs, got ", name_of(w.format), " of ", w.in);
-  LOCKSTEP_CHECK(args.dynamic || args.threshold == 0, "[linear] a threshold expects dynamic");
+  LOCKSTEP_CHECK(args.threshold >= 0 && (args.dynamic || args.threshold == 0),
+                 "[linear] expected a threshold >= 0, and with dynamic alone, got ", args.threshold);
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.out;
   const int64_t rows = x.numel() / w.in;
@@ -98,7 +104,7 @@ Tensor handle_of(const Quantized& weight, const QuantMatmulArgs& how, DType dtyp
 const QuantizedHandle* quantized_of(const Tensor& tensor) {
   if (!tensor.defined()) return nullptr;
   const Storage& storage = *tensor.storage();
-  if (!storage.is_empty() || storage.emptied_of() != in_codes) return nullptr;
+  if (!storage.is_empty() || std::string_view(storage.emptied_of()) != in_codes) return nullptr;
   return static_cast<const QuantizedHandle*>(storage.origin().get());
 }
 

@@ -2,8 +2,11 @@
 // Weights in 8 or 4 bits: whole numbers (codes), and scales to multiply them with. docs/quantisation.md.
 //
 //   row8     a scale (f32) for each row           code -127 .. 127, scale = max|w| / 127
-//   group8   a scale (f16) for 32 numbers of it   the same
+//   group8   a scale for 32 numbers of it         the same
 //   group4   the same                             code -7 .. 7, scale = max|w| / 7; two in a byte
+//
+// Scales of groups are f16, and f32 where f16 would round one of the weight's by more than 1 / 512 of it (below 1e-5 it
+// has few digits, below 6e-8 none; above 65504 it is infinite).
 //
 // A quantised weight stands where a weight does, in linear() and matmul(x, w) of Tensor and Variable, as a handle: a
 // tensor of its shape that has no memory, and leads to the codes. Whoever would read it gets an Error.
@@ -22,7 +25,7 @@ inline constexpr int64_t quant_group = 32;  ///< numbers of a row that share a s
 struct Quantized {
   QuantFormat format = QuantFormat::group8;
   Tensor codes;   ///< i8 (out, in); of group4 u8 (out, 16 groups): byte i of a group has code i + 8 and code i + 16 + 8
-  Tensor scales;  ///< f32 (out) of row8, else f16 (out, groups)
+  Tensor scales;  ///< f32 (out) of row8, else f16 or f32 (out, groups)
   int64_t out = 0, in = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "tensor/graph.h"
+#include "tensor/random_scope.h"
 
 namespace lockstep {
 namespace {
@@ -14,6 +15,7 @@ std::atomic<uint64_t> default_seed{0}, other_threads{0};
 const std::thread::id main_thread = std::this_thread::get_id();
 thread_local bool seeded = false;
 thread_local RandomState state;
+thread_local uint64_t streams = 0;
 
 RandomState& this_threads_state() {
   if (!seeded) [[unlikely]] {
@@ -31,6 +33,7 @@ RandomState& this_threads_state() {
 
 void manual_seed(uint64_t seed) {
   default_seed.store(seed, std::memory_order_relaxed);
+  streams = 0;
   set_random_state({.seed = seed});
 }
 
@@ -39,6 +42,7 @@ void set_random_step(uint64_t step, uint64_t micro_batch) {
   now = {.seed = now.seed, .step = step, .micro_batch = micro_batch};
 }
 
+uint64_t next_stream() { return streams++; }
 RandomState random_state() { return this_threads_state(); }
 
 void set_random_state(const RandomState& wanted) {

@@ -16,4 +16,7 @@ class RandomScope {
   const RandomState before_ = random_state();
 };
 
+/// 0, 1, ... since this thread's manual_seed(): for what keeps a stream of its own under the seed.
+uint64_t next_stream();
+
 }  // namespace lockstep

@@ -126,7 +126,8 @@ ResampleAxis same_axis(int64_t size) { return {.in = size, .out = size}; }
 }  // namespace
 
 ResampleAxis resample_axis(int64_t in, int64_t out, Resampling how, double scale, bool align_corners, bool antialias) {
-  LOCKSTEP_CHECK(in >= 1 && out >= 1, "[resample_axis] expected sizes >= 1, got ", in, " and ", out);
+  LOCKSTEP_CHECK(in >= 1 && out >= 1 && scale >= 0, "[resample_axis] expected sizes >= 1 and a scale >= 0, got ", in,
+                 ", ", out, " and ", scale);
   if (in == out && how == Resampling::linear && !antialias) return same_axis(in);  // whatever the scale, as PyTorch's
   double step = scale > 0 ? 1 / scale : double(in) / double(out);
   if (align_corners) step = out > 1 ? double(in - 1) / double(out - 1) : 0;

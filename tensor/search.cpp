@@ -20,10 +20,6 @@ template <class T> auto comparable(T value) {
   else return value;
 }
 
-template <class Fn> void dispatch_numbers(DType dtype, const char* op, Fn&& fn) {
-  dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype, op, fn);
-}
-
 /// How many of the n elements come before `value`. NaN comes behind all.
 template <class T>
 int64_t place_in(const T* row, const int64_t* order, int64_t n, decltype(comparable(T())) value, bool right) {
@@ -348,7 +344,7 @@ Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tens
       part = arange(shape[d], counted_here());
       own[axis[size_t(d)]] = shape[d];
     }
-    places = add(places, mul_scalar(part.reshape(own), double(stride)).expand(result));
+    places = add(places, mul_scalar(part.reshape(own), stride).expand(result));
   }
   return places;
 }

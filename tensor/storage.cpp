@@ -28,6 +28,7 @@ Ref<Storage> Storage::allocate(int64_t bytes, Device device) {
   storage->device_ = device;
   storage->stream_ = stream_of(device);
   storage->born_ = Graph::recordings();
+  storage->made_in_ = number_of_journal();
   storage->category_ = MemoryScope::current();
   book_memory(storage->category_, bytes, device);
   return Ref<Storage>(storage);
@@ -78,8 +79,19 @@ void Storage::refill() {
   data_ = static_cast<std::byte*>(lockstep::allocate(size_t(bytes_), device_));
   stream_ = stream_of(device_);
   born_ = Graph::recordings();
+  made_in_ = number_of_journal();
   origin_ = nullptr;
   book_memory(category_, bytes_, device_);
+}
+
+void Storage::swap_bytes(Storage& other) {
+  LOCKSTEP_CHECK(bytes_ == other.bytes_ && device_ == other.device_ && !is_empty() && !other.is_empty(),
+                 "[storage] expected two of one size and device, got ", bytes_, " bytes on ", device_, " and ",
+                 other.bytes_, " on ", other.device_);
+  std::swap(data_, other.data_);
+  std::swap(stream_, other.stream_);
+  std::swap(born_, other.born_);
+  std::swap(release_, other.release_);
 }
 
 void Storage::destroy() {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "tensor/device.h"
@@ -37,6 +38,8 @@ template <class T> class Ref {
   T* object_ = nullptr;
 };
 
+class Journal;
+
 class Storage {
  public:
   /// Uninitialised bytes on `device`, booked under MemoryScope::current().
@@ -63,23 +66,28 @@ class Storage {
   }
 
   /// Frees the bytes; tensors on this storage stay, and must not be read until refill(). ZeRO 3 does this to
-  /// parameters. `whose`: named in the Error of a reader; must outlive the emptiness.
+  /// parameters. `whose`: named in the Error of a reader.
   void empty(const char* whose = "");
   /// Allocates the bytes again (uninitialised) after empty().
   void refill();
   bool is_empty() const { return data_ == nullptr && bytes_ > 0; }
-  const char* emptied_of() const { return emptied_of_; }
+  const char* emptied_of() const { return emptied_of_.c_str(); }
   const std::shared_ptr<void>& origin() const { return origin_; }
 
-  /// Counts in-place writes. A tensor saved for backward remembers it; `writer` names the operation in the Error.
+  /// Counts in-place writes. A tensor saved for backward remembers it; `writer` names the operation in the Error. To be
+  /// called before the write, as a Journal (tensor/journal.h) keeps what was there.
   uint32_t version() const { return version_; }
   const char* last_writer() const { return last_writer_; }
   void bump_version(const char* writer) {
+    if (journal_) [[unlikely]]
+      note_write();
     ++version_;
     last_writer_ = writer;
   }
   /// After a refill with the very bytes that were there at that version.
   void restore_version(uint32_t version) { version_ = version; }
+  /// Bytes change places with those of another storage, as many on the same device.
+  void swap_bytes(Storage& other);
 
   int use_count() const { return refs_.load(std::memory_order_acquire); }
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
@@ -88,18 +96,24 @@ class Storage {
   }
 
  private:
+  friend class Journal;
+  friend class Rewind;
   Storage() = default;
   ~Storage() = default;
   void destroy();
+  void note_write();
+  static uint64_t number_of_journal();
+  inline static thread_local Journal* journal_ = nullptr;  // of this thread, the innermost
 
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
   std::atomic<int> refs_{0};
   uint32_t version_ = 0;
   const char* last_writer_ = "";
+  uint64_t made_in_ = 0;    // the journal in which the bytes were allocated
   uint32_t born_ = 0;       // Graph::recordings() when the bytes were allocated
   void* stream_ = nullptr;  // in whose order the bytes were allocated and will be freed; none on the CPU
-  const char* emptied_of_ = "";
+  std::string emptied_of_;
   Device device_;
   Memory category_ = Memory::other;
   std::function<void()> release_;  // set for adopted memory only

@@ -80,8 +80,8 @@ void Tensor::check_data(DType wanted) const {
   LOCKSTEP_CHECK(dtype_ == wanted, "[data] expected the dtype of the tensor, ", dtype_, ", got ", wanted);
 }
 
-void Tensor::fail_emptied() const {
-  fail(str("[data] the storage is empty: its ", storage_->bytes(), " bytes were released (",
+void Tensor::fail_emptied(const char* op) const {
+  fail(str("[", op, "] the storage is empty: its ", storage_->bytes(), " bytes were released (",
            *storage_->emptied_of() ? storage_->emptied_of() : "a parameter of ZeRO 3, a gradient inside no_sync",
            ") and are not back yet"));
 }
@@ -145,18 +145,6 @@ template <class T> T item_of(const Tensor& tensor) {
   return value;
 }
 
-void check_not_emptied(const char* op, const Tensor& tensor) {
-  LOCKSTEP_CHECK(!tensor.storage()->is_empty(), "[", op, "] the storage is empty: its ", tensor.storage()->bytes(),
-                 " bytes were released (",
-                 *tensor.storage()->emptied_of() ? tensor.storage()->emptied_of()
-                                                 : "a parameter of ZeRO 3, a gradient inside no_sync",
-                 ") and are not back yet");
-}
-
-}  // namespace
-
-namespace {
-
 // Between any two devices. What has to cross lies in one piece on both sides, and is converted where it comes from.
 void copy_between(const Tensor& source, Tensor& out) {
   const Device from = source.device(), to = out.device();
@@ -184,7 +172,7 @@ Tensor Tensor::contiguous() const { return contiguous_ && defined() ? *this : cl
 
 Tensor Tensor::clone() const {
   check_defined("clone", *this);
-  check_not_emptied("clone", *this);
+  check_not_emptied("clone");
   Tensor result = empty(shape_, {.dtype = dtype_, .device = device()});
   LOCKSTEP_KERNEL(device(), copy)(*this, result);
   return result;
@@ -194,7 +182,7 @@ Tensor Tensor::to(DType dtype) const {
   check_defined("to", *this);
   if (dtype == dtype_) return *this;
   check_stays_complex("to", dtype_, dtype);
-  check_not_emptied("to", *this);
+  check_not_emptied("to");
   Tensor result = empty(shape_, {.dtype = dtype, .device = device()});
   LOCKSTEP_KERNEL(device(), copy)(*this, result);
   return result;
@@ -205,7 +193,7 @@ Tensor Tensor::to(Device target) const {
   if (target == device()) return *this;
   check_device("to", target);
   check_complex_device("to", dtype_, target);
-  check_not_emptied("to", *this);
+  check_not_emptied("to");
   Tensor result = empty(shape_, {.dtype = dtype_, .device = target});
   copy_between(*this, result);
   return result;
@@ -217,8 +205,8 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
   LOCKSTEP_CHECK(broadcast_shapes("copy_", source.shape(), shape_) == shape_,
                  "[copy_] expected a source that broadcasts to ", shape_, ", got ", source.shape());
   check_stays_complex("copy_", source.dtype(), dtype_);
-  check_not_emptied("copy_", *this);
-  check_not_emptied("copy_", source);
+  check_not_emptied("copy_");
+  source.check_not_emptied("copy_");
   storage_->bump_version("copy_");
   Tensor from = source.expand(shape_), target = *this;
   if (from.storage() == storage_) {
@@ -229,9 +217,10 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
   return *this;
 }
 
-const Tensor& Tensor::fill_(double value) const {
+const Tensor& Tensor::fill_(Scalar value) const {
   check_writable("fill_", *this);
-  check_not_emptied("fill_", *this);
+  check_fits("fill_", value, dtype_);
+  check_not_emptied("fill_");
   storage_->bump_version("fill_");
   Tensor target = *this;
   LOCKSTEP_KERNEL(device(), fill)(target, value);

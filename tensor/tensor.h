@@ -9,6 +9,7 @@
 
 #include "tensor/device.h"
 #include "tensor/dtype.h"
+#include "tensor/scalar.h"
 #include "tensor/shape.h"
 #include "tensor/storage.h"
 
@@ -56,8 +57,7 @@ class Tensor {
   }
   /// The same without a type. Error when the storage is empty.
   void* raw_data() const {
-    if (storage_->is_empty()) [[unlikely]]
-      fail_emptied();
+    check_not_emptied("data");
     return storage_->data() + offset_ * size_of(dtype_);
   }
 
@@ -100,12 +100,16 @@ class Tensor {
   Tensor to(Device device) const;
   /// Copies `source` (broadcast, converted) into this tensor, and returns this.
   const Tensor& copy_(const Tensor& source) const;
-  const Tensor& fill_(double value) const;
+  const Tensor& fill_(Scalar value) const;
   const Tensor& zero_() const { return fill_(0); }
 
  private:
   void check_data(DType wanted) const;
-  [[noreturn]] void fail_emptied() const;
+  void check_not_emptied(const char* op) const {
+    if (storage_->is_empty()) [[unlikely]]
+      fail_emptied(op);
+  }
+  [[noreturn]] void fail_emptied(const char* op) const;
   double item_double() const;
   int64_t item_integer() const;
   std::complex<double> item_complex() const;

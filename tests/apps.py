@@ -143,7 +143,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("sample --stop", stopped.stdout == "the " + sample.stdout[4:4 + sample.stdout[4:].index(stop)] + "\n", stopped.stdout + stopped.stderr)
     greedy, beams = (result(run("gpt", "sample", d / "whole", "--prompt", "the ", "--tokens", 20, "--json", *more)) for more in (["--greedy"], ["--beams", 4]))
     check("sample --greedy and --beams", greedy["text"] != "" and beams["text"] != "", f"{greedy} {beams}")
-    refused("an empty stop string", ["gpt", "sample", d / "whole", "--prompt", "a", "--stop", ""], "stop string is empty")
+    refused("an empty stop string", ["gpt", "sample", d / "whole", "--prompt", "a", "--stop", ""], "stop string is empty", code=2)
     check("a seed gives one text", again.stdout == sample.stdout)
     for precision in ("bf16", "f16", "fp8"):
         low = run("gpt", "train", *tiny, "--steps", 20, "--precision", precision)
@@ -275,6 +275,9 @@ with tempfile.TemporaryDirectory() as folder:
     r = on(2, *["gpt", "train", *short[:-1], d / "nowhere", "--resume"])
     check("resume in no folder begins", r.returncode == 0 and (d / "nowhere/checkpoints/latest").exists(), r.stderr)
 
+    r = run("gpt", "train", *tiny, "--steps", 2, "--validation", 0)
+    check("without validation", r.returncode == 0 and result(r)["steps"] == 2 and "val_loss" not in result(r), r.stdout + r.stderr)
+
     # A run keeps its tokenizer.
     (d / "no_tokens").mkdir()
     tokens = d / "tokens"
@@ -288,13 +291,18 @@ with tempfile.TemporaryDirectory() as folder:
     for name, args in (("sample", ["sample", d / "words", "--prompt", "the quick", "--tokens", 3]), ("eval", ["eval", d / "words", "--text", text]), ("resume", [*words[1:], "--steps", 3, "--resume"]), ("sample of an export", ["sample", d / "words_exported", "--prompt", "the", "--tokens", 2])):
         r = run("gpt", *args)
         check(f"{name}, with the tokenizer moved away", r.returncode == 0 and (name == "resume") == (f"note: --tokenizer {tokens} holds no tokenizer" in r.stderr), r.stderr)
-    # A text ends at a folder's eos: what is there with --init stays with a run.
+    # A text ends at a folder's eos: what is there with --init stays with a run, and beside it what Transformers reads of it.
     exported = d / "words_exported"
+    (exported / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "model_max_length": 10**30}))
+    (exported / "chat_template.jinja").write_text("{{ messages }}")
     ids = run("gpt", "sample", exported, "--ids", "5,6", "--tokens", 6, "--greedy").stdout.strip().split(",")
     (exported / "generation_config.json").write_text(json.dumps({"eos_token_id": [int(ids[2]), 10**6]}))
     ended = ids[:ids.index(ids[2]) + 1]
     r = run("gpt", "train", "--init", exported, "--text", text, "--context", 16, "--batch", 1, "--steps", 1, "--lr", 0, "--out", d / "tuned", "--export", d / "dense", "--set", 'sparse_attention={"mode": "fixed"}')
     check("an export leaves sparse attention out, and says so", r.returncode == 0 and "do not say sparse_attention" in r.stderr, r.stderr)
+    kept = ["tokenizer_config.json", "chat_template.jinja"]
+    check("an export keeps what stands beside the tokenizer", all((d / "dense" / name).read_bytes() == (exported / name).read_bytes() for name in kept), r.stderr)
+    check("and its ends", json.loads((d / "dense/generation_config.json").read_text())["eos_token_id"] == [int(ids[2]), 10**6], r.stderr)
     for folder_ in (exported, d / "tuned"):
         r = run("gpt", "sample", folder_, "--ids", "5,6", "--tokens", 6, "--greedy")
         check(f"{folder_.name}: ids end with eos", r.stdout.strip().split(",") == ended, f"{r.stdout} {ids}: {r.stderr}")

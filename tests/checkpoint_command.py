@@ -6,6 +6,7 @@
 import hashlib
 import json
 import pathlib
+import shutil
 import struct
 import subprocess
 import sys
@@ -84,6 +85,9 @@ with tempfile.TemporaryDirectory() as name:
     r = run("inspect", d / "run")
     words = ("step-1", "3 ranks, plan by hand", "3 in 3 files", "model.tokens.weight", "(6, 2)", "3 parts", "is model.tokens.weight", "lr  0.1", "best  inf", '{"epoch": 2}')
     check("inspect", r.returncode == 0 and all(w in r.stdout for w in words), r.stdout + r.stderr)
+    shutil.copytree(d / "run", d / "of a program/checkpoints")
+    r = run("inspect", d / "of a program")  # a run's folder
+    check("inspect a run", r.returncode == 0 and all(w in r.stdout for w in words), r.stdout + r.stderr)
     r = run("inspect", d / "run/step-1", "--json")
     check("inspect --json", r.returncode == 0 and json.loads(r.stdout)["tensors"]["model.tokens.weight"] == {"dtype": "f32", "shape": [2, 2], "parts": 2} and json.loads(r.stdout)["world"] == 3, r.stdout + r.stderr)
     r = run("verify", d / "run", "--tag", "step-1")

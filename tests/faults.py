@@ -67,8 +67,8 @@ with tempfile.TemporaryDirectory() as folder:
     # 42: data that are missing, empty, short, or no file
     for name, text, parts in (
         ("missing", d / "none", ["cannot open", "none: No such file"]),
-        ("empty", d / "empty", ["empty has 0 tokens", "which takes 33 of each"]),
-        ("short", d / "short", ["short has 60 tokens", "--context 32"]),
+        ("empty", d / "empty", ["empty has 0 tokens", "a sample takes 33 each", "a shorter context"]),
+        ("short", d / "short", ["short has 60 tokens", "a sample takes 33 each"]),
         ("a folder", d / "folder", ["expected a regular file, got a folder", "folder"]),
         ("a device", "/dev/zero", ["expected a regular file, got a device or pipe: /dev/zero"]),
     ):

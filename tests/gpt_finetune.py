@@ -23,6 +23,9 @@ with tempfile.TemporaryDirectory() as folder:
     ds.write_text(json.dumps(AUTO))
     r = run("gpt", "train", "--text", text, "--model", "llama:1x16x2", "--context", 16, "--steps", 1, "--export", d / "base")
     check("a folder to start from", r.returncode == 0, r.stderr)
+    ids = {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 4}
+    base = json.loads((d / "base/config.json").read_text())
+    (d / "base/config.json").write_text(json.dumps(dict(base, **ids, initializer_range=0.5, limit=float("inf"), length=10**30)))
     call = ["gpt", "finetune", "--model_name_or_path", d / "base", "--train_file", text, "--do_train", "--learning_rate", "5e-3", "--per_device_train_batch_size", 4]
 
     r = run(*call, "--do_eval", "--output_dir", d / "one", "--max-steps", 8, "--save-steps", 4, "--logging_steps=2", "--dataloader_drop_last", "True", "--json")
@@ -31,6 +34,8 @@ with tempfile.TemporaryDirectory() as folder:
     check("the folder", {"checkpoint-4", "checkpoint-8", "config.json", "model.safetensors", "trainer_state.json", "all_results.json", "run.json"} <= set(there), str(there))
     state = json.loads((d / "one/trainer_state.json").read_text())
     check("trainer_state.json", [e["step"] for e in state["log_history"] if "loss" in e] == [2, 4, 6, 8] and state["global_step"] == 8 and "train_loss" in state["log_history"][-1], str(state))
+    saved = json.loads((d / "one/config.json").read_text())
+    check("ids and what changes nothing are kept", {**saved, **ids, "initializer_range": 0.5} == saved and json.loads((d / "one/generation_config.json").read_text()) == ids, str(saved))
     r = run("lockstep", "checkpoint", "verify", d / "one/checkpoint-4")
     check("a whole checkpoint", r.returncode == 0, r.stdout + r.stderr)
     trained = (d / "one/model.safetensors").read_bytes()
@@ -38,6 +43,12 @@ with tempfile.TemporaryDirectory() as folder:
     check("goes on from checkpoint-4 to the same bits", r.returncode == 0 and (d / "two/model.safetensors").read_bytes() == trained, r.stdout + r.stderr)
     r = run(*call, "--do_eval", "--output_dir", d / "ranks", "--max_steps", 8, "--num_gpus", 1, "--dataloader_drop_last", "--set", "zero_optimization.stage=1")
     check("another stage, the same bits", r.returncode == 0 and (d / "ranks/model.safetensors").read_bytes() == trained, r.stdout + r.stderr)
+    r = run(*call, "--do_eval", "--output_dir", d / "two", "--max_steps", 8, "--resume_from_checkpoint", "True", "--dataloader-drop-last")
+    check("a run that is done says so", r.returncode == 0 and "the run is done, this is step 8 of 8" in r.stderr and (d / "two/model.safetensors").read_bytes() == trained, r.stdout + r.stderr)
+    r = run(*call, "--eval_strategy", "steps", "--eval_steps", 0.5, "--save_steps", "4.0", "--logging_steps", 0.25, "--output_dir", d / "parts", "--num_train_epochs", "0.2", "--json")
+    state = json.loads((d / "parts/trainer_state.json").read_text())
+    steps = result(r)["steps"]
+    check("parts of all steps", r.returncode == 0 and [e["step"] for e in state["log_history"] if "eval_loss" in e][0] == state["eval_steps"] == -(-steps // 2) and state["save_steps"] == 4, r.stdout + r.stderr)
     r = run("gpt", "finetune", "--model_name_or_path", d / "one", "--do_eval", "--validation_file", text, "--block_size", 16, "--json")
     check("evaluates alone", r.returncode == 0 and 0 < result(r)["eval_loss"] < 5.5, r.stdout + r.stderr)
     r = run("gpt", "sample", d / "one", "--prompt", "the ", "--tokens", 4, "--greedy")
@@ -66,6 +77,7 @@ with tempfile.TemporaryDirectory() as folder:
             ("no such checkpoint", ["--output_dir", d / "x", "--resume_from_checkpoint", d / "none"], "none", 1),
             ("a table", ["--validation_file", ds], "expected a text file", 2),
             ("an option twice", ["--do_eval", "--train_file", text], "--train_file", 2),
+            ("steps that are no number of steps", ["--save_steps", "2.5"], "save_steps: expected a whole number from 1 up, or a part of all steps below 1, got 2.5", 2),
             ("a long block", ["--block_size", 17], "--block_size 17", 1),
             ("a text that is not there", ["--do_eval", "--validation_file", d / "none.txt"], "none.txt", 1)):
         refused(name, ["gpt", "finetune", "--model_name_or_path", d / "base"] if more is None else [*call, *more], part, code=code)

@@ -47,6 +47,23 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"{kind}: resume", r.returncode == 0 and result(r)["steps"] == 62, r.stdout + r.stderr)
         refused(f"{kind}: resume with another rank", [str(w).replace("lora=4", "lora=5") for w in tune] + ["--steps", 63, "--out", runs, "--resume"], "lora was")
         refused(f"{kind}: --ema of an adapter", ["gpt", "sample", adapter, "--ema"], "--ema is for runs")
+    # Adapters beside weights in codes: the run and the exported adapter are one model.
+    for codes in ("group8", "group4", "row8"):
+        at, adapter = d / f"run_{codes}", d / f"adapter_{codes}"
+        init = f"{base},lora=4,alpha=32,targets=in_proj+up,quantize={codes}"
+        tune = ["gpt", "train", "--text", other, "--init", init, "--batch", 2, "--warmup", 2, "--lr", 0.03, "--json"]
+        r = run(*tune, "--steps", 30, "--out", at, "--export", adapter)
+        check(f"{codes}: trains and exports", r.returncode == 0 and (adapter / "adapter_model.safetensors").exists(), r.stdout + r.stderr)
+        r = run("lockstep", "checkpoint", "inspect", at, "--json")
+        check(f"{codes}: weights are codes", r.returncode == 0 and any(name.endswith("in_proj.weight.codes") for name in json.loads(r.stdout)["tensors"]), r.stderr)
+        texts = [run("gpt", "sample", *model, "--prompt", "sphinx ", "--tokens", 20, "--greedy") for model in ((at,), (adapter, "--quantize", codes))]
+        check(f"{codes}: samples", all(r.returncode == 0 for r in texts) and texts[0].stdout == texts[1].stdout, texts[0].stderr + texts[1].stderr + texts[0].stdout + texts[1].stdout)
+        losses = [result(run("gpt", "eval", *model, "--text", other, "--json"))["loss"] for model in ((base, "--quantize", codes), (at,), (adapter, "--quantize", codes))]
+        check(f"{codes}: it learned", losses[1] == losses[2] < losses[0] - 0.3, str(losses))
+        r = run(*tune, "--steps", 32, "--out", at, "--resume")
+        check(f"{codes}: resume", r.returncode == 0 and result(r)["steps"] == 32, r.stdout + r.stderr)
+    r = run("gpt", "finetune", "--model_name_or_path", f"{base},lora=2,targets=in_proj,quantize=group8", "--train_file", other, "--do_train", "--block_size", 32, "--max_steps", 2, "--output_dir", d / "tuned")
+    check("finetune over codes", r.returncode == 0 and (d / "tuned/adapter_model.safetensors").exists(), r.stdout + r.stderr)
     start = ["gpt", "train", "--text", text, "--steps", 1, "--init"]
     for name, init, part in (("no rank", f"{base},alpha=4", "expected lora=RANK"), ("an unknown key", f"{base},lora=4,rank=4", "got 'rank=4'"), ("rank 0", f"{base},lora=0", "expected lora of 1 or more"),
                              ("dropout 1", f"{base},lora=4,dropout=1", "expected dropout from 0 to below 1"), ("a word", f"{base},lora=four", "--init: lora")):

@@ -8,9 +8,11 @@ import http.client
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import time
@@ -79,6 +81,27 @@ class Server:
         return [json.loads(w[6:]) for w in words[:-2]]
 
 
+def llama(folder, rows, kind="F32", scale=0.2, head=None):
+    """A small Llama of random weights with the 656 tokens of the golden tokenizer of Qwen 2. head: the value of all of row 70 of its head."""
+    draw, at, entries, data = random.Random(1), 0, {}, b""
+    shapes = {"model.embed_tokens": (rows, 16), "model.norm": (16,), "lm_head": (rows, 16), "model.layers.0.input_layernorm": (16,), "model.layers.0.post_attention_layernorm": (16,)}
+    shapes |= {f"model.layers.0.{name}_proj": shape for name, shape in {"self_attn.q": (16, 16), "self_attn.k": (16, 16), "self_attn.v": (16, 16), "self_attn.o": (16, 16), "mlp.gate": (24, 16), "mlp.up": (24, 16), "mlp.down": (16, 24)}.items()}
+    for name, shape in shapes.items():
+        values = [1.0 if len(shape) == 1 else draw.gauss(0, scale) for _ in range(shape[0] * (shape[1] if len(shape) > 1 else 1))]
+        if name == "lm_head" and head:
+            values[70 * 16:71 * 16] = [head, -head] * 8
+        raw = struct.pack(f"<{len(values)}{'f' if kind == 'F32' else 'e'}", *values)
+        entries[name + ".weight"] = dict(dtype=kind, shape=list(shape), data_offsets=[at, at + len(raw)])
+        at, data = at + len(raw), data + raw
+    folder.mkdir()
+    text = json.dumps(entries).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    (folder / "config.json").write_text(json.dumps(dict(model_type="llama", architectures=["LlamaForCausalLM"], vocab_size=rows, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5,
+                                                        hidden_act="silu", tie_word_embeddings=False, rope_theta=1e4, eos_token_id=None, torch_dtype="float32" if kind == "F32" else "float16")))
+    shutil.copy(pathlib.Path(__file__).resolve().parent / "golden/tokenizer/qwen2/tokenizer.json", folder)
+    return folder
+
+
 with tempfile.TemporaryDirectory() as folder:
     os.environ["TMPDIR"] = folder
     d = pathlib.Path(folder)
@@ -90,6 +113,8 @@ with tempfile.TemporaryDirectory() as folder:
     with Server(d / "run", "--name", "m", "--template", "plain", "--blocks", 300) as s:
         check("health", s.ask("GET", "/health") == (200, {"status": "ok"}))
         check("models", s.ask("GET", "/v1/models")[1]["data"][0]["id"] == "m")
+        check("a model by its name", s.ask("GET", "/v1/models/m")[1] == s.ask("GET", "/v1/models")[1]["data"][0] and s.ask("GET", "/v1/models/gpt-4")[0] == 404)
+        check("no other pages", s.ask("OPTIONS", "/v1/completions")[0] == 404)
         check("tokenize", s.ask("POST", "/tokenize", {"prompt": "abc"}) == (200, {"tokens": [97, 98, 99], "count": 3, "max_model_len": 2048}))
 
         # What gpt sample says, too.
@@ -97,6 +122,7 @@ with tempfile.TemporaryDirectory() as folder:
         said = s.complete(model="m", max_tokens=40, temperature=0)
         check("the text of gpt sample", sampled == "the " + said["choices"][0]["text"] + "\n", f"{sampled!r}\n{said}")
         check("usage", said["usage"] == {"prompt_tokens": 4, "completion_tokens": 40, "total_tokens": 44} and said["choices"][0]["finish_reason"] == "length", str(said))
+        check("fields that ask for nothing", s.complete(max_tokens=40.0, temperature=0, best_of=1, top_k=-1, tools=[], response_format={"type": "text"}, logit_bias={})["choices"] == said["choices"])
         check("ids", s.text([116, 104, 101, 32], max_tokens=40, temperature=0) == said["choices"][0]["text"])
         check("echo", s.text(max_tokens=3, temperature=0, echo=True).startswith("the "))
         check("no seed, other draws", s.text(max_tokens=30, temperature=3) != s.text(max_tokens=30, temperature=3))
@@ -168,13 +194,49 @@ with tempfile.TemporaryDirectory() as folder:
     # A Hugging Face folder, with a key and a template that is not known.
     shutil.copytree(d / "folder", d / "strange")
     (d / "folder/config.json").write_text(json.dumps({**json.loads((d / "folder/config.json").read_text()), "eos_token_id": 101}))
-    with Server(d / "folder", "--api-key", "secret") as s:
+    with Server(d / "folder", "--api-key", "secret", "--allow-origin", "http://localhost:3000") as s:
+        def headers(method, **more):
+            connection = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)
+            connection.request(method, "/v1/models", None, {"Origin": "http://localhost:3000", **more})
+            response = connection.getresponse()
+            response.read()
+            return response.status, dict(response.getheaders())
+
+        status, asked = headers("OPTIONS", **{"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-own"})
+        check("what a browser asks before", status == 204 and asked["Access-Control-Allow-Origin"] == "http://localhost:3000" and "POST" in asked["Access-Control-Allow-Methods"] and asked["Access-Control-Allow-Headers"] == "authorization, x-own", f"{status} {asked}")
+        check("the origin beside every answer", all(headers("GET", **h)[1].get("Access-Control-Allow-Origin") == "http://localhost:3000" for h in ({}, {"Authorization": "Bearer secret"})))
         check("401", [s.ask("GET", "/v1/models", None, **h)[0] for h in ({}, {"Authorization": "Bearer secre"}, {"Authorization": "Bearer secret"})] == [401, 401, 200])
         check("health is open", s.ask("GET", "/health")[0] == 200)
         status, said = s.ask("POST", "/v1/chat/completions", {"messages": []}, Authorization="Bearer secret")
         check("no template, no chat", status == 400 and "--template" in said["error"]["message"], str(said))
         status, said = s.ask("POST", "/v1/completions", {"prompt": "the ", "max_tokens": 2000, "temperature": 5, "seed": 1}, Authorization="Bearer secret")
         check("ends at the model's end token", status == 200 and "e" not in said["choices"][0]["text"] and said["choices"][0]["finish_reason"] == "stop", str(said))
+    refused("an origin with a path", ["gpt", "serve", d / "run", "--allow-origin", "http://localhost/page"], "--allow-origin", "expected * or SCHEME://HOST[:PORT]", code=2)
+    refused("options that do not go together, before the model is read", ["gpt", "sample", d / "none", "--beams", 2, "--stop", "x"], "stop strings with num_beams", code=2)
+
+    # Rows beyond the tokenizer's 656 ids are never drawn; one row fewer than it has, and only that id is refused; an infinite score is a token.
+    chat = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    with Server(llama(d / "padded", 900)) as s:
+        counts = [s.ask("POST", "/tokenize", {"prompt": chat, **more})[1]["count"] for more in ({}, {"parse_special": False})]
+        check("a rendered chat is tokens", counts == [14, 34], str(counts))
+        asks = [dict(prompt="ab", max_tokens=50, seed=i, stop=["zzzz"], logprobs=5) for i in range(24)]
+        alone = [s.complete(**a)["choices"] for a in asks]
+        with concurrent.futures.ThreadPoolExecutor(24) as pool:
+            check("no padding is drawn, beside others as alone", list(pool.map(lambda a: s.complete(**a)["choices"], asks)) == alone)
+    sampled = [run("gpt", "sample", d / "padded", "--prompt", "ab", "--tokens", 60, "--top-k", 0, "--temperature", 1, "--seed", i) for i in range(4)]
+    check("nor by gpt sample", all(r.returncode == 0 for r in sampled), str([r.stderr for r in sampled]))
+    with Server(llama(d / "bigtok", 655)) as s:
+        check("a token without a row", s.text("ab", max_tokens=5) is not None and s.ask("POST", "/v1/completions", {"prompt": "a<trim>"})[0] == 400)
+    for program, words in (("finetune", ["--model_name_or_path", d / "bigtok", "--do_train", "--max_steps", 1, "--block_size", 16, "--per_device_train_batch_size", 1, "--train_file"]),
+                           ("train", ["--init", d / "bigtok", "--context", 16, "--batch", 1, "--steps", 1, "--warmup", 0, "--eval-batches", 1, "--text"])):
+        r = run("gpt", program, *words, text, *(["--output_dir", d / "tuned"] if program == "finetune" else []))
+        check(f"gpt {program} with such a tokenizer", r.returncode == 0, r.stdout + r.stderr)
+        (d / "trim.txt").write_text("the quick brown fox " * 500 + "<trim>")
+        refused(f"gpt {program} of a text with that token", ["gpt", program, *words, d / "trim.txt"], "trim.txt: token 655", "has no row in the model")
+    with Server(llama(d / "infinite", 656, "F16", 1, 6e4)) as s:
+        said = [s.ask("POST", "/v1/completions", {"prompt": p, "max_tokens": 8, "temperature": t, "logprobs": 2}) for p in ("a", "the", "x y z") for t in (0, 1)]
+        check("an infinite score", all(status == 200 or "not numbers" in str(said) for status, said in said) and s.ask("GET", "/health")[0] == 200, str(said)[:500])
+
     refused("template that the tokenizer has no tokens for", ["gpt", "serve", d / "run", "--template", "llama3"], "<|start_header_id|>")
 
     # Scores of texts, alone and over HTTP.

@@ -6,6 +6,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 
@@ -63,7 +64,7 @@ with tempfile.TemporaryDirectory() as folder:
     for attention in ("ring", "ulysses"):
         r = run(*small, "--ranks", 8, "--plan", "pp2+cp2+tp2", "--set", f"context_parallel.attention={attention}", "--dropout", 0.2, "--precision", "bf16", *RECOMPUTE)
         check(f"a plan with {attention}, dropout, bf16 and checkpointed blocks", r.returncode == 0 and result(r)["loss"] < 6, r.stdout + r.stderr)
-    refused("a plan whose slices have too few heads", [*small, "--ranks", 8, "--plan", "cp2+tp4", "--set", "context_parallel.attention=ulysses"], "cp2 does not divide the 1 heads of a tensor-parallel rank", "The nearest plan that can: dp2+tp4")
+    refused("a plan whose slices have too few heads", [*small, "--ranks", 8, "--plan", "cp2+tp4", "--set", "context_parallel.attention=ulysses"], "cp2 does not divide the 1 heads of a tensor-parallel rank", "The nearest plan that can: dp2+cp2+tp2")
     refused("a plan whose context cannot be cut", [*small, "--ranks", 6, "--plan", "pp2+cp3"], "cp3 does not divide the 32 tokens of a sample (context) into 6 parts", "nearest plan that can: ")
     refused("slices that share sequences in Megatron's way too", [*small, "--ranks", 4, "--plan", "cp2+tp2", "--set", "tensor_parallel.sequence_parallel=true"], "does not go with cp2")
     refused("attention of sequences that are not shared", [*small, "--set", "context_parallel.attention=ulysses"], "add cpN to the plan")
@@ -133,7 +134,26 @@ with tempfile.TemporaryDirectory() as folder:
     r = run(*[9 if before == "--steps" else word for before, word in zip([None, *configured], configured)], "--out", d / "ds", "--resume")
     check("and they go on", r.returncode == 0 and result(r)["steps"] == 9, r.stdout + r.stderr)
     check("eval of that run", run("gpt", "eval", d / "ds", "--text", text, "--json").returncode == 0)
-    refused("bits of experts over ranks", [*small, "--experts", 4, *shared, "--trace-bits", d / "bits"], "experts over ranks sum in another order")
+    r = run("lockstep", "verify", "--plans", "ddp:2x1,dp2+ep2:2x1", "--", APPS / small[0], *small[1:], "--experts", 4)
+    check("verify compares losses of experts over ranks", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and "losses within" in r.stdout, r.stdout + r.stderr)
+
+    # What a refusal suggests can be: every suggestion trains.
+    tiny = ["gpt", "train", "--text", text, "--model", "gpt:4x24x3", "--context", 24, "--batch", 1, "--warmup", 1, "--steps", 1, "--json"]
+    six = ["--experts", 6]
+    for ranks, plan, *more in ((4, "tp3"), (2, "tp2"), (4, "tp2"), (4, "dp2+tp2"), (6, "tp4"), (3, "dp2+pp2"), (6, "pp5"), (8, "pp3+tp3"), (5, "cp5"), (3, "dp2+cp2"), (4, "ep3", *six), (4, "ep4", *six), (8, "dp2+pp2"),
+                               (4, "pp2+ep4", *six), (2, "pp2+zero2"), (3, "tp3+zero3"), (2, "pp2", "--accumulate", 3, "--set", "pipeline.schedule=interleaved"),
+                               (2, "pp2", "--accumulate", 2, "--set", "pipeline.schedule=dualpipe-v"), (4, "pp4", "--accumulate", 8, "--set", "pipeline.schedule=dualpipe-v", "--model", "gpt:1x24x3"),
+                               (2, "pp2", "--set", "flops_profiler.enabled=true"), (4, "dp2+tp2", "--set", "train_batch_size=2")):
+        ours = [*tiny, *more]
+        if "--model" in more:
+            ours[ours.index("--model") + 1] = more[-1]
+            ours = ours[:-2]
+        r = run(*ours, "--ranks", ranks, "--plan", plan)
+        found = re.search(r"\[plan\] .* cannot be.*The nearest plan that can: (\S+)", r.stderr)
+        check(f"{plan} on {ranks} ranks {' '.join(map(str, more))} is refused, once, with a suggestion", r.returncode in (1, 2) and found and r.stderr.count("cannot be") == 1 and "[schedule]" not in r.stderr, f"exit {r.returncode}: {r.stderr}")
+        if found:
+            r = run(*ours, "--ranks", ranks, "--plan", found[1])
+            check(f"and {found[1]} trains", r.returncode == 0, r.stderr)
     refused("a plan without experts", [*small, "--ranks", 2, "--plan", "dp2+ep2"], "shares experts, and the model has none")
     refused("experts in every 5th of 2 blocks", [*small, "--experts", "4,every=5"], "every 5.")
     r = run("lockstep", "schedule", "ring-attention", "--ranks", 4)

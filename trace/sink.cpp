@@ -3,10 +3,12 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "tensor/check.h"
@@ -23,23 +25,29 @@ void append(std::string& out, auto number) {
   out.append(text, std::to_chars(text, text + sizeof text, number).ptr);
 }
 
+/// As microseconds, which the format wants.
+void append_time(std::string& out, int64_t ns) {
+  append(out, ns / 1000);
+  out += {'.', char('0' + ns % 1000 / 100), char('0' + ns % 100 / 10), char('0' + ns % 10)};
+}
+
+std::string quoted(std::string_view text) {
+  std::string out;
+  append_quoted(out, text);
+  return out;
+}
+
 /// Bytes of the UTF-8 character that begins here; 0 if none does.
 size_t utf8_length(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return at + i < text.size() ? uint8_t(text[at + i]) : uint8_t(0); };
-  const auto tail = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
-  const uint8_t b = byte(0);
+  const uint8_t b = byte(0), c = byte(1);
   if (b < 0x80) return 1;
-  if (b >= 0xc2 && b < 0xe0) return tail(1) ? 2 : 0;
-  if (b >= 0xe0 && b < 0xf0) {
-    const bool good = tail(1) && tail(2) && !(b == 0xe0 && byte(1) < 0xa0) && !(b == 0xed && byte(1) >= 0xa0);
-    return good ? 3 : 0;
-  }
-  if (b >= 0xf0 && b < 0xf5) {
-    const bool good =
-        tail(1) && tail(2) && tail(3) && !(b == 0xf0 && byte(1) < 0x90) && !(b == 0xf4 && byte(1) >= 0x90);
-    return good ? 4 : 0;
-  }
-  return 0;
+  const size_t length = b < 0xc2 || b >= 0xf5 ? 0 : b < 0xe0 ? 2 : b < 0xf0 ? 3 : 4;
+  for (size_t i = 1; i < length; ++i)
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  const bool too_long = (b == 0xe0 && c < 0xa0) || (b == 0xf0 && c < 0x90),
+             no_character = (b == 0xed && c >= 0xa0) || (b == 0xf4 && c >= 0x90);
+  return too_long || no_character ? 0 : length;
 }
 
 void append_args(std::string& out, const Arg* args, size_t count) {
@@ -82,14 +90,16 @@ void append_quoted(std::string& out, std::string_view text) {
   out += '"';
 }
 
-std::string Sink::time(int64_t ns) const {  // microseconds, as the format wants them
-  int64_t at = ns + options_.offset_ns - options_.zero_ns;
-  std::string text;
-  if (at < 0) text += '-', at = -at;
-  append(text, at / 1000);
-  const int rest = int(at % 1000);
-  text += {'.', char('0' + rest / 100), char('0' + rest / 10 % 10), char('0' + rest % 10)};
+std::string Sink::time(int64_t ns) const {
+  const int64_t at = ns + options_.offset_ns - options_.zero_ns;
+  std::string text = at < 0 ? "-" : "";
+  append_time(text, std::abs(at));
   return text;
+}
+
+/// A record of metadata.
+std::string Sink::fact(std::string_view name, int row, const std::string& args) const {
+  return str("{\"name\":\"", name, "\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", row, ",\"args\":{", args, "}}");
 }
 
 Sink::Sink(std::string path, const Options& options)
@@ -97,15 +107,12 @@ Sink::Sink(std::string path, const Options& options)
   file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   LOCKSTEP_CHECK(file_ >= 0, "[trace] expected to be able to write ", path_, ", got: ", std::strerror(errno));
   held_ = "[\n";
-  std::string name = str("{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":", rank(),
-                         ",\"tid\":0,\"args\":{\"name\":\"rank ", rank(), "\"}}");
-  put(name);
-  put(str("{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":", rank(),
-          ",\"tid\":0,\"args\":{\"sort_index\":", rank(), "}}"));
-  put(str("{\"name\":\"trace\",\"ph\":\"M\",\"pid\":", rank(),
-          ",\"tid\":0,\"args\":{\"format\":\"lockstep-trace-1\",\"rank\":", rank(), ",\"ranks\":", options_.ranks,
-          ",\"run\":", options_.run, ",\"process\":", owner_, ",\"offset_ns\":", options_.offset_ns,
-          ",\"error_ns\":", options_.error_ns, "}}"));
+  put(fact("process_name", 0, str("\"name\":\"rank ", rank(), "\"")));
+  put(fact("process_sort_index", 0, str("\"sort_index\":", rank())));
+  put(fact(
+      "trace", 0,
+      str("\"format\":\"lockstep-trace-1\",\"rank\":", rank(), ",\"ranks\":", options_.ranks, ",\"run\":", options_.run,
+          ",\"process\":", owner_, ",\"offset_ns\":", options_.offset_ns, ",\"error_ns\":", options_.error_ns)));
   flush();
 }
 
@@ -119,12 +126,8 @@ int Sink::row(uint64_t id, std::string_view name) {
     number = found->second;
     if (!fresh) return number;
   }
-  std::string record =
-      str("{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", number, ",\"args\":{\"name\":");
-  append_quoted(record, name);
-  put(record + "}}");
-  put(str("{\"name\":\"thread_sort_index\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", number,
-          ",\"args\":{\"sort_index\":", number, "}}"));
+  put(fact("thread_name", number, "\"name\":" + quoted(name)));
+  put(fact("thread_sort_index", number, str("\"sort_index\":", number)));
   return number;
 }
 
@@ -162,9 +165,7 @@ void Sink::complete(std::string_view name, Category category, int64_t number, in
   record += "\",\"ph\":\"X\",\"ts\":";
   record += time(begun);
   record += ",\"dur\":";
-  const int64_t length = ended > begun ? ended - begun : 0;
-  append(record, length / 1000);
-  record += {'.', char('0' + length % 1000 / 100), char('0' + length % 100 / 10), char('0' + length % 10)};
+  append_time(record, std::max<int64_t>(0, ended - begun));
   record += ",\"pid\":";
   append(record, rank());
   record += ",\"tid\":";
@@ -175,25 +176,22 @@ void Sink::complete(std::string_view name, Category category, int64_t number, in
 }
 
 void Sink::counter(std::string_view name, const Arg* args, size_t count) {
-  std::string record = "{\"name\":";
-  append_quoted(record, name);
-  record += str(",\"ph\":\"C\",\"ts\":", time(now()), ",\"pid\":", rank(), ",\"tid\":0");
+  std::string record =
+      str("{\"name\":", quoted(name), ",\"ph\":\"C\",\"ts\":", time(now()), ",\"pid\":", rank(), ",\"tid\":0");
   append_args(record, args, count);
   put(record + "}");
 }
 
 void Sink::instant(std::string_view name, const Arg* args, size_t count, int row) {
-  std::string record = "{\"name\":";
-  append_quoted(record, name);
-  record += str(",\"ph\":\"i\",\"s\":\"t\",\"ts\":", time(now()), ",\"pid\":", rank(), ",\"tid\":", row);
+  std::string record = str("{\"name\":", quoted(name), ",\"ph\":\"i\",\"s\":\"t\",\"ts\":", time(now()),
+                           ",\"pid\":", rank(), ",\"tid\":", row);
   append_args(record, args, count);
   put(record + "}");
 }
 
 void Sink::note(std::string_view name, std::string_view json) {
-  std::string record = "{\"name\":";
-  append_quoted(record, name);
-  record += str(",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"ts\":", time(now()), ",\"args\":");
+  std::string record = str("{\"name\":", quoted(name), ",\"ph\":\"M\",\"pid\":", rank(),
+                           ",\"tid\":0,\"ts\":", time(now()), ",\"args\":");
   (record += json) += '}';
   for (char& c : record)
     if (c == '\n') c = ' ';  // a record is a line
@@ -246,10 +244,7 @@ void Sink::flush() {
 void Sink::close() {
   const std::lock_guard lock(mutex_);
   if (file_ < 0) return;
-  if (!over_)
-    held_ +=
-        str("{\"name\":\"trace ends\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":0,\"args\":{\"whole\":true}}\n]\n");
-  if (!over_) write_out();
+  if (!over_) held_ += fact("trace ends", 0, "\"whole\":true") + "\n]\n", write_out();
   over_ = true;
   ::close(file_);
   file_ = -1;

@@ -2,7 +2,6 @@
 // The file of a rank's trace, and how records are written into it. Not for users.
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -39,6 +38,7 @@ class Sink {
   void put(std::string_view record);  // without the comma
   void write_out();                   // under mutex_
   std::string time(int64_t ns) const;
+  std::string fact(std::string_view name, int row, const std::string& args) const;
 
   const std::string path_;
   const Options options_;

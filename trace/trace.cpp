@@ -47,6 +47,7 @@ struct Thread {
   uint64_t generation = 0;
   SinkPtr sink;
   int row = 0;
+  void become(int rank_, const std::string& name_) { rank = rank_, name = name_, generation = 0, sink.reset(); }
 };
 Thread& thread() {
   thread_local Thread mine;
@@ -73,6 +74,8 @@ Sink* here() {
   }
   return t.sink.get();
 }
+
+Sink* here_if_on() { return on() ? here() : nullptr; }
 
 constexpr KernelObserver observer{.begin = []() noexcept { return now(); },
                                   .end =
@@ -126,9 +129,7 @@ void start(const std::string& path, const Options& asked) {
     o.run = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
                 .count();
   auto sink = std::make_shared<Sink>(file_of(path, o), o);
-  Thread& t = thread();
-  t.rank = o.rank;
-  t.name = "main";
+  thread().become(o.rank, "main");
   Sinks& s = sinks();
   {
     const std::lock_guard lock(s.mutex);
@@ -151,10 +152,7 @@ void stop() {
     if (detail::active.fetch_sub(1) == 1) kernel_observer = nullptr;
   }
   mine->close();  // others may still hold it: what they record is not taken
-  t.rank = -1;
-  t.name.clear();
-  t.sink.reset();
-  t.generation = 0;
+  t.become(-1, "");
 }
 
 void Scope::begin(std::string_view name, Category category, Args args, int64_t number) {
@@ -175,47 +173,33 @@ void Scope::end() noexcept {
 
 void record(std::string_view name, Category category, int64_t begun, int64_t ended, Args args, const Row* row) {
   if (!on()) return;
-  if (!row) {
-    if (Sink* const sink = here())
-      sink->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args), thread().row);
-    return;
-  }
-  const SinkPtr sink = find(row->rank());
-  const SinkPtr used = sink ? sink : find(-1);  // a group of a trace that was started without saying its rank
-  if (used)
-    used->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args),
-                   used->row(row->id(), row->name()));
+  SinkPtr of_row = row ? find(row->rank()) : nullptr;
+  if (row && !of_row) of_row = find(-1);  // a group of a trace that was started without saying its rank
+  if (Sink* const sink = row ? of_row.get() : here())
+    sink->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args),
+                   row ? sink->row(row->id(), row->name()) : thread().row);
 }
 
 void counter(std::string_view name, Args values) {
-  if (!on()) return;
-  if (Sink* const sink = here()) sink->counter(name, values.begin(), values.size());
+  if (Sink* const sink = here_if_on()) sink->counter(name, values.begin(), values.size());
 }
 
 void instant(std::string_view name, Args args) {
-  if (!on()) return;
-  if (Sink* const sink = here()) sink->instant(name, args.begin(), args.size(), thread().row);
+  if (Sink* const sink = here_if_on()) sink->instant(name, args.begin(), args.size(), thread().row);
 }
 
 void note(std::string_view name, std::string_view json) {
-  if (!on()) return;
-  if (Sink* const sink = here()) sink->note(name, json);
+  if (Sink* const sink = here_if_on()) sink->note(name, json);
 }
 
 void memory(Device device) {
-  if (!on()) return;
-  Sink* const sink = here();
+  Sink* const sink = here_if_on();
   if (!sink) return;
   const MemoryReport report = memory_report(device);
-  static const auto keys = [] {  // names without an end of their own are literals, which have one
-    std::array<std::string, memory_categories> all;
-    for (int i = 0; i < memory_categories; ++i) all[size_t(i)] = name_of(Memory(i));
-    return all;
-  }();
   std::array<Arg, memory_categories> held, most;
   for (size_t i = 0; i < held.size(); ++i) {
-    held[i] = {keys[i].c_str(), report.category[i].current};
-    most[i] = {keys[i].c_str(), report.category[i].peak};
+    const char* const key = name_of(Memory(i)).data();  // a literal, which ends
+    held[i] = {key, report.category[i].current}, most[i] = {key, report.category[i].peak};
   }
   sink->counter("memory", held.data(), held.size());
   sink->counter("memory, most so far", most.data(), most.size());
@@ -239,18 +223,7 @@ Step::~Step() {
 
 int rank_of_thread() { return thread().rank; }
 
-ThreadScope::ThreadScope(int rank, const char* name) {
-  Thread& t = thread();
-  t.rank = rank;
-  t.name = name;
-  t.generation = 0;
-}
-ThreadScope::~ThreadScope() {
-  Thread& t = thread();
-  t.rank = -1;
-  t.name.clear();
-  t.sink.reset();
-  t.generation = 0;
-}
+ThreadScope::ThreadScope(int rank, const char* name) { thread().become(rank, name); }
+ThreadScope::~ThreadScope() { thread().become(-1, ""); }
 
 }  // namespace lockstep::trace

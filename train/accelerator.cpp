@@ -19,8 +19,6 @@ void refuse_thing(bool prepared) {
       "would read all of it; put it into a DataLoader, or pass acc.skip(it) to have it left as it is");
 }
 
-// --- data ---
-
 std::vector<int64_t> Dealing::deal(int64_t epoch) {
   const std::vector<int64_t> all = order(epoch);
   used_ = rule();
@@ -48,8 +46,6 @@ std::vector<int64_t> Dealing::real(int64_t batch) const {
   return counts;
 }
 
-// --- the engine ---
-
 namespace {
 
 Options options_of(const AcceleratorOptions& a) {
@@ -63,6 +59,9 @@ Options options_of(const AcceleratorOptions& a) {
   o.device = a.device;
   const std::string& mixed = a.mixed_precision;
   o.precision = mixed == "no" ? "f32" : mixed == "fp16" ? "f16" : mixed;
+  o.names = {{"--precision " + o.precision, "mixed_precision " + mixed},
+             {"--accumulate", "gradient_accumulation_steps"},
+             {"--steps", "total_steps"}};
   o.parallel.accumulate = a.gradient_accumulation_steps;
   if (a.gradient_accumulation_steps > 1) o.given.push_back("accumulate");
   o.seed = random_state().seed;  // of the program's manual_seed()
@@ -72,6 +71,11 @@ Options options_of(const AcceleratorOptions& a) {
 dist::ProcessGroup* group_of_environment() {
   if (!dist::is_initialized() && !engine::is_launched()) return nullptr;
   return dist::is_initialized() ? &dist::world() : &dist::init();
+}
+
+/// Loaders of epochs that are over.
+void forget_gone(std::vector<State::Kept>& kept) {
+  std::erase_if(kept, [](const State::Kept& one) { return one.loader && one.loader->expired(); });
 }
 
 }  // namespace
@@ -140,6 +144,9 @@ void State::join(optim::Optimizer& optimizer) {
   PrepareOptions how{.warmup_steps = options.warmup_steps, .config = Json::Object{{"gradient_clipping", 0.}}};
   if (job().autocast() == f16) how.grad_scaler = &scaler;
   engine = found->make(prepare_args(job(), *found->module, optimizer, nullptr, nullptr, how, values));
+  LOCKSTEP_CHECK(!engine->wants_metric(), "[prepare] ", job().origin(),
+                 ": expected a schedule that follows the step, got scheduler.type ReduceLROnPlateau, whose metric only "
+                 "the program knows; make it there, and pass it to prepare()");
   clipping = engine->config().gradient_clipping;
   if (leads() && micro_batch > 0 && world() * engine->gradient_accumulation_steps() > 1)
     std::cerr << "[accelerator] a step is " << world() << (world() == 1 ? " rank x " : " ranks x ")
@@ -165,6 +172,52 @@ std::shared_ptr<Dealing> State::deal(const data::Sampler& order, int64_t batch_s
   return std::make_shared<Dealing>(std::move(made));
 }
 
+void State::keep(Kept one) {
+  if (!unclaimed.empty() && one.loader) {
+    one.load(unclaimed.front());
+    unclaimed.erase(unclaimed.begin());
+  }
+  for (Kept& before : kept)
+    if (one.of && before.of == one.of) return void(before = std::move(one));
+  kept.push_back(std::move(one));
+}
+
+void State::keep_loader(std::function<data::LoaderState(const data::LoaderState* to_load)> access,
+                        std::shared_ptr<void> loader, Dealing* shuffled) {
+  keep({.state =
+            [access] {
+              const data::LoaderState s = access(nullptr);
+              return Json(Json::Object{{"seed", int64_t(s.seed)},
+                                       {"epoch", s.epoch},
+                                       {"samples", s.samples},
+                                       {"dataset_size", s.dataset_size}});
+            },
+        .load =
+            [access, shuffled](const Json& json) {
+              const data::LoaderState s{.seed = uint64_t(json.at("seed").as_int("seed")),
+                                        .epoch = json.at("epoch").as_int("epoch"),
+                                        .samples = json.at("samples").as_int("samples"),
+                                        .dataset_size = json.at("dataset_size").as_int("dataset_size")};
+              access(&s);
+              if (shuffled) shuffled->order = data::RandomSampler(s.dataset_size, s.seed);
+            },
+        .loader = loader});
+}
+
+void State::turn_to(const std::shared_ptr<Loop>& loop) {
+  std::erase_if(loops, [&](const auto& one) { return one.expired() || one.lock() == loop; });
+  loops.push_back(loop);
+  last_loop = *loop;
+}
+
+Loop State::running_loop() const {
+  std::optional<Loop> found = last_loop;  // when all have ended
+  for (const auto& one : loops)
+    if (const auto running = one.lock()) found = *running;
+  LOCKSTEP_CHECK(found, "[gather_for_metrics] expected to be called in the loop of a loader");
+  return *found;
+}
+
 void State::step() {
   engine::EngineBase& e = trained("step");
   const bool updates_now = e.is_gradient_accumulation_boundary();
@@ -180,6 +233,7 @@ void State::zero_grad() {
 
 void State::save(const std::string& folder) {
   engine::EngineBase& e = trained("save_state");
+  forget_gone(kept);
   Json mine(Json::Array{});
   for (const Kept& one : kept) mine.push_back(one.state());
   Json state(Json::Object{});
@@ -195,11 +249,16 @@ void State::load(const std::string& folder) {
   LOCKSTEP_CHECK(found, "[load_state] expected a folder of save_state(), got ", folder, ", which has no checkpoint");
   const Json& state = found->client_state;
   const auto& theirs = state.at("accelerator", folder).as_array(folder);
-  LOCKSTEP_CHECK(theirs.size() == kept.size(),
-                 "[load_state] expected as many loaders, schedules and registered objects "
-                 "as were saved, ",
-                 theirs.size(), ", got ", kept.size());
-  for (size_t i = 0; i < kept.size(); ++i) kept[i].load(theirs[i]);
+  forget_gone(kept);
+  const size_t mine = kept.size();
+  const bool rest_are_loaders =
+      mine <= theirs.size() && std::all_of(theirs.begin() + int64_t(mine), theirs.end(),
+                                           [](const Json& one) { return one.find("dataset_size") != nullptr; });
+  LOCKSTEP_CHECK(rest_are_loaders,
+                 "[load_state] expected as many loaders, schedules and registered objects as were saved, ",
+                 theirs.size(), ", got ", mine);
+  for (size_t i = 0; i < mine; ++i) kept[i].load(theirs[i]);
+  unclaimed.assign(theirs.begin() + int64_t(mine), theirs.end());
   if (const Json* numbers = state.find("scaler"); numbers && job().autocast() == f16) {
     std::map<std::string, double> all;
     for (const auto& [name, value] : numbers->as_object()) all[name] = value.as_number();
@@ -211,18 +270,25 @@ void State::load(const std::string& folder) {
 
 PreparedSchedule::PreparedSchedule(accelerated::Shared state, optim::Schedule& schedule)
     : state_(std::move(state)), schedule_(&schedule), taken_(std::make_shared<int64_t>(state_->updates())) {
-  state_->kept.push_back({[schedule = schedule_, taken = taken_] {
-                            Json all(Json::Object{});
-                            for (const auto& [name, value] : schedule->state()) all[name] = value;
-                            return Json(Json::Object{{"taken", *taken}, {"state", all}});
-                          },
-                          [schedule = schedule_, taken = taken_](const Json& json) {
-                            std::map<std::string, double> all;
-                            for (const auto& [name, value] : json.at("state").as_object())
-                              all[name] = value.as_number();
-                            schedule->load_state(all);
-                            *taken = json.at("taken").as_int();
-                          }});
+  state_->keep({[schedule = schedule_, taken = taken_] {
+                  Json all(Json::Object{});
+                  for (const auto& [name, value] : schedule->state()) all[name] = value;
+                  return Json(Json::Object{{"taken", *taken}, {"state", all}});
+                },
+                [schedule = schedule_, taken = taken_](const Json& json) {
+                  std::map<std::string, double> all;
+                  for (const auto& [name, value] : json.at("state").as_object()) all[name] = value.as_number();
+                  schedule->load_state(all);
+                  *taken = json.at("taken").as_int();
+                },
+                schedule_});
+}
+
+void PreparedSchedule::step(double metric) {
+  if (!is_due()) return;
+  std::vector<double> sum{metric};
+  state_->job().team().sum(sum, "metric of a schedule");
+  schedule_->step(sum[0] / state_->job().team().size());
 }
 
 bool PreparedSchedule::is_due() {
@@ -267,13 +333,12 @@ Tensor Accelerator::gather(const Tensor& tensor) const {
 }
 
 Tensor Accelerator::gather_for_metrics(const Tensor& tensor) const {
-  LOCKSTEP_CHECK(!state_->real.empty(), "[gather_for_metrics] expected to be called in the loop of a loader");
-  LOCKSTEP_CHECK(tensor.dim() > 0 && tensor.size(0) == state_->rows, "[gather_for_metrics] expected ", state_->rows,
+  const accelerated::Loop loop = state_->running_loop();
+  LOCKSTEP_CHECK(tensor.dim() > 0 && tensor.size(0) == loop.rows, "[gather_for_metrics] expected ", loop.rows,
                  " rows, one for each sample of the batch, got ", tensor.shape());
   const Tensor whole = gather(tensor);
   std::vector<Tensor> rows;
-  for (size_t r = 0; r < state_->real.size(); ++r)
-    rows.push_back(whole.narrow(0, int64_t(r) * state_->rows, state_->real[r]));
+  for (size_t r = 0; r < loop.real.size(); ++r) rows.push_back(whole.narrow(0, int64_t(r) * loop.rows, loop.real[r]));
   return cat(rows, 0);
 }
 
@@ -285,7 +350,7 @@ Tensor Accelerator::reduce(const Tensor& tensor, const std::string& reduction) c
   return all;
 }
 
-Tensor Accelerator::pad_across_processes(const Tensor& tensor, int64_t dim, double pad_index, bool pad_first) const {
+Tensor Accelerator::pad_across_processes(const Tensor& tensor, int64_t dim, Scalar pad_index, bool pad_first) const {
   LOCKSTEP_CHECK(dim >= 0 && dim < tensor.dim(), "[pad_across_processes] expected a dim of ", tensor.shape(), ", got ",
                  dim);
   const auto sizes = state_->job().team().gather({double(tensor.size(dim))}, "sizes to pad to");
@@ -302,6 +367,7 @@ void Accelerator::free_memory() {
   state_->engine = nullptr;
   state_->models.clear();
   state_->kept.clear();
+  state_->unclaimed.clear();
   state_->micro_batch = 0;
   state_->pending = false;
 }

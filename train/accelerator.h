@@ -11,8 +11,8 @@
 //     optimizer.zero_grad();
 //   }
 //
-// One engine (engine/engine.h) does all of it. The same global batch gives the same parameters for any power of two of
-// ranks, bit for bit, and the same learning rates: a schedule steps once for each step of the optimizer.
+// One engine (engine/engine.h) does all of it. The same global batch gives the same bits and learning rates for any
+// power of two of ranks: a schedule steps once for each step of the optimizer.
 #include <concepts>
 #include <functional>
 #include <iostream>
@@ -26,6 +26,7 @@
 #include "data/loader.h"
 #include "data/to_device.h"
 #include "engine/engine.h"
+#include "tensor/at_end.h"
 #include "train/job.h"
 
 namespace lockstep::train {
@@ -65,6 +66,11 @@ struct Dealing {
   Rule used_;
 };
 
+struct Loop {
+  int64_t rows = 0;           ///< samples of the batch that it was given last,
+  std::vector<int64_t> real;  ///< and at each rank those that are no repetitions
+};
+
 /// What an Accelerator and all that it prepared share.
 struct State {
   State(Job& job, AcceleratorOptions options);
@@ -83,6 +89,8 @@ struct State {
   void zero_grad();
   void save(const std::string& folder);
   void load(const std::string& folder);
+  void turn_to(const std::shared_ptr<Loop>& loop);
+  Loop running_loop() const;
 
   struct Model {
     nn::Module* module;
@@ -93,8 +101,12 @@ struct State {
   struct Kept {
     std::function<data::Json()> state;
     std::function<void(const data::Json&)> load;
+    const void* of = nullptr;                        ///< prepared for the second time, it takes the first one's place
+    std::optional<std::weak_ptr<void>> loader = {};  ///< that it is of, kept as long as that lives
   };
-
+  void keep(Kept one);
+  void keep_loader(std::function<data::LoaderState(const data::LoaderState* to_load)> access,
+                   std::shared_ptr<void> loader, Dealing* shuffled);
   const AcceleratorOptions options;
 
  private:
@@ -108,11 +120,12 @@ struct State {
   std::vector<Model> models;  ///< destroyed before the job
   engine::EngineBase* engine = nullptr;
   std::vector<Kept> kept;
-  int64_t micro_batch = 0;  ///< of the first loader
-  int64_t rows = 0;         ///< of the batch that a loop was given last
-  double clipping = 0;      ///< of the configuration
+  data::Json::Array unclaimed;             ///< states of loaders that are prepared after load_state()
+  int64_t micro_batch = 0;                 ///< of the first loader
+  double clipping = 0;                     ///< of the configuration
+  std::vector<std::weak_ptr<Loop>> loops;  ///< that run, the one that was given a batch last behind the others
+  std::optional<Loop> last_loop;           ///< what that one was, as it may have ended or been left
   bool pending = false, holding = false;
-  std::vector<int64_t> real;  ///< samples of the batch that a loop was given last, at each rank
 };
 using Shared = std::shared_ptr<State>;
 
@@ -168,17 +181,15 @@ class PreparedOptimizer {
   optim::Optimizer* optimizer_;
 };
 
-/// step() counts once for each step of the optimizer, however many ranks there are; accumulating and skipped steps are
-/// none.
+/// step() counts once for each step of the optimizer; accumulating and skipped steps are none. With a metric all ranks
+/// call it, and the mean over them counts.
 class PreparedSchedule {
  public:
   PreparedSchedule(accelerated::Shared state, optim::Schedule& schedule);
   void step() {
     if (is_due()) schedule_->step();
   }
-  void step(double metric) {
-    if (is_due()) schedule_->step(metric);
-  }
+  void step(double metric);
   double lr(int group = 0) const { return schedule_->lr(group); }
   int64_t last_step() const { return schedule_->last_step(); }
 
@@ -201,18 +212,21 @@ template <class S, class B> class PreparedLoader {
 
    private:
     friend PreparedLoader;
-    explicit Iterator(PreparedLoader& loader) : loader_(&loader), inner_(loader.loader_->begin()) {
-      at_ = loader.position() - 1;  // of what begin() has taken
+    explicit Iterator(PreparedLoader& loader)
+        : loader_(&loader), inner_(loader.loader_->begin()), dealing_(*loader.dealing_) {
+      at_ = loader_->loader_->state().samples / (dealing_.micro * dealing_.world) - 1;  // begin() has taken one
       take();
     }
     void take() {
-      if (inner_ == std::default_sentinel) return;
-      loader_->state_->real = loader_->dealing_->real(at_++);
-      loader_->state_->rows = loader_->dealing_->micro;
+      if (inner_ == std::default_sentinel) return loop_.reset();
+      *loop_ = {dealing_.micro, dealing_.real(at_++)};
+      loader_->state_->turn_to(loop_);
       if constexpr (std::same_as<B, data::Example>) *inner_ = (*loader_->to_device_)(*inner_);
     }
     PreparedLoader* loader_;
     typename data::DataLoader<S, B>::Iterator inner_;
+    accelerated::Dealing dealing_;  // of this loop: another over the same loader may be dealt otherwise
+    std::shared_ptr<accelerated::Loop> loop_ = std::make_shared<accelerated::Loop>();
     int64_t at_ = 0;
   };
 
@@ -223,31 +237,22 @@ template <class S, class B> class PreparedLoader {
         loader_(std::make_shared<data::DataLoader<S, B>>(
             plain.dealt([d = dealing_](int64_t epoch) { return d->deal(epoch); }, dealing_->micro, dealing_->world))),
         to_device_(std::make_shared<data::ToDevice>(state_->job().device())) {
-    state_->kept.push_back({[loader = loader_] {
-                              const data::LoaderState s = loader->state();
-                              return data::Json(data::Json::Object{{"seed", int64_t(s.seed)},
-                                                                   {"epoch", s.epoch},
-                                                                   {"samples", s.samples},
-                                                                   {"dataset_size", s.dataset_size}});
-                            },
-                            [loader = loader_](const data::Json& json) {
-                              const uint64_t seed = uint64_t(json.at("seed").as_int("seed"));
-                              LOCKSTEP_CHECK(seed == loader->seed(), "[load_state] expected a loader with seed ", seed,
-                                             ", as the saved one had, got ", loader->seed());
-                              loader->load_state({.seed = seed,
-                                                  .epoch = json.at("epoch").as_int("epoch"),
-                                                  .samples = json.at("samples").as_int("samples"),
-                                                  .dataset_size = json.at("dataset_size").as_int("dataset_size")});
-                            }});
+    const auto access = [loader = loader_.get()](const data::LoaderState* to_load) {
+      if (to_load) loader->load_state(*to_load);
+      return loader->state();
+    };
+    state_->keep_loader(access, loader_, plain.options().shuffle ? dealing_.get() : nullptr);
   }
-  /// Starts an epoch; after load_state() the rest of the one that was saved.
-  Iterator begin() { return Iterator(*this); }
+  /// Starts an epoch, or goes on after load_state(). In eval() collective: all ranks get rank 0's buffers first.
+  Iterator begin() {
+    if (state_->engine && !state_->engine->module().is_training()) state_->engine->sync_buffers();
+    return Iterator(*this);
+  }
   std::default_sentinel_t end() const { return {}; }
   int64_t size() const { return loader_->size(); }  ///< batches of this rank in an epoch
   void set_epoch(int64_t epoch) { loader_->set_epoch(epoch); }
 
  private:
-  int64_t position() const { return loader_->state().samples / (dealing_->micro * dealing_->world); }
   accelerated::Shared state_;
   std::shared_ptr<accelerated::Dealing> dealing_;
   std::shared_ptr<data::DataLoader<S, B>> loader_;
@@ -265,9 +270,9 @@ class Accelerator {
   explicit Accelerator(Job& job, AcceleratorOptions options = {});
 
   /// Collective. Any of a model, its optimizer, loaders and schedules, in any order; the same order comes out (of one,
-  /// itself). What is given must outlive it. The first loader is the one that is trained on: its batch_size is a
-  /// rank's. Loops while the model is in eval() are dealt in the order of the samples. Error for a loader that is
-  /// sharded already, and for a thing that is none of these.
+  /// itself). What is given must be there while it is used, and may be destroyed before or after. The first loader is
+  /// the one that is trained on: its batch_size is a rank's. Loops while the model is in eval() are dealt in the order
+  /// of the samples. Error for a loader that is sharded already, and for a thing that is none of these.
   template <class... T> decltype(auto) prepare(T&&... things) {
     (note(things), ...);
     (join(things), ...);
@@ -276,17 +281,11 @@ class Accelerator {
   }
   template <class T> static Skipped<T> skip(T& thing) { return {&thing}; }
 
-  /// While it lives, the batch of this loop is one of gradient_accumulation_steps that make a step.
-  class Accumulating {
-   public:
-    explicit Accumulating(accelerated::Shared state) : state_(std::move(state)) { state_->holding = true; }
-    ~Accumulating() { state_->holding = false; }
-    Accumulating(const Accumulating&) = delete;
-
-   private:
-    accelerated::Shared state_;
-  };
-  template <class M> [[nodiscard]] Accumulating accumulate(const PreparedModel<M>&) { return Accumulating(state_); }
+  /// While what it gives lives, the batch of this loop is one of gradient_accumulation_steps that make a step.
+  template <class M> [[nodiscard]] auto accumulate(const PreparedModel<M>&) {
+    state_->holding = true;
+    return AtEnd([state = state_] { state->holding = false; });
+  }
   /// Of a mean loss. loss.backward() does the same where nothing scales the loss.
   void backward(const Variable& loss);
   /// Whether the step() that comes next updates.
@@ -297,12 +296,12 @@ class Accelerator {
 
   /// All ranks' tensors, one behind another along dim 0; the same on all ranks.
   Tensor gather(const Tensor& tensor) const;
-  /// The same, without the samples that were repeated to fill up the last batch of the loop that is running.
+  /// The same, without the samples that were repeated to fill up the last batch of the (innermost) loop that runs.
   Tensor gather_for_metrics(const Tensor& tensor) const;
   /// The "sum" or "mean" over ranks; the same on all.
   Tensor reduce(const Tensor& tensor, const std::string& reduction = "sum") const;
   /// As large along `dim` as the largest of the ranks' tensors, filled up with `pad_index`.
-  Tensor pad_across_processes(const Tensor& tensor, int64_t dim = 0, double pad_index = 0,
+  Tensor pad_across_processes(const Tensor& tensor, int64_t dim = 0, Scalar pad_index = 0,
                               bool pad_first = false) const;
 
   bool is_main_process() const { return state_->leads(); }
@@ -317,14 +316,14 @@ class Accelerator {
   }
   template <class M> M& unwrap_model(const PreparedModel<M>& model) const { return model.unwrap(); }
 
-  /// Collective, at the end of a step: model, optimizer, loss scale, random numbers, schedules, the loaders' places,
-  /// and what was registered. Any number of ranks loads it.
+  /// Collective, at the end of a step: model, optimizer, loss scale, random numbers, schedules, the places of loaders
+  /// that live, and what was registered. Any number of ranks loads it; loaders may be prepared later.
   void save_state(const std::string& folder) { state_->save(folder); }
   void load_state(const std::string& folder) { state_->load(folder); }
   /// `object` has Json state() and load_state(Json); the main process's is saved.
   template <class T> void register_for_checkpointing(T& object) {
-    state_->kept.push_back({[&object] { return data::Json(object.state()); },
-                            [&object](const data::Json& json) { object.load_state(json); }});
+    state_->keep({[&object] { return data::Json(object.state()); },
+                  [&object](const data::Json& json) { object.load_state(json); }, &object});
   }
   /// Ends training: nothing that was prepared may be used any more.
   void free_memory();
@@ -346,11 +345,9 @@ class Accelerator {
                                 }});
     } else if constexpr (accelerated::LoaderOf<T>::value) {
       const auto& o = thing.options();
-      const auto names = [&](auto* of) { return of != nullptr; };
-      LOCKSTEP_CHECK(o.world == 1 && !names(o.sampler.template target<data::DistributedSampler>()) &&
-                         !names(o.sampler.template target<data::MicroBatchSampler>()),
-                     "[prepare] the loader is sharded already (",
-                     o.sampler.template target<data::MicroBatchSampler>() ? "MicroBatchSampler" : "DistributedSampler",
+      const bool micro = o.sampler.template target<data::MicroBatchSampler>();
+      LOCKSTEP_CHECK(o.world == 1 && !micro && !o.sampler.template target<data::DistributedSampler>(),
+                     "[prepare] the loader is sharded already (", micro ? "MicroBatchSampler" : "DistributedSampler",
                      "); pass a plain one");
       state_->note_loader(o.batch_size);
     } else if constexpr (std::derived_from<T, optim::Schedule>) {

@@ -7,6 +7,7 @@
 #include "optim/optim.h"
 #include "optim/schedule.h"
 #include "tensor/check.h"
+#include "tensor/suggest.h"
 #include "train/optimizer.h"
 
 namespace lockstep::train {
@@ -15,11 +16,12 @@ using data::Json;
 
 namespace {
 
+template <class... Words> void expect(bool good, const char* argument, const Words&... what) {
+  LOCKSTEP_CHECK(good, "[TrainingArguments] ", argument, ": expected ", what...);
+}
+
 void check_word(const char* argument, const std::string& word, const std::vector<std::string>& known) {
-  std::string list;
-  for (const std::string& one : known) list += (list.empty() ? "" : ", ") + one;
-  LOCKSTEP_CHECK(std::find(known.begin(), known.end(), word) != known.end(), "[TrainingArguments] ", argument,
-                 ": expected one of ", list, ", got ", word);
+  expect(std::ranges::count(known, word), argument, "one of ", list_names(known), ", got ", word);
 }
 
 }  // namespace
@@ -31,36 +33,39 @@ Options TrainingArguments::options() const {
   check_word("save_strategy", save_strategy, {"steps", "epoch"});
   const std::pair<const char*, int64_t> positive[] = {{"per_device_train_batch_size", per_device_train_batch_size},
                                                       {"per_device_eval_batch_size", per_device_eval_batch_size},
-                                                      {"gradient_accumulation_steps", gradient_accumulation_steps},
-                                                      {"num_train_epochs", num_train_epochs},
-                                                      {"eval_steps", eval_steps},
-                                                      {"save_steps", save_steps}};
-  for (const auto& [name, value] : positive)
-    LOCKSTEP_CHECK(value >= 1, "[TrainingArguments] ", name, ": expected 1 or more, got ", value);
-  LOCKSTEP_CHECK(logging_steps >= 1, "[TrainingArguments] logging_steps: expected 1 or more, got ", logging_steps);
+                                                      {"gradient_accumulation_steps", gradient_accumulation_steps}};
+  for (const auto& [name, value] : positive) expect(value >= 1, name, "1 or more, got ", value);
+  expect(num_train_epochs > 0 && num_train_epochs <= double(most_steps), "num_train_epochs", "a number above 0, got ",
+         num_train_epochs);
+  const std::pair<const char*, double> parts[] = {
+      {"eval_steps", eval_steps}, {"save_steps", save_steps}, {"logging_steps", logging_steps}};
+  for (const auto& [name, value] : parts)
+    expect(value > 0 && value <= double(most_steps) && (value < 1 || value == std::floor(value)), name,
+           "a whole number from 1 up, or a part of all steps below 1, got ", value);
   if (load_best_model_at_end) {
-    LOCKSTEP_CHECK(!output_dir.empty(),
-                   "[TrainingArguments] load_best_model_at_end: expected an output_dir, in which "
-                   "the best model is kept");
-    LOCKSTEP_CHECK(
-        save_strategy == eval_strategy,
-        "[TrainingArguments] load_best_model_at_end: expected the same eval_strategy and save_strategy, got ",
-        eval_strategy, " and ", save_strategy);
-    LOCKSTEP_CHECK(
-        eval_strategy != "steps" || save_steps % eval_steps == 0,
-        "[TrainingArguments] load_best_model_at_end: expected save_steps to be a multiple of eval_steps, got ",
-        save_steps, " and ", eval_steps);
+    const char* const best = "load_best_model_at_end";
+    expect(!output_dir.empty(), best, "an output_dir, in which the best model is kept");
+    expect(save_strategy == eval_strategy, best, "the same eval_strategy and save_strategy, got ", eval_strategy,
+           " and ", save_strategy);
+    const bool multiple = (save_steps < 1) == (eval_steps < 1) &&
+                          std::fmod(std::round(save_steps * 1e6), std::round(eval_steps * 1e6)) == 0;
+    expect(eval_strategy != "steps" || multiple, best, "save_steps to be a multiple of eval_steps, got ", save_steps,
+           " and ", eval_steps);
   }
   LOCKSTEP_CHECK(!fp16 || !bf16, "[TrainingArguments] expected fp16 or bf16, got both");
-  LOCKSTEP_CHECK(warmup_steps >= 0, "[TrainingArguments] warmup_steps: expected 0 or more, got ", warmup_steps);
+  expect(warmup_steps >= 0, "warmup_steps", "0 or more, got ", warmup_steps);
   Options o;
   o.out = output_dir, o.resume = resume_from_checkpoint != std::variant<bool, std::string>(false);
   o.config = deepspeed;
   o.batch = per_device_train_batch_size, o.parallel.accumulate = gradient_accumulation_steps;
   o.given = {"batch", "accumulate"};
-  o.epochs = num_train_epochs, o.steps = std::max<int64_t>(max_steps, 0);
-  o.eval_every = eval_strategy == "no" ? most_steps : eval_strategy == "steps" ? eval_steps : 0;
-  o.save_every = save_strategy == "steps" && !output_dir.empty() ? save_steps : 0;
+  o.names = {{"--out", "output_dir"},     {"--resume", "resume_from_checkpoint"},
+             {"--steps", "max_steps"},    {"--save-every", "save_steps"},
+             {"--precision f16", "fp16"}, {"--precision bf16", "bf16"}};
+  o.epochs = int64_t(std::ceil(num_train_epochs)), o.steps = std::max<int64_t>(max_steps, 0);
+  const auto every = [](double given) { return std::max<int64_t>(1, int64_t(given)); };  // 1: see TrainerState::Options
+  o.eval_every = eval_strategy == "no" ? most_steps : eval_strategy == "steps" ? every(eval_steps) : 0;
+  o.save_every = save_strategy == "steps" && !output_dir.empty() ? every(save_steps) : 0;
   o.seed = seed;
   o.precision = fp16 ? "f16" : bf16 ? "bf16" : "f32";
   return o;

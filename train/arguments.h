@@ -22,16 +22,16 @@ struct TrainingArguments {
   int64_t per_device_train_batch_size = 8, per_device_eval_batch_size = 8, gradient_accumulation_steps = 1;
   double learning_rate = 5e-5, weight_decay = 0, adam_beta1 = 0.9, adam_beta2 = 0.999, adam_epsilon = 1e-8;
   double max_grad_norm = 1;  ///< 0: none
-  int64_t num_train_epochs = 3;
+  double num_train_epochs = 3;
   int64_t max_steps = -1;                    ///< above 0 in place of the epochs
   std::string lr_scheduler_type = "linear";  ///< constant, constant_with_warmup, cosine, polynomial
   double warmup_steps = 0;                   ///< below 1: a part of all steps
   std::string eval_strategy = "no";          ///< only at the end; "steps": every eval_steps; "epoch"
-  int64_t eval_steps = 500;
-  std::string save_strategy = "steps";  ///< every save_steps, and at the end; "epoch"
-  int64_t save_steps = 500;
+  double eval_steps = 500;                   ///< these below 1 are parts of all steps
+  std::string save_strategy = "steps";       ///< every save_steps, and at the end; "epoch"
+  double save_steps = 500;
   int64_t save_total_limit = 0;  ///< 0: all stay
-  int64_t logging_steps = 500;   ///< of the log in trainer_state.json; metrics.jsonl has every step
+  double logging_steps = 500;    ///< of the log in trainer_state.json; metrics.jsonl has every step
   bool load_best_model_at_end = false;
   std::string metric_for_best_model = {};  ///< "": loss, with load_best_model_at_end
   /// Default: unless the metric's name ends in "loss".

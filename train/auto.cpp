@@ -83,7 +83,7 @@ int64_t width_of(nn::Module* model) {
 }
 
 std::vector<AutoRow> auto_rows(const Json& json, const AutoValues& v, const Json& own, int64_t ranks,
-                               const std::string& half) {
+                               const std::string& half, const std::string& steps_option) {
   std::vector<AutoRow> rows;
   const bool optimizers = v.optimizer_is_argument;
   const auto option = [&v](const char* name) {
@@ -123,7 +123,7 @@ std::vector<AutoRow> auto_rows(const Json& json, const AutoValues& v, const Json
   rows.push_back({"scheduler.params.warmup_max_lr", "learning_rate", option("lr"), no_optimizer, optimizers});
   rows.push_back({"scheduler.params.warmup_num_steps", "warmup_steps", warmup, "", v.all_are_arguments});
   rows.push_back({"scheduler.params.total_num_steps", "max_steps (calculated)", steps,
-                  "and nobody knows how many steps there are: give data of at least one step, or --steps",
+                  "and nobody knows how many steps there are: give data of at least one step, or " + steps_option,
                   v.all_are_arguments});
 
   const Json* clipping = own.find("gradient_clipping");
@@ -156,8 +156,8 @@ std::vector<AutoRow> auto_rows(const Json& json, const AutoValues& v, const Json
 }  // namespace
 
 void fill_auto(Json& json, const AutoValues& values, const Json& own, int64_t ranks, const std::string& half,
-               AutoProblems& problems) {
-  for (const AutoRow& row : auto_rows(json, values, own, ranks, half)) {
+               const std::string& steps_option, AutoProblems& problems) {
+  for (const AutoRow& row : auto_rows(json, values, own, ranks, half, steps_option)) {
     const Json* const there = find_at(json, row.key);
     if (!there) continue;
     if (is_auto(json, row.key)) {

@@ -34,15 +34,19 @@ struct AutoProblems {
   void fail_if_any(const std::string& origin) const;
 };
 /// Fills in what is "auto" and in the table. own: the program's keys. half: "fp16", "bf16" or "", of which the
-/// parameters are to be.
+/// parameters are to be. steps_option: what the caller calls --steps.
 void fill_auto(data::Json& json, const AutoValues& values, const data::Json& own, int64_t ranks,
-               const std::string& half, AutoProblems& problems);
+               const std::string& half, const std::string& steps_option, AutoProblems& problems);
 
 /// Numbers as numbers: 1e-5 is 0.00001, and 4 is 4.0.
 bool same_value(const data::Json& a, const data::Json& b);
 /// The value under "zero_optimization.stage"; null when there is none.
 const data::Json* find_at(const data::Json& root, std::string_view path);
 void put_at(data::Json& root, std::string_view path, data::Json value);
+/// Into a field, as its type asks. Error that begins with `where` for another kind of value.
+inline void read_as(const data::Json& from, bool& to, const std::string& where) { to = from.as_bool(where); }
+inline void read_as(const data::Json& from, int64_t& to, const std::string& where) { to = from.as_int(where); }
+inline void read_as(const data::Json& from, double& to, const std::string& where) { to = from.as_number(where); }
 /// Whether it is there, and not "auto".
 bool is_said(const data::Json& root, std::string_view path);
 bool is_auto(const data::Json& root, std::string_view path);

@@ -26,7 +26,7 @@ Averaged::~Averaged() noexcept(false) {
 void Averaged::put(const std::vector<Tensor>& values) {
   const NoGrad no_grad;
   for (size_t i = 0; i < values.size(); ++i) places_[i].copy_(values[i]);
-  zero_.loaded();
+  zero_.loaded(false);
 }
 
 }  // namespace lockstep::train

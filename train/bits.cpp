@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <sodium.h>
 
+#include <bit>
 #include <cstring>
 
 #include "data/json.h"
+#include "dist/numbers.h"
 #include "tensor/ops.h"
 
 namespace lockstep::train {
@@ -27,12 +29,11 @@ std::vector<int64_t> merge_hashes(const Team& team, const std::vector<std::strin
                                   const std::vector<int64_t>& mine, int64_t step) {
   if (!team.group()) return mine;
   const int64_t n = int64_t(mine.size());
-  const Tensor all = empty({n * team.size()}, {.dtype = i64});
-  team.group()->all_gather(all, Tensor::from(mine, Shape{n}), {.tag = "hashes"}).wait();
+  const std::vector<int64_t> all = dist::all_gathered(mine, *team.group(), {.tag = "hashes"});
   std::vector<int64_t> merged(size_t(n), 0), holder(size_t(n), 0);
   for (int64_t rank = 0; rank < team.size(); ++rank) {
     for (int64_t p = 0; p < n; ++p) {
-      const int64_t theirs = all.data<int64_t>()[rank * n + p];
+      const int64_t theirs = all[size_t(rank * n + p)];
       int64_t& hash = merged[size_t(p)];
       if (hash == 0) holder[size_t(p)] = rank;
       LOCKSTEP_CHECK(theirs == 0 || hash == 0 || theirs == hash, "after step ", step, " ranks ", holder[size_t(p)],
@@ -43,14 +44,13 @@ std::vector<int64_t> merge_hashes(const Team& team, const std::vector<std::strin
   return merged;
 }
 
-void write_trace_line(std::ofstream& out, int64_t step, double loss, const std::vector<std::string>& names,
-                      const std::vector<int64_t>& hashes) {
+void write_trace_line(std::ofstream& out, int64_t step, double loss, DType products,
+                      const std::vector<std::string>& names, const std::vector<int64_t>& hashes) {
   if (!out.is_open()) return;
-  uint64_t loss_bits;
-  std::memcpy(&loss_bits, &loss, sizeof loss);
   Json line(Json::Object{});
   line["step"] = step;
-  line["loss"] = fmt::format("{:016x}", loss_bits);
+  line["loss"] = fmt::format("{:016x}", std::bit_cast<uint64_t>(loss));
+  line["dtype"] = std::string(name_of(products));
   Json::Object tensors;
   for (size_t p = 0; p < hashes.size(); ++p)
     tensors.emplace_back(names[p], fmt::format("{:016x}", uint64_t(hashes[p])));

@@ -14,8 +14,8 @@ uint64_t hash_of(const Tensor& tensor);
 /// The hashes that ranks hold, 0 for parameters that a rank has not. Error when two hold different ones.
 std::vector<int64_t> merge_hashes(const Team& team, const std::vector<std::string>& names,
                                   const std::vector<int64_t>& mine, int64_t step);
-/// A line for the step, when `out` is open.
-void write_trace_line(std::ofstream& out, int64_t step, double loss, const std::vector<std::string>& names,
-                      const std::vector<int64_t>& hashes);
+/// A line for the step, when `out` is open. products: what matrices are multiplied in.
+void write_trace_line(std::ofstream& out, int64_t step, double loss, DType products,
+                      const std::vector<std::string>& names, const std::vector<int64_t>& hashes);
 
 }  // namespace lockstep::train

@@ -21,7 +21,6 @@
 #include "dist/schedule.h"
 #include "tensor/check.h"
 #include "tensor/environment.h"
-#include "tensor/random.h"
 #include "tensor/suggest.h"
 #include "tensor/threads.h"
 
@@ -38,12 +37,11 @@ CLI::App& active(CLI::App& app) {
 std::string suggestion_for(CLI::App& app, std::string word) {
   word = word.substr(0, word.find('='));
   std::vector<std::string> known;
-  for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-  if (!word.starts_with("-")) {
-    known.clear();
+  if (!word.starts_with("-"))
     for (CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
-  }
+  else
+    for (const CLI::Option* option : app.get_options())
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   return suggestion(word, known);
 }
 
@@ -84,19 +82,9 @@ int finished(int code) {
   return code ? code : 1;
 }
 
-int run_parsed(CLI::App& app, int argc, char** argv);
-
-}  // namespace
-
-int run_cli(CLI::App& app, int argc, char** argv) {
-  open_standard_streams();
-  return finished(run_parsed(app, argc, argv));
-}
-
-namespace {
-
 int run_parsed(CLI::App& app, int argc, char** argv) {
-  if (!app.get_subcommands([](const CLI::App*) { return true; }).empty()) app.require_subcommand(1);
+  const bool has_commands = !app.get_subcommands([](const CLI::App*) { return true; }).empty();
+  if (has_commands) app.require_subcommand(1);
   app.get_formatter()->column_width(30);
   try {
     check_limits();
@@ -116,7 +104,7 @@ int run_parsed(CLI::App& app, int argc, char** argv) {
     CLI::App& sub = active(app);
     const auto rest = sub.remaining(true);
     std::cerr << "error: ";
-    if (&sub == &app && argc > 1 && argv[1][0] != '-')
+    if (has_commands && &sub == &app && argc > 1 && argv[1][0] != '-')
       std::cerr << "unknown command '" << argv[1] << "'" << suggestion_for(app, argv[1]);
     else if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error); extras && !rest.empty())
       std::cerr << "unknown option or argument '" << rest.front() << "'" << suggestion_for(sub, rest.front());
@@ -134,6 +122,11 @@ int run_parsed(CLI::App& app, int argc, char** argv) {
 }
 
 }  // namespace
+
+int run_cli(CLI::App& app, int argc, char** argv) {
+  open_standard_streams();
+  return finished(run_parsed(app, argc, argv));
+}
 
 std::string identity_of(const CLI::App& subcommand) {
   return "build=" + build_id() + "\ncommand=" + subcommand.get_name() + "\n" + subcommand.config_to_str(true);
@@ -158,10 +151,7 @@ void prepare_output(const std::string& option, const std::string& folder) {
 }
 
 void print_result(const data::Json& result, bool json) {
-  if (json) {
-    std::cout << result.dump() << std::endl;
-    return;
-  }
+  if (json) return void(std::cout << result.dump() << std::endl);
   std::string line;
   for (const auto& [key, value] : result.as_object()) {
     if (!line.empty()) line += ", ";

@@ -1,7 +1,6 @@
 #pragma once
 // What every program does around its work: options, help, errors that a person can act on.
 #include <CLI/CLI.hpp>
-#include <functional>
 #include <string>
 
 #include "data/json.h"

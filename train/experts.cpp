@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/checkpoint.h"
 #include "data/words.h"
 #include "parallel/moe/expert_parallel.h"
 #include "train/cli.h"
@@ -18,29 +19,26 @@ Experts read_experts(const std::string& text) {
   Experts e;
   if (text.empty()) return e;
   moe::Options& m = e.options;
-  const std::vector<std::pair<std::string, int64_t*>> whole{
-      {"every", &e.every}, {"top_k", &m.top_k}, {"min_capacity", &m.min_capacity}};
-  const std::vector<std::pair<std::string, double*>> numbers{{"capacity_factor", &m.capacity_factor},
-                                                             {"eval_capacity_factor", &m.eval_capacity_factor},
-                                                             {"balance_coef", &m.balance_coef},
-                                                             {"z_coef", &m.z_coef}};
-  const std::vector<std::pair<std::string, bool*>> flags{{"drop_tokens", &m.drop_tokens},
-                                                         {"use_residual", &m.use_residual}};
+  const auto each = [&](const auto& fn) {
+    fn("every", e.every);
+    fn("top_k", m.top_k);
+    fn("min_capacity", m.min_capacity);
+    fn("capacity_factor", m.capacity_factor);
+    fn("eval_capacity_factor", m.eval_capacity_factor);
+    fn("balance_coef", m.balance_coef);
+    fn("z_coef", m.z_coef);
+    fn("drop_tokens", m.drop_tokens);
+    fn("use_residual", m.use_residual);
+  };
   std::vector<std::string> known{"noise"};
-  for (const auto& [key, to] : whole) known.push_back(key);
-  for (const auto& [key, to] : numbers) known.push_back(key);
-  for (const auto& [key, to] : flags) known.push_back(key);
+  each([&](const char* key, const auto&) { known.emplace_back(key); });
   const auto [count, values] = data::parse_words(text, known, "--experts");
-  const auto at = [](const std::string& key) { return "--experts: " + key; };
   m.experts = data::parse_json(count, "--experts").as_int("--experts");
-  for (const auto& [key, to] : whole)
-    if (const Json* value = values.find(key)) *to = value->as_int(at(key));
-  for (const auto& [key, to] : numbers)
-    if (const Json* value = values.find(key)) *to = value->as_number(at(key));
-  for (const auto& [key, to] : flags)
-    if (const Json* value = values.find(key)) *to = value->as_bool(at(key));
+  each([&, &values = values](const char* key, auto& to) {
+    if (const Json* value = values.find(key)) read_as(*value, to, str("--experts: ", key));
+  });
   if (const Json* noise = values.find("noise")) {
-    const std::string& word = noise->as_string(at("noise"));
+    const std::string& word = noise->as_string("--experts: noise");
     LOCKSTEP_CHECK(word == "none" || word == "jitter" || word == "rsample",
                    "--experts: noise: expected none, jitter or rsample, got '", word, "'");
     m.noise = word == "none" ? moe::Noise::none : word == "jitter" ? moe::Noise::jitter : moe::Noise::rsample;
@@ -66,15 +64,15 @@ ExpertCounts::ExpertCounts(nn::Module& model, bool counts) {
     experts_ = std::max(experts_, layer->o.experts);
     if (!counts) continue;
     const int id = layer->after_forward([this, layer](auto&&...) {
-      if (NoGrad::grad_enabled()) add(*layer);
-    });  // of a layer that runs twice, the second
-    hooks_.emplace_back(layer, id);
+      if (layer->is_training() && !is_recomputing()) add(*layer);
+    });
+    hooks_.emplace_back(layer->calls(), id);
   }
   tokens_.resize(size_t(experts_) + 2);
 }
 
 ExpertCounts::~ExpertCounts() {
-  for (const auto& [layer, id] : hooks_) layer->remove_hook(id);
+  for (const auto& [calls, id] : hooks_) calls.remove_hook(id);
 }
 
 void ExpertCounts::add(const moe::Layer& layer) {

@@ -40,7 +40,7 @@ class ExpertCounts {
 
  private:
   void add(const moe::Layer& layer);
-  std::vector<std::pair<moe::Layer*, int>> hooks_;
+  std::vector<std::pair<nn::Module::Calls, int>> hooks_;
   int64_t experts_ = 0;
   std::vector<double> tokens_;  // that chose each expert; then all, and those dropped
   std::vector<Tensor> aux_losses_;

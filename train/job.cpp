@@ -86,9 +86,8 @@ std::string Job::origin() const {
 
 std::string Job::precision() const {
   const std::string& asked = options_.precision;
-  const bool parameters = asked == "f16"    ? is_auto(json_, "fp16.enabled")
-                          : asked == "bf16" ? is_auto(json_, "bf16.enabled") || is_auto(json_, "bfloat16.enabled")
-                                            : false;
+  const bool parameters = (asked == "f16" && is_auto(json_, "fp16.enabled")) ||
+                          (asked == "bf16" && (is_auto(json_, "bf16.enabled") || is_auto(json_, "bfloat16.enabled")));
   return parameters ? "f32" : asked;
 }
 
@@ -100,13 +99,14 @@ std::optional<DType> Job::autocast() const {
 engine::Config Job::config(const Json& own, const AutoValues& values) const {
   return as_usage([&] {
     engine::Config c = engine::config_from_json(config_json(own, values).dump(), origin());
-    LOCKSTEP_CHECK(!c.fp16.enabled || precision() == "f32", "--precision ", options_.precision,
-                   " contradicts the configuration, where fp16.enabled is true; leave one of them out");
-    LOCKSTEP_CHECK(!c.bf16.enabled || precision() == "f32", "--precision ", options_.precision,
-                   " contradicts the configuration, where bf16.enabled is true; leave one of them out");
-    LOCKSTEP_CHECK(!c.fp8.enabled || !options_.is_given("precision") || options_.precision == "fp8", "--precision ",
-                   options_.precision,
-                   " contradicts the configuration, where fp8.enabled is true; leave one of them out");
+    const bool asked = precision() != "f32";
+    const std::pair<const char*, bool> wrong[] = {
+        {"fp16", c.fp16.enabled && asked},
+        {"bf16", c.bf16.enabled && asked},
+        {"fp8", c.fp8.enabled && options_.is_given("precision") && options_.precision != "fp8"}};
+    for (const auto& [key, is_wrong] : wrong)
+      LOCKSTEP_CHECK(!is_wrong, options_.name_of("--precision " + options_.precision),
+                     " contradicts the configuration, where ", key, ".enabled is true; leave one of them out");
     return c;
   });
 }
@@ -120,7 +120,7 @@ Json Job::config_json(const Json& own, const AutoValues& values) const {
     if (is_given && !same_value(*find_at(json, key), value)) problems.differ(key, *find_at(json, key), name, value);
   };
   const auto put = [&](const char* option, const char* key, Json value) {
-    put_argument(str("--", option), o.is_given(option), key, std::move(value));
+    put_argument(o.name_of(str("--", option)), o.is_given(option), key, std::move(value));
   };
   return as_usage([&] {
     const bool sized = is_said(json, "train_batch_size"), micro_given = values.micro_batch || o.is_given("batch"),
@@ -131,7 +131,7 @@ Json Job::config_json(const Json& own, const AutoValues& values) const {
       put_argument(values.micro_batch ? "per_device_train_batch_size" : "--batch", micro_given,
                    "train_micro_batch_size_per_gpu", micro);
     if (accumulation_given || !sized)
-      put_argument(values.accumulation ? "gradient_accumulation_steps" : "--accumulate", accumulation_given,
+      put_argument(values.accumulation ? "gradient_accumulation_steps" : o.name_of("--accumulate"), accumulation_given,
                    "gradient_accumulation_steps", accumulation);
     if (sized && micro_given && accumulation_given)
       put_argument("train_batch_size (calculated)", true, "train_batch_size", micro * accumulation * plan().dp);
@@ -150,7 +150,7 @@ Json Job::config_json(const Json& own, const AutoValues& values) const {
     for (const auto& [key, value] : own.as_object())
       if (!find_at(json, key)) put_at(json, key, value);
     const std::string half = precision() == o.precision ? "" : o.precision == "f16" ? "fp16" : "bf16";
-    fill_auto(json, values, own, plan().dp, half, problems);
+    fill_auto(json, values, own, plan().dp, half, o.name_of("--steps"), problems);
     for (const auto& [key, value] : own.as_object())
       if (!is_said(json, key)) put_at(json, key, value);
     problems.fail_if_any(origin());
@@ -164,9 +164,9 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
   LOCKSTEP_CHECK(job.plan().pp * job.plan().tp == 1,
                  "[prepare] expected a plan that leaves the model whole (dp, cp, ZeRO), got ", to_string(job.plan()),
                  "; a Trainer runs pp and tp");
-  LOCKSTEP_CHECK(job.autocast() != f16 || options.grad_scaler,
-                 "[prepare] expected a grad_scaler with --precision f16, got "
-                 "none: small gradients would be lost; write fp16.enabled, or take bf16");
+  LOCKSTEP_CHECK(job.autocast() != f16 || options.grad_scaler, "[prepare] expected a grad_scaler with ",
+                 job.options().name_of("--precision f16"),
+                 ", got none: small gradients would be lost; write fp16.enabled, or take bf16");
   model.to(job.device());
   values.model = &model;
   values.optimizer = [&optimizer] { return &optimizer; };
@@ -207,8 +207,8 @@ void start(const Options& options, const std::string& identity, const Body& body
                       : engine::is_launched() ? dist::Rendezvous::from_environment().world_size
                                               : 1;
     plan_of(o, json, ranks);
-    LOCKSTEP_CHECK(o.save_every == 0 || !o.out.empty(), "--save-every ", o.save_every,
-                   " needs --out DIR, a place for the checkpoints");
+    LOCKSTEP_CHECK(o.save_every == 0 || !o.out.empty(), o.name_of("--save-every"), " ", o.save_every, " needs ",
+                   o.name_of("--out"), " DIR, a place for the checkpoints");
   });
   run_team(o.parallel, [&](Team& team) {
     Job job(o, team);

@@ -86,17 +86,11 @@ struct Reader {
   const Json& from;
   std::string where;
   const Json* find(const char* key, bool always) const { return always ? &from.at(key, where) : from.find(key); }
-  void operator()(const char* key, int64_t& to, bool always) const {
-    if (const Json* value = find(key, always)) to = value->as_int(where + ": " + key);
-  }
-  void operator()(const char* key, double& to, bool always) const {
-    if (const Json* value = find(key, always)) to = value->as_number(where + ": " + key);
-  }
-  void operator()(const char* key, bool& to, bool always) const {
-    if (const Json* value = find(key, always)) to = value->as_bool(where + ": " + key);
+  template <class T> void operator()(const char* key, T& to, bool always) const {
+    if (const Json* value = find(key, always)) read_as(*value, to, where + ": " + key);
   }
   void operator()(const char* key, std::optional<double>& to, bool always) const {
-    if (const Json* value = find(key, always)) to = value->as_number(where + ": " + key);
+    if (const Json* value = find(key, always)) read_as(*value, to.emplace(), where + ": " + key);
   }
   template <class T> void operator()(const char* key, T& to, bool always, Words words) const {
     const Json* value = find(key, always);
@@ -131,7 +125,7 @@ Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::str
 
 std::unique_ptr<data::Tokenizer> LanguageModel::tokenizer() const {
   auto loaded = data::load_tokenizer(folder);
-  const std::string found = data::tokenizer_identity(folder);
+  const std::string found = identity.empty() ? "" : data::tokenizer_identity(folder);
   LOCKSTEP_CHECK(identity.empty() || found == identity, "[tokenizer] ", folder,
                  ": expected the files that the model was trained with (", identity, "), got others (", found, ")");
   return loaded;
@@ -220,9 +214,7 @@ void use_language_model(const ModelOptions& o, const std::string& command,
 }
 
 std::string tokenizer_of(const CommonOptions& run, const std::string& given, const std::string& model) {
-  const std::string found = !given.empty()               ? given
-                            : data::has_tokenizer(model) ? model
-                                                         : "",
+  const std::string of_model = data::has_tokenizer(model) ? model : "", found = given.empty() ? of_model : given,
                     stored = run.out + "/tokenizer";
   return run.resume && data::has_tokenizer(stored) && !data::has_tokenizer(found) ? stored : found;
 }
@@ -234,10 +226,10 @@ void keep_tokenizer(const std::string& tokenizer, const std::string& given, cons
               << " holds no tokenizer, so the copy that the run has goes on being used: " << tokenizer << "\n";
   if (tokenizer.empty()) return;
   data::copy_tokenizer(tokenizer, out + "/tokenizer");
-  const std::vector<int64_t> ends = nn::eos_tokens(tokenizer);
+  const Json generation = nn::folder_notes(tokenizer).generation;
   const std::string file = out + "/tokenizer/generation_config.json";
-  if (ends.empty()) std::filesystem::remove(file);
-  else data::write_atomically(file, Json(Json::Object{{"eos_token_id", Json::Array(ends.begin(), ends.end())}}).dump());
+  if (generation.as_object().empty()) std::filesystem::remove(file);
+  else data::write_atomically(file, generation.dump(2) + "\n");
 }
 
 std::vector<int64_t> whole_numbers(const std::string& option, const std::string& list) {
@@ -269,6 +261,7 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
   LOCKSTEP_CHECK(!ids.empty(), "--prompt: expected at least one token");
   LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a prompt that is a text, got --ids");
   generation.text = [&](int64_t id) { return std::string(tokenizer->token_bytes(int32_t(id))); };
+  if (tokenizer) generation.suppress_tokens = tokenizer->unknown(m.model->o.vocab);
   for (const int64_t id : m.ends)
     if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);  // a small model's folder may name a large one's
   std::string made;
@@ -302,15 +295,22 @@ nn::Generation drawn_text() {
 
 void add_generation_options(CLI::App& app, nn::Generation& g) {
   const OptionGroup add(app);
-  add("--tokens", g.max_new_tokens, "tokens to add", whole(1, most_steps));
-  add("--temperature", g.temperature, "0 takes the likeliest token; higher is wilder", number(0, 1e6));
-  add("--top-k", g.top_k, "choose among the k likeliest (0: all)", whole(0, most_size));
-  add("--top-p", g.top_p, "choose among the likeliest that make up this probability", number(0, 1));
-  add("--min-p", g.min_p, "choose among those at least this much as likely as the likeliest", number(0, 1));
+  const auto check = [](const char* name) -> OptionCheck {
+    return [name](const std::string& text) {
+      char* end = nullptr;
+      const double value = std::strtod(text.c_str(), &end);
+      return text.empty() || *end != 0 ? "expected a number, got '" + text + "'" : nn::wrong_option(name, value);
+    };
+  };
+  add("--tokens", g.max_new_tokens, "tokens to add", whole(1, int64_t(nn::most_of_option("max_new_tokens"))));
+  add("--temperature", g.temperature, "0 takes the likeliest token; higher is wilder", check("temperature"));
+  add("--top-k", g.top_k, "choose among the k likeliest (0: all)", check("top_k"));
+  add("--top-p", g.top_p, "choose among the likeliest that make up this probability", check("top_p"));
+  add("--min-p", g.min_p, "choose among those at least this much as likely as the likeliest", check("min_p"));
   add("--repetition-penalty", g.repetition_penalty, "above 1: tokens that were there before become less likely",
-      number(1e-3, 1e3));
+      check("repetition_penalty"));
   add("--no-repeat-ngram", g.no_repeat_ngram_size, "never so many tokens in a row twice (0: they may)",
-      whole(0, most_size));
+      check("no_repeat_ngram_size"));
   app.add_flag_callback(
       "--greedy", [&] { g.do_sample = false; }, "the likeliest token each time");
   app.add_option_function<int64_t>(
@@ -321,7 +321,7 @@ void add_generation_options(CLI::App& app, nn::Generation& g) {
            g.do_sample = false, g.overflow = nn::Generation::Overflow::error;
          },
          "follow so many of the likeliest texts; ends where the context is full")
-      ->check(whole(1, 1024));
+      ->check(check("num_beams"));
   app.add_option("--stop", g.stop, "end before this text (can be given several times)")->allow_extra_args(false);
 }
 

@@ -68,7 +68,7 @@ std::vector<int64_t> whole_numbers(const std::string& option, const std::string&
 /// The folder of the tokenizer, "" for bytes: `given`, or else that of `model`; of a run that goes on its own copy,
 /// when those have moved.
 std::string tokenizer_of(const CommonOptions& run, const std::string& given, const std::string& model);
-/// Copies it into the run's folder `out`, with the tokens that end a text, and a note where `given` has none.
+/// Copies it into the run's folder `out`, with its generation_config.json, and a note where `given` has none.
 void keep_tokenizer(const std::string& tokenizer, const std::string& given, const std::string& out);
 
 }  // namespace lockstep::train

@@ -28,25 +28,14 @@ template <class Options, class Fn> void each_lora_option(Options&& o, const Fn& 
   fn("modules_to_save", o.modules_to_save);
 }
 
-struct LoraReader {
-  const Json& from;
-  std::string where;
-  void read(const Json& value, int64_t& to, const std::string& at) const { to = value.as_int(at); }
-  void read(const Json& value, double& to, const std::string& at) const { to = value.as_number(at); }
-  void read(const Json& value, bool& to, const std::string& at) const { to = value.as_bool(at); }
-  void read(const Json& value, std::vector<std::string>& to, const std::string& at) const {
-    if (value.is_string()) return void(to = split(value.as_string(), '+'));
-    for (const Json& word : value.as_array(at)) to.push_back(word.as_string(at));
-  }
-  template <class T> void operator()(const char* key, T& to) const {
-    if (const Json* value = from.find(key)) read(*value, to, where + ": " + key);
-  }
-};
+void read_as(const Json& from, std::vector<std::string>& to, const std::string& where) {
+  if (from.is_string()) return void(to = split(from.as_string(), '+'));
+  for (const Json& word : from.as_array(where)) to.push_back(word.as_string(where));
+}
 
 }  // namespace
 
-Start read_start(const std::string& text) {
-  const std::string origin = "--init";
+Start read_start(const std::string& text, const std::string& origin) {
   if (text.find(',') == text.npos || std::filesystem::exists(text)) return {text};
   const auto [folder, values] =
       data::parse_words(text, {"lora", "alpha", "dropout", "rslora", "targets", "modules_to_save", "quantize"}, origin);
@@ -81,7 +70,9 @@ Json facts_of(const nn::LoraOptions& options) {
 
 nn::LoraOptions lora_options(const Json& facts, const std::string& where) {
   nn::LoraOptions options;
-  each_lora_option(options, LoraReader{facts, where});
+  each_lora_option(options, [&](const char* key, auto& to) {
+    if (const Json* value = facts.find(key)) read_as(*value, to, where + ": " + key);
+  });
   return options;
 }
 
@@ -102,6 +93,8 @@ void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::S
   if (start.lora) lora = nn::add_lora(whole, *start.lora);
   empty.reset();
   whole.load_state(state);
+  if (std::filesystem::exists(start.folder + "/config.json"))
+    whole.notes = std::make_shared<const nn::FolderNotes>(nn::folder_notes(start.folder));
   if (!lora) return nn::save_pretrained(whole, folder, {.tokenizer = tokenizer});
   nn::save_adapter(whole, *lora, folder, std::filesystem::absolute(start.folder).lexically_normal());
   data::copy_tokenizer(tokenizer, folder);

@@ -16,8 +16,8 @@ struct Start {
   std::string quantize = {};  ///< a name of nn::quantize_options(): adapters beside weights in codes; "": floating
 };
 /// "FOLDER" or "FOLDER,lora=8,alpha=16,targets=q_proj+v_proj": its adapters' rank, keys of nn::LoraOptions, and
-/// quantize. Error that says what is known.
-Start read_start(const std::string& text);
+/// quantize. Error that begins with the option, and says what is known.
+Start read_start(const std::string& text, const std::string& option = "--init");
 inline constexpr const char* start_help =
     "Hugging Face folder (GPT-2, Llama ...) to start from, with its sizes; with ,lora=RANK only adapters are trained: "
     "FOLDER,lora=8,alpha=16,dropout=0,rslora=false,targets=q_proj+v_proj,modules_to_save=head,"

@@ -14,71 +14,26 @@ namespace lockstep::train {
 
 namespace {
 
-/// What an optimizer is made of.
-struct Given {
-  const OptimizerOptions& o;
-  const std::vector<OptimizerGroup>& groups;
-  double freeze;  // exact steps
-  dist::ProcessGroup& ranks;
-};
+/// Of --optimizer. All but the first send a bit a number.
+const std::vector<std::string> optimizer_names{"adamw", "onebit-adam", "onebit-lamb", "zero-one-adam", "onebit-sgd"};
 
-template <class Optimizer, class Options> std::unique_ptr<optim::Optimizer> make(const Given& given, Options options) {
+bool sends_bits(const std::string& name) { return name != optimizer_names[0]; }
+
+template <class Optimizer, class Options>
+std::unique_ptr<optim::Optimizer> make(const std::vector<OptimizerGroup>& groups, dist::ProcessGroup& ranks,
+                                       Options options) {
   std::vector<typename Optimizer::Group> all;
-  for (const OptimizerGroup& g : given.groups) {
+  for (const OptimizerGroup& g : groups) {
     options.weight_decay = g.weight_decay;
     all.push_back({g.parameters, options});
   }
-  if constexpr (std::is_base_of_v<onebit::Optimizer, Optimizer>) return std::make_unique<Optimizer>(all, &given.ranks);
+  if constexpr (std::is_base_of_v<onebit::Optimizer, Optimizer>) return std::make_unique<Optimizer>(all, &ranks);
   else return std::make_unique<Optimizer>(all);
-}
-
-struct OptimizerKind {
-  std::string name;
-  std::unique_ptr<optim::Optimizer> (*make)(const Given& given);
-};
-
-/// By the names of --optimizer. All but the first send a bit a number.
-const std::vector<OptimizerKind>& optimizer_kinds() {
-  using namespace onebit;
-  static const std::vector<OptimizerKind> kinds = {
-      {"adamw",
-       [](const Given& g) {
-         return make<optim::AdamW>(g, optim::AdamWOptions{.lr = g.o.lr, .beta1 = g.o.beta1, .beta2 = g.o.beta2});
-       }},
-      {"onebit-adam",
-       [](const Given& g) {
-         return make<OneBitAdam>(
-             g, OneBitAdamOptions{.lr = g.o.lr, .beta1 = g.o.beta1, .beta2 = g.o.beta2, .freeze_step = g.freeze});
-       }},
-      {"onebit-lamb",
-       [](const Given& g) {
-         return make<OneBitLamb>(
-             g, OneBitLambOptions{.lr = g.o.lr, .beta1 = g.o.beta1, .beta2 = g.o.beta2, .freeze_step = g.freeze});
-       }},
-      {"zero-one-adam",
-       [](const Given& g) {
-         return make<ZeroOneAdam>(
-             g, ZeroOneAdamOptions{.lr = g.o.lr, .beta1 = g.o.beta1, .beta2 = g.o.beta2, .var_freeze_step = g.freeze});
-       }},
-      {"onebit-sgd",
-       [](const Given& g) {
-         return make<OneBitSGD>(g, OneBitSGDOptions{.lr = g.o.lr, .momentum = g.o.beta1, .freeze_step = g.freeze});
-       }},
-  };
-  return kinds;
-}
-
-bool sends_bits(const std::string& name) { return name != optimizer_kinds()[0].name; }
-
-std::vector<std::string> names_of_optimizers() {
-  std::vector<std::string> names;
-  for (const OptimizerKind& kind : optimizer_kinds()) names.push_back(kind.name);
-  return names;
 }
 
 void read_optimizer(const std::string& text, OptimizerOptions& o) {
   const auto [name, values] = data::parse_words(text, {"weight_decay", "beta1", "beta2", "freeze_step"}, "--optimizer");
-  const std::string wrong = one_of(names_of_optimizers())(name);
+  const std::string wrong = one_of(optimizer_names)(name);
   LOCKSTEP_CHECK(wrong.empty(), "--optimizer: ", wrong);
   o.name = name;
   for (const auto& [key, to, most] : {std::tuple("weight_decay", &o.weight_decay, 1e6),
@@ -100,7 +55,6 @@ void read_optimizer(const std::string& text, OptimizerOptions& o) {
 
 void add_optimizer_options(CLI::App& app, OptimizerOptions& o, bool schedule) {
   const std::string group = "Training";
-  const std::vector<std::string> names = names_of_optimizers();
   app.add_option_function<std::string>(
          "--lr",
          [&o, schedule](const std::string& text) {
@@ -117,9 +71,10 @@ void add_optimizer_options(CLI::App& app, OptimizerOptions& o, bool schedule) {
       ->group(group);
   app.add_option_function<std::string>(
          "--optimizer", [&o](const std::string& text) { as_usage([&] { read_optimizer(text, o); }); },
-         str(names[0], "; or one that sends a bit a number between ranks: ",
-             list_names({names.begin() + 1, names.end()}), "; and how: ", names[0], ",weight_decay=", o.weight_decay,
-             ",beta1=", o.beta1, ",beta2=", o.beta2, " (1-bit: freeze_step=N, exact steps before it)"))
+         str(optimizer_names[0], "; or one that sends a bit a number between ranks: ",
+             list_names({optimizer_names.begin() + 1, optimizer_names.end()}), "; and how: ", optimizer_names[0],
+             ",weight_decay=", o.weight_decay, ",beta1=", o.beta1, ",beta2=", o.beta2,
+             " (1-bit: freeze_step=N, exact steps before it)"))
       ->default_str(o.name)
       ->group(group);
 }
@@ -161,11 +116,23 @@ std::vector<OptimizerGroup> matrices_decay(nn::Module& model, double weight_deca
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const OptimizerOptions& o, const std::vector<OptimizerGroup>& groups,
                                                  int64_t steps, const Job& job) {
-  const auto& kinds = optimizer_kinds();
-  const auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const OptimizerKind& k) { return k.name == o.name; });
-  LOCKSTEP_CHECK(kind != kinds.end(), "[make_optimizer] expected ", listed(names_of_optimizers()), ", got ", o.name);
+  using namespace onebit;
+  LOCKSTEP_CHECK(std::ranges::count(optimizer_names, o.name), "[make_optimizer] expected ", listed(optimizer_names),
+                 ", got ", o.name);
   const double freeze = double(o.freeze_step > 0 ? o.freeze_step : std::max<int64_t>(steps / 5, 1));
-  return kind->make({.o = o, .groups = groups, .freeze = freeze, .ranks = job.mesh().copies()});
+  dist::ProcessGroup& ranks = job.mesh().copies();
+  if (o.name == "onebit-adam")
+    return make<OneBitAdam>(groups, ranks,
+                            OneBitAdamOptions{.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .freeze_step = freeze});
+  if (o.name == "onebit-lamb")
+    return make<OneBitLamb>(groups, ranks,
+                            OneBitLambOptions{.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .freeze_step = freeze});
+  if (o.name == "zero-one-adam")
+    return make<ZeroOneAdam>(
+        groups, ranks, ZeroOneAdamOptions{.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .var_freeze_step = freeze});
+  if (o.name == "onebit-sgd")
+    return make<OneBitSGD>(groups, ranks, OneBitSGDOptions{.lr = o.lr, .momentum = o.beta1, .freeze_step = freeze});
+  return make<optim::AdamW>(groups, ranks, optim::AdamWOptions{.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2});
 }
 
 }  // namespace lockstep::train

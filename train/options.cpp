@@ -1,11 +1,13 @@
 #include "train/options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 
 #include "tensor/check.h"
 #include "tensor/device.h"
 #include "tensor/random.h"
+#include "tensor/suggest.h"
 #include "tensor/threads.h"
 #include "train/cli.h"
 
@@ -32,12 +34,7 @@ OptionCheck number(double least, double most) {
 
 OptionCheck one_of(std::vector<std::string> words) {
   return [words = std::move(words)](const std::string& text) {
-    std::string all;
-    for (const std::string& word : words) {
-      if (text == word) return std::string();
-      all += (all.empty() ? "" : ", ") + word;
-    }
-    return text + " not in {" + all + "}";
+    return std::ranges::count(words, text) ? "" : text + " not in {" + list_names(words, words.size()) + "}";
   };
 }
 
@@ -63,9 +60,16 @@ void go_on_after_restart(CommonOptions& o) {
   if (restarts && std::atoi(restarts) > 0 && !o.out.empty()) o.resume = true;
 }
 
+std::string CommonOptions::name_of(const std::string& option) const {
+  for (const auto& [ours, theirs] : names)
+    if (ours == option) return theirs;
+  return option;
+}
+
 void apply_common_options(const CommonOptions& o) {
   as_usage([&] {
-    LOCKSTEP_CHECK(!o.resume || !o.out.empty(), "--resume needs --out DIR, the folder of the run to go on with");
+    LOCKSTEP_CHECK(!o.resume || !o.out.empty(), o.name_of("--resume"), " needs ", o.name_of("--out"),
+                   " DIR, the folder of the run to go on with");
     parse_device(o.device);
   });
   if (o.threads > 0) set_threads(o.threads);

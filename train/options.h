@@ -44,6 +44,9 @@ struct CommonOptions {
   int threads = 0;
   uint64_t seed = 1;
   std::string device = "cpu";  ///< cpu, cuda, cuda:N
+  /// What errors call options that are not of a command line: {{"--out", "output_dir"}}.
+  std::vector<std::pair<std::string, std::string>> names;
+  std::string name_of(const std::string& option) const;
   ParallelOptions parallel;
 };
 

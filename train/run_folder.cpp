@@ -6,6 +6,7 @@
 #include "data/files.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/folder.h"
+#include "parallel/moe/expert_parallel.h"
 #include "parallel/onebit/optimizer.h"
 #include "tensor/bf16_products.h"
 #include "trace/trace.h"
@@ -14,6 +15,21 @@
 #include "train/trainer_impl.h"
 
 namespace lockstep::train {
+
+namespace {
+
+/// Leaves the lines up to this step: the others will be made again, and a killed process may have left half a line.
+void cut_back(const std::string& path, int64_t last) {
+  std::ifstream in(path);
+  std::string kept, line;
+  try {
+    while (std::getline(in, line) && data::parse_json(line, path).at("step", path).as_int(path) <= last)
+      kept += line + "\n";
+  } catch (const Error&) {}  // NOLINT: half a line
+  data::write_atomically(path, kept);
+}
+
+}  // namespace
 
 /// One job at a time trains in a folder. (That of its checkpoints has a lock of its own, which says what is stale.)
 void Trainer::Impl::lock_folder() {
@@ -27,6 +43,9 @@ void Trainer::Impl::lock_folder() {
 void Trainer::Impl::open() {
   namespace fs = std::filesystem;
   const Team& team = job.team();
+  const std::string resume_name = called("--resume"), out_name = called("--out");
+  LOCKSTEP_CHECK(has_folder() || !job.options().resume, "[Trainer] ", resume_name, ": expected a folder (", out_name,
+                 "), got none");
   Json config = o.facts;
   config["model"] = kind;
   config["parameters"] = parameters;
@@ -35,21 +54,23 @@ void Trainer::Impl::open() {
     std::vector<double> found{double(team.leads() && fs::exists(checkpoint_folder() + "/latest"))};
     team.sum(found, "is there a checkpoint");
     const bool resume_ = job.options().resume, there = found[0] > 0 || (resume_ && !o.resume_from.empty());
-    LOCKSTEP_CHECK(resume_ || !there, job.options().out,
-                   " already holds a run; go on with it by --resume, or choose another --out");
+    LOCKSTEP_CHECK(resume_ || !there, job.options().out, " already holds a run; go on with it by ", resume_name,
+                   ", or choose another ", out_name);
     if (resume_ && fs::exists(path(config_name()))) {
       const Json saved = data::read_json(path(config_name()));
+      const auto expect_same = [&](const std::string& key, bool same, const Json* before, const Json& now) {
+        LOCKSTEP_CHECK(same, path(config_name()), ": ", resume_name, " needs the same run, but ", key, " was ",
+                       before ? before->dump() : "not set", " and is now ", now.dump());
+      };
       for (const auto& [key, value] : config.as_object()) {
         const Json* before = saved.find(key);
-        LOCKSTEP_CHECK(before && *before == value, path(config_name()), ": --resume needs the same run, but ", key,
-                       " was ", before ? before->dump() : "not set", " and is now ", value.dump());
+        expect_same(key, before && *before == value, before, value);
       }
       const Json *const settings = saved.find("engine"), &sparse = engine->config().sparse_attention;
       const Json* const before = settings ? settings->find("sparse_attention") : nullptr;
-      LOCKSTEP_CHECK(
-          (before && before->is_object()) == sparse.is_object() && (!sparse.is_object() || *before == sparse),
-          path(config_name()), ": --resume needs the same run, but sparse_attention was ",
-          before ? before->dump() : "not set", " and is now ", sparse.dump());
+      const bool was_sparse = before && before->is_object();
+      expect_same("sparse_attention", was_sparse == sparse.is_object() && (!was_sparse || *before == sparse), before,
+                  sparse);
       const Json* micro = saved.find("train_batch_size");
       if (there && micro && team.leads() && *micro != Json(*engine->config().train_batch_size))
         std::cerr << "note: train_batch_size was " << micro->dump() << " and is now "
@@ -62,7 +83,7 @@ void Trainer::Impl::open() {
     }
     if (resume_ && there) resume();
     else if (resume_ && team.leads())
-      std::cerr << "note: " << job.options().out << " holds no checkpoint, so --resume begins at step 0\n";
+      std::cerr << "note: " << job.options().out << " holds no checkpoint, so " << resume_name << " begins at step 0\n";
     team.wait();  // all have read it before it is replaced
   }
   for (const auto& [key, value] : o.notes.as_object()) config[key] = value;
@@ -92,10 +113,11 @@ void Trainer::Impl::open() {
   }
   if (o.on_start) o.on_start();
   if (writes()) {
-    prepare_output("--out", job.options().out);
+    prepare_output(out_name, job.options().out);
     lock_folder();
     config["engine"] = engine::to_json(engine->config());
     data::write_atomically(path(config_name()), config.dump(2) + "\n");
+    if (first > 0) cut_back(path("metrics.jsonl"), first);
     metrics.open(path("metrics.jsonl"), first > 0 ? std::ios::app : std::ios::trunc);
     LOCKSTEP_CHECK(metrics, path("metrics.jsonl"), ": cannot be written");
   }
@@ -104,8 +126,10 @@ void Trainer::Impl::open() {
 void Trainer::Impl::resume() {
   const std::string from = o.resume_from.empty() ? checkpoint_folder() : o.resume_from;
   const auto loaded = engine->load_checkpoint(from);
-  LOCKSTEP_CHECK(loaded, from, ": --resume found no checkpoint");
+  LOCKSTEP_CHECK(loaded, from, ": ", called("--resume"), " found no checkpoint");
   first = step = engine->global_steps();
+  if (first >= steps && job.team().leads())
+    std::cerr << "note: " << from << ": the run is done, this is step " << first << " of " << steps << "\n";
   const auto number = [&](const char* key) {
     const Json* at = loaded->client_state.find(key);
     return at && at->is_number() ? std::optional(at->as_number()) : std::nullopt;
@@ -149,24 +173,28 @@ void Trainer::Impl::write_state() {
 void Trainer::Impl::write_bits(double loss) {
   if (job.options().parallel.trace_bits.empty()) return;
   std::vector<int64_t> hashes(names.size());
+  const auto spread = moe::expert_names(*model);  // of other experts at every rank, under one name
   const auto put = [&](const std::string& name, const Tensor& tensor) {
-    hashes[size_t(std::find(names.begin(), names.end(), name) - names.begin())] = int64_t(hash_of(tensor));
+    const auto at = std::find(names.begin(), names.end(), name);
+    if (at != names.end() && spread.count(name) == 0) hashes[size_t(at - names.begin())] = int64_t(hash_of(tensor));
   };
   const onebit::Optimizer* const sender = engine->onebit();
   if (job.plan().tp > 1) {
-    for (const auto& [name, tensor] : engine->whole_state().model)
-      if (std::find(names.begin(), names.end(), name) != names.end()) put(name, tensor);
+    for (const auto& [name, tensor] : engine->whole_state().model) put(name, tensor);
   } else {
     std::optional<zero::Zero::Gathered> whole;
     if (!sender && !engine->in_parts()) whole.emplace(engine->zero(), engine->module().parameters());
-    for (const auto& p : engine->module().named_parameters())
-      if (std::find(names.begin(), names.end(), p.name) != names.end()) put(p.name, p.variable.tensor());
+    for (const auto& p : engine->module().named_parameters()) put(p.name, p.variable.tensor());
   }
   const bool together = !sender || sender->is_synchronized();  // 0/1 Adam's ranks are apart between exchanges
-  write_trace_line(bits, step, loss, names, together ? merge_hashes(job.team(), names, hashes, step) : hashes);
+  const engine::Config& c = engine->config();
+  const DType products = c.fp16.enabled ? f16 : c.bf16.enabled ? bf16 : job.autocast().value_or(f32);
+  write_trace_line(bits, step, loss, products, names,
+                   together ? merge_hashes(job.team(), names, hashes, step) : hashes);
 }
 
 void load_model(nn::Module& model, const std::string& folder, bool average) {
+  LOCKSTEP_CHECK(!folder.empty(), "[load_model] expected a folder, got an empty name");
   const std::string below = folder + "/checkpoints", of_average = "optimizer.ema.";
   const auto found = checkpoints::inspect(std::filesystem::exists(below) ? below : folder);
   LOCKSTEP_CHECK(found, folder, ": expected the folder of a run, or of its checkpoints; it holds none");

@@ -84,8 +84,8 @@ ToScore to_score(const data::Tokenizer& tokenizer, std::string context, std::str
   const size_t blanks = context.size() - (context.find_last_not_of(" \t\n\r") + 1);
   continuation = context.substr(context.size() - blanks) + continuation;
   context.resize(context.size() - blanks);
-  std::vector<int64_t> all;
-  for (const int32_t id : tokenizer.encode(context + continuation)) all.push_back(id);
+  const std::vector<int32_t> ids = tokenizer.encode(context + continuation);
+  std::vector<int64_t> all(ids.begin(), ids.end());
   auto from = int64_t(tokenizer.encode(context).size());
   if (from == 0 || context.empty()) {
     const auto begins = tokenizer.bos() ? tokenizer.bos() : tokenizer.eos();

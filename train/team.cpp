@@ -2,13 +2,13 @@
 
 #include <fmt/format.h>
 #include <link.h>
-#include <sodium.h>
 
 #include <atomic>
 #include <cstring>
 #include <fstream>
 #include <optional>
 
+#include "dist/numbers.h"
 #include "engine/engine.h"
 #include "tensor/environment.h"
 #include "tensor/ops.h"
@@ -59,23 +59,15 @@ int Team::local_rank() const {
 }
 
 void Team::sum(std::vector<double>& values, const char* tag) const {
-  if (!group_) return;
-  const Tensor all = Tensor::from(values, Shape{int64_t(values.size())});
-  group_->all_reduce(all, {.tag = tag}).wait();
-  std::memcpy(values.data(), all.data<double>(), values.size() * sizeof(double));
+  if (group_) values = dist::all_reduced(values, *group_, {.tag = tag});
 }
 
 std::vector<double> Team::gather(const std::vector<double>& values, const char* tag) const {
-  if (!group_) return values;
-  const Tensor mine = Tensor::from(values, Shape{int64_t(values.size())}),
-               all = empty({int64_t(values.size()) * size()}, {.dtype = f64});
-  group_->all_gather(all, mine, {.tag = tag}).wait();
-  return all.to_vector<double>();
+  return group_ ? dist::all_gathered(values, *group_, {.tag = tag}) : values;
 }
 
 void Team::check_same(const std::string& what, const std::vector<const Tensor*>& data) const {
   if (!group_) return;
-  LOCKSTEP_CHECK(sodium_init() >= 0, "libsodium cannot be used here");
   std::vector<int64_t> mine;
   for (const Tensor* tensor : data) mine.insert(mine.end(), {tensor->numel(), int64_t(hash_of(*tensor))});
   check_same_hashes(what, mine);
@@ -87,11 +79,9 @@ void Team::check_same(const std::string& what, int64_t elements, uint64_t hash) 
 
 /// Pairs of a number of elements and a hash.
 void Team::check_same_hashes(const std::string& what, const std::vector<int64_t>& mine) const {
-  const int64_t n = int64_t(mine.size());
-  const Tensor all = empty({n * size()}, {.dtype = i64});
-  group_->all_gather(all, Tensor::from(mine, Shape{n}), {.tag = "data"}).wait();
-  for (int64_t i = 0; i < n * size(); ++i) {
-    const int64_t *first = all.data<int64_t>() + i % n / 2 * 2, *other = all.data<int64_t>() + i / 2 * 2;
+  const std::vector<int64_t> all = dist::all_gathered(mine, *group_, {.tag = "data"});
+  for (size_t i = 0, n = mine.size(); i < all.size(); ++i) {
+    const int64_t *first = &all[i % n / 2 * 2], *other = &all[i / 2 * 2];
     LOCKSTEP_CHECK(first[0] == other[0] && first[1] == other[1], what, ": ranks 0 and ", i / n,
                    " hold different data, ", first[0], " elements with hash ",
                    fmt::format("{:016x}", uint64_t(first[1])), " and ", other[0], " with ",

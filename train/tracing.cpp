@@ -16,10 +16,8 @@ Tracing::Tracing(const ParallelOptions& o, const Team& team) : team_(team) {
   if (team.size() > 1) dist::start_trace(o.trace, *team.group(), limit);
   else trace::start(o.trace, {.limit_bytes = limit});
   open_ = true;
-  data::Json facts(data::Json::Object{});
-  facts["command"] = o.identity;
-  facts["ranks_in_process"] = o.ranks > 0 ? team.size() : 1;
-  trace::note("run", facts.dump());
+  const data::Json::Object facts{{"command", o.identity}, {"ranks_in_process", o.ranks > 0 ? team.size() : 1}};
+  trace::note("run", data::Json(facts).dump());
 }
 
 Tracing::~Tracing() {

@@ -6,8 +6,8 @@
 #include <iostream>
 #include <optional>
 
-#include "autograd/ops.h"
 #include "data/files.h"
+#include "engine/check_plan.h"
 #include "engine/model_shape.h"
 #include "optim/optim.h"
 #include "parallel/moe/expert_parallel.h"
@@ -55,7 +55,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
       scaler({.enabled = job.autocast() == f16}) {
   LOCKSTEP_CHECK((o.data != nullptr) != bool(o.batches), "[Trainer] expected data or batches, got ",
                  o.data ? "both" : "neither");
-  LOCKSTEP_CHECK(o.data || job.options().steps > 0, "--steps: expected how many, as the data have no end");
+  LOCKSTEP_CHECK(o.data || job.options().steps > 0, called("--steps"), ": expected how many, as the data have no end");
   if (o.data) check_data(job.team(), "the training data", *o.data);
   if (o.evaluate) check_data(job.team(), "the data of evaluation", *o.evaluate);
   const auto spread = moe::expert_names(*model);
@@ -64,11 +64,6 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
     names.push_back(p.name);
     if (spread.count(p.name)) parameters += (job.plan().ep - 1) * p.variable.numel();  // other ranks have as many
   }
-  as_usage([&] {
-    LOCKSTEP_CHECK(spread.empty() || job.options().parallel.trace_bits.empty(),
-                   "--trace-bits compares runs bit for bit, and experts over ranks sum in another order; leave ep",
-                   job.plan().ep, " out of --plan");
-  });
   model->to(job.device());
   Json own = o.config;
   for (const auto& [key, value] :
@@ -77,14 +72,23 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   if (environment("LOCKSTEP_DESCRIBE")) describe_it(own);
   engine::Config config = job.config(own, values());
   trial.reset();
+  LOCKSTEP_CHECK(!o.load_best || (has_folder() && !o.best.empty() && o.evaluate),
+                 "[Trainer] load_best: expected a folder (", called("--out"),
+                 "), `best`, and data to evaluate, got no ",
+                 !has_folder()    ? "folder"
+                 : o.best.empty() ? "`best`"
+                                  : "data to evaluate");
   experts.emplace(*model, job.mesh().at().tp == 0);  // tensor-parallel ranks have the same experts
   check(config);
   const int64_t of_step = *engine::resolve(config, job.plan().dp).train_batch_size;
   steps_of_epoch = steps_in_epoch(of_step);
   steps = steps_of(of_step);
+  eval_every = job.options().eval_every, save_every = job.options().save_every;
   if (o.state) {
     TrainerState::Options told = *o.state;
     told.max_steps = steps, told.steps_of_epoch = steps_of_epoch, told.samples_of_step = double(of_step);
+    if (eval_every == 1) eval_every = told.whole(told.eval_steps);
+    if (save_every == 1) save_every = told.whole(told.save_steps);
     state.emplace(told);
   }
   make_engine(std::move(config));  // whose schedule asks for them
@@ -114,13 +118,18 @@ void Trainer::Impl::check(const engine::Config& config) {
   LOCKSTEP_CHECK(plan.ep == 1 || experts->any(), "[Trainer] ", to_string(plan),
                  " shares experts, and the model has none; leave ep", plan.ep, " out");
   const engine::ModelShape shape = engine::shape_of(*model, 0, int64_t(o.per_sample), 0);
-  check_plan(plan, {.ranks = job.mesh().world().size(),
-                    .layers = int64_t(shape.list.size()),
-                    .chunks = std::max<int64_t>(config.pipeline.chunks, 1),
-                    .heads = shape.heads,
-                    .context = o.per_sample > 1 ? int64_t(o.per_sample) : 0,
-                    .context_parts = context.order_or_default() == sequence::Order::zigzag ? 2 : 1,
-                    .context_by_heads = context.kind == sequence::Kind::ulysses});
+  engine::Config as_run = engine::resolve(config, plan.dp);
+  if (plan.pp * plan.tp > 1) as_run.activation_checkpointing.enabled = false;  // see make_engine()
+  check_plan(as_run, plan,
+             {.ranks = job.mesh().world().size(),
+              .layers = int64_t(shape.list.size()),
+              .heads = shape.heads,
+              .inner = shape.columns(),
+              .vocab = shape.vocab,
+              .context = o.per_sample > 1 ? int64_t(o.per_sample) : 0,
+              .context_parts = context.order_or_default() == sequence::Order::zigzag ? 2 : 1,
+              .context_by_heads = context.kind == sequence::Kind::ulysses,
+              .experts = shape.experts * plan.ep});
 }
 
 void Trainer::Impl::make_engine(engine::Config config) {
@@ -176,6 +185,9 @@ void Trainer::Impl::make_engine(engine::Config config) {
   config.given.erase("pipeline.stages");
   args.config = std::move(config);
   engine = std::make_unique<engine::EngineBase>(std::move(module), std::move(args));
+  LOCKSTEP_CHECK(!engine->wants_metric(),
+                 "[Trainer] expected a schedule that follows the step, got ReduceLROnPlateau, which follows a metric: "
+                 "train in a loop of your own that calls step(metric), or take another schedule");
   data::check_mapped_files();  // a model that was built empty starts with those of a folder, perhaps
 }
 
@@ -241,7 +253,7 @@ void Trainer::Impl::fit() {
       return every > 0 ? step % every == 0 : steps_of_epoch > 0 && step % steps_of_epoch == 0;
     };
     bool ends = false;
-    if (o.evaluate && due(options.eval_every) && stop == 0) {
+    if (o.evaluate && due(eval_every) && stop == 0) {
       const double before = progress.seconds();
       ends = look(line);
       evaluation_seconds += progress.seconds() - before;
@@ -260,7 +272,7 @@ void Trainer::Impl::fit() {
       metrics << line.dump() << std::endl;
       LOCKSTEP_CHECK(metrics, path("metrics.jsonl"), ": writing failed; is the disk full?");
     }
-    if (due(options.save_every) && step < steps) save(), saved = true;
+    if (due(save_every) && step < steps) save(), saved = true;
     if (ends) {
       if (job.talks())
         fmt::print("no better {} in {} evaluations: training ends\n", o.best.substr(o.best.starts_with('-')), worse);
@@ -278,8 +290,8 @@ void Trainer::Impl::fit() {
   }
   if (job.team().stopped_by() && job.team().leads())
     std::cerr << "stopped at step " << step
-              << (has_folder() ? "; the checkpoint is written, go on with --resume\n"
-                               : "; nothing was saved, as there is no --out\n");
+              << (has_folder() ? "; the checkpoint is written, go on with " : "; nothing was saved, as there is no ")
+              << called(has_folder() ? "--resume" : "--out") << "\n";
   if (looked != step || o.evaluate_most > 0) last = evaluate(0);
   write_state();
   const Json* program = o.facts.find("program");

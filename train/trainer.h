@@ -9,7 +9,6 @@
 // fields() and layers() say how it is cut. The folder of a run (--out) has config.json, metrics.jsonl (a line for each
 // step) and checkpoints/ (engine/checkpoint/checkpoint.h), that any other plan goes on from.
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>

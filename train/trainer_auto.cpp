@@ -1,4 +1,6 @@
 // What a Trainer knows that a configuration file may leave to it.
+#include <cmath>
+
 #include "train/trainer_impl.h"
 
 namespace lockstep::train {
@@ -12,7 +14,10 @@ int64_t Trainer::Impl::steps_in_epoch(int64_t train_batch) const {
 }
 
 int64_t Trainer::Impl::steps_of(int64_t train_batch) const {
-  return job.options().steps > 0 ? job.options().steps : steps_in_epoch(train_batch) * job.options().epochs;
+  const bool said = o.state && o.state->num_train_epochs > 0;
+  const double epochs = said ? o.state->num_train_epochs : double(job.options().epochs);
+  return job.options().steps > 0 ? job.options().steps
+                                 : int64_t(std::ceil(epochs * double(steps_in_epoch(train_batch))));
 }
 
 /// What "auto" in the file stands for.

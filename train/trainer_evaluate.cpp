@@ -89,7 +89,8 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
   const int64_t of_batch = keeps_outputs ? numel_of(Shape(shape)) : 0, row = keeps_outputs ? of_batch / shape[0] : 0;
   const Measure loss = loss_measure();
   const auto all = [&](const pipeline::Values& out, const std::vector<Tensor>& targets) {
-    std::vector<Variable> values{loss(out.at(0), targets.at(0)).to(f32).reshape({1})};
+    std::vector<Variable> values{
+        engine::sum_and_tokens(loss(out.at(0), targets.at(0)), o.tokens ? o.tokens(targets.at(0)) : -1)};
     for (const auto& [name, measure] : o.metrics)
       values.push_back(measure(out.at(0), targets.at(0)).to(f32).reshape({1}));
     if (keeps_outputs) {
@@ -99,13 +100,18 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
     }
     return cat(values, 0);
   };
-  const size_t figures = 1 + o.metrics.size(), n = figures + size_t(of_batch);
+  const size_t figures = 2 + o.metrics.size(), n = figures + size_t(of_batch);
   const std::vector<double> found = engine->eval_batches(data, int(each), all, int(n));
   Predictions p;
   for (size_t v = 0; v < figures; ++v) {
-    double sum = 0;
-    for (int64_t i = 0; i < needed; ++i) sum += found[size_t(i) * n + v] * double(count(i));
-    p.metrics.emplace_back(prefix + "_" + (v == 0 ? "loss" : o.metrics[v - 1].first), sum / double(used));
+    if (v == 1) continue;  // targets of the loss, by which it is weighed where these are counted; else by samples
+    double sum = 0, weight = 0;
+    for (int64_t i = 0; i < needed; ++i) {
+      const double value = found[size_t(i) * n + v], tokens = v == 0 ? found[size_t(i) * n + 1] : -1;
+      sum += tokens >= 0 ? value : value * double(count(i));
+      weight += tokens >= 0 ? tokens : double(count(i));
+    }
+    p.metrics.emplace_back(prefix + "_" + (v == 0 ? "loss" : o.metrics[v - 2].first), sum / weight);
   }
   if (!keeps_outputs) return p;
   std::vector<float> outputs;
@@ -118,9 +124,14 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
   shape[0] = used;
   p.predictions = Tensor::from(outputs, Shape(shape));
   p.label_ids = batch_of(samples, indices).target;
-  if (o.compute_metrics)
-    for (const auto& [name, value] : o.compute_metrics(p))
-      p.metrics.emplace_back(name.starts_with(prefix + "_") ? name : prefix + "_" + name, value);
+  if (!o.compute_metrics) return p;
+  const auto own = o.compute_metrics(p);
+  std::vector<double> values;  // rank 0's: what is best, and when training ends, must be the same on all
+  for (const auto& [name, value] : own) values.push_back(job.team().leads() ? value : 0);
+  job.team().sum(values, "compute_metrics");
+  for (size_t i = 0; i < own.size(); ++i)
+    p.metrics.emplace_back(own[i].first.starts_with(prefix + "_") ? own[i].first : prefix + "_" + own[i].first,
+                           values[i]);
   return p;
 }
 
@@ -149,8 +160,9 @@ bool Trainer::Impl::look(Json& line) {
     for (const auto& one : last) known += (known.empty() ? "" : ", ") + one.first;
     fail("[Trainer] best: there is no " + name + " in what is evaluated: " + known);
   }
-  if (!best || (most ? found->second > *best : found->second < *best)) {
-    best = found->second;
+  const double now = found->second, before = best.value_or(NAN);  // NaN is never better, and anything is than NaN
+  if ((most ? now > before : now < before) || (std::isnan(before) && !std::isnan(now))) {
+    best = now;
     worse = 0;
     if (has_folder()) {
       engine->save_checkpoint(path("best"), {.tag = state ? str("checkpoint-", step) : ""});

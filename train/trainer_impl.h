@@ -40,7 +40,12 @@ struct Trainer::Impl {
   void keep_best();
   void write_state();
   int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }
-  std::string path(const std::string& name) const { return job.options().out + "/" + name; }
+  std::string path(const std::string& name) const {
+    LOCKSTEP_CHECK(has_folder(), "[Trainer] ", name, ": expected a folder (", called("--out"), "), got none");
+    return job.options().out + "/" + name;
+  }
+  /// An option, by the name that the caller used.
+  std::string called(const char* option) const { return job.options().name_of(option); }
   bool has_folder() const { return !job.options().out.empty(); }
   std::string checkpoint_folder() const { return o.state ? job.options().out : path("checkpoints"); }
   std::string config_name() const { return o.state ? "run.json" : "config.json"; }
@@ -59,6 +64,7 @@ struct Trainer::Impl {
   optim::GradScaler scaler;
   std::unique_ptr<engine::EngineBase> engine;
   int64_t steps = 0, steps_of_epoch = 0, first = 0, step = 0;
+  int64_t eval_every = 0, save_every = 0;  // of the options; where arguments said parts of all steps, these
   data::Files files;
   std::optional<checkpoints::FolderLock> lock;  // of the run's folder, on the rank that leads
   std::ofstream metrics, bits;

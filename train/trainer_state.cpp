@@ -20,7 +20,7 @@ Json TrainerState::entry(Json::Object values) const {
 void TrainerState::step(int64_t step, double loss, double lr, double grad_norm) {
   step_ = step;
   sum_ += loss;
-  if (step % o_.logging_steps != 0) return;
+  if (step % o_.whole(o_.logging_steps) != 0) return;
   log_.push_back(entry({{"loss", sum_ / double(step - logged_)}, {"learning_rate", lr}, {"grad_norm", grad_norm}}));
   total_ += sum_;
   sum_ = 0;
@@ -57,23 +57,23 @@ Json TrainerState::json(bool to_go_on) const {
   all["best_metric"] = best_ ? Json(*best_) : Json();
   all["best_model_checkpoint"] = best_ ? Json(best_folder_) : Json();
   all["epoch"] = epoch();
-  all["eval_steps"] = o_.eval_steps;
+  all["eval_steps"] = o_.whole(o_.eval_steps);
   all["global_step"] = step_;
   all["is_hyper_param_search"] = false;
   all["is_local_process_zero"] = true;
   all["is_world_process_zero"] = true;
   all["log_history"] = log_;
-  all["logging_steps"] = o_.logging_steps;
+  all["logging_steps"] = o_.whole(o_.logging_steps);
   all["max_steps"] = o_.max_steps;
   all["num_input_tokens_seen"] = 0;
-  all["num_train_epochs"] = o_.num_train_epochs;
-  all["save_steps"] = o_.save_steps;
+  all["num_train_epochs"] = int64_t(std::ceil(o_.num_train_epochs));
+  all["save_steps"] = o_.whole(o_.save_steps);
   all["stateful_callbacks"] = Json::Object{};
   all["total_flos"] = 0.;
   all["train_batch_size"] = o_.train_batch_size;
   all["trial_name"] = Json();
   all["trial_params"] = Json();
-  if (to_go_on) all["loss_since_log"] = sum_, all["loss_in_log"] = total_;
+  if (to_go_on) all["loss_since_log"] = sum_, all["loss_in_log"] = total_, all["last_logged"] = logged_;
   return all;
 }
 
@@ -81,7 +81,9 @@ void TrainerState::load(const Json& saved) {
   const std::string where = "trainer_state.json: ";
   step_ = saved.at("global_step", where).as_int(where + "global_step");
   log_ = saved.at("log_history", where).as_array(where + "log_history");
-  logged_ = step_ / o_.logging_steps * o_.logging_steps;
+  const Json* logged = saved.find("last_logged");
+  const int64_t every = saved.at("logging_steps", where).as_int(where + "logging_steps");  // may be another now
+  logged_ = logged ? logged->as_int(where + "last_logged") : step_ / every * every;
   const auto number = [&](const char* key) {  // null: it was none
     const Json& found = saved.at(key, where);
     return found.is_number() ? found.as_number() : NAN;

@@ -1,5 +1,6 @@
 #pragma once
 // trainer_state.json of Hugging Face's Trainer: what a run was told, how far it is, and its log.
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,9 +15,13 @@ class TrainerState {
  public:
   /// What it is told about the run.
   struct Options {
-    int64_t logging_steps = 500, eval_steps = 500, save_steps = 500, train_batch_size = 0, num_train_epochs = 0,
-            max_steps = 0, steps_of_epoch = 0;
+    double logging_steps = 500, eval_steps = 500, save_steps = 500;
+    int64_t train_batch_size = 0;
+    double num_train_epochs = 0;
+    int64_t max_steps = 0, steps_of_epoch = 0;
     double samples_of_step = 0;
+    /// Below 1 a number of steps is a part of all.
+    int64_t whole(double given) const { return int64_t(given < 1 ? std::ceil(given * double(max_steps)) : given); }
   };
   using Values = std::vector<std::pair<std::string, double>>;
 

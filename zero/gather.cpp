@@ -25,7 +25,7 @@ void Gather::fetch(size_t u) {
   Unit& unit = s_.units[u];
   State& state = states[u];
   Storage& storage = *unit.weights.storage();
-  const uint32_t version = storage.version();
+  const uint32_t version = state.version = storage.version();
   storage.refill();
   state.gathered = true;
   state.recorded = Graph::is_recording();
@@ -49,10 +49,14 @@ void Gather::release(size_t u) {
   if (!state.gathered || unit.persistent || state.pins > 0) return;
   arrive(u);
   state.fetch = {};
-  unit.weights.storage()->empty(unit.tag.c_str());
+  Storage& storage = *unit.weights.storage();
+  storage.empty(unit.tag.c_str());
   state.gathered = false;
   state.needed_from = 0;
   live_ -= unit.layout.whole();
+  LOCKSTEP_CHECK(storage.version() == state.version, "[zero] ", unit.tag, " was changed by '", storage.last_writer(),
+                 "' while a forward or backward had it whole, which stage 3 would lose: each rank keeps a part of its "
+                 "own. Change parameters between steps, inside of Zero::gathered(parameters, rank)");
 }
 
 void Gather::release_all() {
@@ -67,7 +71,9 @@ void Gather::pin(size_t u) {
 }
 
 void Gather::unpin(size_t u) {
-  if (!s_.units[u].persistent && --states[u].pins == 0 && states[u].active == 0) release(u);
+  if (s_.units[u].persistent || --states[u].pins > 0) return;
+  states[u].version = s_.units[u].weights.storage()->version();  // gathered() has looked at it
+  if (states[u].active == 0) release(u);
 }
 
 void Gather::require(size_t u) {

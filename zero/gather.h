@@ -22,6 +22,7 @@ class Gather {
     bool gathered = false;  // the memory is there, and filled when fetch is done
     bool recorded = false;  // by replays of a graph, not now
     dist::Work fetch;
+    uint32_t version = 0;      // of what was gathered
     int active = 0, pins = 0;  // forwards and gathered() scopes that want it now
     uint64_t needed_from = 0;  // in backward: the number before the first node of the call that needs it
   };

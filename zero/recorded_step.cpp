@@ -58,6 +58,7 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
   }
   optimizer_->update(used, 1, 1);
   for (Unit& unit : units) unit.published.wait();
+  written();
   captured_ = std::make_shared<const CapturedStep>(std::move(step));
 }
 
@@ -90,8 +91,7 @@ StepReport Stage::after_replay(const StepOptions& o, const std::shared_ptr<const
     check_finite(o, {}, report);
     return report;
   }
-  for (const Parameter& p : parameters)
-    if (p.trains()) p.variable.tensor().storage()->bump_version(p.optimizer->name());
+  written();
   if (options.nonfinite != NonFinite::propagate) settle(report, o.scaler, options.nonfinite, "[zero] ", steps_);
   return report;
 }

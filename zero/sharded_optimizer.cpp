@@ -225,7 +225,7 @@ void ShardedOptimizer::update(const std::vector<bool>& used, double scale, doubl
       }
       if (buffer.defined()) s_.on_files([&] { ring_->store(); });
     }
-    for (Piece& piece : unit.pieces) piece.started |= used[piece.parameter];
+    for (Piece& piece : unit.pieces) piece.started |= used[piece.parameter], piece.fresh.clear();
     if (!collects) s_.publish(unit);
   }
   if (!s_.scaled) {
@@ -240,6 +240,7 @@ void ShardedOptimizer::update(const std::vector<bool>& used, double scale, doubl
 
 void ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
   s_.batch->clear();
+  follow_writes();
   for (Unit& unit : s_.units) {
     if (!unit.trains) continue;
     LOCKSTEP_CHECK(is_collected(unit), "[zero] a step can be captured when nothing is offloaded, no average is kept, ",
@@ -278,7 +279,7 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
     if (in_file) keys = piece.keys;
     else
       for (const auto& [key, tensor] : piece.state)
-        if (tensor.defined()) keys.push_back(key);
+        if (tensor.defined() && !piece.fresh.count(key)) keys.push_back(key);
     for (const std::string& key : keys) state.tensors[key] = place(key);
   }
   const std::map<std::string, Tensor> before = state.tensors;
@@ -290,6 +291,7 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
   if (size_of(unit.dtype) == 2) {
     Tensor& master = state.tensors["master"];
     if (!master.defined()) master = w.to(f32);
+    else if (is_behind(unit, piece)) optim::follow(master, w);
     low = w;
     w = master;
   }
@@ -313,8 +315,10 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
       continue;  // it lies where it belongs
     tensor.storage()->book_as(MemoryScope::current());
     if (in_file || !is_whole) {
-      if (!in_file && !piece.state[key].defined())
+      if (!in_file && !piece.state[key].defined()) {
         piece.state[key] = zeros({piece.range.size()}, {.dtype = tensor.dtype(), .device = tensor.device()});
+        piece.fresh.insert(key);
+      }
       place(key).copy_(flat(tensor));
     } else {
       piece.state[key] = flat(tensor);
@@ -345,9 +349,25 @@ std::map<std::string, Tensor> ShardedOptimizer::make_kept(Unit& unit, Piece& pie
     }
   }
   const auto all = kept(unit, piece);
-  if (made)
+  if (made) {
     for (const auto& [key, tensor] : all) tensor.zero_();
+    follow_writes(unit, piece);
+  }
   return all;
+}
+
+void ShardedOptimizer::follow_writes() {
+  for (Unit& unit : s_.units) {
+    for (Piece& piece : unit.pieces)
+      if (is_behind(unit, piece)) follow_writes(unit, piece);
+  }
+  s_.see();
+}
+
+void ShardedOptimizer::follow_writes(Unit& unit, Piece& piece) {
+  const auto all = kept(unit, piece);
+  const auto master = all.find("master");
+  if (master != all.end() && master->second.defined()) optim::follow(master->second, s_.weight(unit, piece));
 }
 
 }  // namespace lockstep::zero

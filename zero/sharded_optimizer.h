@@ -24,6 +24,9 @@ class ShardedOptimizer {
   /// What the optimizer keeps for a piece, live, flat; and the same, zeros when there was nothing.
   std::map<std::string, Tensor> kept(Unit& unit, Piece& piece);
   std::map<std::string, Tensor> make_kept(Unit& unit, Piece& piece);
+  /// A master copy takes over what others have written to its 16-bit parameter.
+  void follow_writes(Unit& unit, Piece& piece);
+  void follow_writes();
 
  private:
   struct Tile;
@@ -33,6 +36,12 @@ class ShardedOptimizer {
   std::map<std::string, DType> keys_of(const Parameter& p) const;
   void find_homes();
   int64_t plan_regions(size_t u, int64_t end);
+  /// Others can write to its parameters without a word (in stage 3 only inside of gathered()), and have.
+  bool is_behind(const Unit& unit, const Piece& piece) const {
+    if ((store_ && !unit.persistent) || size_of(unit.dtype) != 2) return false;
+    const Parameter& p = s_.parameters[piece.parameter];
+    return p.seen == 0 || p.seen != p.variable.tensor().storage()->version();
+  }
   bool is_collected(const Unit& unit) const;
   int64_t tile_size(const Unit& unit) const;
   std::vector<Tile> tiles_of(size_t u, const std::vector<bool>& used);

@@ -40,7 +40,7 @@ Tensor Stage::weight(Unit&, const Piece& piece) {
 
 void Stage::listen() {
   std::vector<parallel::Reducer::Parameter> all;
-  for (const Parameter& p : parameters) all.push_back({.name = p.name, .variable = p.variable});
+  for (const Parameter& p : parameters) all.push_back({.name = p.name, .variable = p.variable, .spread = is_spread(p)});
   reducer_.emplace(
       *this, group,
       parallel::Reducer::Rules{

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,7 @@ struct Parameter {
   size_t unit = SIZE_MAX, place = 0;      // no unit: frozen, below stage 3
   int64_t steps = 0;                      // updates so far
   int64_t first_block = 0;                // of its norm, among those of all
+  uint32_t seen = 0;                      // optim::ParameterState::seen
   bool trains() const { return optimizer != nullptr; }
 };
 
@@ -48,6 +50,7 @@ struct Piece {
   std::vector<std::string> keys = {};        // nvme: their names
   bool started = false;                      // there is something
   std::map<std::string, Tensor> state = {};  // flat, of range.size() elements; "master" for 16-bit parameters
+  std::set<std::string> fresh = {};  // names in it that this step has made: of its later tiles they are not there
 };
 
 struct Unit : PlannedUnit {
@@ -146,13 +149,14 @@ class Stage : public parallel::Reducer::Policy {
   std::vector<StatePiece> state(bool to_load, bool make);
   std::map<std::string, double> numbers() const;
   void load_numbers(const std::map<std::string, double>& numbers);
-  void loaded();
+  void loaded(bool masters);
 
   // What the optimizer over shards asks.
   virtual const ShardStore* store() const { return nullptr; }  // stage 3: of parameters
   virtual Tensor weight(Unit& unit, const Piece& piece);       // the parameter's elements that a piece owns, flat
   Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale) const;  // of elements of the shard, in f32
   virtual void publish(Unit&) {}                                           // starts to share what was updated
+  void see();  // masters have all that was written to parameters
 
  protected:
   // What a stage decides.
@@ -179,6 +183,7 @@ class Stage : public parallel::Reducer::Policy {
 
   // step.cpp
   void check_unpinned() const;
+  void written();
   std::vector<bool> agree_on_used();
   int64_t first_bad(bool looks_at_sums) const;
   bool check_finite(const StepOptions& o, const Tensor& squares, StepReport& report);

@@ -32,7 +32,7 @@ namespace {
 
 /// A module that needs units.
 struct Caller {
-  nn::Module* module = nullptr;
+  nn::Module::Calls calls;
   std::string name;
   std::vector<size_t> units;
   int hooks[2] = {0, 0};
@@ -58,14 +58,12 @@ class Stage3 final : public Stage2 {
   int hooks_on(const nn::Module& module) const override { return caller_of_.count(&module) ? 2 : 0; }
   void release() override { gather_->release_all(); }
 
- protected:
+ private:
   void prepare() override;
   void place(Unit& unit) override;
   void pass_begins() override;
   void pass_ended() override;
   void complete(size_t unit) override { gather_->release(unit); }
-
- private:
   void need(nn::Module& module, const std::string& name, const std::vector<size_t>& parameters);
   size_t number_of(const Unit& unit) const { return size_t(&unit - units.data()); }
   bool is_coarse(nn::Module& module) const {
@@ -89,7 +87,7 @@ class Stage3 final : public Stage2 {
 
 Stage3::~Stage3() {
   for (Caller& c : callers_)
-    for (const int hook : c.hooks) c.module->remove_hook(hook);
+    for (const int hook : c.hooks) c.calls.remove_hook(hook);  // the module may be gone
   optimizer_.reset();  // waits for its tiles, which may be on their way to gather_'s file
 }
 
@@ -127,11 +125,12 @@ void Stage3::need(nn::Module& m, const std::string& name, const std::vector<size
   const auto [found, fresh] = caller_of_.try_emplace(&m, callers_.size());
   const size_t c = found->second;
   if (fresh) {
-    callers_.push_back({.module = &m, .name = name});
+    callers_.push_back({.name = name});
     callers_[c].hooks[0] = m.before_forward([this, c](nn::Module&, const std::vector<Variable>&) { enter(c); });
     callers_[c].hooks[1] = m.after_forward_all([this, c](nn::Module&, const std::vector<Variable>&,
                                                          const std::vector<Variable>& outputs) { leave(c, outputs); },
                                                false);
+    callers_[c].calls = m.calls();
   }
   for (const size_t u : wanted) {
     auto& mine = callers_[c].units;

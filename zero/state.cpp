@@ -20,6 +20,7 @@ Piece Stage::all_owned(const Parameter& p) const {
 }
 
 std::vector<StatePiece> Stage::state(bool to_load, bool make) {
+  optimizer_->follow_writes();
   std::vector<StatePiece> all;
   // Where every rank has everything, each hands in its shard_range of it.
   const auto add = [&](const std::string& key, const Parameter& p, dist::Range elements, const Tensor& tensor,
@@ -68,7 +69,7 @@ std::map<std::string, double> Stage::numbers() const {
 void Stage::load_numbers(const std::map<std::string, double>& numbers) {
   std::vector<std::string> missing;
   for (const auto& [key, value] : this->numbers())
-    if (!numbers.count(key)) missing.push_back(key);
+    if (!numbers.count(key) && !key.ends_with(".initial_lr")) missing.push_back(key);  // older checkpoints lack these
   LOCKSTEP_CHECK(missing.empty(), "[zero] the saved state lacks ", missing.size(), " numbers, the first is ",
                  missing.empty() ? "" : missing[0], "; nothing was changed");
   for (size_t k = 0; k < optimizers.size(); ++k) {
@@ -82,11 +83,16 @@ void Stage::load_numbers(const std::map<std::string, double>& numbers) {
     if (p.trains()) p.steps = int64_t(numbers.at("optimizer.step." + p.name));
 }
 
-void Stage::loaded() {
-  for (Unit& unit : units)
+void Stage::loaded(bool masters) {
+  release();  // what was gathered of them is of before
+  for (Unit& unit : units) {
+    for (Piece& piece : unit.pieces)
+      if (masters) optimizer_->follow_writes(unit, piece);
     if (unit.trains) publish(unit);
+  }
   for (Unit& unit : units) unit.published.wait();
   for (const Parameter& p : parameters) p.variable.tensor().storage()->bump_version("load");
+  see();
 }
 
 /// Everybody takes a rank's values of these parameters.
@@ -104,13 +110,8 @@ void Stage::take_from(int from, const std::vector<size_t>& indices) {
     if (mine.range.size() == 0) continue;
     const Tensor now = flat(dense).narrow(0, mine.range.begin, mine.range.size());
     weight(unit, mine).copy_(now);
-    for (Piece& piece : unit.pieces) {
-      if (piece.parameter != i) continue;
-      const auto all = optimizer_->kept(unit, piece);
-      const auto master = all.find("master");
-      if (master != all.end() && master->second.defined())
-        master->second.copy_(now.narrow(0, piece.range.begin - mine.range.begin, piece.range.size()));
-    }
+    for (Piece& piece : unit.pieces)
+      if (piece.parameter == i) optimizer_->follow_writes(unit, piece);
   }
 }
 

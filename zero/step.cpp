@@ -102,9 +102,19 @@ StepReport Stage::step(const StepOptions& o) {
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
   optimizer_->update(used, scale, clip);
   for (Unit& unit : units) unit.published.wait();
-  for (const Parameter& p : parameters)
-    if (p.trains()) p.variable.tensor().storage()->bump_version(p.optimizer->name());
+  written();
   return report;
+}
+
+/// Parameters get versions by which later writes of others are seen.
+void Stage::written() {
+  for (const Parameter& p : parameters)
+    if (p.trains()) optim::stamp(*p.variable.tensor().storage(), p.optimizer->name());
+  see();
+}
+
+void Stage::see() {
+  for (Parameter& p : parameters) p.seen = p.variable.tensor().storage()->version();
 }
 
 void Stage::check_unpinned() const {
@@ -119,15 +129,15 @@ std::vector<bool> Stage::agree_on_used() {
   std::vector<std::string> unused;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
-    used[i] = reducer_->parameters[i].used;
-    if (p.trains() && !used[i]) unused.push_back(p.name);
+    used[i] = reducer_->parameters[i].used && p.variable.requires_grad();
+    if (reducer_->parameters[i].trains() && !used[i]) unused.push_back(p.name);
   }
   if (!options.ignore_unused_parameters) {
     if (unused.empty()) return used;
     fail_everywhere(str("[zero] ", unused.size(),
                         " parameters got no gradient since the last step: ", list_names(unused),
                         ". The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them "
-                        "(requires_grad_(false)) before"));
+                        "(requires_grad_(false))"));
   }
   if (Graph::is_capturing()) {  // asked before
     LOCKSTEP_CHECK(used == used_here_,
@@ -216,14 +226,13 @@ Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
     if (!has_all_squares() && unit.group->rank() != 0) continue;
     for (const Piece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
+      const int64_t first = parameters[piece.parameter].first_block + piece.range.begin / norm_block;
       if (!scaled) {
-        of_pieces.push_back({unit.part.narrow(0, piece.at, piece.range.size()),
-                             parameters[piece.parameter].first_block + piece.range.begin / norm_block});
+        of_pieces.push_back({unit.part.narrow(0, piece.at, piece.range.size()), first});
         continue;
       }
       const Tensor g = gradient(unit, piece.at, piece.range.size(), scale);
-      const int64_t n = g.numel(), full = n / norm_block,
-                    first = parameters[piece.parameter].first_block + piece.range.begin / norm_block;
+      const int64_t n = g.numel(), full = n / norm_block;
       if (full > 0)
         squares.narrow(0, first, full)
             .copy_(sum_squares(g.narrow(0, 0, full * norm_block).view({full, norm_block}), {1}, false, f64));

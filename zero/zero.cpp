@@ -106,6 +106,6 @@ std::vector<PlannedUnit> Zero::units() const { return {impl_->units.begin(), imp
 std::vector<StatePiece> Zero::state(bool to_load, bool make) { return impl_->state(to_load, make); }
 std::map<std::string, double> Zero::numbers() const { return impl_->numbers(); }
 void Zero::load_numbers(const std::map<std::string, double>& numbers) { impl_->load_numbers(numbers); }
-void Zero::loaded() { impl_->loaded(); }
+void Zero::loaded(bool masters) { impl_->loaded(masters); }
 
 }  // namespace lockstep::zero

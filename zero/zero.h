@@ -130,9 +130,9 @@ class Zero {
 
  public:
   using Options = ZeroOptions;
-  /// Every parameter of `module` that requires grad must be in exactly one of the optimizers. They, the module and the
-  /// group must outlive this. Frozen parameters stay as they are below stage 3. Collective. `group`: default
-  /// dist::world().
+  /// Every parameter of `module` that requires grad must be in exactly one of the optimizers; those may be frozen and
+  /// trained again later. They, the module and the group must be there while it is used. Frozen parameters stay as they
+  /// are below stage 3. Collective. `group`: default dist::world().
   Zero(nn::Module& module, optim::Optimizer& optimizer, const Options& options = {},
        dist::ProcessGroup* group = nullptr);
   Zero(nn::Module& module, std::vector<optim::Optimizer*> optimizers, const Options& options = {},
@@ -180,7 +180,7 @@ class Zero {
   void zero_grad();
 
   /// While this lives, the given parameters (default: all) are whole on every rank, for reading. With a modifier rank
-  /// they may be changed there; at the end everybody gets that rank's values, and master weights follow (of what is
+  /// they may be changed there; at the end everybody gets that rank's values, and master copies follow (of what is
   /// spread: those of the first rank that has it, and the modifier rank is 0). Collective at both ends. An Error when
   /// they were changed without one.
   class Gathered {
@@ -211,8 +211,9 @@ class Zero {
   std::vector<StatePiece> state(bool to_load = false, bool make = true);
   std::map<std::string, double> numbers() const;  ///< "optimizer.step.h.0.weight", "optimizer.group.0.lr"
   void load_numbers(const std::map<std::string, double>& numbers);
-  /// Parameters become what the pieces say. Collective.
-  void loaded();
+  /// Parameters become what the pieces say, and f32 master copies, unless they were written to as well, follow those of
+  /// 16 bits. masters = false: they stay, for somebody who puts the parameters back before the next step. Collective.
+  void loaded(bool masters = true);
   /// For printing and tests; parameters are places in the module's named_parameters().
   std::vector<PlannedUnit> units() const;
 

@@ -175,6 +175,7 @@ Tensor posterize(const Tensor& x, int bits) {
 }
 
 Tensor solarize(const Tensor& x, double threshold) {
+  LOCKSTEP_CHECK(!std::isnan(threshold), "[solarize] expected a threshold that is a number, got ", threshold);
   const Tensor in = picture("solarize", x), out = empty_like(in);
   dispatch<uint8_t, float>(x.dtype(), "solarize", [&]<class T> {
     const T *from = in.data<T>(), most = T(bound_of<T>());

@@ -88,10 +88,7 @@ Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& o
 }
 
 Tensor read_image(const std::string& path, const ImageOptions& options) {
-  const auto file = MappedFile::open(path);
-  Tensor image = decode_image(file->bytes(), path, options);
-  file->check();
-  return image;
+  return parse_file(path, decode_image, options);
 }
 
 void save_png(const std::string& path, const Tensor& image, int compression) {

@@ -85,24 +85,15 @@ bool write_png_rows(PngWork* w, png_bytepp rows, int compression) {
   return true;
 }
 
-struct PngRead : PngWork {
-  PngRead() {
-    png = png_create_read_struct(PNG_LIBPNG_VER_STRING, static_cast<PngWork*>(this), on_png_error, on_png_warning);
+template <bool reads> struct PngFile : PngWork {
+  PngFile() {
+    const auto create = reads ? png_create_read_struct : png_create_write_struct;
+    png = create(PNG_LIBPNG_VER_STRING, static_cast<PngWork*>(this), on_png_error, on_png_warning);
     if (png) info = png_create_info_struct(png);
     LOCKSTEP_CHECK(info, "[png] libpng cannot start: out of memory");
   }
-  ~PngRead() { png_destroy_read_struct(&png, &info, nullptr); }
-  PngRead(const PngRead&) = delete;
-};
-
-struct PngWrite : PngWork {
-  PngWrite() {
-    png = png_create_write_struct(PNG_LIBPNG_VER_STRING, static_cast<PngWork*>(this), on_png_error, on_png_warning);
-    if (png) info = png_create_info_struct(png);
-    LOCKSTEP_CHECK(info, "[png] libpng cannot start: out of memory");
-  }
-  ~PngWrite() { png_destroy_write_struct(&png, &info); }
-  PngWrite(const PngWrite&) = delete;
+  ~PngFile() { reads ? png_destroy_read_struct(&png, &info, nullptr) : png_destroy_write_struct(&png, &info); }
+  PngFile(const PngFile&) = delete;
 };
 
 std::vector<png_bytep> rows_in(std::vector<uint8_t>& bytes, int64_t height) {
@@ -115,7 +106,7 @@ std::vector<png_bytep> rows_in(std::vector<uint8_t>& bytes, int64_t height) {
 }  // namespace
 
 Pixels decode_png(Bytes file, const std::string& where, const ImageOptions& options) {
-  PngRead work;
+  PngFile<true> work;
   work.at = file.data();
   work.left = file.size();
   const auto check = [&](bool fine) { LOCKSTEP_CHECK(fine, where, ": ", library_message(work.problem)); };
@@ -144,7 +135,7 @@ std::string encode_png(const Tensor& image, int compression) {
   Pixels pixels = pixels_of("encode_png", image, {1, 2, 3, 4}, 1000000);
   auto rows = rows_in(pixels.bytes, pixels.height);
   std::string out;
-  PngWrite work;
+  PngFile<false> work;
   work.out = &out;
   work.width = png_uint_32(pixels.width);
   work.height = png_uint_32(pixels.height);

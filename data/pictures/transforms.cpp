@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "data/draw.h"
+#include "data/images.h"
 #include "data/pictures/pictures.h"
 #include "tensor/ops.h"
 #include "tensor/random_math.h"
@@ -141,12 +142,7 @@ Tensor Grayscale::operator()(const Tensor& x) const { return grayscale(x, channe
 
 Tensor ToTensor::operator()(const Tensor& x) const {
   const Tensor in = picture("ToTensor", x);
-  if (in.dtype() == f32) return in;
-  const Tensor out = empty(in.shape(), {.device = cpu});
-  const uint8_t* from = in.data<uint8_t>();
-  float* to = out.data<float>();
-  for (int64_t i = 0, n = in.numel(); i < n; ++i) to[i] = float(from[i]) / 255;
-  return out;
+  return in.dtype() == f32 ? in : images_from_bytes(in);
 }
 
 Tensor Normalize::operator()(const Tensor& x) const {

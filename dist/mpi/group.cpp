@@ -68,11 +68,9 @@ class MpiGroup final : public ProcessGroup {
   const char* engine() const override { return "mpi"; }
   Control& control() override { return *engine_->job->control; }
 
- protected:
+ private:
   Work run(Call call, bool async) override;
   std::shared_ptr<ProcessGroup> make_group(Membership member, const std::vector<int>& ranks) override;
-
- private:
   struct Engine : Membership {
     Engine(std::shared_ptr<Job> job_, Membership member, MPI_Comm comm_, std::shared_ptr<Traffic> traffic_)
         : Membership(std::move(member)),

@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "dist/net.h"
+#include "dist/work.h"
 
 namespace lockstep::dist {
 namespace {
@@ -30,14 +31,7 @@ Deadman::Deadman(std::function<void(const std::string&)> last_words)
   backtrace(frame, 1);  // loads what it needs now, not in a signal handler
 }
 
-Deadman::~Deadman() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-}
+Deadman::~Deadman() { end_thread(thread_, mutex_, stop_, changed_); }
 
 Deadman::Step::Step(Deadman& deadman, Seconds limit, std::string what, pthread_t waits) : deadman_(deadman) {
   const auto until =

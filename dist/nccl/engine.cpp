@@ -309,14 +309,7 @@ void NcclEngine::sum_own_part(const Call& call, Communicator& comm, const Tensor
     }
   };
   fold(0, n_);
-  if (call.op != ReduceOp::mean) {
-    target.copy_(term(0));
-  } else if ((n_ & (n_ - 1)) == 0) {
-    target.copy_(mul_scalar(term(0), 1. / n_));
-  } else {
-    const DType wide = size_of(call.dtype) == 2 ? f32 : call.dtype;
-    target.copy_(div(term(0).to(wide), full({1}, n_, {.dtype = wide, .device = *device_})));
-  }
+  target.copy_(call.op == ReduceOp::mean ? div_scalar(term(0), n_) : term(0));
 }
 
 }  // namespace lockstep::dist

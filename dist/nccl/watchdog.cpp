@@ -78,12 +78,7 @@ Watchdog::Watchdog(Job& job)
       thread_([this] { loop(); }) {}
 
 Watchdog::~Watchdog() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
+  end_thread(thread_, mutex_, stop_, changed_);
   for (const Device device : distrusted_) distrust(device, "");
   for (const Device device : used_) --users[size_t(device.index)];
 }

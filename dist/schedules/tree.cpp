@@ -62,17 +62,12 @@ static void by_tree(const Request& request, const Emit& emit) {
     for (int p = 0; p < n; ++p)
       if (p < e.begin || p >= e.end) w.copy(e.parent, e.child, e.team.ranks[size_t(p)]);
   };
+  const auto move = [&](int from, int to, int32_t c) { w.move(Action::copy, from, place(from, c), to, place(to, c)); };
   const EachEdge subtree_up = [&](const Edge& e) {
-    for (int p = e.begin; p < e.end; ++p) {
-      const int32_t chunk = e.team.ranks[size_t(p)];
-      w.move(Action::copy, e.child, place(e.child, chunk), e.parent, place(e.parent, chunk));
-    }
+    for (int p = e.begin; p < e.end; ++p) move(e.child, e.parent, e.team.ranks[size_t(p)]);
   };
   const EachEdge subtree_down = [&](const Edge& e) {
-    for (int p = e.begin; p < e.end; ++p) {
-      const int32_t chunk = e.team.ranks[size_t(p)];
-      w.move(Action::copy, e.parent, place(e.parent, chunk), e.child, place(e.child, chunk));
-    }
+    for (int p = e.begin; p < e.end; ++p) move(e.parent, e.child, e.team.ranks[size_t(p)]);
   };
   const auto sum = [&] {
     up_the_tree(w, teams, sum_all);

@@ -48,7 +48,7 @@ struct Contents {
   std::vector<Piece> pieces;
   std::map<std::string, std::string> aliases;  ///< tied tensors: name -> name of the tensor that is saved
   Numbers numbers;                             ///< joined over ranks; one that two ranks give must be equal
-  data::Json client_state;                     ///< anything; rank 0's is kept
+  data::Json client_state;                     ///< anything, also NaN and infinity; rank 0's is kept
   std::string plan;  ///< how the ranks are arranged ("zero3:4x1"): for people; rank 0's is kept
 };
 
@@ -68,7 +68,7 @@ struct SaveOptions {
 };
 
 /// Saves checkpoints into one folder, which no other job may save into meanwhile (DIR/lock). All ranks of `group` make
-/// one, and call save() together. `group` must live longer; nullptr: this process alone.
+/// one, and call save() together. nullptr: this process alone.
 class Saver {
  public:
   explicit Saver(const std::string& dir, dist::ProcessGroup* group = nullptr, SaveOptions options = {});

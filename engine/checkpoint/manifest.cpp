@@ -100,6 +100,18 @@ LogicalTensor parse_tensor(const std::string& name, const Json& json, const std:
   return tensor;
 }
 
+/// Of a list or an object.
+Json each(const Json& json, Json (*change)(const Json&)) {
+  if (json.is_array()) {
+    Json::Array list;
+    for (const Json& item : json.as_array()) list.push_back(change(item));
+    return list;
+  }
+  Json::Object members;
+  for (const auto& [name, value] : json.as_object()) members.emplace_back(name, change(value));
+  return members;
+}
+
 }  // namespace
 
 bool is_plain_name(std::string_view name) {
@@ -123,10 +135,17 @@ const LogicalTensor* find_tensor(const Manifest& manifest, const std::string& na
   return found == manifest.tensors.end() ? nullptr : &found->second;
 }
 
-Json finite(const Json& number) {
-  const double value = number.is_number() ? number.as_number() : 0;
-  if (std::isfinite(value)) return number;
+Json finite(const Json& json) {
+  if (json.is_array() || json.is_object()) return each(json, finite);
+  const double value = json.is_number() ? json.as_number() : 0;
+  if (std::isfinite(value)) return json;
   return Json::Object{{"double", std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"}};
+}
+
+Json with_infinities(const Json& json) {
+  for (const double value : {std::nan(""), double(INFINITY), -double(INFINITY)})
+    if (json == finite(value)) return value;
+  return json.is_array() || json.is_object() ? each(json, with_infinities) : json;
 }
 
 Json to_json(const Numbers& numbers) {
@@ -138,12 +157,9 @@ Json to_json(const Numbers& numbers) {
 Numbers parse_numbers(const Json& json, const std::string& where) {
   Numbers numbers;
   for (const auto& [name, value] : json.as_object(where)) {
-    numbers[name] = value;
-    if (value.is_number() || value.is_string()) continue;
-    const std::string& special = value.at("double", where + ": " + name).as_string(where + ": " + name);
-    LOCKSTEP_CHECK(value.as_object().size() == 1 && (special == "nan" || special == "inf" || special == "-inf"), where,
-                   ": ", name, ": expected nan, inf or -inf, got ", value.dump());
-    numbers[name] = special == "nan" ? std::nan("") : special == "inf" ? INFINITY : -INFINITY;
+    numbers[name] = with_infinities(value);
+    LOCKSTEP_CHECK(numbers[name].is_number() || numbers[name].is_string(), where, ": ", name,
+                   ": expected a number, a text, nan, inf or -inf, got ", value.dump());
   }
   return numbers;
 }
@@ -176,7 +192,7 @@ std::string to_text(const Manifest& m) {
   });
   add_object(out, "aliases", m.aliases, [](const std::string& name) { return Json(name); });
   add_object(out, "numbers", m.numbers, finite);
-  out += ",\n\"client_state\": " + m.client_state.dump() + "}\n";
+  out += ",\n\"client_state\": " + finite(m.client_state).dump() + "}\n";
   return seal_manifest(out);
 }
 
@@ -229,7 +245,7 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
     m.aliases[name] = target;
   }
   m.numbers = parse_numbers(in.at("numbers"), in.path("numbers"));
-  m.client_state = in.at("client_state");
+  m.client_state = with_infinities(in.at("client_state"));
   return m;
 }
 

@@ -20,8 +20,9 @@ Manifest parse_manifest(std::string_view text, const std::string& origin);
 std::string seal_manifest(std::string_view body);
 
 data::Json to_json(const Numbers& numbers);
-/// JSON has no NaN and no infinity: these are written as {"double": "nan"}.
-data::Json finite(const data::Json& number);
+/// JSON has no NaN and no infinity: these are written as {"double": "nan"}, wherever they are.
+data::Json finite(const data::Json& json);
+data::Json with_infinities(const data::Json& json);  ///< back again
 Numbers parse_numbers(const data::Json& json, const std::string& where);
 /// Shortened when long: "0.1", "\"text\"".
 std::string text_of(const data::Json& number);

@@ -41,6 +41,7 @@ struct Saver::State {
   State(const std::string& folder, dist::ProcessGroup* group, SaveOptions given)
       : dir(folder),
         ranks{group, given.warn},
+        keeps_ranks(group ? group->weak_from_this().lock() : nullptr),
         options(std::move(given)),
         files(options.calls ? *options.calls : data::system_calls()) {}
 
@@ -289,6 +290,7 @@ struct Saver::State {
 
   const std::string dir;
   const Ranks ranks;
+  const std::shared_ptr<dist::ProcessGroup> keeps_ranks;  // the thread that writes may be the last that wants them
   const SaveOptions options;
   data::Files files;
   std::optional<Board> board;

@@ -1,6 +1,7 @@
 #include "inference/serve/api.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "tensor/suggest.h"
 
@@ -10,20 +11,30 @@ using data::Json;
 
 namespace {
 
-constexpr int64_t most_tokens = int64_t(1) << 31, most_answers = 128;
+constexpr int64_t most_answers = 128;
 
-Json parsed_body(std::string_view body) {
+/// Fields that clients send though they ask for nothing by them, and the values that do so.
+const char* const no_requests = R"({"tools": [[]], "functions": [[]], "tool_choice": ["none", "auto"], "best_of": [1],
+  "function_call": ["none", "auto"], "parallel_tool_calls": [true, false], "tool_calls": [[]], "annotations": [[]],
+  "response_format": [{"type": "text"}], "modalities": [["text"]], "logit_bias": [{}], "suffix": [""], "metadata": [{}],
+  "store": [false], "service_tier": ["auto", "default"], "include_obfuscation": [false]})";
+
+/// What fn gives; its Errors are the request's, about this field.
+auto as_request(const std::string& param, const auto& fn) {
   try {
-    Json json = data::parse_json(body, "body", {.bytes = 1 << 20, .depth = 32});
-    if (!json.is_object())
-      throw BadRequest("", "expected the body to be a JSON object, got " + std::string(json.kind()));
-    return json;
+    return fn();
   } catch (const BadRequest&) { throw; } catch (const Error& error) {
-    throw BadRequest("", error.what());
+    throw BadRequest(param, error.what());
   }
 }
 
-/// Fields by name; those that nobody asks for are refused at the end.
+Json parsed_body(std::string_view body) {
+  const Json json = as_request("", [&] { return data::parse_json(body, "body", {.bytes = 1 << 20, .depth = 32}); });
+  if (!json.is_object()) throw BadRequest("", "expected the body to be a JSON object, got " + std::string(json.kind()));
+  return json;
+}
+
+/// Fields by name; refuse_others() rejects those that were not looked for and ask for something.
 class Fields {
  public:
   explicit Fields(const Json& json) : json_(json) {}
@@ -35,41 +46,42 @@ class Fields {
     return value && !value->is_null() ? value : nullptr;
   }
   template <class Fn> void with(const std::string& name, const Fn& fn) {
-    const Json* value = find(name);
-    if (!value) return;
-    try {
-      fn(*value);
-    } catch (const BadRequest&) { throw; } catch (const Error& error) {
-      throw BadRequest(name, error.what());
-    }
+    if (const Json* value = find(name)) as_request(name, [&] { fn(*value); });
   }
-  void number(const std::string& name, double& to, double least, double most) {
+  /// An option of nn::Generation.
+  void option(const std::string& name, double& to) {
     with(name, [&](const Json& value) {
-      const double x = value.as_number(name);
-      LOCKSTEP_CHECK(x >= least && x <= most, name, ": expected a number from ", least, " to ", most, ", got ", x);
-      to = x;
+      const std::string wrong = nn::wrong_option(name, value.as_number(name));
+      LOCKSTEP_CHECK(wrong.empty(), wrong);
+      to = value.as_number(name);
     });
   }
+  /// 5.0 is 5: some clients have one kind of numbers.
   std::optional<int64_t> whole(const std::string& name, int64_t least, int64_t most) {
     std::optional<int64_t> out;
     with(name, [&](const Json& value) {
-      const int64_t x = value.as_int(name);
+      const double number = value.is_number() ? value.as_number() : 0.5;
+      const int64_t x = std::abs(number) < 1e15 && number == std::floor(number) ? int64_t(number) : value.as_int(name);
       LOCKSTEP_CHECK(x >= least && x <= most, name, ": expected a whole number from ", least, " to ", most, ", got ",
                      x);
       out = x;
     });
     return out;
   }
-  bool flag(const std::string& name) {
-    bool out = false;
+  bool flag(const std::string& name, bool usual = false) {
+    bool out = usual;
     with(name, [&](const Json& value) { out = value.as_bool(name); });
     return out;
   }
   void refuse_others() const {
     for (const auto& [name, value] : json_.as_object()) {
       if (value.is_null() || std::count(known_.begin(), known_.end(), name)) continue;
-      throw BadRequest(name,
-                       "'" + name.substr(0, 100) + "' is not supported" + suggestion(name.substr(0, 100), known_));
+      static const Json all_nothing = data::parse_json(no_requests, "no_requests");
+      const Json* const nothing = all_nothing.find(name);
+      if (nothing && std::ranges::count(nothing->as_array(), value)) continue;
+      const std::string shown = name.substr(0, 100);
+      throw BadRequest(name, "'" + shown + "' is not supported" +
+                                 (nothing ? ", except as one of " + nothing->dump() : suggestion(shown, known_)));
     }
   }
 
@@ -86,18 +98,12 @@ std::vector<int64_t> ids_of(const Json& list) {
 }
 
 void read_prompt(const Json& prompt, Request& r) {
-  if (prompt.is_string()) {
-    r.texts = {prompt.as_string()};
-    return;
-  }
+  if (prompt.is_string()) return void(r.texts = {prompt.as_string()});
   LOCKSTEP_CHECK(prompt.is_array() && !prompt.as_array().empty(),
                  "prompt: expected a text, a list of token ids, or a list of these, got ",
                  prompt.is_array() ? "an empty list" : prompt.kind());
   const Json::Array& list = prompt.as_array();
-  if (list[0].is_int()) {
-    r.ids = {ids_of(prompt)};
-    return;
-  }
+  if (list[0].is_int()) return void(r.ids = {ids_of(prompt)});
   for (const Json& one : list) {
     LOCKSTEP_CHECK(one.kind() == std::string_view(list[0].kind()), "prompt: expected a list of one kind, got ",
                    list[0].kind(), " and ", one.kind());
@@ -106,15 +112,30 @@ void read_prompt(const Json& prompt, Request& r) {
   }
 }
 
+/// A text, or parts of one: [{"type": "text", "text": "..."}].
+std::string content_of(const Json& content) {
+  if (!content.is_array()) return content.as_string("content");
+  std::string text;
+  for (const Json& part : content.as_array()) {
+    const std::string& type = part.at("type", "content").as_string("content: type");
+    LOCKSTEP_CHECK(type == "text", "content: expected parts of type text, got '", type.substr(0, 100), "'");
+    text += (text.empty() ? "" : "\n") + part.at("text", "content").as_string("content: text");
+  }
+  return text;
+}
+
 void read_messages(const Json& messages, Request& r) {
   for (const Json& m : messages.as_array("messages")) {
     Fields fields(m);
     LOCKSTEP_CHECK(m.is_object(), "messages: expected objects, got ", m.kind());
     Message message;
     fields.with("role", [&](const Json& value) { message.role = value.as_string("role"); });
-    fields.with("content", [&](const Json& value) { message.content = value.as_string("content"); });
+    fields.with("content", [&](const Json& value) { message.content = content_of(value); });
+    fields.with("name", [](const Json& value) { value.as_string("name"); });
+    if (message.role == "developer") message.role = "system";
     LOCKSTEP_CHECK(message.role == "system" || message.role == "user" || message.role == "assistant",
-                   "messages: expected role system, user or assistant, got '", message.role.substr(0, 100), "'");
+                   "messages: expected role system, developer, user or assistant, got '", message.role.substr(0, 100),
+                   "'");
     LOCKSTEP_CHECK(m.find("content"), "messages: expected content");
     fields.refuse_others();
     r.messages.push_back(std::move(message));
@@ -151,17 +172,19 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
     fields.with("prompt", [&](const Json& value) { read_prompt(value, r); });
     if (r.texts.empty() && r.ids.empty()) throw BadRequest("prompt", "prompt: expected a text or token ids");
     r.echo = fields.flag("echo");
+    r.parse_special = fields.flag("parse_special", true);
   }
   nn::Generation& g = r.generation;
-  r.max_tokens = fields.whole("max_tokens", 0, most_tokens);
-  fields.number("temperature", g.temperature, 0, 100);
-  fields.number("top_p", g.top_p, 0, 1);
-  if (g.top_p == 0) throw BadRequest("top_p", "top_p: expected more than 0");
-  fields.number("min_p", g.min_p, 0, 1);
-  fields.number("presence_penalty", g.presence_penalty, -2, 2);
-  fields.number("frequency_penalty", g.frequency_penalty, -2, 2);
-  fields.number("repetition_penalty", g.repetition_penalty, 0.01, 100);
-  g.top_k = fields.whole("top_k", 0, most_tokens).value_or(0);
+  for (const char* name : {"max_tokens", "max_completion_tokens"})  // two names of one; the newer one counts
+    if (const auto given = fields.whole(name, 0, int64_t(nn::most_of_option("max_new_tokens")))) r.max_tokens = given;
+  for (const auto& [name, to] : {std::pair{"temperature", &g.temperature},
+                                 {"top_p", &g.top_p},
+                                 {"min_p", &g.min_p},
+                                 {"presence_penalty", &g.presence_penalty},
+                                 {"frequency_penalty", &g.frequency_penalty},
+                                 {"repetition_penalty", &g.repetition_penalty}})
+    fields.option(name, *to);
+  g.top_k = std::max<int64_t>(0, fields.whole("top_k", -1, int64_t(nn::most_of_option("top_k"))).value_or(0));
   r.n = fields.whole("n", 1, most_answers).value_or(1);
   if (const auto seed = fields.whole("seed", INT64_MIN, INT64_MAX)) g.seed = uint64_t(*seed);
   fields.with("stop", [&](const Json& value) { read_stop(value, g); });
@@ -175,6 +198,12 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
   }
   r.stream = fields.flag("stream");
   if (r.stream && r.echo) throw BadRequest("echo", "echo: not with stream");
+  fields.with("stream_options", [&](const Json& value) {
+    LOCKSTEP_CHECK(r.stream && value.is_object(), "stream_options: expected an object, with stream true");
+    Fields of_stream(value);
+    r.include_usage = of_stream.flag("include_usage");
+    of_stream.refuse_others();
+  });
   fields.with("user", [](const Json& value) { value.as_string("user"); });
   fields.refuse_others();
   const auto prompts = int64_t(std::max<size_t>(1, std::max(r.texts.size(), r.ids.size())));
@@ -183,14 +212,15 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
   return r;
 }
 
-std::string parse_tokenize(std::string_view body) {
+Request parse_tokenize(std::string_view body) {
   const Json json = parsed_body(body);
   Fields fields(json);
-  std::optional<std::string> text;
-  fields.with("prompt", [&](const Json& value) { text = value.as_string("prompt"); });
+  Request r;
+  fields.with("prompt", [&](const Json& value) { r.texts = {value.as_string("prompt")}; });
+  r.parse_special = fields.flag("parse_special", true);
   fields.refuse_others();
-  if (!text) throw BadRequest("prompt", "prompt: expected a text");
-  return *text;
+  if (r.texts.empty()) throw BadRequest("prompt", "prompt: expected a text");
+  return r;
 }
 
 Json error_json(const std::string& message, const std::string& type, const std::string& param) {

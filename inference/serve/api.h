@@ -19,7 +19,7 @@ struct BadRequest : Error {
 };
 
 struct Message {
-  std::string role, content;
+  std::string role, content;  ///< a developer is the system; a content in parts is joined by new lines
 };
 
 enum class Endpoint { completions, chat };
@@ -32,14 +32,16 @@ struct Request {
   int64_t n = 1;
   int logprobs = -1;  ///< so many likeliest tokens beside each; -1: none
   bool stream = false, echo = false;
-  nn::Generation generation;  ///< what else was said
+  bool parse_special = true;   ///< special tokens that stand in a prompt are these; else their text is text
+  bool include_usage = false;  ///< a stream ends with a piece that counts tokens
+  nn::Generation generation;   ///< what else was said
 };
 
-/// Error (BadRequest) for unknown fields that are not null, for values out of range, for more than 1 MiB or a depth
-/// above 32. `model`: the only one there is.
+/// Error (BadRequest) for unknown fields that are not null and ask for something, for values out of range, for more
+/// than 1 MiB or a depth above 32. `model`: the only one there is.
 Request parse_request(Endpoint endpoint, std::string_view body, const std::string& model);
-/// /tokenize: {"prompt": TEXT}.
-std::string parse_tokenize(std::string_view body);
+/// /tokenize: {"prompt": TEXT, "parse_special": true}, of which a Request has only these.
+Request parse_tokenize(std::string_view body);
 /// {"error": {"message", "type", "param"}}
 data::Json error_json(const std::string& message, const std::string& type, const std::string& param = "");
 

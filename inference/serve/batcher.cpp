@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <random>
 
@@ -13,7 +14,6 @@ namespace lockstep::serve {
 namespace {
 
 constexpr int64_t block_tokens = 32;
-
 constexpr int64_t usual_memory = int64_t(4) << 30;  // bytes of keys and values at most, when nothing is said
 
 int64_t blocks_for(const nn::GPT& model, const BatcherOptions& o) {
@@ -25,10 +25,11 @@ int64_t blocks_for(const nn::GPT& model, const BatcherOptions& o) {
   return std::clamp<int64_t>(usual_memory / bytes, 1, texts);
 }
 
-/// The ids of the `count` highest, the lowest first among equals.
+/// The ids of the `count` highest, the lowest first among equals; none of -infinity.
 std::vector<std::pair<int64_t, double>> highest(const std::vector<double>& of, int count) {
   std::vector<std::pair<int64_t, double>> best;
   for (int64_t id = 0; id < int64_t(of.size()); ++id) {
+    if (of[size_t(id)] == -INFINITY) continue;
     if (int(best.size()) == count && (count == 0 || of[size_t(id)] <= best.back().second)) continue;
     const auto place = std::find_if(best.begin(), best.end(), [&](const auto& b) { return b.second < of[size_t(id)]; });
     best.insert(place, {id, of[size_t(id)]});
@@ -128,13 +129,12 @@ std::shared_ptr<Answer> Batcher::submit(Asked asked) {
   for (const int64_t id : asked.prompt)
     LOCKSTEP_CHECK(id >= 0 && id < model_.o.vocab, "[serve] prompt has token ", id, ", the vocabulary has ",
                    model_.o.vocab);
-  auto r = std::make_unique<Running>(Running{.asked = std::move(asked), .answer = std::make_shared<Answer>()});
-  r->text = nn::TextStream(r->asked.generation.stop);
-  r->seed = r->asked.generation.seed       ? *r->asked.generation.seed
-            : r->asked.generation.greedy() ? 0
-                                           : std::random_device{}();
-  const std::shared_ptr<Answer> answer = r->answer;
-  const bool nothing = r->asked.generation.max_new_tokens == 0 && !(r->asked.prompt_logprobs && length > 1);
+  const bool nothing = g.max_new_tokens == 0 && !(asked.prompt_logprobs && length > 1);
+  const auto answer = std::make_shared<Answer>();
+  const uint64_t seed = g.seed ? *g.seed : g.greedy() ? 0 : std::random_device{}();
+  nn::TextStream text(g.stop);
+  auto r = std::make_unique<Running>(
+      Running{.asked = std::move(asked), .answer = answer, .seed = seed, .text = std::move(text)});
   const std::lock_guard lock(mutex_);
   LOCKSTEP_CHECK(!stop_, "[serve] the server is ending");
   ++figures_.requests;
@@ -156,8 +156,15 @@ Figures Batcher::figures() {
 
 void Batcher::run() {
   const NoGrad no_grad;
-  while (step()) {}
-  while (!running_.empty()) drop(running_.back()->number, Answer::Reason::caller, "[serve] the server is ending");
+  const auto drop_all = [&](const std::string& error) {
+    while (!running_.empty()) drop(running_.back()->number, Answer::Reason::caller, error);
+  };
+  for (bool more = true; more;) {
+    try {
+      more = step();
+    } catch (const std::exception& error) { drop_all(error.what()); }
+  }
+  drop_all("[serve] the server is ending");
 }
 
 /// Takes what has arrived, ends what nobody wants, and computes. False: the end.
@@ -172,8 +179,10 @@ bool Batcher::step() {
   }
   for (auto& r : arrivals) {
     const auto length = int64_t(r->asked.prompt.size());
-    r->number = add(state_, r->asked.prompt, length + r->asked.generation.max_new_tokens, r->asked.prompt_logprobs);
-    running_.push_back(std::move(r));
+    try {
+      r->number = add(state_, r->asked.prompt, length + r->asked.generation.max_new_tokens, r->asked.prompt_logprobs);
+      running_.push_back(std::move(r));
+    } catch (const std::exception& error) { r->answer->end(Answer::Reason::caller, error.what()); }
   }
   if (stop) return false;
   std::vector<int64_t> unwanted;
@@ -219,22 +228,27 @@ void Batcher::compute(const Step& step) {
     }
   }
   std::vector<std::pair<int64_t, std::string>> failed;
+  if (wanted.empty()) wanted.push_back(0);  // the model gives at least one row
+  Tensor scores;
   try {
-    if (wanted.empty()) wanted.push_back(0);  // the model gives at least one row
-    const Tensor scores = model_.scores_behind(wanted, tokens, given).tensor().to(cpu).to(f32).contiguous();
-    const auto vocab = size_t(scores.size(1));
-    done(state_, step);
-    std::vector<Chosen> chosen(whose.size());
-    on_cpu::parallel_for(int64_t(whose.size()), 1, [&](int64_t begin, int64_t end) {
-      for (auto i = size_t(begin); i < size_t(end); ++i)
-        chosen[i] = choose(*whose[i].first, whose[i].second, {scores.data<float>() + i * vocab, vocab});
-    });
-    for (size_t i = 0; i < whose.size(); ++i) {
-      if (chosen[i].error.empty()) take(*whose[i].first, whose[i].second, std::move(chosen[i].token));
-      else failed.emplace_back(whose[i].first->number, chosen[i].error);
-    }
+    scores = model_.scores_behind(wanted, tokens, given).tensor().to(cpu).to(f32).contiguous();
   } catch (const std::exception& error) {
-    for (const Work& w : step.work) failed.emplace_back(w.number, error.what());
+    if (step.work.size() == 1) return drop(step.work[0].number, Answer::Reason::caller, error.what());
+    for (const Work& w : step.work) compute({.work = {w}});  // whose fault it is ends alone
+    return;
+  }
+  const auto vocab = size_t(scores.size(1));
+  done(state_, step);
+  std::vector<Chosen> chosen(whose.size());
+  on_cpu::parallel_for(int64_t(whose.size()), 1, [&](int64_t begin, int64_t end) {
+    for (auto i = size_t(begin); i < size_t(end); ++i)
+      chosen[i] = choose(*whose[i].first, whose[i].second, {scores.data<float>() + i * vocab, vocab});
+  });
+  for (size_t i = 0; i < whose.size(); ++i) {
+    try {
+      LOCKSTEP_CHECK(chosen[i].error.empty(), chosen[i].error);
+      take(*whose[i].first, whose[i].second, std::move(chosen[i].token));
+    } catch (const std::exception& error) { failed.emplace_back(whose[i].first->number, error.what()); }
   }
   for (const auto& [number, error] : failed) drop(number, Answer::Reason::caller, error);
   std::vector<std::pair<int64_t, Answer::Reason>> ended;
@@ -256,8 +270,9 @@ Batcher::Chosen Batcher::choose(const Running& r, int64_t place, std::span<const
       out.token.id = nn::next_token(scores, g, nn::draw(r.seed, r.asked.sequence, uint64_t(place)));
     }
     if (r.asked.logprobs >= 0) {
-      const std::vector<double> logprobs = nn::log_probabilities(logits);
+      std::vector<double> logprobs = nn::log_probabilities(logits);
       out.token.logprob = logprobs[size_t(out.token.id)];
+      for (const int64_t id : g.suppress_tokens) logprobs[size_t(id)] = -INFINITY;  // of padding: nobody knows a name
       out.token.likeliest = highest(logprobs, r.asked.logprobs);
     }
   } catch (const std::exception& error) { out.error = error.what(); }

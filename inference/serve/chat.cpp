@@ -40,12 +40,8 @@ std::string stripped(const std::string& text) {
 }
 
 std::vector<const char*> specials_of(Kind kind) {
-  switch (kind) {
-    case Kind::plain: return {};
-    case Kind::chatml: return {"<|im_start|>", "<|im_end|>"};
-    case Kind::llama2: return {};
-    case Kind::llama3: return {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
-  }
+  if (kind == Kind::chatml) return {"<|im_start|>", "<|im_end|>"};
+  if (kind == Kind::llama3) return {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
   return {};
 }
 
@@ -97,7 +93,7 @@ std::optional<ChatTemplate> template_of_folder(const std::string& folder) {
   } else {
     path = folder + "/tokenizer_config.json";
     if (!std::filesystem::exists(path)) return std::nullopt;
-    const Json config = data::read_json(path);
+    const Json config = data::read_json(path, data::python_json);
     const Json* found = config.find("chat_template");
     if (!found || found->is_null()) return std::nullopt;
     if (found->is_array())
@@ -147,17 +143,14 @@ std::vector<int64_t> encode_chat(const ChatTemplate& of, const std::vector<Messa
                          str("messages: number ", i, " has the text of the special token ", tokenizer.token_bytes(id)));
   const std::string text =
       render(of, messages, spelling(tokenizer, tokenizer.bos()), spelling(tokenizer, tokenizer.eos()));
-  std::vector<int64_t> ids;
-  for (const int32_t id : tokenizer.encode(text, {.add_special = of.kind == Kind::plain, .parse_special = true}))
-    ids.push_back(id);
-  return ids;
+  const auto ids = tokenizer.encode(text, {.add_special = of.kind == Kind::plain, .parse_special = true});
+  return {ids.begin(), ids.end()};
 }
 
 std::vector<int64_t> ends_of(const ChatTemplate& of, const data::Tokenizer& tokenizer) {
-  std::vector<int64_t> ends;
-  const char* const end = of.kind == Kind::chatml ? "<|im_end|>" : of.kind == Kind::llama3 ? "<|eot_id|>" : nullptr;
-  if (end) ends.push_back(tokenizer.encode(end, {.add_special = false, .parse_special = true}).at(0));
-  return ends;
+  if (of.kind != Kind::chatml && of.kind != Kind::llama3) return {};
+  const char* const end = of.kind == Kind::chatml ? "<|im_end|>" : "<|eot_id|>";
+  return {tokenizer.encode(end, {.add_special = false, .parse_special = true}).at(0)};
 }
 
 }  // namespace lockstep::serve

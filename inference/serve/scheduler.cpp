@@ -5,7 +5,6 @@
 
 #include "tensor/check.h"
 #include "tensor/paged_attention.h"
-#include "tensor/shape.h"
 
 namespace lockstep::serve {
 

@@ -185,7 +185,7 @@ void set_routes(HttpServer& server, Service& service, const ServerOptions& optio
   });
   server.new_task_queue = [] { return new httplib::ThreadPool(most_connections + spare_threads); };
   server.set_pre_routing_handler([&](const Request& request, Response& response) {
-    const bool open = options.api_key.empty() || request.path == "/health" ||
+    const bool open = options.api_key.empty() || request.path == "/health" || request.method == "OPTIONS" ||
                       same_key(request.get_header_value("Authorization"), "Bearer " + options.api_key);
     if (open) return httplib::Server::HandlerResponse::Unhandled;
     set_json(response, error_json("expected the header Authorization: Bearer KEY", "authentication_error"), 401);
@@ -205,6 +205,17 @@ void set_routes(HttpServer& server, Service& service, const ServerOptions& optio
   server.Post("/tokenize",
               [&](const Request& q, Response& r) { guarded(r, [&] { set_json(r, service.tokenize(q.body)); }); });
   server.Get("/v1/models", [&](const Request&, Response& r) { set_json(r, service.models()); });
+  server.Get("/v1/models/(.+)",
+             [&](const Request& q, Response& r) { guarded(r, [&] { set_json(r, service.model(q.matches[1])); }); });
+  if (!options.allow_origin.empty()) {
+    server.set_default_headers({{"Access-Control-Allow-Origin", options.allow_origin}, {"Vary", "Origin"}});
+    server.Options(".*", [](const Request& q, Response& r) {  // what a browser asks before it sends a request
+      r.status = 204;
+      r.set_header("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+      r.set_header("Access-Control-Allow-Headers", q.get_header_value("Access-Control-Request-Headers"));
+      r.set_header("Access-Control-Max-Age", "600");
+    });
+  }
   server.Get("/health", [](const Request&, Response& r) { set_json(r, Json::Object{{"status", "ok"}}); });
   server.Get("/metrics",
              [&](const Request&, Response& r) { r.set_content(service.metrics(), "text/plain; version=0.0.4"); });

@@ -9,9 +9,10 @@ namespace lockstep::serve {
 
 struct ServerOptions {
   std::string host = "127.0.0.1";
-  int port = 8000;             ///< 0: any that is free
-  std::string api_key = {};    ///< "": none is asked for
-  std::function<bool()> stop;  ///< looked at every now and then
+  int port = 8000;                ///< 0: any that is free
+  std::string api_key = {};       ///< "": none is asked for
+  std::string allow_origin = {};  ///< whose pages browsers let ask, or "*"; "": none but its own
+  std::function<bool()> stop;     ///< looked at every now and then
   std::function<void(int port)> started = {};
 };
 

@@ -12,6 +12,20 @@ using data::Json;
 
 namespace {
 
+/// Of a text in UTF-8.
+int64_t characters_of(std::string_view text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (uint8_t(c) & 0xc0) != 0x80; });
+}
+
+/// Characters between what a decoder has given and a token's own text: what waits is U+FFFD unless the token goes on
+/// with it.
+int64_t before_own(data::Decoder decoder, std::string_view bytes) {
+  return !bytes.empty() && (uint8_t(bytes[0]) & 0xc0) == 0x80 ? 0 : characters_of(decoder.flush());
+}
+
+/// As a client can read it: JSON has no infinity, and OpenAI has this number for what is never drawn.
+double readable(double logprob) { return std::max(logprob, -9999.0); }
+
 /// The text of a token, or "bytes:\xe2\x80" where it is no text.
 std::string token_name(std::string_view bytes) {
   nn::TextStream stream;
@@ -35,9 +49,19 @@ struct Reply::One {
   std::shared_ptr<Answer> answer;
   data::Decoder decoder;
   nn::TextStream stream;
-  std::string text;  // since the last piece
-  std::vector<Token> tokens;
-  int64_t made = 0, echoed = 0;
+  std::string text;                          // since the last piece
+  int64_t shown = 0, decoded = 0, made = 0;  // characters before it; those that tokens made, shown or not; tokens
+  std::vector<int64_t> prompt_offsets;       // when its log probabilities are wanted
+  struct Placed : Token {
+    int64_t offset;  // in the text that is sent, in characters: where its own begins
+  };
+  std::vector<Placed> tokens;
+  /// How many of them can be shown: their text has been, or never will be.
+  size_t ready() const {
+    const int64_t end = shown + characters_of(text);
+    const auto shows = [&](const Placed& t) { return ended || t.offset < end; };
+    return size_t(std::find_if_not(tokens.begin(), tokens.end(), shows) - tokens.begin());
+  }
   bool begun = false, ended = false;
   std::string reason;
 
@@ -45,17 +69,19 @@ struct Reply::One {
 };
 
 Service::Service(nn::GPT& model, const data::Tokenizer& tokenizer, const ServiceOptions& options)
-    : tokenizer_(tokenizer), options_(options), created_(std::time(nullptr)), batcher_(model, options.batcher) {
-  LOCKSTEP_CHECK(tokenizer.vocab_size() <= model.o.vocab, "[serve] the tokenizer has ", tokenizer.vocab_size(),
-                 " tokens, the model only ", model.o.vocab);
+    : tokenizer_(tokenizer),
+      options_(options),
+      created_(std::time(nullptr)),
+      vocab_(model.o.vocab),
+      padding_(tokenizer.unknown(vocab_)),
+      batcher_(model, options.batcher) {
   if (options_.chat) check_template(*options_.chat, tokenizer);
 }
 
-std::vector<int64_t> Service::encode(const std::string& text) const {
-  std::vector<int64_t> ids;
-  for (const int32_t id : tokenizer_.encode(text)) ids.push_back(id);
+std::vector<int64_t> Service::encode(const std::string& text, bool parse_special) const {
+  const std::vector<int32_t> ids = tokenizer_.encode(text, {.parse_special = parse_special});
   if (ids.empty()) throw BadRequest("prompt", "prompt: expected at least one token");
-  return ids;
+  return {ids.begin(), ids.end()};
 }
 
 std::unique_ptr<Reply> Service::answer(Endpoint endpoint, std::string_view body) {
@@ -64,17 +90,20 @@ std::unique_ptr<Reply> Service::answer(Endpoint endpoint, std::string_view body)
   return std::unique_ptr<Reply>(new Reply(*this, endpoint, parse_request(endpoint, body, options_.name)));
 }
 
-Json Service::models() const {
-  Json::Array all{
-      Json::Object{{"id", options_.name}, {"object", "model"}, {"created", created_}, {"owned_by", "lockstep"}}};
-  return Json::Object{{"object", "list"}, {"data", std::move(all)}};
+Json Service::model(const std::string& id) const {
+  if (id != options_.name)
+    throw BadRequest("model", "the model '" + id.substr(0, 100) + "' is not here, only '" + options_.name + "'", 404);
+  return Json::Object{{"id", id}, {"object", "model"}, {"created", created_}, {"owned_by", "lockstep"}};
 }
 
+Json Service::models() const { return Json::Object{{"object", "list"}, {"data", Json::Array{model(options_.name)}}}; }
+
 Json Service::tokenize(std::string_view body) const {
-  Json::Array ids;
-  for (const int32_t id : tokenizer_.encode(parse_tokenize(body))) ids.push_back(int64_t(id));
-  const auto count = int64_t(ids.size());
-  return Json::Object{{"tokens", std::move(ids)}, {"count", count}, {"max_model_len", batcher_.context()}};
+  const Request r = parse_tokenize(body);
+  const auto ids = tokenizer_.encode(r.texts[0], {.parse_special = r.parse_special});
+  return Json::Object{{"tokens", Json::Array(ids.begin(), ids.end())},
+                      {"count", int64_t(ids.size())},
+                      {"max_model_len", batcher_.context()}};
 }
 
 std::string Service::metrics() {
@@ -103,52 +132,76 @@ std::string Service::metrics() {
 Reply::Reply(Service& service, Endpoint endpoint, Request request)
     : service_(service), endpoint_(endpoint), request_(std::move(request)), created_(std::time(nullptr)) {
   const bool chat = endpoint == Endpoint::chat;
+  const char* const field = chat ? "messages" : "prompt";
   id_ = str(chat ? "chatcmpl-" : "cmpl-", ++service.numbers_);
   std::vector<std::vector<int64_t>> prompts = request_.ids;
-  for (const std::string& text : request_.texts) prompts.push_back(service.encode(text));
+  for (const std::string& text : request_.texts) prompts.push_back(service.encode(text, request_.parse_special));
   if (chat) prompts = {encode_chat(*service.options_.chat, request_.messages, service.tokenizer_)};
   nn::Generation& g = request_.generation;
   if (!g.seed) g.seed = uint64_t(std::random_device()()) << 32 | std::random_device()();
   g.eos_token_id = service.options_.eos;
   if (chat)
     for (const int64_t end : ends_of(*service.options_.chat, service.tokenizer_)) g.eos_token_id.push_back(end);
+  std::erase_if(g.eos_token_id, [&](int64_t id) { return id >= service.vocab_; });  // tokenizers may have more
+  g.suppress_tokens = service.padding_;
   g.text = [&tokenizer = service.tokenizer_](int64_t id) { return std::string(tokenizer.token_bytes(int32_t(id))); };
   const int64_t context = service.batcher_.context();
+  for (const std::vector<int64_t>& prompt : prompts) {
+    const auto length = int64_t(prompt.size());
+    if (context - length < request_.max_tokens.value_or(1))
+      throw BadRequest(field, str("the prompt has ", length, " tokens and max_tokens is ",
+                                  request_.max_tokens.value_or(1), ", the model's context is ", context));
+    for (const int64_t id : prompt) {
+      const bool known = service.tokenizer_.knows(id);
+      if (!known || id >= service.vocab_)
+        throw BadRequest(field, str(field, ": token ", id, " is not one of the ", known ? "model's " : "tokenizer's ",
+                                    known ? service.vocab_ : service.tokenizer_.vocab_size()));
+    }
+  }
   for (size_t p = 0; p < prompts.size(); ++p) {
-    const auto length = int64_t(prompts[p].size()), room = context - length;
-    if (room < request_.max_tokens.value_or(1))
-      throw BadRequest(chat ? "messages" : "prompt",
-                       str("the prompt has ", length, " tokens and max_tokens is ", request_.max_tokens.value_or(1),
-                           ", the model's context is ", context));
-    for (const int64_t id : prompts[p])
-      if (id < 0 || id >= service.tokenizer_.vocab_size())
-        throw BadRequest("prompt",
-                         str("prompt: token ", id, " is not one of the tokenizer's ", service.tokenizer_.vocab_size()));
+    const int64_t room = context - int64_t(prompts[p].size());
     g.max_new_tokens = request_.max_tokens.value_or(chat ? room : std::min<int64_t>(16, room));
     for (int64_t i = 0; i < request_.n; ++i) {
       auto one = std::make_unique<One>(service.tokenizer_, g.stop);
       one->index = int64_t(all_.size());
       one->prompt = prompts[p];
-      for (const int64_t id : prompts[p]) {
-        const std::string text = one->decoder.push(int32_t(id));  // what comes is not taken for the beginning
-        if (request_.echo) one->text += text;
-      }
-      const std::string rest = one->decoder.flush();
-      if (request_.echo) one->text = p < request_.texts.size() ? request_.texts[p] : one->text + rest;
+      read_prompt(*one, p < request_.texts.size() ? &request_.texts[p] : nullptr);
       try {
         one->answer = service.batcher_.submit({.prompt = prompts[p],
                                                .generation = g,
                                                .sequence = uint64_t(i),
                                                .logprobs = request_.logprobs,
-                                               .prompt_logprobs = request_.echo && request_.logprobs >= 0});
-      } catch (const Error& error) { throw BadRequest("", error.what()); }
-      if (request_.echo && request_.logprobs >= 0) {
-        one->echoed = length;
-        one->tokens.push_back({.id = prompts[p][0]});  // nothing is in front of it
+                                               .prompt_logprobs = !one->prompt_offsets.empty()});
+      } catch (const Error& error) {
+        for (const auto& before : all_) before->answer->cancel();
+        throw BadRequest("", error.what());
       }
       all_.push_back(std::move(one));
     }
   }
+}
+
+/// Feeds the decoder, so that what comes is not taken for the beginning of a text; with echo, what is sent of it.
+void Reply::read_prompt(One& one, const std::string* text) const {
+  const bool wanted = request_.echo && request_.logprobs >= 0;
+  std::string sent;
+  int64_t characters = 0;
+  for (const int64_t id : one.prompt) {
+    const std::string_view bytes = service_.tokenizer_.token_bytes(int32_t(id));
+    if (wanted) one.prompt_offsets.push_back(characters + before_own(one.decoder, bytes));
+    std::string more = one.decoder.push(int32_t(id));
+    // Special tokens decode to nothing, but those that stand in the text are a part of it.
+    if (text && service_.tokenizer_.is_special(int32_t(id)) &&
+        text->substr(std::min(sent.size(), text->size())).starts_with(bytes))
+      more = bytes;
+    characters += characters_of(more);
+    sent += more;
+  }
+  sent += one.decoder.flush();
+  if (!request_.echo) return;
+  one.text = text ? *text : sent;
+  one.decoded = characters_of(one.text);
+  if (wanted) one.tokens.push_back({{.id = one.prompt[0]}, 0});  // nothing is in front of it
 }
 
 Reply::~Reply() {
@@ -161,12 +214,20 @@ bool Reply::ended() const {
 }
 
 void Reply::take(One& one, const Token& token) {
-  if (request_.logprobs >= 0) one.tokens.push_back(token);
-  if (int64_t(one.tokens.size()) <= one.echoed && one.made == 0 && one.echoed > 0) return;  // of the prompt
+  const size_t place = one.tokens.size();
+  const bool of_prompt = one.made == 0 && place < one.prompt_offsets.size();
+  if (request_.logprobs >= 0) {
+    const std::string_view bytes = service_.tokenizer_.token_bytes(int32_t(token.id));
+    const int64_t offset = of_prompt ? one.prompt_offsets[place] : one.decoded + before_own(one.decoder, bytes);
+    one.tokens.push_back({token, offset});
+  }
+  if (of_prompt) return;
   ++one.made;
   const auto& eos = request_.generation.eos_token_id;
   if (std::count(eos.begin(), eos.end(), token.id)) return;
-  one.text += one.stream.push(one.decoder.push(int32_t(token.id)));
+  const std::string text = one.decoder.push(int32_t(token.id));
+  one.decoded += characters_of(text);
+  one.text += one.stream.push(text);
 }
 
 void Reply::close(One& one) {
@@ -178,38 +239,45 @@ void Reply::close(One& one) {
 }
 
 std::vector<Json> Reply::pieces(int milliseconds) {
+  if (ended()) return {};
   std::vector<Json> out;
   const char* const object = endpoint_ == Endpoint::chat ? "chat.completion.chunk" : "text_completion";
   int wait = milliseconds;
   for (const auto& one : all_) {
     if (one->ended) continue;
-    while (const auto token = one->answer->next(std::exchange(wait, 0))) {
-      take(*one, *token);
-      wait = 0;
-    }
+    while (const auto token = one->answer->next(std::exchange(wait, 0))) take(*one, *token);
     if (one->answer->ended()) close(*one);
     if (!request_.stream) continue;
     const bool first = !one->begun && endpoint_ == Endpoint::chat;
     if (one->text.empty() && !one->ended && !first) continue;
     out.push_back(envelope(object, {choice(*one, true)}));
     one->begun = true;
+    one->tokens.erase(one->tokens.begin(), one->tokens.begin() + std::ptrdiff_t(one->ready()));
+    one->shown += characters_of(one->text);
     one->text.clear();
-    one->tokens.clear();
+  }
+  if (request_.include_usage) {
+    for (Json& piece : out) piece["usage"] = Json();
+    if (ended()) (out.emplace_back(envelope(object, {})))["usage"] = usage();
   }
   return out;
 }
 
 Json Reply::whole() const {
   Json::Array choices;
+  for (const auto& one : all_) choices.push_back(choice(*one, false));
+  Json out = envelope(endpoint_ == Endpoint::chat ? "chat.completion" : "text_completion", std::move(choices));
+  out["usage"] = usage();
+  return out;
+}
+
+Json Reply::usage() const {
   int64_t prompt = 0, made = 0;
   for (const auto& one : all_) {
-    choices.push_back(choice(*one, false));
     if (one->index % request_.n == 0) prompt += int64_t(one->prompt.size());
     made += one->made;
   }
-  Json out = envelope(endpoint_ == Endpoint::chat ? "chat.completion" : "text_completion", std::move(choices));
-  out["usage"] = Json::Object{{"prompt_tokens", prompt}, {"completion_tokens", made}, {"total_tokens", prompt + made}};
-  return out;
+  return Json::Object{{"prompt_tokens", prompt}, {"completion_tokens", made}, {"total_tokens", prompt + made}};
 }
 
 Json Reply::envelope(const char* object, Json::Array choices) const {
@@ -223,6 +291,7 @@ Json Reply::envelope(const char* object, Json::Array choices) const {
 Json Reply::choice(const One& one, bool delta) const {
   Json out = Json::Object{{"index", one.index}};
   const auto name_of = [&](int64_t id) { return token_name(service_.tokenizer_.token_bytes(int32_t(id))); };
+  const auto ready = std::span(one.tokens).first(one.ready());
   Json logprobs;
   if (endpoint_ == Endpoint::chat) {
     Json message = Json::Object{};
@@ -230,32 +299,34 @@ Json Reply::choice(const One& one, bool delta) const {
     message["content"] = one.text;
     out[delta ? "delta" : "message"] = std::move(message);
     if (request_.logprobs >= 0) {
+      const auto entry = [&](int64_t id, double logprob) {
+        Json::Array bytes;
+        for (const char c : service_.tokenizer_.token_bytes(int32_t(id))) bytes.push_back(int64_t(uint8_t(c)));
+        return Json(Json::Object{{"token", name_of(id)}, {"logprob", readable(logprob)}, {"bytes", std::move(bytes)}});
+      };
       Json::Array content;
-      for (const Token& t : one.tokens) {
+      for (const One::Placed& t : ready) {
+        Json& said = content.emplace_back(entry(t.id, t.logprob));
         Json::Array top;
-        for (const auto& [id, logprob] : t.likeliest)
-          top.push_back(Json::Object{{"token", name_of(id)}, {"logprob", logprob}});
-        content.push_back(
-            Json::Object{{"token", name_of(t.id)}, {"logprob", t.logprob}, {"top_logprobs", std::move(top)}});
+        for (const auto& [id, logprob] : t.likeliest) top.push_back(entry(id, logprob));
+        said["top_logprobs"] = std::move(top);
       }
       logprobs = Json::Object{{"content", std::move(content)}};
     }
   } else {
     out["text"] = one.text;
     if (request_.logprobs >= 0) {
+      const int64_t end = one.shown + characters_of(one.text);
       Json::Array tokens, values, tops, offsets;
-      int64_t offset = 0;
-      for (size_t i = 0; i < one.tokens.size(); ++i) {
-        const Token& t = one.tokens[i];
-        const bool nothing = i == 0 && one.echoed > 0;
+      for (const One::Placed& t : ready) {
+        const bool nothing = &t == one.tokens.data() && !one.prompt_offsets.empty();
         Json top = Json::Object{};
         for (const auto& [id, logprob] : t.likeliest)
-          if (!top.find(name_of(id))) top[name_of(id)] = logprob;
+          if (!top.find(name_of(id))) top[name_of(id)] = readable(logprob);
         tokens.push_back(name_of(t.id));
-        values.push_back(nothing ? Json() : Json(t.logprob));
+        values.push_back(nothing ? Json() : Json(readable(t.logprob)));
         tops.push_back(nothing ? Json() : std::move(top));
-        offsets.push_back(offset);
-        offset += int64_t(service_.tokenizer_.token_bytes(int32_t(t.id)).size());
+        offsets.push_back(std::min(t.offset, end));
       }
       logprobs = Json::Object{{"tokens", std::move(tokens)},
                               {"token_logprobs", std::move(values)},

@@ -22,16 +22,19 @@ class Service {
   /// Error: BadRequest.
   std::unique_ptr<Reply> answer(Endpoint endpoint, std::string_view body);
   data::Json models() const;
+  /// One of them. Error (BadRequest, 404) when it is another.
+  data::Json model(const std::string& id) const;
   data::Json tokenize(std::string_view body) const;
   /// In the text format of Prometheus.
   std::string metrics();
 
  private:
   friend class Reply;
-  std::vector<int64_t> encode(const std::string& text) const;
+  std::vector<int64_t> encode(const std::string& text, bool parse_special) const;
   const data::Tokenizer& tokenizer_;
   ServiceOptions options_;
-  int64_t created_;
+  int64_t created_, vocab_;
+  std::vector<int64_t> padding_;  // ids of the model that the tokenizer does not know
   std::atomic<int64_t> numbers_ = 0;
   Batcher batcher_;
 };
@@ -54,6 +57,8 @@ class Reply {
   Reply(Service& service, Endpoint endpoint, Request request);
   data::Json envelope(const char* object, data::Json::Array choices) const;
   data::Json choice(const One& one, bool delta) const;
+  data::Json usage() const;
+  void read_prompt(One& one, const std::string* text) const;
   void take(One& one, const Token& token);
   void close(One& one);
 

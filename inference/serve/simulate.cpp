@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <tuple>
 
 #include "tensor/check.h"
 #include "tensor/shape.h"
@@ -139,13 +140,9 @@ std::string draw_svg(const Simulated& run) {
     for (size_t r = 0; r < cells.size(); ++r) {
       const double y = row_of(r);
       if (cells[r] == -1) rect(x, y + box / 2 - 1, w, 2, waits);
-      if (cells[r] >= -1 && cells[r] < 0) continue;
-      if (cells[r] < -2) continue;
-      out += svg::rect(x, y, w, box,
-                       svg::attribute("fill", cells[r] > 0    ? prompt
-                                              : cells[r] == 0 ? text
-                                                              : way) +
-                           " stroke=\"white\"");
+      if (cells[r] == -1 || cells[r] == -3) continue;
+      const char* const color = cells[r] > 0 ? prompt : cells[r] == 0 ? text : way;
+      out += svg::rect(x, y, w, box, svg::attribute("fill", color) + " stroke=\"white\"");
       const std::string words = cells[r] > 0 ? std::to_string(cells[r]) : "";
       const double size = std::min(11., w / (0.62 * double(words.size()) + 0.2));
       if (!words.empty() && size >= 5)
@@ -159,17 +156,16 @@ std::string draw_svg(const Simulated& run) {
   }
   out += svg::text(8, below + bars - 4, "rows", 12, soft);
   out += svg::text(8, below + 2 * bars + 8, "blocks", 12, soft);
+  const double y = below + 2 * (bars + 12) + 4;
   double x = left;
-  const auto key = [&](const char* color, const char* words, double advance) {
-    const double y = below + 2 * (bars + 12) + 4;
+  for (const auto& [color, words, advance] : {std::tuple{prompt, "tokens of the prompt", 154.},
+                                              {text, "a token of the answer", 156.},
+                                              {waits, "waits", 66.},
+                                              {way, "gives its blocks back", 0.}}) {
     rect(x, y, 13, 13, color);
     out += svg::text(x + 18, y + 11, words, 12, soft);
     x += advance;
-  };
-  key(prompt, "tokens of the prompt", 154);
-  key(text, "a token of the answer", 156);
-  key(waits, "waits", 66);
-  key(way, "gives its blocks back", 0);
+  }
   return out + svg::end;
 }
 

@@ -150,7 +150,7 @@ bool is_adapter(const std::string& folder) { return std::filesystem::exists(fold
 
 std::string adapter_base(const std::string& folder) {
   const std::string path = folder + config_file;
-  const Json config = data::read_json(path);
+  const Json config = data::read_json(path, data::python_json);
   const std::string base = ConfigReader(config, path).word("base_model_name_or_path", "");
   for (const std::string& at : {base, folder + "/" + base})
     if (!base.empty() && is_pretrained(at)) return at;
@@ -159,7 +159,7 @@ std::string adapter_base(const std::string& folder) {
 
 Lora load_adapter(GPT& model, const std::string& folder) {
   const std::string path = folder + config_file, file_path = folder + tensors_file;
-  const Json config = data::read_json(path);
+  const Json config = data::read_json(path, data::python_json);
   LoraOptions options = options_of_adapter(config, path);
   const ConfigReader c(config, path);
   const auto linears = linears_of(model);

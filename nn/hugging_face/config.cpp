@@ -1,7 +1,6 @@
 #include "nn/hugging_face/config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 
 #include "nn/hugging_face/names.h"
@@ -18,9 +17,12 @@ int64_t ConfigReader::whole(const char* key, int64_t otherwise, int64_t least, i
   return n;
 }
 
-double ConfigReader::number(const char* key, double otherwise) const {
+double ConfigReader::number(const char* key, double otherwise, double least) const {
   const Json* value = find(key);
-  return value ? value->as_number(where_ + ": " + key) : otherwise;
+  const double n = value ? value->as_number(where_ + ": " + key) : otherwise;
+  LOCKSTEP_CHECK(std::isfinite(n), where_, ": ", key, ": expected a finite number, got ", n);
+  LOCKSTEP_CHECK(n >= least, where_, ": ", key, ": expected a number >= ", least, ", got ", n);
+  return n;
 }
 
 bool ConfigReader::flag(const char* key, bool otherwise) const {
@@ -47,18 +49,31 @@ constexpr Family families[] = {{"llama", "LlamaForCausalLM", 11008, 0, 32000, 20
                                {"mistral", "MistralForCausalLM", 14336, 8, 32000, 131072, false},
                                {"qwen2", "Qwen2ForCausalLM", 22016, 0, 151936, 32768, true}};
 
-double checked_eps(const ConfigReader& c, const char* key, double otherwise) {
-  const double eps = c.number(key, otherwise);
-  LOCKSTEP_CHECK(eps >= 0 && std::isfinite(eps), c.where(), ": ", key, ": expected a number >= 0, got ", eps);
-  return eps;
+/// What Transformers writes and nothing here reads: of training there, of other heads than the language model's, of
+/// how it runs.
+constexpr std::string_view without_effect =
+    " _name_or_path architectures attention_dropout attn_pdrop bos_token_id chunk_size_feed_forward dtype embd_pdrop "
+    "id2label initializer_range label2id n_ctx output_attentions output_hidden_states pad_token_id pretraining_tp "
+    "problem_type reorder_and_upcast_attn resid_pdrop return_dict summary_activation summary_first_dropout "
+    "summary_proj_to_labels summary_type summary_use_proj torch_dtype transformers_version use_cache ";
+/// What would make another model of it, unless it is null, false or empty.
+constexpr const char* not_built[] = {"add_cross_attention", "is_encoder_decoder", "per_layer_config",
+                                     "scale_attn_by_inverse_layer_idx"};
+
+void check_built(const ConfigReader& c) {
+  LOCKSTEP_CHECK(
+      !c.find("quantization_config"), c.where(),
+      ": quantization_config: quantised weights are not read; load the folder of the model that was quantised");
+  for (const char* key : not_built)
+    if (const Json* value = c.find(key))
+      LOCKSTEP_CHECK(*value == Json(false) || *value == Json(Json::Object{}), c.where(), ": ", key, " ", value->dump(),
+                     " is not supported");
 }
 
 GPT::Options gpt2_options(const ConfigReader& c) {
   const std::string gelu = c.word("activation_function", gelu_names[0]);
   LOCKSTEP_CHECK(gelu == gelu_names[0] || gelu == gelu_names[1], c.where(),
                  ": expected activation_function 'gelu_new' or 'gelu', got '", gelu, "'");
-  for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
-    LOCKSTEP_CHECK(!c.flag(key, false), c.where(), ": ", key, " is not supported");
   LOCKSTEP_CHECK(c.whole("n_embd", 768) % c.whole("n_head", 12) == 0, c.where(),
                  ": n_head: expected a number that divides n_embd ", c.whole("n_embd", 768), ", got ",
                  c.whole("n_head", 12));
@@ -69,20 +84,27 @@ GPT::Options gpt2_options(const ConfigReader& c) {
           .width = c.whole("n_embd", 768),
           .heads = c.whole("n_head", 12),
           .inner = c.whole("n_inner", 0, 0),
-          .norm_eps = checked_eps(c, "layer_norm_epsilon", 1e-5),
+          .norm_eps = c.number("layer_norm_epsilon", 1e-5, 0),
           .gelu = gelu == gelu_names[0] ? Gelu::tanh : Gelu::erf,
           .tied = c.flag("tie_word_embeddings", true)};
 }
 
-/// Mistral's blocks all have it; Qwen 2's from max_window_layers on, or those that layer_types says. One that hides
-/// nothing is none.
+/// Mistral's blocks all have it, Qwen 2's from max_window_layers on, or those that layer_types says (with which
+/// Transformers takes a Mistral for a Ministral). One that hides nothing is none.
 void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
   const bool mistral = f.type == std::string("mistral"), qwen2 = f.query_bias;
-  if (!mistral && !(qwen2 && c.flag("use_sliding_window", false))) return;
+  const Json* const types = c.find("layer_types");
+  if (!mistral && !qwen2) {
+    const Json full("full_attention");
+    for (const Json& type : types ? types->as_array(c.where() + ": layer_types") : Json::Array())
+      LOCKSTEP_CHECK(type == full, c.where(), ": layer_types: expected 'full_attention' for all, got ", type.dump());
+    return;
+  }
+  if (!mistral && !c.flag("use_sliding_window", false)) return;
   if (c.says_null("sliding_window")) return;
   const int64_t window = c.whole("sliding_window", 4096);
   int64_t from = mistral ? 0 : c.whole("max_window_layers", 28, 0);
-  if (const Json* types = qwen2 ? c.find("layer_types") : nullptr) {
+  if (types) {
     const Json::Array& all = types->as_array(c.where() + ": layer_types");
     const auto has_window = [](const Json& type) { return type == Json("sliding_attention"); };
     const auto first = std::find_if(all.begin(), all.end(), has_window);
@@ -96,9 +118,6 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
 }
 
 GPT::Options llama_options(const ConfigReader& c, const Family& f) {
-  LOCKSTEP_CHECK(
-      !c.find("quantization_config"), c.where(),
-      ": quantization_config: quantised weights are not read; load the folder of the model that was quantised");
   const std::string act = c.word("hidden_act", "silu");
   LOCKSTEP_CHECK(act == "silu" || act == "swish", c.where(), ": hidden_act: expected 'silu', got '", act, "'");
   const int64_t context = c.whole("max_position_embeddings", f.context), width = c.whole("hidden_size", 4096),
@@ -107,10 +126,11 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
                                    f.kv_heads > 0 && !c.says_null("num_key_value_heads") ? f.kv_heads : heads);
   LOCKSTEP_CHECK(heads % kv_heads == 0, c.where(), ": num_key_value_heads: expected a number that divides the ", heads,
                  " of num_attention_heads, got ", kv_heads);
-  LOCKSTEP_CHECK(c.find("head_dim") || width % heads == 0, c.where(),
+  const bool is_llama = &f == families;
+  LOCKSTEP_CHECK((c.find("head_dim") && !is_llama) || width % heads == 0, c.where(),
                  ": num_attention_heads: expected a number that "
                  "divides hidden_size ",
-                 width, ", or a head_dim, got ", heads);
+                 width, is_llama ? "" : ", or a head_dim", ", got ", heads);
   const int64_t head_size = c.whole("head_dim", width / heads);
   LOCKSTEP_CHECK(head_size > 0 && head_size <= (int64_t(1) << 24) / heads, c.where(), ": head_dim: ", heads,
                  " heads of ", head_size, " are too many");
@@ -124,7 +144,7 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
                  .inner = c.whole("intermediate_size", f.inner),
                  .kv_heads = kv_heads,
                  .head_size = head_size,
-                 .norm_eps = checked_eps(c, "rms_norm_eps", 1e-6),
+                 .norm_eps = c.number("rms_norm_eps", 1e-6, 0),
                  .norm = Norm::rms,
                  .feed_forward = nn::FeedForward::swiglu,
                  .rope = rope,
@@ -147,12 +167,12 @@ GPT::Options options_from_config(const Json& config, const std::string& path) {
   LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind());
   const ConfigReader c(config, path);
   const std::string type = c.word("model_type", "gpt2");
-  if (type == "gpt2") return gpt2_options(c);
   const auto* family =
       std::find_if(std::begin(families), std::end(families), [&](const Family& f) { return f.type == type; });
-  LOCKSTEP_CHECK(family != std::end(families), path,
+  LOCKSTEP_CHECK(family != std::end(families) || type == "gpt2", path,
                  ": expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got '", type, "'");
-  return llama_options(c, *family);
+  check_built(c);
+  return type == "gpt2" ? gpt2_options(c) : llama_options(c, *family);
 }
 
 namespace {
@@ -164,10 +184,14 @@ const Family& family_of(const GPT::Options& o) {
       "[save_pretrained] expected the options of a GPT-2 (LayerNorm, GELU, a table of positions, biases), or "
       "of a Llama, Mistral or Qwen 2 (RMSNorm, SwiGLU, rotary positions, biases of attention all or none, or "
       "all but out_proj's alone), got a mix: Transformers has no such model");
-  const bool qwen2 = in && !out, mistral = o.window > 0 && !in && !mlp && o.window_from == 0;
+  const bool qwen2 = in && !out, mistral = o.window > 0 && !in && !mlp;
   LOCKSTEP_CHECK(o.window == 0 || qwen2 || mistral,
-                 "[save_pretrained] expected a window of attention in all blocks of a Mistral, which has no biases, or "
-                 "in those of a Qwen 2 from window_from on, got a mix: Transformers has no such model");
+                 "[save_pretrained] expected a window of attention in blocks of a Mistral, which has no biases, or of "
+                 "a Qwen 2, got a mix: Transformers has no such model");
+  LOCKSTEP_CHECK(qwen2 || mistral || o.width % o.heads == 0, "[save_pretrained] expected a width that ", o.heads,
+                 " heads divide, got ", o.width, ": Transformers has no such model");
+  LOCKSTEP_CHECK(o.rope->partial == 1, "[save_pretrained] expected heads that are turned whole, got ", o.rope->partial,
+                 " of each: Transformers has no such model");
   return families[qwen2 ? 2 : mistral ? 1 : 0];
 }
 
@@ -217,6 +241,8 @@ Json llama_config(const GPT::Options& o) {
   if (f.query_bias) config["use_sliding_window"] = o.window > 0;
   if (o.window > 0) config["sliding_window"] = o.window;
   if (f.query_bias && o.window > 0) config["max_window_layers"] = o.window_from;
+  for (int64_t i = 0; !f.query_bias && o.window_from > 0 && i < o.layers; ++i)
+    config["layer_types"].push_back(i < o.window_from ? "full_attention" : "sliding_attention");
   if (f.type == std::string("llama"))
     config["attention_bias"] = o.bias && o.attention_bias, config["mlp_bias"] = o.bias && o.mlp_bias;
   add_rope(config, *o.rope, context);
@@ -224,6 +250,8 @@ Json llama_config(const GPT::Options& o) {
 }
 
 }  // namespace
+
+bool is_without_effect(const std::string& key) { return without_effect.find(" " + key + " ") != without_effect.npos; }
 
 Json config_of(const GPT::Options& o, DType dtype) {
   Json config = is_gpt2(o) ? gpt2_config(o) : llama_config(o);

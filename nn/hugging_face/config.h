@@ -1,5 +1,6 @@
 #pragma once
 // config.json of Hugging Face's folders to a decoder's options, and back.
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,7 @@ class ConfigReader {
   }
   bool says_null(const char* key) const { return object_->find(key) && object_->find(key)->is_null(); }
   int64_t whole(const char* key, int64_t otherwise, int64_t least = 1, int64_t most = int64_t(1) << 24) const;
-  double number(const char* key, double otherwise) const;
+  double number(const char* key, double otherwise, double least = -INFINITY) const;
   bool flag(const char* key, bool otherwise) const;
   std::string word(const char* key, const std::string& otherwise) const;
   const std::string& where() const { return where_; }
@@ -28,6 +29,8 @@ class ConfigReader {
   std::string where_;
 };
 
+/// A key that Transformers writes into config.json and that changes nothing here: it is kept as it is.
+bool is_without_effect(const std::string& key);
 GPT::Options options_from_config(const data::Json& config, const std::string& path);
 /// Error when Transformers has no model with these options.
 data::Json config_of(const GPT::Options& o, DType dtype);

@@ -17,6 +17,8 @@ using data::Json;
 
 namespace {
 
+constexpr const char* token_ids[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+
 /// With nothing left open, and without what does not change the weights' meaning.
 GPT::Options settled(GPT::Options o) {
   if (o.kv_heads == 0) o.kv_heads = o.heads;
@@ -101,7 +103,7 @@ void start_with_weights(GPT& model, const std::shared_ptr<const Weights>& weight
 
 GPT::Options gpt_options(const std::string& text, const GPT::Options& usual) {
   if (std::filesystem::is_directory(text)) return pretrained_options(text);
-  if (text.ends_with(".json")) return options_from_config(data::read_json(text), text);
+  if (text.ends_with(".json")) return options_from_config(data::read_json(text, data::python_json), text);
   int64_t numbers[3];
   const bool llama = text.starts_with("llama:");
   bool good = llama || text.starts_with("gpt:");
@@ -128,7 +130,7 @@ GPT::Options gpt_options(const std::string& text, const GPT::Options& usual) {
 
 GPT::Options pretrained_options(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  return options_from_config(data::read_json(path), path);
+  return options_from_config(data::read_json(path, data::python_json), path);
 }
 
 bool is_pretrained(const std::string& folder) {
@@ -136,20 +138,29 @@ bool is_pretrained(const std::string& folder) {
          std::filesystem::exists(folder + "/model.safetensors.index.json");
 }
 
-std::vector<int64_t> eos_tokens(const std::string& folder) {
-  if (folder.empty()) return {};
-  for (const char* file : {"generation_config.json", "config.json"}) {
-    const std::string path = folder + "/" + file;
-    if (!std::filesystem::exists(path)) continue;
-    const Json config = data::read_json(path);
-    const Json* eos = config.find("eos_token_id");
-    if (!eos || eos->is_null()) continue;
-    if (!eos->is_array()) return {eos->as_int(path + ": eos_token_id")};
-    std::vector<int64_t> all;
-    for (const Json& one : eos->as_array()) all.push_back(one.as_int(path + ": eos_token_id"));
-    return all;
+FolderNotes folder_notes(const std::string& folder) {
+  const auto read = [&](const char* name) {
+    const std::string path = folder + name;
+    Json json = std::filesystem::exists(path) ? data::read_json(path, data::python_json) : Json(Json::Object{});
+    return json.as_object(path), json;
+  };
+  FolderNotes notes{read("/config.json"), read("/generation_config.json")};
+  for (const char* key : token_ids) {
+    const Json *const id = notes.config.find(key), *const there = notes.generation.find(key);
+    if (id && !id->is_null() && (!there || there->is_null())) notes.generation[key] = *id;
   }
-  return {};
+  return notes;
+}
+
+std::vector<int64_t> eos_tokens(const std::string& folder) {
+  const Json generation = folder.empty() ? Json() : folder_notes(folder).generation;
+  const Json* const eos = generation.find(token_ids[1]);
+  const std::string where = folder + ": eos_token_id";
+  if (!eos || eos->is_null()) return {};
+  if (!eos->is_array()) return {eos->as_int(where)};
+  std::vector<int64_t> all;
+  for (const Json& one : eos->as_array()) all.push_back(one.as_int(where));
+  return all;
 }
 
 std::unique_ptr<GPT> from_pretrained(const std::string& folder, const PretrainedOptions& options) {
@@ -166,6 +177,7 @@ std::unique_ptr<GPT> from_pretrained(const std::string& folder, const Pretrained
     const BuildEmpty scope;
     model = std::make_unique<GPT>(o);
   }
+  model->notes = std::make_shared<const FolderNotes>(folder_notes(folder));
   const std::string table = pretrained_pieces(o, "tokens.weight")[0].name;
   const DType dtype = options.dtype.value_or(weights->entry(table).dtype);
   LOCKSTEP_CHECK(is_floating(dtype), folder, ": expected ", table, " of a floating dtype, got ", dtype);
@@ -184,6 +196,7 @@ void load_pretrained(GPT& model, const std::string& folder) {
   LOCKSTEP_CHECK(there == here, folder, ": expected a config.json with the options of this GPT of ", model.options(),
                  ", got others");
   start_with_weights(model, std::make_shared<const Weights>(Weights::open(folder, pretrained_prefix(there))));
+  model.notes = std::make_shared<const FolderNotes>(folder_notes(folder));
 }
 
 void load_pretrained(GPT& model, const std::vector<std::string>& files) {
@@ -197,10 +210,11 @@ void save_pretrained(GPT& model, const std::string& folder, const SaveOptions& o
   const auto parameters = model.named_parameters();
   const DType dtype = parameters[0].variable.dtype();
   Json config = config_of(model.o, dtype);
-  const std::vector<int64_t> eos = eos_tokens(options.tokenizer);
-  config["eos_token_id"] = eos.empty()       ? Json()
-                           : eos.size() == 1 ? Json(eos[0])
-                                             : Json(Json::Array(eos.begin(), eos.end()));
+  Json generation = options.tokenizer.empty() ? Json(Json::Object{}) : folder_notes(options.tokenizer).generation;
+  if (generation.as_object().empty() && model.notes) generation = model.notes->generation;
+  for (const char* key : token_ids) config[key] = generation.find(key) ? *generation.find(key) : Json();
+  for (const auto& [key, value] : model.notes ? model.notes->config.as_object() : Json::Object())
+    if (is_without_effect(key) && (!config.find(key) || key.find("drop") != key.npos)) config[key] = value;
   std::vector<NamedMaker> tensors;
   for (const NamedParameter& p : parameters) {
     for (const PretrainedPiece& piece : pretrained_pieces(model.o, p.name)) {
@@ -216,9 +230,8 @@ void save_pretrained(GPT& model, const std::string& folder, const SaveOptions& o
   write_weights(folder, tensors, options.max_shard_size);
   data::write_atomically(folder + "/config.json", config.dump(2) + "\n");
   data::copy_tokenizer(options.tokenizer, folder);
-  const std::string generation = options.tokenizer + "/generation_config.json", to = folder + "/generation_config.json";
-  if (!options.tokenizer.empty() && std::filesystem::exists(generation))
-    data::write_atomically(to, data::read_file(generation, 1 << 24));
+  if (!generation.as_object().empty())
+    data::write_atomically(folder + "/generation_config.json", generation.dump(2) + "\n");
 }
 
 }  // namespace lockstep::nn

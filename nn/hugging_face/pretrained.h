@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "data/json.h"
 #include "nn/models/gpt.h"
 #include "nn/quantize.h"
 
@@ -18,6 +19,12 @@ GPT::Options gpt_options(const std::string& text, const GPT::Options& usual = {}
 GPT::Options pretrained_options(const std::string& folder);
 /// Whether there are weights, whole or in shards.
 bool is_pretrained(const std::string& folder);
+/// What a folder says beside weights and tokens: it goes with the model into folders that are made of it.
+struct FolderNotes {
+  data::Json config;      ///< config.json; no keys: there is none
+  data::Json generation;  ///< generation_config.json, and ids of tokens that stand in config.json alone
+};
+FolderNotes folder_notes(const std::string& folder);
 /// The tokens that end a text, by generation_config.json, or else config.json. Empty: the folder says none, or is "".
 std::vector<int64_t> eos_tokens(const std::string& folder);
 
@@ -38,12 +45,15 @@ void load_pretrained(GPT& model, const std::string& folder);
 void load_pretrained(GPT& model, const std::vector<std::string>& files);
 
 struct SaveOptions {
-  std::string tokenizer = {};              ///< folder whose tokenizer and generation_config.json are copied; "": none
+  /// Folder whose tokenizer is copied; its generation_config.json, if there is one, counts before the model's own
+  /// notes. "": none.
+  std::string tokenizer = {};
   int64_t max_shard_size = 5'000'000'000;  ///< bytes of a file; a larger tensor has one of its own
 };
 /// Writes what Transformers' AutoModelForCausalLM.from_pretrained() reads, and from_pretrained(); files are replaced
-/// atomically each, and those of an earlier save that no longer count are removed. Error when Transformers has no model
-/// with these options.
+/// atomically each, and those of an earlier save that no longer count are removed. Ids of tokens, and keys of
+/// config.json that change nothing here, are those of the folder that the model came from. Error when Transformers has
+/// no model with these options.
 void save_pretrained(GPT& model, const std::string& folder, const SaveOptions& options = {});
 
 }  // namespace lockstep::nn

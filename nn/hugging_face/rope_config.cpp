@@ -30,18 +30,17 @@ Rope rope_of(const Json& object, const std::string& where, const ConfigReader& c
   const double base = c.number("rope_theta", config.number("rope_theta", 10000));
   LOCKSTEP_CHECK(!c.find("rope_theta") || !config.find("rope_theta") || config.number("rope_theta", 0) == base, where,
                  ": expected rope_theta as beside it, ", config.number("rope_theta", 0), ", got ", base);
-  Rope rope{.base = base,
-            .scaling = Scaling(known - std::begin(scaling_names)),
-            .partial = beside("partial_rotary_factor").number("partial_rotary_factor", 1)};
+  Rope rope{.base = base, .scaling = Scaling(known - std::begin(scaling_names))};
+  const double partial = beside("partial_rotary_factor").number("partial_rotary_factor", 1);
+  LOCKSTEP_CHECK(partial == 1, where, ": partial_rotary_factor ", partial,
+                 " is not supported: Transformers turns whole heads of these models");
   if (rope.scaling == Scaling::none) return rope;
   const char* const original = "original_max_position_embeddings";
   if (rope.scaling == Scaling::dynamic) rope.original_context = max_position;
   else if (rope.scaling != Scaling::linear) rope.original_context = beside(original).whole(original, max_position);
   if (rope.scaling == Scaling::yarn) rope.factor = double(max_position) / double(rope.original_context);
   else LOCKSTEP_CHECK(c.find("factor"), where, ": expected a factor for rope_type '", type, "', there is none");
-  rope.factor = c.number("factor", rope.factor);
-  LOCKSTEP_CHECK(rope.factor >= 1 && std::isfinite(rope.factor), where, ": factor: expected a number >= 1, got ",
-                 rope.factor);
+  rope.factor = c.number("factor", rope.factor, 1);
   if (rope.scaling == Scaling::llama3) {
     for (const char* key : {"low_freq_factor", "high_freq_factor"})
       LOCKSTEP_CHECK(c.find(key), where, ": expected a ", key, " for rope_type 'llama3', there is none");
@@ -96,7 +95,6 @@ void add_rope(Json& config, const Rope& rope, int64_t context) {
   config["rope_scaling"] = rope.scaling == Scaling::none ? Json() : scaling;
   Json parameters = scaling;
   parameters["rope_theta"] = rope.base;
-  if (rope.partial != 1) config["partial_rotary_factor"] = parameters["partial_rotary_factor"] = rope.partial;
   config["rope_parameters"] = parameters;
 }
 

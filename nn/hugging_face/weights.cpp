@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* whole_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
-constexpr data::JsonLimits index_limits{.bytes = int64_t(256) << 20};
+constexpr data::JsonLimits index_limits{.bytes = int64_t(256) << 20, .python = true};
 
 /// File of each tensor; names of files must be of this folder.
 std::map<std::string, std::string> read_index(const std::string& path) {

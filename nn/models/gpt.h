@@ -6,6 +6,8 @@
 
 namespace lockstep::nn {
 
+struct FolderNotes;
+
 struct GPT : Layer<GPT> {
   struct Options {
     int64_t vocab = 256, context = 128, layers = 4, width = 128, heads = 4, inner = 0;  ///< inner 0 means 4 width
@@ -55,7 +57,8 @@ struct GPT : Layer<GPT> {
   ModuleList<TransformerBlock> blocks;
   Norm norm;
   Head head;
-  std::shared_ptr<SequencePart> part;  ///< of which forward() gets the tokens; null: whole sequences
+  std::shared_ptr<const FolderNotes> notes;  ///< of the folder whose weights these were; null: of none
+  std::shared_ptr<SequencePart> part;        ///< of which forward() gets the tokens; null: whole sequences
 
  private:
   Variable embed(const Tensor& tokens, int64_t position);

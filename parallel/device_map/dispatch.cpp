@@ -49,7 +49,7 @@ struct Dispatched::Impl {
   std::map<const void*, Visitor> visitors;            // by NamedField::key()
   std::map<const void*, std::weak_ptr<void>> loaded;  // who holds it now
   std::set<const void*> placed;
-  std::vector<nn::Module*> running;
+  std::vector<nn::Module::Calls> running;
   int64_t loads = 0, bytes = 0;
 };
 
@@ -202,7 +202,7 @@ void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Devic
     nn::Module::RunOn how{.device = device, .output = name.empty() ? std::optional(device) : output, .hold = {}};
     if (read && !plan.places[*read].is_device()) how.hold = [this, part = *read] { return load(part); };
     module.run_on(std::move(how));
-    running.push_back(&module);
+    running.push_back(module.calls());
   };
   const bool is_list = module.kind() == "ModuleList",
              is_chain = is_list || module.kind() == "Sequential";  // a list is never called
@@ -223,7 +223,9 @@ void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Devic
 }
 
 Dispatched::Impl::~Impl() {
-  for (nn::Module* module : running) module->run_on(std::nullopt);
+  const bool is_gone = std::none_of(running.begin(), running.end(), [](const auto& calls) { return calls.exist(); });
+  for (const nn::Module::Calls& calls : running) calls.run_here();
+  if (is_gone) return;  // the model
   for (const auto& [name, field] : fields) {
     const auto visitor = visitors.find(field.key());
     if (visitor == visitors.end() || !visitor->second.host.defined()) continue;

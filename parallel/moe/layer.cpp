@@ -163,15 +163,15 @@ void Layer::add_losses(const Variable& logits, const Variable& probabilities, co
     group->all_reduce(all, {.tag = "tokens of each expert"}).wait();
     part = all.to_vector<double>();
   }
-  const double total = std::max(part.back(), 1.0), mine = 1 / double(std::max<int64_t>(tokens, 1));
+  const double total = std::max(part.back(), 1.0), mine = double(std::max<int64_t>(tokens, 1));
   part.pop_back();
-  for (double& p : part) p *= double(o.experts) / total * mine;
+  for (double& p : part) p *= double(o.experts) / total / mine;
   const Tensor fractions = Tensor::from(part, {o.experts}).to(logits.dtype()).to(logits.device());
   const Variable balanced = sum(mul(sum(probabilities, {0}), fractions));
   aux_loss = mul_scalar(balanced, o.balance_coef);
   if (measure) balance = balanced.item();
   if (o.z_coef == 0 && !measure) return;
-  const Variable lse = logsumexp(logits, {1}), squares = mul_scalar(sum(mul(lse, lse)), mine);
+  const Variable lse = logsumexp(logits, {1}), squares = div_scalar(sum(mul(lse, lse)), mine);
   if (o.z_coef != 0) aux_loss = add(aux_loss, mul_scalar(squares, o.z_coef));
   if (measure) z = squares.item();
 }

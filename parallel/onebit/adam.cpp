@@ -3,15 +3,10 @@
 
 namespace lockstep::onebit {
 
-std::map<std::string, double*> OneBitAdamOptions::by_name() {
-  auto names = optim::adam_names(*this);
-  names["freeze_step"] = &freeze_step;
-  return names;
+std::vector<OptionRange> OneBitAdamOptions::table() {
+  return optim::adam_table(*this, {{"freeze_step", &freeze_step, unchecked}});
 }
-void OneBitAdamOptions::check(const char* op) const {
-  optim::check_adam(op, *this);
-  check_steps(op, "freeze_step", freeze_step, 1);
-}
+void OneBitAdamOptions::check(const char* op) const { check_steps(op, "freeze_step", freeze_step, 1); }
 
 LOCKSTEP_ONEBIT_CONSTRUCTORS(OneBitAdam);
 

@@ -3,23 +3,16 @@
 
 namespace lockstep::onebit {
 
-std::map<std::string, double*> OneBitLambOptions::by_name() {
-  auto names = optim::adam_names(*this);
-  names.insert({{"min_coeff", &min_coeff},
-                {"max_coeff", &max_coeff},
-                {"freeze_step", &freeze_step},
-                {"coeff_beta", &coeff_beta},
-                {"factor_min", &factor_min},
-                {"factor_max", &factor_max},
-                {"factor_threshold", &factor_threshold}});
-  return names;
+std::vector<OptionRange> OneBitLambOptions::table() {
+  return optim::adam_table(*this, {{"min_coeff", &min_coeff},
+                                   {"max_coeff", &max_coeff, unchecked},
+                                   {"freeze_step", &freeze_step, unchecked},
+                                   {"coeff_beta", &coeff_beta, 0, 1},
+                                   {"factor_min", &factor_min},
+                                   {"factor_max", &factor_max, unchecked},
+                                   {"factor_threshold", &factor_threshold}});
 }
 void OneBitLambOptions::check(const char* op) const {
-  optim::check_adam(op, *this);
-  check_range(op, "min_coeff", min_coeff, 0);
-  check_range(op, "coeff_beta", coeff_beta, 0, 1);
-  check_range(op, "factor_min", factor_min, 0);
-  check_range(op, "factor_threshold", factor_threshold, 0);
   check_steps(op, "freeze_step", freeze_step, 1);
   LOCKSTEP_CHECK(max_coeff >= min_coeff, "[", op, "] expected max_coeff >= min_coeff, got ", max_coeff, " < ",
                  min_coeff);
@@ -95,14 +88,14 @@ void OneBitLamb::compressed_step(int64_t step, double grad_scale) {
     const OneBitLambOptions& o = options_[size_t(slot.group)];
     auto& numbers = slot.state->numbers;
     const Tensor &m = slot.sent, &fresh = slot.tensor("exp_avg_sq_fresh");
-    mul_scalar_(m, 1 / numbers.at("scaling_coeff"));
+    div_scalar_(m, numbers.at("scaling_coeff"));
     apply_masks(slot, m, true);
     const Tensor frozen = frozen_denominator(slot);
     const Tensor direction = o.precondition ? m.clone() : div(m, frozen);
     if (o.precondition) mul_(m, frozen);
-    mul_scalar_(direction, 1 / bias_correction(o.bias_correction, o.beta1, step));
+    div_scalar_(direction, bias_correction(o.bias_correction, o.beta1, step));
     // The mean gradient is what changed the momentum.
-    const Tensor gradient = mul_scalar_(add_(mul_scalar_(last[i], -o.beta1), m, 1), 1 / (1 - o.beta1));
+    const Tensor gradient = div_scalar_(add_(mul_scalar_(last[i], -o.beta1), m, 1), 1 - o.beta1);
     add_(mul_scalar_(fresh, o.beta2), square(gradient), 1 - o.beta2);
     double factor = max(div(frozen, denominator(o, fresh, step))).item();
     if (o.weight_decay != 0) {  // decay knows no second moment

@@ -30,7 +30,7 @@ struct OneBitAdamOptions {
   /// Bound and send m / (sqrt(v) + eps), of one size everywhere; false: m itself, as in the paper: needs a v that is
   /// nowhere tiny.
   bool precondition = true;
-  std::map<std::string, double*> by_name();
+  std::vector<optim::OptionRange> table();
   void check(const char* op) const;
   static constexpr CompressedAllReduce::Options compression{};
 };
@@ -49,7 +49,7 @@ struct OneBitLambOptions {
   double factor_threshold = 0.1;            ///< by how much of itself the factor may change in a step
   bool bias_correction = true;
   bool precondition = true;  ///< as OneBitAdam's
-  std::map<std::string, double*> by_name();
+  std::vector<optim::OptionRange> table();
   void check(const char* op) const;
   // A scale for all: that is what scaling coefficients are for.
   static constexpr CompressedAllReduce::Options compression{.scale_per_tensor = false};
@@ -74,7 +74,7 @@ struct ZeroOneAdamOptions {
   double local_step_clipper = 16;    ///< to that many at most
   bool bias_correction = true;
   bool precondition = true;  ///< as OneBitAdam's, for gradients too
-  std::map<std::string, double*> by_name();
+  std::vector<optim::OptionRange> table();
   void check(const char* op) const;
   static constexpr CompressedAllReduce::Options compression{};
 };
@@ -89,14 +89,13 @@ class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, Optimizer> {
   optim::OptimizerState state() const override;
   void load_state(const optim::OptimizerState& state) override;
 
- protected:
+ private:
   bool is_exact(int64_t step) const override;
   void exact_step(int64_t step, double grad_scale) override;
-
- private:
   Tensor denominator_of(Slot& slot) const;
   void gradient_step(int64_t step, double grad_scale);
   void local_step(int64_t step, double grad_scale);
+  void check_unwritten();
   void exchange();
   void advance(int64_t step);
 
@@ -110,7 +109,7 @@ struct OneBitSGDOptions {
   double lr = 1e-3, momentum = 0.9, dampening = 0, weight_decay = 0;
   double freeze_step = 0;  ///< exact steps before compression starts
   bool nesterov = false;
-  std::map<std::string, double*> by_name();
+  std::vector<optim::OptionRange> table();
   void check(const char* op) const;
   static constexpr CompressedAllReduce::Options compression{.scale = Scale::magnitude};
 };

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "autograd/agreed.h"
 #include "optim/clip.h"
 #include "parallel/agreement.h"
-#include "parallel/reducer.h"
 #include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "trace/trace.h"
@@ -66,7 +66,7 @@ void Optimizer::check_gradients() {
                  "] a step cannot be captured: capture forward and backward, and call step() after replay()");
   for (size_t i = 0; i < trained_.size(); ++i) {
     const Variable& p = trained_[i];
-    LOCKSTEP_CHECK(!parallel::is_reduced(p), "[", name(),
+    LOCKSTEP_CHECK(!mean_over_ranks(p), "[", name(),
                    "] moves gradients between ranks itself, but DistributedDataParallel has reduced them already: "
                    "train the model without that wrapper");
     LOCKSTEP_CHECK(p.checked_grad(name()).defined(), "[", name(),
@@ -107,6 +107,7 @@ StepReport Optimizer::step(const StepOptions& o) {
     if (report.compressed) compressed_step(step, scale);
     else exact_step(step, scale);
     steps_ = step;
+    for (const Variable& p : trained_) state_of(p).seen = p.tensor().storage()->version();  // several may share one
   }
   (report.compressed ? volume_.compressed_steps : volume_.exact_steps) += 1;
   (report.compressed ? volume_.compressed_bytes : volume_.exact_bytes) += group_.traffic().sent - sent;
@@ -153,7 +154,7 @@ std::vector<Optimizer::Slot> Optimizer::slots(const std::function<void(Slot&, co
 
 void Optimizer::changed(Slot& slot) {
   if (slot.low.defined()) slot.low.copy_(slot.parameter);
-  slot.variable.tensor().storage()->bump_version(name());
+  written(slot.variable);
 }
 
 void Optimizer::check_has_variance(const Slot& slot) const {

@@ -18,7 +18,7 @@ namespace lockstep::onebit {
     start();                                                                                               \
   }
 
-using optim::bias_correction, optim::check_range;
+using optim::unchecked, optim::bias_correction, optim::OptionRange;
 
 inline void check_steps(const char* op, const char* option, double value, double least) {
   LOCKSTEP_CHECK(value >= least && value <= 0x1p53 && value == std::floor(value), "[", op,
@@ -33,7 +33,7 @@ inline void add_to_momentum(const Tensor& m, double beta1, const Tensor& grad, d
 /// sqrt(v / correction) + eps, of a second moment that has changed `updates` times.
 template <class Options> Tensor denominator(const Options& o, const Tensor& v, int64_t updates) {
   const double correction = bias_correction(o.bias_correction, o.beta2, updates);
-  return add_scalar_(correction == 1 ? sqrt(v) : sqrt_(mul_scalar(v, 1 / correction)), o.eps);
+  return add_scalar_(correction == 1 ? sqrt(v) : sqrt_(div_scalar(v, correction)), o.eps);
 }
 
 /// m / below, in place, and no more of it than a lone gradient makes of Adam's quotient when v follows: a frozen v does

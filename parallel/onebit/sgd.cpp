@@ -3,18 +3,14 @@
 
 namespace lockstep::onebit {
 
-std::map<std::string, double*> OneBitSGDOptions::by_name() {
+std::vector<OptionRange> OneBitSGDOptions::table() {
   return {{"lr", &lr},
-          {"momentum", &momentum},
-          {"dampening", &dampening},
+          {"momentum", &momentum, 0, 1},
+          {"dampening", &dampening, 0, 1},
           {"weight_decay", &weight_decay},
-          {"freeze_step", &freeze_step}};
+          {"freeze_step", &freeze_step, unchecked}};
 }
 void OneBitSGDOptions::check(const char* op) const {
-  check_range(op, "lr", lr, 0);
-  check_range(op, "momentum", momentum, 0, 1);
-  check_range(op, "dampening", dampening, 0, 1);
-  check_range(op, "weight_decay", weight_decay, 0);
   check_steps(op, "freeze_step", freeze_step, 0);
   optim::check_nesterov(op, *this);
 }

@@ -9,16 +9,13 @@
 
 namespace lockstep::onebit {
 
-std::map<std::string, double*> ZeroOneAdamOptions::by_name() {
-  auto names = optim::adam_names(*this);
-  names.insert({{"var_freeze_step", &var_freeze_step},
-                {"var_update_scaler", &var_update_scaler},
-                {"local_step_scaler", &local_step_scaler},
-                {"local_step_clipper", &local_step_clipper}});
-  return names;
+std::vector<OptionRange> ZeroOneAdamOptions::table() {
+  return optim::adam_table(*this, {{"var_freeze_step", &var_freeze_step, unchecked},
+                                   {"var_update_scaler", &var_update_scaler, unchecked},
+                                   {"local_step_scaler", &local_step_scaler, unchecked},
+                                   {"local_step_clipper", &local_step_clipper, unchecked}});
 }
 void ZeroOneAdamOptions::check(const char* op) const {
-  optim::check_adam(op, *this);
   check_steps(op, "var_freeze_step", var_freeze_step, 1);
   check_steps(op, "var_update_scaler", var_update_scaler, 1);
   check_steps(op, "local_step_scaler", local_step_scaler, 1);
@@ -88,8 +85,20 @@ void ZeroOneAdam::gradient_step(int64_t step, double grad_scale) {
   }
 }
 
+/// The next exchange sets parameters anew, from where they were at the last.
+void ZeroOneAdam::check_unwritten() {
+  if (local_steps_ == 0) return;
+  for (const Slot& slot : slots()) {
+    const Storage& storage = *slot.variable.tensor().storage();
+    LOCKSTEP_CHECK(slot.state->seen == storage.version(), "[", name(), "] a parameter of shape ", slot.variable.shape(),
+                   " was changed by '", storage.last_writer(),
+                   "' between two exchanges, of which the next would undo it; call synchronize() before");
+  }
+}
+
 void ZeroOneAdam::local_step(int64_t step, double grad_scale) {
   rates_.resize(options_.size());
+  check_unwritten();
   slots([&](Slot& slot, const Tensor& grad) {
     check_has_variance(slot);
     const ZeroOneAdamOptions& o = options_[size_t(slot.group)];
@@ -129,7 +138,7 @@ void ZeroOneAdam::exchange() {
       const bool divided = options_[size_t(slot.group)].precondition;
       const Tensor below = denominator_of(slot);
       apply_masks(slot, slot.sent, true);
-      slot.tensor("exp_avg").copy_(mul_scalar(divided ? mul(slot.sent, below) : slot.sent, 1 / rate));
+      slot.tensor("exp_avg").copy_(div_scalar(divided ? mul(slot.sent, below) : slot.sent, rate));
       slot.parameter.copy_(sub(slot.tensor("start"), divided ? slot.sent : div(slot.sent, below)));
     } else {
       slot.parameter.copy_(slot.tensor("start"));
@@ -144,6 +153,7 @@ void ZeroOneAdam::exchange() {
 
 void ZeroOneAdam::synchronize() {
   const NoGrad no_grad;
+  check_unwritten();
   if (local_steps_ > 0) exchange();
 }
 

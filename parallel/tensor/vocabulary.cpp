@@ -10,9 +10,9 @@ namespace {
 
 constexpr int64_t ignored_here = -100;  // and -1 is elsewhere, see CrossEntropyArgs
 
-Tensor scalar(double value, const Tensor& like) { return full({}, value, {like.dtype(), like.device()}); }
+Tensor scalar(Scalar value, const Tensor& like) { return full({}, value, {like.dtype(), like.device()}); }
 Tensor outside(const Tensor& index, const dist::Range& range) {
-  return logical_or(lt(index, scalar(double(range.begin), index)), ge(index, scalar(double(range.end), index)));
+  return logical_or(lt(index, scalar(range.begin, index)), ge(index, scalar(range.end, index)));
 }
 
 void check_index(const char* op, const Tensor& index, const Tensor& wrong, int64_t vocab) {
@@ -43,7 +43,7 @@ Variable vocab_parallel_embedding(const Variable& w, const Tensor& index, int64_
     rows = add(sum(w), zeros(shape, {w.dtype(), w.device()}));
   } else {
     const Tensor elsewhere = outside(index, mine);
-    const Tensor local = masked_fill(add_scalar(index, -double(mine.begin)), elsewhere, 0);
+    const Tensor local = masked_fill(sub_scalar(index, mine.begin), elsewhere, 0);
     rows = masked_fill(embedding(w, local), elsewhere.unsqueeze(-1), 0);
   }
   return reduce_from(rows, group);
@@ -66,9 +66,9 @@ Variable vocab_parallel_cross_entropy(const Variable& logits, const Tensor& targ
         cross_entropy(rows, index, {.ignore_index = options.ignore_index, .reduction = options.reduction});
     return options.reduction == Reduction::none ? loss.view(places) : loss;
   }
-  const Tensor ignored = eq(index, scalar(double(options.ignore_index), index)), elsewhere = outside(index, mine);
+  const Tensor ignored = eq(index, scalar(options.ignore_index, index)), elsewhere = outside(index, mine);
   check_index(op, index, logical_and(outside(index, {0, vocab}), logical_not(ignored)), vocab);
-  const Tensor shifted = add_scalar(index, -double(mine.begin));
+  const Tensor shifted = sub_scalar(index, mine.begin);
   const Tensor local = masked_fill(masked_fill(shifted, elsewhere, -1), ignored, double(ignored_here));
   const CrossEntropyArgs args{.ignore_index = ignored_here, .elsewhere = true};
 
@@ -89,7 +89,7 @@ Variable vocab_parallel_cross_entropy(const Variable& logits, const Tensor& targ
   const Tensor losses = masked_fill(sub(lse, sum(all.select(1, 1), {0})), ignored, 0);
   Tensor out = options.reduction == Reduction::none ? losses.view(places) : sum(losses), divisor;
   if (options.reduction == Reduction::mean) {
-    divisor = rsub_scalar(sum(ignored.to(i64)), double(count)).to(dtype);
+    divisor = rsub_scalar(sum(ignored.to(i64)), count).to(dtype);
     out = div(out, divisor);
   }
   if (!needs_grad({&rows})) return out;

@@ -51,10 +51,14 @@ const Rules rules::dualpipe_v{
     .bubble =
         [](const Request& r, const Costs& c) {
           const double others = r.stages - 1;
-          if (c.paired)
-            return idle("i/(i+m(F+I+W)), i = (p-1)(F&B+B-3W)/2, F&B = F+B, B = I+W",
-                        others * (c.forward + 2 * c.input - c.weight) / 2, r, c);
-          return idle("i/(i+m(F+I+W)), i = (p-1)(F+I-W)/2", others * (c.forward + c.input - c.weight) / 2, r, c);
+          Formula f = c.paired ? idle("i/(i+m(F+I+W)), i = (p-1)(F&B+B-3W)/2, F&B = F+B, B = I+W",
+                                      others * (c.forward + 2 * c.input - c.weight) / 2, r, c)
+                               : idle("i/(i+m(F+I+W)), i = (p-1)(F+I-W)/2",
+                                      others * (c.forward + c.input - c.weight) / 2, r, c);
+          const double backward = c.input + c.weight;
+          if (c.input < c.weight || (c.paired ? c.forward != c.input : c.forward < c.input || c.forward > backward))
+            f.text += c.paired ? " (for F = I >= W, which these are not)" : " (for I+W >= F >= I >= W, not these)";
+          return f;
         },
     .refusal = [](const Request& r) -> std::string {
       if (r.micro_batches >= 2 * r.stages) return "";

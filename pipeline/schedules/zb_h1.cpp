@@ -5,8 +5,9 @@
 //   rank 0   F0 F1 F2 F3 .  .  .  I0 W0 F4 I1 W1 ...
 //   rank 3   .  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 ...
 //
-// Cost, with forward F, input I and weight W: rank idle for (p-1)(F+I-W) instead of 1F1B's (p-1)(F+I+W); min(p, m)
-// activations kept at every rank, as many as 1F1B keeps at its first.
+// Cost, with forward F, input I and weight W, the smallest of them: rank idle for (p-1)(F+I-W) instead of 1F1B's
+// (p-1)(F+I+W), where there is a micro-batch for each stage; min(p, m) activations kept at every rank, as many as 1F1B
+// keeps at its first.
 #include "pipeline/schedules/rules.h"
 
 namespace lockstep::pipeline {
@@ -30,7 +31,9 @@ const Rules rules::zb_h1{
     .computations = weights_later,
     .bubble =
         [](const Request& r, const Costs& c) {
-          return idle("i/(i+m(F+I+W)), i = (p-1)(F+I-W)", (r.stages - 1) * (c.forward + c.input - c.weight), r, c);
+          const double least = std::min({c.forward, c.input, c.weight});
+          return idle("i/(i+m(F+I+W)), i = (p-1)(F+I)-(min(p,m)-1)·min(F,I,W)",
+                      (r.stages - 1) * (c.forward + c.input) - (std::min(r.stages, r.micro_batches) - 1) * least, r, c);
         },
 };
 

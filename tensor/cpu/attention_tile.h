@@ -8,7 +8,7 @@
 #include <cmath>
 #include <utility>
 
-#include "tensor/block_layout.h"
+#include "tensor/attention_sizes.h"
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
@@ -34,35 +34,15 @@ template <class T> struct Heads {
 
 inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-/// Sizes, and what decides which query attends to which key.
-struct AttentionPlan {
-  int64_t batch, heads, groups, queries, keys, width;
-  double scale;
-  bool causal;
-  int64_t window = 0;  // 0: none
+/// With a mask and dropout.
+struct AttentionPlan : AttentionSizes {
   const void* mask = nullptr;
   DType mask_dtype = DType::boolean;
   Dims mask_strides;
-  double dropout;
-  PhiloxKey key;
-  int64_t first_head, all_heads;
-  BlockRows layout;
+  double dropout = 0;
 
   AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
-      : batch(q.shape()[0]),
-        heads(q.shape()[1]),
-        groups(k.shape()[1]),
-        queries(q.shape()[2]),
-        keys(k.shape()[2]),
-        width(q.shape()[3]),
-        scale(args.scale),
-        causal(args.causal),
-        window(args.window),
-        dropout(args.dropout),
-        key(args.key),
-        first_head(args.first_head),
-        all_heads(args.all_heads > 0 ? args.all_heads : heads),
-        layout(args.layout.get()) {
+      : AttentionSizes(of(q, k, args)), dropout(args.dropout) {
     if (!mask_tensor.defined()) return;
     mask = mask_tensor.raw_data();
     mask_dtype = mask_tensor.dtype();
@@ -71,31 +51,8 @@ struct AttentionPlan {
   /// Causal, of one sequence whose last `queries` of `keys` tokens ask.
   AttentionPlan(int64_t heads_, int64_t groups_, int64_t queries_, int64_t keys_, int64_t width_, double scale_,
                 int64_t window_)
-      : batch(1),
-        heads(heads_),
-        groups(groups_),
-        queries(queries_),
-        keys(keys_),
-        width(width_),
-        scale(scale_),
-        causal(true),
-        window(window_),
-        dropout(0),
-        first_head(0),
-        all_heads(heads_) {}
+      : AttentionSizes{1, heads_, groups_, queries_, keys_, width_, scale_, true, window_, {}, 0, heads_, {}} {}
 
-  /// Keys before this one may be seen by query i: the causal limit, from 0 to keys.
-  int64_t limit(int64_t i) const { return causal ? std::clamp<int64_t>(i + 1 + keys - queries, 0, keys) : keys; }
-  /// The first key that query i may see.
-  int64_t first_key(int64_t i) const {
-    return window > 0 ? std::clamp<int64_t>(i + 1 + keys - queries - window, 0, keys) : 0;
-  }
-  /// The first query that may see key j.
-  int64_t first_query(int64_t j) const { return causal ? std::clamp<int64_t>(j - keys + queries, 0, queries) : 0; }
-  /// Queries before this one may see key j.
-  int64_t end_query(int64_t j) const {
-    return window > 0 ? std::clamp<int64_t>(j - keys + queries + window, 0, queries) : queries;
-  }
   /// Of a layout: rows[r] says which of the tile of keys at j0 query i0 + r of head h attends to, a bit each. Whether
   /// any does.
   bool attended(int64_t h, int64_t i0, int64_t count, int64_t j0, uint64_t* rows) const {

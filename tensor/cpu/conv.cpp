@@ -12,28 +12,18 @@
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/gemm.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/layout.h"
 #include "tensor/ops.h"
 
 namespace lockstep::on_cpu {
 namespace {
 
-/// Sizes of one convolution, and how a group's part of an image unfolds.
-struct Sizes {
-  int64_t n, c, h, w, k, r, s, p, q, groups;
+/// How a group's part of an image unfolds.
+struct Sizes : ConvSizes {
   ConvArgs args;
 
   Sizes(const Tensor& x, const Tensor& weight, const Tensor& y, const ConvArgs& a)
-      : n(x.size(0)),
-        c(x.size(1) / a.groups),
-        h(x.size(2)),
-        w(x.size(3)),
-        k(y.size(1) / a.groups),
-        r(weight.size(2)),
-        s(weight.size(3)),
-        p(y.size(2)),
-        q(y.size(3)),
-        groups(a.groups),
-        args(a) {}
+      : ConvSizes(of(x, weight, y, a.groups)), args(a) {}
 
   int64_t depth() const { return c * r * s; }
   int64_t places() const { return p * q; }

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "tensor/complex.h"
-#include "tensor/convert.h"
+#include "tensor/cpu/copy_run.h"
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/parallel.h"
 
@@ -75,21 +75,6 @@ template <class Fn> void for_rows(const CopyLoop& plan, int inner, int64_t begin
       to -= plan.to[d] * plan.size[d];
       index[d] = 0;
     }
-  }
-}
-
-template <class From, class To>
-void copy_run(const From* from, int64_t from_stride, To* to, int64_t to_stride, int64_t n) {
-  if (from_stride == 1 && to_stride == 1) {
-    if constexpr (std::is_same_v<From, To>) {
-      std::memcpy(to, from, size_t(n) * sizeof(To));
-    } else {
-      for (int64_t i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
-    }
-  } else if (from_stride == 0 && to_stride == 1) {
-    std::fill_n(to, n, convert<To>(*from));
-  } else {
-    for (int64_t i = 0; i < n; ++i) to[i * to_stride] = convert<To>(from[i * from_stride]);
   }
 }
 
@@ -263,21 +248,21 @@ void copy(const Tensor& source, Tensor& out) {
   });
 }
 
-void fill(Tensor& out, double value) {
+void fill(Tensor& out, Scalar value) {
   if (out.numel() == 0) return;
   const CopyLoop plan = make_plan(out.shape(), out.strides(), out.strides());
   if (out.dtype() == c64) {
-    const auto bits = std::bit_cast<BitsOf<8>>(std::complex<float>(float(value)));
+    const auto bits = std::bit_cast<BitsOf<8>>(std::complex<float>(value.to<float>()));
     return fill_plan(plan, static_cast<BitsOf<8>*>(out.raw_data()), bits);
   }
   if (out.dtype() == c128) {
-    const auto bits = std::bit_cast<BitsOf<16>>(std::complex<double>(value));
+    const auto bits = std::bit_cast<BitsOf<16>>(std::complex<double>(value.to<double>()));
     return fill_plan(plan, static_cast<BitsOf<16>*>(out.raw_data()), bits);
   }
   dispatch_all(out.dtype(), "fill", [&]<class T> {
     // All dtypes of one width share code: the value is a pattern of bits.
     using Bits = BitsOf<sizeof(T)>;
-    fill_plan(plan, static_cast<Bits*>(out.raw_data()), std::bit_cast<Bits>(convert<T>(value)));
+    fill_plan(plan, static_cast<Bits*>(out.raw_data()), std::bit_cast<Bits>(value.to<T>()));
   });
 }
 

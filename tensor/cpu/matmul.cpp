@@ -189,11 +189,33 @@ template <class T, class In, class Out = In> struct Products {
   }
 };
 
+/// Of whole numbers, which wrap around: out's rows from b's, which lie in runs.
+template <class T> void whole_products(const Tensor& a, const Tensor& b, Tensor& out) {
+  using U = std::make_unsigned_t<T>;
+  const int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
+  const Tensor left = a.contiguous(), right = b.contiguous();
+  const auto *x = static_cast<const U*>(left.raw_data()), *y = static_cast<const U*>(right.raw_data());
+  auto* const to = static_cast<U*>(out.raw_data());
+  parallel_for(out.numel() / n, small_product / (n * k + 1) + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      U* const row = to + r * n;
+      std::fill_n(row, n, U(0));
+      for (int64_t i = 0; i < k; ++i) {
+        const U factor = x[r * k + i], *const from = y + (r / m * k + i) * n;
+        for (int64_t j = 0; j < n; ++j) row[j] = U(row[j] + U(factor * from[j]));
+      }
+    }
+  });
+}
+
 }  // namespace
 
 void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bias, const MatmulArgs& args, Tensor& pre,
             Tensor& out) {
   if (out.numel() == 0) return;
+  if (!is_floating(out.dtype()))
+    return dispatch<int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "matmul",
+                                                       [&]<class T> { whole_products<T>(a, b, out); });
   // In other memory, c is added behind the product; times beta, and in out, it is where the product begins.
   const bool behind = args.beta == 1 && c.raw_data() != out.raw_data();
   const Tensor added = behind ? c : Tensor();

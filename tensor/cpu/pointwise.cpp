@@ -4,7 +4,7 @@
 // vectors.
 #include <cstring>
 
-#include "tensor/convert.h"
+#include "tensor/cpu/copy_run.h"
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/cpu/pointwise_blocks.h"
@@ -23,20 +23,7 @@ using ConvertFn = void (*)(const void* from, int64_t from_stride, void* to, int6
 
 template <class From, class To>
 void convert_run(const void* source, int64_t from_stride, void* target, int64_t to_stride, int64_t n) {
-  const From* from = static_cast<const From*>(source);
-  To* to = static_cast<To*>(target);
-  if (from_stride == 1 && to_stride == 1) {
-    if constexpr (std::is_same_v<From, To>) {
-      std::memcpy(to, from, size_t(n) * sizeof(To));
-    } else {
-#pragma GCC ivdep
-      for (int64_t i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
-    }
-  } else if (from_stride == 0 && to_stride == 1) {
-    std::fill_n(to, n, convert<To>(*from));
-  } else {
-    for (int64_t i = 0; i < n; ++i) to[i * to_stride] = convert<To>(from[i * from_stride]);
-  }
+  copy_run(static_cast<const From*>(source), from_stride, static_cast<To*>(target), to_stride, n);
 }
 
 template <class T> struct Computed { using type = T; };

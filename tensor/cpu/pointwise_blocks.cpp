@@ -18,7 +18,7 @@ struct Kind {
 };
 constexpr Kind floats{true, false, false}, numbers{true, true, false}, logic{false, false, true};
 
-template <class T> Params<T> params_of(const PointwiseArgs& args) { return {convert<T>(args.p), convert<T>(args.q)}; }
+template <class T> Params<T> params_of(const PointwiseArgs& args) { return {args.p.to<T>(), args.q.to<T>()}; }
 
 // out[i] = fn(i) over whole vectors. `ivdep`: out may be an input itself, but is never shifted against it.
 template <class Out, class Fn> [[gnu::always_inline]] inline void each(void* out, int64_t n, Fn fn) {
@@ -75,22 +75,24 @@ template <class F, class T> void grad1(const void* const* in, void* out, int64_t
 // x^2 and its like are exact and fast; the rest goes through std::pow.
 template <class T> void pow_value(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
   const T* x = input<T>(in, 0);
-  if (args.p == 2) return each<T>(out, n, [=](int64_t i) { return x[i] * x[i]; });
-  if (args.p == 3) return each<T>(out, n, [=](int64_t i) { return x[i] * x[i] * x[i]; });
-  if (args.p == 0.5) return each<T>(out, n, [=](int64_t i) { return std::sqrt(x[i]); });
-  if (args.p == -0.5) return each<T>(out, n, [=](int64_t i) { return T(1) / std::sqrt(x[i]); });
-  if (args.p == -1) return each<T>(out, n, [=](int64_t i) { return T(1) / x[i]; });
+  const double p = args.p.real();
+  if (p == 2) return each<T>(out, n, [=](int64_t i) { return x[i] * x[i]; });
+  if (p == 3) return each<T>(out, n, [=](int64_t i) { return x[i] * x[i] * x[i]; });
+  if (p == 0.5) return each<T>(out, n, [=](int64_t i) { return std::sqrt(x[i]); });
+  if (p == -0.5) return each<T>(out, n, [=](int64_t i) { return T(1) / std::sqrt(x[i]); });
+  if (p == -1) return each<T>(out, n, [=](int64_t i) { return T(1) / x[i]; });
   value1<functor::PowScalar, T>(in, out, n, args);
 }
 
 template <class T> void pow_grad(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
   const T* g = input<T>(in, 0);
   const T* x = input<T>(in, 1);
-  if (args.p == 1) return each<T>(out, n, [=](int64_t i) { return g[i]; });
-  if (args.p == 2) return each<T>(out, n, [=](int64_t i) { return g[i] * (T(2) * x[i]); });
-  if (args.p == 3) return each<T>(out, n, [=](int64_t i) { return g[i] * (T(3) * (x[i] * x[i])); });
-  if (args.p == 0.5) return each<T>(out, n, [=](int64_t i) { return g[i] * (T(0.5) / std::sqrt(x[i])); });
-  if (args.p == -1) return each<T>(out, n, [=](int64_t i) { return -g[i] / (x[i] * x[i]); });
+  const double p = args.p.real();
+  if (p == 1) return each<T>(out, n, [=](int64_t i) { return g[i]; });
+  if (p == 2) return each<T>(out, n, [=](int64_t i) { return g[i] * (T(2) * x[i]); });
+  if (p == 3) return each<T>(out, n, [=](int64_t i) { return g[i] * (T(3) * (x[i] * x[i])); });
+  if (p == 0.5) return each<T>(out, n, [=](int64_t i) { return g[i] * (T(0.5) / std::sqrt(x[i])); });
+  if (p == -1) return each<T>(out, n, [=](int64_t i) { return -g[i] / (x[i] * x[i]); });
   grad1<functor::PowScalar, T>(in, out, n, args);
 }
 

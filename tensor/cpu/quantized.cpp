@@ -215,15 +215,14 @@ bool make_codes(const Tensor& w, Quantized& to) {
           good &= a <= std::numeric_limits<float>::max();
         }
         float scale = most / most_code;
-        const Half half(scale);
-        if (!by_row) scale = float(half);
-        if (!good || !(scale <= std::numeric_limits<float>::max())) {
+        if (!good || (four && !(scale * 8 <= std::numeric_limits<float>::max()))) {  // kernels multiply by -8 first
           finite = false;
           continue;
         }
         if (scale == 0) scale = 1;
-        if (by_row) to.scales.data<float>()[o] = scale;
-        else to.scales.data<Half>()[o * groups + g] = Half(scale);
+        const float rounded = float(Half(scale));
+        if (!by_row && std::abs(rounded - scale) <= scale / 512) scale = rounded;
+        to.scales.data<float>()[o * groups + g] = scale;
         const auto code = [&](int64_t j) {
           return int32_t(std::min(most_code, std::max(-most_code, std::nearbyint(x[j] / scale))));
         };
@@ -243,14 +242,14 @@ void read_codes(const Quantized& w, Tensor& to) {
   parallel_for(w.out, std::max<int64_t>(1, fork_codes / w.in), [&](int64_t first, int64_t last) {
     for (int64_t o = first; o < last; ++o) {
       const uint8_t* const codes = matrix.row(o);
-      float* const at = to.data<float>() + o * w.in;
+      float* const line = to.data<float>() + o * w.in;
       for (int64_t j = 0; j < w.in; ++j) {
         const int64_t g = j / quant_group, i = j % quant_group;
-        const float scale = w.format == QuantFormat::row8 ? w.scales.data<float>()[o]
-                                                          : float(w.scales.data<Half>()[o * matrix.groups + g]);
+        const int64_t at = w.format == QuantFormat::row8 ? o : o * matrix.groups + g;
+        const float scale = matrix.wide ? w.scales.data<float>()[at] : float(w.scales.data<Half>()[at]);
         const int code = w.format == QuantFormat::group4 ? ((codes[g * 16 + i % 16] >> (i / 16 * 4)) & 15) - 8
                                                          : int(int8_t(codes[j]));
-        at[j] = float(code) * scale;
+        line[j] = float(code) * scale;
       }
     }
   });

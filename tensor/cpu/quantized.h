@@ -13,7 +13,8 @@ std::vector<std::string> quantized_paths();
 /// From now on this one, in all threads. For tests.
 void use_quantized_path(const std::string& name);
 
-/// Codes and scales of w, f32 contiguous. False when a number is not finite.
+/// Codes and scales of w, both f32 and contiguous; a group's is rounded to f16 where that costs little. False when a
+/// number is not finite, or would not be when read.
 bool make_codes(const Tensor& w, Quantized& to);
 /// f32, to.
 void read_codes(const Quantized& w, Tensor& to);

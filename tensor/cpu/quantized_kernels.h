@@ -11,12 +11,14 @@ struct CodedMatrix {
   QuantFormat format;
   const uint8_t* codes;
   const void* scales;
+  bool wide;  ///< scales are f32
   int64_t in, row_bytes, groups;
 
   explicit CodedMatrix(const Quantized& w)
       : format(w.format),
         codes(static_cast<const uint8_t*>(w.codes.raw_data())),
         scales(w.scales.raw_data()),
+        wide(w.scales.dtype() == f32),
         in(w.in),
         row_bytes(w.codes.size(1)),
         groups((w.in + quant_group - 1) / quant_group) {}

@@ -57,11 +57,13 @@ template <class T, int block, class Out, class Make> void fill_blocks(Out* out, 
 
 }  // namespace
 
-void iota(Tensor& out, double start, double step) {
+void iota(Tensor& out, Scalar start, Scalar step) {
   dispatch_all(out.dtype(), "iota", [&]<class T> {
+    using C = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;
+    const C from = start.to<C>(), by = step.to<C>();
     T* data = out.data<T>();
     parallel_for(out.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) data[i] = convert<T>(start + double(i) * step);
+      for (int64_t i = begin; i < end; ++i) data[i] = convert<T>(from + C(i) * by);
     });
   });
 }

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <initializer_list>
 
-#include "tensor/block_layout.h"
+#include "tensor/attention_sizes.h"
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/warp.h"
 #include "tensor/ops.h"
@@ -41,39 +41,20 @@ struct QueryKey {
   int64_t i, j;
 };
 
-/// Sizes, and what decides which query attends to which key.
-struct AttentionPlan {
-  int64_t batch, heads, groups, queries, keys, width;
-  double scale;
-  bool causal;
-  int64_t window;  ///< 0: none
+/// With a mask and dropout.
+struct AttentionPlan : AttentionSizes {
   uint64_t reach;  ///< a query sees keys at most so many places before it; none behind it, unless this is all ones
   Mask kind = Mask::none;
   const void* mask = nullptr;
   int64_t mask_stride[4] = {};
-  PhiloxKey key;
   uint64_t threshold = 0;  ///< words from here on keep their weight; 0: no dropout
   double kept = 1;         ///< what a kept weight is multiplied by; 1 without dropout
-  int64_t first_head, all_heads;
-  BlockRows layout;
 
   AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
-      : batch(q.shape()[0]),
-        heads(q.shape()[1]),
-        groups(k.shape()[1]),
-        queries(q.shape()[2]),
-        keys(k.shape()[2]),
-        width(q.shape()[3]),
-        scale(args.scale),
-        causal(args.causal),
-        window(args.window),
+      : AttentionSizes(of(q, k, args)),
         reach(!causal      ? ~uint64_t(0)
               : window > 0 ? uint64_t(window) - 1
-                           : ~uint64_t(0) >> 1),
-        key(args.key),
-        first_head(args.first_head),
-        all_heads(args.all_heads > 0 ? args.all_heads : heads),
-        layout(args.layout.get()) {
+                           : ~uint64_t(0) >> 1) {
     if (args.dropout > 0) {
       threshold = uint64_t(std::ceil(args.dropout * 0x1p32));  // as in dropout
       kept = args.dropout < 1 ? 1 / (1 - args.dropout) : 0;
@@ -84,26 +65,6 @@ struct AttentionPlan {
     for (int d = 0; d < 4; ++d) mask_stride[d] = mask_tensor.strides()[d];
   }
 
-  /// Keys before this one may be seen by query i: the causal limit, from 0 to keys.
-  LOCKSTEP_HD int64_t limit(int64_t i) const {
-    const int64_t end = causal ? i + 1 + keys - queries : keys;
-    return end < 0 ? 0 : end < keys ? end : keys;
-  }
-  /// The first key that query i may see.
-  LOCKSTEP_HD int64_t first_key(int64_t i) const {
-    const int64_t first = window > 0 ? i + 1 + keys - queries - window : 0;
-    return first < 0 ? 0 : first < keys ? first : keys;
-  }
-  /// The first query that may see key j.
-  LOCKSTEP_HD int64_t first_query(int64_t j) const {
-    const int64_t first = causal ? j - keys + queries : 0;
-    return first < 0 ? 0 : first < queries ? first : queries;
-  }
-  /// Queries before this one may see key j.
-  LOCKSTEP_HD int64_t end_query(int64_t j) const {
-    const int64_t end = window > 0 ? j - keys + queries + window : queries;
-    return end < 0 ? 0 : end < queries ? end : queries;
-  }
   /// Whether query i may see key j, both in range.
   __device__ bool sees(int64_t i, int64_t j) const { return uint64_t(i + keys - queries - j) <= reach; }
 

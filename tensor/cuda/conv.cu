@@ -15,15 +15,15 @@
 #include "tensor/cuda/cudnn.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
+#include "tensor/layout.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
 constexpr int tile = 64, step = 16, threads = 256, line = tile + 4;
 
-/// Sizes of one convolution; c and k are of one group. Images are read by strides, of either layout.
-struct Sizes {
-  int64_t n, c, h, w, k, r, s, p, q, groups;
+/// Images are read by strides, of either layout.
+struct Sizes : ConvSizes {
   int64_t stride[2], padding[2], dilation[2];
   int64_t x_stride[4], y_stride[4];
   AnyDivider by_s, by_rs, by_q, by_pq, by_w, by_hw;
@@ -36,16 +36,7 @@ struct Sizes {
 
  private:
   Sizes(const Tensor& x, const Tensor& weight, const Tensor& y, const ConvArgs& args, bool narrow)
-      : n(x.size(0)),
-        c(x.size(1) / args.groups),
-        h(x.size(2)),
-        w(x.size(3)),
-        k(y.size(1) / args.groups),
-        r(weight.size(2)),
-        s(weight.size(3)),
-        p(y.size(2)),
-        q(y.size(3)),
-        groups(args.groups),
+      : ConvSizes(of(x, weight, y, args.groups)),
         by_s(s, narrow),
         by_rs(r * s, narrow),
         by_q(q, narrow),

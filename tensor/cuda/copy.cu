@@ -16,16 +16,6 @@ template <class T> struct Constant {
   __device__ T operator()() const { return value; }
 };
 
-// Calls fn.operator()<T>() with an unsigned integer as wide as the dtype.
-template <class Fn> void dispatch_width(DType dtype, Fn&& fn) {
-  switch (size_of(dtype)) {
-    case 1: return fn.template operator()<uint8_t>();
-    case 2: return fn.template operator()<uint16_t>();
-    case 4: return fn.template operator()<uint32_t>();
-    default: return fn.template operator()<uint64_t>();
-  }
-}
-
 struct Moved {
   template <class C> __device__ C operator()(C x) const { return x; }
 };
@@ -114,13 +104,13 @@ void copy(const Tensor& source, Tensor& out) {
   });
 }
 
-void fill(Tensor& out, double value) {
+void fill(Tensor& out, Scalar value) {
   if (out.numel() == 0) return;
   dispatch_all(out.dtype(), "fill", [&]<class T> {
     // All dtypes of one width share a kernel: the value is a pattern of bits.
     dispatch_width(out.dtype(), [&]<class Bits> {
       if constexpr (sizeof(Bits) == sizeof(T))
-        run_pointwise<Bits>("fill", Constant<Bits>{std::bit_cast<Bits>(convert<T>(value))}, out);
+        run_pointwise<Bits>("fill", Constant<Bits>{std::bit_cast<Bits>(value.to<T>())}, out);
     });
   });
 }

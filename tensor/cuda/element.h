@@ -13,4 +13,14 @@ template <class T> using Compute = std::conditional_t<is_half<T>, float, T>;
 template <class T> __device__ inline Compute<T> load(const T* p) { return Compute<T>(*p); }
 template <class T> __device__ inline void store(T* p, Compute<T> value) { *p = T(value); }
 
+/// Calls fn.operator()<T>() with an unsigned integer as wide as the dtype.
+template <class Fn> void dispatch_width(DType dtype, Fn&& fn) {
+  switch (size_of(dtype)) {
+    case 1: return fn.template operator()<uint8_t>();
+    case 2: return fn.template operator()<uint16_t>();
+    case 4: return fn.template operator()<uint32_t>();
+    default: return fn.template operator()<uint64_t>();
+  }
+}
+
 }  // namespace lockstep::on_cuda

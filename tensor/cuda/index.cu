@@ -15,18 +15,6 @@ namespace {
 
 constexpr int threads = 256;
 
-template <class Fn> void dispatch_width(DType dtype, Fn&& fn) {
-  switch (size_of(dtype)) {
-    case 1: return fn.template operator()<uint8_t>();
-    case 2: return fn.template operator()<uint16_t>();
-    case 4: return fn.template operator()<uint32_t>();
-    default: return fn.template operator()<uint64_t>();
-  }
-}
-template <class Fn> void dispatch_numbers(DType dtype, const char* op, Fn&& fn) {
-  dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype, op, fn);
-}
-
 /// What sums of T are carried in: 16-bit floats are rounded once.
 template <class T> using Carried = Compute<T>;
 

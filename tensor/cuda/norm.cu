@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     });
     // The rounded mean is off by `shift`: that is taken out of the variance and of the result.
     const A shift = centered ? group_sum<threads>(rest) / A(n) : A(0);
-    const A variance = larger_of(group_sum<threads>(squares) / A(n) - shift * shift, A(0));
+    const A variance = larger_of(A(0), group_sum<threads>(squares) / A(n) - shift * shift);  // NaN stays
     const A rstd = A(1) / root_of(variance + eps);
     if (threadIdx.x == 0) {
       rstds[r] = rstd;

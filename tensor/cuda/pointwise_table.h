@@ -35,9 +35,7 @@ template <PointwiseKind kind, class Fn> constexpr void each_type(Fn add) {
   if constexpr (kind.of_bool) all.template operator()<bool>();
 }
 
-template <class C> functor::Params<C> params_of(const PointwiseArgs& args) {
-  return {convert<C>(args.p), convert<C>(args.q)};
-}
+template <class C> functor::Params<C> params_of(const PointwiseArgs& args) { return {args.p.to<C>(), args.q.to<C>()}; }
 
 /// On the card sin and cos take any argument; their stand-ins on the CPU leave large ones to std.
 template <class F, class C>

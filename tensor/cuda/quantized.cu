@@ -18,6 +18,7 @@ constexpr int warps_of_block = 4, rows_of_warp = 4;
 struct CardCodes {
   const void *codes, *scales;
   int64_t out, in, groups;
+  bool wide;  ///< scales of groups are f32
 };
 
 /// Code and scale of number k of row o.
@@ -31,8 +32,9 @@ template <bool four> __device__ inline float code_at(const CardCodes& w, int64_t
   }
 }
 template <bool by_row> __device__ inline float scale_at(const CardCodes& w, int64_t o, int64_t k) {
-  if constexpr (by_row) return static_cast<const float*>(w.scales)[o];
-  else return float(static_cast<const Half*>(w.scales)[o * w.groups + k / quant_group]);
+  const int64_t at = by_row ? o : o * w.groups + k / quant_group;
+  if (by_row || w.wide) return static_cast<const float*>(w.scales)[at];
+  return float(static_cast<const Half*>(w.scales)[at]);
 }
 
 __device__ inline float finished(float y, const float* bias, int64_t o, Activation activation) {
@@ -135,7 +137,8 @@ void matmul_quantized(const Tensor& x, const Quantized& w, const Tensor& bias, c
                       Tensor& out) {
   if (out.numel() == 0) return;
   const int64_t rows = x.size(0), in = w.in;
-  const CardCodes codes{w.codes.raw_data(), w.scales.raw_data(), w.out, in, (in + quant_group - 1) / quant_group};
+  const CardCodes codes{w.codes.raw_data(),     w.scales.raw_data(), w.out, in, (in + quant_group - 1) / quant_group,
+                        w.scales.dtype() == f32};
   const float* const shift = bias.defined() ? bias.data<float>() : nullptr;
   const dim3 block(warp, warps_of_block);
   const auto grid = [&](int64_t rows_each) {

@@ -84,10 +84,9 @@ template <class T> struct Whole {
   }
 };
 
-template <class T>
-__global__ void __launch_bounds__(threads) iota_kernel(T* out, int64_t n, double start, double step) {
+template <class T, class C> __global__ void __launch_bounds__(threads) iota_kernel(T* out, int64_t n, C start, C step) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
-    out[i] = convert<T>(start + double(i) * step);
+    out[i] = convert<T>(start + C(i) * step);
 }
 
 /// Element i stays when its word is at least `least`. add: plus that, once it is rounded; may be null.
@@ -129,10 +128,11 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace
 
-void iota(Tensor& out, double start, double step) {
+void iota(Tensor& out, Scalar start, Scalar step) {
   dispatch_all(out.dtype(), "iota", [&]<class T> {
-    cuda::launch({"iota", dim3(cuda::blocks_for(out.numel(), threads)), dim3(threads)}, iota_kernel<T>, out.data<T>(),
-                 out.numel(), start, step);
+    using C = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;  // whole numbers wrap around
+    cuda::launch({"iota", dim3(cuda::blocks_for(out.numel(), threads)), dim3(threads)}, iota_kernel<T, C>,
+                 out.data<T>(), out.numel(), start.to<C>(), step.to<C>());
   });
 }
 

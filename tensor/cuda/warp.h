@@ -19,7 +19,7 @@ __device__ inline float log_of(float x) { return ::logf(x); }
 __device__ inline double log_of(double x) { return ::log(x); }
 __device__ inline float root_of(float x) { return ::sqrtf(x); }
 __device__ inline double root_of(double x) { return ::sqrt(x); }
-template <class A> __device__ inline A larger_of(A a, A b) { return a > b ? a : b; }
+template <class A> __device__ inline A larger_of(A a, A b) { return a > b ? a : b; }  // b where one is NaN
 
 /// Over `width` neighbouring lanes (a power of two); every lane of the warp calls it, each gets its group's.
 template <int width = warp, class A> __device__ inline A warp_sum(A x) {

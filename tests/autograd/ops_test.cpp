@@ -69,7 +69,8 @@ void check_row(const Row& row) {
 
 /// Where a pointwise operation is defined and smooth.
 std::pair<double, double> range_of(const std::string& name) {
-  for (const char* positive : {"log", "log2", "sqrt", "rsqrt", "reciprocal", "rdiv_scalar", "pow_scalar", "pow", "div"})
+  for (const char* positive : {"log", "log2", "sqrt", "rsqrt", "reciprocal", "rdiv_scalar", "pow_scalar", "pow", "div",
+                               "floor_divide", "remainder"})
     if (name == positive) return {0.3, 2};
   if (name.ends_with("gamma")) return {0.5, 3};
   if (name == "log1p") return {-0.6, 2};
@@ -131,6 +132,27 @@ Tensor mask_of(const Shape& shape) {
 }
 
 }  // namespace
+
+TEST_CASE("dividing by a number divides the gradient") {
+  for (const DType dtype : {f32, f64}) {
+    const double by = dtype == f32 ? 1e-40 : 1e-310;  // whose reciprocal is infinite
+    const TensorOptions like{.dtype = dtype};
+    const Variable x(full({2}, 3 * by, like), true);
+    const Variable y = x / by;
+    CHECK(y.tensor()[0].item() == doctest::Approx(3).epsilon(1e-4));
+    y.backward(full({2}, 5 * by, like));
+    CHECK(x.grad()[1].item() == doctest::Approx(5).epsilon(1e-4));
+    const Variable z(full({1}, 49, like), true);
+    sum((z / 49) * (z - 9)).backward();
+    CHECK(z.grad().item() == doctest::Approx(1 + 40. / 49));
+    CHECK(mean(full({49}, 1, like)).item() == 1);
+    const Variable d(full({1}, by / 10, like), true);  // 0.5 / beta is infinite, and d^2 is 0
+    const Variable loss = smooth_l1_loss(d, zeros({1}, like), by);
+    CHECK(loss.item() == doctest::Approx(0).epsilon(by));
+    loss.backward();
+    CHECK(d.grad().item() == doctest::Approx(0.1).epsilon(1e-3));
+  }
+}
 
 TEST_CASE("pointwise operations of one operand have the gradient of differences") {
   manual_seed(1);

@@ -1,6 +1,6 @@
 // What picks elements by value or place, and what counts them: gradients, edges, order, and what is refused. Values are
 // golden cases (tests/golden/picking.safetensors).
-#include "autograd/picking.h"
+#include "autograd/composed.h"
 
 #include <doctest/doctest.h>
 

@@ -29,6 +29,16 @@ PoolArgs cube(int64_t kernel, int64_t stride, int64_t padding) {
 
 }  // namespace
 
+TEST_CASE("resample: places of maxima in planes whose number of places has no exact reciprocal") {
+  for (const int64_t width : {1, 7, 41, 47, 49}) {  // 49 (1 / 49.) is below 1
+    CAPTURE(width);
+    const Tensor x = arange(6 * width, {.dtype = f32}).view({1, 1, 6, 1, width});
+    const auto [values, places] =
+        max_pool_indices(x, {.kernel = {2, 1, 1}, .stride = {2, 1, 1}, .padding = {0, 0, 0}, .dilation = {1, 1, 1}});
+    CHECK(equal(places.to(f32), values.tensor()));  // each number is its own place
+  }
+}
+
 TEST_CASE("resample: gradients") {
   manual_seed(31);
   const auto places = max_pool_indices(randn({1, 2, 4, 4}), PoolArgs()).indices;
@@ -150,6 +160,22 @@ TEST_CASE("resample: what is known of it") {
     CHECK(allclose(grid_sample(image, grid, {.align_corners = align}).tensor(), image, 1e-4, 1e-5));
   }
   CHECK(allclose(grid_sample(image, full({1, 1, 2, 2}, INFINITY)).tensor(), zeros({1, 2, 1, 2})));
+  // A place that is NaN is seen, in all channels of its own pixel alone; so is infinity where places are thrown back.
+  const Tensor places = Tensor::from<float>({0.1, NAN, 0.2, 0.3, NAN, -0.4}, {1, 1, 3, 2});
+  for (const Resampling how : {Resampling::nearest, Resampling::linear, Resampling::cubic})
+    for (const GridPadding padding : {GridPadding::zeros, GridPadding::border, GridPadding::reflection})
+      for (const bool align : {false, true})
+        for (const Tensor& x : {image, image.narrow(2, 0, 1).narrow(3, 0, 1)}) {
+          CAPTURE(int(how));
+          CAPTURE(int(padding));
+          const GridSampleOptions o{.mode = how, .padding = padding, .align_corners = align};
+          const Tensor y = grid_sample(x, places, o).tensor();
+          CHECK(isnan(y).to_vector<bool>() == std::vector<bool>{true, false, true, true, false, true});
+          CHECK(grid_sample(x.to(bf16), places.to(bf16), o).tensor().dtype() == bf16);
+        }
+  const Variable moved(places, true);
+  sum(masked_fill(grid_sample(image, moved), isnan(grid_sample(image, moved).tensor()), 0)).backward();
+  CHECK(std::isfinite(moved.grad().select(2, 1).select(2, 0).item()));
   const Tensor holes = Tensor::from<float>({1, INFINITY, NAN, 2}, {1, 1, 4});
   CHECK(equal(interpolate(holes, {.scale = {2}}).tensor().slice(2, 0, 8, 2), holes));
   // Empty batches.

@@ -78,7 +78,7 @@ inline void against_cpu(const std::string& what, const Arguments& inputs, const 
       if (x.defined()) {
         fresh = Tensor(Storage::allocate(std::max<int64_t>(x.storage()->bytes(), 1), device), x.offset(), x.shape(),
                        x.strides(), x.dtype());
-        fresh.fill_(is_floating(x.dtype()) ? std::nan("") : -1);
+        fresh.fill_(is_floating(x.dtype()) ? std::nan("") : 101);
       }
       to.push_back(fresh);
     }

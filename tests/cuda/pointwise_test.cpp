@@ -126,6 +126,23 @@ TEST_CASE("cuda: powers that are shortened, and large angles") {
   }
 }
 
+TEST_CASE("cuda: a bound or a threshold that is NaN") {
+  for (const DType dtype : floats)
+    for (const auto& [op, args] : {std::pair<PointwiseOp, PointwiseArgs>{PointwiseOp::clamp, {NAN, 1}},
+                                   {PointwiseOp::clamp, {-1, NAN}},
+                                   {PointwiseOp::clamp, {-INFINITY, INFINITY}},
+                                   {PointwiseOp::softplus, {1, NAN}}})
+      for (const auto part : {PointwisePart::value, PointwisePart::grad0}) {
+        const Tensor x = values({33}, dtype, 1, false);
+        x.narrow(0, 3, 1).fill_(std::nan(""));
+        against_cpu(str("NaN ", dtype),
+                    part == PointwisePart::value ? Arguments{x} : Arguments{ones({33}, {dtype, cpu}), x}, {x},
+                    [&, op = op, args = args](const Kernels& k, const Arguments& a, Arguments& to) {
+                      run_kernel(k, op, part, args, a, to[0]);
+                    });
+      }
+}
+
 TEST_CASE("cuda: a product of f32 that is rounded to 16 bits") {
   const Tensor x = values({33, 40}, f32, 1, false), scalar = values({}, f32, 2, false),
                row = values({40}, f32, 3, false);
@@ -241,7 +258,10 @@ TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
       for (const Tensor& to : {out, out.t(), out.narrow(1, 1, 1)})
         against_cpu(
             str("fill ", n, " ", dtype), {}, {to},
-            [](const Kernels& k, const Arguments&, Arguments& a) { k.fill(a[0], 7.5); }, 0);
+            [&](const Kernels& k, const Arguments&, Arguments& a) {
+              is_floating(dtype) ? k.fill(a[0], 7.5) : k.fill(a[0], (int64_t(1) << 53) + 1);
+            },
+            0);
     }
   }
 }

@@ -101,6 +101,20 @@ TEST_CASE("cuda: layer norm, rms norm and their gradients") {
   }
 }
 
+TEST_CASE("cuda: a NaN or an infinity in a row is in all that its norm gives") {
+  for (const int64_t n : {5, 1000, 9001}) {
+    const Tensor x = random_tensor({4, n}, f32, 1);
+    x.select(0, 1).narrow(0, n / 2, 1).fill_(std::nan("")), x.select(0, 2).narrow(0, n - 1, 1).fill_(INFINITY);
+    against_cpu(named("layer_norm", f32, 4, n), {x}, {empty_like(x), statistics(4, f32), statistics(4, f32)},
+                [](const Kernels& k, const Arguments& in, Arguments& to) {
+                  k.layer_norm(in[0], {}, {}, 1e-3, to[0], to[1], to[2]);
+                });
+    against_cpu(
+        named("rms_norm", f32, 4, n), {x}, {empty_like(x), statistics(4, f32)},
+        [](const Kernels& k, const Arguments& in, Arguments& to) { k.rms_norm(in[0], {}, 1e-3, to[0], to[1]); });
+  }
+}
+
 TEST_CASE("cuda: the norm of a sum with dropout, and its gradient") {
   const PhiloxKey key{0x123456789abcdefull, 77};
   for (const DType dtype : floats) {

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 #include "data/files.h"
@@ -197,6 +198,28 @@ TEST_CASE("json: values, order, and the way back") {
   CHECK(made.dump() == R"({"x": {"y": 0.1}, "list": [1.0]})");
   CHECK_ERROR(json.at("b").as_object("c.json: b"), "c.json: b: expected an object, got a list");
   CHECK_ERROR(json.at("none", "c.json"), "c.json: expected a key \"none\"");
+}
+
+TEST_CASE("json: numbers of Python's, in files of others") {
+  const std::string text =
+      R"({"NaN": "NaN, \"-Infinity", "a": [NaN, -Infinity,Infinity, 1e3], "length": 1000000000000000019884624838656,
+    "small": -99999999999999999999, "u64": 18446744073709551615, "i64": -9223372036854775808})";
+  const Json json = parse_json(text, "c.json", python_json);
+  CHECK(json.at("NaN").as_string() == "NaN, \"-Infinity");
+  const Json::Array& a = json.at("a").as_array();
+  CHECK(std::isnan(a[0].as_number()));
+  CHECK(a[1].as_number() == -INFINITY);
+  CHECK(a[2].as_number() == INFINITY);
+  CHECK(a[3].as_number() == 1000);
+  CHECK(json.at("length").as_number() == 1e30);
+  CHECK(json.at("small").as_number() == -1e20);
+  CHECK(json.at("u64").as_number() == 0x1p64);
+  CHECK(json.at("i64").as_int() == INT64_MIN);
+  CHECK_ERROR(json.at("length").as_int("c.json: length"), "c.json: length: expected an integer, got a number");
+  for (const char* wrong : {"[NaN", "[nan]", "[NaNa]", "[Infinit]", "{NaN: 1}", "[\"NaN]", "NaN NaN"})
+    CHECK_ERROR(parse_json(wrong, "c.json", python_json), "c.json:1:");
+  for (const char* python : {"[NaN]", "[-Infinity]", "1000000000000000019884624838656"})
+    CHECK_ERROR(parse_json(python, "c.json"), "c.json:1:");
 }
 
 TEST_CASE("json: what is refused, with line and column") {

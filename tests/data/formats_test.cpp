@@ -63,6 +63,16 @@ TEST_CASE("csv: numbers into a tensor") {
               "[csv] " + dir / "b.csv" + ":3: column \"x\": expected a number, got \"z\"");
 }
 
+TEST_CASE("csv: lines of blanks are left out, as empty ones are") {
+  CHECK(parse_csv("a,b\n1,2\n \n3,4\n", "f").values.to_vector<double>() == std::vector<double>{1, 2, 3, 4});
+  CHECK(parse_csv(" \t\r\n\na\n1\n\t \n2\n  ", "f").values.to_vector<double>() == std::vector<double>{1, 2});
+  CHECK(parse_csv("1\n \n2", "f", {.header = false, .empty_is_nan = true}).values.numel() == 2);
+  // A tab may be a delimiter: then it stands between two empty fields.
+  const CsvOptions tabs{.delimiter = '\t', .header = false, .empty_is_nan = true};
+  CHECK(parse_csv("1\t2\n \t\n \n", "f", tabs).values.shape() == Shape{2, 2});
+  CHECK_ERROR(parse_csv("a,b\n1,2\n \n3\n", "f"), "[csv] f:4: expected 2 fields as in line 1, got 1");
+}
+
 TEST_CASE("csv 42: what is refused, with its line") {
   const CsvOptions bare{.header = false}, whole{.header = false, .dtype = i64};
   const struct {
@@ -116,6 +126,10 @@ TEST_CASE("json lines: one by one, with the numbers of lines") {
   CHECK(!lines.next());
   CHECK(!lines.next());
   CHECK(!JsonLines(dir.write("empty", "")).next());
+  JsonLines python(dir.write("p.jsonl", "{\"x\": NaN, \"id\": 18446744073709551615}\n"));  // as pandas writes it
+  const auto row = python.next();
+  CHECK(std::isnan(row->at("x").as_number()));
+  CHECK(row->at("id").as_number() == 0x1p64);
 
   std::string many;
   for (int i = 0; i < 30'000; ++i) many += std::to_string(i) + "\n";
@@ -183,6 +197,23 @@ TEST_CASE("wav: what soundfile wrote is read as it reads it") {
   CHECK_ERROR(save_wav(dir / "x", zeros({0, 1}, {.device = cpu}), 1), "expected 1 to 8191 channels, got 0");
   CHECK_ERROR(save_wav(dir / "x", full({2, 3}, NAN, {.device = cpu}), 1),
               "expected numbers, got NaN in channel 0, frame 0");
+}
+
+TEST_CASE("wav: what was written into a pipe lasts to the end of the file") {
+  const std::string one = fmt_chunk(1, 1, 2, 16),
+                    all = wav_file(one + data_chunk(std::string("\0\0d\0\0\x80\xff\x7f", 8)));
+  const std::vector<double> wanted{0, 100 / 32768., -1, 32767 / 32768.};
+  for (const char byte : {'\xff', '\0'}) {  // as ffmpeg has it, and as it stands where nobody came back to it
+    const std::string sizes(4, byte), stream = same_length(same_length(all, 4, sizes), 40, sizes);
+    CHECK(parse_wav(as_bytes(stream), "f").samples.to_vector<double>() == wanted);
+    CHECK(parse_wav(as_bytes(stream + "x"), "f").samples.to_vector<double>() == wanted);  // half a frame
+    CHECK(parse_wav(as_bytes(same_length(all, 4, sizes)), "f").samples.to_vector<double>() == wanted);
+    CHECK(parse_wav(as_bytes(stream.substr(0, 44)), "f").samples.numel() == 0);
+    for (size_t n = 0; n < 44; ++n) CHECK_THROWS_AS(parse_wav(as_bytes(stream.substr(0, n)), "f"), Error);
+  }
+  // A file that knows its own size is held to what its chunks say.
+  CHECK_ERROR(parse_wav(as_bytes(same_length(all, 40, "\xff\xff\xff\xff")), "f"), "is the file truncated?");
+  CHECK(parse_wav(as_bytes(same_length(all, 40, std::string(4, '\0'))), "f").samples.numel() == 0);
 }
 
 TEST_CASE("wav 42: damaged files") {

@@ -346,3 +346,39 @@ TEST_CASE("text 42: a file that shrinks while batches are made of it ends in an 
     std::filesystem::resize_file(path, 100'000);
   }
 }
+
+TEST_CASE("two loaders without a seed differ, by the order of their making; a seed given, or saved, counts") {
+  struct Drawn : Dataset<Example> {
+    int64_t size() const override { return 12; }
+    Example get(int64_t index) const override {
+      const Tensor drawn = randint(0, 1 << 30, {1});
+      return {drawn, Tensor::from({index}, {})};
+    }
+  };
+  const auto order = [](auto& loader) {
+    std::vector<int64_t> all;
+    for (auto& [x, y] : loader)
+      for (const int64_t i : y.template to_vector<int64_t>()) all.push_back(i);
+    return all;
+  };
+  const Drawn set;
+  const auto make = [&](std::optional<uint64_t> seed = {}, bool shuffle = true) {
+    return DataLoader(set, {.batch_size = 4, .shuffle = shuffle, .seed = seed});
+  };
+  manual_seed(7);
+  auto a = make(), b = make(), given = make(7), c = make({}, false), d = make({}, false);
+  const LoaderState of_b = b.state();
+  CHECK(a.seed() == 7);  // as before
+  const auto first = order(a), second = order(b);
+  CHECK(first == permutation(12, 7, 0));
+  CHECK(order(given) == first);
+  CHECK(second != first);
+  CHECK(epoch_of(c) != epoch_of(d));  // what get() draws
+  manual_seed(7);
+  auto again = make(), other = make();
+  CHECK(order(again) == first);
+  CHECK(order(other) == second);
+  auto late = make();  // the third
+  late.load_state(of_b);
+  CHECK(order(late) == second);
+}

@@ -85,6 +85,15 @@ TEST_CASE("tensors at odd addresses are copied") {
   CHECK(SafeTensors::open(path).tensor("f").data<float>()[0] == 2.5f);
 }
 
+TEST_CASE("a header whose metadata are null has none") {
+  TempDir dir;
+  const auto path = dir.write(
+      "a",
+      file_of(R"({"__metadata__":null,"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", std::string(1, '\7')));
+  CHECK(SafeTensors::open(path).metadata().empty());
+  CHECK(SafeTensors::open(path).tensor("b").item() == 7);
+}
+
 TEST_CASE("hostile files are refused") {
   TempDir dir;
   const auto entry = [](const std::string& name, const std::string& dtype, const std::string& shape,
@@ -120,6 +129,9 @@ TEST_CASE("hostile files are refused") {
       {file_of(R"({"__metadata__":{"a":"1","a":"2"}})", ""), "appears twice"},
       {file_of(R"({"__metadata__":{},"__metadata__":{}})", ""), "appears twice"},
       {file_of(R"({"__metadata__":{"a":1}})", ""), "expected a string"},
+      {file_of(R"({"__metadata__":{"a":null}})", ""), "expected a string, got null"},
+      {file_of(R"({"__metadata__":null,"__metadata__":null})", ""), "got null"},
+      {file_of(R"({"a":null})", ""), "got null"},
       {file_of(R"({"a":{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}})", four), "dtype appears twice"},
       {file_of(R"({"a":{"dtype":"U8","shape":[4]}})", four), "expected dtype, shape and data_offsets"},
       {file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":1}})", four), "unknown key"},

@@ -99,6 +99,119 @@ TEST_CASE("special tokens, and ids that are none") {
   CHECK_ERROR(ByteTokenizer().decode(std::vector<int32_t>{256}), "expected ids from 0 to 255, got 256");
 }
 
+TEST_CASE("tokens beside the vocabulary, in the files of every version of Transformers") {
+  const std::string text = "<|user|>the cat<|bot|>the dog<|endoftext|>",
+                    user = R"({"content": "<|user|>", "special": true,
+    "lstrip": false, "rstrip": false, "normalized": false, "single_word": false})";
+  const std::vector<int32_t> wanted{640, 84, 258, 277, 299, 641, 84, 258, 371, 71, 0};  // of Transformers 5.24
+  struct Row {
+    const char* what;
+    std::vector<std::pair<std::string, std::string>> files;
+    bool special = true;  // of <|bot|>
+  };
+  const Row rows[] = {
+      {"added_tokens_decoder, before which nothing else counts",
+       {{"tokenizer_config.json", R"({"added_tokens_decoder": {"640": )" + user +
+                                      R"(, "641": {"content": "<|bot|>", "special": false}}, "model_max_length":
+                                      1000000000000000019884624838656, "tokenizer_class": "GPT2Tokenizer"})"},
+        {"added_tokens.json", R"({"<|user|>": 3, "the": 700})"},
+        {"special_tokens_map.json", R"({"eos_token": "nothing"})"}},
+       false},
+      {"added_tokens.json; the map says which are special",
+       {{"added_tokens.json", R"({"<|bot|>": 641, "<|user|>": 640})"},
+        {"special_tokens_map.json", R"({"additional_special_tokens": ["<|user|>", {"content": "<|bot|>"}]})"}}},
+      {"the configuration says it, too",
+       {{"added_tokens.json", R"({"<|user|>": 640, "<|bot|>": 641})"},
+        {"tokenizer_config.json", R"({"extra_special_tokens": ["<|user|>"], "pad_token": "<|bot|>", "x": Infinity})"}}},
+      {"added_tokens.json alone: none is special",
+       {{"added_tokens.json", R"({"<|user|>": 640, "<|bot|>": 641})"}},
+       false},
+  };
+  for (const bool whole : {false, true})
+    for (const Row& row : rows) {
+      INFO(row.what << ", tokenizer.json: " << whole);
+      TempDir dir;
+      for (const char* file : {"vocab.json", "merges.txt", "tokenizer.json"})
+        if (whole == (std::string(file) == "tokenizer.json")) std::filesystem::copy(folder() + "/" + file, dir / file);
+      const std::string before = tokenizer_identity(dir.str());
+      CHECK(tokenizer_identity(folder()).find(before) != std::string::npos);
+      for (const auto& [name, content] : row.files) dir.write(name, content);
+      const auto tokenizer = Tokenizer::from_folder(dir.str());
+      CHECK(tokenizer->encode(text, {.parse_special = true}) == wanted);
+      CHECK(tokenizer->decode(wanted, false) == text);
+      CHECK(tokenizer->is_special(641) == row.special);
+      CHECK(tokenizer->vocab_size() == 642);
+      CHECK(tokenizer->eos() == 0);
+      CHECK(tokenizer_identity(dir.str()).starts_with(before));  // training sees these tokens
+      CHECK(tokenizer_identity(dir.str()).find(", tokens beside 25 bytes, crc ") != std::string::npos);
+      const TempDir copy;  // what was there before goes
+      copy.write("added_tokens.json", R"({"<|other|>": 640})"), copy.write("chat_template.jinja", "old");
+      dir.write("tokenizer.model", "model");
+      copy_tokenizer(dir.str(), copy.str());
+      CHECK(Tokenizer::from_folder(copy.str())->encode(text, {.parse_special = true}) == wanted);
+      CHECK(tokenizer_identity(copy.str()) == tokenizer_identity(dir.str()));
+      CHECK(copy.files() == dir.files());
+      CHECK(copy.read("tokenizer.model") == "model");
+    }
+
+  // Flags of added_tokens_decoder win over tokenizer.json's; of added_tokens.json, which has none, they do not.
+  TempDir dir;
+  std::filesystem::copy(golden("tokenizer/qwen2/tokenizer.json"), dir / "tokenizer.json");
+  const auto ids = [&] { return Tokenizer::from_folder(dir.str())->encode("a <tool_call> b").size(); };
+  CHECK(ids() == 4);
+  dir.write("added_tokens.json", R"({"<tool_call>": 653})");
+  CHECK(ids() == 4);
+  dir.write("tokenizer_config.json",
+            R"({"added_tokens_decoder": {"653": {"content": "<tool_call>", "lstrip": true, "rstrip": true}}})");
+  CHECK(ids() == 3);
+  // A special token that the vocabulary has is one, though no list says it.
+  dir.write("tokenizer_config.json",
+            R"({"added_tokens_decoder": {}, "eos_token": "he", "image_token": {"content": "in"}})");
+  const auto named = Tokenizer::from_folder(dir.str());
+  CHECK(named->is_special(*named->eos()));
+  CHECK(named->encode("theinn", {.parse_special = true}).size() == 4);
+
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"({"added_tokens_decoder": {"640": {"content": "<tool_call>"}}})",
+       "token \"<tool_call>\" has id 653 here, and 640 before"},
+      {R"({"added_tokens_decoder": {"five": {"content": "x"}}})", "added_tokens_decoder"},
+      {R"({"added_tokens_decoder": {"5": {}}})", "expected a key \"content\""},
+      {R"({"added_tokens_decoder": {"5": {"content": "<new>"}}})", "id 5 is used twice"},
+      {R"({"eos_token": "<none>"})", "eos_token: \"<none>\" is not in the vocabulary"},
+      {"[]", "tokenizer_config.json: expected an object, got a list"},
+  };
+  for (const auto& [config, said] : wrong) {
+    dir.write("tokenizer_config.json", config);
+    CHECK_ERROR(Tokenizer::from_folder(dir.str()), said);
+  }
+  // vocab.json says nothing of how words are cut: GPT-2's way is meant.
+  TempDir parts;
+  for (const char* file : {"vocab.json", "merges.txt"}) std::filesystem::copy(folder() + "/" + file, parts / file);
+  parts.write("tokenizer_config.json", R"({"tokenizer_class": "Qwen2Tokenizer"})");
+  CHECK_ERROR(Tokenizer::from_folder(parts.str()),
+              "expected a GPT2Tokenizer for vocab.json and merges.txt, got \"Qwen2");
+  parts.write("tokenizer_config.json", R"({"add_prefix_space": true})");
+  CHECK_ERROR(Tokenizer::from_folder(parts.str()), "add_prefix_space true is not supported");
+}
+
+TEST_CASE("an added token whose id the vocabulary has, too, is decoded as there") {
+  const auto plain = from_files();
+  for (const bool normalized : {true, false}) {
+    Json file = read_json(folder() + "/tokenizer.json");
+    const int64_t byte = file.at("model").at("vocab").at("é").as_int();  // 0xe9, with which "香" begins
+    file["normalizer"] = Json(Json::Object{{"type", "NFC"}});
+    file["added_tokens"].push_back(Json::Object{{"id", byte}, {"content", "é"}, {"normalized", normalized}});
+    file["added_tokens"].push_back(Json::Object{{"id", 640}, {"content", "éx"}, {"normalized", normalized}});
+    const auto tokenizer = BpeTokenizer::from_json(file, "t");
+    const auto ids = tokenizer.encode("香");
+    CHECK(ids == plain.encode("香"));
+    CHECK(ids.front() == byte);
+    CHECK(tokenizer.decode(ids) == "香");
+    CHECK(tokenizer.encode("éxé") == std::vector<int32_t>{640, int32_t(byte)});
+    CHECK(tokenizer.decode(std::vector<int32_t>{640, int32_t(byte)}) == "éx\xef\xbf\xbd");  // 640 is its own
+  }
+}
+
 TEST_CASE("corrupt files are refused with file and key") {
   TempDir dir;
   const struct {
@@ -151,6 +264,7 @@ TEST_CASE("corrupt files are refused with file and key") {
              R"(, "normalizer": {"type": "Replace", "pattern": {"Regex": "a"}, "content": ""})"),
        "normalizer: Replace: expected a pattern of String, got {\"Regex\": \"a\"}"},
       {whole(R"("vocab": {"a": 0}, "merges": [], "dropout": 0.1)"), "dropout 0.1 is not supported"},
+      {whole(R"("vocab": {"a": 0}, "merges": [], "dropout": NaN)"), "dropout null is not supported"},
       {whole(R"("vocab": {"a": 0}, "merges": [], "unk_token": "u")"), "unk_token: \"u\" is not in the vocabulary"},
       {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "decoder": {"type": "WordPiece"})"),
        "decoder: WordPiece is not supported"},
@@ -196,7 +310,7 @@ TEST_CASE("corrupt files are refused with file and key") {
     CHECK_ERROR(BpeTokenizer::from_tokenizer_json(dir.write("t.json", row.text)), row.message);
   }
   const auto pairs = BpeTokenizer::from_tokenizer_json(
-      dir.write("t.json", whole(R"("vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]])")));
+      dir.write("t.json", whole(R"("dropout": 0.0, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]])")));
   CHECK(pairs.encode("abab") == std::vector<int32_t>{2, 2});
   // Files that would fill the memory, or take for ever.
   std::string doubling;

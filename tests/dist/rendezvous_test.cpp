@@ -40,6 +40,7 @@ class Environment {
                              "LOCKSTEP_TOKEN",
                              "LOCKSTEP_JOB",
                              "LOCKSTEP_TIMEOUT",
+                             "LOCKSTEP_TIMEUOT",  // misspelt by a test
                              "LOCKSTEP_HEARTBEAT",
                              "LOCKSTEP_INTERFACE",
                              "LOCKSTEP_TRANSPORT",
@@ -198,6 +199,8 @@ TEST_CASE("rendezvous: what is wrong in the environment is named") {
        "[environment] expected LOCKSTEP_HEARTBEAT to be a number of seconds"},
       {good + Variables{{"LOCKSTEP_TRANSPORT", "rdma"}},
        "[environment] expected LOCKSTEP_TRANSPORT to be auto, threads, shm or tcp, got 'rdma'"},
+      {good + Variables{{"LOCKSTEP_TIMEUOT", "9"}},
+       "[environment] there is no variable LOCKSTEP_TIMEUOT; did you mean LOCKSTEP_TIMEOUT?; unset it"},
       {{{"OMPI_COMM_WORLD_RANK", "1"},
         {"OMPI_COMM_WORLD_SIZE", "4"},
         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},

@@ -151,6 +151,7 @@ TEST_CASE("steps, messages and chunks are those of the formulas") {
                         {Algorithm::ring, Collective::reduce_scatter, m, m},
                         {Algorithm::ring, Collective::all_gather, m, m},
                         {Algorithm::ring, Collective::broadcast, m, n > 1},
+                        {Algorithm::direct, Collective::all_reduce, int64_t(std::bit_ceil(unsigned(n))) - 1 + m, 2 * m},
                         {Algorithm::direct, Collective::all_gather, m, m},
                         {Algorithm::direct, Collective::all_to_all, m, m},
                         {Algorithm::tree, Collective::all_reduce, 2 * log, log},
@@ -177,6 +178,14 @@ TEST_CASE("steps, messages and chunks are those of the formulas") {
       if (a == Algorithm::halving_doubling) CHECK(check.rounds == 2 * log);
     }
   }
+  for (const int hosts : {1, 2, 3, 4, 5})
+    for (const int each : {1, 2, 3, 4, 5, 8}) {
+      Request request{Collective::all_reduce, hosts * each};
+      for (int rank = 0; rank < request.ranks; ++rank) request.hosts.push_back(rank / each);
+      CAPTURE(describe(Algorithm::hierarchical, request));
+      CHECK(check_schedule(Algorithm::hierarchical, request).rounds ==
+            int64_t(std::bit_ceil(unsigned(hosts)) + std::bit_ceil(unsigned(each))) + hosts + each - 4);
+    }
 }
 
 TEST_CASE("direct: in no step two ranks send to the same one") {

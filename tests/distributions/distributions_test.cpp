@@ -4,8 +4,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
+#include <set>
 
 #include "autograd/gradcheck.h"
 #include "autograd/linalg.h"
@@ -62,6 +64,28 @@ std::vector<Row> rows() {
 
 double sum_of(const Tensor& x) { return sum(x).item(); }
 
+/// By how many deviations two lists of equal length differ, by the chi-squared test of how often they have each value
+/// (neighbours together where there are few). 5 and more are never chance.
+double misfit(std::vector<double> a, std::vector<double> b) {
+  std::sort(a.begin(), a.end());
+  std::sort(b.begin(), b.end());
+  double squares = 0;
+  int cells = 0;
+  for (size_t i = 0, j = 0, begin_i = 0, begin_j = 0; i < a.size() || j < b.size();) {
+    const double value = j == b.size() || (i < a.size() && a[i] < b[j]) ? a[i] : b[j];
+    while (i < a.size() && a[i] == value) ++i;
+    while (j < b.size() && b[j] == value) ++j;
+    const double in_a = double(i - begin_i), in_b = double(j - begin_j);
+    if (in_a + in_b < 60 && (i < a.size() || j < b.size())) continue;
+    squares += (in_a - in_b) * (in_a - in_b) / (in_a + in_b);
+    ++cells, begin_i = i, begin_j = j;
+  }
+  const double k = std::max(1, cells - 1), spread = 2 / (9 * k);  // Wilson and Hilferty, 1931
+  return (std::cbrt(squares / k) - (1 - spread)) / std::sqrt(spread);
+}
+
+std::vector<double> column(const Tensor& x, int64_t i) { return x.select(1, i).to_vector<double>(); }
+
 }  // namespace
 
 TEST_CASE("distributions: samples have the moments that they should have") {
@@ -102,6 +126,82 @@ TEST_CASE("distributions: samples have the moments that they should have") {
   for (size_t i = 0; i < counts.size(); ++i) {
     CHECK(counts[i] == doctest::Approx(probs[i]).epsilon(0.02));
     if (probs[i] == 0) CHECK(counts[i] == 0);
+  }
+}
+
+TEST_CASE("distributions: draws in 16 bits have f32's law, rounded once") {
+  constexpr int64_t n = 30000;
+  std::vector<Row> all = rows();
+  all.push_back({"Bernoulli", {leaf({0.996, 0.004, 1})}, [](auto& p) { return make<Bernoulli>(p[0]); }});
+  all.push_back({"Normal", {leaf({100, 0.1}), leaf({3, 1e-3})}, [](auto& p) { return make<Normal>(p[0], p[1]); }});
+  all.push_back(
+      {"Uniform", {leaf({-1.25, 0, 5}), leaf({-1, 3, 6})}, [](auto& p) { return make<Uniform>(p[0], p[1]); }});
+  all.push_back({"Categorical", {leaf({1, 0, 3, 2, 2.5})}, [](auto& p) { return make<Categorical>(p[0]); }});
+  all.push_back(
+      {"Categorical", {leaf({-1, 7, 6.5, 5, 6.3})}, [](auto& p) { return moved(Categorical::from_logits(p[0])); }});
+  for (const DType dtype : {f16, bf16})
+    for (const Row& row : all) {
+      Inputs given = row.parameters, wide;
+      for (Variable& p : given) p = p.detach().to(dtype), wide.push_back(p.to(f32));
+      const std::string name = row.name;
+      INFO(name, " in ", dtype);
+      manual_seed(11);
+      Tensor draws = row.of(given)->sample({n});
+      CHECK(draws.dtype() == (name == "Categorical" ? i64 : dtype));
+      manual_seed(12);
+      Tensor law = row.of(wide)->sample({n}).to(draws.dtype());
+      if (name == "Uniform") {  // f32's may round to the upper end
+        CHECK(lockstep::all(lt(draws, given[1].tensor())).item<bool>());
+        law = minimum(law, amax(draws, {0}));
+      }
+      if (name == "Gamma" || name == "Beta")  // which stay off 0 and 1 in their own dtype
+        law = clamp(law, dtype == f16 ? 0x1p-14 : 0x1p-126,
+                    name == "Gamma" ? INFINITY : 1 - (dtype == f16 ? 0x1p-11 : 0x1p-8));
+      draws = draws.reshape({n, draws.numel() / n}), law = law.reshape(draws.shape());
+      for (int64_t i = 0; i < draws.size(1); ++i) {
+        CAPTURE(i);
+        CHECK(misfit(column(draws, i), column(law, i)) < 5);
+      }
+      if (!row.of(given)->has_rsample()) continue;
+      const Variable first(given[0].tensor(), true);
+      given[0] = first;
+      sum(row.of(given)->rsample({7})).backward();
+      CHECK((first.grad().dtype() == dtype && all_finite(first.grad())));
+    }
+}
+
+TEST_CASE("distributions: Categorical in 16 bits knows all classes") {
+  constexpr int64_t n = 30000, classes = 1000;
+  for (const DType dtype : {f32, f16, bf16}) {
+    const TensorOptions options{.dtype = dtype};
+    for (const Categorical& d : {Categorical(Variable(ones({classes}, options))),
+                                 Categorical::from_logits(Variable(zeros({classes}, options)))}) {
+      CAPTURE(dtype);
+      manual_seed(13);
+      const auto drawn = d.sample({n}).to_vector<double>();
+      CHECK(misfit(drawn, randint(0, classes, {n}).to_vector<double>()) < 5);
+      CHECK(std::set<double>(drawn.begin(), drawn.end()).size() == classes);
+      const Tensor last = full({}, classes - 1, {.dtype = i64});
+      CHECK(d.log_prob(Variable(last)).item() == doctest::Approx(-std::log(1e3)).epsilon(4e-3));
+      CHECK(d.entropy().item() == doctest::Approx(std::log(1e3)).epsilon(4e-3));
+      CHECK(d.probs.dtype() == dtype);
+      CHECK(d.logits.dtype() == dtype);
+      CHECK(d.entropy().dtype() == dtype);
+      const Variable weights(arange(1, classes + 1, 1, {.dtype = f64}));
+      const Categorical other(weights.to(dtype)), exact(weights), even(Variable(ones({classes}, {.dtype = f64})));
+      CHECK(kl_divergence(d, other).item() == doctest::Approx(kl_divergence(even, exact).item()).epsilon(8e-3));
+    }
+    // Together more than the largest number of f16.
+    const Categorical many(Variable(ones({100000}, options)));
+    const Tensor drawn = many.sample({1000});
+    CHECK((min(drawn).item() >= 0 && max(drawn).item() < 100000 && max(drawn).item() > 90000));
+    CHECK(many.log_prob(Variable(drawn)).tensor().to_vector<double>()[0] ==
+          doctest::Approx(-std::log(1e5)).epsilon(4e-3));
+    for (const double p : {1e-3, 0.999}) {
+      const Bernoulli b(full({1}, p, options));
+      const double rounded = b.probs.tensor().item();
+      CHECK(b.log_prob(Variable(ones({1}, options))).item() == doctest::Approx(std::log(rounded)).epsilon(8e-3));
+    }
   }
 }
 

@@ -127,6 +127,23 @@ def missing_tests(document):
                 yield f"no test's name begins with '{name}'"
 
 
+def wrong_decisions(document):
+    """A decision that replaces another is named there, and the index has all of them."""
+    if document.name != "decisions.md":
+        return
+    text = document.read_text()
+    words = re.split(r"^### (\d+)\. .*\n", text, flags=re.M)
+    decisions = {int(number): words[2 * i + 2] for i, number in enumerate(words[1::2])}
+    for number, decision in decisions.items():
+        for other in {int(n) for sentence in re.findall(r"Replaces ([^.]*)\.", decision) for n in re.findall(r"\b\d+\b", sentence)}:
+            if not re.search(rf"\*Replaced[^*]* by {number}\b", decisions.get(other, "")):
+                yield f"{number} replaces {other}, which does not say so"
+    index = " ".join(re.findall(r"^- \[.*?\]\(#.*?\): (.*)$", text, re.M))
+    listed = {n for a, b in re.findall(r"(\d+)(?: to (\d+))?", index) for n in range(int(a), int(b or a) + 1)}
+    if listed != set(decisions):
+        yield f"its index and its headings differ in {sorted(listed ^ set(decisions))}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True)
@@ -144,7 +161,7 @@ def main():
         results += check_programs(programs, options, folder)
     results.sort(key=lambda result: (documents().index(result[0].page), result[0].line))
     results = [(block.page, block.line, problem) for block, problem in results]
-    results += [(d, 1, "; ".join([*dead_links(d), *missing_tests(d)]) or None) for d in documents()]
+    results += [(d, 1, "; ".join([*dead_links(d), *missing_tests(d), *wrong_decisions(d)]) or None) for d in documents()]
     for document, line, problem in results:
         passed, failed = passed + (problem is None), failed + (problem is not None)
         if problem:

@@ -480,3 +480,55 @@ TEST_CASE("engine: what initialize() refuses, and what it says") {
     dist::shutdown();
   }
 }
+
+TEST_CASE("engine: the metric of a step is the mean over ranks, whatever schedule takes it") {
+  struct Follows : optim::Schedule {
+    using optim::Schedule::Schedule;
+    double seen = 0;
+    void step(double metric) override { seen = metric; }
+    double value(int, int64_t) const override { return 0.1; }
+  };
+  on_ranks<int>(2, [](int rank) {
+    const auto net = make_net();
+    const auto optimizer = make_adamw(*net);
+    Follows schedule(*optimizer);
+    engine::Engine<Net> e(
+        *net, {.optimizer = optimizer.get(), .lr_scheduler = &schedule, .config = config_of(0, 1), .log = quiet});
+    const auto data = samples(2).get_batch(std::vector<int64_t>{0, 1}).value();
+    e.backward(cross_entropy(e(data.input), data.target));
+    e.step(rank);
+    CHECK(schedule.seen == 0.5);
+    return 0;
+  });
+}
+
+TEST_CASE("engine: eval_batch is the mean over the targets of all micro-batches and ranks, where these are counted") {
+  const auto count = [](const std::vector<Tensor>& targets) {
+    const auto ids = targets.at(0).to_vector<int64_t>();
+    return int64_t(std::count_if(ids.begin(), ids.end(), [](int64_t id) { return id >= 0; }));
+  };
+  const Tensor ignored = Tensor::from<int64_t>({-100, -100}, {2}), one = Tensor::from<int64_t>({1, -100}, {2}),
+               both = Tensor::from<int64_t>({2, 0}, {2});
+  for (const int ranks : {1, 2}) {
+    on_ranks<int>(ranks, [&](int) {
+      const std::shared_ptr<Net> net = make_net();
+      engine::EngineBase e({.model = net,
+                            .loss_fn = [](const pipeline::Values& out,
+                                          const std::vector<Tensor>& y) { return cross_entropy(out[0], y[0]); },
+                            .tokens = count},
+                           {.optimizer = make_adamw, .config = config_of(0, 1), .log = quiet});
+      const Tensor x = samples(8).get_batch(std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7}).value().input;
+      const Tensor y[] = {ignored, one, both, ignored};
+      const double found = e.eval_batch(
+          [&](int64_t i) {
+            return pipeline::Sample{{x.narrow(0, 2 * i, 2)}, {y[i]}};
+          },
+          4 / ranks);
+      const NoGrad no_grad;
+      net->eval();
+      const double whole = cross_entropy((*net)(x), Variable(cat({y[0], y[1], y[2], y[3]}, 0))).item();
+      CHECK(found == doctest::Approx(whole).epsilon(1e-6));
+      return 0;
+    });
+  }
+}

@@ -145,8 +145,8 @@ TEST_CASE("fp8: a linear layer with delayed scaling is the reference's") {
       for (int64_t micro = 0; micro < 2; ++micro) {
         const Variable input(x[step][micro].clone(), true);
         model.zero_grad();
-        model.one.fp8->notes = true;
-        const Variable y = linear_fp8(input, model.one.weight, {}, Activation::none, *model.one.fp8);
+        model.one.fp8.lock()->notes = true;
+        const Variable y = linear_fp8(input, model.one.weight, {}, Activation::none, *model.one.fp8.lock());
         y.backward(g[step][micro].clone());
         if (micro == 0) continue;
         CHECK(relative(y.tensor(), wanted("y")[step]) < 1e-6);
@@ -178,7 +178,7 @@ TEST_CASE("fp8: which layers, when, and what is noted") {
     CHECK_FALSE(is_fp8(in(bf16, Variable(x.tensor().narrow(0, 0, 15))), Variable(plain.tensor().narrow(0, 0, 15))));
     CHECK(model(x).dtype() == f32);  // outside of autocast f32 stays what it is
     CHECK_FALSE(is_fp8(model(x), linear(x, model.one.weight, {}, Activation::none)));
-    const auto noted = [&](int role) { return model.one.fp8->of[size_t(role)].amax.item(); };
+    const auto noted = [&](int role) { return model.one.fp8.lock()->of[size_t(role)].amax.item(); };
     const double largest = amax(abs(x.tensor().to(bf16).to(f32))).item();
     CHECK(noted(0) == largest);
     fp8.update();

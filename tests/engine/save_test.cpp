@@ -224,6 +224,57 @@ TEST_CASE("engine: between f32 and 16 bits the master weights are the f32 ones")
   }
 }
 
+TEST_CASE("engine: an average that a checkpoint does not have begins at the parameters") {
+  for (const DType dtype : {f32, bf16}) {
+    for (const int stage : {0, 1, 3}) {
+      const TempDir folder;
+      on_ranks<int>(2, [&](int rank) {
+        Config config = saved_config(stage, 1, dtype);
+        SavingTrainer without(config);
+        train_steps(without.e, 2);
+        without.e.save_checkpoint(folder / "run");
+        config.ema.decay = 0.75;
+        SavingTrainer with(config);
+        for (const bool strict : {true, false}) {
+          with.e.load_checkpoint(folder / "run", {.load_module_strict = strict});
+          Tensors all;
+          for (const auto& [name, tensor] : with.e.whole_state().optimizer.tensors) all[name] = tensor;
+          const Tensors parameters = whole_parameters(with.e, *with.net);
+          for (const auto& [name, tensor] : parameters) {
+            if (rank != 0) break;  // it alone has the whole state
+            const Tensor average = all.at("state." + name + ".ema");
+            CHECK_MESSAGE(equal(average, dtype == f32 ? tensor : all.at("state." + name + ".master")), name);
+          }
+          train_steps(with.e, 1);
+        }
+        return 0;
+      });
+    }
+  }
+}
+
+TEST_CASE("engine: writes to 16-bit parameters are in the next step, and in what is saved before it") {
+  for (const int stage : {0, 2}) {
+    const TempDir folder;
+    on_ranks<int>(2, [&](int) {
+      SavingTrainer t(saved_config(stage, 1, bf16));
+      train_steps(t.e, 2);
+      {
+        const NoGrad no_grad;
+        t.net->b.weight.tensor().fill_(0.5);
+      }
+      t.e.save_checkpoint(folder / "run");
+      SavingTrainer wide(saved_config(stage, 1));
+      wide.e.load_checkpoint(folder / "run");
+      CHECK(all(eq(whole_parameters(wide.e, *wide.net).at("b.weight"), full({1}, 0.5))).item<bool>());
+      train_steps(t.e, 1);
+      const Tensor now = whole_parameters(t.e, *t.net).at("b.weight").to(f32);
+      CHECK(amax(abs(sub(now, full({1}, 0.5)))).item() < 0.05);
+      return 0;
+    });
+  }
+}
+
 TEST_CASE("engine: a model alone gives master weights to 16 bits") {
   for (const int stage : {0, 1, 3}) {
     const TempDir folder;
@@ -314,11 +365,13 @@ TEST_CASE("engine: checkpoints that are refused") {
                      [&](SavingTrainer& t, int) {
                        const data::Example batch = *t.e.training_dataloader()->begin();
                        t.e.backward(cross_entropy(t.e(batch.input), batch.target));
-                       t.e.step();
                        t.e.save_checkpoint(folder / "a");
                      },
                      saved_config(1, 2)),
-                 "expected a call after step() at a boundary, got one after 1 of 2 micro-batches"));
+                 "expected a call after step(), got one after a backward()"));
+  CHECK(contains(error_of(
+                     1, [&](SavingTrainer& t, int) { t.e.load_checkpoint(""); }, saved_config(1, 1)),
+                 "expected a folder, got an empty name"));
   CHECK(contains(error_of(
                      1, [&](SavingTrainer& t, int) { t.e.save_checkpoint(""); }, saved_config(1, 1)),
                  "expected a folder, got an empty name"));
@@ -356,4 +409,95 @@ TEST_CASE("engine: a checkpoint that only one rank saves names those that are ab
   CAPTURE(error);
   CHECK(contains(error, "rank 1"));
   CHECK(contains(error, "checkpoint"));
+}
+
+TEST_CASE("engine: micro-batches that fill no step are said in time, and the last checkpoint is written") {
+  const auto is_said = [](const SavingTrainer& t, const char* part) {
+    return std::any_of(t.said.begin(), t.said.end(), [&](const auto& line) { return contains(line, part); });
+  };
+  for (const int stage : {0, 2, 3}) {
+    const TempDir folder;
+    on_ranks<int>(2, [&](int rank) {
+      SavingTrainer t(saved_config(stage, 4));
+      const auto own = samples(10);
+      data::DataLoader batches(own, {.batch_size = 2});
+      const auto epoch = [&] {
+        for (auto& [x, y] : batches) {
+          for (auto& [u, v] : data::DataLoader(own, {.batch_size = 5})) {  // an evaluation within: none of this
+            const NoGrad no_grad;
+            t.net->eval();
+            t.e(u);
+            t.net->train();
+          }
+          t.e.backward(cross_entropy(t.e(x), y));
+          t.e.step();
+        }
+      };
+      epoch();
+      CHECK(!is_said(t, "micro-batches"));
+      t.net->eval();
+      {
+        const NoGrad no_grad;
+        t.e(own.get(0).input.reshape({1, 6}));  // the evaluation behind an epoch
+      }
+      t.net->train();
+      if (rank == 0) CHECK(is_said(t, "a loop over a DataLoader ended with 1 of the 4 micro-batches of a step"));
+      epoch();
+      const Tensors before = whole_parameters(t.e, *t.net);
+      CHECK(t.e.global_steps() == 2);
+      t.e.save_checkpoint(folder / "run");
+      t.e.wait_for_checkpoint();
+      if (rank == 0) CHECK(is_said(t, "save_checkpoint() after 2 of the 4 micro-batches"));
+      SavingTrainer other(saved_config(1, 4));
+      CHECK(other.e.load_checkpoint(folder / "run"));
+      CHECK(other.e.global_steps() == 2);
+      CHECK(differing(before, whole_parameters(other.e, *other.net)) == "");
+      return 0;
+    });
+  }
+  // One of the engine's own loader begins the step again.
+  const TempDir folder;
+  const Tensors whole = uninterrupted(saved_config(1, 4), 3);
+  on_ranks<int>(1, [&](int) {
+    SavingTrainer t(saved_config(1, 4));
+    int count = 0;
+    for (auto& [x, y] : *t.e.training_dataloader()) {
+      t.e.backward(cross_entropy(t.e(x), y));
+      t.e.step();
+      if (++count == 7) break;
+    }
+    t.e.save_checkpoint(folder / "run");
+    SavingTrainer other(saved_config(1, 4));
+    other.e.load_checkpoint(folder / "run");
+    train_steps(other.e, 2);
+    CHECK(differing(whole, whole_parameters(other.e, *other.net)) == "");
+    return 0;
+  });
+}
+
+TEST_CASE("engine: a run that goes on says what it was trained with, where the program says other things") {
+  const TempDir folder;
+  save_after({1, saved_config(1, 1)}, folder / "run", 3);
+  on_ranks<int>(1, [&](int) {
+    SavingTrainer same(saved_config(1, 1));
+    same.e.load_checkpoint(folder / "run");
+    for (const std::string& line : same.said) CHECK_MESSAGE(!contains(line, "goes on as it was"), line);
+    Config config = saved_config(1, 1);
+    config.seed = 77;
+    const auto net = make_net();
+    optim::AdamW optimizer(net->parameters(), {.lr = 1e-3, .weight_decay = 0.2});
+    optim::WarmupLR schedule(optimizer, {.warmup_num_steps = 8});
+    std::string said;
+    engine::Engine<Net> e(*net, {.optimizer = &optimizer,
+                                 .training_data = data::share(samples(40)),
+                                 .lr_scheduler = &schedule,
+                                 .config = config,
+                                 .log = [&](const std::string& text) { said += text + "\n"; }});
+    e.load_checkpoint(folder / "run");
+    for (const char* part :
+         {"goes on as it was: lr stays 0.01, not 0.001", "weight_decay stays 0.1, not 0.2", "seed stays 1234, not 77"})
+      CHECK_MESSAGE(contains(said, part), part, " in ", said);
+    CHECK(!contains(said, "beta"));
+    return 0;
+  });
 }

@@ -250,6 +250,7 @@ TEST_CASE("sparse_attention: models and plans that it cannot be with") {
   CHECK(contains(message([] { engine::check_plan(with_sparse("{}", 0, 1), {.cp = 2}, {.ranks = 2}); }),
                  "leave one of them out. The nearest plan that can: dp2"));
   CHECK(engine::reasons_against(with_sparse("false", 0, 1), {.cp = 2}, {.ranks = 2}).empty());
+  if (!engine::is_launched()) dist::shutdown();  // engines were made without a world
 }
 
 }  // namespace sparse_attention_test

@@ -5,7 +5,6 @@
 #include "autograd/composed.h"
 #include "autograd/fft.h"
 #include "autograd/losses.h"
-#include "autograd/picking.h"
 #include "tests/golden_runner/golden.h"
 
 namespace golden {
@@ -61,7 +60,7 @@ void add_composed(std::map<std::string, Run>& t) {
   t["meshgrid"] = [](const Inputs& in, const Case& c) { return Outputs(meshgrid(in, c.flag("xy", false))); };
 }
 
-/// Those of autograd/picking.h and tensor/search.h.
+/// Those of autograd/composed.h and tensor/search.h.
 void add_picking(std::map<std::string, Run>& t) {
   t["masked_select"] = [](const Inputs& in, const Case&) {
     return Outputs{masked_select(in[0], in[1].tensor().to(boolean))};

@@ -32,7 +32,7 @@ std::unique_ptr<Optimizer> grouped(const Case& c, const std::vector<Variable>& p
     typename Opt::Group g{{}, options};
     for (const Json& index : group.at("params").as_array()) g.parameters.push_back(parameters.at(index.as_int()));
     for (const auto& [key, value] : group.as_object())
-      if (key != "params") *g.options.by_name().at(key) = value.as_number();
+      if (key != "params") *optim::by_name(g.options.table()).at(key) = value.as_number();
     list.push_back(g);
   }
   return std::make_unique<Opt>(list);
@@ -42,7 +42,7 @@ std::unique_ptr<Optimizer> grouped(const Case& c, const std::vector<Variable>& p
 template <class Opt, class Options>
 std::unique_ptr<Optimizer> by_name(const Case& c, const std::vector<Variable>& p, Options o) {
   for (const auto& [key, value] : c.json().at("args").as_object()) {
-    if (!value.is_bool()) *o.by_name().at(key) = value.as_number();
+    if (!value.is_bool()) *optim::by_name(o.table()).at(key) = value.as_number();
     else if (key == "maximize") o.maximize = value.as_bool();
     else if constexpr (requires { o.decoupled_weight_decay; }) o.decoupled_weight_decay = value.as_bool();
   }

@@ -247,6 +247,17 @@ TEST_CASE("inference: draws and candidates of a cut vocabulary are those of one 
   CHECK_MESSAGE(contains(wrong, "logits of token 700 are not numbers"), wrong);
 }
 
+TEST_CASE("inference: a sequence that one rank ends is ended on all") {
+  const auto made = on_ranks<Ids>(2, [](int rank) {
+    manual_seed(1);
+    nn::GPT model(small);
+    auto engine = init_inference(model, tp2, quiet);
+    const auto emit = [rank, seen = 0](size_t, int64_t) mutable { return ++seen < 3 || rank == 0; };
+    return engine.generate(std::vector<Ids>{{1, 2, 3}}, {.max_new_tokens = 8}, emit)[0].tokens;
+  });
+  CHECK(made == std::vector<Ids>(2, Ids(made[0].begin(), made[0].begin() + 3)));
+}
+
 TEST_CASE("inference: calls that differ name the rank") {
   const struct {
     const char* text;
@@ -493,6 +504,9 @@ TEST_CASE("inference: dtypes, times, losses, and what an engine refuses") {
       {R"({"min_out_tokens": 33})", "expected at most the model's context 32, got 33"},
       {R"({"tp": {"tp_size": 2}})", "start the program with lockstep run -n 2"},
       {R"({"moe": {"ep_size": 2}})", "needs ranks in multiples of 2"},
+      {R"({"moe": {"num_experts": 8}})", "moe.num_experts: expected that of the model's experts, this"},
+      {R"({"moe": {"type": "residual"}})", "moe.type: expected that of the model's experts, this"},
+      {R"({"moe": {"enabled": true, "num_experts": [1]}})", "(no error)"},
       {R"({"injection_policy": {"TransformerBlok": "mlp.down"}})",
        "no module is a 'TransformerBlok'; did you mean TransformerBlock?"},
       {R"({"injection_policy": {"TransformerBlock": ["o_proj"]}})",

@@ -449,7 +449,7 @@ def composed(c):
 
 @family("picking", 1)
 def picking(c):
-    """tensor/picking.def and tensor/search.h. tests/golden/picking.safetensors is of these: --only ^picking --cases 2000 --seed 14 --keep FOLDER."""
+    """tensor/composed.def and tensor/search.h. tests/golden/picking.safetensors is of these: --only ^picking --cases 2000 --seed 14 --keep FOLDER."""
     name = c.rng.choice(["masked_select", "index_put", "index_put", "msort", "kthvalue", "searchsorted", "bucketize", "bincount", "histc", "unique", "unique_consecutive", "nonzero"])
     rng, args = c.rng, c.args
 

@@ -3,9 +3,12 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "nn/text_stream.h"
 #include "tensor/random.h"
@@ -134,6 +137,81 @@ TEST_CASE("distribution: large vocabularies need no sort, and a draw is the plac
   }
 }
 
+TEST_CASE("sampling is total: any logits and any options give a token that may be drawn, or an Error") {
+  std::mt19937_64 random(11);
+  const auto one_of = [&](const auto& values) { return values[random() % std::size(values)]; };
+  const int64_t rounds = std::getenv("LONG") ? 100'000 : 3'000;
+  int64_t drawn = 0, infinite_ones = 0;
+  for (int64_t round = 0; round < rounds; ++round) {
+    std::vector<float> logits(1 + random() % 40);
+    const double scale = one_of(std::array{0.0, 1.0, 1e3, 1e9, 1e30});
+    const bool strange = random() % 2;
+    for (float& x : logits) {
+      x = float((double(random() % 2001) / 1000 - 1) * scale);
+      if (strange && random() % 8 == 0)
+        x = one_of(std::array{INFINITY, -INFINITY, 3.4e38F, -3.4e38F, random() % 30 ? 0.F : NAN});
+    }
+    const auto count = int64_t(logits.size());
+    Generation g{.do_sample = true};
+    if (random() % 2)
+      g.logit_bias[int64_t(random() % (random() % 20 ? logits.size() : 1000))] =
+          one_of(std::array{1e9, -1e9, 1., -double(INFINITY)});
+    if (random() % 2) g.repetition_penalty = one_of(std::array{1e-3, 1e3, 1.3, 0.5});
+    if (random() % 2) g.presence_penalty = one_of(std::array{-100., 100., 1e-7});
+    if (random() % 2) g.frequency_penalty = one_of(std::array{-100., 100., 1e-7});
+    if (random() % 2) g.suppress_tokens = {int64_t(random() % logits.size()), 0};
+    g.no_repeat_ngram_size = int64_t(random() % 4);
+    g.temperature = one_of(std::array{0., 1e-5, 1e-4, 0.7, 1., 30., 1e6, random() % 20 ? 1. : double(NAN)});
+    g.top_k = one_of(std::array<int64_t, 5>{0, 1, 3, 50, random() % 20 ? 7 : INT64_MAX});
+    g.top_p = one_of(std::array{1., 0.9, 0.3, 1e-300, random() % 20 ? 0.5 : 2.});
+    g.min_p = one_of(std::array{0., 0.1, 1.});
+    std::vector<int64_t> prompt, answer;
+    for (size_t i = random() % 20; i > 0; --i) (i % 2 ? prompt : answer).push_back(int64_t(random() % logits.size()));
+    const double u = one_of(std::array{0., 0.3, 0.999999, double(random() % 1000) / 1000});
+    try {
+      const std::vector<double> scores = process_logits(logits, prompt, answer, g);
+      for (const double score : scores) REQUIRE((score == score && score < INFINITY));
+      const int64_t id = next_token(scores, g, u);
+      REQUIRE((id >= 0 && id < count));
+      CHECK(scores[size_t(id)] > -INFINITY);
+      double sum = 0;
+      bool kept = g.greedy();
+      for (const Candidate& c : distribution(scores, g)) sum += c.probability, kept |= c.id == id;
+      CHECK(kept);
+      CHECK(std::abs(sum - 1) < 1e-9);
+      for (const double x : log_probabilities(logits)) CHECK(x <= 0);
+      const auto infinite = std::count(logits.begin(), logits.end(), INFINITY);
+      const bool plain =
+          g.logit_bias.empty() && g.repetition_penalty == 1 && g.suppress_tokens.empty() && g.no_repeat_ngram_size == 0;
+      if (plain && infinite > 0 && g.temperature < 100) {
+        CHECK(logits[size_t(id)] == INFINITY);
+        ++infinite_ones;
+      }
+      ++drawn;
+    } catch (const Error& error) { CHECK(std::string(error.what()).starts_with("[generate]")); }
+  }
+  CHECK(drawn > rounds / 2);
+  CHECK(infinite_ones > rounds / 1500);
+  // Differences that are smaller than the numbers' own distances, near a large score.
+  for (const double top : {1e9, -1e9, 1e300, -1e300, 0.0})
+    for (const double temperature : {1e-5, 1.0, 30.0}) {
+      std::vector<double> scores(200, top);
+      for (size_t i = 1; i < scores.size(); ++i) scores[i] = std::nextafter(scores[i - 1], -INFINITY);
+      const Generation g{.do_sample = true, .temperature = temperature, .top_k = 0};
+      const std::vector<Candidate> all = distribution(scores, g);
+      REQUIRE(!all.empty());
+      double below = 0;
+      for (const Candidate& c : all) {
+        if (c.probability > 1e-6) CHECK(next_token(scores, g, below + c.probability / 2) == c.id);
+        below += c.probability;
+      }
+      CHECK(std::abs(below - 1) < 1e-9);
+    }
+  CHECK(contains(message([] { next_token(std::vector<double>{}, {}, 0); }), "no token is left"));
+  CHECK(log_probabilities(std::vector<float>{-INFINITY}) == std::vector<double>{-INFINITY});
+  CHECK(std::abs(log_probabilities(std::vector<float>{INFINITY, 1, INFINITY})[2] - std::log(0.5)) < 1e-12);
+}
+
 TEST_CASE("logits: the same bits in one piece and in many, alone and in a batch, with any number of threads") {
   GPT model = small_gpt();
   const NoGrad no_grad;
@@ -250,10 +328,17 @@ TEST_CASE("generate: how it ends, what it tells, and what it refuses") {
     const char* text;
   };
   for (const Row& r : {Row{{.top_p = 0}, "expected top_p in (0, 1], got 0"},
-                       {{.top_k = -1}, "expected top_k >= 0, got -1"},
+                       {{.top_p = NAN}, "expected top_p in (0, 1], got nan"},
+                       {{.top_k = -1}, "expected top_k in [0, 2147483648], got -1"},
                        {{.min_p = 1.5}, "expected min_p in [0, 1], got 1.5"},
-                       {{.repetition_penalty = 0}, "expected repetition_penalty > 0, got 0"},
-                       {{.temperature = -1}, "expected temperature >= 0, got -1"},
+                       {{.repetition_penalty = 0}, "expected repetition_penalty in [0.001, 1000], got 0"},
+                       {{.presence_penalty = NAN}, "expected presence_penalty in [-100, 100], got nan"},
+                       {{.frequency_penalty = INFINITY}, "expected frequency_penalty in [-100, 100], got inf"},
+                       {{.logit_bias = {{3, NAN}}}, "expected logit_bias up to 1e9, got nan for token 3"},
+                       {{.temperature = -1}, "expected temperature in [0, 1000000], got -1"},
+                       {{.temperature = INFINITY}, "expected temperature in [0, 1000000], got inf"},
+                       {{.max_new_tokens = INT64_MAX}, "expected max_new_tokens in [0, 2147483648], got 9.22337e+18"},
+                       {{.num_beams = 0}, "expected num_beams in [1, 1024], got 0"},
                        {{.do_sample = true, .num_beams = 2}, "with do_sample is not built"},
                        {{.num_return_sequences = 2}, "expected num_return_sequences from 1 to num_beams"},
                        {{.stop = {"x"}}, "stop strings need `text`"},

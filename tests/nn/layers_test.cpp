@@ -199,6 +199,7 @@ TEST_CASE("layers: what is refused") {
       {[] { Hardtanh({.low = 1, .high = -1}); }, "[Hardtanh] expected low <= high, got 1 and -1"},
       {[] { Hardshrink({.lambda = -1}); }, "[Hardshrink] expected lambda >= 0, got -1"},
       {[] { Softshrink({.lambda = -1}); }, "[Softshrink] expected lambda >= 0, got -1"},
+      {[] { Threshold({.threshold = NAN, .value = 0}); }, "[Threshold] expected a threshold that is a number, got nan"},
       {[] {
          GLU()(zeros({2, 5}));
        },

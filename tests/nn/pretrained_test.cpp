@@ -17,6 +17,7 @@
 #include "parallel/tensor/apply.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
+#include "tests/nn/pretrained_folder.h"
 #include "tests/ranks.h"
 #include "tests/temp_dir.h"
 
@@ -27,10 +28,6 @@ using data::SafeTensors;
 
 namespace {
 
-using Named = std::vector<std::pair<std::string, Tensor>>;
-
-const std::string golden = std::string(golden_folder) + "/inference";
-
 /// Of numbers above 1 as a part of them.
 double difference(const Tensor& a, const Tensor& b) {
   REQUIRE(a.shape() == b.shape());
@@ -38,61 +35,10 @@ double difference(const Tensor& a, const Tensor& b) {
   return max(abs(a.to(cpu).to(f64) - wanted) / maximum(abs(wanted), ones({}, {.dtype = f64, .device = cpu}))).item();
 }
 
-bool same(nn::Module& a, nn::Module& b) {
-  const nn::State one = a.state(), other = b.state();
-  if (one.size() != other.size()) return false;
-  for (size_t i = 0; i < one.size(); ++i)
-    if (one[i].first != other[i].first || one[i].second.dtype() != other[i].second.dtype() ||
-        !equal(one[i].second, other[i].second))
-      return false;
-  return true;
-}
-
 Tensor ids_of(std::vector<int64_t> ids) {
   const auto count = int64_t(ids.size());
   return Tensor::from(ids, {1, count});
 }
-
-/// A copy of a golden folder that may be changed.
-struct Folder {
-  TempDir at;
-  Json config;
-  Named tensors;
-  explicit Folder(const std::string& name) : config(data::read_json(golden + "/" + name + "/config.json")) {
-    const auto file = SafeTensors::open(golden + "/" + name + "/model.safetensors");
-    for (const std::string& tensor : file.names()) tensors.emplace_back(tensor, file.tensor(tensor));
-  }
-  Tensor& operator[](const std::string& name) {
-    for (auto& [key, tensor] : tensors)
-      if (key == name) return tensor;
-    return tensors.emplace_back(name, Tensor()).second;
-  }
-  void drop(const std::string& key) {
-    Json::Object kept;
-    for (const auto& [name, value] : config.as_object())
-      if (name != key) kept.emplace_back(name, value);
-    config = kept;
-  }
-  void write_config() const { at.write("config.json", config.dump()); }
-  std::string write() const {
-    write_config();
-    data::save_safetensors(at / "model.safetensors", tensors);
-    return at.str();
-  }
-  /// Two shards and an index.
-  std::string write_shards(const std::function<void(Json& weight_map)>& change = {}) const {
-    write_config();
-    Json map(Json::Object{});
-    const size_t half = tensors.size() / 2;
-    const std::string files[] = {"a.safetensors", "b.safetensors"};
-    data::save_safetensors(at / files[0], Named(tensors.begin(), tensors.begin() + long(half)));
-    data::save_safetensors(at / files[1], Named(tensors.begin() + long(half), tensors.end()));
-    for (size_t i = 0; i < tensors.size(); ++i) map[tensors[i].first] = files[i >= half];
-    if (change) change(map);
-    at.write("model.safetensors.index.json", Json(Json::Object{{"weight_map", map}}).dump());
-    return at.str();
-  }
-};
 
 }  // namespace
 
@@ -266,11 +212,11 @@ TEST_CASE("pretrained: what is saved comes back, bit by bit, whole and in shards
        })},
       {"llama",
        with([](auto& o) { o.rope = nn::Rope{.scaling = Scaling::dynamic, .factor = 2, .original_context = 8}; })},
-      {"llama", with([](auto& o) {
-         o.rope = nn::Rope{.scaling = Scaling::llama3, .factor = 8, .original_context = 8, .partial = 0.5};
-       })},
+      {"llama",
+       with([](auto& o) { o.rope = nn::Rope{.scaling = Scaling::llama3, .factor = 8, .original_context = 8}; })},
       {"llama", with([](auto& o) { o.rope = nn::Rope{.scaling = Scaling::linear, .factor = 2}; })},
       {"mistral", with([](auto& o) { o.window = 2; })},
+      {"mistral", with([](auto& o) { o.window = 2, o.window_from = 1; })},
       {"qwen2", with([](auto& o) { o.attention_bias = true, o.window = 3, o.window_from = 1; })},
       {"gpt2", {.vocab = 30, .context = 16, .layers = 2, .width = 24, .heads = 4}},
       {"gpt2",
@@ -316,8 +262,8 @@ TEST_CASE("pretrained: what is saved comes back, bit by bit, whole and in shards
   const TempDir at;
   nn::GPT other(with([](auto& o) { o.rope->base = 4000; }));
   for (nn::GPT::Options o :
-       {with([](auto& x) { x.norm = nn::Norm::layer; }), with([](auto& x) { x.window = 2, x.window_from = 1; }),
-        with([](auto& x) { x.window = 2, x.mlp_bias = true; }),
+       {with([](auto& x) { x.norm = nn::Norm::layer; }), with([](auto& x) { x.rope->partial = 0.5; }),
+        with([](auto& x) { x.heads = x.kv_heads = 5; }), with([](auto& x) { x.window = 2, x.mlp_bias = true; }),
         nn::GPT::Options{.vocab = 30, .context = 16, .layers = 1, .width = 24, .window = 3}}) {
     nn::GPT mixed(o);
     CHECK(contains(message([&] { nn::save_pretrained(mixed, at.str()); }), "Transformers has no such model"));
@@ -436,6 +382,7 @@ TEST_CASE("pretrained: folders that are damaged or of something else are refused
       {set("hidden_size", 0), "hidden_size: expected a number from 1 to"},
       {set("vocab_size", int64_t(1) << 40), "vocab_size: expected a number from 1 to"},
       {set("rms_norm_eps", -1), "rms_norm_eps: expected a number >= 0, got -1"},
+      {set("hidden_size", 66), "num_attention_heads: expected a number that divides hidden_size 66, got 4"},
       {set("head_dim", 15), "expected an even number of features to turn, got 15"},
       {set("quantization_config", Json::Object{{"quant_method", "gptq"}}), "quantised weights are not read"},
       {set("eos_token_id", "two"), "eos_token_id"},
@@ -444,6 +391,7 @@ TEST_CASE("pretrained: folders that are damaged or of something else are refused
        "rope_parameters and rope_scaling are both there, and say different things"},
       {rope({{"rope_type", "longrope"}, {"rope_theta", 10000}}), "rope_type 'longrope' is not built"},
       {rope({{"rope_type", "linear"}, {"type", "yarn"}, {"factor", 2}}), "expected rope_type and type to agree"},
+      {rope({{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}), "partial_rotary_factor 0.5 is not supported"},
       {rope({{"rope_type", "linear"}}), "expected a factor for rope_type 'linear'"},
       {rope({{"rope_type", "dynamic"}, {"factor", 0.5}}), "factor: expected a number >= 1, got 0.5"},
       {rope({{"rope_type", "llama3"}, {"factor", 8}, {"high_freq_factor", 4}}), "expected a low_freq_factor"},

@@ -144,6 +144,72 @@ TEST_CASE("quantised: bits do not depend on kernels, batch or threads, and sums 
       }
 }
 
+TEST_CASE("quantised: weights of any magnitude keep as many digits") {
+  manual_seed(6);
+  const Tensor unit = randn({24, 96}), x = randn({17, 96});
+  const auto error_of = [](const Tensor& got, const Tensor& wanted) {
+    return norm(got.to(f64) - wanted.to(f64)).item() / norm(wanted.to(f64)).item();
+  };
+  const int threads = get_threads();
+  for (const QuantFormat format : formats) {
+    const double usual = error_of(dequantize(quantize(unit, format)), unit);
+    CHECK(usual < (format == QuantFormat::group4 ? 0.1 : 0.0065));
+    for (const double s : {1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-12, 1e-20, 1e-30, 1e5, 1e20, 1e36}) {
+      INFO(std::string(name_of(format)), ", ", s);
+      const Tensor w = unit * s;
+      const Quantized q = quantize(w, format);
+      CHECK(error_of(dequantize(q), w) < usual * 1.03);
+      if (format == QuantFormat::row8 || s < 1e-6 || s > 1e6) CHECK(q.scales.dtype() == f32);
+      else if (s >= 1e-2 && s < 1) CHECK(q.scales.dtype() == f16);
+      const Tensor wanted = linear(x.to(f64), dequantize(q).to(f64));
+      for (const std::string& path : on_cpu::quantized_paths()) {
+        const Path with(path);
+        const Tensor y = linear(x, q);
+        CHECK_MESSAGE(error_of(y, wanted) < 1e-6, path);
+        CHECK_MESSAGE(equal(linear(x.narrow(0, 3, 2), q), y.narrow(0, 3, 2).contiguous()), path);
+        if (q.scales.dtype() == f32) continue;
+        Quantized wide = q;  // the same scales in f32 are the same weights
+        wide.scales = q.scales.to(f32);
+        CHECK_MESSAGE((equal(linear(x, wide), y) && equal(dequantize(wide), dequantize(q))), path);
+        CHECK_MESSAGE(equal(linear(x.narrow(0, 0, 1), wide), y.narrow(0, 0, 1).contiguous()), path);
+      }
+      set_threads(3);
+      CHECK(equal(quantize(w, format).scales, q.scales));
+      set_threads(threads);
+    }
+    if (format == QuantFormat::row8) continue;
+    // One small group, one of zeros and one of numbers that differ by 10^30, among large ones.
+    const Tensor mixed = unit.clone();
+    mixed[3].narrow(0, 32, 32).copy_(unit[3].narrow(0, 32, 32) * 1e-9);
+    mixed[4].narrow(0, 32, 32).zero_();
+    mixed[5].narrow(0, 0, 1).fill_(1e-30);
+    const Tensor back = dequantize(quantize(mixed, format));
+    CHECK(error_of(back[3].narrow(0, 32, 32), mixed[3].narrow(0, 32, 32)) < 2 * usual);
+    CHECK(equal(back[4].narrow(0, 32, 32), mixed[4].narrow(0, 32, 32)));
+    CHECK(error_of(back, mixed) < usual * 1.03);
+  }
+  CHECK(contains(message([&] { quantize(unit * 1e38, QuantFormat::group4); }), "expected finite weights below 2.9e38"));
+}
+
+TEST_CASE("quantize: a state with other scales than the model's is taken as it is") {
+  const auto tiny = seeded(small()), plain = seeded(small());
+  const Tensor small_weight = tiny->blocks[0].mlp.up.weight.tensor();
+  small_weight.copy_(small_weight * 1e-9);
+  nn::quantize(*tiny), nn::quantize(*plain);
+  CHECK(tiny->blocks[0].mlp.up.quantized->scales.dtype() == f32);
+  CHECK(plain->blocks[0].mlp.up.quantized->scales.dtype() == f16);
+  const Tensor of_tiny = (*tiny)(some_tokens()).tensor(), of_plain = (*plain)(some_tokens()).tensor();
+  nn::State before;  // of the model with f16's alone
+  for (const auto& [name, tensor] : plain->state()) before.emplace_back(name, tensor.clone());
+  plain->load_state(tiny->state());
+  CHECK(equal((*plain)(some_tokens()).tensor(), of_tiny));
+  tiny->load_state(before);
+  CHECK(equal((*tiny)(some_tokens()).tensor(), of_plain));
+  const auto floating = seeded(small());
+  nn::load_quantized(*floating, plain->state(), nn::quantized_metadata(*plain));
+  CHECK(equal((*floating)(some_tokens()).tensor(), of_tiny));
+}
+
 TEST_CASE("quantised: activations, 16 bits, and numbers that are none") {
   manual_seed(3);
   const Tensor w = randn({40, 64}), x = randn({9, 64}), b = randn({40});
@@ -162,6 +228,8 @@ TEST_CASE("quantised: activations, 16 bits, and numbers that are none") {
   CHECK(any(isnan(y[2])).item<bool>());
   CHECK_FALSE(any(isnan(y[3])).item<bool>());
   CHECK(contains(message([&] { quantize(bad, QuantFormat::group8); }), "expected finite weights"));
+  CHECK(contains(message([&] { linear(x, quantize(w, QuantFormat::row8), {}, {.dynamic = true, .threshold = NAN}); }),
+                 "expected a threshold >= 0, and with dynamic alone, got nan"));
   CHECK(contains(message([&] { linear(x, quantize(w, QuantFormat::group8), {}, {.dynamic = true}); }), "row8"));
   CHECK(contains(message([&] { linear(randn({2, 63}), quantize(w, QuantFormat::row8)); }), "(..., 64)"));
   const Tensor handle = handle_of(quantize(w, QuantFormat::group4));

@@ -4,7 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "autograd/ops.h"
-#include "nn/norm.h"
+#include "nn/nn.h"
 #include "optim/optim.h"
 #include "optim/schedule_list.h"
 #include "tests/messages.h"
@@ -53,6 +53,61 @@ TEST_CASE("update_bn makes statistics of all batches, and leaves modes and momen
   CHECK_THROWS_AS(nn::update_bn(norm, [] { fail("a loader's error"); }), Error);
   CHECK(norm.o.momentum == 0.1);
   CHECK(!norm.is_training());
+}
+
+TEST_CASE("an average keeps its bits while it stands in for 16-bit parameters, and what is written to them then") {
+  Variable w(ones({2}, {.dtype = bf16}), true);
+  WeightAverage average({w}, 0.999);
+  average.update();
+  w.tensor().fill_(2);
+  for (int i = 0; i < 1000; ++i) average.update(), average.swap(), average.swap();  // an evaluation after each step
+  CHECK(average.averages()[0].to_vector<float>()[0] == doctest::Approx(2 - std::pow(0.999, 1000)).epsilon(1e-5));
+  const float kept = average.averages()[0].to_vector<float>()[1];
+  average.swap();
+  CHECK(contains(message([&] { average.update(); }), "update() between swap() and swap() back"));
+  CHECK(contains(message([&] { average.load_state(average.state()); }), "swap() back first"));
+  w.tensor()[0].fill_(4);
+  average.swap();
+  CHECK(w.tensor().to(f32).to_vector<float>() == std::vector<float>{2, 2});
+  CHECK(average.averages()[0].to_vector<float>() == std::vector<float>{4, kept});
+}
+
+TEST_CASE("statistics of the averaged model come and go with it") {
+  manual_seed(1);
+  struct Net : nn::Layer<Net> {
+    nn::Linear a{{.in = 2, .out = 2}};
+    nn::BatchNorm1d norm{{.channels = 2}};
+    Variable forward(const Variable& x) { return norm(a(x)); }
+    void fields(nn::Fields& f) override { f("a", a)("norm", norm); }
+  } net;
+  const Variable x(randn({32, 2}));
+  WeightAverage average(net.parameters());
+  for (int i = 0; i < 3; ++i) {
+    net(x);
+    Tensor(net.a.weight.tensor()).fill_(i + 1);
+    average.update();
+  }
+  const auto statistics = [&] {
+    std::vector<std::vector<float>> all;
+    for (const auto& b : net.named_buffers()) all.push_back(b.tensor.to(f32).to_vector<float>());
+    return all;
+  };
+  const auto own = statistics();
+  average.swap();
+  nn::update_bn(net, [&] { net(x); });
+  nn::update_bn(net, [&] { net(x); });  // twice is as once
+  const auto averaged = statistics();
+  CHECK(averaged != own);
+  average.swap();
+  CHECK(statistics() == own);
+  average.swap();
+  CHECK(statistics() == averaged);
+  average.swap();
+  nn::update_bn(net, [&] { net(x); });  // of the model itself
+  const auto updated = statistics();
+  CHECK(updated != own);
+  average.swap(), average.swap();
+  CHECK(statistics() == updated);
 }
 
 TEST_CASE("schedules of schedules go on from a state, with momentum") {

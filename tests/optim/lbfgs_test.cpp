@@ -98,6 +98,12 @@ TEST_CASE("LBFGS refuses what it cannot do") {
       {[&] { LBFGS({valley.x}, {.max_iter = 0}); }, "expected max_iter in [1"},
       {[&] { optimizer.load_state({}); }, "no 'lbfgs.scale'"},
       {[&] {
+         LBFGS two({valley.x}, {});
+         two.add_group({valley.y}, {});
+         two.step([&] { return valley.loss(); });
+       },
+       "expected one group of parameters, got 2"},
+      {[&] {
          state.tensors.emplace_back("lbfgs.grad", ones({2}));
          optimizer.load_state(state);
        },

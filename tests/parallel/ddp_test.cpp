@@ -1,10 +1,14 @@
 // DistributedDataParallel: buckets, views, no_sync, buffers, state.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <optional>
 
+#include "autograd/agreed.h"
 #include "optim/clip.h"
+#include "optim/lbfgs.h"
 #include "optim/optim.h"
+#include "optim/schedule.h"
 #include "parallel/buckets.h"
 #include "parallel/naive_ddp.h"
 #include "tensor/memory.h"
@@ -343,4 +347,62 @@ TEST_CASE("GradientAccumulator: sums in tree order, skips what never had a gradi
   net.requires_grad_(false);
   CHECK(
       contains(message([&] { GradientAccumulator none(net.parameters()); }), "expected parameters that require grad"));
+}
+
+TEST_CASE("DDP: L-BFGS decides by the mean loss of the ranks, so that parameters stay the same") {
+  for (const bool search : {false, true}) {
+    struct Found {
+      std::vector<float> weights;
+      int64_t evaluations;
+      double first;
+    };
+    const auto found = on_ranks<Found>(2, [&](int rank) {
+      manual_seed(1);
+      nn::Linear net = linear(3, 1);
+      optim::LBFGS optimizer(net.parameters(), {.max_iter = 8, .line_search = search});
+      DistributedDataParallel ddp(net);
+      manual_seed(5 + uint64_t(rank));
+      const Tensor x = randn({6, 3}), y = mul_scalar(randn({6, 1}), rank ? 10. : 0.1);
+      Found here;
+      for (int i = 0; i < 3; ++i) here.first = optimizer.step([&] { return mse_loss(ddp(x), y); });
+      here.evaluations = optimizer.evaluations();
+      here.weights = net.weight.tensor().to_vector<float>();
+      return here;
+    });
+    CHECK(found[0].weights == found[1].weights);
+    CHECK(found[0].evaluations == found[1].evaluations);
+    CHECK(found[0].first == found[1].first);
+  }
+}
+
+TEST_CASE("agreed(): the mean over the ranks of a wrapper, while it lives") {
+  on_ranks<int>(3, [](int rank) {
+    Branches net;
+    const std::vector<Variable> never{net.never.weight}, parameters = net.parameters();
+    {
+      DistributedDataParallel ddp(net);
+      CHECK(agreed(parameters, rank, "a number") == 1);
+      CHECK(std::isnan(agreed(never, rank == 1 ? NAN : 0, "a number")));
+      CHECK(mean_over_ranks(net.left.weight));
+    }
+    CHECK(agreed(parameters, rank, "a number") == rank);
+    return 0;
+  });
+}
+
+TEST_CASE("DDP: a plateau is that of the mean metric of the ranks") {
+  const auto rates = on_ranks<double>(2, [](int rank) {
+    nn::Linear net = linear(3, 1);
+    optim::SGD sgd(net.parameters(), {.lr = 0.1});
+    optim::ReduceLROnPlateau plateau(sgd, {.factor = 0.1, .patience = 0});
+    DistributedDataParallel ddp(net);
+    double metric = 1;
+    for (int i = 0; i < 3; ++i) {
+      plateau.step(metric);  // 1, 1; 0.5, 1.5; 0.25, 2.25
+      metric *= rank == 0 ? 0.5 : 1.5;
+    }
+    return plateau.lr();
+  });
+  CHECK(rates[0] == doctest::Approx(0.001));
+  CHECK(rates[0] == rates[1]);
 }

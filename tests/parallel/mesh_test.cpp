@@ -88,7 +88,7 @@ TEST_CASE("plan: what cannot be is refused with the reason and the nearest that 
            {"tp3", {.heads = 6, .width = 6, .vocab = 256}, nullptr, nullptr},
            {"tp4", {.heads = 4, .width = 4, .vocab = 3}, "tp4 ranks share a vocabulary of 3 words", "dp2+tp2"},
            {"dp2+tp2", {.width = 7}, "tp2 does not divide the 7 columns of the model", "dp4"},
-           {"dp2+tp2", {.inner = 7}, "inside the MLP", "dp4"},
+           {"dp2+tp2", {.inner = 7}, "inside its layers", "dp4"},
            {"dp2+tp4", {.heads = 8, .kv_heads = 2}, "4 does not divide the 2 key and value heads", "dp4+tp2"},
            {"dp4",
             {.layers = 8, .heads = 1, .micro_batches = 6},
@@ -110,7 +110,7 @@ TEST_CASE("plan: what cannot be is refused with the reason and the nearest that 
             "dp2+cp2"},
            {"dp2+cp2+zero3", {}, nullptr, nullptr},
            {"cp2+tp2+zero2", {}, "and tensor parallelism sums", "cp2+tp2+zero1"},
-           {"dp4+ep3", {}, "ep3 does not divide the 4 replicas", "dp4+ep4"},
+           {"dp4+ep3", {}, "ep3 does not divide the 4 replicas", "dp4"},
            {"dp4+ep4", {.experts = 6}, "ep4 does not divide the 6 experts", "dp4+ep2"},
            {"pp2+zero2",
             {},
@@ -119,7 +119,9 @@ TEST_CASE("plan: what cannot be is refused with the reason and the nearest that 
             "pp2+zero1"},
            {"tp2+zero3", {}, "and tensor parallelism sums", "tp2+zero1"},
            {"dp2+zero3", {}, nullptr, nullptr},
-           {"pp3", {.ranks = 3, .layers = 1, .micro_batches = 1}, "3 stages need 3 layers, the model has 1", "tp3"},
+           {"pp3", {.ranks = 3, .layers = 1, .micro_batches = 1}, "3 stages need 3 layers, the model has 1", nullptr},
+           {"tp3", {.ranks = 4}, "it is for 3 ranks, and there are 4", "dp4"},
+           {"pp2+tp3", {.ranks = 8}, "it is for 6 ranks, and there are 8", "dp4+pp2"},
            {"pp3", {.ranks = 3, .layers = 1, .heads = 1, .micro_batches = 1}, "3 stages need 3 layers", nullptr}}) {
     const std::string found = message([&] { check_plan(parallel::parse_plan(row.plan), row.sizes); });
     if (!row.reason) {

@@ -30,7 +30,7 @@ Tensors reference(int micro_batches, const std::vector<LayerSpec>& layers = mode
       total += loss.item();
     }
     sum.finish();
-    for (const Variable& p : net.parameters()) mul_scalar_(p.grad(), 1. / micro_batches);
+    for (const Variable& p : net.parameters()) div_scalar_(p.grad(), micro_batches);
     if (clip > 0) {  // the table first: it is the first layer
       std::vector<Variable> in_order{net.tied_parameters("table")[0].variable};
       for (auto& p : net.own_parameters(0)) in_order.push_back(p.variable);
@@ -168,6 +168,46 @@ TEST_CASE("pipeline: activation checkpointing gives the same bits") {
       CAPTURE(name_of(kind));
       CHECK(differing(one, train(2, {.micro_batches = 4, .schedule = kind, .checkpoint_interval = interval},
                                  {.timeout = dist::Seconds(60)}, layers)) == "");
+    }
+  }
+}
+
+TEST_CASE("pipeline: layers with state count a forward that runs again once") {
+  // Two kinds of state, in both stages; a schedule that has several micro-batches in flight, and one whose backward
+  // comes in two parts.
+  std::vector<LayerSpec> layers{layer<nn::Embedding>({.num = vocab, .dim = width})};
+  for (int i = 0; i < 2; ++i) {
+    layers.push_back(layer<nn::BatchNorm1d>({.channels = width}));
+    LayerSpec spectral;
+    spectral.kind = "spectral";
+    spectral.make = [] {
+      return std::make_unique<nn::Parametrized<nn::Linear, nn::SpectralNorm>>(nn::Linear({.in = width, .out = width}));
+    };
+    layers.push_back(spectral);
+  }
+  layers.push_back(layer<nn::Linear>({.in = width, .out = vocab}));
+  const auto run = [&](const EngineOptions& options) {
+    const auto all = on_ranks<Tensors>(2, [&](int) {
+      manual_seed(5);
+      Engine engine(layers, options, loss_of_tokens);
+      Optimizer optimizer(engine.module());
+      for (int step = 0; step < steps; ++step) {
+        engine.train_batch([&](int64_t m) { return sample_of(step, m); });
+        optimizer.step();
+      }
+      Tensors mine = copy_parameters(engine.module());
+      for (auto& b : engine.module().named_buffers()) mine[b.name] = b.tensor.clone();
+      return mine;
+    });
+    return merged(all);
+  };
+  const Tensors plain = run({.micro_batches = 4});
+  CHECK(plain.at("1.num_batches_tracked").item() == 4 * steps);
+  for (const Kind kind : {Kind::one_f_one_b, Kind::gpipe, Kind::zb_h1}) {
+    for (const int interval : {1, 2, 100}) {
+      CAPTURE(name_of(kind));
+      CAPTURE(interval);
+      CHECK(differing(plain, run({.micro_batches = 4, .schedule = kind, .checkpoint_interval = interval})) == "");
     }
   }
 }

@@ -186,7 +186,7 @@ TEST_CASE("pipeline faults: in a step") {
                        engine.train_batch(good);
                        engine.train_batch(good);
                      }),
-            "weight still has the gradient of the last step; call the optimizer's zero_grad()");
+            " still has the gradient of the last step; call the optimizer's zero_grad()");
   CHECK(contains(message([] { Engine(chain(2), {}, mean_of).eval_batch([](int64_t) { return ones_of(1); }, 0); }),
                  "1 micro-batch or more, got 0"));
   CHECK(

@@ -122,12 +122,11 @@ TEST_CASE("pipeline schedules: idle as long as the formula says") {
        {Row{Kind::gpipe, {even, backward_heavy, light, forward_heavy}},
         Row{Kind::one_f_one_b, {even, backward_heavy, light, forward_heavy}},
         Row{Kind::interleaved, {even, backward_heavy, light, forward_heavy}},
-        Row{Kind::zb_h1, {even, light, {1, 1, .25}, forward_heavy}},
+        Row{Kind::zb_h1, {even, light, {1, 1, .25}, forward_heavy, backward_heavy, {1, 1, 2}, {1, 2, 2}, {2, 1, 3}}},
         Row{Kind::dualpipe_v, {even, light, {1, 1, .25}, {2, 1, 1}, {1, 1, 1, 0, true}, {2, 2, .5, 0, true}}}}) {
     for (const Costs& costs : all) {
       double most = 0;
       for_all(kind, [&](const Schedule& s) {
-        if (kind == Kind::zb_h1 && s.request.micro_batches < s.request.stages) return;
         if (&costs != &all[0] && s.request.micro_batches % 5 > 1) return;  // some are enough
         const Simulation run = simulate(s, costs);
         most = std::max(most, std::abs(run.bubble - formula(s.request, costs).bubble));
@@ -142,6 +141,9 @@ TEST_CASE("pipeline schedules: idle as long as the formula says") {
       CHECK(most < 1e-9);
     }
   }
+  // What holds for some costs only says so.
+  CHECK(contains(formula({Kind::dualpipe_v, 2, 4}, {1, 2, 1}).text, "(for I+W >= F >= I >= W, not these)"));
+  CHECK(!contains(formula({Kind::dualpipe_v, 2, 4}, {1, 1, 1}).text, "for I+W"));
   // The order of merit, at the same work.
   const auto bubble = [](Kind kind) { return simulate(make_schedule({kind, 8, 32, 0})).bubble; };
   CHECK(bubble(Kind::gpipe) == doctest::Approx(bubble(Kind::one_f_one_b)));

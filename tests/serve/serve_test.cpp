@@ -380,16 +380,32 @@ TEST_CASE("requests: what is understood, and what is refused under its name") {
       parse_request(Endpoint::completions,
                     R"({"model": "m", "prompt": [[1, 2], [3]], "max_tokens": 5, "temperature": 0, "top_p": 0.5,
       "n": 2, "stop": ["a", "b"], "seed": -1, "logprobs": 3, "presence_penalty": 1, "frequency_penalty": -1.5, "stream": false,
-      "echo": true, "user": "me", "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2, "best_of": null})",
+      "echo": true, "user": "me", "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2, "best_of": null, "parse_special": false})",
                     "m");
   CHECK(r.ids == std::vector<std::vector<int64_t>>{{1, 2}, {3}});
   const nn::Generation& g = r.generation;
   CHECK((g.greedy() && g.top_p == 0.5 && g.top_k == 7 && g.min_p == 0.1 && g.repetition_penalty == 1.2));
   CHECK((g.seed == UINT64_MAX && g.presence_penalty == 1 && g.frequency_penalty == -1.5 && g.stop.size() == 2));
-  CHECK((r.n == 2 && r.max_tokens == 5 && r.logprobs == 3 && r.echo && !r.stream));
+  CHECK((r.n == 2 && r.max_tokens == 5 && r.logprobs == 3 && r.echo && !r.stream && !r.parse_special));
   const Request plain = parse_request(Endpoint::completions, R"({"prompt": "x"})", "m");
   CHECK((!plain.generation.greedy() && plain.generation.top_k == 0 && plain.generation.temperature == 1));
-  CHECK((!plain.max_tokens && plain.n == 1 && plain.logprobs == -1));
+  CHECK((!plain.max_tokens && plain.n == 1 && plain.logprobs == -1 && plain.parse_special));
+  // What asks for nothing, as clients send it.
+  const Request nothing = parse_request(Endpoint::completions, R"({"prompt": "x", "best_of": 1, "logit_bias": {},
+      "suffix": "", "top_k": -1, "max_tokens": 5.0, "n": 1.0, "seed": 7.0, "stream": true,
+      "stream_options": {"include_usage": true, "include_obfuscation": false}})",
+                                        "m");
+  CHECK((nothing.max_tokens == 5 && nothing.generation.top_k == 0 && nothing.generation.seed == 7));
+  CHECK((nothing.stream && nothing.include_usage));
+  const Request asked = parse_request(Endpoint::chat, R"({"messages": [{"role": "developer", "content": "be kind"},
+      {"role": "user", "name": "me", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+      {"role": "assistant", "content": "c", "refusal": null, "tool_calls": [], "annotations": []}],
+      "max_completion_tokens": 9, "max_tokens": 5, "tools": [], "tool_choice": "auto", "parallel_tool_calls": true,
+      "functions": [], "function_call": "none", "response_format": {"type": "text"}, "modalities": ["text"],
+      "store": false, "metadata": {}, "service_tier": "auto"})",
+                                      "m");
+  CHECK((asked.max_tokens == 9 && asked.messages.size() == 3 && asked.messages[0].role == "system"));
+  CHECK(asked.messages[1].content == "a\nb");
   const Request chat = parse_request(Endpoint::chat, R"({"messages": [{"role": "user", "content": "hi", "name": null}],
       "logprobs": true, "top_logprobs": 2})",
                                      "m");
@@ -403,43 +419,52 @@ TEST_CASE("requests: what is understood, and what is refused under its name") {
   const std::string deep = R"({"prompt": "x", "user": )" + std::string(40, '[') + std::string(40, ']') + "}";
   const std::string large = R"({"prompt": ")" + std::string(1 << 20, 'x') + "\"}";
   const auto completions = Endpoint::completions;
-  for (const Row& row :
-       std::vector<Row>{{completions, "", "", "body"},
-                        {completions, "[]", "", "JSON object"},
-                        {completions, deep.c_str(), "", "deep"},
-                        {completions, large.c_str(), "", "1048576 bytes"},
-                        {completions, R"({"prompt": "x", "model": "other"})", "model", "not here", 404},
-                        {completions, R"({"max_tokens": 1})", "prompt", "expected"},
-                        {completions, R"({"prompt": []})", "prompt", "empty list"},
-                        {completions, R"({"prompt": [1, "x"]})", "prompt", "integer"},
-                        {completions, R"({"prompt": [[1], "x"]})", "prompt", "one kind"},
-                        {completions, R"({"prompt": [[]]})", "prompt", "at least one"},
-                        {completions, R"({"prompt": 5})", "prompt", "an integer"},
-                        {completions, R"({"prompt": "x", "temperatur": 1})", "temperatur", "did you mean temperature?"},
-                        {completions, R"({"prompt": "x", "best_of": 2})", "best_of", "not supported"},
-                        {completions, R"({"prompt": "x", "messages": []})", "messages", "not supported"},
-                        {completions, R"({"prompt": "x", "max_tokens": -1})", "max_tokens", "from 0"},
-                        {completions, R"({"prompt": "x", "max_tokens": 1.5})", "max_tokens", "integer"},
-                        {completions, R"({"prompt": "x", "temperature": "1"})", "temperature", "number"},
-                        {completions, R"({"prompt": "x", "temperature": -1})", "temperature", "from 0"},
-                        {completions, R"({"prompt": "x", "top_p": 0})", "top_p", "more than 0"},
-                        {completions, R"({"prompt": "x", "n": 0})", "n", "from 1"},
-                        {completions, R"({"prompt": ["x", "y"], "n": 65})", "n", "at most 128 answers"},
-                        {completions, R"({"prompt": "x", "stop": ["a", "b", "c", "d", "e"]})", "stop", "at most 4"},
-                        {completions, R"({"prompt": "x", "stop": ""})", "stop", "not empty"},
-                        {completions, R"({"prompt": "x", "logprobs": 6})", "logprobs", "to 5"},
-                        {completions, R"({"prompt": "x", "stream": 1})", "stream", "bool"},
-                        {completions, R"({"prompt": "x", "stream": true, "echo": true})", "echo", "not with stream"},
-                        {completions, R"({"prompt": "x", "user": 1})", "user", "string"},
-                        {Endpoint::chat, R"({"messages": []})", "messages", "at least one"},
-                        {Endpoint::chat, R"({"messages": [{"role": "tool", "content": "x"}]})", "messages", "'tool'"},
-                        {Endpoint::chat, R"({"messages": [{"role": "user"}]})", "messages", "expected content"},
-                        {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x", "name": "y"}]})", "name",
-                         "not supported"},
-                        {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x"}], "echo": true})", "echo",
-                         "not supported"},
-                        {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2})",
-                         "top_logprobs", "logprobs true"}}) {
+  for (const Row& row : std::vector<Row>{
+           {completions, "", "", "body"},
+           {completions, "[]", "", "JSON object"},
+           {completions, deep.c_str(), "", "deep"},
+           {completions, large.c_str(), "", "1048576 bytes"},
+           {completions, R"({"prompt": "x", "model": "other"})", "model", "not here", 404},
+           {completions, R"({"max_tokens": 1})", "prompt", "expected"},
+           {completions, R"({"prompt": []})", "prompt", "empty list"},
+           {completions, R"({"prompt": [1, "x"]})", "prompt", "integer"},
+           {completions, R"({"prompt": [[1], "x"]})", "prompt", "one kind"},
+           {completions, R"({"prompt": [[]]})", "prompt", "at least one"},
+           {completions, R"({"prompt": 5})", "prompt", "an integer"},
+           {completions, R"({"prompt": "x", "temperatur": 1})", "temperatur", "did you mean temperature?"},
+           {completions, R"({"prompt": "x", "best_of": 2})", "best_of", "not supported, except as one of [1]"},
+           {completions, R"({"prompt": "x", "tools": [{}]})", "tools", "not supported, except as one of [[]]"},
+           {completions, R"({"prompt": "x", "stream_options": {}})", "stream_options", "stream true"},
+           {completions, R"({"prompt": "x", "stream": true, "stream_options": {"usage": 1}})", "usage",
+            "not supported"},
+           {completions, R"({"prompt": "x", "top_k": -2})", "top_k", "from -1"},
+           {completions, R"({"prompt": "x", "parse_special": 1})", "parse_special", "bool"},
+           {completions, R"({"prompt": "x", "messages": []})", "messages", "not supported"},
+           {completions, R"({"prompt": "x", "max_tokens": -1})", "max_tokens", "from 0"},
+           {completions, R"({"prompt": "x", "max_tokens": 1.5})", "max_tokens", "integer"},
+           {completions, R"({"prompt": "x", "temperature": "1"})", "temperature", "number"},
+           {completions, R"({"prompt": "x", "temperature": -1})", "temperature", "in [0, 1000000]"},
+           {completions, R"({"prompt": "x", "top_p": 0})", "top_p", "in (0, 1], got 0"},
+           {completions, R"({"prompt": "x", "n": 0})", "n", "from 1"},
+           {completions, R"({"prompt": ["x", "y"], "n": 65})", "n", "at most 128 answers"},
+           {completions, R"({"prompt": "x", "stop": ["a", "b", "c", "d", "e"]})", "stop", "at most 4"},
+           {completions, R"({"prompt": "x", "stop": ""})", "stop", "not empty"},
+           {completions, R"({"prompt": "x", "logprobs": 6})", "logprobs", "to 5"},
+           {completions, R"({"prompt": "x", "stream": 1})", "stream", "bool"},
+           {completions, R"({"prompt": "x", "stream": true, "echo": true})", "echo", "not with stream"},
+           {completions, R"({"prompt": "x", "user": 1})", "user", "string"},
+           {Endpoint::chat, R"({"messages": []})", "messages", "at least one"},
+           {Endpoint::chat, R"({"messages": [{"role": "tool", "content": "x"}]})", "messages", "'tool'"},
+           {Endpoint::chat, R"({"messages": [{"role": "user"}]})", "messages", "expected content"},
+           {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x", "name": 1}]})", "name", "string"},
+           {Endpoint::chat, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "content",
+            "of type text, got 'image_url'"},
+           {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json"}})",
+            "response_format", R"(except as one of [{"type": "text"}])"},
+           {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x"}], "echo": true})", "echo",
+            "not supported"},
+           {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2})", "top_logprobs",
+            "logprobs true"}}) {
     CAPTURE(std::string(row.body).substr(0, 80));
     try {
       parse_request(row.endpoint, row.body, "m");

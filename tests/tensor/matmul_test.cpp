@@ -427,13 +427,15 @@ TEST_CASE("einsum") {
 }
 
 TEST_CASE("matrix products name what is wrong") {
-  const Tensor a = zeros({3, 4}), b = zeros({5, 6}), whole = zeros({4, 4}, {.dtype = i64});
+  const Tensor a = zeros({3, 4}), b = zeros({5, 6}), yes = ones({4, 4}, {.dtype = boolean}),
+               whole = zeros({4, 4}, {.dtype = i64});
   struct Row {
     std::string got, wanted;
   };
   const Row rows[] = {
       {message([&] { matmul(a, b); }), "[matmul] expected the inner sizes to agree, got (3, 4) and (5, 6)"},
-      {message([&] { matmul(whole, whole); }), "[matmul] expected a floating dtype, got i64"},
+      {message([&] { matmul(yes, yes); }), "[matmul] expected a floating dtype, got bool"},
+      {message([&] { linear(whole, whole); }), "[linear] expected a floating dtype, got i64"},
       {message([&] {
          matmul(a, zeros({4, 4}, {.dtype = f64}));
        }),

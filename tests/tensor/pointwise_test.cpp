@@ -160,6 +160,19 @@ TEST_CASE("pointwise: edge values") {
       CHECK(std::isnan(kernel(c.op, PointwisePart::value, c.args, {x}, dtype, {3})[1].item()));
     }
   }
+  // A bound or a threshold that is NaN is seen as well, whatever x is, in all of a row and at its end.
+  for (const DType dtype : {f32, f64, f16, bf16})
+    for (const int64_t n : {1, 37, 5000}) {
+      const Tensor x = numbers_of(n, 4).to(dtype);
+      for (const Tensor& y : {clamp(x, NAN, 1), clamp(x, -1, NAN), clamp(x, NAN, NAN), clamp(x, NAN, inf),
+                              clamp(x, -inf, NAN), softplus(x, 1, NAN), clamp_(x.clone(), NAN, 1)})
+        CHECK(all(isnan(y)).item<bool>());
+      CHECK(equal(clamp(x, -inf, inf), x));
+      CHECK(equal(clamp(x, 0, inf), relu(x)));
+    }
+  CHECK(clamp(Tensor::from<int64_t>({-5, 7}), 1, 3).to_vector<int64_t>() == std::vector<int64_t>{1, 3});
+  CHECK(
+      equal(pointwise_grad(PointwiseOp::clamp, PointwisePart::grad0, {NAN, 1}, ones({2}), ones({2}), {}), zeros({2})));
   CHECK(softplus(full({1}, 30)).item() == 30);
   CHECK(softplus(full({1}, -87)).item() == doctest::Approx(std::exp(-87.0)).epsilon(1e-6));
 }
@@ -470,7 +483,7 @@ TEST_CASE("pointwise: messages") {
       {[&] { relu_(ones({1}).expand({3})); },
        "[relu_] expected a tensor without repeated elements, got one expanded along dim 0; use .clone()"},
       {[&] { mul_scalar(i, 0.5); },
-       "[mul_scalar] expected a whole number for i64, got 0.5; convert the tensor with .to(f32)"},
+       "[mul_scalar] expected a whole number for i64, got 0.5; take a floating dtype: .to(f32), or {.dtype = f32}"},
       {[&] { where(f, f, f); }, "[where] expected condition of dtype bool, got f32"},
       {[&] { pointwise_grad(PointwiseOp::eq, PointwisePart::grad0, {}, f, f, f); },
        "[pointwise_grad] expected an operation and part with a derivative"},

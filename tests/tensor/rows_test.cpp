@@ -414,11 +414,11 @@ struct State {
 };  // a parameter and up to three states
 using Step = std::function<void(State&, const Tensor& grad, int step)>;
 /// The same step on one number, in f64.
-using Scalar = std::function<void(double& p, double g, double& a, double& b, double& c, int step)>;
+using OneStep = std::function<void(double& p, double g, double& a, double& b, double& c, int step)>;
 struct Optimizer {
   const char* name;
   Step step;
-  Scalar scalar;
+  OneStep scalar;
 };
 
 std::vector<Optimizer> optimizers() {

@@ -107,6 +107,22 @@ TEST_CASE("errors name the operation, what was expected and what came") {
       {[&] { parse_device("cpu:-1"); }, "[device] expected cpu"},
       {[&] { arange(0.0, 3.0, -1.0); }, "[arange] expected a step that leads from start to end"},
       {[&] { randint(3, 3, {2}); }, "[randint] expected low < high, got 3 and 3"},
+      {[&] { randint(0, 1000, {8}, {.dtype = i8}); }, "[randint] expected numbers from -128 to 127"},
+      {[&] { randint(-1, 10, {8}, {.dtype = u8}); }, "from 0 to 255, as u8 has no others, or not all, got -1 to 9"},
+      {[&] { randint(0, 3000000000, {8}, {.dtype = i32}); }, "from -2147483648 to 2147483647"},
+      {[&] { randint(0, 100000, {8}, {.dtype = f16}); }, "from -2048 to 2048, as f16 has"},
+      {[&] { randint(0, 1000, {8}, {.dtype = bf16}); }, "from -256 to 256, as bf16 has"},
+      {[&] { randint(-20000000, 0, {8}, {.dtype = f32}); }, "from -16777216 to 16777216, as f32 has"},
+      {[&] { randint(0, 1ll << 54, {8}, {.dtype = f64}); }, "got 0 to 18014398509481983; draw them in i64"},
+      {[&] { uniform_(empty({4}, {.dtype = f16}), 0, 1e6); },
+       "[uniform_] expected low <= high, both and their distance in the range of f16, got 0 and 1e+06"},
+      {[&] { uniform_(empty({4}), 0, 1e39); }, "in the range of f32, got 0 and 1e+39"},
+      {[&] { uniform_(empty({4}, {.dtype = bf16}), -3e38, 3e38); }, "and their distance in the range of bf16"},
+      {[&] { uniform_(empty({4}, {.dtype = f64}), -1e308, 1e308); }, "in the range of f64"},
+      {[&] { uniform_(empty({4}), NAN, 1); }, "[uniform_] expected low <= high"},
+      {[&] { uniform_(empty({4}), 2, 1); }, "[uniform_] expected low <= high"},
+      {[&] { normal_(empty({4}, {.dtype = f16}), 1e5, 1); }, "[normal_] expected a mean and a deviation >= 0 in the"},
+      {[&] { normal_(empty({4}), 0, NAN); }, "in the range of f32, got 0 and nan"},
       {[&] { rand({2}, {.dtype = i64}); }, "[rand] expected a floating dtype, got i64"},
       {[&] { set_threads(0); }, "[set_threads]"},
       {[&] {
@@ -311,6 +327,14 @@ TEST_CASE("random numbers: range, moments, and the same bits for every number of
   LOCKSTEP_KERNEL(default_device(), dropout)(ones({5}), 0, key, {}, {}, nothing);
   CHECK(nothing.to_vector<int>() == std::vector<int>(5, 1));
   CHECK_NOTHROW(randint(INT64_MIN, INT64_MAX, {9}));
+  // All of what a dtype has may be drawn, its ends among them.
+  for (const auto& [dtype, low, most] :
+       {std::tuple<DType, int64_t, int64_t>{i8, -128, 127}, {u8, 0, 255}, {bf16, -256, 256}, {f16, -2048, 2048}}) {
+    const Tensor all = randint(low, most + 1, {200000}, {.dtype = dtype});
+    CHECK((min(all).item() == double(low) && max(all).item() == double(most)));
+  }
+  const Tensor wide = uniform_(empty({n}, {.dtype = f16}), -65504, 65504);
+  CHECK((all_finite(wide) && max(abs(wide)).item() > 60000));
 }
 
 TEST_CASE("normal numbers follow Box and Muller") {

@@ -134,6 +134,32 @@ TEST_CASE("accelerator: the same parameters and learning rates for any number of
   }
 }
 
+TEST_CASE("accelerator: the last step of an epoch is filled up, as docs/train.md says of 10 samples") {
+  for (const bool drop_last : {false, true}) {
+    on_each_rank(1, [&] {
+      Mlp net;
+      optim::SGD sgd(net.parameters(), {.lr = 0.1});
+      std::vector<float> rows;
+      for (int i = 0; i < 60; ++i) rows.push_back(float(i / 6));
+      const data::TensorDataset samples(Tensor::from(rows, {10, 6}), zeros({10}, {.dtype = i64}));
+      data::DataLoader batches(samples, {.batch_size = 2, .drop_last = drop_last});
+      Accelerator acc({.gradient_accumulation_steps = 4});
+      auto [model, optimizer, loader] = acc.prepare(net, sgd, batches);
+      std::vector<int64_t> first, steps;
+      for (auto& [x, y] : loader) {
+        auto hold = acc.accumulate(model);
+        first.push_back(int64_t(x[0][0].item()));
+        acc.backward(cross_entropy(model(x), y));
+        if (acc.sync_gradients()) steps.push_back(int64_t(first.size()));
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      CHECK(first == (drop_last ? std::vector<int64_t>{0, 2, 4, 6} : std::vector<int64_t>{0, 2, 4, 6, 8, 0, 2, 4}));
+      CHECK(steps == (drop_last ? std::vector<int64_t>{4} : std::vector<int64_t>{4, 8}));
+    });
+  }
+}
+
 TEST_CASE("accelerator: a stream, saved by some ranks and gone on with by others") {
   const TempDir dir;
   std::vector<std::string> shards;
@@ -407,6 +433,9 @@ TEST_CASE("accelerator: what is refused") {
               acc.prepare(net, adam, decay);
             },
             {.deepspeed_config = R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}}})"}},
+           {"got scheduler.type ReduceLROnPlateau, whose metric only the program knows",
+            [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) { acc.prepare(net, adam); },
+            {.deepspeed_config = R"({"scheduler": {"type": "ReduceLROnPlateau"}})"}},
            {"expected a batch_size that 2 ranks can split, got 3",
             [&](Accelerator&acc, Mlp&, optim::AdamW&) {
               DataLoader loader(samples, {.batch_size = 3});
@@ -414,7 +443,7 @@ TEST_CASE("accelerator: what is refused") {
             },
             {.split_batches = true}},
            {"- ds train_micro_batch_size_per_gpu=8 vs args per_device_train_batch_size=4\n- ds "
-            "gradient_accumulation_steps=4 vs args --accumulate=2\nThe easiest method",
+            "gradient_accumulation_steps=4 vs args gradient_accumulation_steps=2\nThe easiest method",
             [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) {
               DataLoader loader(samples, {.batch_size = 4});
               acc.prepare(loader, net, adam);
@@ -442,5 +471,92 @@ TEST_CASE("accelerator: what is refused") {
     Accelerator acc;
     std::vector<int>& same = acc.prepare(acc.skip(list));
     CHECK(&same == &list);
+  });
+}
+
+TEST_CASE("accelerator: loops within loops keep their own counts") {
+  for (const int ranks : {1, 2}) {
+    on_each_rank(ranks, [&] {
+      manual_seed(5);
+      Mlp net;
+      optim::SGD sgd(net.parameters(), {.lr = 0.1});
+      const auto samples = points(14), held_out = points(5);
+      data::DataLoader batches(samples, {.batch_size = 4}), tests(held_out, {.batch_size = 3});
+      Accelerator acc;
+      auto [model, optimizer, loader, evaluation] = acc.prepare(net, sgd, batches, tests);
+      std::vector<int64_t> rows;
+      for (auto& [x, y] : loader) {
+        const Tensor out = model(x).tensor();
+        model.eval();
+        int64_t seen = 0;
+        for (auto& [u, v] : evaluation) {
+          seen += acc.gather_for_metrics(v).size(0);
+          (void)u;
+        }
+        CHECK(seen == 5);
+        for (auto& [u, v] : loader) {  // of the same loader, dealt otherwise, and left
+          CHECK(acc.gather_for_metrics(v).size(0) == 4 * ranks);
+          (void)u;
+          break;
+        }
+        model.train();
+        rows.push_back(acc.gather_for_metrics(out).size(0));
+        (void)y;
+      }
+      CHECK(rows == (ranks == 1 ? std::vector<int64_t>{4, 4, 4, 2} : std::vector<int64_t>{8, 6}));
+    });
+  }
+}
+
+TEST_CASE("accelerator: states that are saved are read again") {
+  const TempDir folder;
+  for (const std::string part : {"whole", "saved", "resumed"}) {
+    on_each_rank(1, [&] {
+      manual_seed(1);
+      Mlp net;
+      optim::SGD sgd(net.parameters(), {.lr = 0.1});
+      optim::ReduceLROnPlateau plateau(sgd, {.patience = 0});  // whose best is infinite before the first metric
+      const auto samples = points(8);
+      Accelerator acc;
+      data::DataLoader<> first(samples, {.batch_size = 2, .shuffle = true});
+      auto [model, optimizer, never, schedule] = acc.prepare(net, sgd, first, plateau);
+      auto again = acc.prepare(plateau);  // the same one
+      static std::vector<std::vector<int64_t>> whole;
+      int64_t at = 0;
+      if (part == "resumed") acc.load_state(folder.str()), at = 1;
+      for (int64_t epoch = at; epoch < 3; ++epoch) {  // a loader of its own for each
+        data::DataLoader<> plain(samples, {.batch_size = 2, .shuffle = true});
+        auto loader = acc.prepare(plain);
+        std::vector<int64_t> labels;
+        const auto expected = [&]() -> const std::vector<int64_t>& { return whole[size_t(epoch)]; };
+        for (auto& [x, y] : loader) {
+          acc.backward(cross_entropy(model(x), y));
+          optimizer.step();
+          for (const float value : x.to_vector<float>()) labels.push_back(int64_t(1e6 * value));
+          if (part == "saved" && epoch == 1 && labels.size() == 2 * 12) return acc.save_state(folder.str());
+        }
+        if (part == "whole") whole.push_back(labels);
+        else if (part == "resumed" && epoch == 1)
+          CHECK(labels == std::vector<int64_t>(expected().begin() + 2 * 12, expected().end()));
+        else if (part == "saved") CHECK(labels == expected());
+      }
+      schedule.step(1.0);
+      CHECK(schedule.lr() == 0.1);
+      if (part == "whole") acc.save_state(folder / "end");
+    });
+  }
+  on_each_rank(1, [&] {  // at the end of epochs there is one loader
+    Mlp net;
+    optim::SGD sgd(net.parameters(), {.lr = 0.1});
+    optim::ReduceLROnPlateau plateau(sgd, {.patience = 0});
+    const auto samples = points(8);
+    data::DataLoader<> batches(samples, {.batch_size = 2});
+    Accelerator acc;
+    auto [model, optimizer] = acc.prepare(net, sgd);
+    CHECK(contains(message([&] { acc.load_state(folder / "end"); }), "as were saved, 2, got 0"));
+    auto [loader, schedule] = acc.prepare(batches, plateau);
+    acc.load_state(folder / "end");
+    CHECK(schedule.last_step() == 1);
+    CHECK(contains(message([&] { acc.load_state(""); }), "expected a folder, got an empty name"));
   });
 }

@@ -148,8 +148,19 @@ TEST_CASE("arguments: all that a file contradicts is one error, and words that a
            .save_steps = 10,
            .load_best_model_at_end = true},
             {"expected save_steps to be a multiple of eval_steps, got 10 and 3"}},
-           {{.logging_steps = 0}, {"logging_steps: expected 1 or more, got 0"}},
-           {{.save_steps = 0}, {"save_steps: expected 1 or more, got 0"}},
+           {{.logging_steps = 0},
+            {"logging_steps: expected a whole number from 1 up, or a part of all steps", "got 0"}},
+           {{.save_steps = 2.5}, {"save_steps: expected a whole number from 1 up, or a part of all steps", "got 2.5"}},
+           {{.eval_steps = NAN}, {"eval_steps: expected a whole number"}},
+           {{.num_train_epochs = 0}, {"num_train_epochs: expected a number above 0, got 0"}},
+           {{.output_dir = "/tmp/none",
+           .eval_strategy = "steps",
+           .eval_steps = 0.25,
+           .save_steps = 1,
+           .load_best_model_at_end = true},
+            {"expected save_steps to be a multiple of eval_steps, got 1 and 0.25"}},
+           {{.resume_from_checkpoint = true}, {"resume_from_checkpoint needs output_dir"}},
+           {{.bf16 = true, .deepspeed = R"({"fp16": {"enabled": true}})"}, {"bf16 contradicts the configuration"}},
            {{.fp16 = true, .bf16 = true}, {"expected fp16 or bf16, got both"}},
        }) {
     const std::string said = message([&] { train_with(row.args); });
@@ -194,6 +205,59 @@ TEST_CASE("arguments: where a run goes, and how often it is saved") {
                                       "trainer_state.json"});
 }
 
+TEST_CASE("arguments: parts of all steps, and of an epoch") {
+  const TempDir out;
+  const TrainingArguments args{.output_dir = out / "run",
+                               .per_device_train_batch_size = 4,
+                               .num_train_epochs = 1.5,  // of 11 steps: 17, and a part of them is rounded up
+                               .eval_strategy = "steps",
+                               .eval_steps = 0.25,
+                               .save_steps = 0.5,
+                               .logging_steps = 0.1,
+                               .load_best_model_at_end = true};
+  const Trained found = train_with(args, 1, true);
+  CHECK(found.steps == 17);
+  std::string losses, evaluations;
+  for (const data::Json& entry : found.log.as_array()) {
+    const std::string step = str(" ", entry.at("step").as_int());
+    if (entry.find("loss")) losses += step;
+    if (entry.find("eval_loss")) evaluations += step;
+  }
+  CHECK(losses == " 2 4 6 8 10 12 14 16");
+  CHECK(evaluations.starts_with(" 5 10 15"));
+  CHECK(std::filesystem::exists(out / "run/checkpoint-9"));
+  const data::Json state = data::read_json(out / "run/trainer_state.json");
+  using Row = std::pair<const char*, int>;
+  for (const auto& [key, wanted] :
+       {Row("logging_steps", 2), Row("eval_steps", 5), Row("save_steps", 9), Row("num_train_epochs", 2)})
+    CHECK(state.at(key) == data::Json(wanted));
+  CHECK(train_with({.per_device_train_batch_size = 4, .num_train_epochs = 2.0}).steps == 22);
+  CHECK(train_with({.per_device_train_batch_size = 4, .num_train_epochs = 0.1}).steps == 2);
+}
+
+TEST_CASE("arguments: notes and errors have their names, and a run that is done says so") {
+  const TempDir out;
+  TrainingArguments args{.output_dir = out / "run", .per_device_train_batch_size = 4, .max_steps = 2};
+  const auto notes = [&] {
+    std::ostringstream text;
+    std::streambuf* const before = std::cerr.rdbuf(text.rdbuf());
+    const std::string said = message([&] {
+      const Trained found = train_with(args);  // CHECK would keep what it throws
+      CHECK(found.steps == 2);
+    });
+    std::cerr.rdbuf(before);
+    CHECK(!contains(text.str() + said, "--"));
+    return said == "(no error)" ? text.str() : said;
+  };
+  args.resume_from_checkpoint = true;
+  CHECK(contains(notes(), "holds no checkpoint, so resume_from_checkpoint begins at step 0"));
+  CHECK(contains(notes(), "run: the run is done, this is step 2 of 2"));
+  args.resume_from_checkpoint = false;
+  CHECK(contains(notes(), "go on with it by resume_from_checkpoint, or choose another output_dir"));
+  args.resume_from_checkpoint = out / "none";
+  CHECK(contains(notes(), "none: resume_from_checkpoint found no checkpoint"));
+}
+
 TEST_CASE("arguments: the curve of 20 steps of Transformers' Trainer, with the loss by tokens, for any ranks") {
   const std::string folder = std::string(golden_folder) + "/inference/";
   const auto golden = data::SafeTensors::open(folder + "trainer_llama.safetensors");
@@ -219,14 +283,20 @@ TEST_CASE("arguments: the curve of 20 steps of Transformers' Trainer, with the l
       const auto model = nn::from_pretrained(folder + "llama_main", {.dtype = f32});
       train::TrainerOptions o = args.trainer_options();
       o.data = o.evaluate = data::share(samples);
+      const auto loss = [](const Variable& out, const Tensor& y) {
+        return cross_entropy(out.reshape({-1, out.shape()[2]}), Variable(y.reshape({-1})));
+      };
+      o.metrics = {{"mean_of_batches", loss}};  // which is their eval_loss; ours is by tokens
       train::Trainer trainer(job, *model, o);
       trainer.fit();
       const train::Predictions p = trainer.predict(samples);
       if (!job.team().leads()) return;
+      CHECK(p.metrics[0].second == doctest::Approx(loss(p.predictions, p.label_ids).item()).epsilon(1e-5));
       std::map<std::string, std::vector<double>> curves;
       for (const data::Json& entry : trainer.log_history())
-        for (const char* name : {"loss", "grad_norm", "learning_rate", "eval_loss"})
-          if (const data::Json* value = entry.find(name)) curves[name].push_back(value->as_number());
+        for (const char* name : {"loss", "grad_norm", "learning_rate", "eval_mean_of_batches"})
+          if (const data::Json* value = entry.find(name))
+            curves[*name == 'e' ? "eval_loss" : name].push_back(value->as_number());
       for (const auto& [name, curve] : curves) {
         CAPTURE(name);
         const auto theirs = numbers(name.c_str());
@@ -298,7 +368,7 @@ TEST_CASE("arguments: checkpoint-N has a trainer_state.json, and a run that goes
   }
   other = args;
   other.resume_from_checkpoint = true;
-  CHECK(message([&] { train_with(args); }).find("already holds a run") != std::string::npos);
+  CHECK(contains(message([&] { train_with(args, 1, true); }), "already holds a run"));
   CHECK(train_with(other, 1, true).steps == 12);
   other.output_dir = out / "none";
   other.resume_from_checkpoint = out / "nowhere";

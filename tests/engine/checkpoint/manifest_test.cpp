@@ -1,5 +1,7 @@
 // The manifest: there and back, and everything that it refuses.
 #include <cmath>
+#include <functional>
+#include <random>
 
 #include "engine/checkpoint/manifest.h"
 #include "tests/engine/checkpoint/util.h"
@@ -91,8 +93,8 @@ TEST_CASE("manifest: what is refused") {
       {"\"w\": {\"dtype\"", "\"w[\": {\"dtype\"", "expected names of tensors without '['"},
       {"\"head\": \"w\"", "\"head\": \"v\"", "got \"head\" for \"v\""},
       {"\"head\": \"w\"", "\"scalar\": \"w\"", "got \"scalar\" for \"w\""},
-      {"\"lr\": 0.1", "\"lr\": null", "numbers: lr: expected an object, got null"},
-      {"\"lr\": 0.1", "\"lr\": {\"double\": \"NaN\"}", "lr: expected nan, inf or -inf"},
+      {"\"lr\": 0.1", "\"lr\": null", "numbers: lr: expected a number, a text, nan, inf or -inf, got null"},
+      {"\"lr\": 0.1", "\"lr\": {\"double\": \"NaN\"}", "lr: expected a number, a text, nan, inf or -inf"},
       {"\"lr\": 0.1", "\"lr\": 0.1, \"lr\": 0.2", "key \"lr\" appears twice"},
       {"\"id\": \"0123456789abcdef\", ", "", "expected a key \"id\""},
       {"null]", "nul]", "m:"},
@@ -108,4 +110,43 @@ TEST_CASE("manifest: what is refused") {
   for (size_t size = 0; size < good.size(); size += 7)
     CHECK(contains(message([&] { parse_manifest(good.substr(0, size), "m"); }), "m: "));
   CHECK(contains(message([&] { parse_manifest(good + " ", "m"); }), "the manifest is damaged"));
+}
+
+TEST_CASE("manifest: what a program adds comes back as it was, with NaN and infinity") {
+  std::mt19937_64 random(1);
+  const auto below = [&](uint64_t n) { return int64_t(random() % n); };
+  const std::function<data::Json(int)> draw = [&](int depth) -> data::Json {
+    const double numbers[] = {INFINITY, -INFINITY, NAN, 0.1, -0., 1e300, 5e-324};
+    switch (below(depth > 0 ? 7 : 5)) {
+      case 0: return {};
+      case 1: return below(2) == 0;
+      case 2: return int64_t(random());
+      case 3: return numbers[below(7)];
+      case 4: return "nan";
+      case 5: {
+        data::Json::Array list;
+        for (int64_t i = below(4); i > 0; --i) list.push_back(draw(depth - 1));
+        return list;
+      }
+      default: {
+        data::Json::Object members;
+        for (int64_t i = below(4); i > 0; --i) members.emplace_back(str("key", i), draw(depth - 1));
+        return members;
+      }
+    }
+  };
+  // As text, since NaN differs from itself.
+  const auto text_of_all = [](const data::Json& json) { return finite(json).dump(); };
+  for (int i = 0; i < 1000; ++i) {
+    Manifest m = example();
+    m.client_state = draw(4);
+    const Manifest back = parse_manifest(to_text(m), "m");
+    CHECK(text_of_all(back.client_state) == text_of_all(m.client_state));
+  }
+  Manifest m = example();
+  m.client_state = data::Json::Object{{"best", INFINITY}, {"all", data::Json::Array{NAN, -INFINITY}}};
+  const data::Json back = parse_manifest(to_text(m), "m").client_state;
+  CHECK(back.at("best").as_number() == INFINITY);
+  CHECK(std::isnan(back.at("all").as_array()[0].as_number()));
+  CHECK(back.at("all").as_array()[1].as_number() == -INFINITY);
 }

@@ -434,6 +434,39 @@ TEST_CASE("0/1 Adam: intervals grow, and nothing is sent between exchanges") {
   });
 }
 
+TEST_CASE("onebit: what all ranks write to parameters counts at the next step, or is refused between exchanges") {
+  for (const DType dtype : {f32, bf16}) {
+    for (const Row& row : rows) {
+      CAPTURE(row.name);
+      on_ranks<int>(2, [&](int rank) {
+        manual_seed(1);
+        Mlp net;
+        net.to(dtype);
+        const bool drifts = std::string(row.name) == "ZeroOneAdam";
+        const auto exact = row.make(net.parameters(), 1000), optimizer = row.make(net.parameters(), 2);
+        const auto step = [&](Optimizer& o, int i) {
+          loss_of(net, i, rank, [&](const Variable& x) { return net(x.to(dtype)).to(f32); }).backward();
+          o.step(StepOptions{});
+          o.zero_grad();
+        };
+        for (int i = 0; i < 3; ++i) {
+          step(*exact, i);
+          net.b.weight.tensor().fill_(0.5);
+          step(*exact, i);
+          CHECK(amax(abs(sub(net.b.weight.tensor().to(f32), full({1}, 0.5)))).item() < 0.3);
+        }
+        int i = 0;
+        while (drifts && optimizer->is_synchronized() && i < 32) step(*optimizer, i++);
+        CHECK(optimizer->is_synchronized() == !drifts);
+        net.b.weight.tensor().fill_(7);
+        if (drifts)
+          CHECK(contains(message([&] { step(*optimizer, i); }), "was changed by 'fill_' between two exchanges"));
+        return 0;
+      });
+    }
+  }
+}
+
 TEST_CASE("1-bit LAMB: the factor stays in its range and changes slowly") {
   on_ranks<int>(2, [](int rank) {
     manual_seed(1);

@@ -1,0 +1,42 @@
+#pragma once
+// What the kernels of attention share on all devices: sizes, and which query attends to which key. Internal.
+#include "tensor/block_layout.h"
+#include "tensor/kernel_args.h"
+
+namespace lockstep {
+
+struct AttentionSizes {
+  int64_t batch, heads, groups, queries, keys, width;
+  double scale;
+  bool causal;
+  int64_t window;  ///< 0: none
+  PhiloxKey key;
+  int64_t first_head, all_heads;
+  BlockRows layout;
+
+  static AttentionSizes of(const Tensor& q, const Tensor& k, const AttentionArgs& args) {
+    const Shape &x = q.shape(), &y = k.shape();
+    const int64_t all = args.all_heads > 0 ? args.all_heads : x[1];
+    const BlockRows layout(args.layout.get());
+    return {x[0], x[1],  y[1], x[2], y[2], x[3], args.scale, args.causal, args.window, args.key, args.first_head,
+            all,  layout};
+  }
+
+  /// Keys before this one may be seen by query i: the causal limit, from 0 to keys.
+  LOCKSTEP_HD int64_t limit(int64_t i) const { return causal ? within(i + 1 + keys - queries, keys) : keys; }
+  /// The first key that query i may see.
+  LOCKSTEP_HD int64_t first_key(int64_t i) const {
+    return window > 0 ? within(i + 1 + keys - queries - window, keys) : 0;
+  }
+  /// The first query that may see key j.
+  LOCKSTEP_HD int64_t first_query(int64_t j) const { return causal ? within(j - keys + queries, queries) : 0; }
+  /// Queries before this one may see key j.
+  LOCKSTEP_HD int64_t end_query(int64_t j) const {
+    return window > 0 ? within(j - keys + queries + window, queries) : queries;
+  }
+
+ private:
+  LOCKSTEP_HD static int64_t within(int64_t place, int64_t most) { return place < 0 ? 0 : place < most ? place : most; }
+};
+
+}  // namespace lockstep

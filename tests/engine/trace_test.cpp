@@ -1,0 +1,127 @@
+// What a trace says of an engine's steps: a forward lasts as long as the forward, whoever's loop it is in.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "data/json.h"
+#include "tests/engine/util.h"
+#include "trace/trace.h"
+
+using namespace lockstep;
+using namespace testing;
+
+namespace {
+
+struct Span {
+  std::string name, category;
+  double begin, end;  // microseconds
+};
+
+data::Json records_of(const std::string& path) {
+  std::ifstream in(path);
+  std::stringstream text;
+  text << in.rdbuf();
+  return data::parse_json(text.str(), path);
+}
+
+/// What `run` does on one rank, on a timeline: its records, by their beginning.
+std::vector<Span> traced(const std::function<void()>& run) {
+  const TempDir folder;
+  dist::spawn(1, [&](int) {
+    trace::start(folder.str());
+    run();
+    trace::stop();
+  });
+  std::vector<Span> all;
+  const data::Json records = records_of(folder / "rank-0.json");
+  for (const data::Json& one : records.as_array()) {
+    if (one.at("ph").as_string() != "X") continue;
+    const double begin = one.at("ts").as_number();
+    all.push_back({one.at("name").as_string(), one.at("cat").as_string(), begin, begin + one.at("dur").as_number()});
+  }
+  std::sort(all.begin(), all.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  return all;
+}
+
+/// Each forward is over when the next backward, or step of the optimizer, begins.
+void check_forwards(const std::vector<Span>& spans, const std::vector<std::string>& names) {
+  std::vector<std::string> found;
+  for (const Span& forward : spans) {
+    if (forward.category != "forward") continue;
+    found.push_back(forward.name);
+    CHECK(forward.end > forward.begin);
+    for (const Span& other : spans)
+      if (other.begin > forward.begin && (other.category == "backward" || other.category == "optimizer"))
+        CHECK(other.begin >= forward.end);
+    const bool has_operations = std::any_of(spans.begin(), spans.end(), [&](const Span& one) {
+      return one.category == "operation" && one.begin >= forward.begin && one.end <= forward.end;
+    });
+    CHECK(has_operations);
+  }
+  CHECK(found == names);
+}
+
+const std::vector<std::string> two_steps{"forward 0", "forward 1", "forward 0", "forward 1"};
+
+}  // namespace
+
+TEST_CASE("trace of an engine: a step's forward ends where the forward ends") {
+  check_forwards(traced([] {
+                   engine::PipelineModule module{.model = std::shared_ptr<nn::Module>(make_net())};
+                   module.loss_fn = [](const pipeline::Values& y, const std::vector<Tensor>& targets) {
+                     return cross_entropy(y.at(0), targets.at(0));
+                   };
+                   auto engine = engine::initialize(std::move(module), {.optimizer = make_adamw,
+                                                                        .training_data = data::share(samples()),
+                                                                        .config = config_of(0, 2),
+                                                                        .log = quiet});
+                   for (int step = 0; step < 2; ++step) engine.train_batch();
+                 }),
+                 two_steps);
+}
+
+TEST_CASE("trace of an engine: a loop of one's own has its forwards, too") {
+  const auto loop = [](bool in_evaluation) {
+    const auto net = make_net();
+    auto made = engine::initialize(*net, {.optimizer = make_adamw, .config = config_of(0, 2), .log = quiet});
+    auto& engine = made.engine;
+    const auto data = samples();
+    for (int64_t micro = 0; micro < 4; ++micro) {
+      const data::Example one = data.get(micro);
+      const Tensor x = one.input.view({1, 6}), y = one.target.view({1});
+      if (in_evaluation) {
+        const NoGrad no_grad;
+        engine(x);
+        continue;
+      }
+      engine.backward(cross_entropy(engine(x), y));
+      engine.step();
+    }
+  };
+  check_forwards(traced([&] { loop(false); }), two_steps);
+  check_forwards(traced([&] { loop(true); }), {});  // no forward of training
+}
+
+TEST_CASE("trace of an engine: what a rank waits for in a collective is no part of the forward around it") {
+  const TempDir folder;
+  dist::spawn(2, [&](int rank) {
+    trace::start(folder.str(), {.rank = rank, .ranks = 2});
+    {
+      const trace::Scope forward("forward", trace::Category::forward);
+      dist::world().all_reduce(ones({8}));
+    }
+    dist::world().barrier();
+    trace::stop();
+  });
+  for (const char* file : {"rank-0.json", "rank-1.json"}) {
+    int waits = 0;
+    const data::Json records = records_of(folder / file);
+    for (const data::Json& one : records.as_array()) {
+      const data::Json* category = one.find("cat");
+      waits += category && category->as_string() == "wait";
+    }
+    CHECK(waits == 2);  // the sum, and the barrier
+  }
+}

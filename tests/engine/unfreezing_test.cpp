@@ -1,0 +1,365 @@
+// Gradual unfreezing: what requires grad when something is wrapped may be frozen and trained again later, under every
+// wrapper; what did not is an error by name on all ranks, before the step.
+#include <doctest/doctest.h>
+
+#include "nn/layer_list.h"
+#include "optim/lbfgs.h"
+#include "parallel/buckets.h"
+#include "parallel/data_parallel.h"
+#include "parallel/naive_ddp.h"
+#include "pipeline/layers.h"
+#include "tests/devices.h"
+#include "tests/engine/util.h"
+
+using namespace lockstep;
+using namespace testing;
+
+namespace {
+
+/// Three layers, the last of which is trained in every phase.
+struct ThreeLayers : nn::Layer<ThreeLayers> {
+  nn::Linear a{{.in = 4, .out = 6}}, b{{.in = 6, .out = 6}}, c{{.in = 6, .out = 2}};
+  Variable forward(const Variable& x) { return c(tanh(b(tanh(a(x))))); }
+  void fields(nn::Fields& f) override { f("a", a)("b", b)("c", c); }
+  nn::LayerList layers() override {
+    nn::LayerList list;
+    list.add("A", {a}, [this](const Variable& x) { return tanh(a(x)); });
+    list.add("B", {b}, [this](const Variable& x) { return tanh(b(x)); });
+    return list.add(c);
+  }
+};
+
+constexpr int64_t rows_of_rank = 4;
+Tensor data_of(int step, int part, int64_t width) {
+  manual_seed(31);
+  set_random_step(uint64_t(step), uint64_t(part));
+  return randn({rows_of_rank, width + 4}).narrow(1, width == 4 ? 0 : 4, width).contiguous();
+}
+Variable loss_of_part(const Variable& y, int step, int part) { return mse_loss(y, data_of(step, part, 2)); }
+
+/// A wrapper at a rank: a step, and the parameters that are there.
+struct Wrapped {
+  std::function<void(int step)> step;
+  std::function<Tensors()> read;
+};
+using Shared = std::shared_ptr<ThreeLayers>;
+std::shared_ptr<optim::AdamW> adamw_of(nn::Module& m) {
+  return std::make_shared<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
+}
+Config unfreezing_config(int stage, int64_t accumulation, const char* optimizer) {
+  Config config = config_of(stage, accumulation);
+  config.train_micro_batch_size_per_gpu = rows_of_rank;
+  config.optimizer = {optimizer, data::parse_json(R"({"lr": 0.01, "weight_decay": 0.1})", "test")};
+  return config;
+}
+
+struct Wrapper {
+  const char* name;
+  int ranks;
+  std::function<Wrapped(const Shared& net, int rank)> wrap;
+};
+
+Wrapped by_ddp(const Shared& net, int rank, const parallel::DdpOptions& options) {
+  auto ddp = std::make_shared<parallel::DistributedDataParallel>(*net, options);
+  auto adamw = adamw_of(*net);
+  return {[=](int step) {
+            loss_of_part((*ddp)(data_of(step, rank, 4)), step, rank).backward();
+            adamw->step();
+            adamw->zero_grad();
+          },
+          [=] { return copy_parameters(*net); }};
+}
+
+/// Without a wrapper, and with one that looks at no set of its own.
+Wrapped by_hand(const Shared& net, int, const std::function<Variable(const Variable&)>& forward) {
+  auto adamw = adamw_of(*net);
+  return {[=](int step) {
+            const Tensor x = cat({data_of(step, 0, 4), data_of(step, 1, 4)}),
+                         y = cat({data_of(step, 0, 2), data_of(step, 1, 2)});
+            mse_loss(forward(x), y).backward();
+            adamw->step();
+            adamw->zero_grad();
+          },
+          [=] { return copy_parameters(*net); }};
+}
+
+Wrapped by_zero(const Shared& net, int rank, int stage) {
+  auto adamw = adamw_of(*net);
+  auto zero =
+      std::make_shared<zero::Zero>(*net, *adamw, zero::ZeroOptions{.stage = stage, .param_persistence_threshold = 7});
+  return {[=](int step) {
+            loss_of_part((*net)(data_of(step, rank, 4)), step, rank).backward();
+            const auto kept = adamw;  // ZeRO borrows it
+            zero->step();
+          },
+          [=] {
+            const auto whole = zero->gathered();
+            return copy_parameters(*net);
+          }};
+}
+
+Wrapped by_engine(const Shared& net, int rank, int stage, const char* optimizer) {
+  auto e = std::make_shared<engine::Engine<ThreeLayers>>(
+      *net, engine::InitializeArgs{.config = unfreezing_config(stage, 1, optimizer), .log = quiet});
+  return {[=](int step) {
+            e->backward(loss_of_part((*e)(Variable(data_of(step, rank, 4))), step, rank));
+            e->step();
+          },
+          [=] {
+            if (e->onebit()) return copy_parameters(*net);
+            const auto whole = e->zero().gathered();
+            return copy_parameters(*net);
+          }};
+}
+
+Wrapped by_pipeline(const Shared& net) {
+  const pipeline::Loss loss = [](const pipeline::Values& out, const std::vector<Tensor>& targets) {
+    return mse_loss(out[0], targets[0]);
+  };
+  auto stages = std::make_shared<pipeline::Engine>(
+      pipeline::layers_of(net).layers, pipeline::EngineOptions{.micro_batches = 2, .bounds = {0, 2, 3}}, loss);
+  auto adamw = adamw_of(stages->module());
+  return {[=](int step) {
+            stages->train_batch([&](int64_t m) {
+              return pipeline::Sample{{data_of(step, int(m), 4)}, {data_of(step, int(m), 2)}};
+            });
+            adamw->step();
+            adamw->zero_grad();
+          },
+          [=] { return copy_parameters(stages->module()); }};
+}
+
+Wrapped by_engine_in_stages(const Shared& net) {
+  Config config = unfreezing_config(1, 2, "AdamW");
+  config.pipeline.stages = 2;
+  engine::PipelineModule module{
+      .model = net,
+      .loss_fn = [](const pipeline::Values& out, const std::vector<Tensor>& t) { return mse_loss(out[0], t[0]); },
+      .bounds = {0, 2, 3}};
+  auto e = std::make_shared<engine::EngineBase>(module, engine::InitializeArgs{.config = config, .log = quiet});
+  return {[=](int step) {
+            e->train_batch([&](int64_t m) -> std::optional<pipeline::Sample> {
+              return pipeline::Sample{{data_of(step, int(m) % 2, 4)}, {data_of(step, int(m) % 2, 2)}};
+            });
+          },
+          [=] { return copy_parameters(e->module()); }};
+}
+
+Wrapped by_accumulator(const Shared& net, int rank) {
+  auto sum = std::make_shared<parallel::GradientAccumulator>(net->parameters(), &dist::world());
+  auto adamw = adamw_of(*net);
+  return {[=](int step) {
+            loss_of_part((*net)(data_of(step, rank, 4)), step, rank).backward();
+            sum->add();
+            sum->finish();
+            adamw->step();
+            adamw->zero_grad();
+          },
+          [=] { return copy_parameters(*net); }};
+}
+
+const std::vector<Wrapper> wrappers = {
+    {"DDP", 2, [](const Shared& net, int rank) { return by_ddp(net, rank, {}); }},
+    {"DDP, buckets of one", 2, [](const Shared& net, int rank) { return by_ddp(net, rank, {.bucket_mib = 1e-5}); }},
+    {"DDP, unused ones", 2,
+     [](const Shared& net, int rank) { return by_ddp(net, rank, {.find_unused_parameters = true}); }},
+    {"ZeRO 0", 2, [](const Shared& net, int rank) { return by_zero(net, rank, 0); }},
+    {"ZeRO 1", 2, [](const Shared& net, int rank) { return by_zero(net, rank, 1); }},
+    {"ZeRO 2", 2, [](const Shared& net, int rank) { return by_zero(net, rank, 2); }},
+    {"ZeRO 3", 2, [](const Shared& net, int rank) { return by_zero(net, rank, 3); }},
+    {"engine, stage 0", 2, [](const Shared& net, int rank) { return by_engine(net, rank, 0, "AdamW"); }},
+    {"engine, stage 3", 2, [](const Shared& net, int rank) { return by_engine(net, rank, 3, "AdamW"); }},
+    {"engine, 1 bit", 2, [](const Shared& net, int rank) { return by_engine(net, rank, 0, "OneBitAdam"); }},
+    {"engine, 2 stages", 2, [](const Shared& net, int) { return by_engine_in_stages(net); }},
+    {"pipeline", 2, [](const Shared& net, int) { return by_pipeline(net); }},
+    {"accumulator", 2, [](const Shared& net, int rank) { return by_accumulator(net, rank); }},
+};
+/// Whose set of trained parameters is none: all takes part.
+const std::vector<Wrapper> free_ones = {
+    {"DataParallel", 1,
+     [](const Shared& net, int rank) {
+       auto devices = std::make_shared<Devices>(2);
+       auto both = std::make_shared<parallel::DataParallel<ThreeLayers>>(*net);
+       return by_hand(net, rank, [both, net, devices](const Variable& x) { return (*both)(x); });
+     }},
+    {"average_gradients", 2,
+     [](const Shared& net, int rank) {
+       auto adamw = adamw_of(*net);
+       return Wrapped{[=](int step) {
+                        loss_of_part((*net)(data_of(step, rank, 4)), step, rank).backward();
+                        parallel::average_gradients(*net, dist::world());
+                        adamw->step();
+                        adamw->zero_grad();
+                      },
+                      [=] { return copy_parameters(*net); }};
+     }},
+};
+
+Shared make_three() {
+  manual_seed(2);
+  return std::make_shared<ThreeLayers>();
+}
+
+/// The phases of a training: which layers are trained, beside c.
+const std::vector<std::vector<std::string>> phases = {{"b"}, {"a", "b"}, {}, {"a"}};
+
+void set_phase(ThreeLayers& net, const std::vector<std::string>& trained, bool biases_too = true) {
+  for (auto& p : net.named_parameters()) {
+    const std::string layer = p.name.substr(0, 1);
+    const bool wanted = layer == "c" || std::count(trained.begin(), trained.end(), layer) > 0;
+    p.variable.requires_grad_(wanted || (!biases_too && p.name.ends_with("bias")));
+  }
+}
+
+/// Parameters after each phase, by "phase name".
+Tensors train_in_phases(const Wrapper& wrapper, int rank, bool whole_stages) {
+  const Shared net = make_three();
+  const Wrapped w = wrapper.wrap(net, rank);
+  Tensors all;
+  int step = 0;
+  for (size_t phase = 0; phase < phases.size(); ++phase) {
+    set_phase(*net, phases[phase], whole_stages);
+    for (int i = 0; i < 2; ++i) w.step(step++);
+    for (auto& [name, tensor] : w.read()) all[str(phase, " ", name)] = tensor;
+  }
+  return all;
+}
+
+/// What each rank says of its failure; then the whole job has failed.
+std::vector<std::string> said_on_ranks(int ranks, const std::function<std::string(int rank)>& fn) {
+  std::vector<std::string> all(static_cast<size_t>(ranks));
+  std::mutex mutex;
+  try {
+    on_ranks<int>(ranks, [&](int rank) {
+      const std::string said = fn(rank);
+      const std::lock_guard lock(mutex);
+      all[size_t(rank)] = said;
+      return 0;
+    });
+  } catch (const Error&) {}
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again are those of one process") {
+  const Wrapper alone{"alone", 1, [](const Shared& net, int rank) {
+                        return by_hand(net, rank, [net](const Variable& x) { return (*net)(x); });
+                      }};
+  for (const bool whole : {true, false}) {  // in a stage something must train
+    const Tensors one = train_in_phases(alone, 0, whole);
+    std::vector<Wrapper> all = wrappers;
+    all.insert(all.end(), free_ones.begin(), free_ones.end());
+    for (const Wrapper& wrapper : all) {
+      CAPTURE(wrapper.name);
+      CAPTURE(whole);
+      const std::string name = wrapper.name;
+      if (whole && name == "engine, 2 stages") continue;
+      const auto found =
+          on_ranks<Tensors>(wrapper.ranks, [&](int rank) { return train_in_phases(wrapper, rank, whole); });
+      size_t seen = 0;
+      for (const Tensors& rank : found) {
+        for (const auto& [key, tensor] : rank) {
+          CAPTURE(key);
+          if (name != "engine, 1 bit") CHECK(allclose(tensor, one.at(key), 1e-4, 1e-5));
+          for (const Tensors& other : found)
+            if (other.count(key)) CHECK(equal(tensor, other.at(key)));
+          if (whole && key.starts_with("2 a"))  // frozen in phase 2: no weight decay, no momentum
+            CHECK(equal(tensor, rank.at("1" + key.substr(1))));
+        }
+        seen += rank.size();
+      }
+      CHECK(seen >= one.size());
+    }
+  }
+}
+
+TEST_CASE("unfreezing: what was frozen when it was wrapped is refused by name, on all ranks, before the step") {
+  for (const Wrapper& wrapper : wrappers) {
+    for (const bool alone : {false, true}) {  // everything else is frozen then: nobody waits for its gradient
+      CAPTURE(wrapper.name);
+      CAPTURE(alone);
+      const std::string name = wrapper.name;
+      if (alone && (name == "engine, 2 stages" || name == "engine, 1 bit")) continue;  // no gradient: an error anyway
+      const auto found = said_on_ranks(wrapper.ranks, [&](int rank) {
+        const Shared net = make_three();
+        net->a.weight.requires_grad_(false);
+        Wrapped w;
+        Tensors before;
+        const std::string said = message([&] {  // the other rank may fail while this one is not there yet
+          w = wrapper.wrap(net, rank);
+          if (!alone) w.step(0), before = w.read();
+          if (alone) set_phase(*net, {}), net->c.requires_grad_(false);
+          net->a.weight.requires_grad_(true);
+          w.step(1);
+        });
+        for (const auto& [key, tensor] : before) {
+          for (auto& p : net->named_parameters()) {
+            if (p.name == key && !p.variable.tensor().storage()->is_empty())
+              CHECK_MESSAGE(equal(p.variable.tensor(), tensor), key);
+          }
+        }
+        return said;
+      });
+      for (const std::string& said : found)
+        CHECK_MESSAGE(contains(said, (name == "accumulator" ? std::string("a parameter of shape (6, 4)")
+                                                            : std::string("a.weight")) +
+                                         " requires grad, but it was frozen when the model was wrapped"),
+                      said);
+    }
+  }
+}
+
+TEST_CASE("unfreezing: wrapped anew, the same optimizer goes on") {
+  const auto found = on_ranks<Tensors>(2, [&](int rank) {
+    const Shared net = make_three();
+    const auto adamw = adamw_of(*net);
+    for (size_t phase = 0; phase < phases.size(); ++phase) {
+      set_phase(*net, phases[phase]);
+      parallel::DistributedDataParallel ddp(*net);
+      for (int i = 0; i < 2; ++i) {
+        const int step = int(phase) * 2 + i;
+        loss_of_part(ddp(data_of(step, rank, 4)), step, rank).backward();
+        adamw->step();
+        adamw->zero_grad();
+      }
+    }
+    return copy_parameters(*net);
+  });
+  const Tensors one = train_in_phases(
+      {"alone", 1,
+       [](const Shared& net, int rank) { return by_hand(net, rank, [net](const Variable& x) { return (*net)(x); }); }},
+      0, true);
+  for (const auto& [name, tensor] : found[0]) {
+    CHECK(equal(tensor, found[1].at(name)));
+    CHECK_MESSAGE(allclose(tensor, one.at("3 " + name), 1e-4, 1e-5), name);
+  }
+}
+
+TEST_CASE("unfreezing: ranks that freeze other parameters all fail, and are told which") {
+  for (const Wrapper& wrapper : wrappers) {
+    const std::string name = wrapper.name;
+    if (name.starts_with("engine, 2") || name == "pipeline" || name == "accumulator") continue;  // one copy; no names
+    CAPTURE(wrapper.name);
+    const auto found = said_on_ranks(2, [&](int rank) {
+      const Shared net = make_three();
+      const Wrapped w = wrapper.wrap(net, rank);
+      w.step(0);
+      if (rank == 1) net->b.weight.requires_grad_(false);
+      return message([&] { w.step(1); });
+    });
+    for (const std::string& said : found) CHECK_MESSAGE(contains(said, "frozen: b.weight"), said);
+  }
+}
+
+TEST_CASE("unfreezing: LBFGS moves nothing that is frozen, whatever its history says") {
+  const Shared net = make_three();
+  optim::LBFGS lbfgs(net->parameters(), {.lr = 0.5, .max_iter = 3});
+  const auto loss = [&] { return loss_of_part((*net)(data_of(0, 0, 4)), 0, 0); };
+  lbfgs.step(loss);
+  net->a.requires_grad_(false);
+  const Tensor before = net->a.weight.tensor().clone(), other = net->b.weight.tensor().clone();
+  lbfgs.step(loss);
+  CHECK(equal(net->a.weight.tensor(), before));
+  CHECK_FALSE(equal(net->b.weight.tensor(), other));
+}

@@ -1,0 +1,74 @@
+#pragma once
+// Golden folders of Hugging Face's that tests change.
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/json.h"
+#include "data/safetensors.h"
+#include "nn/module.h"
+#include "tests/golden_folder.h"
+#include "tests/temp_dir.h"
+
+namespace testing {
+
+using lockstep::Tensor;
+using lockstep::data::Json;
+using lockstep::data::SafeTensors;
+using Named = std::vector<std::pair<std::string, Tensor>>;
+
+inline const std::string golden = std::string(golden_folder) + "/inference";
+
+inline bool same(lockstep::nn::Module& a, lockstep::nn::Module& b) {
+  const lockstep::nn::State one = a.state(), other = b.state();
+  if (one.size() != other.size()) return false;
+  for (size_t i = 0; i < one.size(); ++i)
+    if (one[i].first != other[i].first || one[i].second.dtype() != other[i].second.dtype() ||
+        !equal(one[i].second, other[i].second))
+      return false;
+  return true;
+}
+
+/// A copy of a golden folder that may be changed.
+struct Folder {
+  TempDir at;
+  Json config;
+  Named tensors;
+  explicit Folder(const std::string& name) : config(lockstep::data::read_json(golden + "/" + name + "/config.json")) {
+    const auto file = SafeTensors::open(golden + "/" + name + "/model.safetensors");
+    for (const std::string& tensor : file.names()) tensors.emplace_back(tensor, file.tensor(tensor));
+  }
+  Tensor& operator[](const std::string& name) {
+    for (auto& [key, tensor] : tensors)
+      if (key == name) return tensor;
+    return tensors.emplace_back(name, Tensor()).second;
+  }
+  void drop(const std::string& key) {
+    Json::Object kept;
+    for (const auto& [name, value] : config.as_object())
+      if (name != key) kept.emplace_back(name, value);
+    config = kept;
+  }
+  void write_config() const { at.write("config.json", config.dump()); }
+  std::string write() const {
+    write_config();
+    lockstep::data::save_safetensors(at / "model.safetensors", tensors);
+    return at.str();
+  }
+  /// Two shards and an index.
+  std::string write_shards(const std::function<void(Json& weight_map)>& change = {}) const {
+    write_config();
+    Json map(Json::Object{});
+    const size_t half = tensors.size() / 2;
+    const std::string files[] = {"a.safetensors", "b.safetensors"};
+    lockstep::data::save_safetensors(at / files[0], Named(tensors.begin(), tensors.begin() + long(half)));
+    lockstep::data::save_safetensors(at / files[1], Named(tensors.begin() + long(half), tensors.end()));
+    for (size_t i = 0; i < tensors.size(); ++i) map[tensors[i].first] = files[i >= half];
+    if (change) change(map);
+    at.write("model.safetensors.index.json", Json(Json::Object{{"weight_map", map}}).dump());
+    return at.str();
+  }
+};
+
+}  // namespace testing

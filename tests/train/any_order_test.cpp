@@ -1,0 +1,319 @@
+// Whatever borrows something may be destroyed before it or after it: any order of declaration ends well. What is wrong
+// here is seen under AddressSanitizer.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+
+#include "inference/engine.h"
+#include "nn/fp8.h"
+#include "nn/models/gpt.h"
+#include "nn/nn.h"
+#include "optim/average.h"
+#include "optim/optim.h"
+#include "optim/schedule.h"
+#include "parallel/activation_checkpoints.h"
+#include "parallel/data_parallel.h"
+#include "parallel/ddp.h"
+#include "parallel/device_map/dispatch.h"
+#include "parallel/moe/layer.h"
+#include "parallel/onebit/onebit.h"
+#include "pipeline/layers.h"
+#include "tests/messages.h"
+#include "tests/temp_dir.h"
+#include "train/accelerator.h"
+#include "train/experts.h"
+#include "train/trainer.h"
+
+using namespace lockstep;
+using namespace testing;
+
+namespace {
+
+struct Borrowed : nn::Layer<Borrowed> {
+  nn::Sequential body{nn::Linear({.in = 16, .out = 32}), nn::Tanh(), nn::Linear({.in = 32, .out = 16})};
+  nn::BatchNorm1d norm{{.channels = 16}};
+  Variable forward(const Variable& x) { return norm(body(x)); }
+  void fields(nn::Fields& f) override { f("body", body)("norm", norm); }
+};
+Variable borrowed_loss(const Variable& y) { return sum(square(y)); }
+Variable borrowed_input() { return Variable(randn({16, 16})); }
+data::TensorDataset borrowed_samples() { return {randn({32, 16}), randn({32, 16})}; }
+constexpr auto nobody = [](const std::string&) {};
+
+std::optional<TempDir> saver_folder;  // of all ranks, which are threads
+
+/// Things that know each other, each with its owner.
+using Owners = std::vector<std::shared_ptr<void>>;
+struct Order {
+  const char* name;
+  int ranks;
+  std::function<Owners(int rank)> make;
+};
+
+/// A step under an engine, and a backward that no step took.
+Owners with_engine(const std::string& config) {
+  auto net = std::make_shared<Borrowed>();
+  auto adamw = std::make_shared<optim::AdamW>(net->parameters(), optim::AdamWOptions{});
+  auto steps = std::make_shared<optim::StepLR>(*adamw, optim::StepLR::Options{.step_size = 1});
+  auto e = std::make_shared<engine::Engine<Borrowed>>(
+      *net,
+      engine::InitializeArgs{.optimizer = adamw.get(), .lr_scheduler = steps.get(), .config = config, .log = nobody});
+  e->backward(borrowed_loss((*e)(borrowed_input())));
+  e->step();
+  auto loss = std::make_shared<Variable>(borrowed_loss((*e)(borrowed_input())));
+  e->backward(*loss);
+  return {net, adamw, steps, e, loss};
+}
+
+Owners with_zero(int stage) {
+  auto net = std::make_shared<Borrowed>();
+  auto adamw = std::make_shared<optim::AdamW>(net->parameters(), optim::AdamWOptions{});
+  auto zero =
+      std::make_shared<zero::Zero>(*net, *adamw, zero::ZeroOptions{.stage = stage, .param_persistence_threshold = 20});
+  borrowed_loss((*net)(borrowed_input())).backward();
+  zero->step();
+  auto output = std::make_shared<Variable>((*net)(borrowed_input()));
+  return {net, adamw, zero, output};
+}
+
+std::shared_ptr<nn::GPT> small_gpt() {
+  return std::make_shared<nn::GPT>(nn::GPT::Options{.vocab = 11, .context = 8, .layers = 2, .width = 8, .heads = 2});
+}
+
+const std::vector<Order> orders = {
+    {"Accelerator", 1,
+     [](int) -> Owners {
+       auto net = std::make_shared<Borrowed>();
+       auto sgd = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions{.lr = 0.1});
+       auto acc = std::make_shared<train::Accelerator>();
+       using Prepared = decltype(acc->prepare(*net, *sgd));
+       auto prepared = std::make_shared<Prepared>(acc->prepare(*net, *sgd));
+       auto& [model, optimizer] = *prepared;
+       acc->backward(borrowed_loss(model(borrowed_input())));
+       optimizer.step();
+       return {acc, net, sgd, prepared};
+     }},
+    {"Accelerator of ranks, with a loader", 2,
+     [](int) -> Owners {
+       auto net = std::make_shared<Borrowed>();
+       auto sgd = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions{.lr = 0.1});
+       manual_seed(3);
+       auto loader =
+           std::make_shared<data::DataLoader<>>(borrowed_samples(), data::DataLoader<>::Options{.batch_size = 4});
+       auto acc = std::make_shared<train::Accelerator>();
+       using Prepared = decltype(acc->prepare(*net, *sgd, *loader));
+       auto prepared = std::make_shared<Prepared>(acc->prepare(*net, *sgd, *loader));
+       auto& [model, optimizer, batches] = *prepared;
+       for (auto& [x, y] : batches) {
+         acc->backward(mse_loss(model(Variable(x)), y));
+         optimizer.step();
+         break;
+       }
+       return {acc, net, sgd, loader, prepared};
+     }},
+    {"engine, ZeRO 1, with reports", 1,
+     [](int) {
+       return with_engine(R"({"train_batch_size": 16, "zero_optimization": {"stage": 1},
+         "flops_profiler": {"enabled": true, "profile_step": 3}, "comms_logger": {"enabled": true},
+         "activation_checkpointing": {"enabled": true}})");
+     }},
+    {"engine, ZeRO 3", 2,
+     [](int) {
+       return with_engine(R"({"train_batch_size": 32, "zero_optimization":
+         {"stage": 3, "stage3_param_persistence_threshold": 20}, "activation_checkpointing": {"enabled": true}})");
+     }},
+    {"engine, fp8", 1, [](int) { return with_engine(R"({"train_batch_size": 16, "fp8": {"enabled": true}})"); }},
+    {"ZeRO 0", 2, [](int) { return with_zero(0); }},
+    {"ZeRO 2", 2, [](int) { return with_zero(2); }},
+    {"ZeRO 3", 2, [](int) { return with_zero(3); }},
+    {"DDP", 2,
+     [](int) -> Owners {
+       auto net = std::make_shared<Borrowed>();
+       auto ddp = std::make_shared<parallel::DistributedDataParallel>(
+           *net, parallel::DdpOptions{.find_unused_parameters = true});
+       borrowed_loss((*ddp)(borrowed_input())).backward();
+       auto output = std::make_shared<Variable>((*ddp)(borrowed_input()));
+       return {net, ddp, output};
+     }},
+    {"Fp8Scaling", 1,
+     [](int) -> Owners {
+       auto net = std::make_shared<Borrowed>();
+       auto fp8 = std::make_shared<nn::Fp8Scaling>(*net);
+       const Autocast scope(bf16);
+       auto output = std::make_shared<Variable>((*net)(borrowed_input()));
+       return {net, fp8, output};
+     }},
+    {"ActivationCheckpoints", 1,
+     [](int) -> Owners {
+       auto net = std::make_shared<Borrowed>();
+       std::shared_ptr<parallel::ActivationCheckpoints> checkpoints(new parallel::ActivationCheckpoints(), [](auto* c) {
+         c->unwrap_blocks();
+         delete c;
+       });
+       checkpoints->wrap_blocks(*net);
+       auto output = std::make_shared<Variable>((*net)(Variable(randn({4, 16}), true)));
+       return {net, checkpoints, output};
+     }},
+    {"device map", 1,
+     [](int) -> Owners {
+       auto net = std::make_shared<Borrowed>();
+       net->eval();
+       const device_map::Map map{{"", "cpu:0"}, {"body", "cpu"}};
+       auto dispatched =
+           std::make_shared<device_map::Dispatched>(device_map::dispatch(*net, device_map::infer(*net, map)));
+       const NoGrad no_grad;
+       (*net)(borrowed_input());
+       return {net, dispatched};
+     }},
+    {"InferenceEngine", 1,
+     [](int) -> Owners {
+       auto gpt = small_gpt();
+       auto engine = std::make_shared<inference::InferenceEngine>(
+           inference::init_inference(*gpt, R"({"dtype": "fp32"})", {.log = nobody}));
+       engine->profile_model_time();
+       (*engine)(zeros({1, 4}, {.dtype = i64}));
+       return {gpt, engine};
+     }},
+    {"Trainer", 1,
+     [](int) -> Owners {
+       train::Options o;
+       o.json = true;
+       auto team = std::make_shared<train::Team>(&dist::world());
+       auto job = std::make_shared<train::Job>(o, *team);
+       auto net = std::make_shared<Borrowed>();
+       train::TrainerOptions t{
+           .loss = [](const Variable& y, const Tensor& target) { return mse_loss(y, target); },
+           .data = data::share(borrowed_samples()),
+           .evaluate = data::share(borrowed_samples()),
+           .optimizer =
+               [](nn::Module& m) { return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{}); }};
+       auto trainer = std::make_shared<train::Trainer>(*job, *net, t);
+       trainer->evaluate(1);
+       return {team, job, net, trainer};
+     }},
+    {"experts", 1,
+     [](int) -> Owners {
+       auto layer = std::make_shared<moe::Layer>(moe::Options{.width = 8, .experts = 2});
+       auto counts = std::make_shared<train::ExpertCounts>(*layer, true);
+       auto output = std::make_shared<Variable>((*layer)(Variable(randn({4, 8}))));
+       return {layer, counts, output};
+     }},
+    {"DataParallel", 1,
+     [](int) -> Owners {
+       auto net = std::make_shared<Borrowed>();
+       auto model = std::make_shared<parallel::DataParallel<Borrowed>>(*net);
+       auto output = std::make_shared<Variable>((*model)(borrowed_input()));
+       return {net, model, output};
+     }},
+    {"pipeline", 2,
+     [](int) -> Owners {
+       auto net = small_gpt();
+       auto [layers, loss] = pipeline::layers_of(net);
+       auto group = dist::world().new_group({0, 1}, "stages");
+       auto stages =
+           std::make_shared<pipeline::Engine>(layers, pipeline::EngineOptions{.micro_batches = 2}, loss, group.get());
+       stages->train_batch([](int64_t) {
+         const Tensor tokens = zeros({1, 4}, {.dtype = i64});
+         return pipeline::Sample{{tokens}, {tokens}};
+       });
+       return {net, group, stages};
+     }},
+    {"1-bit Adam on a group", 2,
+     [](int) -> Owners {
+       auto net = std::make_shared<Borrowed>();
+       auto group = dist::world().new_group({0, 1}, "pair");
+       auto adam = std::make_shared<onebit::OneBitAdam>(net->parameters(), onebit::OneBitAdamOptions{.freeze_step = 1},
+                                                        group.get());
+       for (int step = 0; step < 2; ++step) {
+         adam->zero_grad();
+         borrowed_loss((*net)(borrowed_input())).backward();
+         adam->step();
+       }
+       return {net, group, adam};
+     }},
+    {"a checkpoint that is being written", 2,
+     [](int) -> Owners {
+       static thread_local int saves = 0;
+       auto group = dist::world().new_group({0, 1}, "savers");
+       auto saver = std::make_shared<checkpoints::Saver>(saver_folder->str(), group.get(),
+                                                         checkpoints::SaveOptions{.async = true, .warn = nobody});
+       saver->save(str("number", saves++), {.pieces = {checkpoints::whole("model.w", ones({100000}))}});
+       return {group, saver};
+     }},
+    {"a collective that is on its way", 2,
+     [](int) -> Owners {
+       auto group = dist::world().new_group({0, 1}, "pair");
+       auto tensor = std::make_shared<Tensor>(ones({50000}));
+       auto work = std::make_shared<dist::Work>(group->all_reduce(*tensor, {.async = true}));
+       return {group, tensor, work};
+     }},
+    {"schedules and averages", 1,
+     [](int) -> Owners {
+       auto net = std::make_shared<Borrowed>();
+       auto sgd = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions{.lr = 0.1});
+       auto steps = std::make_shared<optim::StepLR>(*sgd, optim::StepLR::Options{.step_size = 1});
+       auto average = std::make_shared<optim::WeightAverage>(net->parameters());
+       average->update();
+       average->swap();
+       return {net, sgd, steps, average};
+     }},
+    {"loaders", 1,
+     [](int) -> Owners {
+       auto loader = std::make_shared<data::DataLoader<>>(borrowed_samples(),
+                                                          data::DataLoader<>::Options{.batch_size = 4, .workers = 2});
+       auto again = std::make_shared<data::RepeatingLoader<data::Example>>(*loader);
+       again->next();
+       auto iterator = std::make_shared<data::DataLoader<>::Iterator>(loader->begin());
+       return {loader, again, iterator};
+     }},
+};
+
+}  // namespace
+
+TEST_CASE("objects that know each other are destroyed in every order") {
+  saver_folder.emplace();
+  for (const Order& order : orders) {
+    CAPTURE(order.name);
+    dist::spawn(order.ranks,
+                [&](int rank) {
+                  manual_seed(1);
+                  std::vector<size_t> places(order.make(rank).size());
+                  std::iota(places.begin(), places.end(), 0);
+                  do {
+                    Owners all = order.make(rank);
+                    for (const size_t i : places) all[i].reset();
+                  } while (std::next_permutation(places.begin(), places.end()));
+                },
+                {.timeout = dist::Seconds(60)});
+  }
+  saver_folder.reset();
+}
+
+TEST_CASE("a module that moves or outlives its listeners keeps no hook of theirs") {
+  auto first = std::make_unique<Borrowed>();
+  std::optional<parallel::ActivationCheckpoints> checkpoints;
+  checkpoints.emplace();
+  checkpoints->wrap_blocks(*first);
+  const nn::Module::Calls calls = first->body.calls();
+  const int id = first->body.before_forward([](nn::Module&, const std::vector<Variable>&) { fail("a dead listener"); });
+  Borrowed moved(std::move(*first));
+  first.reset();
+  CHECK(calls.exist());
+  CHECK(contains(message([&] { moved(borrowed_input()); }), "a dead listener"));
+  calls.remove_hook(id);
+  CHECK(message([&] { moved(borrowed_input()); }) == "(no error)");
+  checkpoints->unwrap_blocks();
+  for (auto& [name, module] : moved.named_modules()) CHECK_FALSE(module->is_wrapped());
+}
+
+TEST_CASE("what ZeRO 3 has emptied says whose it was, after ZeRO is gone") {
+  dist::spawn(2, [](int) {
+    Owners all = with_zero(3);
+    all[2].reset();
+    Borrowed& net = *static_cast<Borrowed*>(all[0].get());
+    const std::string said = message([&] { net(borrowed_input()); });
+    CHECK_MESSAGE(contains(said, "zero unit"), said);
+  });
+}
