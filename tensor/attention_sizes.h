@@ -23,16 +23,16 @@ struct AttentionSizes {
   }
 
   /// Keys before this one may be seen by query i: the causal limit, from 0 to keys.
-  LOCKSTEP_HD int64_t limit(int64_t i) const { return causal ? within(i + 1 + keys - queries, keys) : keys; }
+  LOCKSTEP_HD int64_t limit(int64_t i) const { return within(causal ? i + 1 + keys - queries : keys, keys); }
   /// The first key that query i may see.
   LOCKSTEP_HD int64_t first_key(int64_t i) const {
-    return window > 0 ? within(i + 1 + keys - queries - window, keys) : 0;
+    return within(window > 0 ? i + 1 + keys - queries - window : 0, keys);
   }
   /// The first query that may see key j.
-  LOCKSTEP_HD int64_t first_query(int64_t j) const { return causal ? within(j - keys + queries, queries) : 0; }
+  LOCKSTEP_HD int64_t first_query(int64_t j) const { return within(causal ? j - keys + queries : 0, queries); }
   /// Queries before this one may see key j.
   LOCKSTEP_HD int64_t end_query(int64_t j) const {
-    return window > 0 ? within(j - keys + queries + window, queries) : queries;
+    return within(window > 0 ? j - keys + queries + window : queries, queries);
   }
 
  private:
