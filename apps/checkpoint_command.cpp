@@ -32,7 +32,7 @@ int64_t bytes_of_files(const checkpoints::Manifest& m) {
 struct Asked {
   std::string dir, tag, out, dtype = "f32", prefix = "model.";
   bool json = false, hugging_face = false;
-  /// Of a run's folder, that of its checkpoints.
+  /// Where the checkpoints are: a run's folder keeps them in a folder of their own.
   std::string folder() const {
     return std::filesystem::is_directory(dir + "/checkpoints") ? dir + "/checkpoints" : dir;
   }

@@ -185,8 +185,8 @@ double loss_of(const Json& step) {
   return std::bit_cast<double>(std::stoull(step.at("loss").as_string(), nullptr, 16));
 }
 
-/// What sums in another order may change of a loss (docs/mesh.md); the farther a run goes and the higher its rate, the
-/// more.
+/// How far two losses may differ when sums are taken in another order (docs/mesh.md). Losses drift apart in longer runs
+/// and at higher rates.
 double tolerance_of(const Json& step) {
   const Json* const dtype = step.find("dtype");
   return !dtype || dtype->as_string() == "f32" ? 1e-4 : 2e-2;

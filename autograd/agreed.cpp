@@ -8,7 +8,7 @@ namespace lockstep {
 
 namespace {
 
-// Of all ranks of this process.
+// One table for all ranks that are threads of this process.
 std::mutex sharing;
 std::unordered_multimap<const void*, std::shared_ptr<const MeanOverRanks>> shared_parameters;
 

@@ -10,10 +10,10 @@
 
 namespace lockstep {
 
-/// Buffers, each with what it holds at the other time.
+/// Buffers, each with the value that it takes when the leaves' own values change places with the others.
 using OtherValues = std::vector<std::pair<Tensor, Tensor>>;
-/// Of the values that stand in for this leaf's, for code of this thread; expired: it has its own. Whoever holds the
-/// list holds the leaf, too.
+/// The list that belongs to the values which stand in for this leaf's, as this thread sees it. It has expired where the
+/// leaf has its own values. Whoever holds the list also holds the leaf.
 inline std::weak_ptr<OtherValues>& stand_in(const Variable& leaf) {
   thread_local std::map<const void*, std::weak_ptr<OtherValues>> all;
   return all[leaf.impl().get()];

@@ -42,7 +42,7 @@ class CsvReader {
     if (!rest_.starts_with(c)) return false;
     return rest_.remove_prefix(1), true;
   }
-  /// Of spaces and tabs that are no delimiters; the last one may not end.
+  /// A blank line has nothing but spaces and tabs that are no delimiters. The last line may lack its end.
   bool skip_blank_line() {
     size_t end = 0;
     while (end < rest_.size() && rest_[end] != delimiter_ && (rest_[end] == ' ' || rest_[end] == '\t')) ++end;

@@ -23,8 +23,8 @@ template <class S, class B = S> struct LoaderOptions {
   int prefetch = 0;                          ///< batches that each worker makes ahead; 0 means 2
   std::function<B(std::vector<S>)> collate;  ///< samples to a batch; may draw; default: data::collate
   bool in_order = true;                      ///< false: batches come as they are ready, and there is no state to save
-  /// Of shuffling and of random numbers in get(); default: of manual_seed() and of how many loaders without a seed were
-  /// made since, so that two differ. The first has the seed itself.
+  /// Seeds shuffling and random numbers in get(). By default the first loader after manual_seed() takes its seed. Each
+  /// later one takes a seed made of that and of its own number, so that two loaders differ.
   std::optional<uint64_t> seed;
   double timeout = 0;  ///< seconds to wait for a batch from a worker; 0 is for ever
   int64_t world = 1;   ///< ranks that read the same epoch through their samplers: the state counts samples of all

@@ -82,8 +82,8 @@ class ByteTokenizer : public Tokenizer {
 /// Tokenizer::from_folder(), or bytes when no folder is named ("").
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 bool has_tokenizer(const std::string& folder);
-/// What is the same for the same tokenizer: "bytes", or sizes and checksums of its files, and the tokens that stand
-/// beside them.
+/// A text by which tokenizers are told apart: "bytes", or the sizes and checksums of the files and the tokens that
+/// stand beside them.
 std::string tokenizer_identity(const std::string& folder);
 /// Copies its files and its chat templates, so that nothing depends on where they were; those of another one go.
 void copy_tokenizer(const std::string& from, const std::string& to);
