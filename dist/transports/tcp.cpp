@@ -144,9 +144,10 @@ class TcpChannel final : public Channel {
   bool ended_ = false;
 };
 
-/// A door that is flooded by strangers drops the oldest of them, which may be a rank that was not yet heard.
+/// Nobody let us in. A door that is flooded by strangers drops the oldest of them, and may drop a rank before it is
+/// heard.
 struct HungUp {};
-constexpr std::chrono::seconds calling_time{10};  // with a door that hangs up, and for an answer
+constexpr std::chrono::seconds hello_within{2}, calling_time{10};  // of one attempt, and of all
 
 /// Bytes of the handshake, waiting for them; looks for failures of others while it does.
 class Caller {
@@ -167,6 +168,8 @@ class Caller {
     return text;
   }
   void write(const std::string& text) {
+    answered_ = true;
+    deadline_ = Clock::now() + calling_time;
     for (size_t done = 0; done < text.size();) {
       const ssize_t n = ::send(fd_.get(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
       if (n > 0) done += size_t(n);
@@ -187,7 +190,9 @@ class Caller {
       if (control_.failed()) control_.raise();
       pollfd entry{fd_.get(), events, 0};
       if (::poll(&entry, 1, 20) > 0) return;
-      if (Clock::now() >= deadline_) refused("it does not answer, or does not speak our protocol");
+      if (Clock::now() < deadline_) continue;
+      if (!answered_) throw HungUp();
+      refused("it does not answer, or does not speak our protocol");  // or it has let us in, and is slow to say so
     }
   }
 
@@ -195,7 +200,8 @@ class Caller {
   Fd fd_;
   const int peer_;
   const std::string where_;
-  const Clock::time_point deadline_ = Clock::now() + calling_time;
+  Clock::time_point deadline_ = Clock::now() + hello_within;
+  bool answered_ = false;
 };
 
 /// Both sides prove that they know the job's token.
@@ -234,8 +240,8 @@ Fd call(Control& control, const SocketAddress& address, int peer, const handshak
         if (Clock::now() - start >= calling_time)
           throw DistError(Fault::refused, peer,
                           str("[transport] expected rank ", peer, " at ", address.text(),
-                              " to take a data connection: it hung up: it belongs to another job, has another token, "
-                              "or is flooded by strangers"));
+                              " to take a data connection: it hangs up, or says nothing: it belongs to another job, "
+                              "has another token, or is flooded by strangers"));
       }
     } else if (problem == ECONNREFUSED ||
                Clock::now() - start >= std::min<Seconds>(control.place().timeout, Seconds(30))) {
