@@ -87,7 +87,7 @@ def job(d, name, flooded):
         port = free.getsockname()[1]
     kept = {k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|OMP_|RANK$|WORLD_SIZE$|MASTER_)", k)}
     gpt = [APPS / "gpt", "train", "--text", d / "text.txt", "--model", "gpt:1x16x2", "--context", 16, "--batch", 2, "--warmup", 5, "--dropout", 0.1, "--eval-every", 1 << 30,
-           "--steps", STEPS, "--out", d / name, "--json"]
+           "--steps", STEPS, "--save-every", STEPS, "--out", d / name, "--json"]
     late = f'if [ $RANK = 3 ]; then sleep {SECONDS}; fi; exec "$@"'  # the others wait so long, and the store listens
     log = open(d / f"{name}.log", "w+")
     flooders = [subprocess.Popen([sys.executable, "-c", FLOODER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(FLOODERS if flooded else 0)]
@@ -108,7 +108,7 @@ def job(d, name, flooded):
             for flooder in flooders:
                 flooder.stdin.write((" ".join(map(str, sorted(targets))) + "\n").encode())
                 flooder.stdin.flush()
-        time.sleep(0.02)
+        time.sleep(0.05)
     code = process.poll()
     if code is None:
         process.kill()

@@ -1,7 +1,5 @@
 #include "trace/trace.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>

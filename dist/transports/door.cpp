@@ -100,7 +100,7 @@ bool Door::enter(std::vector<Visitor>& visitors) {
   Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   const bool exhausted = !fd && (errno == EMFILE || errno == ENFILE);
   if (!fd && !exhausted) return errno == EINTR || errno == ECONNABORTED;
-  if (visitors.size() >= (exhausted ? 1 : most_visitors)) {
+  if (visitors.size() >= (exhausted ? size_t(1) : most_visitors)) {
     turn_away(visitors.front(), "too many strangers at once");
     visitors.erase(visitors.begin());
   } else if (exhausted) {

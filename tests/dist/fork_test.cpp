@@ -6,6 +6,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
+#include <string>
+#include <utility>
 
 #include "dist/control.h"
 #include "dist/process_group.h"
