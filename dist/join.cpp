@@ -222,8 +222,8 @@ Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadli
       return attempt(place, member, deadline);
     } catch (const TryAgain& again) {
       last = again.why;
-      if (!again.silent) silent.reset();
-      else if (!silent) silent = Clock::now();
+      if (!again.silent && Clock::now() < deadline) silent.reset();
+      if (again.silent && !silent) silent = Clock::now();
       const bool over = Clock::now() + pause >= deadline || (silent && Clock::now() - *silent > silent_time);
       if (silent && over && !from_file) stranger(where, last);
     } catch (const DistError& error) {
