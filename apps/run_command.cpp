@@ -256,6 +256,9 @@ void add_run_command(CLI::App& app, const Program& program) {
          "NPROC_PER_NODE")
       ->type_name("N");
   option("--max-restarts", l.max_restarts, "after a failure start all ranks again, this often", "MAX_RESTARTS");
+  sub.add_option("--restart-pause", l.restart_pause,
+                 "seconds before the first restart; twice as many before the next, up to 60")
+      ->capture_default_str();
   option("--role", l.role, "name for --log-line-prefix-template", "ROLE");
   option("--bind-cores-to-rank", o.bind, "give every rank an equal part of the cores for itself");
   option("--bind-core-list", o.core_list, "the cores to bind to, such as 0-3,8")->type_name("CORES");

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tensor/check.h"
+#include "tensor/maker.h"
 #include "tensor/threads.h"
 #include "trace/trace.h"
 
@@ -52,6 +53,12 @@ template <class Item> class Prefetcher {
 
   /// Waits for items being made, and drops them.
   ~Prefetcher() {
+    if (!maker_.is_here()) {  // a forked child has no workers
+      for (auto& thread : threads_)
+        if (thread.joinable()) thread.detach();
+      never_destroy(std::move(state_));
+      return;
+    }
     stop();
     for (auto& thread : threads_)
       if (thread.joinable()) thread.join();
@@ -144,6 +151,7 @@ template <class Item> class Prefetcher {
 
   std::shared_ptr<State> state_;
   std::vector<std::thread> threads_;
+  Maker maker_;
 };
 
 }  // namespace lockstep::data

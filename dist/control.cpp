@@ -8,6 +8,7 @@
 #include "dist/auth.h"
 #include "dist/tcp_control.h"
 #include "tensor/bf16_products.h"
+#include "tensor/maker.h"
 
 namespace lockstep::dist {
 namespace {
@@ -17,17 +18,14 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::vector<std::weak_ptr<TcpControl>> seats;
-  pid_t owner = 0;
 
   static Registry& get() {
-    static Registry* registry = new Registry;
-    return *registry;
+    static auto* all = new PerProcess<Registry>;
+    return all->get();
   }
   void enter(const std::shared_ptr<TcpControl>& seat) {
+    [[maybe_unused]] static const int registered = std::atexit([] { get().leave_all(); });
     const std::lock_guard lock(mutex);
-    if (owner == 0) std::atexit([] { get().leave_all(); });
-    if (owner != ::getpid()) seats.clear();  // those of a parent
-    owner = ::getpid();
     std::erase_if(seats, [](const auto& other) { return other.expired(); });
     seats.push_back(seat);
   }
@@ -35,7 +33,6 @@ struct Registry {
     std::vector<std::shared_ptr<TcpControl>> mine;
     {
       const std::lock_guard lock(mutex);
-      if (owner != ::getpid()) return;
       for (const auto& seat : seats)
         if (auto alive = seat.lock()) mine.push_back(std::move(alive));
       seats.clear();

@@ -5,15 +5,19 @@
 #include "dist/job.h"
 #include "dist/local_control.h"
 #include "dist/native_group.h"
+#include "tensor/maker.h"
 
 namespace lockstep::dist {
 namespace {
 
-std::mutex process_mutex;
+struct OfProcess {
+  std::mutex mutex;
+  std::optional<World> world;
+};
 // Never destroyed: threads may still ask for it while static objects go.
-std::optional<World>& process_world() {
-  static auto* world = new std::optional<World>;
-  return *world;
+OfProcess& of_process() {
+  static auto* all = new PerProcess<OfProcess>;
+  return all->get();
 }
 thread_local World* thread_world = nullptr;
 World (*make_mpi_world)() = nullptr;
@@ -30,8 +34,9 @@ ProcessGroup& adopt(World made) {
   static const int registered = std::atexit([] { shutdown(); });
   LOCKSTEP_CHECK(registered == 0,
                  "[init] expected to be able to register the end of the job, got an error of atexit()");
-  const std::lock_guard lock(process_mutex);
-  return *process_world().emplace(std::move(made)).group;
+  OfProcess& mine = of_process();
+  const std::lock_guard lock(mine.mutex);
+  return *mine.world.emplace(std::move(made)).group;
 }
 
 World& the_world() {
@@ -74,8 +79,9 @@ void set_thread_world(World* world) { thread_world = world; }
 
 World* current_world() {
   if (thread_world) return thread_world;
-  const std::lock_guard lock(process_mutex);
-  return process_world() ? &*process_world() : nullptr;
+  OfProcess& mine = of_process();
+  const std::lock_guard lock(mine.mutex);
+  return mine.world ? &*mine.world : nullptr;
 }
 
 void guard(World& world, const std::function<void()>& body) {
@@ -120,10 +126,11 @@ void shutdown() {
   LOCKSTEP_CHECK(!thread_world, "[shutdown] expected a rank that is a process; spawn() ends those that are threads");
   World world;
   {
-    const std::lock_guard lock(process_mutex);
-    if (!process_world()) return;
-    world = std::move(*process_world());
-    process_world().reset();
+    OfProcess& mine = of_process();
+    const std::lock_guard lock(mine.mutex);
+    if (!mine.world) return;
+    world = std::move(*mine.world);
+    mine.world.reset();
   }
   world.group.reset();
   world.job->finish();

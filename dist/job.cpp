@@ -16,10 +16,10 @@ Job::Job(std::shared_ptr<Control> seat) : control(std::move(seat)) {
 DistError Job::fail(std::exception_ptr error) {
   const auto first = [&]() -> DistError {
     try {
-      if (control->failed()) control->raise();
+      if (control->failed() && maker.is_here()) control->raise();
       std::rethrow_exception(error);
     } catch (const DistError& e) {
-      if (e.fault == Fault::rank_failed) await_cause(*control, e.rank);
+      if (e.fault == Fault::rank_failed && maker.is_here()) await_cause(*control, e.rank);
       return control->report(e.fault, e.rank, e.what());  // or what another rank reported before
     } catch (const std::exception& e) {
       return control->report(Fault::rank_failed, control->place().rank, e.what());
@@ -27,7 +27,7 @@ DistError Job::fail(std::exception_ptr error) {
       return control->report(Fault::rank_failed, control->place().rank, "an exception that is no std::exception");
     }
   }();
-  write_flight(first.what());
+  if (maker.is_here()) write_flight(first.what());
   return first;
 }
 

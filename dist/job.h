@@ -12,6 +12,7 @@
 #include "dist/control.h"
 #include "dist/flight.h"
 #include "dist/schedule.h"
+#include "tensor/maker.h"
 
 namespace lockstep::dist {
 
@@ -31,6 +32,7 @@ struct Job {
   /// Ends what was kept, then leaves in order (or not at all after a failure).
   void finish();
 
+  const Maker maker;  ///< a forked child does nothing to its parent's job
   std::shared_ptr<Control> control;
   Flight flight;
   Algorithm forced = Algorithm::automatic;  ///< LOCKSTEP_ALGORITHM

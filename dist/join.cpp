@@ -20,12 +20,15 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::seconds handshake_time{5};
+constexpr std::chrono::seconds first_word_time{1};  // behind a flood of strangers the next connection may be luckier
+constexpr std::chrono::seconds silent_time{20};     // of all of them
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
 /// May succeed when tried again.
 struct TryAgain {
   std::string why;
+  bool silent = false;  // was accepted, and not spoken to
 };
 
 // A connection used by one thread that waits for each answer.
@@ -91,6 +94,10 @@ void shake_hands(Dialog& dialog, const Rendezvous& place, const std::string& whe
     return std::move(*frame);
   };
   try {
+    pollfd entry{dialog.fd.get(), POLLIN, 0};
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    if (::poll(&entry, 1, int(std::clamp<milliseconds>(left, milliseconds(0), first_word_time).count())) == 0)
+      throw TryAgain{"it accepts connections and is silent", true};
     const Frame greeting = next(Kind::challenge);
     Fields in(greeting.body);
     const uint32_t protocol = in.u32();
@@ -206,12 +213,20 @@ void read_published(Rendezvous& place) {
 
 Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadline) {
   const bool from_file = !place.file.empty() && place.rank != 0;
+  const std::string where = from_file ? place.file : endpoint(place.address, place.port);
   std::string last = "not tried";
+  std::optional<Clock::time_point> silent;  // since then
   for (auto pause = milliseconds(5);; pause = std::min(pause * 2, milliseconds(200))) {
     try {
       if (from_file) read_published(place);
       return attempt(place, member, deadline);
-    } catch (const TryAgain& again) { last = again.why; } catch (const DistError& error) {
+    } catch (const TryAgain& again) {
+      last = again.why;
+      if (!again.silent && Clock::now() < deadline) silent.reset();
+      if (again.silent && !silent) silent = Clock::now();
+      const bool over = Clock::now() + pause >= deadline || (silent && Clock::now() - *silent > silent_time);
+      if (silent && over && !from_file) stranger(where, last);
+    } catch (const DistError& error) {
       // An address in a file may be that of a run that has ended: its port may belong to anything by now.
       const bool stale = from_file && (error.fault == Fault::protocol || contains(error.what(), "wrong token") ||
                                        contains(error.what(), "cannot prove"));
@@ -221,7 +236,6 @@ Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadli
     if (Clock::now() + pause >= deadline) break;
     std::this_thread::sleep_for(pause);
   }
-  const std::string where = from_file ? place.file : endpoint(place.address, place.port);
   throw DistError(Fault::timeout, 0,
                   str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout), " for rank 0 at ", where,
                       ": ", last, ". Is rank 0 running, and are ",

@@ -269,7 +269,9 @@ NativeGroup::NativeGroup(std::shared_ptr<Job> job, Membership member) : ProcessG
 }
 
 NativeGroup::~NativeGroup() {
-  if (engine_ && !engine_->idle()) engine_->job->keep(engine_);  // none: it could not be made
+  if (!engine_) return;  // it could not be made
+  if (!engine_->job->maker.is_here()) never_destroy(std::move(engine_));
+  else if (!engine_->idle()) engine_->job->keep(engine_);
 }
 
 Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype, Device device) {

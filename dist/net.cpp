@@ -175,7 +175,7 @@ int open_listener(const std::string& address, int& port) {
   return fd.release();
 }
 
-Fd connect_to(const SocketAddress& address, Clock::time_point deadline, int& problem) {
+static Fd try_to_connect(const SocketAddress& address, Clock::time_point deadline, int& problem) {
   Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   problem = errno;
   if (!fd) return {};
@@ -201,6 +201,17 @@ Fd connect_to(const SocketAddress& address, Clock::time_point deadline, int& pro
   if (problem == 0 && local_address(fd.get()).text() == peer_address(fd.get()).text()) problem = ECONNREFUSED;
   if (problem != 0) return {};
   return fd;
+}
+
+// On this machine the answer comes at once, unless the listener's queue is full: the kernel asks again after a second
+// only, when a flood has filled it anew.
+Fd connect_to(const SocketAddress& address, Clock::time_point deadline, int& problem) {
+  for (;;) {
+    const auto soon = Clock::now() + std::chrono::milliseconds(100);
+    const bool last = !address.is_loopback() || soon >= deadline;
+    Fd fd = try_to_connect(address, last ? deadline : soon, problem);
+    if (fd || last || problem != ETIMEDOUT) return fd;
+  }
 }
 
 std::string address_on(const std::string& interface) {

@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "dist/error.h"
+#include "tensor/maker.h"
 #include "tensor/ops.h"
 
 namespace lockstep::dist {
@@ -43,7 +44,7 @@ struct Segment {
   int fd;
   std::byte* base;  ///< of the file; the tensor's bytes are a page further
   size_t bytes;     ///< of the tensor
-  pid_t owner;
+  Maker owner{};
 };
 
 struct Registry {
@@ -64,7 +65,7 @@ void give_back(const std::byte* data) {
     segment = found->second;
     all.by_address.erase(found);
   }
-  if (segment.owner == getpid()) {  // else a forked copy: the bytes are the parent's
+  if (segment.owner.is_here()) {  // else a forked copy: the bytes are the parent's
     reinterpret_cast<ControlPage*>(segment.base)->released.store(1, std::memory_order_release);
     fallocate(segment.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(page),
               off_t(segment.bytes));  // also where peers still map it
@@ -78,8 +79,7 @@ Segment make_segment(size_t bytes) {
   Segment s{.serial = 0,
             .fd = memfd_create("lockstep-tensor", MFD_CLOEXEC | MFD_ALLOW_SEALING),
             .base = nullptr,
-            .bytes = bytes,
-            .owner = getpid()};
+            .bytes = bytes};
   LOCKSTEP_CHECK(s.fd >= 0, "[shared_empty] expected a file in memory for ", bytes, " bytes, got: ", reason(errno),
                  errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
   randombytes_buf(&s.serial, sizeof s.serial);
@@ -124,7 +124,7 @@ Placement placement_of(std::span<const std::byte> bytes) {
   if (found == all.by_address.begin()) return {};
   const auto& [data, segment] = *--found;
   const auto offset = size_t(bytes.data() - data);
-  if (offset > segment.bytes || bytes.size() > segment.bytes - offset || segment.owner != getpid()) return {};
+  if (offset > segment.bytes || bytes.size() > segment.bytes - offset || !segment.owner.is_here()) return {};
   return {.serial = segment.serial, .offset = offset, .fd = segment.fd};
 }
 

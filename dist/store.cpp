@@ -16,7 +16,9 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr int64_t most_strangers = 64;
+// A rank has its answer ready before so many others have come after it, whoever floods the port.
+constexpr int64_t most_strangers = 256;
+constexpr int most_accepts = 64;                  // in a row: then those who are there have their turn
 constexpr size_t most_unsent = size_t(64) << 20;  // of one rank, before it counts as one that does not read
 constexpr std::chrono::seconds stranger_time{5};
 constexpr std::chrono::seconds last_words_time{2};
@@ -98,12 +100,17 @@ void Store::serve() {
       uint64_t count;
       (void)!::read(wake_.get(), &count, sizeof count);
     }
-    for (size_t i = 0; i < order.size(); ++i) {
-      if (polled[i + 2].revents & POLLOUT) order[i]->out.flush(order[i]->fd.get());
-      if (polled[i + 2].revents & ~POLLOUT) read(*order[i]);
-    }
-    if (polled[1].revents) accept_all();
+    const auto attend = [&](bool ranks) {
+      for (size_t i = 0; i < order.size(); ++i) {
+        if ((order[i]->rank >= 0) != ranks) continue;
+        if (polled[i + 2].revents & POLLOUT) order[i]->out.flush(order[i]->fd.get());
+        if (polled[i + 2].revents & ~POLLOUT) read(*order[i]);
+      }
+    };
+    attend(true);  // whoever else wants something
     turn();
+    attend(false);
+    if (polled[1].revents) accept_some();
     // Whoever broke off is dealt with after all that arrived: a goodbye may lie in another buffer.
     for (auto it = connections_.begin(); it != connections_.end();) {
       if (!it->dead) {
@@ -133,19 +140,23 @@ void Store::turn() {
   }
 }
 
-void Store::accept_all() {
-  for (;;) {
-    const int fd = ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+void Store::accept_some() {
+  const auto is_stranger = [](const Connection& c) { return c.state != State::seated && !c.dead; };
+  int64_t strangers = std::count_if(connections_.begin(), connections_.end(), is_stranger);
+  for (int i = 0; i < most_accepts; ++i) {
+    SocketAddress peer;
+    peer.length = sizeof peer.storage;
+    const int fd = ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length,
+                             SOCK_NONBLOCK | SOCK_CLOEXEC);
     const int problem = errno;
     if (fd < 0 && (problem == EINTR || problem == ECONNABORTED)) continue;
-    const auto is_stranger = [](const Connection& c) { return c.state != State::seated && !c.dead; };
-    const auto strangers = std::count_if(connections_.begin(), connections_.end(), is_stranger);
     const bool exhausted = fd < 0 && (problem == EMFILE || problem == ENFILE);
     if (exhausted || (fd >= 0 && strangers >= strangers_)) {
       const auto oldest = std::find_if(connections_.begin(), connections_.end(), is_stranger);
       if (oldest != connections_.end()) {
         log(str("dropped a connection from ", oldest->peer.host(), " that had not said who it is: too many are open"));
         connections_.erase(oldest);  // never has waiters
+        --strangers;
         if (exhausted) continue;
       } else if (exhausted) {  // the program itself has used them up
         accept_again_ = Clock::now() + std::chrono::milliseconds(200);
@@ -156,10 +167,11 @@ void Store::accept_all() {
       }
     }
     if (fd < 0) return;
+    ++strangers;
     Connection& connection = connections_.emplace_back();
     connection.fd = Fd(fd);
     prepare(fd);
-    connection.peer = peer_address(fd);
+    connection.peer = peer;
     connection.deadline = Clock::now() + stranger_time;
     connection.challenge = random_nonce();
     send(connection, Kind::challenge, 0,
@@ -169,9 +181,10 @@ void Store::accept_all() {
 
 void Store::read(Connection& connection) {
   char buffer[1 << 16];
-  // Not more than a few buffers in a row: the others want their turn.
-  for (int i = 0; i < 16 && !connection.dead; ++i) {
-    const size_t room = connection.state == State::greeted ? stranger_limit : sizeof buffer;
+  // Not more than a few buffers in a row, and a small one of a stranger: the others want their turn.
+  const bool stranger = connection.state == State::greeted || connection.state == State::closing;
+  const size_t room = stranger ? stranger_limit : sizeof buffer;
+  for (int i = 0; i < (stranger ? 1 : 16) && !connection.dead; ++i) {
     const ssize_t got = ::recv(connection.fd.get(), buffer, room, 0);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;

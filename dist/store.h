@@ -55,7 +55,7 @@ class Store {
 
   void serve();
   void turn();
-  void accept_all();
+  void accept_some();
   void read(Connection& connection);
   void handle(Connection& connection, const Frame& frame);
   void handle_stranger(Connection& connection, const Frame& frame);

@@ -38,7 +38,7 @@ TcpControl::TcpControl(Rendezvous place, Seat seat, std::unique_ptr<Store> store
 }
 
 TcpControl::~TcpControl() {
-  if (owner_ != ::getpid()) {  // a forked copy: threads and connections are the parent's
+  if (!maker_.is_here()) {  // a forked copy: threads and connections are the parent's
     (void)thread_.release();
     (void)store_.release();
     return;
@@ -47,7 +47,7 @@ TcpControl::~TcpControl() {
 }
 
 void TcpControl::close() {
-  if (owner_ != ::getpid()) return;
+  if (!maker_.is_here()) return;
   leave();
   {
     const std::lock_guard lock(mutex_);
@@ -70,6 +70,8 @@ void TcpControl::check_key(const std::string& key) const {
 
 // Asks the store and waits for its answer, for a failure, or for the deadline; the store keeps `timeout`, we add some.
 Frame TcpControl::request(Kind kind, const std::string& body, Seconds timeout) {
+  LOCKSTEP_CHECK(maker_.is_here(), "[control] expected a call of the process that joined the job, got one of a child ",
+                 "that it forked: the connection is the parent's");
   // What others are told when this rank does not come, or dies now, is up to date.
   const std::string doing =
       kind == Kind::barrier || kind == Kind::explain ? encode(Kind::heartbeat, 0, activity_body()) : "";
@@ -154,9 +156,10 @@ void TcpControl::raise() const {
 }
 
 DistError TcpControl::report(Fault fault, int rank, const std::string& message) {
+  const DistError ours{fault, rank, str("[rank ", place_.rank, "] ", message)};
+  if (!maker_.is_here()) return ours;
   const std::string doing = activity_body();
   std::unique_lock lock(mutex_);
-  const DistError ours{fault, rank, str("[rank ", place_.rank, "] ", message)};
   if (failure_) return *failure_;
   if (left_) return ours;
   Writer out;
@@ -241,6 +244,7 @@ std::string TcpControl::explain(const std::vector<int>& world_ranks) {
 }
 
 void TcpControl::leave() {
+  if (!maker_.is_here()) return;
   Writer out;
   write_activity(out, activity_now());
   {

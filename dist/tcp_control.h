@@ -1,8 +1,6 @@
 #pragma once
 // A rank's seat: one connection to the store, one thread that reads it, sends heartbeats, and notices when the store is
 // gone.
-#include <sys/types.h>
-
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -11,6 +9,7 @@
 
 #include "dist/join.h"
 #include "dist/store.h"
+#include "tensor/maker.h"
 
 namespace lockstep::dist {
 
@@ -64,7 +63,7 @@ class TcpControl final : public Control {
 
   Rendezvous place_;
   std::string own_address_, host_ = host_identity(), store_name_;
-  const pid_t owner_ = ::getpid();
+  const Maker maker_;
   Fd fd_, wake_;
   FrameReader in_;  // of the thread
 

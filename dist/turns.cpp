@@ -17,6 +17,9 @@ Turns::Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic
 }
 
 Work Turns::run(Call call, bool async) {
+  LOCKSTEP_CHECK(group_.world_ranks.size() == 1 || job_.maker.is_here(), "[", name_of(call.collective),
+                 "] expected a call of the process that joined the job, got one of a child that it forked: connections "
+                 "and shared memory are the parent's");
   std::unique_lock lock(calls_);
   const uint64_t number = is_message(call.collective) ? 0 : ++sequence_;
   if (!async && worker_.idle()) {

@@ -205,7 +205,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("a run killed on 4 ranks goes on with 2", moved.returncode == 0 and checkpoint("moved") == checkpoint("whole4"), moved.stderr)
     # Rank 1 dies twice, once before there is a checkpoint; the launcher starts all of them again.
     dying = f'''[ $RANK = 1 ] && case $TORCHELASTIC_RESTART_COUNT in 0) kill -9 $$;; 1) (while [ ! -e "{d}/again/checkpoints/latest" ]; do sleep 0.01; done; kill -9 $$) & esac; exec "$@"'''
-    r = run("lockstep", "run", "-n", 2, "--max-restarts", 2, "--", "sh", "-c", dying, "sh", APPS / "gpt", "train", *tiny, "--steps", 300, "--save-every", 10, "--out", d / "again")
+    r = run("lockstep", "run", "-n", 2, "--max-restarts", 2, "--restart-pause", 0, "--", "sh", "-c", dying, "sh", APPS / "gpt", "train", *tiny, "--steps", 300, "--save-every", 10, "--out", d / "again")
     calm2 = on(2, "gpt", "train", *tiny, "--steps", 300, "--save-every", 10, "--out", d / "calm2")
     check("48: restarted by the launcher: the bits of a calm run", r.returncode == 0 and r.stderr.count("rank 1 was killed by SIGKILL") == 2 and calm2.returncode == 0 and checkpoint("again") == checkpoint("calm2"), r.stdout + r.stderr + calm2.stderr)
     other = on(2, "gpt", "train", *tiny, "--steps", 32, "--out", d / "moved", "--resume")

@@ -6,6 +6,7 @@
 Ranks are shell scripts. Every one of them carries a mark in its environment, by which leftovers are found.
 """
 import concurrent.futures
+import fcntl
 import json
 import os
 import pathlib
@@ -13,9 +14,11 @@ import pty
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 import uuid
@@ -319,6 +322,38 @@ with tempfile.TemporaryDirectory() as folder:
     for left in temporary():  # nobody was there to remove it
         subprocess.run(["rm", "-r", str(d / left)], check=True)
 
+    # Both at once: nobody is left to look, but the kernel ends the ranks.
+    process = begin("-n", 3, "sh", "-c", "trap '' TERM HUP INT; echo ready; exec sleep 1000")
+    check("kill -9 both: starts", ready(process, 3))
+    both = [supervisor_of(process), process.pid]
+    for one in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in both:
+            os.kill(pid, one)
+    check("kill -9 of launcher and supervisor: no rank is left", settle(lambda: not leftovers(), 5), leftovers())
+    end("kill -9 both", process)
+    for left in temporary():
+        subprocess.run(["rm", "-r", str(d / left)], check=True)
+
+    # Nobody reads what ranks write: they wait, until the job is to end.
+    def unread(name, script, code):
+        process = begin("-n", 2, "sh", "-c", script)
+        waiting = lambda: sum(struct.unpack("i", fcntl.ioctl(stream, termios.FIONREAD, b"    "))[0] for stream in (process.stdout, process.stderr))
+        check(f"{name}, unread: starts", settle(lambda: waiting() > 60000), waiting())
+        time.sleep(0.5)  # the launcher's own room is full, too
+        process.send_signal(signal.SIGTERM)
+        try:
+            got = process.wait(5)
+        except subprocess.TimeoutExpired:
+            got = "still there"
+        check(f"{name}, unread: SIGTERM ends it within 5 s", got == code, got)
+        end(f"{name}, unread", process)
+
+    side_by_side(unread, (
+        ("ranks that SIGTERM kills", "exec yes 0123456789012345678901234567890123456789", 143),
+        ("ranks that end in order", f"trap 'exit 0' TERM; while :; do echo {'x' * 5000}; done", 0),
+        ("ranks that complain", "exec yes 0123456789012345678901234567890123456789 | tee /dev/stderr", 143),
+    ))
+
     # Signals
     good = "trap 'echo saved; exit 0' INT TERM HUP; echo ready; while :; do sleep 0.05; done"
     deaf = "trap '' INT TERM; echo ready; while :; do sleep 0.05; done"
@@ -356,11 +391,19 @@ with tempfile.TemporaryDirectory() as folder:
     expect("after Ctrl-Z", end("after Ctrl-Z", process), 0, "saved")
 
     # Restarts
-    r = run("restart", "-n", 2, "--max-restarts", 3, "sh", "-c", 'echo try $TORCHELASTIC_RESTART_COUNT $LOCKSTEP_TOKEN; if [ $TORCHELASTIC_RESTART_COUNT -lt 2 ] && [ $RANK = 1 ]; then exit 9; fi; test $TORCHELASTIC_RESTART_COUNT = 2 || sleep 1000')
+    r = run("restart", "-n", 2, "--max-restarts", 3, "--restart-pause", 0, "sh", "-c", 'echo try $TORCHELASTIC_RESTART_COUNT $LOCKSTEP_TOKEN; if [ $TORCHELASTIC_RESTART_COUNT -lt 2 ] && [ $RANK = 1 ]; then exit 9; fi; test $TORCHELASTIC_RESTART_COUNT = 2 || sleep 1000')
     expect("restarts until it works", r, 0, "rank 1 ended with exit code 9", "restart 1 of 3", "restart 2 of 3", "[rank 0] try 2")
     check("a fresh token each time", len({line.split()[-1] for line in r.stdout.splitlines()}) == 3, r.stdout)
     r = expect("no more restarts", run("no more", "-n", 2, "--max-restarts", 1, "sh", "-c", "exit 4"), 4, "restart 1 of 1")
     check("two attempts", r.stderr.count("ended with exit code 4 after") == 2, r.stderr)
+    start = time.monotonic()
+    expect("pauses that grow", run("pauses", "--max-restarts", 3, "--restart-pause", 0.2, "sh", "-c", "exit 4"), 4, "again in 0.2 s (restart 1 of 3)", "again in 0.4 s (restart 2", "again in 0.8 s (restart 3")
+    check("and are kept", time.monotonic() - start > 1.4, time.monotonic() - start)
+    process = begin("--max-restarts", 1, "--restart-pause", 60, "sh", "-c", "exit 4")
+    check("a long pause", any(b"again in 60 s" in line for line in iter(process.stderr.readline, b"")))
+    process.send_signal(signal.SIGTERM)
+    check("SIGTERM ends a pause", end("SIGTERM in a pause", process).returncode == 143 and time.monotonic() - start < 10)
+    expect("a pause that is too long", run("too long", "--restart-pause", 61, "true"), 2, "--restart-pause from 0 to 60")
 
     # Cores
     r = run("cores", "-n", cores, "--bind-cores-to-rank", "sh", "-c", "echo $(grep Cpus_allowed_list /proc/self/status) $OMP_NUM_THREADS")
@@ -392,6 +435,7 @@ case $host in
   dead) echo 'ssh: connect to host dead port 22: No route to host' >&2; exit 255;;
   silent) exec sleep 1000;;
   noisy) echo 'Welcome to noisy';;
+  chatty) exec yes Welcome;;
 esac
 cd / && FAKE_HOST=$host exec sh -c "$*"
 """)
@@ -417,6 +461,10 @@ cd / && FAKE_HOST=$host exec sh -c "$*"
            "[rank 2] try 1 of 2", "restart 1 of 2")
     hosts.write_text("alpha slots=1\ndead slots=1\n")
     expect("ssh fails", run("ssh fails", *remote, "sleep", "1000", env=through), 1, "host dead: no launcher answered: ssh ended with exit code 255", "No route to host", "ssh dead true")
+    hosts.write_text("alpha slots=1\nchatty slots=1\n")
+    start = time.monotonic()
+    r = expect("a host that talks", run("a host that talks", *remote, "sleep", "1000", env=through), 1, "host chatty: no launcher answered: more than 64 KiB of something else")
+    check("is heard no longer than that", len(r.stdout) < 200_000 and time.monotonic() - start < 15, (len(r.stdout), time.monotonic() - start))
     hosts.write_text("alpha slots=1\nsilent slots=1\n")
     expect("ssh hangs", run("ssh hangs", *remote, "--connect-timeout", 1, "sleep", "1000", env=through), 1, "host silent: no launcher answered: nothing in 1.0 s")
     hosts.write_text("alpha slots=2\nlocalhost slots=1\n")

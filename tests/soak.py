@@ -56,7 +56,7 @@ class Training:
         self.out, self.metrics, self.samples, self.rounds = folder, folder / "metrics.jsonl", [], 0
         text = folder.parent / "text.txt"
         kept = {k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|OMP_|RANK$|WORLD_SIZE$|MASTER_)", k)}
-        command = [APPS / "lockstep", "run", "-n", RANKS, "--max-restarts", restarts, "--", APPS / "gpt", "train", "--text", text, "--model", "gpt:1x16x2", "--context", 16, "--batch", 2,
+        command = [APPS / "lockstep", "run", "-n", RANKS, "--max-restarts", restarts, "--restart-pause", 0, "--", APPS / "gpt", "train", "--text", text, "--model", "gpt:1x16x2", "--context", 16, "--batch", 2,
                    "--warmup", 5, "--dropout", 0.1, "--set", "zero_optimization.reduce_bucket_size=1310", "--eval-every", 1 << 30, "--steps", STEPS, "--save-every", SAVE_EVERY, "--out", folder, "--json"]
         self.log = open(folder.parent / (folder.name + ".log"), "w+")
         self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,

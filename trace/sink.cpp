@@ -102,8 +102,7 @@ std::string Sink::fact(std::string_view name, int row, const std::string& args) 
   return str("{\"name\":\"", name, "\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", row, ",\"args\":{", args, "}}");
 }
 
-Sink::Sink(std::string path, const Options& options)
-    : path_(std::move(path)), options_(options), owner_(int(getpid())) {
+Sink::Sink(std::string path, const Options& options) : path_(std::move(path)), options_(options) {
   file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   LOCKSTEP_CHECK(file_ >= 0, "[trace] expected to be able to write ", path_, ", got: ", std::strerror(errno));
   held_ = "[\n";
@@ -112,7 +111,7 @@ Sink::Sink(std::string path, const Options& options)
   put(fact(
       "trace", 0,
       str("\"format\":\"lockstep-trace-1\",\"rank\":", rank(), ",\"ranks\":", options_.ranks, ",\"run\":", options_.run,
-          ",\"process\":", owner_, ",\"offset_ns\":", options_.offset_ns, ",\"error_ns\":", options_.error_ns)));
+          ",\"process\":", int(getpid()), ",\"offset_ns\":", options_.offset_ns, ",\"error_ns\":", options_.error_ns)));
   flush();
 }
 
@@ -220,7 +219,7 @@ void Sink::put(std::string_view record) {
 void Sink::write_out() {
   written_at_ = now();
   const char* data = held_.data();
-  size_t left = file_ >= 0 && getpid() == owner_ ? held_.size() : 0;
+  size_t left = file_ >= 0 && maker_.is_here() ? held_.size() : 0;
   while (left > 0) {
     const ssize_t done = write(file_, data, left);
     if (done < 0 && errno == EINTR) continue;

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "tensor/maker.h"
 #include "trace/trace.h"
 
 namespace lockstep::trace {
@@ -42,7 +43,7 @@ class Sink {
 
   const std::string path_;
   const Options options_;
-  const int owner_;  // process: what a fork inherits is not written twice
+  const Maker maker_;  // what a fork inherits is not written twice
   std::mutex mutex_;
   int file_ = -1;
   std::string held_;

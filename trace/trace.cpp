@@ -1,7 +1,5 @@
 #include "trace/trace.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -27,10 +25,10 @@ struct Sinks {
 // Never destroyed: threads may record while static objects go. What is held back is written by stop() or the process's
 // end.
 Sinks& sinks() {
-  static const pid_t owner = getpid();
+  static const Maker owner;
   static Sinks* const made = [] {
     std::atexit([] {
-      if (getpid() == owner) flush();
+      if (owner.is_here()) flush();
     });  // a fork may have inherited a locked mutex
     return new Sinks;
   }();

@@ -1,6 +1,8 @@
 #include "dist/launcher/launch.h"
 
+#include <poll.h>
 #include <signal.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr int default_port = 29500;  // of several nodes, which cannot all look for a free one
 constexpr double greeting_time = 30;
+constexpr double longest_pause = 60;  // between two attempts; one that lasted longer counts as a good start
 
 /// A name that another run started by the same person does not have.
 std::string new_job() {
@@ -55,15 +58,26 @@ class Launch {
     prepare_folder();
     prepare_cores();
     int code = 0;
+    double pause = o_.restart_pause;
     for (int number = o_.attempt;; ++number) {
+      const double begun = monotonic_seconds();
       std::vector<Launched> members;
       const Attempt attempt = prepare(number, members);
       const Outcome outcome = supervise(members, o_.times, console_);
       port_.reset();
       code = finish(attempt, members, outcome);
       if (code == 0 || outcome.interrupted || o_.agent || number >= o_.max_restarts) break;
-      console_.say("starting all ranks again (restart " + std::to_string(number + 1) + " of " +
+      if (monotonic_seconds() - begun > longest_pause) pause = o_.restart_pause;
+      const std::string when = pause > 0 ? str(" in ", pause, " s") : "";
+      console_.say("starting all ranks again" + when + " (restart " + std::to_string(number + 1) + " of " +
                    std::to_string(o_.max_restarts) + ")");
+      if (const int signal = wait(pause)) {
+        console_.say(signal_name(signal) + ": nothing is started again");
+        console_.hurry();
+        code = 128 + signal;
+        break;
+      }
+      pause = std::min(2 * pause, longest_pause);
     }
     console_.drain(o_.times.signals);
     if (code != 0 || !console_.lost()) return code;
@@ -73,6 +87,22 @@ class Launch {
   }
 
  private:
+  /// Between two attempts; gives back the signal that asked to end meanwhile, or 0.
+  int wait(double seconds) {
+    const double until = monotonic_seconds() + seconds;
+    for (double left = seconds; left > 0; left = until - monotonic_seconds()) {
+      console_.pump();
+      pollfd changes[2] = {{o_.times.signals, POLLIN, 0}, {console_.pending(), POLLOUT, 0}};
+      poll(changes, 2, int(left * 1000) + 1);
+      signalfd_siginfo info;
+      while (read(o_.times.signals, &info, sizeof info) == ssize_t(sizeof info)) {
+        const int signal = int(info.ssi_signo);
+        if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == parent_died) return signal;
+      }
+    }
+    return 0;
+  }
+
   bool remote() const { return !o_.hosts.empty(); }
   bool logged(int local_rank, int stream) const {
     return redirects_.covers(local_rank, stream) || tee_.covers(local_rank, stream);
@@ -217,6 +247,8 @@ void check(const LaunchOptions& o) {
   LOCKSTEP_CHECK(o.node >= 0 && o.node < o.nodes, "[run] expected --node-rank from 0 to ", o.nodes - 1,
                  " (--nnodes is ", o.nodes, "), got ", o.node);
   LOCKSTEP_CHECK(o.max_restarts >= 0, "[run] expected --max-restarts of 0 or more, got ", o.max_restarts);
+  LOCKSTEP_CHECK(o.restart_pause >= 0 && o.restart_pause <= longest_pause, "[run] expected --restart-pause from 0 to ",
+                 longest_pause, " seconds, got ", o.restart_pause);
   LOCKSTEP_CHECK(o.port >= 0 && o.port <= 65535, "[run] expected a port from 0 (any) to 65535, got ", o.port);
   LOCKSTEP_CHECK(o.ranks_of_nodes.empty() || int(o.ranks_of_nodes.size()) == o.nodes, "[run] expected ", o.nodes,
                  " numbers of ranks, one a node, got ", o.ranks_of_nodes.size());

@@ -29,6 +29,7 @@ struct LaunchOptions {
   std::string job;                   ///< name of the run; empty: made of the time
   std::string role = "default";
   int max_restarts = 0;
+  double restart_pause = 1;  ///< seconds before the first restart; doubles from one to the next, up to a minute
 
   std::string token;        ///< several nodes without hosts: the same secret everywhere
   std::vector<Host> hosts;  ///< not empty: through ssh

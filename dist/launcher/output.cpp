@@ -16,7 +16,8 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr size_t kept = 4096;  // of the end of a stream
+constexpr size_t kept = 4096;     // of the end of a stream
+constexpr double last_words = 2;  // seconds for a reader, when the job was told to end
 
 bool whole_number(std::string_view text, int& n) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
@@ -133,9 +134,10 @@ std::string Console::why_lost() const {
 int Console::lost_code() const { return lost_ == EPIPE ? 128 + SIGPIPE : 1; }
 
 void Console::drain(int stop) {
-  for (pump(); !queue_.empty(); pump()) {
+  const double until = monotonic_seconds() + last_words;
+  for (pump(); !queue_.empty() && !(hurries_ && monotonic_seconds() > until); pump()) {
     pollfd wait[2] = {{queue_.front().fd, POLLOUT, 0}, {stop, POLLIN, 0}};
-    if (poll(wait, 2, 1000) > 0 && wait[1].revents) return;
+    if (poll(wait, 2, 200) > 0 && wait[1].revents) return;
   }
 }
 
@@ -174,7 +176,7 @@ void Relay::show(std::string_view line, bool whole) {
 
 void Relay::take(std::string_view bytes) {
   keep(bytes);
-  if (!shown_) return;
+  if (!shown_ || console_->loses()) return;
   if (prefix_.empty()) return console_->put(fd_, bytes);
   while (!bytes.empty()) {
     const size_t end = bytes.find('\n');

@@ -44,6 +44,9 @@ class Console {
   /// The fd to wait for, -1 when all is written.
   int pending() const { return queue_.empty() ? -1 : queue_.front().fd; }
   bool full() const { return bytes_ > (size_t(1) << 20); }
+  /// The job is to end, whether somebody reads or not: from here on what ranks say while it is full() is lost.
+  void hurry() { hurries_ = true; }
+  bool loses() const { return hurries_ && full(); }
   /// Writes what can be written without waiting.
   void pump();
   /// stdout could not be written.
@@ -51,7 +54,7 @@ class Console {
   std::string why_lost() const;
   /// The launcher's exit code then: as if SIGPIPE had ended it, or 1.
   int lost_code() const;
-  /// Waits until all is written, or `stop` (a file descriptor) becomes readable.
+  /// Waits until all is written, or `stop` (a file descriptor) becomes readable; 2 s at most after hurry().
   void drain(int stop);
 
  private:
@@ -62,7 +65,7 @@ class Console {
   };
   std::deque<Item> queue_;
   size_t bytes_ = 0;
-  bool terminal_[2];
+  bool terminal_[2], hurries_ = false;
   int lost_ = 0;                // errno of stdout
   const void* open_ = nullptr;  ///< whose line is not finished
   int open_fd_ = 2;

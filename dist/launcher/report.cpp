@@ -93,9 +93,9 @@ std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, con
 
   std::string text;
   if (hosts) {
-    const std::string heard = cause.status >= 0 && !WIFSIGNALED(cause.status)
-                                  ? "ssh " + how(cause)
-                                  : "nothing in " + seconds_text(o.times.connect);
+    const std::string heard = cause.status >= 0 && !WIFSIGNALED(cause.status) ? "ssh " + how(cause)
+                              : cause.chatters                                ? "more than 64 KiB of something else"
+                                               : "nothing in " + seconds_text(o.times.connect);
     text = cause.unreachable
                ? name + ": no launcher answered: " + heard + "; try: ssh " + o.hosts[size_t(first)].name + " true"
                : name + ": its launcher " + how(cause) + " after " + seconds_text(cause.after);

@@ -19,6 +19,7 @@ namespace {
 static_assert(parent_died == SIGPWR);
 constexpr double never = std::numeric_limits<double>::infinity();
 constexpr double last_wait = 5;  // for what even SIGKILL does not end (a process stuck in the kernel)
+constexpr size_t longest_welcome = size_t(64) << 10;  // bytes of a login before the launcher behind it says hello
 
 struct Running {
   const Launched* member = nullptr;
@@ -99,9 +100,11 @@ class Supervisor {
       if (signal != parent_died && give_up_at_ == never && !told)
         console_.say(signal_name(signal) + " again: killing what is left");
       if (!outcome_.interrupted) outcome_.interrupted = signal;
+      console_.hurry();
       return kill_all();
     }
     outcome_.interrupted = signal;
+    console_.hurry();
     if (!told)
       console_.say((signal == SIGPIPE ? console_.why_lost() + ": SIGPIPE" : signal_name(signal)) + ": passed on to " +
                    std::to_string(alive()) + (alive() == 1 ? " process" : " processes") + ", which have " +
@@ -147,8 +150,9 @@ class Supervisor {
     if (got <= 0) return from.close();
     std::string_view text(bytes, size_t(got));
     if (!error && !r.connected) {  // what a login prints comes before the hello
-      r.hello += text;
+      if (!r.ended.chatters) r.hello += text;
       const size_t at = r.hello.find(remote_hello);
+      r.ended.chatters = at == std::string::npos && r.hello.size() > longest_welcome;
       if (at == std::string::npos) return;
       r.connected = true;
       console_.say(r.member->process.name + ": connected after " +
@@ -187,7 +191,7 @@ class Supervisor {
     add(console_.pending(), console);
     for (const auto& r : running_) {
       if (r->alive) add(r->process.exited.get(), exited, r.get());
-      if (console_.full()) continue;  // ranks wait until somebody reads
+      if (console_.full() && !outcome_.interrupted) continue;  // ranks wait until somebody reads
       add(r->process.output.get(), output, r.get());
       add(r->process.error.get(), error, r.get());
     }
@@ -228,7 +232,8 @@ class Supervisor {
     ended_.clear();
     const double now = monotonic_seconds();
     for (const auto& r : running_) {
-      if (!r->alive || r->connected || now < started_ + options_.connect || r->ended.unreachable) continue;
+      if (!r->alive || r->connected || r->ended.unreachable) continue;
+      if (now < started_ + options_.connect && !r->ended.chatters) continue;
       r->ended.unreachable = true;
       kill(-r->process.pid, SIGKILL);
       failed.push_back(index_of(*r));
@@ -256,6 +261,7 @@ class Supervisor {
   void ends_by_itself(const Running& r) {
     if (outcome_.interrupted) return;
     outcome_.interrupted = r.ended.stop_signal();
+    console_.hurry();
     kill_at_ = monotonic_seconds() + options_.grace;
     if (alive() > 0)  // (the signal may have reached another one)
       console_.say(r.member->process.name + " ended with exit code " + std::to_string(r.ended.code()) +

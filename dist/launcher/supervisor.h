@@ -39,6 +39,7 @@ struct Ended {
   double after = 0;          ///< seconds since the start
   bool stopped = false;      ///< by us: not its own failure
   bool unreachable = false;  ///< a remote launcher that never answered
+  bool chatters = false;     ///< nor came to an end of what it said instead
   std::string last_lines;    ///< of its stderr
   int code() const;          ///< 128 + signal, or the exit code
   bool failed() const { return status != 0; }

@@ -63,7 +63,8 @@ class MpiGroup final : public ProcessGroup {
   MpiGroup(std::shared_ptr<Job> job, Membership member, MPI_Comm comm)
       : ProcessGroup(member), engine_(std::make_shared<Engine>(std::move(job), std::move(member), comm, traffic_)) {}
   ~MpiGroup() override {
-    if (!engine_->turns.idle()) engine_->job->keep(engine_);
+    if (!engine_->job->maker.is_here()) never_destroy(std::move(engine_));
+    else if (!engine_->turns.idle()) engine_->job->keep(engine_);
   }
   const char* engine() const override { return "mpi"; }
   Control& control() override { return *engine_->job->control; }

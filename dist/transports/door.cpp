@@ -13,7 +13,8 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr size_t most_visitors = 64;  // who have not proved anything yet
+constexpr size_t most_visitors = 256;  // who have not proved anything yet
+constexpr int most_entries = 32;       // in a row: then those who are there have their turn
 constexpr std::chrono::seconds patience{5}, log_pause{60};
 
 }  // namespace
@@ -91,26 +92,29 @@ void Door::run() {
       }
       if (!keep) visitors.erase(visitors.begin() + ptrdiff_t(i));
     }
-    if (entries[1].revents) enter(visitors);
+    for (int i = 0; entries[1].revents && i < most_entries && enter(visitors); ++i) {}
   }
 }
 
-void Door::enter(std::vector<Visitor>& visitors) {
+bool Door::enter(std::vector<Visitor>& visitors) {
   Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!fd) {
-    // Without descriptors the connection stays in the queue; look again a little later.
-    if (errno == EMFILE || errno == ENFILE) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    return;
-  }
-  prepare(fd.get());
-  if (visitors.size() >= most_visitors) {
+  const bool exhausted = !fd && (errno == EMFILE || errno == ENFILE);
+  if (!fd && !exhausted) return errno == EINTR || errno == ECONNABORTED;
+  if (visitors.size() >= (exhausted ? size_t(1) : most_visitors)) {
     turn_away(visitors.front(), "too many strangers at once");
     visitors.erase(visitors.begin());
+  } else if (exhausted) {
+    // Without descriptors the connection stays in the queue; look again a little later.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return false;
   }
+  if (exhausted) return true;
+  prepare(fd.get());
   Visitor visitor{.fd = std::move(fd), .deadline = Clock::now() + patience, .challenge = random_nonce(), .heard = {}};
   const std::string hello = handshake::hello(visitor.challenge);
   if (::send(visitor.fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) == ssize_t(hello.size()))
     visitors.push_back(std::move(visitor));
+  return true;
 }
 
 bool Door::listen_to(Visitor& visitor) {

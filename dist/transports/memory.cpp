@@ -11,6 +11,7 @@
 
 #include "dist/auth.h"
 #include "dist/error.h"
+#include "tensor/maker.h"
 
 namespace lockstep::dist {
 namespace {
@@ -194,13 +195,11 @@ void Inbox::abandon() noexcept {
 }
 
 const std::string& process_nonce() {
-  // A forked child has the parent's memory, so its pid is part of the name.
-  static std::mutex mutex;
-  static std::map<pid_t, std::string> names;
-  const std::lock_guard lock(mutex);
-  std::string& name = names[getpid()];
-  if (name.empty()) name = random_token();
-  return name;
+  struct Name {
+    std::string text = random_token();
+  };
+  static auto* const names = new PerProcess<Name>;  // a forked child has the parent's memory
+  return names->get().text;
 }
 
 std::unique_ptr<Channel> make_memory_channel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank,

@@ -144,6 +144,11 @@ class TcpChannel final : public Channel {
   bool ended_ = false;
 };
 
+/// Nobody let us in. A door that is flooded by strangers drops the oldest of them, and may drop a rank before it is
+/// heard.
+struct HungUp {};
+constexpr std::chrono::seconds hello_within{2}, calling_time{10};  // of one attempt, and of all
+
 /// Bytes of the handshake, waiting for them; looks for failures of others while it does.
 class Caller {
  public:
@@ -157,16 +162,19 @@ class Caller {
       char part[256];
       const ssize_t n = ::recv(fd_.get(), part, std::min(sizeof part, bytes - text.size()), 0);
       if (n > 0) text.append(part, size_t(n));
-      else if (n == 0 || errno == ECONNRESET) refused("it hung up: it belongs to another job, or has another token");
+      else if (n == 0 || errno == ECONNRESET) throw HungUp();
       else if (errno != EAGAIN && errno != EINTR) refused(std::strerror(errno));
     }
     return text;
   }
   void write(const std::string& text) {
+    answered_ = true;
+    deadline_ = Clock::now() + calling_time;
     for (size_t done = 0; done < text.size();) {
       const ssize_t n = ::send(fd_.get(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
       if (n > 0) done += size_t(n);
       else if (n < 0 && errno == EAGAIN) wait(POLLOUT);
+      else if (n < 0 && (errno == EPIPE || errno == ECONNRESET)) throw HungUp();
       else if (n < 0 && errno != EINTR) refused(std::strerror(errno));
     }
   }
@@ -182,7 +190,9 @@ class Caller {
       if (control_.failed()) control_.raise();
       pollfd entry{fd_.get(), events, 0};
       if (::poll(&entry, 1, 20) > 0) return;
-      if (Clock::now() >= deadline_) refused("it does not answer, or does not speak our protocol");
+      if (Clock::now() < deadline_) continue;
+      if (!answered_) throw HungUp();
+      refused("it does not answer, or does not speak our protocol");  // or it has let us in, and is slow to say so
     }
   }
 
@@ -190,29 +200,12 @@ class Caller {
   Fd fd_;
   const int peer_;
   const std::string where_;
-  const Clock::time_point deadline_ = Clock::now() + std::chrono::seconds(10);
+  Clock::time_point deadline_ = Clock::now() + hello_within;
+  bool answered_ = false;
 };
 
-Fd call(Control& control, const SocketAddress& address, int peer, const handshake::Purpose& purpose) {
-  const auto until = Clock::now() + std::min<Seconds>(control.place().timeout, Seconds(30));
-  Fd fd;
-  for (auto pause = std::chrono::milliseconds(10);; pause = std::min(pause * 2, std::chrono::milliseconds(500))) {
-    if (control.failed()) control.raise();
-    int problem = 0;
-    fd = connect_to(address, Clock::now() + std::chrono::seconds(2), problem);
-    if (fd) break;
-    check_descriptors(problem, "connecting to rank " + std::to_string(peer));
-    if (problem == ECONNREFUSED || Clock::now() >= until) {
-      throw DistError(
-          Fault::rank_failed, peer,
-          str("[transport] rank ", peer, " cannot be reached at ", address.text(), ": ", std::strerror(problem),
-              problem == ECONNREFUSED
-                  ? ""
-                  : "; is this the right network? LOCKSTEP_INTERFACE names the interface or subnet to use"));
-    }
-    std::this_thread::sleep_for(pause);
-  }
-  Caller caller(control, std::move(fd), peer, address.text());
+/// Both sides prove that they know the job's token.
+Fd introduce(Control& control, Caller caller, const handshake::Purpose& purpose) {
   const std::string hello = caller.read(handshake::hello_bytes);
   if (!hello.starts_with(handshake::magic)) caller.refused("it does not speak our protocol");
   Nonce challenge;
@@ -230,6 +223,37 @@ Fd call(Control& control, const SocketAddress& address, int peer, const handshak
   if (!same_proof(proof, prove(token, "store", challenge, answer.number, answer.purpose)))
     caller.refused("it does not know the token of this job");
   return caller.take();
+}
+
+Fd call(Control& control, const SocketAddress& address, int peer, const handshake::Purpose& purpose) {
+  const auto start = Clock::now();
+  for (auto pause = std::chrono::milliseconds(10);; pause = std::min(pause * 2, std::chrono::milliseconds(500))) {
+    if (control.failed()) control.raise();
+    int problem = 0;
+    Fd fd = connect_to(address, Clock::now() + std::chrono::seconds(2), problem);
+    if (!fd) check_descriptors(problem, "connecting to rank " + std::to_string(peer));
+    if (fd) {
+      Caller caller(control, std::move(fd), peer, address.text());
+      try {
+        return introduce(control, std::move(caller), purpose);
+      } catch (const HungUp&) {
+        if (Clock::now() - start >= calling_time)
+          throw DistError(Fault::refused, peer,
+                          str("[transport] expected rank ", peer, " at ", address.text(),
+                              " to take a data connection: it hangs up, or says nothing: it belongs to another job, "
+                              "has another token, or is flooded by strangers"));
+      }
+    } else if (problem == ECONNREFUSED ||
+               Clock::now() - start >= std::min<Seconds>(control.place().timeout, Seconds(30))) {
+      throw DistError(
+          Fault::rank_failed, peer,
+          str("[transport] rank ", peer, " cannot be reached at ", address.text(), ": ", std::strerror(problem),
+              problem == ECONNREFUSED
+                  ? ""
+                  : "; is this the right network? LOCKSTEP_INTERFACE names the interface or subnet to use"));
+    }
+    std::this_thread::sleep_for(pause);
+  }
 }
 
 }  // namespace

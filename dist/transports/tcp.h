@@ -38,8 +38,8 @@ class Door {
   struct Visitor;
   explicit Door(Control& control);
   void run();
-  void enter(std::vector<Visitor>& visitors);
-  bool listen_to(Visitor& visitor);  ///< false: to be dropped
+  bool enter(std::vector<Visitor>& visitors);  ///< false: nobody is waiting outside
+  bool listen_to(Visitor& visitor);            ///< false: to be dropped
   void admit(Visitor& visitor, const std::string& purpose, size_t stripe, size_t stripes);
   void turn_away(const Visitor& visitor, const std::string& why);
 

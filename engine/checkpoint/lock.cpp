@@ -71,6 +71,7 @@ FolderLock::FolderLock(data::Files& files, const std::string& dir, bool take_ove
 }
 
 FolderLock::~FolderLock() {
+  if (!maker_.is_here()) return;
   try {
     files_.remove(path_);   // while it is locked: whoever opens it now sees that it is gone
   } catch (const Error&) {  // a stale lock is told apart

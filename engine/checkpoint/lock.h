@@ -6,6 +6,7 @@
 
 #include "data/file_calls.h"
 #include "dist/net.h"
+#include "tensor/maker.h"
 
 namespace lockstep::checkpoints {
 
@@ -21,6 +22,7 @@ class FolderLock {
   data::Files& files_;
   std::string path_;
   dist::Fd fd_;
+  Maker maker_;
 };
 
 }  // namespace lockstep::checkpoints

@@ -295,6 +295,8 @@ struct Saver::State {
   data::Files files;
   std::optional<Board> board;
 
+  const Maker maker;
+
   // Of rank 0
   std::unique_ptr<FolderLock> lock;
   struct Kept {
@@ -320,6 +322,10 @@ Saver::Saver(const std::string& dir, dist::ProcessGroup* group, SaveOptions opti
 }
 
 Saver::~Saver() {
+  if (!state_->maker.is_here()) {  // in a forked child
+    never_destroy(std::move(state_));
+    return;
+  }
   try {
     wait();
   } catch (const std::exception& error) {

@@ -1,4 +1,7 @@
 // Datasets and DataLoader: order, workers, errors, and states that resume exactly.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <set>
@@ -381,4 +384,20 @@ TEST_CASE("two loaders without a seed differ, by the order of their making; a se
   auto late = make();  // the third
   late.load_state(of_b);
   CHECK(order(late) == second);
+}
+
+TEST_CASE("loader: a forked child lets go of the workers of its parent at once") {
+  using Items = Prefetcher<int64_t>;
+  Items items([](int64_t job, std::atomic<int64_t>&) { return job; }, 0, 1000, {.workers = 2});
+  CHECK(items.next() == 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(5);
+    items.~Items();
+    ::_exit(0);
+  }
+  int status = 0;
+  CHECK(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  CHECK(items.next() == 1);
 }

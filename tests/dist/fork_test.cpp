@@ -1,0 +1,91 @@
+// What a forked child does to its parent's job when it ends, lets go of what it has copies of, or fails: nothing.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "dist/control.h"
+#include "dist/process_group.h"
+#include "tensor/ops.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+using namespace lockstep::dist;
+
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+/// Exit code of a child that does this and calls exit(), or 128 + signal. It has 10 s.
+int in_child(const std::function<void(Group&)>& fn, Group& group) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(10);
+    try {
+      fn(group);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      ::_exit(3);
+    }
+    std::exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+void check_says(const std::function<void()>& fn, const std::string& expected) {
+  const std::string said = message(fn);
+  LOCKSTEP_CHECK(contains(said, expected), "expected ", expected, ", got ", said);
+}
+
+constexpr const char* of_parent = "one of a child that it forked";
+
+const std::pair<const char*, std::function<void(Group&)>> children[] = {
+    {"exits", [](Group&) {}},
+    {"shuts down", [](Group&) { shutdown(); }},
+    {"lets go of a group", [](Group& group) { group.reset(); }},
+    {"asks for the world", [](Group&) { check_says([] { world(); }, "expected dist::init()"); }},
+    {"uses a group", [](Group& group) { check_says([&] { group->barrier(Seconds(1)); }, of_parent); }},
+    {"asks the store", [](Group& group) { check_says([&] { group->control().set("a", "b"); }, of_parent); }},
+    {"fails", [](Group& group) { group->control().report(Fault::rank_failed, 0, "a child"); }},
+    {"leaves", [](Group& group) { group->control().leave(); }},
+    {"has a world of its own",
+     [](Group&) {
+       init(Rendezvous{});
+       LOCKSTEP_CHECK(world().size() == 1, "a world of ", world().size());
+     }},
+};
+
+}  // namespace
+
+TEST_CASE("fork: a child that exits, lets go or fails leaves its parent's job alone") {
+  for (const std::string transport : {"shm", "tcp"}) {
+    CAPTURE(transport);
+    const std::string said = message([&] {
+      spawn(2,
+            [&](int) {
+              Group group = world().new_group({0, 1}, "pair");
+              const Tensor t = ones({100});
+              world().all_reduce(t, {.async = true}).wait();  // there are channels, and a thread
+              for (const auto& [name, fn] : children) {
+                const int code = in_child(fn, group);
+                LOCKSTEP_CHECK(code == 0, "a child that ", name, " ended with ", code);
+                group->all_reduce(t).wait();
+                world().barrier(Seconds(10));
+              }
+            },
+            {.kind = SpawnOptions::Kind::processes,
+             .transport = transport,
+             .timeout = Seconds(20),
+             .heartbeat = Seconds(0.5)});
+    });
+    CHECK(said == "(no error)");
+  }
+}
