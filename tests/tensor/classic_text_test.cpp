@@ -6,6 +6,7 @@
 #include <climits>
 #include <cmath>
 #include <locale>
+#include <sstream>
 
 #include "tensor/ops.h"
 #include "tensor/quantity.h"
@@ -57,6 +58,9 @@ TEST_CASE("classic: numbers that people write") {
 TEST_CASE("classic: numbers that we write") {
   const GlobalCommas commas;
   CHECK(str(1234567, ' ', 0.5, ' ', 1e-9, ' ', Shape{12345, 2}) == "1234567 0.5 1e-09 (12345, 2)");
+  std::ostringstream with_commas;
+  with_commas << Shape{1234, 2};
+  CHECK(with_commas.str() == "(1234, 2)");
   CHECK(format("%.2f %d%%", 0.125, 1234567) == "0.12 1234567%");
   CHECK(format("%*s", 1000, "x") == std::string(999, ' ') + "x");
   CHECK(to_string(Tensor::from({0.5f, 1.25f}, {2})) == "[0.5  1.25]");
