@@ -19,13 +19,8 @@ std::string format(const char* pattern, ...) {
   va_list values, again;
   va_start(values, pattern);
   va_copy(again, values);
-  char text[600];
-  const int size = std::vsnprintf(text, sizeof text, pattern, values);
-  std::string out(text, std::min(size_t(size), sizeof text - 1));
-  if (size_t(size) >= sizeof text) {
-    out.resize(size_t(size));
-    std::vsnprintf(out.data(), out.size() + 1, pattern, again);
-  }
+  std::string out(size_t(std::max(0, std::vsnprintf(nullptr, 0, pattern, values))), 0);
+  std::vsnprintf(out.data(), out.size() + 1, pattern, again);
   va_end(again);
   va_end(values);
   return out;
