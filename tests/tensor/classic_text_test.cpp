@@ -63,8 +63,8 @@ TEST_CASE("classic: numbers that we write") {
   CHECK(with_commas.str() == "(1234, 2)");
   CHECK(format("%.2f %d%%", 0.125, 1234567) == "0.12 1234567%");
   CHECK(format("%*s", 1000, "x") == std::string(999, ' ') + "x");
-  CHECK(to_string(Tensor::from({0.5f, 1.25f}, {2})) == "[0.5  1.25]");
-  CHECK(to_string(Tensor::from({0.5f, 12345.f}, {2})) == "[5.0000e-01 1.2345e+04]");
+  CHECK(to_string(Tensor::from({0.5f, 1.25f}, {2})) == "[0.50, 1.25]");
+  CHECK(to_string(Tensor::from({0.5f, 12345.f}, {2})) == "[5.0000e-01, 1.2345e+04]");
   CHECK(seconds_text(1.234) == "1.23 s");
   CHECK(svg::rect(0.5, 1, 2, 3, "").find("x=\"0.5\"") != std::string::npos);
 }
