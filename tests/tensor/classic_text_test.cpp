@@ -11,6 +11,7 @@
 #include "tensor/ops.h"
 #include "tensor/quantity.h"
 #include "tensor/svg.h"
+#include "tests/devices.h"
 
 using namespace lockstep;
 
@@ -56,6 +57,7 @@ TEST_CASE("classic: numbers that people write") {
 }
 
 TEST_CASE("classic: numbers that we write") {
+  const OnCpu on_cpu;
   const GlobalCommas commas;
   CHECK(str(1234567, ' ', 0.5, ' ', 1e-9, ' ', Shape{12345, 2}) == "1234567 0.5 1e-09 (12345, 2)");
   std::ostringstream with_commas;
