@@ -82,7 +82,7 @@ template <class App> class OptionGroup {
       return in_group(app_.add_flag(names, to, what));
     } else if constexpr (std::is_floating_point_v<T>) {  // CLI11's own reads and shows it as the locale has it
       auto* option = app_.template add_option_function<std::string>(
-          names, [&to](const std::string& text) { to = *read_number<T>(text); }, what);
+          names, [&to](const std::string& text) { to = T(*read_number<double>(text)); }, what);
       in_group(option)->type_name("FLOAT");
       (option->check(checks), ...);
       option->check(number(-HUGE_VAL, HUGE_VAL));
