@@ -228,7 +228,7 @@ std::vector<int> merge_traces(const std::string& folder, const std::string& out_
         if (at == line.npos || !head.drift.any()) return void(text += line);
         const size_t begin = at + 6, end = std::min(line.find_first_of(",}", begin), line.size());
         const auto given = read_number<double>(line.substr(begin, end - begin));
-        LOCKSTEP_CHECK(given, "[trace] ", head.path, ": expected a number after \"ts\":, got ", line);
+        LOCKSTEP_CHECK(given, "[trace] ", head.path, ": expected a number after \"ts\":, got ", line.substr(0, 200));
         const double time = *given * 1e-6;
         text += line.substr(0, begin) + format("%.3f", (time + head.drift.at(time)) * 1e6) + line.substr(end);
       });
