@@ -1,4 +1,4 @@
-// Numbers are read and written as in C, whatever locale the program has set. tests/locale.py runs whole suites so.
+// Numbers are read and written as in C, whatever locale the program has set. tests/locales.py runs whole suites so.
 #include "tensor/classic_text.h"
 
 #include <doctest/doctest.h>

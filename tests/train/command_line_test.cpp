@@ -1,4 +1,4 @@
-// What programs are told on their command lines. tests/locale.py runs this where numbers have commas, too.
+// What programs are told on their command lines. tests/locales.py runs this where numbers have commas, too.
 #include <doctest/doctest.h>
 
 #include "nn/generate.h"

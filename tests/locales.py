@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a suite of tests in a program whose C and C++ locales are another: numbers must be read and written as before.
 
-    tests/locale.py LOCALE TEST_PROGRAM [ARGUMENTS...]
+    tests/locales.py LOCALE TEST_PROGRAM [ARGUMENTS...]
 
 Takes the system's locale, or makes it (localedef). Exit code 77 (skipped) with a reason where neither can be.
 """
