@@ -160,7 +160,7 @@ int main(int argc, char** argv) {
   auto* init = model("--init", o.init, start_help);
   init->excludes(model("--model", o.sizes, "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json"));
   model("--context", o.context, "tokens that the model sees; with --init, of a sample", whole(1, most_size));
-  init->excludes(model("--dropout", o.dropout, "probability of dropout", number(0, 1))->capture_default_str());
+  init->excludes(model("--dropout", o.dropout, "probability of dropout", number(0, 1))->default_str("0"));
   init->excludes(model("--experts", o.experts, experts_help));
   model("--export", o.export_to, "write the trained model as a Hugging Face folder, or its adapters as peft's")
       ->excludes(training.get_option("--experts"));  // Transformers has no such models

@@ -9,6 +9,7 @@
 #include "apps/commands.h"
 #include "apps/new_project.h"
 #include "tensor/check.h"
+#include "tensor/classic_text.h"
 #include "train/cli.h"
 
 namespace apps {
@@ -16,10 +17,9 @@ namespace {
 
 void write_project(const std::filesystem::path& folder) {
   const std::string name = folder.filename().string(), placeholder = "my_project";
-  const auto in_names = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; };
+  const auto in_names = [](char c) { return lockstep::is_letter(c) || lockstep::is_digit(c) || c == '_' || c == '-'; };
   lockstep::train::as_usage([&] {
-    LOCKSTEP_CHECK(!name.empty() && std::isalpha(static_cast<unsigned char>(name[0])) &&
-                       std::all_of(name.begin(), name.end(), in_names),
+    LOCKSTEP_CHECK(!name.empty() && lockstep::is_letter(name[0]) && std::all_of(name.begin(), name.end(), in_names),
                    "[new] expected a name of letters, digits, - and _ that begins with a letter, got '", name, "'");
   });
   LOCKSTEP_CHECK(!std::filesystem::exists(folder), "[new] ", folder.string(),

@@ -72,10 +72,8 @@ void check_option(const std::string& name, const std::string& value, const std::
     LOCKSTEP_CHECK(value == "auto" || value == "threads" || value == "shm" || value == "tcp", where,
                    ": expected transport=auto, threads, shm or tcp, got '", value, "'");
   else if (name == "bucket") {
-    char* end = nullptr;
-    const double mib = std::strtod(value.c_str(), &end);
-    LOCKSTEP_CHECK(!value.empty() && *end == 0 && mib > 0, where, ": expected bucket=MIB, a number > 0, got '", value,
-                   "'");
+    const auto mib = read_number<double>(value);
+    LOCKSTEP_CHECK(mib && *mib > 0, where, ": expected bucket=MIB, a number > 0, got '", value, "'");
   } else fail(str(where, ": expected an option among bucket, overlap and transport, got '", name, "'"));
 }
 
@@ -102,8 +100,8 @@ Variant parse_plan(const std::string& text) {
   plan.strategy = head.substr(0, at);
   plan.ranks = int(positive(sizes.substr(0, x), where));
   plan.accumulate = positive(sizes.substr(x + 1), where);
-  const bool by_axes = plan.strategy.size() > 2 && (std::isdigit(static_cast<unsigned char>(plan.strategy[2])) ||
-                                                    plan.strategy.find('+') != std::string::npos);
+  const bool by_axes =
+      plan.strategy.size() > 2 && (is_digit(plan.strategy[2]) || plan.strategy.find('+') != std::string::npos);
   if (by_axes) {
     try {
       plan.parts = parallel::parse_plan(plan.strategy);
@@ -171,7 +169,7 @@ Trace run_plan(const Variant& plan, const VerifyOptions& o, const fs::path& fold
   if (o.steps > 0) add("--steps", std::to_string(o.steps));
   if (const std::string bucket = plan.option("bucket"); !bucket.empty())
     add("--set", fmt::format("zero_optimization.reduce_bucket_size={}",
-                             std::max<int64_t>(1, int64_t(std::strtod(bucket.c_str(), nullptr) * (1 << 18)))));
+                             std::max<int64_t>(1, int64_t(*read_number<double>(bucket) * (1 << 18)))));
   if (const std::string overlap = plan.option("overlap"); !overlap.empty())
     add("--set", fmt::format("zero_optimization.overlap_comm={}", overlap == "on"));
   const double start = steady_seconds();

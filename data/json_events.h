@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "tensor/check.h"
+#include "tensor/classic_text.h"
 
 namespace lockstep::data {
 
@@ -74,6 +75,7 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
     if (const size_t zero = text_.find('\0'); zero != text_.npos)
       lockstep::fail(str(place_of(text_, zero, origin_, line_), ": unexpected zero byte"));
     if (text_.empty()) refuse("syntax error: expected JSON, got nothing");  // nlohmann's text differs by version
+    const ClassicLocale classic;
     nlohmann::json::sax_parse(TrackedChar{text_.data(), &furthest_},
                               TrackedChar{text_.data() + text_.size(), &furthest_},
                               static_cast<nlohmann::json_sax<nlohmann::json>*>(this));

@@ -11,6 +11,7 @@
 
 #include "dist/net.h"
 #include "tensor/check.h"
+#include "tensor/classic_text.h"
 
 namespace lockstep::dist {
 namespace {
@@ -48,6 +49,7 @@ Record read_record(const std::filesystem::path& path, int& world) {
              "; remove the file to read the others"));
   };
   std::ifstream in(path);
+  const ClassicLocale classic;
   Json json = Json::parse(in, nullptr, false);
   if (json.is_discarded() || !json.is_object()) refuse("damaged JSON");
   Record record;

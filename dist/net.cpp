@@ -22,6 +22,7 @@
 
 #include "dist/control.h"
 #include "tensor/check.h"
+#include "tensor/classic_text.h"
 
 namespace lockstep::dist {
 namespace {
@@ -267,9 +268,8 @@ std::string host_name() {
 }
 
 std::string text_of(std::chrono::duration<double> seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.4g s", seconds.count() < 1000 ? seconds.count() : std::round(seconds.count()));
-  return seconds.count() < 10000 ? text : str(int64_t(seconds.count()), " s");
+  const double s = seconds.count();
+  return s < 10000 ? format("%.4g s", s < 1000 ? s : std::round(s)) : str(int64_t(s), " s");
 }
 
 std::string text_of(const std::vector<int>& ranks) {

@@ -68,8 +68,8 @@ constexpr Dialect dialects[] = {
 void read_settings(Rendezvous& place) {
   if (const auto v = environment("LOCKSTEP_TOKEN")) place.token = *v;
   if (const auto v = environment("LOCKSTEP_JOB")) place.job = *v;
-  if (const auto v = environment("LOCKSTEP_TIMEOUT")) place.timeout = Seconds(std::stod(*v));
-  if (const auto v = environment("LOCKSTEP_HEARTBEAT")) place.heartbeat = Seconds(std::stod(*v));
+  if (const auto v = environment_number("LOCKSTEP_TIMEOUT")) place.timeout = Seconds(*v);
+  if (const auto v = environment_number("LOCKSTEP_HEARTBEAT")) place.heartbeat = Seconds(*v);
   if (const auto v = environment("LOCKSTEP_INTERFACE")) place.interface = *v;
   if (const auto v = environment("LOCKSTEP_TRANSPORT")) place.transport = *v;
 }

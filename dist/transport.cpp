@@ -44,6 +44,7 @@ struct Whereabouts {
   static Whereabouts parse(const std::string& text, int rank) {
     Whereabouts w;
     std::istringstream in(text);
+    in.imbue(std::locale::classic());
     std::getline(in, w.host);
     std::getline(in, w.door.host);
     in >> w.door.port >> w.inbox.pid >> w.inbox.process >> w.inbox.nonce >> w.inbox.fd >> w.inbox.capacity;

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 
 #include "pipeline/schedule.h"
 #include "tensor/check.h"
@@ -139,7 +138,8 @@ std::vector<Key> all_keys() {
 }  // namespace
 
 std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (char& c : text)  // not tolower(): with tr_TR it leaves I
+    if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
   return text;
 }
 

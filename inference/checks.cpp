@@ -20,6 +20,7 @@ std::optional<int64_t> free_bytes(Device device) {
     return std::max<int64_t>(0, limit - device_memory(device).total.current);
   if (!device.is_cpu()) return {};
   std::ifstream in("/proc/meminfo");
+  in.imbue(std::locale::classic());
   for (std::string key, unit; in >> key;) {
     int64_t kib = 0;
     if (!(in >> kib)) in.clear();

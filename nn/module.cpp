@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <iomanip>
 #include <set>
-#include <sstream>
 #include <typeinfo>
 #if __has_include(<cxxabi.h>)
 #include <cxxabi.h>
@@ -13,6 +11,7 @@
 
 #include "nn/build_empty.h"
 #include "nn/named_fields.h"
+#include "tensor/classic_text.h"
 
 namespace lockstep::nn {
 
@@ -38,10 +37,9 @@ std::string with_commas(int64_t n) {
 }
 
 template <class Item> std::string join(const std::vector<Item>& items) {
-  std::ostringstream out;
-  for (size_t i = 0; i < items.size() && i < 20; ++i) out << "\n  " << items[i];
-  if (items.size() > 20) out << "\n  ... and " << items.size() - 20 << " more";
-  return out.str();
+  std::string out;
+  for (size_t i = 0; i < items.size() && i < 20; ++i) out += str("\n  ", items[i]);
+  return items.size() > 20 ? out + str("\n  ... and ", items.size() - 20, " more") : out;
 }
 
 }  // namespace
@@ -351,10 +349,10 @@ std::string summary(Module& module) {
     kind_width = std::max(kind_width, row.kind.size());
     options_width = std::max(options_width, row.options.size());
   }
-  std::ostringstream out;
+  std::string out;
   const auto line = [&](const std::string& a, const std::string& b, const std::string& c, const std::string& d) {
-    out << std::left << std::setw(int(name_width) + 2) << a << std::setw(int(kind_width) + 2) << b
-        << std::setw(int(options_width) + 2) << c << std::right << std::setw(14) << d << "\n";
+    out += format("%-*s%-*s%-*s%14s\n", int(name_width) + 2, a.c_str(), int(kind_width) + 2, b.c_str(),
+                  int(options_width) + 2, c.c_str(), d.c_str());
   };
   line("name", "kind", "options", "parameters");
   for (const Row& row : rows) {
@@ -362,9 +360,8 @@ std::string summary(Module& module) {
     if (row.count > row.trained) count += row.trained == 0 ? " frozen" : " part frozen";
     line(row.name, row.kind, row.options, count);
   }
-  out << "total " << with_commas(total) << " parameters (" << with_commas(trained_total) << " trained), " << std::fixed
-      << std::setprecision(1) << double(bytes) / 1048576 << " MiB\n";
-  return out.str();
+  return out + "total " + with_commas(total) + " parameters (" + with_commas(trained_total) + " trained), " +
+         format("%.1f MiB\n", double(bytes) / 1048576);
 }
 
 }  // namespace lockstep::nn

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "nn/build_empty.h"
+#include "tensor/classic_text.h"
 #include "tensor/suggest.h"
 
 namespace lockstep::nn {
@@ -99,13 +100,12 @@ QuantizeOptions quantize_options(const std::string& name) {
 std::string QuantizeReport::text() const {
   const auto worst = std::max_element(relative_error.begin(), relative_error.end(),
                                       [](const auto& a, const auto& b) { return a.second < b.second; });
-  std::ostringstream out;
-  out.precision(3);
-  out << layers << " weights in codes, parameters " << double(bytes_before) / 1e6 << " MB -> "
-      << double(bytes_after) / 1e6 << " MB";
-  if (worst != relative_error.end()) out << ", largest error " << worst->second * 100 << " % (" << worst->first << ")";
-  for (const std::string& note : notes) out << "\n" << note;
-  return out.str();
+  std::string out = str(layers, " weights in codes, parameters ",
+                        format("%.3g MB -> %.3g MB", double(bytes_before) / 1e6, double(bytes_after) / 1e6));
+  if (worst != relative_error.end())
+    out += format(", largest error %.3g %% (", worst->second * 100) + worst->first + ")";
+  for (const std::string& note : notes) out += "\n" + note;
+  return out;
 }
 
 QuantizeReport quantize(Module& model, const QuantizeOptions& o) {
@@ -165,8 +165,11 @@ void load_quantized(Module& model, const State& state, const std::map<std::strin
     std::stringstream words(found->second);
     for (std::string word; std::getline(words, word, ',');) {
       if (word == "dynamic") how.dynamic = true;
-      else if (word.starts_with("threshold=")) how.threshold = std::stod(word.substr(10));
-      else quantize_options(word);  // an error, unless it is a format
+      else if (word.starts_with("threshold=")) {
+        const auto threshold = read_number<double>(std::string_view(word).substr(10));
+        LOCKSTEP_CHECK(threshold, "[load_quantized] expected a number in ", metadata_key, ", got '", word, "'");
+        how.threshold = *threshold;
+      } else quantize_options(word);  // an error, unless it is a format
     }
   }
   std::map<std::string, Tensor> given(state.begin(), state.end());

@@ -120,7 +120,8 @@ std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>
   const std::lock_guard lock(reading);
   std::regex pattern;
   try {
-    pattern = std::regex(by.pattern, std::regex::icase);
+    pattern.imbue(std::locale::classic());
+    pattern.assign(by.pattern, std::regex::icase);
   } catch (const std::regex_error& e) {
     fail(str("[split] type:", by.pattern, " is no regular expression: ", e.what()));
   }

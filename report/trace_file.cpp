@@ -227,7 +227,9 @@ std::vector<int> merge_traces(const std::string& folder, const std::string& out_
         const size_t at = line.find(",\"ts\":");  // inside a name its quotes would be escaped
         if (at == line.npos || !head.drift.any()) return void(text += line);
         const size_t begin = at + 6, end = std::min(line.find_first_of(",}", begin), line.size());
-        const double time = std::stod(line.substr(begin, end - begin)) * 1e-6;
+        const auto given = read_number<double>(line.substr(begin, end - begin));
+        LOCKSTEP_CHECK(given, "[trace] ", head.path, ": expected a number after \"ts\":, got ", line.substr(0, 200));
+        const double time = *given * 1e-6;
         text += line.substr(0, begin) + format("%.3f", (time + head.drift.at(time)) * 1e6) + line.substr(end);
       });
     }

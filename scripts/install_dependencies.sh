@@ -2,7 +2,7 @@
 # Makes sure that what a build needs is installed (Debian 12 and 13, Ubuntu 24.04 or newer). As root it installs what is missing
 # and says so; otherwise it prints the one command that does, and exits with 1.
 #   scripts/install_dependencies.sh [--ci | --systems]
-# --ci: also clang with libFuzzer, clang-format 14, Open MPI, ip for network namespaces, ccache and yamllint.
+# --ci: also clang with libFuzzer, clang-format 14, Open MPI, ip for network namespaces, ccache, locales and yamllint.
 # --systems: only what scripts/try_systems.sh needs. CXX may name a compiler to install, too: g++-13, clang++-19 ...
 set -euo pipefail
 
@@ -22,7 +22,7 @@ update() { if [[ -z $updated && $EUID -eq 0 ]]; then apt-get update -qq && updat
 if [[ "${1:-}" == --systems ]]; then
   packages=(mmdebstrap git)
 elif [[ "${1:-}" == --ci ]]; then
-  packages+=(libopenmpi-dev openmpi-bin iproute2 ccache yamllint)
+  packages+=(libopenmpi-dev openmpi-bin iproute2 ccache locales yamllint)
   # An installed clang is taken, else the oldest that this system has. A bare system knows of no packages before an update.
   version=
   for other in 16 17 18 19 20; do if is_installed clang-$other; then version=$other; break; fi; done

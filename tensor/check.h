@@ -1,6 +1,7 @@
 #pragma once
 // Errors. Every public function checks its arguments before it allocates or changes anything, and says
 // "[op] expected ..., got ...".
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -13,9 +14,11 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Joins its arguments with operator<<: str("expected ", 3, ", got ", shape).
+/// Joins its arguments with operator<<: str("expected ", 3, ", got ", shape). Whatever locale the program has set,
+/// numbers are as in C.
 template <class... Args> std::string str(const Args&... args) {
   std::ostringstream out;
+  out.imbue(std::locale::classic());
   (out << ... << args);
   return out.str();
 }

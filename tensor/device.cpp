@@ -18,7 +18,7 @@ constexpr int most_devices = 64;
 std::atomic<int> cpu_devices{0};  // 0: not asked yet
 std::atomic<Device> where_new_tensors_go{cpu};
 
-int cpu_devices_from_environment() { return std::stoi(environment("LOCKSTEP_CPU_DEVICES").value_or("1")); }
+int cpu_devices_from_environment() { return int(environment_number("LOCKSTEP_CPU_DEVICES").value_or(1)); }
 
 }  // namespace
 

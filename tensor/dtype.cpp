@@ -33,11 +33,9 @@ DType parse_dtype(std::string_view name) {
 std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name_of(dtype); }
 
 void fail_dtype(const char* op, DType got, const DType* expected, int count) {
-  std::ostringstream message;
-  message << "[" << op << "] expected dtype ";
-  for (int i = 0; i < count; ++i) message << (i == 0 ? "" : i + 1 == count ? " or " : ", ") << expected[i];
-  message << ", got " << got;
-  fail(message.str());
+  std::string list;
+  for (int i = 0; i < count; ++i) list += str(i == 0 ? "" : i + 1 == count ? " or " : ", ", expected[i]);
+  fail(str("[", op, "] expected dtype ", list, ", got ", got));
 }
 
 }  // namespace lockstep

@@ -2,13 +2,13 @@
 
 #include <unistd.h>
 
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
 
 #include "tensor/check.h"
+#include "tensor/classic_text.h"
 #include "tensor/suggest.h"
 
 namespace lockstep {
@@ -40,9 +40,8 @@ std::string expected(const EnvironmentVariable& v) {
 
 bool can_be(const EnvironmentVariable& v, std::string_view text) {
   const auto parsed = [&](auto number) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    return error == std::errc() && end == text.data() + text.size() && double(number) >= v.least &&
-           double(number) <= v.most;
+    const auto given = read_number<decltype(number)>(text);
+    return given && double(*given) >= v.least && double(*given) <= v.most;
   };
   switch (v.kind) {
     case Kind::text: return true;
@@ -136,6 +135,11 @@ std::optional<std::string> environment(const char* name) {
   if (!text || !*text) return std::nullopt;
   check(*v, text);
   return text;
+}
+
+std::optional<double> environment_number(const char* name) {
+  const auto text = environment(name);
+  return text ? read_number<double>(*text) : std::nullopt;
 }
 
 bool environment_flag(const char* name) { return environment(name).value_or("0") != "0"; }

@@ -19,6 +19,8 @@ const std::vector<EnvironmentVariable>& environment_variables();
 /// The value of a variable of the list; nothing when it is not set or empty. Error when it is none of what the list
 /// says, and for a LOCKSTEP_* variable of this process that is not in the list, with the nearest name.
 std::optional<std::string> environment(const char* name);
+/// The same for a number.
+std::optional<double> environment_number(const char* name);
 /// The same for a flag: 0 is false, anything else true.
 bool environment_flag(const char* name);
 /// The same for all of them, for programs that say so before they start.

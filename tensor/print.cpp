@@ -1,8 +1,9 @@
 // Printing like NumPy.
 #include <cmath>
-#include <cstdio>
 #include <ostream>
 
+#include "tensor/check.h"
+#include "tensor/classic_text.h"
 #include "tensor/complex.h"
 #include "tensor/ops.h"
 
@@ -25,9 +26,7 @@ struct Format {
     if (dtype == boolean) return value != 0 ? "true" : "false";
     if (std::isnan(value)) return "nan";
     if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-    char buffer[512];
-    const int length = std::snprintf(buffer, sizeof buffer, scientific ? "%.*e" : "%.*f", decimals, value);
-    std::string result(buffer, size_t(length));
+    std::string result = format(scientific ? "%.*e" : "%.*f", decimals, value);
     if (decimals == 0 && is_floating(dtype) && !scientific) result += '.';
     return result;
   }
@@ -62,9 +61,7 @@ Format make_format(DType dtype, const std::vector<double>& values) {
     // As few decimals as show all values, at most `precision`.
     for (double value : values) {
       if (!std::isfinite(value)) continue;
-      char buffer[512];
-      std::snprintf(buffer, sizeof buffer, format.scientific ? "%.*e" : "%.*f", precision, value);
-      std::string text = buffer;
+      std::string text = lockstep::format(format.scientific ? "%.*e" : "%.*f", precision, value);
       text = text.substr(0, text.find('e'));
       const size_t last = text.find_last_not_of('0'), point = text.find('.');
       format.decimals = std::max(format.decimals, int(last - point));
@@ -169,10 +166,6 @@ std::ostream& operator<<(std::ostream& out, const Tensor& tensor) {
   return out;
 }
 
-std::string to_string(const Tensor& tensor) {
-  std::ostringstream out;
-  out << tensor;
-  return out.str();
-}
+std::string to_string(const Tensor& tensor) { return str(tensor); }
 
 }  // namespace lockstep

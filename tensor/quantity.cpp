@@ -4,7 +4,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "tensor/svg.h"
+#include "tensor/classic_text.h"
 
 namespace lockstep {
 

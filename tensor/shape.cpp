@@ -2,12 +2,13 @@
 #include "tensor/shape.h"
 
 #include <ostream>
+#include <string>
 
 namespace lockstep {
 
 std::ostream& operator<<(std::ostream& out, const Dims& dims) {
   out << '(';
-  for (int i = 0; i < dims.rank(); ++i) out << (i ? ", " : "") << dims[i];
+  for (int i = 0; i < dims.rank(); ++i) out << (i ? ", " : "") << std::to_string(dims[i]);  // 1,234 would be two
   return out << ')';
 }
 

@@ -1,18 +1,12 @@
 #pragma once
 // What pictures (SVG) and pages of ours are written with: svg::begin(), what is on it, svg::end. Lengths are pixels,
 // written with five digits.
-#include <cstdio>
 #include <string>
 #include <string_view>
 
-namespace lockstep {
+#include "tensor/classic_text.h"
 
-/// Numbers as printf() writes them, 599 characters at most.
-std::string format(const char* pattern, auto... values) {
-  char text[600];
-  std::snprintf(text, sizeof text, pattern, values...);
-  return text;
-}
+namespace lockstep {
 
 /// Text for SVG and HTML.
 std::string escaped(std::string_view text);

@@ -4,7 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <charconv>
+#include <climits>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "tensor/check.h"
+#include "tensor/classic_text.h"
 #include "tensor/environment.h"
 
 namespace lockstep {
@@ -21,20 +22,8 @@ namespace {
 constexpr int most_threads = 4096;
 
 std::optional<int> parse_threads(std::string_view text) {
-  int n = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (error != std::errc() || end != text.data() + text.size() || n < 1 || n > most_threads) return {};
-  return n;
-}
-
-// Cores that the container may use (cgroup v2 "quota period", in microseconds); containers often see every core but may
-// use few.
-int cgroup_cores() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (!(file >> quota >> period) || quota == "max" || period <= 0) return most_threads;
-  return std::max(1, int(std::strtod(quota.c_str(), nullptr) / period + 0.5));
+  const std::optional<int> n = read_number<int>(text);
+  return n && *n >= 1 && *n <= most_threads ? n : std::nullopt;
 }
 
 int cores() {
@@ -42,10 +31,18 @@ int cores() {
   CPU_ZERO(&set);
   const int allowed =
       sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : int(std::thread::hardware_concurrency());
-  return std::clamp(allowed, 1, cgroup_cores());
+  return std::clamp(allowed, 1, container_cores());
 }
 
 }  // namespace
+
+int container_cores() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");  // cgroup v2: "quota period", in microseconds
+  std::string words[2];
+  file >> words[0] >> words[1];
+  const auto quota = read_number<double>(words[0]), period = read_number<double>(words[1]);
+  return quota && period && *period > 0 ? int(std::clamp(*quota / *period + 0.5, 1., double(INT_MAX))) : INT_MAX;
+}
 
 namespace detail {
 

@@ -10,6 +10,9 @@ int default_threads();
 inline thread_local constinit int thread_limit = 0;  // 0: none
 }  // namespace detail
 
+/// Cores that the container may use: containers often see every core. INT_MAX where no limit is set.
+int container_cores();
+
 /// Threads that operations use (OpenMP). Default: LOCKSTEP_THREADS, else OMP_NUM_THREADS, else the cores given to the
 /// process. Error when n < 1.
 void set_threads(int n);

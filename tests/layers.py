@@ -27,7 +27,7 @@ BUDGETS = {"autograd/tape.cpp": 250, "autograd/tape.h": 220, "tensor/kernels.h":
 
 STANDARD = set("""algorithm any array atomic barrier bit bitset charconv chrono cmath compare complex concepts condition_variable
     coroutine cstddef cstdint cstdio cstdlib cstring ctime deque exception filesystem format forward_list fstream functional
-    future initializer_list iomanip ios iosfwd iostream istream iterator latch limits list map memory memory_resource mutex new
+    future initializer_list iomanip ios iosfwd iostream istream iterator latch limits list locale map memory memory_resource mutex new
     numbers numeric optional ostream queue random ranges ratio regex set shared_mutex source_location span sstream stack
     stdexcept stop_token streambuf string string_view system_error thread tuple type_traits typeindex typeinfo unordered_map
     unordered_set utility valarray variant vector version""".split())
@@ -98,10 +98,23 @@ def check_opening(folder):
             yield f"{path.relative_to(ROOT)}:1: a file opens with a line that says what it is"
 
 
+# What the locale of a program changes, where tensor/classic_text.h and str() do the same without it.
+BY_LOCALE = re.compile(r"""\b(sto[df]|stold|strto[df]|strtold|atof|tolower|toupper|isalpha|isalnum|isspace)\(|\bostringstream\b
+                           |scanf\(.*%l?[efg]|printf\(.*"[^"]*%[-+0-9.*]*[efg]|\bsetprecision\(""", re.X)
+
+
+def check_locale(folder):
+    for path in sources(folder):
+        name = str(path.relative_to(ROOT))
+        for number, line in enumerate(path.read_text(errors="replace").split("\n"), 1):
+            if BY_LOCALE.search(line.split("//")[0]) and name not in ("tensor/check.h", "tensor/classic_text.cpp"):
+                yield f"{name}:{number}: what this reads or writes depends on the locale; see tensor/classic_text.h"
+
+
 def main():
     passed = failed = 0
     for folder in USES:
-        for check in (check_direction, check_public_headers, check_length, check_opening):
+        for check in (check_direction, check_public_headers, check_length, check_opening, check_locale):
             problems = list(check(folder))
             for problem in problems:
                 print(problem)

@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <clocale>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <locale>
 #include <map>
 #include <string>
 #include <thread>
@@ -49,6 +51,8 @@ std::string left_behind(const std::map<std::string, std::string>& before, const 
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (const char* name = std::getenv("LOCKSTEP_TEST_LOCALE")) std::locale::global(std::locale(name));
+  std::setlocale(LC_MESSAGES, "C");  // numbers must be as in C, what strerror() says need not
   if (!use_test_device()) return 2;
   doctest::Context context(argc, argv);
   if (std::getenv("LOCKSTEP_TEST_CHILD")) return context.run();  // a rank of another test, which looks after it

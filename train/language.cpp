@@ -297,9 +297,8 @@ void add_generation_options(CLI::App& app, nn::Generation& g) {
   const OptionGroup add(app);
   const auto check = [](const char* name) -> OptionCheck {
     return [name](const std::string& text) {
-      char* end = nullptr;
-      const double value = std::strtod(text.c_str(), &end);
-      return text.empty() || *end != 0 ? "expected a number, got '" + text + "'" : nn::wrong_option(name, value);
+      const auto value = read_number<double>(text);
+      return value ? nn::wrong_option(name, *value) : "expected a number, got '" + text + "'";
     };
   };
   add("--tokens", g.max_new_tokens, "tokens to add", whole(1, int64_t(nn::most_of_option("max_new_tokens"))));

@@ -1,7 +1,6 @@
 #include "train/optimizer.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <tuple>
 
 #include "data/words.h"
@@ -63,8 +62,8 @@ void add_optimizer_options(CLI::App& app, OptimizerOptions& o, bool schedule) {
              const std::string wrong = number(0, 1e6)(one);
              if (!wrong.empty()) throw UsageError("--lr: " + wrong);
            }
-           o.lr = std::strtod(text.c_str(), nullptr);
-           if (colon < text.size()) o.last_lr = std::strtod(text.c_str() + colon + 1, nullptr);
+           o.lr = *read_number<double>(text.substr(0, colon));
+           if (colon < text.size()) o.last_lr = *read_number<double>(text.substr(colon + 1));
          },
          schedule ? "peak learning rate, or PEAK:LAST (default: 1e-3, down to a tenth of it)" : "learning rate")
       ->default_str(str(o.lr))

@@ -1,10 +1,10 @@
 #include "train/options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 
 #include "tensor/check.h"
+#include "tensor/classic_text.h"
 #include "tensor/device.h"
 #include "tensor/random.h"
 #include "tensor/suggest.h"
@@ -15,19 +15,16 @@ namespace lockstep::train {
 
 OptionCheck whole(int64_t least, int64_t most) {
   return [=](const std::string& text) {
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error == std::errc() && end == text.data() + text.size() && value >= least && value <= most)
-      return std::string();
+    const auto value = read_number<int64_t>(text);
+    if (value && *value >= least && *value <= most) return std::string();
     return str("expected a whole number from ", least, " to ", most, ", got '", text, "'");
   };
 }
 
 OptionCheck number(double least, double most) {
   return [=](const std::string& text) {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    if (!text.empty() && *end == 0 && value >= least && value <= most) return std::string();
+    const auto value = read_number<double>(text);
+    if (value && *value >= least && *value <= most) return std::string();
     return str("expected a number from ", least, " to ", most, ", got '", text, "'");
   };
 }

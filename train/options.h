@@ -4,6 +4,7 @@
 //   train::Options options;
 //   train::add_options(app, options);         // app: a CLI::App
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -11,6 +12,9 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "tensor/check.h"
+#include "tensor/classic_text.h"
 
 namespace lockstep::train {
 
@@ -76,10 +80,18 @@ template <class App> class OptionGroup {
   auto* operator()(const std::string& names, T& to, const std::string& what, const auto&... checks) const {
     if constexpr (std::is_same_v<T, bool>) {
       return in_group(app_.add_flag(names, to, what));
+    } else if constexpr (std::is_floating_point_v<T>) {  // CLI11's own reads and shows it as the locale has it
+      auto* option = app_.template add_option_function<std::string>(
+          names, [&to](const std::string& text) { to = T(*read_number<double>(text)); }, what);
+      in_group(option)->type_name("FLOAT");
+      (option->check(checks), ...);
+      option->check(number(-HUGE_VAL, HUGE_VAL));
+      return to == T() ? option : option->default_str(str(to));
     } else {
       auto* option = in_group(app_.add_option(names, to, what));
       (option->check(checks), ...);
-      return to == T() ? option : option->capture_default_str();
+      if constexpr (std::is_integral_v<T>) return to == T() ? option : option->default_str(str(to));
+      else return to == T() ? option : option->capture_default_str();
     }
   }
   auto* in_group(auto* option) const { return group_.empty() ? option : option->group(group_); }

@@ -13,6 +13,8 @@
 
 #include "dist/shard.h"
 #include "tensor/check.h"
+#include "tensor/classic_text.h"
+#include "tensor/threads.h"
 
 namespace lockstep::dist {
 namespace {
@@ -23,8 +25,9 @@ const std::string sys = "/sys/devices/system/";
 /// The number that a file starts with; of a list such as "4-7,12-15" the first, a name for the set.
 int number_in(const std::string& file, int missing) {
   std::ifstream in(file);
-  int n = missing;
-  return in >> n ? n : missing;
+  std::string word;
+  in >> word;
+  return read_number<int>(word.substr(0, word.find_first_not_of("0123456789"))).value_or(missing);
 }
 
 std::map<int, int> nodes_of_cores() {
@@ -63,15 +66,7 @@ std::vector<Core> allowed_cores() {
   return cores;
 }
 
-int usable_cores() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");  // "quota period"
-  std::string quota;
-  double period = 0;
-  int most = most_cores;
-  if (file >> quota >> period && quota != "max" && period > 0)
-    most = std::max(1, int(std::strtod(quota.c_str(), nullptr) / period + 0.5));
-  return std::min(most, int(allowed_cores().size()));
-}
+int usable_cores() { return std::min(container_cores(), int(allowed_cores().size())); }
 
 std::vector<int> parse_cores(std::string_view text) {
   const std::string_view whole = text;

@@ -1,15 +1,15 @@
 #include "dist/launcher/hostfile.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <map>
-#include <sstream>
 
 #include "tensor/check.h"
+#include "tensor/classic_text.h"
 #include "tensor/suggest.h"
 
 namespace lockstep::dist {
@@ -31,8 +31,8 @@ int number(std::string_view text) {
 
 /// It becomes an argument of ssh, which must not take it for an option. USER@ may stand before it.
 void check_host(const std::string& name, const std::string& where) {
-  const bool plain =
-      std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || std::strchr("._:-@", c); });
+  const bool plain = std::all_of(name.begin(), name.end(),
+                                 [](char c) { return is_letter(c) || is_digit(c) || std::strchr("._:-@", c); });
   LOCKSTEP_CHECK(plain && name[0] != '-' && name.find("@-") == name.npos, "[run] ", where,
                  ": expected a host's name of letters, digits, '.', '_', ':' and '-', not first, got '", name, "'");
 }
@@ -106,9 +106,7 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& file)
 std::vector<Host> read_hostfile(const std::string& file) {
   std::ifstream in(file);
   LOCKSTEP_CHECK(in, "[run] cannot read the hostfile '", file, "': ", std::strerror(errno));
-  std::ostringstream text;
-  text << in.rdbuf();
-  return parse_hostfile(text.str(), file);
+  return parse_hostfile(std::string(std::istreambuf_iterator<char>(in), {}), file);
 }
 
 std::vector<Host> filter_hosts(const std::vector<Host>& hosts, const std::string& include, const std::string& exclude) {

@@ -10,6 +10,7 @@
 
 #include "dist/launcher/launch.h"
 #include "tensor/check.h"
+#include "tensor/classic_text.h"
 
 namespace lockstep::dist {
 namespace {
@@ -31,11 +32,7 @@ std::string indented(const std::string& text) {
   return all;
 }
 
-std::string seconds_text(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", seconds);
-  return text;
-}
+std::string seconds_text(double seconds) { return format("%.1f s", seconds); }
 
 std::string error_of(const LaunchOptions& o, const Attempt& attempt, int member) {
   return o.hosts.empty()
@@ -62,6 +59,7 @@ std::string read_error_file(const std::string& file) {
   std::string text(longest_error, '\0');
   in.read(text.data(), std::streamsize(text.size()));
   text.resize(size_t(in.gcount()));
+  const ClassicLocale classic;
   const auto json = nlohmann::json::parse(text, nullptr, false);
   if (json.is_object() && json.contains("message")) {  // torch's: {"message": {"message": "..."}}
     const auto& message = json["message"].is_object() && json["message"].contains("message")

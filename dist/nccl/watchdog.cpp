@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 constexpr auto ending =
     std::chrono::seconds(10);  // for a communicator to end in order, and for streams to come to their end
 
-Seconds abort_limit() { return Seconds(std::stod(environment("LOCKSTEP_NCCL_ABORT_TIMEOUT").value_or("60"))); }
+Seconds abort_limit() { return Seconds(environment_number("LOCKSTEP_NCCL_ABORT_TIMEOUT").value_or(60)); }
 
 void pause(int round) {
   if (round < 100) std::this_thread::yield();

@@ -35,10 +35,16 @@ std::vector<Arrival> parse_arrivals(const std::string& text) {
   std::stringstream in(text);
   for (std::string word; std::getline(in, word, ',');) {
     Arrival a;
-    char rest = 0;
-    const int read = std::sscanf(word.c_str(), "%lf:%ld+%ld%c", &a.time, &a.prompt, &a.answer, &rest);
-    bool good = read == 3;
-    if (read == 4 && rest == '/') good = std::sscanf(word.c_str() + word.find('/'), "/%ld%c", &a.common, &rest) == 1;
+    bool good = true;
+    const auto take = [&]<class T>(T& number, const std::string& of) {
+      const auto read = read_number<T>(of);
+      number = read.value_or(0), good = good && read;
+    };
+    const std::vector<std::string> at = split(word.substr(std::min(word.find_first_not_of(' '), word.size())), ':'),
+                                   common = split(at.back(), '/'), sizes = split(common[0], '+');
+    take(a.time, at[0]), take(a.prompt, sizes[0]), take(a.answer, sizes.back());
+    if (common.size() == 2) take(a.common, common[1]);
+    good = good && at.size() == 2 && common.size() <= 2 && sizes.size() == 2;
     LOCKSTEP_CHECK(good && a.time >= 0 && a.time < 1e9 && a.prompt > 0 && a.answer > 0 &&
                        a.prompt + a.answer <= 1 << 20 && a.common >= 0 && a.common <= a.prompt,
                    "expected requests such as 0:300+20,5:40+10 (at 0 ms a prompt of 300 tokens, answered with 20; "

@@ -343,6 +343,7 @@ TEST_CASE("config: optimizers by name, with the options of the file") {
     made[0]->step();
   }
   CHECK(make_optimizers({}, parameters).empty());
+  CHECK_NOTHROW(config_from_json(R"({"optimizer": {"type": "LION"}})"));
   CHECK(warns(config_from_json(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1}}})"),
               "DeepSpeed takes \"Adam\" for AdamW"));
   CHECK(config_from_json(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1, "adam_w_mode": false}}})")

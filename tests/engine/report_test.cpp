@@ -324,6 +324,7 @@ TEST_CASE("engine: TensorBoard and CSV, by rank 0, at every boundary, with sampl
   }
   CHECK(files == 1);
   std::ostringstream expected;
+  expected.imbue(std::locale::classic());
   expected.precision(17);
   expected << "step,lr\n";
   for (size_t k = 0; k < 3; ++k) expected << 8 * (k + 1) << "," << rates[k] << "\n";
@@ -412,6 +413,7 @@ TEST_CASE("engine: the comms_logger counts what ZeRO sends") {
     std::map<std::string, std::pair<int64_t, int64_t>> calls;  // count and bytes of the largest
     while (std::getline(in, line)) {
       std::istringstream row(line);
+      row.imbue(std::locale::classic());
       int64_t bytes = 0, times = 0;
       double total = 0, mean = 0, algorithm = 0, bus = 0, waited = 0;
       CHECK(bool(row >> op >> bytes >> times >> total >> mean >> algorithm >> bus >> waited));

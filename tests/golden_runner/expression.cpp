@@ -4,6 +4,7 @@
 //   item    = number | name | name "(" arguments ")" | "(" sum ")"
 // and "sum over i of (E) for i in A..B" around it, B included. A name that is no function is the next input.
 #include <cctype>
+#include <charconv>
 
 #include "tests/golden_runner/golden.h"
 
@@ -51,8 +52,11 @@ class Reader {
   }
   double number() {
     skip();
-    size_t used = 0;
-    const double value = std::stod(text_.substr(at_), &used);
+    double value = 0;
+    const char* const begin = text_.data() + at_;
+    const auto read = std::from_chars(begin, text_.data() + text_.size(), value);
+    LOCKSTEP_CHECK(read.ec == std::errc(), "expected a number at place ", at_, " of \"", text_, "\"");
+    size_t used = size_t(read.ptr - begin);
     if (text_[at_ + used - 1] == '.' && text_.compare(at_ + used, 1, ".") == 0) --used;  // "0..4"
     at_ += used;
     return value;

@@ -122,6 +122,7 @@ TEST_CASE("split: by what") {
   CHECK(weights_of(SplitBy::parse("parameters"), kinds, {5, 4, 3, 2, 1}) == std::vector<double>{5, 4, 3, 2, 1});
   CHECK(weights_of(SplitBy::parse("best"), kinds, {5, 4, 3, 2, 1}) == std::vector<double>{5, 4, 3, 2, 1});
   CHECK(weights_of(SplitBy::parse("type:block|norm$"), kinds, {}) == std::vector<double>{0, 1, 1, 1, 0});
+  CHECK(weights_of(SplitBy::parse("type:FUNCTION"), kinds, {}) == std::vector<double>{0, 0, 0, 0, 1});
   CHECK(balance(weights_of(SplitBy::parse("type:transformer"), kinds, {}), 2) == std::vector<int>{0, 2, 5});
   CHECK(weights_of({SplitBy::Method::time, {}, {1, 2, 3, 4, 5}}, kinds, {}) == std::vector<double>{1, 2, 3, 4, 5});
   CHECK(to_string(SplitBy::parse("type:x")) == "type:x");

@@ -1,0 +1,43 @@
+#pragma once
+// Numbers and letters are read and written as in C's own ("classic") locale, whatever locale a program has set: with
+// de_DE, strtod(), printf() and streams take and write 0,5, and with tr_TR tolower('I') is no i. str() (tensor/check.h)
+// writes so, too.
+#include <charconv>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <type_traits>
+
+namespace lockstep {
+
+/// The number that the whole text is, which may begin with + where it has a fraction; nothing for another text, and
+/// where T cannot hold it.
+template <class T> std::optional<T> read_number(std::string_view text) {
+  if (std::is_floating_point_v<T> && text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
+  const char* const end = text.data() + text.size();
+  T value{};
+  const std::from_chars_result read = std::from_chars(text.data(), end, value);
+  return read.ec == std::errc() && read.ptr == end ? std::optional(value) : std::nullopt;
+}
+
+/// What printf() writes.
+[[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
+
+constexpr bool is_digit(char c) { return c >= '0' && c <= '9'; }
+constexpr bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+/// While it lives, C functions of this thread (strtod, snprintf, localeconv) are in the classic locale, for libraries
+/// that call them.
+class ClassicLocale {
+ public:
+  ClassicLocale();
+  ClassicLocale(const ClassicLocale&) = delete;
+  ClassicLocale& operator=(const ClassicLocale&) = delete;
+  ~ClassicLocale();
+
+ private:
+  void* before_;
+};
+
+}  // namespace lockstep
