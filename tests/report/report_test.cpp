@@ -191,4 +191,10 @@ TEST_CASE("report: a run without a trace, and folders that are none") {
   }
   folder.write("metrics.jsonl", "{\"step\": 1, oops}\n{\"step\": 2}\n");
   CHECK(contains(message([&] { read_run(folder.path); }), "metrics.jsonl:1"));
+  for (const char* name : {"metrics.jsonl", "rank-0.json"}) {
+    std::filesystem::remove(folder / name);
+    REQUIRE(mkfifo((folder / name).c_str(), 0600) == 0);
+    CHECK(contains(message([&] { read_run(folder.path); }), "expected a regular file, got a device or pipe"));
+    std::filesystem::remove(folder / name);
+  }
 }
