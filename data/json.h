@@ -58,7 +58,8 @@ class Json {
   /// Appends to a list. A null becomes a list.
   void push_back(Json value);
 
-  /// JSON text; indent < 0 gives one line. NaN and infinity, which JSON does not have, become null.
+  /// JSON text; indent < 0 gives one line. NaN and infinity, which JSON does not have, become null, and
+  /// bytes that are not UTF-8 U+FFFD.
   std::string dump(int indent = -1) const;
 
   friend bool operator==(const Json& a, const Json& b);
@@ -67,6 +68,9 @@ class Json {
   void dump_to(std::string& out, int indent, int depth) const;
   std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array, Object> value_;
 };
+
+/// The first text in it that is not UTF-8, which would not come back as it is; nullptr: there is none.
+const std::string* not_utf8(const Json& json);
 
 struct JsonLimits {
   int64_t bytes = int64_t(16) << 20;
