@@ -78,15 +78,15 @@ void dump_string(std::string& out, const std::string& text) {
     ((out += "\\u00") += digits[code >> 4]) += digits[code & 15];
   };
   out += '"';
-  for (size_t at = 0, length; at < text.size(); at += std::max<size_t>(length, 1)) {
+  for (size_t at = 0, length; at < text.size(); at += length) {
     const auto c = uint8_t(text[at]);
-    length = c < 0x80 ? 1 : utf8_length(text, at);
-    if (length == 0) out += "\xef\xbf\xbd";
-    else if (c == '"' || c == '\\') (out += '\\') += char(c);
+    length = c < 0x80 ? 1 : std::max<size_t>(utf8_length(text, at), 1);
+    if (c == '"' || c == '\\') (out += '\\') += char(c);
     else if (c == '\n') out += "\\n";
     else if (c == '\t') out += "\\t";
     else if (c < 0x20 || c == 0x7f) escaped(c);
-    else if (c == 0xc2 && uint8_t(text[at + 1]) < 0xa0) escaped(uint8_t(text[at + 1]));  // a terminal obeys it, too
+    else if (length == 2 && c == 0xc2 && uint8_t(text[at + 1]) < 0xa0)
+      escaped(uint8_t(text[at + 1]));  // a terminal obeys it, too
     else out.append(text, at, length);
   }
   out += '"';

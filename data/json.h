@@ -58,8 +58,7 @@ class Json {
   /// Appends to a list. A null becomes a list.
   void push_back(Json value);
 
-  /// JSON text; indent < 0 gives one line. NaN and infinity, which JSON does not have, become null, and
-  /// bytes that are not UTF-8 U+FFFD.
+  /// JSON text; indent < 0 gives one line. NaN and infinity, which JSON does not have, become null.
   std::string dump(int indent = -1) const;
 
   friend bool operator==(const Json& a, const Json& b);
@@ -69,7 +68,7 @@ class Json {
   std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array, Object> value_;
 };
 
-/// The first text in it that is not UTF-8, which would not come back as it is; nullptr: there is none.
+/// The first text in it that is not UTF-8, with which its dump() cannot be read again; nullptr: there is none.
 const std::string* not_utf8(const Json& json);
 
 struct JsonLimits {

@@ -200,14 +200,13 @@ TEST_CASE("json: values, order, and the way back") {
   CHECK_ERROR(json.at("none", "c.json"), "c.json: expected a key \"none\"");
 }
 
-TEST_CASE("json: bytes that are not UTF-8 are told, and written as U+FFFD") {
+TEST_CASE("json: texts that are not UTF-8 are told") {
   for (const char* bad : {"\xe9", "a\xff", "\xc3", "\xed\xa0\x80", "\xf5\x80\x80\x80", "\xc0\x80"}) {
     const Json json = Json::Object{{"é", "字 😀"}, {"list", Json::Array{1, Json::Object{{"x", bad}}}}};
     const std::string* const found = not_utf8(json);
     REQUIRE(found);
     CHECK(*found == bad);
-    CHECK(parse_json(json.dump(), "t").at("é").as_string() == "字 😀");
-    CHECK(json.dump().find("\xef\xbf\xbd") != std::string::npos);
+    CHECK_ERROR(parse_json(json.dump(), "t"), "syntax error");
   }
   const Json key = Json::Object{{"caf\xe9", 1}};
   CHECK(not_utf8(key) != nullptr);
