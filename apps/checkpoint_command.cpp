@@ -8,6 +8,7 @@
 #include "engine/checkpoint/folder.h"
 #include "engine/checkpoint/tools.h"
 #include "nn/hugging_face/names.h"
+#include "tensor/printable.h"
 #include "tensor/quantity.h"
 #include "tensor/suggest.h"
 #include "train/options.h"
@@ -19,7 +20,7 @@ using data::Json;
 
 namespace {
 
-void warn(const std::string& what) { std::cerr << "warning: " << what << std::endl; }
+void warn(const std::string& what) { std::cerr << "warning: " << printable(what) << std::endl; }
 
 int64_t bytes_of(const checkpoints::LogicalTensor& tensor) { return tensor.numel() * size_of(tensor.dtype); }
 
@@ -66,20 +67,22 @@ void inspect(const Asked& o) {
               << std::endl;
     return;
   }
-  fmt::print("{:<12}{} ({}), number {}\n", "checkpoint", m.tag, opened.folder, m.sequence);
-  fmt::print("{:<12}{}{}\n", "saved by", counted(m.world, "rank"), m.plan.empty() ? "" : ", plan " + m.plan);
+  fmt::print("{:<12}{} ({}), number {}\n", "checkpoint", printable(m.tag), opened.folder, m.sequence);
+  fmt::print("{:<12}{}{}\n", "saved by", counted(m.world, "rank"), m.plan.empty() ? "" : ", plan " + printable(m.plan));
   fmt::print("{:<12}{} in {}, {}\n", "tensors", m.tensors.size(), counted(int64_t(m.files.size()), "file"),
              memory_text(bytes_of_files(m)));
   size_t width = 0;
   for (const auto& [name, tensor] : m.tensors) width = std::max(width, name.size());
   for (const auto& [name, tensor] : m.tensors) {
-    fmt::print("  {:<{}}  {:<5}{:<20}{:>12}{}\n", name, width, std::string(name_of(tensor.dtype)), str(tensor.shape),
-               memory_text(bytes_of(tensor)),
+    fmt::print("  {:<{}}  {:<5}{:<20}{:>12}{}\n", printable(name), width, std::string(name_of(tensor.dtype)),
+               str(tensor.shape), memory_text(bytes_of(tensor)),
                tensor.parts.size() > 1 ? fmt::format("  {} parts", tensor.parts.size()) : "");
   }
-  for (const auto& [name, target] : m.aliases) fmt::print("  {:<{}}  is {}\n", name, width, target);
+  for (const auto& [name, target] : m.aliases)
+    fmt::print("  {:<{}}  is {}\n", printable(name), width, printable(target));
   if (!m.numbers.empty()) fmt::print("numbers\n");
-  for (const auto& [name, value] : m.numbers) fmt::print("  {}  {}\n", name, checkpoints::text_of(value));
+  for (const auto& [name, value] : m.numbers)
+    fmt::print("  {}  {}\n", printable(name), printable(checkpoints::text_of(value)));
   if (!m.client_state.is_null()) fmt::print("{:<12}{}\n", "client_state", m.client_state.dump());
   const auto all = checkpoints::list_checkpoints(o.folder());
   std::vector<std::string> folders;
@@ -90,7 +93,7 @@ void inspect(const Asked& o) {
 void verify(const Asked& o) {
   const auto opened = checkpoints::open_checkpoint(o.folder(), o.tag, warn);
   const auto problems = checkpoints::verify_checkpoint(opened);
-  for (const std::string& problem : problems) std::cout << problem << "\n";
+  for (const std::string& problem : problems) std::cout << printable(problem) << "\n";
   if (!problems.empty()) {
     fmt::print("{}: {}\n", opened.folder, counted(int64_t(problems.size()), "problem"));
     throw CLI::RuntimeError(1);

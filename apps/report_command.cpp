@@ -9,6 +9,7 @@
 #include "dist/flight.h"
 #include "report/page.h"
 #include "tensor/check.h"
+#include "tensor/printable.h"
 #include "tensor/suggest.h"
 #include "train/options.h"
 
@@ -57,11 +58,11 @@ void report(const ReportAsked& o) {
     LOCKSTEP_CHECK(!picture.empty(), o.folder, ": --svg draws the timeline of a step, but there is no trace with one");
     data::write_atomically(o.svg, picture);
   }
-  for (const std::string& warning : a.warnings) std::cerr << "warning: " << warning << "\n";
+  for (const std::string& warning : a.warnings) std::cerr << "warning: " << printable(warning) << "\n";
   if (o.json) return void(std::cout << to_json(a, page).dump() << std::endl);
   fmt::print("{:<10}{}\n", "page", page);
   for (const report::Headline& line : report::headlines(a))
-    fmt::print("{:<10}{}{}\n", line.name, line.value, line.about);
+    fmt::print("{:<10}{}{}\n", line.name, printable(line.value), printable(line.about));
 }
 
 }  // namespace
@@ -93,7 +94,7 @@ void add_trace_command(CLI::App& app) {
     std::vector<std::string> warnings;
     const std::string out = o->out.empty() ? o->folder + "/trace.json" : o->out;
     const auto ranks = report::merge_traces(o->folder, out, warnings);
-    for (const std::string& warning : warnings) std::cerr << "warning: " << warning << "\n";
+    for (const std::string& warning : warnings) std::cerr << "warning: " << printable(warning) << "\n";
     fmt::print("{}: {}; open it at https://ui.perfetto.dev\n", out, counted(int64_t(ranks.size()), "rank"));
   });
 }

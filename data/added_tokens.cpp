@@ -2,6 +2,7 @@
 #include "data/added_tokens.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "data/unicode.h"
 #include "tensor/check.h"
@@ -35,27 +36,73 @@ size_t spaces_after(std::string_view text, size_t at) {
 
 void AddedTokens::finish(const std::string& where) {
   std::sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
+  size_t bytes = 0;
   for (size_t i = 0; i < tokens_.size(); ++i) {
     const std::string& text = tokens_[i].text;
     LOCKSTEP_CHECK(!text.empty() && text.size() <= most_bytes, where, ": expected added tokens of 1 to ", most_bytes,
                    " bytes, got ", text.size());
     LOCKSTEP_CHECK(i == 0 || text != tokens_[i - 1].text, where, ": added token \"", text, "\" appears twice");
-    starts_[uint8_t(text[0])] = true;
+    ends_[uint8_t(text.back())] = true;
+    bytes += text.size();
+  }
+  LOCKSTEP_CHECK(bytes <= most_bytes_of_all, where, ": expected added tokens of at most ", most_bytes_of_all,
+                 " bytes together, got ", bytes);
+  make_nodes(bytes);
+}
+
+/// Level by level, so that the children of a node stand together, and what a node falls back to is there before it.
+void AddedTokens::make_nodes(size_t bytes) {
+  struct Range {
+    uint32_t first, last;  // of `order`: tokens that end in what the node stands for
+  };
+  std::vector<uint32_t> order(tokens_.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto byte_of = [&](uint32_t token, size_t depth) {
+    const std::string& text = tokens_[token].text;
+    return uint8_t(text[text.size() - 1 - depth]);
+  };
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    const std::string &x = tokens_[a].text, &y = tokens_[b].text;
+    return std::lexicographical_compare(x.rbegin(), x.rend(), y.rbegin(), y.rend(),
+                                        [](char c, char d) { return uint8_t(c) < uint8_t(d); });
+  });
+  std::vector<Range> ranges{{0, uint32_t(order.size())}};
+  nodes_.reserve(bytes + 1), ranges.reserve(bytes + 1);
+  nodes_.assign(1, {});
+  for (size_t begin = 0, end = 1, depth = 0; begin < end; begin = end, end = nodes_.size(), ++depth)
+    for (size_t at = begin; at < end; ++at) {
+      auto [first, last] = ranges[at];
+      if (first < last && tokens_[order[first]].text.size() == depth) nodes_[at].token = int32_t(order[first++]);
+      else nodes_[at].token = nodes_[nodes_[at].shorter].token;
+      nodes_[at].child = uint32_t(nodes_.size());
+      for (uint32_t next; first < last; first = next) {
+        const uint8_t byte = byte_of(order[first], depth);
+        for (next = first + 1; next < last && byte_of(order[next], depth) == byte;) ++next;
+        nodes_.push_back({.shorter = at == 0 ? 0 : step(nodes_[at].shorter, byte), .byte = byte});
+        ranges.push_back({first, next});
+        ++nodes_[at].children;
+      }
+    }
+}
+
+uint32_t AddedTokens::step(uint32_t at, uint8_t byte) const {
+  for (;; at = nodes_[at].shorter) {
+    const Node *const first = nodes_.data() + nodes_[at].child, *const last = first + nodes_[at].children;
+    const Node* const found = std::lower_bound(first, last, byte, [](const Node& n, uint8_t b) { return n.byte < b; });
+    if (found != last && found->byte == byte) return uint32_t(found - nodes_.data());
+    if (at == 0) return 0;
   }
 }
 
-/// Narrows the sorted list by one byte after the other.
-const AddedToken* AddedTokens::longest_at(std::string_view text, size_t at) const {
-  const AddedToken *found = nullptr, *first = tokens_.data(), *last = first + tokens_.size();
-  for (size_t depth = 0; first != last; ++depth) {
-    if (first->text.size() == depth) found = first++;
-    if (at + depth >= text.size()) break;
-    const auto byte = [&](const AddedToken& token) { return uint8_t(token.text[depth]); };
-    const uint8_t wanted = uint8_t(text[at + depth]);
-    first = std::partition_point(first, last, [&](const AddedToken& token) { return byte(token) < wanted; });
-    last = std::partition_point(first, last, [&](const AddedToken& token) { return byte(token) == wanted; });
+std::vector<AddedTokens::Found> AddedTokens::longest_everywhere(std::string_view text) const {
+  std::vector<Found> all;
+  uint32_t state = 0;
+  for (size_t at = tokens_.empty() ? 0 : text.size(); at-- > 0;) {
+    if (state == 0 && !ends_[uint8_t(text[at])]) continue;
+    state = step(state, uint8_t(text[at]));
+    if (nodes_[state].token >= 0) all.push_back({at, &tokens_[size_t(nodes_[state].token)]});
   }
-  return found;
+  return all;
 }
 
 bool AddedTokens::takes_spaces() const {
@@ -66,14 +113,12 @@ bool AddedTokens::takes_spaces() const {
 
 void AddedTokens::cut(std::string_view text, bool parse_special,
                       const std::function<void(std::string_view piece, int32_t id)>& fn) const {
-  size_t done = 0, spaces_end = 0;
-  for (size_t i = tokens_.empty() ? text.size() : 0; i < text.size();) {
-    const AddedToken* token = starts_[uint8_t(text[i])] ? longest_at(text, i) : nullptr;
-    if (!token) {
-      ++i;
-      continue;
-    }
-    size_t start = i, stop = i += token->text.size();
+  size_t done = 0, next = 0, spaces_end = 0;
+  const std::vector<Found> all = longest_everywhere(text);
+  for (auto found = all.rbegin(); found != all.rend(); ++found) {
+    if (found->start < next) continue;
+    const AddedToken* const token = found->token;
+    size_t start = found->start, stop = next = start + token->text.size();
     if (token->special && !parse_special) continue;
     // A token may be a space itself: no space is looked at again.
     if (token->left && done < start) start = spaces_before(text, start, done);

@@ -15,10 +15,12 @@ struct AddedToken {
   bool left = false, right = false;  ///< takes the white space on this side with it
 };
 
-/// Finds the leftmost, and of those the longest.
+/// Finds the leftmost, and of those the longest, in linear time: a text is read backwards by an automaton of all tokens
+/// backwards (Aho and Corasick, 1975), which knows the longest token that begins at each byte.
 class AddedTokens {
  public:
-  static constexpr size_t most_bytes = 4096;  ///< of a token
+  static constexpr size_t most_bytes = 4096;            ///< of a token
+  static constexpr size_t most_bytes_of_all = 4 << 20;  ///< which take 24 bytes of memory each
 
   void add(AddedToken token) { tokens_.push_back(std::move(token)); }
   void finish(const std::string& where);  ///< after the last add(); Error when one is there twice
@@ -30,9 +32,27 @@ class AddedTokens {
   bool takes_spaces() const;
 
  private:
-  const AddedToken* longest_at(std::string_view text, size_t at) const;
+  /// What one or more tokens end in. Its children have one more byte before it.
+  struct Node {
+    uint32_t child = 0;    // the first of them
+    uint32_t shorter = 0;  // the node of the longest beginning of this one that is a node
+    int32_t token = -1;    // the longest that begins where this one does
+    uint16_t children = 0;
+    uint8_t byte = 0;
+  };
+  struct Found {
+    size_t start;
+    const AddedToken* token;
+  };
+  void make_nodes(size_t bytes);
+  /// Where one more byte before it leads.
+  uint32_t step(uint32_t at, uint8_t byte) const;
+  /// From right to left.
+  std::vector<Found> longest_everywhere(std::string_view text) const;
+
   std::vector<AddedToken> tokens_;  // sorted by text
-  bool starts_[256] = {};
+  std::vector<Node> nodes_;         // the first stands for nothing
+  bool ends_[256] = {};
 };
 
 }  // namespace lockstep::data

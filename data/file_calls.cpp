@@ -53,7 +53,7 @@ int opened(FileCalls& calls, const std::string& path, int flags, const char* wha
 }  // namespace
 
 int Files::create(const std::string& path) { return opened(calls_, path, O_WRONLY | O_CREAT | O_EXCL, "create"); }
-int Files::open(const std::string& path) { return opened(calls_, path, O_RDWR | O_CREAT, "open"); }
+int Files::open(const std::string& path) { return opened(calls_, path, O_RDWR | O_CREAT | O_NOFOLLOW, "open"); }
 
 void Files::write(int fd, Bytes bytes, int64_t offset, const std::string& path) {
   while (!bytes.empty()) {

@@ -33,7 +33,7 @@ class Files {
 
   /// A new file to write; Error when there is one of that name.
   int create(const std::string& path);
-  /// Opens to read and write, made when missing.
+  /// Opens to read and write, made when missing; a symbolic link is not followed.
   int open(const std::string& path);
   void write(int fd, Bytes bytes, int64_t offset, const std::string& path);
   void sync(int fd, const std::string& path);

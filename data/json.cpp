@@ -1,12 +1,14 @@
 // JSON as a value: see json.h.
 #include "data/json.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <unordered_set>
 
 #include "data/files.h"
 #include "data/json_events.h"
+#include "tensor/printable.h"
 
 namespace lockstep::data {
 namespace {
@@ -71,15 +73,21 @@ class Builder final : public JsonEvents {
 };
 
 void dump_string(std::string& out, const std::string& text) {
+  const auto escaped = [&](unsigned code) {
+    const char* digits = "0123456789abcdef";
+    ((out += "\\u00") += digits[code >> 4]) += digits[code & 15];
+  };
   out += '"';
-  for (const char c : text) {
-    if (c == '"' || c == '\\') (out += '\\') += c;
+  for (size_t at = 0, length; at < text.size(); at += length) {
+    const auto c = uint8_t(text[at]);
+    length = c < 0x80 ? 1 : std::max<size_t>(utf8_length(text, at), 1);
+    if (c == '"' || c == '\\') (out += '\\') += char(c);
     else if (c == '\n') out += "\\n";
     else if (c == '\t') out += "\\t";
-    else if (uint8_t(c) < 0x20) {
-      const char* digits = "0123456789abcdef";
-      ((out += "\\u00") += digits[c >> 4]) += digits[c & 15];
-    } else out += c;
+    else if (c < 0x20 || c == 0x7f) escaped(c);
+    else if (length == 2 && c == 0xc2 && uint8_t(text[at + 1]) < 0xa0)
+      escaped(uint8_t(text[at + 1]));  // a terminal obeys it, too
+    else out.append(text, at, length);
   }
   out += '"';
 }
@@ -196,6 +204,23 @@ void Json::dump_to(std::string& out, int indent, int depth) const {
     if (!as_object().empty()) new_line(depth);
     out += '}';
   }
+}
+
+const std::string* not_utf8(const Json& json) {
+  const auto is_utf8 = [](const std::string& text) {
+    for (size_t at = 0, length; at < text.size(); at += length)
+      if ((length = utf8_length(text, at)) == 0) return false;
+    return true;
+  };
+  const std::string* found = nullptr;
+  if (json.is_string() && !is_utf8(json.as_string())) return &json.as_string();
+  if (json.is_array())
+    for (const Json& item : json.as_array())
+      if (!found) found = not_utf8(item);
+  if (json.is_object())
+    for (const auto& [key, value] : json.as_object())
+      if (!found) found = is_utf8(key) ? not_utf8(value) : &key;
+  return found;
 }
 
 Json parse_json_line(std::string_view text, std::string_view origin, int64_t line, JsonLimits limits) {

@@ -68,6 +68,9 @@ class Json {
   std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array, Object> value_;
 };
 
+/// The first text in it that is not UTF-8, with which its dump() cannot be read again; nullptr: there is none.
+const std::string* not_utf8(const Json& json);
+
 struct JsonLimits {
   int64_t bytes = int64_t(16) << 20;
   int depth = 64;

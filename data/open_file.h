@@ -14,7 +14,9 @@ namespace lockstep::data {
 [[noreturn]] inline void fail_system(const std::string& what, const std::string& path) {
   const int error = errno;
   fail(str("[file] cannot ", what, " ", path, ": ", std::strerror(error),
-           error == ENOSPC ? " (free space, then save again)" : ""));
+           error == ENOSPC  ? " (free space, then save again)"
+           : error == ELOOP ? " (a symbolic link is not followed: remove it)"
+                            : ""));
 }
 
 struct Descriptor {

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +11,8 @@
 #include "dist/net.h"
 #include "tensor/check.h"
 #include "tensor/classic_text.h"
+#include "tensor/output_file.h"
+#include "tensor/printable.h"
 
 namespace lockstep::dist {
 namespace {
@@ -43,14 +44,17 @@ std::string where(const Flight::Entry& e) {
   return e.sequence > 0 ? str("seq ", e.sequence, " (", e.call, ")") : e.call;
 }
 
+constexpr size_t most_bytes = 16 << 20;  // of a record, which holds a few hundred calls
+
 Record read_record(const std::filesystem::path& path, int& world) {
   const auto refuse = [&](const std::string& what) {
     fail(str("[flight] expected a flight record in ", path.string(), ", got ", what,
              "; remove the file to read the others"));
   };
-  std::ifstream in(path);
+  const std::string text = read_start(path, most_bytes + 1);
+  if (text.size() > most_bytes) refuse(str("more than ", most_bytes, " bytes"));
   const ClassicLocale classic;
-  Json json = Json::parse(in, nullptr, false);
+  const Json json = Json::parse(text, nullptr, false);
   if (json.is_discarded() || !json.is_object()) refuse("damaged JSON");
   Record record;
   try {
@@ -166,11 +170,9 @@ void Flight::write(const std::string& folder, int rank, int world, const std::st
     }
     std::filesystem::create_directories(folder);
     const std::string path = str(folder, "/flight-", rank, ".json"), fresh = path + ".tmp";
-    {
-      std::ofstream out(fresh, std::ios::trunc);
-      out << json.dump(1, ' ', false, Json::error_handler_t::replace) << "\n";
-      if (!out.flush()) throw std::runtime_error("cannot write");
-    }
+    OutputFile out(fresh, true);
+    if (!out.add(json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n"))
+      throw std::runtime_error("cannot write");
     std::filesystem::rename(fresh, path);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "[flight] no record of rank %d in %s: %s\n", rank, folder.c_str(), e.what());
@@ -224,7 +226,7 @@ std::string explain_flight(const std::string& folder) {
     }
     text += r.why.empty() ? "\n" : "; " + r.why + "\n";
   }
-  return text;
+  return printable(text);
 }
 
 }  // namespace lockstep::dist

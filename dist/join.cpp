@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "dist/auth.h"
+#include "tensor/printable.h"
 
 namespace lockstep::dist {
 namespace {
@@ -77,7 +78,7 @@ struct Dialog {
 
 [[noreturn]] void refused(const std::string& where, Fields in, bool may_wait) {
   const bool taken = in.u8() != 0;
-  const std::string why = in.text(1 << 16);
+  const std::string why = printable(in.text(1 << 16));
   if (taken && may_wait) throw TryAgain{"refused: " + why};
   throw DistError(Fault::refused, 0, str("[rendezvous] refused by ", where, ": ", why));
 }
@@ -181,7 +182,7 @@ std::string contents(const Rendezvous& place) {
 
 // Fills in what rank 0 wrote; TryAgain while there is nothing.
 void read_published(Rendezvous& place) {
-  const Fd fd(::open(place.file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  const Fd fd(::open(place.file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd) check_descriptors(errno, "opening " + place.file);
   if (!fd && errno == ENOENT) throw TryAgain{"the file is not there"};
   LOCKSTEP_CHECK(fd, "[rendezvous] cannot read ", place.file, ": ", std::strerror(errno));

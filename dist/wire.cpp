@@ -3,6 +3,8 @@
 #include <bit>
 #include <cmath>
 
+#include "tensor/printable.h"
+
 namespace lockstep::dist {
 namespace {
 
@@ -140,7 +142,7 @@ DistError read_failure(Fields& in) {
   if (fault > uint8_t(Fault::refused))
     damaged(str("expected a fault from 0 to ", int(Fault::refused), ", got ", int(fault)));
   const int rank = int(in.u32());
-  return {Fault(fault), rank, in.text(message_limit)};
+  return {Fault(fault), rank, printable(in.text(message_limit))};
 }
 
 }  // namespace lockstep::dist

@@ -13,6 +13,7 @@
 #include "engine/impl.h"
 #include "engine/sparse_attention.h"
 #include "parallel/moe/expert_parallel.h"
+#include "tensor/printable.h"
 #include "tensor/random.h"
 
 namespace lockstep::engine {
@@ -138,7 +139,8 @@ EngineBase::Impl::Impl(PipelineModule module, const InitializeArgs& args) : Impl
 }
 
 EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const InitializeArgs& args)
-    : log(args.log ? args.log : [](const std::string& text) { std::fprintf(stderr, "[engine] %s\n", text.c_str()); }),
+    : log(args.log ? args.log
+                   : [](const std::string& text) { std::fprintf(stderr, "[engine] %s\n", printable(text).c_str()); }),
       grad_scaler(args.grad_scaler),
       world(*agreed.world),
       config(agreed.config),

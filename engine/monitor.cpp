@@ -8,13 +8,13 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 
 #include "dist/fingerprint.h"
 #include "dist/net.h"
 #include "engine/reports.h"
 #include "tensor/check.h"
+#include "tensor/output_file.h"
 
 namespace lockstep::engine {
 
@@ -26,19 +26,19 @@ using Warn = std::function<void(const std::string&)>;
 class Appender {
  public:
   Appender(std::string path, Warn warn)
-      : path_(std::move(path)), warn_(std::move(warn)), file_(path_, std::ios::app | std::ios::ate) {
-    LOCKSTEP_CHECK(file_, "[monitor] ", path_, ": cannot be written: ", std::strerror(errno));
-  }
-  bool is_empty() { return file_.tellp() == 0; }
+      : path_(std::move(path)), warn_(std::move(warn)), file_(path_, false, "[monitor] ") {}
+  bool is_empty() { return file_.is_empty(); }
   void add(std::string_view bytes) {
-    if (!file_ || file_ << bytes << std::flush) return;
+    if (over_ || file_.add(bytes)) return;
+    over_ = true;
     warn_(str("warning: ", path_, ": writing failed: ", std::strerror(errno), "; the run goes on without it"));
   }
 
  private:
   std::string path_;
   Warn warn_;
-  std::ofstream file_;
+  OutputFile file_;
+  bool over_ = false;
 };
 
 std::string folder_of(const MonitorConfig& config) {

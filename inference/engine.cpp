@@ -326,7 +326,10 @@ InferenceEngine init_inference(nn::GPT& model, const ConfigSource& config, const
 InferenceEngine init_inference(const std::string& folder, const ConfigSource& config, const InitArgs& args) {
   auto impl = std::make_unique<InferenceEngine::Impl>(config, args);
   if (std::filesystem::exists(folder + "/" + codes_file)) {
-    impl->own = std::make_unique<nn::GPT>(nn::pretrained_options(folder));
+    const nn::GPT::Options o = nn::pretrained_options(folder);
+    nn::check_held(folder + "/config.json", held_in(folder + "/" + codes_file), double(o.layers),
+                   [&] { return std::make_shared<nn::GPT>(o); });
+    impl->own = std::make_unique<nn::GPT>(o);
     start_with_checkpoint(*impl->own, {folder}, nullptr, {});
   } else {
     const nn::BuildEmpty scope;  // each rank fills what it has

@@ -143,6 +143,13 @@ void save_model(const nn::GPT::Options& options, const nn::State& state, bool ha
   });
 }
 
+nn::Held held_in(const std::string& file) {
+  nn::Held all;
+  const auto opened = data::SafeTensors::open(file);
+  for (const data::SafeTensorsEntry& entry : opened.entries()) ++all.tensors, all.bytes += entry.bytes;
+  return all;
+}
+
 void save_codes(nn::GPT& model, const nn::State& state, const std::string& folder, dist::ProcessGroup* group) {
   together(group, "a model is saved", [&] {
     fs::create_directories(folder);

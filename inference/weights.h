@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dist/process_group.h"
+#include "nn/build_empty.h"
 #include "nn/models/gpt.h"
 
 namespace lockstep::inference {
@@ -23,5 +24,7 @@ void save_model(const nn::GPT::Options& options, const nn::State& state, bool ha
 /// The state of a model whose weights are in codes: a file and a config.json.
 inline constexpr const char* codes_file = "quantized.safetensors";
 void save_codes(nn::GPT& model, const nn::State& state, const std::string& folder, dist::ProcessGroup* group);
+/// What a safetensors file holds.
+nn::Held held_in(const std::string& file);
 
 }  // namespace lockstep::inference

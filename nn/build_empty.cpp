@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "nn/module.h"
+#include "tensor/random_scope.h"
 
 namespace lockstep::nn {
 namespace {
@@ -42,8 +43,12 @@ void run(const Origin& of, const Tensor& tensor) {
 
 Tensor reserved(const Shape& shape, TensorOptions options, std::shared_ptr<void> of) {
   const MemoryScope scope(Memory::parameter);
-  return Tensor(Storage::reserve(numel_of(shape) * size_of(options.dtype), options.device, built_empty, std::move(of)),
-                0, shape, contiguous_strides(shape), options.dtype);
+  check_shape("parameter", shape);
+  int64_t bytes = 0;
+  LOCKSTEP_CHECK(!__builtin_mul_overflow(numel_of(shape), size_of(options.dtype), &bytes),
+                 "[parameter] expected fewer than 2^63 bytes, got shape ", shape);
+  return Tensor(Storage::reserve(bytes, options.device, built_empty, std::move(of)), 0, shape,
+                contiguous_strides(shape), options.dtype);
 }
 
 }  // namespace
@@ -116,6 +121,23 @@ void start_with(const Variable& parameter, const std::string& what, std::functio
   const TensorOptions options{.dtype = there.dtype(), .device = there.device()};
   const auto from = std::make_shared<Origin>(Origin{there.shape(), options, {}, std::move(make), what, {}});
   Variable(parameter).set_tensor(reserved(there.shape(), options, from));
+}
+
+void check_held(const std::string& where, const Held& held, double layers,
+                const std::function<std::shared_ptr<Module>()>& make) {
+  const auto refuse_unless = [&](bool fits, const std::string& got) {
+    LOCKSTEP_CHECK(fits, where, ": expected the sizes of the model beside it, which has ", held.tensors, " tensors of ",
+                   held.bytes, " bytes, got ", got);
+  };
+  refuse_unless(layers <= double(held.tensors), str(layers, " layers"));
+  if (!make) return;
+  const RandomScope draws_nothing(random_state());
+  const BuildEmpty scope;
+  const std::shared_ptr<Module> model = make();
+  double numbers = 0;
+  for (const NamedParameter& p : model->named_parameters()) numbers += double(p.variable.numel());
+  constexpr double most_of_a_byte = 4;  // codes of 2 bits
+  refuse_unless(numbers <= most_of_a_byte * double(held.bytes), str(numbers, " parameters"));
 }
 
 namespace init {

@@ -10,6 +10,7 @@
 //   optim::AdamW optimizer(model->parameters(), {});
 //   zero::Zero zero(*model, optimizer, {.stage = 3});                   // each rank fills its shards
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "autograd/variable.h"
@@ -44,6 +45,16 @@ std::string origin_of(const Variable& parameter);
 /// From now on it is, empty as it was, what `change` makes of its start: of another shape, dtype, device.
 void change_start(const Variable& parameter, const Shape& shape, TensorOptions options,
                   std::function<Tensor(const Tensor&)> change = {});
+
+/// What files hold of a model.
+struct Held {
+  int64_t tensors = 0, bytes = 0;
+};
+/// Error when files that hold so much cannot hold a model of so many layers (experts count as layers), or what `make`
+/// gives, which is made empty here and draws no random numbers. Before there is memory for it, as a config.json may say
+/// anything.
+void check_held(const std::string& where, const Held& held, double layers,
+                const std::function<std::shared_ptr<Module>()>& make = {});
 
 namespace init {
 /// Runs `fill` on w's tensor; of one built empty: when it is filled. draws: how many random keys it takes. adds: it

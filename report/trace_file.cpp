@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <set>
 
@@ -59,14 +58,17 @@ void take(RankTrace& t, const Record& record, Json args) {
 
 /// Every record of a file, as it stands there. Gives back whether the file ended in order.
 bool visit_trace(const std::string& path, const std::function<void(const std::string&)>& visit) {
-  std::ifstream in(path, std::ios::binary);
-  LOCKSTEP_CHECK(in, path, ": cannot be read");
-  std::string line;
-  LOCKSTEP_CHECK(std::getline(in, line) && line == "[", path,
+  const auto file = data::MappedFile::open(path);
+  std::string_view rest(reinterpret_cast<const char*>(file->data()), size_t(file->size()));
+  LOCKSTEP_CHECK(rest == "[" || rest.starts_with("[\n"), path,
                  ": expected a trace that Lockstep wrote, which begins with a line \"[\"");
+  rest.remove_prefix(std::min<size_t>(rest.size(), 2));
   bool whole = false;
-  while (std::getline(in, line)) {
-    if (in.eof() && line != "]") break;  // no end of line: cut short
+  while (!rest.empty()) {
+    const size_t end = rest.find('\n');
+    std::string_view line = rest.substr(0, end);
+    if (end == rest.npos && line != "]") break;  // no end of line: cut short
+    rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
     LOCKSTEP_CHECK(line.size() < longest_line, path, ": expected lines of less than ", longest_line, " bytes, got ",
                    line.size());
     if (line == "]") {
@@ -76,8 +78,8 @@ bool visit_trace(const std::string& path, const std::function<void(const std::st
     const bool is_last = line.ends_with('}');
     LOCKSTEP_CHECK(line.starts_with('{') && (is_last || line.ends_with("},")), path,
                    ": expected a record on every line, got \"", line.substr(0, 80), "\"");
-    if (!is_last) line.pop_back();
-    visit(line);
+    if (!is_last) line.remove_suffix(1);
+    visit(std::string(line));
   }
   return whole;
 }

@@ -12,6 +12,8 @@
 #include <cstring>
 
 #include "tensor/check.h"
+#include "tensor/output_file.h"
+#include "tensor/printable.h"
 
 namespace lockstep::trace {
 namespace {
@@ -35,19 +37,6 @@ std::string quoted(std::string_view text) {
   std::string out;
   append_quoted(out, text);
   return out;
-}
-
-/// Bytes of the UTF-8 character that begins here; 0 if none does.
-size_t utf8_length(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return at + i < text.size() ? uint8_t(text[at + i]) : uint8_t(0); };
-  const uint8_t b = byte(0), c = byte(1);
-  if (b < 0x80) return 1;
-  const size_t length = b < 0xc2 || b >= 0xf5 ? 0 : b < 0xe0 ? 2 : b < 0xf0 ? 3 : 4;
-  for (size_t i = 1; i < length; ++i)
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  const bool too_long = (b == 0xe0 && c < 0xa0) || (b == 0xf0 && c < 0x90),
-             no_character = (b == 0xed && c >= 0xa0) || (b == 0xf4 && c >= 0x90);
-  return too_long || no_character ? 0 : length;
 }
 
 void append_args(std::string& out, const Arg* args, size_t count) {
@@ -103,8 +92,7 @@ std::string Sink::fact(std::string_view name, int row, const std::string& args) 
 }
 
 Sink::Sink(std::string path, const Options& options) : path_(std::move(path)), options_(options) {
-  file_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  LOCKSTEP_CHECK(file_ >= 0, "[trace] expected to be able to write ", path_, ", got: ", std::strerror(errno));
+  file_ = open_output(path_, O_TRUNC, "[trace] ");
   held_ = "[\n";
   put(fact("process_name", 0, str("\"name\":\"rank ", rank(), "\"")));
   put(fact("process_sort_index", 0, str("\"sort_index\":", rank())));

@@ -44,8 +44,8 @@ std::vector<int64_t> merge_hashes(const Team& team, const std::vector<std::strin
   return merged;
 }
 
-void write_trace_line(std::ofstream& out, int64_t step, double loss, DType products,
-                      const std::vector<std::string>& names, const std::vector<int64_t>& hashes) {
+void write_trace_line(OutputFile& out, int64_t step, double loss, DType products, const std::vector<std::string>& names,
+                      const std::vector<int64_t>& hashes) {
   if (!out.is_open()) return;
   Json line(Json::Object{});
   line["step"] = step;
@@ -55,8 +55,7 @@ void write_trace_line(std::ofstream& out, int64_t step, double loss, DType produ
   for (size_t p = 0; p < hashes.size(); ++p)
     tensors.emplace_back(names[p], fmt::format("{:016x}", uint64_t(hashes[p])));
   line["parameters"] = std::move(tensors);
-  out << line.dump() << std::endl;
-  LOCKSTEP_CHECK(out, "--trace-bits: writing failed; is the disk full?");
+  LOCKSTEP_CHECK(out.add(line.dump() + "\n"), "--trace-bits: writing failed; is the disk full?");
 }
 
 }  // namespace lockstep::train

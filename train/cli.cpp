@@ -13,7 +13,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <stdexcept>
 #include <vector>
@@ -21,6 +20,8 @@
 #include "dist/schedule.h"
 #include "tensor/check.h"
 #include "tensor/environment.h"
+#include "tensor/output_file.h"
+#include "tensor/printable.h"
 #include "tensor/suggest.h"
 #include "tensor/threads.h"
 
@@ -113,7 +114,7 @@ int run_parsed(CLI::App& app, int argc, char** argv) {
               << "see: " << app.get_name() << (&sub == &app ? "" : " " + sub.get_name()) << " --help\n";
     return 2;
   } catch (const Stopped& stopped) { return 128 + stopped.signal; } catch (const std::exception& error) {
-    const std::string message = rank_prefix() + error.what();
+    const std::string message = rank_prefix() + printable(error.what());
     std::cerr << "error: " + message + "\n";
     write_error_file(message);
     return dynamic_cast<const UsageError*>(&error) ? 2 : 1;
@@ -133,10 +134,7 @@ std::string identity_of(const CLI::App& subcommand) {
 }
 
 void write_output(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  out.close();
-  if (!out.good()) throw std::runtime_error("cannot write " + path);
+  if (!OutputFile(path, true).add(text)) fail(str(path, ": cannot be written: ", std::strerror(errno)));
 }
 
 void prepare_output(const std::string& option, const std::string& folder) {

@@ -1,6 +1,9 @@
 #include "train/language.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <iostream>
 #include <optional>
@@ -15,6 +18,7 @@
 #include "nn/hugging_face/pretrained.h"
 #include "nn/text_stream.h"
 #include "tensor/check.h"
+#include "tensor/printable.h"
 #include "train/cli.h"
 #include "train/options.h"
 #include "train/team.h"
@@ -156,11 +160,22 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
   nn::GPT::Options o;
   each_option(o, Reader{c, config_path});
   if (const Json* rope = c.find("rope")) each_rope_option(o.rope.emplace(), Reader{*rope, config_path + ": rope"});
+  const Json *const experts = c.find("experts"), *const lora = c.find("lora");
+  const Experts read = experts ? read_experts(experts->as_string(config_path)) : Experts();
+  // Each expert has tensors of its own.
+  const auto layers = double(o.layers),
+             experts_of_all = layers / double(std::max<int64_t>(1, read.every)) * double(read.options.experts);
+  nn::check_held(config_path, held_by(path), std::max(layers, std::floor(experts_of_all)), [&] {
+    auto trial = std::make_shared<nn::GPT>(o);
+    if (experts) read.add_to(*trial);
+    if (lora) nn::add_lora(*trial, lora_options(*lora, config_path + ": lora"));
+    return trial;
+  });
   auto model = std::make_unique<nn::GPT>(o);
-  if (const Json* experts = c.find("experts")) read_experts(experts->as_string(config_path)).add_to(*model);
+  if (experts) read.add_to(*model);
   const Json* const codes = c.find("quantize");
   if (codes) nn::quantize(*model, nn::quantize_options(codes->as_string(config_path)));  // the checkpoint has them
-  if (const Json* lora = c.find("lora")) nn::add_lora(*model, lora_options(*lora, config_path + ": lora"));
+  if (lora) nn::add_lora(*model, lora_options(*lora, config_path + ": lora"));
   if (const Json* settings = c.find("engine")) {
     engine::Config trained;
     if (const Json* sparse = settings->find("sparse_attention")) trained.sparse_attention = *sparse;
@@ -265,12 +280,13 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
   for (const int64_t id : m.ends)
     if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);  // a small model's folder may name a large one's
   std::string made;
+  const bool on_terminal = shown == &std::cout && isatty(STDOUT_FILENO) == 1;
   bool begun = false;  // the prompt is written when something follows it, and no error
   nn::TextStream stream(generation.stop);
   const auto show = [&](const std::string& text) {
     made += text;
     if (shown && !std::exchange(begun, true) && !by_ids) *shown << prompt;
-    if (shown) *shown << text << std::flush;
+    if (shown) *shown << (on_terminal ? printable(text) : text) << std::flush;
   };
   const auto take = [&](size_t, int64_t id) {
     const bool ends = std::ranges::count(generation.eos_token_id, id) > 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "data/json.h"
 #include "tensor/check.h"
 #include "tensor/classic_text.h"
 #include "tensor/device.h"
@@ -67,6 +68,8 @@ void apply_common_options(const CommonOptions& o) {
   as_usage([&] {
     LOCKSTEP_CHECK(!o.resume || !o.out.empty(), o.name_of("--resume"), " needs ", o.name_of("--out"),
                    " DIR, the folder of the run to go on with");
+    LOCKSTEP_CHECK(!data::not_utf8(data::Json(o.out)), o.name_of("--out"), " ", o.out,
+                   ": expected a path in UTF-8, which files of the run keep");
     parse_device(o.device);
   });
   if (o.threads > 0) set_threads(o.threads);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <sstream>
 
 #include "data/files.h"
 #include "engine/checkpoint/checkpoint.h"
@@ -9,6 +10,7 @@
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/onebit/optimizer.h"
 #include "tensor/bf16_products.h"
+#include "tensor/printable.h"
 #include "trace/trace.h"
 #include "train/bits.h"
 #include "train/cli.h"
@@ -20,7 +22,8 @@ namespace {
 
 /// Leaves the lines up to this step: the others will be made again, and a killed process may have left half a line.
 void cut_back(const std::string& path, int64_t last) {
-  std::ifstream in(path);
+  if (!std::filesystem::exists(path)) return;
+  std::istringstream in(data::read_file(path, INT64_MAX));
   std::string kept, line;
   try {
     while (std::getline(in, line) && data::parse_json(line, path).at("step", path).as_int(path) <= last)
@@ -95,6 +98,8 @@ void Trainer::Impl::open() {
   config["train_batch_size"] = *engine->config().train_batch_size;
   config["micro_batches"] = micro_batches();
   config["plan"] = to_string(job.plan());
+  const std::string* const unkept = data::not_utf8(config);
+  LOCKSTEP_CHECK(!unkept, "expected paths and options in UTF-8, which the run's config.json keeps, got ", *unkept);
   trace::note("settings", config.dump());
   if (!engine->in_parts()) {  // for the formulas of lockstep report
     Json how(Json::Object{});
@@ -108,8 +113,7 @@ void Trainer::Impl::open() {
     trace::note("parallel", how.dump());
   }
   if (const std::string& file = job.options().parallel.trace_bits; !file.empty() && team.leads()) {
-    bits.open(file, std::ios::trunc);
-    LOCKSTEP_CHECK(bits, file, ": --trace-bits cannot write this file");
+    bits = OutputFile(file, true, "--trace-bits ");
   }
   if (o.on_start) o.on_start();
   if (writes()) {
@@ -118,8 +122,7 @@ void Trainer::Impl::open() {
     config["engine"] = engine::to_json(engine->config());
     data::write_atomically(path(config_name()), config.dump(2) + "\n");
     if (first > 0) cut_back(path("metrics.jsonl"), first);
-    metrics.open(path("metrics.jsonl"), first > 0 ? std::ios::app : std::ios::trunc);
-    LOCKSTEP_CHECK(metrics, path("metrics.jsonl"), ": cannot be written");
+    metrics = OutputFile(path("metrics.jsonl"), first == 0);
   }
 }
 
@@ -146,7 +149,8 @@ void Trainer::Impl::resume() {
   job.team().sum(gone, "is the best model there");
   if (gone[0] == 0) return;
   if (job.team().leads())
-    std::cerr << "note: " << state->best_folder() << ", the best model so far, is gone: the best from here on counts\n";
+    std::cerr << "note: " << printable(state->best_folder())
+              << ", the best model so far, is gone: the best from here on counts\n";
   best.reset();
   state->forget_best();
 }
@@ -193,11 +197,29 @@ void Trainer::Impl::write_bits(double loss) {
                    together ? merge_hashes(job.team(), names, hashes, step) : hashes);
 }
 
-void load_model(nn::Module& model, const std::string& folder, bool average) {
-  LOCKSTEP_CHECK(!folder.empty(), "[load_model] expected a folder, got an empty name");
-  const std::string below = folder + "/checkpoints", of_average = "optimizer.ema.";
+namespace {
+
+checkpoints::Info checkpoint_of(const std::string& folder) {
+  const std::string below = folder + "/checkpoints";
   const auto found = checkpoints::inspect(std::filesystem::exists(below) ? below : folder);
   LOCKSTEP_CHECK(found, folder, ": expected the folder of a run, or of its checkpoints; it holds none");
+  return *found;
+}
+
+}  // namespace
+
+nn::Held held_by(const std::string& folder) {
+  nn::Held all;
+  const checkpoints::Info found = checkpoint_of(folder);
+  for (const auto& [name, tensor] : found.tensors)
+    ++all.tensors, all.bytes += tensor.numel() * int64_t(size_of(tensor.dtype));
+  return all;
+}
+
+void load_model(nn::Module& model, const std::string& folder, bool average) {
+  LOCKSTEP_CHECK(!folder.empty(), "[load_model] expected a folder, got an empty name");
+  const std::string of_average = "optimizer.ema.";
+  const checkpoints::Info checkpoint = checkpoint_of(folder), *const found = &checkpoint;
   bool has_average = false;
   std::vector<checkpoints::Piece> wanted;
   for (const auto& [name, tensor] : model.state()) {

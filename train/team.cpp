@@ -5,13 +5,13 @@
 
 #include <atomic>
 #include <cstring>
-#include <fstream>
 #include <optional>
 
 #include "dist/numbers.h"
 #include "engine/engine.h"
 #include "tensor/environment.h"
 #include "tensor/ops.h"
+#include "tensor/output_file.h"
 #include "train/bits.h"
 #include "train/cli.h"
 #include "train/tracing.h"
@@ -149,7 +149,7 @@ std::string rank_prefix() { return rank_of_process ? "rank " + std::to_string(*r
 
 void write_error_file(const std::string& message) noexcept {
   try {
-    if (const auto path = environment("LOCKSTEP_ERROR_FILE")) std::ofstream(*path) << message << "\n";
+    if (const auto path = environment("LOCKSTEP_ERROR_FILE")) OutputFile(*path, true).add(message + "\n");
   } catch (...) {}  // NOLINT: the error itself is on stderr
 }
 

@@ -269,8 +269,7 @@ void Trainer::Impl::fit() {
       experts->report(line, engine->gradient_accumulation_steps() * job.plan().dp * job.plan().cp, job.team());
     if (o.on_step) o.on_step({.step = step, .loss = loss, .lr = lr, .grad_norm = engine->get_global_grad_norm()}, line);
     if (metrics.is_open()) {
-      metrics << line.dump() << std::endl;
-      LOCKSTEP_CHECK(metrics, path("metrics.jsonl"), ": writing failed; is the disk full?");
+      LOCKSTEP_CHECK(metrics.add(line.dump() + "\n"), path("metrics.jsonl"), ": writing failed; is the disk full?");
     }
     if (due(save_every) && step < steps) save(), saved = true;
     if (ends) {

@@ -16,6 +16,7 @@
 
 #include "data/dataset.h"
 #include "engine/engine.h"
+#include "nn/build_empty.h"
 #include "parallel/sequence/context_parallel.h"
 #include "train/job.h"
 #include "train/trainer_state.h"
@@ -115,6 +116,8 @@ class Trainer {
 std::vector<double> means_of(const data::Dataset<data::Example>& samples, int64_t batch, Device device,
                              const std::function<std::vector<Variable>(const data::Example& batch)>& measures);
 
+/// What the last checkpoint of a run (or of the folder of checkpoints) holds. Error when there is none.
+nn::Held held_by(const std::string& folder);
 /// The parameters and buffers of a run's last checkpoint (or that of the folder of checkpoints), into a model of one
 /// process. average: parameters are the average of ema.decay; an Error when the run kept none.
 void load_model(nn::Module& model, const std::string& folder, bool average = false);

@@ -1,11 +1,11 @@
 #pragma once
 // What a Trainer is made of. trainer.cpp trains and evaluates, run_folder.cpp keeps the run's folder.
 #include <cmath>
-#include <fstream>
 #include <optional>
 
 #include "data/to_device.h"
 #include "engine/checkpoint/lock.h"
+#include "tensor/output_file.h"
 #include "train/experts.h"
 #include "train/trainer.h"
 
@@ -67,7 +67,7 @@ struct Trainer::Impl {
   int64_t eval_every = 0, save_every = 0;  // of the options; where arguments said parts of all steps, these
   data::Files files;
   std::optional<checkpoints::FolderLock> lock;  // of the run's folder, on the rank that leads
-  std::ofstream metrics, bits;
+  OutputFile metrics, bits;
   std::optional<double> best;
   int64_t worse = 0;                                 // evaluations since
   std::vector<std::pair<std::string, double>> last;  // evaluation

@@ -13,7 +13,8 @@ enum class ImageMode { unchanged, gray, gray_alpha, rgb, rgb_alpha };
 
 struct ImageOptions {
   ImageMode mode = ImageMode::unchanged;
-  int64_t most_pixels = int64_t(1) << 27;  ///< of a picture, checked before there is memory for them
+  /// Of a picture, checked before there is memory for them: a quarter of a GiB of RGB, as Pillow's MAX_IMAGE_PIXELS.
+  int64_t most_pixels = (int64_t(1) << 28) / 3;
 };
 
 /// Reads a .png or .jpg file; which it is, its first bytes say. Palettes become colours, transparent colours an alpha

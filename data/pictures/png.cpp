@@ -48,6 +48,8 @@ void flush_png(png_structp) {}
 bool read_png_header(PngWork* w) {
   if (setjmp(png_jmpbuf(w->png))) return false;
   png_set_read_fn(w->png, w, read_png);
+  // Texts, profiles and the like are passed over: libpng would inflate a thousand of them to 8 MB each.
+  png_set_keep_unknown_chunks(w->png, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
   png_set_crc_action(w->png, PNG_CRC_ERROR_QUIT, PNG_CRC_ERROR_QUIT);
   png_read_info(w->png, w->info);
   png_get_IHDR(w->png, w->info, &w->width, &w->height, &w->bits, &w->colour, nullptr, nullptr, nullptr);

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "tensor/check.h"
+#include "tensor/output_file.h"
 
 namespace lockstep::dist {
 namespace {
@@ -144,8 +145,7 @@ void Console::drain(int stop) {
 Relay::Relay(Console* console, int fd, std::string prefix, bool shown, const std::string& file)
     : console_(console), fd_(fd), prefix_(std::move(prefix)), path_(file), shown_(shown) {
   if (file.empty()) return;
-  file_ = Fd(open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  LOCKSTEP_CHECK(file_, "[run] cannot write '", file, "': ", std::strerror(errno));
+  file_ = Fd(open_output(file, O_TRUNC, "[run] "));
 }
 
 void Relay::keep(std::string_view bytes) {

@@ -4,13 +4,14 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "dist/launcher/launch.h"
 #include "tensor/check.h"
 #include "tensor/classic_text.h"
+#include "tensor/output_file.h"
+#include "tensor/printable.h"
 
 namespace lockstep::dist {
 namespace {
@@ -55,10 +56,10 @@ int blamed(std::string message) {
 }  // namespace
 
 std::string read_error_file(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::string text(longest_error, '\0');
-  in.read(text.data(), std::streamsize(text.size()));
-  text.resize(size_t(in.gcount()));
+  std::string text;
+  try {
+    text = read_start(file, longest_error);
+  } catch (const Error&) { return ""; }  // it wrote none
   const ClassicLocale classic;
   const auto json = nlohmann::json::parse(text, nullptr, false);
   if (json.is_object() && json.contains("message")) {  // torch's: {"message": {"message": "..."}}
@@ -68,7 +69,7 @@ std::string read_error_file(const std::string& file) {
     text = message.is_string() ? message.get<std::string>() : message.dump();
   }
   text.erase(text.find_last_not_of(" \n\r\t") + 1);
-  return text;
+  return printable(text);
 }
 
 int find_cause(const LaunchOptions& o, const Attempt& attempt, const Outcome& outcome) {

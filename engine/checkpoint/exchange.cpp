@@ -7,12 +7,13 @@
 
 #include "dist/texts.h"
 #include "tensor/clock.h"
+#include "tensor/printable.h"
 
 namespace lockstep::checkpoints {
 
 void Ranks::warn(const std::string& what) const {
   if (hear) hear("[checkpoint] " + what);
-  else std::cerr << "warning: [checkpoint] " << what << std::endl;
+  else std::cerr << "warning: [checkpoint] " << printable(what) << std::endl;
 }
 
 std::vector<std::string> Ranks::gather(const std::string& mine, const std::string& what) const {

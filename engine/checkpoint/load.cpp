@@ -73,7 +73,7 @@ class Loading {
           try {
             const std::string text = read_manifest_text(folder);
             parse_manifest(text, folder + "/" + manifest_name);
-            told = folder + "\n" + text;
+            told = "=" + folder + '\0' + text;  // a path has no zero byte
             return;
           } catch (const Error& error) {
             const bool alone = folder == dir_;
@@ -88,9 +88,9 @@ class Loading {
     told = ranks_.broadcast(told, "checkpoint load, manifest");
     LOCKSTEP_CHECK(!told.starts_with('!'), "[checkpoint] ", told.substr(1));
     if (told.empty()) return std::nullopt;
-    const size_t line = told.find('\n');
-    const std::string path = told.substr(0, line);
-    return Info{parse_manifest(std::string_view(told).substr(line + 1), path + "/" + manifest_name), path};
+    const size_t end = told.find('\0');
+    const std::string path = told.substr(1, end - 1);
+    return Info{parse_manifest(std::string_view(told).substr(end + 1), path + "/" + manifest_name), path};
   }
 
   /// What is wrong with one wanted piece, or "".

@@ -80,7 +80,7 @@ GPT::Options gpt2_options(const ConfigReader& c) {
   LOCKSTEP_CHECK(c.flag("scale_attn_weights", true), c.where(), ": scale_attn_weights false is not supported");
   return {.vocab = c.whole("vocab_size", 50257),
           .context = c.whole("n_positions", 1024),
-          .layers = c.whole("n_layer", 12),
+          .layers = c.whole("n_layer", 12, 1, 100'000),
           .width = c.whole("n_embd", 768),
           .heads = c.whole("n_head", 12),
           .inner = c.whole("n_inner", 0, 0),

@@ -172,6 +172,7 @@ std::unique_ptr<GPT> from_pretrained(const std::string& folder, const Pretrained
   const GPT::Options o = pretrained_options(folder);
   eos_tokens(folder);  // an error now rather than later
   const auto weights = std::make_shared<const Weights>(Weights::open(folder, pretrained_prefix(o)));
+  check_held(folder + "/config.json", weights->held(), double(o.layers));  // check_weights() compares the rest
   std::unique_ptr<GPT> model;
   {
     const BuildEmpty scope;

@@ -100,6 +100,12 @@ std::vector<std::string> Weights::names() const {
   return all;
 }
 
+Held Weights::held() const {
+  Held all{.tensors = int64_t(places_.size())};
+  for (const auto& [bare, place] : places_) all.bytes += place.entry.bytes;
+  return all;
+}
+
 void write_weights(const std::string& folder, const std::vector<NamedMaker>& tensors, int64_t most) {
   namespace fs = std::filesystem;
   LOCKSTEP_CHECK(most > 0, "[save_pretrained] expected max_shard_size > 0, got ", most);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "data/safetensors.h"
+#include "nn/build_empty.h"
 
 namespace lockstep::nn {
 
@@ -20,6 +21,7 @@ class Weights {
   Tensor tensor(const std::string& name) const;
   /// As they stand in the files.
   std::vector<std::string> names() const;
+  Held held() const;
   const std::string& folder() const { return folder_; }
 
  private:

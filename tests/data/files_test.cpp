@@ -200,6 +200,22 @@ TEST_CASE("json: values, order, and the way back") {
   CHECK_ERROR(json.at("none", "c.json"), "c.json: expected a key \"none\"");
 }
 
+TEST_CASE("json: texts that are not UTF-8 are told") {
+  for (const char* bad : {"\xe9", "a\xff", "\xc3", "\xed\xa0\x80", "\xf5\x80\x80\x80", "\xc0\x80"}) {
+    const Json json = Json::Object{{"é", "字 😀"}, {"list", Json::Array{1, Json::Object{{"x", bad}}}}};
+    const std::string* const found = not_utf8(json);
+    REQUIRE(found);
+    CHECK(*found == bad);
+    CHECK_ERROR(parse_json(json.dump(), "t"), "syntax error");
+  }
+  const Json key = Json::Object{{"caf\xe9", 1}};
+  CHECK(not_utf8(key) != nullptr);
+  CHECK(not_utf8(Json::Object{{"é", "\x1b"}}) == nullptr);
+  const Json controls = "\x1b\x7f\xc2\x9b \xc2\xa0";
+  CHECK(controls.dump() == "\"\\u001b\\u007f\\u009b \xc2\xa0\"");
+  CHECK(parse_json(controls.dump(), "t") == controls);
+}
+
 TEST_CASE("json: numbers of Python's, in files of others") {
   const std::string text =
       R"({"NaN": "NaN, \"-Infinity", "a": [NaN, -Infinity,Infinity, 1e3], "length": 1000000000000000019884624838656,

@@ -1,5 +1,8 @@
 // PNG, JPEG, and what is done to pictures: golden files of Pillow and torchvision, damage, and folders of pictures.
+#include <zlib.h>
+
 #include <cmath>
+#include <fstream>
 #include <map>
 
 #include "data/files.h"
@@ -32,6 +35,37 @@ double off(const Tensor& a, const Tensor& b) {
 Tensor slope(int64_t channels, int64_t height, int64_t width) {
   return arange(channels * height * width).to(u8).reshape({channels, height, width});
 }
+
+std::string big_endian(uint32_t value, int bytes) {
+  std::string text;
+  for (int i = bytes - 1; i >= 0; --i) text += char(value >> (8 * i));
+  return text;
+}
+
+/// Arithmetic-coded, in scans of brightness alone that hold no bytes: zeros, as a reader fills up.
+std::string arithmetic_jpeg(uint32_t height, uint32_t width, int colours, int scans) {
+  std::string text("\xff\xd8\xff\xdb\0\x43\0", 7);
+  text += std::string(64, 1) + "\xff\xca" + big_endian(uint32_t(8 + 3 * colours), 2) + "\x08" + big_endian(height, 2) +
+          big_endian(width, 2) + char(colours);
+  for (int c = 0; c < colours; ++c) text += std::string{char(c), '\x11', '\0'};
+  for (int scan = 0; scan < scans; ++scan) {
+    text += "\xff\xda" + big_endian(uint32_t(6 + 2 * colours), 2) + char(colours);
+    for (int c = 0; c < colours; ++c) text += std::string{char(c), '\0'};
+    text += std::string(3, '\0');
+  }
+  return text + "\xff\xd9";
+}
+
+/// The most that this process had in memory since reset() was last called, in bytes.
+struct PeakMemory {
+  static void reset() { std::ofstream("/proc/self/clear_refs") << "5"; }
+  static int64_t now() {
+    std::ifstream in("/proc/self/status");
+    for (std::string line; std::getline(in, line);)
+      if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) << 10;
+    return 0;
+  }
+};
 
 }  // namespace
 
@@ -189,6 +223,34 @@ TEST_CASE("pictures: limits come before memory") {
   CHECK_ERROR(decode_image(as_bytes("GIF89a"), "f"),
               "[image] f: expected a PNG or JPEG file, got one that starts with \"GIF8\"");
   CHECK_ERROR(read_image("/nowhere.png"), "[file] cannot open /nowhere.png");
+}
+
+TEST_CASE("pictures: a PNG's texts are passed over") {
+  const std::string png = text_of(golden("pictures/rgb.png"));
+  std::string content("a\0\0", 3), texts;
+  const std::string long_text(7900000, 'a');
+  uLongf size = compressBound(long_text.size());
+  std::string packed(size, '\0');
+  REQUIRE(compress(reinterpret_cast<Bytef*>(packed.data()), &size, reinterpret_cast<const Bytef*>(long_text.data()),
+                   long_text.size()) == Z_OK);
+  content = "zTXt" + content + packed.substr(0, size);
+  const auto sum = uint32_t(crc32(0, reinterpret_cast<const Bytef*>(content.data()), uInt(content.size())));
+  for (int i = 0; i < 30; ++i) texts += big_endian(uint32_t(content.size() - 4), 4) + content + big_endian(sum, 4);
+  const size_t behind_header = 33;
+  const std::string file = png.substr(0, behind_header) + texts + png.substr(behind_header);
+  PeakMemory::reset();
+  const int64_t before = PeakMemory::now();
+  CHECK(off(decode_image(as_bytes(file), "f"), read_image(golden("pictures/rgb.png"))) == 0);
+  CHECK(PeakMemory::now() - before < 64 << 20);  // 30 texts are 237 MB
+}
+
+TEST_CASE("pictures: a JPEG has limits of pixels, memory and scans") {
+  const auto error = [](const std::string& file) { return error_of([&] { decode_image(as_bytes(file), "f"); }); };
+  CHECK(error(arithmetic_jpeg(10000, 10000, 1, 1)) ==
+        "[jpeg] f: expected at most 89478485 pixels, got 10000 x 10000 (ImageOptions::most_pixels is the limit)");
+  CHECK(error(arithmetic_jpeg(9400, 9400, 4, 1)) == "[jpeg] f: its scans need more than 512 MB of memory");
+  CHECK(error(arithmetic_jpeg(2900, 2900, 1, 300)) == "[jpeg] f: more than 256 scans");
+  CHECK(error(arithmetic_jpeg(29, 29, 1, 300)).empty());
 }
 
 TEST_CASE("pictures: changes are torchvision's") {

@@ -1,5 +1,9 @@
 // Tokenizers: the ids of Hugging Face's tokenizers library (tests/golden/tokenizer), round trips, corrupt files.
 // The golden files were made by training a byte-level BPE of 640 tokens with `tokenizers` 0.23.3.
+#include <ctime>
+#include <set>
+
+#include "data/added_tokens.h"
 #include "data/bpe.h"
 #include "data/draw.h"
 #include "data/json.h"
@@ -326,4 +330,54 @@ TEST_CASE("corrupt files are refused with file and key") {
   CHECK(spaces.encode("a" + std::string(1'000'000, ' ') + "a").size() == 1'000'002);
   CHECK_ERROR(pairs.encode("c"), "the vocabulary has no token for byte 99");
   CHECK_ERROR(Tokenizer::from_folder(dir / "none"), "there is no such folder");
+}
+
+TEST_CASE("added tokens: the leftmost, and of those the longest, as one by one") {
+  uint32_t state = 1;
+  const auto draw = [&](uint32_t below) { return ((state = state * 1664525 + 1013904223) >> 8) % below; };
+  for (int round = 0; round < 300; ++round) {
+    std::set<std::string> texts;
+    std::string text;
+    for (uint32_t n = 1 + draw(8); n > 0; --n) {
+      std::string token;
+      for (uint32_t k = 1 + draw(5); k > 0; --k) token += char('a' + draw(2));
+      texts.insert(token);
+    }
+    for (uint32_t k = draw(60); k > 0; --k) text += char('a' + draw(3));
+    AddedTokens tokens;
+    for (const std::string& t : texts)
+      tokens.add({.text = t, .id = int32_t(std::distance(texts.begin(), texts.find(t)))});
+    tokens.finish("t");
+    std::string expected, got;
+    for (size_t at = 0; at < text.size();) {
+      const std::string* longest = nullptr;
+      for (const std::string& t : texts)
+        if (text.compare(at, t.size(), t) == 0 && (!longest || t.size() > longest->size())) longest = &t;
+      expected += longest ? "[" + *longest + "]" : text.substr(at, 1);
+      at += longest ? longest->size() : 1;
+    }
+    tokens.cut(text, true, [&](std::string_view piece, int32_t id) {
+      got += id < 0 ? std::string(piece) : "[" + *std::next(texts.begin(), id) + "]";
+    });
+    CHECK(got == expected);
+  }
+}
+
+TEST_CASE("added tokens: thousands that nearly match take linear time") {
+  for (const bool other_end : {false, true}) {
+    AddedTokens tokens;
+    tokens.add({.text = "a", .id = 9999});
+    for (int i = 1; i <= 3000; ++i)
+      tokens.add({.text = other_end ? "b" + std::string(size_t(i), 'a') : std::string(size_t(i), 'a') + "b", .id = i});
+    tokens.finish("t");
+    const std::string text(1 << 20, 'a');
+    int64_t found = 0;
+    const std::clock_t start = std::clock();
+    tokens.cut(text, true, [&](std::string_view, int32_t id) { found += id == 9999; });
+    CHECK(double(std::clock() - start) / CLOCKS_PER_SEC < 1);
+    CHECK(found == 1 << 20);
+  }
+  AddedTokens tokens;
+  for (int i = 0; i < 1100; ++i) tokens.add({.text = std::string(4000, 'a') + std::to_string(i), .id = i});
+  CHECK_ERROR(tokens.finish("t"), "t: expected added tokens of at most 4194304 bytes together, got 440");
 }

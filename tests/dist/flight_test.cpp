@@ -1,5 +1,6 @@
 // The flight record: what it keeps, what it writes, and what it says about who is late.
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -114,6 +115,13 @@ TEST_CASE("flight: missing and damaged records") {
     std::ofstream(folder.path + "/flight-0.json") << bad;
     CHECK(contains(message([&] { explain_flight(folder.path); }), "expected a flight record in"));
   }
+  // A pipe makes nobody wait, neither who reads nor who writes.
+  std::filesystem::remove(folder.path + "/flight-0.json");
+  for (const char* name : {"/flight-0.json", "/flight-4.json.tmp"})
+    REQUIRE(mkfifo((folder.path + name).c_str(), 0600) == 0);
+  CHECK(contains(message([&] { explain_flight(folder.path); }), "flight-0.json: cannot be read: it is a pipe"));
+  record(folder, 4, 5, {{"world", 6, "barrier", false}});  // says so on stderr
+  CHECK(!std::filesystem::exists(folder.path + "/flight-4.json"));
   // A folder that cannot be made: a line on stderr, no exception.
   std::ofstream(folder.path + "/file") << "x";
   Flight().write(folder.path + "/file/sub", 0, 1, "why");

@@ -1,6 +1,7 @@
 // The launcher's parts that need no processes: hosts, cores, environment, output. tests/launcher.py runs it as a whole.
 #include <doctest/doctest.h>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -288,6 +289,9 @@ TEST_CASE("error files") {
   }
   std::ofstream(file) << std::string(1 << 20, 'x');
   CHECK(read_error_file(file).size() == 8192);
+  std::filesystem::remove(file);
+  REQUIRE(mkfifo(file.c_str(), 0600) == 0);
+  CHECK(read_error_file(file).empty());  // and nobody waits
 }
 
 TEST_CASE("the first cause is the rank that all errors name, if it failed") {

@@ -260,6 +260,9 @@ TEST_CASE("rendezvous: from a URL") {
 }
 
 TEST_CASE("rendezvous: a place that makes no sense is refused at once") {
+  const testing::TempDir dir;
+  const std::string pipe = dir / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
   const std::pair<std::function<void(Rendezvous&)>, std::string> rows[] = {
       {[](Rendezvous& p) { p.rank = 2; }, "[rendezvous] expected a rank from 0 to 1 (world size 2), got 2"},
       {[](Rendezvous& p) { p.world_size = 0; }, "[rendezvous] expected a world size from 1 to 65536, got 0"},
@@ -278,6 +281,8 @@ TEST_CASE("rendezvous: a place that makes no sense is refused at once") {
        "[rendezvous] rank 0 expected MASTER_ADDR to be an address of its own machine, got 198.51.100.1"},
       {[](Rendezvous& p) { p.file = "/no/such/folder/file"; },
        "[rendezvous] rank 0 cannot write /no/such/folder/file: No such file or directory"},
+      {[&](Rendezvous& p) { p.rank = 1, p.file = pipe; },
+       " to be a file of this user that nobody else may read or write"},
   };
   for (const auto& [change, expected] : rows) {
     Rendezvous place;

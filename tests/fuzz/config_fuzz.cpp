@@ -3,8 +3,10 @@
 
 #include "engine/config.h"
 #include "tensor/check.h"
+#include "tests/fuzz/limits.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const fuzz::Limits limits(size);
   using namespace lockstep::engine;
   const std::string text(reinterpret_cast<const char*>(data), size);
   try {

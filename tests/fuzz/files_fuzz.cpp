@@ -7,8 +7,10 @@
 #include "data/npy.h"
 #include "data/pictures/image_files.h"
 #include "data/wav.h"
+#include "tests/fuzz/limits.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const fuzz::Limits limits(size);
   using namespace lockstep::data;
   const Bytes file{reinterpret_cast<const std::byte*>(data), size};
   try {

@@ -3,8 +3,10 @@
 
 #include "data/json.h"
 #include "tensor/check.h"
+#include "tests/fuzz/limits.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const fuzz::Limits limits(size);
   using namespace lockstep::data;
   try {
     const Json json = parse_json({reinterpret_cast<const char*>(data), size}, "fuzz", {.bytes = 1 << 20});

@@ -3,8 +3,10 @@
 #include <cstdlib>
 
 #include "engine/checkpoint/manifest.h"
+#include "tests/fuzz/limits.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const fuzz::Limits limits(size);
   using namespace lockstep::checkpoints;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   try {

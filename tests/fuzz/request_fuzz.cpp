@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "inference/serve/chat.h"
+#include "tests/fuzz/limits.h"
 
 namespace {
 
@@ -12,6 +13,7 @@ void check(bool holds) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const fuzz::Limits limits(size);
   using namespace lockstep;
   using namespace lockstep::serve;
   static const data::ByteTokenizer tokenizer;

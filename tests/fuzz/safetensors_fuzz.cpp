@@ -2,8 +2,10 @@
 #include <cstdlib>
 
 #include "data/safetensors.h"
+#include "tests/fuzz/limits.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const fuzz::Limits limits(size);
   const lockstep::data::Bytes file{reinterpret_cast<const std::byte*>(data), size};
   try {
     const auto header = lockstep::data::parse_safetensors(file, "fuzz");

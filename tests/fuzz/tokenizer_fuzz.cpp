@@ -7,6 +7,7 @@
 #include "data/json.h"
 #include "data/unicode.h"
 #include "tensor/check.h"
+#include "tests/fuzz/limits.h"
 
 namespace {
 
@@ -120,6 +121,7 @@ void check(const Tokenizer& tokenizer, std::string_view text, EncodeOptions opti
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const fuzz::Limits limits(size);
   Bytes bytes{data, data + size};
   try {
     const int mode = bytes.take();

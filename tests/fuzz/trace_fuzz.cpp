@@ -6,8 +6,10 @@
 
 #include "report/page.h"
 #include "tensor/check.h"
+#include "tests/fuzz/limits.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const fuzz::Limits limits(size);
   using namespace lockstep::report;
   const int file = memfd_create("trace", 0);
   if (file < 0) std::abort();

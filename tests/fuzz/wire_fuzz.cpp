@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dist/wire.h"
+#include "tests/fuzz/limits.h"
 
 using namespace lockstep::dist;
 
@@ -62,6 +63,7 @@ void read(const Frame& frame) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const fuzz::Limits limits(size);
   if (size == 0) return 0;
   const char* bytes = reinterpret_cast<const char*>(data) + 1;
   const Result whole = cut(bytes, size - 1, size), pieces = cut(bytes, size - 1, 1 + data[0] % 61);

@@ -381,6 +381,7 @@ TEST_CASE("pretrained: folders that are damaged or of something else are refused
       {set("num_attention_heads", "four"), "num_attention_heads"},
       {set("hidden_size", 0), "hidden_size: expected a number from 1 to"},
       {set("vocab_size", int64_t(1) << 40), "vocab_size: expected a number from 1 to"},
+      {set("num_hidden_layers", 90'000), "config.json: expected the sizes of the model beside it, which has "},
       {set("rms_norm_eps", -1), "rms_norm_eps: expected a number >= 0, got -1"},
       {set("hidden_size", 66), "num_attention_heads: expected a number that divides hidden_size 66, got 4"},
       {set("head_dim", 15), "expected an even number of features to turn, got 15"},

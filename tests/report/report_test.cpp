@@ -1,4 +1,6 @@
 // The figures of a report, from runs whose figures are known, and its page.
+#include <sys/stat.h>
+
 #include "report/page.h"
 #include "report/run.h"
 #include "tests/report/util.h"
@@ -191,4 +193,12 @@ TEST_CASE("report: a run without a trace, and folders that are none") {
   }
   folder.write("metrics.jsonl", "{\"step\": 1, oops}\n{\"step\": 2}\n");
   CHECK(contains(message([&] { read_run(folder.path); }), "metrics.jsonl:1"));
+  const std::pair<const char*, const char*> pipes[] = {
+      {"metrics.jsonl", "expected a regular file, got a device or pipe"}, {"rank-0.json", "expected a run in"}};
+  std::filesystem::remove(folder / "metrics.jsonl");
+  for (const auto& [name, said] : pipes) {  // nobody waits for what is at the other end
+    REQUIRE(mkfifo((folder / name).c_str(), 0600) == 0);
+    CHECK(contains(message([&] { read_run(folder.path); }), said));
+    std::filesystem::remove(folder / name);
+  }
 }

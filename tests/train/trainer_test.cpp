@@ -407,9 +407,20 @@ TEST_CASE("trainer: what is refused leaves a folder as it is") {
                    run(o, [](train::TrainerOptions& t) { t.facts = data::parse_json(R"({"words": 3})", "facts"); });
                  }),
                  "--resume needs the same run, but words was not set and is now 3"));
+  CHECK(contains(message([&] {
+                   run(o, [](train::TrainerOptions& t) { t.notes = data::Json::Object{{"text", "caf\xe9.txt"}}; });
+                 }),
+                 "expected paths and options in UTF-8, which the run's config.json keeps, got caf\\xe9.txt"));
   CHECK(contains(message([&] { run(o, [](train::TrainerOptions& t) { t.data = nullptr; }); }),
                  "expected data or batches, got neither"));
   CHECK(listing() == before);
+  // A link that somebody has put there leads nowhere.
+  const std::string target = out.write("target", "kept"), metrics = out / "metrics.jsonl";
+  std::filesystem::remove(out / "checkpoints/latest"), std::filesystem::remove(metrics);
+  std::filesystem::create_symlink(target, metrics);
+  o.resume = false;
+  CHECK(contains(message([&] { run(o); }), "metrics.jsonl: cannot be written: it is a symbolic link"));
+  CHECK(out.read("target") == "kept");
 }
 
 TEST_CASE("prepare: a loop of one's own under the job's configuration") {

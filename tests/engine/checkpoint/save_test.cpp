@@ -317,6 +317,26 @@ TEST_CASE("latest, tags and keep") {
   CHECK(warnings.take() == str("[checkpoint] ", dir / "nowhere", ": holds no checkpoint\n"));
 }
 
+TEST_CASE("folders of any name") {
+  TempDir dir;
+  const fs::path before = fs::current_path();
+  fs::current_path(dir.str());
+  for (const char* name : {"a\nb", "!a", "=a", "caf\xe9", " ", "\x1b[31m"}) {
+    save(name, "step-1", contents_of(Cut::replicated, 1, 0, 3));
+    CHECK(load_version(name) == 3);
+  }
+  fs::current_path(before);
+}
+
+TEST_CASE("a lock that is a link to another file: nothing is written there") {
+  TempDir dir;
+  std::ofstream(dir / "target") << "kept";
+  fs::create_symlink(dir / "target", dir / "lock");
+  CHECK(contains(message([&] { save(dir.str(), "a", contents_of(Cut::replicated, 1, 0, 1)); }),
+                 "(a symbolic link is not followed: remove it)"));
+  CHECK(data::read_file(dir / "target", 100) == "kept");
+}
+
 TEST_CASE("latest that is missing or broken: the newest whole one, with a warning") {
   TempDir dir;
   Warnings warnings;

@@ -1,0 +1,48 @@
+#pragma once
+// A folder in memory whose files are the parts of an input, for readers of folders.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fuzz {
+
+class Folder {
+ public:
+  Folder() : path_("/dev/shm/lockstep-fuzz-XXXXXX") {
+    if (!mkdtemp(path_.data())) std::abort();
+    static std::vector<std::string> all;
+    if (all.empty())
+      std::atexit([] {
+        for (const std::string& path : all) std::filesystem::remove_all(path);
+      });
+    all.push_back(path_);
+  }
+  Folder(const Folder&) = delete;
+  const std::string& path() const { return path_; }
+
+  /// The parts of `text`, between zero bytes, as these files; one that is empty is not there.
+  void write(std::string_view text, std::initializer_list<const char*> names) const {
+    for (const char* name : names) {
+      const std::string_view part = text.substr(0, text.find('\0'));
+      text.remove_prefix(std::min(text.size(), part.size() + 1));
+      const std::string file = path_ + "/" + name;
+      unlink(file.c_str());
+      if (part.empty()) continue;
+      const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+      if (fd < 0 || ::write(fd, part.data(), part.size()) != ssize_t(part.size())) std::abort();
+      close(fd);
+    }
+  }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace fuzz

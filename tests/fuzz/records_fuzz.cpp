@@ -1,0 +1,65 @@
+// libFuzzer: any records that a job leaves (a run's folder, a flight record, an error file, a checkpoint's `latest`),
+// list of hosts and greeting of a data connection, by the first byte, are read or refused with an Error.
+#include <cstdlib>
+
+#include "dist/flight.h"
+#include "dist/launcher/hostfile.h"
+#include "dist/launcher/launch.h"
+#include "dist/transports/handshake.h"
+#include "engine/checkpoint/folder.h"
+#include "report/page.h"
+#include "tests/fuzz/folder.h"
+#include "tests/fuzz/limits.h"
+
+using namespace lockstep;
+
+namespace {
+
+void read(char kind, std::string_view text) {
+  static const fuzz::Folder folder, run, checkpoints_;
+  switch (kind) {
+    case 'R': {
+      run.write(text, {"metrics.jsonl", "config.json", "rank-0.json", "rank-1.json"});
+      const report::RunFiles files = report::read_run(run.path());
+      if (report::make_page(files, report::analyze(files)).empty()) std::abort();
+      break;
+    }
+    case 'F':
+      folder.write(text, {"flight-0.json", "flight-1.json"});
+      if (dist::explain_flight(folder.path()).empty()) std::abort();
+      break;
+    case 'E':
+      folder.write(text, {"error.json"});
+      dist::read_error_file(folder.path() + "/error.json");
+      break;
+    case 'H':
+      if (dist::parse_hostfile(text, "hosts").empty()) std::abort();
+      break;
+    case 'L':
+      checkpoints_.write(text, {"latest", "lock"});
+      checkpoints::read_latest(checkpoints_.path());
+      break;
+    default: {
+      namespace handshake = dist::handshake;
+      std::string_view heard;  // as a door reads it: what is wanted, and no more
+      for (size_t more; (more = handshake::wanted(heard)) > 0;) {
+        if (more == handshake::too_long || more > text.size() - heard.size()) return;
+        heard = text.substr(0, heard.size() + more);
+      }
+      const handshake::Answer answer = handshake::parse(heard);
+      if (answer.text() != heard) std::abort();
+      if (handshake::parse_purpose(answer.purpose).stripes > 64) std::abort();
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const fuzz::Limits limits(size);
+  try {
+    read(char(data[0]), {reinterpret_cast<const char*>(data) + 1, size - 1});
+  } catch (const Error&) {}
+  return 0;
+}

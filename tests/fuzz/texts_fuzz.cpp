@@ -1,0 +1,68 @@
+// libFuzzer: any files of a tokenizer's folder, JSON Lines, .tokens file and text, by the first byte, are read whole or
+// refused with an Error of one line.
+#include <zlib.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "data/json_lines.h"
+#include "data/tokenizer.h"
+#include "data/tokens.h"
+#include "tests/fuzz/folder.h"
+#include "tests/fuzz/limits.h"
+
+using namespace lockstep::data;
+
+namespace {
+
+/// With the checksum that a header must have.
+std::string sealed(std::string_view text) {
+  std::string file = "LSTOKENS" + std::string(text);
+  constexpr size_t crc_at = size_t(tokens_header_bytes) - 4;
+  if (file.size() < size_t(tokens_header_bytes)) return file;
+  const auto crc = uint32_t(crc32(0, reinterpret_cast<const Bytef*>(file.data()), crc_at));
+  std::memcpy(file.data() + crc_at, &crc, sizeof crc);
+  return file;
+}
+
+void read(char kind, std::string_view text) {
+  static const fuzz::Folder folder;
+  static const ByteTokenizer bytes;
+  const std::string file = folder.path() + "/file";
+  if (kind == 'L') {
+    folder.write(text, {"file"});
+    JsonLines lines(file);
+    while (lines.next()) {}
+  } else if (kind == 'K') {
+    const std::string whole = sealed(text);
+    const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0 || ::write(fd, whole.data(), whole.size()) != ssize_t(whole.size())) std::abort();
+    close(fd);
+    if (!is_token_file(file)) std::abort();
+    const Tokens tokens = read_tokens(file, bytes, "bytes");
+    tokens.checksum();
+    tokens.tensor();
+  } else {
+    folder.write(text, {"vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json",
+                        "special_tokens_map.json", "tokenizer.json"});
+    tokenizer_identity(folder.path());
+    const auto tokenizer = Tokenizer::from_folder(folder.path());
+    const std::vector<int32_t> ids = tokenizer->encode(text);
+    for (const int32_t id : ids)
+      if (!tokenizer->knows(id)) std::abort();
+    tokenizer->decode(ids);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const fuzz::Limits limits(size);
+  try {
+    read(char(data[0]), {reinterpret_cast<const char*>(data) + 1, size - 1});
+  } catch (const lockstep::Error& error) {
+    if (std::strchr(error.what(), '\n')) std::abort();
+  }
+  return 0;
+}
