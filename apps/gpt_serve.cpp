@@ -2,11 +2,16 @@
 // own beside gpt, which becomes it: no rank of a training has to load what HTTP needs.
 #include <fmt/core.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <thread>
 
+#include "data/files.h"
 #include "inference/serve/server.h"
 #include "nn/hugging_face/pretrained.h"
+#include "tensor/environment.h"
 #include "train/cli.h"
 #include "train/interrupt.h"
 #include "train/language.h"
@@ -18,7 +23,7 @@ using namespace lockstep::train;
 namespace {
 
 struct ServeOptions : ModelOptions {
-  std::string name, chat_template;
+  std::string name, chat_template, key_file;
   serve::ServerOptions server;
   serve::BatcherOptions batcher;
   bool print_steps = false;
@@ -28,6 +33,21 @@ std::optional<serve::ChatTemplate> chat_of(const ServeOptions& o, const Language
   if (o.chat_template == "none") return std::nullopt;
   if (!o.chat_template.empty()) return as_usage([&] { return serve::template_by_name(o.chat_template); });
   return m.folder.empty() ? std::nullopt : serve::template_of_folder(m.folder);
+}
+
+/// From the command line, which others of this machine can read, a file, or the environment.
+std::string key_of(const ServeOptions& o) {
+  std::string key = o.server.api_key;
+  if (!o.key_file.empty()) {
+    key = data::read_file(o.key_file, 4096);
+    while (key.ends_with('\n') || key.ends_with('\r')) key.pop_back();
+    LOCKSTEP_CHECK(!key.empty(), "[serve] --api-key-file ", o.key_file, ": expected a key, got an empty file");
+  } else if (const auto set = environment("LOCKSTEP_API_KEY"); set && key.empty()) {
+    key = *set;
+  }
+  for (const char c : key)
+    LOCKSTEP_CHECK(c > ' ' && c < 127, "[serve] expected a key of letters, digits and signs of ASCII, without spaces");
+  return key;
 }
 
 void serve_model(ServeOptions& o, const LanguageModel& m) {
@@ -51,6 +71,12 @@ void serve_model(ServeOptions& o, const LanguageModel& m) {
   };
   serve::run_server(service, o.server);
   fmt::print("ended\n");
+  std::fflush(stdout);
+  std::thread([] {  // The model ends its step, which nobody waits for any more.
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    std::_Exit(0);
+  })
+      .detach();
 }
 
 }  // namespace
@@ -65,7 +91,8 @@ int main(int argc, char** argv) {
   add("--name", o.name, "of the model, as requests say it (default: its folder's)");
   add("--template", o.chat_template, "of chats: plain, chatml, llama2, llama3, none (default: what the folder says)",
       one_of({"plain", "chatml", "llama2", "llama3", "none"}));
-  add("--api-key", o.server.api_key, "that requests must have: Authorization: Bearer KEY");
+  auto* key = add("--api-key", o.server.api_key, "that requests must have: Authorization: Bearer KEY");
+  add("--api-key-file", o.key_file, "file whose line is that key (default: LOCKSTEP_API_KEY)")->excludes(key);
   add("--allow-origin", o.server.allow_origin,
       "whose pages may ask from a browser, such as http://localhost:3000; *: all (default: none)",
       [](const std::string& text) -> std::string {
@@ -79,6 +106,9 @@ int main(int argc, char** argv) {
   limits("--rows", o.batcher.limits.rows, "tokens that a step computes", whole(1, 1 << 16));
   limits("--sequences", o.batcher.limits.sequences, "that run at a time", whole(1, 4096));
   add("--print-steps", o.print_steps, "print what each step computes");
-  app.callback([&] { use_language_model(o, "serve", [&](const LanguageModel& m) { serve_model(o, m); }); });
+  app.callback([&] {
+    o.server.api_key = key_of(o);
+    use_language_model(o, "serve", [&](const LanguageModel& m) { serve_model(o, m); });
+  });
   return run_cli(app, argc, argv);
 }

@@ -5,9 +5,9 @@
 # Ends with "N passed, N failed". Where the archive cannot be reached, it says so and passes nothing.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-packages=(libdnnl-dev libcpp-httplib-dev libssl-dev libbrotli-dev libfmt-dev nlohmann-json3-dev libcli11-dev doctest-dev libeigen3-dev liburing-dev
+packages=(libdnnl-dev libboost1.83-dev libfmt-dev nlohmann-json3-dev libcli11-dev doctest-dev libeigen3-dev liburing-dev
   libsodium-dev libpng-dev libjpeg62-turbo-dev zlib1g-dev libopenmpi-dev linux-libc-dev)
-headers='(oneapi|fmt|nlohmann|CLI|doctest|Eigen)/|(httplib|liburing|sodium|png|jpeglib|zlib|mpi)\.h'
+headers='(oneapi|fmt|nlohmann|CLI|doctest|Eigen|boost)/|(liburing|sodium|png|jpeglib|zlib|mpi)\.h'
 folder=build-headers
 
 if [[ $(cat $folder/packages 2>/dev/null) != "${packages[*]}" ]]; then
@@ -19,8 +19,6 @@ machine=$(dpkg-architecture -qDEB_HOST_MULTIARCH 2>/dev/null || g++ -print-multi
 include=$folder/root/usr/include library=$folder/root/usr/lib/$machine
 flags=(-std=c++20 -w -I. -I"$folder/generated" -DLOCKSTEP_WITH_ONEDNN -DLOCKSTEP_WITH_HTTP -DLOCKSTEP_WITH_URING -DOMPI_SKIP_MPICXX '-DLOCKSTEP_VERSION=""')
 for part in "$include" "$include/$machine" "$include/eigen3" "$library"/openmpi/include; do flags+=(-isystem "$part"); done
-# As its pkg-config file has it: with the headers of OpenSSL and Brotli.
-mapfile -t -O ${#flags[@]} flags < <(grep -oE -- '-D[A-Z_]+' "$library/pkgconfig/cpp-httplib.pc")
 
 # meson would write these headers. Any values do here.
 mkdir -p $folder/generated/apps

@@ -6,11 +6,11 @@
 # --systems: only what scripts/try_systems.sh needs. CXX may name a compiler to install, too: g++-13, clang++-19 ...
 set -euo pipefail
 
-packages=(g++ meson ninja-build pkg-config python3 git libdnnl-dev zlib1g-dev libpng-dev libjpeg-dev nlohmann-json3-dev libcli11-dev libfmt-dev doctest-dev libsodium-dev liburing-dev libcpp-httplib-dev libeigen3-dev)
+packages=(g++ meson ninja-build pkg-config python3 git libdnnl-dev zlib1g-dev libpng-dev libjpeg-dev nlohmann-json3-dev libcli11-dev libfmt-dev doctest-dev libsodium-dev liburing-dev libboost-dev libeigen3-dev)
 
 if ! command -v dpkg-query >/dev/null; then
   echo "This script knows Debian and Ubuntu. On another system install: a C++20 compiler (g++ 12 or clang 16), meson, ninja," \
-       "pkg-config, python3, oneDNN, Eigen 3.4, zlib, libpng, libjpeg-turbo, nlohmann-json, CLI11, fmt, libsodium, liburing and cpp-httplib (optional) and doctest; then: meson setup build && ninja -C build" >&2
+       "pkg-config, python3, oneDNN, Eigen 3.4, zlib, libpng, libjpeg-turbo, nlohmann-json, CLI11, fmt, libsodium, liburing and Boost (optional) and doctest; then: meson setup build && ninja -C build" >&2
   exit 1
 fi
 is_installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }

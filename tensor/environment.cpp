@@ -81,6 +81,7 @@ const std::vector<EnvironmentVariable>& environment_variables() {
   static const std::vector<EnvironmentVariable> all = {
       {"LOCKSTEP_ALGORITHM", Kind::text, "automatic",
        "the algorithm of all collectives of the native group; lockstep schedule --help names them"},
+      {"LOCKSTEP_API_KEY", Kind::text, "", "the key that requests to gpt serve must have, without --api-key"},
       {"LOCKSTEP_BF16_PRODUCTS", Kind::word, "auto",
        "matrix products of bf16 on the CPU: by f32 arithmetic (portable), or by the processor's own instructions; "
        "auto: these where it has them",

@@ -10,75 +10,12 @@ import os
 import pathlib
 import random
 import shutil
-import signal
 import socket
 import struct
-import subprocess
 import tempfile
-import time
 
-from programs import APPS, check, finish, refused, run
-
-
-class Server:
-    """gpt serve until the block ends; then Ctrl-C."""
-
-    def __init__(self, *args):
-        self.args = [str(APPS / "gpt"), "serve", *map(str, args), "--port", "0", "--threads", "2"]
-
-    def __enter__(self):
-        self.process = subprocess.Popen(self.args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.line = self.process.stdout.readline()
-        self.port = int(self.line.split("http://127.0.0.1:")[1].split("/")[0]) if "http" in self.line else 0
-        if not self.port:
-            raise RuntimeError(self.line + self.process.stderr.read())
-        return self
-
-    def __exit__(self, *_):
-        begun = time.monotonic()
-        self.process.send_signal(signal.SIGINT)
-        out, err = self.process.communicate(timeout=30)
-        check("Ctrl-C ends it cleanly", self.process.returncode == 0 and out == "ended\n" and err == "" and time.monotonic() - begun < 10, f"{self.process.returncode}: {out}{err}")
-
-    def ask(self, method, path, body=None, **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(method, path, body if body is None or isinstance(body, (str, bytes)) else json.dumps(body), {"Content-Type": "application/json", **headers})
-        response = connection.getresponse()
-        text = response.read().decode()
-        connection.close()
-        return response.status, json.loads(text) if response.getheader("Content-Type") == "application/json" else text
-
-    def complete(self, prompt="the ", **fields):
-        status, said = self.ask("POST", "/v1/completions", {"prompt": prompt, **fields})
-        if status != 200:
-            raise RuntimeError(f"{status}: {said}")
-        return said
-
-    def text(self, *args, **fields):
-        return self.complete(*args, **fields)["choices"][0]["text"]
-
-    def figures(self):
-        status, text = self.ask("GET", "/metrics")
-        if status != 200 or "# TYPE lockstep_blocks_used gauge" not in text:
-            raise RuntimeError(f"{status}: {text}")
-        return {k.removeprefix("lockstep_"): float(v) for k, v in (line.split() for line in text.splitlines() if not line.startswith("#"))}
-
-    def until(self, name, condition):
-        """Looks at the figures until they are as wished, for some seconds."""
-        for _ in range(300):
-            figures = self.figures()
-            if condition(figures):
-                return check(name, True)
-            time.sleep(0.02)
-        check(name, False, str(figures))
-
-    def events(self, path, body):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("POST", path, json.dumps({**body, "stream": True}))
-        response = connection.getresponse()
-        kind, words = response.getheader("Content-Type"), response.read().decode().split("\n\n")
-        check("events", kind == "text/event-stream" and words[-2:] == ["data: [DONE]", ""] and all(w.startswith("data: ") for w in words[:-1]), str(words[-3:]))
-        return [json.loads(w[6:]) for w in words[:-2]]
+from programs import check, finish, refused, run
+from serving import Server
 
 
 def llama(folder, rows, kind="F32", scale=0.2, head=None):
@@ -162,7 +99,7 @@ with tempfile.TemporaryDirectory() as folder:
         for stream in (True, False):
             gone = socket.create_connection(("127.0.0.1", s.port))
             body = json.dumps({"prompt": "x", "max_tokens": 2000, "stream": stream})
-            gone.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            gone.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
             s.until("it runs", lambda f: f["requests_running"] == 1 and f["blocks_used"] > 0)
             gone.close()
             s.until("its blocks are free", lambda f: f["blocks_used"] == 0 and f["requests_running"] == 0)
@@ -176,20 +113,6 @@ with tempfile.TemporaryDirectory() as folder:
             check(f"refused: {name}", got == status and said["error"]["param"] == param and said["error"]["type"] == "invalid_request_error" and said["error"]["message"], f"{got} {said}")
         check("no such page", s.ask("GET", "/v2")[0] == 404)
         refused("port in use", ["gpt", "serve", d / "run", "--port", s.port], "cannot be had")
-
-        # 64 connections at most.
-        held, deadline = [], time.monotonic() + 20
-        while len(held) < 64 and time.monotonic() < deadline:
-            one = socket.create_connection(("127.0.0.1", s.port))
-            one.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            if b"200 OK" in one.recv(1000):
-                held.append(one)
-            else:  # one that was closed before is still being put away
-                one.close()
-        check("64 connections", len(held) == 64, str(len(held)))
-        check("one too many", s.ask("GET", "/health")[0] == 503)
-        for one in held:
-            one.close()
 
     # A Hugging Face folder, with a key and a template that is not known.
     shutil.copytree(d / "folder", d / "strange")

@@ -12,6 +12,7 @@ using data::Json;
 namespace {
 
 constexpr int64_t most_answers = 128;
+constexpr size_t longest_stop = 1024;  // each of the answers looks for it
 
 /// Fields that clients send though they ask for nothing by them, and the values that do so.
 const char* const no_requests = R"({"tools": [[]], "functions": [[]], "tool_choice": ["none", "auto"], "best_of": [1],
@@ -148,7 +149,9 @@ void read_stop(const Json& stop, nn::Generation& g) {
   else
     for (const Json& one : stop.as_array("stop")) g.stop.push_back(one.as_string("stop"));
   LOCKSTEP_CHECK(g.stop.size() <= 4, "stop: expected at most 4 texts, got ", g.stop.size());
-  for (const std::string& s : g.stop) LOCKSTEP_CHECK(!s.empty(), "stop: expected texts that are not empty");
+  for (const std::string& s : g.stop)
+    LOCKSTEP_CHECK(!s.empty() && s.size() <= longest_stop, "stop: expected texts that are not empty, of at most ",
+                   longest_stop, " bytes, got ", s.size());
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// The HTTP front of a Service, by cpp-httplib, which only server.cpp sees; apps/ compiles it.
+// What a Service answers over HTTP, and to whom; apps/ compiles it.
 #include <functional>
 #include <string>
 
@@ -10,7 +10,7 @@ namespace lockstep::serve {
 struct ServerOptions {
   std::string host = "127.0.0.1";
   int port = 8000;                ///< 0: any that is free
-  std::string api_key = {};       ///< "": none is asked for
+  std::string api_key = {};       ///< "": none is asked for, and only this machine can ask
   std::string allow_origin = {};  ///< whose pages browsers let ask, or "*"; "": none but its own
   std::function<bool()> stop;     ///< looked at every now and then
   std::function<void(int port)> started = {};

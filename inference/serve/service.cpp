@@ -12,6 +12,8 @@ using data::Json;
 
 namespace {
 
+constexpr int64_t most_prompt_tokens = 1 << 18;  // of a request: every answer has its own
+
 /// Of a text in UTF-8.
 int64_t characters_of(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (uint8_t(c) & 0xc0) != 0x80; });
@@ -158,6 +160,11 @@ Reply::Reply(Service& service, Endpoint endpoint, Request request)
                                     known ? service.vocab_ : service.tokenizer_.vocab_size()));
     }
   }
+  int64_t tokens = 0;
+  for (const std::vector<int64_t>& prompt : prompts) tokens += request_.n * int64_t(prompt.size());
+  if (tokens > most_prompt_tokens)
+    throw BadRequest(
+        "n", str("n: expected at most ", most_prompt_tokens, " tokens of prompts, each counted n times, got ", tokens));
   for (size_t p = 0; p < prompts.size(); ++p) {
     const int64_t room = context - int64_t(prompts[p].size());
     g.max_new_tokens = request_.max_tokens.value_or(chat ? room : std::min<int64_t>(16, room));
