@@ -1,5 +1,9 @@
 // libFuzzer: any records that a job leaves (a run's folder, a flight record, an error file, a checkpoint's `latest`),
-// list of hosts and greeting of a data connection, by the first byte, are read or refused with an Error.
+// list of hosts, greeting of a data connection and of a launcher to one on another host, by the first byte, are read or
+// refused with an Error.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstdlib>
 
 #include "dist/flight.h"
@@ -35,6 +39,14 @@ void read(char kind, std::string_view text) {
     case 'H':
       if (dist::parse_hostfile(text, "hosts").empty()) std::abort();
       break;
+    case 'G': {
+      folder.write(text, {"greeting"});
+      const int file = ::open((folder.path() + "/greeting").c_str(), O_RDONLY);
+      ::dup2(file, STDIN_FILENO), ::close(file);
+      dist::LaunchOptions options;
+      dist::read_greeting(options, 5);
+      break;
+    }
     case 'L':
       checkpoints_.write(text, {"latest", "lock"});
       checkpoints::read_latest(checkpoints_.path());
