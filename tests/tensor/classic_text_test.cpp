@@ -64,7 +64,9 @@ TEST_CASE("classic: numbers that we write") {
   with_commas << Shape{1234, 2};
   CHECK(with_commas.str() == "(1234, 2)");
   CHECK(format("%.2f %d%%", 0.125, 1234567) == "0.12 1234567%");
-  CHECK(format("%*s", 1000, "x") == std::string(999, ' ') + "x");
+  std::string long_text(1000, ' ');
+  long_text.back() = 'x';
+  CHECK(format("%*s", 1000, "x") == long_text);
   CHECK(to_string(Tensor::from({0.5f, 1.25f}, {2})) == "[0.50, 1.25]");
   CHECK(to_string(Tensor::from({0.5f, 12345.f}, {2})) == "[5.0000e-01, 1.2345e+04]");
   CHECK(seconds_text(1.234) == "1.23 s");

@@ -17,7 +17,7 @@ TEST_CASE("language model: sizes are held against the checkpoint before there is
   checkpoints::Contents contents;
   for (const auto& [name, tensor] : model.state())
     contents.pieces.push_back(checkpoints::whole("model." + name, tensor));
-  checkpoints::save(dir / "checkpoints", "step-1", contents);
+  checkpoints::Saver(dir / "checkpoints").save("step-1", contents);
   const Json facts = train::facts_of(model, "");
   const auto load = [&](const Json& config) {
     dir.write("config.json", config.dump());
