@@ -9,7 +9,7 @@ namespace lockstep {
 
 /// A CPU or CUDA device: "cpu:0"; "cpu:1", ... are virtual CPU devices (see set_virtual_devices()); "cuda:0".
 struct Device {
-  enum class Type : uint8_t { cpu, cuda };
+  enum class Type : uint8_t { cpu, cuda };  ///< kind of device
   Type type = Type::cpu;
   int16_t index = 0;
 

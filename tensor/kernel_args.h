@@ -95,7 +95,7 @@ struct ResampleAxis {
   int64_t in = 1, out = 1, taps = 1;
   std::vector<int32_t> first = {};
   std::vector<double> weight = {};
-  bool is_same() const { return first.empty(); }
+  bool is_same() const { return first.empty(); }  ///< true for the identity
 };
 /// The axes of a 2-d resampling.
 struct ResampleArgs {

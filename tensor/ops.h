@@ -102,8 +102,9 @@ Tensor all(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 struct ValuesIndices {
   Tensor values, indices;
 };
-/// Largest value along a dim and its index: the first of equal ones; NaN wins. Error for an empty dim. min() likewise.
+/// Largest value along a dim and its index: the first of equal ones; NaN wins. Error for an empty dim.
 ValuesIndices max(const Tensor& x, int64_t dim, bool keepdim = false);
+/// Smallest value along a dim and its index, like max().
 ValuesIndices min(const Tensor& x, int64_t dim, bool keepdim = false);
 /// Index of the largest value, i64: along dim, or without one in the flattened tensor. First of equal ones; NaN wins.
 Tensor argmax(const Tensor& x, std::optional<int64_t> dim = {}, bool keepdim = false);

@@ -32,6 +32,7 @@ template <class T> class Ref {
   T* get() const { return object_; }
   T* operator->() const { return object_; }
   T& operator*() const { return *object_; }
+  /// False for nullptr.
   explicit operator bool() const { return object_ != nullptr; }
   friend bool operator==(const Ref&, const Ref&) = default;
 
@@ -82,6 +83,7 @@ class Storage {
   /// copies the old bytes.
   uint32_t version() const { return version_; }
   const char* last_writer() const { return last_writer_; }  ///< the operation of the last write
+  /// Counts a write by the operation `writer`.
   void bump_version(const char* writer) {
     if (journal_) [[unlikely]]
       note_write();

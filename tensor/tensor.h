@@ -33,6 +33,7 @@ class Tensor {
   template <class T> static Tensor from(std::initializer_list<T> values, const Shape& shape) {
     return from(std::span<const T>(values.begin(), values.size()), shape);
   }
+  /// A vector of the values.
   template <class T> static Tensor from(std::initializer_list<T> values) {
     return from(values, Shape{int64_t(values.size())});
   }
