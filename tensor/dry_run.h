@@ -11,7 +11,6 @@
 //   dry.take();          // one kernel, "pointwise": reads 2 MiB, writes 2 MiB
 //
 // Values read from the device are zeros. One DryRun at a time; all its tensors must be destroyed before it.
-// it goes.
 #include <string>
 #include <vector>
 

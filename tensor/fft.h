@@ -1,5 +1,5 @@
 #pragma once
-// Discrete Fourier transforms on Tensor, on the CPU; autograd/fft.h has the same names for Variable.
+// Discrete Fourier transforms on Tensor, on the CPU only; autograd/fft.h has the same names for Variable.
 #include <optional>
 
 #include "tensor/complex.h"

@@ -32,7 +32,7 @@ struct Graph::Random {
     auto operator<=>(const Draw&) const = default;
   };
   std::map<Draw, size_t> place;
-  std::vector<Draw> draws;  // by place
+  std::vector<Draw> draws;  // inverse of `place`
   // The keys are written before a replay, so they need memory that nothing else in the replay uses: memory of a
   // separate stream.
   Stream apart;

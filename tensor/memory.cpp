@@ -1,6 +1,6 @@
 // The caching allocator and the ledger. Small blocks come from lists of the thread (no lock, no atomic), large ones
-// from one list per size class under a mutex. Under AddressSanitizer nothing is cached, so that it sees every use after
-// free.
+// from one list per size class under a mutex. Under AddressSanitizer nothing is cached, so that it detects every use
+// after free.
 #include "tensor/memory.h"
 
 #include <algorithm>

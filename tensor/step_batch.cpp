@@ -62,7 +62,7 @@ int64_t StepBatch::bytes() const { return int64_t(sizeof(StepControl) + slots_.s
 
 /// Writes host bytes as kernel arguments: the host memory is free at once, and the write can be recorded.
 void StepBatch::write(const Tensor& to, int64_t at, const void* bytes, size_t size) const {
-  table(device_);  // this thread's next kernels run there
+  table(device_);  // makes it the device of this thread's next kernels
   backend(device_)->store(bytes_of(to) + at, bytes, size);
 }
 

@@ -78,12 +78,11 @@ class Storage {
   const char* emptied_of() const { return emptied_of_.c_str(); }
   const std::shared_ptr<void>& origin() const { return origin_; }
 
-  /// Number of in-place writes. Autograd remembers the version of a saved tensor and raises an Error if it has changed;
-  /// `writer` names the operation there. Call bump_version() before the write, because a Journal (tensor/journal.h)
-  /// copies the old bytes.
+  /// Number of in-place writes. Autograd remembers the version of a saved tensor and raises an Error if it has changed.
   uint32_t version() const { return version_; }
   const char* last_writer() const { return last_writer_; }  ///< the operation of the last write
-  /// Counts a write by the operation `writer`.
+  /// Counts an in-place write; `writer` names the operation in that Error. Call it before the write, because a Journal
+  /// (tensor/journal.h) copies the old bytes.
   void bump_version(const char* writer) {
     if (journal_) [[unlikely]]
       note_write();

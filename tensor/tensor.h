@@ -83,7 +83,8 @@ class Tensor {
   Tensor permute(const Dims& dims) const;        ///< dim i of the result is dims[i] of this tensor
   Tensor transpose(int64_t a, int64_t b) const;  ///< swaps two dims
   Tensor t() const;                              ///< swaps the last two dims
-  /// Elements start, start + step, ... below `end`. Python's rule: bounds outside the dim are clipped. step >= 1.
+  /// Elements start, start + step, ... below `end`, by Python's rule: negative bounds count from the end, and bounds
+  /// outside the dim are clipped. step >= 1.
   Tensor slice(int64_t dim, int64_t start, int64_t end = end_of_dim, int64_t step = 1) const;
   Tensor narrow(int64_t dim, int64_t start, int64_t length) const;     ///< `length` indices from `start`
   Tensor select(int64_t dim, int64_t index) const;                     ///< one index; the dim is removed
