@@ -113,8 +113,8 @@ Tensor argmin(const Tensor& x, std::optional<int64_t> dim = {}, bool keepdim = f
 ValuesIndices sort(const Tensor& x, int64_t dim = -1, bool descending = false);  ///< stable; NaN counts as largest
 /// The k largest (or smallest), sorted.
 ValuesIndices topk(const Tensor& x, int64_t k, int64_t dim = -1, bool largest = true);
-bool all_finite(const Tensor& x);  ///< reads the answer from the device
-/// Multiplies all tensors by `factor` in place, in one kernel launch where they are contiguous. False if an element was
+bool all_finite(const Tensor& x);  ///< waits for the device
+/// Multiplies all tensors by `factor` in place, the contiguous ones in one kernel call. False if an element was
 /// infinite or NaN before. All floating, on one device.
 bool unscale_(const std::vector<Tensor>& tensors, double factor);
 /// Sums x down to `shape`, which must broadcast to x's shape: the gradient of a broadcast.
@@ -191,8 +191,8 @@ Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolA
 Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape);
 /// Gradient of softmax() (or log_softmax() if `log`) along dim, from its output y.
 Tensor softmax_grad(bool log, const Tensor& grad, const Tensor& y, int64_t dim);
-/// A norm's output, with the statistics that its gradient needs. mean is undefined for RMS norm; rstd = 1 / sqrt(var +
-/// eps). Statistics are f32 (f64 for f64).
+/// A norm's output, with the statistics that its gradient needs, f32 (f64 for f64). rstd = 1 / sqrt(var + eps); RMS
+/// norm has no mean.
 struct NormResult {
   Tensor out, mean, rstd;
 };
@@ -211,8 +211,8 @@ NormResult rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-6);
 /// Gradient of rms_norm(), from its rstd.
 NormGrad rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight);
 /// Batch norm (Ioffe and Szegedy, 2015) of x (N, C, ...); out keeps a channels-last layout. training: normalises by the
-/// batch's statistics, and moves running_mean and running_var (unbiased) towards them by `momentum`; they may be
-/// undefined. Otherwise normalises by the running statistics.
+/// batch's statistics, and moves running_mean and running_var (unbiased) towards them by `momentum` if they are
+/// defined. Otherwise normalises by the running statistics.
 NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                       const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
 /// Gradient of batch_norm(); `saved` is its result.
@@ -258,8 +258,8 @@ struct AddNormGrad {
   NormGrad norm;
   Tensor dropped;  ///< the gradient of x, through dropout; undefined for p = 0
 };
-/// Gradient of add_norm(). `add`, if defined, is the gradient that reaches the sum by other paths: contiguous, it is
-/// overwritten with the total and becomes norm.x.
+/// Gradient of add_norm(). `add`, if defined, is the gradient that reaches the sum by other paths. It must be
+/// contiguous; it is overwritten with the total gradient and returned as norm.x.
 AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& sum, const NormResult& saved,
                           const Shape& normalized, const Tensor& weight, bool with_bias, const AddNormArgs& args);
 /// lse: log-sum-exp of each query's scores, (B, H, T), f32 (f64 for f64).
@@ -288,11 +288,12 @@ AttentionGrad attention_grad(const Tensor& grad, const Tensor& q, const Tensor& 
 void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                          const AttentionResult& saved, AttentionArgs args, Tensor& grad_q, Tensor& grad_k,
                          Tensor& grad_v);
-/// Rotary position embedding (Su et al., RoFormer, 2021), half-split form: rotates the pair (i, i + D / 2). x (..., T,
-/// D), D even; cosine and sine (T, D / 2) in x's dtype or f32. inverse: the opposite rotation, which is the gradient.
+/// Rotary position embedding (Su et al., RoFormer, 2021), half-split form: rotates the pair (i, i + D / 2).
+/// x (..., T, D), D even; cosine and sine (T, D / 2) in x's dtype or f32. inverse: the opposite rotation, for the
+/// gradient.
 Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse = false);
-/// rotary() for packed heads: x (B, T, heads * D). Rotates the first `turned` heads, and in each the first 2 *
-/// cosine.size(1) features. Works in place if x is the only reference to its storage, else on a copy.
+/// rotary() for packed heads: x (B, T, heads * D). Rotates the first `turned` heads, and in each the first
+/// 2 * cosine.size(1) features. Works in place if x is the only reference to its storage, else on a copy.
 Tensor rotary_packed(Tensor x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,
                      bool inverse = false);
 
