@@ -95,7 +95,7 @@ SvdOf<Tensor> singular(const char* op, const Tensor& a, bool vectors, bool full)
   const int64_t m = a.size(-2), n = a.size(-1), k = std::min(m, n), count = numel_of(batch);
   Tensor u, vh, s = fresh(a, {count, k}, device);
   if (vectors) u = fresh(a, {count, m, full ? m : k}, device), vh = fresh(a, {count, full ? n : k, n}, device);
-  if (k == 0 && vectors) {  // then the vectors are an identity, or empty
+  if (k == 0 && vectors) {  // no singular values: the vectors are identities, or empty
     u.copy_(eye(m, u.size(2), {a.dtype(), device}).expand(u.shape()));
     vh.copy_(eye(vh.size(1), n, {a.dtype(), device}).expand(vh.shape()));
   } else if (a.numel() > 0) {

@@ -61,8 +61,8 @@ void deallocate(void* data, size_t bytes, Device device, void* stream) noexcept;
 void* allocate_cpu(size_t bytes);
 /// deallocate() on the CPU.
 void deallocate_cpu(void* data, size_t bytes) noexcept;
-/// Blocks of at most small_block bytes, cached per thread; another thread may free them. Storage objects are such
-/// blocks.
+/// Largest size of a small block. Small blocks are cached per thread; another thread may free them. Storage objects are
+/// small blocks.
 inline constexpr size_t small_block = 4096;
 /// A block of at most small_block bytes.
 void* allocate_small(size_t bytes);

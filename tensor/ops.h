@@ -121,7 +121,7 @@ bool unscale_(const std::vector<Tensor>& tensors, double factor);
 Tensor sum_to(const Tensor& x, const Shape& shape);
 /// True if |a - b| <= atol + rtol * |b| for all elements (broadcast). NaN is never close; compared in f64 or i64.
 bool allclose(const Tensor& a, const Tensor& b, double rtol = 1e-5, double atol = 1e-8);
-/// Same shape, dtype and bits (so NaN equals an identical NaN).
+/// True if shape, dtype and all bits agree; a NaN equals a NaN with the same bits.
 bool equal(const Tensor& a, const Tensor& b);
 
 // --- matrix products (ops_matmul.cpp) ---

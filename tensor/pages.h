@@ -51,8 +51,8 @@ inline std::byte* map_huge(size_t size) noexcept {
 /// True for sizes that system_allocate() gets from mmap.
 inline bool is_mapped(size_t size) { return caching && size >= smallest_map; }
 
-/// Memory from the system. Blocks below shared_map / 2 are cut one after the other from shared maps: alone, a matrix of
-/// 1.9 MB, or the 0.4 MB of one of 2.4 MB beyond its first huge page, would lie in small pages. Not thread-safe.
+/// Memory from the system. Blocks below shared_map / 2 are cut one after the other from shared maps of huge pages. In a
+/// map of its own a matrix of 1.9 MB, or the last 0.4 MB of one of 2.4 MB, would lie in small pages. Not thread-safe.
 inline void* system_allocate(size_t size) noexcept {
   if (!is_mapped(size)) return std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
   if (size >= shared_map / 2) return map_huge(size);
