@@ -25,7 +25,7 @@ const std::vector<EnvironmentVariable>& environment_variables();
 std::optional<std::string> environment(const char* name);
 /// environment() as a number.
 std::optional<double> environment_number(const char* name);
-/// environment() as a flag: unset or 0 is false, 1 is true.
+/// environment() as a flag: 1 is true, 0 is false. Unset is false, whatever default the list documents.
 bool environment_flag(const char* name);
 /// Checks all LOCKSTEP_* variables of the process, so that programs can report errors at their start.
 void check_environment();
