@@ -80,7 +80,8 @@ class StepBatch {
   StepBatch(const StepBatch&) = delete;
 
   /// During a Scope, this thread's adam(), sgd(), rmsprop(), adagrad() and lion() are added to the batch instead of
-  /// run. Calls with equal key, step and options share a StepSlot. numbers_only: collects the options, ignores the tensors.
+  /// run. Calls with equal key, step and options share a StepSlot. numbers_only: collects the options and
+  /// ignores the tensors.
   class Scope {
    public:
     Scope(StepBatch& batch, int key, int64_t step, bool numbers_only = false);
