@@ -1,9 +1,10 @@
 #pragma once
-// Something to do at the end of a scope, however it ends.
+// AtEnd and While: code that runs at the end of a scope, however the scope ends.
 #include <utility>
 
 namespace lockstep {
 
+/// Calls fn in its destructor.
 template <class Fn> class AtEnd {
  public:
   explicit AtEnd(Fn fn) : fn_(std::move(fn)) {}
@@ -14,7 +15,7 @@ template <class Fn> class AtEnd {
   const Fn fn_;
 };
 
-/// What is so while this lives: of.begin() now, of.end() at the end.
+/// Calls of.begin() in its constructor and of.end() in its destructor.
 template <class T, void (T::*begin)(), void (T::*end)()> class While {
  public:
   explicit While(T& of) : of_(of) { (of.*begin)(); }

@@ -1,19 +1,21 @@
 #pragma once
-// What the kernels of attention share on all devices: sizes, and which query attends to which key. Internal.
+// Sizes of attention, and which query attends to which key; shared by the kernels of all devices. Internal.
 #include "tensor/block_layout.h"
 #include "tensor/kernel_args.h"
 
 namespace lockstep {
 
+/// q (batch, heads, queries, width), k and v (batch, groups, keys, width), and the options of AttentionArgs.
 struct AttentionSizes {
   int64_t batch, heads, groups, queries, keys, width;
   double scale;
   bool causal;
-  int64_t window;  ///< 0: none
+  int64_t window;  ///< 0: no window
   PhiloxKey key;
   int64_t first_head, all_heads;
   BlockRows layout;
 
+  /// The sizes and options of one call.
   static AttentionSizes of(const Tensor& q, const Tensor& k, const AttentionArgs& args) {
     const Shape &x = q.shape(), &y = k.shape();
     const int64_t all = args.all_heads > 0 ? args.all_heads : x[1];
@@ -22,15 +24,15 @@ struct AttentionSizes {
             all,  layout};
   }
 
-  /// Keys before this one may be seen by query i: the causal limit, from 0 to keys.
+  /// End of the keys that query i may see by causality: from 0 to keys.
   LOCKSTEP_HD int64_t limit(int64_t i) const { return within(causal ? i + 1 + keys - queries : keys, keys); }
-  /// The first key that query i may see.
+  /// First key that query i may see.
   LOCKSTEP_HD int64_t first_key(int64_t i) const {
     return within(window > 0 ? i + 1 + keys - queries - window : 0, keys);
   }
-  /// The first query that may see key j.
+  /// First query that may see key j.
   LOCKSTEP_HD int64_t first_query(int64_t j) const { return within(causal ? j - keys + queries : 0, queries); }
-  /// Queries before this one may see key j.
+  /// End of the queries that may see key j.
   LOCKSTEP_HD int64_t end_query(int64_t j) const {
     return within(window > 0 ? j - keys + queries + window : queries, queries);
   }

@@ -1,3 +1,4 @@
+// Chooses the instructions for bf16 matrix products. See bf16_products.h.
 #include "tensor/bf16_products.h"
 
 #include <atomic>
@@ -8,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-std::atomic<int> chosen{-1};  // not asked yet
+std::atomic<int> chosen{-1};  // -1: not chosen yet
 
 void check_has(Bf16Products products) {
   LOCKSTEP_CHECK(has_bf16_products(products), "[bf16_products] this processor has no ", name_of(products),

@@ -1,20 +1,24 @@
 #pragma once
-// Which instructions make the products of bf16 on the CPU. The bits of results depend on it, so ranks compare it, and
-// runs write it down.
+// Instructions that compute bf16 matrix products on the CPU. The choice affects the bits of results, so ranks compare
+// it, and runs log it.
 #include <string_view>
 
 namespace lockstep {
 
+/// The two implementations.
 enum class Bf16Products {
   portable,     ///< f32 arithmetic, on any processor
-  avx512_bf16,  ///< pairs of bf16 by AVX512-BF16
+  avx512_bf16,  ///< products of pairs of bf16 by AVX512-BF16
 };
 
-/// The processor's, unless LOCKSTEP_BF16_PRODUCTS says otherwise. Error when it names what the processor lacks.
+/// The choice: the best that the processor has, or LOCKSTEP_BF16_PRODUCTS. Error when the variable names instructions
+/// that the processor lacks.
 Bf16Products bf16_products();
-/// From now on. Error when the processor lacks it.
+/// Sets the choice. Error when the processor lacks the instructions.
 void set_bf16_products(Bf16Products products);
+/// True if the processor has the instructions.
 bool has_bf16_products(Bf16Products products);
+/// "portable" or "avx512_bf16".
 std::string_view name_of(Bf16Products products);
 
 }  // namespace lockstep

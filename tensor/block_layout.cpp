@@ -1,3 +1,4 @@
+// Builds block-sparse attention layouts and counts their work. See block_layout.h.
 #include "tensor/block_layout.h"
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 #pragma once
-// Which blocks of a square of scores attention computes (block-sparse attention; Child et al., 2019). Rows are blocks
-// of queries, columns blocks of keys; the last of them may be short. The rest counts as masked, and costs nothing.
+// Layouts of block-sparse attention (Child et al., 2019): the blocks of the score matrix that are computed. Rows are
+// blocks of queries, columns blocks of keys; the last of each may be shorter. All other scores count as masked and cost
+// nothing.
 #include <cstdint>
 #include <vector>
 
@@ -9,26 +10,28 @@
 
 namespace lockstep {
 
+/// A block-sparse layout in compressed rows (CSR).
 struct BlockLayout {
-  int64_t block = 1;   ///< tokens of a block
-  int64_t blocks = 0;  ///< of a row, and of a column
-  int64_t heads = 1;   ///< 1: all heads have the same
-  Tensor row_start;    ///< i32 (heads, blocks + 1): where in `columns` each row begins and ends
-  Tensor columns;      ///< i32: the attended blocks of the rows, ascending in each
+  int64_t block = 1;   ///< tokens per block
+  int64_t blocks = 0;  ///< blocks per row and per column
+  int64_t heads = 1;   ///< 1: shared by all heads
+  Tensor row_start;    ///< i32 (heads, blocks + 1): begin and end of each row in `columns`
+  Tensor columns;      ///< i32: the attended blocks of each row, in ascending order
 
-  /// rows: the attended blocks of each row of each head, ascending; as many rows as heads times blocks.
+  /// A layout from the attended blocks of each row, ascending; heads * blocks rows, head by head. Error otherwise.
   static BlockLayout of_rows(int64_t block, int64_t heads, const std::vector<std::vector<int32_t>>& rows);
+  /// A copy on another device.
   BlockLayout to(Device device) const { return {block, blocks, heads, row_start.to(device), columns.to(device)}; }
 };
 
-/// Pairs of a query and a key that a head scores, when the queries are the last of `keys` tokens: the mean over the
+/// Number of (query, key) pairs that a head scores if the queries are the last of `keys` tokens: the mean over the
 /// layout's heads.
 double attended_pairs(const BlockLayout& layout, int64_t queries, int64_t keys, bool causal);
 
-/// The same, as kernels read it.
+/// A layout as kernels read it.
 struct BlockRows {
-  int64_t block = 0, blocks = 0;  ///< block 0: there is no layout
-  bool shared = true;             ///< by all heads
+  int64_t block = 0, blocks = 0;  ///< block 0: no layout
+  bool shared = true;             ///< true if all heads share one layout
   const int32_t *row_start = nullptr, *columns = nullptr;
 
   BlockRows() = default;
@@ -39,12 +42,13 @@ struct BlockRows {
     columns = static_cast<const int32_t*>(layout->columns.raw_data());
   }
 
-  /// Which of the keys from `first` on the queries of block `row` attend to: bit k is key first + k, for count <= 64.
+  /// The keys that queries of block `row` attend to among `first` ... first + count - 1, count <= 64: bit k is key
+  /// first + k.
   LOCKSTEP_HD uint64_t attended(int64_t head, int64_t row, int64_t first, int64_t count) const {
     const int32_t* const ends = row_start + (shared ? 0 : head * (blocks + 1)) + row;
     int32_t at = ends[0], end = ends[1];
     const int32_t from = int32_t(first / block);
-    for (int32_t last = end; at < last;) {  // the first column that is not before the keys
+    for (int32_t last = end; at < last;) {  // binary search for the first column not before these keys
       const int32_t middle = at + (last - at) / 2;
       if (columns[middle] < from) at = middle + 1;
       else last = middle;
@@ -57,7 +61,7 @@ struct BlockRows {
     }
     return bits;
   }
-  /// The lowest n bits.
+  /// A mask of the lowest n bits.
   LOCKSTEP_HD static uint64_t ones(int64_t n) { return n >= 64 ? ~uint64_t(0) : (uint64_t(1) << n) - 1; }
 };
 

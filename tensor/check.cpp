@@ -1,4 +1,4 @@
-// The one place where errors are thrown: a good line for a breakpoint.
+// fail(), the only place that throws Errors (set a breakpoint here), and the escaping of their text.
 #include "tensor/check.h"
 
 #include "tensor/printable.h"

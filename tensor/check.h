@@ -1,6 +1,6 @@
 #pragma once
-// Errors. Every public function checks its arguments before it allocates or changes anything, and says
-// "[op] expected ..., got ...".
+// Errors. Every public function checks its arguments before it allocates or changes anything, and throws an Error with
+// the text "[op] expected ..., got ...".
 #include <locale>
 #include <sstream>
 #include <stdexcept>
@@ -8,14 +8,14 @@
 
 namespace lockstep {
 
-/// A wrong call: bad shape, dtype, device, index, option or file. Nothing was changed.
+/// Thrown for a wrong call: bad shape, dtype, device, index, option or file. Nothing was changed.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Joins its arguments with operator<<: str("expected ", 3, ", got ", shape). Whatever locale the program has set,
-/// numbers are as in C.
+/// Joins its arguments with operator<<: str("expected ", 3, ", got ", shape). Numbers are formatted as in C, whatever
+/// the program's locale.
 template <class... Args> std::string str(const Args&... args) {
   std::ostringstream out;
   out.imbue(std::locale::classic());
@@ -23,10 +23,12 @@ template <class... Args> std::string str(const Args&... args) {
   return out.str();
 }
 
+/// Throws Error(message).
 [[noreturn]] void fail(const std::string& message);
 
 }  // namespace lockstep
 
+/// Throws an Error with the joined arguments unless the condition holds.
 #define LOCKSTEP_CHECK(condition, ...)                \
   do {                                                \
     if (!(condition)) [[unlikely]]                    \

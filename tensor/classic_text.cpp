@@ -1,3 +1,4 @@
+// Formats numbers in the classic locale. See classic_text.h.
 #include "tensor/classic_text.h"
 
 #include <locale.h>

@@ -1,7 +1,7 @@
 #pragma once
-// Numbers and letters are read and written as in C's own ("classic") locale, whatever locale a program has set: with
-// de_DE, strtod(), printf() and streams take and write 0,5, and with tr_TR tolower('I') is no i. str() (tensor/check.h)
-// writes so, too.
+// Text of numbers and letters in C's own ("classic") locale, whatever locale the program has set: with de_DE, strtod(),
+// printf() and streams read and write 0,5, and with tr_TR tolower('I') is not i. str() (tensor/check.h) uses the
+// classic locale, too.
 #include <charconv>
 #include <optional>
 #include <string>
@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// The number that the whole text is, which may begin with + where it has a fraction; nothing for another text, and
-/// where T cannot hold it.
+/// Parses the whole text as a number; a leading + is allowed for floats. Nothing if the text is anything else or T
+/// cannot hold the number.
 template <class T> std::optional<T> read_number(std::string_view text) {
   if (std::is_floating_point_v<T> && text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
   const char* const end = text.data() + text.size();
@@ -21,14 +21,16 @@ template <class T> std::optional<T> read_number(std::string_view text) {
   return read.ec == std::errc() && read.ptr == end ? std::optional(value) : std::nullopt;
 }
 
-/// What printf() writes.
+/// printf() to a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
+/// True for '0' to '9'.
 constexpr bool is_digit(char c) { return c >= '0' && c <= '9'; }
+/// True for ASCII letters.
 constexpr bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-/// While it lives, C functions of this thread (strtod, snprintf, localeconv) are in the classic locale, for libraries
-/// that call them.
+/// While it lives, C functions of this thread (strtod, snprintf, localeconv) use the classic locale. For libraries that
+/// call them.
 class ClassicLocale {
  public:
   ClassicLocale();

@@ -1,10 +1,10 @@
 #pragma once
-// How long something takes.
+// A clock for durations.
 #include <chrono>
 
 namespace lockstep {
 
-/// Of a clock that only goes on.
+/// Seconds of a monotonic clock, since an arbitrary start.
 inline double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

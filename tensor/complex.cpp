@@ -1,3 +1,4 @@
+// Complex tensors: views, angle(), and checks; complex.inc adds the composed functions. See complex.h.
 #include "tensor/complex.h"
 
 #include <cmath>
@@ -10,7 +11,7 @@ namespace {
 
 const Tensor& tensor_in(const Tensor& x) { return x; }
 
-/// Why pairs cannot be viewed as complex numbers, or null.
+/// The first condition for a view as complex numbers that x does not meet, as text for the Error; null if all are met.
 const char* not_pairs(const Tensor& x) {
   if (x.dim() == 0 || x.shape().back() != 2) return "a last dim of size 2";
   if (x.numel() == 0) return nullptr;

@@ -1,7 +1,7 @@
 #pragma once
 // Complex tensors (c64, c128), on the CPU only. add, sub, mul, div, neg, abs, square, reciprocal, sum, where and the
-// operations with a number take them too (tensor/ops.h); views, copies, indexing and joining move them as they are.
-// What is not in complex.def or here refuses them.
+// operations with a number accept them too (tensor/ops.h); views, copies, indexing and joining treat them like any
+// element. All other operations raise an Error for them.
 #include <complex>
 
 #include "tensor/ops.h"
@@ -13,23 +13,26 @@ namespace lockstep {
 #include "tensor/complex.def"
 #undef Value
 
-/// All elements `value`; Error unless options.dtype is complex.
-template <class T> Tensor full(const Shape& shape, std::complex<T> value, TensorOptions options);  ///< T double
+/// A tensor with all elements `value`. Error unless options.dtype is complex. T is double.
+template <class T> Tensor full(const Shape& shape, std::complex<T> value, TensorOptions options);
 
-/// Whether view_as_complex takes x, of f32 or f64, as it lies.
+/// True if view_as_complex(x) is possible without a copy; x is f32 or f64.
 bool can_view_as_complex(const Tensor& x);
-/// The real (0) or imaginary (1) parts: a view, of any rank.
+/// The real (part = 0) or imaginary (part = 1) parts: a view, of any rank.
 Tensor complex_part(const Tensor& x, int part);
-/// x op= b, for operations that complex_binary knows.
+/// x op= b, for the operations of complex_binary(); `name` names the caller in Errors.
 const Tensor& complex_in_place(const char* name, PointwiseOp op, const Tensor& x, const Tensor& b);
 
+/// True if both are defined and at least one is complex.
 inline bool any_complex(const Tensor& a, const Tensor& b) {
   return a.defined() && b.defined() && (is_complex(a.dtype()) || is_complex(b.dtype()));
 }
 
+/// Throws the Error of an operation that takes no complex numbers.
 [[noreturn]] void fail_complex(const char* op, DType dtype);
+/// Error for a complex dtype on another device than the CPU.
 void check_complex_device(const char* op, DType dtype, Device device);
-/// That no imaginary part is lost between the two.
+/// Error when a conversion would lose imaginary parts: complex to real.
 void check_stays_complex(const char* op, DType from, DType to);
 
 }  // namespace lockstep

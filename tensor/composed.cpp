@@ -1,3 +1,4 @@
+// The functions of composed.inc for Tensor. See composed.h.
 #include "tensor/composed.h"
 
 #include <cmath>

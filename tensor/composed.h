@@ -1,5 +1,5 @@
 #pragma once
-// Functions on Tensor that are made of other operations; autograd/composed.h has the same names for Variable.
+// Functions on Tensor that are composed of other operations; autograd/composed.h has the same names for Variable.
 #include <optional>
 #include <vector>
 
@@ -7,18 +7,20 @@
 
 namespace lockstep {
 
-/// Where a quantile lies that falls between two elements.
+/// The value of a quantile that falls between two elements: interpolated linearly, the lower or the higher one, the
+/// nearest (a half: the one with even index), or the mean of the two.
 enum class Interpolation { linear, lower, higher, nearest, midpoint };
 
 #define Value Tensor
 #define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
 #include "tensor/composed.def"
 #undef Value
+/// Median along a dim and its index: the lower middle one of an even number. NaN, if there is one.
 ValuesIndices median(const Tensor& x, int64_t dim, bool keepdim = false);
-/// The k-th smallest along a dim, from 1 on, and its place; NaN is larger than all.
+/// The k-th smallest element along a dim, k from 1, and its index. NaN counts as largest.
 ValuesIndices kthvalue(const Tensor& x, int64_t k, int64_t dim = -1, bool keepdim = false);
-/// Of vectors (or scalars) of one dtype: a tensor for each, of all their sizes, that counts along its own dim. Views.
-/// xy: the first two dims change places.
+/// Coordinate grids of vectors (or scalars) of one dtype: for each vector a view in the shape of all their sizes, whose
+/// values vary along that vector's dim only. xy: the first two dims are swapped (NumPy's default).
 std::vector<Tensor> meshgrid(const std::vector<Tensor>& vectors, bool xy = false);
 
 }  // namespace lockstep

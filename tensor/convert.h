@@ -1,6 +1,6 @@
 #pragma once
 // Conversion between element types, defined for every value: floats become integers by truncation, clamped to the
-// range, NaN is 0; integers become narrower integers by dropping bits; bool is "not zero".
+// range, and NaN becomes 0; integers become narrower integers by dropping high bits; bool means "not zero".
 #include <limits>
 #include <type_traits>
 
@@ -8,8 +8,10 @@
 
 namespace lockstep {
 
+/// True for Half and BFloat16.
 template <class T> inline constexpr bool is_half = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 
+/// Converts one element.
 template <class To, class From> LOCKSTEP_HD inline To convert(From value) {
   if constexpr (std::is_same_v<To, From>) {
     return value;
@@ -30,11 +32,11 @@ template <class To, class From> LOCKSTEP_HD inline To convert(From value) {
   }
 }
 
-/// dispatch() over every element type.
+/// dispatch() over all real element types and bool.
 template <class Fn> void dispatch_all(DType dtype, const char* op, Fn&& fn) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t, bool>(dtype, op, fn);
 }
-/// dispatch() over all but bool.
+/// dispatch() over all real element types.
 template <class Fn> void dispatch_numbers(DType dtype, const char* op, Fn&& fn) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype, op, fn);
 }

@@ -1,4 +1,4 @@
-// Names and numbers of devices.
+// Devices: names, counts, the default device and the table of backends.
 #include "tensor/device.h"
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace lockstep {
 namespace {
 
 constexpr int most_devices = 64;
-std::atomic<int> cpu_devices{0};  // 0: not asked yet
+std::atomic<int> cpu_devices{0};  // 0: not read from the environment yet
 std::atomic<Device> where_new_tensors_go{cpu};
 
 int cpu_devices_from_environment() { return int(environment_number("LOCKSTEP_CPU_DEVICES").value_or(1)); }
@@ -46,7 +46,7 @@ void set_default_device(Device device) {
 extern const Backend cuda_backend;
 #endif
 
-/// In place of what this build has, when set: dry_run.cpp.
+/// Replaces the backend of this build if set, see dry_run.cpp.
 extern std::atomic<const Backend*> cuda_stands_in;
 std::atomic<const Backend*> cuda_stands_in{nullptr};
 

@@ -1,5 +1,5 @@
 #pragma once
-// Where a tensor lives.
+// Device: where a tensor's memory is, and where its operations run.
 #include <cstdint>
 #include <iosfwd>
 #include <string_view>
@@ -7,37 +7,38 @@
 
 namespace lockstep {
 
-/// "cpu:0", "cpu:1" (virtual CPU devices, for DataParallel anywhere), "cuda:0".
+/// A CPU or CUDA device: "cpu:0"; "cpu:1", ... are virtual CPU devices (see set_virtual_devices()); "cuda:0".
 struct Device {
-  enum class Type : uint8_t { cpu, cuda };
+  enum class Type : uint8_t { cpu, cuda };  ///< kind of device
   Type type = Type::cpu;
   int16_t index = 0;
 
-  bool is_cpu() const { return type == Type::cpu; }
+  bool is_cpu() const { return type == Type::cpu; }  ///< also true for virtual CPU devices
   friend bool operator==(const Device&, const Device&) = default;
 };
 
+/// cpu:0.
 inline constexpr Device cpu{};
 
-/// Where new tensors go when nothing else is said: the CPU until set_default_device(), which holds for all threads.
+/// The device of new tensors by default: the CPU until set_default_device(), which applies to all threads.
 Device default_device();
-/// Error when there is no such device.
+/// Error when the device does not exist.
 void set_default_device(Device device);
 
-/// "cpu", "cpu:2", "cuda", "cuda:0". Error names what is known. Whether the device is there is checked when it is used.
+/// Parses "cpu", "cpu:2", "cuda", "cuda:0". The Error names the expected forms; existence is checked on first use.
 Device parse_device(std::string_view name);
 
-/// How many devices there are. CPU: the virtual ones, LOCKSTEP_CPU_DEVICES or 1. CUDA: 0 in a build or on a machine
-/// without.
+/// Number of devices. CPU: virtual devices, LOCKSTEP_CPU_DEVICES or 1. CUDA: 0 if the build or the machine has none.
 int device_count(Device::Type type = Device::Type::cpu);
-/// All of them, by index: cpu:0, cpu:1, ...
+/// All devices of a type, by index: cpu:0, cpu:1, ...
 std::vector<Device> all_devices(Device::Type type = Device::Type::cpu);
-/// Cuts the CPU into `n` devices, 1 to 64. They share memory and cores, but an operation on two of them is an Error,
-/// and only .to(device) carries data across: a program for several GPUs can be tried, and tested, without any.
+/// Divides the CPU into `n` virtual devices, 1 to 64. They share memory and cores, but an operation on tensors of two
+/// devices is an Error, and only .to(device) moves data between them, so multi-GPU programs can be tested without GPUs.
 void set_virtual_devices(int n);
-/// Error listing the devices, or saying why there is none, unless this one is there.
+/// Error unless the device exists; it lists the devices, or says why there are none.
 void check_device(const char* op, Device device);
 
+/// Prints "cpu:0".
 std::ostream& operator<<(std::ostream& out, Device device);
 
 }  // namespace lockstep

@@ -1,20 +1,22 @@
 #pragma once
-// What each device holds, virtual CPU devices one by one, and limits on it: a model for several small devices can be
-// tried on one machine.
+// Memory by device, counting each virtual CPU device on its own, and limits: to try a model for several small devices
+// on one machine.
 #include <cstdint>
 
 #include "tensor/memory.h"
 
 namespace lockstep {
 
-/// As memory_report(), of this device alone: without other virtual ones, and without Memory::offload, which is in the
-/// host's memory.
+/// memory_report() for this device alone: without other virtual devices, and without Memory::offload, which lies in
+/// host memory.
 MemoryReport device_memory(Device device);
+/// Sets the peaks of device_memory() to the current values.
 void reset_peak_device_memory(Device device);
 
-/// From now on an allocation that would take the device beyond `bytes` is an Error; 0: no limit. Memory::offload does
-/// not count. Threads that allocate at the same moment may pass it together.
+/// Limits the bytes on a device: an allocation beyond is an Error. 0: no limit. Memory::offload does not count. Threads
+/// that allocate at the same moment may exceed the limit together.
 void set_memory_limit(Device device, int64_t bytes);
+/// The limit in bytes; 0: none.
 int64_t memory_limit(Device device);
 
 }  // namespace lockstep

@@ -1,3 +1,4 @@
+// A backend and a table of kernels that only take notes. See dry_run.h.
 #include "tensor/dry_run.h"
 
 #include <sys/mman.h>
@@ -36,7 +37,7 @@ void add_operand(DryKernel& kernel, const Tensor& x, bool is_written) {
   kernel.operands.push_back({x.shape(), x.dtype(), x.numel() == 0 ? 0 : elements, is_written});
 }
 
-/// What an argument of an entry says. A tensor by const reference is read.
+/// Notes one argument of a kernel. A tensor passed by const reference is read, any other is written.
 void see(DryKernel& kernel, const Tensor& x) { add_operand(kernel, x, false); }
 void see(DryKernel& kernel, Tensor& x) { add_operand(kernel, x, true); }
 void see(DryKernel& kernel, const std::vector<Tensor>& all) {
@@ -53,7 +54,7 @@ void see(DryKernel& kernel, const MatmulArgs& args) {
 }
 template <class T> void see(DryKernel&, const T&) {}
 
-/// An entry that is noted. `id` makes one for each name.
+/// The function of an entry that takes notes; one instance per `id`, because several entries share a signature.
 template <int id> inline const char* entry_name = "";
 template <int id, class Fn> struct Noted;
 template <int id, class Result, class... Args> struct Noted<id, Result (*)(Args...)> {
@@ -173,7 +174,7 @@ DryRun::DryRun() {
 }
 
 DryRun::~DryRun() {
-  // A tensor that is still there would give its addresses to a device that knows nothing of them.
+  // A tensor that is still alive would return its addresses to a real backend that does not know them.
   if (held.load() == 0) cuda_stands_in.store(nullptr);
 }
 

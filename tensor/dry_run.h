@@ -1,14 +1,16 @@
 #pragma once
-// What a CUDA device would be asked to do, without one: the real program runs, and every kernel of the table is noted
-// with its operands instead of being run. Memory of the device takes addresses and no bytes, so that a step of a model
-// of any size is gone through in milliseconds.
+// DryRun: what a CUDA device would be asked to do, without a device. The real program runs, but kernels are noted with
+// their operands instead of run. Device memory is address space without pages, so a step of a model of any size takes
+// milliseconds.
 //
-//   DryRun dry;                                    // from here on cuda:0 is this one, also in builds that have none
-//   { const Tensor x = empty({1 << 20}, {.dtype = bf16, .device = {Device::Type::cuda, 0}}), y = gelu_tanh(x); }
-//   dry.take();                                    // one kernel, pointwise: reads 2 MiB, writes 2 MiB
+//   DryRun dry;          // from here on cuda:0 is the dry run, also in builds without CUDA
+//   {
+//     const Tensor x = empty({1 << 20}, {.dtype = bf16, .device = {Device::Type::cuda, 0}});
+//     const Tensor y = gelu_tanh(x);
+//   }
+//   dry.take();          // one kernel, "pointwise": reads 2 MiB, writes 2 MiB
 //
-// Numbers that are read from the device are zeros. One at a time; tensors that were made meanwhile must be gone before
-// it goes.
+// Values read from the device are zeros. One DryRun at a time; all its tensors must be destroyed before it.
 #include <string>
 #include <vector>
 
@@ -16,24 +18,27 @@
 
 namespace lockstep {
 
-/// One call of an entry of the table of kernels (tensor/kernels.h).
+/// One call of a kernel (an entry of tensor/kernels.h).
 struct DryKernel {
+  /// A tensor argument.
   struct Operand {
     Shape shape;
     DType dtype;
-    int64_t elements;  ///< that lie in memory: repeated ones once
+    int64_t elements;  ///< in memory: dims of stride 0 count once
     bool is_written;
-    int64_t bytes() const { return elements * size_of(dtype); }
+    int64_t bytes() const { return elements * size_of(dtype); }  ///< bytes that the kernel reads or writes
   };
   std::string name;
-  std::vector<Operand> operands;  ///< those that are defined, in the order of the entry
-  uint32_t reduced = 0;           ///< dims, of reduce
+  std::vector<Operand> operands;  ///< defined tensors, in the order of the parameters
+  uint32_t reduced = 0;           ///< of reduce: the dims, as bits
   bool causal = false;            ///< of attention
   int64_t window = 0;             ///< of causal attention; 0: none
   double dropout = 0;             ///< of attention
-  bool fuses = true;              ///< the product's activation is one that cuBLASLt has
+  bool fuses = true;              ///< of products: cuBLASLt can fuse the activation
 
+  /// An operand by position; throws std::out_of_range.
   const Operand& operand(size_t i) const { return operands.at(i); }
+  /// Bytes of all operands together.
   int64_t bytes() const {
     int64_t all = 0;
     for (const Operand& o : operands) all += o.bytes();
@@ -41,13 +46,13 @@ struct DryKernel {
   }
 };
 
+/// While it lives, cuda:0 notes kernels instead of running them.
 class DryRun {
  public:
   DryRun();
   ~DryRun();
   DryRun(const DryRun&) = delete;
-  /// What was asked since the last time, by all threads. A copy to or from the host is "copy to host", "copy from
-  /// host".
+  /// The kernels called since the last take(), by all threads. Copies are "copy to host", "copy from host" and "copy".
   std::vector<DryKernel> take();
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// Element types. dtype is dispatched inside kernels only, over a named list; anything else throws.
+// Element types. Kernels dispatch on the dtype over an explicit list of types; other dtypes are an Error.
 #include <complex>
 #include <cstdint>
 #include <iosfwd>
@@ -10,12 +10,14 @@
 
 namespace lockstep {
 
+/// Element types: floats, integers, bool, and complex numbers of two f32 (c64) or two f64 (c128).
 enum class DType : uint8_t { f32, f64, f16, bf16, i64, i32, i8, u8, boolean, c64, c128 };
 
+/// Short names for the element types.
 inline constexpr DType f32 = DType::f32, f64 = DType::f64, f16 = DType::f16, bf16 = DType::bf16;
 inline constexpr DType i64 = DType::i64, i32 = DType::i32, i8 = DType::i8, u8 = DType::u8;
 inline constexpr DType boolean = DType::boolean;
-inline constexpr DType c64 = DType::c64, c128 = DType::c128;  // two f32, two f64: real and imaginary part
+inline constexpr DType c64 = DType::c64, c128 = DType::c128;
 
 /// Bytes of one element.
 constexpr int64_t size_of(DType dtype) {
@@ -23,25 +25,28 @@ constexpr int64_t size_of(DType dtype) {
   return bytes[int(dtype)];
 }
 
+/// "f32", "bf16", "bool", ...
 constexpr std::string_view name_of(DType dtype) {
   constexpr std::string_view names[] = {"f32", "f64", "f16", "bf16", "i64", "i32", "i8", "u8", "bool", "c64", "c128"};
   return names[int(dtype)];
 }
 
-constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
+constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }  ///< f32, f64, f16 or bf16
+/// An integer dtype; bool is none.
 constexpr bool is_whole(DType dtype) { return dtype >= DType::i64 && dtype <= DType::u8; }
-constexpr bool is_complex(DType dtype) { return dtype >= DType::c64; }
-/// Of the parts of a complex dtype; of another, itself.
+constexpr bool is_complex(DType dtype) { return dtype >= DType::c64; }  ///< c64 or c128
+/// dtype of the parts of a complex dtype; other dtypes are returned as they are.
 constexpr DType real_dtype(DType dtype) {
   return dtype == DType::c64 ? DType::f32 : dtype == DType::c128 ? DType::f64 : dtype;
 }
 
-/// "f32" or "float32", "bf16" or "bfloat16", ...; Error names the known ones.
+/// Parses "f32" or "float32", "bf16" or "bfloat16", ...; the Error names all known names.
 DType parse_dtype(std::string_view name);
 
+/// Prints name_of().
 std::ostream& operator<<(std::ostream& out, DType dtype);
 
-/// The DType of a C++ type.
+/// The DType of a C++ element type.
 template <class T>
 inline constexpr DType dtype_of = [] {
   static_assert(sizeof(T) == 0, "not an element type");
@@ -59,12 +64,14 @@ template <> inline constexpr DType dtype_of<bool> = DType::boolean;
 template <> inline constexpr DType dtype_of<std::complex<float>> = DType::c64;
 template <> inline constexpr DType dtype_of<std::complex<double>> = DType::c128;
 
+/// True for std::complex.
 template <class T> inline constexpr bool is_complex_type = false;
 template <class T> inline constexpr bool is_complex_type<std::complex<T>> = true;
 
+/// Throws the Error of dispatch(), which lists the expected dtypes.
 [[noreturn]] void fail_dtype(const char* op, DType got, const DType* expected, int count);
 
-/// Calls fn.template operator()<T>() with the T of `dtype`, which must be one of Types:
+/// Calls fn.template operator()<T>() with the C++ type T of `dtype`, which must be one of Types, else Error:
 /// dispatch<float, double>(x.dtype(), "softmax", [&]<class T> { ... }).
 template <class... Types, class Fn> void dispatch(DType dtype, const char* op, Fn&& fn) {
   const bool done = ((dtype == dtype_of<Types> ? (fn.template operator()<Types>(), true) : false) || ...);

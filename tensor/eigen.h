@@ -1,5 +1,6 @@
 #pragma once
-// Tensors as Eigen's matrices and back, without a copy. Not part of lockstep.h: who includes this compiles Eigen.
+// Tensors as Eigen matrices and back, without a copy. Not part of lockstep.h, because it includes Eigen.
+//
 //   lockstep::eigen::map<float>(x).row(0) *= 2;
 #include <Eigen/Core>
 #include <utility>
@@ -8,12 +9,14 @@
 
 namespace lockstep::eigen {
 
+/// A row-major Eigen matrix.
 template <class T> using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+/// A view of a tensor as an Eigen matrix with any strides.
 template <class T> using Map = Eigen::Map<Matrix<T>, Eigen::Unaligned, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
 
-/// The elements of a CPU tensor of type T where they lie, with any strides: (m, n), a vector (n) as one column, a
-/// scalar as (1, 1). It holds no memory: keep the tensor. The tape does not see what is written through it: call
-/// x.storage()->bump_version("eigen") after that, where x may be saved for backward.
+/// The elements of a CPU tensor of type T in place, with any strides: a matrix (m, n); a vector (n) as one column; a
+/// scalar as (1, 1). The map does not own the memory: keep the tensor alive. Autograd does not see writes through it;
+/// call x.storage()->bump_version("eigen") after writing if x may be saved for backward.
 template <class T> Map<T> map(const Tensor& x) {
   LOCKSTEP_CHECK(x.defined() && x.dim() <= 2, "[eigen] expected a tensor of at most 2 dims");
   LOCKSTEP_CHECK(x.dtype() == dtype_of<T> && x.device().is_cpu(), "[eigen] expected ", dtype_of<T>, " on the CPU, got ",
@@ -24,8 +27,8 @@ template <class T> Map<T> map(const Tensor& x) {
   return Map<T>(x.numel() == 0 ? nullptr : x.data<T>(), rows, columns, {down, across});
 }
 
-/// A tensor on this matrix's memory, which it takes over: nothing is copied, and nothing can dangle. (m, n), or (n) of
-/// a vector; a matrix by columns gives a tensor with such strides. A matrix of yours is copied first: map(Matrix(a)).
+/// A tensor that takes over this matrix and its memory without a copy: (m, n), or (n) for a vector. A column-major
+/// matrix gives a tensor with such strides. To keep your matrix, pass a copy: map(Matrix(a)).
 template <class T, int rows, int columns, int options>
 requires(rows == Eigen::Dynamic || columns == Eigen::Dynamic) Tensor
     map(Eigen::Matrix<T, rows, columns, options>&& matrix) {

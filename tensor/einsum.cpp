@@ -1,3 +1,4 @@
+// Replaces the ellipsis of an einsum equation by letters. See einsum.h.
 #include "tensor/einsum.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@ namespace {
 
 constexpr const char* dots = "...";
 
-/// Letters of one operand or of the output, with at most one ellipsis.
+/// Number of letters of one operand or of the output, which may have one ellipsis.
 size_t letters_of(const std::string& names, const std::string& equation) {
   const size_t points = size_t(std::count(names.begin(), names.end(), '.'));
   LOCKSTEP_CHECK(points == 0 || (points == 3 && names.find(dots) != std::string::npos),
@@ -36,7 +37,7 @@ SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shap
     if ((c <= 'Z' || c >= 'a') && text.find(c) == std::string::npos) unused += c;
 
   SpelledOut whole{{}, shapes};
-  std::vector<int64_t> sizes;  // of the dots' dims, the last one first
+  std::vector<int64_t> sizes;  // sizes of the ellipsis' dims, last dim first
   std::vector<size_t> counts(inputs.size(), 0);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const size_t letters = letters_of(inputs[i], equation), start = inputs[i].find(dots);

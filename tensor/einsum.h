@@ -1,5 +1,5 @@
 #pragma once
-// The ellipsis of einsum. Internal: for ops_matmul.cpp, here and in autograd/.
+// The ellipsis of einsum. Internal: for einsum() of Tensor and of Variable.
 #include <string>
 #include <vector>
 
@@ -7,19 +7,21 @@
 
 namespace lockstep {
 
+/// An equation without ellipsis, and the shapes of its operands.
 struct SpelledOut {
-  std::string equation;       ///< with letters in place of the dots
-  std::vector<Shape> shapes;  ///< to which the operands are to be expanded first
+  std::string equation;       ///< with letters in place of ...
+  std::vector<Shape> shapes;  ///< shapes to which the operands must first be expanded
 };
-/// The dims that dots stand for get letters of their own, from the right, and broadcast. Without an arrow they come
-/// first in the output.
+/// Gives the dims of an ellipsis letters of their own, aligned from the right; they broadcast. Without -> they come
+/// first in the output. Error for a malformed equation or sizes that do not broadcast.
 SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shapes);
 
+/// Result of without_ellipsis().
 template <class Value> struct EllipsisFree {
   std::string equation;
   std::vector<Value> operands;
 };
-/// The same of operands, as views.
+/// spell_out() applied to operands, which are expanded as views.
 template <class Value>
 EllipsisFree<Value> without_ellipsis(const std::string& equation, const std::vector<Value>& operands) {
   std::vector<Shape> shapes;

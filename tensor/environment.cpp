@@ -1,3 +1,4 @@
+// The list of LOCKSTEP_* variables, and reading them. See environment.h.
 #include "tensor/environment.h"
 
 #include <unistd.h>
@@ -17,7 +18,7 @@ namespace {
 using Kind = EnvironmentVariable::Kind;
 using Words = std::vector<std::string>;
 
-// Tests have variables of their own, which no program of ours reads: the fake runtime's, a suite's.
+// Variables of tests, which no program reads: those of the fake CUDA runtime and of test suites.
 constexpr std::string_view of_tests[] = {"LOCKSTEP_TEST_",      "LOCKSTEP_FAKE_", "LOCKSTEP_SOAK_",
                                          "LOCKSTEP_GOLDEN_DIR", "LOCKSTEP_DEPS",  "LOCKSTEP_INTEROP_CHILD"};
 
@@ -60,7 +61,7 @@ void check(const EnvironmentVariable& v, const std::string& text) {
                  text.substr(0, 80), text.size() > 80 ? "..." : "", "'", suggestion(text.substr(0, 80), v.words));
 }
 
-/// What an entry of the environment sets; null where it is none of ours. Error for one that is not in the list.
+/// The variable that an entry of the environment sets; null if it is not one of Lockstep's. Error for an unknown name.
 const EnvironmentVariable* variable_of(std::string_view entry) {
   if (!entry.starts_with("LOCKSTEP_")) return nullptr;
   for (const std::string_view prefix : of_tests)
@@ -130,7 +131,8 @@ const std::vector<EnvironmentVariable>& environment_variables() {
 std::optional<std::string> environment(const char* name) {
   const EnvironmentVariable* v = find(name);
   LOCKSTEP_CHECK(v, "[environment] expected a variable of the list in tensor/environment.cpp, got ", name);
-  // A program of one's own asks for what it needs only; what is misspelt must not go unseen there either.
+  // Check all names here too, since a user's program may never call check_environment() and a typo must not go
+  // unnoticed.
   for (char** entry = environ; entry && *entry; ++entry) variable_of(*entry);
   const char* text = std::getenv(name);
   if (!text || !*text) return std::nullopt;

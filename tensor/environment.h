@@ -1,31 +1,35 @@
 #pragma once
-// The LOCKSTEP_* variables: one list, by which they are read, checked and documented (docs/environment.md).
+// The LOCKSTEP_* environment variables: one list from which they are read, checked and documented
+// (docs/environment.md).
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace lockstep {
 
+/// A row of the list.
 struct EnvironmentVariable {
+  /// Type of the value. flag: 0 or 1; whole: an integer; seconds: a number; word: one of `words`.
   enum class Kind { text, flag, whole, seconds, word };
   const char* name;
   Kind kind;
-  const char *fallback, *doc;           ///< what counts when it is not set, for people
-  double least = 0, most = 0;           ///< whole and seconds
-  std::vector<std::string> words = {};  ///< word
+  const char *fallback, *doc;           ///< default and description, for people
+  double least = 0, most = 0;           ///< range of whole and seconds
+  std::vector<std::string> words = {};  ///< values of word
 };
+/// All variables.
 const std::vector<EnvironmentVariable>& environment_variables();
 
-/// The value of a variable of the list; nothing when it is not set or empty. Error when it is none of what the list
-/// says, and for a LOCKSTEP_* variable of this process that is not in the list, with the nearest name.
+/// The value of a variable of the list; nothing if it is unset or empty. Error when the value is not allowed, and when
+/// any LOCKSTEP_* variable of the process is not in the list; it suggests the nearest name.
 std::optional<std::string> environment(const char* name);
-/// The same for a number.
+/// environment() as a number.
 std::optional<double> environment_number(const char* name);
-/// The same for a flag: 0 is false, anything else true.
+/// environment() as a flag: 1 is true, 0 is false. Unset is false, whatever default the list documents.
 bool environment_flag(const char* name);
-/// The same for all of them, for programs that say so before they start.
+/// Checks all LOCKSTEP_* variables of the process, so that programs can report errors at their start.
 void check_environment();
-/// docs/environment.md.
+/// The text of docs/environment.md.
 std::string environment_reference();
 
 }  // namespace lockstep

@@ -1,3 +1,4 @@
+// Fourier transforms along one dim, by the kernels; fft.inc adds the composed functions. See fft.h.
 #include "tensor/fft.h"
 
 #include <cmath>
@@ -8,7 +9,7 @@
 namespace lockstep::fft {
 namespace {
 
-/// Calls the kernel on rows along `dim`.
+/// Calls the kernel on x as rows along `dim`; the result has `size` elements per row.
 template <class Kernel> Tensor along(const Tensor& x, int64_t dim, int64_t size, DType dtype, Kernel kernel) {
   const Tensor rows = x.transpose(dim, -1).contiguous();
   Shape shape = rows.shape();

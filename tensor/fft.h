@@ -1,12 +1,13 @@
 #pragma once
-// Discrete Fourier transforms on Tensor, on the CPU; autograd/fft.h has the same names for Variable.
+// Discrete Fourier transforms on Tensor, on the CPU only; autograd/fft.h has the same names for Variable.
 #include <optional>
 
 #include "tensor/complex.h"
 
 namespace lockstep::fft {
 
-/// Which transform is divided by the number of elements: the inverse one, both by its square root, the forward one.
+/// Which transform is scaled, n elements: `backward` divides the inverse by n, `ortho` both by sqrt(n), `forward` the
+/// forward transform by n.
 enum class Norm { backward, ortho, forward };
 
 #define Value Tensor
@@ -14,11 +15,12 @@ enum class Norm { backward, ortho, forward };
 #include "tensor/fft.def"
 #undef Value
 
-/// Frequencies of fft() and rfft() of n samples taken d apart, in cycles of the unit of d.
+/// Frequencies of the bins of fft() for n samples with spacing d, in cycles per unit of d: 0, 1, ..., -2, -1 over n d.
 Tensor fftfreq(int64_t n, double d = 1, TensorOptions options = {});
+/// Frequencies of the bins of rfft(): 0, 1, ..., n / 2 over n d.
 Tensor rfftfreq(int64_t n, double d = 1, TensorOptions options = {});
 
-namespace detail {  // along one dim, x as long as the transform (or as half of it, for real results)
+namespace detail {  // along one dim; x has the transform's length already (complex_to_real: half of it)
 Tensor complex_to_complex(const Tensor& x, int64_t dim, bool inverse, double scale);
 Tensor real_to_complex(const Tensor& x, int64_t dim, double scale);
 Tensor complex_to_real(const Tensor& x, int64_t n, int64_t dim, double scale);

@@ -1,10 +1,13 @@
 #pragma once
-// Floats in 8 bits as storage, rounded to nearest even: the codes of CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2, and of
-// PyTorch's float8_e4m3fn and float8_e5m2. What is too large, infinities too, becomes the largest number (saturates),
-// and NaN stays NaN.
+// 8-bit floats as storage, rounded to nearest even: the codes of CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2, and of
+// PyTorch's float8_e4m3fn and float8_e5m2. Values beyond the range, infinities included, saturate to the largest
+// number; NaN stays NaN.
 //
-//   e4m3   sign, 4 bits of exponent, 3 of mantissa   up to 448, no infinity    steps of 2^-9 below 2^-6
-//   e5m2   sign, 5 and 2: the upper half of an f16   up to 57344               steps of 2^-16 below 2^-14
+//   format   exponent   mantissa   largest               subnormals
+//   e4m3     4 bits     3 bits     448, no infinity      multiples of 2^-9 below 2^-6
+//   e5m2     5 bits     2 bits     57344                 multiples of 2^-16 below 2^-14
+//
+// e5m2 is the upper half of an f16.
 #include <bit>
 #include <cstdint>
 
@@ -13,15 +16,17 @@
 
 namespace lockstep {
 
+/// The largest finite number.
 constexpr float largest_fp8(Fp8Format format) { return format == Fp8Format::e4m3 ? 448.f : 57344.f; }
 
+/// The code nearest to a value.
 template <Fp8Format format> LOCKSTEP_HD inline uint8_t encode_fp8(float value) {
   constexpr int mantissa = format == Fp8Format::e4m3 ? 3 : 2, bias = format == Fp8Format::e4m3 ? 7 : 15;
   constexpr uint32_t nan = 0x7f, largest = format == Fp8Format::e4m3 ? 0x7e : 0x7b;
   constexpr int shift = 23 - mantissa;
   constexpr uint32_t first_normal = uint32_t(128 - bias) << 23;
   const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7fffffffu;
-  // A float in whose last place the smallest number stands: its addition rounds.
+  // A float whose last mantissa bit has the weight of the smallest subnormal: adding it rounds to a multiple of that.
   constexpr uint32_t steps = uint32_t(127 + 24 - bias - mantissa) << 23;
   const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(steps)) - steps;
   const uint32_t rounded = magnitude + ((1u << (shift - 1)) - 1) + (magnitude >> shift & 1u);
@@ -31,13 +36,14 @@ template <Fp8Format format> LOCKSTEP_HD inline uint8_t encode_fp8(float value) {
   return uint8_t(bits >> 24 & 0x80u) | uint8_t(code);
 }
 
+/// The value of a code; exact.
 template <Fp8Format format> LOCKSTEP_HD inline float decode_fp8(uint8_t code) {
   constexpr int mantissa = format == Fp8Format::e4m3 ? 3 : 2, bias = format == Fp8Format::e4m3 ? 7 : 15;
   const uint32_t sign = uint32_t(code & 0x80u) << 24, magnitude = code & 0x7fu;
   if (format == Fp8Format::e4m3 ? magnitude == 0x7f : magnitude > 0x7c) return std::bit_cast<float>(sign | 0x7fc00000u);
   if (format == Fp8Format::e5m2 && magnitude == 0x7c) return std::bit_cast<float>(sign | 0x7f800000u);
   constexpr float scale = std::bit_cast<float>(uint32_t(127 + 127 - bias) << 23);
-  const float scaled = std::bit_cast<float>(magnitude << (23 - mantissa)) * scale;  // subnormals, too
+  const float scaled = std::bit_cast<float>(magnitude << (23 - mantissa)) * scale;  // correct for subnormals, too
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled));
 }
 

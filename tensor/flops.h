@@ -1,11 +1,11 @@
 #pragma once
-// Multiply-accumulates of matrix products, convolutions and attention, counted where they are dispatched.
+// Work of matrix products, convolutions and attention, counted in multiply-accumulates where they are dispatched.
 #include <algorithm>
 #include <cstdint>
 
 namespace lockstep {
 
-/// Pairs of a query and a key that a head scores, when the queries are the last of `keys` tokens; causal and window as
+/// Number of (query, key) pairs that a head scores if the queries are the last of `keys` tokens; causal and window as
 /// in AttentionArgs.
 inline int64_t attended_pairs(int64_t queries, int64_t keys, bool causal, int64_t window = 0) {
   if (!causal) return queries * keys;
@@ -15,7 +15,8 @@ inline int64_t attended_pairs(int64_t queries, int64_t keys, bool causal, int64_
   return pairs;
 }
 
-/// While it lives, those of this thread are added up. Nested counters: the inner one counts for both.
+/// Counts the multiply-accumulates of this thread while it lives. Counts of an inner counter are added to the outer
+/// one.
 class MacCounter {
  public:
   MacCounter() : outer_(current_) { current_ = this; }
@@ -25,7 +26,9 @@ class MacCounter {
   }
   MacCounter(const MacCounter&) = delete;
   int64_t count() const { return count_; }
+  /// True if this thread has a counter.
   static bool active() { return current_ != nullptr; }
+  /// Adds to this thread's counter, if there is one.
   static void add(int64_t macs) {
     if (current_) current_->count_ += macs;
   }

@@ -1,3 +1,4 @@
+// Checks and fallbacks for matrices in 8-bit floats. See fp8.h.
 #include "tensor/fp8.h"
 
 #include "tensor/flops.h"

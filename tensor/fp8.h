@@ -1,34 +1,41 @@
 #pragma once
-// Matrices in 8-bit floats (tensor/float8.h) with one scale: number = code * scale_inv. docs/mixed-precision.md.
+// Matrices in 8-bit floats (tensor/float8.h) with one scale each: value = code * scale_inv. See
+// docs/mixed-precision.md.
 #include "tensor/float8.h"
 #include "tensor/tensor.h"
 
 namespace lockstep {
 
+/// "e4m3" or "e5m2".
 std::string_view name_of(Fp8Format format);
 
+/// Options of cast_fp8().
 struct Fp8CastArgs {
   Fp8Format format = Fp8Format::e4m3;
-  Tensor scale;      ///< f32 of one element, on x's device: codes are of x * scale
-  Tensor amax = {};  ///< the same; where given, it becomes the larger of itself and the largest |x|; NaN does not count
-  bool straight = true, turned = false;  ///< what is made
+  Tensor scale;  ///< f32 of one element on x's device; the codes encode x * scale
+  /// f32 of one element, optional: becomes the larger of itself and the largest |x|, ignoring NaN.
+  Tensor amax = {};
+  bool straight = true, turned = false;  ///< the results to make: codes, their transpose
 };
+/// Results of cast_fp8(), undefined if not asked for.
 struct Fp8Cast {
-  Tensor codes, turned;  ///< u8 (R, C), and its transpose (C, R)
+  Tensor codes, turned;  ///< u8 (R, C), and the transpose (C, R)
 };
-/// Codes of x (R, C), f32, f16 or bf16, each the nearest (half to even); what is too large saturates.
+/// Encodes x (R, C), f32, f16 or bf16: each code is the nearest one (ties to even); values beyond the range saturate.
 Fp8Cast cast_fp8(const Tensor& x, const Fp8CastArgs& args);
-/// Numbers of codes, without a scale: exact in f32 and bf16.
+/// The values of codes without a scale, exact; dtype f32 or bf16.
 Tensor read_fp8(const Tensor& codes, Fp8Format format, DType dtype = f32);
 
+/// A matrix in 8-bit floats with one scale.
 struct Fp8Matrix {
   Tensor codes;  ///< u8 (rows, K), contiguous
   Fp8Format format;
   Tensor scale_inv;  ///< f32 of one element, on the same device
 };
-/// a b^T + bias, (M, K) and (N, K) to (M, N): summed in f32, times both scales, plus bias (N) of dtype (f32, f16,
-/// bf16), rounded once. On CUDA devices from 8.9 on by cuBLASLt, where all sizes are multiples of 16 and one of the two
-/// is e4m3; elsewhere by a product of bf16, which has the same numbers.
+/// a b^T + bias, for a (M, K) and b (N, K): (M, N). Summed in f32, multiplied by both scales, plus bias (N) in the
+/// result's dtype (f32, f16 or bf16), rounded once. CUDA devices of compute capability 8.9 or more use cuBLASLt if all
+/// sizes are multiples of 16 and at least one operand is e4m3; otherwise the product is computed in bf16, which holds
+/// the codes exactly.
 Tensor matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias = {}, DType dtype = bf16);
 
 }  // namespace lockstep

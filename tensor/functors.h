@@ -1,8 +1,8 @@
 #pragma once
-// Pointwise operations: the value of each, and beside it the derivative times the incoming gradient g. CPU and CUDA
-// kernels, and through `reads` what autograd keeps, follow from here. T is float, double, int64_t, int32_t, or uint8_t
-// for bool. Conventions at kinks are PyTorch's. NaN goes through every function: that is why comparisons are turned the
-// way they are.
+// Functors of the pointwise operations (pointwise.def says what each computes): the value, and the derivative times the
+// incoming gradient g. They generate the CPU and CUDA kernels, and `reads` tells autograd what to save. T is float,
+// double, int64_t, int32_t, or uint8_t for bool. Derivatives at kinks follow PyTorch. NaN must pass through every
+// function; this decides the direction of the comparisons.
 #include <type_traits>
 
 #include "tensor/math.h"
@@ -13,33 +13,34 @@ namespace lockstep::functor {
 /// The scalar parameters of an operation.
 template <class T> struct Params { T p, q; };
 
-/// What the derivative of a unary operation reads beside the gradient. zero: it is 0 everywhere.
+/// The saved tensor that the derivative of a unary operation reads. zero: the derivative is 0 everywhere.
 enum class Reads : uint8_t { none, input, output, zero };
 
-/// Operands that a derivative of a binary operation reads, as bits.
+/// The operands that a derivative of a binary operation reads, as bits.
 inline constexpr int nothing = 0, reads_a = 1, reads_b = 2, both = 3;
 
-/// Operations that cost more than moving their operands: worth a second thread earlier.
+/// Base of operations that cost more than moving their operands: they use several threads at smaller sizes.
 struct Costly {
   static constexpr bool costly = true;
 };
 
-// Derivatives are written with what exists for numbers and for variables on the tape (autograd/symbol.h), which can be
-// differentiated again: found by the type of T, so without math:: before them.
+// Derivatives use only functions that exist both for numbers and for symbols on the tape (autograd/symbol.h), so that
+// they can be differentiated again. Argument-dependent lookup finds the right one: hence no math:: in front.
 using math::cos, math::erf, math::exp, math::exp_coarse, math::exp_normal, math::expm1, math::log, math::log1p;
 using math::floor_divide, math::log2, math::minus, math::plus, math::sigmoid, math::sin, math::tanh, math::times;
-/// condition ? a : b, of values that are there
+/// condition ? a : b; both are evaluated.
 template <class T> LOCKSTEP_HD T select(bool condition, T a, T b) { return condition ? a : b; }
-template <class T> LOCKSTEP_HD T power(T x, T y) { return T(std::pow(x, y)); }
-template <class T> LOCKSTEP_HD T logarithm(T x) { return T(std::log(x)); }
+template <class T> LOCKSTEP_HD T power(T x, T y) { return T(std::pow(x, y)); }  ///< x^y
+template <class T> LOCKSTEP_HD T logarithm(T x) { return T(std::log(x)); }      ///< natural logarithm
 template <class T> LOCKSTEP_HD T digamma(T x) { return T(math::digamma(x)); }
 template <class T> LOCKSTEP_HD T trigamma(T x) { return T(math::trigamma(x)); }
 template <class T> LOCKSTEP_HD T tetragamma(T x) { return T(math::tetragamma(x)); }
 
+/// x clamped to [low, high].
 template <class T> LOCKSTEP_HD T clip(T x, T low, T high) {
   x = x < low ? low : x;
   x = x > high ? high : x;
-  return (low == low) & (high == high) ? x : low + high;  // a bound that is NaN bounds nothing, and is seen
+  return (low == low) & (high == high) ? x : low + high;  // a NaN bound gives NaN
 }
 
 #define LOCKSTEP_VALUE template <class T> LOCKSTEP_HD static T value([[maybe_unused]] T x, [[maybe_unused]] Params<T> a)
@@ -109,10 +110,11 @@ struct RdivScalar {
 };
 struct Clamp {
   LOCKSTEP_VALUE { return clip(x, a.p, a.q); }
-  LOCKSTEP_GRAD(input) { return select((input > a.p) & (input < a.q), g, T(0)); }  // 0 at its bounds, as PyTorch 2.15
+  // 0 at the bounds, as in PyTorch 2.15
+  LOCKSTEP_GRAD(input) { return select((input > a.p) & (input < a.q), g, T(0)); }
 };
 
-// --- rounding; round goes to even ---
+// --- rounding; Round goes to the even number on ties ---
 struct Floor {
   LOCKSTEP_VALUE { return std::floor(x); }
   LOCKSTEP_GRAD(zero) { return T(0); }
@@ -156,7 +158,7 @@ struct Log1p : Costly {
   LOCKSTEP_GRAD(input) { return g / (T(1) + input); }
 };
 
-/// Elements beyond trig_limit take the slow way, one by one (f32 only).
+/// f32 elements with a magnitude of trig_limit or more are computed one by one, in f64.
 struct Trigonometric : Costly {
   template <class T> LOCKSTEP_HD static bool is_large(T x) { return !(std::fabs(x) < T(math::trig_limit)); }
 };
@@ -198,9 +200,9 @@ struct Softplus : Costly {  // p: beta, q: threshold
 };
 
 // --- activations ---
-/// A derivative times g that has long been 0 below `low` and 1 above `high`, where `inside` may be 0 times infinity. It
-/// is chosen here at the end: an x that is clipped before is a constant there, with which compilers compute g's product
-/// for every element too, and denormal results are slow.
+/// The derivative times g of an activation that is constant 0 far below and 1 far above: 0 for x < low, g for x > high,
+/// `inside` between, which may be NaN outside. The selection comes last on purpose: if x were clipped first, compilers
+/// would treat it as a constant there and still compute g's product, and denormal results are slow.
 template <class T> LOCKSTEP_HD T settled(T x, T low, T high, T g, T inside) {
   return select(x > high, g, select(x < low, T(0), inside));
 }
@@ -221,7 +223,7 @@ struct Silu : Costly {
   LOCKSTEP_VALUE { return x * sigmoid(x); }
   LOCKSTEP_GRAD(input) {
     const T e = exp_normal(-input), s = T(1) / (T(1) + e);
-    return settled(input, T(-85), T(85), g, g * (s + input * s * (e * s)));  // e s is 1 - s, without its rounding
+    return settled(input, T(-85), T(85), g, g * (s + input * s * (e * s)));  // e s = 1 - s without cancellation
   }
 };
 struct Mish : Costly {  // x tanh(softplus(x)); with e = e^x and n = e (e + 2) the tanh is n / (n + 2)
@@ -286,7 +288,7 @@ struct PowScalar : Costly {
 #undef LOCKSTEP_VALUE
 #undef LOCKSTEP_GRAD
 
-// --- of two operands: grad0 is towards a, grad1 towards b ---
+// --- two operands: grad0 is the derivative towards a, grad1 towards b ---
 #define LOCKSTEP_VALUE2 template <class T> LOCKSTEP_HD static T value(T a, T b)
 #define LOCKSTEP_GRAD2(part, kept)          \
   static constexpr int reads_##part = kept; \
@@ -330,7 +332,7 @@ struct Pow : Costly {
   LOCKSTEP_GRAD2(grad0, both) { return select(b == T(0), T(0), g * (b * power(a, b - T(1)))); }
   LOCKSTEP_GRAD2(grad1, both) { return select((a == T(0)) & (b >= T(0)), T(0), g * (power(a, b) * logarithm(a))); }
 };
-struct Maximum {  // at a tie half the gradient goes to each
+struct Maximum {  // at a tie each operand gets half the gradient
   LOCKSTEP_VALUE2 { return (a > b) | (a != a) ? a : b; }
   LOCKSTEP_GRAD2(grad0, both) { return select(a < b, T(0), select(a == b, g / T(2), g)); }
   LOCKSTEP_GRAD2(grad1, both) { return select(b < a, T(0), select(a == b, g / T(2), g)); }
@@ -340,7 +342,7 @@ struct Minimum {
   LOCKSTEP_GRAD2(grad0, both) { return select(a > b, T(0), select(a == b, g / T(2), g)); }
   LOCKSTEP_GRAD2(grad1, both) { return select(b > a, T(0), select(a == b, g / T(2), g)); }
 };
-struct SiluMul : Costly {  // silu(a) b: a gate and what it lets through (Shazeer, 2020)
+struct SiluMul : Costly {  // silu(a) b, the gated unit of SwiGLU (Shazeer, 2020)
   LOCKSTEP_VALUE2 { return a * sigmoid(a) * b; }
   LOCKSTEP_GRAD2(grad0, both) { return Silu::grad(g * b, a, {}); }
   LOCKSTEP_GRAD2(grad1, reads_a) { return g * (a * sigmoid(a)); }
@@ -374,11 +376,11 @@ struct LogicalOr {
   template <class T> LOCKSTEP_HD static bool value(T a, T b) { return (a != T(0)) | (b != T(0)); }
 };
 
-// --- without a line in pointwise.def ---
+// --- operations without a row in pointwise.def ---
 struct Addcmul {
   template <class T> LOCKSTEP_HD static T value(T x, T b, T c, Params<T> a) { return plus(x, times(times(a.p, b), c)); }
 };
-struct Lerp {  // from the nearer end, so that weight 1 gives b exactly
+struct Lerp {  // computed from the nearer end, so that weight 1 gives b exactly
   template <class T> LOCKSTEP_HD static T value(T x, T b, Params<T> a) {
     return a.p < T(0.5) ? x + a.p * (b - x) : b - (b - x) * (T(1) - a.p);
   }

@@ -1,12 +1,12 @@
-// Recorded work: see graph.h.
+// Graphs: recorded work. See graph.h.
 //
-// Random numbers. A kernel that is recorded reads its key from a table in the device's memory, at a place of its own:
+// Random numbers. A recorded kernel reads its key from a slot of its own in a table in device memory:
 //
-//   recording   draws at calls c, c+1, c+1 again (a checkpoint's second forward), c+3      table: c+0, c+1, c+3
-//   replay      generator at call d ─▶ a kernel whose arguments are the keys of d+0, d+1, d+3 writes them to the table
-//               ─▶ recorded work ─▶ generator at d+4
+//   recording   draws at calls c, c+1, c+1 again (second forward of a checkpoint), c+3    table: c+0, c+1, c+3
+//   replay      generator at call d  ─▶  a kernel writes the keys of d+0, d+1, d+3 (its arguments) to the table
+//                                    ─▶  recorded work  ─▶  generator at d+4
 //
-// So a number has the key that it has without a graph, whoever seeds or sets the generator between replays. Other
+// So each number has the same key as without a graph, even if the generator is seeded or set between replays. Other
 // micro-batches are counted from the one at the start, and their calls from 0.
 #include "tensor/graph.h"
 
@@ -28,16 +28,16 @@ struct Graph::Random {
   explicit Random(Device device) : apart(device) {}
   const RandomState start = random_state();
   struct Draw {
-    uint64_t micro_batch, call;  // counted from `start`, the call where the micro-batch is that one
+    uint64_t micro_batch, call;  // relative to `start`; call: only in the same micro-batch
     auto operator<=>(const Draw&) const = default;
   };
   std::map<Draw, size_t> place;
-  std::vector<Draw> draws;  // by place
-  // Keys are written before a replay, so they need memory that nothing in it had earlier: that of a stream of their
-  // own.
+  std::vector<Draw> draws;  // inverse of `place`
+  // The keys are written before a replay, so they need memory that nothing else in the replay uses: memory of a
+  // separate stream.
   Stream apart;
-  std::vector<Tensor> tables;  // for keys_at_once keys each
-  Draw end{};                  // where a replay leaves the generator
+  std::vector<Tensor> tables;  // keys_at_once keys each
+  Draw end{};                  // state in which a replay leaves the generator
 
   bool is_of(const RandomState& now) const {
     return now.seed == start.seed && now.step == start.step &&
@@ -73,7 +73,7 @@ struct Capture {
 thread_local Capture* current = nullptr;
 std::atomic<uint32_t> begun{0};
 
-/// For the time of a call.
+/// Sets `current` during a call.
 struct Capturing {
   Capturing(Device device, Graph::Random* random) : capture{device, random} { current = &capture; }
   ~Capturing() { current = nullptr; }

@@ -1,17 +1,17 @@
 #pragma once
-// A piece of work recorded once and started again with one call: a step of many small kernels then costs the host
-// microseconds instead of a launch each. CUDA graphs underneath; on the CPU the function itself runs again.
+// Graph: work recorded once and replayed with one call. A step of many small kernels then costs the host microseconds
+// instead of one launch per kernel. Uses CUDA graphs; on the CPU a replay calls the function again.
 //
 //   Tensor x = empty({64, 784}, {.device = cuda}), loss;
 //   Graph step(cuda);
-//   step.capture([&] {                      // zero_grad(true): the gradients stay where they are
-//     optimizer.zero_grad(true);
+//   step.capture([&] {
+//     optimizer.zero_grad(true);            // true: gradients keep their memory
 //     Variable l = mse_loss(model(x), y);
 //     l.backward();
 //     loss = l.tensor();
 //   });
 //   for (const auto& batch : batches) {
-//     x.copy_(batch);                       // new values into the same tensors
+//     x.copy_(batch);                       // new values in the same tensor
 //     step.replay();
 //     optimizer.step();
 //   }
@@ -25,6 +25,7 @@
 
 namespace lockstep {
 
+/// Recorded work on one device. Movable.
 class Graph {
  public:
   explicit Graph(Device device);
@@ -32,41 +33,44 @@ class Graph {
   Graph& operator=(Graph&& other) noexcept;
   ~Graph();
 
-  /// Calls `body` twice: as it is, so that whatever is made on first use exists, and then to record what it puts on the
-  /// device. Every replay repeats exactly that: shapes, numbers from the host and addresses stay as they were. Tensors
-  /// that it reads stay alive as long as the graph; what it makes has values after the first replay, and keeps its
-  /// memory as long as the graph. What is to be written before a replay must be made before, as memory of the recording
-  /// may have held something else earlier in it. Error where a replay would go wrong: reading values on the host,
-  /// operations on the CPU, waiting. A step of an optimizer wants Optimizer::before_replay() before each replay. After
-  /// an Error there is no recording.
+  /// Calls `body` twice: once normally, so that everything created on first use exists, and once to record its work on
+  /// the device. A replay repeats exactly that work: shapes, numbers from the host and addresses stay the same.
   ///
-  /// Random numbers are those of the generator at each replay, which then stands where the function would have left it:
-  /// the bits of the function itself. It may go on to other micro-batches of the step (set_random_step), which are
-  /// counted from the first. Recording draws none.
+  /// Memory. Tensors that `body` reads stay alive as long as the graph. Tensors that it creates have values after the
+  /// first replay, and keep their memory as long as the graph. Tensors written before a replay must be created before
+  /// the capture, because memory of the recording may hold other data at another time of the replay.
+  ///
+  /// Errors. Throws where a replay would go wrong: reading values on the host, operations on the CPU, waiting. After an
+  /// Error nothing is recorded. A recorded optimizer step needs Optimizer::before_replay() before each replay.
+  ///
+  /// Random numbers. A replay draws from the generator as `body` itself would, with the same bits, and leaves it in the
+  /// same state. `body` may go on to other micro-batches of the step (set_random_step), which are counted from the
+  /// first. Recording draws no numbers.
   void capture(const std::function<void()>& body);
-  /// The second half of capture(), for who has called `body`, or the same with other values, already.
+  /// The second half of capture(), for a caller that has already run `body` (perhaps with other values).
   void record(const std::function<void()>& body);
   /// Puts the recorded work on this thread's current stream. One replay at a time.
   void replay();
-  bool is_captured() const { return handle_ || body_; }
+  bool is_captured() const { return handle_ || body_; }  ///< true after capture() or record()
 
-  /// Whether this thread records now.
+  /// True while this thread captures, on any device.
   static bool is_capturing();
-  /// The same on another device than the CPU: what is done on the host now is not repeated.
+  /// True while this thread records on another device than the CPU; work on the host is then not replayed.
   static bool is_recording();
-  /// Recordings that were begun in this process: memory that is older than one of them is kept for it.
+  /// Number of recordings begun in this process. Memory that is older than a recording is kept for it when freed.
   static uint32_t recordings();
 
+  /// Random numbers of the recording, see graph.cpp.
   struct Random;
 
  private:
   Device device_;
-  void* handle_ = nullptr;      // of the backend
-  std::function<void()> body_;  // on the CPU
+  void* handle_ = nullptr;      // the backend's graph
+  std::function<void()> body_;  // the function, on the CPU
   std::unique_ptr<Random> random_;
 };
 
-/// For next_random_key(): the key of a draw on `device` that this thread records; none when it does not record.
+/// For next_random_key(): the key of a recorded draw on `device`; none if this thread does not record.
 std::optional<PhiloxKey> recorded_random_key(Device device, const RandomState& now);
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
 #pragma once
-// 16-bit floats as storage: the same bits as CUDA's __half and __nv_bfloat16. Arithmetic is done in f32. On the card
-// one instruction converts.
+// 16-bit floats as storage, with the bits of CUDA's __half and __nv_bfloat16. Arithmetic is done in f32; on the GPU one
+// instruction converts.
 #include <bit>
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// IEEE binary16. Conversion from float rounds to nearest even, keeps NaN and infinities, flushes nothing.
+/// IEEE binary16. Conversion from float rounds to nearest even and keeps NaN, infinities and subnormals.
 struct Half {
   uint16_t bits = 0;
 
@@ -16,6 +16,7 @@ struct Half {
   LOCKSTEP_HD explicit Half(float value) : bits(encode(value)) {}
   LOCKSTEP_HD explicit operator float() const { return decode(bits); }
 
+  /// The float with the value of these bits; exact.
   LOCKSTEP_HD static float decode(uint16_t h) {
 #if defined(__CUDA_ARCH__)
     float wide;
@@ -31,6 +32,7 @@ struct Half {
 #endif
   }
 
+  /// The bits of the nearest Half.
   LOCKSTEP_HD static uint16_t encode(float value) {
 #if defined(__CUDA_ARCH__)
     uint16_t rounded;
@@ -41,8 +43,8 @@ struct Half {
     const uint16_t sign = uint16_t((f >> 16) & 0x8000u);
     const uint32_t magnitude = f & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return uint16_t(sign | 0x7e00u);   // NaN
-    if (magnitude >= 0x477ff000u) return uint16_t(sign | 0x7c00u);  // rounds to infinity
-    if (magnitude < 0x38800000u) {                                  // subnormal: let float addition round
+    if (magnitude >= 0x477ff000u) return uint16_t(sign | 0x7c00u);  // overflows to infinity
+    if (magnitude < 0x38800000u) {                                  // subnormal: float addition rounds
       const float rounded = std::bit_cast<float>(magnitude) + 0.5f;
       return uint16_t(sign | (std::bit_cast<uint32_t>(rounded) - 0x3f000000u));
     }
@@ -51,7 +53,7 @@ struct Half {
   }
 };
 
-/// The upper half of a float. Conversion rounds to nearest even and keeps NaN.
+/// bfloat16, the upper half of a float. Conversion from float rounds to nearest even and keeps NaN.
 struct BFloat16 {
   uint16_t bits = 0;
 
@@ -59,6 +61,7 @@ struct BFloat16 {
   LOCKSTEP_HD explicit BFloat16(float value) : bits(encode(value)) {}
   LOCKSTEP_HD explicit operator float() const { return std::bit_cast<float>(uint32_t(bits) << 16); }
 
+  /// The bits of the nearest BFloat16.
   LOCKSTEP_HD static uint16_t encode(float value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     uint16_t rounded;

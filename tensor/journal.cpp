@@ -1,3 +1,4 @@
+// Saves and restores bytes that operations overwrite. See journal.h.
 #include "tensor/journal.h"
 
 #include <algorithm>
@@ -25,7 +26,7 @@ void Storage::note_write() {
 void Journal::note(Storage& storage) {
   const auto same = [&](const Entry& entry) { return entry.place.storage().get() == &storage; };
   if (std::any_of(entries.begin(), entries.end(), same)) return;
-  const Rewind unseen({});  // the copy is nobody's state
+  const Rewind unseen({});  // so that the copy itself is not noted
   const MemoryScope scope(Memory::activation);
   const Tensor bytes(Ref<Storage>(&storage), 0, {storage.bytes()}, {1}, u8);
   entries.push_back({bytes, bytes.clone()});
@@ -36,14 +37,15 @@ Rewind::Rewind(const std::vector<Journal::Entry>& entries) : journal_(std::excha
   for (const Journal::Entry& entry : entries) {
     const Ref<Storage>& place = entry.place.storage();
     if (place->is_empty()) continue;
-    away_.push_back({place, entry.before.clone().storage(), place->version()});  // it may be wanted once more
+    // cloned, because another Rewind may need `before`
+    away_.push_back({place, entry.before.clone().storage(), place->version()});
     place->swap_bytes(*away_.back().bytes);
   }
 }
 
 Rewind::~Rewind() {
   for (Away& one : away_) {
-    one.place->refill();  // where somebody has emptied it
+    one.place->refill();  // if it was emptied meanwhile
     one.place->swap_bytes(*one.bytes);
     one.place->restore_version(one.version);
   }

@@ -1,21 +1,21 @@
 #pragma once
-// What a piece of a program writes over: state that was there before it began (running statistics, vectors of a power
-// method, counters), as it was then. So the piece can run a second time as it ran the first, and counts once.
+// Journal and Rewind: record and restore the state that a piece of code overwrites (running statistics, vectors of the
+// power method, counters), so that the code can run a second time from the same state and its effects count once.
 #include <vector>
 
 #include "tensor/tensor.h"
 
 namespace lockstep {
 
-/// While it lives, it keeps what operations of this thread write over for the first time; results that were made
-/// meanwhile are no state. Told by Storage::bump_version(), so not of writes through data().
+/// While it lives, saves the old bytes of every storage that operations of this thread overwrite, at the first write.
+/// Storages allocated meanwhile are no state. Storage::bump_version() reports writes; writes through data() go unseen.
 class Journal {
  public:
   Journal();
   ~Journal();
   Journal(const Journal&) = delete;
 
-  /// All bytes of a storage: where they are, and what they were.
+  /// A storage and a copy of its bytes before the first write.
   struct Entry {
     Tensor place, before;
   };
@@ -25,11 +25,11 @@ class Journal {
   friend class Storage;
   void note(Storage& storage);
   Journal* const outer_;
-  const uint64_t number_;  // grows; Storage::made_in_ is that of the innermost one
+  const uint64_t number_;  // increases; Storage::made_in_ holds the number of the innermost journal
 };
 
-/// While it lives, state is as it was before what these entries are of, and this thread keeps no journal; at its end
-/// state is as it was at its beginning, of the same version.
+/// While it lives, the storages in `entries` have their old bytes again, and this thread keeps no journal. The
+/// destructor restores the bytes and versions found at construction.
 class Rewind {
  public:
   explicit Rewind(const std::vector<Journal::Entry>& entries);
@@ -38,7 +38,7 @@ class Rewind {
 
  private:
   struct Away {
-    Ref<Storage> place, bytes;  // what it had lies in `bytes`
+    Ref<Storage> place, bytes;  // bytes: the contents that `place` had
     uint32_t version;
   };
   std::vector<Away> away_;

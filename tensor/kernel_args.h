@@ -1,5 +1,5 @@
 #pragma once
-// What kernels are told besides tensors: which function, and its options. The table of kernels is in tensor/kernels.h.
+// Arguments of kernels other than tensors: which function to compute, and its options. See tensor/kernels.h.
 #include <memory>
 #include <vector>
 
@@ -9,6 +9,7 @@
 
 namespace lockstep {
 
+/// All pointwise operations: the rows of pointwise.def, and three with operands of their own.
 enum class PointwiseOp : uint8_t {
 #define LOCKSTEP_UNARY(name, functor, types) name,
 #define LOCKSTEP_UNARY1(name, functor, types, p, d) name,
@@ -16,25 +17,29 @@ enum class PointwiseOp : uint8_t {
 #define LOCKSTEP_BINARY(name, functor, types) name,
 #define LOCKSTEP_COMPARE(name, functor) name,
 #include "tensor/pointwise.def"
-  where,    // (cond, a, b)
+  where,    // (condition, a, b)
   addcmul,  // a + p * b * c
   lerp,     // a + p * (b - a)
   count
 };
 
-/// Which function of an operation: its value, or the derivative towards operand 0 or 1 times the incoming gradient.
-/// The derivative of a unary reads (gradient, saved x or y), of a binary (gradient, a, b).
+/// The function that a pointwise kernel computes: the operation's value, or its derivative towards operand 0 or 1 times
+/// the incoming gradient. The derivative of a unary operation reads (gradient, saved input or output), of a binary one
+/// (gradient, a, b).
 enum class PointwisePart : uint8_t { value, grad0, grad1 };
 
+/// Scalar parameters of a pointwise operation, see pointwise.def.
 struct PointwiseArgs {
   Scalar p = 0, q = 0;
 };
 
+/// Reductions of Kernels::reduce.
 enum class ReduceOp : uint8_t { sum, mean, prod, max, min, any, all, sum_squares, logsumexp, var };
 
+/// Activation that is fused into a matrix product.
 enum class Activation : uint8_t { none, relu, gelu_tanh, gelu_erf, silu };
 
-/// out = activation(alpha * a b + beta * c + bias); `pre` (optional, with beta 0) receives the value before the
+/// out = activation(alpha * a b + beta * c + bias). `pre` (optional, with beta 0) receives the value before the
 /// activation.
 struct MatmulArgs {
   double alpha = 1, beta = 0;
@@ -43,117 +48,132 @@ struct MatmulArgs {
 
 struct Quantized;  // tensor/quantized.h
 struct Fp8Matrix;  // tensor/fp8.h
-/// Of floats in 8 bits (tensor/float8.h).
+/// 8-bit floating-point format, see tensor/float8.h.
 enum class Fp8Format : uint8_t { e4m3, e5m2 };
 
-/// How x meets a weight in codes. Not dynamic: x as it is, and the weight's values. dynamic (row8): each row of x in
-/// 8-bit codes of its own, too, and a product of whole numbers; but what is as large as `threshold` (0: nothing is)
-/// stays as it is.
+/// How x multiplies a quantized weight. By default x stays as it is, and codes become the weight's values. dynamic (for
+/// row8): each row of x is quantized to 8 bits too, and the product is one of integers, except that elements of x with
+/// a magnitude of at least `threshold` keep their values (LLM.int8(); 0: none do).
 struct QuantMatmulArgs {
   bool dynamic = false;
   double threshold = 0;
-  bool whole_columns = false;  ///< what one row has to keep, all do, as bitsandbytes has it: rows depend on each other
+  /// A column kept by one row is kept by all, as in bitsandbytes: rows then depend on each other.
+  bool whole_columns = false;
   Activation activation = Activation::none;
 };
 
+/// Kind of a recurrent cell; tanh and relu are plain recurrent networks.
 enum class RecurrentCell : uint8_t { tanh, relu, lstm, gru };
-/// Blocks of rows that its weights have, one for each gate.
+/// Number of gates: the blocks of H rows in the cell's weights.
 inline int64_t gates_of(RecurrentCell cell) {
   return cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1;
 }
 
-/// A layer's pass over time in one direction. Rows lie step after step: of step t, the first batch[t] sequences, of
-/// which no later step has more.
+/// One pass of a recurrent layer over time, in one direction. The rows of a packed input lie step after step: step t
+/// has batch[t] rows, those of the first batch[t] sequences. batch never grows from step to step.
 struct RecurrentArgs {
   RecurrentCell cell = RecurrentCell::lstm;
-  bool reverse = false;
-  std::vector<int64_t> batch;
+  bool reverse = false;        ///< from the last step to the first
+  std::vector<int64_t> batch;  ///< rows of each step
 };
 
-/// Two-dimensional; a 1-d convolution is one with height 1.
+/// Arguments of a 2-d convolution; a 1-d convolution has height 1.
 struct ConvArgs {
   Dims stride{1, 1}, padding{0, 0}, dilation{1, 1};
-  int64_t groups = 1;
+  int64_t groups = 1;  ///< divides input and output channels
 };
 
+/// Arguments of 2-d pooling, as in PyTorch.
 struct PoolArgs {
   Dims kernel{2, 2}, stride{2, 2}, padding{0, 0}, dilation{1, 1};
-  bool ceil_mode = false, count_include_pad = true;  // the latter for average pooling only
+  bool ceil_mode = false, count_include_pad = true;  ///< count_include_pad: average pooling only
 };
 
-/// How `in` numbers in a row become `out` others: number i is the sum over k < taps of weight[k * out + i] times number
-/// first[i] + k; what has weight 0 is not read. Empty lists: they stay as they are.
+/// Resampling of one dim from `in` to `out` elements: element i is the sum over k < taps of
+/// weight[k * out + i] * x[first[i] + k]; elements of weight 0 are not read. Empty lists mean the identity.
 struct ResampleAxis {
   int64_t in = 1, out = 1, taps = 1;
   std::vector<int32_t> first = {};
   std::vector<double> weight = {};
-  bool is_same() const { return first.empty(); }
+  bool is_same() const { return first.empty(); }  ///< true for the identity
 };
+/// The axes of a 2-d resampling.
 struct ResampleArgs {
   const ResampleAxis &rows, &columns;
 };
 
 struct BlockLayout;  // tensor/block_layout.h
 
+/// Options of attention(), see ops.h.
 struct AttentionArgs {
   double scale = 1;
-  bool causal = false;
-  int64_t window = 0;  // causal: a query sees its own key and the window - 1 before it; 0: all before it
-  double dropout = 0;  // probability; element (b, h, i, j) is keyed by its flat index and `key`
+  bool causal = false;  ///< query i sees keys up to its own position only
+  /// With causal: a query sees its own key and the window - 1 before it; 0: no limit.
+  int64_t window = 0;
+  /// Probability of dropping an attention weight; weight (b, h, i, j) is drawn from `key` by its flat index.
+  double dropout = 0;
   PhiloxKey key;
-  int64_t first_head = 0, all_heads = 0;           // of so many, in dropout's index and in the layout; 0: these are all
-  std::shared_ptr<const BlockLayout> layout = {};  // which blocks of scores there are; null: all
+  /// These heads are heads first_head ... of all_heads, for dropout's index and for the layout; 0: these are all heads.
+  int64_t first_head = 0, all_heads = 0;
+  std::shared_ptr<const BlockLayout> layout = {};  ///< the blocks of scores to compute; null: all
 };
 
-/// Where the elements of a part lie in the whole tensor: runs of `run` elements, `stride` apart, from `first` on. run
-/// 0: it is the whole.
+/// Positions of a shard's elements in the whole tensor: runs of `run` elements, `stride` apart, from `first` on. run 0:
+/// the tensor is the whole.
 struct Region {
   int64_t first = 0, run = 0, stride = 0;
 };
 
-/// Of a norm of a sum of a residual and what dropout leaves of x: p 0 drops nothing.
+/// Options of the norm of residual + dropout(x). p 0: no dropout.
 struct AddNormArgs {
-  bool centered = true;  // layer norm; else RMS norm
-  double eps = 1e-5, p = 0;
+  bool centered = true;      ///< layer norm; false: RMS norm
+  double eps = 1e-5, p = 0;  ///< p: dropout probability
   PhiloxKey key = {};
 };
 
+/// Options of cross entropy, see ops.h.
 struct CrossEntropyArgs {
-  int64_t ignore_index = -100;
+  int64_t ignore_index = -100;  ///< rows with this target have loss 0 and no gradient
   double label_smoothing = 0;
-  bool elsewhere = false;  // the gradient's: lse is of more columns than are here, and targets of -1 (unless that is
-                           // ignore_index) are among the others
+  /// For the gradient of a vocabulary-parallel shard: lse covers the classes of all shards, and target -1 (if it is not
+  /// ignore_index) means that the class is on another shard.
+  bool elsewhere = false;
 };
 
-/// One optimizer step on flat, contiguous f32 (or f64) tensors. `grad` is multiplied by grad_scale first.
+/// Options of one step of Adam or AdamW on flat, contiguous f32 (or f64) tensors. Here and below, the gradient is first
+/// multiplied by grad_scale, and by -1 if `maximize`.
 struct AdamArgs {
   double lr, beta1, beta2, eps, weight_decay;
-  bool decoupled;       // AdamW: p -= lr * weight_decay * p; else Adam: g += weight_decay * p
-  double bias1, bias2;  // 1 - beta^t, or 1
+  bool decoupled;       ///< AdamW: p -= lr * weight_decay * p; else Adam: g += weight_decay * p
+  double bias1, bias2;  ///< bias corrections 1 - beta^t, or 1
   bool maximize = false;
   double grad_scale = 1;
-  bool corrects = false;  // bias1 and bias2 are not always 1
+  bool corrects = false;  ///< true if bias1 and bias2 are bias corrections
   bool operator==(const AdamArgs&) const = default;
 };
+/// Options of one SGD step. first: the momentum buffer is initialised with the gradient.
 struct SgdArgs {
   double lr, momentum, dampening, weight_decay;
   bool nesterov, first, maximize = false;
   double grad_scale = 1;
   bool operator==(const SgdArgs&) const = default;
 };
+/// Options of one RMSprop step. centered: divides by the standard deviation instead of the root mean square.
 struct RmspropArgs {
   double lr, alpha, eps, weight_decay, momentum;
   bool centered, maximize = false;
   double grad_scale = 1;
   bool operator==(const RmspropArgs&) const = default;
 };
+/// Options of one Adagrad step.
 struct AdagradArgs {
-  double lr, eps, weight_decay;  // lr already decayed:
+  double lr, eps, weight_decay;  ///< lr after decay
   bool maximize = false;
   double grad_scale = 1;
-  double first_lr = 0, lr_decay = 0;  // by that, from this
+  double first_lr = 0, lr_decay = 0;  ///< lr = first_lr / (1 + (step - 1) * lr_decay)
   bool operator==(const AdagradArgs&) const = default;
 };
+/// Options of one Lion step.
 struct LionArgs {
   double lr, beta1, beta2, weight_decay;
   bool maximize = false;

@@ -1,4 +1,4 @@
-// Finds the table of kernels of a device.
+// table(): finds the kernels of a device.
 #include "tensor/kernels.h"
 
 #include "tensor/backend.h"

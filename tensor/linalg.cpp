@@ -1,3 +1,4 @@
+// Linear algebra: batches, checks and calls of the solvers; linalg.inc adds the composed functions. See linalg.h.
 #include "tensor/linalg.h"
 
 #include <cmath>
@@ -25,7 +26,7 @@ Shape with(Shape shape, std::initializer_list<int64_t> more) {
 const Solvers cpu_solvers{on_cpu::lu_solve, on_cpu::lu_determinant, on_cpu::cholesky,        on_cpu::qr,
                           on_cpu::svd,      on_cpu::eigh,           on_cpu::solve_triangular};
 
-/// Where the matrices of a tensor are decomposed, and by whom: on its own device, or, if that cannot, on the CPU.
+/// The device and functions that decompose a tensor: its own device, or the CPU if that has no solvers.
 struct Place {
   Device device;
   const Solvers& solvers;
@@ -37,7 +38,7 @@ Place place_of(const Tensor& x) {
   return {x.device(), *other->solvers};
 }
 
-/// (batch, rows, columns) on that device; contiguous on the CPU.
+/// x as (batch, rows, columns) on `device`; contiguous on the CPU.
 Tensor stacked(const Tensor& x, Device device) {
   const Tensor there = x.to(device).reshape({numel_of(batch_of(x)), x.size(-2), x.size(-1)});
   return device.is_cpu() ? there.contiguous() : there;
@@ -47,7 +48,7 @@ Tensor stacked(const Tensor& x, const Shape& batch, Device device) {
 }
 Tensor fresh(const Tensor& like, const Shape& shape, Device device) { return empty(shape, {like.dtype(), device}); }
 
-/// A result of the kernels as the caller's: with the batch's dims, on the device of `like`.
+/// A solver's result in the caller's shape (batch dims), on the device of `like`.
 Tensor unstacked(const Tensor& x, const Shape& batch, const Tensor& like) {
   return x.view(with(batch, {x.size(-2), x.size(-1)})).to(like.device());
 }
@@ -62,7 +63,7 @@ std::string entry_name(const Shape& batch, int64_t flat) {
   return str("batch entry ", place);
 }
 
-/// Error that names the first entry with something bad.
+/// Error that names the first entry of the batch whose number in `bad` is not 0.
 void check_entries(const char* op, const Shape& batch, const std::vector<int64_t>& bad, const char* expected,
                    const std::function<std::string(int64_t)>& got) {
   for (size_t i = 0; i < bad.size(); ++i)
@@ -85,7 +86,7 @@ void check_finite(const char* op, const Shape& batch, const std::vector<int64_t>
                 [](int64_t) { return std::string("that is not, or is beyond its method"); });
 }
 
-/// Singular values of a, with vectors when u and vh are wanted.
+/// Singular values of a, and the vectors if asked for.
 SvdOf<Tensor> singular(const char* op, const Tensor& a, bool vectors, bool full) {
   check_matrices(op, a);
   const KernelScope scope(op);
@@ -94,7 +95,7 @@ SvdOf<Tensor> singular(const char* op, const Tensor& a, bool vectors, bool full)
   const int64_t m = a.size(-2), n = a.size(-1), k = std::min(m, n), count = numel_of(batch);
   Tensor u, vh, s = fresh(a, {count, k}, device);
   if (vectors) u = fresh(a, {count, m, full ? m : k}, device), vh = fresh(a, {count, full ? n : k, n}, device);
-  if (k == 0 && vectors) {  // what is left is an identity, or empty
+  if (k == 0 && vectors) {  // no singular values: the vectors are identities, or empty
     u.copy_(eye(m, u.size(2), {a.dtype(), device}).expand(u.shape()));
     vh.copy_(eye(vh.size(1), n, {a.dtype(), device}).expand(vh.shape()));
   } else if (a.numel() > 0) {
@@ -236,7 +237,7 @@ SlogdetOf<Tensor> slogdet(const Tensor& a) {
 }
 
 Tensor cofactors(const Tensor& a) {
-  // det(u) det(vh) u diag(products of the other singular values) vh; without a division, so also where one is 0.
+  // det(u) det(vh) u diag(products of the other singular values) vh: no division, so it works when one of them is 0.
   const auto [u, s, vh] = svd(a, false);
   const int64_t n = s.size(-1);
   if (n == 0) return zeros_like(a);

@@ -1,7 +1,7 @@
 #pragma once
-// Linear algebra on Tensor; autograd/linalg.h has the same names for Variable. Names, defaults, signs, orders and
-// broadcasting are those of torch.linalg. On the CPU by Eigen, on CUDA devices by cuSOLVER; matrix_exp, and in a build
-// without cuSOLVER everything, copies matrices to the CPU and results back.
+// Linear algebra on Tensor; autograd/linalg.h has the same names for Variable. Names, defaults, signs, order of results
+// and broadcasting follow torch.linalg. The CPU uses Eigen, CUDA devices cuSOLVER. matrix_exp, and everything in a
+// build without cuSOLVER, copies matrices to the CPU and results back.
 #include <optional>
 #include <string>
 
@@ -9,31 +9,40 @@
 
 namespace lockstep::linalg {
 
+/// Results of qr(): q and r with min(m, n) or with m columns of q, or r alone.
 enum class QrMode { reduced, complete, r };
 
+/// Result of inv_ex().
 template <class Value> struct InverseOf {
   Value inverse;
-  Tensor info;  ///< i64, (...)
+  Tensor info;  ///< i64, (...): position (from 1) of a pivot that is 0, or 0 for none
 };
+/// a = q r.
 template <class Value> struct QrOf { Value q, r; };
+/// a = u diag(s) vh.
 template <class Value> struct SvdOf { Value u, s, vh; };
+/// Eigenvalues (..., n) and eigenvectors (..., n, n) as columns.
 template <class Value> struct EighOf { Value values, vectors; };
+/// det(a) = sign exp(logabsdet), each (...).
 template <class Value> struct SlogdetOf {
   Value sign, logabsdet;  ///< 0 and -inf for a singular matrix; sign has no gradient
 };
+/// Result of lstsq().
 template <class Value> struct LstsqOf {
-  Value solution, residuals;     ///< sums of squares (..., k), when m > n and all ranks are full; else of shape (0)
-  Tensor rank, singular_values;  ///< rank: i64
+  /// Residuals: sums of squares (..., k) if m > n and all matrices have full rank, else of shape (0).
+  Value solution, residuals;
+  Tensor rank, singular_values;  ///< rank: i64 (...)
 };
 
 #define Value Tensor
 #include "tensor/linalg.def"
 #undef Value
-/// How many singular values (hermitian: sizes of eigenvalues) are above max(atol, rtol times the largest), see pinv.
+/// Number of singular values (hermitian: magnitudes of eigenvalues) above max(atol, rtol times the largest), i64 (...).
+/// Defaults as in pinv().
 Tensor matrix_rank(const Tensor& a, std::optional<double> atol = {}, std::optional<double> rtol = {},
                    bool hermitian = false);
 
-/// For autograd: solve() of matrices alone, and the determinants' gradient (of any matrix, also a singular one).
+/// Matrix of cofactors, the gradient of det(), also for singular matrices. For autograd.
 Tensor cofactors(const Tensor& a);
 
 }  // namespace lockstep::linalg

@@ -1,3 +1,4 @@
+// Tells the process that made an object from its forked children. See maker.h.
 #include "tensor/maker.h"
 
 #include <pthread.h>
@@ -7,7 +8,7 @@
 
 namespace lockstep {
 
-// A number of its own for a process and all its descendants: fork() counts, without a system call for each question.
+// Identifies a process among itself and all its descendants by counting fork(), without a system call per question.
 unsigned Maker::forks() noexcept {
   static unsigned count = 0;
   [[maybe_unused]] static const int registered = ::pthread_atfork(nullptr, nullptr, [] { ++count; });

@@ -1,15 +1,16 @@
 #pragma once
-// A forked child has copies of its parent's objects, and with them of its connections, files and locks, but not its
-// threads. Whatever leaves, closes, removes or waits for one of these asks first whose it is; what only some thread
-// could end is never destroyed in a child.
+// Ownership across fork(). A forked child has copies of its parent's objects, and so of its connections, files and
+// locks, but not its threads. Code that leaves, closes, removes or waits for one of these first asks a Maker whether
+// this process made it; an object that only its threads can end is never destroyed in a child.
 #include <atomic>
 #include <memory>
 
 namespace lockstep {
 
-/// Remembers the process that made it.
+/// Remembers the process that constructed it.
 class Maker {
  public:
+  /// True in the process that constructed it, false in forked children.
   bool is_here() const { return forks_ == forks(); }
 
  private:
@@ -17,18 +18,19 @@ class Maker {
   unsigned forks_ = forks();
 };
 
-/// In a child: keeps what is the parent's as it is until the process ends.
+/// Keeps an object alive until the process ends: for a child that holds copies of its parent's objects.
 void never_destroy(std::shared_ptr<void> object);
 
-/// One T for each process, never destroyed: a child begins with one of its own.
+/// One T per process, never destroyed; a forked child gets a new one on first use.
 template <class T> class PerProcess {
  public:
+  /// This process' T.
   T& get() {
     Made* made = made_.load();
     while (!made->maker.is_here()) {
       auto* const own = new Made{.parents = made};
       if (made_.compare_exchange_strong(made, own)) return own->value;
-      delete own;  // another thread was first
+      delete own;  // another thread was faster
     }
     return made->value;
   }

@@ -1,8 +1,8 @@
 #pragma once
-// Elementary functions for kernels, for f32 and f64, on CPU and GPU. The f32 versions have no branches and call
-// nothing, so a compiler turns a loop over them into vector code; errors are at most 2 to 3 units in the last place,
-// over the whole range with denormals, infinities and NaN. The polynomials are minimax fits of our own. f64 serves
-// checks and goes to std.
+// Elementary functions for kernels, for f32 and f64, on CPU and GPU. The f32 versions have no branches and no calls, so
+// that compilers vectorise loops over them. Errors are at most 2 to 3 units in the last place over the whole range,
+// including denormals, infinities and NaN; the polynomials are minimax fits made for this file. The f64 versions call
+// std and serve reference checks.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -13,10 +13,12 @@
 
 namespace lockstep::math {
 
+/// The bits of a float.
 LOCKSTEP_HD constexpr int32_t bits_of(float x) { return std::bit_cast<int32_t>(x); }
+/// The float with these bits.
 LOCKSTEP_HD constexpr float float_of(int32_t bits) { return std::bit_cast<float>(bits); }
 
-/// The polynomial of x with these coefficients, from the highest power down.
+/// The polynomial in x with these coefficients, highest power first.
 template <class... C> LOCKSTEP_HD inline float polynomial(float x, float p, C... coefficients) {
   ((p = p * x + coefficients), ...);
   return p;
@@ -25,18 +27,19 @@ template <class... C> LOCKSTEP_HD inline float polynomial(float x, float p, C...
 /// 2^n for -126 <= n <= 127, and infinity for 128.
 LOCKSTEP_HD inline float power_of_two(int32_t n) { return float_of(int32_t(uint32_t(n + 127) << 23)); }
 
-/// x = n ln 2 + r with |r| <= ln 2 / 2. Good for |x| < 1000.
+/// x = n ln 2 + r with |r| <= ln 2 / 2; n_bits is n as an integer. Valid for |x| < 1000.
 struct ExpParts {
   float r;
   float n;
   int32_t n_bits;
 };
+/// Splits x for exp().
 LOCKSTEP_HD inline ExpParts split_exp(float x) {
-  // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low bits.
+  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
   constexpr float shift = 12582912.f;
   const float t = x * 1.44269504f + shift;
   const float n = t - shift;
-  // ln 2 in two parts: n times the first, of 15 bits, is exact.
+  // ln 2 = high + low: high has 15 bits, so n * high is exact.
   const float r = (x - n * 0.693145752f) - n * 1.42860682e-6f;
   return {r, n, int32_t(uint32_t(bits_of(t)) - uint32_t(bits_of(shift)))};
 }
@@ -47,40 +50,43 @@ LOCKSTEP_HD inline float expm1_poly(float r) {
   return p * (r * r) + r;
 }
 
+/// e^x.
 LOCKSTEP_HD inline float exp(float x) {
   const float clipped = x > 89.f ? 89.f : x < -104.f ? -104.f : x;  // keeps NaN
   const ExpParts parts = split_exp(clipped);
-  // In two factors, so that results may be denormal.
+  // Two factors, so that results may be denormal.
   const int32_t half = parts.n_bits >> 1;
   return (1.f + expm1_poly(parts.r)) * power_of_two(half) * power_of_two(parts.n_bits - half);
 }
 LOCKSTEP_HD inline double exp(double x) { return std::exp(x); }
 
-/// exp for |x| <= 87.33, where results are normal.
+/// exp for |x| <= 87.33, where the result is a normal number.
 LOCKSTEP_HD inline float exp_normal(float x) {
   const ExpParts parts = split_exp(x);
   return (1.f + expm1_poly(parts.r)) * power_of_two(parts.n_bits);
 }
 LOCKSTEP_HD inline double exp_normal(double x) { return std::exp(x); }
 
-/// exp that stays at 1.2e-38 further down and is infinite from 88.4 up: cheaper, for use inside 1 / (1 + e^x).
+/// A cheaper exp for use inside 1 / (1 + e^x): never below 1.2e-38, and infinite from 88.4 up.
 LOCKSTEP_HD inline float exp_coarse(float x) { return exp_normal(x > 89.f ? 89.f : x < -87.3f ? -87.3f : x); }
 LOCKSTEP_HD inline double exp_coarse(double x) { return std::exp(x); }
 
+/// e^x - 1, accurate near 0.
 LOCKSTEP_HD inline float expm1(float x) {
   const float clipped = x > 89.f ? 89.f : x < -18.f ? -18.f : x;
   const ExpParts parts = split_exp(clipped);
-  // 2^n p + (2^n - 1), at half its size so that n = 128 fits.
+  // 2^n p + (2^n - 1), computed at half its size so that n = 128 fits.
   const float scale = power_of_two(parts.n_bits - 1), p = expm1_poly(parts.r);
   const float y = 2.f * (scale * p + (scale - 0.5f));
   return std::copysign(parts.n_bits == 0 ? p : y, x);
 }
 LOCKSTEP_HD inline double expm1(double x) { return std::expm1(x); }
 
-/// x = 2^e (1 + f) with 1 + f from sqrt(1/2) to sqrt(2), for finite x > 0.
+/// x = 2^e (1 + f), with 1 + f from sqrt(1/2) to sqrt(2). For finite x > 0.
 struct LogParts {
   float f, e;
 };
+/// Splits x for log().
 LOCKSTEP_HD inline LogParts split_log(float x) {
   const bool denormal = x < 1.17549435e-38f;
   const int32_t bits = bits_of(denormal ? x * 8388608.f : x);
@@ -89,14 +95,14 @@ LOCKSTEP_HD inline LogParts split_log(float x) {
   return {m - 1.f, float(e) - (denormal ? 23.f : 0.f)};
 }
 
-/// log(1 + f) for the f of split_log.
+/// log(1 + f) for f of split_log().
 LOCKSTEP_HD inline float log1p_poly(float f) {
   const float p = polynomial(f, 6.746601313e-2f, -1.167564094e-1f, 1.188817471e-1f, -1.240559146e-1f, 1.421955079e-1f,
                              -1.666799635e-1f, 2.000211924e-1f, -2.500000894e-1f, 3.333331347e-1f);
   return (p * f - 0.5f) * (f * f) + f;
 }
 
-/// y where x is positive and finite; log's values elsewhere.
+/// y for positive finite x; otherwise the special values of log: -infinity at 0, NaN below, x itself for infinity, NaN.
 LOCKSTEP_HD inline float log_or_special(float x, float y) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   y = x < infinity ? y : x;  // infinity and NaN stay
@@ -104,23 +110,26 @@ LOCKSTEP_HD inline float log_or_special(float x, float y) {
   return x == 0.f ? -infinity : y;
 }
 
+/// Natural logarithm.
 LOCKSTEP_HD inline float log(float x) {
   const LogParts parts = split_log(x);
   return log_or_special(x, parts.e * 0.693145752f + (parts.e * 1.42860682e-6f + log1p_poly(parts.f)));
 }
 LOCKSTEP_HD inline double log(double x) { return std::log(x); }
 
+/// Logarithm to base 2.
 LOCKSTEP_HD inline float log2(float x) {
   const LogParts parts = split_log(x);
   const float y = log1p_poly(parts.f);
-  // 1 / ln 2 in two parts, so that the product is good to the last place.
+  // 1 / ln 2 in two parts, so that the product is accurate to the last place.
   return log_or_special(x, parts.e + (y * 1.92596299e-8f + y * 1.44269502f));
 }
 LOCKSTEP_HD inline double log2(double x) { return std::log2(x); }
 
+/// log(1 + x), accurate near 0.
 LOCKSTEP_HD inline float log1p(float x) {
   const float u = 1.f + x;
-  const float lost = x - (u - 1.f);  // what rounding took from u
+  const float lost = x - (u - 1.f);  // rounding error of u
   const LogParts parts = split_log(u);
   const float low = log1p_poly(parts.f) + (parts.e * 1.42860682e-6f + lost / u);
   const float y = log_or_special(u, parts.e * 0.693145752f + low);
@@ -128,8 +137,9 @@ LOCKSTEP_HD inline float log1p(float x) {
 }
 LOCKSTEP_HD inline double log1p(double x) { return std::log1p(x); }
 
+/// Hyperbolic tangent.
 LOCKSTEP_HD inline float tanh(float x) {
-  // (e^2a - 1) / (e^2a + 1) by expm1's polynomial; from 10 on it is 1.
+  // (e^2a - 1) / (e^2a + 1) by the polynomial of expm1; above 10 the result rounds to 1.
   const float a = std::fabs(x);
   const ExpParts parts = split_exp(2.f * (a > 10.f ? 10.f : a));
   const float scale = power_of_two(parts.n_bits);
@@ -138,12 +148,13 @@ LOCKSTEP_HD inline float tanh(float x) {
 }
 LOCKSTEP_HD inline double tanh(double x) { return std::tanh(x); }
 
-/// 1 / (1 + e^-x), without overflow and with denormal results.
+/// 1 / (1 + e^-x), without overflow; small results may be denormal.
 template <class T> LOCKSTEP_HD inline T sigmoid(T x) {
   const T e = exp(-std::fabs(x));
   return (x < T(0) ? e : T(1)) / (T(1) + e);
 }
 
+/// Error function.
 LOCKSTEP_HD inline float erf(float x) {
   const float a = std::fabs(x);
   const float s = x * x;
@@ -156,12 +167,12 @@ LOCKSTEP_HD inline float erf(float x) {
 }
 LOCKSTEP_HD inline double erf(double x) { return std::erf(x); }
 
-/// Below this, sin and cos of f32 reduce their argument here; beyond, std's reduction is needed.
+/// Largest magnitude for which the f32 sin and cos reduce their argument here; larger ones need std's reduction.
 inline constexpr float trig_limit = 1e6f;
 
 /// sin(x + quarter * pi / 2) for |x| < trig_limit.
 LOCKSTEP_HD inline float sin_near(float x, int32_t quarter) {
-  // The reduction is done in f64. pi / 2 in two parts: n times the first, of 33 bits, is exact.
+  // The reduction is done in f64. pi / 2 = high + low: high has 33 bits, so n * high is exact.
   constexpr double shift = 6755399441055744.0;  // 1.5 * 2^52
   const double wide = x;
   const double n = (wide * 0.63661977236758134 + shift) - shift;
@@ -177,17 +188,19 @@ LOCKSTEP_HD inline float sin_near(float x, int32_t quarter) {
 }
 
 #if defined(__CUDA_ARCH__)
+/// Sine, in radians.
 __device__ inline float sin(float x) { return ::sinf(x); }
+/// Cosine, in radians.
 __device__ inline float cos(float x) { return ::cosf(x); }
 #else
-// CPU kernels look first whether any element of a run is large, see functors.h.
+// CPU kernels first check whether a run of elements has a large one, see functors.h.
 inline float sin(float x) { return sin_near(x, 0); }
 inline float cos(float x) { return sin_near(x, 1); }
 #endif
 LOCKSTEP_HD inline double sin(double x) { return std::sin(x); }
 LOCKSTEP_HD inline double cos(double x) { return std::cos(x); }
 
-/// Integers wrap around.
+/// fn(a, b) computed in unsigned arithmetic for integers, so that they wrap around.
 template <class T, class Fn> LOCKSTEP_HD T wrapping(T a, T b, Fn fn) {
   if constexpr (std::is_integral_v<T>) {
     using U = std::make_unsigned_t<T>;
@@ -196,23 +209,29 @@ template <class T, class Fn> LOCKSTEP_HD T wrapping(T a, T b, Fn fn) {
     return fn(a, b);
   }
 }
+/// a + b; integers wrap around.
 template <class T> LOCKSTEP_HD T plus(T a, T b) {
   return wrapping(a, b, [](auto x, auto y) { return x + y; });
 }
+/// a - b; integers wrap around.
 template <class T> LOCKSTEP_HD T minus(T a, T b) {
   return wrapping(a, b, [](auto x, auto y) { return x - y; });
 }
+/// a * b; integers wrap around.
 template <class T> LOCKSTEP_HD T times(T a, T b) {
   return wrapping(a, b, [](auto x, auto y) { return x * y; });
 }
 
-// Python's // and %: towards minus infinity, and what is left, of the divisor's sign. Whole numbers over 0 are refused
-// before and must not trap here; the least number over -1 wraps around.
-template <class T> LOCKSTEP_HD T left_by(T a, T b) {  // of the dividend's sign
+// Python's // and %: the quotient rounds towards minus infinity, the remainder has the sign of the divisor. Integer
+// division by 0 is refused before and must not trap here; the smallest integer over -1 wraps around.
+/// Remainder with the sign of the dividend, as C's %.
+template <class T> LOCKSTEP_HD T left_by(T a, T b) {
   if constexpr (std::is_integral_v<T>) return a % ((b == T(0)) | (b == T(-1)) ? T(1) : b);
   else return std::fmod(a, b);
 }
+/// True if the remainder `left` has the wrong sign, so that the quotient must be one smaller.
 template <class T> LOCKSTEP_HD bool turns(T left, T b) { return (left != T(0)) & ((left < T(0)) != (b < T(0))); }
+/// a // b.
 template <class T> LOCKSTEP_HD T floor_divide(T a, T b) {
   const T left = left_by(a, b);
   if constexpr (std::is_integral_v<T>) {

@@ -1,6 +1,6 @@
 #pragma once
-// The logarithm of the gamma function and its derivatives, computed in f64 for every type: far to the right by
-// Stirling's series, elsewhere by recurrence and reflection to there. At poles they have PyTorch's values.
+// Logarithm of the gamma function and its derivatives, computed in f64 for every type: by Stirling's series for large
+// x, elsewhere by recurrence and reflection. The values at poles are PyTorch's.
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -9,7 +9,7 @@
 
 namespace lockstep::math {
 
-/// log |Gamma(x)|
+/// log |Gamma(x)|.
 LOCKSTEP_HD inline double lgamma(double x) {
 #if defined(__CUDA_ARCH__)
   return ::lgamma(x);
@@ -19,9 +19,9 @@ LOCKSTEP_HD inline double lgamma(double x) {
 #endif
 }
 
-inline constexpr double stirling_from = 10;  // where eight terms are enough
+inline constexpr double stirling_from = 10;  // from here on eight terms of the series are enough
 
-/// d log Gamma
+/// Derivative of lgamma().
 LOCKSTEP_HD inline double digamma(double x) {
   if (x == 0) return std::copysign(std::numeric_limits<double>::infinity(), -x);
   double y = 0;
@@ -37,7 +37,7 @@ LOCKSTEP_HD inline double digamma(double x) {
   return y + (std::log(x) - 0.5 / x - tail);
 }
 
-/// d digamma, polygamma(1)
+/// Derivative of digamma(), polygamma(1).
 LOCKSTEP_HD inline double trigamma(double x) {
   double y = 0, sign = 1;
   if (x < 0.5) {
@@ -52,7 +52,7 @@ LOCKSTEP_HD inline double trigamma(double x) {
   return y + sign * ((1 + 0.5 / x + tail) / x);
 }
 
-/// d trigamma, polygamma(2)
+/// Derivative of trigamma(), polygamma(2).
 LOCKSTEP_HD inline double tetragamma(double x) {
   double y = 0;
   if (x < 0.5) {

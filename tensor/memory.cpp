@@ -1,6 +1,6 @@
 // The caching allocator and the ledger. Small blocks come from lists of the thread (no lock, no atomic), large ones
-// from one list per size class under a mutex. Under AddressSanitizer nothing is cached, so that it sees every use after
-// free.
+// from one list per size class under a mutex. Under AddressSanitizer nothing is cached, so that it detects every use
+// after free.
 #include "tensor/memory.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ using namespace pages;
 
 namespace {
 
-// A free block holds the link to the next one.
+// A free block stores the link to the next one in its first bytes.
 struct FreeBlock {
   FreeBlock* next;
 };
@@ -44,16 +44,16 @@ struct Account {
 struct Ledger {
   Account category[memory_categories], total;
 };
-// One for the CPU, then one for each device of another type.
+// One ledger for the CPU, then one for each device of another type.
 constexpr int most_ledgers = 1 + 64;
 Ledger ledgers[most_ledgers];
 Ledger& ledger(Device device) {
   return ledgers[device.is_cpu() ? 0 : 1 + std::min<int>(device.index, most_ledgers - 2)];
 }
-// Virtual CPU devices: each but the first has a ledger of its own, the first has what is left.
+// Virtual CPU devices: all but the first have their own ledger; the first one's use is the rest of the CPU's.
 constexpr int most_virtual = 64;
 Ledger virtual_ledgers[most_virtual], beyond_first;
-std::atomic<bool> first_is_watched{false};  // for its peak
+std::atomic<bool> first_is_watched{false};  // true: the first virtual device's peak is tracked
 std::atomic<int64_t> limits[most_ledgers + most_virtual];
 std::atomic<bool> has_limits{false};
 std::atomic<int64_t>& limit_of(Device device) {
@@ -93,14 +93,14 @@ std::atomic<int64_t> allocations_until_failure{0};
 // --- small blocks ---
 
 constexpr size_t small_bins = small_block / alignment;
-constexpr size_t small_cache_limit = size_t(1) << 20;  // bytes a thread keeps
+constexpr size_t small_cache_limit = size_t(1) << 20;  // most bytes that a thread caches
 
 struct SmallCache {
   FreeBlock* bins[small_bins] = {};
   size_t bytes = 0;
-  bool closed = false;  // the thread is ending: keep nothing more
+  bool closed = false;  // the thread is ending: cache nothing more
 };
-thread_local constinit SmallCache small_cache;  // constant initialisation: no guard on the fast path
+thread_local constinit SmallCache small_cache;  // constant initialisation avoids a guard on the fast path
 
 void drain_small_cache() {
   for (FreeBlock*& bin : small_cache.bins) {
@@ -129,7 +129,7 @@ class LargeCache {
     const std::lock_guard lock(mutex_);
     void* data = nullptr;
     size_t got = size;
-    // A block of the class, or a larger one within 25 % of the request.
+    // Take a block of the class, or of a larger one within 25 % of the request.
     for (; !data && got <= bytes + bytes / 4; got = class_size(got + 1)) {
       if ((data = take(got))) break;
     }
@@ -174,8 +174,9 @@ class LargeCache {
   }
 
  private:
-  // What may be kept: some, and what was live at most and an eighth, which is what size classes and blocks that fit
-  // badly waste: with less, every step would give pages back and have the system clear others.
+  // Most bytes to cache: at least 256 MiB and half of the live bytes, and enough to return to the peak plus an eighth,
+  // which is what size classes and badly fitting blocks waste. With less, every step would return pages to the system
+  // and fault in new ones.
   size_t limit() const { return std::max({size_t(256) << 20, live_ / 2, most_live_ + most_live_ / 8 - live_}); }
 
   void* take(size_t size) {
@@ -193,8 +194,8 @@ class LargeCache {
     cached_ += size;
   }
 
-  // Gives blocks back until `keep` bytes are left, from the size that was not used for the longest time: a step that
-  // repeats wants the others again.
+  // Returns blocks until `keep` bytes are left, the least recently used size first: a repeating step needs the others
+  // again.
   void release_locked(size_t keep) noexcept {
     while (cached_ > keep) {
       int oldest = -1;
@@ -204,7 +205,7 @@ class LargeCache {
       const size_t size = size_t(8 + oldest % 8) << (oldest / 8 - 3);
       const uint64_t when = last_used_[oldest];
       while (bins_[oldest] && cached_ > keep) system_free(take(size), size);
-      last_used_[oldest] = when;  // giving back is not using
+      last_used_[oldest] = when;  // returning blocks does not count as use
     }
   }
 
@@ -212,10 +213,10 @@ class LargeCache {
   FreeBlock* bins_[64 * 8] = {};
   uint64_t last_used_[64 * 8] = {}, uses_ = 0;
   size_t cached_ = 0, live_ = 0, most_live_ = 0;
-  std::unordered_map<void*, size_t> oversized_;  // blocks handed out that are of a larger class than was asked for
+  std::unordered_map<void*, size_t> oversized_;  // live blocks of a larger class than asked for
 };
 
-// Never destroyed: tensors in static variables may outlive it.
+// Never destroyed, because tensors in static variables may outlive it.
 LargeCache& large_cache() {
   static LargeCache& cache = *new LargeCache;
   return cache;
@@ -292,7 +293,7 @@ void* allocate_small(size_t bytes) {
 void deallocate_small(void* data, size_t bytes) noexcept {
   const size_t bin = small_bin(bytes), size = (bin + 1) * alignment;
   if (!caching || small_cache.closed || small_cache.bytes + size > small_cache_limit) return std::free(data);
-  if (!small_cache_closer.armed) small_cache_closer.armed = true;  // first use makes the thread run its destructor
+  if (!small_cache_closer.armed) small_cache_closer.armed = true;  // the first use registers the thread's destructor
   small_cache.bins[bin] = new (data) FreeBlock{small_cache.bins[bin]};
   small_cache.bytes += size;
 }
@@ -301,7 +302,7 @@ void* allocate_cpu(size_t bytes) {
   maybe_fail(bytes);
   if (bytes <= small_block) return allocate_small(bytes);
   void* data = nullptr;
-  // Sizes that no system has could not be rounded up, and AddressSanitizer ends the process above its own limit.
+  // Larger sizes cannot be rounded up, and AddressSanitizer ends the process above a limit of its own.
   if (bytes < size_t(1) << (caching ? 62 : 40)) data = caching ? large_cache().allocate(bytes) : system_allocate(bytes);
   if (!data) fail_allocation(bytes);
   return data;

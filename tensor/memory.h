@@ -1,6 +1,6 @@
 #pragma once
-// Memory: a caching allocator (64-byte aligned; fresh pages cost more than most kernels) and a ledger that knows, for
-// every category, how many bytes are held now and were held at most.
+// Memory: a caching allocator (64-byte aligned; fresh pages cost more than most kernels), and a ledger of the bytes
+// that each category holds now and held at its peak.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -11,58 +11,67 @@
 
 namespace lockstep {
 
-/// offload: what ZeRO moved out of the way, and buffers on the way there.
+/// Categories of the ledger. offload: state that ZeRO moved to host memory, with its staging buffers.
 enum class Memory : uint8_t { parameter, gradient, optimizer, activation, communication, other, offload };
-inline constexpr int memory_categories = 7;
-std::string_view name_of(Memory category);
+inline constexpr int memory_categories = 7;  ///< number of categories
+std::string_view name_of(Memory category);   ///< "parameter", "gradient", ...
 
-/// Storage allocated by this thread while the scope lives is booked under `category` (default: activation inside a
-/// recorded forward is just `other` unless a scope says so).
+/// Books storage that this thread allocates during the scope under `category`. Without a scope the category is `other`,
+/// for activations too.
 class MemoryScope {
  public:
   explicit MemoryScope(Memory category);
   ~MemoryScope();
   MemoryScope(const MemoryScope&) = delete;
-  static Memory current();
+  static Memory current();  ///< category of the innermost scope
 
  private:
   Memory previous_;
 };
 
+/// Use of one category.
 struct MemoryUse {
   int64_t current = 0;  ///< bytes held by live storages
-  int64_t peak = 0;     ///< the most since start or reset_peak()
+  int64_t peak = 0;     ///< maximum since start or reset_peak_memory()
 };
 
+/// Result of memory_report().
 struct MemoryReport {
   std::array<MemoryUse, memory_categories> category;
   MemoryUse total;
-  int64_t cached = 0;  ///< bytes kept by the allocator for reuse, not held by any storage
+  int64_t cached = 0;  ///< bytes kept by the allocator for reuse
 };
 
-/// A table with one line per category.
+/// Prints a table with one line per category.
 std::ostream& operator<<(std::ostream& out, const MemoryReport& report);
 
-/// Bytes by category over the whole process, on the CPU (all virtual devices together) or on one other device.
+/// Bytes by category for the whole process: on the CPU (all virtual devices together) or on one other device.
 MemoryReport memory_report(Device device = cpu);
+/// Sets all peaks to the current values.
 void reset_peak_memory(Device device = cpu);
-/// Gives cached blocks back to the system.
+/// Returns cached blocks to the system.
 void release_cached_memory(Device device = cpu);
 
-/// Low level, for Storage: at least 64-byte aligned; Error "[memory] ..." with the ledger when the device has none
-/// left. On other devices in the order of a stream, see Backend::allocate.
+/// Low level, for Storage: memory with at least 64-byte alignment. Error "[memory] ..." with the ledger when none is
+/// left. On other devices the memory is ordered by a stream, see Backend::allocate.
 void* allocate(size_t bytes, Device device);
+/// Frees memory of allocate(); `stream` is the stream of its allocation.
 void deallocate(void* data, size_t bytes, Device device, void* stream) noexcept;
+/// allocate() on the CPU.
 void* allocate_cpu(size_t bytes);
+/// deallocate() on the CPU.
 void deallocate_cpu(void* data, size_t bytes) noexcept;
-/// Blocks of at most small_block bytes from lists of this thread; may be freed on another thread. Storage lives in one.
+/// Largest size of a small block. Small blocks are cached per thread; another thread may free them. Storage objects are
+/// small blocks.
 inline constexpr size_t small_block = 4096;
+/// A block of at most small_block bytes.
 void* allocate_small(size_t bytes);
+/// Frees a block of allocate_small().
 void deallocate_small(void* data, size_t bytes) noexcept;
-/// Books `bytes` (may be negative) in the ledger.
+/// Adds `bytes` (may be negative) to a category of the ledger.
 void book_memory(Memory category, int64_t bytes, Device device = cpu) noexcept;
 
-/// The n-th allocation from now throws (0: never). For tests of out-of-memory paths.
+/// Makes the n-th allocation from now throw (0: none). For tests of out-of-memory paths.
 void fail_allocation_after(int64_t n);
 
 }  // namespace lockstep

@@ -1,3 +1,4 @@
+// Searches tensors for NaN and infinity. See nonfinite.h.
 #include "tensor/nonfinite.h"
 
 #include "tensor/backend.h"
@@ -19,7 +20,7 @@ void find_nonfinite(const std::vector<Tensor>& all, const Tensor& found) {
   }
   if (values.empty()) return;
   found.storage()->bump_version("find_nonfinite");
-  const Kernels& kernels = table(found.device());  // this thread's next ones run there
+  const Kernels& kernels = table(found.device());  // also makes it the device of this thread's next kernels
   if (!found.device().is_cpu()) return backend(found.device())->find_nonfinite(values, found.data<int32_t>());
   for (size_t i = 0; i < values.size(); ++i)
     if (!kernels.all_finite(values[i])) found.data<int32_t>()[i] = 1;

@@ -1,14 +1,14 @@
 #pragma once
-// Looking for NaN and infinity where the answer stays: on a device the host waits for nothing, and a graph may repeat
-// it. all_finite() (ops.h) says at once.
+// Detection of NaN and infinity with the result left on the device: the host does not wait, and a graph can record it.
+// all_finite() (ops.h) returns the answer to the host.
 #include <vector>
 
 #include "tensor/tensor.h"
 
 namespace lockstep {
 
-/// found[i], of i32, becomes 1 where x[i] has an element that is infinite or NaN, and is left as it is elsewhere. All
-/// floating, and on one device.
+/// Sets found[i] (i32) to 1 if x[i] has an infinite or NaN element, else leaves it. All x floating, on the device of
+/// `found`.
 void find_nonfinite(const std::vector<Tensor>& x, const Tensor& found);
 
 }  // namespace lockstep

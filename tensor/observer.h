@@ -1,20 +1,20 @@
 #pragma once
-// Who is told of every kernel that is dispatched: trace/, while a trace is written. Nobody else: then a kernel costs
-// one relaxed load more.
+// Observer of kernel calls: set by trace/ while it writes a trace. Without one a kernel call costs one relaxed load
+// more.
 #include <atomic>
 #include <cstdint>
 
 namespace lockstep {
 
-/// On the thread that calls the kernel. A device works on after that.
+/// Called on the thread that calls the kernel; the device may still work afterwards.
 struct KernelObserver {
-  int64_t (*begin)() noexcept;                              ///< gives back a time for end()
-  void (*end)(const char* kernel, int64_t begun) noexcept;  ///< also when the kernel threw
+  int64_t (*begin)() noexcept;                              ///< returns a time stamp for end()
+  void (*end)(const char* kernel, int64_t begun) noexcept;  ///< also called when the kernel throws
 };
-/// Points at something that lives for ever.
+/// The observer, which must live for ever; nullptr: none.
 inline constinit std::atomic<const KernelObserver*> kernel_observer{nullptr};
 
-/// A kernel's name from its call to its return. `name` must live for ever.
+/// Reports a kernel from its call to its return. `name` must live for ever.
 class KernelScope {
  public:
   explicit KernelScope(const char* name) : observer_(kernel_observer.load(std::memory_order_relaxed)), name_(name) {

@@ -1,7 +1,8 @@
 #pragma once
-// Operations on Tensor, without gradients (autograd/ops.h has the same names for Variable). All give a new row-major
-// tensor unless said otherwise; all check their arguments first. Nothing is promoted: dtypes and devices must agree.
-// dim counts from the end when negative. Forms ending in _ write into their first argument and return it.
+// Operations on Tensor, without gradients (autograd/ops.h has the same names for Variable). Unless stated otherwise
+// each returns a new row-major tensor and checks its arguments first (Error). There is no type promotion: dtypes and
+// devices must agree. A negative dim counts from the end. Names that end in _ write into their first argument and
+// return it.
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -11,39 +12,45 @@
 
 namespace lockstep {
 
+/// Dtype and device of a new tensor.
 struct TensorOptions {
   DType dtype = f32;
   Device device = default_device();
 };
 
-// --- creation (ops_create.cpp) ---
-Tensor empty(const Shape& shape, TensorOptions options = {});  ///< uninitialised
-Tensor empty_like(const Tensor& x);                            ///< row-major
-Tensor zeros(const Shape& shape, TensorOptions options = {});
-Tensor ones(const Shape& shape, TensorOptions options = {});
-Tensor full(const Shape& shape, Scalar value, TensorOptions options = {});
-Tensor zeros_like(const Tensor& x);
-Tensor ones_like(const Tensor& x);
-Tensor full_like(const Tensor& x, Scalar value);
-Tensor arange(Scalar start, Scalar end, Scalar step = 1, TensorOptions options = {.dtype = i64});  ///< [start, end)
-Tensor arange(int64_t end, TensorOptions options = {.dtype = i64});
+// --- creation (ops_create.cpp): Error when an integer dtype cannot hold a value ---
+Tensor empty(const Shape& shape, TensorOptions options = {});  ///< uninitialised memory
+Tensor empty_like(const Tensor& x);  ///< uninitialised, row-major, with x's shape, dtype and device
+Tensor zeros(const Shape& shape, TensorOptions options = {});               ///< all elements 0
+Tensor ones(const Shape& shape, TensorOptions options = {});                ///< all elements 1
+Tensor full(const Shape& shape, Scalar value, TensorOptions options = {});  ///< all elements `value`
+Tensor zeros_like(const Tensor& x);                                         ///< zeros with x's shape, dtype and device
+Tensor ones_like(const Tensor& x);                                          ///< ones with x's shape, dtype and device
+Tensor full_like(const Tensor& x, Scalar value);  ///< `value` everywhere, with x's shape, dtype and device
+/// start, start + step, ... in [start, end). Integer dtypes are computed exactly. Error for step 0 or a step that leads
+/// away from `end`.
+Tensor arange(Scalar start, Scalar end, Scalar step = 1, TensorOptions options = {.dtype = i64});
+Tensor arange(int64_t end, TensorOptions options = {.dtype = i64});                    ///< 0, 1, ..., end - 1
 Tensor linspace(double start, double end, int64_t steps, TensorOptions options = {});  ///< both ends included
-Tensor eye(int64_t n, int64_t m = -1, TensorOptions options = {});
-Tensor rand(const Shape& shape, TensorOptions options = {});   ///< uniform in [0, 1)
-Tensor randn(const Shape& shape, TensorOptions options = {});  ///< standard normal
-Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options = {.dtype = i64});  ///< [low, high)
-Tensor randperm(int64_t n);  ///< i64, drawn on the CPU, then moved to the default device
-Tensor bernoulli(const Shape& shape, double p, TensorOptions options = {});  ///< 1 with probability p
+Tensor eye(int64_t n, int64_t m = -1, TensorOptions options = {});  ///< (n, m) with ones on the diagonal; m = -1: m = n
+Tensor rand(const Shape& shape, TensorOptions options = {});        ///< uniform in [0, 1)
+Tensor randn(const Shape& shape, TensorOptions options = {});       ///< standard normal
+/// Uniform integers in [low, high). Error when the dtype cannot represent all of them exactly.
+Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options = {.dtype = i64});
+Tensor randperm(int64_t n);  ///< a permutation of 0 .. n - 1: i64, drawn on the CPU, then moved to the default device
+Tensor bernoulli(const Shape& shape, double p, TensorOptions options = {});  ///< 1 with probability p, else 0
+/// Fills x with uniform numbers in [low, high). Floating dtypes only, also normal_().
 const Tensor& uniform_(const Tensor& x, double low, double high);
+/// Fills x with normal numbers.
 const Tensor& normal_(const Tensor& x, double mean, double deviation);
 
-// --- every LOCKSTEP_OPERATION of operations.def ---
+// --- all rows LOCKSTEP_OPERATION of operations.def ---
 #define Value Tensor
 #define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
 #include "tensor/operations.def"
 #undef Value
 
-// --- pointwise (ops_pointwise.cpp): every line of pointwise.def, and its in-place form ---
+// --- pointwise (ops_pointwise.cpp): all rows of pointwise.def, each also in place as name_() ---
 #define LOCKSTEP_UNARY(name, functor, types) \
   Tensor name(const Tensor& x);              \
   const Tensor& name##_(const Tensor& x);
@@ -59,21 +66,25 @@ const Tensor& normal_(const Tensor& x, double mean, double deviation);
 #define LOCKSTEP_COMPARE(name, functor) Tensor name(const Tensor& a, const Tensor& b);
 #include "tensor/pointwise.def"
 const Tensor& add_(const Tensor& a, const Tensor& b, Scalar alpha);  ///< a += alpha * b
-Tensor mul_to(const Tensor& a, const Tensor& b, DType dtype);        ///< mul(a, b).to(f16 or bf16) of f32, in one pass
-Tensor isnan(const Tensor& x);
-Tensor isfinite(const Tensor& x);
-/// Part of a pointwise operation's derivative, for autograd: gradient times d out / d operand. May reuse `grad`'s
-/// storage when it is exclusive.
+/// mul(a, b).to(dtype) in one pass, for a and b of f32 and a dtype of f16 or bf16.
+Tensor mul_to(const Tensor& a, const Tensor& b, DType dtype);
+Tensor isnan(const Tensor& x);     ///< bool: true where x is NaN
+Tensor isfinite(const Tensor& x);  ///< bool: true where x is neither NaN nor infinite
+/// One derivative of a pointwise operation, for autograd: grad times d out / d operand. `part` chooses the operand. May
+/// overwrite `grad` when it is exclusive. See PointwisePart for a and b.
 Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor& grad,
                       const Tensor& a, const Tensor& b);
+/// The gradients of both operands of a binary operation.
 struct PointwiseGrads {
   Tensor a, b;
 };
-/// Both parts of the derivative of an operation of two operands that each part reads, in one pass. The first may take
-/// `grad`'s storage when it is exclusive.
+/// Both gradients of a binary operation in one pass, for operations whose two derivatives each read an operand. The
+/// first may reuse the storage of `grad` when it is exclusive.
 PointwiseGrads pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor& a, const Tensor& b);
 
+/// Form of gelu(): exact by erf, or the tanh approximation (Hendrycks and Gimpel, 2016).
 enum class Gelu { erf, tanh };
+/// x * Phi(x), where Phi is the normal distribution function, in the given form.
 inline Tensor gelu(const Tensor& x, Gelu form = Gelu::erf) { return form == Gelu::erf ? gelu_erf(x) : gelu_tanh(x); }
 
 #define Value Tensor
@@ -81,51 +92,64 @@ inline Tensor gelu(const Tensor& x, Gelu form = Gelu::erf) { return form == Gelu
 #undef Value
 
 // --- reductions (ops_reduce.cpp) ---
-Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false,
-                   std::optional<DType> dtype = {});  ///< dtype: x's, or f64
+/// Sum of squares over dims (empty: all). dtype of the result: x's (default), or f64.
+Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false, std::optional<DType> dtype = {});
+/// bool: true if any element is not 0.
 Tensor any(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+/// bool: true if no element is 0.
 Tensor all(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+/// Values and their i64 indices along a dim (max_pool2d: i32 positions in the plane).
 struct ValuesIndices {
   Tensor values, indices;
 };
-ValuesIndices max(const Tensor& x, int64_t dim, bool keepdim = false);  ///< first place on ties
+/// Largest value along a dim and its index: the first of equal ones; NaN wins. Error for an empty dim.
+ValuesIndices max(const Tensor& x, int64_t dim, bool keepdim = false);
+/// Smallest value along a dim and its index, like max().
 ValuesIndices min(const Tensor& x, int64_t dim, bool keepdim = false);
+/// Index of the largest value, i64: along dim, or without one in the flattened tensor. First of equal ones; NaN wins.
 Tensor argmax(const Tensor& x, std::optional<int64_t> dim = {}, bool keepdim = false);
+/// Index of the smallest value, like argmax().
 Tensor argmin(const Tensor& x, std::optional<int64_t> dim = {}, bool keepdim = false);
-ValuesIndices sort(const Tensor& x, int64_t dim = -1, bool descending = false);  ///< stable
+ValuesIndices sort(const Tensor& x, int64_t dim = -1, bool descending = false);  ///< stable; NaN counts as largest
+/// The k largest (or smallest), sorted.
 ValuesIndices topk(const Tensor& x, int64_t k, int64_t dim = -1, bool largest = true);
-bool all_finite(const Tensor& x);
-/// Multiplies tensors of one device in place, all at once; false when an element was infinite or NaN before.
+bool all_finite(const Tensor& x);  ///< waits for the device
+/// Multiplies all tensors by `factor` in place, the contiguous ones in one kernel call. False if an element was
+/// infinite or NaN before. All floating, on one device.
 bool unscale_(const std::vector<Tensor>& tensors, double factor);
-/// Sums x down to `shape`, which broadcasts to x's shape.
+/// Sums x down to `shape`, which must broadcast to x's shape: the gradient of a broadcast.
 Tensor sum_to(const Tensor& x, const Shape& shape);
+/// True if |a - b| <= atol + rtol * |b| for all elements (broadcast). NaN is never close; compared in f64 or i64.
 bool allclose(const Tensor& a, const Tensor& b, double rtol = 1e-5, double atol = 1e-8);
-bool equal(const Tensor& a, const Tensor& b);  ///< same shape, dtype and values bit for bit (NaN equals itself)
+/// True if shape, dtype and all bits agree; a NaN equals a NaN with the same bits.
+bool equal(const Tensor& a, const Tensor& b);
 
 // --- matrix products (ops_matmul.cpp) ---
-/// (..., width) as a matrix: of a Tensor or a Variable.
+/// x (..., width) as a matrix (rows, width). T is Tensor or Variable.
 template <class T> T as_matrix(const T& x) {
   return x.dim() == 2 ? x : x.reshape({numel_of(Shape(x.shape().begin(), x.shape().end() - 1)), x.shape().back()});
 }
-/// How f32 products are computed where the device has a faster way: exactly, or with operands rounded to tf32's 10 bits
-/// of mantissa.
+/// How f32 matrix products are computed on devices with a faster way: `full` exactly in f32; `tf32` with operands
+/// rounded to 10 bits of mantissa (NVIDIA TensorFloat-32).
 enum class MatmulPrecision : uint8_t { full, tf32 };
-void set_float32_matmul_precision(
-    MatmulPrecision precision);  ///< for all threads; full until said otherwise. The CPU is always exact
-MatmulPrecision float32_matmul_precision();
-/// pointwise_grad(op, grad0, args, matmul(a, b), kept, {}) of matrices; one pass where the kernels can. Bit for bit on
-/// the CPU; on CUDA of gelu_tanh by the library's own formula, and in 16 bits rounded once less. For autograd.
+/// For all threads; the default is `full`. The CPU always computes in full f32.
+void set_float32_matmul_precision(MatmulPrecision precision);
+MatmulPrecision float32_matmul_precision();  ///< the precision that is set
+/// pointwise_grad(op, grad0, args, matmul(a, b), kept, {}) for matrices, fused into the product where the kernel can.
+/// The CPU gives the bits of the two steps. On CUDA gelu_tanh follows the formula of cuBLASLt, and 16-bit results are
+/// rounded once instead of twice. For autograd.
 Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args,
                          const Tensor& kept);
+/// Result of matmul_row_sums().
 struct MatmulRowSums {
   Tensor product, sums;
 };
-/// a b and sum(a, {1}) of matrices, in one pass where the kernels can: gradients of a linear layer.
+/// a b and sum(a, {1}) for matrices, in one pass where the kernel can: gradients of a linear layer's weight and bias.
 MatmulRowSums matmul_row_sums(const Tensor& a, const Tensor& b);
-/// out = a b, or out + a b when `adds`: matrices, out (M, N) contiguous and no view of a or b. Of 16-bit a and b it may
-/// be f32, and then nothing is rounded. Not counted as work (flops.h).
+/// out = a b, or out += a b if `adds`. Matrices; out is (M, N), contiguous, and shares no storage with a and b. For
+/// 16-bit a and b, out may be f32, which avoids all rounding to 16 bits. Not counted by MacCounter (flops.h).
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds = false);
-/// activation(x), of a Tensor or a Variable.
+/// activation(x). X is Tensor or Variable.
 template <class X> X activated(const X& x, Activation activation) {
   switch (activation) {
     case Activation::none: return x;
@@ -136,120 +160,157 @@ template <class X> X activated(const X& x, Activation activation) {
   }
   fail("[activated] expected a known activation");
 }
-/// activation(x w^T + bias): x (..., in), w (out, in), bias (out) or undefined. `pre`, when given, gets the value
+/// activation(x w^T + bias): x (..., in), w (out, in), bias (out) or undefined. `pre`, if given, receives the value
 /// before the activation.
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activation activation = Activation::none,
               Tensor* pre = nullptr);
-/// residual + x w^T + bias, with a residual like the result. On CUDA, and on the CPU in 16 bits, rounded once.
+/// residual + x w^T + bias; residual has the shape of the result. CUDA, and the CPU in 16 bits, round only once.
 Tensor linear_add(const Tensor& residual, const Tensor& x, const Tensor& w, const Tensor& bias = {});
-/// activation(x w^T + bias) into contiguous memory of as many elements; pre may be undefined.
+/// linear() into existing contiguous memory with the same number of elements; `pre` may be undefined.
 void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
                  const Tensor& pre);
 
-// --- layers (ops_nn.cpp) ---
+// --- layers (ops_nn.cpp, ops_conv.cpp, ops_attention.cpp) ---
+// Functions named *_grad are for autograd: `grad` is the gradient of the output.
+/// Gradient of conv2d() with respect to its input.
 Tensor conv2d_grad_input(const Tensor& grad, const Tensor& w, const Shape& input_shape, const ConvArgs& args);
+/// `bias` is undefined when it was not asked for.
 struct WeightBiasGrad {
   Tensor weight, bias;
 };
+/// Gradients of conv2d() with respect to its weight and bias.
 WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Shape& weight_shape, const ConvArgs& args,
                                   bool with_bias);
+/// x (N, C, H, W) -> maxima and their positions h * W + w (i32), both (N, C, P, Q).
 ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args);
+/// Adds each gradient at the position of its maximum; zeros elsewhere.
 Tensor max_pool2d_grad(const Tensor& grad, const Tensor& indices, const Shape& input_shape);
+/// Gradient of avg_pool2d().
 Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolArgs& args);
+/// Gradient of adaptive_avg_pool2d().
 Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape);
+/// Gradient of softmax() (or log_softmax() if `log`) along dim, from its output y.
 Tensor softmax_grad(bool log, const Tensor& grad, const Tensor& y, int64_t dim);
+/// A norm's output, with the statistics that its gradient needs, f32 (f64 for f64). rstd = 1 / sqrt(var + eps); RMS
+/// norm has no mean.
 struct NormResult {
   Tensor out, mean, rstd;
 };
-/// Normalises over the trailing dims that `weight_shape` covers.
+/// Layer norm (Ba et al., 2016) over the trailing dims `normalized`; weight and bias have that shape or are undefined.
 NormResult layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight = {}, const Tensor& bias = {},
                       double eps = 1e-5);
+/// Gradients of a norm; those of an absent weight or bias are undefined.
 struct NormGrad {
   Tensor x, weight, bias;
 };
+/// Gradient of layer_norm(); `saved` is its result.
 NormGrad layer_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Shape& normalized,
                          const Tensor& weight, bool with_bias);
-NormResult rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-6);  ///< over the last dim
+/// RMS norm (Zhang and Sennrich, 2019) over the last dim; weight (C) or undefined.
+NormResult rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-6);
+/// Gradient of rms_norm(), from its rstd.
 NormGrad rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight);
-/// x (N, C, ...); out has x's layout when that is channels-last. training: statistics of the batch, and running_mean /
-/// running_var (unbiased) move by `momentum`.
+/// Batch norm (Ioffe and Szegedy, 2015) of x (N, C, ...); out keeps a channels-last layout. training: normalises by the
+/// batch's statistics, and moves running_mean and running_var (unbiased) towards them by `momentum` if they are
+/// defined. Otherwise normalises by the running statistics.
 NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                       const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
+/// Gradient of batch_norm(); `saved` is its result.
 NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Tensor& weight,
                          bool with_bias, bool training);
+/// Loss and log-sum-exp of each row, both (rows), f32 (f64 for f64).
 struct CrossEntropyRows {
   Tensor loss, lse;
-};  ///< both (rows)
+};
+/// Cross entropy of each row of logits (rows, classes) with target i64 (rows); weight (classes) optional. Rows whose
+/// target is args.ignore_index have loss 0. Error for a target outside the classes.
 CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight = {},
                                     const CrossEntropyArgs& args = {});
-/// The same into `loss` (rows), and their gradient for grad_loss (rows) in the logits' place: each row is read once.
+/// cross_entropy_rows() into `loss` (rows); overwrites `logits` with their gradient for grad_loss (rows), so that each
+/// row is read only once. logits and loss must be contiguous.
 void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const Tensor& logits, const Tensor& target,
                              const Tensor& weight, const CrossEntropyArgs& args);
-/// Writes into `logits` when `in_place`, else into a new tensor.
+/// Gradient of the logits from the saved lse. Overwrites `logits` if `in_place`, else returns a new tensor.
 Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,
                                const Tensor& weight, const CrossEntropyArgs& args, bool in_place);
-/// What a mean over the rows divides by: the sum of the weights of the targets that are not ignored.
+/// The divisor of a mean over the rows: the sum of the weights of all targets that are not ignored.
 double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight = {}, const CrossEntropyArgs& args = {});
-/// That a tensor is the index-th of `count` equal parts of one cut along `dim`.
+/// Describes a tensor as slice `index` of `count` equal slices of a larger tensor along `dim` (a shard).
 struct PartOf {
   int64_t dim = 0, index = 0, count = 1;
 };
-/// Drops what the whole tensor would lose in this part of it.
+/// Zeroes elements with probability p and scales the rest by 1 / (1 - p). A shard drops the same elements as the whole
+/// tensor would there.
 Tensor dropout(const Tensor& x, double p, PhiloxKey key, const PartOf& part = {});
-/// residual + dropout(x), one after the other, in one pass.
+/// residual + dropout(x) in one pass, with the rounding of the two steps.
 Tensor add_dropout(const Tensor& residual, const Tensor& x, double p, PhiloxKey key, const PartOf& part = {});
+/// The sum of residual and x, and its norm.
 struct AddNorm {
   Tensor sum;
   NormResult norm;
 };
-/// residual + dropout(x) (p 0: x itself) and its norm over the trailing dims `normalized`, in one pass where the
-/// kernels can; the bits of one after the other.
+/// residual + dropout(x) (p = 0: x itself) and the norm of that sum over the trailing dims `normalized`, fused where
+/// the kernel can. The bits are those of the separate steps.
 AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalized, const Tensor& weight,
                  const Tensor& bias, const AddNormArgs& args);
+/// Gradients of add_norm(): norm.x is that of the sum, hence of the residual.
 struct AddNormGrad {
   NormGrad norm;
-  Tensor dropped;  ///< p > 0: what dropout leaves of norm.x
+  Tensor dropped;  ///< the gradient of x, through dropout; undefined for p = 0
 };
-/// Of its norm. `add`, where defined, is contiguous and gets the gradient of the sum added: it is norm.x then.
+/// Gradient of add_norm(). `add`, if defined, is the gradient that reaches the sum by other paths. It must be
+/// contiguous; it is overwritten with the total gradient and returned as norm.x.
 AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& sum, const NormResult& saved,
                           const Shape& normalized, const Tensor& weight, bool with_bias, const AddNormArgs& args);
+/// lse: log-sum-exp of each query's scores, (B, H, T), f32 (f64 for f64).
 struct AttentionResult {
   Tensor out, lse;
 };
-/// softmax(q k^T scale + mask) v without the T x S matrix. q (B, H, T, D), k v (B, G, S, D). out is (B, H, T, D), laid
-/// out as (B, T, H, D) so that merging heads is a view. mask: bool (true = attend) or floating (added), broadcastable
-/// to (B, H, T, S). causal: query i sees keys j <= i + S - T, with a window only those > i + S - T - window (Mistral's,
-/// as Transformers and FlashAttention count it). scale 0 means 1/sqrt(D). A layout is of the S keys, and the queries
-/// are its last; a query that attends to nothing gives zeros, and lse -inf.
+/// softmax(q k^T scale + mask) v without forming the T x S matrix. q (B, H, T, D), k and v (B, G, S, D), where G
+/// divides H (grouped-query attention). out is (B, H, T, D), laid out as (B, T, H, D), so that merging heads is a view.
+/// mask: bool (true = attend) or floating (added), broadcastable to (B, H, T, S). causal: query i attends to keys
+/// j <= i + S - T, with a window only to j > i + S - T - window (as in Mistral, Transformers and FlashAttention).
+/// scale 0 means 1/sqrt(D). args.layout covers all S keys; the queries are its last T rows. A query that attends to no
+/// key gives zeros and lse -inf.
 AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {},
                           AttentionArgs args = {.scale = 0});
-/// What a query of causal attention sees: bool (queries, keys).
+/// The mask of causal attention, bool (queries, keys): true where the query attends to the key. window 0: none.
 Tensor causal_mask(int64_t queries, int64_t keys, int64_t window, Device device);
+/// Gradients of q, k and v.
 struct AttentionGrad {
   Tensor q, k, v;
 };
+/// Gradient of attention(); recomputes the scores from q, k and the saved lse.
 AttentionGrad attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                              const AttentionResult& saved, AttentionArgs args);
-/// The same into given tensors, any views with D of stride 1: the three parts of a packed (B, T, 3, H, D) gradient,
-/// say.
+/// attention_grad() into given tensors: any views whose last dim has stride 1, for example the three parts of a packed
+/// (B, T, 3, H, D) gradient.
 void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                          const AttentionResult& saved, AttentionArgs args, Tensor& grad_q, Tensor& grad_k,
                          Tensor& grad_v);
-/// Rotary position embedding (Su et al., RoFormer; half-split form). x (..., T, D), cosine and sine (T, D / 2) of x's
-/// dtype or f32.
+/// Rotary position embedding (Su et al., RoFormer, 2021), half-split form: rotates the pair (i, i + D / 2).
+/// x (..., T, D), D even; cosine and sine (T, D / 2) in x's dtype or f32. inverse: the opposite rotation, for the
+/// gradient.
 Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse = false);
-/// The same for the first `turned` of the heads of x (B, T, heads * D), and of each the first features, as many as the
-/// tables are for. Over x when its caller gives it away and nobody else holds it.
+/// rotary() for packed heads: x (B, T, heads * D). Rotates the first `turned` heads, and in each the first
+/// 2 * cosine.size(1) features. Works in place if x is the only reference to its storage, else on a copy.
 Tensor rotary_packed(Tensor x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,
                      bool inverse = false);
 
-// --- indexing and joining (ops_index.cpp): index tensors are i64; out-of-range values are named in the Error ---
+// --- indexing and joining (ops_index.cpp): index tensors are i64. An index out of range is an Error that names it; on
+// other devices than the CPU the Error comes at the next synchronisation ---
+/// Rows of weight (V, C) at index (...): (..., C).
 Tensor embedding(const Tensor& weight, const Tensor& index);
+/// Adds grad (..., C) into grad_weight (V, C) at the rows index (...); skips padding_index.
 const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, const Tensor& index,
-                              int64_t padding_index = -1);  ///< adds
+                              int64_t padding_index = -1);
+/// x[index[i]] += source[i] along dim: index and source have x's rank; source is at least as large as index.
 const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
+/// Adds slice i of source to slice index[i] of x along dim; index has one dim.
 const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
+/// Writes `value` where mask (bool, broadcast) is true.
 const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, Scalar value);
-Tensor one_hot(const Tensor& index, int64_t classes = -1);  ///< i64, (..., classes)
+/// i64 (..., classes), 1 at the index and 0 elsewhere. classes -1: the largest index + 1 (reads it from the device).
+Tensor one_hot(const Tensor& index, int64_t classes = -1);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// Attention and rotary position embedding: checks, allocation, and the call of the kernel.
+// Attention and rotary position embedding: checks, allocation of results, kernel calls.
 #include <algorithm>
 #include <cmath>
 
@@ -28,7 +28,8 @@ void check_layout(const char* op, const BlockLayout& layout, const Tensor& q, co
                  layout.row_start.shape(), " and ", layout.columns.dtype());
 }
 
-/// Checks what forward and backward share; returns args with the scale filled in, and no window that hides nothing.
+/// Checks shared by forward and backward. Returns args with the scale filled in, and without a window that hides
+/// nothing.
 AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                               AttentionArgs args) {
   check_floating(op, q);
@@ -63,7 +64,7 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
   return args;
 }
 
-/// The kernels read rows of D neighbouring elements; every other stride is free.
+/// x with stride 1 in the last dim, as kernels read it; other strides are free.
 Tensor with_unit_stride(const Tensor& x) {
   return x.shape().back() <= 1 || x.strides().back() == 1 ? x : x.contiguous();
 }
@@ -72,12 +73,12 @@ Tensor expand_mask(const Tensor& mask, const Tensor& q, const Tensor& k) {
   return mask.defined() ? mask.expand({q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[2]}) : mask;
 }
 
-/// (B, H, T, D), laid out as (B, T, H, D).
+/// An empty (B, H, T, D), laid out as (B, T, H, D).
 Tensor empty_heads(const Shape& shape, const Tensor& like) {
   return empty({shape[0], shape[2], shape[1], shape[3]}, {like.dtype(), like.device()}).transpose(1, 2);
 }
 
-/// Scores and weighted values: two products of width D for every pair of a query and a key that it may see.
+/// Multiply-accumulates: two products of width D (scores, weighted values) for each pair of a query and a key it sees.
 int64_t macs_of(const Tensor& q, const Tensor& k, const AttentionArgs& args) {
   const int64_t rows = q.shape()[2], keys = k.shape()[2], each = q.shape()[0] * q.shape()[1] * q.shape()[3];
   if (args.layout) return int64_t(2 * attended_pairs(*args.layout, rows, keys, args.causal) * double(each));
@@ -151,7 +152,7 @@ void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, c
 }
 
 namespace {
-/// x (..., T, D) with D of stride 1, turned into out, which may be x.
+/// Rotates x (..., T, D), with stride 1 in D, into out, which may be x.
 void turn(const char* op, const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& out) {
   const Shape table{x.shape()[x.dim() - 2], x.shape().back() / 2};
   for (const Tensor* angle : {&cosine, &sine}) {

@@ -12,7 +12,7 @@ Tensor empty_images(const Shape& s, const Tensor& like, bool channels_last) {
   return channels_last ? empty({s[0], s[2], s[3], s[1]}, options).permute({0, 3, 1, 2}) : empty(s, options);
 }
 
-/// Kernels read images in one of the two layouts.
+/// Error unless x is floating and (N, C, H, W).
 void check_images(const char* op, const Tensor& x) {
   check_floating(op, x);
   LOCKSTEP_CHECK(x.dim() == 4, "[", op, "] expected an input (N, C, H, W), got ", x.shape());
@@ -23,7 +23,7 @@ void check_pair(const char* op, const char* name, const Dims& pair, int64_t leas
                  " for ", name, ", got ", pair);
 }
 
-/// Shape of conv2d's result, after all checks.
+/// Checks all arguments of a convolution; returns the result's shape.
 Shape conv_shape(const char* op, const Shape& x, const Shape& w, const ConvArgs& args) {
   check_pair(op, "stride", args.stride, 1);
   check_pair(op, "padding", args.padding, 0);
@@ -130,7 +130,8 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, co
   }
   check_bias(op, bias, x, shape[1]);
   if (bias.defined() && size_of(x.dtype()) == 2)
-    return conv_transpose2d(x.to(f32), w.to(f32), bias.to(f32), args, output_padding).to(x.dtype());  // rounded once
+    // so that the sum is rounded once
+    return conv_transpose2d(x.to(f32), w.to(f32), bias.to(f32), args, output_padding).to(x.dtype());
   const Tensor images = as_images(x);
   Tensor out = empty_images(shape, x, is_channels_last(images));
   MacCounter::add(x.numel() * w.size(1) * w.size(2) * w.size(3));
@@ -142,7 +143,7 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, co
 // --- pooling ---
 namespace {
 
-/// Shape of a pooling's result. ceil_mode rounds up, but no window starts beyond the input and its first padding.
+/// Shape of a pooling's result. ceil_mode rounds up, but no window may start beyond the input and its leading padding.
 Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
   LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input (N, C, H, W), got ", x);
   check_pair(op, "kernel", args.kernel, 1);

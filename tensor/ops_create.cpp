@@ -1,4 +1,4 @@
-// New tensors: empty, constant, ranges, random.
+// Creation of tensors: empty, constant, ranges, random.
 #include <cmath>
 
 #include "tensor/complex.h"
@@ -57,7 +57,7 @@ Tensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
     const __int128 a = exact(start, options.dtype), b = exact(step, i64),
                    n = (exact(behind, i64) - a + b - (b > 0 ? 1 : -1)) / b;
     count = double(n), start = int64_t(a), step = int64_t(b);
-    if (n > 0) exact(int64_t(a + (n - 1) * b), options.dtype);  // the last one
+    if (n > 0) exact(int64_t(a + (n - 1) * b), options.dtype);  // check the last element
   }
   LOCKSTEP_CHECK(count < 0x1p62, "[arange] expected fewer than 2^62 elements, got ", count);
   Tensor out = empty({int64_t(count)}, options);
@@ -72,7 +72,7 @@ Tensor linspace(double start, double end, int64_t steps, TensorOptions options) 
   LOCKSTEP_CHECK(is_floating(options.dtype), "[linspace] expected a floating dtype, got ", options.dtype);
   Tensor out = empty({steps}, options);
   LOCKSTEP_KERNEL(options.device, iota)(out, start, steps > 1 ? (end - start) / double(steps - 1) : 0);
-  if (steps > 1) out.select(0, -1).fill_(end);  // exact, whatever the steps round to
+  if (steps > 1) out.select(0, -1).fill_(end);  // exact, although the sum of steps is rounded
   return out;
 }
 
@@ -85,7 +85,7 @@ Tensor eye(int64_t n, int64_t m, TensorOptions options) {
 
 namespace {
 
-/// A finite number in a floating dtype.
+/// True if the value is finite in a floating dtype.
 bool is_in_range(DType dtype, double value) {
   bool fits = false;
   dispatch<float, double, Half, BFloat16>(dtype, "is_in_range",
@@ -99,7 +99,7 @@ const Tensor& uniform_(const Tensor& x, double low, double high) {
   check_floating("uniform_", x);
   const DType dtype = x.dtype();
   LOCKSTEP_CHECK(low <= high && is_in_range(dtype, low) && is_in_range(dtype, high) &&
-                     is_in_range(dtype == f64 ? f64 : f32, high - low),  // in which it is computed
+                     is_in_range(dtype == f64 ? f64 : f32, high - low),  // the dtype of the computation
                  "[uniform_] expected low <= high, both and their distance in the range of ", dtype, ", got ", low,
                  " and ", high);
   x.storage()->bump_version("uniform_");
@@ -135,7 +135,7 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
   LOCKSTEP_CHECK(low < high, "[randint] expected low < high, got ", low, " and ", high);
   LOCKSTEP_CHECK(options.dtype != boolean && !is_complex(options.dtype), "[randint] expected a real number dtype, got ",
                  options.dtype);
-  // The whole numbers that it has without a gap: of floats up to 2 to the digits of the mantissa.
+  // Integers that the dtype represents without gaps: for floats up to 2^(bits of the mantissa).
   const int digits = options.dtype == f64 ? 53 : options.dtype == f32 ? 24 : options.dtype == f16 ? 11 : 8;
   const int64_t end = int64_t(1) << digits;
   const auto [least, most] = is_floating(options.dtype) ? WholeRange{-end, end} : whole_range(options.dtype);
@@ -151,7 +151,7 @@ Tensor randperm(int64_t n) {
   const Tensor out = arange(0, n, 1, {.dtype = i64, .device = cpu});
   auto* values = out.data<int64_t>();
   const PhiloxKey key = next_random_key();
-  // Fisher and Yates: each place gets one of the values not yet placed.
+  // Fisher-Yates shuffle: each place gets one of the values not yet placed.
   for (int64_t i = n - 1; i > 0; --i) {
     const auto words = philox(key, uint64_t(i));
     const uint64_t draw = uint64_t(words[1]) << 32 | words[0];

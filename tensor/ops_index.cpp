@@ -8,8 +8,8 @@ namespace {
 
 TensorOptions options_of(const Tensor& x) { return {.dtype = x.dtype(), .device = x.device()}; }
 
-// An index of i64 on x's device with all values in [0, size). Reading it back from another device would stall that:
-// there the kernels check, and the Error comes from the next synchronisation.
+// Checks that an index is i64, on x's device, with all values in [0, size). Reading values back from another device
+// would stall it; there the kernels check, and the Error comes from the next synchronisation.
 void check_index(const char* op, const Tensor& index, int64_t size, const Tensor& x) {
   check_defined(op, index);
   LOCKSTEP_CHECK(index.dtype() == i64, "[", op, "] expected an index of i64, got ", index.dtype(),
@@ -26,7 +26,7 @@ void check_index(const char* op, const Tensor& index, int64_t size, const Tensor
   fail(str("[", op, "] expected indices in [0, ", size, "), got ", p[at], " at position ", at));
 }
 
-// gather and scatter: `index` has the rank of x and, but for `dim`, at most its sizes.
+// For gather and scatter: `index` has x's rank and, outside dim d, at most x's sizes.
 void check_places(const char* op, const Tensor& x, int d, const Tensor& index) {
   check_defined(op, index);
   bool fits = index.dim() == x.dim();
@@ -46,7 +46,7 @@ void check_source(const char* op, const Tensor& x, const Tensor& index, const Te
                  source.shape());
 }
 
-// Runs fn on x when it is row-major, else on a copy that is then written back.
+// Runs fn on x if it is row-major, else on a copy that is then written back.
 template <class Fn> const Tensor& in_place(const char* op, const Tensor& x, Fn&& fn) {
   x.storage()->bump_version(op);
   Tensor out = x.contiguous();
@@ -55,12 +55,12 @@ template <class Fn> const Tensor& in_place(const char* op, const Tensor& x, Fn&&
   return x;
 }
 
-// A source that does not change while x is written.
+// The source, cloned if it shares storage with x, which will be written.
 Tensor apart_from_own(const Tensor& source, const Tensor& x) {
   return source.storage() == x.storage() ? source.clone() : source;
 }
 
-// A copy of `source` into out[.., start .., ..] along d.
+// Copies `source` into out[..., start : start + size, ...] along d.
 void copy_into(const Tensor& out, int d, int64_t start, const Tensor& source) {
   Tensor part = out.narrow(d, start, source.shape()[d]);
   LOCKSTEP_KERNEL(out.device(), copy)(source, part);
@@ -89,13 +89,13 @@ Tensor triangle(const char* op, const Tensor& x, int64_t diagonal, bool upper) {
   check_defined(op, x);
   LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected at least two dims, got shape ", x.shape());
   Tensor out = empty_like(x);
-  // Beyond the matrix nothing changes, and the kernel adds diagonal to a row.
+  // Diagonals beyond the matrix change nothing; clamp, because the kernel adds the diagonal to a row index.
   diagonal = std::clamp(diagonal, -x.size(-2) - 1, x.size(-1) + 1);
   LOCKSTEP_KERNEL(x.device(), triangle)(x, diagonal, upper, out);
   return out;
 }
 
-// The mask and the value as the kernel wants them: of x's shape, repeated by stride 0.
+// Mask and value expanded to out's shape by stride 0, as the kernel takes them.
 void masked_fill_into(const Tensor& x, const Tensor& mask, Scalar value, Tensor& out) {
   const Tensor condition = mask.expand(out.shape()), constant = full({}, value, options_of(x)).expand(out.shape());
   const Tensor source = x.expand(out.shape());
@@ -173,7 +173,7 @@ const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, co
   check_places("scatter_add_", x, d, index);
   check_source("scatter_add_", x, index, source);
   const Tensor from = apart_from_own(source, x);
-  // Only as much of the source as the index covers.
+  // Only the part of the source that the index covers.
   const Tensor part = from.as_strided(index.shape(), from.strides(), from.offset());
   return in_place("scatter_add_", x, [&](Tensor& out) {
     LOCKSTEP_KERNEL(out.device(), scatter)(true, part, d, index, out);
@@ -230,7 +230,7 @@ const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, Scalar value) {
 
 Tensor cat(const std::vector<Tensor>& tensors, int64_t dim) {
   LOCKSTEP_CHECK(!tensors.empty(), "[cat] expected at least one tensor, got none");
-  std::vector<Tensor> parts;  // without those of shape (0), which join anything
+  std::vector<Tensor> parts;  // tensors of shape (0) are skipped
   for (const Tensor& x : tensors) {
     check_defined("cat", x);
     check_same_dtype("cat", tensors[0], x);
@@ -274,7 +274,7 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& pad, Scalar value) {
     LOCKSTEP_CHECK(size >= 0, "[pad] expected padding that leaves sizes >= 0, got shape ", shape, " from ", x.shape());
   }
   const Tensor out = full(shape, value, options_of(x));
-  // What is left of x after cropping, and where it goes.
+  // The part of x that cropping leaves, and its place in the result.
   Tensor source = x, target = out;
   for (int pair = 0; pair < int(pad.size() / 2); ++pair) {
     const int d = x.dim() - 1 - pair;
@@ -333,7 +333,7 @@ Tensor repeat(const Tensor& x, const Dims& repeats) {
   Shape shape = x.shape();
   while (shape.rank() < repeats.size()) shape.insert(0, 1);
   Tensor out = x.reshape(shape);
-  for (int d = shape.rank() - 1; d >= 0; --d) {  // innermost first, so that the largest copy is of the longest runs
+  for (int d = shape.rank() - 1; d >= 0; --d) {  // innermost first, so that the largest copy moves the longest runs
     if (repeats[d] == 1) continue;
     int64_t outer = 1;
     for (int i = 0; i < d; ++i) outer *= shape[i];

@@ -1,4 +1,4 @@
-// Matrix products: matmul with NumPy's rules, addmm, outer, linear, and einsum, which is built from them.
+// Matrix products: matmul with NumPy's rules, addmm, outer, linear, and einsum composed of them.
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -24,7 +24,8 @@ void check_product(const char* op, const Tensor& a, const Tensor& b, bool takes_
   check_same_device(op, a, b);
 }
 
-/// The last two dims are rows or columns as kernels take them: one unit stride, lines that do not overlap.
+/// True if the last two dims are a matrix as kernels take it: one unit stride, and rows (or columns) that do not
+/// overlap.
 bool are_matrices(const Tensor& x) {
   const int r = x.dim();
   const int64_t m = x.shape()[r - 2], n = x.shape()[r - 1], row = x.strides()[r - 2], col = x.strides()[r - 1];
@@ -33,7 +34,7 @@ bool are_matrices(const Tensor& x) {
 
 Tensor as_matrices(const Tensor& x) { return are_matrices(x) ? x : x.clone(); }
 
-/// The dims before the last two can be counted by one stride, so that they extend the rows.
+/// True if the leading dims and the rows fold into one dim of rows with one stride.
 bool rows_fold(const Tensor& x) {
   for (int d = 0; d + 2 < x.dim(); ++d)
     if (x.strides()[d] != x.strides()[d + 1] * x.shape()[d + 1]) return false;
@@ -68,7 +69,7 @@ void check_linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   }
 }
 
-/// Of what was checked, into what has as many elements, as those that may be added have.
+/// linear() of checked arguments into memory with the right number of elements; `added`, if defined, is the residual.
 void run_linear(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
                 const Tensor& pre, const Tensor& added = {}) {
   const Tensor rows = as_matrix(x);
@@ -104,7 +105,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   full_a.push_back(m), full_a.push_back(k);
   full_b.push_back(k), full_b.push_back(n);
   Tensor out;
-  if (right.dim() == 2 && left.dim() > 2 && left.numel() > 0 && rows_fold(left)) {  // one tall matrix instead of many
+  // one tall matrix instead of a batch
+  if (right.dim() == 2 && left.dim() > 2 && left.numel() > 0 && rows_fold(left)) {
     const int64_t rows = numel_of(batch) * m;
     out = run(left.view({rows, k}), right, {rows, n}).view(full);
   } else {
@@ -121,7 +123,7 @@ Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const
   const auto kernel = table(a.device()).matmul_unary_grad;
   const bool fits = a.dim() == 2 && b.dim() == 2 && are_matrices(a) && are_matrices(b) && kept.is_contiguous() &&
                     kept.dtype() == a.dtype() && kept.shape() == Shape{a.size(0), b.size(1)};
-  const bool is_short = a.dtype() == f16 || a.dtype() == bf16;  // on the CPU rounded before the derivative
+  const bool is_short = a.dtype() == f16 || a.dtype() == bf16;  // the CPU rounds the product before the derivative
   if (!kernel || !fits || (is_short && a.device().is_cpu()))
     return pointwise_grad(op, PointwisePart::grad0, args, matmul(a, b), kept, {});
   check_product("matmul", a, b);
@@ -250,7 +252,7 @@ struct Named {
   int64_t size(char name) const { return tensor.shape()[int(names.find(name))]; }
   bool has(char name) const { return names.find(name) != std::string::npos; }
 
-  /// Dims in the order of `wanted`.
+  /// The tensor permuted to the order of `wanted`.
   Tensor arranged(const std::string& wanted) const {
     Dims order;
     for (char name : wanted) order.push_back(int64_t(names.find(name)));
@@ -258,12 +260,12 @@ struct Named {
   }
 };
 
-/// A repeated letter takes the diagonal; letters that nobody else wants are summed.
+/// Takes the diagonal of repeated letters, and sums over letters that are not in `wanted`.
 Named simplified(Named x, const std::string& wanted) {
   for (size_t i = 0; i < x.names.size(); ++i)
     for (size_t j; (j = x.names.find(x.names[i], i + 1)) != std::string::npos;) {
       const char name = x.names[i];
-      x.tensor = x.tensor.diagonal(0, int64_t(i), int64_t(j));  // the shared dim goes last
+      x.tensor = x.tensor.diagonal(0, int64_t(i), int64_t(j));  // diagonal() moves the shared dim to the end
       x.names.erase(j, 1);
       x.names.erase(i, 1);
       x.names += name;
@@ -277,7 +279,7 @@ Named simplified(Named x, const std::string& wanted) {
   return gone.empty() ? x : Named{sum(x.tensor, gone).to(x.tensor.dtype()), kept};
 }
 
-/// Product of two operands, summed over the letters that are not in `wanted`.
+/// Product of two operands, summed over the shared letters that are not in `wanted`.
 Named contract(const Named& a, const Named& b, const std::string& wanted) {
   std::string batch, rows, columns, inner;
   int64_t m = 1, n = 1, k = 1;
@@ -304,7 +306,8 @@ Named contract(const Named& a, const Named& b, const std::string& wanted) {
   return {out.reshape(result), batch + rows + columns};
 }
 
-/// "ij, jk -> ik" in parts; without an arrow the output has the letters that occur once, in alphabetical order.
+/// Splits "ij,jk->ik" into inputs and output. Without an arrow the output is the letters that occur once,
+/// alphabetically.
 std::pair<std::vector<std::string>, std::string> parse(const std::string& equation) {
   std::vector<std::string> inputs(1);
   std::string output;
@@ -365,7 +368,7 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) 
     }
     named.push_back({operands[i], inputs[i]});
   }
-  // From left to right; `wanted` are the letters that the output or a later operand needs.
+  // Contract from left to right; `later` holds the letters that the output or a later operand needs.
   Named result;
   for (size_t i = 0; i < named.size(); ++i) {
     std::string later = output;

@@ -1,22 +1,22 @@
-// Row operations of layers: softmax, the norms, cross entropy, dropout. Checks, then views as the kernels want them.
-// (Convolution and pooling are in ops_conv.cpp, attention in ops_attention.cpp.)
+// Row operations of layers: softmax, norms, cross entropy, dropout. Checks the arguments, then calls kernels on views
+// as rows. (Convolution and pooling are in ops_conv.cpp, attention in ops_attention.cpp.)
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 
 namespace lockstep {
 namespace {
 
-/// Statistics of f16 and bf16 are kept in f32.
+/// dtype of statistics: f32, also for f16 and bf16, and f64 for f64.
 DType statistics_dtype(const Tensor& x) { return x.dtype() == f64 ? f64 : f32; }
 
-/// A new tensor of statistics for x.
+/// A new tensor for n statistics of x.
 Tensor statistics(const Tensor& x, int64_t n) { return empty({n}, {statistics_dtype(x), x.device()}); }
 
 void check_optional(const char* op, const char* name, const Tensor& tensor, const Tensor& x, const Shape& shape) {
   if (tensor.defined()) check_like(op, name, tensor, x, shape);
 }
 
-/// f32 (or f64) values that an earlier call returned.
+/// Error unless `tensor` holds n statistics of x, as an earlier call returned them.
 void check_statistics(const char* op, const char* name, const Tensor& tensor, const Tensor& x, int64_t n) {
   check_defined(op, tensor);
   LOCKSTEP_CHECK(tensor.dtype() == statistics_dtype(x) && tensor.shape() == Shape{n}, "[", op, "] expected ", name,
@@ -27,13 +27,13 @@ void check_statistics(const char* op, const char* name, const Tensor& tensor, co
 
 Tensor contiguous_or_undefined(const Tensor& tensor) { return tensor.defined() ? tensor.contiguous() : tensor; }
 
-/// x with `columns` trailing elements in a row: (rows, columns), contiguous.
+/// x as contiguous (rows, columns), where `columns` trailing elements form a row.
 Tensor as_rows(const Tensor& x, int64_t columns) {
   int64_t rows = columns > 0 ? x.numel() / columns : 0;
   return x.contiguous().view({rows, columns});
 }
 
-/// x with `dim` moved to the end (and back again: the swap is its own inverse).
+/// x with `dim` and the last dim swapped; the same call swaps them back.
 Tensor swap_to_end(const Tensor& x, int dim) { return dim >= x.dim() - 1 ? x : x.transpose(dim, -1); }
 
 Tensor softmax_along(const char* op, bool log, const Tensor& x, int64_t dim) {
@@ -61,7 +61,7 @@ Tensor flat_or_undefined(const Tensor& tensor) {
   return tensor.defined() ? tensor.contiguous().view({tensor.numel()}) : tensor;
 }
 
-// --- batch norm: (N, C, ...) as (N, C, S), row-major or channels-last, whichever x is ---
+// --- batch norm: views (N, C, ...) as (N, C, S), row-major or channels-last like x ---
 
 Tensor channels_to_end(const Tensor& x) {
   Dims order{0};
@@ -120,7 +120,7 @@ void check_rows(const char* op, const Tensor& logits, const Tensor& target, cons
 }
 
 void check_targets(const char* op, const Tensor& target, int64_t classes, const CrossEntropyArgs& args) {
-  if (!target.device().is_cpu()) return;  // reading them back would stall the device
+  if (!target.device().is_cpu()) return;  // reading them would stall the device
   const int64_t* t = target.data<int64_t>();
   for (int64_t row = 0; row < target.numel(); ++row) {
     LOCKSTEP_CHECK((t[row] >= 0 && t[row] < classes) || t[row] == args.ignore_index || (args.elsewhere && t[row] == -1),
@@ -221,7 +221,7 @@ NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
   Tensor var;
   if (training) {
     result.mean = statistics(x, channels), result.rstd = statistics(x, channels), var = statistics(x, channels);
-  } else {  // copies: the running statistics may move before the gradient is taken
+  } else {  // copies, because the running statistics may change before the gradient is computed
     result.mean = running_mean.to(dtype).clone();
     result.rstd = rsqrt(add_scalar(running_var.to(dtype), eps));
   }

@@ -1,4 +1,5 @@
-// Pointwise operations: checks, shapes and result, then the kernel. Most are generated from pointwise.def.
+// Pointwise operations: check the arguments, allocate the result, call the kernel. Most are generated from
+// pointwise.def.
 #include <cmath>
 #include <iterator>
 #include <limits>
@@ -11,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-constexpr const char* names[][2] = {  // of an operation and of its derivatives, by PointwiseOp
+constexpr const char* names[][2] = {  // [op][0]: the operation's name, [op][1]: that of its derivatives
 #define LOCKSTEP_UNARY(name, functor, types) {#name, #name " derivative"},
 #define LOCKSTEP_UNARY1(name, functor, types, p, d) {#name, #name " derivative"},
 #define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e) {#name, #name " derivative"},
@@ -45,8 +46,8 @@ void check_pair(const char* name, const Tensor& a, const Tensor& b) {
   check_same_device(name, a, b);
 }
 
-// Numbers of an operation on whole ones must fit. For u8, where results wrap around, -3 is as good as 253; clamp may
-// leave an end open.
+// Scalars of an operation on integers must fit the dtype. u8 results wrap around, so there -3 is allowed for 253; clamp
+// may have an infinite bound.
 void check_parameters(const char* name, PointwiseOp op, DType dtype, const PointwiseArgs& args) {
   constexpr double open = std::numeric_limits<double>::infinity();
   const bool is_clamp = op == PointwiseOp::clamp;
@@ -58,7 +59,7 @@ void check_parameters(const char* name, PointwiseOp op, DType dtype, const Point
   check(args.p, -open), check(args.q, open);
 }
 
-// Whole numbers are divided by others than 0. Reading them waits for a card.
+// Error for an integer division by 0. Reads the divisor, so it waits for the device.
 void check_divisor(const char* name, PointwiseOp op, const Tensor& b) {
   if ((op != PointwiseOp::floor_divide && op != PointwiseOp::remainder) || is_floating(b.dtype())) return;
   LOCKSTEP_CHECK(all(b).item<bool>(), "[", name, "] expected whole numbers other than 0 to divide by, got a 0 among ",
@@ -78,7 +79,8 @@ Tensor result(const Shape& shape, DType dtype, Device device) {
 
 // --- in place ---
 
-// b may be x itself, but if it only overlaps x then elements would be read after they were written: it is copied first.
+// The operand b of an in-place operation on x. b may be x itself; if it overlaps x otherwise, elements would be read
+// after they were written, so it is cloned.
 Tensor apart_from(const Tensor& x, const Tensor& b) {
   if (!(b.storage() == x.storage())) return b;
   if (b.offset() == x.offset() && b.shape() == x.shape() && b.strides() == x.strides()) return b;
@@ -153,7 +155,7 @@ const Tensor& binary_in_place(const char* name, PointwiseOp op, const Operands& 
   return x;
 }
 
-// --- what autograd asks for ---
+// --- for autograd ---
 
 enum class Form { unary, binary, other };
 struct GradInfo {
@@ -280,7 +282,7 @@ Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& a
                  "[pointwise_grad] expected an operation and part with a derivative, got operation ", int(op), " part ",
                  int(part));
   check_floating("pointwise_grad", grad);
-  // The derivative of these is 1.
+  // These have the derivative 1.
   if (op == PointwiseOp::add || op == PointwiseOp::add_scalar || op == PointwiseOp::sub_scalar) return grad;
   if (op == PointwiseOp::sub && part == PointwisePart::grad0) return grad;
 
@@ -291,8 +293,8 @@ Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& a
   const bool reads_b = !unary_form && (mask & functor::reads_b);
   if (reads_a) check_pair(info.name, grad, a), check_broadcast_to(info.name, grad, a);
   if (reads_b) check_pair(info.name, grad, b), check_broadcast_to(info.name, grad, b);
-  // What is not read still needs a place in the list. A binary operation's gradient serves twice, so it is not
-  // overwritten.
+  // An operand that is not read still needs a place in the list. A binary operation's gradient is used twice, so it is
+  // not overwritten.
   const Tensor &first = reads_a ? a : grad, &second = reads_b ? b : grad;
   const bool reuse = unary_form && grad.is_exclusive() && grad.is_contiguous();
   Tensor out = reuse ? grad : result(grad.shape(), grad.dtype(), grad.device());
@@ -307,7 +309,7 @@ PointwiseGrads pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor&
   LOCKSTEP_CHECK(info.reads0 != functor::nothing && info.reads1 != functor::nothing,
                  "[pointwise_grads] expected an operation whose derivatives read an operand, got operation ", int(op));
   check_floating("pointwise_grads", grad);
-  const int mask = info.reads0 | info.reads1;  // the other operand may have no value
+  const int mask = info.reads0 | info.reads1;  // the other operand may have been released
   const Tensor &first = mask & functor::reads_a ? a : grad, &second = mask & functor::reads_b ? b : grad;
   for (const Tensor* x : {&first, &second}) check_pair(info.name, grad, *x), check_broadcast_to(info.name, grad, *x);
   const bool reuse = grad.is_exclusive() && grad.is_contiguous();

@@ -1,4 +1,4 @@
-// Reductions, arg max, running sums, sorting and comparisons of whole tensors.
+// Reductions, argmax, running sums, sorting, and comparisons of whole tensors.
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-// The dims as bits; none named means all of them.
+// Dims as a bit mask; an empty list means all dims.
 uint32_t dim_bits(const char* op, const Tensor& x, const Dims& dims) {
   if (dims.empty()) return (1u << x.dim()) - 1;
   uint32_t bits = 0;
@@ -22,7 +22,7 @@ uint32_t dim_bits(const char* op, const Tensor& x, const Dims& dims) {
   return bits & ((1u << x.dim()) - 1);
 }
 
-// A shape with the dims of size 1, or without them.
+// The shape with the given dims set to 1 (keepdim) or removed.
 Shape reduced_shape(const Shape& shape, uint32_t bits, bool keepdim) {
   Shape out;
   for (int i = 0; i < shape.rank(); ++i) {
@@ -118,12 +118,12 @@ Tensor var(const Tensor& x, const Dims& dims, double correction, bool keepdim) {
 
 Tensor stddev(const Tensor& x, const Dims& dims, double correction, bool keepdim) {
   check_floating("stddev", x);
-  return sqrt(reduce("stddev", ReduceOp::var, x, dims, keepdim, f64, correction)).to(x.dtype());  // as norm()
+  return sqrt(reduce("stddev", ReduceOp::var, x, dims, keepdim, f64, correction)).to(x.dtype());  // in f64, see norm()
 }
 
 Tensor norm(const Tensor& x, const Dims& dims, bool keepdim) {
   check_floating("norm", x);
-  // Squares of large f32 numbers fit f64 only, so the sum is rounded after the root.
+  // The squares of large f32 numbers fit only f64, so the result is rounded after the root.
   return sqrt(reduce("norm", ReduceOp::sum_squares, x, dims, keepdim, f64)).to(x.dtype());
 }
 
@@ -239,7 +239,7 @@ bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol) {
   const Tensor left = values(a), right = values(b);
   bool all = true;
   dispatch<double, int64_t>(wide, "allclose", [&]<class T> {
-    using D = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;  // their differences are below 2^64
+    using D = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;  // differences of i64 fit u64
     const T *p = left.data<T>(), *q = right.data<T>();
     for (int64_t i = 0; all && i < left.numel(); ++i) {
       const double apart = double(p[i] > q[i] ? D(p[i]) - D(q[i]) : D(q[i]) - D(p[i]));

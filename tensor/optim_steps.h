@@ -1,7 +1,7 @@
 #pragma once
-// Optimizer steps on one element, or on a vector of the CPU's lanes: PyTorch's formulas in PyTorch's order, the same
-// source for every device. A step is made in the type A of computation and called with the parameter, its gradient and
-// its states. Internal.
+// Update rules of the optimizers for one element, or for one vector of lanes on the CPU: PyTorch's formulas in
+// PyTorch's order, one source for all devices. A rule is constructed in the type A of the computation, and called with
+// the parameter p, its gradient g and its states s. Internal.
 #include <cmath>
 
 #include "tensor/host_device.h"
@@ -9,12 +9,12 @@
 
 namespace lockstep::optim_steps {
 
-/// The square root of numbers; vectors bring their own.
+/// Square root; the CPU's vectors specialise it.
 template <class V> struct Root {
   LOCKSTEP_HD static V of(V x) { return std::sqrt(x); }
 };
 
-/// What every step does to a gradient first.
+/// Preprocesses a gradient: scale, sign (maximize), and L2 weight decay.
 template <class A> struct Gradient {
   A scale, decay;
   bool l2;
@@ -31,6 +31,7 @@ template <class A> struct Gradient {
   }
 };
 
+/// Adam and AdamW (Kingma and Ba, 2015; Loshchilov and Hutter, 2019). States: m, v, and with amsgrad the maximum of v.
 template <class A, bool amsgrad> struct Adam {
   static constexpr int states = amsgrad ? 3 : 2;
   Gradient<A> gradient;
@@ -53,14 +54,15 @@ template <class A, bool amsgrad> struct Adam {
     s[0] += (g - s[0]) * weight1;
     s[1] = s[1] * beta2 + g * g * weight2;
     V second = s[1];
-    if constexpr (amsgrad) {                   // the largest so far
-      s[2] = choose(s[1] < s[2], s[2], s[1]);  // NaN in v passes on
+    if constexpr (amsgrad) {                   // maximum of v so far
+      s[2] = choose(s[1] < s[2], s[2], s[1]);  // NaN in v propagates
       second = s[2];
     }
     p -= s[0] * rate / (Root<V>::of(second) * root_of_bias + eps);
   }
 };
 
+/// SGD; `moving`: with momentum, one state.
 template <class A, bool moving> struct Sgd {
   static constexpr int states = moving;
   Gradient<A> gradient;
@@ -84,6 +86,7 @@ template <class A, bool moving> struct Sgd {
   }
 };
 
+/// RMSprop. States: average of squares; if `centered`, average of gradients; if `moving`, momentum.
 template <class A, bool centered, bool moving> struct Rmsprop {
   static constexpr int states = 1 + centered + moving;
   Gradient<A> gradient;
@@ -114,6 +117,7 @@ template <class A, bool centered, bool moving> struct Rmsprop {
   }
 };
 
+/// Adagrad (Duchi et al., 2011). State: sum of squares.
 template <class A> struct Adagrad {
   static constexpr int states = 1;
   Gradient<A> gradient;
@@ -127,6 +131,7 @@ template <class A> struct Adagrad {
   }
 };
 
+/// Lion (Chen et al., 2023). State: momentum.
 template <class A> struct Lion {
   static constexpr int states = 1;
   Gradient<A> gradient;
@@ -143,14 +148,14 @@ template <class A> struct Lion {
   template <class V> LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
     g = gradient(g, p);
     const V blend = s[0] * beta1 + g * weight1;
-    const V up = V{} + rate, none = blend * A(0);  // 0, and NaN where blend is NaN
+    const V up = V{} + rate, none = blend * A(0);  // 0, or NaN where blend is NaN
     p = p * keep - choose(blend > A(0), up, choose(blend < A(0), -up, none));
     s[0] = s[0] * beta2 + g * weight2;
   }
 };
 
-/// The same options for another step of the parameter: what depends on how many there were. A device asks that has not
-/// made all that the host has counted, see step_batch.h.
+/// The options with the values that depend on the step number (bias corrections, learning rate decay) recomputed for
+/// `step`. For a device that has skipped some of the steps that the host has counted, see step_batch.h.
 template <class Args> LOCKSTEP_HD inline Args of_step(const Args& args, int64_t /*step*/) { return args; }
 template <> LOCKSTEP_HD inline AdamArgs of_step(const AdamArgs& args, int64_t step) {
   AdamArgs made = args;

@@ -1,3 +1,4 @@
+// Opens files without following links or blocking on pipes. See output_file.h.
 #include "tensor/output_file.h"
 
 #include <fcntl.h>
@@ -14,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-/// -1 with errno, or a descriptor of a regular file.
+/// A descriptor of a regular file, or -1 with errno.
 int open_regular_file(const std::string& path, int flags) {
   if (path.starts_with("/dev/") || path.starts_with("/proc/")) return ::open(path.c_str(), flags | O_CLOEXEC, 0666);
   const int fd = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666);

@@ -1,31 +1,33 @@
 #pragma once
-// Files in folders that others may write to: never through a symbolic link, and never waiting for who is at the other
-// end of a pipe. What stands below /dev and /proc (/dev/stdout, /dev/null) is the system's, and opened as it is.
+// Files in folders that other users may write to: never opened through a symbolic link, and never blocking on a pipe.
+// Paths below /dev and /proc (/dev/stdout, /dev/null) belong to the system and are opened as they are.
 #include <string>
 #include <string_view>
 
 namespace lockstep {
 
-/// A descriptor to write with; the file is made when missing. More flags: O_TRUNC, O_APPEND. Error for links and for
-/// what is no regular file; `prefix` opens it.
+/// Opens a file for writing and returns the descriptor; creates the file if missing. flags: O_TRUNC or O_APPEND. Error
+/// for symbolic links and for anything but a regular file; its text begins with `prefix`.
 int open_output(const std::string& path, int flags, std::string_view prefix = "");
 
-/// The first `most` bytes of a regular file, or all; Error when it cannot be read.
+/// The first `most` bytes of a regular file, or all if it is shorter. Error when it cannot be read.
 std::string read_start(const std::string& path, size_t most);
 
-/// A file that grows. What add() was given is with the system when it returns.
+/// A file that grows. Unbuffered: when add() returns, the bytes are with the operating system.
 class OutputFile {
  public:
   OutputFile() = default;
-  /// Goes on at the end of what is there, or begins anew. Error as open_output().
+  /// Appends to an existing file, or truncates it if `anew`. Errors of open_output().
   OutputFile(const std::string& path, bool anew, std::string_view prefix = "");
   OutputFile(OutputFile&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
   OutputFile& operator=(OutputFile&& other) noexcept;
   ~OutputFile();
 
+  /// False if default-constructed or moved from.
   bool is_open() const { return fd_ >= 0; }
+  /// True if the file has no bytes.
   bool is_empty() const;
-  /// False, with errno, when not all of it could be written.
+  /// False, with errno, if not all bytes could be written.
   bool add(std::string_view bytes);
 
  private:

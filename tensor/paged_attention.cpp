@@ -1,3 +1,4 @@
+// Checks and fallback of paged attention. See paged_attention.h.
 #include "tensor/paged_attention.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// Those of tokens from `first` on, which are all that is read.
+/// Checks the block numbers of the tokens from `first` on; earlier blocks are not read.
 void check_blocks(const char* op, const Tensor& memory, std::span<const int32_t> blocks, int64_t length,
                   int64_t first = 0) {
   LOCKSTEP_CHECK(memory.dim() == 4 && memory.is_contiguous(), "[", op,
@@ -26,7 +27,7 @@ void check_blocks(const char* op, const Tensor& memory, std::span<const int32_t>
 }  // namespace
 
 int64_t before_window(int64_t position, int64_t window) {
-  constexpr int64_t tile = 64;  // kernels cut the keys into tiles of this many, or of a part of it
+  constexpr int64_t tile = 64;  // keys per tile of the kernels, or a multiple of it
   return window > 0 ? std::max<int64_t>(0, position + 1 - window) / tile * tile : 0;
 }
 

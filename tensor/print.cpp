@@ -1,4 +1,4 @@
-// Printing like NumPy.
+// Prints tensors like NumPy.
 #include <cmath>
 #include <ostream>
 
@@ -11,11 +11,11 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t summarise_above = 1000;  // elements
-constexpr int64_t edge = 3;                // items shown at each end of a summarised dim
+constexpr int64_t edge = 3;                // items shown at each end of a shortened dim
 constexpr int precision = 4;
 constexpr int line_width = 75;
 
-// The text of one element; all are as wide as the widest.
+// Formats one element; all elements get the width of the widest.
 struct Format {
   DType dtype;
   bool scientific = false;
@@ -32,7 +32,7 @@ struct Format {
   }
 };
 
-// The elements that will be shown: ends of summarised dims only, row-major.
+// The elements to show, row-major: only both ends of dims that are shortened.
 Tensor shown_part(const Tensor& tensor) {
   if (tensor.numel() <= summarise_above) return tensor;
   Tensor part = tensor;
@@ -58,7 +58,7 @@ Format make_format(DType dtype, const std::vector<double>& values) {
       least = std::min(least, std::abs(value));
     }
     format.scientific = most >= 1e8 || (most > 0 && (least < 1e-4 || most / least > 1e3));
-    // As few decimals as show all values, at most `precision`.
+    // The fewest decimals that show all values exactly, at most `precision`.
     for (double value : values) {
       if (!std::isfinite(value)) continue;
       std::string text = lockstep::format(format.scientific ? "%.*e" : "%.*f", precision, value);
@@ -85,7 +85,7 @@ class Printer {
   void print() { print_dim(0); }
 
  private:
-  // 1.+2.j: the parts each in a format of their own.
+  // Complex numbers as 1.+2.j; real and imaginary parts each have a format of their own.
   void set_texts() {
     const DType dtype = real_dtype(tensor_.dtype());
     const std::vector<double> re = complex_part(part_, 0).to_vector<double>(),
@@ -125,7 +125,7 @@ class Printer {
     out_ << ']';
   }
 
-  // Numbers of a row stand side by side, a long row is broken; deeper brackets start on new lines.
+  // Elements of a row are separated by spaces, with line breaks in long rows; deeper brackets start on new lines.
   void separate(int d) {
     out_ << ',';
     const int below = tensor_.dim() - 1 - d;
@@ -145,7 +145,7 @@ class Printer {
   Tensor part_;
   std::vector<double> values_;
   std::vector<std::string> texts_;  // complex
-  std::vector<int64_t> integers_;   // i64 does not fit a double
+  std::vector<int64_t> integers_;   // i64, which does not fit a double
   Format format_{};
   size_t next_ = 0;
   int column_ = 0;

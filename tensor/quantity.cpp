@@ -1,3 +1,4 @@
+// Formats and parses quantities with units. See quantity.h.
 #include "tensor/quantity.h"
 
 #include <algorithm>

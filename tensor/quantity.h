@@ -1,5 +1,5 @@
 #pragma once
-// Quantities for people: as text, and read from it.
+// Quantities with units, as text for people, and parsed from it.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,12 +9,12 @@
 namespace lockstep {
 
 std::string seconds_text(double seconds);  ///< "12.3 ms"
-std::string bytes_text(double bytes);      ///< "1.23 GB", by thousands
-std::string memory_text(int64_t bytes);    ///< "1.2 GiB", by 1024s
+std::string bytes_text(double bytes);      ///< "1.23 GB", in powers of 1000
+std::string memory_text(int64_t bytes);    ///< "1.2 GiB", in powers of 1024
+/// Names of units and their factors.
 using Units = std::vector<std::pair<std::string, double>>;
 extern const Units byte_units;  ///< "B", "kB", ..., "TiB"
-/// A number of 0 or more with one of the units, such as "100MB" or "5 us", or without: as it is. Nothing for other
-/// texts.
+/// Parses a number >= 0, with a unit ("100MB", "5 us") or without (factor 1). Nothing for any other text.
 std::optional<double> parse_quantity(const std::string& text, const Units& units);
 
 }  // namespace lockstep

@@ -1,3 +1,4 @@
+// Quantized weights: checks, encoding, and the handles that stand for them. See quantized.h.
 #include "tensor/quantized.h"
 
 #include <string_view>
@@ -10,8 +11,9 @@
 namespace lockstep {
 namespace {
 
+// the `whose` of a handle's storage
 constexpr const char* in_codes = "a quantised weight (its codes are read in place of it)";
-constexpr int64_t most_inputs = 133000;  // of whole numbers up to 127 * 127 in 32 bits
+constexpr int64_t most_inputs = 133000;  // so that sums of products up to 127 * 127 fit 32 bits
 
 int64_t groups_of(int64_t in) { return (in + quant_group - 1) / quant_group; }
 

@@ -1,48 +1,54 @@
 #pragma once
-// Weights in 8 or 4 bits: whole numbers (codes), and scales to multiply them with. docs/quantisation.md.
+// Quantized weights in 8 or 4 bits: integer codes, and scales that they are multiplied with. See docs/quantisation.md.
 //
-//   row8     a scale (f32) for each row           code -127 .. 127, scale = max|w| / 127
-//   group8   a scale for 32 numbers of it         the same
-//   group4   the same                             code -7 .. 7, scale = max|w| / 7; two in a byte
+//   format   one scale per        code            scale
+//   row8     row (f32)            -127 .. 127     max|w| / 127
+//   group8   32 numbers of a row  -127 .. 127     max|w| / 127
+//   group4   32 numbers of a row  -7 .. 7         max|w| / 7; two codes per byte
 //
-// Scales of groups are f16, and f32 where f16 would round one of the weight's by more than 1 / 512 of it (below 1e-5 it
-// has few digits, below 6e-8 none; above 65504 it is infinite).
+// Group scales are f16, unless f16 would round one of the weight's scales by more than 1/512 of it; then all are f32.
+// (f16 loses digits below 1e-5, is 0 below 6e-8 and infinite above 65504.)
 //
-// A quantised weight stands where a weight does, in linear() and matmul(x, w) of Tensor and Variable, as a handle: a
-// tensor of its shape that has no memory, and leads to the codes. Whoever would read it gets an Error.
+// A quantized weight is passed to linear() and matmul(x, w) of Tensor and Variable as a handle: a tensor of its shape
+// without memory that refers to the codes. All other operations that read it raise an Error.
 #include <string>
 
 #include "tensor/ops.h"
 
 namespace lockstep {
 
+/// Format of the codes, see above.
 enum class QuantFormat : uint8_t { row8, group8, group4 };
+/// "row8", "group8" or "group4".
 std::string_view name_of(QuantFormat format);
 
-inline constexpr int64_t quant_group = 32;  ///< numbers of a row that share a scale; the last may be fewer
+inline constexpr int64_t quant_group = 32;  ///< numbers of a row that share a scale; the last group may be shorter
 
-/// A matrix (out, in).
+/// A quantized matrix (out, in).
 struct Quantized {
   QuantFormat format = QuantFormat::group8;
-  Tensor codes;   ///< i8 (out, in); of group4 u8 (out, 16 groups): byte i of a group has code i + 8 and code i + 16 + 8
-  Tensor scales;  ///< f32 (out) of row8, else f16 or f32 (out, groups)
+  /// row8, group8: i8 (out, in). group4: u8 (out, 16 groups); byte i of a group holds code i + 8 and code i + 16 + 8.
+  Tensor codes;
+  Tensor scales;  ///< row8: f32 (out); otherwise f16 or f32 (out, groups)
   int64_t out = 0, in = 0;
 };
 
-/// The nearest codes (half to even) of w (out, in), f32, f64, f16 or bf16.
+/// Quantizes w (out, in) in f32, f64, f16 or bf16 to the nearest codes (ties to even). Error for infinite or NaN
+/// weights.
 Quantized quantize(const Tensor& w, QuantFormat format);
-/// code * scale, rounded once.
+/// code * scale as a matrix (out, in), rounded once.
 Tensor dequantize(const Quantized& w, DType dtype = f32);
-/// activation(x w^T + bias), x (..., in). In f32; f16 and bf16 are rounded once.
+/// activation(x w^T + bias) for x (..., in), computed in f32; f16 and bf16 results are rounded once.
 Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias = {}, const QuantMatmulArgs& args = {});
 
-/// What a handle leads to.
+/// The weight and options behind a handle.
 struct QuantizedHandle {
   Quantized weight;
   QuantMatmulArgs how;
 };
+/// A tensor that stands for the weight: shape (out, in) and the given dtype, without memory.
 Tensor handle_of(const Quantized& weight, const QuantMatmulArgs& how = {}, DType dtype = f32);
-/// Null for every other tensor.
+/// The weight behind a handle; null for every other tensor.
 const QuantizedHandle* quantized_of(const Tensor& tensor);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// The counter-based generator and the state that names every draw: seed, step, micro-batch, call.
+// The counter-based generator; its state (seed, step, micro-batch, call) determines every draw.
 #include "tensor/random.h"
 
 #include <atomic>
@@ -20,7 +20,7 @@ thread_local uint64_t streams = 0;
 RandomState& this_threads_state() {
   if (!seeded) [[unlikely]] {
     state = {.seed = default_seed.load(std::memory_order_relaxed)};
-    if (std::this_thread::get_id() != main_thread) {  // a stream of its own, where no training has a step
+    if (std::this_thread::get_id() != main_thread) {  // a stream of its own, at a step that training never reaches
       state.step = ~uint64_t(0) - 1;
       state.micro_batch = 1 + other_threads.fetch_add(1, std::memory_order_relaxed);
     }
@@ -51,7 +51,7 @@ void set_random_state(const RandomState& wanted) {
 }
 
 PhiloxKey key_of_call(const RandomState& state) {
-  // Three numbers become one stream by the generator itself: (step, micro-batch) is its key, the call its counter.
+  // The generator itself hashes three numbers to one stream: (step, micro-batch) is its key, the call its counter.
   const auto words = philox({.seed = state.step, .stream = state.micro_batch}, state.call);
   return {.seed = state.seed, .stream = uint64_t(words[1]) << 32 | words[0]};
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Random numbers from a counter (Philox 4x32-10, Salmon et al., SC'11): a number depends on (seed, step, micro-batch,
-// call, element) and never on rank, thread or device, so dropout gives the same bits however a job is cut.
+// Counter-based random numbers (Philox 4x32-10, Salmon et al., SC'11). A number depends on (seed, step, micro-batch,
+// call, element) only, never on rank, thread or device, so dropout gives the same bits however a job is parallelised.
 #include <array>
 #include <cstdint>
 
@@ -9,26 +9,27 @@
 
 namespace lockstep {
 
-/// A key as it lies in a device's memory, for recorded work that draws other numbers in each replay (graph.h).
+/// A key in device memory, for recorded work that draws different numbers in each replay (graph.h).
 struct RecordedKey {
   uint64_t seed = 0;
   uint64_t stream = 0;
 };
 
-/// What one random operation draws from: key and upper half of the counter. Element i uses counter (i / 4, stream).
+/// Input of one random operation: the key and the upper half of the counter. Element i uses counter (i / 4, stream).
 struct PhiloxKey {
   uint64_t seed = 0;
   uint64_t stream = 0;
-  /// Of what a graph records: where the key will lie when the work is done. `seed` is then mixed into it (xor). Kernels
-  /// of devices ask known().
+  /// In recorded work: address of the key that will be there at the replay; `seed` is mixed into it by xor. Device
+  /// kernels call known().
   const RecordedKey* recorded = nullptr;
 
+  /// The key itself, read from `recorded` if there is one.
   LOCKSTEP_HD PhiloxKey known() const {
     return recorded ? PhiloxKey{recorded->seed ^ seed, recorded->stream, nullptr} : *this;
   }
 };
 
-/// Ten rounds of Philox 4x32: four 32-bit words for counter (index, key.stream).
+/// Philox 4x32 with ten rounds: four 32-bit words for counter (index, key.stream).
 LOCKSTEP_HD inline std::array<uint32_t, 4> philox(PhiloxKey key, uint64_t index) {
   uint32_t x0 = uint32_t(index), x1 = uint32_t(index >> 32), x2 = uint32_t(key.stream), x3 = uint32_t(key.stream >> 32);
   uint32_t k0 = uint32_t(key.seed), k1 = uint32_t(key.seed >> 32);
@@ -44,7 +45,7 @@ LOCKSTEP_HD inline std::array<uint32_t, 4> philox(PhiloxKey key, uint64_t index)
   return {x0, x1, x2, x3};
 }
 
-/// The generator of this thread. Saved in checkpoints, replayed by activation checkpointing.
+/// State of a thread's generator. Saved in checkpoints; replayed by activation checkpointing.
 struct RandomState {
   uint64_t seed = 0;
   uint64_t step = 0;
@@ -53,20 +54,22 @@ struct RandomState {
   friend bool operator==(const RandomState&, const RandomState&) = default;
 };
 
-/// Seeds this thread's generator: threads that call it with one seed draw the same numbers (ranks as threads do:
-/// dist::spawn() gives each the caller's seed). A thread that never does has a stream of its own under the seed last
-/// given anywhere, numbered in the order in which such threads first draw: what must be reproducible seeds its threads
-/// itself, say with manual_seed(seed + i).
+/// Seeds this thread's generator; threads with one seed draw the same numbers (dist::spawn() gives each rank the
+/// caller's seed). A thread that never calls it uses the seed set last by any thread, with a stream of its own,
+/// numbered in the order in which such threads first draw. For reproducible results seed each thread, e.g. with
+/// manual_seed(seed + i).
 void manual_seed(uint64_t seed);
-/// Enters a training step and micro-batch; the call counter starts again at 0.
+/// Enters a training step and micro-batch; the call counter restarts at 0.
 void set_random_step(uint64_t step, uint64_t micro_batch = 0);
+/// This thread's generator state.
 RandomState random_state();
+/// Sets this thread's generator state.
 void set_random_state(const RandomState& state);
-/// Key of the next random operation; advances the call counter. `device`: where the numbers are drawn. While a graph of
-/// a device is captured, a key for that device is one of its recording, and one for the host is an Error: it would be
-/// the same in every replay.
+/// The key of the next random operation; advances the call counter. `device` is where the numbers are drawn. While a
+/// graph is recorded, a key for its device refers to the replay's key; a key for the host is an Error, because it would
+/// be the same in every replay.
 PhiloxKey next_random_key(Device device = cpu);
-/// Key of call state.call.
+/// The key of call number state.call.
 PhiloxKey key_of_call(const RandomState& state);
 
 }  // namespace lockstep

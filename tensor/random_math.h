@@ -1,6 +1,6 @@
 #pragma once
-// From the words of philox() to numbers, the same bits on every processor and device: files that use this are compiled
-// without fused multiply-add (meson.build), and call nothing whose last bits differ between libraries. Internal.
+// Converts the words of philox() to numbers, with the same bits on every processor and device: files that use this are
+// compiled without fused multiply-add (meson.build), and call nothing whose last bits depend on the library. Internal.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -10,20 +10,20 @@
 
 namespace lockstep::random_math {
 
-/// 24 random bits in [0, 1).
+/// Uniform in [0, 1) with 24 random bits.
 LOCKSTEP_HD inline float unit(uint32_t word) { return float(int32_t(word >> 8)) * 0x1p-24f; }
-/// 53 random bits in [0, 1).
+/// Uniform in [0, 1) with 53 random bits.
 LOCKSTEP_HD inline double unit(uint32_t low, uint32_t high) {
   return double(int64_t((uint64_t(high) << 32 | low) >> 11)) * 0x1p-53;
 }
 
-/// From [0, 1) to [base, base + width); rounding must not reach the upper end: `most` is the largest result.
+/// Maps [0, 1) to [base, base + width). Rounding must not reach the upper end, so results are limited to `most`.
 template <class T> LOCKSTEP_HD inline T scaled(T unit, T base, T width, T most) {
   const T value = base + width * unit;
   return value < most ? value : most;
 }
 
-/// The largest T below `high`, or `low` where there is none between, in the type it is computed in.
+/// The largest T below `high`, or `low` if there is none, in the type of the computation.
 template <class T> auto most_below(double low, double high) {
   using C = std::conditional_t<is_half<T>, float, T>;
   const C base = C(low), end = C(high);
@@ -34,16 +34,16 @@ template <class T> auto most_below(double low, double high) {
   return most;
 }
 
-/// A whole number in [low, low + range) from 64 bits: bias below range / 2^64.
+/// Uniform integer in [low, low + range) from 64 bits; the bias is below range / 2^64.
 LOCKSTEP_HD inline int64_t whole(uint32_t low_word, uint32_t high_word, int64_t low, uint64_t range) {
   const uint64_t word = uint64_t(high_word) << 32 | low_word;
   return int64_t(uint64_t(low) + uint64_t((unsigned __int128)(word)*range >> 64));
 }
 
-/// Natural logarithm of x in (0, 1], to about one unit in the last place: x = 2^e m, log m = 2 atanh((m - 1) / (m +
-/// 1)).
+/// Natural logarithm of x in (0, 1], to about one unit in the last place: x = 2^e m, and
+/// log m = 2 atanh((m - 1) / (m + 1)).
 LOCKSTEP_HD inline float log_unit(float x) {
-  const int32_t bits = std::bit_cast<int32_t>(x) - 0x3f3504f3;  // so that m lies around 1: sqrt(1/2) to sqrt(2)
+  const int32_t bits = std::bit_cast<int32_t>(x) - 0x3f3504f3;  // so that m lies in [sqrt(1/2), sqrt(2))
   const float e = float(bits >> 23);
   const float m = std::bit_cast<float>((bits & 0x007fffff) + 0x3f3504f3);
   const float s = (m - 1) / (m + 1), s2 = s * s;
@@ -60,13 +60,15 @@ LOCKSTEP_HD inline double log_unit(double x) {
   return e * 0.6931471805599453 + (2 * s + s * tail);
 }
 
-/// Sine and cosine of 2 pi t for t in [0, 1), by Taylor's polynomials on an eighth of a turn.
+/// Sine and cosine of 2 pi t for t in [0, 1), by Taylor polynomials on an eighth of a turn.
 template <class T> struct Turn { T sine, cosine; };
+/// Sine and cosine after `quarter` further quarter turns.
 template <class T> LOCKSTEP_HD inline Turn<T> turned(int32_t quarter, T s, T c) {
   const bool swap = quarter & 1;
   const T a = swap ? c : s, b = swap ? s : c;
   return {quarter & 2 ? -a : a, (quarter + 1) & 2 ? -b : b};
 }
+/// Sine and cosine of 2 pi t.
 LOCKSTEP_HD inline Turn<float> turn(float t) {
   const int32_t quarter = int32_t(t * 4 + 0.5f);
   const float x = (t - float(quarter) * 0.25f) * 6.28318531f, x2 = x * x;
@@ -77,22 +79,23 @@ LOCKSTEP_HD inline Turn<float> turn(float t) {
 LOCKSTEP_HD inline Turn<double> turn(double t) {
   const int32_t quarter = int32_t(t * 4 + 0.5);
   const double x = (t - double(quarter) * 0.25) * 6.283185307179586, x2 = x * x;
-  double s = 1, c = 1;  // from the last term: 1 - x^2 / (n (n - 1)) (1 - ...)
+  double s = 1, c = 1;  // Horner from the last term: 1 - x^2 / (n (n - 1)) (1 - ...)
   for (int n = 17; n > 1; n -= 2) s = 1 - x2 / (n * (n - 1)) * s;
   for (int n = 18; n > 1; n -= 2) c = 1 - x2 / (n * (n - 1)) * c;
   return turned(quarter, x * s, c);
 }
 
-/// Box and Muller: two normal numbers from two uniform ones. u in (0, 1], t in [0, 1).
+/// Box-Muller transform: two normal numbers from two uniform ones, u in (0, 1] and t in [0, 1).
 template <class T> struct Pair { T first, second; };
+/// The transform itself.
 template <class T> LOCKSTEP_HD inline Pair<T> normals(T u, T t, T mean, T deviation) {
   const T square = T(-2) * log_unit(u);
   const T radius = std::sqrt(square > T(0) ? square : T(0));
   const Turn<T> angle = turn(t);
   return {mean + deviation * (radius * angle.cosine), mean + deviation * (radius * angle.sine)};
 }
-/// f32: all 32 bits of the first word, with a half added, so that the tail reaches 6.7 deviations and the logarithm
-/// never sees 0.
+/// f32: uses all 32 bits of the first word plus a half, so that the tail reaches 6.7 standard deviations and the
+/// logarithm never sees 0.
 LOCKSTEP_HD inline Pair<float> normals_of(uint32_t a, uint32_t b, float mean, float deviation) {
   return normals((float(a) + 0.5f) * 0x1p-32f, unit(b), mean, deviation);
 }

@@ -1,13 +1,14 @@
 #pragma once
-// Random numbers for a piece of a program, after which those of the rest go on as if it had drawn none.
+// RandomScope: random numbers for a part of a program, without effect on the numbers drawn after it.
 #include "tensor/random.h"
 
 namespace lockstep {
 
+/// Restores this thread's generator state in its destructor.
 class RandomScope {
  public:
   RandomScope() = default;
-  /// From this state on.
+  /// Sets the generator to this state.
   explicit RandomScope(const RandomState& state) { set_random_state(state); }
   ~RandomScope() { set_random_state(before_); }
   RandomScope(const RandomScope&) = delete;
@@ -16,7 +17,7 @@ class RandomScope {
   const RandomState before_ = random_state();
 };
 
-/// 0, 1, ... since this thread's manual_seed(): for what keeps a stream of its own under the seed.
+/// 0, 1, ... since this thread's manual_seed(): a number for code that keeps its own stream under the seed.
 uint64_t next_stream();
 
 }  // namespace lockstep

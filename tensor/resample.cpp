@@ -1,3 +1,4 @@
+// Weights of resampling, and the operation itself. See resample.h.
 #include "tensor/resample.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// Which numbers one is made of, and how much of each.
+/// The input positions that make one output, with their weights.
 using Parts = std::vector<std::pair<int64_t, double>>;
 
 ResampleAxis axis_of(int64_t in, const std::vector<Parts>& all) {
@@ -33,14 +34,14 @@ ResampleAxis axis_of(int64_t in, const std::vector<Parts>& all) {
 
 double triangle_filter(double x) { return std::max(0.0, 1 - std::abs(x)); }
 
-/// Keys' cubic convolution (1981).
+/// Cubic convolution kernel (Keys, 1981).
 double cubic_filter(double x, double a) {
   x = std::abs(x);
   if (x < 1) return ((a + 2) * x - (a + 3)) * x * x + 1;
   return x < 2 ? (((x - 5) * x + 8) * x - 4) * a : 0;
 }
 
-/// With antialias: a filter as wide as what a number stands for.
+/// Weights with antialiasing: the filter is as wide as the inputs that one output stands for.
 Parts smoothed(int64_t i, int64_t in, double step, bool cubic) {
   const double stretch = std::max(step, 1.0), reach = (cubic ? 2 : 1) * stretch, center = step * (double(i) + 0.5);
   const int64_t first = std::max<int64_t>(int64_t(center - reach + 0.5), 0),
@@ -64,7 +65,7 @@ Parts parts_of(int64_t i, int64_t in, int64_t out, Resampling how, double step, 
     for (int64_t j = first; j < last; ++j) parts.emplace_back(j, 1 / double(last - first));
     return parts;
   }
-  if (how == Resampling::nearest || how == Resampling::nearest_exact) {  // in f32, as PyTorch does
+  if (how == Resampling::nearest || how == Resampling::nearest_exact) {  // in f32, like PyTorch
     const float at = std::floor((float(i) + (how == Resampling::nearest ? 0.f : 0.5f)) * float(step));
     return {{std::min(int64_t(at), in - 1), 1}};
   }
@@ -85,7 +86,8 @@ Parts parts_of(int64_t i, int64_t in, int64_t out, Resampling how, double step, 
   return parts;
 }
 
-/// Along dim `d` by operations that every device has: a sum of numbers picked by index, or of many a product.
+/// Resamples dim `d` with operations that every device has: for few taps a sum of indexed slices, else a matrix
+/// product.
 Tensor composed_along(const Tensor& x, int64_t d, const ResampleAxis& axis) {
   const auto like = [&](const std::vector<double>& values, const Shape& shape) {
     return Tensor::from(values, shape).to(x.dtype()).to(x.device());
@@ -114,7 +116,7 @@ Tensor composed_along(const Tensor& x, int64_t d, const ResampleAxis& axis) {
   return sum;
 }
 
-/// x seen as (units, H, W, C), into out seen so.
+/// Calls the kernel on x and out viewed as (units, H, W, C).
 void run_resample(const Tensor& x, const ResampleAxis& rows, const ResampleAxis& columns, int64_t units, int64_t inner,
                   Tensor out) {
   Tensor to = out.view({units, rows.out, columns.out, inner});
@@ -128,7 +130,7 @@ ResampleAxis same_axis(int64_t size) { return {.in = size, .out = size}; }
 ResampleAxis resample_axis(int64_t in, int64_t out, Resampling how, double scale, bool align_corners, bool antialias) {
   LOCKSTEP_CHECK(in >= 1 && out >= 1 && scale >= 0, "[resample_axis] expected sizes >= 1 and a scale >= 0, got ", in,
                  ", ", out, " and ", scale);
-  if (in == out && how == Resampling::linear && !antialias) return same_axis(in);  // whatever the scale, as PyTorch's
+  if (in == out && how == Resampling::linear && !antialias) return same_axis(in);  // whatever the scale, like PyTorch
   double step = scale > 0 ? 1 / scale : double(in) / double(out);
   if (align_corners) step = out > 1 ? double(in - 1) / double(out - 1) : 0;
   std::vector<Parts> all;
@@ -172,7 +174,7 @@ Tensor resample(const Tensor& x, const std::vector<ResampleAxis>& axes) {
       if (!axes[size_t(d)].is_same()) y = composed_along(y, d + 2, axes[size_t(d)]);
     return y.is_contiguous() && y.storage() != x.storage() ? y : y.clone();
   }
-  if (count == 3) {  // the planes, and the depth of planes: first what makes less of it
+  if (count == 3) {  // planes and depth separately, the reducing one first
     const ResampleAxis& depth = axes[0];
     const auto planes = [&](const Tensor& from) {
       const Tensor flat = from.contiguous().view({n, c * from.size(2), from.size(3), from.size(4)});

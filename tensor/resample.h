@@ -1,21 +1,23 @@
 #pragma once
-// Rows of numbers as more or fewer ones: how each is made of its neighbours (ResampleAxis), and the operation that does
-// so along the last dims of a tensor. Its derivative is the same with the transposed weights.
+// Resampling of dims to other sizes: the weights of each output (ResampleAxis), and the operation along the last dims
+// of a tensor. Its gradient is resampling with the transposed weights.
 #include <vector>
 
 #include "tensor/ops.h"
 
 namespace lockstep {
 
+/// Interpolation, with PyTorch's names: cubic is bicubic, area averages the covered inputs.
 enum class Resampling { nearest, nearest_exact, linear, cubic, area };
 
-/// PyTorch's weights. scale: out / in where the caller said so, 0: by the sizes. align_corners: the outermost numbers
-/// stay in their places (linear, cubic). antialias: when there are fewer, each is made of all that it stands for.
+/// PyTorch's weights. scale: out / in if the caller gave one, 0: computed from the sizes. align_corners: the outermost
+/// elements keep their places (linear, cubic). antialias: when shrinking, averages over all covered inputs.
 ResampleAxis resample_axis(int64_t in, int64_t out, Resampling how, double scale = 0, bool align_corners = false,
                            bool antialias = false);
+/// The axis with transposed weights, for the gradient.
 ResampleAxis transposed(const ResampleAxis& axis);
 
-/// x (N, C, ...) with an axis for each dim behind C, 1 to 3 of them. f16 and bf16 are computed in f32.
+/// Resamples x (N, C, ...) with one axis per dim after C, 1 to 3 of them. f16 and bf16 are computed in f32.
 Tensor resample(const Tensor& x, const std::vector<ResampleAxis>& axes);
 
 }  // namespace lockstep

@@ -1,3 +1,4 @@
+// Checks of the samplers, which run on the CPU. See sampling.h.
 #include "tensor/sampling.h"
 
 #include "tensor/ops_common.h"
@@ -5,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-/// On the CPU, checked to be of the dtypes that these know.
+/// The parameter on the CPU, contiguous; Error unless it is f32 or f64.
 Tensor parameter_of(const char* op, const Tensor& x) {
   check_floating(op, x);
   LOCKSTEP_CHECK(x.dtype() == f32 || x.dtype() == f64, "[", op, "] expected f32 or f64, got ", x.dtype(),

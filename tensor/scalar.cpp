@@ -1,3 +1,4 @@
+// Ranges of integer dtypes, and whether a number fits one. See scalar.h.
 #include "tensor/scalar.h"
 
 #include <ostream>

@@ -1,6 +1,6 @@
 #pragma once
-// A number that an operation takes beside its tensors. A whole number stays one, so that all its 64 bits count, as
-// those of a tensor of whole numbers do.
+// Scalar: a number that an operation takes beside its tensors. Integers are kept as 64-bit integers, not as doubles, so
+// that all their bits survive.
 #include <cmath>
 #include <iosfwd>
 
@@ -8,6 +8,7 @@
 
 namespace lockstep {
 
+/// A real number or an integer; converts implicitly from arithmetic types.
 class Scalar {
  public:
   template <class T>
@@ -17,11 +18,13 @@ class Scalar {
         whole_(is_whole_ ? int64_t(value) : 0),
         real_(double(value)) {}
 
-  constexpr double real() const { return real_; }
+  constexpr double real() const { return real_; }  ///< the value as double
+  /// The value as T, converted like an element (convert.h).
   template <class T> T to() const { return is_whole_ ? convert<T>(whole_) : convert<T>(real_); }
-  /// Whether a tensor of whole numbers of that dtype can hold it. All others hold any, rounded.
+  /// True if a tensor of this dtype can hold the value: integer dtypes hold integers in their range, all others any
+  /// number (rounded).
   bool fits(DType dtype) const;
-  /// Whole numbers wrap around.
+  /// Negation; integers wrap around.
   Scalar operator-() const { return is_whole_ ? Scalar(int64_t(-uint64_t(whole_))) : Scalar(-real_); }
   friend bool operator==(const Scalar& a, const Scalar& b) {
     return a.is_whole_ && b.is_whole_ ? a.whole_ == b.whole_ : a.real_ == b.real_;
@@ -29,18 +32,19 @@ class Scalar {
   friend std::ostream& operator<<(std::ostream& out, const Scalar& scalar);
 
  private:
-  bool is_whole_;  // given as such
+  bool is_whole_;  // true if constructed from an integer that fits int64_t
   int64_t whole_;
   double real_;
 };
 
-/// The least and the largest number of a dtype of whole numbers.
+/// Smallest and largest number of an integer dtype.
 struct WholeRange {
   int64_t low, high;
 };
+/// The range of an integer dtype; Error for others.
 WholeRange whole_range(DType dtype);
 
-/// Error where the dtype cannot hold it: a fraction, or out of range.
+/// Error when an integer dtype cannot hold the value: a fraction, or out of range.
 void check_fits(const char* op, const Scalar& value, DType dtype);
 
 }  // namespace lockstep

@@ -1,3 +1,4 @@
+// Searching and counting on the CPU. See search.h.
 #include "tensor/search.h"
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-/// Row-major on the CPU.
+/// x on the CPU, row-major.
 Tensor at_hand(const Tensor& x) { return x.to(cpu).contiguous(); }
 TensorOptions counted_here() { return {.dtype = i64, .device = cpu}; }
 
@@ -20,7 +21,7 @@ template <class T> auto comparable(T value) {
   else return value;
 }
 
-/// How many of the n elements come before `value`. NaN comes behind all.
+/// The number of elements before `value` in a sorted row of n; NaN is sorted last.
 template <class T>
 int64_t place_in(const T* row, const int64_t* order, int64_t n, decltype(comparable(T())) value, bool right) {
   int64_t first = 0, last = n;
@@ -120,7 +121,7 @@ Tensor histc(const Tensor& x, int64_t bins, double low, double high) {
     T first = T(low), last = T(high);
     if (first == last) {
       first = last = p[0];
-      for (int64_t i = 0; i < n; ++i) {  // a NaN stays, and is refused
+      for (int64_t i = 0; i < n; ++i) {  // a NaN stays, and is refused below
         first = p[i] >= first ? first : p[i];
         last = p[i] <= last ? last : p[i];
       }
@@ -139,8 +140,8 @@ Tensor histc(const Tensor& x, int64_t bins, double low, double high) {
 
 namespace {
 
-/// Of n things in an order (null: as they lie), where same(i) says whether thing i there equals the one before it.
-/// values: where each run starts in the order.
+/// Finds runs of equal items among n items, taken in `order` (null: as they lie); same(i) is true if item i equals the
+/// one before it. `values` holds the start of each run, as an index into the order.
 template <class Same> Unique runs_of(int64_t n, const int64_t* order, const Same& same) {
   const Tensor inverse = empty({n}, counted_here());
   std::vector<int64_t> starts, counts;
@@ -157,7 +158,8 @@ Unique moved_to(Device device, const Unique& made) {
   return {made.values.to(device), made.inverse.to(device), made.counts.to(device)};
 }
 
-/// Runs in a list, which is sorted by `order` or as it lies; x: what it was made of.
+/// Distinct elements of a flat list that is sorted (with the sorting `order`) or in x's own order (undefined); x: the
+/// original tensor.
 Unique unique_in(const char* op, const Tensor& list, const Tensor& order, const Tensor& x) {
   Unique made;
   dispatch_all(x.dtype(), op, [&]<class T> {
@@ -171,14 +173,14 @@ Unique unique_in(const char* op, const Tensor& list, const Tensor& order, const 
   return moved_to(x.device(), made);
 }
 
-/// Where two rows of k elements differ first, or k; a NaN differs.
+/// First index where two rows of k elements differ, or k; NaN differs from everything.
 template <class T> int64_t differs_at(const T* a, const T* b, int64_t k) {
   int64_t i = 0;
   while (i < k && comparable(a[i]) == comparable(b[i])) ++i;
   return i;
 }
 
-/// For sorting: a row before another. NaNs lie behind all and beside each other.
+/// Order for sorting rows: NaN is larger than all numbers and equal to NaN.
 template <class T> bool row_before(const T* a, const T* b, int64_t k) {
   for (int64_t i = 0; i < k; ++i) {
     i += differs_at(a + i, b + i, k - i);
@@ -265,7 +267,7 @@ std::vector<Tensor> nonzero_places(const Tensor& x) {
 
 namespace {
 
-/// An index for each dim, masks as the lists of their places; undefined: the whole dim.
+/// One index per dim: masks become lists of positions, one per dim; undefined takes the whole dim.
 std::vector<Tensor> by_dims(const char* op, const Shape& shape, const std::vector<Tensor>& indices) {
   std::vector<Tensor> all;
   for (const Tensor& given : indices) {
@@ -289,7 +291,7 @@ std::vector<Tensor> by_dims(const char* op, const Shape& shape, const std::vecto
   return all;
 }
 
-/// Negative ones count from the end.
+/// The index with negative values counted from the end. Error for values out of range.
 Tensor wrapped(const char* op, const Tensor& index, int64_t size, int d) {
   const Tensor out = empty(index.shape(), counted_here());
   for (int64_t i = 0; i < index.numel(); ++i) {
@@ -305,7 +307,7 @@ Tensor wrapped(const char* op, const Tensor& index, int64_t size, int d) {
 
 Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tensor>& indices) {
   const std::vector<Tensor> all = by_dims(op, shape, indices);
-  // The indices' common shape stands where they stand when they are neighbours, else in front.
+  // Indices next to each other: their common shape replaces their dims; otherwise it comes first (NumPy's rule).
   Shape common;
   int first = -1, last = -1, count = 0;
   for (int d = 0; d < shape.rank(); ++d)
@@ -313,11 +315,12 @@ Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tens
       common = count == 0 ? index.shape() : broadcast_shapes(op, common, index.shape());
       first = first < 0 ? d : first, last = d, ++count;
     }
-  const int before = count > 0 && last - first + 1 == count ? first : 0;  // dims of the result
+  // dims of the result in front of the common shape
+  const int before = count > 0 && last - first + 1 == count ? first : 0;
   LOCKSTEP_CHECK(common.rank() + shape.rank() - count <= 8, "[", op, "] expected a result of at most 8 dims, got ",
                  common.rank() + shape.rank() - count);
   Shape result;
-  std::vector<int> axis(static_cast<size_t>(shape.rank()), 0);  // of whole dims
+  std::vector<int> axis(static_cast<size_t>(shape.rank()), 0);  // the result's dim of each whole dim
   const auto put_common = [&] {
     for (const int64_t size : common) result.push_back(size);
   };

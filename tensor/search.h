@@ -1,7 +1,7 @@
 #pragma once
-// Searching, counting and what depends on values: on Tensor, without gradients. Meaning is PyTorch's. All run on the
-// CPU; tensors of other devices are copied there and the results back, so that the program waits, as it would for the
-// sizes of most of these results in any case.
+// Searching and counting, and operations whose result sizes depend on values. On Tensor, without gradients, with the
+// semantics of PyTorch. All run on the CPU: tensors of other devices are copied there and results back, which waits for
+// the device; most of these results have a size that the host must wait for anyway.
 #include <optional>
 #include <vector>
 
@@ -9,42 +9,45 @@
 
 namespace lockstep {
 
+/// Options of searchsorted().
 struct SearchOptions {
-  bool right = false;  ///< behind equal elements, not in front of them
-  Tensor sorter = {};  ///< i64, of the sequence's shape: the order in which it is sorted
+  bool right = false;  ///< insert after equal elements instead of before them
+  Tensor sorter = {};  ///< i64, of the sequence's shape: the order that sorts the sequence
 };
-/// For each value, how many elements of its row of the sequence lie before it: i64, of the values' shape. The sequence
-/// is sorted along its last dim, and has one dim, or the values' dims but for the last.
+/// Insertion points: for each value, the number of elements of its row of `sequence` that lie before it; i64, of the
+/// values' shape. `sequence` is sorted along its last dim; it has one dim, or the leading dims of `values`.
 Tensor searchsorted(const Tensor& sequence, const Tensor& values, const SearchOptions& options = {});
-/// The same with one sorted list for all.
+/// searchsorted() in one sorted list (one dim) for all values.
 Tensor bucketize(const Tensor& values, const Tensor& boundaries, bool right = false);
-/// How often 0, 1, 2 ... are in a list of whole numbers >= 0: i64. weights: their sum instead, in the list's order; f32
-/// for f32, else f64 (i64 for an empty list).
+/// Counts how often 0, 1, 2, ... occur in a list of integers >= 0: i64, at least `minlength` long. With weights: sums
+/// of the weights instead, added in the list's order; f32 for f32 weights, else f64 (i64 for an empty list).
 Tensor bincount(const Tensor& x, const Tensor& weights = {}, int64_t minlength = 0);
-/// Counts of f32 or f64 elements in `bins` equal parts of [low, high], in x's dtype. low = high: from the smallest to
-/// the largest. What is outside, or NaN, is not counted.
+/// Histogram of f32 or f64 elements in `bins` equal parts of [low, high], in x's dtype. low = high: from the smallest
+/// to the largest element. Elements outside and NaN are not counted.
 Tensor histc(const Tensor& x, int64_t bins = 100, double low = 0, double high = 0);
 
+/// Result of unique().
 struct Unique {
-  Tensor values;   ///< each once (a NaN equals none)
-  Tensor inverse;  ///< i64, of x's shape: x = values[inverse]; with a dim, a list of its size
-  Tensor counts;   ///< i64: how often
+  Tensor values;   ///< each distinct value once; every NaN is distinct
+  Tensor inverse;  ///< i64, of x's shape: x = values[inverse]; with a dim, a list of that dim's size
+  Tensor counts;   ///< i64: number of occurrences
 };
-/// The elements, sorted.
+/// The distinct elements, sorted.
 Unique unique(const Tensor& x);
-/// The slices along dim, sorted by their first elements, then by the second, and so on; NaN behind all. Error for
+/// The distinct slices along dim, sorted by their first elements, then by the second, and so on; NaN last. Error for
 /// slices without elements.
 Unique unique(const Tensor& x, int64_t dim);
-/// The same of runs of equal elements, or slices, in the order in which they lie.
+/// unique() of runs: joins only equal neighbours, in the order of x.
 Unique unique_consecutive(const Tensor& x);
+/// The same for slices along dim.
 Unique unique_consecutive(const Tensor& x, int64_t dim);
-/// Where elements are not 0: i64 (how many, dims), in row-major order.
+/// Positions of the elements that are not 0: i64 (count, dims), in row-major order.
 Tensor nonzero(const Tensor& x);
-/// nonzero() by dims: the columns as lists, for index_put().
+/// The columns of nonzero() as one list per dim, for index_put().
 std::vector<Tensor> nonzero_places(const Tensor& x);
 
-/// For index_put(): where the elements x[indices] of a row-major x of this shape lie, in the result's shape. i64, on
-/// the CPU.
+/// Flat positions of the elements x[indices] in a row-major x of this shape: i64 on the CPU, in the result's shape. For
+/// index_put(); `op` names the caller in Errors.
 Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tensor>& indices);
 
 }  // namespace lockstep

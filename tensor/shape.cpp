@@ -1,4 +1,4 @@
-// Arithmetic of shapes: row-major strides, broadcasting, negative dims.
+// Shapes: row-major strides, broadcasting, negative dims.
 #include "tensor/shape.h"
 
 #include <ostream>
@@ -8,7 +8,8 @@ namespace lockstep {
 
 std::ostream& operator<<(std::ostream& out, const Dims& dims) {
   out << '(';
-  for (int i = 0; i < dims.rank(); ++i) out << (i ? ", " : "") << std::to_string(dims[i]);  // 1,234 would be two
+  // to_string: a locale must not print 1,234
+  for (int i = 0; i < dims.rank(); ++i) out << (i ? ", " : "") << std::to_string(dims[i]);
   return out << ')';
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Shapes and strides: up to 8 dims, held in place so that a tensor costs no allocation of its own.
+// Shapes and strides: up to 8 dims, stored inline so that a tensor needs no allocation for them.
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
@@ -10,12 +10,13 @@
 
 namespace lockstep {
 
-/// A short list of 64-bit sizes. Counted in elements, outermost dim first.
+/// A short list of 64-bit sizes or indices, one for each dim, outermost first.
 class Dims {
  public:
-  static constexpr int max_rank = 8;
+  static constexpr int max_rank = 8;  ///< most dims of a tensor
 
   Dims() = default;
+  /// Error for more than max_rank values, like all of these.
   Dims(std::initializer_list<int64_t> values) : Dims(values.begin(), values.end()) {}
   Dims(const std::vector<int64_t>& values) : Dims(values.data(), values.data() + values.size()) {}
   Dims(const int64_t* first, const int64_t* last) {
@@ -31,22 +32,25 @@ class Dims {
   }
 
   int rank() const { return rank_; }
-  int size() const { return rank_; }
-  bool empty() const { return rank_ == 0; }
-  int64_t operator[](int i) const { return values_[i]; }
+  int size() const { return rank_; }                      ///< the same as rank()
+  bool empty() const { return rank_ == 0; }               ///< true for a scalar
+  int64_t operator[](int i) const { return values_[i]; }  ///< no check of the range
   int64_t& operator[](int i) { return values_[i]; }
-  int64_t back() const { return values_[rank_ - 1]; }
+  int64_t back() const { return values_[rank_ - 1]; }  ///< the last one; undefined when empty
+  // Iterators over the values.
   const int64_t* begin() const { return values_; }
   const int64_t* end() const { return values_ + rank_; }
   int64_t* begin() { return values_; }
   int64_t* end() { return values_ + rank_; }
 
-  void push_back(int64_t value) { insert(rank_, value); }
+  void push_back(int64_t value) { insert(rank_, value); }  ///< Error for more than max_rank
+  /// Inserts a value before position `at`.
   void insert(int at, int64_t value) {
     LOCKSTEP_CHECK(rank_ < max_rank, "[shape] expected at most ", max_rank, " dims");
     for (int i = rank_++; i > at; --i) values_[i] = values_[i - 1];
     values_[at] = value;
   }
+  /// Removes position `at`.
   void erase(int at) {
     for (int i = at; i + 1 < rank_; ++i) values_[i] = values_[i + 1];
     --rank_;
@@ -61,10 +65,13 @@ class Dims {
   int rank_ = 0;
 };
 
+/// Sizes of a tensor.
 using Shape = Dims;
+/// Distances between neighbours along each dim, in elements.
 using Strides = Dims;
 
-std::ostream& operator<<(std::ostream& out, const Dims& dims);  // (2, 3)
+/// Prints (2, 3).
+std::ostream& operator<<(std::ostream& out, const Dims& dims);
 
 /// Product of the sizes; 1 for a scalar.
 inline int64_t numel_of(const Shape& shape) {
@@ -73,16 +80,16 @@ inline int64_t numel_of(const Shape& shape) {
   return n;
 }
 
-/// Row-major strides.
+/// Row-major strides for a shape, in elements.
 Strides contiguous_strides(const Shape& shape);
 
-/// Checks sizes >= 0 and that their product fits in 63 bits; `op` names the caller in the Error.
+/// Error unless all sizes are >= 0 and their product fits in 63 bits; `op` names the caller.
 void check_shape(const char* op, const Shape& shape);
 
-/// The shape both broadcast to (NumPy's rule), or an Error naming both.
+/// The shape to which both broadcast (NumPy's rule). Error that names both if there is none.
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b);
 
-/// Maps dim -rank..rank-1 to 0..rank-1, or an Error naming the range. A scalar accepts 0 and -1.
+/// Maps dim -rank .. rank-1 to 0 .. rank-1. Error that names the range otherwise. A scalar accepts 0 and -1.
 int normalize_dim(const char* op, int64_t dim, int rank);
 
 }  // namespace lockstep

@@ -1,22 +1,31 @@
 #pragma once
-// Who decomposes matrices: one struct of function pointers, filled for the CPU in linalg.cpp (by cpu/linalg.h, which
-// says what each function does) and for CUDA in cuda/solvers.cpp. Internal; linalg.cpp checks and allocates.
+// Solvers: the functions that decompose matrices on a device. One struct of function pointers, filled for the CPU in
+// linalg.cpp (from cpu/linalg.h, which documents each function) and for CUDA in cuda/solvers.cpp. Internal; linalg.cpp
+// checks and allocates.
 //
-// Tensors are on one device, (batch, rows, columns) and not empty, f32 or f64. Results are contiguous; what is read is
-// so for the CPU, and has any strides for others. `bad` is on the host: a function that fills it has waited.
+// Tensors are on one device, (batch, rows, columns), not empty, f32 or f64. Results are contiguous. Inputs are
+// contiguous on the CPU and have any strides on other devices. `bad` is on the host: a function that fills it waits for
+// the device. It holds 0 for each matrix that succeeded, else the position (from 1) of the problem.
 #include <vector>
 
 #include "tensor/tensor.h"
 
 namespace lockstep {
 
+/// The functions, documented in cpu/linalg.h.
 struct Solvers {
+  /// X = a^-1 b; bad: first zero pivot.
   void (*lu_solve)(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>& bad);
+  /// Determinant, its sign, log of its magnitude.
   void (*lu_determinant)(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs);
+  /// Lower factor; bad: order of the first minor not positive.
   void (*cholesky)(const Tensor& a, Tensor& out, std::vector<int64_t>& bad);
-  void (*qr)(const Tensor& a, Tensor& q, Tensor& r);
+  void (*qr)(const Tensor& a, Tensor& q, Tensor& r);  ///< q may be undefined
+  /// Singular values, and vectors if u and vh are defined; bad: not finite, or not converged.
   void (*svd)(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad);
+  /// Eigenvalues of symmetric matrices from the lower triangle, and vectors if defined; bad: as svd.
   void (*eigh)(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>& bad);
+  /// x = a^-1 b for triangular a; unit: the diagonal counts as 1.
   void (*solve_triangular)(const Tensor& a, const Tensor& b, bool upper, bool unit, Tensor& x);
 };
 

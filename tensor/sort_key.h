@@ -1,5 +1,5 @@
 #pragma once
-// Keys for sorting: unsigned integers in the order of the values, with NaN as the largest and -0 equal to 0. Internal.
+// Sort keys: unsigned integers in the order of the values, with NaN largest and -0 equal to 0. Internal.
 #include <bit>
 #include <type_traits>
 
@@ -7,8 +7,10 @@
 
 namespace lockstep {
 
+/// Type of the key of a T.
 template <class T> using SortKey = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
+/// The key of a value.
 template <class T> LOCKSTEP_HD inline SortKey<T> sort_key(T value) {
   using K = SortKey<T>;
   constexpr K top = K(1) << (sizeof(K) * 8 - 1);

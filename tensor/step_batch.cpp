@@ -1,4 +1,4 @@
-// What a device's steps are collected in: see step_batch.h.
+// Collects optimizer updates and launches them. See step_batch.h.
 #include "tensor/step_batch.h"
 
 #include <algorithm>
@@ -60,13 +60,14 @@ void StepBatch::check_recordable(const char* op) const {
 
 int64_t StepBatch::bytes() const { return int64_t(sizeof(StepControl) + slots_.size() * sizeof(StepSlot)); }
 
-/// By the arguments of a kernel: no memory of the host that must stay, and it can be recorded.
+/// Writes host bytes as kernel arguments: the host memory is free at once, and the write can be recorded.
 void StepBatch::write(const Tensor& to, int64_t at, const void* bytes, size_t size) const {
-  table(device_);  // this thread's next kernels run there
+  table(device_);  // makes it the device of this thread's next kernels
   backend(device_)->store(bytes_of(to) + at, bytes, size);
 }
 
-/// A recording has a table of its own, which it writes each time: what runs between its replays may change the other.
+/// The table on the device, written if its contents changed. A recording gets a table of its own that each replay
+/// writes, because work between replays may change the shared one.
 const std::byte* StepBatch::hold(Table& table, const void* bytes, size_t size) {
   const MemoryScope scope(Memory::other);
   const TensorOptions there{.dtype = u8, .device = device_};

@@ -1,15 +1,17 @@
 #pragma once
-// A step of an optimizer over many tensors of a device: the kernels of its rule are collected first, and made by one
-// kernel for each (rule, dtype of the parameter, dtype of the gradient). What they read beside the tensors lies in the
-// device's memory, and a small kernel writes it there, so that a recorded step (graph.h) can be replayed with another
-// learning rate; whether it is made at all, and by what gradients are multiplied, may be found on the device.
+// An optimizer step over many tensors of a device, in few launches: the updates are collected first, then run by one
+// kernel for each (rule, dtype of the parameter, dtype of the gradient). Their numbers (learning rate, step, ...) lie
+// in device memory, and a small kernel writes them there, so that a recorded step (graph.h) can be replayed with
+// another learning rate. The device itself may decide whether the step is made (no NaN found) and by what gradients are
+// scaled.
 //
-//   batch.clear(); { StepBatch::Scope scope(batch, group, step); adam(...); adam(...); }      nothing runs yet
-//   batch.set(control);                                     numbers: the one thing that is not recorded
-//   batch.add_squares(gradients, sums); batch.take_norm(tensors, sums);        norm, clip, found and skip, if wanted
+//   batch.clear();
+//   { StepBatch::Scope scope(batch, group, step); adam(...); adam(...); }  // collects; nothing runs yet
+//   batch.set(control);                                                    // the numbers: the only part not recorded
+//   batch.add_squares(gradients, sums); batch.take_norm(tensors, sums);    // if wanted: norm, clip, found and skip
 //   batch.launch();
 //
-// Not for the CPU, where a kernel costs no launch.
+// Not for the CPU, where kernels have no launch cost.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -21,100 +23,109 @@
 
 namespace lockstep {
 
-/// What all kernels of a step read where it lies.
+/// Values of a step that all its kernels read from device memory.
 struct StepControl {
-  int64_t skipped = 0;  ///< steps that the host has counted, and the device has not made
-  double scale = 1;     ///< gradients are multiplied by it,
-  double clip = 1;      ///< then by this
-  double norm = 0;      ///< of the scaled gradients
-  double max_norm = 0;  ///< more is clipped; 0: nothing is
-  int32_t found = 0;    ///< a gradient is NaN or infinite
-  int32_t skip = 0;     ///< this step is not made
-  int32_t skips = 0;    ///< it is not when something was found
-  int32_t rounds = 0;   ///< what was multiplied is rounded to the gradient's dtype, as if it lay in memory
+  int64_t skipped = 0;  ///< steps that the host has counted but the device has skipped
+  double scale = 1;     ///< first factor of the gradients, such as the inverse loss scale
+  double clip = 1;      ///< second factor of the gradients: gradient clipping
+  double norm = 0;      ///< norm of the scaled gradients
+  double max_norm = 0;  ///< gradients with a larger norm are clipped; 0: never
+  int32_t found = 0;    ///< 1 if a gradient is NaN or infinite
+  int32_t skip = 0;     ///< 1 if this step is not made
+  int32_t skips = 0;    ///< 1 if a step with `found` is to be skipped
+  int32_t rounds = 0;   ///< 1 if scaled gradients are rounded to their dtype, as if they were stored
 };
 
-/// One tensor of a step, flat, as kernels read it.
+/// One flat tensor of a step, as kernels read it.
 struct StepPiece {
-  void *p, *low, *state[3];  // low may be null
+  /// Parameter, its 16-bit copy (or null), optimizer states.
+  void *p, *low, *state[3];
   const void* grad;
   int64_t n, first_chunk;
-  int32_t slot;  // of numbers
+  int32_t slot;  // index of its StepSlot
   DType low_type;
   bool is_aligned;
-  uint8_t unused[2] = {};  // no padding: bytes are compared
+  uint8_t unused[2] = {};  // explicit padding, because the bytes are compared
 };
 
-/// Options of a rule for tensors that were updated equally often, counted with this step.
+/// Options of an update rule, shared by tensors that have been updated equally often. step counts this one.
 struct StepSlot {
   int64_t step = 0;
   alignas(8) std::byte args[112] = {};
 };
 
-/// A tensor whose squares are added up, a chunk at a time.
+/// A tensor whose squares are summed, one chunk at a time.
 struct SquarePiece {
   const void* x;
   int64_t n, first_chunk;
-  int64_t at;  // of the sum of its first chunk
+  int64_t at;  // index of the sum of its first chunk
   DType dtype;
   bool is_aligned;
   uint8_t unused[6] = {};
 };
 
-/// Where the sums of a tensor are that has a norm of its own (optim::norm_of_squares).
+/// The range of chunk sums that belong to one tensor, for its own norm (optim::norm_of_squares).
 struct NormPiece {
   int64_t first, count;
-  int64_t is_wide;  // f64
+  int64_t is_wide;  // 1 for f64
 };
 
+/// The updates of one optimizer step, collected by a Scope and run by launch().
 class StepBatch {
  public:
-  static constexpr int64_t chunk = 4096;  ///< elements: a block's work, and what squares are summed over in one go
+  /// Elements per chunk: the work of one block, and the unit of the sums of squares.
+  static constexpr int64_t chunk = 4096;
+  /// A batch for one device; Error for the CPU.
   explicit StepBatch(Device device);
   StepBatch(const StepBatch&) = delete;
 
-  /// While it lives, this thread's adam(), sgd(), rmsprop(), adagrad() and lion() are noted in the batch. All of a key
-  /// and step share their numbers. numbers_only: tensors do not matter.
+  /// During a Scope, this thread's adam(), sgd(), rmsprop(), adagrad() and lion() are added to the batch instead of
+  /// run. Calls with equal key, step and options share a StepSlot. numbers_only: collects the options and
+  /// ignores the tensors.
   class Scope {
    public:
     Scope(StepBatch& batch, int key, int64_t step, bool numbers_only = false);
     ~Scope();
     Scope(const Scope&) = delete;
   };
-  /// The one that this thread collects in, or nullptr. For kernels, as the next two.
+  // The following are for kernels.
+  /// The batch that this thread collects in, or nullptr.
   static StepBatch* collecting();
+  /// Runs one rule over a table of StepPieces in device memory.
   using Launch = void (*)(const std::byte* table, int pieces, int64_t chunks, const std::byte* numbers);
-  /// True when that was all.
+  /// Selects the slot for these options. True if only options are collected, so that add() must not follow.
   template <class Args> bool add_numbers(const Args& args);
+  /// Adds a tensor; keeps its gradient alive until launch().
   void add(Launch launch, StepPiece piece, Tensor gradient);
 
-  /// Forgets what was collected.
+  /// Drops all collected updates.
   void clear();
-  /// Writes the control and the numbers of what was collected. keeps_skipped: but for the count of skipped steps.
+  /// Writes control and options to the device. keeps_skipped: leaves the device's count of skipped steps.
   void set(const StepControl& control, bool keeps_skipped = false);
-  /// Error when what was collected cannot be recorded: there must be one set of numbers for each key, and room for
-  /// them, which set() has made before.
+  /// Error when the collected step cannot be recorded: each key must have one slot, and an earlier set() must have
+  /// allocated enough memory for them.
   void check_recordable(const char* op) const;
 
-  /// sums[at + i] = the sum of squares of chunk i of x, scaled as the control says; sets control.found.
+  /// A tensor for add_squares(): the sum of squares of its chunk i goes to sums[at + i].
   struct Squares {
     Tensor x;  // contiguous, floating
     int64_t at = 0;
   };
+  /// Sums squares by chunk, scaled as the control says, and sets control.found.
   void add_squares(const std::vector<Squares>& all, const Tensor& sums);
-  /// Those of each tensor in one, added in their order; `totals` may have more places.
+  /// totals[i] = the sum of tensor i's chunk sums, in order; `totals` may be longer.
   void add_up(const std::vector<NormPiece>& all, const Tensor& sums, const Tensor& totals);
-  /// From those sums: control.norm, clip and skip.
+  /// Computes control.norm, clip and skip from the chunk sums.
   void take_norm(const std::vector<NormPiece>& all, const Tensor& sums);
-  /// control.found, where it lies: one element of i32. For ranks that have to agree on it.
+  /// control.found as a tensor in device memory (i32, one element), for ranks that must agree on it.
   Tensor found() const;
-  /// Updates what was collected, unless control.skip is set.
+  /// Runs the collected updates, unless control.skip is set on the device.
   void launch();
-  /// As it is when the device is there: waits.
+  /// The control as the device leaves it; waits.
   StepControl read() const;
 
  private:
-  /// Bytes in the device's memory, which are written again only when they change.
+  /// Bytes in device memory that are rewritten only when they change.
   struct Table {
     Tensor device;
     std::vector<std::byte> held;
@@ -129,15 +140,15 @@ class StepBatch {
     int key;
     StepSlot numbers;
   };
-  int64_t bytes() const;  // of the numbers
+  int64_t bytes() const;  // size of numbers_ in use
   const std::byte* hold(Table& table, const void* bytes, size_t size);
   void write(const Tensor& to, int64_t at, const void* bytes, size_t size) const;
 
   const Device device_;
   std::vector<Job> jobs_;
   std::vector<Slot> slots_;
-  std::vector<Tensor> gradients_;  // alive until they are read
-  Tensor numbers_;                 // the control, and the slots behind it
+  std::vector<Tensor> gradients_;  // keeps them alive until they are read
+  Tensor numbers_;                 // the control, then the slots
   Table squares_, tensors_, norms_;
   int key_ = 0, slot_ = 0;
   int64_t step_ = 0;
@@ -146,7 +157,7 @@ class StepBatch {
 
 template <class Args> bool StepBatch::add_numbers(const Args& args) {
   static_assert(sizeof(Args) <= sizeof StepSlot::args && std::is_trivially_copyable_v<Args>);
-  const auto is_same = [&](const Slot& slot) {  // a key is of one rule
+  const auto is_same = [&](const Slot& slot) {  // a key belongs to one rule
     Args other;
     std::memcpy(&other, slot.numbers.args, sizeof other);
     return slot.key == key_ && slot.numbers.step == step_ && other == args;

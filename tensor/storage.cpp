@@ -1,4 +1,4 @@
-// Storage: makes, empties, refills and destroys blocks of bytes, and books them in the ledger.
+// Storage: allocates, empties, refills and destroys blocks of bytes, and books them in the ledger.
 #include "tensor/storage.h"
 
 #include <new>
@@ -44,7 +44,7 @@ Ref<Storage> Storage::adopt(void* data, int64_t bytes, Device device, std::funct
   storage->device_ = device;
   storage->born_ = Graph::recordings();
   storage->category_ = MemoryScope::current();
-  // An owner without a release function still marks the bytes as not ours.
+  // An empty release function still marks the bytes as adopted.
   storage->release_ = release ? std::move(release) : [] {};
   book_memory(storage->category_, bytes, device);
   return Ref<Storage>(storage);
@@ -96,7 +96,7 @@ void Storage::swap_bytes(Storage& other) {
 
 void Storage::destroy() {
   empty();
-  if (release_) release_();  // adopted, but of no bytes
+  if (release_) release_();  // adopted, with 0 bytes
   this->~Storage();
   deallocate_small(this, sizeof(Storage));
 }

@@ -1,5 +1,5 @@
 #pragma once
-// The bytes under a tensor: reference counted, versioned, and able to be emptied and refilled in place.
+// Storage: the bytes of a tensor. Reference counted and versioned; can be emptied and refilled in place.
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// Intrusive pointer: one word, no control block. T has `retain()` and `release()`.
+/// Intrusive pointer: one word, no control block. T has retain() and release().
 template <class T> class Ref {
  public:
   Ref() = default;
@@ -28,9 +28,11 @@ template <class T> class Ref {
     if (object_) object_->release();
   }
 
+  /// The object, or nullptr.
   T* get() const { return object_; }
   T* operator->() const { return object_; }
   T& operator*() const { return *object_; }
+  /// False for nullptr.
   explicit operator bool() const { return object_ != nullptr; }
   friend bool operator==(const Ref&, const Ref&) = default;
 
@@ -40,22 +42,23 @@ template <class T> class Ref {
 
 class Journal;
 
+/// The bytes of a tensor, shared by all its views.
 class Storage {
  public:
-  /// Uninitialised bytes on `device`, booked under MemoryScope::current().
+  /// Uninitialised bytes on `device`, booked under MemoryScope::current(). Error when there is not enough memory.
   static Ref<Storage> allocate(int64_t bytes, Device device);
-  /// Memory of somebody else (a mapped file, a vector); `release` runs when the last tensor is gone.
+  /// Wraps memory of another owner (a mapped file, a vector); `release` runs when the last tensor is gone.
   static Ref<Storage> adopt(void* data, int64_t bytes, Device device, std::function<void()> release);
 
-  /// Bytes that are not there yet, as after empty(). `origin` is kept until refill(), for whoever knows how to fill
-  /// them.
+  /// A storage that is empty from the start, as after empty(). `origin` is kept until refill(), for the code that knows
+  /// how to fill the bytes.
   static Ref<Storage> reserve(int64_t bytes, Device device, const char* whose, std::shared_ptr<void> origin);
 
   std::byte* data() const { return data_; }
-  int64_t bytes() const { return bytes_; }
+  int64_t bytes() const { return bytes_; }  ///< the size, also while emptied
   Device device() const { return device_; }
   Memory category() const { return category_; }
-  /// Moves these bytes to another category of the ledger.
+  /// Moves these bytes to another category of the memory ledger.
   void book_as(Memory category) {
     if (category == category_) return;
     if (!is_empty()) {
@@ -65,32 +68,35 @@ class Storage {
     category_ = category;
   }
 
-  /// Frees the bytes; tensors on this storage stay, and must not be read until refill(). ZeRO 3 does this to
-  /// parameters. `whose`: named in the Error of a reader.
+  /// Frees the bytes. Tensors on this storage stay valid, but must not be read until refill(); ZeRO-3 does this to
+  /// parameters. `whose` describes the bytes in the Error of a premature read.
   void empty(const char* whose = "");
   /// Allocates the bytes again (uninitialised) after empty().
   void refill();
-  bool is_empty() const { return data_ == nullptr && bytes_ > 0; }
+  bool is_empty() const { return data_ == nullptr && bytes_ > 0; }  ///< true between empty() and refill()
+  /// The `whose` of the last empty().
   const char* emptied_of() const { return emptied_of_.c_str(); }
   const std::shared_ptr<void>& origin() const { return origin_; }
 
-  /// Counts in-place writes. A tensor saved for backward remembers it; `writer` names the operation in the Error. To be
-  /// called before the write, as a Journal (tensor/journal.h) keeps what was there.
+  /// Number of in-place writes. Autograd remembers the version of a saved tensor and raises an Error if it has changed.
   uint32_t version() const { return version_; }
-  const char* last_writer() const { return last_writer_; }
+  const char* last_writer() const { return last_writer_; }  ///< the operation of the last write
+  /// Counts an in-place write; `writer` names the operation in that Error. Call it before the write, because a Journal
+  /// (tensor/journal.h) copies the old bytes.
   void bump_version(const char* writer) {
     if (journal_) [[unlikely]]
       note_write();
     ++version_;
     last_writer_ = writer;
   }
-  /// After a refill with the very bytes that were there at that version.
+  /// Sets the version back, after a refill with exactly the bytes of that version.
   void restore_version(uint32_t version) { version_ = version; }
-  /// Bytes change places with those of another storage, as many on the same device.
+  /// Exchanges the bytes with another storage of the same size and device.
   void swap_bytes(Storage& other);
 
-  int use_count() const { return refs_.load(std::memory_order_acquire); }
-  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
+  int use_count() const { return refs_.load(std::memory_order_acquire); }  ///< number of references
+  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }         ///< adds a reference
+  /// Drops a reference; destroys the storage with the last one.
   void release() {
     if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy();
   }
@@ -103,21 +109,21 @@ class Storage {
   void destroy();
   void note_write();
   static uint64_t number_of_journal();
-  inline static thread_local Journal* journal_ = nullptr;  // of this thread, the innermost
+  inline static thread_local Journal* journal_ = nullptr;  // innermost journal of this thread
 
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
   std::atomic<int> refs_{0};
   uint32_t version_ = 0;
   const char* last_writer_ = "";
-  uint64_t made_in_ = 0;    // the journal in which the bytes were allocated
-  uint32_t born_ = 0;       // Graph::recordings() when the bytes were allocated
-  void* stream_ = nullptr;  // in whose order the bytes were allocated and will be freed; none on the CPU
+  uint64_t made_in_ = 0;    // number of the journal that was active when the bytes were allocated
+  uint32_t born_ = 0;       // Graph::recordings() at the allocation
+  void* stream_ = nullptr;  // stream of the allocation, in whose order the bytes are freed; null on the CPU
   std::string emptied_of_;
   Device device_;
   Memory category_ = Memory::other;
-  std::function<void()> release_;  // set for adopted memory only
-  std::shared_ptr<void> origin_;   // of reserve()
+  std::function<void()> release_;  // for adopted memory only
+  std::shared_ptr<void> origin_;   // set by reserve()
 };
 
 }  // namespace lockstep

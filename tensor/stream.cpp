@@ -1,4 +1,4 @@
-// Streams, events and pinned memory, by way of the device's backend.
+// Streams, events and pinned memory, implemented by the device's backend.
 #include "tensor/stream.h"
 
 #include <cstring>

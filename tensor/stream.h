@@ -1,17 +1,16 @@
 #pragma once
-// Streams and events: the order in which a device works, and how one stream waits for another. On the CPU every
-// operation is done when it returns, so that there all of this is free and does nothing: code with streams is the same
-// for both.
+// Streams and events: the order of work on a device, and dependencies between streams. On the CPU every operation is
+// done when it returns, so all of this does nothing there, and code with streams runs unchanged.
 #include <string>
 
 #include "tensor/tensor.h"
 
 namespace lockstep {
 
-/// A queue of work on a device; work of different streams may overlap. Movable; waits for its work when destroyed.
+/// A queue of work on a device; work of different streams may overlap. Movable. The destructor waits for its work.
 class Stream {
  public:
-  /// urgent: the device prefers its work to that of other streams.
+  /// urgent: the device prefers this stream's work to that of other streams.
   explicit Stream(Device device, bool urgent = false);
   Stream(Stream&& other) noexcept;
   Stream& operator=(Stream&& other) noexcept;
@@ -19,7 +18,7 @@ class Stream {
 
   Device device() const { return device_; }
   void* handle() const { return handle_; }  ///< cudaStream_t
-  /// Waits until all work put on it is done, and raises what went wrong in it.
+  /// Waits until all work on the stream is done, and throws the errors of that work.
   void synchronize() const;
 
  private:
@@ -39,21 +38,24 @@ class StreamScope {
   void* previous_ = nullptr;
 };
 
-/// A point in a stream that others can wait for.
+/// A point in a stream that other streams and the host can wait for.
 class Event {
  public:
+  /// timed: for milliseconds_since().
   explicit Event(Device device, bool timed = false);
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;
   ~Event();
 
-  /// The point that this thread's current stream of the event's device has reached.
+  /// Marks the point that this thread's current stream on the event's device has reached.
   void record();
-  /// What this thread's current stream is given from now on runs after the event.
+  /// Work that this thread puts on its current stream after this call runs after the event.
   void wait() const;
+  /// True if the point has been reached.
   bool done() const;
+  /// Blocks the host until the point is reached.
   void synchronize() const;
-  /// Milliseconds from `start` to this event, both timed and done. 0 on the CPU.
+  /// Milliseconds from `start` to this event; both must be timed and done. 0 on the CPU.
   double milliseconds_since(const Event& start) const;
 
  private:
@@ -61,20 +63,18 @@ class Event {
   void* handle_ = nullptr;
 };
 
-/// Waits until everything on the device is done, and raises what went wrong there.
+/// Waits until all work on the device is done, and throws the errors of that work.
 void synchronize(Device device);
 
-/// What the device computes from here on is not to be believed (a collective was given up in the middle): whoever waits
-/// for it, or copies from it to the host, gets this as an Error. Until it is taken back with an empty `why`. From any
-/// thread.
+/// Marks the device's results as invalid from now on, because a collective was aborted midway: whoever waits for the
+/// device or copies from it to the host gets `why` as an Error, until a call with an empty `why`. From any thread.
 void distrust(Device device, const std::string& why);
 
-/// An uninitialised tensor on the CPU whose memory the backend of `device` has pinned, so that copies to and from that
-/// type of device are asynchronous and fast; plain memory when `device` is the CPU.
+/// An uninitialised CPU tensor in memory pinned for `device`, so that copies to and from that type of device are fast
+/// and asynchronous. Plain memory when `device` is the CPU.
 Tensor empty_pinned(const Shape& shape, DType dtype, Device device);
-/// Starts to copy between two contiguous tensors of one shape and dtype, in the order of the current stream, and
-/// returns at once: a side on the CPU must be pinned, and must be left alone until an event recorded after this is
-/// done.
+/// Starts a copy between two contiguous tensors of one shape and dtype in the order of the current stream, and returns
+/// at once. A CPU side must be pinned, and must not be touched until an event recorded after this call is done.
 void copy_async(const Tensor& source, const Tensor& target);
 
 }  // namespace lockstep

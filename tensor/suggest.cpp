@@ -1,3 +1,4 @@
+// Texts for error messages. See suggest.h.
 #include "tensor/suggest.h"
 
 #include <algorithm>
@@ -5,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-/// Number of letters to change, add or drop (Levenshtein), or anything from `limit` on when it is not below that.
+/// Levenshtein distance of a and b; `limit` or more if it is not below limit.
 size_t distance(std::string_view a, std::string_view b, size_t limit) {
   if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) >= limit) return limit;
   std::vector<size_t> row(b.size() + 1);

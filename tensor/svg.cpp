@@ -1,3 +1,4 @@
+// Writes SVG elements. See svg.h.
 #include "tensor/svg.h"
 
 #include "tensor/check.h"

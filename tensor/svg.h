@@ -1,6 +1,5 @@
 #pragma once
-// What pictures (SVG) and pages of ours are written with: svg::begin(), what is on it, svg::end. Lengths are pixels,
-// written with five digits.
+// Writes SVG pictures: svg::begin(), elements, svg::end. Lengths are pixels, printed with five significant digits.
 #include <string>
 #include <string_view>
 
@@ -8,21 +7,24 @@
 
 namespace lockstep {
 
-/// Text for SVG and HTML.
+/// Text with the special characters of XML and HTML escaped.
 std::string escaped(std::string_view text);
 
 namespace svg {
 
-/// A white page; style: a style sheet.
+/// Opens a picture with a white background; style: a style sheet element.
 std::string begin(double width, double height, const std::string& style = "");
-/// `look`: further attributes, fill="..." and so on.
+/// A rectangle. `look`: further attributes, such as fill="...", see attribute().
 std::string rect(double x, double y, double width, double height, const std::string& look);
+/// A line of text at (x, y), escaped; anchor: start, middle or end.
 std::string text(double x, double y, const std::string& words, double size, const std::string& color,
                  const std::string& anchor = "start");
+/// Closes a picture.
 constexpr const char* end = "</svg>\n";
 
-/// name="value", with a space in front: what rect() takes as look.
+/// The attribute name="value", with a leading space.
 std::string attribute(const std::string& name, const std::string& value);
+/// Colours of text and of secondary text.
 constexpr const char *ink = "#24292f", *soft = "#57606a";
 
 }  // namespace svg

@@ -1,4 +1,4 @@
-// Tensor: construction, reading values, copies. The views are in views.cpp.
+// Tensor: construction, reading values, copies. Views are in views.cpp.
 #include "tensor/tensor.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-// Strides of dims of size 1 are never used, so they do not count.
+// Strides of dims of size 1 are never used, so they are ignored.
 bool row_major(const Shape& shape, const Strides& strides, int64_t numel) {
   if (numel == 0) return true;
   int64_t expected = 1;
@@ -37,7 +37,7 @@ Tensor::Tensor(Ref<Storage> storage, int64_t offset, const Shape& shape, const S
   check_shape("tensor", shape);
   numel_ = numel_of(shape);
   contiguous_ = row_major(shape, strides, numel_);
-  // The last element must lie inside: offset + sum of (size - 1) * stride, computed so that overflow is seen.
+  // The last element, offset + sum of (size - 1) * stride, must lie inside; computed with checks for overflow.
   int64_t last = offset;
   bool overflow = false;
   for (int i = 0; i < shape.rank(); ++i) {
@@ -57,7 +57,7 @@ Tensor Tensor::with(int64_t offset, const Shape& shape, const Strides& strides) 
   Tensor view;
   view.storage_ = storage_;
   view.numel_ = numel_of(shape);
-  view.offset_ = view.numel_ == 0 ? 0 : offset;  // nothing is read, so never point outside
+  view.offset_ = view.numel_ == 0 ? 0 : offset;  // no element is read; keep the offset inside
   view.shape_ = shape;
   view.strides_ = strides;
   view.dtype_ = dtype_;
@@ -145,7 +145,8 @@ template <class T> T item_of(const Tensor& tensor) {
   return value;
 }
 
-// Between any two devices. What has to cross lies in one piece on both sides, and is converted where it comes from.
+// Copies between any two devices. Data that crosses is contiguous on both sides, and is converted on the source's
+// device.
 void copy_between(const Tensor& source, Tensor& out) {
   const Device from = source.device(), to = out.device();
   if (from.type == to.type && (from.is_cpu() || from == to)) return LOCKSTEP_KERNEL(to, copy)(source, out);

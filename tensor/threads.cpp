@@ -1,4 +1,4 @@
-// The number of threads: a setting, else the environment, else the cores that the system gives to this process.
+// The number of threads: set_threads(), else the environment, else the cores that the system gives to this process.
 #include "tensor/threads.h"
 
 #include <sched.h>
@@ -53,7 +53,7 @@ int default_threads() {
   if (const auto text = environment("LOCKSTEP_THREADS")) {
     n = std::stoi(*text);
   } else if (const char* openmp = std::getenv("OMP_NUM_THREADS"); openmp && *openmp) {
-    // OpenMP's own variable may be a list with one number per nesting level, and is its to complain about.
+    // OpenMP's own variable may be a list with one number per nesting level; a wrong value is OpenMP's to report.
     const std::string_view list = openmp;
     n = parse_threads(list.substr(0, list.find(','))).value_or(0);
   }

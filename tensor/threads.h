@@ -1,21 +1,22 @@
 #pragma once
-// How many threads operations use.
+// The number of threads that operations use.
 #include <atomic>
 
 namespace lockstep {
 
 namespace detail {
-extern std::atomic<int> threads;  // 0: not asked yet
+extern std::atomic<int> threads;  // 0: not determined yet
 int default_threads();
-inline thread_local constinit int thread_limit = 0;  // 0: none
+inline thread_local constinit int thread_limit = 0;  // 0: no limit
 }  // namespace detail
 
-/// Cores that the container may use: containers often see every core. INT_MAX where no limit is set.
+/// Cores that the container may use (cgroup quota), since containers often see all cores. INT_MAX without a limit.
 int container_cores();
 
-/// Threads that operations use (OpenMP). Default: LOCKSTEP_THREADS, else OMP_NUM_THREADS, else the cores given to the
-/// process. Error when n < 1.
+/// Sets the number of threads that operations use (OpenMP). Default: LOCKSTEP_THREADS, else OMP_NUM_THREADS, else the
+/// cores given to the process. Error unless 1 <= n <= 4096.
 void set_threads(int n);
+/// The number of threads that operations of this thread use, after ThreadLimit.
 inline int get_threads() {
   int n = detail::threads.load(std::memory_order_relaxed);
   if (n <= 0) n = detail::default_threads();
@@ -23,8 +24,8 @@ inline int get_threads() {
   return limit > 0 && limit < n ? limit : n;
 }
 
-/// While it lives, operations of this thread use at most `n` threads: replicas and ranks that share a process share its
-/// cores.
+/// While it lives, operations of this thread use at most `n` threads: for replicas and ranks that share a process and
+/// its cores.
 class ThreadLimit {
  public:
   explicit ThreadLimit(int n) : previous_(detail::thread_limit) { detail::thread_limit = n; }

@@ -1,4 +1,4 @@
-// Views: tensors that look at the same storage with another offset, shape and strides. None of them copies.
+// Views: tensors on the same storage with another offset, shape and strides. Only reshape() and flatten() may copy.
 #include <optional>
 
 #include "tensor/ops_common.h"
@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// Replaces a single -1 by the size that is left.
+// Replaces a single -1 by the size that remains.
 Shape infer_size(const char* op, const Tensor& tensor, const Shape& wanted) {
   Shape shape = wanted;
   int unknown = -1;
@@ -32,8 +32,8 @@ Shape infer_size(const char* op, const Tensor& tensor, const Shape& wanted) {
   return shape;
 }
 
-// Strides that show a tensor with another shape, if there are any. Dims of the old shape that lie one behind the other
-// in memory form a run; the sizes of the new shape must cut the runs without remainder.
+// The strides that give a tensor another shape without a copy, if there are any. Neighbouring dims of the old shape
+// that are contiguous in memory form a run; the sizes of the new shape must divide the runs exactly.
 std::optional<Strides> strides_for(const Tensor& tensor, const Shape& shape) {
   if (tensor.is_contiguous()) return contiguous_strides(shape);
   const Shape& old_shape = tensor.shape();
@@ -133,7 +133,7 @@ Tensor Tensor::slice(int64_t dim, int64_t start, int64_t end, int64_t step) cons
   const int d = check_dim("slice", *this, dim);
   LOCKSTEP_CHECK(step >= 1, "[slice] expected a step >= 1, got ", step);
   const int64_t size = shape_[d];
-  // Python's rule: negative ends count from the back, and whatever lies outside is cut off.
+  // Python's rule: negative bounds count from the end, and bounds outside the dim are clipped.
   start = std::clamp<int64_t>(start < 0 ? start + size : start, 0, size);
   end = std::clamp<int64_t>(end < 0 ? end + size : end, start, size);
   Shape shape = shape_;
