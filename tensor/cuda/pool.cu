@@ -67,7 +67,7 @@ struct Axis {
     const int64_t start = i * stride - padding, end = start + kernel;
     return {start < 0 ? 0 : start, end < size ? end : size};
   }
-  /// The divisor's factor of window i for the mean; includes padding if count_padding.
+  /// The extent of window i along this axis, as it counts in the mean; includes padding if count_padding.
   __device__ int64_t length(int64_t i) const {
     const Range inside = window(i);
     if (adaptive || !count_padding) return inside.end - inside.begin;
