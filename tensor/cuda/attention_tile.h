@@ -33,6 +33,7 @@ template <class T> struct Heads {
     constexpr int v = Tile<Compute<std::remove_const_t<T>>>::vec;
     wide = is_aligned(data, v) && x.shape()[3] % v == 0 && batch % v == 0 && head % v == 0 && token % v == 0;
   }
+  /// The row of head h of entry b at token t.
   __device__ T* row(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
 };
 
@@ -141,6 +142,7 @@ template <class T> struct GradPlan : AttentionPlan {
   Heads<const T> grad, q, k, v;
   const Compute<T>*lse, *delta;
 
+  /// Index of query i in lse and delta.
   __device__ int64_t row(int64_t b, int64_t h, int64_t i) const { return (b * heads + h) * queries + i; }
   /// From the products q k^T (`score`) and grad v^T (`slope`) of query i and key j: `difference` = dS, and `weight` = P
   /// times dropout's factor f. Both are 0 if i does not see j. row_lse and row_delta belong to query i; they are read

@@ -44,6 +44,7 @@ class Descriptor {
   /// Executes a plan; this descriptor is its variant pack (the tensors' addresses).
   Descriptor& execute(cudnnHandle_t handle, const Descriptor& plan);
 
+  /// The descriptor, and the first failure.
   cudnnBackendDescriptor_t get() const { return handle_.get(); }
   cudnnStatus_t status() const { return status_; }
   bool ok() const { return status_ == CUDNN_STATUS_SUCCESS; }
@@ -75,6 +76,7 @@ struct EnginePlan {
   std::vector<cudnnBackendNumericalNote_t> notes;
   std::string refusal;
 
+  /// True if there is a plan.
   bool supported() const { return refusal.empty(); }
 };
 

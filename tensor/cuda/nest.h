@@ -42,6 +42,7 @@ template <int N> struct Nest {
   int64_t stride[Dims::max_rank][N];
   Divider divider[Dims::max_rank];
 
+  /// Number of elements.
   int64_t count() const {
     int64_t n = 1;
     for (int d = 0; d < rank; ++d) n *= size[d];

@@ -25,8 +25,10 @@ template <int N> struct Walk {
   bool in_runs = true;
 };
 
+/// Threads of a block of these kernels.
 constexpr int pointwise_threads = 256;
 
+/// A thread handles one vector of the walk per step.
 template <class Fn, class Out, class... In>
 __global__ void __launch_bounds__(pointwise_threads)
     pointwise_kernel(Fn fn, Walk<sizeof...(In) + 1> walk, Out* out, const In*... in) {

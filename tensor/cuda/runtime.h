@@ -1,5 +1,5 @@
 #pragma once
-// What the CUDA backend uses of the CUDA runtime: errors, the current device and stream, scratch memory. Internal.
+// The CUDA backend's view of the CUDA runtime: errors, the current device and stream, scratch memory. Internal.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -51,6 +51,7 @@ class Scratch {
   explicit Scratch(size_t bytes);
   ~Scratch();
   Scratch(const Scratch&) = delete;
+  /// The memory; nullptr if the size is 0.
   template <class T> T* as() const { return static_cast<T*>(data_); }
 
  private:

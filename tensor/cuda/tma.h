@@ -17,6 +17,7 @@
 namespace lockstep::on_cuda {
 
 // Kernels return at once on other architectures, as in mma.h.
+/// True if the code is compiled for Hopper's own instructions.
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr bool has_hopper = false;
 #else

@@ -11,6 +11,7 @@ namespace lockstep::on_cuda {
 /// Threads of a warp, and the mask of all its lanes.
 inline constexpr int warp = 32;
 inline constexpr unsigned whole_warp = 0xffffffffu;
+/// Positive infinity.
 template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();
 
 /// e^x to about one unit in the last place; on the GPU, one instruction of the special function unit plus a few others.
@@ -155,8 +156,10 @@ __device__ inline void both(Row<T, threads, V, held>& a, Row<T, threads, V, held
 /// Shape of blocks that walk along rows with `threads` threads per row; short rows share a block, one warp each.
 template <int threads> struct RowBlocks {
   static constexpr int in_block = threads == warp ? 4 : 1;
+  /// The rows of a group: first(), then every step()-th.
   __device__ static int64_t first() { return int64_t(blockIdx.x) * in_block + threadIdx.y; }
   __device__ static int64_t step() { return int64_t(gridDim.x) * in_block; }
+  /// The shape of a launch over `rows` rows.
   static dim3 block() { return dim3(threads, in_block); }
   static dim3 grid(int64_t rows) { return dim3(cuda::blocks_for(rows, in_block)); }
 };

@@ -159,7 +159,7 @@ __device__ inline void multiply_async(float (&c)[count], const uint32_t (&a)[4],
 /// A tile of 16-bit numbers in the 128-byte swizzle, which has no bank conflicts along rows or down columns:
 ///
 ///   64 numbers of a row are eight chunks of 16 bytes; chunk j of row r is stored at position j ^ (r % 8) of 128 bytes.
-///   Rows follow each other. Eight rows form a pattern of 1024 bytes, and a tile must start at a multiple of it. Columns
+///   Rows follow each other. Eight rows form a pattern of 1024 bytes; a tile must start at a multiple of 1024. Columns
 ///   from 64 on form another such block, behind the first.
 ///
 /// `depth` is the width in steps of 16, as in RowTile: 4 or 8.

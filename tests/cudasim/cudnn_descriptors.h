@@ -12,6 +12,7 @@
 
 namespace fake::dnn {
 
+/// Sizes, strides or indices of a tensor with 4 dims.
 using Four = std::array<int64_t, 4>;
 struct Content;
 
@@ -61,6 +62,7 @@ struct Content {
   std::map<cudnnBackendAttributeName_t, Attribute> attributes = {};
   std::shared_ptr<const Graph> graph = nullptr;  ///< set for graphs and everything made from one
 
+  /// True if the attribute was set.
   bool has(cudnnBackendAttributeName_t name) const { return attributes.count(name) > 0; }
   /// The value of an attribute; zero if it was not set.
   template <class T> T get(cudnnBackendAttributeName_t name) const {

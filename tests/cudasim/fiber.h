@@ -59,7 +59,7 @@ inline void end_ignore() {
 /// Replaces pages by zeros; ThreadSanitizer forgets all accesses to them.
 void renew(void* pages, size_t bytes);
 
-/// What ThreadSanitizer regards as a thread. Switching to a clock implies no order: two clocks stay concurrent until
+/// A thread in the eyes of ThreadSanitizer. Switching to a clock implies no order: two clocks stay concurrent until
 /// they release and acquire.
 class Clock {
  public:
@@ -82,6 +82,7 @@ class Clock {
   void enter() const {
     if (clock_) __tsan_switch_to_fiber(clock_, 1);
   }
+  /// Identifies the clock; nullptr without ThreadSanitizer.
   const void* id() const { return clock_; }
   explicit operator bool() const { return clock_; }
 

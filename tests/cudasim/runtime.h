@@ -46,7 +46,9 @@ struct Settings {
   cudaError_t driver = cudaSuccess;
   int driver_version = CUDART_VERSION;  ///< 0: no driver
 };
+/// The settings of this process, read from the environment at first use.
 Settings& settings();
+/// The most devices that can be simulated.
 constexpr int most_devices = 8;
 
 /// The current device of this thread.

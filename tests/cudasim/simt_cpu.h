@@ -86,6 +86,7 @@ cudaError_t launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStr
 #define LOCKSTEP_DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(simt::dynamic_shared())
 
 // --- synchronisation ---
+// Each passes its place in the source, so that divergent barriers are detected.
 #define __syncthreads() simt::barrier(__FILE__, __LINE__)
 #define __syncthreads_count(predicate) simt::barrier(__FILE__, __LINE__, (predicate) != 0)
 #define __syncthreads_or(predicate) int(simt::barrier(__FILE__, __LINE__, (predicate) != 0) > 0)

@@ -17,6 +17,7 @@ template <class T> void spoil(T* p, int64_t count) { std::fill_n(p, count, std::
 
 /// A matrix as its columns.
 using Columns = std::vector<std::vector<double>>;
+/// Reads an m x n matrix; `lead` is the distance of its columns.
 template <class T> Columns load(const T* a, int m, int n, int lead) {
   Columns made;
   for (int j = 0; j < n; ++j) made.emplace_back(a + int64_t(j) * lead, a + int64_t(j) * lead + m);
@@ -34,15 +35,18 @@ template <class T> Columns load_finite(const T* a, int m, int n, int lead) {
       }
   return made;
 }
+/// Writes a matrix.
 template <class T> void store(const Columns& columns, T* a, int lead) {
   for (size_t j = 0; j < columns.size(); ++j)
     for (size_t i = 0; i < columns[j].size(); ++i) a[j * size_t(lead) + i] = T(columns[j][i]);
 }
+/// The inner product.
 inline double dot(const std::vector<double>& x, const std::vector<double>& y) {
   double sum = 0;
   for (size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
   return sum;
 }
+/// x -= s y, from element `from` on.
 inline void subtract(std::vector<double>& x, double s, const std::vector<double>& y, size_t from = 0) {
   for (size_t i = from; i < x.size(); ++i) x[i] -= s * y[i];
 }
@@ -53,6 +57,7 @@ inline void rotate(std::vector<double>& x, std::vector<double>& y, double c, dou
     x[i] = c * before - s * y[i], y[i] = s * before + c * y[i];
   }
 }
+/// The m x n identity.
 inline Columns identity(size_t m, size_t n) {
   Columns made(n, std::vector<double>(m, 0.0));
   for (size_t i = 0; i < std::min(m, n); ++i) made[i][i] = 1;

@@ -4,7 +4,7 @@
 //
 // A tile is NaN from the copy on. It arrives when a thread waits for its phase, but not before the barrier's threads
 // have arrived and as many bytes are requested as expected. Errors are:
-//   - a barrier that was not initialised in this block, or without a later fence.proxy.async of the initialising thread;
+//   - a barrier that was not initialised in this block, or whose initialising thread issued no later fence.proxy.async;
 //     more arrivals in a phase than its count;
 //   - a map that cuTensorMapEncodeTiled did not make; a destination outside shared memory or inside a pattern;
 //   - a destination to which another copy is under way, or that was written without a later fence.proxy.async;

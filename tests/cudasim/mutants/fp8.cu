@@ -61,7 +61,7 @@ template <Fp8 mistake> bool fp8_product(bool bug) {
   const int m = 16, k = 32, n = is(Fp8::odd) ? 24 : 32;
   const float scale = 4, inverse = 0.25f;
   std::vector<float> x = numbers(m * k), w = numbers(n * k), x_read = x, w_read = w;
-  x[7] = 1000, x_read[7] = 112;            // 448 / 4
+  x[7] = 1000, x_read[7] = 112;            // saturates at 448 / 4
   w[9] = 0.271875f, w_read[9] = 0.28125f;  // 1.0875 lies between 1 and 1.125
   const __nv_fp8_interpretation_t e4m3 = __NV_E4M3, e5m2 = __NV_E5M2;
   const bool short_weights = is(Fp8::weights_e5m2) || is(Fp8::both_e5m2);

@@ -14,9 +14,8 @@ enum Build : unsigned { plain = 1, asan = 2, tsan = 4, every = 7 };
 /// A planted bug.
 struct Case {
   const char* name;
-  bool (*run)(
-      bool bug);    ///< the bug counts as caught if it returns false, by a device error, signal or sanitizer report
-  unsigned caught;  ///< the builds that must catch it
+  bool (*run)(bool bug);  ///< false, a device error, a signal or a sanitizer's report means that the bug was caught
+  unsigned caught;        ///< the builds that must catch it
 };
 /// The cases by subject.
 std::vector<Case> kernel_cases();
@@ -39,6 +38,7 @@ class Array {
   ~Array() { cudaFree(data_); }
   Array(const Array&) = delete;
   operator float*() const { return data_; }
+  /// Copies values to the device, or back.
   void put(const std::vector<float>& values) {
     cudaMemcpy(data_, values.data(), n_ * sizeof(float), cudaMemcpyHostToDevice);
   }
