@@ -8,8 +8,8 @@
 // kernels: delta; then blocks that each own a tile of keys and loop over the queries that see it (over all heads that
 // share the key head, in order), with grad_k and grad_v in registers; then blocks that each own a tile of queries and
 // loop over the keys, with grad_q in registers. This takes seven products of tiles where five would do, but one thread
-// makes every sum in a fixed order, without atomics. Compute bound: 14 B H T S D operations (half of that when causal)
-// on the f32 units.
+// computes each sum, in a fixed order, without atomics. Compute bound: 14 B H T S D operations (half of that when
+// causal) on the f32 units.
 #include "tensor/cuda/attention_tile.h"
 #include "tensor/cuda/cudnn.h"
 

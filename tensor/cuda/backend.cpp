@@ -140,7 +140,7 @@ void release_cached(int device) {
 }
 
 // A copy between devices, ordered on both streams: `from` is written and freed in the order of its device's stream,
-// `to` is allocated and read in that of the other's.
+// `to` is allocated and read in the order of the other device's stream.
 void copy_to_peer(void* to, int to_device, const void* from, int from_device, size_t bytes) {
   const auto pass = [](int before, int after) {  // later work of `after` waits for earlier work of `before`
     cudaEvent_t event = nullptr;

@@ -8,8 +8,8 @@
 //
 // Used if cuDNN (cudnn.h) is not built in, is switched off or refuses: f64, and calls that it has no engine for.
 //
-// Compute bound: 2 M N depth operations on the f32 units (f64 units for f64). A block makes 64 x 64 results in steps of
-// 16 along the depth, a thread 4 x 4 of them: 8 reads of shared memory for 16 multiplications.
+// Compute bound: 2 M N depth operations on the f32 units (f64 units for f64). A block computes 64 x 64 results in steps
+// of 16 along the depth, a thread 4 x 4 of them: 8 reads of shared memory for 16 multiplications.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/cudnn.h"
 #include "tensor/cuda/nest.h"

@@ -16,7 +16,7 @@
 
 namespace lockstep::on_cuda::blas {
 
-/// A handle that is destroyed by its unique_ptr.
+/// A deleter for handles of cuBLASLt; Owned is a unique_ptr with it.
 template <class Handle, auto destroy> struct Destroy {
   void operator()(Handle handle) const { destroy(handle); }
 };

@@ -14,7 +14,7 @@
 namespace lockstep::cuda {
 namespace {
 
-/// Older versions computed a wrong gradient if the number of keys is not a multiple of 128, and had bugs in forward.
+/// Older versions computed a wrong gradient if the number of keys was not a multiple of 128, and had bugs in forward.
 constexpr size_t first_version = 91600;
 /// Queries and keys must be multiples of this. A plan takes seconds, because its kernels are compiled. Sequence lengths
 /// in training recur and are multiples of this; those of prompts are not.

@@ -36,7 +36,8 @@ void check_cudnn(const char* op, const char* call, cudnnStatus_t status) {
   fail(str("[", op, "] ", call, ": ", cudnnGetErrorString(status), "; LOCKSTEP_CUDNN=0 does without cuDNN"));
 }
 
-/// Sessions are never destroyed, as kernels may run or be in graphs. Those of threads that ended serve new threads.
+/// Sessions are never destroyed, because their kernels may still run or be part of graphs. Those of threads that ended
+/// serve new threads.
 struct IdleSessions {
   std::mutex mutex;
   std::vector<std::unique_ptr<CudnnSession>> of_device[most_devices];

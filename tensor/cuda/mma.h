@@ -13,8 +13,8 @@
 
 namespace lockstep::on_cuda {
 
-// Kernels return at once on older architectures, so the compiler drops their bodies. fits_mma() checks the device.
-/// True if this architecture has tensor cores with f16 and bf16.
+/// True if this architecture has tensor cores for f16 and bf16. Kernels return at once where it is false, so the
+/// compiler drops their bodies; fits_mma() checks the device.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr bool has_tensor_cores = false;
 #else

@@ -1,7 +1,7 @@
 // Pooling of images in both layouts (tensor/layout.h). A unit is a plane with one channel (row-major) or an image with
 // all its channels (channels last): element (unit, y, x, c) is at ((unit h + y) w + x) channels + c. Memory bound. A
-// thread makes one element of the result; gradients gather from the windows that cover their pixel, in the order of the
-// windows, so every sum has a fixed order and needs no atomics.
+// thread computes one element of the result; gradients gather from the windows that cover their pixel, in the order of
+// the windows, so every sum has a fixed order and needs no atomics.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"

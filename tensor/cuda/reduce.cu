@@ -18,7 +18,7 @@ namespace {
 
 constexpr int threads = 256;
 constexpr unsigned whole_warp = 0xffffffffu;
-constexpr int64_t wanted_blocks = 1024;  // about what fills a large device; a constant, so results do not depend on it
+constexpr int64_t wanted_blocks = 1024;  // fills a large device; a constant, so that sums do not depend on the device
 constexpr int run_vectors = 64;          // vectors that one sum accumulates in the narrow type
 
 /// Stores a total: to which memory, in which dtype, by which formula.

@@ -16,8 +16,7 @@
 
 namespace lockstep::on_cuda {
 
-// Kernels return at once on other architectures, as in mma.h.
-/// True if the code is compiled for Hopper's own instructions.
+/// True if this code is compiled for Hopper's own instructions. Kernels return at once where it is false, as in mma.h.
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr bool has_hopper = false;
 #else

@@ -206,7 +206,7 @@ Operation operation_of(const Content& c) {
   }
 }
 
-/// Builds the graph. Operations must be in executable order; each virtual tensor is made once and used.
+/// Builds the graph. Operations must be in executable order; each virtual tensor is produced once and used.
 cudnnStatus_t make_graph(Content& c) {
   auto graph = std::make_shared<Graph>();
   std::set<int64_t> made, used;
@@ -253,7 +253,7 @@ cudnnStatus_t finalize(Content& c) {
   }
 }
 
-/// True for graphs that cuDNN's attention engines support: heads of a multiple of 8, at most 256.
+/// True for graphs that cuDNN's attention engines support: heads of at most 256 elements, a multiple of 8.
 bool has_engine(const Graph& graph) {
   for (const Operation& op : graph.operations)
     if (op.kind == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)

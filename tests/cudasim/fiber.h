@@ -59,7 +59,7 @@ inline void end_ignore() {
 /// Replaces pages by zeros; ThreadSanitizer forgets all accesses to them.
 void renew(void* pages, size_t bytes);
 
-/// A thread in the eyes of ThreadSanitizer. Switching to a clock implies no order: two clocks stay concurrent until
+/// One thread, as ThreadSanitizer sees it. Switching to a clock implies no order: two clocks stay concurrent until
 /// they release and acquire.
 class Clock {
  public:

@@ -59,8 +59,9 @@ inline bool is_there(ncclComm* c) {
 /// Runs fn now, or at the end of the group.
 ncclResult_t call_of_all(ncclComm* c, std::function<void()> fn);
 
+// --- nccl_windows.cpp ---
+
 /// Collectives that used a window.
-// nccl_windows.cpp
 extern std::atomic<int64_t> window_calls;
 /// The open window of this communicator that contains p, or nullptr.
 ncclWindow_vidmem* window_of(const ncclComm* c, const void* p);

@@ -14,7 +14,7 @@ namespace fake {
 
 /// Limits: ranks of a communicator, bytes per rank in a collective, bytes of a message.
 constexpr int most_ranks = 8;
-constexpr size_t most_collective = size_t(64) << 20, most_message = size_t(16) << 20;  // bytes of a rank
+constexpr size_t most_collective = size_t(64) << 20, most_message = size_t(16) << 20;
 
 /// A rank's description of its next call, which must agree on all ranks.
 struct CallText {

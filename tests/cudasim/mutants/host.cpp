@@ -8,7 +8,7 @@
 namespace mutants {
 namespace {
 
-// One stream makes a value, another one uses it.
+// One stream produces a value, another one uses it.
 enum class Wait { right, none, before };
 bool two_streams(Wait wait) {
   return in_all_policies([&] {

@@ -58,8 +58,8 @@ bool one_workspace_for_two_streams(bool bug) {
 // --- events ---
 
 enum class Events { right, other_stream, overwritten, swapped };
-// The second stream makes values that the first one uses, twice. Before the second round the first stream uses them
-// again.
+// The second stream produces values that the first one uses, twice. Before the second round the first stream uses the
+// old values again.
 template <Events mistake> bool reused(bool bug) {
   const auto is = [=](Events which) { return bug && mistake == which; };
   return in_all_policies([&] {

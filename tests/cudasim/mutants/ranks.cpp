@@ -211,7 +211,7 @@ template <Place mistake> bool places(bool bug) {
 // --- messages in both directions, as between pipeline stages ---
 
 enum class Both { right, one_stream, early, reused, freed };
-// Rank 0 sends values and receives answers; both ranks post receives before their sends.
+// Rank 0 sends values and receives answers; both ranks post receives before later sends.
 template <Both mistake> bool both_ways(bool bug) {
   const auto is = [=](Both which) { return bug && mistake == which; };
   fake::set_policy(fake::Policy::lazy);
@@ -310,7 +310,8 @@ template <Known mistake> bool windows(bool bug) {
 // --- sums in pieces ---
 
 enum class Piece { early, unread, first };
-// Each half is summed while the other half is being made; the result is read on the stream that made the values.
+// Each half is summed while the other half is being produced; the result is read on the stream that produced the
+// values.
 template <Piece mistake> bool in_pieces(bool bug) {
   const auto is = [=](Piece which) { return bug && mistake == which; };
   fake::set_policy(fake::Policy::lazy);
