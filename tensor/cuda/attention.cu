@@ -1,18 +1,16 @@
-// Attention forward, in tiles (Dao et al., FlashAttention): the T x S matrix of scores is never held.
+// Attention forward in tiles (Dao et al., FlashAttention, 2022): the T x S matrix of scores is never materialised.
 //
 //            keys ->  tile 0   tile 1   tile 2
-//   query tile      +--------+--------+--------+     A block walks along the key tiles of its queries. Each row keeps
-//   its (a block)       |  ....  |  ....  |        |     maximum m, the sum l of exp(score - m) and the unfinished
-//   output in
-//                   |  ....  |  ....  | causal:|     registers; when a tile raises m, l and the output are scaled by
-//                   |  ....  |  ....  | skipped|     exp(old m - new m). At the end out /= l, and lse = m + log l is
-//                   saved.
-//                   +--------+--------+--------+
+//   query tile      +--------+--------+--------+     A block owns a tile of queries and walks along their key tiles.
+//   (a block)       |  ....  |  ....  |        |     Each row keeps its maximum m, the sum l of exp(score - m) and the
+//                   |  ....  |  ....  | causal:|     unnormalised output in registers. When a tile raises m, l and the
+//                   |  ....  |  ....  | skipped|     output are scaled by exp(old m - new m). At the end out /= l, and
+//                   +--------+--------+--------+     lse = m + log l is saved for the backward pass.
 //
-// Bound by arithmetic: 4 B H T S D operations (half of it when causal) on f32 units, fed from shared memory with
-// 16-byte reads: 8 reads for 64 multiplications of a thread. Three tiles take 52 KB, so that two blocks of 256 threads
-// fit a multiprocessor. A head wider than a block's output (256; f64: 64) is done in slices, each with the scores
-// computed again.
+// Compute bound: 4 B H T S D operations (half of that when causal) on the f32 units, fed from shared memory by 16-byte
+// reads, 8 reads for 64 multiplications of a thread. Three tiles take 52 KB, so two blocks of 256 threads fit on a
+// multiprocessor. If the head is wider than a block's output (256; f64: 64), it is split into slices, and each slice
+// computes the scores again.
 #include "tensor/cuda/attention_tile.h"
 #include "tensor/cuda/cudnn.h"
 
@@ -28,9 +26,9 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   LOCKSTEP_DYNAMIC_SHARED(A, queries);
   LOCKSTEP_SHARED(uint64_t, seen, [Z::size]);
   A *const keys = queries + Z::size * Z::line, *const weights =
-                                                   keys + Z::size * Z::line;  // values take the place of keys
+                                                   keys + Z::size * Z::line;  // the values reuse the tile of the keys
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  // Blocks of the last queries come first: with a causal mask they have the most to do.
+  // Blocks of the last queries start first: with a causal mask they have the most work.
   const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * Z::size;
   const int64_t h = unit % plan.heads, b = unit / plan.heads % plan.batch,
                 slice = unit / plan.heads / plan.batch * chunks * Z::size;
@@ -39,12 +37,12 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 
   A sum[chunks][4][Z::vec] = {}, top[4], total[4] = {};
   for (A& m : top) m = -infinity<A>;
-  bool packed = false;  // the queries are there
+  bool packed = false;  // true once the queries are in shared memory
   for (int64_t j0 = plan.first_key(i0) / Z::size * Z::size; j0 < end; j0 += Z::size) {
     if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, seen)) continue;
     A score[4][Z::vec] = {};
     for (int64_t d = 0; d < plan.width; d += Z::size) {
-      __syncthreads();  // the last values and queries have been read
+      __syncthreads();  // the previous values and queries have been read
       if (!packed || plan.width > Z::size)
         load_tile(q.row(b, h, i0), q.token, q.wide, rows, d, plan.width, A(plan.scale), queries);
       load_tile(k.row(b, g, j0), k.token, k.wide, plan.keys - j0, d, plan.width, A(1), keys);
@@ -68,7 +66,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
         most = larger_of(score[i][j], most);
       }
       most = warp_max<16>(most);
-      const A base = most == -infinity<A> ? A(0) : most;  // nothing seen so far: exp gives zeros, not NaN
+      const A base = most == -infinity<A> ? A(0) : most;  // all keys masked so far: exp() must give 0, not NaN
       const A shrink = exp_of(top[i] - base);
       top[i] = most;
       total[i] *= shrink;
@@ -87,7 +85,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
       if (slice + c * Z::size >= plan.width) break;
-      __syncthreads();  // weights are there, keys have been read
+      __syncthreads();  // the weights are stored and the keys have been read
       load_tile(v.row(b, g, j0), v.token, v.wide, plan.keys - j0, slice + c * Z::size, plan.width, A(1), keys);
       __syncthreads();
       times_rows(weights, keys, sum[c]);

@@ -4,18 +4,19 @@
 //   dS = P (dP - delta)
 //   grad_v += P^T grad     grad_k += dS^T q scale     grad_q += dS k scale
 //
-// Here in f32 and f64; attention_mma.cu has 16 bits, but for delta. Three kernels: delta; then blocks that each own a
-// tile of keys and go over the queries that see it (all heads that share the key head, in order), with grad_k and
-// grad_v in registers; then blocks that own a tile of queries and go over the keys, with grad_q. Seven products of
-// tiles where five would do, but every sum is made by one thread in one order, without atomics. Bound by arithmetic: 14
-// B H T S D operations (half of it when causal) on f32 units.
+// This file has f32 and f64; f16 and bf16 use only its delta kernel and continue in attention_grad_mma.cu. Three
+// kernels: delta; then blocks that each own a tile of keys and loop over the queries that see it (over all heads that
+// share the key head, in order), with grad_k and grad_v in registers; then blocks that each own a tile of queries and
+// loop over the keys, with grad_q in registers. This takes seven products of tiles where five would do, but one thread
+// computes each sum, in a fixed order, without atomics. Compute bound: 14 B H T S D operations (half of that when
+// causal) on the f32 units.
 #include "tensor/cuda/attention_tile.h"
 #include "tensor/cuda/cudnn.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
-/// delta: a warp for each row of (B, H, T). And zeros for the next kernel's counters.
+/// delta, with one warp for each row of (B, H, T). Also clears the counters of the next kernel.
 template <class T>
 __global__ void __launch_bounds__(128)
     delta_kernel(Heads<const T> grad, Heads<const T> out, int64_t rows, int64_t heads, int64_t queries, int64_t width,
@@ -32,13 +33,13 @@ __global__ void __launch_bounds__(128)
   }
 }
 
-/// sum += a b^T for tiles of tokens from (at, from) of a and b on, over the whole width.
+/// sum += a b^T over the whole width, for tiles of rows_a and rows_b rows that start at row_a and row_b.
 template <class T, class A>
 __device__ inline void multiply(const Heads<const T>& a, const T* row_a, int64_t rows_a, A scale_a,
                                 const Heads<const T>& b, const T* row_b, int64_t rows_b, A scale_b, int64_t width,
                                 A* tile_a, A* tile_b, A (&sum)[4][Tile<A>::vec]) {
   for (int64_t d = 0; d < width; d += Tile<A>::size) {
-    __syncthreads();  // what the tiles held has been read
+    __syncthreads();  // the previous contents of the tiles have been read
     load_tile(row_a, a.token, a.wide, rows_a, d, width, scale_a, tile_a);
     load_tile(row_b, b.token, b.wide, rows_b, d, width, scale_b, tile_b);
     __syncthreads();
@@ -46,7 +47,8 @@ __device__ inline void multiply(const Heads<const T>& a, const T* row_a, int64_t
   }
 }
 
-/// sum[c] += weights times the rows of x from column `slice` on; `there`: x's only chunk is in the tile already.
+/// sum[c] += weights times chunk c of the rows of x, from column `slice` on. `there`: the tile already holds x's only
+/// chunk.
 template <int chunks, class T, class A>
 __device__ inline void accumulate(const A* weights, const Heads<const T>& x, const T* row, int64_t rows, A scale,
                                   int64_t slice, int64_t width, bool there, A* tile,
@@ -54,7 +56,7 @@ __device__ inline void accumulate(const A* weights, const Heads<const T>& x, con
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     if (slice + c * Tile<A>::size >= width) break;
-    __syncthreads();  // the weights are there, the tile has been read
+    __syncthreads();  // the weights are stored and the tile has been read
     if (!there) {
       load_tile(row, x.token, x.wide, rows, slice + c * Tile<A>::size, width, scale, tile);
       __syncthreads();
@@ -63,6 +65,7 @@ __device__ inline void accumulate(const A* weights, const Heads<const T>& x, con
   }
 }
 
+/// grad_k and grad_v of a tile of keys.
 template <class T, int chunks, bool sparse>
 __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
     grad_keys_kernel(GradPlan<T> plan, Heads<T> grad_k, Heads<T> grad_v, int64_t tiles) {
@@ -85,7 +88,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
     for (int64_t i0 = plan.first_query(j0) / Z::size * Z::size; i0 < last; i0 += Z::size) {
       if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, seen)) continue;
       const int64_t rows = plan.queries - i0;
-      A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // of (key, query)
+      A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // indexed by (key, query)
       multiply(plan.k, plan.k.row(b, g, j0), keys, A(1), plan.q, plan.q.row(b, h, i0), rows, scale, width, tile_a,
                tile_b, score);
       multiply(plan.v, plan.v.row(b, g, j0), keys, A(1), plan.grad, plan.grad.row(b, h, i0), rows, A(1), width, tile_a,
@@ -128,6 +131,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   }
 }
 
+/// grad_q of a tile of queries.
 template <class T, int chunks, bool sparse>
 __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
     grad_queries_kernel(GradPlan<T> plan, Heads<T> grad_q, int64_t tiles) {
@@ -147,7 +151,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   for (int64_t j0 = plan.first_key(i0) / Z::size * Z::size; j0 < end; j0 += Z::size) {
     if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, seen)) continue;
     const int64_t keys = plan.keys - j0;
-    A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // of (query, key)
+    A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // indexed by (query, key)
     multiply(plan.grad, plan.grad.row(b, h, i0), rows, A(1), plan.v, plan.v.row(b, g, j0), keys, A(1), width, tile_a,
              tile_b, slope);
     multiply(plan.q, plan.q.row(b, h, i0), rows, A(plan.scale), plan.k, plan.k.row(b, g, j0), keys, A(1), width, tile_a,

@@ -1,18 +1,19 @@
-// Attention backward of f16 and bf16 on tensor cores, in one pass: scores are made once for all three gradients.
+// Attention backward of f16 and bf16 on tensor cores, in one pass: the scores are computed once for all three
+// gradients.
 //
-// A block of eight warps owns 128 keys and walks along the queries that see them (all heads that share the keys, in
-// order), with grad_k and grad_v in registers. Its part of grad_q it adds to sums in f32, which all blocks share, when
-// its turn comes, so that the order of every sum is fixed:
+// A block of eight warps owns 128 keys and walks along the queries that see them (over all heads that share the keys,
+// in order), with grad_k and grad_v in registers. It adds its part of grad_q to f32 sums that all blocks share, when
+// its turn comes, so the order of every sum is fixed. With a causal mask, each tile takes its blocks in these turns:
 //
-//   queries ->   tile 0   tile 1   tile 2   tile 3       with a causal mask; the numbers are turns. The block of the
-//   keys 3                                     1         last keys begins first: for its n-th tile a block is the
-//   keys 2                           1         2         n-th, behind one that was there a tile ago, so that blocks
-//   keys 1                  1        2         3         which begin together do not wait. Who is last of a tile
-//   keys 0         1        2        3         4         rounds the sum to 16 bits. Keys before a tile's window have
-//                                                        no turn at it.
+//   queries ->   tile 0   tile 1   tile 2   tile 3
+//   keys 3                                    1       The block of the last keys starts first. At its n-th tile a block
+//   keys 2                           1        2       has turn n, behind a block that was there one tile earlier, so
+//   keys 1                  1        2        3       blocks that start together do not wait. The last block of a tile
+//   keys 0         1        2        3        4       rounds the sum to 16 bits. With a window, blocks whose keys lie
+//                                                     before a tile's window have no turn at that tile.
 //
-// Five products of tiles: 10 B H T S D operations, half of it when causal. For 1280 of them 8 bytes of a sum are read
-// and written, in L2 mostly: blocks that run at the same time are about the same few heads.
+// Five products of tiles: 10 B H T S D operations, half of that when causal. Every 1280 operations read and write 8
+// bytes of a sum, mostly in L2, because blocks that run at the same time work on the same few heads.
 #include "tensor/cuda/attention_mma.h"
 #include "tensor/cuda/turns.h"
 
@@ -20,12 +21,12 @@ namespace lockstep::on_cuda {
 namespace {
 
 constexpr int grad_threads = 256, block_keys = 128;
-constexpr int grad_step = 32;  // queries that a block takes in at a time
+constexpr int grad_step = 32;  // queries that a block processes at a time
 
-/// What the blocks of a backward share.
+/// Memory that all blocks of a backward pass share.
 struct Shared {
-  unsigned *ticket, *turns;  ///< zeros; turns: how many have added to a tile of queries, for each warp
-  float4* sums;              ///< of a tile of queries, as its lanes hold them
+  unsigned *ticket, *turns;  ///< zeros at first; turns: how many blocks have added to a tile of queries, for each warp
+  float4* sums;              ///< for each tile of queries, in the order in which its lanes hold them
   int key_tiles;
   int64_t query_tiles;
 };
@@ -41,10 +42,10 @@ __global__ void __launch_bounds__(grad_threads)
   LOCKSTEP_DYNAMIC_SHARED(uint32_t, shared);
   uint32_t* free = shared;
   const Rows keys = take<Rows, block_keys>(free), values = take<Rows, block_keys>(free);
-  const Slopes slopes = take<Slopes, block_keys>(free);  // keys by queries
+  const Slopes slopes = take<Slopes, block_keys>(free);  // stored as keys by queries
   const Rows all_queries = take<Rows, 2 * grad_step>(free), all_grads{all_queries.words + grad_step * Rows::line};
   LOCKSTEP_SHARED(uint64_t, seen, [2][block_keys / 64 * grad_step]);
-  LOCKSTEP_SHARED(float, row_sums, [2][2][grad_step]);  // of a stage: lse, delta
+  LOCKSTEP_SHARED(float, row_sums, [2][2][grad_step]);  // [stage][0: lse, 1: delta][query]
   const Lane lane;
   const int ticket = int(take_ticket(all.ticket)), unit = ticket / all.key_tiles,
             tile = all.key_tiles - 1 - ticket % all.key_tiles, g = unit % int(plan.groups), b = unit / int(plan.groups);
@@ -53,8 +54,8 @@ __global__ void __launch_bounds__(grad_threads)
                 shared_by = plan.heads / plan.groups, width = plan.width;
   const float scale = float(plan.scale);
 
-  // A step is a tile of queries that see these keys, one head after the other; seek() gives the next one that attends
-  // to some. A stage is place for two tiles: of queries, and of their gradients.
+  // A step is one tile of queries that see these keys, head after head; seek() finds the next step with a query that
+  // attends to one of them. A stage is a buffer for one step: a tile of queries and a tile of their gradients.
   const int of_head = int((last - first + grad_step - 1) / grad_step), steps = of_head * int(shared_by);
   const auto head_of = [&](int step) { return g * shared_by + step / of_head; };
   const auto query_of = [&](int step) { return first + int64_t(step % of_head) * grad_step; };
@@ -88,12 +89,12 @@ __global__ void __launch_bounds__(grad_threads)
                   end = plan.limit((i0 + grad_step < plan.queries ? i0 + grad_step : plan.queries) - 1);
     const int used = end - j0 < block_keys ? int(end - j0) : block_keys, stage = parity * (stages - 1);
     wait_for_copies();
-    __syncthreads();  // this stage is there, the other one and the slopes have been read
+    __syncthreads();  // this stage has arrived; the other stage and the slopes have been read
     next = seek(step + 1, parity ^ 1);
     if (stages == 2) fetch(next, stage ^ 1);
-    if (lane.row < used) {  // else none of its keys is seen
+    if (lane.row < used) {  // else no query sees the warp's keys
       const Rows queries = at<2 * grad_step>(all_queries, stage), grads = at<2 * grad_step>(all_grads, stage);
-      float score[count][4] = {}, slope[count][4] = {};  // of (key, query)
+      float score[count][4] = {}, slope[count][4] = {};  // indexed by (key, query)
       multiply<T>(keys, queries, score);
       multiply<T>(values, grads, slope);
       const uint32_t kept = plan.template kept_of<grad_step / 2>(b, h, Scores{lane, i0, j0, true});
@@ -119,10 +120,10 @@ __global__ void __launch_bounds__(grad_threads)
       accumulate<T>(score, grads, sum_v);
       accumulate<T>(slope, queries, sum_k);
     }
-    __syncthreads();  // slopes are there, and the stage has been read
+    __syncthreads();  // the slopes are stored and the stage has been read
     if (stages == 1) fetch(next, 0);
 
-    // A warp's part of the queries' gradient: 16 rows, a quarter of the columns.
+    // A warp computes 16 rows and a quarter of the columns of grad_q.
     const int place = int(threadIdx.x) / warp, row = place % 2 * 16, column = place / 2 * (4 * depth);
     float sum[depth / 2][4] = {};
 #pragma unroll 2
@@ -147,8 +148,9 @@ __global__ void __launch_bounds__(grad_threads)
   store_rows(grad_v, b, g, j0 + lane.row_of(0), plan.keys, 0, width, sum_v, 1.f, 1.f);
 }
 
-/// A block reads and adds to what others have added to.
+/// True if several blocks add to the same tile of grad_q.
 bool has_turns(const AttentionPlan& plan) { return plan.keys > block_keys; }
+/// Tiles of queries over the whole batch.
 int64_t query_tiles_of(const AttentionPlan& plan) {
   return plan.batch * plan.heads * tiles_of(plan.queries, grad_step);
 }
@@ -164,7 +166,7 @@ void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Ten
                         Tensor& grad_k, Tensor& grad_v) {
   if (fits_wgmma(plan, {&grad, &q, &k, &v}))
     return attention_grad_wgmma(plan, grad, q, k, v, lse, delta, counters, grad_q, grad_k, grad_v);
-  // What no key is there for, no block writes.
+  // No block writes the queries that see no key.
   if (plan.layout.block > 0 || plan.limit(0) == 0) grad_q.fill_(0);
   with_depth(plan, q, [&]<class T, int depth, bool sparse> {
     using In = Heads<const T>;
@@ -176,7 +178,7 @@ void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Ten
     const auto bytes = [](int stages) {
       return bytes_of<depth>(2 * block_keys + stages * 2 * grad_step) + bytes_of<grad_step / 16>(block_keys);
     };
-    constexpr size_t fixed = 2048;  // static arrays, and what CUDA takes
+    constexpr size_t fixed = 2048;  // static arrays, and what CUDA reserves
     const int stages = bytes(2) + fixed <= size_t(cuda::limits().shared_per_block) ? 2 : 1;
     cuda::launch({"attention_grad", dim3(blocks), dim3(grad_threads), bytes(stages)},
                  attention_grad_mma_kernel<T, depth, sparse>, all, Heads<T>(grad_q), Heads<T>(grad_k), Heads<T>(grad_v),

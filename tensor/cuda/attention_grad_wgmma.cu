@@ -1,20 +1,21 @@
-// Attention backward of f16 and bf16 on Hopper's tensor cores, for heads of 64 and 128 without dropout, masks and
-// layouts: attention_grad_mma.cu in one pass, with its turns, and products by warpgroups.
+// Attention backward of f16 and bf16 on Hopper's tensor cores, for heads of 64 and 128 elements without dropout, masks,
+// windows and layouts: the single pass of attention_grad_mma.cu, with its turns, and products by warpgroups.
 //
-// Two warpgroups own 64 keys each. Scores and slopes are made with keys as rows, so that their rounded forms are left
-// operands in registers of the products that add to grad_v and grad_k; slopes go through shared memory, too, for
-// grad_q:
+// Two warpgroups own 64 keys each. Scores and slopes have keys as rows, so that, rounded, they are left operands in
+// registers for the products that add to grad_v and grad_k. For grad_q the slopes go through shared memory:
 //
-//   tensor cores   | scores | slopes  | grad_v        | grad_k ... | grad_q |
-//   warps                   | weights | differences, to shared memory| barrier, then this tile's turn
+//   tensor cores   | scores | slopes  | grad_v                        | grad_k                         | grad_q |
+//   warps                   | weights | differences, to shared memory | barrier, then this tile's turn |
 //
-// A step takes 128 queries of 64 elements or 64 of 128, in both cases as many numbers of grad_q for each thread.
+// A step takes 128 queries with heads of 64, or 64 queries with heads of 128; a thread holds as many elements of grad_q
+// in both cases.
 #include "tensor/cuda/attention_wgmma.h"
 #include "tensor/cuda/turns.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
+/// Tile sizes and shared memory of a block.
 template <int depth> struct BackwardTiles {
   static constexpr int threads = 2 * warpgroup, keys = 128, queries = depth == 4 ? 128 : 64, warps = threads / warp;
   using Keys = SwizzledTile<keys, depth>;
@@ -23,11 +24,12 @@ template <int depth> struct BackwardTiles {
   static constexpr size_t bytes = most_before_pattern + 2 * Keys::bytes + 4 * Queries::bytes + Slopes::bytes;
 };
 
+/// The inputs: tensors for TMA, and the saved sums of rows.
 struct GradTiles {
   TileMap grad, q, k, v;
   const float *lse, *delta;
 };
-/// What the blocks of a backward share: see attention_grad_mma.cu.
+/// Memory that all blocks of a backward pass share; see attention_grad_mma.cu.
 struct SharedByBlocks {
   unsigned *ticket, *turns;
   float4* sums;
@@ -42,14 +44,14 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
   using Z = BackwardTiles<depth>;
   using Keys = typename Z::Keys;
   using Queries = typename Z::Queries;
-  constexpr int count = Z::queries / 2;  // scores of a thread
+  constexpr int count = Z::queries / 2;  // scores that a thread holds
   if (!has_hopper) return;
   LOCKSTEP_DYNAMIC_SHARED(unsigned char, shared);
-  LOCKSTEP_SHARED(float, row_sums, [2][2][Z::queries]);  // of a stage: lse, delta
+  LOCKSTEP_SHARED(float, row_sums, [2][2][Z::queries]);  // [stage][0: lse, 1: delta][query]
   LOCKSTEP_SHARED(uint64_t, barrier, [1]);
   unsigned char* free = first_pattern(shared);
   const auto keys = take<Keys>(free), values = take<Keys>(free);
-  const auto slopes = take<typename Z::Slopes>(free);  // keys by queries
+  const auto slopes = take<typename Z::Slopes>(free);  // stored as keys by queries
   const Queries all_queries = take<Queries>(free), all_grads{all_queries.data + Queries::bytes};
   const Lane lane;
   const int group = int(threadIdx.x) / warpgroup, place = int(threadIdx.x) / warp;
@@ -58,8 +60,8 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
             first = int(plan.first_query(j0)) / Z::queries * Z::queries;
   const float scale = float(plan.scale), factor = float(plan.scale * 1.4426950408889634);  // 1 / ln 2
 
-  // A step is a tile of queries that see these keys, one head after the other, which are counted through the batch. A
-  // stage, of two, is place for a tile of queries and one of their gradients.
+  // A step is one tile of queries that see these keys, head after head; heads are numbered through the batch. A stage,
+  // one of two, is a buffer for one step: a tile of queries and a tile of their gradients.
   const int groups = int(plan.groups), heads = int(plan.heads), shared_by = heads / groups,
             of_head = (int(plan.queries) - first + Z::queries - 1) / Z::queries, steps = of_head * shared_by;
   const auto head_of = [&](int step) { return unit * shared_by + step / of_head; };
@@ -71,7 +73,7 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
   const auto fetch = [&](int step) {
     if (step >= steps) return;
 #if defined(__CUDA_ARCH__)
-    asm volatile("" : "+r"(step));  // else what is computed here stays in registers for the next step
+    asm volatile("" : "+r"(step));  // else the compiler keeps these values in registers until the next step
 #endif
     const int head = head_of(step), i0 = query_of(step), rows = int(plan.queries) - i0;
     if (threadIdx.x == 0) {
@@ -90,7 +92,7 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
   };
   fetch(0);
 
-  int hidden_from[2];  // the first queries that see the lane's two keys
+  int hidden_from[2];  // for each of the lane's two keys, the first query that sees it
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int j = j0 + lane.row_of(2 * r);
@@ -104,11 +106,11 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
     const Queries queries = stage_of(all_queries, step), grads = stage_of(all_grads, step);
     const auto& saved = row_sums[step % 2];
     arrivals.wait(step);
-    wait_for_copies();  // of row_sums
-    __syncthreads();    // this stage is there, the other one and the slopes have been read
+    wait_for_copies();  // the row_sums of this stage
+    __syncthreads();    // this stage has arrived; the other stage and the slopes have been read
     fetch(step + 1);
 
-    float score[count], slope[count];  // of (key, query)
+    float score[count], slope[count];  // indexed by (key, query)
     uint32_t weights[count / 8][4], differences[count / 8][4];
     fence(score, slope);
 #pragma unroll
@@ -125,7 +127,8 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
     for (int e = 0; e < count; ++e) {
       const int column = lane.column_of(e / 4, e % 4);
       const float lse = saved[0][column];
-      const float base = lse == -infinity<float> ? infinity<float> : lse * 1.44269504f;  // infinite: sees nothing
+      // infinite: the query sees no key
+      const float base = lse == -infinity<float> ? infinity<float> : lse * 1.44269504f;
       score[e] = column >= hidden[e / 2 % 2] ? exp2_of(score[e] * factor - base) : 0.f;
     }
     as_left<T>(score, weights);
@@ -149,9 +152,9 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
 #pragma unroll
     for (int n = 0; n < count / 8; ++n) multiply_async<T, true>(sum_k, differences[n], queries.down(n), true);
     commit();
-    __syncthreads();  // slopes are there
+    __syncthreads();  // the slopes are stored
 
-    // A warpgroup's part of the queries' gradient: half of the queries, or of the columns.
+    // A warpgroup computes half of the queries or half of the columns of grad_q.
     const int row = depth == 4 ? group * 64 : 0, column = depth == 4 ? 0 : group * 64;
     float sum[32];
     fence(sum);
@@ -181,7 +184,7 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
 void attention_grad_wgmma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                           const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                           Tensor& grad_k, Tensor& grad_v) {
-  if (plan.limit(0) == 0) grad_q.fill_(0);  // what no key is there for, no block writes
+  if (plan.limit(0) == 0) grad_q.fill_(0);  // no block writes the queries that see no key
   with_whole_depth(q, [&]<class T, int depth> {
     using Z = BackwardTiles<depth>;
     const GradTiles in{map_tiles(grad, Z::queries), map_tiles(q, Z::queries), map_tiles(k, Z::keys),

@@ -1,12 +1,12 @@
-// Attention forward of f16 and bf16 on tensor cores, for heads of up to 128 elements (in whole eights, aligned): the
-// algorithm of attention.cu. A block of four warps owns 64 queries and walks along their keys.
+// Attention forward of f16 and bf16 on tensor cores, for aligned heads of up to 128 elements (a multiple of 8). The
+// algorithm is that of attention.cu. A block of four warps owns 64 queries and walks along their keys.
 #include "tensor/cuda/attention_mma.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
 constexpr int threads = 128, block_rows = 64;
-constexpr int forward_keys = 64;  // that a block takes in at a time
+constexpr int forward_keys = 64;  // keys that a block processes at a time
 
 template <class T, int depth, bool sparse>
 __global__ void __launch_bounds__(threads, depth <= 4 ? 3 : 2)
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(threads, depth <= 4 ? 3 : 2)
                 rows = plan.queries - i0;
   const int64_t end = plan.limit(i0 + (rows < block_rows ? rows : block_rows) - 1);
 
-  // The first keys from j0 on that are attended to are on their way to tiles `number`.
+  // Starts to load the next tile of keys and values from j0 on that these queries attend to, into buffer `number`.
   const auto fetch = [&](int64_t& j0, int number) {
     if (sparse) {
       while (j0 < end && !plan.attended(h, i0, block_rows, j0, forward_keys, seen[number])) j0 += forward_keys;
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(threads, depth <= 4 ? 3 : 2)
   fetch(j0, 0);
   for (int number = 0; j0 < end; number ^= 1, j0 = next) {
     wait_for_copies();
-    __syncthreads();  // these tiles are there, and the others have been read
+    __syncthreads();  // this buffer has arrived, and the other one has been read
     next = j0 + forward_keys;
     fetch(next, number ^ 1);
     float score[count][4] = {};
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(threads, depth <= 4 ? 3 : 2)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       most[r] = warp_max<4>(most[r]);
-      base[r] = most[r] == -infinity<float> ? 0.f : most[r];  // nothing seen so far: exp gives zeros, not NaN
+      base[r] = most[r] == -infinity<float> ? 0.f : most[r];  // all keys masked so far: exp() must give 0, not NaN
       shrink[r] = exp_of(top[r] - base[r]);
       top[r] = most[r];
       total[r] *= shrink[r];
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(threads, depth <= 4 ? 3 : 2)
   store_rows(out, b, h, i0 + lane.row_of(0), plan.queries, 0, plan.width, sum, factor[0], factor[1]);
 }
 
-/// Rows in which eight elements may be read at once.
+/// True if rows may be read eight elements (16 bytes) at a time.
 bool in_eights(const Tensor& x) {
   bool fits = is_aligned(static_cast<const uint16_t*>(x.raw_data()), 8) && x.shape()[3] % 8 == 0;
   for (int d = 0; d < 3; ++d) fits &= x.strides()[d] % 8 == 0 || x.shape()[d] <= 1;

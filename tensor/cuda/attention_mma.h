@@ -1,25 +1,26 @@
 #pragma once
-// What both directions of attention on tensor cores share: products of tiles by a warp, for f16 and bf16. Scores,
-// softmax and all sums are f32; weights and their slopes are rounded to 16 bits as factors of the second products.
+// Shared by attention forward and backward on tensor cores: products of tiles by a warp, for f16 and bf16. Scores,
+// softmax and all sums are f32; weights and their gradients are rounded to 16 bits as factors of the second products.
 //
-// A warp owns 16 rows (of queries forward, of keys backward). A product of scores is in the layout (mma.h) in which its
-// pairs are the left operand of the next product, so that weights never leave registers. The next tile is copied to
-// shared memory while this one is multiplied. Bound by tensor cores, and by shared memory, which feeds them with about
-// two reads of 512 bytes for three mma.
+// A warp owns 16 rows (queries in the forward pass, keys in the backward pass). Scores come out of mma() in the layout
+// (mma.h) that, rounded and packed, is the left operand of the next product, so weights never leave registers. The next
+// tile is copied to shared memory while this one is multiplied. Bound by tensor cores and by shared memory, which feeds
+// them with about two reads of 512 bytes for three mma.
 #include "tensor/cuda/attention_tile.h"
 #include "tensor/cuda/mma.h"
 
 namespace lockstep::on_cuda {
 
+/// The position of a lane: its group g and place t (mma.h), and the first row of its warp in the block's tile.
 struct Lane {
   int g = int(threadIdx.x % warp) / 4, t = int(threadIdx.x % warp) % 4, row = int(threadIdx.x / warp) * 16;
-  /// Place in the block's rows, and in the columns of product n, of element e of a c.
+  /// Row of element e of a c in the block's tile; its column in product number n.
   __device__ int row_of(int e) const { return row + g + e / 2 * 8; }
   __device__ int column_of(int n, int e) const { return 8 * n + 2 * t + e % 2; }
 };
 
-/// Which score is number e of a lane, counted through its products: for queries by keys, or (turned) keys by queries.
-/// Not a lambda: nvcc 13.0 fails on one here.
+/// Maps element e of a lane, counted through its products, to the query and key of that score. Products are queries by
+/// keys or, if turned, keys by queries. Not a lambda, because nvcc 13.0 fails to compile one here.
 struct Scores {
   Lane lane;
   int64_t i0, j0;
@@ -30,7 +31,7 @@ struct Scores {
   }
 };
 
-/// Two products side by side, rounded, as a left operand.
+/// Rounds and packs two c that are neighbours in n into a left operand.
 template <class T> __device__ inline void as_left(const float (&low)[4], const float (&high)[4], uint32_t (&a)[4]) {
   a[0] = pack<T>(low[0], low[1]);
   a[1] = pack<T>(low[2], low[3]);
@@ -38,18 +39,18 @@ template <class T> __device__ inline void as_left(const float (&low)[4], const f
   a[3] = pack<T>(high[2], high[3]);
 }
 
-/// Takes a tile out of shared memory.
+/// Allocates a tile of `rows` rows from shared memory and advances `words`.
 template <class Z, int rows> __device__ inline Z take(uint32_t*& words) {
   const Z tile{words};
   words += rows * Z::line;
   return tile;
 }
-/// The next of tiles that lie one after the other.
+/// Tile `number` of consecutive tiles of `rows` rows.
 template <int rows, int depth> __device__ inline RowTile<depth> at(const RowTile<depth>& first, int number) {
   return {first.words + number * (rows * RowTile<depth>::line)};
 }
 
-/// score[n] += the warp's 16 rows of `left` times rows 8 n on of `right`, transposed.
+/// score[n] += the warp's 16 rows of `left` times the transpose of rows 8 n to 8 n + 7 of `right`.
 template <class T, int depth, int count>
 __device__ inline void multiply(const RowTile<depth>& left, const RowTile<depth>& right, float (&score)[count][4]) {
 #pragma unroll 2
@@ -65,7 +66,7 @@ __device__ inline void multiply(const RowTile<depth>& left, const RowTile<depth>
   }
 }
 
-/// sum[d] += a times columns column + 8 d on of the rows of `values` from `row` on.
+/// sum[d] += a times the 16 x 8 part of `values` at row `row`, column column + 8 d.
 template <class T, int depth, int count>
 __device__ inline void multiply_rows(const uint32_t (&a)[4], const RowTile<depth>& values, int row, int column,
                                      float (&sum)[count][4]) {
@@ -90,7 +91,7 @@ __device__ inline void accumulate(const float (&weights)[count][4], const RowTil
   }
 }
 
-/// Writes a lane's part of rows `row` and row + 8, from `column` on: sum times `low` and `high`.
+/// Writes a lane's part of row `row` (sum times `low`) and of row `row` + 8 (sum times `high`), from `column` on.
 template <class T, int count>
 __device__ inline void store_rows(const Heads<T>& out, int64_t b, int64_t h, int64_t row, int64_t rows, int column,
                                   int64_t width, const float (&sum)[count][4], float low, float high) {
@@ -108,7 +109,7 @@ __device__ inline void store_rows(const Heads<T>& out, int64_t b, int64_t h, int
   }
 }
 
-/// Calls fn.template operator()<T, depth, sparse>() for tensors that fit.
+/// Calls fn.template operator()<T, depth, sparse>() for tensors that fit: depth 4 for heads of up to 64, else 8.
 template <class Fn> void with_depth(const AttentionPlan& plan, const Tensor& q, Fn&& fn) {
   dispatch<Half, BFloat16>(q.dtype(), "attention", [&]<class T> {
     with_layout(plan, [&]<bool sparse> {
@@ -118,7 +119,9 @@ template <class Fn> void with_depth(const AttentionPlan& plan, const Tensor& q, 
   });
 }
 
+/// Number of tiles of `size` rows that cover `rows`.
 inline int64_t tiles_of(int64_t rows, int size) { return (rows + size - 1) / size; }
+/// Bytes of shared memory of `rows` rows of a RowTile.
 template <int depth> size_t bytes_of(int rows) { return sizeof(uint32_t) * size_t(rows * RowTile<depth>::line); }
 
 }  // namespace lockstep::on_cuda

@@ -1,8 +1,8 @@
 #pragma once
-// What both directions of attention share: the problem as pointers and strides, tiles in shared memory and their
-// products, masks and dropout of one score. Tiles hold what the tensors hold, f32 or f64.
+// Shared by attention forward and backward: the problem as pointers and strides, tiles in shared memory and their
+// products, the mask and dropout of a single score. Tiles are f32 or f64, like the tensors.
 //
-// A tile is size x size, its rows padded by 16 bytes, so that lanes that read 16 bytes of neighbouring rows meet
+// A tile is size x size. Its rows are padded by 16 bytes, so lanes that read 16 bytes of neighbouring rows hit
 // different banks. A block has 16 threads for each 4 rows of a tile: thread (tx, ty) works on rows 4 ty to 4 ty + 3.
 #include <algorithm>
 #include <cmath>
@@ -16,12 +16,13 @@
 
 namespace lockstep::on_cuda {
 
+/// The shape of a tile of A (f32 or f64). `vec` elements are 16 bytes, `line` is the stride of its rows.
 template <class A> struct Tile {
   static constexpr int vec = 16 / sizeof(A), size = 16 * vec, line = size + vec, threads = 4 * size;
   static constexpr size_t bytes = sizeof(A) * size * line;
 };
 
-/// A (B, heads, tokens, D) tensor; D has stride 1. wide: rows begin where V elements may be read at once.
+/// A (B, heads, tokens, D) tensor whose D has stride 1. `wide`: every row may be read 16 bytes at a time.
 template <class T> struct Heads {
   T* data;
   int64_t batch, head, token;
@@ -32,23 +33,26 @@ template <class T> struct Heads {
     constexpr int v = Tile<Compute<std::remove_const_t<T>>>::vec;
     wide = is_aligned(data, v) && x.shape()[3] % v == 0 && batch % v == 0 && head % v == 0 && token % v == 0;
   }
+  /// The row of head h of entry b at token t.
   __device__ T* row(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
 };
 
-enum class Mask : uint8_t { none, choice, added };  // choice: bool; added: of q's dtype
+/// choice: a boolean mask, true where the query may attend; added: a mask of q's dtype, added to the scores.
+enum class Mask : uint8_t { none, choice, added };
 
+/// A place in the matrix of scores: query i, key j.
 struct QueryKey {
   int64_t i, j;
 };
 
-/// With a mask and dropout.
+/// AttentionSizes with the mask and dropout.
 struct AttentionPlan : AttentionSizes {
-  uint64_t reach;  ///< a query sees keys at most so many places before it; none behind it, unless this is all ones
+  uint64_t reach;  ///< a query sees the keys from `reach` places before it up to itself; all ones: every key
   Mask kind = Mask::none;
   const void* mask = nullptr;
   int64_t mask_stride[4] = {};
-  uint64_t threshold = 0;  ///< words from here on keep their weight; 0: no dropout
-  double kept = 1;         ///< what a kept weight is multiplied by; 1 without dropout
+  uint64_t threshold = 0;  ///< a weight is kept if its random word is at least this; 0: no dropout
+  double kept = 1;         ///< kept weights are multiplied by this: 1 / (1 - p); 1 without dropout
 
   AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
       : AttentionSizes(of(q, k, args)),
@@ -56,7 +60,7 @@ struct AttentionPlan : AttentionSizes {
               : window > 0 ? uint64_t(window) - 1
                            : ~uint64_t(0) >> 1) {
     if (args.dropout > 0) {
-      threshold = uint64_t(std::ceil(args.dropout * 0x1p32));  // as in dropout
+      threshold = uint64_t(std::ceil(args.dropout * 0x1p32));  // the same rounding as dropout()
       kept = args.dropout < 1 ? 1 / (1 - args.dropout) : 0;
     }
     if (!mask_tensor.defined()) return;
@@ -65,15 +69,15 @@ struct AttentionPlan : AttentionSizes {
     for (int d = 0; d < 4; ++d) mask_stride[d] = mask_tensor.strides()[d];
   }
 
-  /// Whether query i may see key j, both in range.
+  /// True if query i may see key j by the causal mask and the window; both must be in range.
   __device__ bool sees(int64_t i, int64_t j) const { return uint64_t(i + keys - queries - j) <= reach; }
 
-  /// Of a layout: which of `count` keys from j0 on the `n` queries from i0 on of head h attend to, a bit each. A word
-  /// for each query and 64 keys, those of the first 64 keys first. False where none attends to any. A barrier for the
-  /// block, and all of its threads get one answer. Kernels are compiled with and without a layout (with_layout()): it
-  /// takes registers.
+  /// Block-sparse layouts only: for `n` queries from i0 of head h, finds the keys from j0 to j0 + count - 1 they attend
+  /// to. words[r] holds bits for query i0 + r and the first 64 keys, words[n + r] for the next 64. False if no query
+  /// attends to any of the keys. Contains barriers; all threads of the block get the same result. Kernels are compiled
+  /// with and without a layout (with_layout()), because this costs registers.
   __device__ bool attended(int64_t h, int64_t i0, int n, int64_t j0, int count, uint64_t* words) const {
-    __syncthreads();  // the last words have been read
+    __syncthreads();  // the previous words have been read
     const int thread = int(threadIdx.x), r = count > 64 ? thread % n : thread, first = count > 64 ? thread / n * 64 : 0;
     const int64_t place = i0 + r + keys - queries;
     const bool mine = r < n && first < count, there = mine && i0 + r < queries;
@@ -82,7 +86,7 @@ struct AttentionPlan : AttentionSizes {
     if (mine) words[thread] = bits;
     return __syncthreads_or(bits != 0) != 0;
   }
-  /// Of how many tiles of `size` keys, from number `first` to before `end`, attended() is true. A barrier, too.
+  /// Counts the tiles of `size` keys with numbers first to end - 1 for which attended() is true. Contains barriers.
   __device__ int tiles_attended(int64_t h, int64_t i0, int n, int64_t first, int64_t end, int size) const {
     const int64_t shift = keys - queries, last = i0 + n < queries ? i0 + n : queries;
     int found = 0;
@@ -99,7 +103,7 @@ struct AttentionPlan : AttentionSizes {
     return found;
   }
 
-  /// The score of query i and key j, both in range, after the mask; minus infinity where i does not see j.
+  /// The score of query i and key j, both in range, with the mask applied; minus infinity if i may not see j.
   template <class T, class A> __device__ A masked(A score, int64_t b, int64_t h, int64_t i, int64_t j) const {
     if (!sees(i, j)) return -infinity<A>;
     if (kind == Mask::none) return score;
@@ -107,15 +111,16 @@ struct AttentionPlan : AttentionSizes {
     if (kind == Mask::added) return score + load(static_cast<const T*>(mask) + place);
     return static_cast<const bool*>(mask)[place] ? score : -infinity<A>;
   }
-  /// Whether the weight of query i and key j survives dropout, keyed by the place in (B, H, T, S) of all heads.
+  /// True if dropout keeps the weight of query i and key j. The random word is keyed by its index in (B, H, T, S), over
+  /// all heads of the model, so it does not depend on how heads are split over ranks.
   __device__ bool keeps(PhiloxKey known, int64_t b, int64_t h, int64_t i, int64_t j) const {
     const uint64_t place = uint64_t(((b * all_heads + first_head + h) * queries + i) * keys + j);
     const auto words = philox(known, place / 4);
     const uint32_t low = place & 1 ? words[1] : words[0], high = place & 1 ? words[3] : words[2];
     return (place & 2 ? high : low) >= threshold;
   }
-  /// keeps() of n <= 32 places, one bit each; at(e) gives the QueryKey of bit e. All ones without dropout. A loop, and
-  /// not part of the loops that use the bits: unrolled, its rounds are most of a kernel.
+  /// keeps() for n <= 32 places as bits; at(e) returns the QueryKey of bit e. All ones without dropout. Kept as a
+  /// rolled loop, apart from the loops that use the bits: unrolled, the Philox rounds would make up most of a kernel.
   template <int n, class At> __device__ uint32_t kept_of(int64_t b, int64_t h, At&& at) const {
     static_assert(n <= 32);
     if (threshold == 0) return ~0u;
@@ -128,18 +133,20 @@ struct AttentionPlan : AttentionSizes {
     }
     return bits;
   }
-  /// What a weight is multiplied by, given bit `e` of kept_of().
+  /// Dropout's factor of a weight, from bit `e` of kept_of().
   template <class A> __device__ A factor(uint32_t bits, int e) const { return bits >> e & 1 ? A(kept) : A(0); }
 };
 
-/// What the gradient needs besides.
+/// Additional inputs of the backward pass.
 template <class T> struct GradPlan : AttentionPlan {
   Heads<const T> grad, q, k, v;
   const Compute<T>*lse, *delta;
 
+  /// Index of query i in lse and delta.
   __device__ int64_t row(int64_t b, int64_t h, int64_t i) const { return (b * heads + h) * queries + i; }
-  /// dS of query i and key j, and P with dropout's factor f, from their products; zeros where i does not see j.
-  /// row_lse and row_delta are those of the query, which are read where there is one.
+  /// From the products q k^T (`score`) and grad v^T (`slope`) of query i and key j: `difference` = dS, and `weight` = P
+  /// times dropout's factor f. Both are 0 if i does not see j. row_lse and row_delta belong to query i; they are read
+  /// only if i is in range.
   __device__ void differentiate(int64_t b, int64_t h, int64_t i, int64_t j, bool attends, Compute<T> f,
                                 const Compute<T>* row_lse, const Compute<T>* row_delta, Compute<T> score,
                                 Compute<T> slope, Compute<T>& weight, Compute<T>& difference) const {
@@ -147,39 +154,44 @@ template <class T> struct GradPlan : AttentionPlan {
     weight = difference = 0;
     if (!attends || i >= queries || j >= keys || !sees(i, j)) return;
     const A saved = *row_lse;
-    if (saved == -infinity<A>) return;  // a row that attends to nothing
+    if (saved == -infinity<A>) return;  // the query attends to no key
     const A p = exp_of(masked<T>(score, b, h, i, j) - saved);
     weight = p * f;
     difference = p * (slope * f - *row_delta);
   }
 };
 
-// Attention of f16 and bf16 on tensor cores (attention_mma.cu). What they do not take (odd widths, old cards) is
-// converted and done in f32: rare, and it halves the kernels that are compiled.
+/// True if attention_mma.cu can compute attention of these tensors on tensor cores: f16 or bf16, heads of at most 128
+/// elements, rows aligned in eights, sm_80 or later. Other f16 and bf16 tensors are rare; they are converted and
+/// computed in f32, which halves the number of kernels to compile.
 bool fits_mma(std::initializer_list<const Tensor*> tensors);
-/// False, and nothing done, where it does not fit.
+/// Attention forward on tensor cores. Returns false, having done nothing, if the tensors do not fit.
 bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                    Tensor& lse);
-/// The tensors must fit; `counters` are so many zeros.
+/// Attention backward on tensor cores. The tensors must fit; `counters` are counters_of_grad() zeros on the device.
 void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                         Tensor& grad_k, Tensor& grad_v);
+/// The number of counters that attention_grad_mma() needs: a ticket, and turns for each tile of queries (turns.h).
 int64_t counters_of_grad(const AttentionPlan& plan);
-/// The same on Hopper's own tensor cores (attention_wgmma.cu), of tensors that fit mma: where the device is of compute
-/// capability 9.0, the plan is one of those it takes, TMA takes these tensors, and LOCKSTEP_WGMMA is not 0.
+/// True if Hopper's tensor cores (attention_wgmma.cu) can do it: the tensors fit mma, the device has compute capability
+/// 9.0, heads have 64 or 128 elements, the plan has no mask, dropout, layout or window and a positive scale, TMA
+/// accepts the tensors, and LOCKSTEP_WGMMA is not 0.
 bool fits_wgmma(const AttentionPlan& plan, std::initializer_list<const Tensor*> tensors);
+/// Attention forward and backward on Hopper's tensor cores, for problems that fit.
 void attention_wgmma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                      Tensor& lse);
 void attention_grad_wgmma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                           const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                           Tensor& grad_k, Tensor& grad_v);
-/// A mask to add, in f32; any other as it is.
+/// An additive mask converted to f32; boolean and undefined masks unchanged.
 inline Tensor as_f32(const Tensor& mask) { return mask.defined() && mask.dtype() != boolean ? mask.to(f32) : mask; }
 
+/// 16 bytes of a tile.
 template <class A> using TileVector = Vector<A, Tile<A>::vec>;
 
-/// Rows of `width` elements, times `factor`, from element `first` on, into a tile; zeros beyond the last row and
-/// element.
+/// Loads a tile of `rows` rows, elements first to first + size - 1 of each, times `factor`. `width` is the length of a
+/// row; elements beyond the last row or `width` become zeros.
 template <class T, class A>
 __device__ inline void load_tile(const T* from, int64_t stride, bool wide, int64_t rows, int64_t first, int64_t width,
                                  A factor, A* tile) {
@@ -226,7 +238,7 @@ template <class A> __device__ inline void dot_rows(const A* a, const A* b, A (&s
   }
 }
 
-/// sum[i][f] += row 4 ty + i of weights times column vec tx + f of values.
+/// sum[i][f] += row 4 ty + i of weights times column vec * tx + f of values.
 template <class A> __device__ inline void times_rows(const A* weights, const A* values, A (&sum)[4][Tile<A>::vec]) {
   using Z = Tile<A>;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -247,12 +259,12 @@ template <class A> __device__ inline void times_rows(const A* weights, const A* 
   }
 }
 
-/// Stores element (4 ty + i, tx + 16 j) of a tile.
+/// Stores a thread's element (4 ty + i, tx + 16 j) of a tile.
 template <class A> __device__ inline void put(A* tile, int i, int j, A value) {
   tile[(4 * (threadIdx.x / 16) + i) * Tile<A>::line + threadIdx.x % 16 + 16 * j] = value;
 }
 
-/// Writes a thread's part of a row, times `factor`: the vec elements from `column` on that are below width.
+/// Writes a thread's part of a row, times `factor`: vec elements from `column`, cut off at `width`.
 template <class T, class A>
 __device__ inline void store_part(T* row, bool wide, int64_t column, int64_t width, const A (&values)[Tile<A>::vec],
                                   A factor) {
@@ -269,17 +281,17 @@ __device__ inline void store_part(T* row, bool wide, int64_t column, int64_t wid
   }
 }
 
-/// Whether row r of what attended() found has the key of number c, of the 64 in a word.
+/// True if row r of the words of attended() has the bit of key c (0 to 63).
 __device__ inline bool attends(const uint64_t* words, int r, int c) { return (words[r] >> c & 1) != 0; }
 
-/// Calls fn.template operator()<sparse>().
+/// Calls fn.template operator()<sparse>(); sparse is true if the plan has a block layout.
 template <class Fn> void with_layout(const AttentionPlan& plan, Fn&& fn) {
   if (plan.layout.block > 0) fn.template operator()<true>();
   else fn.template operator()<false>();
 }
 
-/// Calls fn.template operator()<chunks>(slices): a block makes `chunks` tiles' width of the results, and there are
-/// `slices` of it.
+/// Calls fn.template operator()<chunks>(slices). A block computes `chunks` tiles of the width of its results; `slices`
+/// such blocks cover the whole width.
 template <class A, int most, class Fn> void with_chunks(int64_t width, Fn&& fn) {
   const int64_t tiles = std::max<int64_t>(1, (width + Tile<A>::size - 1) / Tile<A>::size);
   if (tiles == 1) return fn.template operator()<1>(int64_t(1));

@@ -1,22 +1,23 @@
-// Attention forward of f16 and bf16 on Hopper's tensor cores, for heads of 64 and 128 without windows, dropout, masks
-// and layouts: the algorithm of attention.cu, arranged as FlashAttention-3 does (Shah et al., 2024), without its warps
-// that only copy.
+// Attention forward of f16 and bf16 on Hopper's tensor cores, for heads of 64 and 128 elements without windows,
+// dropout, masks and layouts. The algorithm is that of attention.cu, pipelined as in FlashAttention-3 (Shah et al.,
+// 2024) but without its producer warps.
 //
-// A block owns 64 queries for each of its warpgroups, two or three, and walks along their keys, 128 at a time. In a
-// turn the tensor cores make the scores of one tile and the sums of the tile before, whose weights are in registers;
-// when the scores are there, the warps turn them into weights while the sums are still being made:
+// A block owns 64 queries for each of its two or three warpgroups and walks along their keys, 128 at a time. In each
+// step the tensor cores compute the scores of one tile and the weighted sum of the tile before, whose weights are in
+// registers. Once the scores are ready, the warps turn them into weights while the sum is still running:
 //
 //   tensor cores   | scores 1 | sums 0        | scores 2 | sums 1        |
 //   warps          |          | softmax 1     |          | softmax 2     |
 //
-// Keys and values have two places each in shared memory, which TMA fills a turn ahead. Bound by tensor cores:
-// 4 D multiply-adds for an exponential.
+// Keys and values have two buffers each in shared memory, which TMA fills one step ahead. Bound by tensor cores, with
+// 4 D multiply-adds for each exponential.
 #include "tensor/cuda/attention_wgmma.h"
 #include "tensor/environment.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
+/// Tile sizes and shared memory of a block.
 template <int depth> struct ForwardTiles {
   static constexpr int groups = depth == 4 ? 3 : 2, threads = groups * warpgroup, queries = groups * 64, keys = 128;
   using Queries = SwizzledTile<queries, depth>;
@@ -24,12 +25,13 @@ template <int depth> struct ForwardTiles {
   static constexpr size_t bytes = most_before_pattern + Queries::bytes + 4 * Keys::bytes;
 };
 
-/// What a lane knows of its two rows while it walks along the keys.
+/// Online softmax of a lane's two rows while the block walks along the keys.
 struct Softmax {
-  float top[2] = {-infinity<float>, -infinity<float>};  // of scores without scale
-  float total[2] = {};                                  // of this lane's weights
+  float top[2] = {-infinity<float>, -infinity<float>};  // maximum of the scores, before scaling
+  float total[2] = {};                                  // sum of this lane's weights
 
-  /// Scores become weights; `shrink` is what sums so far are to be multiplied by. `factor` is positive: scale / ln 2.
+  /// Turns scores into weights in place; `shrink` is the factor for the sums so far. `factor` is scale / ln 2,
+  /// positive.
   template <int count> __device__ void update(float (&score)[count], float factor, float (&shrink)[2]) {
     float most[2] = {top[0], top[1]}, base[2];
 #pragma unroll
@@ -37,7 +39,7 @@ struct Softmax {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       most[r] = warp_max<4>(most[r]);
-      base[r] = most[r] == -infinity<float> ? 0.f : most[r] * factor;  // nothing seen so far: zeros, not NaN
+      base[r] = most[r] == -infinity<float> ? 0.f : most[r] * factor;  // all keys masked so far: 0, not NaN
       shrink[r] = exp2_of(top[r] * factor - base[r]);
       top[r] = most[r];
       total[r] *= shrink[r];
@@ -71,10 +73,11 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
   const int steps = int((end + Z::keys - 1) / Z::keys);
   const float factor = float(plan.scale * 1.4426950408889634);  // 1 / ln 2
 
-  // Tiles of step n are copied to, and lie at, place n % 2.
+  // The tiles of step n use buffer n % 2.
   const auto place = [](const Keys& first, int step) { return Keys{first.data + step % 2 * Keys::bytes}; };
   const Arrivals arrivals(barrier);
-  // A round: keys of a step and values of the one before, which the first has not; it has the queries.
+  // Round `step` brings the keys of a step and the values of the step before; round 0 brings the queries instead of
+  // values.
   const auto fetch = [&](int step) {
     if (threadIdx.x != 0) return;
     const bool first = step == 0, last = step == steps;
@@ -83,7 +86,7 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
     else place(all_values, step - 1).fill(arrivals, v, b, g, int64_t(step - 1) * Z::keys);
     if (!last) place(all_keys, step).fill(arrivals, k, b, g, int64_t(step) * Z::keys);
   };
-  // This round has come, and everybody is done with what lies in the other places.
+  // Waits until the round has arrived and all threads are done with the other buffers.
   const auto arrive = [&](int step) {
     arrivals.wait(step);
     __syncthreads();
@@ -104,7 +107,7 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
       multiply_async<T, true>(sum, weights[n], place(all_values, step).down(n), true);
     commit();
   };
-  const auto hide = [&](int step) {  // keys that a query does not see
+  const auto hide = [&](int step) {  // masks the keys that a query does not see
     const int64_t j0 = int64_t(step) * Z::keys;
     if (j0 + Z::keys <= plan.limit(i0 + lane.row)) return;  // the same for all lanes of a warp
     int seen[2];

@@ -1,12 +1,12 @@
 #pragma once
-// What both directions of attention share on Hopper's tensor cores. See wgmma.h for products, and attention_mma.h for
-// where a lane's numbers lie.
+// Shared by attention forward and backward on Hopper's tensor cores. See wgmma.h for the products, attention_mma.h for
+// the elements that a lane holds.
 #include "tensor/cuda/attention_mma.h"
 #include "tensor/cuda/wgmma.h"
 
 namespace lockstep::on_cuda {
 
-/// 2^x to two units in the last place, one instruction; results below 2^-126 are 0.
+/// 2^x to two units in the last place, in one instruction; results below 2^-126 are 0.
 __device__ inline float exp2_of(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
@@ -17,20 +17,21 @@ __device__ inline float exp2_of(float x) {
 #endif
 }
 
-/// Four by four, as products of 8 columns.
+/// The accumulator of a wgmma product as an array of the c of mma.h, each of 8 columns.
 template <int count> __device__ inline float (&in_fours(float (&sum)[count]))[count / 4][4] {
   return reinterpret_cast<float(&)[count / 4][4]>(sum);
 }
-/// Two numbers each, rounded, as left operands: of products of 16 columns.
+/// Rounds and packs an accumulator into left operands, each of 16 columns.
 template <class T, int count> __device__ inline void as_left(const float (&score)[count], uint32_t (&a)[count / 8][4]) {
 #pragma unroll
   for (int e = 0; e < count; e += 2) a[e / 8][e / 2 % 4] = pack<T>(score[e], score[e + 1]);
 }
 
-/// Dynamic shared memory is only said to begin at 16 bytes.
+/// Upper bound of the bytes skipped to align the first tile: dynamic shared memory is only guaranteed to start at a
+/// multiple of 16 bytes, swizzled tiles need 1024.
 constexpr size_t most_before_pattern = 1024;
 
-/// Calls fn.template operator()<T, depth>() for heads of 64 or 128.
+/// Calls fn.template operator()<T, depth>() for heads of 64 or 128 elements (depth 4 or 8).
 template <class Fn> void with_whole_depth(const Tensor& q, Fn&& fn) {
   dispatch<Half, BFloat16>(q.dtype(), "attention", [&]<class T> {
     if (q.shape()[3] == 64) fn.template operator()<T, 4>();

@@ -29,6 +29,7 @@ namespace {
 
 std::string version(int v) { return str(v / 1000, ".", v % 1000 / 10); }
 
+/// The number of devices, or why there is none.
 struct Found {
   int count = 0;
   std::string why;
@@ -79,7 +80,7 @@ std::string describe() {
   return text;
 }
 
-// The pool keeps what it has: giving memory back to the driver at every synchronisation would cost more than it saves.
+// The pool never returns memory to the driver by itself: that would happen at every synchronisation and cost too much.
 cudaMemPool_t pool_of(int device) {
   cudaMemPool_t pool = nullptr;
   check("memory", cudaDeviceGetDefaultMemPool(&pool, device));
@@ -103,7 +104,7 @@ void* allocate(size_t bytes, int device) {
   if (code == cudaSuccess) [[likely]]
     return data;
   cudaGetLastError();
-  if (code == cudaErrorMemoryAllocation) {  // what is on its way back, and what the pool keeps, may be enough
+  if (code == cudaErrorMemoryAllocation) {  // pending frees and the pool's reserve may suffice
     cudaDeviceSynchronize();
     cudaMemPoolTrimTo(pool_of(device), 0);
     code = cudaMallocAsync(&data, bytes, stream_of(device));
@@ -138,18 +139,17 @@ void release_cached(int device) {
   check("memory", cudaMemPoolTrimTo(pool_of(device), 0));
 }
 
-// In the order of both streams: `from` is written and freed in that of its device, `to` is allocated and read in that
-// of the other.
+// A copy between devices, ordered on both streams: `from` is written and freed in the order of its device's stream,
+// `to` is allocated and read in the order of the other device's stream.
 void copy_to_peer(void* to, int to_device, const void* from, int from_device, size_t bytes) {
-  const auto pass = [](int before,
-                       int after) {  // what `after` is given from here on runs after what `before` was given
+  const auto pass = [](int before, int after) {  // later work of `after` waits for earlier work of `before`
     cudaEvent_t event = nullptr;
     select_device(before);
     check("copy", cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     const cudaError_t recorded = cudaEventRecord(event, stream_of(before));
     select_device(after);
     const cudaError_t waits = recorded == cudaSuccess ? cudaStreamWaitEvent(stream_of(after), event, 0) : recorded;
-    cudaEventDestroy(event);  // when it is no longer needed
+    cudaEventDestroy(event);  // takes effect when the event is no longer needed
     check("copy", waits);
   };
   pass(from_device, to_device);
@@ -164,7 +164,7 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   if (!from_device.is_cpu() && !to_device.is_cpu() && from_device != to_device) {
     return copy_to_peer(to, to_device.index, from, from_device.index, bytes);
   }
-  // A recording would read that host memory in every replay.
+  // A recorded copy would access that host memory in every replay.
   if (is_recording() && (from_device.is_cpu() || to_device.is_cpu())) check("copy", cudaErrorStreamCaptureUnsupported);
   const cudaMemcpyKind kind = from_device.is_cpu() ? cudaMemcpyHostToDevice
                               : to_device.is_cpu() ? cudaMemcpyDeviceToHost
@@ -191,7 +191,7 @@ void unpin(void* data) noexcept { cudaFreeHost(data); }
 cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t as_event(void* event) { return static_cast<cudaEvent_t>(event); }
 
-// Streams are never destroyed but used again: memory that was allocated in the order of one may be freed much later.
+// Streams are reused and never destroyed: memory allocated in the order of a stream may be freed much later.
 struct StreamPool {
   std::mutex mutex;
   std::vector<cudaStream_t> all, idle;
@@ -271,7 +271,7 @@ double milliseconds(void* start, void* end, int device) {
 }  // namespace
 }  // namespace cuda
 
-extern const Backend cuda_backend;  // for device.cpp
+extern const Backend cuda_backend;  // used by device.cpp
 const Backend cuda_backend{
     .kernels = &cuda_kernels,
 #ifdef LOCKSTEP_WITHOUT_CUSOLVER

@@ -1,9 +1,9 @@
-// Batch norm of x (N, C, S): every channel over its images and places. Bound by memory: in training x is read twice
-// (for the statistics, for the result), the gradient and x twice in backward. Two layouts, told apart by one number:
-// `inner` is S in planes (the places of a channel side by side) and 1 in columns (channels last; also plain (N, C)).
+// Batch norm of x (N, C, S), with statistics per channel. Memory bound: training reads x twice (for the statistics and
+// for the result), backward reads the gradient and x twice. There are two layouts: planes (the S elements of a channel
+// are contiguous; `inner` is S) and columns (channels last, or plain (N, C); `inner` is 1).
 //
-// Sums over a channel: `parts` pieces of it, as the shape says, each by one block (planes) or by a column of threads
-// (columns); a last kernel joins the pieces in order, in f64.
+// A channel is summed in `parts` pieces, whose number depends only on the shape: one block per piece (planes) or one
+// column of threads per piece (columns). A last kernel joins the pieces in order, in f64.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
@@ -11,9 +11,10 @@
 namespace lockstep::on_cuda {
 namespace {
 
-constexpr int threads = 256, lanes = threads / warp;  // columns: 32 channels a block, 8 threads each
+constexpr int threads = 256, lanes = threads / warp;  // columns: a block has 32 channels with 8 threads each
 
-/// Count, mean and sum of squared deviations, joined as in Chan, Golub & LeVeque 1979: no difference of large sums.
+/// Count, mean and sum of squared deviations. Joined as in Chan, Golub & LeVeque (1979), without a difference of large
+/// sums.
 template <class A> struct Moments {
   A count, mean, deviation;
 
@@ -28,6 +29,7 @@ template <class A> struct Moments {
     return {__shfl_sync(whole_warp, count, lane), __shfl_sync(whole_warp, mean, lane),
             __shfl_sync(whole_warp, deviation, lane)};
   }
+  /// The moments of n values.
   __device__ static Moments of(const A* values, int n) {
     A sum = 0;
     for (int i = 0; i < n; ++i) sum += values[i];
@@ -37,7 +39,7 @@ template <class A> struct Moments {
   }
 };
 
-/// The two sums of the gradient.
+/// The two sums that the gradient needs: of g y and of g.
 template <class A> struct Sums {
   A gy, g;
   __device__ void add(const Sums& other) {
@@ -49,6 +51,7 @@ template <class A> struct Sums {
   }
 };
 
+/// The layout of x and how its channels are cut into pieces.
 struct Geometry {
   int64_t images, channels, plane, inner, parts;
   bool columns, narrow;
@@ -58,10 +61,10 @@ struct Geometry {
       : images(x.size(0)),
         channels(x.size(1)),
         plane(x.size(2)),
-        // (N, C, 1) in rows is both.
+        // (N, C, 1) in row-major order fits both layouts.
         columns(channels > 0 && (x.strides()[1] == 1 || channels == 1) && (plane == 1 || x.strides()[2] == channels)) {
     inner = columns ? 1 : plane;
-    // Pieces of at least 4096 elements, and about 1024 blocks.
+    // Pieces of at least 4096 elements (256 rows in columns), and about 1024 blocks.
     const int64_t rows = images * plane,
                   wanted = 1024 / std::max<int64_t>(1, columns ? (channels + warp - 1) / warp : channels);
     parts = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows / (columns ? 256 : 4096)));
@@ -70,14 +73,14 @@ struct Geometry {
   }
   LOCKSTEP_HD int64_t rows() const { return images * plane; }
   LOCKSTEP_HD int64_t count() const { return rows() * channels; }
-  /// Blocks of the kernels that sum: (of channels, parts).
+  /// The grid of the summing kernels: (channels, or groups of 32 channels; parts).
   dim3 grid() const {
     return dim3(cuda::blocks_of("batch_norm", columns ? (channels + warp - 1) / warp : channels), unsigned(parts));
   }
 };
 
-/// Calls fn(places, n) with up to 8 places of elements of this thread's channel, until its piece is done; returns the
-/// channel, or -1. Elements of a channel are numbered over images, then places.
+/// Calls fn(places, n) with the offsets of up to 8 elements of this thread's channel until its piece is done. Returns
+/// the channel, or -1 if there is none. The elements of a channel are numbered over images, then over the plane.
 template <class Fn> __device__ inline int64_t each_place(const Geometry& at, Fn fn) {
   constexpr int most = 8;
   const int64_t rows = at.rows(), begin = rows * blockIdx.y / at.parts, end = rows * (blockIdx.y + 1) / at.parts;
@@ -101,12 +104,12 @@ template <class Fn> __device__ inline int64_t each_place(const Geometry& at, Fn 
   return c;
 }
 
-/// Joins what the threads of a channel have and stores it at (part, channel).
+/// Joins the values of a channel's threads and stores the result at (part, channel).
 template <class S> __device__ inline void store_piece(const Geometry& at, S mine, S* pieces) {
   LOCKSTEP_SHARED(S, shared, [threads]);
-  if (!at.columns) {  // one channel: a tree over each warp, then the warps in order
+  if (!at.columns) {  // one channel per block: join each warp as a tree, then the warps in order
     for (int step = warp / 2; step > 0; step /= 2) {
-      // Lane i takes in lane i + step; what the upper lanes get is not used.
+      // Lane i takes in lane i + step; the results of the upper lanes are not used.
       mine.add(mine.of_lane((threadIdx.x % warp + step) % warp));
     }
   }
@@ -133,6 +136,7 @@ __global__ void __launch_bounds__(threads) moments_kernel(const T* x, Geometry a
   store_piece(at, mine, pieces);
 }
 
+/// Joins the pieces of each channel and stores its statistics.
 template <class A>
 __global__ void __launch_bounds__(threads)
     join_moments_kernel(const Moments<A>* pieces, Geometry at, double eps, A* mean, A* rstd, A* var) {
@@ -149,7 +153,7 @@ __global__ void __launch_bounds__(threads)
   rstd[c] = A(1 / ::sqrt(variance + eps));
 }
 
-/// Calls fn(place, channel of the first element) for runs of V elements; V divides inner in planes, C in columns.
+/// Calls fn(offset, channel of the first element) for runs of V elements; V divides `inner` (planes) or C (columns).
 template <int V, class Fn> __device__ inline void each_run(const Geometry& at, Fn fn) {
   const int64_t count = at.count();
   for (int64_t i = (int64_t(blockIdx.x) * threads + threadIdx.x) * V; i < count;
@@ -203,6 +207,7 @@ __global__ void __launch_bounds__(threads)
   store_piece(at, mine, pieces);
 }
 
+/// Joins the pieces of each channel's gradient sums.
 template <class T>
 __global__ void __launch_bounds__(threads) join_sums_kernel(const Sums<Compute<T>>* pieces, Geometry at,
                                                             Sums<Compute<T>>* sums, T* grad_weight, T* grad_bias) {
@@ -217,7 +222,7 @@ __global__ void __launch_bounds__(threads) join_sums_kernel(const Sums<Compute<T
   if (grad_bias) store(grad_bias + c, A(all.g));
 }
 
-/// dx = w rstd (g - share (db + y dw)); share is 1 / count in training, else 0.
+/// dx = w rstd (g - share (db + y dw)); `share` is 1 / count in training, else 0.
 template <class T, int V>
 __global__ void __launch_bounds__(threads)
     batch_norm_grad_kernel(const T* grad, const T* x, Geometry at, const Compute<T>* mean, const Compute<T>* rstd,
@@ -238,7 +243,7 @@ __global__ void __launch_bounds__(threads)
   });
 }
 
-/// Calls fn.template operator()<V>(grid) for the kernels that go over all elements.
+/// Calls fn.template operator()<V>(grid) for the elementwise kernels; V is 1 if anything is unaligned.
 template <class T, class Fn> void with_runs(const Geometry& at, std::initializer_list<const void*> pointers, Fn&& fn) {
   constexpr int wide = sizeof(T) == 8 ? 1 : int(16 / sizeof(T));
   bool aligned = (at.columns ? at.channels : at.plane) % wide == 0;

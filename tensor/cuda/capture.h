@@ -1,5 +1,5 @@
 #pragma once
-// Graphs for the backend, and the memory that they keep. Internal.
+// CUDA graphs for the backend, and the memory that they keep alive. Internal.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -8,19 +8,21 @@
 
 namespace lockstep::cuda {
 
+// Entries of Backend (tensor/backend.h); set_keys() is in random.cu.
 void begin_capture(int device);
 void* end_capture(int device);
 void abandon_capture(int device) noexcept;
 void launch_graph(void* graph, int device);
 void free_graph(void* graph, int device) noexcept;
-void set_keys(RecordedKey* to, const RecordedKey* keys, int count, int device);  // random.cu
-bool is_recording();                                                             // this thread
+void set_keys(RecordedKey* to, const RecordedKey* keys, int count, int device);
+/// True while this thread records a graph.
+bool is_recording();
 
-/// Memory for what this thread records; nullptr when it does not.
+/// Memory for the graph that this thread records; nullptr if it records none.
 void* allocate_captured(size_t bytes, int device);
-/// True when the memory is a graph's, or was freed while recording: then the graph keeps it.
+/// True if the memory belongs to a graph or was freed while recording; the graph keeps it in both cases.
 bool deallocate_captured(void* data, int device, void* stream) noexcept;
-// See Backend.
+// Entries of Backend.
 bool keep_for_graphs(void* data, int device, void* stream, uint32_t born) noexcept;
 void hold_for_graphs(const std::shared_ptr<void>& owner, int device, uint32_t born) noexcept;
 void free_in_order(void* data, int device, void* stream) noexcept;

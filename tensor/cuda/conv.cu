@@ -1,16 +1,15 @@
-// Convolution as matrix products whose operands are gathered on the way into shared memory, for every shape, stride of
-// memory and dtype; nothing is unfolded in memory. With C, K the channels of one group:
+// Convolution as matrix products whose operands are gathered on the way into shared memory, for every shape, memory
+// layout and dtype; no im2col buffer is made. C and K are the channels of one group:
 //
-//                 rows (M)    columns (N)          depth                         sums over
-//   forward       K           images P Q           C R S                         x (gathered) w
-//   grad_input    C           images H W           K R S                         grad (gathered) w: no atomics
-//   grad_weight   K           C R S                images P Q, in fixed pieces   grad, x (gathered); the pieces are
-//   added in order
+//                 rows (M)   columns (N)   depth                          sums over
+//   forward       K          images P Q    C R S                          x (gathered) w
+//   grad_input    C          images H W    K R S                          grad (gathered) w; no atomics
+//   grad_weight   K          C R S         images P Q, in fixed pieces    grad, x (gathered); pieces added in order
 //
-// These serve where cuDNN (cudnn.h) is not built in, switched off, or refuses: f64, and what it has no engine for.
+// Used if cuDNN (cudnn.h) is not built in, is switched off or refuses: f64, and calls that it has no engine for.
 //
-// Bound by arithmetic: 2 M N depth operations on f32 units (f64 for f64). A block makes 64 x 64 results in steps of 16
-// along the depth, a thread 4 x 4 of them: 8 reads of shared memory for 16 multiplications.
+// Compute bound: 2 M N depth operations on the f32 units (f64 units for f64). A block computes 64 x 64 results in steps
+// of 16 along the depth, a thread 4 x 4 of them: 8 reads of shared memory for 16 multiplications.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/cudnn.h"
 #include "tensor/cuda/nest.h"
@@ -22,7 +21,7 @@ namespace {
 
 constexpr int tile = 64, step = 16, threads = 256, line = tile + 4;
 
-/// Images are read by strides, of either layout.
+/// The sizes of a convolution, with strides for images in either layout and fast divisors for index arithmetic.
 struct Sizes : ConvSizes {
   int64_t stride[2], padding[2], dilation[2];
   int64_t x_stride[4], y_stride[4];
@@ -49,12 +48,14 @@ struct Sizes : ConvSizes {
   }
 };
 
-// A problem says where its operands are. along(d) decodes a place in the depth, column(j) a column: both once for
-// several elements. a(m, along) is the left operand; b(along, column) the right one; store(m, column, sum).
+// A Problem defines one row of the table above. along(d) decodes an index of the depth, column(j) a column; both are
+// called once for several elements. a(group, m, d, along) is an element of the left operand, b(group, along, column)
+// one of the right operand; put(piece, group, m, j, column, sum) stores a result.
 
+/// (image, row, column) or (channel, r, s).
 struct Triple {
   int64_t outer, y, x;
-};  // (image, row, column) or (channel, r, s)
+};
 
 __device__ inline Triple split(int64_t n, const AnyDivider& by_inner, const AnyDivider& by_both) {
   const int64_t outer = by_both.divide(n), rest = n - outer * by_both.by, y = by_inner.divide(rest);
@@ -104,7 +105,7 @@ template <class T> struct GradInput {
     return load(w + (((group * z.k + d.outer) * z.c + m) * z.r + d.y) * z.s + d.x);
   }
   __device__ A b(int64_t group, const Triple& d, const Triple& at) const {
-    // Output (p, q) met this pixel with weight (r, s) when p stride = pixel + padding - r dilation.
+    // Output (p, q) used this pixel with weight (r, s) if p stride = pixel + padding - r dilation.
     const int64_t y = at.y + z.padding[0] - d.y * z.dilation[0], x = at.x + z.padding[1] - d.x * z.dilation[1];
     if (y < 0 || x < 0) return 0;
     const int64_t p = z.stride[0] == 1 ? y : y / z.stride[0], q = z.stride[1] == 1 ? x : x / z.stride[1];
@@ -123,7 +124,7 @@ template <class T> struct GradWeight {
   using A = Compute<T>;
   Sizes z;
   const T *grad, *x;
-  A* pieces;  // (pieces, weights)
+  A* pieces;  // (pieces, groups, K, C R S)
 
   __device__ int64_t rows() const { return z.k; }
   __device__ int64_t columns() const { return z.c * z.r * z.s; }
@@ -146,8 +147,8 @@ template <class T> struct GradWeight {
   }
 };
 
-/// A block makes the results of rows from tile * blockIdx.y and columns from tile * blockIdx.x on, of one group and one
-/// piece of the depth (blockIdx.z).
+/// A block computes 64 x 64 results of one group and one piece of the depth; blockIdx.x numbers columns of tiles first,
+/// then rows of tiles, pieces and groups.
 template <class Problem>
 __global__ void __launch_bounds__(threads) product_kernel(Problem problem, int64_t row_tiles, int64_t pieces) {
   using A = typename Problem::A;
@@ -159,15 +160,15 @@ __global__ void __launch_bounds__(threads) product_kernel(Problem problem, int64
   const int64_t m0 = unit % row_tiles * tile, piece = unit / row_tiles % pieces, group = unit / row_tiles / pieces;
   const int64_t depth = problem.depth(), begin = depth * piece / pieces, end = depth * (piece + 1) / pieces;
 
-  Triple at[4];  // of columns tx + 16 i: those that this thread loads, and those that it makes
+  Triple at[4];  // columns tx + 16 i: both those that this thread loads and those that it computes
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     at[i] = j0 + tx + 16 * i < problem.columns() ? problem.column(j0 + tx + 16 * i) : Triple{0, 0, 0};
   A sum[4][4] = {};
   for (int64_t d0 = begin; d0 < end; d0 += step) {
-    __syncthreads();  // the last step's operands have been read
-    const int64_t da = d0 + tx,
-                  db = d0 + ty;  // neighbouring lanes: along the depth of the left, along columns of the right
+    __syncthreads();  // the operands of the previous step have been read
+    // Neighbouring lanes are neighbours along the depth of the left operand and along the columns of the right one.
+    const int64_t da = d0 + tx, db = d0 + ty;
     const Triple place_a = da < end ? problem.along(da) : Triple{0, 0, 0},
                  place_b = db < end ? problem.along(db) : Triple{0, 0, 0};
 #pragma unroll
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(threads) product_kernel(Problem problem, int64
   }
 }
 
-/// to[i] = sum over pieces, in order.
+/// to[i] = the sum over pieces of from[piece][i], in order.
 template <class T>
 __global__ void __launch_bounds__(threads)
     add_pieces_kernel(const Compute<T>* from, int64_t pieces, int64_t count, T* to) {
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// grad_bias: a block for each channel, which it reads in runs of neighbours where there are such.
+/// grad_bias, with one block per channel. Threads read neighbouring pixels.
 template <class T> __global__ void __launch_bounds__(threads) bias_kernel(const T* grad, Sizes z, T* grad_bias) {
   const int64_t k = blockIdx.x, count = z.n * z.p * z.q;
   Compute<T> sum = 0;
@@ -257,7 +258,7 @@ void conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& arg
   const char* const op = "conv2d_grad_weight";
   const Sizes z(x, grad_w, grad, args);
   const bool by_cudnn = cuda::cudnn_conv2d_grad_weight(grad, x, args, grad_w);
-  // About 512 blocks, of at least 256 steps of the depth each: a function of the shape alone.
+  // About 512 blocks with at least 256 elements of the depth each; depends only on the shape.
   const int64_t blocks = std::max<int64_t>(1, tiles_of(z.k) * tiles_of(z.depth()) * z.groups);
   const int64_t pieces = std::clamp<int64_t>(512 / blocks, 1, std::max<int64_t>(1, z.places() / 256));
   for_floats("conv2d_grad_weight", grad, [&]<class T> {

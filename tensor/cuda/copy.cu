@@ -1,6 +1,6 @@
-// Copies between any strides and dtypes, and filling. Bound by memory: a copy moves 16 bytes a thread where both sides
-// lie in runs, and transposes go through tiles of shared memory, so that both sides are read and written in whole
-// sectors.
+// Copies between any strides and dtypes, and fill. Memory bound: a copy moves 16 bytes per thread if both sides are
+// contiguous along the same dimension; transposes go through tiles of shared memory, so both sides are read and written
+// in whole sectors.
 #include <bit>
 
 #include "tensor/cuda/cuda_kernels.h"
@@ -20,19 +20,19 @@ struct Moved {
   template <class C> __device__ C operator()(C x) const { return x; }
 };
 
-/// to[.., i, j] = from[.., j, i]: `tall` elements i lie beside each other in the source, `wide` elements j in the
-/// output.
+/// to[.., i, j] = from[.., j, i]: `tall` elements i are contiguous in the source, `wide` elements j in the output.
 struct Transpose {
   Nest<2> matrices;
-  int64_t tall, wide, from_stride, to_stride;  // of j in the source, of i in the output
+  int64_t tall, wide, from_stride, to_stride;  // from_stride: of j in the source; to_stride: of i in the output
   int64_t tiles_down, tiles_across, tiles;
 };
 
+/// Side of the square tiles of a transpose.
 template <class T> inline constexpr int tile_side = sizeof(T) <= 2 ? 64 : 32;
 
 template <class T> __global__ void __launch_bounds__(256) transpose_kernel(const T* from, T* to, Transpose how) {
   constexpr int side = tile_side<T>, rows = 256 / side;
-  constexpr int padded = side + (sizeof(T) < 4 ? 4 / sizeof(T) : 1);  // columns fall into different banks
+  constexpr int padded = side + (sizeof(T) < 4 ? 4 / sizeof(T) : 1);  // elements of a column fall into different banks
   LOCKSTEP_SHARED(T, tile, [side][padded]);
   const int x = threadIdx.x % side, y = threadIdx.x / side;
   for (int64_t t = blockIdx.x; t < how.tiles; t += gridDim.x) {
@@ -55,7 +55,8 @@ template <class T> __global__ void __launch_bounds__(256) transpose_kernel(const
   }
 }
 
-// Whether the copy is a transpose: runs of the output lie apart in the source, while another dim lies in runs there.
+/// Detects a transpose: the output's contiguous dimension is strided in the source, while another one is contiguous
+/// there. Fills in `how`, except for the tiles.
 bool find_transpose(const Tensor& source, const Tensor& out, Transpose& how) {
   Nest<2> nest;
   for (int d = 0; d < out.dim(); ++d) nest.insert(out.shape()[d], {source.strides()[d], out.strides()[d]}, 1);
@@ -93,7 +94,8 @@ template <class T> void copy_same(const Tensor& source, const Tensor& out) {
 void copy(const Tensor& source, Tensor& out) {
   if (out.numel() == 0) return;
   if (source.dtype() == out.dtype()) return dispatch_width(out.dtype(), [&]<class T> { copy_same<T>(source, out); });
-  if (Transpose how; out.numel() >= worth_a_copy && find_transpose(source, out, how)) {  // turned by itself
+  // A large transpose between dtypes is done in two steps: transpose, then convert, or the other way round.
+  if (Transpose how; out.numel() >= worth_a_copy && find_transpose(source, out, how)) {
     if (out.is_contiguous()) return copy(source.contiguous(), out);
     if (source.is_contiguous()) return copy(source.to(out.dtype()), out);
   }
@@ -107,7 +109,7 @@ void copy(const Tensor& source, Tensor& out) {
 void fill(Tensor& out, Scalar value) {
   if (out.numel() == 0) return;
   dispatch_all(out.dtype(), "fill", [&]<class T> {
-    // All dtypes of one width share a kernel: the value is a pattern of bits.
+    // All dtypes of one width share a kernel, which writes the bit pattern of the value.
     dispatch_width(out.dtype(), [&]<class Bits> {
       if constexpr (sizeof(Bits) == sizeof(T))
         run_pointwise<Bits>("fill", Constant<Bits>{std::bit_cast<Bits>(value.to<T>())}, out);

@@ -1,5 +1,5 @@
 #pragma once
-// cuBLASLt's handles and descriptions, for the files that multiply by it. Internal to the CUDA backend.
+// Handles and descriptors of cuBLASLt, for the files that use it. Internal to the CUDA backend.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -16,23 +16,26 @@
 
 namespace lockstep::on_cuda::blas {
 
+/// A deleter for handles of cuBLASLt; Owned is a unique_ptr with it.
 template <class Handle, auto destroy> struct Destroy {
   void operator()(Handle handle) const { destroy(handle); }
 };
 template <class Handle, auto destroy>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Destroy<Handle, destroy>>;
+/// cuBLASLt's descriptors of a product and of a matrix, and its preferences for choosing an algorithm.
 using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using MatrixLayout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
+/// Throws unless the status is success; `what` is the name of the call.
 inline void check_blas(const char* what, cublasStatus_t status) {
   if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
     return;
-  cuda::check("matmul", cudaPeekAtLastError());  // says more, where there is one
+  cuda::check("matmul", cudaPeekAtLastError());  // a CUDA error, if there is one, says more
   fail(str("[matmul] ", what, ": ", cublasLtGetStatusName(status), " (", cublasLtGetStatusString(status), ")"));
 }
 
-/// Of the current device; may be used by any number of threads, and lives as long as the process.
+/// The handle of the current device. Any number of threads may use it; it lives as long as the process.
 inline cublasLtHandle_t handle() {
   struct Once {
     std::once_flag flag;
@@ -44,13 +47,15 @@ inline cublasLtHandle_t handle() {
   return mine.handle;
 }
 
+/// CUDA's name of a floating dtype.
 inline cudaDataType_t type_of(DType dtype) {
   return dtype == f64 ? CUDA_R_64F : dtype == f32 ? CUDA_R_32F : dtype == f16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-/// Largest power of two up to 256 that divides `bytes`.
+/// The largest power of two, up to 256, that divides `bytes`.
 inline int64_t alignment(uint64_t bytes) { return bytes == 0 ? 256 : int64_t(std::min<uint64_t>(256, bytes & -bytes)); }
 
+/// Sets an attribute.
 template <class T> void set(const Description& description, cublasLtMatmulDescAttributes_t attribute, const T& value) {
   check_blas("cublasLtMatmulDescSetAttribute",
              cublasLtMatmulDescSetAttribute(description.get(), attribute, &value, sizeof value));
@@ -65,6 +70,7 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
              cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof value));
 }
 
+/// A column-major matrix, or a batch of them `stride` elements apart; `lead` elements from column to column.
 inline MatrixLayout layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t lead, int64_t batch = 1,
                            int64_t stride = 0) {
   cublasLtMatrixLayout_t made = nullptr;
@@ -78,7 +84,7 @@ inline MatrixLayout layout(cudaDataType_t type, int64_t rows, int64_t columns, i
   return result;
 }
 
-/// A product and how it is computed.
+/// A product with its descriptors and the algorithm that computes it.
 struct Product {
   Description description;
   MatrixLayout a, b, c;
@@ -86,13 +92,13 @@ struct Product {
   size_t workspace = 0;
 };
 
-/// Asks for an algorithm; the bytes that the addresses of matrices are multiples of are the library's A, B, C and D.
-/// False when the library cannot do this.
+/// Asks cuBLASLt for an algorithm. The arguments are the alignments, in bytes, of the library's A, B, C and D. False if
+/// the library does not support the product.
 inline bool choose_algorithm(Product& plan, int64_t align_a, int64_t align_b, int64_t align_c, int64_t align_d) {
   cublasLtMatmulPreference_t made = nullptr;
   check_blas("cublasLtMatmulPreferenceCreate", cublasLtMatmulPreferenceCreate(&made));
   const Preference preference(made);
-  const size_t workspace = cuda::limits().major >= 9 ? 32 << 20 : 4 << 20;  // what NVIDIA advises
+  const size_t workspace = cuda::limits().major >= 9 ? 32 << 20 : 4 << 20;  // NVIDIA's recommendation
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(align_a));
@@ -111,13 +117,13 @@ inline bool choose_algorithm(Product& plan, int64_t align_a, int64_t align_b, in
   return true;
 }
 
-/// What is in `plans` for a problem, or is made for it; null where the library cannot do it. Plans hold pointers while
-/// they run: each thread has its own.
+/// The plan for a problem, made on first use and kept in `plans`; nullptr if the library does not support the problem.
+/// A running plan holds pointers, so each thread has its own plans.
 template <class Problem, class Make>
 const Product* plan_for(std::map<Problem, std::optional<Product>>& plans, const Problem& problem, const Make& make) {
   const auto known = plans.find(problem);
   if (known != plans.end()) return known->second ? &*known->second : nullptr;
-  if (plans.size() >= 1024) plans.clear();  // shapes that never come again
+  if (plans.size() >= 1024) plans.clear();  // most likely shapes that never recur
   const auto& added = plans.emplace(problem, make(problem)).first->second;
   return added ? &*added : nullptr;
 }

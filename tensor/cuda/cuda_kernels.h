@@ -1,13 +1,13 @@
 #pragma once
-// The CUDA kernels, one function for each entry of Kernels, in namespace lockstep::on_cuda; a family is a file, as in
-// cpu/.
+// The CUDA kernels: one function for each entry of Kernels, in namespace lockstep::on_cuda. One file per family, as in
+// tensor/cpu/.
 #include <type_traits>
 
 #include "tensor/kernels.h"
 
 namespace lockstep::on_cuda {
 
-// Those that exist. Each family has lines of its own.
+// The entries that CUDA implements, by family.
 // clang-format off
 #define LOCKSTEP_CUDA_KERNELS(X) \
   /* copy.cu */ \
@@ -37,12 +37,12 @@ namespace lockstep::on_cuda {
   X(adam) X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite) X(unscale)
 // clang-format on
 
-// Each has the type of its entry.
+// Declares each function with the type of its entry.
 #define LOCKSTEP_DECLARE(name) std::remove_pointer_t<decltype(Kernels::name)> name;
 LOCKSTEP_CUDA_KERNELS(LOCKSTEP_DECLARE)
 #undef LOCKSTEP_DECLARE
 
-// step_numbers.cu: entries of Backend
+// Entries of Backend; in step_numbers.cu.
 void store(void* to, const void* from, size_t bytes);
 void square_sums(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);
 void add_sums(const void* pieces, int64_t count, const double* sums, double* totals);

@@ -1,5 +1,5 @@
-// Convolutions by cuDNN. Handles and kept plans are in cudnn_session.cpp, graphs and the choice of plans in
-// cudnn_graph.cpp.
+// Convolutions by cuDNN: which calls go there. Handles and cached plans are in cudnn_session.cpp, graphs and the choice
+// of plans in cudnn_graph.cpp.
 #include "tensor/cuda/cudnn.h"
 
 #if defined(LOCKSTEP_WITH_CUDNN)
@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* op_names[] = {"conv2d", "conv2d_grad_input", "conv2d_grad_weight"};
 
-/// Sizes and strides as cuDNN is to see them: strides of dims of size 1, which may be anything, as the layout has them.
+/// Sizes and strides for cuDNN. Dims of size 1 may have any stride; they get that of the layout.
 ConvProblem::Operand operand(const Tensor& x) {
   const std::array<int64_t, 4> s{x.size(0), x.size(1), x.size(2), x.size(3)};
   const uint64_t address = reinterpret_cast<uint64_t>(x.raw_data());
@@ -24,8 +24,10 @@ ConvProblem::Operand operand(const Tensor& x) {
   return made;
 }
 
+/// True for both image layouts.
 bool is_images(const Tensor& x) { return x.is_contiguous() || is_channels_last(x); }
 
+/// Runs a convolution with the images x and y; false if cuDNN does not support it.
 bool run(ConvDirection direction, const Tensor& x, const Tensor& w, const Tensor& y, const ConvArgs& args) {
   const DType dtype = x.dtype();
   if (!uses_cudnn() || (dtype != f32 && dtype != f16 && dtype != bf16)) return false;
@@ -80,7 +82,7 @@ bool cudnn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArg
 }
 
 std::string cudnn_version() {
-  const size_t version = cudnnGetVersion();  // 91900
+  const size_t version = cudnnGetVersion();  // 91900 is 9.19.0
   return str(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 

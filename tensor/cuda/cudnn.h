@@ -1,23 +1,23 @@
 #pragma once
-// Convolutions and attention by cuDNN, where the build has it and LOCKSTEP_CUDNN is not 0. Internal.
+// Convolution and attention by cuDNN, if the build has it and LOCKSTEP_CUDNN is not 0. Internal.
 #include <string>
 
 #include "tensor/kernels.h"
 
 namespace lockstep::cuda {
 
-/// As the entries of Kernels (grad_weight without the bias). False when cuDNN does not do this call: nothing has been
-/// written, and our own kernel has to. Error when it was to do it and failed.
+/// The entries of Kernels of these names (grad_weight without the bias). False if cuDNN does not support the call:
+/// nothing was written, and our own kernel has to do it. Throws if cuDNN accepted the call and failed.
 bool cudnn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, const Tensor& out);
 bool cudnn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, const Tensor& grad_x);
 bool cudnn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, const Tensor& grad_w);
-/// As the entries of Kernels; false as above. f16 and bf16, without mask, dropout and layout.
+/// The same for attention in f16 and bf16, without mask, dropout and block layout.
 bool cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args,
                      const Tensor& out, const Tensor& lse);
 bool cudnn_attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                           const Tensor& out, const Tensor& lse, const AttentionArgs& args, const Tensor& grad_q,
                           const Tensor& grad_k, const Tensor& grad_v);
-/// "9.19.0"; empty in a build without cuDNN.
+/// The version of cuDNN, such as "9.19.0"; empty in a build without cuDNN.
 std::string cudnn_version();
 
 }  // namespace lockstep::cuda

@@ -1,8 +1,8 @@
-// Attention by cuDNN: which calls go there, and in which parts. Handles and kept plans are in cudnn_session.cpp, graphs
-// in cudnn_attention_graph.cpp.
+// Attention by cuDNN: which calls go there, and in which parts. Handles and cached plans are in cudnn_session.cpp,
+// graphs in cudnn_attention_graph.cpp.
 //
-// lse means the same there and in our kernels (the natural logarithm of the sum of exp of scaled scores), so that
-// either may do the backward of the other's forward.
+// lse has the same meaning in cuDNN and in our kernels (the natural logarithm of the sum of exp of scaled scores), so
+// either can compute the backward pass of the other's forward pass.
 #include "tensor/cuda/cudnn.h"
 
 #if defined(LOCKSTEP_WITH_CUDNN)
@@ -14,21 +14,21 @@
 namespace lockstep::cuda {
 namespace {
 
-/// Before it backward was wrong where keys are no multiple of 128, and engines of forward had bugs.
+/// Older versions computed a wrong gradient if the number of keys was not a multiple of 128, and had bugs in forward.
 constexpr size_t first_version = 91600;
-/// Of queries and keys. A plan costs seconds, as its kernels are compiled: lengths of training come again and are
-/// multiples of this, those of prompts are not.
+/// Queries and keys must be multiples of this. A plan takes seconds, because its kernels are compiled. Sequence lengths
+/// in training recur and are multiples of this; those of prompts are not.
 constexpr int64_t token_unit = 128;
-/// Backward writes the whole matrix of scores, however narrow a window is, and multiplies it: with windows below a
-/// quarter of the keys our kernels, which do not, have less to do. A calculation, not measured.
+/// cuDNN's backward writes the whole matrix of scores, however narrow the window is, and multiplies it. Our kernels do
+/// not; with windows below a quarter of the keys they should have less work. Calculated, not measured.
 constexpr int64_t least_part = 4;
 
-/// As cuDNN is to see it; nothing where its kernels may not read it. They take 16 bytes at a time, and cuDNN checks
-/// neither addresses nor strides.
+/// Fills in the strides for cuDNN; false if cuDNN's kernels cannot read x. They read 16 bytes at a time, and cuDNN
+/// checks neither addresses nor strides.
 bool strides_of(const Tensor& x, AttentionProblem::Strides& strides) {
   constexpr int64_t unit = 8;
   if (reinterpret_cast<uintptr_t>(x.raw_data()) % 16 != 0 || x.size(3) % unit != 0 || x.strides()[3] != 1) return false;
-  int64_t dense = x.size(3);  // for dims of size 1, whose stride may be anything
+  int64_t dense = x.size(3);  // a valid stride for dims of size 1, whose own stride may be anything
   for (int d = 2; d >= 0; --d) {
     strides[size_t(d)] = x.size(d) == 1 ? dense : x.strides()[d];
     if (strides[size_t(d)] <= 0 || strides[size_t(d)] % unit != 0) return false;
@@ -37,7 +37,7 @@ bool strides_of(const Tensor& x, AttentionProblem::Strides& strides) {
   return true;
 }
 
-/// False where our own kernels have to do it.
+/// Fills in the problem; false if our own kernels have to do it.
 bool make_problem(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& mask,
                   const AttentionArgs& args, AttentionProblem& problem) {
   if (!uses_cudnn() || cudnnGetVersion() < first_version) return false;
@@ -59,7 +59,7 @@ bool make_problem(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
          strides_of(out, problem.out);
 }
 
-/// A place in a tensor of 16-bit numbers.
+/// The address of an entry of the batch and a head in a tensor of 16-bit numbers.
 const void* place_in(const Tensor& x, const AttentionProblem::Strides& strides, int64_t entry, int64_t head) {
   return static_cast<const char*>(x.raw_data()) + 2 * (entry * strides[0] + head * strides[1]);
 }

@@ -1,14 +1,15 @@
-// The graphs, with scores as an S x T matrix that no engine ever holds whole (a query's row is i, a key's column j):
+// The graphs of attention. Scores form a matrix that no engine ever holds as a whole (i: a query's row, j: a key's
+// column):
 //
 //   forward    s = q k^T * scale, -inf where j > i or j + window <= i;  m = max_j s;  e = exp(s - m);  l = sum_j e
 //              lse = m + log l;  out = (e / l) v
 //   backward   d = sum over the width of grad * out;  p = exp(s - lse);  grad_v = p^T grad
 //              r = (grad v^T - d) * p * scale;  grad_k = r^T q;  grad_q = r k
 //
-// Engines look for this form: the order, the transpositions as reshapes of what is strided the other way, and a factor
-// of one after d belong to it. Where heads share keys, the gradients of k and v are reduced from those of all heads.
-// cuDNN's other form of backward adds up grad_q in f32 with atomics; this one writes r and multiplies it in a second
-// kernel, for the same bits each time.
+// The engines recognise exactly this form: the order of operations, transpositions as reshapes with swapped strides,
+// and a factor of one after d. If heads share keys, the gradients of k and v are summed over these heads. cuDNN also
+// has a form of backward that sums grad_q in f32 with atomics; this one writes r and multiplies it in a second kernel,
+// so it is deterministic.
 #include "tensor/cuda/cudnn_attention_graph.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ namespace {
 
 using Four = std::array<int64_t, 4>;
 
-/// Of tensors that the variant pack places. Those inside of a graph have numbers from inner_id on.
+/// Ids of the tensors in the variant pack. Tensors inside the graph have numbers from inner_id on.
 enum AttentionId : int64_t {
   id_q = 1,
   id_k,
@@ -47,23 +48,25 @@ struct Node {
 };
 
 Four packed(const Four& s) { return {s[1] * s[2] * s[3], s[2] * s[3], s[3], 1}; }
+/// The last two dims swapped: sizes or strides of the transpose.
 Four turned(const Four& s) { return {s[0], s[1], s[3], s[2]}; }
 
-/// A graph in the making: each function adds an operation, and returns its result.
+/// Builds a graph: each function adds a tensor or an operation and returns the resulting tensor.
 class GraphMaker {
  public:
   explicit GraphMaker(DType dtype) : short_type(dtype == f16 ? CUDNN_DATA_HALF : CUDNN_DATA_BFLOAT16) {}
 
   const cudnnDataType_t short_type;
 
+  /// A tensor in memory.
   Node stored(int64_t id, cudnnDataType_t type, const Four& size, const Four& stride) {
     return tensor(id, type, size, stride, false, false);
   }
-  /// A number that the host gives.
+  /// A scalar passed by the host.
   Node number(int64_t id, cudnnDataType_t type = CUDNN_DATA_FLOAT) {
     return tensor(id, type, {1, 1, 1, 1}, {1, 1, 1, 1}, false, true);
   }
-  /// What only operations see.
+  /// A virtual tensor, which only operations of the graph see.
   Node inner(const Four& size, cudnnDataType_t type = CUDNN_DATA_FLOAT) { return inner(size, packed(size), type); }
   Node inner(const Four& size, const Four& stride, cudnnDataType_t type) {
     return tensor(next_id_++, type, size, stride, true, false);
@@ -87,14 +90,14 @@ class GraphMaker {
     made.set(CUDNN_ATTR_OPERATION_REDUCTION_YDESC, *to.tensor).finalize();
     return to;
   }
-  /// The memory of x, seen with the strides of `to`.
+  /// The memory of x with the strides of `to`.
   Node reshape(const Node& x, const Node& to) {
     Descriptor& made = operations_.emplace_back(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
     made.set(CUDNN_ATTR_OPERATION_RESHAPE_XDESC, *x.tensor).set(CUDNN_ATTR_OPERATION_RESHAPE_YDESC, *to.tensor);
     made.finalize();
     return to;
   }
-  /// Of x; x and b; or b where `where` does not hold.
+  /// mode(x), mode(x, b), or a selection: x where `where` is true, else b.
   Node pointwise(cudnnPointwiseMode_t mode, const Node& x, const Node* b, const Node* where, const Node& to,
                  int64_t axis = -1) {
     const bool compares = mode == CUDNN_POINTWISE_CMP_GE || mode == CUDNN_POINTWISE_CMP_GT;
@@ -121,6 +124,7 @@ class GraphMaker {
     return pointwise(mode, x, &b, nullptr, inner(x.size));
   }
 
+  /// The finalized graph.
   Descriptor finish(const PlanTarget& target) const { return graph_of(operations_, target); }
 
  private:
@@ -137,20 +141,20 @@ class GraphMaker {
     return {&made, size, stride, type};
   }
 
-  std::deque<Descriptor> tensors_;  // which stay where they are
+  std::deque<Descriptor> tensors_;  // a deque, because nodes point to its elements
   std::vector<Descriptor> operations_;
   int64_t next_id_ = inner_id;
 };
 
 Four stride_of(const AttentionProblem::Strides& s) { return {s[0], s[1], s[2], 1}; }
 
-/// Scaled scores.
+/// The scaled scores q k^T.
 Node scores_of(GraphMaker& make, const AttentionProblem& p, const Node& q, const Node& k_turned, const Node& scale) {
   const Node products = make.matmul(q, k_turned, make.inner({p.batch, p.heads, p.queries, p.keys}));
   return make.pointwise(CUDNN_POINTWISE_MUL, products, scale);
 }
 
-/// x, and minus infinity where a query does not see a key.
+/// x, with minus infinity where a query does not see a key.
 Node hide(GraphMaker& make, const AttentionProblem& p, const Node& x) {
   const auto place = [&](int64_t axis) {
     return make.pointwise(CUDNN_POINTWISE_GEN_INDEX, x, nullptr, nullptr, make.inner(x.size, CUDNN_DATA_INT32), axis);
@@ -208,7 +212,7 @@ Descriptor backward_graph(const AttentionProblem& p, const PlanTarget& target) {
              lse = make.stored(id_lse, CUDNN_DATA_FLOAT, of_rows, packed(of_rows)),
              sums = make.stored(id_sums, CUDNN_DATA_FLOAT, of_rows, packed(of_rows));
   const Node scale = make.number(id_scale), one = make.number(id_one);
-  /// The gradient of k or v: that of all heads, added up where they share.
+  // The gradient of k or v, summed over the heads that share it.
   const auto to_groups = [&](const Node& scores, const Node& rows, const Node& to) {
     const Node across = make.reshape(scores, make.inner(turned(of_scores), turned(packed(of_scores)), make.short_type));
     if (p.heads == p.groups) make.matmul(across, rows, to);
@@ -229,7 +233,7 @@ Descriptor backward_graph(const AttentionProblem& p, const PlanTarget& target) {
   return make.finish(target);
 }
 
-/// Bytes of 16-bit scores of one head of k and all heads of q that share it, in the tiles that kernels round up to.
+/// Bytes of the 16-bit scores of one head of k and all heads of q that share it, padded to the kernels' tiles.
 int64_t scores_of_group(const AttentionProblem& p) {
   const auto tiles = [](int64_t n) { return (n + 127) / 128 * 128; };
   return p.heads / p.groups * tiles(p.queries) * tiles(p.keys) * 2;
@@ -238,7 +242,7 @@ int64_t scores_of_group(const AttentionProblem& p) {
 }  // namespace
 
 int64_t workspace_limit(const AttentionProblem& p, int64_t scores) {
-  const int64_t heads = p.batch * p.heads;  // gradients of k and v of all heads, in f32 at most
+  const int64_t heads = p.batch * p.heads;  // gradients of k and v for all heads, in f32 at most
   return (int64_t(64) << 20) + (p.backward ? scores + 2 * 4 * heads * p.keys * p.width : 0);
 }
 

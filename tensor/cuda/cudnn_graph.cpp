@@ -1,11 +1,11 @@
-// cuDNN's backend API is one kind of object, the descriptor, with attributes by name. Everything that is computed takes
-// these:
+// cuDNN's backend API has one kind of object, the descriptor, whose attributes are set by name. A computation goes
+// through these:
 //
-//   tensors --> operations --> graph --> heuristics --> engine configurations --> execution plan --> execute
-//   what operations are told --/                                    tensors' addresses in a variant pack --/
+//   tensors ----+--> operations --> graph --> heuristics --> engine configurations --> execution plan --> execute
+//   parameters -+                                                    variant pack: tensors' addresses --/
 //
-// Heuristics propose configurations, the fastest first; each belongs to an engine, whose numerical notes say how it
-// rounds.
+// Heuristics propose engine configurations, the fastest first. Each belongs to an engine, whose numerical notes
+// describe its rounding.
 #include "tensor/cuda/cudnn_graph.h"
 
 #include <algorithm>
@@ -64,7 +64,7 @@ Descriptor& Descriptor::execute(cudnnHandle_t handle, const Descriptor& plan) {
 
 namespace {
 
-/// What the heuristics propose, the best first. Without an answer there is none.
+/// The configurations that the heuristics propose, the best first; empty if they fail.
 std::vector<Descriptor> configurations(const Descriptor& graph, const PlanTarget& target, cudnnBackendHeurMode_t mode) {
   Descriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)
@@ -74,14 +74,14 @@ std::vector<Descriptor> configurations(const Descriptor& graph, const PlanTarget
   heuristics.finalize();
   int64_t count = heuristics.get(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, nullptr);
   std::vector<Descriptor> found;
-  std::vector<cudnnBackendDescriptor_t> handles;  // which cuDNN fills
+  std::vector<cudnnBackendDescriptor_t> handles;  // cuDNN fills in these
   for (int64_t i = 0; i < count; ++i) handles.push_back(found.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR).get());
   count = heuristics.get(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, handles.data());
   found.resize(size_t(count));
   return found;
 }
 
-/// The number of a configuration's engine, and its notes.
+/// Writes the number of a configuration's engine and its notes to `plan`.
 void describe_engine(Descriptor& configuration, EnginePlan& plan) {
   Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t handle = engine.get();
@@ -90,7 +90,7 @@ void describe_engine(Descriptor& configuration, EnginePlan& plan) {
   plan.notes.resize(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
   plan.notes.resize(size_t(engine.get(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                                       CUDNN_NUMERICAL_NOTE_TYPE_COUNT, plan.notes.data())));
-  if (!engine.ok()) plan.refusal = engine.why();  // whose notes are not known
+  if (!engine.ok()) plan.refusal = engine.why();  // its notes are not known
 }
 
 }  // namespace
@@ -100,9 +100,8 @@ bool accepts(cudnnBackendNumericalNote_t note, bool exact) {
     case CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP: return true;
     case CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
     case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: return !exact;
-    default:
-      return false;  // not the same bits each time, sums in less than f32, Fourier and Winograd transforms, and what is
-                     // not known here
+    // Not accepted: nondeterminism, sums in less than f32, Fourier and Winograd transforms, and unknown notes.
+    default: return false;
   }
 }
 
@@ -164,7 +163,8 @@ Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, std::span<const
 
 namespace {
 
-enum Id : int64_t { id_x = 'x', id_w = 'w', id_y = 'y' };  // by which the variant pack says what is where
+/// The ids that identify the tensors in the variant pack.
+enum Id : int64_t { id_x = 'x', id_w = 'w', id_y = 'y' };
 
 Descriptor tensor(Id id, DType dtype, const ConvProblem::Operand& operand) {
   const cudnnDataType_t type = dtype == f32 ? CUDNN_DATA_FLOAT : dtype == f16 ? CUDNN_DATA_HALF : CUDNN_DATA_BFLOAT16;
@@ -177,7 +177,7 @@ Descriptor tensor(Id id, DType dtype, const ConvProblem::Operand& operand) {
   return made;
 }
 
-/// The kind of the operation and the names of its attributes, by direction.
+/// The type of the operation and the names of its attributes, by direction.
 struct Names {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t x, w, y, convolution, alpha, beta;
@@ -197,7 +197,7 @@ constexpr Names names[] = {
      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
 };
 
-/// Groups are not said: cuDNN sees them in the channels of x and w.
+/// The number of groups is not passed: cuDNN infers it from the channels of x and w.
 Descriptor convolution_graph(const ConvProblem& p, const PlanTarget& target) {
   Descriptor convolution(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
   convolution.set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, int64_t(2))

@@ -1,8 +1,8 @@
 #pragma once
-// cuDNN's backend API: descriptors, the engines that its heuristics propose for a graph of operations, and an execution
-// plan of the first one that we accept; and convolutions, graphs of one operation (cudnn_attention_graph.h has those of
-// attention). No tensors and no CUDA runtime here, so that a test can ask cuDNN without a device (tests/cudnn/).
-// Internal.
+// cuDNN's backend API: descriptors; the choice of an execution plan among the engines that cuDNN's heuristics propose
+// for a graph of operations; and convolutions, which are graphs of one operation (cudnn_attention_graph.h has the
+// graphs of attention). No tensors and no CUDA runtime here, so that a test can ask cuDNN without a device
+// (tests/cudnn/). Internal.
 #include <cudnn_graph.h>
 
 #include <array>
@@ -16,31 +16,35 @@
 
 namespace lockstep::cuda {
 
-/// A backend descriptor. The first call that fails is remembered, those after it do nothing: a chain of them is written
-/// without a check in each line, and why() says at the end what went wrong.
+/// A backend descriptor. It remembers the first call that failed, and later calls do nothing, so a chain of calls needs
+/// no check in each line; why() tells at the end what went wrong.
 class Descriptor {
  public:
   Descriptor() = default;
   explicit Descriptor(cudnnBackendDescriptorType_t type);
 
+  /// Sets an attribute (cudnnBackendSetAttribute).
   Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
                   const void* values);
   template <class T>
   Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const T& value) {
     return set(name, type, 1, &value);
   }
-  /// Other descriptors, whose failure is passed on.
+  /// Sets an attribute to other descriptors; takes over their failure.
   Descriptor& set(cudnnBackendAttributeName_t name, std::span<const Descriptor* const> others);
   Descriptor& set(cudnnBackendAttributeName_t name, const Descriptor& other) {
     const Descriptor* const one = &other;
     return set(name, {&one, 1});
   }
+  /// Completes the descriptor (cudnnBackendFinalize).
   Descriptor& finalize();
-  /// Elements that were written to `values`, of at most `count`; with 0 and nullptr how many there are.
+  /// Reads up to `count` elements of an attribute into `values`; returns how many. With 0 and nullptr, returns how many
+  /// there are.
   int64_t get(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count, void* values);
-  /// Runs a plan on the variant pack that this is.
+  /// Executes a plan; this descriptor is its variant pack (the tensors' addresses).
   Descriptor& execute(cudnnHandle_t handle, const Descriptor& plan);
 
+  /// The descriptor, and the first failure.
   cudnnBackendDescriptor_t get() const { return handle_.get(); }
   cudnnStatus_t status() const { return status_; }
   bool ok() const { return status_ == CUDNN_STATUS_SUCCESS; }
@@ -57,32 +61,33 @@ class Descriptor {
   std::string why_;
 };
 
-/// What a plan is made for: the device of a handle, or one that is only described
+/// The target of a plan: the device of a handle, or a device that is only described
 /// (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).
 struct PlanTarget {
   cudnnHandle_t handle = nullptr;
   cudnnBackendDescriptor_t description = nullptr;
 };
 
-/// A finalized execution plan; or none, and why.
+/// A finalized execution plan, or the reason (`refusal`) why there is none.
 struct EnginePlan {
   Descriptor plan;
   int64_t workspace = 0;  ///< bytes
-  int64_t engine = -1;    ///< cuDNN's number of it
+  int64_t engine = -1;    ///< cuDNN's number of the engine
   std::vector<cudnnBackendNumericalNote_t> notes;
   std::string refusal;
 
+  /// True if there is a plan.
   bool supported() const { return refusal.empty(); }
 };
 
-/// Whether engines with this note may serve: results are sums of products, in f32 at least, and the same bits each
-/// time; where `exact`, products of f32 are, too.
+/// True if engines with this note are acceptable: they sum products in at least f32 and are deterministic; if `exact`,
+/// they also multiply f32 in f32.
 bool accepts(cudnnBackendNumericalNote_t note, bool exact);
 /// A finalized graph of these operations.
 Descriptor graph_of(std::span<const Descriptor> operations, const PlanTarget& target);
-/// The first plan of the heuristics that we accept, that cuDNN can make, and that needs at most this workspace.
+/// The first plan proposed by the heuristics that we accept, that cuDNN can build, and whose workspace is small enough.
 EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool exact, int64_t most_workspace);
-/// What lies where, by the ids of tensors.
+/// The address of the tensor with this id.
 struct Placed {
   int64_t id;
   const void* pointer;
@@ -92,11 +97,11 @@ Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, std::span<const
 
 // --- convolutions ---
 
+/// The three operations of a convolution.
 enum class ConvDirection : uint8_t { forward, grad_input, grad_weight };
 
-/// All that the choice of an engine depends on, and the key that a plan is kept under. Images x (N, C, H, W) and
-/// y (N, K, P, Q), weights w (K, C / groups, R, S), with strides in elements and the alignment of their addresses in
-/// bytes.
+/// Everything that the choice of an engine depends on; the key of cached plans. Images x (N, C, H, W) and y (N, K, P,
+/// Q), weights w (K, C / groups, R, S); strides in elements, alignment of the addresses in bytes.
 struct ConvProblem {
   ConvDirection direction;
   DType dtype;
@@ -110,10 +115,11 @@ struct ConvProblem {
   auto operator<=>(const ConvProblem&) const = default;
 };
 
-/// Bytes that a plan may ask for: room for the images in another layout, with channels rounded up.
+/// The largest workspace that we accept: room for the operands in another layout, with channels rounded up.
 int64_t workspace_limit(const ConvProblem& problem);
+/// Chooses a plan for a convolution; its products are exact unless the problem allows tf32 or has 16 bits.
 EnginePlan plan_convolution(const ConvProblem& problem, const PlanTarget& target, int64_t most_workspace);
-/// Puts the convolution onto the stream of the handle; addresses as in the problem.
+/// Runs the convolution on the stream of the handle; the addresses must be aligned as the problem says.
 Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, const void* x, const void* w, const void* y,
                    void* workspace);
 

@@ -1,10 +1,10 @@
-// cuDNN's handles and plans. How a plan is chosen is in cudnn_graph.cpp.
+// cuDNN's handles and cached plans. How a plan is chosen is in cudnn_graph.cpp.
 //
-// cuDNN is asked once for each call's shapes, layouts, alignment and dtype, which takes milliseconds (more where it
-// loads a library or compiles a kernel); the answer is kept, "not supported" too. The choice depends on nothing else,
-// and engines that would not give the same bits each time are passed over. While a graph is recorded nothing new is
-// asked, as loading a kernel may allocate and wait: Graph runs its body once before, which leaves the plans here; for
-// what that did not meet our own kernel is recorded.
+// cuDNN is asked once for each combination of shapes, layouts, alignment and dtype. That takes milliseconds, or more if
+// it loads a library or compiles a kernel. The answer is cached, including "not supported". The choice depends on
+// nothing else, and nondeterministic engines are rejected. While a graph is recorded no new plan is made, because
+// loading a kernel may allocate and wait. Graph runs its body once before recording, which fills the cache; for
+// problems that did not occur then, our own kernel is recorded.
 #include "tensor/cuda/cudnn_session.h"
 
 #include <cstdio>
@@ -20,7 +20,7 @@ namespace {
 
 enum class Use : uint8_t { off, on, log };
 
-/// Log: each new plan is said on stderr, with the engine or the reason why there is none.
+/// LOCKSTEP_CUDNN: 0, 1 (the default) or log, which prints each new plan's engine, or why there is none.
 Use use() {
   static const Use chosen = [] {
     const std::string text = environment("LOCKSTEP_CUDNN").value_or("1");
@@ -32,17 +32,18 @@ Use use() {
 void check_cudnn(const char* op, const char* call, cudnnStatus_t status) {
   if (status == CUDNN_STATUS_SUCCESS) [[likely]]
     return;
-  check(op, cudaPeekAtLastError());  // says more, where there is one
+  check(op, cudaPeekAtLastError());  // a CUDA error, if there is one, says more
   fail(str("[", op, "] ", call, ": ", cudnnGetErrorString(status), "; LOCKSTEP_CUDNN=0 does without cuDNN"));
 }
 
-/// Sessions are never destroyed (kernels may run, or be in graphs): those of threads that have ended serve new threads.
+/// Sessions are never destroyed, because their kernels may still run or be part of graphs. Those of threads that ended
+/// serve new threads.
 struct IdleSessions {
   std::mutex mutex;
   std::vector<std::unique_ptr<CudnnSession>> of_device[most_devices];
 };
 IdleSessions& idle_sessions() {
-  static IdleSessions& all = *new IdleSessions;  // outlives all threads
+  static IdleSessions& all = *new IdleSessions;  // leaked: outlives all threads
   return all;
 }
 

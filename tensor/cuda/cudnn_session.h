@@ -1,5 +1,5 @@
 #pragma once
-// What callers of cuDNN share: handles, kept plans, and what LOCKSTEP_CUDNN says. Internal.
+// Shared by the callers of cuDNN: handles, cached plans and the setting LOCKSTEP_CUDNN. Internal.
 #include <map>
 #include <string>
 
@@ -10,12 +10,13 @@
 
 namespace lockstep::cuda {
 
+/// A plan in the cache.
 struct KeptPlan {
   EnginePlan plan;
-  bool recorded = false;  ///< a graph starts its kernels: they have to stay loaded
+  bool recorded = false;  ///< a graph launches its kernels, so they must stay loaded
 };
 
-/// A handle and what was planned with it. It serves one thread at a time: NVIDIA does not promise that threads may
+/// A handle and the plans made with it. One thread uses it at a time, because NVIDIA does not promise that threads may
 /// share plans.
 struct CudnnSession {
   cudnnHandle_t handle = nullptr;
@@ -23,29 +24,30 @@ struct CudnnSession {
   std::map<AttentionProblem, KeptPlan> attentions;
 };
 
-/// LOCKSTEP_CUDNN is not 0.
+/// True unless LOCKSTEP_CUDNN is 0.
 bool uses_cudnn();
-/// This thread's, for its current device, with its current stream; nullptr when it would have to be made while a graph
-/// is recorded.
+/// This thread's session for its current device, set to its current stream. nullptr if it would have to be created
+/// while a graph is recorded.
 CudnnSession* cudnn_session(const char* op);
-/// Says on stderr what serves the problem from now on, where LOCKSTEP_CUDNN is log.
+/// If LOCKSTEP_CUDNN is log, prints to stderr which engine or kernel serves the problem from now on.
 void log_choice(const char* op, const std::string& problem, const EnginePlan& plan);
-/// The Error of an execution that did not go well.
+/// Throws the error of a failed execution.
 [[noreturn]] void fail_execution(const char* op, const std::string& problem, const EnginePlan& plan,
                                  const Descriptor& done);
 
+/// A problem in words, for messages.
 std::string text_of(const ConvProblem& problem);
 std::string text_of(const AttentionProblem& problem);
 
-/// The kept plan, or the new one that `plan` returns; nullptr when there is none, and for what is new while a graph is
-/// recorded.
+/// The cached plan, or a new one made by `plan` and cached. nullptr if cuDNN does not support the problem, or if it is
+/// new while a graph is recorded.
 template <class Problem, class Plan>
 const EnginePlan* plan_for(std::map<Problem, KeptPlan>& kept, const char* op, const Problem& problem, Plan&& plan) {
   const bool recording = Graph::is_capturing();
   auto known = kept.find(problem);
   if (known == kept.end()) {
     if (recording) return nullptr;
-    if (kept.size() >= 1024) {  // shapes that never come again
+    if (kept.size() >= 1024) {  // most likely shapes that never recur
       check(op, cudaDeviceSynchronize());
       std::erase_if(kept, [](const auto& entry) { return !entry.second.recorded; });
     }

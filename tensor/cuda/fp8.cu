@@ -1,5 +1,5 @@
-// Floats in 8 bits: a matrix is read once, and its codes, their transpose and its largest number are made of it. Bound
-// by memory: 2 or 4 bytes read, 1 or 2 written an element.
+// 8-bit floats: a matrix is read once to produce its codes, their transpose and its largest absolute value. Memory
+// bound: 2 or 4 bytes read and 1 or 2 bytes written per element.
 #include "tensor/fp8.h"
 
 #include "tensor/cuda/cuda_kernels.h"
@@ -14,8 +14,8 @@ struct alignas(4) Codes {
   uint8_t v[run];
 };
 
-/// A block takes tiles of side x side; a thread has `run` neighbours in every `high`-th row, and then in every
-/// `high`-th column. aligned: runs are whole, and lie at multiples of their size.
+/// A block converts tiles of side x side. A thread handles `run` neighbours in every `high`-th row, then, for the
+/// transpose, in every `high`-th column. `aligned`: all runs are complete and aligned.
 template <bool is_e5m2, class T, bool aligned>
 __global__ void __launch_bounds__(threads)
     cast_kernel(const T* x, int64_t rows, int64_t columns, int64_t tiles_across, int64_t tiles, const float* scale,
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(threads)
       for (int j = 0; j < run; ++j) {
         if constexpr (!aligned) v.v[j] = c + j < columns ? x[r * columns + c + j] : T(0.f);
         const float value = float(v.v[j]), size = fabsf(value);
-        most = size > most ? size : most;  // not NaN
+        most = size > most ? size : most;  // skips NaN
         made.v[j] = encode_fp8<format_of(is_e5m2)>(value * factor);
         if (turned) tile[i][at + j] = made.v[j];
       }
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(threads)
   }
   if (!amax) return;
   most = group_max<threads>(most);
-  // Bits of floats that are not negative are in their order.
+  // Non-negative floats compare like their bit patterns.
   if (threadIdx.x == 0) atomicMax(reinterpret_cast<int*>(amax), std::bit_cast<int>(most));
 }
 

@@ -1,7 +1,7 @@
-// CUDA graphs. A replay uses the addresses of the recording, so a graph owns the memory that was allocated in it: what
-// is freed there is given out again inside the recording only, and all of it goes back when the graph and the tensors
-// that came out of it are gone. Memory from before the recording that is freed in it, or later (a table of angles that
-// grows, say), is kept as long as the graph, as replays may read it.
+// CUDA graphs. A replay uses the addresses of the recording, so a graph owns the memory that was allocated during its
+// recording. Memory freed during the recording is reused only within it, and all of it is released once the graph and
+// the tensors that came out of it are gone. Older memory that is freed during the recording or later (for example a
+// growing table of angles) is kept as long as the graph, because replays may read it.
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -21,7 +21,7 @@
 namespace lockstep::cuda {
 namespace {
 
-/// Memory that was freed, for graphs that may read it. It goes when they have, with no mutex held.
+/// Freed memory that graphs may still read; released with the last of them, while no mutex is held.
 struct Kept {
   Kept(void* data, int device, void* stream) : data(data), device(device), stream(stream) {}
   ~Kept() {
@@ -33,7 +33,7 @@ struct Kept {
   void* stream;
 };
 
-/// Pieces are never cut: the shapes of a step repeat from layer to layer.
+/// The memory of a recording. Pieces are reused but never split: the shapes of a step repeat from layer to layer.
 class Arena {
  public:
   explicit Arena(int device) : device_(device) {}
@@ -63,14 +63,16 @@ class Arena {
     in_use_[data] = stream;
     return data;
   }
-  /// While recording, the piece may serve again on the stream that it was used on.
+  /// Takes a piece back. While recording, it may be reused on the stream that it was used on.
   void give_back(void* data) {
     const auto used = in_use_.find(data);
     if (used == in_use_.end()) return;
     if (recording) idle_.emplace(std::pair(used->second, all_.at(data)), data);
     in_use_.erase(used);
   }
+  /// Keeps older memory alive as long as this arena.
   void keep(std::shared_ptr<void> older) { older_.push_back(std::move(older)); }
+  /// True if the graph may read memory allocated when Graph::recordings() was `born`.
   bool may_read(int device, uint32_t born) const {
     return device == device_ && born < number_ && (recording || has_graph);
   }
@@ -90,7 +92,7 @@ class Arena {
   std::vector<std::shared_ptr<void>> older_;
 };
 
-/// Who owns which piece, for tensors that are freed anywhere, at any time.
+/// The arena of each piece; tensors may be freed by any thread at any time.
 struct Pieces {
   std::mutex mutex;
   std::unordered_map<void*, std::shared_ptr<Arena>> owner;
@@ -98,26 +100,28 @@ struct Pieces {
   std::atomic<int64_t> count{0};
 };
 Pieces& pieces() {
-  static Pieces& all = *new Pieces;  // outlives static tensors
+  static Pieces& all = *new Pieces;  // leaked: outlives static tensors
   return all;
 }
 
-/// With the mutex held: forgets an arena that nothing can reach any more. The caller drops the last reference unlocked.
+/// Forgets an arena that nothing can reach any more; the mutex must be held. The caller drops the last reference after
+/// unlocking.
 void forget_unused(const std::shared_ptr<Arena>& arena) {
   if (arena->recording || arena->has_graph || arena->has_tensors()) return;
   for (const auto& [data, bytes] : arena->all()) pieces().owner.erase(data);
   pieces().count = int64_t(pieces().owner.size());
 }
 
+/// The opaque graph of Backend.
 struct Captured {
   cudaGraphExec_t graph = nullptr;
   std::shared_ptr<Arena> arena;
 };
 
-thread_local std::shared_ptr<Arena> recording;  // of this thread
+thread_local std::shared_ptr<Arena> recording;  // this thread's, or null
 thread_local cudaStream_t recorded_stream = nullptr;
 
-/// Ends the recording of this thread; nullptr with the code of what went wrong.
+/// Ends this thread's recording; returns nullptr and the error code on failure.
 std::pair<cudaGraph_t, std::shared_ptr<Arena>> stop(cudaError_t& code) {
   cudaGraph_t graph = nullptr;
   code = cudaStreamEndCapture(std::exchange(recorded_stream, nullptr), &graph);
@@ -128,7 +132,7 @@ std::pair<cudaGraph_t, std::shared_ptr<Arena>> stop(cudaError_t& code) {
   return {graph, arena};
 }
 
-/// Those whose graphs may read what is of that age. They are destroyed unlocked.
+/// The arenas whose graphs may read memory of that age. References to the others are dropped after unlocking.
 std::vector<std::shared_ptr<Arena>> arenas_that_read(int device, uint32_t born) {
   std::vector<std::shared_ptr<Arena>> arenas, others;
   const std::lock_guard lock(pieces().mutex);
@@ -142,7 +146,7 @@ std::vector<std::shared_ptr<Arena>> arenas_that_read(int device, uint32_t born) 
 
 void begin_capture(int device) {
   select_device(device);
-  // What the run before it has left in the pool would be held twice.
+  // Memory that the warm-up run left in the pool would be held twice.
   check("Graph", cudaDeviceSynchronize());
   cudaMemPool_t pool = nullptr;
   check("Graph", cudaDeviceGetDefaultMemPool(&pool, device));
@@ -219,7 +223,7 @@ void* allocate_captured(size_t bytes, int device) {
 bool deallocate_captured(void* data, int device, void* stream) noexcept {
   if (pieces().count.load(std::memory_order_acquire) == 0 && !recording) [[likely]]
     return false;
-  std::shared_ptr<Arena> arena;  // destroyed unlocked
+  std::shared_ptr<Arena> arena;  // destroyed after unlocking
   const std::lock_guard lock(pieces().mutex);
   const auto found = pieces().owner.find(data);
   if (found != pieces().owner.end()) {

@@ -1,7 +1,7 @@
 // Moving elements by index. Sums are made in the order of the indices, without atomics: positions are sorted by the
-// place they add to (merge_sort.h, stable), then one thread adds all that meets in an element. Of elements that are
-// written to one place the last stays, found by an integer maximum. Bound by memory. A wrong index is reported and
-// passed over.
+// place they add to (merge_sort.h, stable), then one thread adds everything that goes to one element. If several
+// elements are written to one place, the last one stays; it is found by an integer maximum. Memory bound. A wrong index
+// is reported (report.h) and skipped.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int threads = 256;
 
-/// What sums of T are carried in: 16-bit floats are rounded once.
+/// The accumulator for sums of T: 16-bit floats are summed in f32 and rounded once.
 template <class T> using Carried = Compute<T>;
 
 __device__ inline int64_t first_item() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
@@ -23,11 +23,12 @@ __device__ inline int64_t item_step() { return int64_t(gridDim.x) * blockDim.x; 
 
 // --- rows ---
 
+/// 16 bytes, to copy rows in wide words.
 struct Word16 {
   alignas(16) uint32_t w[4];
 };
 
-/// out[o, i, :] = x[o, index[i], :] in words; a row has `width`.
+/// out[o, i, :] = x[o, index[i], :]; rows are copied as `width` words.
 template <class Word>
 __global__ void __launch_bounds__(threads)
     select_kernel(const Word* x, int64_t n, const int64_t* index, int64_t count, int64_t width, Divider by_width,
@@ -58,7 +59,8 @@ void select_rows(const char* op, const Tensor& x, int dim, const Tensor& index, 
   else dispatch_width(x.dtype(), run);
 }
 
-/// Positions of an index in the order of what they point to. Those to leave out come last, with key ~0.
+/// load() for sort_lines(): the positions of an index, keyed by the place they point to. Positions with index `skip` or
+/// a wrong index get key ~0, so they come last.
 template <class K> struct ByIndex {
   const int64_t* index;
   int64_t skip;
@@ -70,7 +72,8 @@ template <class K> struct ByIndex {
   }
 };
 
-/// A run of equal keys, from its head on: adds what the places in it name, several loads at a time, in their order.
+/// Walks along the run of equal keys that starts at `head`: add(load(place)) for each entry, in order. Several loads
+/// are in flight at a time.
 template <class K, class Load, class Add>
 __device__ void each_of_run(const Entries<K>& sorted, int64_t head, int64_t n, Load load, Add add) {
   constexpr int batch = 4;
@@ -90,12 +93,13 @@ __device__ void each_of_run(const Entries<K>& sorted, int64_t head, int64_t n, L
     at += have;
   }
 }
+/// True if a run of equal keys, other than ~0, starts at `at`.
 template <class K> __device__ bool is_head(const Entries<K>& sorted, int64_t at) {
   return sorted.key[at] != ~K(0) && (at == 0 || sorted.key[at - 1] != sorted.key[at]);
 }
 
-/// out[o, index[i], :] += x[o, i, :]. A thread adds into V columns of a row of out; the thread of a run's head does all
-/// of it.
+/// out[o, index[i], :] += x[o, i, :]. A thread handles V columns of a row of out; only the thread at the head of a run
+/// does anything, and it adds the whole run.
 template <int V, class T, class K>
 __global__ void __launch_bounds__(threads)
     add_rows_kernel(const T* x, Lines lines, int64_t count, Entries<K> sorted, T* out, Access access) {
@@ -123,7 +127,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Calls fn with a key wide enough for places below n, of which ~0 is none.
+/// Calls fn with a key type wide enough for places below n, leaving ~0 free.
 template <class Fn> void dispatch_key(int64_t n, Fn&& fn) {
   n < int64_t(UINT32_MAX) ? fn(uint32_t(0)) : fn(uint64_t(0));
 }
@@ -156,19 +160,20 @@ void add_rows(const char* op, const Tensor& source, int dim, const Tensor& index
 
 // --- elements ---
 
-/// The elements of an index: places in it, in the tensor read, in the tensor written, and along `dim`, each without
-/// what the index adds.
+/// The axes of a walk over the elements of an index: offsets in the index, in the tensor that is read and in the tensor
+/// that is written, and the position along `dim`. The offset along the indexed dim is left out; it is index * stride.
 enum { in_index, in_source, in_out, along, places };
+/// The loop over the elements of an index, in row-major order.
 struct ElementWalk {
   Nest<places> nest;
   int64_t count;
-  int64_t stride;  // of what the index counts
+  int64_t stride;  // of the indexed dim
 };
 
 ElementWalk make_element_walk(const Tensor& index, int dim, const Strides& source, const Strides& out, int64_t stride) {
   ElementWalk walk{.nest = {}, .count = index.numel(), .stride = stride};
   for (int d = 0; d < index.dim(); ++d) {
-    if (index.shape()[d] == 1) continue;  // in row-major order, unjoined: flat places are positions
+    if (index.shape()[d] == 1) continue;  // row-major order, so flat indices are positions
     const int at = walk.nest.rank++;
     walk.nest.size[at] = index.shape()[d];
     const int64_t strides[places] = {index.strides()[d], source[d], out[d], d == dim};
@@ -179,6 +184,7 @@ ElementWalk make_element_walk(const Tensor& index, int dim, const Strides& sourc
   return walk;
 }
 
+/// Strides with that of `dim` set to 0.
 Strides without(Strides strides, int dim) {
   if (dim < strides.rank()) strides[dim] = 0;
   return strides;
@@ -197,7 +203,8 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// The largest position along the dim that writes to each place of out, which is counted in row-major order.
+/// last[place] = the largest position along `dim` that writes to this place of out; places are counted in row-major
+/// order.
 __global__ void __launch_bounds__(threads)
     find_last_kernel(ElementWalk walk, const int64_t* index, int* last, cuda::RangeCheck good) {
   for (int64_t i = first_item(); i < walk.count; i += item_step()) {
@@ -207,6 +214,7 @@ __global__ void __launch_bounds__(threads)
     if (good(to, i)) atomicMax(last + at[in_out] + to * walk.stride, int(at[along]));
   }
 }
+/// Writes the elements that find_last_kernel() chose. `dense` is `walk` with the row-major strides of out.
 template <class T>
 __global__ void __launch_bounds__(threads) scatter_kernel(ElementWalk walk, ElementWalk dense, const int64_t* index,
                                                           const int* last, const T* source, T* out, int64_t limit) {
@@ -220,6 +228,7 @@ __global__ void __launch_bounds__(threads) scatter_kernel(ElementWalk walk, Elem
   }
 }
 
+/// load() for sort_lines(): the elements of an index, keyed by the row-major place they write to.
 template <class K> struct ByPlace {
   ElementWalk dense;
   const int64_t* index;
@@ -233,6 +242,7 @@ template <class K> struct ByPlace {
   }
 };
 
+/// scatter_add: the thread at the head of a run adds all elements of the run to their place.
 template <class T, class K>
 __global__ void __launch_bounds__(threads)
     add_elements_kernel(ElementWalk walk, const int64_t* index, Entries<K> sorted, const T* source, T* out) {
@@ -258,7 +268,7 @@ template <class T>
 __global__ void __launch_bounds__(threads)
     triangle_kernel(const T* x, T* out, int64_t count, int64_t n, int64_t m, int64_t diagonal, bool upper) {
   for (int64_t i = first_item(); i < count; i += item_step()) {
-    const int64_t row = i / m, above = i - row * m - row % n;  // of the main diagonal
+    const int64_t row = i / m, above = i - row * m - row % n;  // distance above the main diagonal
     out[i] = (upper ? above >= diagonal : above <= diagonal) ? x[i] : T(0);
   }
 }
@@ -280,7 +290,7 @@ void index_select(const Tensor& x, int dim, const Tensor& index, Tensor& out) {
 }
 
 void index_add(const Tensor& source, int dim, const Tensor& index, Tensor& out) {
-  add_rows("index_add_", source, dim, index, INT64_MIN, out);  // no index is that
+  add_rows("index_add_", source, dim, index, INT64_MIN, out);  // INT64_MIN: no index is skipped
 }
 
 void gather(const Tensor& x, int dim, const Tensor& index, Tensor& out) {

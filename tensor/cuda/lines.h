@@ -1,10 +1,10 @@
 #pragma once
-// A tensor seen as lines along one dim.
+// A tensor as lines along one dimension.
 #include "tensor/tensor.h"
 
 namespace lockstep::on_cuda {
 
-/// (outer, n, inner): `n` is the dim's size, `inner` the elements between its neighbours.
+/// A contiguous tensor as (outer, n, inner): `n` is the size of the dimension, `inner` the distance of two neighbours.
 struct Lines {
   int64_t outer = 1, n = 1, inner = 1;
 
@@ -14,8 +14,9 @@ struct Lines {
     n = x.shape()[dim];
     for (int i = 0; i < x.dim(); ++i) (i < dim ? outer : inner) *= i == dim ? 1 : x.shape()[i];
   }
+  /// Number of lines.
   LOCKSTEP_HD int64_t count() const { return outer * inner; }
-  /// First element of a line.
+  /// Index of the first element of a line.
   LOCKSTEP_HD int64_t start(int64_t line) const {
     return inner == 1 ? line * n : line / inner * n * inner + line % inner;
   }

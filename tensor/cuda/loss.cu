@@ -1,7 +1,7 @@
-// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary; softmax exists only in the gradient. Bound
-// by memory: forward reads the logits once (maximum and sum of exponentials together, online), backward reads them once
-// and writes the gradient, which may take their place: every thread reads its own elements before it writes them. Both
-// together read them once from memory, and a long row once more from L2.
+// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary; the softmax exists only in the gradient.
+// Memory bound. Forward reads the logits once (online softmax: maximum and sum of exponentials together). Backward
+// reads them once and writes the gradient, which may overwrite them: every thread reads its own elements before it
+// writes them. Forward and backward in one kernel read the logits once from memory, and long rows once more from L2.
 //
 //   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])        s: label smoothing, t: target
 #include "tensor/cuda/cuda_kernels.h"
@@ -22,29 +22,30 @@ __global__ void __launch_bounds__(sum_threads) weight_total_kernel(const T* weig
   if (threadIdx.x == 0) *total = sum;
 }
 
+/// The arguments of cross_entropy() that concern all rows.
 struct Smoothing {
-  double part;          // label smoothing
-  const double* total;  // sum of the weights; null: C
-  int64_t ignored;
-  bool elsewhere;  // targets of -1 are in columns that are not here
+  double part;          // the label smoothing s
+  const double* total;  // sum of the class weights; null: C
+  int64_t ignored;      // rows with this target have no loss
+  bool elsewhere;       // a target of -1 belongs to a column of another shard of the vocabulary
 };
 
-/// What rows are held to.
+/// The targets of all rows and how they count.
 template <class T> struct Targets {
   const int64_t* target;
-  const T* weight;  // of each class, or null
+  const T* weight;  // per class, or null
   Smoothing smoothing;
   cuda::RangeCheck good;
 };
 
-/// Writes the loss of row r, and gives its log sum exp to every thread.
+/// Writes the loss of row r; returns its log-sum-exp to every thread.
 template <class T, int threads, int V, bool held>
 __device__ Compute<T> loss_of(Row<T, threads, V, held>& row, const Targets<T>& to, int64_t r, Compute<T>* loss) {
   using A = Compute<T>;
   const Smoothing& smoothing = to.smoothing;
   A top, sum;
   row.sum_of_exp(top, sum);
-  const A log_sum = log_of(sum);  // lse = top + log_sum; their sum loses digits when logits are large
+  const A log_sum = log_of(sum);  // lse = top + log_sum, kept apart: their sum loses digits when logits are large
   const int64_t t = to.target[r];
   A distance = 0;  // sum over c of w[c] (top - x[c])
   if (smoothing.part > 0 && t != smoothing.ignored) {
@@ -56,7 +57,7 @@ __device__ Compute<T> loss_of(Row<T, threads, V, held>& row, const Targets<T>& t
     });
     distance = group_sum<threads>(distance);
   }
-  // By the thread that writes the target's gradient, which may take the logit's place.
+  // Done by the thread that will write the gradient of the target, as that may overwrite the logit.
   const bool counts = t != smoothing.ignored, inside = uint64_t(t) < uint64_t(row.n);
   if (threadIdx.x == (counts && inside ? t / V % threads : 0)) {
     double result = 0;
@@ -72,13 +73,13 @@ __device__ Compute<T> loss_of(Row<T, threads, V, held>& row, const Targets<T>& t
   return top + log_sum;
 }
 
-/// dx[c] = softmax(x)[c] scale - w[c] spread, and - point at the target. g: the loss's gradient, l: log sum exp.
+/// dx[c] = softmax(x)[c] scale - w[c] spread, minus `point` at the target. l: the row's log-sum-exp.
 template <class T, int threads, int V, bool held>
 __device__ void grad_of(Row<T, threads, V, held>& row, const Targets<T>& to, int64_t r, Compute<T> upstream,
                         Compute<T> l, T* out) {
   using A = Compute<T>;
-  // lse in f32 carries an error of |lse| 2^-24, which moves every probability by as much: where that shows in T, divide
-  // by their sum.
+  // lse in f32 has an error of |lse| 2^-24, which scales all probabilities. If that is visible in T, divide by the sum
+  // of the probabilities.
   constexpr A exact = sizeof(T) == 2 ? A(2048) : A(16);
   const Smoothing& smoothing = to.smoothing;
   const T* const weight = to.weight;
@@ -118,7 +119,7 @@ __device__ void grad_of(Row<T, threads, V, held>& row, const Targets<T>& to, int
   });
 }
 
-/// with_grad: the gradient, too, to `out`, which may be x.
+/// Loss and lse of each row; with_grad: also the gradient, to `out`, which may be x.
 template <class T, int threads, int V, bool held, bool with_grad>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     loss_kernel(const T* x, Targets<T> to, const Compute<T>* grad_loss, Compute<T>* loss, Compute<T>* lse, T* out,
@@ -131,6 +132,7 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
   }
 }
 
+/// The gradient alone, from a saved lse.
 template <class T, int threads, int V, bool held>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     loss_grad_kernel(const Compute<T>* grad_loss, const T* x, const Compute<T>* lse, Targets<T> to, T* out,
@@ -141,7 +143,7 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
   }
 }
 
-/// Runs fn(targets) with the total of the weights where it is needed.
+/// Calls fn(targets), after summing the class weights if label smoothing needs it.
 template <class T, class Fn>
 void with_targets(const char* op, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args,
                   int64_t classes, Fn&& fn) {

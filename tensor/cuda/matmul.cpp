@@ -1,11 +1,11 @@
-// Matrix products by cuBLASLt. It is column-major: out (M, N) in rows is out^T = b^T a^T in columns, so that the
-// operands change places and nothing is copied. Bound: 2 M N K operations at the tensor cores' rate (f16, bf16, tf32),
-// and for thin ones, as in decoding, the bytes of the larger operand.
+// Matrix products by cuBLASLt. The library is column-major: row-major out (M, N) is column-major out^T = b^T a^T, so
+// the operands swap places and nothing is copied. Bound by 2 M N K operations at the tensor cores' rate (f16, bf16,
+// tf32) or, for thin products such as decoding, by reading the larger operand.
 //
-// cuBLASLt is asked once for each shape which algorithm it would take, and the answer is kept. It may sum in pieces,
-// but always in f32 and in a fixed order: the same product gives the same bits. What follows the product is fused where
-// the library has it (bias, relu, gelu_tanh and the value before it, gelu_tanh's derivative, the sums of a's rows that
-// are a bias's gradient); the rest is our pointwise kernel afterwards, or a reduction.
+// cuBLASLt is asked once per shape for an algorithm, and the answer is kept. It may sum in pieces, but always in f32
+// and in a fixed order, so the same product gives the same bits. Operations after the product are fused if the library
+// has them: bias, relu, gelu_tanh with the value before it, the derivative of gelu_tanh, and the sums of a's rows,
+// which are a bias's gradient. The rest runs afterwards as our pointwise kernel or a reduction.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -23,7 +23,7 @@ using namespace blas;
 
 namespace {
 
-/// A matrix as cuBLASLt sees it: `lead` elements from column to column, taken transposed or as it is.
+/// A matrix as cuBLASLt sees it: `lead` elements from column to column, transposed or not.
 struct Operand {
   int64_t lead;
   bool transposed;
@@ -36,12 +36,13 @@ Operand operand(const Tensor& x) {
   return {columns <= 1 ? rows : column, true};
 }
 
-/// The batch: dims that one stride can count are one. The innermost is given to the library, the others are walked.
+/// A batch dim with its strides. Dims that one stride can express are merged; the library gets the innermost one, the
+/// others are looped over.
 struct BatchDim {
   int64_t size, a, b;
 };
 std::vector<BatchDim> batch_dims(const Tensor& a, const Tensor& b, const Tensor& out) {
-  std::vector<BatchDim> dims;  // from the inside
+  std::vector<BatchDim> dims;  // innermost first
   for (int d = out.dim() - 3; d >= 0; --d) {
     const BatchDim next{out.shape()[d], a.strides()[d], b.strides()[d]};
     if (next.size == 1) continue;
@@ -53,22 +54,22 @@ std::vector<BatchDim> batch_dims(const Tensor& a, const Tensor& b, const Tensor&
   return dims;
 }
 
-/// All that the choice of an algorithm depends on, and the key that it is kept under.
+/// Everything that the choice of an algorithm depends on; the key of the plans.
 struct Problem {
   int64_t device, dtype, result, tf32, m, n, k;
   int64_t lead_a, lead_b, transposed_a, transposed_b;
   int64_t batch, stride_a, stride_b;
   int64_t align_a, align_b, align_c, align_d, align_bias, align_pre;
-  int64_t epilogue, adds;  // adds: beta is not 0
+  int64_t epilogue, adds;  // adds: beta != 0
   auto operator<=>(const Problem&) const = default;
 };
 
 constexpr uint32_t aux_bit = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU;
-/// Those that write (gelu) or read (its derivative) the value before gelu.
+/// True for epilogues that write (gelu) or read (its derivative) the value before gelu.
 bool has_pre(int64_t epilogue) { return epilogue & aux_bit; }
 bool has_bias(int64_t epilogue) { return epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB); }
 
-/// Nothing when the library cannot do this.
+/// Makes the plan; nullopt if the library does not support the product.
 std::optional<Product> make_plan(const Problem& p) {
   const DType dtype = DType(p.dtype);
   const cudaDataType_t type = type_of(dtype), result = type_of(DType(p.result));
@@ -80,11 +81,11 @@ std::optional<Product> make_plan(const Problem& p) {
   check_blas("cublasLtMatmulDescCreate",
              cublasLtMatmulDescCreate(&made, compute, dtype == f64 ? CUDA_R_64F : CUDA_R_32F));
   plan.description.reset(made);
-  // Our b is the library's A, our a its B.
+  // Our b is the library's A, and our a is its B.
   set(plan.description, CUBLASLT_MATMUL_DESC_TRANSA, int32_t(p.transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N));
   set(plan.description, CUBLASLT_MATMUL_DESC_TRANSB, int32_t(p.transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N));
   set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE, uint32_t(p.epilogue));
-  // Only their alignment is read here.
+  // Here the library reads only the alignment of these addresses.
   if (has_bias(p.epilogue))
     set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(p.align_bias));
   if (has_pre(p.epilogue)) {
@@ -102,13 +103,13 @@ std::optional<Product> make_plan(const Problem& p) {
   return plan;
 }
 
-/// What the library is to do after the product.
+/// Operations that the library fuses with the product.
 struct Fused {
   bool bias = false;
   Activation activation = Activation::none;
-  bool keeps_pre = false;  // gelu_tanh only
-  bool row_sums = false;   // those of a go to `bias`
-  bool gelu_grad = false;  // the derivative of gelu_tanh at `pre`
+  bool keeps_pre = false;  // gelu_tanh only: also write the value before it
+  bool row_sums = false;   // write the sums of a's rows to `bias`
+  bool gelu_grad = false;  // multiply by the derivative of gelu_tanh at `pre`
   uint32_t epilogue() const {
     if (row_sums) return CUBLASLT_EPILOGUE_BGRADB;  // our a is the library's B
     if (gelu_grad) return CUBLASLT_EPILOGUE_DGELU;
@@ -119,10 +120,10 @@ struct Fused {
   }
 };
 
-/// out = fused(alpha * a b + beta * c). False when the library cannot do it: nothing has been written then.
+/// out = fused(alpha * a b + beta * c). False, having written nothing, if the library does not support it.
 bool product(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bias, const MatmulArgs& args,
              const Fused& fused, const Tensor& pre, const Tensor& out) {
-  const Tensor& from = args.beta != 0 ? c : out;  // the library wants an address
+  const Tensor& from = args.beta != 0 ? c : out;  // the library needs an address even if beta is 0
   const int64_t width = size_of(a.dtype()), m = out.size(-2), n = out.size(-1);
   const std::vector<BatchDim> dims = batch_dims(a, b, out);
   LOCKSTEP_CHECK(dims[0].size <= INT32_MAX, "[matmul] expected at most ", INT32_MAX,
@@ -157,7 +158,7 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bi
                         of_result(pre),
                         fused.epilogue(),
                         args.beta != 0};
-  if (has_pre(problem.epilogue) && (n % 8 != 0 || problem.align_pre < 16)) return false;  // the library's rule
+  if (has_pre(problem.epilogue) && (n % 8 != 0 || problem.align_pre < 16)) return false;  // required by the library
   thread_local std::map<Problem, std::optional<Product>> plans;
   const Product* plan = plan_for(plans, problem, make_plan);
   if (!plan) return false;
@@ -191,7 +192,7 @@ void pointwise_into(PointwiseOp op, const std::vector<const Tensor*>& in, Tensor
   LOCKSTEP_KERNEL(out.device(), pointwise)(op, PointwisePart::value, {.p = p}, in.data(), int(in.size()), out);
 }
 
-/// out = activation(x + bias) with the value before it in `pre`; x is out or pre.
+/// out = activation(x + bias), with the value before the activation in `pre`; x is out or pre.
 void finish(const Tensor& x, const Tensor& bias, Activation activation, Tensor& pre, Tensor& out) {
   constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf,
                                  PointwiseOp::silu};
@@ -210,12 +211,12 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bia
   const DType dtype = out.dtype();
   LOCKSTEP_CHECK(dtype == f64 || dtype == f32 || dtype == f16 || dtype == bf16,
                  "[matmul] expected a floating dtype, got ", dtype);
-  if (a.size(-1) == 0) {  // sums of nothing
+  if (a.size(-1) == 0) {  // empty sums
     if (args.beta == 0) out.fill_(0);
     else pointwise_into(PointwiseOp::mul_scalar, {&c}, out, args.beta);
     return finish(out, bias, args.activation, pre, out);
   }
-  // As much as possible in one launch. f64 is for checking: there the library knows few ways to end.
+  // Fuse as much as possible. f64 is meant for checking; the library has few epilogues for it.
   const bool fusable = dtype != f64 && (args.activation == Activation::gelu_tanh ||
                                         (args.activation == Activation::relu && !pre.defined()));
   if (fusable && product(a, b, c, bias, args, {bias.defined(), args.activation, pre.defined()}, pre, out)) return;
@@ -225,7 +226,7 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bia
   if (product(a, b, c, bias, args, {}, pre, before)) return finish(before, bias, args.activation, pre, out);
   LOCKSTEP_CHECK(a.dtype() == f16 || a.dtype() == bf16, "[matmul] cuBLASLt has no way to multiply ", a.shape(), " by ",
                  b.shape(), " in ", dtype, " with strides ", a.strides(), " and ", b.strides());
-  // Cards that are older than the dtype: in f32, rounded once.
+  // Devices that do not support the dtype: compute in f32 and round once.
   if (a.dtype() != dtype) return matmul(a.to(dtype), b.to(dtype), c, bias, args, pre, out);
   Tensor wide = empty(out.shape(), {.dtype = f32, .device = out.device()});
   Tensor wide_pre = pre.defined() ? empty(pre.shape(), {.dtype = f32, .device = out.device()}) : Tensor();

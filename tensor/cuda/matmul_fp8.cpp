@@ -1,6 +1,6 @@
 // Products of 8-bit floats by cuBLASLt: out = a b^T + bias, with a scale for each operand that is read on the device.
-// The library is column-major: out^T = b a^T, where its A is our b, transposed, and its B our a, as it is: the one form
-// that Hopper has. Sums are not "fast": each goes to f32 in time.
+// The library is column-major: out^T = b a^T, where its A is our b, transposed, and its B is our a, not transposed.
+// This is the only form that Hopper supports. "Fast accumulation" is off, so partial sums are moved to f32 in time.
 #include <optional>
 #include <tuple>
 
@@ -15,11 +15,11 @@ using namespace blas;
 
 namespace {
 
-/// All that the choice of an algorithm depends on, and the key that it is kept under.
+/// Everything that the choice of an algorithm depends on; the key of the plans.
 struct Fp8Problem {
   int64_t device, result, m, n, k;
   bool a_is_e5m2, b_is_e5m2;
-  int64_t align_a, align_b, align_out, align_bias;  // align_bias 0: none is fused
+  int64_t align_a, align_b, align_out, align_bias;  // align_bias 0: no bias is fused
   auto operator<=>(const Fp8Problem&) const = default;
 };
 
@@ -34,7 +34,7 @@ std::optional<Product> make_fp8_plan(const Fp8Problem& p) {
   set(plan.description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(0));
   set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE,
       uint32_t(p.align_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT));
-  // Of addresses only the alignment is read here.
+  // Here the library reads only the alignment of the addresses.
   for (const auto scale : {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER})
     set(plan.description, scale, reinterpret_cast<const void*>(uintptr_t(256)));
   if (p.align_bias) {
@@ -48,6 +48,7 @@ std::optional<Product> make_fp8_plan(const Fp8Problem& p) {
   return plan;
 }
 
+/// 8-bit floats need compute capability 8.9.
 bool is_new_enough() { return std::tuple(cuda::limits().major, cuda::limits().minor) >= std::tuple(8, 9); }
 
 }  // namespace
@@ -57,7 +58,7 @@ bool matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, Tens
   if (!is_new_enough() || m % 16 != 0 || n % 16 != 0 || k % 16 != 0) return false;
   if (a.format == Fp8Format::e5m2 && b.format == Fp8Format::e5m2) return false;
   const auto align = [](const Tensor& x) { return alignment(reinterpret_cast<uint64_t>(x.raw_data())); };
-  const bool fuses = bias.defined() && out.dtype() != f32;  // the library's biases have 16 bits
+  const bool fuses = bias.defined() && out.dtype() != f32;  // the library's fused biases have 16 bits
   const Fp8Problem problem{cuda::current_device(),
                            int64_t(out.dtype()),
                            m,

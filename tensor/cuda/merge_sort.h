@@ -1,30 +1,33 @@
 #pragma once
-// Sorting on the device: lines of entries (key, place) go in order of the key and, where keys are equal, of the place,
-// so that the order is stable and does not depend on how threads run. A block sorts a tile in shared memory; then runs
-// are merged in pairs, each thread finding by bisection where its piece begins. Bound by memory: one pass over keys and
-// places for every doubling.
+// Merge sort of lines of entries (key, place) by key and, for equal keys, by place, so the sort is stable and the
+// result independent of thread timing. A block sorts each tile in shared memory (bitonic sort). Then sorted runs are
+// merged in pairs; each thread finds the start of its piece by bisection. Memory bound: one pass over keys and places
+// per doubling.
 #include "tensor/cuda/simt.h"
 
 namespace lockstep::on_cuda {
 
-inline constexpr int sort_threads = 256, sort_tile = 1024;  // entries of a block
+/// Threads of a block, and the entries that it sorts.
+inline constexpr int sort_threads = 256, sort_tile = 1024;
 
+/// Keys and the places they came from.
 template <class K> struct Entries {
   K* key;
   uint32_t* place;
 };
 
-/// Lines of n entries, one behind the other.
+/// `lines` contiguous lines of n entries each.
 struct SortLines {
   int64_t lines, n;
 };
 
+/// The order of entries.
 template <class K> __device__ inline bool is_before(K a, uint32_t a_place, K b, uint32_t b_place) {
   return a != b ? a < b : a_place < b_place;
 }
 
-/// Sorts keys[0 .. size) in shared memory; size is a power of two. All threads of the block call it; it begins and ends
-/// with a barrier.
+/// Bitonic sort of keys[0 .. size) in shared memory; size is a power of two. All threads of the block call it; it
+/// begins and ends with a barrier.
 template <class K> __device__ inline void sort_shared(K* keys, uint32_t* places, int size) {
   for (int length = 2; length <= size; length *= 2) {
     for (int step = length / 2; step > 0; step /= 2) {
@@ -41,8 +44,8 @@ template <class K> __device__ inline void sort_shared(K* keys, uint32_t* places,
   __syncthreads();
 }
 
-/// Sorts every tile of every line and writes the first `keep` entries of each, one tile behind the other. load(line, i,
-/// key, place) gives an entry.
+/// Sorts every tile of every line and writes the first `keep` entries of each tile, one tile after the other.
+/// load(line, i, key, place) returns an entry; out_n is the length of an output line.
 template <class K, class Load>
 __global__ void __launch_bounds__(sort_threads)
     sort_tiles_kernel(Load load, SortLines from, int keep, int64_t out_n, Entries<K> out) {
@@ -55,7 +58,7 @@ __global__ void __launch_bounds__(sort_threads)
     int size = 2;
     while (size < count) size *= 2;
     for (int i = int(threadIdx.x); i < size; i += sort_threads) {
-      keys[i] = ~K(0), places[i] = ~uint32_t(0);  // after every entry
+      keys[i] = ~K(0), places[i] = ~uint32_t(0);  // padding sorts last
       if (i < count) load(line, first + i, keys[i], places[i]);
     }
     sort_shared(keys, places, size);
@@ -68,7 +71,7 @@ __global__ void __launch_bounds__(sort_threads)
   }
 }
 
-/// Merges runs of `run` entries in pairs. A thread makes `piece` entries.
+/// Merges neighbouring sorted runs of `run` entries in pairs. A thread writes `piece` entries.
 template <class K>
 __global__ void __launch_bounds__(sort_threads)
     merge_kernel(Entries<K> from, Entries<K> to, SortLines lines, int64_t run) {
@@ -77,15 +80,15 @@ __global__ void __launch_bounds__(sort_threads)
   for (int64_t item = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; item < lines.lines * pieces;
        item += int64_t(gridDim.x) * blockDim.x) {
     const int64_t line = item / pieces, at = (item - line * pieces) * piece, start = line * lines.n;
-    // The two runs, and how far this piece begins into their merger. A piece lies in one pair: runs are multiples of
-    // it.
+    // The two runs, and the offset of this piece in their merged result. A piece never spans two pairs, because `run`
+    // is a multiple of it.
     const int64_t pair = at / (2 * run) * 2 * run, middle = min(pair + run, lines.n),
                   end = min(pair + 2 * run, lines.n), into = at - pair;
     const K *a = from.key + start + pair, *b = from.key + start + middle;
     const uint32_t *pa = from.place + start + pair, *pb = from.place + start + middle;
     const int64_t na = middle - pair, nb = end - middle;
     int64_t low = max(int64_t(0), into - nb), high = min(into, na);
-    while (low < high) {  // how many come from a
+    while (low < high) {  // find how many entries before this piece come from a
       const int64_t i = (low + high) / 2, j = into - 1 - i;
       if (is_before(b[j], pb[j], a[i], pa[i])) high = i;
       else low = i + 1;
@@ -101,7 +104,7 @@ __global__ void __launch_bounds__(sort_threads)
   }
 }
 
-/// Memory for entries, twice: passes go to and fro.
+/// Two buffers of `count` entries; merge passes alternate between them.
 template <class K> struct SortBuffers {
   explicit SortBuffers(int64_t count)
       : key_memory(size_t(2 * count) * sizeof(K)),
@@ -112,7 +115,7 @@ template <class K> struct SortBuffers {
   Entries<K> first, second;
 };
 
-/// Sorts lines whose entries load() gives. The result is one of the two buffers.
+/// Sorts lines whose entries load() returns. The result is in one of the two buffers.
 template <class K, class Load>
 Entries<K> sort_lines(const char* op, const Load& load, const SortLines& lines, SortBuffers<K>& buffers) {
   const int64_t tiles = (lines.n + sort_tile - 1) / sort_tile;

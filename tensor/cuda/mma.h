@@ -1,36 +1,38 @@
 #pragma once
-// Tensor cores: products of small matrices that the lanes of a warp hold together, f16 or bf16 with f32 sums (sm_80 and
-// later).
+// Tensor cores (sm_80 and later): products of small f16 or bf16 matrices, summed in f32. The lanes of a warp hold each
+// matrix together. With lane = 4 g + t, c (16 x 8) += a (16 x 16) b (16 x 8) places the elements (row, column) so:
 //
-//   c (16 x 8) += a (16 x 16) b (16 x 8)        lane = 4 g + t
+//   a   a word holds two neighbours along k (columns)   a[0] (g, 2t)       a[1] (g + 8, 2t)
+//                                                       a[2] (g, 2t + 8)   a[3] (g + 8, 2t + 8)
+//   b   a word holds two neighbours along k (rows)      b[0] (2t, g)       b[1] (2t + 8, g)
+//   c   one f32 each                                    c[0] (g, 2t)       c[1] (g, 2t + 1)
+//                                                       c[2] (g + 8, 2t)   c[3] (g + 8, 2t + 1)
 //
-//   a: words of two neighbours along k: rows g, g + 8, then the same 8 columns on:    a[0] (g, 2t)  a[1] (g + 8, 2t)
-//                                                                                     a[2] (g, 2t + 8)  a[3] (g + 8, 2t
-//                                                                                     + 8)
-//   b: words of two neighbours along k, column g:   b[0] (2t, g)  b[1] (2t + 8, g)
-//   c: c[0] c[1] (g, 2t and 2t + 1), c[2] c[3] (g + 8, the same). Two c side by side are an a, once rounded and packed.
+// Two c that are neighbours in n, rounded and packed, form an a.
 #include "tensor/cuda/warp.h"
 
 namespace lockstep::on_cuda {
 
-// Kernels leave at once where there are none: compilers then skip what nobody calls (fits_mma() asks for the device).
+/// True if this architecture has tensor cores for f16 and bf16. Kernels return at once where it is false, so the
+/// compiler drops their bodies; fits_mma() checks the device.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr bool has_tensor_cores = false;
 #else
 constexpr bool has_tensor_cores = true;
 #endif
 
-/// Two numbers in one word, the first in the lower half.
+/// Packs two numbers, rounded to T, into one word; `low` goes into the lower half.
 template <class T> __device__ inline uint32_t pack(float low, float high) {
   return uint32_t(T(low).bits) | uint32_t(T(high).bits) << 16;
 }
-/// The number in the lowest 16 bits.
+/// The T whose bits are the lowest 16 of `bits`, as f32.
 template <class T> __device__ inline float number(uint64_t bits) {
   T x;
   x.bits = uint16_t(bits);
   return float(x);
 }
 
+/// c += a b (m16n8k16); all lanes of the warp call it.
 template <class T> __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   if constexpr (std::is_same_v<T, Half>) {
@@ -45,7 +47,7 @@ template <class T> __device__ inline void mma(float (&c)[4], const uint32_t (&a)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
 #elif !defined(__CUDACC__)
-  // A row of a lies in the four lanes of its group, a column of b likewise.
+  // Row r of a is spread over the four lanes of group r; so is column n of b.
   const auto both = [](uint32_t low, uint32_t high) { return uint64_t(high) << 32 | low; };
   const uint64_t mine[3] = {both(a[0], a[2]), both(a[1], a[3]), both(b[0], b[1])};
   uint64_t all[warp][3];
@@ -60,8 +62,9 @@ template <class T> __device__ inline void mma(float (&c)[4], const uint32_t (&a)
 #endif
 }
 
-/// Four 8 x 8 matrices of 16-bit numbers out of shared memory: lane 8 i + r gives where row r of the i-th begins, 16
-/// bytes aligned. Lane 4 g + t gets of each the columns 2t and 2t + 1 of row g; turned: the same of its transpose.
+/// Loads four 8 x 8 matrices of 16-bit numbers from shared memory (ldmatrix): lane 8 i + r passes the 16-byte aligned
+/// address of row r of matrix i. Lane 4 g + t receives columns 2t and 2t + 1 of row g of each matrix; if `turned`, of
+/// each transposed matrix.
 template <bool turned>
 __device__ inline void load_matrices(const uint32_t* row, uint32_t& m0, uint32_t& m1, uint32_t& m2, uint32_t& m3) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -90,21 +93,21 @@ __device__ inline void load_matrices(const uint32_t* row, uint32_t& m0, uint32_t
 #endif
 }
 
-/// Begins to copy 4 or 16 bytes to shared memory; zeros where there is nothing. They have come when this thread has
-/// waited, and are everybody's after a barrier.
+/// Starts copying 4 or 16 bytes to shared memory; writes zeros if `there` is false. This thread sees the data after
+/// wait_for_copies(), the rest of the block after a barrier.
 template <int bytes> __device__ inline void copy_async(void* to, const void* from, bool there) {
   static_assert(bytes == 4 || bytes == 16);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const auto at = unsigned(__cvta_generic_to_shared(to));
   const int read = there ? bytes : 0;
-  if constexpr (bytes == 16)  // past L1
+  if constexpr (bytes == 16)  // bypasses L1
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(read) : "memory");
   else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(read) : "memory");
 #elif !defined(__CUDACC__)
   simt::copy_async<bytes>(to, there ? from : nullptr);
 #endif
 }
-/// For all that this thread began.
+/// Waits for all copies that this thread started.
 __device__ inline void wait_for_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_all;" ::: "memory");
@@ -113,38 +116,39 @@ __device__ inline void wait_for_copies() {
 #endif
 }
 
-/// A tile of 16-bit numbers in shared memory, for a and b. `depth` is the width of a row in steps of 16; rows are
-/// padded by 16 bytes, so that eight rows of a matrix lie in 32 banks.
+/// A tile of 16-bit numbers in shared memory, an operand of mma(). Its rows have 16 * depth numbers and are padded by
+/// 16 bytes, so the eight rows of a matrix fall into different banks.
 template <int depth> struct RowTile {
   static constexpr int line = 8 * depth + 4;  // words
   uint32_t* words;
 
-  /// Row r of one of four matrices, which follow each other down the rows first, or along them.
+  /// The row that this lane passes to load_matrices(). The four 8 x 8 matrices of a 16 x 16 part are numbered down its
+  /// rows first if `down`, else along them.
   __device__ const uint32_t* place(int row, int column, bool down) const {
     const int i = threadIdx.x % warp / 8, far = i / 2 * 8, near = i % 2 * 8;
     return words + (row + (down ? near : far) + int(threadIdx.x % 8)) * line + (column + (down ? far : near)) / 2;
   }
-  /// The 16 x 16 from (row, column) on as an a; turned: its transpose.
+  /// Loads the 16 x 16 part that starts at (row, column) as an operand a; left_turned() loads its transpose.
   __device__ void left(int row, int column, uint32_t (&a)[4]) const {
     load_matrices<false>(place(row, column, true), a[0], a[1], a[2], a[3]);
   }
   __device__ void left_turned(int row, int column, uint32_t (&a)[4]) const {
     load_matrices<true>(place(row, column, false), a[0], a[1], a[2], a[3]);
   }
-  /// The same as two b: its left and right half; turned: those of its transpose.
+  /// Loads the same part as two operands b, columns 0 to 7 and 8 to 15; right_turned() takes those of its transpose.
   __device__ void right(int row, int column, uint32_t (&b)[2][2]) const {
     load_matrices<true>(place(row, column, true), b[0][0], b[0][1], b[1][0], b[1][1]);
   }
   __device__ void right_turned(int row, int column, uint32_t (&b)[2][2]) const {
     load_matrices<false>(place(row, column, false), b[0][0], b[0][1], b[1][0], b[1][1]);
   }
-  /// Begins to fill `size` rows with those from `from` on, `stride` apart; the first `rows` of them are there, and of
-  /// each `width` numbers, which 8 divides.
+  /// Starts copying `size` rows of 16 * depth numbers, `stride` apart, into the tile. Only the first `rows` rows and
+  /// `width` numbers of each exist; the rest becomes zeros. 8 must divide `width`.
   template <int threads, int size, class T>
   __device__ void fill(const T* from, int64_t stride, int64_t rows, int64_t width) const {
     int first = threadIdx.x;
 #if defined(__CUDA_ARCH__)
-    asm volatile("" : "+r"(first));  // else all addresses stay in registers between two calls
+    asm volatile("" : "+r"(first));  // else the compiler keeps all addresses in registers between two calls
 #endif
     for (int n = first; n < size * 2 * depth; n += threads) {
       const int row = n / (2 * depth), column = n % (2 * depth) * 8;

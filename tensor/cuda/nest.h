@@ -1,14 +1,14 @@
 #pragma once
-// The loops over the elements of N tensors of one shape and any strides, as a kernel needs them: dims of size 1 are
-// gone, dims are ordered by the strides of one of the tensors, and neighbours that lie one behind the other in all of
-// them are joined. A kernel then finds the places of an element from its flat index, with multiplications in place of
-// divisions below 2^31.
+// The loop nest over the elements of N tensors of one shape and any strides, as a kernel needs it: dims of size 1 are
+// dropped, dims are ordered by the strides of one of the tensors, and neighbouring dims that are contiguous in all
+// tensors are merged. A kernel then computes the offsets of an element from its flat index, below 2^31 with
+// multiplications instead of divisions.
 #include "tensor/cuda/simt.h"
 #include "tensor/tensor.h"
 
 namespace lockstep::on_cuda {
 
-/// n / by for n < 2^31, by a multiplication.
+/// n / by for n < 2^31, by a multiplication and a shift.
 struct Divider {
   uint32_t by = 1, magic = 0, shift = 0;
 
@@ -20,9 +20,10 @@ struct Divider {
   __device__ uint32_t divide(uint32_t n) const { return (uint32_t(uint64_t(n) * magic >> 32) + n) >> shift; }
 };
 
-inline constexpr int64_t most_narrow = int64_t(1) << 31;  // flat indices below this are divided in 32 bits
+/// Flat indices below this are divided in 32 bits.
+inline constexpr int64_t most_narrow = int64_t(1) << 31;
 
-/// n / by: in 32 bits where `narrow` says that all n are below 2^31.
+/// n / by; in 32 bits if `narrow` promises that all n are below 2^31. A divisor of 0 counts as 1.
 struct AnyDivider {
   int64_t by;
   bool narrow;
@@ -33,6 +34,7 @@ struct AnyDivider {
   __device__ int64_t divide(int64_t n) const { return narrow ? int64_t(fast.divide(uint32_t(n))) : n / by; }
 };
 
+/// The loops over N tensors. Build it with insert(), then optionally join(), then prepare().
 template <int N> struct Nest {
   int rank = 0;
   bool narrow = true;
@@ -40,12 +42,13 @@ template <int N> struct Nest {
   int64_t stride[Dims::max_rank][N];
   Divider divider[Dims::max_rank];
 
+  /// Number of elements.
   int64_t count() const {
     int64_t n = 1;
     for (int d = 0; d < rank; ++d) n *= size[d];
     return n;
   }
-  /// Adds an inner dim, in the order of the strides of tensor `lead`.
+  /// Inserts a dim, keeping the dims sorted by descending stride of tensor `lead`.
   void insert(int64_t length, const int64_t (&strides)[N], int lead) {
     if (length == 1) return;
     int at = rank++;
@@ -56,6 +59,7 @@ template <int N> struct Nest {
     size[at] = length;
     std::copy(strides, strides + N, stride[at]);
   }
+  /// Merges neighbouring dims that are contiguous in all tensors.
   void join() {
     int last = 0;
     for (int d = 1; d < rank; ++d) {
@@ -70,13 +74,13 @@ template <int N> struct Nest {
     }
     if (rank > 0) rank = last + 1;
   }
-  /// To be called last.
+  /// Computes the divisors; to be called last.
   void prepare() {
     narrow = count() < most_narrow;
     for (int d = 0; d < rank; ++d) divider[d] = narrow ? Divider(uint32_t(size[d])) : Divider();
   }
 
-  /// Adds the places of an element to `at`; the result is its index in the innermost dim.
+  /// Adds the offsets of element `flat` to `at`; returns its index in the innermost dim.
   __device__ int64_t find(int64_t flat, int64_t (&at)[N]) const {
     int64_t inner = 0;
     if (narrow) {
@@ -102,7 +106,7 @@ template <int N> struct Nest {
   }
 };
 
-/// Stride of x along dim d of a space of `rank` dims that it is broadcast to.
+/// Stride of x along dim d of a shape of `rank` dims that x is broadcast to; 0 if x is repeated along d.
 inline int64_t broadcast_stride(const Tensor& x, int d, int rank) {
   const int own = d - (rank - x.dim());
   return own < 0 || x.shape()[own] == 1 ? 0 : x.strides()[own];

@@ -1,8 +1,8 @@
-// Layer norm and RMS norm along rows (rows, C), and their gradients. Bound by memory: forward reads x once and writes
-// once, backward reads x and the gradient once (rows of up to 8192 elements, which stay in registers; longer ones are
-// read again, as are those that lie badly from 2048 on, and f64 from 1024). Gradients of weight and bias: each group of
-// threads sums up the rows that it walks along, always the same ones whatever the device, as every thread keeps to its
-// own columns; then a second kernel adds the groups' sums in order.
+// Layer norm and RMS norm along rows (rows, C), and their gradients. Memory bound: the forward pass reads and writes
+// each element once, the backward pass reads x and the gradient once. That holds for rows that stay in registers: up to
+// 8192 elements, 2048 if unaligned, 1024 in f64; longer rows are read again. Gradients of weight and bias: each group
+// of threads sums the rows that it walks along, which depend only on the shape, and every thread keeps to its own
+// columns; then a second kernel adds the groups' sums in order.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/warp.h"
 #include "tensor/random.h"
@@ -10,14 +10,14 @@
 namespace lockstep::on_cuda {
 namespace {
 
-// What the compiler must not fuse with what comes before or after it: dropout and the addition of a residual round as
-// kernels of their own do.
+// Operations that the compiler must not contract with their neighbours: dropout and the residual addition have to round
+// exactly as the separate kernels do.
 __device__ inline float rounded_sum(float a, float b) { return __fadd_rn(a, b); }
 __device__ inline double rounded_sum(double a, double b) { return __dadd_rn(a, b); }
 __device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
-/// Dropout beside a norm: element i of the tensor stays when its word is at least `least`.
+/// Dropout fused with a norm: element i of the tensor is kept if its random word is at least `least`.
 template <class T> struct Drops {
   PhiloxKey key = {};
   uint32_t least = 0;
@@ -25,7 +25,7 @@ template <class T> struct Drops {
   bool any = false, all = false;
 
   Drops(double p, PhiloxKey key) : key(key), any(p > 0) {
-    const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));  // p == 1 is beyond every word
+    const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));  // p == 1 exceeds every word
     all = threshold > 0xffffffffu;
     least = uint32_t(std::min<uint64_t>(threshold, 0xffffffffu));
     scale = Compute<T>(all ? 0 : 1 / (1 - p));
@@ -33,7 +33,7 @@ template <class T> struct Drops {
   __device__ void keep(uint32_t word, Compute<T>& value) const {
     value = Compute<T>(T(word >= least && !all ? rounded_product(value, scale) : Compute<T>(0)));
   }
-  /// values[j] is element first + j.
+  /// Applies dropout to V values; values[j] is element first + j of the tensor.
   template <int V> __device__ void apply(int64_t first, Compute<T>* values) const {
     if constexpr (V % 4 == 0) {
 #pragma unroll
@@ -54,15 +54,16 @@ template <class T> struct Drops {
   }
 };
 
-/// What a row is a sum of: add + what dropout leaves of x.
+/// A row computed as add + dropout(x), which is also written to `sum`.
 template <class T> struct Summed {
   const T *x, *add;
   T* sum;
   Drops<T> drops;
 };
 
-/// The mean is kept as mean + rest, which one A could not hold. Variances are taken around the mean. From is the rows
-/// themselves, or what they are sums of: a thread then writes the elements that it goes on to read.
+/// Normalises rows (centered: layer norm, else RMS norm) and saves the statistics. The mean is kept as mean + shift,
+/// more precisely than one A could, and variances are taken around it. `From` is a pointer to the rows, or a Summed:
+/// then each thread first writes the sums that it goes on to read.
 template <bool centered, class T, class From, int threads, int V, bool held>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     norm_kernel(From from, const T* weight, const T* bias, Compute<T> eps, T* out, Compute<T>* means, Compute<T>* rstds,
@@ -100,9 +101,9 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
         squares += d * d;
       }
     });
-    // The rounded mean is off by `shift`: that is taken out of the variance and of the result.
+    // The rounded mean is off by `shift`, which is removed from the variance and from the result.
     const A shift = centered ? group_sum<threads>(rest) / A(n) : A(0);
-    const A variance = larger_of(A(0), group_sum<threads>(squares) / A(n) - shift * shift);  // NaN stays
+    const A variance = larger_of(A(0), group_sum<threads>(squares) / A(n) - shift * shift);  // NaN passes through
     const A rstd = A(1) / root_of(variance + eps);
     if (threadIdx.x == 0) {
       rstds[r] = rstd;
@@ -113,7 +114,8 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
       for (int j = 0; j < V; ++j) y[j] = ((v[j] - mean) - shift) * rstd;
       if (weight) {
         load_values<V>(weight + i, w);
-        for (int j = 0; j < V; ++j) y[j] = (centered ? y[j] : A(T(y[j]))) * w[j];  // RMS: rounded twice, as Llama's
+        // RMS norm rounds twice, as Llama does
+        for (int j = 0; j < V; ++j) y[j] = (centered ? y[j] : A(T(y[j]))) * w[j];
       }
       if (bias) {
         load_values<V>(bias + i, w);
@@ -124,8 +126,8 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
   }
 }
 
-/// Takes a norm's gradient: to grad_x, plus add (which may be grad_x), and what dropout leaves of it to dropped; add
-/// and dropped may be null.
+/// Stores the gradient dx of a fused norm: grad_x = dx + add (add may be grad_x itself), and dropped = dropout of
+/// grad_x. add and dropped may be null.
 template <class T> struct SummedGrad {
   const T* add;
   T *grad_x, *dropped;
@@ -147,8 +149,9 @@ template <class T> struct SummedGrad {
   }
 };
 
-/// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)). sums, if wanted: (groups, {dw, db}, C),
-/// what the rows of each group add to dw = sum of g y and db = sum of g. To is where dx goes, or that with more.
+/// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)). `sums`, if not null, is (groups, 2, C):
+/// the contributions of each group's rows to dw = sum of g y and db = sum of g. `To` is a pointer for dx, or a
+/// SummedGrad.
 template <bool centered, class T, class To, int threads, int V, bool held>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     norm_grad_kernel(const T* grad, const T* x, const Compute<T>* means, const Compute<T>* rstds, const T* weight,
@@ -207,8 +210,8 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
   }
 }
 
-/// to[c] = sum over groups of sums[group * 2 n + c], 32 columns a block. Sixteen threads take turns at the groups of a
-/// column.
+/// to[c] = sum over groups of sums[group * 2 n + c]; a block has 32 columns, and sixteen threads share the groups of
+/// each column.
 template <class T>
 __global__ void __launch_bounds__(512)
     add_groups_kernel(const Compute<T>* sums, int64_t groups, int64_t n, T* grad_weight, T* grad_bias) {
@@ -229,7 +232,7 @@ __global__ void __launch_bounds__(512)
 
 using Pointers = std::initializer_list<const void*>;
 
-/// places: those that are read or written of rows, for their alignment.
+/// `places`: the tensors that are read or written by rows, which decide on alignment.
 template <bool centered, class T, class From>
 void norm(const char* op, const From& from, Pointers places, const Tensor& weight, const Tensor& bias, double eps,
           Tensor& out, Tensor* mean, Tensor& rstd) {
@@ -253,12 +256,12 @@ void norm_grad(const char* op, const Tensor& grad, const Tensor& x, const Tensor
   const bool wanted = dw || db;
   with_row_shape<T>(n, places, [&]<int threads, int V, bool held> {
     using Blocks = RowBlocks<threads>;
-    // About 16 rows a group, but no more groups than keep a large device busy: a function of the shape alone.
+    // About 16 rows per group, but no more groups than keep a large device busy; depends only on the shape.
     const int64_t blocks = std::min<int64_t>((rows + 16 * Blocks::in_block - 1) / (16 * Blocks::in_block), 512),
                   groups = blocks * Blocks::in_block;
     const cuda::Scratch sums(wanted ? size_t(groups * 2 * n) * sizeof(A) : 0);
     A* const scratch = wanted ? sums.as<A>() : nullptr;
-    // The first warps of a last block may have no row; their sums are then zeros, but only held rows write those.
+    // The first warps of a last block may have no row; their sums must then be zeros, but only held rows write those.
     cuda::launch({op, dim3(unsigned(blocks)), Blocks::block()}, norm_grad_kernel<centered, T, To, threads, V, held>,
                  grad.data<T>(), x.data<T>(), mean ? mean->data<A>() : nullptr, rstd.data<A>(), w, to, scratch, rows,
                  n);

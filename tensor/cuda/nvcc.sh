@@ -1,5 +1,5 @@
 #!/bin/sh
-# nvcc.sh NVCC OBJECT DEPFILE arguments...: compiles, and keeps what ptxas reports in OBJECT.ptxas.
+# nvcc.sh NVCC OBJECT DEPFILE arguments...: runs nvcc and keeps the output of ptxas in OBJECT.ptxas.
 nvcc=$1 object=$2 depfile=$3
 shift 3
 ${CCACHE:-} "$nvcc" "$@" -MD -MF "$depfile" -o "$object" 2>"$object.ptxas" || { cat "$object.ptxas" >&2; exit 1; }

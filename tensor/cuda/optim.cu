@@ -1,6 +1,6 @@
-// Optimizer steps (tensor/optim_steps.h) on flat memory, of one tensor or of all that a StepBatch has collected. Bound
-// by memory: a thread takes 16 bytes of the parameter, its gradient and each state, and writes the 16-bit copy of the
-// parameter beside it.
+// Optimizer steps (tensor/optim_steps.h) on flat memory, for one tensor or for all tensors collected in a StepBatch.
+// Memory bound: a thread reads 16 bytes of the parameter, its gradient and each state, and also writes the 16-bit copy
+// of the parameter.
 #include "tensor/backend.h"
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/step_pieces.h"
@@ -15,6 +15,7 @@ namespace {
 
 constexpr int threads = 256;
 
+/// Stores the 16-bit copy of the parameter.
 template <class L, int V, class A>
 __device__ void store_low(void* low, int64_t at, const Vector<A, V>& p, Access access, int count) {
   Vector<L, V> rounded;
@@ -23,7 +24,7 @@ __device__ void store_low(void* low, int64_t at, const Vector<A, V>& p, Access a
   store_vector<V>(static_cast<L*>(low) + at, rounded, access, 1, count);
 }
 
-/// Elements i to i + count of a piece. factor(g) is the gradient as the step is to see it.
+/// Updates elements i to i + count - 1 of a piece. factor(g) converts and scales the gradient.
 template <class A, class G, class Step, class Factor>
 __device__ void step_vector(const Step& step, const StepPiece& piece, int64_t i, int count, const Factor& factor) {
   constexpr int V = vector_length<A>, states = Step::states;
@@ -50,6 +51,7 @@ __device__ void step_vector(const Step& step, const StepPiece& piece, int64_t i,
   else store_low<BFloat16>(piece.low, i, p, access, count);
 }
 
+/// Updates one tensor.
 template <class Step, class A, class G>
 __global__ void __launch_bounds__(threads) step_kernel(Step step, StepPiece piece) {
   constexpr int V = vector_length<A>;
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(threads) step_kernel(Step step, StepPiece piec
     step_vector<A, G>(step, piece, i, piece.n - i < V ? int(piece.n - i) : V, [](Compute<G> g) { return A(g); });
 }
 
-/// All pieces. A block makes the step of its numbers when they are not those that it has.
+/// Updates all pieces, unless control->skip is set. A block rebuilds its Step when the slot (the numbers) changes.
 template <class Step, class Args, class A, class G>
 __global__ void __launch_bounds__(threads) step_all_kernel(const StepPiece* pieces, int count, int64_t chunks,
                                                            const StepControl* control, const StepSlot* slots) {
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(threads) step_all_kernel(const StepPiece* piec
       __syncthreads();
       held = piece.slot;
     }
-    const Step& step = *reinterpret_cast<const Step*>(room);  // not in registers
+    const Step& step = *reinterpret_cast<const Step*>(room);  // in shared memory, to save registers
     const int64_t begin = (c - piece.first_chunk) * StepBatch::chunk, end = min(begin + StepBatch::chunk, piece.n);
     for (int64_t i = begin + int64_t(threadIdx.x) * V; i < end; i += int64_t(threads) * V)
       step_vector<A, G>(step, piece, i, end - i < V ? int(end - i) : V, factor);
@@ -98,8 +100,8 @@ void launch_all(const std::byte* pieces, int count, int64_t chunks, const std::b
                reinterpret_cast<const StepSlot*>(numbers + sizeof(StepControl)));
 }
 
-/// Step<A> is the step in that type, made of the arguments; the gradient may be of 16 bits where p is f32. A batch that
-/// collects gets it.
+/// Updates p. Step<A> is the rule in the type of p, constructed from args; the gradient may have 16 bits if p is f32.
+/// If this thread collects a StepBatch, the update is added to it instead.
 template <template <class> class Step, class Args>
 void update(const char* op, Tensor& p, const Tensor& grad, std::initializer_list<const Tensor*> states,
             const Tensor& low, const Args& args) {

@@ -1,4 +1,4 @@
-// Pointwise operations on the device: finds the kernel.
+// Pointwise operations on CUDA: looks up the kernel in the tables (pointwise_table.h).
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/pointwise_table.h"
 
@@ -7,8 +7,8 @@ namespace {
 
 constexpr int64_t worth_a_copy = 1 << 16;  // elements
 
-// All elements are there once and their neighbours lie apart, while those of out do not: a tiled transpose into a
-// row-major copy moves less than a walk across.
+// True if x is a large transposed operand: not broadcast, and strided along the innermost dim of a contiguous `out`.
+// Copying it to row-major order first (a tiled transpose) moves less memory than strided reads.
 bool is_across(const Tensor& x, const Tensor& out) {
   if (out.numel() < worth_a_copy || !out.is_contiguous() || x.is_contiguous() || x.numel() != out.numel()) return false;
   int last = x.dim() - 1;

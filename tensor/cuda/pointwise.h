@@ -1,7 +1,7 @@
 #pragma once
-// out = fn(in...) element by element, for operands of any strides: every kernel of the pointwise family, copies,
-// conversions and fills are instances of this one. Bound by memory: a thread takes 16 bytes of each operand, found by
-// the index of the vector in the joined dims; where an operand lies in no run, all go element by element.
+// out = fn(in...) elementwise, for operands of any strides. All pointwise kernels, copies, conversions and fills are
+// instances of this kernel. Memory bound: a thread takes 16 bytes of each operand, whose offset follows from the index
+// of the vector in the merged dims. If an operand is not contiguous along the innermost dim, all go element by element.
 #include <utility>
 
 #include "tensor/cuda/nest.h"
@@ -9,23 +9,26 @@
 
 namespace lockstep::on_cuda {
 
-/// What elements of T are computed as. bool is a byte of 0 or 1.
+/// The type in which elements of T are computed; bool is a byte of 0 or 1.
 template <class T> struct ComputedAs { using type = Compute<T>; };
 template <> struct ComputedAs<int8_t> { using type = int32_t; };
 template <> struct ComputedAs<uint8_t> { using type = int32_t; };
 template <> struct ComputedAs<bool> { using type = uint8_t; };
 template <class T> using Computed = typename ComputedAs<T>::type;
 
-/// Vectors of the innermost dim of a nest of N operands, of which the last is the output.
+/// The loop over vectors of the innermost dim of N operands; the last operand is the output.
 template <int N> struct Walk {
-  Nest<N> nest;  // its innermost dim counts vectors
-  int64_t vectors = 0, inner = 1;
-  int64_t stride[N];    // of neighbours
-  bool in_runs = true;  // neighbours lie beside each other, aligned; those of an input may also be one and the same
+  Nest<N> nest;                    // its innermost dim counts vectors
+  int64_t vectors = 0, inner = 1;  // vectors in total; elements of the innermost dim
+  int64_t stride[N];               // between elements of the innermost dim
+  // Neighbours are contiguous and aligned; in an input they may also be one broadcast element.
+  bool in_runs = true;
 };
 
+/// Threads of a block of these kernels.
 constexpr int pointwise_threads = 256;
 
+/// A thread handles one vector of the walk per step.
 template <class Fn, class Out, class... In>
 __global__ void __launch_bounds__(pointwise_threads)
     pointwise_kernel(Fn fn, Walk<sizeof...(In) + 1> walk, Out* out, const In*... in) {
@@ -43,7 +46,7 @@ __global__ void __launch_bounds__(pointwise_threads)
         };
         each(load_run<V>(in + at[k], walk.stride[k] == 0)...);
         *reinterpret_cast<Vector<Out, V>*>(out + at[N - 1]) = result;
-      } else {  // in a loop, which takes nvcc a fraction of the time
+      } else {  // a rolled loop, because it compiles much faster
 #pragma unroll 1
         for (int j = 0; j < V && j < left; ++j)
           out[at[N - 1] + j * walk.stride[N - 1]] = convert<Out>(fn(Computed<In>(in[at[k] + j * walk.stride[k]])...));
@@ -53,7 +56,7 @@ __global__ void __launch_bounds__(pointwise_threads)
   }
 }
 
-/// tensors: the inputs, then the output. V elements make a vector.
+/// Makes the walk of the inputs and, last, the output. V elements form a vector.
 template <int N> Walk<N> make_walk(const Tensor* const (&tensors)[N], int V) {
   const Tensor& out = *tensors[N - 1];
   Walk<N> walk;
@@ -84,7 +87,7 @@ template <int N> Walk<N> make_walk(const Tensor* const (&tensors)[N], int V) {
   return walk;
 }
 
-/// Runs fn over `out` and inputs that broadcast to it, which hold these types.
+/// Runs fn over `out` and inputs that broadcast to it; the template arguments are their element types.
 template <class Out, class... In, class Fn, class... Inputs>
 void run_pointwise(const char* op, const Fn& fn, const Tensor& out, const Inputs&... inputs) {
   static_assert(sizeof...(In) == sizeof...(Inputs));
@@ -96,7 +99,7 @@ void run_pointwise(const char* op, const Fn& fn, const Tensor& out, const Inputs
                static_cast<const In*>(inputs.raw_data())...);
 }
 
-/// A function of three numbers with two results.
+/// (first, second) = fn(a, b, c) elementwise.
 template <class Fn, class T>
 __global__ void __launch_bounds__(pointwise_threads)
     pointwise_pair_kernel(Fn fn, Walk<5> walk, const T* a, const T* b, const T* c, T* first, T* second) {
@@ -129,7 +132,7 @@ __global__ void __launch_bounds__(pointwise_threads)
   }
 }
 
-/// Runs fn over inputs that broadcast to the results, which may be inputs themselves.
+/// Runs fn over inputs that broadcast to the results; a result may be one of the inputs.
 template <class T, class Fn>
 void run_pointwise_pair(const char* op, const Fn& fn, const Tensor& a, const Tensor& b, const Tensor& c, Tensor& first,
                         Tensor& second) {

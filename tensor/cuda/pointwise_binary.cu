@@ -1,4 +1,4 @@
-// Pointwise operations of two and three operands: values and derivatives.
+// Values and derivatives of pointwise operations with two and three operands.
 #include "tensor/cuda/pointwise.h"
 #include "tensor/cuda/pointwise_table.h"
 
@@ -9,7 +9,7 @@ template <class F, class C> struct Value {
   __device__ auto operator()(C a, C b) const { return F::value(a, b); }
 };
 
-/// part 0 or 1; what is not read is not passed.
+/// The derivative by operand `part`; the kernel passes only the operands that it reads.
 template <class F, class C, int part> struct Grad {
   static constexpr int reads = part == 0 ? F::reads_grad0 : F::reads_grad1;
   __device__ static C call(C g, C a, C b) {
@@ -51,7 +51,7 @@ template <class F, class T, int part> void grad(const PointwiseArgs&, const Tens
     run_pointwise<T, T, T, T>("pointwise_grad", fn, out, *in[0], *in[1], *in[2]);
   else run_pointwise<T, T, T>("pointwise_grad", fn, out, *in[0], *in[fn.reads == functor::reads_a ? 1 : 2]);
 }
-/// Both parts at once.
+/// Both derivatives at once.
 template <class F, class C> struct Grads {
   __device__ void operator()(C g, C a, C b, C* made) const {
     made[0] = F::grad0(g, a, b);

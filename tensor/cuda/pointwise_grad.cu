@@ -1,4 +1,4 @@
-// Pointwise operations of one operand: their derivatives.
+// Derivatives of pointwise operations with one operand.
 #include "tensor/cuda/pointwise.h"
 #include "tensor/cuda/pointwise_table.h"
 

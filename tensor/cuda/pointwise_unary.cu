@@ -1,4 +1,4 @@
-// Pointwise operations of one operand: their values.
+// Values of pointwise operations with one operand.
 #include "tensor/cuda/pointwise.h"
 #include "tensor/cuda/pointwise_table.h"
 
@@ -17,7 +17,7 @@ template <class F, class C> struct Value {
   }
 };
 
-// x^2 and its like are exact and fast.
+// Common exponents are exact and fast.
 template <class C> struct Value<functor::PowScalar, C> {
   functor::Params<C> a;
   __device__ C operator()(C x) const {

@@ -1,7 +1,7 @@
-// Pooling of images in both layouts (tensor/layout.h). A unit is a plane of single elements (row-major), or an image
-// whose places hold all its channels (channels last): element (unit, y, x, c) is at ((unit h + y) w + x) channels + c.
-// Bound by memory. A thread makes one element of the result: gradients gather from the windows that cover their place,
-// in the order of windows, so that there is one sum of one order and no atomics.
+// Pooling of images in both layouts (tensor/layout.h). A unit is a plane with one channel (row-major) or an image with
+// all its channels (channels last): element (unit, y, x, c) is at ((unit h + y) w + x) channels + c. Memory bound. A
+// thread computes one element of the result; gradients gather from the windows that cover their pixel, in the order of
+// the windows, so every sum has a fixed order and needs no atomics.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int threads = 256;
 
-/// The elements of images, as a thread finds its own.
+/// The index arithmetic of a batch of images: flat index to pixel, and back.
 struct Images {
   int64_t units, h, w, channels;
   bool narrow;
@@ -53,7 +53,7 @@ void launch_over(const char* op, int64_t count, void (*kernel)(P...), Args&&... 
   cuda::launch({op, dim3(cuda::blocks_for(count, threads)), dim3(threads)}, kernel, std::forward<Args>(args)...);
 }
 
-/// How far windows reach along one axis.
+/// Windows along one axis of the image.
 struct Axis {
   int64_t size, outputs, kernel = 0, stride = 0, padding = 0, dilation = 1;
   bool adaptive = false, count_padding = true;
@@ -61,19 +61,20 @@ struct Axis {
   struct Range {
     int64_t begin, end;
   };
+  /// The places inside the image that window i covers.
   __device__ Range window(int64_t i) const {
     if (adaptive) return {i * size / outputs, ((i + 1) * size + outputs - 1) / outputs};
     const int64_t start = i * stride - padding, end = start + kernel;
     return {start < 0 ? 0 : start, end < size ? end : size};
   }
-  /// The length that counts for the mean.
+  /// The extent of window i along this axis, as it counts in the mean; includes padding if count_padding.
   __device__ int64_t length(int64_t i) const {
     const Range inside = window(i);
     if (adaptive || !count_padding) return inside.end - inside.begin;
     const int64_t start = i * stride - padding, end = start + kernel;
     return (end < size + padding ? end : size + padding) - start;
   }
-  /// The windows that contain place y.
+  /// The windows that may contain place y.
   __device__ Range covering(int64_t y) const {
     if (adaptive) return {y * outputs / size, ((y + 1) * outputs + size - 1) / size};
     const int64_t first = y + padding - kernel + stride, end = (y + padding) / stride + 1;
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(threads)
         const int64_t column = left + j * columns.dilation;
         if (column < 0 || column >= in.w) continue;
         const A value = load(x + in.at(unit, y, column, c));
-        // The larger one wins, and NaN over all; an equal one does not, so the first place stays.
+        // The larger value wins, and NaN over all; a tie keeps the first place.
         if (first || value > best || value != value) {
           best = value;
           place = int32_t(y * in.w + column);
@@ -121,15 +122,16 @@ __global__ void __launch_bounds__(threads)
   });
 }
 
-// The gradient knows no windows, only places: which rows of the input hold places that a row of outputs chose is found
-// first, over all images (`reach`, the same for columns), then turned round (`chosen`): outputs [begin, end) may have
-// chosen a place in this row. Reach is kept as {-first, last}, so that maxima alone make it: of integers, in any order.
+// Backward of max pooling has no PoolArgs, only the chosen places (`indices`). First, over all images, find the range
+// of input rows that the outputs of each row p chose (`reach`; the same for columns). Then invert it (`chosen`): only
+// outputs [begin, end) may have chosen a place in input row y. Reach is stored as {-first, last}, so that it needs only
+// integer maxima, whose order does not matter.
 
 __global__ void __launch_bounds__(threads) clear_reach_kernel(int64_t count, int2* reach) {
   each_element(count, [&](int64_t i) { reach[i] = {INT32_MIN, -1}; });
 }
 
-/// A block takes row p of `together` units. reach: of all rows, then of all columns.
+/// Block (p, y) handles row p of `together` units. `reach` has the entries of all output rows, then of all columns.
 __global__ void __launch_bounds__(threads)
     reach_kernel(const int32_t* indices, Images result, Divider width, int64_t together, int2* reach) {
   const int64_t p = blockIdx.x, first = blockIdx.y * together, wanted = first + together,
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(threads)
   atomicMax(&reach[p].y, high_row);
 }
 
-/// chosen[y] for all rows, then for all columns.
+/// chosen[y] for all input rows, then for all input columns.
 __global__ void __launch_bounds__(threads)
     chosen_kernel(const int2* reach, int64_t p, int64_t q, int64_t h, int64_t w, int2* chosen) {
   each_element(h + w, [&](int64_t n) {
@@ -262,7 +264,7 @@ void max_pool2d_grad(const Tensor& grad, const Tensor& indices, Tensor& grad_x) 
   const cuda::Scratch reach(size_t(result.h + result.w) * sizeof(int2)), chosen(size_t(in.h + in.w) * sizeof(int2));
   launch_over(op, result.h + result.w, clear_reach_kernel, result.h + result.w, reach.as<int2>());
   if (grad.numel() > 0) {
-    constexpr int64_t most = 65535;  // of a grid's y
+    constexpr int64_t most = 65535;  // limit of a grid in y
     const int64_t together = std::max<int64_t>(64, (result.units + most - 1) / most);
     cuda::launch({op, dim3(unsigned(result.h), unsigned((result.units + together - 1) / together)), dim3(threads)},
                  reach_kernel, places, result, Divider(uint32_t(in.w)), together, reach.as<int2>());

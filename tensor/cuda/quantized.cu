@@ -1,8 +1,8 @@
-// Products with weights in codes (tensor/quantized.h): a warp makes an output of a few rows of x. Bound by the codes'
-// way from memory for few rows; many rows read them again and again, from the cache.
+// Matrix products with quantized weights (tensor/quantized.h): a warp computes one output for a few rows of x. With few
+// rows, bound by reading the codes from memory; many rows read the codes repeatedly, from the cache.
 //
-//   dynamic   rows of x become codes first. Numbers as large as the threshold have code 0, and are multiplied as they
-//             are by the same warp.
+//   dynamic   rows of x are quantized first. Numbers of at least the threshold get code 0, and the same warp multiplies
+//             them unquantized.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/simt.h"
 #include "tensor/cuda/warp.h"
@@ -14,14 +14,14 @@ namespace {
 
 constexpr int warps_of_block = 4, rows_of_warp = 4;
 
-/// A matrix in codes on the card.
+/// A quantized matrix on the device.
 struct CardCodes {
   const void *codes, *scales;
   int64_t out, in, groups;
-  bool wide;  ///< scales of groups are f32
+  bool wide;  ///< group scales are f32, else f16
 };
 
-/// Code and scale of number k of row o.
+/// The code of element k of row o, and its scale.
 template <bool four> __device__ inline float code_at(const CardCodes& w, int64_t o, int64_t k) {
   if constexpr (four) {
     const int i = int(k % quant_group);
@@ -37,6 +37,7 @@ template <bool by_row> __device__ inline float scale_at(const CardCodes& w, int6
   return float(static_cast<const Half*>(w.scales)[at]);
 }
 
+/// Adds the bias and applies the activation.
 __device__ inline float finished(float y, const float* bias, int64_t o, Activation activation) {
   if (bias) y += bias[o];
   constexpr functor::Params<float> none{};
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(warps_of_block* warp)
   }
 }
 
-/// Which columns some row keeps.
+/// kept[k] = 1 if any row of x has a number of at least `threshold` in column k.
 __global__ void __launch_bounds__(256)
     kept_columns_kernel(const float* x, int64_t rows, int64_t in, float threshold, uint8_t* kept) {
   const int64_t k = int64_t(blockIdx.x) * 256 + threadIdx.x;
@@ -82,10 +83,11 @@ __global__ void __launch_bounds__(256)
   kept[k] = any;
 }
 
-/// A warp a row. kept: of columns, or null: each number for itself.
+/// True if the number stays unquantized. `kept` is per column; if null, each number is compared with the threshold.
 __device__ inline bool is_kept(float x, int64_t k, float threshold, const uint8_t* kept) {
   return kept ? kept[k] != 0 : threshold > 0 && fabsf(x) >= threshold;
 }
+/// Quantizes a row of x to int8, one warp per row. A row with a number that is not finite gets scale NaN.
 __global__ void __launch_bounds__(warp)
     code_rows_kernel(const float* x, int64_t in, float threshold, const uint8_t* kept, int8_t* codes, float* scales) {
   const int64_t row = blockIdx.x;

@@ -1,6 +1,6 @@
-// Ranges and random numbers: the bits that the CPU gives, see random_math.h. A thread turns the four words of one
-// counter into two or four elements; bound by the integer products of the generator, and by memory where elements are
-// wide.
+// Ranges and random numbers, with the same bits as on the CPU (random_math.h). A thread turns the four words of one
+// Philox counter into two or four elements. Bound by the integer multiplications of the generator, or by memory if
+// elements are wide.
 #include <algorithm>
 
 #include "tensor/backend.h"
@@ -28,7 +28,7 @@ __device__ inline Words words_of(PhiloxKey key, int64_t counter) {
 
 template <class T, int each> Access access_of(const T* p) { return is_aligned(p, each) ? Access::run : Access::apart; }
 
-/// out[i * each ..] = make(words of counter i).
+/// out[i * each ...] = make(words of counter i), `each` elements at a time.
 template <int each, class T, class Make>
 __global__ void __launch_bounds__(threads) fill_kernel(Make make, PhiloxKey given, T* out, int64_t n, Access access) {
   const PhiloxKey key = given.known();
@@ -89,7 +89,7 @@ template <class T, class C> __global__ void __launch_bounds__(threads) iota_kern
     out[i] = convert<T>(start + C(i) * step);
 }
 
-/// Element i stays when its word is at least `least`. add: plus that, once it is rounded; may be null.
+/// Element i is kept if its word is at least `least`. If `add` is not null, it is added after the result is rounded.
 template <class T>
 __global__ void __launch_bounds__(threads)
     dropout_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey given, uint32_t least, Compute<T> scale,
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// The same for a part of a tensor: the word is that of the element's place in the whole.
+/// The same for a part of a tensor: the word belongs to the element's place in the whole tensor.
 template <class T>
 __global__ void __launch_bounds__(threads)
     dropout_part_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey given, Region place, uint32_t least,
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(threads)
 
 void iota(Tensor& out, Scalar start, Scalar step) {
   dispatch_all(out.dtype(), "iota", [&]<class T> {
-    using C = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;  // whole numbers wrap around
+    using C = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;  // integers wrap around
     cuda::launch({"iota", dim3(cuda::blocks_for(out.numel(), threads)), dim3(threads)}, iota_kernel<T, C>,
                  out.data<T>(), out.numel(), start.to<C>(), step.to<C>());
   });
@@ -158,7 +158,7 @@ void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
 
 void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, const Tensor& add, Tensor& out) {
   const int64_t n = out.numel();
-  const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));  // p == 1 is beyond every word
+  const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));  // p == 1 exceeds every word
   const bool drop_all = threshold > 0xffffffffu;
   dispatch<float, double, Half, BFloat16>(out.dtype(), "dropout", [&]<class T> {
     const T *from = x.data<T>(), *plus = add.defined() ? add.data<T>() : nullptr;
@@ -191,7 +191,7 @@ __global__ void set_keys_kernel(RecordedKey* to, KeyBlock from, int count) {
 
 }  // namespace
 
-/// The keys are arguments: nothing on the host must stay until the kernel has run.
+/// The keys are kernel parameters, so no host memory has to stay valid until the kernel runs.
 void set_keys(RecordedKey* to, const RecordedKey* keys, int count, int device) {
   select_device(device);
   KeyBlock block{};

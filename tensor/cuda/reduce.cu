@@ -1,12 +1,11 @@
-// Reductions over any dims of tensors of any strides, in two ways, whichever reads neighbours together:
+// Reductions over any dims of tensors of any strides, in one of two ways, depending on which dim is contiguous:
 //
-//   along a reduced dim   threads share the elements behind an output; 1 to 32 threads, or a block, for each
-//   along a kept dim      threads lie along the outputs, and the rows of a block are joined at its end (sums for a
-//   bias)
+//   along a reduced dim   threads share the elements of an output: 1 to 32 threads, or a block, for each
+//   along a kept dim      threads are spread over the outputs; the block joins its rows at the end (sums for a bias)
 //
-// Where outputs are few their elements are cut into chunks, whose totals a second kernel joins. All of it follows from
-// the shape alone, and so does the order of every sum. A thread sums f32 over 64 vectors at most, then goes on in f64.
-// Bound by memory.
+// If there are few outputs, their elements are split into chunks, and a second kernel joins the totals of the chunks.
+// All of this depends only on the shape, and so does the order of every sum. A thread accumulates at most 64 vectors in
+// f32, then adds the result to an f64 sum. Memory bound.
 #include <cmath>
 
 #include "tensor/cuda/cuda_kernels.h"
@@ -19,14 +18,14 @@ namespace {
 
 constexpr int threads = 256;
 constexpr unsigned whole_warp = 0xffffffffu;
-constexpr int64_t wanted_blocks = 1024;  // about what fills a large device, whatever the device
-constexpr int run_vectors = 64;          // of one sum in the narrow type
+constexpr int64_t wanted_blocks = 1024;  // fills a large device; a constant, so that sums do not depend on the device
+constexpr int run_vectors = 64;          // vectors that one sum accumulates in the narrow type
 
-/// What becomes of a total: where it goes, as which dtype, and by which formula.
+/// Stores a total: to which memory, in which dtype, by which formula.
 struct Finish {
   enum class How : uint8_t { plain, divide, add_log } how = How::plain;
   double divisor = 1;
-  const double* most = nullptr;  // add_log: log(total) + most, where that is finite
+  const double* most = nullptr;  // add_log: log(total) + most; `most` itself if it is not finite
   void* out;
   DType dtype;
 
@@ -55,17 +54,18 @@ struct Finish {
   }
 };
 
+/// The plan of a reduction.
 struct Reduction {
   Nest<2> kept;  // strides of x and of out
   Nest<1> reduced;
   bool along_reduced;
-  // The dim along which neighbours are read, taken out of its nest: for a kept dim `lanes` columns, for a reduced one
-  // it stays the innermost of `reduced`, in vectors.
+  // The dim along which neighbours are read. A kept one is removed from its nest and has `lanes` columns; a reduced one
+  // stays the innermost dim of `reduced`, counted in vectors, with `lanes` elements.
   int64_t lanes = 1, x_stride = 1, out_stride = 1;
   Access access;
-  int64_t outputs, items;  // items: vectors behind an output, or rows
-  int64_t chunk, chunks;   // of items
-  int shared;              // threads for one output and chunk, or, along a kept dim, threads along the columns
+  int64_t outputs, items;  // items: vectors, or rows, that are reduced to one output
+  int64_t chunk, chunks;   // chunk: items of a chunk
+  int shared;              // threads per output and chunk; along a kept dim, threads across the columns
   bool finite_centers;     // centers that are not finite count as 0
   const double* centers;   // one for each output, or null
 };
@@ -78,7 +78,7 @@ __device__ inline double center_of(const Reduction& plan, int64_t output) {
   return plan.finite_centers && !std::isfinite(c) ? 0 : c;
 }
 
-/// Sums of one output, in the narrow type for run_vectors, then in the wide one.
+/// Partial sums of one output: run_vectors steps in the narrow type are then added to the wide type.
 template <class Op, class A, int parts> struct Sums {
   A narrow[parts];
   Total<A> wide[parts];
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(threads)
   constexpr int V = width<T>, parts = V < 4 ? V : 4;
   const int lane = threadIdx.x % plan.shared;
   const int64_t per_block = threads / plan.shared, work = plan.outputs * plan.chunks;
-  // All threads of a block go round together: they exchange values.
+  // All threads of a block loop together, because they exchange values.
   for (int64_t first = int64_t(blockIdx.x) * per_block; first < work; first += int64_t(gridDim.x) * per_block) {
     const int64_t item = first + threadIdx.x / plan.shared;
     int64_t start[2] = {}, chunk = 0;
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(threads)
       }
     }
     sums.flush();
-    // Rows are joined in pairs, then pairs of pairs. Neighbouring threads use neighbouring words.
+    // Rows are joined pairwise, then pairs of pairs. Neighbouring threads access neighbouring words.
 #pragma unroll
     for (int j = 0; j < V; ++j) of_row[j * threads + threadIdx.x] = sums.wide[j];
     for (int half = down / 2; half > 0; half /= 2) {
@@ -216,9 +216,9 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-// --- totals of chunks ---
+// --- joining the totals of chunks ---
 
-// A warp takes 32 neighbouring outputs of a slice of the chunks; its block joins the slices in order.
+// A warp joins a slice of the chunks for 32 neighbouring outputs; then the block joins the slices in order.
 template <class Op, class Sum>
 __global__ void __launch_bounds__(threads)
     join_kernel(const Sum* partial, int64_t outputs, int64_t chunks, Finish finish) {
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(threads)
 
 int64_t divided(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// The power of two from n on, at most `most`.
+/// The smallest power of two that is at least n, but at most `most`.
 int power_of_two_from(int64_t n, int most) {
   int p = 1;
   while (p < most && p < n) p *= 2;
@@ -264,7 +264,7 @@ Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V) {
   plan.kept.join();
   plan.reduced.join();
   plan.outputs = plan.kept.count();
-  // The best dim to lie along has stride 1 and some length; failing that, the longer one.
+  // Prefer the dim with stride 1, if it is not short; else the longer one.
   const auto score = [](const auto& nest) -> int64_t {
     if (nest.rank == 0) return 0;
     const int64_t n = nest.size[nest.rank - 1];
@@ -305,7 +305,7 @@ Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V) {
   return plan;
 }
 
-/// finish(output, its total over `dims`). centers: one for each output, or null.
+/// Reduces x over `dims`; finish(output, total) stores each result. centers: one per output, or null.
 template <class Op, class T>
 void fold(const Tensor& x, uint32_t dims, const Tensor& out, const Finish& finish, const double* centers = nullptr,
           bool finite_centers = false) {
@@ -334,14 +334,14 @@ void fold(const Tensor& x, uint32_t dims, const Tensor& out, const Finish& finis
 
 void reduce(ReduceOp op, const Tensor& x, uint32_t dims, double parameter, Tensor& out) {
   if (out.numel() == 0) return;
-  double count = 1;  // elements behind each output
+  double count = 1;  // elements per output
   for (int i = 0; i < x.dim(); ++i) count *= dims >> i & 1 ? double(x.shape()[i]) : 1;
   Finish finish{.out = out.raw_data(), .dtype = out.dtype()};
   const auto over_all = [&]<class Op>(Op) {
     dispatch_all(x.dtype(), "reduce", [&]<class T> { fold<Op, T>(x, dims, out, finish); });
   };
   const auto over_floats = [&](auto&& fn) { dispatch<float, double, Half, BFloat16>(x.dtype(), "reduce", fn); };
-  // What is worked out first for each output.
+  // Memory for the first of two passes: a number per output.
   const auto first = [&] { return cuda::Scratch(size_t(out.numel()) * sizeof(double)); };
   switch (op) {
     case ReduceOp::sum: return over_all(Sum());

@@ -1,6 +1,6 @@
 #pragma once
-// What reductions do to their elements: the type that sums are carried in, how it takes one more element, and how two
-// join.
+// The operations of reductions: the accumulator type (Lane), its identity, step() for one more element, and join() for
+// two partial results. neutral(center) is an element that changes nothing.
 #include <limits>
 
 #include "tensor/cuda/element.h"
@@ -8,38 +8,47 @@
 
 namespace lockstep::on_cuda {
 
+/// Accumulators: Same keeps the precision of T, Wide uses int64_t or double.
 template <class T>
 using Same =
     std::conditional_t<std::is_integral_v<T>, std::conditional_t<sizeof(T) == 8, int64_t, int32_t>, Compute<T>>;
 template <class T> using Wide = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
-/// What the sums of many elements are joined in.
+/// The type in which partial results of many elements are joined.
 template <class A> using Total = std::conditional_t<std::is_integral_v<A>, int64_t, double>;
 
+/// Converts an element to the accumulator type.
 template <class A, class T> __device__ inline A widen(T x) { return A(Same<T>(x)); }
 
+/// Positive infinity.
 template <class A> inline constexpr A infinite = std::numeric_limits<A>::infinity();
 
+/// The sum; integers are summed in int64_t, floating types in f32 or f64.
 struct Sum {
   template <class T> using Lane = std::conditional_t<std::is_integral_v<T>, int64_t, Compute<T>>;
   template <class A> static constexpr A identity = 0;
-  template <class A> __device__ static A neutral(A) { return 0; }  // an x that changes nothing
+  template <class A> __device__ static A neutral(A) { return 0; }  // an element that changes nothing
   template <class A> __device__ static A step(A a, A x, A) { return a + x; }
   template <class A> __device__ static A join(A a, A b) { return a + b; }
 };
+/// The sum in f64 (integers: int64_t).
 struct SumWide : Sum {
   template <class T> using Lane = Wide<T>;
 };
+/// The sum of squares.
 struct SumSquares : SumWide {
   template <class A> __device__ static A step(A a, A x, A) { return a + x * x; }
 };
-struct SumCentered : SumWide {  // of (x - center)^2
+/// The sum of (x - center)^2.
+struct SumCentered : SumWide {
   template <class A> __device__ static A neutral(A center) { return center; }
   template <class A> __device__ static A step(A a, A x, A center) { return a + (x - center) * (x - center); }
 };
-struct SumExp : Sum {  // of exp(x - center)
+/// The sum of exp(x - center).
+struct SumExp : Sum {
   template <class A> __device__ static A neutral(A) { return -infinite<A>; }
   template <class A> __device__ static A step(A a, A x, A center) { return a + math::exp(x - center); }
 };
+/// The product, in f64 (integers: int64_t).
 struct Prod {
   template <class T> using Lane = Wide<T>;
   template <class A> static constexpr A identity = 1;
@@ -47,7 +56,8 @@ struct Prod {
   template <class A> __device__ static A step(A a, A x, A) { return a * x; }
   template <class A> __device__ static A join(A a, A b) { return a * b; }
 };
-struct Max {  // NaN wins
+/// The maximum or minimum; NaN wins.
+struct Max {
   template <class T> using Lane = Same<T>;
   template <class A>
   static constexpr A identity = std::is_integral_v<A> ? std::numeric_limits<A>::lowest() : -infinite<A>;
@@ -62,6 +72,7 @@ struct Min {
   template <class A> __device__ static A join(A a, A b) { return (b < a) | (b != b) ? b : a; }
   template <class A> __device__ static A step(A a, A x, A) { return join(a, x); }
 };
+/// 1 if any element is not 0.
 struct Any {
   template <class T> using Lane = Same<T>;
   template <class A> static constexpr A identity = 0;
@@ -69,6 +80,7 @@ struct Any {
   template <class A> __device__ static A join(A a, A b) { return b != 0 ? A(1) : a; }
   template <class A> __device__ static A step(A a, A x, A) { return join(a, x); }
 };
+/// 1 if no element is 0.
 struct All {
   template <class T> using Lane = Same<T>;
   template <class A> static constexpr A identity = 1;

@@ -1,17 +1,17 @@
 #pragma once
-// What kernels find wrong in values that only they read: an index or a label outside its range. The first of it is kept
-// in host memory that the device writes, and the next synchronisation, or copy to the host, raises it as an Error.
+// Range errors found by kernels, in values that only the device reads: an index or a label outside its range. The first
+// one is stored in host memory that the device can write, and the next synchronisation or copy to the host throws it.
 #include <cstdint>
 
 #include "tensor/cuda/simt.h"
 
 namespace lockstep::cuda {
 
-/// Passed to a kernel by value: `if (!good(index[i], i)) ...` reports an index outside [0, limit); the kernel must then
-/// leave that element alone and read and write nothing with the index.
+/// Passed to a kernel by value. `if (!good(index[i], i)) ...` reports an index outside [0, limit); the kernel must then
+/// skip that element and access no memory with the index.
 struct RangeCheck {
   Report* report;
-  const char* op;  ///< string constants of the host, carried back by the report
+  const char* op;  ///< these three are string constants on the host; the report carries the pointers back
   const char* what;
   const char* place_name;
   int64_t limit;
@@ -32,11 +32,13 @@ struct RangeCheck {
   }
 };
 
-/// The check for a kernel that this thread starts next: "[op] expected indices in [0, limit), got 12 at position 5".
+/// The check for an index kernel that this thread starts next: "[op] expected indices in [0, limit), got 12 at position
+/// 5".
 inline RangeCheck check_indices(const char* op, int64_t limit) {
   return {report(), op, "indices", "at position", limit};
 }
-/// "[op] expected targets in [0, classes), got 12 in row 5". The kernel itself passes over targets to ignore.
+/// The same for labels: "[op] expected targets in [0, classes), got 12 in row 5". The kernel skips ignored targets
+/// itself.
 inline RangeCheck check_targets(const char* op, int64_t classes) {
   return {report(), op, "targets", "in row", classes};
 }

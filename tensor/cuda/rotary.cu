@@ -1,5 +1,5 @@
-// Rotary position embedding: turns each pair (x[i], x[i + D/2]) of a token by the angle of its position (Su et al.,
-// RoFormer). Bound by memory: reads and writes x once; the tables stay in cache.
+// Rotary position embedding (Su et al., RoFormer): rotates each pair (x[i], x[i + D/2]) of a token by the angle of its
+// position. Memory bound: reads and writes x once; the tables stay in the cache.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
@@ -9,8 +9,8 @@ namespace {
 
 constexpr int threads = 256;
 
-/// One thread turns V pairs. rows: where they begin in x, in out and in the tables, in the order of x's memory. out may
-/// be x.
+/// A thread rotates V pairs. `rows` gives the offsets of rows in x, out and the tables, in the order of x's memory. out
+/// may be x.
 template <class T, class Table, int V>
 __global__ void __launch_bounds__(threads)
     rotary_kernel(const T* x, const Table* cosine, const Table* sine, Compute<T> sign, Nest<3> rows, AnyDivider in_row,

@@ -20,22 +20,22 @@ thread_local std::array<cudaStream_t, most_devices> selected_stream{};  // nullp
 struct DeviceState {
   std::once_flag once;
   DeviceLimits limits;
-  cudaStream_t stream = nullptr;  // where work goes that no StreamScope sends elsewhere
+  cudaStream_t stream = nullptr;  // used unless a StreamScope selects another
   Report* report = nullptr;
   std::mutex mutex;
   std::atomic<bool> distrusted{false};
-  std::string why;  // under mutex
+  std::string why;  // guarded by mutex
 };
 DeviceState& state_of(int device) {
   static std::array<DeviceState, most_devices>& states =
-      *new std::array<DeviceState, most_devices>;  // outlives static tensors
+      *new std::array<DeviceState, most_devices>;  // leaked: outlives static tensors
   DeviceState& state = states[size_t(device)];
   std::call_once(state.once, [&] {
     cudaDeviceProp properties{};
     check("device", cudaGetDeviceProperties(&properties, device));
     state.limits = {properties.multiProcessorCount, int(properties.sharedMemPerBlockOptin), properties.major,
                     properties.minor};
-    int before = 0;  // who asks may have another device selected
+    int before = 0;  // the caller may have selected another device
     check("device", cudaGetDevice(&before));
     check("device", cudaSetDevice(device));
     check("device", cudaStreamCreateWithFlags(&state.stream, cudaStreamNonBlocking));
@@ -47,7 +47,7 @@ DeviceState& state_of(int device) {
   return state;
 }
 
-/// Errors after which every call of this process fails.
+/// True for errors after which every CUDA call of this process fails.
 bool is_sticky(cudaError_t code) {
   constexpr cudaError_t codes[] = {cudaErrorIllegalAddress,
                                    cudaErrorLaunchTimeout,
@@ -64,7 +64,7 @@ bool is_sticky(cudaError_t code) {
   return std::find(std::begin(codes), std::end(codes), code) != std::end(codes);
 }
 
-/// The error itself, and what follows from it.
+/// Throws the error with its consequences for the process.
 [[noreturn]] void fail_with(const std::string& where, cudaError_t code) {
   const std::string text = str(where, cudaGetErrorName(code), ": ", cudaGetErrorString(code));
   cudaGetLastError();

@@ -1,5 +1,5 @@
 #pragma once
-// What the CUDA backend needs of the runtime: errors, the current device and stream, scratch memory. Internal.
+// The CUDA backend's view of the CUDA runtime: errors, the current device and stream, scratch memory. Internal.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -8,46 +8,50 @@
 
 namespace lockstep::cuda {
 
-/// Throws "[op] ..." with the name and text of the code, and what to do where there is something.
+/// Throws "[op] cuda: ..." with the name and text of the code, and advice if there is any.
 [[noreturn]] void fail_cuda(const char* op, cudaError_t code);
+/// Throws unless the code is cudaSuccess.
 inline void check(const char* op, cudaError_t code) {
   if (code != cudaSuccess) [[unlikely]]
     fail_cuda(op, code);
 }
+/// Throws an error that describes the launch.
 [[noreturn]] void fail_launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
                               cudaError_t code);
 
-/// Of this thread.
+/// This thread's current device.
 int current_device();
-/// The stream on which this thread's work on its current device runs.
+/// This thread's current stream on its current device.
 cudaStream_t current_stream();
 
-/// What kernels are shaped by, read once for each device.
+/// Properties of a device that determine the shape of launches; read once per device.
 struct DeviceLimits {
   int multiprocessors = 1;
-  int shared_per_block = 48 * 1024;  ///< with opt-in
+  int shared_per_block = 48 * 1024;  ///< the most shared memory of a block, with opt-in
   int major = 0, minor = 0;          ///< compute capability
 };
+/// The limits of this thread's current device.
 const DeviceLimits& limits();
-/// Blocks that a kernel that strides over its elements should start at most.
+/// The most blocks that a kernel that strides over its elements should start.
 int64_t most_blocks();
 
-/// What a kernel on a device found wrong first: see report.h. In pinned host memory, which the device writes.
+/// The first range error that a kernel on a device found (report.h). In pinned host memory that the device can write.
 struct Report {
-  unsigned taken = 0;     ///< set by the thread that writes the rest
-  unsigned complete = 0;  ///< the rest is there
+  unsigned taken = 0;     ///< set by the thread that fills in the rest
+  unsigned complete = 0;  ///< set once the rest is filled in
   const char *op = nullptr, *what = nullptr, *place_name = nullptr;
   int64_t limit = 0, value = 0, place = 0;
 };
-/// Of this thread's current device.
+/// The report of this thread's current device.
 Report* report();
 
-/// Memory for the time of an operation, freed in stream order.
+/// Device memory for the duration of an operation, freed in stream order.
 class Scratch {
  public:
   explicit Scratch(size_t bytes);
   ~Scratch();
   Scratch(const Scratch&) = delete;
+  /// The memory; nullptr if the size is 0.
   template <class T> T* as() const { return static_cast<T*>(data_); }
 
  private:

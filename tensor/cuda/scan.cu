@@ -1,6 +1,6 @@
-// Arg max and running sums along a dim. Where lines are few they are cut into chunks, which a second kernel joins in
-// order; all of it follows from the shape. Short lines, and lines whose neighbours lie in others, are a thread's; else
-// a warp or a block shares one.
+// Arg max, arg min and cumulative sums and products along a dim. If there are few lines, they are cut into chunks,
+// which a second kernel joins in order; the cuts depend only on the shape. One thread handles a line that is short or
+// strided; else a warp or a block shares a line.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/element.h"
 #include "tensor/cuda/lines.h"
@@ -11,13 +11,13 @@ namespace {
 
 constexpr int threads = 256;
 constexpr unsigned whole_warp = 0xffffffffu;
-constexpr int64_t wanted = 1 << 17;  // pieces of work, of one thread, that fill a large device
+constexpr int64_t wanted = 1 << 17;  // threads that fill a large device
 
-/// Lines in chunks: item i is chunk i / lines of line i % lines.
+/// Lines cut into chunks: work item i is chunk i / lines of line i % lines.
 struct Chunks {
   int64_t count = 1, length = 1;
 };
-// `sharers` threads work on a chunk, which is at least `least` long.
+// `sharers` threads work on a chunk, which has at least `least` elements.
 Chunks cut(const Lines& lines, int64_t sharers, int64_t least) {
   Chunks chunks;
   chunks.count = std::clamp<int64_t>(wanted / (lines.count() * sharers), 1,
@@ -29,20 +29,21 @@ Chunks cut(const Lines& lines, int64_t sharers, int64_t least) {
 
 // --- arg max ---
 
-/// An element and where it is; at < 0: none.
+/// A candidate: an element and its index; at < 0: none yet.
 template <class C> struct Found {
   C value;
   int64_t at;
 };
-template <bool largest, class C>
-__device__ bool is_better(const Found<C>& a, const Found<C>& b) {  // NaN is better than numbers, then the first place
+/// NaN is better than numbers; among equals the first place is better.
+template <bool largest, class C> __device__ bool is_better(const Found<C>& a, const Found<C>& b) {
   if (a.at < 0 || b.at < 0) return b.at < 0;
   const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
   if (a_nan || b_nan) return a_nan && (!b_nan || a.at < b.at);
   return a.value == b.value ? a.at < b.at : largest ? a.value > b.value : a.value < b.value;
 }
 
-/// `shared` threads (1 or 32) search a chunk. With one chunk the result is written, else kept for join_best_kernel.
+/// `shared` threads (1 or 32) search a chunk. If there is one chunk per line, the result is final; else it goes to
+/// `partial` for join_best_kernel.
 template <bool largest, class T, int shared>
 __global__ void __launch_bounds__(threads)
     best_kernel(const T* x, Lines lines, Chunks chunks, Found<Compute<T>>* partial, T* values, int64_t* indices) {
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(threads)
   for (int64_t first = int64_t(blockIdx.x) * (threads / shared); first < work;
        first += int64_t(gridDim.x) * (threads / shared)) {
     const int64_t item = first + threadIdx.x / shared;
-    if (item >= work) continue;  // all lanes of a warp that share, or no exchange follows
+    if (item >= work) continue;  // true for all lanes of a warp or none, so shuffles below stay complete
     const int64_t chunk = item / lines.count(), line = item - chunk * lines.count();
     const T* p = x + lines.start(line);
     Found<C> best{C(0), -1};
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(threads)
     if constexpr (shared > 1) {
 #pragma unroll
       for (int step = shared / 2; step > 0; step /= 2) {
-        // + makes an int of a small integer: shuffles move 4 or 8 bytes.
+        // Unary + promotes small integers to int: shuffles move 4 or 8 bytes.
         const Found<C> other{C(__shfl_xor_sync(whole_warp, +best.value, step)),
                              __shfl_xor_sync(whole_warp, best.at, step)};
         if (is_better<largest>(other, best)) best = other;
@@ -76,6 +77,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+/// Joins the candidates of a line's chunks.
 template <bool largest, class T>
 __global__ void join_best_kernel(const T* x, Lines lines, Chunks chunks, const Found<Compute<T>>* partial, T* values,
                                  int64_t* indices) {
@@ -106,9 +108,9 @@ template <bool largest, class T> void find_best(const Tensor& x, const Lines& li
                lines, chunks, partial, to, indices.data<int64_t>());
 }
 
-// --- running sums and products ---
+// --- cumulative sums and products ---
 
-/// Sums are carried in f64, so that long ones stay exact.
+/// The accumulator: f64 for floating types, so long sums stay accurate.
 template <class T> using Carried = std::conditional_t<std::is_integral_v<T>, T, double>;
 
 template <bool product, class A> __device__ A joined(A a, A b) {
@@ -116,10 +118,10 @@ template <bool product, class A> __device__ A joined(A a, A b) {
   else return functor::plus(a, b);
 }
 
-/// Place in the line of the i-th element to be visited.
+/// Index in the line of the i-th element visited.
 __device__ inline int64_t visited(const Lines& lines, bool reverse, int64_t i) { return reverse ? lines.n - 1 - i : i; }
 
-/// What a block works out together for each thread's value: the join of those before it, and of all.
+/// Exclusive scan over the block: returns the join of the values of all threads before this one; `all` is the total.
 template <bool product, class A> __device__ A scan_block(A value, A& all) {
   LOCKSTEP_SHARED(A, of_warp, [threads / 32]);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -143,8 +145,8 @@ template <bool product, class A> __device__ A scan_block(A value, A& all) {
   return lane == 0 ? base : joined<product>(base, before);
 }
 
-/// A block walks along a chunk of a line of neighbours, some elements a thread at a time. Without `out` it only writes
-/// the total of the chunk; else `totals` holds what comes before each chunk, or is null.
+/// A block scans a chunk of a contiguous line, `each` elements per thread and step. If `out` is null, it only writes
+/// the total of the chunk to `totals`; else `totals` is null or holds the prefix of each chunk.
 template <bool product, class T>
 __global__ void __launch_bounds__(threads)
     scan_rows_kernel(const T* x, Lines lines, Chunks chunks, bool reverse, Carried<T>* totals, T* out) {
@@ -175,7 +177,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// The same, a thread for each chunk: neighbouring threads have neighbouring lines.
+/// The same with one thread per chunk, for strided lines: neighbouring threads have neighbouring lines.
 template <bool product, class T>
 __global__ void __launch_bounds__(threads)
     scan_columns_kernel(const T* x, Lines lines, Chunks chunks, bool reverse, Carried<T>* totals, T* out) {
@@ -195,7 +197,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Turns the totals of chunks into what comes before each.
+/// Replaces the totals of chunks by their exclusive prefixes.
 template <bool product, class A> __global__ void scan_totals_kernel(A* totals, int64_t lines, int64_t chunks) {
   for (int64_t line = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; line < lines;
        line += int64_t(gridDim.x) * blockDim.x) {
@@ -233,7 +235,7 @@ void arg_reduce(bool largest, const Tensor& x, int dim, Tensor& values, Tensor& 
   if (values.numel() == 0) return;
   const Tensor rows = x.contiguous();
   const Lines lines(x, dim);
-  // A bool orders as its byte.
+  // bool sorts as its byte.
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(
       x.dtype() == boolean ? u8 : x.dtype(), "arg_reduce", [&]<class T> {
         largest ? find_best<true, T>(rows, lines, values, indices) : find_best<false, T>(rows, lines, values, indices);

@@ -1,10 +1,10 @@
 #pragma once
-// The only CUDA header that a kernel file includes. nvcc compiles the file for the card; with -Dcuda=simulated the C++
+// The only CUDA header that a kernel file includes. nvcc compiles the file for the GPU. With -Dcuda=simulated the C++
 // compiler compiles the same file, and tests/cudasim/ runs its blocks on the CPU, so that every kernel is executed,
-// under sanitizers and in any order of threads, on machines without a GPU. Kernels therefore
+// under sanitizers and in any order of threads, on machines without a GPU. Therefore kernels
 //   - declare shared arrays with LOCKSTEP_SHARED(float, name, [32]) and LOCKSTEP_DYNAMIC_SHARED(float, name),
 //   - are started by cuda::launch(), never by <<<>>>,
-//   - use no CUB and no cooperative groups; PTX only in functions that have a C++ twin.
+//   - use neither CUB nor cooperative groups, and PTX only in functions that have a C++ twin.
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -22,20 +22,20 @@
 
 namespace lockstep::cuda {
 
-/// Where and how a kernel runs: `op` is named in errors, `shared` are bytes of dynamic shared memory.
+/// The shape of a launch: `op` is named in errors, `shared` is bytes of dynamic shared memory.
 struct Launch {
   const char* op;
   dim3 grid, block;
   size_t shared = 0;
 };
 
-/// Starts a kernel on this thread's current device and stream. Error naming the operation, the launch and the stream.
-/// A grid without blocks (an empty tensor) does nothing.
+/// Starts a kernel on this thread's current device and stream. An empty grid (from an empty tensor) does nothing. On
+/// failure, throws an error that names the operation, the launch and the stream.
 template <class... Parameters, class... Args>
 void launch(const Launch& how, void (*kernel)(Parameters...), Args&&... args) {
   if (how.grid.x == 0 || how.grid.y == 0 || how.grid.z == 0) return;
   const cudaStream_t stream = current_stream();
-  // More than 48 KiB has to be asked for.
+  // More than 48 KiB of dynamic shared memory needs opting in.
   if (how.shared > 48 * 1024)
     check(how.op, cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared)));
@@ -50,13 +50,13 @@ void launch(const Launch& how, void (*kernel)(Parameters...), Args&&... args) {
     fail_launch(how.op, how.grid, how.block, how.shared, stream, code);
 }
 
-/// Blocks of `threads` for n elements, at most as many as keep the device busy: kernels stride over the rest.
+/// The number of blocks of `threads` for n elements, at most most_blocks(); kernels stride over the rest.
 inline unsigned blocks_for(int64_t n, int threads, int64_t per_thread = 1) {
   const int64_t blocks = (n + int64_t(threads) * per_thread - 1) / (int64_t(threads) * per_thread);
   return unsigned(std::min<int64_t>(blocks, most_blocks()));
 }
 
-/// Blocks of which each does one piece of work. Error where they are more than a grid may have in x.
+/// The number of blocks for kernels with one block per work item. Throws if it exceeds the limit of a grid in x.
 inline unsigned blocks_of(const char* op, int64_t pieces) {
   LOCKSTEP_CHECK(pieces <= INT32_MAX, "[", op, "] expected work for at most ", INT32_MAX,
                  " blocks of threads, the most that a launch takes, got ", pieces,

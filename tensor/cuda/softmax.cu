@@ -1,6 +1,6 @@
-// Softmax and its gradient along rows (rows, C). Bound by memory: a row that fits in the registers of a block (8192
-// elements) is read once and written once. A longer one is read twice, its maximum and sum of exponentials taken
-// together in the first pass (online softmax, Milakov & Gimelshein 2018).
+// Softmax and its gradient along rows (rows, C). Memory bound: a row that fits into the registers of a block (8192
+// elements) is read once and written once. A longer row is read twice: the first pass computes its maximum and its sum
+// of exponentials together (online softmax, Milakov & Gimelshein 2018).
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/warp.h"
 
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
   }
 }
 
-/// softmax: dx = y (g - sum g y). log: dx = g - exp(y) sum g.
+/// softmax: dx = y (g - sum g y). log_softmax: dx = g - exp(y) sum g.
 template <class T, int threads, int V, bool held>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     softmax_grad_kernel(bool log, const T* grad, const T* y, T* out, int64_t rows, int64_t n) {

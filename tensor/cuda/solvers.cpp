@@ -1,7 +1,7 @@
-// Decompositions by cuSOLVER and cuBLAS, in f32 and f64. Both are column-major, and work in place: the copy that this
-// takes also changes rows for columns, where a transposition does not already stand for it (a symmetric matrix, or a
-// wide one for svd). Batches of small matrices are one call where the library has one, the others a loop, and which it
-// is follows from shapes alone. What went wrong in which matrix is read once, at the end.
+// Decompositions by cuSOLVER and cuBLAS, in f32 and f64. Both libraries are column-major and work in place. The copy
+// that this requires also transposes, unless a transposition has no effect (a symmetric matrix) or is wanted (a wide
+// matrix for svd). A batch of small matrices is one call if the library has one, else a loop; the choice depends only
+// on shapes. The status of all matrices is read once, at the end.
 #include <cublas_v2.h>
 #include <cusolverDn.h>
 
@@ -21,14 +21,15 @@ namespace lockstep {
 namespace on_cuda {
 namespace {
 
-// Up to these sizes a batch is one call. gesvdjBatched takes no more than 32 by NVIDIA's rule, and syevjBatched is made
-// for that; where LU, Cholesky and triangles are faster one after the other no card has told us yet.
+// Batches of matrices up to these sizes are one call. NVIDIA limits gesvdjBatched to 32, and syevjBatched is made for
+// that size. For LU, Cholesky and triangular solves, the size from which a loop is faster has not been measured.
 constexpr int64_t most_by_jacobi = 32, most_in_batch = 512;
 
+/// Throws unless the call succeeded.
 void must(const char* call, cusolverStatus_t status) {
   if (status == CUSOLVER_STATUS_SUCCESS) [[likely]]
     return;
-  cuda::check("linalg", cudaPeekAtLastError());  // says more, where there is one
+  cuda::check("linalg", cudaPeekAtLastError());  // a CUDA error, if there is one, says more
   fail(str("[linalg] cuSOLVER's ", call, " failed with status ", int(status)));
 }
 void must(const char* call, cublasStatus_t status) {
@@ -38,12 +39,12 @@ void must(const char* call, cublasStatus_t status) {
   fail(str("[linalg] cuBLAS's ", call, " failed with status ", int(status)));
 }
 
-/// One thread's at a time, and of one stream, in whose order they use what memory they keep. They live as long as the
-/// process.
+/// Handles of the libraries, for one thread at a time and one stream, in whose order they use their internal memory.
+/// They live as long as the process.
 struct Handles {
   cusolverDnHandle_t solver = nullptr;
   cublasHandle_t blas = nullptr;
-  syevjInfo_t eigh = nullptr;  // defaults: sorted, to the last bits
+  syevjInfo_t eigh = nullptr;  // default settings: sorted, to full precision
   gesvdjInfo_t svd = nullptr;
 
   Handles() {
@@ -54,6 +55,7 @@ struct Handles {
   }
 };
 
+/// Borrows handles for the current device and stream.
 class Lease {
  public:
   Lease() : place_{cuda::current_device(), cuda::current_stream()} {
@@ -82,18 +84,19 @@ class Lease {
     std::map<Place, std::vector<std::unique_ptr<Handles>>> of;
   };
   static Idle& idle() {
-    static Idle& all = *new Idle;  // outlives all threads
+    static Idle& all = *new Idle;  // leaked: outlives all threads
     return all;
   }
   Place place_;
   std::unique_ptr<Handles> handles_;
 };
 
+/// The single or the double precision version of a function.
 template <class T, class Single, class Double> constexpr auto of_type(Single single, Double twice) {
   if constexpr (std::is_same_v<T, float>) return single;
   else return twice;
 }
-// SOLVER(getrf, ...) calls cusolverDnSgetrf or cusolverDnDgetrf, as T says, with an Error when it fails.
+// SOLVER(getrf, ...) calls cusolverDnSgetrf or cusolverDnDgetrf, depending on T, and throws if it fails.
 #define SOLVER(name, ...) must(#name, of_type<T>(cusolverDnS##name, cusolverDnD##name)(__VA_ARGS__))
 #define BLAS(name, ...) must(#name, of_type<T>(cublasS##name, cublasD##name)(__VA_ARGS__))
 
@@ -101,11 +104,13 @@ template <class Fn> void typed(const Tensor& a, Fn fn) { dispatch<float, double>
 
 Tensor made(const Tensor& like, const Shape& shape) { return empty(shape, {like.dtype(), like.device()}); }
 Tensor integers(const Tensor& like, const Shape& shape) { return empty(shape, {i32, like.device()}); }
-/// A copy whose columns lie one after the other: (batch, columns, rows), as rows.
+/// A column-major copy, as a tensor (batch, columns, rows).
 Tensor by_columns(const Tensor& a) { return a.transpose(1, 2).clone(); }
 
+/// The data of matrix i of a batch.
 template <class T> T* at(const Tensor& x, int64_t i) { return x.data<T>() + i * x.strides()[0]; }
-/// Where the matrices of a batch begin, as an array on the device. An address is exact in f64.
+/// The addresses of the matrices of a batch, as an array on the device. iota computes them in f64, which is exact for
+/// addresses.
 Tensor places(const Tensor& x) {
   Tensor out = empty({x.size(0)}, {i64, x.device()});
   const double first = double(reinterpret_cast<uintptr_t>(x.raw_data()));
@@ -114,6 +119,7 @@ Tensor places(const Tensor& x) {
 }
 template <class T> T** pointers(const Tensor& places) { return reinterpret_cast<T**>(places.raw_data()); }
 
+/// True if the batch is to be one call.
 bool is_batch(const Tensor& a, int64_t most) { return a.size(0) > 1 && std::max(a.size(1), a.size(2)) <= most; }
 
 template <class T> struct Workspace : cuda::Scratch {
@@ -122,12 +128,12 @@ template <class T> struct Workspace : cuda::Scratch {
   int size;
 };
 
-/// The place (from 1) of the first that is true in each row of (batch, n), or 0.
+/// The 1-based place of the first true in each row of (batch, n), or 0.
 Tensor first_true(const Tensor& mask) {
   const auto [found, place] = max(mask.to(i32), 1);
   return mul(found.to(i64), place + 1.0);
 }
-/// For each matrix what the first says, or else the second.
+/// For each matrix the entry of `first` or, if that is 0, of `second`.
 std::vector<int64_t> either(const Tensor& first, const Tensor& second) {
   std::vector<int64_t> both = stack({first.to(i64), second.to(i64)}).to_vector<int64_t>();
   const size_t count = both.size() / 2;
@@ -137,7 +143,7 @@ std::vector<int64_t> either(const Tensor& first, const Tensor& second) {
   return both;
 }
 
-/// places: of the factors, when the batch was one call.
+/// LU factors. `places` is defined if the batch was factored in one call.
 struct Lu {
   Tensor lu, pivots, info, places;
 };
@@ -169,13 +175,13 @@ void lu_solve(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>&
     const Tensor right = by_columns(b);
     typed(a, [&]<class T> {
       if (made.places.defined()) {
-        int refused = 0;  // of arguments: on the host
+        int refused = 0;  // status of the arguments: here on the host
         const Tensor places_of_right = places(right);
         BLAS(getrsBatched, on->blas, CUBLAS_OP_N, n, k, pointers<T>(made.places), n, made.pivots.data<int>(),
              pointers<T>(places_of_right), n, &refused, int(a.size(0)));
         return;
       }
-      const Tensor refused = integers(a, {1});  // the same, on the device
+      const Tensor refused = integers(a, {1});  // the same on the device
       for (int64_t i = 0; i < a.size(0); ++i)
         SOLVER(getrs, on->solver, CUBLAS_OP_N, n, k, at<T>(made.lu, i), n, at<int>(made.pivots, i), at<T>(right, i), n,
                refused.data<int>());
@@ -189,7 +195,7 @@ void lu_determinant(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs)
   const Lease on;
   const Lu made = factor(on, a);
   const Tensor diagonal = made.lu.diagonal(0, 1, 2), signs = lockstep::sign(diagonal);
-  // Each exchange of rows changes the sign.
+  // Each row exchange flips the sign.
   const Tensor stays = eq(made.pivots, arange(1, double(a.size(1) + 1), 1, {i32, a.device()}));
   const Tensor parity = prod(stays.to(a.dtype()) * 2.0 - 1.0, {1});
   det.copy_(mul(parity, prod(diagonal, {1})));
@@ -199,7 +205,7 @@ void lu_determinant(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs)
 
 void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
   const Lease on;
-  // The lower triangle is, by columns, the upper one, and U^T of U^T U is the lower factor.
+  // Read column-major, the lower triangle is the upper one. U of A = U^T U is, read row-major, the lower factor.
   const int64_t count = a.size(0);
   const int n = int(a.size(1));
   const Tensor work = a.clone(), info = integers(a, {count});
@@ -219,7 +225,7 @@ void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
   });
   out.copy_(tril(work));
   const Tensor diagonal = out.diagonal(0, 1, 2);
-  bad = either(info, first_true(logical_not(gt(diagonal, zeros_like(diagonal)))));  // of NaN, too
+  bad = either(info, first_true(logical_not(gt(diagonal, zeros_like(diagonal)))));  // true for NaN, too
 }
 
 void qr(const Tensor& a, Tensor& q, Tensor& r) {
@@ -255,7 +261,7 @@ void qr(const Tensor& a, Tensor& q, Tensor& r) {
   q.copy_(work.narrow(1, 0, columns).transpose(1, 2));
 }
 
-/// A copy with zeros for the matrices that are not finite: NVIDIA does not say what the iterations do with those.
+/// A copy with zeros in place of matrices that are not finite: NVIDIA does not say what the iterations do with those.
 Tensor only_finite(const Tensor& a, Tensor& finite) {
   finite = all(isfinite(a), {1, 2});
   return where(finite.view({-1, 1, 1}), a, zeros({}, {a.dtype(), a.device()})).contiguous();
@@ -263,12 +269,12 @@ Tensor only_finite(const Tensor& a, Tensor& finite) {
 void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad) {
   const Lease on;
   const bool vectors = u.defined(), wide = a.size(1) < a.size(2);
-  // As many rows as columns or more: a wide matrix is, by columns, its transpose.
+  // The library needs at least as many rows as columns. A wide row-major matrix is, read column-major, its transpose.
   Tensor finite;
   const Tensor work = only_finite(wide ? a : a.transpose(1, 2), finite), info = integers(a, {a.size(0)});
   const int64_t count = work.size(0), kept = !vectors ? 0 : wide ? vh.size(1) : u.size(2);
   const int n = int(work.size(1)), m = int(work.size(2));
-  const bool jacobi = is_batch(work, most_by_jacobi);  // makes all columns of left, and V instead of V^T
+  const bool jacobi = is_batch(work, most_by_jacobi);  // returns all columns of `left`, and V instead of V^T
   Tensor left, right;
   if (vectors) left = made(a, {count, jacobi ? m : kept, m}), right = made(a, {count, n, n});
   typed(a, [&]<class T> {
@@ -296,7 +302,7 @@ void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>
     u.copy_(wide ? v_t.transpose(1, 2) : u_t.transpose(1, 2));
     vh.copy_(wide ? u_t : v_t);
   }
-  bad = either(logical_not(finite), info);  // the iterations may also not converge
+  bad = either(logical_not(finite), info);  // `info`: the iterations did not converge
 }
 
 void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>& bad) {
@@ -306,7 +312,7 @@ void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>
   const int64_t count = a.size(0);
   const int n = int(a.size(1));
   const auto mode = vectors.defined() ? CUSOLVER_EIG_MODE_VECTOR : CUSOLVER_EIG_MODE_NOVECTOR;
-  constexpr auto lower = CUBLAS_FILL_MODE_UPPER;  // by columns
+  constexpr auto lower = CUBLAS_FILL_MODE_UPPER;  // column-major
   typed(a, [&]<class T> {
     int size = 0;
     T *const x = work.data<T>(), *const w = values.data<T>();
@@ -324,12 +330,12 @@ void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>
              info.data<int>() + i);
   });
   if (vectors.defined()) vectors.copy_(work.transpose(1, 2));
-  bad = either(logical_not(finite), info);  // the iterations may also not converge
+  bad = either(logical_not(finite), info);  // `info`: the iterations did not converge
 }
 
 void solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool unit, Tensor& x) {
   const Lease on;
-  // By columns it is x^T a^T = b^T, with the other triangle: nothing changes places.
+  // Read column-major this is x^T a^T = b^T, with the other triangle, so nothing is transposed.
   const Tensor triangle = a.contiguous();
   x.copy_(b);
   const int n = int(x.size(1)), k = int(x.size(2));
@@ -352,7 +358,7 @@ void solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool unit, T
 }  // namespace
 }  // namespace on_cuda
 
-extern const Solvers cuda_solvers;  // for backend.cpp
+extern const Solvers cuda_solvers;  // used by backend.cpp
 const Solvers cuda_solvers{on_cuda::lu_solve, on_cuda::lu_determinant, on_cuda::cholesky,        on_cuda::qr,
                            on_cuda::svd,      on_cuda::eigh,           on_cuda::solve_triangular};
 

@@ -1,4 +1,4 @@
-// Sort and top k along a dim. See merge_sort.h; a top k keeps the best of each tile, then the best of those.
+// Sort and top k along a dim, by merge_sort.h. A small top k keeps the best of each tile, then the best of those.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/element.h"
 #include "tensor/cuda/lines.h"
@@ -10,11 +10,12 @@ namespace {
 
 constexpr int threads = 256;
 
-template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) {  // a bool orders as its byte
+/// dispatch() for sorting; bool sorts as its byte.
+template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype == boolean ? u8 : dtype, op, fn);
 }
 
-/// Entries of a tensor. `flip` turns the order round.
+/// load() of entries from a tensor. `flip`, XORed to the keys, reverses the order.
 template <class T> struct FromTensor {
   const T* x;
   Lines lines;
@@ -25,6 +26,7 @@ template <class T> struct FromTensor {
   }
 };
 
+/// load() of entries from the previous round.
 template <class K> struct FromEntries {
   Entries<K> from;
   int64_t n;
@@ -34,7 +36,7 @@ template <class K> struct FromEntries {
   }
 };
 
-/// The first out.n of the sorted places of each line, of from_n, and the values there.
+/// Writes the first out.n sorted places of each line (of from_n) and the values at these places.
 template <class T>
 __global__ void take_kernel(const T* x, Lines lines, const uint32_t* place, int64_t from_n, Lines out, T* values,
                             int64_t* indices) {
@@ -84,7 +86,8 @@ void topk(const Tensor& x, int dim, int64_t k, bool largest, Tensor& values, Ten
       const Entries<K> sorted = sort_lines("topk", load, {lines.count(), lines.n}, buffers);
       return take("topk", p, lines, sorted.place, lines.n, best, values, indices);
     }
-    const auto left_of = [&](int64_t n) { return n / sort_tile * k + std::min(k, n % sort_tile); };  // after a round
+    // Entries of a line that remain after a round.
+    const auto left_of = [&](int64_t n) { return n / sort_tile * k + std::min(k, n % sort_tile); };
     int64_t n = left_of(lines.n);
     SortBuffers<K> buffers(lines.count() * n);
     const auto round = [&](const auto& from, int64_t from_n, const Entries<K>& to) {

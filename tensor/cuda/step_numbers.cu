@@ -1,6 +1,6 @@
-// What the kernels of a step read beside tensors (tensor/step_batch.h): numbers from the host, and the norm of all
-// gradients, whose squares are looked through for infinities in the same pass. Bound by memory: every gradient is read
-// once, 16 bytes a thread. The order of every sum follows from the sizes alone.
+// The kernels of an optimizer step besides the updates (tensor/step_batch.h): storing numbers from the host, and the
+// norm of all gradients, which are checked for infinities and NaN in the same pass. Memory bound: every gradient is
+// read once, 16 bytes per thread. The order of every sum depends on the sizes alone.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/step_pieces.h"
 #include "tensor/cuda/vector.h"
@@ -11,15 +11,16 @@ namespace {
 constexpr int threads = 256;
 constexpr unsigned whole_warp = 0xffffffffu;
 
+/// Words passed to a kernel as parameters.
 struct Words {
-  static constexpr int most = 480;  // of 4096 bytes that a launch may bring
+  static constexpr int most = 480;  // a launch may pass 4096 bytes of parameters
   uint64_t w[most];
 };
 __global__ void __launch_bounds__(threads) store_kernel(Words words, uint64_t* to, int count) {
   for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = words.w[i];
 }
 
-/// What this thread's elements of a chunk add up to.
+/// This thread's sum of squares of a chunk.
 template <class T>
 __device__ double squares_of(const SquarePiece& piece, int64_t begin, double scale, int32_t rounds, bool& bad) {
   constexpr int V = vector_length<T>;
@@ -34,7 +35,7 @@ __device__ double squares_of(const SquarePiece& piece, int64_t begin, double sca
     for (int j = 0; j < V; ++j) {
       if (j >= count) continue;
       const Compute<T> raw = Compute<T>(v.v[j]);
-      bad |= !(raw - raw == 0);  // NaN for infinities too
+      bad |= !(raw - raw == 0);  // x - x is NaN for infinities too
       const double scaled = double(rounded<T>(raw * Compute<T>(scale), rounds));
       sum += scaled * scaled;
     }
@@ -78,13 +79,13 @@ __device__ double sum_of(const NormPiece& piece, const double* sums) {
   return sum;
 }
 
-/// One block.
+/// totals[i] = the sum of the chunks of tensor i. One block.
 __global__ void __launch_bounds__(threads)
     add_sums_kernel(const NormPiece* pieces, int64_t count, const double* sums, double* totals) {
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) totals[i] = sum_of(pieces[i], sums);
 }
 
-/// One block. The sums of optim/clip.cpp, in its order.
+/// The norm of all gradients, the clip factor and the decision to skip. One block; sums in the order of optim/clip.cpp.
 __global__ void __launch_bounds__(threads) take_norm_kernel(const NormPiece* pieces, int64_t count, const double* sums,
                                                             double* squares, StepControl* control) {
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {

@@ -1,11 +1,11 @@
 #pragma once
-// How blocks of a kernel over many tensors find theirs. Internal.
+// How the blocks of a kernel over many tensors find their tensor. Internal.
 #include "tensor/cuda/element.h"
 #include "tensor/step_batch.h"
 
 namespace lockstep::on_cuda {
 
-/// The one of `count` pieces that the chunk is of.
+/// The piece (of `count`, sorted by first_chunk) that contains the chunk.
 template <class Piece> __device__ inline const Piece& piece_of(const Piece* pieces, int count, int64_t chunk) {
   int low = 0;
   for (int high = count; high - low > 1;) {
@@ -16,7 +16,7 @@ template <class Piece> __device__ inline const Piece& piece_of(const Piece* piec
   return pieces[low];
 }
 
-/// As it would be had it been written to memory as a T, if it would have been.
+/// Rounds `value` to T and back if `rounds` is set, as storing it in memory would.
 template <class T> __device__ inline Compute<T> rounded(Compute<T> value, int32_t rounds) {
   return rounds ? Compute<T>(T(value)) : value;
 }

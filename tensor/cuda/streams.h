@@ -1,18 +1,20 @@
 #pragma once
-// The thread's device and streams, for the backend. Internal.
+// This thread's device and streams, for the backend. Internal.
 #include <cuda_runtime_api.h>
 
 namespace lockstep::cuda {
 
+/// Devices that this process can address.
 inline constexpr int most_devices = 64;
-/// Makes `device` this thread's current one.
+/// Makes `device` this thread's current device.
 void select_device(int device);
-/// The stream that this thread uses on a device.
+/// The stream that this thread uses on `device`.
 cudaStream_t stream_of(int device);
-/// Raises why the device is not to be believed; and, once, what kernels reported that have run on it.
+/// Throws the reason given to distrust(), if any; else throws, once, the range error that kernels reported on `device`.
 void raise_report(int device);
+/// Makes raise_report() throw `why` from now on; nullptr ends that.
 void distrust(int device, const char* why);
-/// nullptr: the device's default stream.
+/// Sets this thread's stream on `device`; nullptr: the device's default stream.
 void set_stream(int device, cudaStream_t stream);
 
 }  // namespace lockstep::cuda

@@ -1,9 +1,9 @@
-// CUDA's table of kernels.
+// CUDA's table of kernels (tensor/kernels.h).
 #include "tensor/cuda/cuda_kernels.h"
 
 namespace lockstep {
 
-extern const Kernels cuda_kernels;  // for backend.cpp
+extern const Kernels cuda_kernels;  // used by backend.cpp
 constinit const Kernels cuda_kernels = [] {
   Kernels kernels{};
 #define LOCKSTEP_ENTRY(name) kernels.name = on_cuda::name;

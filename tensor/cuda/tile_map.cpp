@@ -1,4 +1,5 @@
-// The driver describes tensors. It is asked for its function by name: a program that links it would not start without.
+// The driver encodes TMA descriptors. Its function is looked up at run time: a program linked to libcuda would not
+// start on a machine without a driver.
 #include "tensor/cuda/tile_map.h"
 
 #include <cuda_runtime_api.h>
@@ -27,7 +28,7 @@ decltype(&cuTensorMapEncodeTiled) encode_tiled() {
 }  // namespace
 
 bool fits_tiles(const Tensor& x) {
-  // Coordinates have 32 bits, as our kernels have them, and need room for a tile; strides end below 2^40 bytes.
+  // Coordinates have 32 bits (signed in our kernels) and need room for a tile; strides must be below 2^40 bytes.
   constexpr int64_t most_elements = int64_t(1) << 30, most_stride = int64_t(1) << 39;
   bool fits = x.numel() > 0 && x.shape()[3] % 64 == 0 && reinterpret_cast<uintptr_t>(x.raw_data()) % 16 == 0;
   for (int d = 0; d < 3; ++d) {
@@ -39,9 +40,9 @@ bool fits_tiles(const Tensor& x) {
 
 TileMap map_tiles(const Tensor& x, int rows) {
   constexpr int dims = 4;
-  cuuint64_t sizes[dims], strides[dims - 1];  // the innermost first
+  cuuint64_t sizes[dims], strides[dims - 1];  // innermost dimension first
   for (int d = 0; d < dims; ++d) sizes[d] = cuuint64_t(x.shape()[dims - 1 - d]);
-  // Where there is but one, its stride is not looked at and may be one that is refused.
+  // TMA checks the strides of dimensions of size 1 too; replace them by a valid one.
   for (int d = 1; d < dims; ++d)
     strides[d - 1] = 2 * cuuint64_t(sizes[d] == 1 ? x.shape()[dims - 1] : x.strides()[dims - 1 - d]);
   const cuuint32_t box[dims] = {64, cuuint32_t(rows), 1, 1}, steps[dims] = {1, 1, 1, 1};

@@ -1,27 +1,29 @@
 #pragma once
-// The Tensor Memory Accelerator (TMA; Hopper, sm_90a): one thread asks for whole tiles of a tensor, which come while
-// all threads go on, and a barrier in shared memory (mbarrier) says when they are there. PTX ISA:
+// The Tensor Memory Accelerator (TMA; Hopper, sm_90a): one thread requests whole tiles of a tensor, which arrive while
+// all threads go on; a barrier in shared memory (mbarrier) tells when they have arrived. PTX ISA:
 // "cp.async.bulk.tensor", "mbarrier".
 //
-// Tiles come in rounds:  if (threadIdx.x == 0) {         one thread
-//                          arrivals.expect(bytes)        of all tiles of the round
-//                          arrivals.copy(...) ...
-//                        }
-//                        arrivals.wait(round)            all threads: now they are there
-//                        __syncthreads()                 and nobody waits any more, so the next round may begin
+// Tiles come in rounds:
+//
+//   if (threadIdx.x == 0) {      one thread
+//     arrivals.expect(bytes)     of all tiles of the round
+//     arrivals.copy(...) ...
+//   }
+//   arrivals.wait(round)         all threads: the tiles have arrived
+//   __syncthreads()              nobody waits any more, so the next round may start
 #include "tensor/cuda/simt.h"
 #include "tensor/cuda/tile_map.h"
 
 namespace lockstep::on_cuda {
 
-// Kernels leave at once where there is none, as those of mma.h do.
+/// True if this code is compiled for Hopper's own instructions. Kernels return at once where it is false, as in mma.h.
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr bool has_hopper = false;
 #else
 constexpr bool has_hopper = true;
 #endif
 
-/// An address in shared memory as Hopper's instructions and descriptors have it.
+/// The address of p within shared memory, as Hopper's instructions and descriptors expect it.
 __device__ inline unsigned shared_address(const void* p) {
 #if defined(__CUDA_ARCH__)
   return unsigned(__cvta_generic_to_shared(p));
@@ -32,8 +34,8 @@ __device__ inline unsigned shared_address(const void* p) {
 #endif
 }
 
-/// Products and TMA reach shared memory past the path of ordinary loads and stores: whoever wrote what they are
-/// to see calls this once its writes are done, ahead of the barrier.
+/// wgmma and TMA access shared memory through the async proxy, not through the path of ordinary loads and stores. A
+/// thread that wrote data for them calls this after its writes and before the barrier.
 __device__ inline void show_to_async_proxy() {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -42,10 +44,10 @@ __device__ inline void show_to_async_proxy() {
 #endif
 }
 
-/// Of a block. The barrier is in shared memory.
+/// The barrier of a block on which its tiles arrive. `barrier` is in shared memory.
 class Arrivals {
  public:
-  /// A barrier for the block.
+  /// Initialises the barrier; synchronises the block.
   __device__ explicit Arrivals(uint64_t* barrier) : barrier_(barrier) {
     if (threadIdx.x == 0) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -57,7 +59,7 @@ class Arrivals {
     }
     __syncthreads();
   }
-  /// What all copies of this round bring; places outside of a tensor count, too.
+  /// Bytes of all copies of this round; elements outside the tensor count too.
   __device__ void expect([[maybe_unused]] int bytes) const {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier_)), "r"(bytes)
@@ -66,7 +68,7 @@ class Arrivals {
     simt::arrive_and_expect(barrier_, unsigned(bytes));
 #endif
   }
-  /// Begins to copy the box whose first element is x[b, h, token, column]; zeros where the tensor ends.
+  /// Starts copying the box whose first element is x[b, h, token, column]; elements outside the tensor become zeros.
   __device__ void copy([[maybe_unused]] const TileMap& x, [[maybe_unused]] void* to, [[maybe_unused]] int64_t b,
                        [[maybe_unused]] int64_t h, [[maybe_unused]] int64_t token, [[maybe_unused]] int column) const {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -79,8 +81,8 @@ class Arrivals {
     simt::copy_tile(x.map, to, barrier_, {column, int(token), int(h), int(b)});
 #endif
   }
-  /// For all copies of the round, counted from 0. Seconds in vain end the kernel with an error: else it would never
-  /// end.
+  /// Waits for all copies of a round, numbered from 0. After seconds without arrival it traps, so the kernel ends with
+  /// an error instead of hanging.
   __device__ void wait([[maybe_unused]] int round) const {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     constexpr int most_tries = 1 << 24;

@@ -1,15 +1,15 @@
 #pragma once
 // Blocks that add to one place in a fixed order: each waits for its turn.
 //
-// A device starts a block when there is room for it, in no order that it promises, and a block that waits keeps its
-// room. So a block may wait only for those that have begun before it: what it works on, and so its turns, follow from a
-// ticket, and not from its place in the grid.
+// The hardware starts blocks in an unspecified order, as soon as there is room, and a waiting block keeps its room. To
+// avoid deadlock, a block may wait only for blocks that started before it. So its work, and with it its turns, follow
+// from a ticket drawn at the start, not from blockIdx.
 #include "tensor/cuda/warp.h"
 
 namespace lockstep::on_cuda {
 
-/// The number of this block in the order in which they begin; `counter` is 0 before the kernel. A barrier for the
-/// block, once in a kernel.
+/// Numbers the blocks in the order in which they start; `counter` is 0 before the kernel. Synchronises the block; call
+/// it once per kernel.
 __device__ inline unsigned take_ticket(unsigned* counter) {
   LOCKSTEP_SHARED(unsigned, ticket, [1]);
   if (threadIdx.x == 0) {
@@ -22,11 +22,11 @@ __device__ inline unsigned take_ticket(unsigned* counter) {
   return ticket[0];
 }
 
-// Why not plain or volatile: these order nothing but themselves, so that the number could be seen before what was
-// written ahead of it. In PTX's memory model a store that releases, and a load of that number which acquires, order all
-// that came before the one, also other lanes' writes before a __syncwarp(), ahead of all that follows the other.
+// Plain and volatile accesses order only themselves, so the turn could become visible before the data written ahead of
+// it. In PTX's memory model, a release store and the acquire load that reads its value order everything before the
+// store, including other lanes' writes before a __syncwarp(), ahead of everything after the load.
 
-/// For a warp: waits until *turn is `number`.
+/// Called by a warp: waits until *turn is `number`.
 __device__ inline void wait_for_turn(const unsigned* turn, unsigned number) {
   for (unsigned seen = number;;) {
 #if defined(__CUDA_ARCH__)
@@ -39,7 +39,7 @@ __device__ inline void wait_for_turn(const unsigned* turn, unsigned number) {
   }
 }
 
-/// For a warp: sets *turn after what its lanes wrote.
+/// Called by a warp: sets *turn, after the writes of all its lanes.
 __device__ inline void pass_turn(unsigned* turn, unsigned number) {
   __syncwarp();
   if (threadIdx.x % warp != 0) return;
@@ -50,8 +50,9 @@ __device__ inline void pass_turn(unsigned* turn, unsigned number) {
 #endif
 }
 
-/// For a warp: adds what those `before` it left of its lanes' numbers, lane by lane at sums[n * stride]. True where
-/// nobody comes after, and the whole is in `sum`; else it lies there for the next.
+/// Called by a warp: adds the partial sums of the `before` warps ahead of it to `sum`; lane values are at
+/// sums[n * stride]. Returns true if no warp follows (`after` is 0), with the total in `sum`; else it stores the
+/// partial sums for the next warp.
 template <int stride, int count>
 __device__ inline bool add_in_turn(unsigned* turn, float4* sums, int64_t before, int64_t after,
                                    float (&sum)[count][4]) {

@@ -1,5 +1,5 @@
-// Many tensors looked through for infinities, and divided by the loss scale where that is wanted, in one pass: a launch
-// for each 64 of them. Bound by memory: every element is read (and written) once, 16 bytes a thread.
+// Checks many tensors for infinities and NaN and, if wanted, divides them by the loss scale, in one pass with a launch
+// per 64 tensors. Memory bound: every element is read (and written) once, 16 bytes per thread.
 #include <vector>
 
 #include "tensor/backend.h"
@@ -10,13 +10,14 @@ namespace lockstep::on_cuda {
 namespace {
 
 constexpr int threads = 256, most_tensors = 64;
-/// Elements: a block's work, four loads a thread.
+/// Elements per block: four loads per thread.
 template <class T> constexpr int64_t chunk = 4 * threads* vector_length<T>;
 
+/// The tensors of a launch, as kernel parameters.
 template <class T> struct List {
   T* data[most_tensors];
   int64_t n[most_tensors], first_chunk[most_tensors];
-  int32_t place[most_tensors];  // of what was found
+  int32_t place[most_tensors];  // index into `found`
   bool aligned[most_tensors];
   int32_t count;
 };
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(threads)
     look_through_kernel(List<T> list, int64_t chunks, Compute<T> factor, int32_t* found) {
   constexpr int V = vector_length<T>;
   for (int64_t c = blockIdx.x; c < chunks; c += gridDim.x) {
-    int of = 0;  // the tensor
+    int of = 0;  // the tensor that contains chunk c
     for (int behind = list.count; behind - of > 1;) {
       const int middle = (of + behind) / 2;
       if (list.first_chunk[middle] <= c) of = middle;
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         const Compute<T> value = Compute<T>(v.v[j]);
-        bad |= !(value - value == 0);  // NaN for infinities too
+        bad |= !(value - value == 0);  // x - x is NaN for infinities too
         if constexpr (scales) v.v[j] = T(value * factor);
       }
       if constexpr (scales) store_vector<V>(x + i, v, access, 1, count);
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Those of one type. One place for each, or one for all.
+/// Handles the tensors of type T. `found` has one flag per tensor if `apart`, else one for all.
 template <class T, bool scales>
 void look_through(const char* name, const std::vector<Tensor>& tensors, double factor, int32_t* found, bool apart) {
   List<T> list{};
@@ -82,7 +83,7 @@ void look_through_all(const char* name, const std::vector<Tensor>& tensors, doub
   look_through<BFloat16, scales>(name, tensors, factor, found, apart);
 }
 
-/// Waits for it.
+/// True if all elements are finite. Waits for the device.
 template <bool scales> bool is_finite(const char* name, const std::vector<Tensor>& tensors, double factor) {
   const cuda::Scratch found(sizeof(int32_t));
   cuda::check(name, cudaMemsetAsync(found.as<int32_t>(), 0, sizeof(int32_t), cuda::current_stream()));

@@ -1,20 +1,21 @@
 #pragma once
-// Elements that move together: up to 16 bytes in one load or store.
+// Vectorised access: up to 16 bytes in one load or store.
 #include "tensor/cuda/element.h"
 
 namespace lockstep::on_cuda {
 
-/// V elements beside each other.
+/// V consecutive elements, aligned to their size (at most 16 bytes).
 template <class T, int V> struct alignas(V * sizeof(T) <= 16 ? V * sizeof(T) : 16) Vector { T v[V]; };
 
-/// How many elements of each of these types fit in 16 bytes of the widest.
+/// How many elements of the widest of these types fit in 16 bytes.
 template <class... T> inline constexpr int vector_length = int(16 / std::max({sizeof(T)...}));
 
+/// True if p is aligned for loads of v elements.
 template <class T> bool is_aligned(const T* p, int v) {
   return reinterpret_cast<uintptr_t>(p) % (size_t(v) * sizeof(T)) == 0;
 }
 
-/// V elements: beside each other and aligned, or one and the same.
+/// V consecutive aligned elements; if `once`, V copies of *p.
 template <int V, class T> __device__ inline Vector<T, V> load_run(const T* p, bool once) {
   Vector<T, V> x;
   if (!once) {
@@ -27,10 +28,10 @@ template <int V, class T> __device__ inline Vector<T, V> load_run(const T* p, bo
   return x;
 }
 
-/// How V neighbours lie in memory: beside each other and aligned; a stride apart.
+/// How V neighbours are laid out: consecutive and aligned, or a stride apart.
 enum class Access : uint8_t { run, apart };
 
-/// The first `count` of V elements; the others are the last of those again.
+/// Loads the first `count` of V elements; the others repeat the last of them.
 template <int V, class T>
 __device__ inline Vector<T, V> load_vector(const T* p, Access access, int64_t stride, int count) {
   Vector<T, V> x;
@@ -43,6 +44,7 @@ __device__ inline Vector<T, V> load_vector(const T* p, Access access, int64_t st
   return x;
 }
 
+/// Stores the first `count` of V elements.
 template <int V, class T>
 __device__ inline void store_vector(T* p, const Vector<T, V>& x, Access access, int64_t stride, int count) {
   if (access == Access::run && count == V) {

@@ -1,6 +1,6 @@
 #pragma once
-// What threads work out together: sums and maxima over a warp or a block, in an order that is fixed, so that every
-// thread has the same bits and every run too. And the walk along a row that a group of threads shares.
+// Collective operations of threads: sums and maxima over a warp or a block, in a fixed order, so that every thread and
+// every run gets the same bits. Also the loop over a row that a group of threads shares.
 #include <cmath>
 #include <limits>
 
@@ -8,20 +8,24 @@
 
 namespace lockstep::on_cuda {
 
+/// Threads of a warp, and the mask of all its lanes.
 inline constexpr int warp = 32;
 inline constexpr unsigned whole_warp = 0xffffffffu;
+/// Positive infinity.
 template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();
 
-/// e^x to about one unit in the last place; on the card one instruction of the special function unit and a few others.
+/// e^x to about one unit in the last place; on the GPU, one instruction of the special function unit plus a few others.
 __device__ inline float exp_of(float x) { return ::expf(x); }
 __device__ inline double exp_of(double x) { return ::exp(x); }
 __device__ inline float log_of(float x) { return ::logf(x); }
 __device__ inline double log_of(double x) { return ::log(x); }
 __device__ inline float root_of(float x) { return ::sqrtf(x); }
 __device__ inline double root_of(double x) { return ::sqrt(x); }
-template <class A> __device__ inline A larger_of(A a, A b) { return a > b ? a : b; }  // b where one is NaN
+/// b if either is NaN.
+template <class A> __device__ inline A larger_of(A a, A b) { return a > b ? a : b; }
 
-/// Over `width` neighbouring lanes (a power of two); every lane of the warp calls it, each gets its group's.
+/// Sum and maximum over `width` neighbouring lanes (a power of two). Every lane of the warp calls it and gets the
+/// result of its group.
 template <int width = warp, class A> __device__ inline A warp_sum(A x) {
 #pragma unroll
   for (int step = width / 2; step > 0; step /= 2) x += __shfl_xor_sync(whole_warp, x, step);
@@ -33,10 +37,11 @@ template <int width = warp, class A> __device__ inline A warp_max(A x) {
   return x;
 }
 
-/// Joins one value of each warp: `join` over shared memory, in the order of warps. All threads of the block call it.
+/// Reduces one value of each warp with `join`, through shared memory, in the order of the warps. All threads of the
+/// block call it; all get the result.
 template <int threads, class A, class Join> __device__ inline A join_warps(A x, Join join) {
   LOCKSTEP_SHARED(A, of_warp, [threads / warp]);
-  __syncthreads();  // the last call's values have been read
+  __syncthreads();  // the values of the previous call have been read
   if (threadIdx.x % warp == 0) of_warp[threadIdx.x / warp] = x;
   __syncthreads();
   A all = of_warp[0];
@@ -45,7 +50,8 @@ template <int threads, class A, class Join> __device__ inline A join_warps(A x, 
   return all;
 }
 
-/// Over the threads that share a row: a warp (threads == 32; blocks may hold several, in y), or a whole block along x.
+/// Sum and maximum over the threads that share a row: a warp (threads == 32; a block may hold several, in y), or a
+/// whole block along x.
 template <int threads, class A> __device__ inline A group_sum(A x) {
   x = warp_sum(x);
   if constexpr (threads > warp) x = join_warps<threads>(x, [](A a, A b) { return a + b; });
@@ -58,12 +64,13 @@ template <int threads, class A> __device__ inline A group_max(A x) {
 }
 
 // --- rows ---
-// A row is walked by a group of threads, V neighbours at a time. Up to held_values elements a thread it is kept in
-// registers, so that it is read once from memory whatever is done with it; a longer one is read again in every pass
-// (from L2, mostly).
+// A group of threads walks along a row, V neighbours per thread and step. Rows of up to held_values elements per thread
+// stay in registers, so they are read from memory once however often they are walked; longer rows are read again in
+// every pass (mostly from L2).
 
 template <class T> inline constexpr int held_values = sizeof(Compute<T>) == 8 ? 8 : 16;
 
+/// V aligned neighbours at once, converted to A; store_values() rounds them back to T.
 template <int V, class T, class A> __device__ inline void load_values(const T* from, A* values) {
   const Vector<T, V> x = *reinterpret_cast<const Vector<T, V>*>(from);
 #pragma unroll
@@ -76,6 +83,7 @@ template <int V, class T, class A> __device__ inline void store_values(T* to, co
   *reinterpret_cast<Vector<T, V>*>(to) = x;
 }
 
+/// A row of n elements at `data`, shared by `threads` threads, in registers if `held`.
 template <class T, int threads, int V, bool held> struct Row {
   using A = Compute<T>;
   static constexpr int steps = held ? held_values<T> / V : 1;
@@ -94,8 +102,8 @@ template <class T, int threads, int V, bool held> struct Row {
     }
   }
 
-  /// Calls fn(i, v) for this thread's parts: v[0] to v[V - 1] are elements i to i + V - 1. It may change v, and then,
-  /// where the row is held, finds it so in the next walk.
+  /// Calls fn(i, v) for this thread's parts: v[0] to v[V - 1] are elements i to i + V - 1. fn may change v; if the row
+  /// is held, the next walk sees the changes.
   template <class Fn> __device__ void each(Fn fn) {
     if constexpr (held) {
 #pragma unroll
@@ -112,10 +120,10 @@ template <class T, int threads, int V, bool held> struct Row {
     }
   }
 
-  /// The largest value, and the sum of exp(value - largest), in one walk (Milakov and Gimelshein, 2018).
+  /// The largest value and the sum of exp(value - largest), in one walk (Milakov and Gimelshein, 2018).
   __device__ void sum_of_exp(A& largest, A& sum) {
-    A most = -infinity<A>, part = 0;                                        // this thread's
-    const auto base_of = [](A x) { return x == -infinity<A> ? A(0) : x; };  // nothing but -inf so far: a clean 0
+    A most = -infinity<A>, part = 0;                                        // of this thread
+    const auto base_of = [](A x) { return x == -infinity<A> ? A(0) : x; };  // only -inf so far: avoids NaN
     each([&](int64_t, const A* v) {
       A top = most;
       for (int j = 0; j < V; ++j) top = larger_of(v[j], top);
@@ -128,7 +136,7 @@ template <class T, int threads, int V, bool held> struct Row {
   }
 };
 
-/// Walks along two rows of one length together: fn(i, place in a thread's values, values of a, of b).
+/// Walks along two rows of the same length: fn(i, index into the thread's values, values of a, values of b).
 template <class T, int threads, int V, bool held, class Fn>
 __device__ inline void both(Row<T, threads, V, held>& a, Row<T, threads, V, held>& b, Fn fn) {
   if constexpr (held) {
@@ -145,17 +153,19 @@ __device__ inline void both(Row<T, threads, V, held>& a, Row<T, threads, V, held
   }
 }
 
-/// Blocks that walk along rows: `threads` a row; short rows share a block, one warp each.
+/// Shape of blocks that walk along rows with `threads` threads per row; short rows share a block, one warp each.
 template <int threads> struct RowBlocks {
   static constexpr int in_block = threads == warp ? 4 : 1;
+  /// The rows of a group: first(), then every step()-th.
   __device__ static int64_t first() { return int64_t(blockIdx.x) * in_block + threadIdx.y; }
   __device__ static int64_t step() { return int64_t(gridDim.x) * in_block; }
+  /// The shape of a launch over `rows` rows.
   static dim3 block() { return dim3(threads, in_block); }
   static dim3 grid(int64_t rows) { return dim3(cuda::blocks_for(rows, in_block)); }
 };
 
-/// Calls fn.template operator()<threads, V, held>() for rows of n elements of T; `pointers` are where rows begin, of
-/// elements that are at most as wide as T.
+/// Calls fn.template operator()<threads, V, held>() for rows of n elements of T. `pointers` are the starts of rows of
+/// all tensors involved, whose elements are at most as wide as T; null pointers count as aligned.
 template <class T, class Fn> void with_row_shape(int64_t n, std::initializer_list<const void*> pointers, Fn&& fn) {
   constexpr int wide = sizeof(T) == 8 ? 1 : int(16 / sizeof(T));
   bool aligned = n % wide == 0;
@@ -166,15 +176,16 @@ template <class T, class Fn> void with_row_shape(int64_t n, std::initializer_lis
     if (n <= 512 * held_values<T>) return fn.template operator()<512, wide, true>();
     return fn.template operator()<1024, wide, false>();
   }
-  // Each form takes nvcc seconds for every architecture; rows that lie badly make do with two.
+  // Each variant costs nvcc seconds per architecture; unaligned rows make do with two.
   if (n <= 128 * held_values<T>) return fn.template operator()<128, 1, true>();
   fn.template operator()<1024, 1, false>();
 }
 
-/// dispatch() over the floating types.
+/// dispatch() over the floating-point types.
 template <class Fn> void for_floats(const char* op, const Tensor& x, Fn&& fn) {
   dispatch<float, double, Half, BFloat16>(x.dtype(), op, fn);
 }
+/// The data of x, or nullptr if x is undefined.
 template <class T> const T* data_or_null(const Tensor& x) { return x.defined() ? x.data<T>() : nullptr; }
 template <class T> T* data_or_null(Tensor& x) { return x.defined() ? x.data<T>() : nullptr; }
 

@@ -1,29 +1,32 @@
 #pragma once
-// Hopper's tensor cores (sm_90a only): products that the four warps of a warpgroup ask for together, and that run while
-// the warps go on. f16 or bf16 with f32 sums.
+// Hopper's tensor cores (sm_90a only): asynchronous products that the four warps of a warpgroup issue together. f16 or
+// bf16 with f32 sums.
 //
 //   c (64 x n) (+)= a (64 x 16) b (16 x n)
 //
-//   In registers warp w of the group has rows 16 w to 16 w + 15, of c and of a, as in mma.h: c[4 j + e] is element e of
-//   the c of columns 8 j to 8 j + 7. b, and a where it is not in registers, are in shared memory, where a descriptor
-//   says how they lie.
+// Warp w of the group holds rows 16 w to 16 w + 15 of c, and of a if a is in registers, in the layout of mma.h:
+// c[4 j + e] is element e of the c of columns 8 j to 8 j + 7. b is in shared memory, and so may be a; a descriptor
+// gives its layout there.
 //
-// A turn of work:  fence(c, a...)       registers are as products may read them
-//                  multiply(...) ...    any number; c and a must be left alone from here on, c is unspecified
-//                  commit()             these make up a group
-//                  wait<n>(c, a...)     all groups but the last n are done, and these registers may be touched again
+// One batch of products:
 //
-// Operands in shared memory are what TMA has brought, or what was written there and shown (tma.h).
+//   fence(c, a...)           makes earlier writes to these registers visible to the products
+//   multiply_async(...) ...  any number; from here on c and a must not be touched, and c is unspecified
+//   commit()                 closes the group
+//   wait<n>(c, a...)         waits for all groups but the last n; then these registers may be used again
+//
+// Operands in shared memory either came by TMA or were written with store_shared() and show_to_async_proxy() (tma.h).
 #include "tensor/cuda/mma.h"
 #include "tensor/cuda/tma.h"
 
 namespace lockstep::on_cuda {
 
+/// Threads of a warpgroup.
 constexpr int warpgroup = 4 * warp;
 
 // --- order ---
 
-/// The compiler moves no access to these registers past here.
+/// Stops the compiler from moving accesses to these registers across this point.
 __device__ inline void hold([[maybe_unused]] float& x) {
 #if defined(__CUDA_ARCH__)
   asm volatile("" : "+f"(x)::"memory");
@@ -39,6 +42,7 @@ template <class T, int n> __device__ inline void hold(T (&x)[n]) {
   for (int i = 0; i < n; ++i) hold(x[i]);
 }
 
+/// The three steps around a batch of products; see above. wait() leaves at most `left` groups unfinished.
 template <class... Arrays> __device__ inline void fence(Arrays&... registers) {
   (hold(registers), ...);
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -64,7 +68,7 @@ template <int left, class... Arrays> __device__ inline void wait(Arrays&... regi
   (hold(registers), ...);
 }
 
-/// Writes to an operand. It is there for products behind show_to_async_proxy() and a barrier.
+/// Writes an element of an operand in shared memory. Products see it after show_to_async_proxy() and a barrier.
 template <class T> __device__ inline void store_shared(T* to, T value) {
   *to = value;
 #if !defined(__CUDACC__)
@@ -74,7 +78,7 @@ template <class T> __device__ inline void store_shared(T* to, T value) {
 
 // --- products ---
 
-// PTX wants every register named. Numbers of operands: those of c come first, `d` is how many.
+// PTX names every register: operands are numbered, those of c first. LIST_n lists c, and F_n binds its n registers.
 #define LOCKSTEP_LIST_32                                                                                            \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31}, "
@@ -86,7 +90,7 @@ template <class T> __device__ inline void store_shared(T* to, T value) {
 #define LOCKSTEP_F16(c, i) LOCKSTEP_F4(c, i), LOCKSTEP_F4(c, i + 4), LOCKSTEP_F4(c, i + 8), LOCKSTEP_F4(c, i + 12)
 #define LOCKSTEP_F32(c) LOCKSTEP_F16(c, 0), LOCKSTEP_F16(c, 16)
 #define LOCKSTEP_F64(c) LOCKSTEP_F16(c, 0), LOCKSTEP_F16(c, 16), LOCKSTEP_F16(c, 32), LOCKSTEP_F16(c, 48)
-// a and what comes behind b, with a by its descriptor or in registers.
+// One wgmma.mma_async with f32 sums; `operands` follow c. _SHARED takes a by its descriptor, _REGISTERS in registers.
 #define LOCKSTEP_WGMMA(columns, type, list, adds, operands, outputs, ...)                                             \
   asm volatile("{.reg .pred p; setp.ne.b32 p, " adds ", 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type \
                "." type " " list operands ";}"                                                                        \
@@ -107,7 +111,8 @@ template <class T> __device__ inline void store_shared(T* to, T value) {
     LOCKSTEP_WGMMA("128", type, LOCKSTEP_LIST_64, "%69", "{%64, %65, %66, %67}, %68, p, 1, 1, %70", LOCKSTEP_F64(c), \
                    "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds)), "n"(int(b_turned)))
 
-/// a and b by their descriptors; turned: they do not lie along k, but along m or n. Without `adds` c is overwritten.
+/// c (+)= a b, both operands by their descriptors. `turned`: the operand is contiguous along m or n instead of k.
+/// Without `adds`, c is overwritten.
 template <class T, bool a_turned, bool b_turned, int count>
 __device__ inline void multiply_async(float (&c)[count], uint64_t a, uint64_t b, bool adds) {
   constexpr int columns = 2 * count;
@@ -151,54 +156,58 @@ __device__ inline void multiply_async(float (&c)[count], const uint32_t (&a)[4],
 
 // --- operands in shared memory ---
 
-/// A tile of 16-bit numbers in the layout that is called the 128-byte swizzle, which is free of bank conflicts along
-/// rows and down columns:
+/// A tile of 16-bit numbers in the 128-byte swizzle, which has no bank conflicts along rows or down columns:
 ///
-///   64 numbers of a row are eight chunks of 16 bytes; chunk j of row r lies at place j ^ r % 8 of 128 bytes. The rows
-///   follow each other; eight make up a pattern of 1024 bytes, where it must begin. Columns from the 65th on are
-///   another such block, behind the first.
+///   64 numbers of a row are eight chunks of 16 bytes; chunk j of row r is stored at position j ^ (r % 8) of 128 bytes.
+///   Rows follow each other. Eight rows form a pattern of 1024 bytes; a tile must start at a multiple of 1024. Columns
+///   from 64 on form another such block, behind the first.
 ///
-/// `depth` is the width in steps of 16, as of a RowTile: 4 or 8.
+/// `depth` is the width in steps of 16, as in RowTile: 4 or 8.
 template <int size, int depth> struct SwizzledTile {
   static_assert(size % 8 == 0 && depth % 4 == 0);
   static constexpr int pattern = 1024, block = size * 128, bytes = block * (depth / 4);
   unsigned char* data;
 
+  /// Address of 16-byte chunk `number` of a row.
   __device__ unsigned char* chunk(int row, int number) const {
     return data + number / 8 * block + row * 128 + ((number ^ row) % 8) * 16;
   }
+  /// The descriptor of an operand `offset` bytes into the tile, with its leading and stride offsets in bytes (PTX ISA,
+  /// "matrix descriptor").
   __device__ uint64_t describe(int offset, int leading, int stride) const {
     constexpr uint64_t swizzle_128 = 1;
     unsigned at = shared_address(data) + unsigned(offset);
 #if defined(__CUDA_ARCH__)
-    asm volatile("" : "+r"(at));  // else descriptors of all products of a loop stay in registers
+    asm volatile("" : "+r"(at));  // else the compiler keeps the descriptors of all products of a loop in registers
 #endif
     return uint64_t(at >> 4 & 0x3fff) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 | swizzle_128 << 62;
   }
-  /// Rows from `row` on, of columns 16 k to 16 k + 15, where k of the product runs along the rows. The leading offset
-  /// is not looked at.
+  /// Descriptor of the rows from `row` on and columns 16 k to 16 k + 15, if k of the product runs along rows. The
+  /// hardware ignores the leading offset here.
   __device__ uint64_t along(int row, int k) const {
     return describe(k / 4 * block + row * 128 + k % 4 * 32, 16, pattern);
   }
-  /// Turned: where k of the product runs down rows 16 k to 16 k + 15; columns from `column`, a multiple of 64, on.
+  /// Descriptor of rows 16 k to 16 k + 15 and the columns from `column`, a multiple of 64, on, if k of the product runs
+  /// down the rows (`turned`).
   __device__ uint64_t down(int k, int column = 0) const {
     return describe(column / 64 * block + k * 16 * 128, block, pattern);
   }
 
-  /// Begins to copy rows from `row` on of x[b, h], `bytes` of its round, from boxes of `size` rows. One thread.
+  /// Starts copying the rows from `row` on of x[b, h]; x was mapped with boxes of `size` rows. Adds `bytes` to the
+  /// round. One thread calls it.
   __device__ void fill(const Arrivals& round, const TileMap& x, int64_t b, int64_t h, int64_t row) const {
 #pragma unroll
     for (int n = 0; n < depth / 4; ++n) round.copy(x, data + n * block, b, h, row, 64 * n);
   }
 };
 
-/// Takes a tile out of shared memory.
+/// Allocates a tile from shared memory and advances `free`.
 template <class Z> __device__ inline Z take(unsigned char*& free) {
   const Z tile{free};
   free += Z::bytes;
   return tile;
 }
-/// Where tiles may begin, at most 1024 bytes on.
+/// The first address, at most 1024 bytes on, at which a swizzled tile may start.
 __device__ inline unsigned char* first_pattern(unsigned char* shared) {
   return shared + (1024 - shared_address(shared) % 1024) % 1024;
 }

@@ -1,4 +1,4 @@
-// The block emulator: threads, barriers and warps of the block that runs on this OS thread.
+// The block emulator: threads, barriers and warps of the block that this OS thread runs.
 #include "tests/cudasim/block.h"
 
 #include <vector_functions.h>
@@ -32,39 +32,42 @@ std::string triple(const auto& v) { return str("(", v.x, ",", v.y, ",", v.z, ")"
 
 enum class State : uint8_t { running, gave_way, at_barrier, in_warp, parked, done };
 
+/// A thread of the block.
 struct Thread {
   Place place;
   uint3 index;
   State state;
   Fiber* fiber;
   const Clock* clock;
-  // the warp operation it waits in
+  // The warp operation that it waits in.
   unsigned mask, op, bytes, ballot;
   int source;
   bool predicate;
-  char order = 0;  // of this thread and the others at a __syncwarp
+  char order = 0;  // orders this thread with the others at __syncwarp
   alignas(8) unsigned char sent[8], received[8];
   const uint64_t* words_sent;
   uint64_t* words_received;
   unsigned words;
-  unsigned first_copy, end_copy;  // of the copies under way
-  // rounds it has slept, and what the block had done by then
+  unsigned first_copy, end_copy;  // copies in flight
+  // Rounds that it has slept, and the block's steps_ at the last one.
   unsigned rounds;
   uint64_t done_before;
 };
+/// A warp's pending operation.
 struct WarpState {
-  unsigned arrived = 0, exited = 0;  // lanes
-  unsigned mask = 0, op = 0;         // of all that arrived, where they agree
+  unsigned arrived = 0, exited = 0;  // bits of lanes
+  unsigned mask = 0, op = 0;         // those of all arrived lanes, if they agree
   bool agree = false;
 };
 
-// Inline copies: memcpy would be seen by ThreadSanitizer as the kernel's own.
+// Inline copies: ThreadSanitizer would attribute a call of memcpy to the kernel.
 void copy(void* to, const void* from, unsigned bytes) {
   if (bytes == 2) __builtin_memcpy(to, from, 2);
   if (bytes == 4) __builtin_memcpy(to, from, 4);
   if (bytes == 8) __builtin_memcpy(to, from, 8);
 }
 
+/// The state of the block that this OS thread runs.
 class Block {
  public:
   Block();
@@ -84,7 +87,7 @@ class Block {
   }
 
   Thread* current = nullptr;
-  const char* op = nullptr;  // nullptr: no kernel runs
+  const char* op = nullptr;  // nullptr if no kernel runs
   char fence_order = 0;
   SharedMemory shared;
 
@@ -107,7 +110,7 @@ class Block {
   const char* barrier_file_ = nullptr;
   int barrier_line_ = 0;
   unsigned barriers_ = 0;
-  uint64_t steps_ = 0;  // threads that began, ended or came to a barrier or another lane
+  uint64_t steps_ = 0;  // counts thread starts, ends, barriers and warp operations: signs of progress
   char barrier_order_[2] = {}, start_order_ = 0, end_order_ = 0;
   Clocks clocks_;
   Clock main_;
@@ -115,16 +118,16 @@ class Block {
   std::unique_ptr<Thread[]> threads_;
   std::unique_ptr<Copy[]> copies_;
   std::vector<WarpState> warps_;
-  std::vector<uint64_t> some_;                      // the blocks of the grid that are run, ascending; empty: all
+  std::vector<uint64_t> some_;                      // the blocks of the grid to run, ascending; empty: all
   std::vector<unsigned> ready_, batch_, sequence_;  // runnable threads; those of this round; the order of starting
-  size_t resumed_ = 0;                              // of this round
+  size_t resumed_ = 0;                              // threads of batch_ resumed in this round
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
-  Fiber* starter_ = nullptr;  // the fiber that starts threads now
+  Fiber* starter_ = nullptr;  // the fiber that starts new threads
 };
 
 Block& block() {
-  constinit static thread_local Block* known = nullptr;  // without a guard: a warp's operations ask for it
+  constinit static thread_local Block* known = nullptr;  // no initialisation guard: warp operations call this often
   if (!known) {
     static thread_local const auto made = std::make_unique<Block>();
     known = made.get();
@@ -135,7 +138,7 @@ Block& block() {
 Block::Block() : threads_(new Thread[most_threads]), copies_(new Copy[most_threads * most_copies]) {
   for (auto* list : {&ready_, &batch_}) list->reserve(2048);  // so that no thread of a kernel allocates
 }
-Block::~Block() { acquire(&end_order_); }  // all threads of its kernels are behind it
+Block::~Block() { acquire(&end_order_); }  // after all threads of its kernels
 
 // --- threads ---
 
@@ -150,7 +153,7 @@ void Block::run_thread(Thread& thread) {
   } catch (const std::exception& error) {
     if (fault_.empty()) fault_ = running() + ": exception in a kernel: " + error.what();
   }
-  Thread& self = *current;  // the same, but read again after waits
+  Thread& self = *current;  // the same thread; read again, because it may have waited
   release(&end_order_);
   main_.enter();
   self.state = State::done;
@@ -159,7 +162,7 @@ void Block::run_thread(Thread& thread) {
   warps_[self.place.linear / warp_size].exited |= 1u << self.place.lane;
 }
 
-// On a fiber: takes threads until there are none, then waits for the next block.
+// The body of a fiber: starts threads until there are none left, then waits for the next block.
 void Block::work() {
   Block& b = block();
   Fiber* const self = b.starter_;
@@ -181,14 +184,14 @@ void Block::work() {
       b.run_thread(thread);
       if (with_tsan() || (options().order == Order::random && b.random_() % 4 == 0)) break;
     }
-    if (with_tsan()) self->end();  // there every thread has a stack of its own
+    if (with_tsan()) self->end();  // with ThreadSanitizer every thread has its own stack
     Fiber* const next = b.next();
     b.idle_.push_back(self);
     self->leave_to(next);
   }
 }
 
-// A fiber that will begin with the next thread of the block.
+// A fiber that will start with the next thread of the block.
 Fiber& Block::starter() {
   ++counts().switches;
   if (with_tsan()) return *(starter_ = &clocks_.stack(next_thread(), &Block::work));
@@ -199,7 +202,7 @@ Fiber& Block::starter() {
   return *starter_;
 }
 
-// Makes it the running one; its fiber is to be entered.
+// Makes the thread the running one and returns its fiber, which the caller enters.
 Fiber& Block::resume(Thread& thread) {
   current = &thread;
   here = &thread.place;
@@ -210,7 +213,7 @@ Fiber& Block::resume(Thread& thread) {
   return *thread.fiber;
 }
 
-// The fiber that goes on when a thread waits or ends; nullptr: run_block() decides.
+// The fiber that continues when a thread waits or ends; nullptr: return to run_block().
 Fiber* Block::next() {
   if (with_tsan() || !fault_.empty()) return nullptr;
   if (resumed_ < batch_.size()) return &resume(threads_[batch_[resumed_++]]);
@@ -218,7 +221,7 @@ Fiber* Block::next() {
   return nullptr;
 }
 
-// The running thread waits; returns when it goes on.
+// Suspends the running thread; returns when it is resumed.
 void Block::wait(State state) {
   Thread& self = *current;
   self.state = state;
@@ -238,7 +241,7 @@ int Block::barrier(const char* file, int line, bool predicate) {
   ++steps_;
   if (waiting_++ == 0) true_ = 0;
   true_ += predicate;
-  // By turns: who goes on first may be at the next barrier, with what it did since, before all others go on.
+  // Two alternating clocks: a thread may reach the next barrier before all others have left this one.
   char* const order = &barrier_order_[barriers_ % 2];
   release(order);
   wait(State::at_barrier);
@@ -273,7 +276,7 @@ void Block::release_barrier() {
   if (options().order == Order::reverse) std::reverse(ready_.begin(), ready_.end());
 }
 
-// The lanes of a mask meet in an operation. The last to come does the exchange for all, so that each waits once.
+// The lanes of a mask meet in an operation. The last one to arrive does the exchange for all, so each lane waits once.
 void Block::meet(unsigned mask, unsigned op) {
   Thread& self = *current;
   WarpState& warp = warps_[self.place.warp];
@@ -324,7 +327,7 @@ void Block::meet(unsigned mask, unsigned op) {
   }
 }
 
-// Nothing can run. True when a barrier let threads go on.
+// No thread can run. Returns true if releasing a barrier lets threads continue; else records the fault.
 bool Block::stuck() {
   if (waiting_ > 0 && waiting_ + done_ == size_) {
     if (done_ == 0) {
@@ -376,7 +379,7 @@ void Block::run_block() {
     if (const std::string left = tiles_under_way(); !left.empty())
       fault_ = str(op, ", block ", triple(blockIdx), ": ", left);
   }
-  if (!fault_.empty()) {  // those that wait leave by the Fault that wait() throws
+  if (!fault_.empty()) {  // waiting threads leave by the Fault that wait() throws
     for (unsigned i = 0; i < started_; ++i) {
       Thread& thread = threads_[sequence_.empty() ? i : sequence_[i]];
       if (thread.state != State::done) resume(thread).enter();
@@ -520,7 +523,7 @@ bool take_copy(Copy& copy) {
 void run_grid(const char* op, dim3 grid, dim3 size, size_t shared, const std::function<void()>& body) {
   blockDim = size;
   gridDim = grid;
-  struct Ignore {  // the threads of the kernel have clocks of their own, which are looked at
+  struct Ignore {  // the kernel's threads have their own clocks, which are checked
     Ignore() { begin_ignore(); }
     ~Ignore() { end_ignore(); }
   } const ignore;

@@ -1,9 +1,9 @@
 #pragma once
-// The block emulator: runs the threads of a block as fibers of one OS thread, checks how they synchronise, and can vary
-// the order in which they run. Blocks of a grid run one after the other.
+// The block emulator: runs the threads of a block as fibers of one OS thread, checks their synchronisation, and can
+// vary the order in which they run. The blocks of a grid run one after the other.
 //
-// A thread that never waits runs without a switch: a fiber takes the next thread of the block as long as those before
-// it ended. One that waits keeps its fiber, and another fiber goes on with the rest.
+// Threads that never wait need no switch: a fiber runs one thread of the block after the other, as long as each of them
+// runs to its end. A thread that waits keeps its fiber, and another fiber continues with the next threads.
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -15,23 +15,24 @@
 
 namespace simt {
 
+/// The order in which blocks and threads run.
 enum class Order { forward, reverse, random };
-/// How kernels run, for the whole process; change it only while none runs. From the environment:
-/// LOCKSTEP_FAKE_CUDA_ORDER (forward, reverse, random) and LOCKSTEP_FAKE_CUDA_SEED. A kernel whose result depends on
-/// the order has a race.
+/// How kernels run, for the whole process; to be changed only while none runs. Set by LOCKSTEP_FAKE_CUDA_ORDER
+/// (forward, reverse, random) and LOCKSTEP_FAKE_CUDA_SEED. A kernel whose result depends on the order has a race.
 struct Options {
   Order order = Order::forward;
   uint64_t seed = 1;
 };
 Options& options();
 
+/// Statistics of the emulator.
 struct Counts {
   uint64_t blocks = 0, threads = 0, switches = 0;
 };
-/// Of this OS thread.
+/// The counts of this OS thread.
 Counts& counts();
 
-/// A kernel that did what it must not; thrown by run_grid().
+/// An error in a kernel; thrown by run_grid().
 struct Fault {
   std::string what;
 };
@@ -43,74 +44,86 @@ std::string str(const auto&... parts) {
   return text.str();
 }
 
-// --- for kernels, by way of simt_cpu.h ---
+// --- used by kernels, through simt_cpu.h ---
 
-/// Where the running thread is in its block.
+/// The position of the running thread in its block.
 struct Place {
   unsigned linear, lane, warp;
 };
 extern constinit thread_local const Place* here;
 
+/// The warp operations.
 enum class Warp : unsigned { shfl, shfl_xor, shfl_down, shfl_up, ballot, gather, sync };
-/// How many threads came with a true predicate.
+/// __syncthreads_count(): waits for all threads of the block and returns how many came with a true predicate.
 int barrier(const char* file, int line, bool predicate = false);
-/// Each lane of `mask` gives `bytes` and gets those of lane `source`.
+/// A shuffle: each lane of `mask` sends `bytes` and receives those of lane `source`.
 void warp_exchange(unsigned mask, Warp op, const void* sent, void* received, unsigned bytes, int source, int width);
+/// __ballot_sync().
 unsigned warp_ballot(unsigned mask, bool predicate);
-/// Every lane of a whole warp gives `words` and gets those of all lanes, one lane after the other.
+/// Every lane of a full warp sends `words` and receives those of all lanes, in the order of the lanes.
 void warp_gather(const uint64_t* sent, unsigned words, uint64_t* received);
+/// __syncwarp().
 void warp_sync(unsigned mask);
+/// __threadfence().
 void fence();
-/// In random order: lets other threads of the block go first, now and then.
+/// In random order: sometimes lets other threads of the block run first.
 void give_way();
-/// For a thread that waits for a number in memory: lets the others go on. A fault where none of them does anything
-/// else, as blocks run one after the other: the number is that of a block that may begin later.
+/// Called in a loop that polls memory: lets the other threads run. A fault if none of them makes progress: blocks run
+/// one after the other, so the thread waits for a block that may start later, which can deadlock on a real device.
 void sleep();
-/// What the n-th block to begin, from 0 on, is among all of the grid: n, but while there is a fake::SomeBlocks.
+/// The index in the grid of the n-th block that starts (from 0): n, unless a fake::SomeBlocks skips blocks.
 uint64_t nth_block(uint64_t n);
 
-/// A copy to shared memory that arrives when its thread waits for it, and not before; `from` null: zeros.
+/// A copy to shared memory that arrives only when its thread waits for it. `from` null: zeros.
 struct Copy {
   void* to;
   const void* from;
   unsigned bytes;
 };
+/// Queues a copy of the running thread.
 void begin_copy(const Copy& copy);
-/// Takes the next of the copies that this thread began; false: there is none.
+/// Takes the next queued copy of the running thread; false if there is none.
 bool take_copy(Copy& copy);
-/// The running thread waits until another one wakes it.
+/// Makes the running thread wait until another thread wakes it.
 void park();
+/// Wakes a parked thread, by its number in the block.
 void wake(unsigned thread);
+/// The number of threads of the block.
 unsigned block_size();
-/// All of the block's shared memory, from address 0 on.
+/// The shared memory of the block, from address 0 on.
 constexpr size_t shared_arena_bytes = 256 * 1024;
 const unsigned char* shared_arena();
+/// True if p points into an array in shared memory.
 bool is_shared(const void* p);
+/// The shared array with this key, allocated on first use.
 void* shared_array(const void* key, size_t bytes, size_t align, const char* name);
+/// The dynamic shared array of the launch.
 void* dynamic_shared();
+/// Throws a Fault that names the running thread.
 [[noreturn]] void fault(const std::string& what);
 
-// --- for launches (launch.cpp) ---
+// --- used by launches (launch.cpp) ---
 
-/// What a block of the device may have of shared memory, and what it gets without asking.
+/// The most shared memory of a block on this device, and the most dynamic shared memory without opting in.
 size_t most_shared();
 constexpr size_t shared_unasked = 48 * 1024;
-/// A kernel of this device may ask for so many bytes of dynamic shared memory. False where there are not so many.
+/// Opts a kernel in to `bytes` of dynamic shared memory on a device (cudaFuncSetAttribute). False if the device has
+/// less.
 bool allow_shared(const void* kernel, int device, size_t bytes);
-/// The driver's limits.
+/// Checks the driver's limits.
 cudaError_t check_launch(const void* kernel, dim3 grid, dim3 block, size_t shared);
-/// Which blocks of a grid are run, in their order, while there is a fake::SomeBlocks; empty: all.
+/// The blocks to run, in ascending order, if a fake::SomeBlocks restricts them; empty: all.
 std::vector<uint64_t> some_of(uint64_t blocks);
-/// Puts the kernel on a stream: in stream.cpp.
+/// Puts the kernel on a stream; in stream.cpp.
 cudaError_t enqueue_kernel(const char* op, cudaStream_t stream, std::function<void()> run);
-/// What a launch of now may read: the current device.
+/// The device of a launch made now: the current device.
 int launch_device();
-/// Whether a kernel of this device may use a pointer among its arguments: device memory of its own, that of a peer to
-/// which it has access, or pinned memory. When not, the device fails.
+/// True if a kernel of this device may use the pointer passed as argument `number`: memory of the device, of a peer
+/// that it has access to, or pinned host memory. Otherwise the device fails.
 bool is_argument(const char* op, int device, size_t number, const void* p);
-/// Runs all blocks now. Throws Fault.
+/// Runs the blocks of a grid now. Throws Fault.
 void run_grid(const char* op, dim3 grid, dim3 block, size_t shared, const std::function<void()>& body);
-/// "embedding, block (3,0,0), thread (17,0,0)" while one runs on this OS thread, else "".
+/// The running thread, such as "embedding, block (3,0,0), thread (17,0,0)"; "" if no kernel runs on this OS thread.
 std::string running();
 
 }  // namespace simt

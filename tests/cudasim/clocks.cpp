@@ -1,4 +1,4 @@
-// Clocks of kernels' threads, used again: by stream, by block, and after an OS thread has ended.
+// Reuse of the clocks of kernel threads: by stream, by block, and after an OS thread has ended.
 #include "tests/cudasim/clocks.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace simt {
 
-constexpr size_t most_streams = 3;  // of an OS thread; each may hold 1.6 GB
+constexpr size_t most_streams = 3;  // per OS thread; each may hold 1.6 GB
 std::atomic<int> Clocks::live_{0};
 
 struct Clocks::Spare {
@@ -16,7 +16,7 @@ struct Clocks::Spare {
   std::vector<Sets> sets;
 };
 Clocks::Spare& Clocks::spare() {
-  static Spare& all = *new Spare;  // outlives every thread
+  static Spare& all = *new Spare;  // leaked: outlives all threads
   return all;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// The clocks of a kernel's threads. ThreadSanitizer clears 0.8 MB for each new one, so they are used again, each with a
-// stack of its own: the blocks of a stream take turns with two sets, so that what one block does stays concurrent with
-// what the next one does, and OS threads that end leave theirs to others.
+// ThreadSanitizer clocks for the threads of kernels. A new clock makes it clear 0.8 MB, so clocks are reused, each with
+// its own stack. The blocks of a stream alternate between two sets, so consecutive blocks stay concurrent; OS threads
+// that end leave their clocks to others.
 #include <atomic>
 #include <memory>
 #include <vector>
@@ -10,26 +10,30 @@
 
 namespace simt {
 
-constexpr unsigned most_threads = 1024;  // of a block
+/// The most threads of a block.
+constexpr unsigned most_threads = 1024;
 
-/// Those of one OS thread. Without ThreadSanitizer they do nothing.
+/// The clocks of one OS thread. Without ThreadSanitizer they do nothing.
 class Clocks {
  public:
   Clocks() = default;
   ~Clocks();
   Clocks(const Clocks&) = delete;
-  /// What comes is of the stream with that clock. Streams have sets of their own: their kernels stay concurrent.
+  /// The next blocks belong to the stream with this clock. Streams have separate sets, so their kernels stay
+  /// concurrent.
   void begin_grid(const Clock& stream);
+  /// Switches to the other set of clocks.
   void begin_block() {
     if (turn_ > 0 || live_ < few_live) turn_ = most_threads - turn_;
   }
-  /// Of a thread of this block. A new one comes after all that the current clock has done; others must acquire that.
+  /// The clock of a thread of this block. A new clock starts after all work of the current one; reused ones must
+  /// acquire it.
   const Clock& of(unsigned thread) const {
     Clock& clock = sets_.back().clocks[turn_ + thread];
     if (with_tsan() && !clock) clock.create(), ++live_;
     return clock;
   }
-  /// Its stack, to begin `body` on.
+  /// The stack of the thread, on which to start `body`.
   Fiber& stack(unsigned thread, void (*body)()) {
     auto& stack = sets_.back().stacks[turn_ + thread];
     if (!stack) stack = std::make_unique<Fiber>(body, thread);
@@ -46,12 +50,12 @@ class Clocks {
   struct Spare;
   static Spare& spare();
 
-  // ThreadSanitizer allows 8128 threads, and what it does for one takes as long as there are others: where many kernels
-  // run at once, all blocks have the first set.
+  // ThreadSanitizer allows 8128 threads, and its cost per thread grows with their number. If many kernels run at once,
+  // all blocks use the first set.
   static constexpr int few_live = 1000, most_live = 5000;
   static std::atomic<int> live_;
 
-  std::vector<Sets> sets_;  // of the streams that ran last, the last one last
+  std::vector<Sets> sets_;  // of the most recent streams; the current one is last
   unsigned turn_ = 0;
 };
 

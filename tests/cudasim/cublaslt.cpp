@@ -1,5 +1,5 @@
-// cuBLASLt in miniature: D = epilogue(alpha op(A) op(B) + beta C), column-major, summed in f64, with the checks of
-// arguments that its documentation names.
+// A fake of cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column-major, summed in f64, with the argument checks
+// that its documentation lists.
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -27,12 +27,12 @@ struct Description {
   cudaDataType_t scale;
   int32_t transposed_a = CUBLAS_OP_N, transposed_b = CUBLAS_OP_N;
   uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  void* bias = nullptr;  // written by the forms that end in BGRAD
+  void* bias = nullptr;  // output for the BGRAD epilogues
   int32_t bias_type = -1;
   void* aux = nullptr;
   int64_t aux_lead = 0, aux_stride = 0;
-  const void *scale_a = nullptr, *scale_b = nullptr;  // of 8-bit floats; null: 1
-  int8_t fast = 0;                                    // sums of 8-bit floats: taken, and exact all the same
+  const void *scale_a = nullptr, *scale_b = nullptr;  // scales of 8-bit floats; null: 1
+  int8_t fast = 0;                                    // fast accumulation of 8-bit floats: accepted, but sums are exact
 };
 struct Layout {
   cudaDataType_t type;
@@ -45,7 +45,7 @@ struct Preference {
   uint64_t workspace = 0;
   uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_MASK, alignment[4] = {256, 256, 256, 256};
 };
-/// What a heuristic says of an algorithm, in the words that the caller must not look into.
+/// Our encoding of an algorithm, in the opaque words of cublasLtMatmulAlgo_t.
 struct Algorithm {
   uint64_t workspace;
   uint32_t alignment[4];
@@ -84,7 +84,7 @@ void put(void* p, cudaDataType_t type, int64_t i, double value) {
 template <class T> T* place(T* p, cudaDataType_t type, int64_t elements) {
   return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p) + size_t(elements) * size_of(type));
 }
-/// TF32 keeps 10 bits of the mantissa.
+/// Rounds to TF32, which has 10 bits of mantissa.
 double rounded(double value, cublasComputeType_t compute) {
   if (compute != CUBLAS_COMPUTE_32F_FAST_TF32) return value;
   const uint32_t bits = std::bit_cast<uint32_t>(float(value));
@@ -98,8 +98,7 @@ double gelu_grad(double x) {
   return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
 }
 
-// The bits of an epilogue: RELU 2, BIAS 4, an activation's gradient 8, BGRAD 16, GELU 32 and its gradient 64, AUX 128,
-// BGRADA 256, BGRADB 512.
+// The bits of an epilogue: RELU 2, BIAS 4, DRELU 8, BGRAD 16, GELU 32, DGELU 64, AUX 128, BGRADA 256, BGRADB 512.
 constexpr uint32_t relu_bit = 2, bias_bit = 4, drelu_bit = 8, bgrad_bit = 16, gelu_bit = 32, dgelu_bit = 64,
                    aux_bit = 128, bgrada_bit = 256, bgradb_bit = 512;
 bool is_epilogue(uint32_t e) {
@@ -124,12 +123,13 @@ bool is_epilogue(uint32_t e) {
   }
 }
 
+/// A product with its checked sizes.
 struct Problem {
   Description d;
   Layout a, b, c, out;
   int64_t m, n, k;
 };
-/// What products of 8-bit floats must be on Hopper.
+/// Checks Hopper's rules for products of 8-bit floats.
 cublasStatus_t check_fp8(const Problem& p) {
   if (fake::settings().capability < 89 || !is_fp8(p.a.type) || !is_fp8(p.b.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (p.a.type == CUDA_R_8F_E5M2 && p.b.type == CUDA_R_8F_E5M2) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -160,7 +160,7 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
   p.m = p.d.transposed_a ? ac : ar;
   p.k = p.d.transposed_a ? ar : ac;
   p.n = p.d.transposed_b ? br : bc;
-  // What a call in the wrong order of rows and columns runs into.
+  // A call with rows and columns mixed up fails here.
   if ((p.d.transposed_b ? bc : br) != p.k || int64_t(p.out.rows) != p.m || int64_t(p.out.columns) != p.n ||
       p.c.rows != p.out.rows || p.c.columns != p.out.columns)
     return CUBLAS_STATUS_INVALID_VALUE;
@@ -186,7 +186,7 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
     if (!p.d.bias || (wanted != p.out.type && wanted != type)) return CUBLAS_STATUS_INVALID_VALUE;
   }
   if (e & aux_bit) {
-    // relu keeps a bit for each element, gelu the value before it
+    // The AUX memory has one bit per element for relu, and the value before the activation for gelu.
     const int64_t unit = (e & (relu_bit | drelu_bit)) ? 128 : 8;
     if (!p.d.aux || p.d.aux_lead < p.m || p.d.aux_lead % unit != 0 || p.d.aux_stride % unit != 0 ||
         reinterpret_cast<uintptr_t>(p.d.aux) % 16 != 0)
@@ -195,7 +195,7 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
   return CUBLAS_STATUS_SUCCESS;
 }
 
-/// Whether all that the layout describes lies in one allocation; a real one would read on into the next.
+/// True if the whole matrix lies in one allocation; the real library would read on into the next one.
 bool fits(const Layout& l, const void* data) {
   const int64_t batches = int64_t(l.batch - 1) * l.stride;
   const auto* first = static_cast<const char*>(data) + size_t(std::min<int64_t>(batches, 0)) * size_of(l.type);
@@ -203,7 +203,7 @@ bool fits(const Layout& l, const void* data) {
   return fake::is_inside(first, size_t(elements) * size_of(l.type));
 }
 
-/// Row-major copies of op(A) by k and op(B) by n: sums run over k, in order.
+/// Computes one product of the batch; sums run over k in order.
 void multiply(const Problem& p, double alpha, const void* a, const void* b, double beta, const void* c, void* out,
               int64_t batch) {
   const auto [m, n, k] = std::tuple(p.m, p.n, p.k);
@@ -231,8 +231,8 @@ void multiply(const Problem& p, double alpha, const void* a, const void* b, doub
     if (e & bgradb_bit) put(p.d.bias, bias_type, j, column);
     for (int64_t i = 0; i < m; ++i) {
       double value = alpha * sum[size_t(i)];
-      if (beta != 0) value += beta * get(c, p.c.type, i + j * p.c.lead);  // with beta 0 C is not read
-      if (e & bias_bit) value += get(p.d.bias, bias_type, i);             // along the rows of D
+      if (beta != 0) value += beta * get(c, p.c.type, i + j * p.c.lead);  // C is not read if beta is 0
+      if (e & bias_bit) value += get(p.d.bias, bias_type, i);             // one bias per row of D
       const int64_t place_of_aux = batch * p.d.aux_stride + i + j * p.d.aux_lead;
       if (e & drelu_bit) {
         value = bits[place_of_aux / 8] >> place_of_aux % 8 & 1 ? value : 0;
@@ -242,7 +242,7 @@ void multiply(const Problem& p, double alpha, const void* a, const void* b, doub
         if (e & aux_bit)
           bits[place_of_aux / 8] =
               (unsigned char)((bits[place_of_aux / 8] & ~(1 << place_of_aux % 8)) | (value > 0) << place_of_aux % 8);
-        value = value < 0 ? 0 : value;  // NaN stays
+        value = value < 0 ? 0 : value;  // NaN passes through
       } else if (e & gelu_bit) {
         if (e & aux_bit) put(p.d.aux, type, place_of_aux, value);
         value = gelu(value);
@@ -363,7 +363,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   Problem p;
   if (const cublasStatus_t status = make_problem(p, d, a, b, c, out); status != CUBLAS_STATUS_SUCCESS) return status;
   Algorithm algorithm{};
-  if (p.m * p.n > 4096) algorithm.workspace = std::min<uint64_t>(4096, at(preference).workspace);  // some need none
+  // some products need no workspace
+  if (p.m * p.n > 4096) algorithm.workspace = std::min<uint64_t>(4096, at(preference).workspace);
   std::memcpy(algorithm.alignment, at(preference).alignment, sizeof algorithm.alignment);
   std::memset(found, 0, sizeof *found);
   static_assert(sizeof algorithm <= sizeof found->algo);
@@ -410,8 +411,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
                                           p.d.scale_a, p.d.scale_b, algorithm.workspace > 0 ? workspace : nullptr})
     if (optional && device_of(optional) < 0) return CUBLAS_STATUS_INVALID_VALUE;
   if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
-  const double first = get(alpha, p.d.scale, 0),
-               second = get(beta, p.d.scale, 0);  // read by the call, not by the device
+  const double first = get(alpha, p.d.scale, 0), second = get(beta, p.d.scale, 0);  // read by the call, on the host
   fake::note_launch("matmul");
   fake::enqueue(stream, [=] {
     if (algorithm.workspace > 0) std::memset(workspace, 0xff, algorithm.workspace);

@@ -1,5 +1,5 @@
-// The CUDA runtime's functions behind NVIDIA's own header, for the fake devices. Arguments are checked as the real ones
-// check them. Streams and events are here too; graphs are in graph.cpp.
+// The functions of the CUDA runtime API for the fake devices, behind NVIDIA's own header. Arguments are checked as by
+// the real runtime. Streams and events are here too; graphs are in graph.cpp.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -19,21 +19,21 @@ cudaError_t result(cudaError_t code) {
   if (code != cudaSuccess && code != cudaErrorNotReady) last_error = code;
   return code;
 }
-/// What a function that puts work on a stream begins with.
+/// First line of functions that put work on a stream.
 #define STEP_OR_RETURN() \
   if (const cudaError_t stuck = step(); stuck != cudaSuccess) return result(stuck)
 
 bool exists(int device) { return device >= 0 && device < settings().devices; }
 
-// Pinned host memory: what lies outside of it is copied before an asynchronous call returns.
+// Pinned host memory. Other host memory is copied before an asynchronous copy returns.
 SpinLock pinned_lock;
 std::map<const char*, size_t>& pinned() {
   static auto& all = *new std::map<const char*, size_t>;
   return all;
 }
-constexpr size_t before_pinned = 64;  // so that free() does not know it
+constexpr size_t before_pinned = 64;  // unaddressable bytes in front, so that free() does not recognise the pointer
 bool is_pinned(const void* p) { return pinned_part(p, 1) == Pinned::all; }
-/// Whether it may be copied from or to: not where it begins in pinned memory and ends elsewhere.
+/// True if host memory may be copied as a whole: not if it starts in pinned memory and ends outside.
 bool is_one_kind(const void* host, size_t bytes) { return pinned_part(host, bytes) != Pinned::part; }
 
 std::atomic<bool> may_reach[most_devices][most_devices];  // [device][peer]
@@ -45,7 +45,7 @@ double now() {
 cudaError_t check_stream(cudaStream_t stream) {
   return find_stream(stream) ? cudaSuccess : cudaErrorInvalidResourceHandle;
 }
-/// A host function that waits may not be used while a stream captures.
+/// The error of a host function that waits, while the stream captures.
 cudaError_t check_not_capturing(cudaStream_t stream) {
   CUstream_st* s = find_stream(stream);
   if (!s) return cudaErrorInvalidResourceHandle;
@@ -61,7 +61,7 @@ cudaError_t allocate(void** p, size_t bytes, bool pooled) {
   const int device = current_device();
   *p = reserve_memory(bytes, device, pooled);
   if (!*p) {
-    finish_device(device);  // what is being freed comes back
+    finish_device(device);  // pending frees may return memory
     *p = reserve_memory(bytes, device, pooled);
   }
   return *p ? cudaSuccess : cudaErrorMemoryAllocation;
@@ -262,7 +262,7 @@ cudaError_t cudaFree(void* p) {
 cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t stream) {
   STEP_OR_RETURN();
   if (check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
-  if (find_stream(stream)->capture) return result(check_not_capturing(stream));  // memory nodes are not made here
+  if (find_stream(stream)->capture) return result(check_not_capturing(stream));  // graph memory nodes are not simulated
   const cudaError_t code = allocate(p, bytes, true);
   if (*p) enqueue(stream, [memory = *p] { begin_memory(memory); });
   return result(code);
@@ -436,7 +436,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     simt::release(&mark->order);
     mark->passed = true;
   });
-  event->after = s->after;  // with the record itself
+  event->after = s->after;  // includes the record itself
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {

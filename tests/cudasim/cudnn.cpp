@@ -1,6 +1,6 @@
-// cuDNN's backend API in miniature, for graphs of products, pointwise operations, reductions and reshapes
-// (attention's): it checks descriptors as strictly as the real one, proposes one engine for any graph of them, and runs
-// its operations one after the other in f32. Descriptors of convolutions it does not have.
+// A fake of cuDNN's backend API for graphs of products, pointwise operations, reductions and reshapes (attention). It
+// checks descriptors as strictly as the real one, proposes one engine for any supported graph, and runs its operations
+// one after the other in f32. Convolution descriptors are not supported.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cudnn_graph.h>
@@ -56,7 +56,7 @@ float rounded(cudnnDataType_t type, float x) {
                                        : x;
 }
 
-/// A tensor while a graph runs. What is inner has memory of its own, with the strides that it was given, in f32.
+/// A tensor while a graph runs. A virtual tensor has its own f32 memory, with its strides.
 struct Value {
   const Tensor* tensor;
   void* memory;
@@ -91,13 +91,14 @@ template <class Fn> void for_each(const Four& size, Fn&& fn) {
         for (i[3] = 0; i[3] < size[3]; ++i[3]) fn(i);
 }
 
+/// Offset of an element; dims of size 1 are broadcast.
 int64_t place(const Tensor& t, const Four& i) {
   int64_t at = 0;
-  for (int d = 0; d < 4; ++d) at += (t.size[d] == 1 ? 0 : i[d]) * t.stride[d];  // what is broadcast has size 1
+  for (int d = 0; d < 4; ++d) at += (t.size[d] == 1 ? 0 : i[d]) * t.stride[d];
   return at;
 }
 
-/// Row-major, of this size, to which it is broadcast; with the last two dims exchanged where it is turned.
+/// A row-major copy, broadcast to this size; with the last two dims swapped if turned.
 std::vector<float> dense(const Value& x, const Four& size, bool turned = false) {
   std::vector<float> all;
   all.reserve(size_t(size[0] * size[1] * size[2] * size[3]));
@@ -162,7 +163,7 @@ void run_reduction(const Operation& op, Values& values) {
   const Tensor &x = op.inputs[0], &y = op.output;
   const Value& from = values.at(x.id);
   Value& to = values.at(y.id);
-  Four run;  // of neighbours that become one
+  Four run;  // how many neighbours are reduced to one, along each dim
   for (int d = 0; d < 4; ++d) run[d] = x.size[d] / y.size[d];
   for_each(y.size, [&](const Four& i) {
     float result = op.reduction == CUDNN_REDUCE_TENSOR_MAX ? -INFINITY : 0;
@@ -176,7 +177,7 @@ void run_reduction(const Operation& op, Values& values) {
   });
 }
 
-/// The same memory, with other sizes and strides.
+/// The same memory with other sizes and strides.
 void run_reshape(const Operation& op, Values& values) {
   const Value& x = values.at(op.inputs[0].id);
   Value& to = values.at(op.output.id);
@@ -212,7 +213,7 @@ size_t cudnnGetVersion() { return CUDNN_VERSION; }
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   if (fake::settings().driver != cudaSuccess) return CUDNN_STATUS_NOT_INITIALIZED;
   *handle = new cudnnContext;
-  if (__lsan_ignore_object) __lsan_ignore_object(*handle);  // the library keeps handles
+  if (__lsan_ignore_object) __lsan_ignore_object(*handle);  // handles are never destroyed
   return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
@@ -259,7 +260,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     if (placed.count(ids[i])) return refuse(CUDNN_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, name);
     const Tensor& tensor = known->second;
     placed[ids[i]] = pointers[i];
-    if (tensor.is_number) {  // read by the call, not by the device
+    if (tensor.is_number) {  // read by the call, on the host
       if (fake::device_of(pointers[i]) >= 0) return refuse(CUDNN_STATUS_BAD_PARAM, name + " is a number of the host");
       numbers[ids[i]] = tensor.type == CUDNN_DATA_INT32 ? float(*static_cast<const int32_t*>(pointers[i]))
                                                         : *static_cast<const float*>(pointers[i]);

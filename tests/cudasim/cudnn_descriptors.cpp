@@ -1,4 +1,4 @@
-// cuDNN's descriptors in miniature: which attributes each kind has, and what has to hold when one is finalized.
+// A fake of cuDNN's descriptors: the attributes of each kind, and the conditions checked when one is finalized.
 #include "tests/cudasim/cudnn_descriptors.h"
 
 #include <algorithm>
@@ -17,14 +17,14 @@ struct Object {
 };
 Object& object(cudnnBackendDescriptor_t descriptor) { return *static_cast<Object*>(descriptor); }
 
-/// What may be set of a kind of descriptor, how many of it, and whether it has to be.
+/// An attribute of a kind of descriptor: its type, whether it is required, and the most values it takes.
 struct Rule {
   Kind kind;
   Name name;
   Type type;
   bool needed;
   int64_t most = 1;
-  Kind of = CUDNN_BACKEND_TENSOR_DESCRIPTOR;  ///< for descriptors; operations for a graph
+  Kind of = CUDNN_BACKEND_TENSOR_DESCRIPTOR;  ///< the kind of descriptor values; a graph takes operations instead
 };
 constexpr Rule rules[] = {
     {CUDNN_BACKEND_TENSOR_DESCRIPTOR, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, true},
@@ -206,7 +206,7 @@ Operation operation_of(const Content& c) {
   }
 }
 
-/// Operations come in an order in which they can run; what is inside is made once, and used.
+/// Builds the graph. Operations must be in executable order; each virtual tensor is produced once and used.
 cudnnStatus_t make_graph(Content& c) {
   auto graph = std::make_shared<Graph>();
   std::set<int64_t> made, used;
@@ -253,11 +253,11 @@ cudnnStatus_t finalize(Content& c) {
   }
 }
 
-/// Engines of attention: heads of whole eights, up to 256.
+/// True for graphs that cuDNN's attention engines support: heads of at most 256 elements, a multiple of 8.
 bool has_engine(const Graph& graph) {
   for (const Operation& op : graph.operations)
     if (op.kind == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)
-      return op.inputs[0].size[3] % 8 == 0 && op.inputs[0].size[3] <= 256;  // the first one is of queries
+      return op.inputs[0].size[3] % 8 == 0 && op.inputs[0].size[3] <= 256;  // the first product is that of the queries
   return false;
 }
 
@@ -343,7 +343,7 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudn
   if (!descriptor || !count) return refuse(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "get: null");
   const Content& c = content(descriptor);
   if (!c.finalized) return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED, "get");
-  // Others are written into descriptors that the caller has made.
+  // Descriptor values are written into descriptors that the caller has created.
   const auto answer_with = [&](Kind kind) {
     if (values && wanted > 0) {
       Object& to = object(*static_cast<cudnnBackendDescriptor_t*>(values));

@@ -1,5 +1,5 @@
-// Fibers for x86-64 (System V): a switch saves the callee-saved registers and swaps the stack pointers. How
-// floating-point numbers are rounded is the same everywhere, and is left alone.
+// Fibers for x86-64 (System V): a switch saves the callee-saved registers and swaps the stack pointers. The
+// floating-point control words are the same in all fibers and are not saved.
 #include "tests/cudasim/fiber.h"
 
 #include <sys/mman.h>
@@ -33,24 +33,24 @@ extern "C" void simt_switch(void** save, void* load);
 namespace simt {
 namespace {
 
-constexpr size_t page = 4096, stack_bytes = 256 * 1024;  // pages are taken when they are touched
+constexpr size_t page = 4096, stack_bytes = 256 * 1024;  // pages are committed when touched
 thread_local Fiber* starting = nullptr;
 
-/// ThreadSanitizer's stacks that are not in use. To unmap one would cut its own memory in pieces, of which a process
-/// may not have many.
+/// Unused stacks, kept with ThreadSanitizer: unmapping a stack would split its shadow memory into more mappings than a
+/// process may have.
 struct Spare {
   fake::SpinLock lock;
   std::vector<char*> stacks;
 };
 Spare& spare() {
-  static Spare& all = *new Spare;  // outlives every thread
+  static Spare& all = *new Spare;  // leaked: outlives all threads
   return all;
 }
 
 }  // namespace
 
 void renew(void* pages, size_t bytes) {
-  begin_ignore();  // else it takes this for a write
+  begin_ignore();  // else ThreadSanitizer takes mmap() for a write
   mmap(pages, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   end_ignore();
 }
@@ -63,8 +63,8 @@ Fiber::Fiber(void (*body)(), unsigned number) : body_(body), number_(number) {
   }
   void* p =
       mmap(nullptr, stack_bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  // Neighbours without a page between them are one mapping: ThreadSanitizer's many stacks would be more than a process
-  // may have.
+  // With ThreadSanitizer there is no guard page: neighbouring stacks without one merge into a single mapping, and its
+  // many stacks would otherwise exceed the mappings that a process may have.
   if (p == MAP_FAILED || (!with_tsan() && mprotect(p, page, PROT_NONE) != 0)) {
     std::perror("cudasim: mmap of a stack");
     std::abort();
@@ -82,7 +82,7 @@ Fiber::~Fiber() {
 }
 
 void Fiber::begin() {
-  // Stack tops that differ in their place in a page fall into different sets of the cache.
+  // Stack tops at different offsets in their pages fall into different cache sets.
   auto* sp = reinterpret_cast<uint64_t*>(stack_ + stack_bytes - number_ % 61 * 64);
   *--sp = 0;  // keeps the alignment at entry
   *--sp = reinterpret_cast<uint64_t>(&Fiber::entry);
@@ -98,7 +98,7 @@ void Fiber::entry() {
   if (with_asan()) __sanitizer_finish_switch_fiber(nullptr, &bottom, &size);
   if (!self->outer_bottom_) self->outer_bottom_ = bottom, self->outer_size_ = size;
   self->body_();
-  std::abort();  // a body leaves, it does not return
+  std::abort();  // the body leaves by end() or leave_to(); it never returns
 }
 
 void Fiber::enter() {

@@ -1,6 +1,7 @@
 #pragma once
-// Fibers: stacks that one OS thread switches between, and what the sanitizers must be told about them. All of this, and
-// the emulator, is compiled without sanitizers; their functions are found at run time when the program has them.
+// Fibers: stacks that one OS thread switches between, and the calls that tell the sanitizers about the switches. This
+// and the emulator are compiled without sanitizers; the sanitizers' functions are weak symbols, present if the program
+// has them.
 #include <cstddef>
 
 extern "C" {
@@ -25,15 +26,17 @@ WEAK void AnnotateIgnoreWritesEnd(const char* file, int line);
 
 namespace simt {
 
+/// True in programs built with AddressSanitizer or ThreadSanitizer.
 inline bool with_asan() { return __asan_poison_memory_region != nullptr; }
 inline bool with_tsan() { return __tsan_create_fiber != nullptr; }
+/// Forbids, or allows again, access to memory (AddressSanitizer).
 inline void poison(const volatile void* p, size_t n) {
   if (with_asan()) __asan_poison_memory_region(p, n);
 }
 inline void unpoison(const volatile void* p, size_t n) {
   if (with_asan()) __asan_unpoison_memory_region(p, n);
 }
-/// What happened before release(x) happens before what follows acquire(x).
+/// For ThreadSanitizer: everything before release(x) happens before everything after a later acquire(x).
 inline void acquire(void* x) {
   if (with_tsan()) __tsan_acquire(x);
 }
@@ -41,7 +44,7 @@ inline void release(void* x) {
   if (with_tsan()) __tsan_release(x);
 }
 
-/// Between them ThreadSanitizer does not look at what the current clock does: bookkeeping of our own.
+/// Between the two, ThreadSanitizer ignores the accesses of the current clock. For the emulator's own bookkeeping.
 inline void begin_ignore() {
   if (!with_tsan()) return;
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
@@ -53,29 +56,33 @@ inline void end_ignore() {
   AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
 }
 
-/// Zeros in these pages; to ThreadSanitizer they look as if nobody had been there.
+/// Replaces pages by zeros; ThreadSanitizer forgets all accesses to them.
 void renew(void* pages, size_t bytes);
 
-/// ThreadSanitizer's idea of a thread. Switching to one says nothing about order: two of them stay concurrent until
+/// One thread, as ThreadSanitizer sees it. Switching to a clock implies no order: two clocks stay concurrent until
 /// they release and acquire.
 class Clock {
  public:
   Clock() = default;
   Clock(const Clock&) = delete;
-  /// A new one, after everything that the current one has done.
+  /// Creates a clock, ordered after everything that the current one has done.
   void create() {
     if (with_tsan()) clock_ = __tsan_create_fiber(0);
   }
+  /// Refers to the clock that runs now.
   void current() {
     if (with_tsan()) clock_ = __tsan_get_current_fiber();
   }
+  /// Destroys the clock.
   void destroy() {
     if (clock_) __tsan_destroy_fiber(clock_);
     clock_ = nullptr;
   }
+  /// Switches to the clock.
   void enter() const {
     if (clock_) __tsan_switch_to_fiber(clock_, 1);
   }
+  /// Identifies the clock; nullptr without ThreadSanitizer.
   const void* id() const { return clock_; }
   explicit operator bool() const { return clock_; }
 
@@ -83,19 +90,19 @@ class Clock {
   void* clock_ = nullptr;
 };
 
-/// Runs `body` on a stack of its own: of one OS thread, and to ThreadSanitizer of one clock, at a time.
+/// Runs `body` on its own stack. Belongs to one OS thread at a time and, for ThreadSanitizer, to one clock.
 class Fiber {
  public:
   Fiber(void (*body)(), unsigned number);
   ~Fiber();
   Fiber(const Fiber&) = delete;
 
-  /// From the OS thread's own stack: goes on where the fiber left, or begins body; returns when the fiber leaves.
+  /// Called on the OS thread's own stack: starts the body or resumes the fiber; returns when the fiber leaves.
   void enter();
-  /// From the fiber, for good: the next enter() begins body again.
+  /// Called on the fiber: leaves for good. The next enter() starts the body again.
   void end();
-  /// From the fiber: another one of this OS thread begins or goes on, and leaves to where this one was entered from;
-  /// nullptr: what entered this one goes on.
+  /// Called on the fiber: suspends it and starts or resumes another fiber of this OS thread, which inherits the place
+  /// that this one was entered from. nullptr: returns to that place.
   void leave_to(Fiber* next);
 
  private:

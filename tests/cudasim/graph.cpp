@@ -1,6 +1,6 @@
-// CUDA graphs on the fake devices: a capture is what streams were given, with what each piece of it comes after; a
-// launch puts as many steps on one stream, each of which does what may come next. What has to wait, say for another
-// rank, holds up only what comes after it.
+// CUDA graphs on the fake devices. A capture records the work given to its streams and which work each piece follows. A
+// launch puts that many steps on one stream; each step runs a node that may run next. A node that has to wait, for
+// example for another rank, delays only its successors.
 #include <algorithm>
 #include <memory>
 #include <set>
@@ -11,6 +11,7 @@ namespace {
 
 using namespace fake;
 
+/// One launch of a graph.
 class Launch {
  public:
   Launch(const std::vector<Node>& nodes, int device) : nodes_(nodes), left_(nodes.size()), next_(nodes.size()) {
@@ -23,7 +24,7 @@ class Launch {
       if (left_[i] == 0) ready_.insert(rank_[i]);
     }
   }
-  /// Finds what may be done now.
+  /// Chooses a node that may run now.
   bool find() {
     chosen_ = std::find_if(ready_.begin(), ready_.end(), [&](const Rank& rank) {
       const auto& may_go = nodes_[rank.second].op.ready;
@@ -31,23 +32,24 @@ class Launch {
     });
     return chosen_ != ready_.end();
   }
+  /// Runs the chosen node.
   void run() {
     const size_t node = ready_.extract(chosen_).value().second;
     Op& op = nodes_[node].op;
     op.run();
-    op.run = nullptr;  // here, where its values were read
+    op.run = nullptr;  // destroyed here, by the thread that ThreadSanitizer saw use its values
     op.ready = nullptr;
     for (const size_t after : next_[node])
       if (--left_[after] == 0) ready_.insert(rank_[after]);
   }
 
  private:
-  /// As it was captured; or what other streams were given as late as possible, or drawn: what does not wait for it then
-  /// comes before it.
+  /// Determines the order of nodes that are ready together: as captured; with the lazy policy, nodes of joined streams
+  /// as late as possible; with the random policy, drawn.
   using Rank = std::pair<uint64_t, size_t>;
   std::vector<Node> nodes_;
   std::vector<Rank> rank_;
-  std::vector<size_t> left_;  // that it comes after
+  std::vector<size_t> left_;  // predecessors that have not run
   std::vector<std::vector<size_t>> next_;
   std::set<Rank> ready_;
   std::set<Rank>::iterator chosen_;

@@ -1,4 +1,4 @@
-// What a launch may ask for, and which blocks of it are run.
+// Limits of launches, and the choice of blocks to run.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -19,7 +19,7 @@ std::map<std::pair<const void*, int>, size_t>& allowed() {  // by kernel and dev
   return all;
 }
 
-/// What the innermost fake::SomeBlocks asks for.
+/// The restrictions of the fake::SomeBlocks objects; the innermost is the last.
 struct Some {
   std::vector<fake::Part> parts;
   uint64_t drawn = 0;

@@ -1,5 +1,5 @@
-// Memory of the fake devices: closed to the host, each allocation before a page that nobody may touch, filled with NaN
-// when its life begins and when it ends. Pages are used again, oldest first.
+// Memory of the fake devices: inaccessible to the host, each allocation followed by a guard page, filled with NaN when
+// its lifetime starts and ends. Freed pages are reused, the oldest first.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -19,19 +19,20 @@ namespace fake {
 namespace {
 
 constexpr size_t page = 4096, unit = 256;
-/// Addresses of a device; ThreadSanitizer leaves few.
+/// Address space per device; ThreadSanitizer leaves little.
 size_t arena_bytes() { return size_t(simt::with_tsan() ? 8 : 2048) << 30; }
 constexpr unsigned char nothing = 0xff, edge = 0xfd;
 
-// Filled without memset, which ThreadSanitizer would take for an access by whoever runs it.
+// A loop instead of memset(), which ThreadSanitizer would attribute to the caller.
 void fill(unsigned char* p, unsigned char value, size_t n) {
   if (!simt::with_tsan()) std::memset(p, value, n);
   else
     for (volatile unsigned char* q = p; q < p + n; ++q) *q = value;
 }
-/// So that more than 2^32 elements fit in a test: what is large stays zero in its middle, and takes no memory.
+/// Memory larger than this is filled only at its ends. The middle stays zero and uncommitted, so that a test can have
+/// more than 2^32 elements.
 constexpr size_t most_filled = size_t(256) << 20, filled_at_ends = 1 << 20;
-/// Calls fn(begin, length) for all of it, or for its ends.
+/// Calls fn(begin, length) for all of the memory or, if it is large, for its two ends.
 template <class Fn> void at_ends(unsigned char* p, size_t n, Fn fn) {
   if (n <= most_filled) return fn(p, n);
   fn(p, filled_at_ends);
@@ -42,29 +43,31 @@ void fill_ends(unsigned char* p, unsigned char value, size_t n) {
 }
 void poison_ends(unsigned char* p, size_t n) { at_ends(p, n, simt::poison); }
 void unpoison_ends(unsigned char* p, size_t n) { at_ends(p, n, simt::unpoison); }
+/// True if all n bytes have this value.
 bool holds(const unsigned char* p, unsigned char value, size_t n) {
   return n == 0 || (*p == value && std::memcmp(p, p + 1, n - 1) == 0);
 }
 
-/// Pages of one size class and the closed page behind them. The allocation ends where they end, but for what alignment
-/// needs; these bytes and some in front of it are its edges, which must stay as they are.
+/// Pages of one size class and the guard page behind them. The allocation ends where the pages end, except for
+/// alignment; the remaining bytes and some in front of the allocation are its edges, which must not change.
 struct Slot {
   unsigned char *begin = nullptr, *data = nullptr, *edge = nullptr;
   size_t room = 0, bytes = 0;
   unsigned char* after() const { return data + bytes; }
   unsigned char* end() const { return begin + room; }
   bool pooled = false, used_before = false, retired = false;
-  Slot* next_open = nullptr;  // where there are no protection keys: among those that open_touched() opened
+  Slot* next_open = nullptr;  // without protection keys: list of the slots that open_touched() opened
   bool open = false;
-  char order = 0;  // for ThreadSanitizer: the end of one life is before the next
+  char order = 0;  // for ThreadSanitizer: orders the end of one lifetime before the start of the next
 };
 
+/// The memory of one device.
 struct DeviceMemory {
   SpinLock lock;
   unsigned char *base = nullptr, *end = nullptr;
-  std::map<const unsigned char*, Slot*> slots;  // by where they begin
-  std::map<const unsigned char*, Slot*> live;   // by where their data begins
-  std::array<std::deque<Slot*>, 40> idle;       // by class
+  std::map<const unsigned char*, Slot*> slots;  // by their first page
+  std::map<const unsigned char*, Slot*> live;   // by the start of their data
+  std::array<std::deque<Slot*>, 40> idle;       // by size class
   Usage usage;
 };
 DeviceMemory& memory(int device) {
@@ -72,11 +75,11 @@ DeviceMemory& memory(int device) {
   return all[size_t(device)];
 }
 
-// --- who may touch it ---
+// --- access control ---
 
-// Protection keys open and close all device memory for one thread in a few cycles. Without them a slot opens when a
-// thread inside a scope first touches it, and all that did close when nobody is inside any more: opening all of it at
-// every scope would cost the kernel a visit to each of its pages.
+// Protection keys open and close all device memory for one thread in a few cycles. Without them, a slot is opened when
+// a thread inside a scope first touches it, and all are closed when the last scope ends. Opening all memory at every
+// scope instead would make the kernel visit each of its pages.
 int protection_key() {
   static const int key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
   return key;
@@ -84,9 +87,9 @@ int protection_key() {
 thread_local int scopes = 0;
 int all_scopes = 0;
 Slot* open_slots = nullptr;
-SpinLock scopes_lock;  // of the two above
+SpinLock scopes_lock;  // guards the two above
 
-/// A fault at `p` of a thread inside a scope: whether it may try again.
+/// Handles a fault at `p`: true if the thread is inside a scope and may retry because the slot was opened.
 bool open_touched(unsigned char* p) {
   const int device = device_of(p);
   if (scopes == 0 || protection_key() >= 0 || device < 0) return false;
@@ -135,10 +138,11 @@ void on_fault(int, siginfo_t* info, void*) {
     const std::string text = "cudasim: " + (who.empty() ? "host code" : who) + " touched " + where + "\n";
     if (write(2, text.data(), text.size()) < 0) std::abort();
   }
-  sigaction(SIGSEGV, &before_us, nullptr);  // the instruction runs again, and meets what was there before
+  sigaction(SIGSEGV, &before_us, nullptr);  // the instruction is retried with the previous handler
 }
 
-/// A test framework takes the signal for itself at every test: where opening needs it, each scope takes it back.
+/// Installs the signal handler. Test frameworks replace it at every test, so each scope that needs it installs it
+/// again.
 void take_faults() {
   struct sigaction ours {
   }, theirs{};
@@ -166,7 +170,7 @@ Slot* new_slot(DeviceMemory& m, size_t room) {
   slot->room = room;
   if (protection_key() >= 0 && pkey_mprotect(slot->begin, room, PROT_READ | PROT_WRITE, protection_key()) != 0)
     return nullptr;
-  m.end += room + page;  // the page between stays closed
+  m.end += room + page;  // the guard page between stays closed
   m.slots[slot->begin] = slot;
   return slot;
 }
@@ -203,7 +207,7 @@ DeviceScope::~DeviceScope() {
     return;
   }
   const std::lock_guard lock(scopes_lock);
-  // Where many devices have threads of their own, faults by turns would take minutes: what is open stays so.
+  // If many devices have their own threads, alternating faults would take minutes, so open slots stay open.
   if (--all_scopes > 0 || settings().devices > 2) return;
   for (; open_slots; open_slots = open_slots->next_open) {
     mprotect(open_slots->begin, open_slots->room, PROT_NONE);
@@ -252,7 +256,7 @@ void begin_memory(void* p) {
   Slot& slot = *live_slot(p);
   const DeviceScope open;
   simt::acquire(&slot.order);
-  if (simt::with_tsan() && slot.used_before) {  // what it knows of the former life
+  if (simt::with_tsan() && slot.used_before) {  // make it forget the previous lifetime
     if (protection_key() >= 0) {
       simt::renew(slot.begin, slot.room);
       pkey_mprotect(slot.begin, slot.room, PROT_READ | PROT_WRITE, protection_key());

@@ -1,9 +1,9 @@
-// NCCL in miniature, for ranks that are threads or processes on one machine. Beyond the real one it compares what the
-// ranks ask for, and says so when they differ. As in the real one, calls return at once, errors show in
-// ncclCommGetAsyncError, and a rank whose peers do not come waits until it is aborted. What a non-blocking communicator
-// is given now and then comes onto its stream only after ncclCommGetAsyncError was asked, as where the real one makes
-// connections first. Graphs that were recorded together are to be replayed together (the real one may keep addresses of
-// other ranks in them), and as long as one of them lives, a communicator does not end. Windows: nccl_windows.cpp.
+// A fake NCCL for ranks that are threads or processes on one machine. Unlike the real one, it compares the calls of the
+// ranks and reports differences. Like the real one, its calls return at once, errors appear in ncclCommGetAsyncError,
+// and a rank whose peers do not come waits until it is aborted. A non-blocking communicator puts some calls on their
+// stream only after ncclCommGetAsyncError was called, as the real one does when it first makes connections. Graphs that
+// were recorded together must be replayed together (the real one may keep addresses of other ranks in them), and a
+// communicator does not end while such a graph exists. Windows are in nccl_windows.cpp.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -23,7 +23,7 @@ namespace {
 using namespace fake;
 
 std::atomic<int> injected{ncclSuccess};
-std::atomic<int64_t> calls_until_failure{-1};  // -1: not asked for yet
+std::atomic<int64_t> calls_until_failure{-1};  // -1: environment not read yet
 std::atomic<bool> abort_hangs{false};
 
 size_t size_of(ncclDataType_t type) {
@@ -39,11 +39,11 @@ size_t size_of(ncclDataType_t type) {
   }
 }
 
-/// What ends a communicator shows on all ranks.
+/// A failure of the world makes the communicator fail on all ranks.
 void note_failure(ncclComm* c) {
   if (c->world->header().failed == 2 && c->error == ncclSuccess) c->error = ncclRemoteError;
 }
-/// A call that a graph repeats.
+/// A call recorded in a graph.
 struct Recorded {
   explicit Recorded(ncclComm* c) : comm(c), number(++c->recorded) { ++c->in_graphs; }
   ~Recorded() {
@@ -53,10 +53,10 @@ struct Recorded {
   Recorded(const Recorded&) = delete;
   ncclComm* const comm;
   const uint64_t number;
-  uint64_t others[most_ranks] = {};  // their numbers, at the first replay
+  uint64_t others[most_ranks] = {};  // the numbers of the other ranks' calls, known from the first replay
   std::vector<ncclWindow_vidmem*> windows;
 };
-/// nullptr: it is made once.
+/// A record of the call if the stream captures; nullptr if the call runs once.
 std::shared_ptr<Recorded> recorded_on(cudaStream_t stream, ncclComm* c) {
   return find_stream(stream)->capture ? std::make_shared<Recorded>(c) : nullptr;
 }
@@ -67,14 +67,14 @@ void until_graphs_are_gone(const ncclComm* c) {
   }
 }
 
-/// What has failed does not end before it is aborted.
+/// Blocks the stream of a failed communicator until it is aborted.
 void hold(ncclComm* c, cudaStream_t stream) {
   enqueue(
       stream, [=] { note_failure(c); }, [=] { return c->aborted || !is_over(c); });
 }
 
-// --- groups: what is begun inside is put on its streams at the end, in order; sends and receives of a communicator
-// together ---
+// --- groups: calls made inside are put on their streams at the end, in order; sends and receives of a communicator and
+// stream form one step ---
 
 struct Message {
   ncclComm* comm;
@@ -83,15 +83,15 @@ struct Message {
   char* data;
   size_t bytes;
   int peer;
-  uint64_t number;  // among those of this peer and direction, once it begins
-  int left;         // steps; a send is posted, and later taken
+  uint64_t number;  // its number among the messages with this peer and direction, assigned when it starts
+  int left;         // remaining steps; a send has two: it is posted, then consumed
 };
 thread_local int depth = 0;
 thread_local std::vector<std::pair<ncclComm*, std::function<void()>>> begun;
 thread_local std::vector<Message> messages;
 
-// Side by side, but those of one peer and direction in their order. A send is done when it was received: two ranks that
-// send first and receive then wait for each other, as in the real one.
+// Puts messages on a stream. They run concurrently, but in order per peer and direction. A send ends when it has been
+// received: two ranks that both send first and then receive deadlock, as with the real one.
 void put_messages(std::vector<Message> some) {
   ncclComm* const c = some[0].comm;
   const cudaStream_t stream = some[0].stream;
@@ -156,6 +156,7 @@ ncclResult_t check_comm(ncclComm* c, cudaStream_t stream) {
   return ncclSuccess;
 }
 
+/// Puts a call on its stream; non-blocking communicators delay every fourth call.
 ncclResult_t start(ncclComm* c, std::function<void()> fn) {
   if (c->blocking || c->begun++ % 4 != 0) {
     fn();
@@ -165,13 +166,13 @@ ncclResult_t start(ncclComm* c, std::function<void()> fn) {
   c->asked = 0;
   return ncclInProgress;
 }
-/// Now, or at the end of the group.
+/// Starts a call now, or at the end of the group.
 ncclResult_t submit(ncclComm* c, std::function<void()> fn) {
   if (depth == 0) return start(c, std::move(fn));
   begun.emplace_back(c, std::move(fn));
   return ncclSuccess;
 }
-/// LOCKSTEP_FAKE_NCCL_FAIL: this collective of the process is to fail.
+/// True if this is the collective that LOCKSTEP_FAKE_NCCL_FAIL lets fail.
 bool fails_now() {
   if (calls_until_failure < 0) {
     const char* text = std::getenv("LOCKSTEP_FAKE_NCCL_FAIL");
@@ -181,8 +182,8 @@ bool fails_now() {
   return calls_until_failure > 0 && --calls_until_failure == 0;
 }
 
-/// Input and output may be the same, and where one is a rank's part of the other it may lie there. A real one computes
-/// something else when they overlap in another way.
+/// Checks that input and output are disjoint or in place: identical, or the smaller one at this rank's part of the
+/// larger one. With any other overlap the real NCCL computes wrong results.
 bool is_apart_or_in_place(const ncclComm& c, const char* name, const char* in, size_t in_bytes, const char* out,
                           size_t out_bytes) {
   if (in_bytes == 0 || out_bytes == 0 || in + in_bytes <= out || out + out_bytes <= in) return true;
@@ -190,7 +191,7 @@ bool is_apart_or_in_place(const ncclComm& c, const char* name, const char* in, s
   return in_bytes < out_bytes ? in == out + size_t(c.rank) * in_bytes : out == in + size_t(c.rank) * out_bytes;
 }
 
-// Each rank shows what it has, waits until all have, and takes what is its own.
+// A collective: each rank posts its data, waits until all have posted, and takes its result.
 using Take = std::function<void(const std::vector<const char*>& parts)>;
 ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in_bytes, void* out, size_t out_bytes,
                         const std::string& what, cudaStream_t stream, Take take) {
@@ -203,7 +204,7 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
   const auto next_failure = [] { return fails_now() ? int(ncclInternalError) : injected.exchange(ncclSuccess); };
   const int failure = find_stream(stream)->capture ? int(ncclSuccess) : next_failure();
   CallText call{};
-  // A part in place has the whole's window.
+  // An in-place part belongs to the window of the whole.
   const auto is_part = [](const void* part, const void* whole, size_t bytes) {
     return part >= whole && part < static_cast<const char*>(whole) + bytes;
   };
@@ -242,7 +243,7 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
           simt::release(&own.posted);
           own.posted = c->done + 1;
         },
-        [=] {  // all have taken what was shown before
+        [=] {  // waits until all ranks have consumed the previous data
           if (is_over(c)) return true;
           for (int r = 0; r < c->size; ++r)
             if (c->world->rank(r).consumed.load() < c->done) return false;
@@ -289,7 +290,7 @@ std::string shown(size_t count, ncclDataType_t type, const std::string& rest = "
   return std::to_string(count) + " of type " + std::to_string(int(type)) + rest;
 }
 
-// --- beginning ---
+// --- communicators ---
 
 ncclComm* make() {
   static auto& all = *new std::vector<ncclComm*>;
@@ -298,7 +299,7 @@ ncclComm* make() {
   return all.emplace_back(new ncclComm);
 }
 
-/// A communicator that is there when all ranks have come.
+/// Joins the world; the communicator is ready when all ranks have joined.
 void join(ncclComm* c) {
   RankState& own = c->world->rank(c->rank);
   own.device = c->device;
@@ -387,7 +388,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int r
   return ncclCommInitRankConfig(comm, size, id, rank, nullptr);
 }
 
-// All ranks show color and key; the lowest of each color makes a world, whose id it puts where its data would be.
+// All ranks post color and key. The lowest rank of each color makes a world and posts its id.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
   *made = nullptr;
   if (!comm || !is_there(comm)) return refuse(ncclInvalidArgument, "the communicator is not there");
@@ -429,7 +430,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
       return true;
     }
     c->world->header().size = c->size;
-    join(c);  // replaces this function, which therefore ends here
+    join(c);  // replaces this function, so nothing may follow
     return false;
   };
   if (color < 0) {
@@ -465,7 +466,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
 ncclResult_t ncclCommAbort(ncclComm_t c) {
   if (!c) return ncclInvalidArgument;
   while (abort_hangs) usleep(1000);
-  c->aborted = true;  // what is on its streams gives up
+  c->aborted = true;  // its work on streams gives up
   has_open_window(c, true);
   World::close(c->id);
   until_graphs_are_gone(c);
@@ -484,7 +485,7 @@ ncclResult_t ncclGroupEnd() {
     std::erase_if(left, same);
   }
   ncclResult_t result = ncclSuccess;
-  while (!calls.empty()) {  // those of one communicator at once
+  while (!calls.empty()) {  // start the calls of one communicator together
     const auto others = std::stable_partition(calls.begin(), calls.end(),
                                               [c = calls[0].first](const auto& call) { return call.first == c; });
     const decltype(calls) own(calls.begin(), others);

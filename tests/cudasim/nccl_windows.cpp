@@ -1,6 +1,6 @@
-// Windows of the fake NCCL: memory that all ranks of a communicator know of. They are made by all ranks, of memory of
-// ncclMemAlloc and of one size; a collective has them at the same places on all ranks or on none (nccl.cpp); they are
-// closed when nothing uses them, before their communicator and their memory go.
+// Windows of the fake NCCL: symmetric memory that all ranks of a communicator register. All ranks register memory of
+// ncclMemAlloc with the same size. A collective must use a window at the same offsets on all ranks, or on none
+// (nccl.cpp). A window must be closed when no collective uses it, and before its communicator and memory are freed.
 #include <map>
 #include <mutex>
 #include <vector>
@@ -13,7 +13,7 @@ namespace {
 
 SpinLock windows_lock;
 struct Windows {
-  std::map<const char*, size_t> memory;    // of ncclMemAlloc
+  std::map<const char*, size_t> memory;    // allocations of ncclMemAlloc
   std::vector<ncclWindow_vidmem*> opened;  // never freed
 };
 Windows& windows() {
@@ -79,7 +79,7 @@ ncclResult_t ncclMemFree(void* data) {
   }
   return cudaFree(data) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
-// When all ranks have come, and if they have the same size.
+// Completes when all ranks have called it, if the sizes agree.
 ncclResult_t ncclCommWindowRegister(ncclComm_t c, void* data, size_t bytes, ncclWindow_t* window, int flags) {
   *window = nullptr;
   if (!c || !is_there(c)) return refuse(ncclInvalidArgument, "the communicator is not there");

@@ -46,7 +46,7 @@ std::map<std::string, int>& made() {
 }  // namespace
 
 std::string World::make() {
-  static std::atomic<int> number{0};  // descriptors are used again
+  static std::atomic<int> number{0};  // makes ids unique: descriptors are reused
   const int fd = memfd_create("fake-nccl", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, off_t(bytes)) != 0) return "";
   const std::string id = "fake " + std::to_string(getpid()) + " " + std::to_string(fd) + " " + std::to_string(++number);

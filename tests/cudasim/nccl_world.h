@@ -1,6 +1,6 @@
 #pragma once
-// Where the ranks of a fake NCCL communicator meet: memory that threads of one process and processes on one machine
-// share.
+// The shared memory through which the ranks of a fake NCCL communicator communicate; ranks are threads of one process
+// or processes on one machine.
 #include <nccl.h>
 
 #include <atomic>
@@ -12,59 +12,65 @@
 
 namespace fake {
 
+/// Limits: ranks of a communicator, bytes per rank in a collective, bytes of a message.
 constexpr int most_ranks = 8;
-constexpr size_t most_collective = size_t(64) << 20, most_message = size_t(16) << 20;  // bytes of a rank
+constexpr size_t most_collective = size_t(64) << 20, most_message = size_t(16) << 20;
 
-/// What a rank is about to do; all must say the same.
+/// A rank's description of its next call, which must agree on all ranks.
 struct CallText {
   char text[112];
-  uint64_t recorded;  // a number of its own on this rank when a graph repeats it; 0: it is made once
+  uint64_t recorded;  // if a graph repeats the call, its number on this rank; 0: called once
 };
 
+/// The state that a rank shows to the others.
 struct RankState {
   std::atomic<int> joined;
-  std::atomic<int> device;  // and the process that it is of
+  std::atomic<int> device;  // with `process`, identifies the GPU
   std::atomic<int> process;
-  std::atomic<uint64_t> posted, consumed;  // collectives
+  std::atomic<uint64_t> posted, consumed;  // collectives started and finished
   std::atomic<uint64_t> split_posted, split_consumed;
   CallText call;
   int color, key;
   char split_id[64];
-  std::atomic<uint64_t> windows;  // that it has asked for
-  uint64_t window_bytes[2];       // of the last two, by number
+  std::atomic<uint64_t> windows;  // windows registered
+  uint64_t window_bytes[2];       // sizes of the last two, indexed by their number modulo 2
 };
+/// Messages from one rank to another.
 struct Mailbox {
   std::atomic<uint64_t> posted, consumed;
   std::atomic<uint64_t> bytes;
 };
+/// The first part of the shared memory.
 struct WorldHeader {
-  std::atomic<int> size;  // 0: nobody came yet
+  std::atomic<int> size;  // 0 until the first rank joins
   std::atomic<int> failed;
   char why[256];
   RankState ranks[most_ranks];
   Mailbox mail[most_ranks][most_ranks];  // [from][to]
 };
 
-/// One mapping of it. Nothing is left behind: the memory has no name, and is reached by way of its maker, while it
-/// keeps it open.
+/// A mapping of the shared memory. It has no name and is opened through the file descriptor of the process that made
+/// it, so nothing is left behind.
 class World {
  public:
-  /// The text of an id for a new world, which this process keeps open until it closes the id.
+  /// Makes a new world and returns its id; this process keeps it open until close().
   static std::string make();
-  /// Everybody has come, or nobody will. Does nothing in other processes, and the second time.
+  /// Closes the descriptor, once all ranks have joined or none will. Does nothing in other processes, or if called
+  /// again.
   static void close(const std::string& id);
-  /// nullptr when its maker is gone, or the text is none.
+  /// Opens a world; nullptr if its maker is gone or the id is invalid.
   static std::shared_ptr<World> open(const std::string& id);
   ~World();
   World(const World&) = delete;
 
+  /// Parts of the memory: the header, a rank's state, its data in a collective, and the data of a message.
   WorldHeader& header() const { return *reinterpret_cast<WorldHeader*>(base_); }
   RankState& rank(int r) const { return header().ranks[r]; }
   char* data(int r) const { return base_ + header_bytes + size_t(r) * most_collective; }
   char* mail(int from, int to) const {
     return base_ + header_bytes + most_ranks * most_collective + size_t(from * most_ranks + to) * most_message;
   }
-  /// Makes every rank see that the world is of no more use, and why.
+  /// Marks the world as failed, so that every rank sees it and the reason.
   void fail(const std::string& why);
 
  private:
@@ -74,7 +80,8 @@ class World {
   char* base_;
 };
 
-/// Elements [first, first + count) of all parts, in order of ranks; each partial result is of the element's own type.
+/// Reduces elements [first, first + count) of all parts, in the order of ranks; partial results have the elements'
+/// type.
 void reduce(ncclDataType_t type, const std::vector<const char*>& parts, size_t first, size_t count, ncclRedOp_t op,
             void* out);
 

@@ -1,5 +1,5 @@
-// See products.h. All memory is made with the block emulator, as no thread of a kernel may allocate, and pages of it
-// are taken when they are touched.
+// See products.h. All memory is allocated with the block emulator, because kernel threads must not allocate; its pages
+// are committed when touched.
 #include "tests/cudasim/products.h"
 
 #include <algorithm>
@@ -17,48 +17,52 @@ namespace {
 
 constexpr unsigned group_threads = 128, most_columns = 256, most_live = 64, most_groups = 16, most_accumulators = 8,
                    most_fenced = 16, most_registers = 512, most_warpgroups = most_threads / group_threads;
-constexpr unsigned by_tma = most_threads;  // as one who writes
+constexpr unsigned by_tma = most_threads;  // TMA, as the writer of memory
 
-/// One product of a warpgroup. Its number modulo most_live is its place.
+/// A product in flight. Product number n of a warpgroup is at n % most_live.
 struct Live {
-  Product as;  // as the first thread asked for it
+  Product as;  // as the first thread issued it
   unsigned asked, waited;
   Chunk operands[most_chunks];
   float* c[group_threads];
   const uint32_t* a_at[group_threads];
   uint32_t a[group_threads][4];
 };
+/// The products of a warpgroup.
 struct Warpgroup {
-  uint64_t begun, done, checked;  // numbers of products: asked for by some thread; by all; waited for by all
+  uint64_t begun, done, checked;  // products issued by some thread; by all, and run; waited for by all, and checked
   Live live[most_live];
 };
-/// What products write: NaN for the thread, the sums are here.
+/// The accumulators of a thread. In its registers they are NaN until it waits; the sums are kept here.
 struct Accumulators {
   float* at;
   unsigned columns;
-  uint64_t last;  // the number behind the last product
+  uint64_t last;  // one past the number of the last product
   float sums[most_columns / 2];
 };
+/// Registers at the last wgmma.fence.
 struct Fenced {
   const unsigned char* at;
   unsigned bytes;
   unsigned char value[most_registers];
 };
+/// A thread's products, counted.
 struct ThreadState {
   uint64_t asked, waited, wants;
-  uint64_t groups[most_groups];  // the number behind the last product of each
+  uint64_t groups[most_groups];  // for each group, one past the number of its last product
   unsigned group_count, accumulator_count, fenced_count;
   Accumulators accumulators[most_accumulators];
   Fenced fenced[most_fenced];
 };
-/// Who wrote a word of shared memory, and when; times go on from block to block.
+/// The last write to a word of shared memory. Times continue from block to block.
 struct Write {
   uint64_t time;
   unsigned thread;
   bool under_way;
 };
 
-template <class T> std::unique_ptr<T[], void (*)(void*)> zeros(size_t n) {  // calloc: large pieces are untouched pages
+/// Zeroed memory; calloc leaves large pieces uncommitted until they are touched.
+template <class T> std::unique_ptr<T[], void (*)(void*)> zeros(size_t n) {
   return {static_cast<T*>(std::calloc(n, sizeof(T))), std::free};
 }
 
@@ -68,7 +72,7 @@ struct Products {
   decltype(zeros<Write>(1)) writes = zeros<Write>(shared_arena_bytes / 4);
   uint64_t time = 1, block_began = 1;
   uint64_t fenced_at[most_threads] = {};
-  bool used = false;  // since this OS thread began
+  bool used = false;  // true after the first product on this OS thread
   float a[64][16], b[16][most_columns], c[64][most_columns];
 
   ThreadState& self() { return threads[here->linear]; }
@@ -80,7 +84,7 @@ Products& all() {
 }
 
 bool same(const void* a, const void* b, size_t bytes) { return __builtin_memcmp(a, b, bytes) == 0; }
-constexpr uint32_t poison_word = 0xffbfffffu;  // a signalling NaN: arithmetic makes a quiet one of it
+constexpr uint32_t poison_word = 0xffbfffffu;  // a signalling NaN: arithmetic on it gives a quiet NaN
 
 bool is_poison(const float* values, unsigned n) {
   return std::all_of(values, values + n, [](const float& x) { return same(&x, &poison_word, 4); });
@@ -88,11 +92,12 @@ bool is_poison(const float* values, unsigned n) {
 
 // --- operands in shared memory ---
 
-/// Chunk (i, j) of an operand: along k it holds elements 8 j on of row i; turned, rows 8 j on of place i along k.
+/// Chunk (i, j) of an operand. Along k it holds elements 8 j to 8 j + 7 of row i; turned, rows 8 j to 8 j + 7 at place
+/// i along k.
 const Chunk* chunk_of(uint64_t matrix, bool turned, unsigned i, unsigned j) {
   const auto field = [&](int bit) { return unsigned(matrix >> bit & 0x3fff) << 4; };
   const unsigned start = field(0), leading = field(16), stride = field(32);
-  // 128 bytes of a row lie together, those of eight rows make up the pattern.
+  // 128 bytes of a row are contiguous; those of eight rows form the pattern.
   const unsigned place = turned ? start + j / 8 * leading + j % 8 * 16 + i / 8 * stride + i % 8 * 128
                                 : start + i / 8 * stride + i % 8 * 128 + j * 16;
   return reinterpret_cast<const Chunk*>(shared_arena() + (place ^ (place >> 3 & 0x70)));
@@ -115,7 +120,7 @@ void check_matrix(uint64_t matrix) {
     fault("wgmma: expected a base offset of 0: a pattern begins at a multiple of 1024 bytes");
 }
 
-/// That async copies and writes have come, and are behind a fence.
+/// Checks that copies and writes of a chunk are complete and followed by a proxy fence.
 void check_chunk(const Chunk* chunk) {
   Products& p = all();
   if (!is_shared(chunk) || !is_shared(chunk->bytes + 15)) fault("wgmma: an operand lies outside shared memory");
@@ -131,6 +136,7 @@ void check_chunk(const Chunk* chunk) {
 
 // --- products ---
 
+/// Runs a product that all threads have issued, and wakes the threads that wait for it.
 void complete(Warpgroup& group, Live& product) {
   Products& p = all();
   const Product& as = product.as;
@@ -190,7 +196,7 @@ void complete(Warpgroup& group, Live& product) {
   }
 }
 
-/// Registers must be as they were at the last wgmma.fence.
+/// Checks that registers have not changed since the last wgmma.fence.
 void check_fenced(const void* registers, unsigned bytes, const char* what) {
   const ThreadState& self = all().self();
   const auto* const at = static_cast<const unsigned char*>(registers);
@@ -204,6 +210,7 @@ void check_fenced(const void* registers, unsigned bytes, const char* what) {
   fault(std::string("wgmma: ") + what + " in registers that are not behind a wgmma.fence");
 }
 
+/// Takes over the accumulators of a thread and fills its registers with NaN.
 void hold_accumulators(const Product& product) {
   ThreadState& self = all().self();
   const unsigned n = product.columns / 2;

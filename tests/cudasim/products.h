@@ -1,58 +1,64 @@
 #pragma once
-// Hopper's asynchronous products (wgmma) and what they ask of shared memory, as the PTX ISA has them: "Asynchronous
-// warpgroup level matrix instructions". A warpgroup is four warps, the first of them a multiple of four.
+// Hopper's asynchronous products (wgmma) and their rules, as in the PTX ISA: "Asynchronous warpgroup level matrix
+// instructions". A warpgroup is four warps whose first is a multiple of four.
 //
-// A product runs when all 128 threads have asked for it. Until a thread waits, its accumulators are NaN. Errors are:
-//   - operands in registers that were written since the last wgmma.fence, or that are not behind one;
-//   - operands in shared memory with a copy under way, with no fence.proxy.async of the writing thread behind the
-//     write, or that neither copy_async() or store_shared() nor TMA wrote;
-//   - operands in shared memory, fragments of a and accumulators that change before all threads have waited;
-//   - warps that ask for different products, or do not ask; a thread that ends without waiting.
+// A product runs when all 128 threads have issued it. Until a thread waits, its accumulators are NaN. Errors are:
+//   - operands in registers that no wgmma.fence covers, or that were written since the last one;
+//   - operands in shared memory that are still being copied, that were written without a later fence.proxy.async of the
+//     writing thread, or that were written by anything but copy_async(), store_shared() and TMA;
+//   - operands in shared memory, fragments of a, or accumulators that change before all threads have waited;
+//   - warps that issue different products or none; a thread that ends without waiting.
 #include <cstdint>
 
 namespace simt {
 
 /// c (64 x columns) (+)= a (64 x 16) b (16 x columns).
 struct Product {
-  float* c;                     ///< columns / 2 of this thread
-  const uint32_t* a;            ///< four of this thread; null: in shared memory
-  uint64_t a_matrix, b_matrix;  ///< descriptors
-  bool a_turned, b_turned;      ///< not along k, but along m or n ("transposed")
-  bool adds;                    ///< else c is overwritten
-  unsigned columns;
-  float (*number)(uint16_t bits);
+  float* c;                        ///< this thread's columns / 2 accumulators
+  const uint32_t* a;               ///< this thread's four words of a; null: a is in shared memory
+  uint64_t a_matrix, b_matrix;     ///< descriptors
+  bool a_turned, b_turned;         ///< the operand is contiguous along m or n ("transposed") instead of k
+  bool adds;                       ///< add to c instead of overwriting it
+  unsigned columns;                ///< n
+  float (*number)(uint16_t bits);  ///< decodes an element of a or b
 };
 
-constexpr unsigned most_chunks = (64 + 256) * 2;  // of 16 bytes, in a product's operands
+/// The most chunks of 16 bytes in the operands of a product.
+constexpr unsigned most_chunks = (64 + 256) * 2;
+/// 16 bytes of an operand.
 struct Chunk {
   unsigned char bytes[16];
 };
 
-/// Where the operands in shared memory lie; how many chunks. 0: another thread has read them.
+/// Begins a product for this thread. Writes the addresses of its operands' chunks in shared memory to `places` and
+/// returns their number; 0 if another thread of the warpgroup has already read them.
 unsigned begin_product(const Product& product, const Chunk** places);
+/// Completes begin_product(); `operands` are the contents of the chunks, or null. The last thread runs the product.
 void issue_product(const Product& product, const Chunk* operands);
-/// wgmma.fence: these registers of the thread are as products may read them.
+/// wgmma.fence: forget_fenced() starts one, fence_registers() adds registers that products may then read.
 void forget_fenced();
 void fence_registers(const void* registers, unsigned bytes);
-/// wgmma.commit_group, and wgmma.wait_group for all but the last `left` groups.
+/// wgmma.commit_group, and wgmma.wait_group for all groups but the last `left`.
 void commit_products();
 void wait_for_products(unsigned left);
-/// Of a product that all of its threads have now waited for: as begin_product(). 0: there is none.
+/// The next product that all threads have waited for; returns its chunks as begin_product() does, or 0 if there is
+/// none.
 unsigned end_product(const Chunk** places);
+/// Checks that the operands of that product have not changed.
 void check_product(const Chunk* operands);
 
-/// The thread begins a copy to shared memory, or has written there.
+/// Notes that this thread starts a copy to shared memory, or has written there.
 void copy_begins(const void* to, unsigned bytes);
 void was_written(const void* to, unsigned bytes);
 /// fence.proxy.async.
 void fence_proxy();
-/// A fault where a thread has written there in this block with no fence.proxy.async behind.
+/// A fault if a thread wrote there in this block without a later fence.proxy.async; `what` names the memory.
 void check_shown(const void* at, unsigned bytes, const char* what);
-/// TMA (tma.h) begins to write there; it has, and needs no fence.
+/// Notes that TMA (tma.h) starts to write there, or has written. No fence is needed for it.
 void tile_begins(const void* to, unsigned bytes);
 void tile_came(const void* to, unsigned bytes);
 
-/// For block.cpp: a block begins; the running thread ends.
+/// Called by block.cpp when a block starts, and when the running thread ends.
 void products_of_block();
 void products_of_thread();
 

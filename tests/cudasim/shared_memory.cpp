@@ -35,7 +35,7 @@ bool SharedMemory::end_block() {
     for (size_t i = 0; i < gaps_.size(); i += 2)
       intact = intact && std::accumulate(arena_ + gaps_[i], arena_ + gaps_[i + 1], 0xff, std::bit_and<>()) == 0xff;
   }
-  // As with stacks: what the next block finds here must look new.
+  // As for stacks: the next block must find memory that ThreadSanitizer regards as new.
   if (with_tsan() && used_ > 0) renew(arena_, (used_ + page - 1) / page * page);
   poison(arena_, used_);
   arrays_.clear();
@@ -67,10 +67,10 @@ void* SharedMemory::allocate(size_t bytes, size_t align, const char* name) {
               " dynamic ones are more than the device has (at ", name, ")"));
   unsigned char* data = arena_ + begin;
   unpoison(data, bytes);
-  // Neither insert nor, below, memset: ThreadSanitizer would see them as the kernel's own.
+  // Neither vector::insert() nor, below, memset(): ThreadSanitizer would attribute them to the kernel.
   if (!with_asan())
     for (const size_t edge : {used_, begin}) gaps_.push_back(edge);
-  // Bytes that were filled already may have been written to since. An array begins at a whole word.
+  // Bytes filled earlier may have been written to since; only new ones are filled. An array starts at a whole word.
   const size_t end = begin + bytes, first = with_asan() ? begin : filled_,
                last = ((with_asan() ? end : end + red_zone) + 7) / 8 * 8;
   for (size_t at = first; at < last; at += 8) *reinterpret_cast<volatile uint64_t*>(arena_ + at) = ~uint64_t(0);

@@ -1,6 +1,6 @@
 #pragma once
-// The shared memory of the block that runs: its arrays lie apart from each other, and what a kernel writes between them
-// is noticed.
+// The shared memory of the running block: its arrays are separated by red zones, so writes outside an array are
+// detected.
 #include <cstddef>
 #include <vector>
 
@@ -8,21 +8,24 @@
 
 namespace simt {
 
+/// Allocates the shared arrays of a block.
 class SharedMemory {
  public:
   SharedMemory();
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
 
-  /// The launch of the blocks that come asked for so many bytes of the dynamic array.
+  /// Starts a launch with this many bytes of dynamic shared memory.
   void begin_grid(size_t dynamic_bytes) { dynamic_bytes_ = dynamic_bytes; }
-  /// Forgets the arrays. False where the block wrote outside them; AddressSanitizer stops it at that write instead.
+  /// Frees the arrays. False if the block wrote outside of them; with AddressSanitizer such a write stops the program
+  /// instead.
   bool end_block();
-  /// The array with this key, made when a thread first asks. A fault when it is more than there is.
+  /// The array with this key, allocated when a thread first asks for it. A fault if there is not enough shared memory.
   void* array(const void* key, size_t bytes, size_t align, const char* name);
-  /// The dynamic array. A fault when the launch asked for none.
+  /// The dynamic array. A fault if the launch requested none.
   void* dynamic_array();
   const unsigned char* arena() const { return arena_; }
+  /// True if p is in the part in use.
   bool contains(const void* p) const { return p >= arena_ && p < arena_ + used_; }
 
  private:
@@ -36,7 +39,7 @@ class SharedMemory {
   size_t used_ = 0, filled_ = 0, dynamic_bytes_ = 0, static_bytes_ = 0;
   void* dynamic_ = nullptr;
   std::vector<Array> arrays_;
-  std::vector<size_t> gaps_;  // where those before an array begin and end; all bits set, which a kernel must leave
+  std::vector<size_t> gaps_;  // begin and end of each red zone, whose bits must stay set
 };
 
 }  // namespace simt

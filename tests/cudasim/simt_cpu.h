@@ -1,7 +1,7 @@
 #pragma once
-// CUDA's C++ for the host compiler: what a .cu file uses of the language and of the device's functions, run by the
-// block emulator in block.cpp. NVIDIA's own headers give the types, so kernels and host code are checked against the
-// real API.
+// CUDA C++ for the host compiler: the parts of the language and the device functions that our .cu files use, executed
+// by the block emulator (block.cpp). The types come from NVIDIA's own headers, so kernels and host code are checked
+// against the real API.
 #if !defined(SIMT_CPU)
 #error "a .cu file compiled by the host compiler needs -Dcuda=simulated (-DSIMT_CPU)"
 #endif
@@ -44,20 +44,20 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 
-// Variables, not macros: NVIDIA's headers use these names for parameters. constinit: no wrapper call at each use.
+// Variables, not macros: NVIDIA's headers use these names for parameters. constinit avoids a wrapper call at each use.
 extern constinit thread_local uint3 threadIdx, blockIdx;
 extern constinit thread_local dim3 blockDim, gridDim;
 constexpr int warpSize = 32;
 
 namespace simt {
 
-/// The object that an argument points to, for those that are pointers.
+/// The address if the argument is a pointer to an object, else nullptr.
 template <class T> const void* pointee(const T& argument) {
   if constexpr (std::is_pointer_v<T> && !std::is_function_v<std::remove_pointer_t<T>>) return argument;
   else return nullptr;
 }
 
-/// Starts a kernel, or says what the driver would say of such a launch. The arguments are copied, as in a real one.
+/// Starts a kernel, or returns the driver's error for such a launch. The arguments are copied, as in a real launch.
 template <class... Parameters, class... Args>
 cudaError_t launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
                    void (*kernel)(Parameters...), Args&&... args) {
@@ -77,7 +77,7 @@ cudaError_t launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStr
 
 }  // namespace simt
 
-// --- shared memory: one array a block, filled with NaN, red zones around it ---
+// --- shared memory: one array per block, filled with NaN and surrounded by red zones ---
 #define LOCKSTEP_SHARED(T, name, ...)                             \
   using simt_type_of_##name = T __VA_ARGS__;                      \
   static const char simt_key_of_##name = 0;                       \
@@ -86,6 +86,7 @@ cudaError_t launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStr
 #define LOCKSTEP_DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(simt::dynamic_shared())
 
 // --- synchronisation ---
+// Each passes its place in the source, so that divergent barriers are detected.
 #define __syncthreads() simt::barrier(__FILE__, __LINE__)
 #define __syncthreads_count(predicate) simt::barrier(__FILE__, __LINE__, (predicate) != 0)
 #define __syncthreads_or(predicate) int(simt::barrier(__FILE__, __LINE__, (predicate) != 0) > 0)
@@ -95,22 +96,23 @@ inline void __threadfence() { simt::fence(); }
 inline void __threadfence_block() { simt::fence(); }
 inline void __threadfence_system() { simt::fence(); }
 
+/// Kernels call it in loops that poll memory.
 inline void __nanosleep(unsigned) { simt::sleep(); }
 
 namespace simt {
 
-/// As ld.acquire and st.release. ThreadSanitizer takes what another block wrote for ordered by these alone.
+/// ld.acquire and st.release. ThreadSanitizer sees another block's writes as ordered only through these.
 inline unsigned load_acquire(const unsigned* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 inline void store_release(unsigned* p, unsigned value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
 
-/// As cp.async. From now on nobody may count on what was there, and until its thread has waited nobody on what comes.
+/// cp.async. From now on the old contents are gone, and the new ones may not be used until the thread has waited.
 template <unsigned bytes> void copy_async(void* to, const void* from) {
   if (reinterpret_cast<uintptr_t>(to) % bytes != 0 || reinterpret_cast<uintptr_t>(from) % bytes != 0)
     fault("copy to shared memory: an address is not a multiple of its bytes");
   begin_copy({to, from, bytes});
   std::memset(to, 0xff, bytes);
 }
-/// As cp.async.wait_all.
+/// cp.async.wait_all.
 inline void wait_for_copies() {
   for (Copy copy; take_copy(copy);) {
     if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
@@ -121,12 +123,13 @@ inline void wait_for_copies() {
 
 // --- TMA (tma.h) ---
 
-// Pieces are written here, so that sanitizers see it: as NaN by the thread that asks, with what comes by the first one
-// that waits.
+// The bytes are written here, in instrumented code, so that sanitizers see the writes: NaN by the thread that starts
+// the copy, the data by the first thread that waits for it.
 inline void copy_tile(const CUtensorMap& map, void* to, uint64_t* barrier, const int (&at)[4]) {
   const unsigned bytes = begin_tile(map, to, barrier, at);
   std::memset(to, 0xff, bytes);
 }
+/// Waits for the phase of this parity and writes what has arrived.
 inline void wait_for_tiles(uint64_t* barrier, unsigned parity) {
   for (Piece piece; take_piece(barrier, parity, piece);) {
     if (piece.from) std::memcpy(piece.to, piece.from, 16);
@@ -137,15 +140,16 @@ inline void wait_for_tiles(uint64_t* barrier, unsigned parity) {
 
 // --- asynchronous products (products.h) ---
 
-/// As an address in the window of shared memory.
+/// The address of p in the shared memory window.
 inline unsigned shared_address(const void* p) {
   return unsigned(static_cast<const unsigned char*>(p) - shared_arena());
 }
-// Operands are read here and not there, so that sanitizers see it: by the first thread to ask for a product, and by the
-// last one to wait for it.
+// Operands are read here, in instrumented code, so that sanitizers see the reads: by the first thread that issues a
+// product and by the last one that waits for it.
 inline void gather(const Chunk* const* places, unsigned count, Chunk* to) {
   for (unsigned i = 0; i < count; ++i) to[i] = *places[i];
 }
+/// Issues a wgmma product for this thread.
 inline void multiply_async(const Product& product) {
   const Chunk* places[most_chunks];
   Chunk operands[most_chunks];
@@ -153,6 +157,7 @@ inline void multiply_async(const Product& product) {
   gather(places, count, operands);
   issue_product(product, count > 0 ? operands : nullptr);
 }
+/// Waits until at most `left` groups are pending, and checks that the operands of finished products did not change.
 inline void wait_and_check(unsigned left) {
   const Chunk* places[most_chunks];
   Chunk operands[most_chunks];
@@ -165,14 +170,15 @@ inline void wait_and_check(unsigned left) {
 
 }  // namespace simt
 
-// --- warp operations, on the types that CUDA has them for ---
+// --- warp operations, for the types that CUDA supports ---
 namespace simt {
 
+/// The types that can be shuffled.
 template <class T>
 concept Shuffled = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half2> ||
     std::is_same_v<T, __nv_bfloat162> ||(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
 
-// The lane to read from, which is the own one where the step leads out of the group of `width`.
+// Reads from lane `source`, or from the lane itself if `source` is outside its group of `width` (not `inside`).
 template <Shuffled T> T shuffle(unsigned mask, Warp op, T value, int source, int width, bool inside) {
   T result;
   warp_exchange(mask, op, &value, &result, sizeof(T), inside ? source : int(here->lane), width);
@@ -200,8 +206,9 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) { return simt::warp_
 inline int __any_sync(unsigned mask, int predicate) { return simt::warp_ballot(mask, predicate != 0) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return simt::warp_ballot(mask, predicate == 0) == 0; }
 
-// --- atomics: relaxed, as the hardware's are ---
+// --- atomics: relaxed, as on the hardware ---
 namespace simt {
+/// Replaces *p by next(*p) atomically; returns the old value.
 template <class T, class Fn> T atomic_update(T* p, Fn next) {
   T old;
   give_way();
@@ -211,7 +218,7 @@ template <class T, class Fn> T atomic_update(T* p, Fn next) {
   give_way();
   return old;
 }
-// NVIDIA has a function for each type; the second argument converts to the type of the first.
+// NVIDIA overloads each function by type; the second argument converts to the type of the first.
 template <class T> using Same = std::type_identity_t<T>;
 }  // namespace simt
 template <class T> T atomicAdd(T* p, simt::Same<T> value) {
@@ -250,7 +257,7 @@ inline unsigned atomicDec(unsigned* p, unsigned limit) {
   return simt::atomic_update(p, [=](unsigned old) { return old == 0 || old > limit ? limit : old - 1; });
 }
 
-// --- device functions that <cmath> does not have ---
+// --- device functions missing in <cmath> ---
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }

@@ -1,6 +1,6 @@
 #pragma once
-// The loops behind cuSOLVER and cuBLAS in miniature (solvers.cpp): column-major, in place, computed in f64, as LAPACK
-// defines the results. What the real libraries may overwrite is overwritten, with NaN.
+// The algorithms of the fake cuSOLVER and cuBLAS (solvers.cpp): column-major, in place, computed in f64, with LAPACK's
+// definitions of the results. Memory that the real libraries may overwrite is filled with NaN.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,15 +12,19 @@
 
 namespace fake {
 
+/// Fills memory with NaN.
 template <class T> void spoil(T* p, int64_t count) { std::fill_n(p, count, std::numeric_limits<T>::quiet_NaN()); }
 
+/// A matrix as its columns.
 using Columns = std::vector<std::vector<double>>;
+/// Reads an m x n matrix; `lead` is the distance of its columns.
 template <class T> Columns load(const T* a, int m, int n, int lead) {
   Columns made;
   for (int j = 0; j < n; ++j) made.emplace_back(a + int64_t(j) * lead, a + int64_t(j) * lead + m);
   return made;
 }
-/// The same of what an iteration is to converge on: what it makes of NaN is nowhere written.
+/// load() for iterative algorithms, whose results for NaN are undocumented: fails the device if an element is not
+/// finite.
 template <class T> Columns load_finite(const T* a, int m, int n, int lead) {
   Columns made = load(a, m, n, lead);
   for (auto& column : made)
@@ -31,25 +35,29 @@ template <class T> Columns load_finite(const T* a, int m, int n, int lead) {
       }
   return made;
 }
+/// Writes a matrix.
 template <class T> void store(const Columns& columns, T* a, int lead) {
   for (size_t j = 0; j < columns.size(); ++j)
     for (size_t i = 0; i < columns[j].size(); ++i) a[j * size_t(lead) + i] = T(columns[j][i]);
 }
+/// The inner product.
 inline double dot(const std::vector<double>& x, const std::vector<double>& y) {
   double sum = 0;
   for (size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
   return sum;
 }
+/// x -= s y, from element `from` on.
 inline void subtract(std::vector<double>& x, double s, const std::vector<double>& y, size_t from = 0) {
   for (size_t i = from; i < x.size(); ++i) x[i] -= s * y[i];
 }
-/// x, y = c x - s y, s x + c y
+/// (x, y) = (c x - s y, s x + c y).
 inline void rotate(std::vector<double>& x, std::vector<double>& y, double c, double s) {
   for (size_t i = 0; i < x.size(); ++i) {
     const double before = x[i];
     x[i] = c * before - s * y[i], y[i] = s * before + c * y[i];
   }
 }
+/// The m x n identity.
 inline Columns identity(size_t m, size_t n) {
   Columns made(n, std::vector<double>(m, 0.0));
   for (size_t i = 0; i < std::min(m, n); ++i) made[i][i] = 1;
@@ -58,6 +66,7 @@ inline Columns identity(size_t m, size_t n) {
 
 // --- LU, Cholesky, triangles, QR ---
 
+/// LU with partial pivoting (getrf); pivots are 1-based, info is the first zero pivot or 0.
 template <class T> void lu(T* a, int n, int lead, int* pivots, int* info) {
   Columns x = load(a, n, n, lead);
   *info = 0;
@@ -74,11 +83,12 @@ template <class T> void lu(T* a, int n, int lead, int* pivots, int* info) {
     for (int i = k + 1; i < n; ++i) x[k][i] = T(x[k][i] / x[k][k]);
     for (int j = k + 1; j < n; ++j) {
       subtract(x[j], x[j][k], x[k], size_t(k + 1));
-      for (int i = k + 1; i < n; ++i) x[j][i] = T(x[j][i]);  // rounded, so that singular matrices are found
+      for (int i = k + 1; i < n; ++i) x[j][i] = T(x[j][i]);  // rounded to T, so that singular matrices are recognised
     }
   }
   store(x, a, lead);
 }
+/// Solves with these factors (getrs).
 template <class T> void lu_solve(const T* a, int n, int lead, const int* pivots, T* b, int k, int lead_b) {
   const Columns x = load(a, n, n, lead);
   Columns y = load(b, n, k, lead_b);
@@ -92,6 +102,7 @@ template <class T> void lu_solve(const T* a, int n, int lead, const int* pivots,
   }
   store(y, b, lead_b);
 }
+/// Cholesky of one triangle (potrf); info is the first minor that is not positive, or 0.
 template <class T> void cholesky(T* a, int n, int lead, bool upper, int* info) {
   const auto at = [&](int i, int j) -> T& { return upper ? a[j + int64_t(i) * lead] : a[i + int64_t(j) * lead]; };
   *info = 0;
@@ -108,7 +119,7 @@ template <class T> void cholesky(T* a, int n, int lead, bool upper, int* info) {
       at(i, j) = T(i == j ? std::sqrt(sum) : sum / double(at(j, j)));
     }
 }
-/// x a = b, from the right.
+/// Solves x a = b for a triangular a on the right (trsm).
 template <class T> void triangular(const T* a, int n, int lead, bool upper, bool unit, T* b, int m, int lead_b) {
   const auto at = [&](int i, int j) { return double(a[i + int64_t(j) * lead]); };
   Columns x = load(b, m, n, lead_b);
@@ -119,17 +130,19 @@ template <class T> void triangular(const T* a, int n, int lead, bool upper, bool
   }
   store(x, b, lead_b);
 }
-/// x -= tau v v^T x, where v is a column from `from` on, and 1 there.
+/// Applies a Householder reflection: x -= tau v v^T x, where v is 1 at `from` and a stored column below.
 inline void reflect(const std::vector<double>& v, size_t from, double tau, std::vector<double>& x) {
   double sum = x[from];
   for (size_t i = from + 1; i < x.size(); ++i) sum += v[i] * x[i];
   x[from] -= tau * sum;
   subtract(x, tau * sum, v, from + 1);
 }
+/// QR by Householder reflections (geqrf).
 template <class T> void householder(T* a, int m, int n, int lead, T* taus) {
   Columns x = load(a, m, n, lead);
   for (int k = 0; k < std::min(m, n); ++k) {
-    double size = 0, rest = 0, tau = 0;  // by size: squares of what a column of a lower rank leaves are too small
+    // scaled by `size`: the squares of what is left of a rank-deficient column would underflow
+    double size = 0, rest = 0, tau = 0;
     for (int i = k; i < m; ++i) size = std::max(size, std::abs(x[k][i]));
     for (int i = k + 1; i < m; ++i) rest += x[k][i] / size * (x[k][i] / size);
     if (rest > 0) {
@@ -143,6 +156,7 @@ template <class T> void householder(T* a, int m, int n, int lead, T* taus) {
   }
   store(x, a, lead);
 }
+/// Forms the first n columns of Q (orgqr).
 template <class T> void orthogonal(T* a, int m, int n, int k, int lead, const T* taus) {
   const Columns v = load(a, m, k, lead);
   Columns q = identity(size_t(m), size_t(n));
@@ -153,6 +167,7 @@ template <class T> void orthogonal(T* a, int m, int n, int k, int lead, const T*
 
 // --- Jacobi's methods ---
 
+/// Eigenvalues, ascending, and eigenvectors of a symmetric matrix by Jacobi rotations (syevd, syevjBatched).
 template <class T> void eigenvalues(T* a, int n, int lead, bool upper, bool vectors, T* values, int* info) {
   Columns x = load_finite(a, n, n, lead), v = identity(size_t(n), size_t(n));
   double size = 0;
@@ -188,7 +203,7 @@ template <class T> void eigenvalues(T* a, int n, int lead, bool upper, bool vect
   *info = 0;
 }
 
-/// Makes columns up to `count` orthogonal, in place of those that are empty.
+/// Fills in empty columns, up to `count` columns, with vectors orthogonal to the others.
 inline void complete(Columns& u, size_t rows, size_t count) {
   u.resize(count);
   for (auto& missing : u) {
@@ -206,7 +221,8 @@ inline void complete(Columns& u, size_t rows, size_t count) {
     missing = x;
   }
 }
-/// At least as many rows as columns. u gets `kept` columns, v n; both may be nullptr.
+/// Singular values by one-sided Jacobi rotations (gesvd, gesvdjBatched). Needs at least as many rows as columns. u gets
+/// `kept` columns, v gets n (transposed: V^T); both may be nullptr.
 template <class T>
 void singular_values(T* a, int m, int n, int lead, T* values, T* u, int lead_u, int kept, T* v, int lead_v,
                      bool transposed, int* info) {

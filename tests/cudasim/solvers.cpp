@@ -1,5 +1,5 @@
-// cuSOLVER and cuBLAS in miniature: the decompositions that tensor/cuda/solvers.cpp asks for, with checks of leading
-// dimensions, workspaces, streams, and of which pointers are the device's.
+// A fake of cuSOLVER and cuBLAS: the decompositions that tensor/cuda/solvers.cpp uses, with checks of leading
+// dimensions, workspaces, streams, and that pointers belong to the device.
 #include <cublas_v2.h>
 #include <cusolverDn.h>
 
@@ -35,7 +35,7 @@ cublasStatus_t blas(Answer answer) {
   return of[int(answer)];
 }
 
-/// An array of the current device, whole.
+/// True if all `count` elements are in one allocation of the current device.
 template <class T> bool is_array(const T* p, int64_t count) {
   return count >= 0 && device_of(p) == current_device() && reinterpret_cast<uintptr_t>(p) % alignof(T) == 0 &&
          is_inside(p, size_t(count) * sizeof(T));
@@ -43,7 +43,7 @@ template <class T> bool is_array(const T* p, int64_t count) {
 template <class T> bool is_matrix(const T* p, int64_t m, int64_t n, int64_t lead, int64_t batch = 1) {
   return m >= 1 && n >= 1 && batch >= 1 && lead >= m && is_array(p, lead * n * (batch - 1) + lead * (n - 1) + m);
 }
-/// Arrays of pointers to matrices: the arrays are checked here, what they say when it is used.
+/// Checks arrays of pointers to matrices; the pointers themselves are checked by pointed() when used.
 template <class T> bool is_batch(T* const* p, int m, int n, int lead, int batch) {
   return m >= 1 && n >= 1 && lead >= m && batch >= 1 && is_array(p, batch);
 }
@@ -53,7 +53,7 @@ template <class T> T* pointed(T* p) {
   return p;
 }
 
-/// Elements of workspace.
+/// Elements of workspace that the fakes require.
 int need(int m, int n, int batch = 1) { return (m + 2 * n + 7) * batch; }
 cusolverStatus_t answer_size(int* size, int needed, bool valid) {
   *size = needed;

@@ -1,4 +1,4 @@
-// Streams of the fake devices: queues of work, done when the policy wants, in an order that CUDA allows.
+// Streams of the fake devices: queues of work that run when the policy wants, in an order that CUDA allows.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-SpinLock lock_;  // queues, marks and the list of streams
+SpinLock lock_;  // guards queues, marks and the list of streams
 std::vector<CUstream_st*> streams_;
 CUstream_st default_streams_[most_devices];
 
@@ -26,13 +26,13 @@ std::atomic<int> sticky_{cudaSuccess};
 SpinLock fault_lock_;
 std::string fault_;
 
-// One for each device: a seed draws the same again although ranks are threads.
+// One generator per device, so a seed gives the same draws although ranks are threads.
 std::mt19937_64 random_[most_devices];
 SpinLock random_lock_;
 
 thread_local std::function<void()>* in_fiber_ = nullptr;
 
-// On the stream's own stack, so that ThreadSanitizer takes a stream for a thread.
+// Runs fn on the stream's own stack, so that ThreadSanitizer treats the stream as a thread.
 void run_in_fiber(CUstream_st& stream, std::function<void()> fn) {
   static thread_local CUstream_st* entered = nullptr;
   if (!stream.fiber)
@@ -61,28 +61,28 @@ void run_in_fiber(CUstream_st& stream, std::function<void()> fn) {
 }
 
 void run_op(CUstream_st& stream, Op& op) {
-  if (sticky_ != cudaSuccess) return;  // nothing runs after such an error
+  if (sticky_ != cudaSuccess) return;  // nothing runs after a sticky error
   const auto guarded = [&] {
     simt::acquire(op.order.get());
     const DeviceScope open;
     try {
       op.run();
     } catch (const simt::Fault& fault) { fail_device(cudaErrorLaunchFailure, fault.what); }
-    op.run = nullptr;  // here, where its values were read
+    op.run = nullptr;  // destroyed here, by the thread that ThreadSanitizer saw use its values
     simt::release(&stream.progress);
   };
   if (simt::with_tsan()) run_in_fiber(stream, guarded);
   else guarded();
 }
 
-/// Does the next thing on a stream. False when there is none, it has to wait, or another thread is at it.
+/// Runs the next operation of a stream. False if there is none, if it has to wait, or if another thread is running one.
 bool advance(CUstream_st* stream) {
   if (stream->running.test_and_set(std::memory_order_acquire)) return false;
   struct Running {
     std::atomic_flag& flag;
     ~Running() { flag.clear(std::memory_order_release); }
   } const running{stream->running};
-  Op* op;  // stays where it is while others are put behind it
+  Op* op;  // a deque: it stays in place while others are appended
   {
     const std::lock_guard lock(lock_);
     if (stream->queue.empty()) return false;
@@ -110,14 +110,15 @@ uint64_t draw(int device) {
   return random_[device]();
 }
 
-/// Some of what the other streams of the device may do before the host goes on waiting for this one.
+/// Random policy: before the host waits for this stream, lets other streams of the device do some of their work.
 void let_others_go(CUstream_st* stream) {
   for (CUstream_st* other : busy_streams(stream->device))
     if (other != stream)
       for (uint64_t steps = draw(stream->device) % 4; steps > 0 && advance(other); --steps) {}
 }
 
-/// Goes on until done(). When its own stream cannot move, the others do: devices work without being asked.
+/// Advances the stream until done(). If it cannot move, the other streams are advanced: real devices work by
+/// themselves.
 template <class Done> void drive(CUstream_st* stream, Done done) {
   Clock::time_point last = Clock::now();
   if (settings().policy == Policy::random && !done()) let_others_go(stream);
@@ -198,7 +199,8 @@ void fail_device(cudaError_t code, const std::string& what) {
   sticky_ = code;
 }
 void reset() {
-  for (CUstream_st* stream : busy_streams(-1)) drive(stream, [&] { return is_idle(stream); });  // drops what is left
+  // drops the remaining work
+  for (CUstream_st* stream : busy_streams(-1)) drive(stream, [&] { return is_idle(stream); });
   const std::lock_guard lock(fault_lock_);
   fault_.clear();
   sticky_ = cudaSuccess;
@@ -228,7 +230,7 @@ thread_local CUstream_st* capturing = nullptr;
 bool end_capture(CUgraph_st* graph, CUstream_st* first) {
   std::vector<bool> awaited(graph->nodes.size());
   for (const size_t last : first->after) awaited[last] = true;
-  for (size_t i = graph->nodes.size(); i-- > 0;)  // what a node comes after is before it in the list
+  for (size_t i = graph->nodes.size(); i-- > 0;)  // nodes come after their predecessors in the list
     if (awaited[i])
       for (const size_t before : graph->nodes[i].after) awaited[before] = true;
   const std::lock_guard lock(lock_);
@@ -259,7 +261,7 @@ void enqueue(cudaStream_t handle, std::function<void()> run, std::function<bool(
     stream->queue.push_back(std::move(op));
     ++stream->issued;
   }
-  // Eager: at once, unless it has to wait for others.
+  // Eager: run it at once, unless it has to wait for another stream.
   if (settings().policy == Policy::eager)
     while (advance(stream)) {}
 }
@@ -307,7 +309,7 @@ void finish_mark(CUstream_st* stream, const std::shared_ptr<Mark>& mark) {
 }
 
 void poll(CUstream_st* stream) {
-  // Who asks again and again sees it happen, under every policy.
+  // Repeated polling must see progress under every policy.
   if (settings().policy == Policy::random || ++stream->polls % 4 == 0 || settings().policy == Policy::eager)
     if (!advance(stream))
       for (CUstream_st* other : busy_streams(-1)) advance(other);
@@ -323,7 +325,7 @@ cudaError_t step() {
       for (uint64_t n = 1 + (drawn >> 40) % 3; n > 0 && advance(chosen); --n) {}
     }
   } else if (settings().policy == Policy::lazy && usage(device_).used > settings().memory / 4) {
-    // Memory that is on its way back: a device would have been done with it by now.
+    // Free memory whose release is queued: a real device would have released it by now.
     for (CUstream_st* stream : busy_streams(device_))
       while (advance(stream)) {}
   }

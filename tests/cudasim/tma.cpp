@@ -1,5 +1,5 @@
-// See tma.h. A map holds what cuTensorMapEncodeTiled was given, in place of NVIDIA's code of it. As in products.cpp
-// no memory is allocated while a kernel runs.
+// See tma.h. A map stores the arguments of cuTensorMapEncodeTiled instead of NVIDIA's encoding. As in products.cpp, no
+// memory is allocated while a kernel runs.
 #include "tests/cudasim/tma.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 constexpr unsigned most_dims = 5;
 constexpr uint64_t made_here = 0x6c6f636b73746570;
 
-/// Of elements of `size` bytes, the innermost dimension first. Strides are bytes.
+/// A tensor with elements of `size` bytes, innermost dimension first; strides in bytes.
 struct Map {
   uint64_t mark;
   const unsigned char* data;
@@ -32,7 +32,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
                    type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   if (!two || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
       (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && swizzle != CU_TENSOR_MAP_SWIZZLE_128B))
-    return CUDA_ERROR_NOT_SUPPORTED;  // by the emulator
+    return CUDA_ERROR_NOT_SUPPORTED;  // not simulated
   const auto multiple = [](const void* p, uintptr_t of) { return reinterpret_cast<uintptr_t>(p) % of == 0; };
   bool good = map && multiple(map, 64) && data && multiple(data, 16) && rank >= 1 && rank <= most_dims &&
               promotion <= CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
@@ -64,6 +64,7 @@ namespace {
 
 constexpr unsigned most_barriers = 16, most_tiles = 32;
 
+/// A copy of a tile.
 struct Tile {
   Map map;
   unsigned char* to;
@@ -92,18 +93,20 @@ struct Tile {
     return {place, from};
   }
 };
+/// An mbarrier.
 struct Barrier {
   const uint64_t* at;
-  unsigned count, missing;          // arrivals
-  uint64_t phase, expected, asked;  // bytes
-  unsigned tiles, tile, offset;     // those of this phase; what is taken next
+  unsigned count, missing;          // arrivals per phase; those still missing
+  uint64_t phase, expected, asked;  // phases completed; bytes expected and requested in this phase
+  unsigned tiles, tile, offset;     // copies of this phase; the next piece to deliver
   char order;
   Tile of[most_tiles];
 };
+/// The barriers of a block.
 struct Arrivals {
   unsigned count = 0;
   Barrier barriers[most_barriers] = {};
-  const Barrier* waits[most_threads] = {};  // by thread
+  const Barrier* waits[most_threads] = {};  // by thread: the barrier that it waits for
   unsigned waiting = 0;
 };
 Arrivals& all() {
@@ -111,6 +114,7 @@ Arrivals& all() {
   return *made;
 }
 
+/// The simulated barrier at this address; a fault if there is none.
 Barrier& find(const uint64_t* barrier) {
   Arrivals& a = all();
   Barrier* const end = a.barriers + a.count;
@@ -119,7 +123,7 @@ Barrier& find(const uint64_t* barrier) {
   return *found;
 }
 
-/// Something has changed for those who wait.
+/// Wakes the threads that wait for the barrier, because it has changed.
 void tell(const Barrier& barrier) {
   Arrivals& a = all();
   for (unsigned t = 0; a.waiting > 0 && t < block_size(); ++t) {
@@ -174,7 +178,7 @@ unsigned begin_tile(const CUtensorMap& map, void* to, uint64_t* barrier, const i
   check_shown(barrier, 8, "an mbarrier");
   if (b.tiles == most_tiles) fault("copy of a tile: the emulator has place for 32 in a phase");
   Tile& tile = b.of[b.tiles];
-  __builtin_memcpy(&tile.map, &map, sizeof tile.map);  // in line: see copy() in block.cpp
+  __builtin_memcpy(&tile.map, &map, sizeof tile.map);  // inlined: see copy() in block.cpp
   if (tile.map.mark != made_here) fault("copy of a tile: the map is not one that cuTensorMapEncodeTiled has made");
   if (tile.map.rank != 4) fault("copy of a tile: expected a map of as many dimensions as the instruction names, 4");
   for (unsigned d = 0; d < 4; ++d) tile.at[d] = at[d];

@@ -1,5 +1,5 @@
-// Planted bugs in products of 8-bit floats: y (m, n) = x (m, k) w (n, k)^T, of numbers whose codes are made on the
-// device. All right results are exact.
+// Planted bugs in products of 8-bit floats: y (m, n) = x (m, k) w (n, k)^T, with codes made on the device. All correct
+// results are exact.
 #include <cublasLt.h>
 #include <cuda_fp8.h>
 
@@ -12,20 +12,20 @@ namespace {
 
 enum class Fp8 {
   right,
-  no_scale,        // of one operand
-  scale,           // in place of its inverse
-  host_scale,      // in the host's memory
-  weights_e5m2,    // which has fewer bits
-  weights_type,    // codes of e4m3 that are said to be e5m2
-  both_e5m2,       // a product that there is not
-  turned,          // codes of w lie the other way, and are said to
-  odd,             // a size that is no multiple of 16
-  unaligned,       // codes begin at byte 8
-  truncated,       // towards zero
-  wrapped,         // what is too large is NaN
-  signed_maximum,  // without absolute values
-  bits_maximum,    // and signed numbers compared as whole ones
-  maximum_kept     // stored, and not joined with what is there
+  no_scale,        // the scale of one operand is missing
+  scale,           // the scale instead of its inverse
+  host_scale,      // the scale is in host memory
+  weights_e5m2,    // weights in e5m2, which has fewer bits
+  weights_type,    // e4m3 codes declared as e5m2
+  both_e5m2,       // a combination that is not supported
+  turned,          // w is laid out the other way, and declared so
+  odd,             // a size that is not a multiple of 16
+  unaligned,       // codes start at byte 8
+  truncated,       // rounded towards zero
+  wrapped,         // too large numbers become NaN
+  signed_maximum,  // the maximum of the values, not of their absolute values
+  bits_maximum,    // signed numbers compared by their bits as unsigned integers
+  maximum_kept     // stored instead of combined with the old maximum
 };
 
 __global__ void cast(const float* x, int n, float scale, __nv_fp8_interpretation_t format, Fp8 mistake, uint8_t* codes,
@@ -48,7 +48,7 @@ __global__ void cast(const float* x, int n, float scale, __nv_fp8_interpretation
   else atomicMax(amax, bits);
 }
 
-/// Numbers of e4m3 after the scale, one that is too large, and one between two of them.
+/// Numbers that e4m3 represents exactly after scaling.
 std::vector<float> numbers(int n) {
   std::vector<float> x(static_cast<size_t>(n));
   for (int i = 0; i < n; ++i) x[size_t(i)] = float(i * 7 % 15 - 7) * 0.125f;
@@ -61,7 +61,7 @@ template <Fp8 mistake> bool fp8_product(bool bug) {
   const int m = 16, k = 32, n = is(Fp8::odd) ? 24 : 32;
   const float scale = 4, inverse = 0.25f;
   std::vector<float> x = numbers(m * k), w = numbers(n * k), x_read = x, w_read = w;
-  x[7] = 1000, x_read[7] = 112;            // 448 / 4
+  x[7] = 1000, x_read[7] = 112;            // saturates at 448 / 4
   w[9] = 0.271875f, w_read[9] = 0.28125f;  // 1.0875 lies between 1 and 1.125
   const __nv_fp8_interpretation_t e4m3 = __NV_E4M3, e5m2 = __NV_E5M2;
   const bool short_weights = is(Fp8::weights_e5m2) || is(Fp8::both_e5m2);

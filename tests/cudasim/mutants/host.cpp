@@ -1,4 +1,4 @@
-// Planted bugs in what the host asks of the device.
+// Planted bugs in the host's use of the device.
 #include <cublasLt.h>
 
 #include <cstdlib>
@@ -8,7 +8,7 @@
 namespace mutants {
 namespace {
 
-// One stream makes a value, another uses it.
+// One stream produces a value, another one uses it.
 enum class Wait { right, none, before };
 bool two_streams(Wait wait) {
   return in_all_policies([&] {
@@ -55,7 +55,7 @@ bool result_read_before_it_is_there(bool bug) {
   });
 }
 
-// Memory of one stream that another still reads.
+// Memory of one stream is freed while another stream reads it.
 bool freed_too_early(bool bug) {
   return in_all_policies([&] {
     const Array out(n);
@@ -104,7 +104,7 @@ bool host_reads_device_memory(bool bug) {
   const volatile float* from = bug ? static_cast<float*>(x) : values.data();
   return from[7] == 8;
 }
-bool kernel_reads_host_memory(bool bug) {  // as a copy would: the arguments are checked
+bool kernel_reads_host_memory(bool bug) {  // a device-to-device copy, whose arguments are checked
   const Array x(counting(n)), out(n);
   const std::vector<float> host = counting(n);
   return cudaMemcpy(out, bug ? host.data() : static_cast<const float*>(x), bytes, cudaMemcpyDeviceToDevice) ==
@@ -161,8 +161,8 @@ bool captured_work_that_nothing_waits_for(bool bug) {
   return good;
 }
 
-// Row-major y (m, n) = x (m, k) w (n, k)^T + r is column-major y^T = w x^T + r^T. Two of them, of views: x has rows of
-// 6, and y and r are parts of rows of 7. w is square, so that a forgotten transposition fits.
+// Row-major y (m, n) = x (m, k) w (n, k)^T + r is column-major y^T = w x^T + r^T. A batch of two, of views: x has rows
+// of 6, and y and r are parts of rows of 7. w is square, so a forgotten transposition still fits.
 enum class Product {
   right,
   row_major,
@@ -207,7 +207,8 @@ template <Product mistake> bool product(bool bug) {
   }
   cublasLtMatmulPreferenceCreate(&preference);
   cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d, a, b, out, out, preference, 1, &found, &count);
-  const float* from = x + (is(Product::alignment) ? 1 : 0);  // the preference promises 256 bytes
+  // the default preference promises an alignment of 256 bytes
+  const float* from = x + (is(Product::alignment) ? 1 : 0);
   if (status == CUBLAS_STATUS_SUCCESS)
     status = cublasLtMatmul(handle, d, &one, w, a, from, b, &one, is(Product::own_memory) ? y : r, out, y, out,
                             &found.algo, nullptr, 0, nullptr);

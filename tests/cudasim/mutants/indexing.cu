@@ -1,5 +1,5 @@
-// Planted bugs in which element is meant: tails, bounds, 32 bits, strides, broadcasts, alignment; and in how much a
-// launch asks for.
+// Planted bugs in indexing: tails, bounds, 32-bit overflow, strides, broadcasts, alignment; and in the limits of
+// launches.
 #include <cstdlib>
 
 #include "tests/cudasim/fiber.h"
@@ -82,7 +82,7 @@ template <Bound mistake> bool bounds(bool bug) {
 enum class Seen { right, one_more, one_less, first_tile, future };
 __global__ void sum_of_windows(const float* x, float* out, int n, int window, Seen mistake) {
   const int i0 = int(blockIdx.x) * 8, i = i0 + int(threadIdx.x), wide = window + (mistake == Seen::one_more);
-  const int asks = mistake == Seen::first_tile ? i0 + 7 : i0;  // whose window says where to begin
+  const int asks = mistake == Seen::first_tile ? i0 + 7 : i0;  // the query whose window determines the first tile
   const int first = asks + 1 - window < 0 ? 0 : (asks + 1 - window) / 8 * 8;
   float sum = 0;
   for (int j0 = first; j0 < i0 + 8; j0 += 8) {
@@ -93,7 +93,7 @@ __global__ void sum_of_windows(const float* x, float* out, int n, int window, Se
   }
   if (i < n) out[i] = sum;
 }
-/// What the keys get back: query i of a tile of keys' queries, up to the last that sees the last of them.
+/// The backward pass: counts, for each key j of a tile, the queries i >= j whose window contains it.
 enum class SeenBy { right, first_key, one_less };
 __global__ void queries_of_windows(float* out, int n, int window, SeenBy mistake) {
   const int j0 = int(blockIdx.x) * 8, j = j0 + int(threadIdx.x);
@@ -123,9 +123,9 @@ template <SeenBy mistake> bool windows_back(bool bug) {
   return right;
 }
 
-// --- 32 bits ---
+// --- 32-bit overflow ---
 
-// Device memory of bytes; more than a GiB takes none on the host where it is not touched.
+// Bytes of device memory; large allocations are not committed on the host unless touched.
 struct Bytes {
   explicit Bytes(size_t n) { cudaMalloc(reinterpret_cast<void**>(&data), n); }
   ~Bytes() { cudaFree(data); }
@@ -138,7 +138,7 @@ template <class Index> __global__ void set_rows(signed char* x, Index stride) {
 }
 template <class Index> __global__ void set_last(signed char* x, Index n) { x[n - 1 - Index(threadIdx.x)] = 3; }
 template <class Function> bool in_large_memory(Function check) {
-  setenv("LOCKSTEP_FAKE_CUDA_MEMORY", "4096", 1);  // before the first call
+  setenv("LOCKSTEP_FAKE_CUDA_MEMORY", "4096", 1);  // before the first CUDA call
   constexpr int64_t row = int64_t(1) << 30, n = 2 * row + 32;
   const Bytes x(n);
   signed char got[3] = {};
@@ -156,7 +156,7 @@ bool count_in_32_bits(bool bug) {
     return bug ? start(1, 32, set_last<int>, x, int(n)) : start(1, 32, set_last<int64_t>, x, n);
   });
 }
-// The threads of the last block of a long row.
+// The last block of threads of a long row.
 template <class Index> __global__ void nearest(const float* x, float* out, Index inputs, Index outputs, Index first) {
   const Index i = first + Index(threadIdx.x);
   out[threadIdx.x] = x[i * inputs / outputs];
@@ -184,11 +184,11 @@ bool size_of_an_allocation_in_32_bits(bool bug) {
   float* x = nullptr;
   const cudaError_t code =
       cudaMalloc(reinterpret_cast<void**>(&x), bug ? unsigned(n * sizeof(float)) : n * sizeof(float));
-  if (code == cudaErrorMemoryAllocation) return true;  // which is said, and nothing is done
+  if (code == cudaErrorMemoryAllocation) return true;  // allowed: the failure is reported and nothing is done
   return start(1, 1, set_one, x, n - 1) && cudaFree(x) == cudaSuccess;
 }
 
-// Some blocks of a grid over more than 2^32 elements.
+// A grid over more than 2^32 elements, of which some blocks run.
 enum class Wide { right, block, divided, left };
 __global__ void set_columns(signed char* x, int64_t n, int64_t width, Wide mistake) {
   constexpr int each = 4;
@@ -201,7 +201,7 @@ __global__ void set_columns(signed char* x, int64_t n, int64_t width, Wide mista
   }
 }
 template <Wide mistake> bool beyond_32_bits(bool bug) {
-  if (simt::with_tsan()) return true;  // which has no addresses for it
+  if (simt::with_tsan()) return true;  // ThreadSanitizer leaves too little address space
   constexpr int64_t limit = int64_t(1) << 32, n = limit + 1001, width = 100;
   const fake::SomeBlocks some({{.5 * limit / n, .5 * limit / n}, {double(limit) / n, double(limit) / n}});
   const Bytes x(n);
@@ -220,12 +220,12 @@ template <Wide mistake> bool beyond_32_bits(bool bug) {
 struct Where {
   unsigned divisor, modulus;
 };
-// x (n) with a bias that repeats: which of them element i takes.
+// Adds a bias that repeats; `where` maps element i to its bias.
 __global__ void add_bias(const float* x, const float* bias, float* out, Where where) {
   const unsigned i = threadIdx.x;
   out[i] = x[i] + bias[i / where.divisor % where.modulus];
 }
-// right: where a shape needs it; wrong: what was written.
+// right: the mapping that the shape requires; wrong: the mapping used by the bug.
 template <unsigned n, Where right, Where wrong> bool biases(bool bug) {
   const Array x(counting(n)), bias(counting(right.modulus)), out(n);
   if (!start(1, n, add_bias, x, bias, out, bug ? wrong : right)) return false;
@@ -235,7 +235,7 @@ template <unsigned n, Where right, Where wrong> bool biases(bool bug) {
   return true;
 }
 
-// Sums of (rows, columns) along one axis: the gradient of a bias.
+// Sums a (rows, columns) matrix along one axis: the gradient of a bias.
 __global__ void sum_along(const float* x, float* out, unsigned count, unsigned step, unsigned next) {
   float sum = 0;
   for (unsigned i = 0; i < count; ++i) sum += x[threadIdx.x * next + i * step];
@@ -254,7 +254,7 @@ __global__ void copy_view(const float* x, float* out, Strides from) {
   const unsigned b = blockIdx.x, i = threadIdx.y, j = threadIdx.x;
   out[(b * blockDim.y + i) * blockDim.x + j] = x[b * from.batch + i * from.row + j * from.column];
 }
-// Of (2, 6, 8): rows 0 to 3 of columns 0 to 4, or of its transpose.
+// Views of a (2, 6, 8) array: rows 0 to 3 and columns 0 to 4, of the matrices or of their transposes.
 template <bool transposed, Strides wrong> bool views(bool bug) {
   const Strides right = transposed ? Strides{48, 1, 8} : Strides{48, 8, 1}, used = bug ? wrong : right;
   const Array x(counting(96)), out(40);
@@ -273,7 +273,7 @@ struct alignas(8) Two {
 template <class Vector> __global__ void copy_vectors(const float* x, float* out) {
   reinterpret_cast<Vector*>(out)[threadIdx.x] = reinterpret_cast<const Vector*>(x)[threadIdx.x];
 }
-template <class Vector> bool vectors(bool bug) {  // a view that begins at the second element
+template <class Vector> bool vectors(bool bug) {  // a view that starts at the second element
   const Array x(counting(33)), out(32);
   const float* const from = x + 1;
   const bool good = bug ? start(1, 32 / (sizeof(Vector) / 4), copy_vectors<Vector>, from, out)
@@ -297,7 +297,7 @@ bool doubles_behind_an_odd_number_of_floats(bool bug) {
 // --- launches ---
 
 enum class Grid { y, z, none, block_z };
-// A block walks over rows; in the grid's y or z, of which there are at most 65535, it has one.
+// Blocks loop over the rows. The bugs put one row per block in the grid's y or z, which allow at most 65535.
 __global__ void set_rows_of_blocks(float* out, unsigned rows) {
   const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
   for (unsigned i = blockIdx.x + blockIdx.y + blockIdx.z; i < rows; i += blocks) out[i] = 1;
@@ -308,7 +308,8 @@ template <Grid mistake> bool grids(bool bug) {
   const Array out(rows);
   const dim3 grid = is(Grid::y) ? dim3(1, rows) : is(Grid::z) ? dim3(1, 1, rows) : dim3(64);
   bool good = start(grid, is(Grid::block_z) ? dim3(1, 1, 65) : dim3(1), set_rows_of_blocks, out, rows);
-  if (none > 0 || is(Grid::none)) good = good && start(none, 1, set_rows_of_blocks, out, none);  // of an empty tensor
+  // the grid of an empty tensor
+  if (none > 0 || is(Grid::none)) good = good && start(none, 1, set_rows_of_blocks, out, none);
   return good && sum_of(out.get()) == rows;
 }
 

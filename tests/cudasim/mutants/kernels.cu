@@ -89,7 +89,7 @@ __global__ void copy_up_to(const float* x, float* out, unsigned n, bool bug) {
 bool one_element_too_many(bool bug) {
   const Array x(counting(100)), out(99);
   const bool good = start(2, 64, copy_up_to, x, out, 99u, bug) && out.get()[98] == 99;
-  return good;  // the bytes behind the allocation are looked at when it is freed
+  return good;  // the red zone behind the allocation is checked when it is freed
 }
 bool one_element_past_a_page(bool bug) {
   const Array x(counting(1025)), out(1024);
@@ -129,7 +129,7 @@ bool device_memory_taken_for_zero(bool bug) {
 __global__ void grid_sum(const float* x, float* out, bool bug) {
   const float sum = warp_sum(x[blockIdx.x * 32 + threadIdx.x]);
   if (threadIdx.x != 0) return;
-  if (bug) *out = *out * 0.5f + sum;  // any order of blocks gives another
+  if (bug) *out = *out * 0.5f + sum;  // the result depends on the order of blocks
   else atomicAdd(out, sum);
 }
 bool blocks_write_one_place(bool bug) {
@@ -145,7 +145,7 @@ bool blocks_write_one_place(bool bug) {
 __global__ void pass_on(const float* x, float* out, bool bug) {
   LOCKSTEP_SHARED(float, buffer, [32]);
   buffer[threadIdx.x] = x[threadIdx.x];
-  const int one = __shfl_sync(~0u, 1, 0);  // all lanes come together, but memory is not ordered by that
+  const int one = __shfl_sync(~0u, 1, 0);  // all lanes meet here, but this does not order memory
   if (!bug) __syncwarp();
   out[threadIdx.x] = buffer[(threadIdx.x + 1) % 32] * float(one);
 }

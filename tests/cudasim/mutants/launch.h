@@ -1,28 +1,30 @@
 #pragma once
-// Starting a planted bug's kernel.
+// Launching the kernel of a planted bug.
 #include <simt_cpu.h>  // tests/cudasim/
 
 #include "tests/cudasim/mutants/mutants.h"
 
 namespace mutants {
 
+/// Launches a kernel; false if the launch is refused.
 template <class... Parameters, class... Args>
 bool start(dim3 grid, dim3 block, void (*kernel)(Parameters...), const Args&... args) {
   return simt::launch("mutant", grid, block, 0, nullptr, kernel, args...) == cudaSuccess;
 }
 
-/// That a kernel may have so many bytes of dynamic shared memory, which from 48 KiB on has to be asked for.
+/// Opts the kernel in to more than 48 KiB of dynamic shared memory.
 template <class Kernel> bool ask_for(int bytes, Kernel kernel) {
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                               bytes) == cudaSuccess;
 }
 
+/// The sum over a warp, in every lane.
 __device__ inline float warp_sum(float value) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
   return value;
 }
 
-/// Device memory of whole numbers.
+/// Device memory, and copied values, as integers.
 inline int* whole(const Array& array) { return reinterpret_cast<int*>(static_cast<float*>(array)); }
 inline std::vector<int> whole(const std::vector<float>& values) {
   std::vector<int> bits(values.size());

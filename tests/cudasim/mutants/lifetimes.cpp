@@ -1,5 +1,4 @@
-// Planted bugs in when things happen and how long they live: memory and streams, events, graphs, host memory, errors
-// that nobody looks at.
+// Planted bugs in ordering and lifetimes: stream-ordered memory, events, graphs, host memory, and ignored errors.
 #include <cstdlib>
 #include <memory>
 
@@ -9,10 +8,10 @@
 namespace mutants {
 namespace {
 
-// --- memory of streams ---
+// --- stream-ordered memory ---
 
 enum class Life { right, other_stream, used_early, event_early, cached };
-// One stream makes memory and fills it, another reads it; then it is given back.
+// One stream allocates and fills memory, another one reads it; then it is freed.
 template <Life mistake> bool lives(bool bug) {
   const auto is = [=](Life which) { return bug && mistake == which; };
   return in_all_policies([&] {
@@ -20,7 +19,7 @@ template <Life mistake> bool lives(bool bug) {
     const Streams s;
     float* memory = nullptr;
     cudaMallocAsync(reinterpret_cast<void**>(&memory), bytes, s.first);
-    if (is(Life::used_early)) {  // by a stream to which it does not yet belong
+    if (is(Life::used_early)) {  // by a stream that is not ordered after the allocation
       start_scale(s.second, x, memory, 3);
       cudaEventRecord(s.ready, s.second);
       cudaStreamWaitEvent(s.first, s.ready, 0);
@@ -32,7 +31,7 @@ template <Life mistake> bool lives(bool bug) {
     if (is(Life::event_early)) cudaEventRecord(s.finished, s.second);
     start_scale(s.second, memory, out, 2);
     if (!is(Life::event_early)) cudaEventRecord(s.finished, s.second);
-    // What a cache does that gives memory to whoever comes next.
+    // Memory reused by the first stream, as by a caching allocator.
     if (!is(Life::cached)) cudaStreamWaitEvent(s.first, s.finished, 0);
     start_scale(s.first, x, memory, 100);
     start_scale(s.first, memory, more, 1);
@@ -59,7 +58,8 @@ bool one_workspace_for_two_streams(bool bug) {
 // --- events ---
 
 enum class Events { right, other_stream, overwritten, swapped };
-// The second stream makes values that the first one uses, twice; before the second time they are used once more.
+// The second stream produces values that the first one uses, twice. Before the second round the first stream uses the
+// old values again.
 template <Events mistake> bool reused(bool bug) {
   const auto is = [=](Events which) { return bug && mistake == which; };
   return in_all_policies([&] {
@@ -75,7 +75,7 @@ template <Events mistake> bool reused(bool bug) {
       if (round == 1) {
         cudaStreamSynchronize(s.first);
         if (out.get()[1] != 20) return false;
-        start_scale(s.first, half, late, 5);  // what the second stream must not overtake
+        start_scale(s.first, half, late, 5);  // the second stream must not overtake this
         cudaEventRecord(s.finished, s.first);
       }
     }
@@ -145,7 +145,7 @@ enum class Replay {
   workspace,
   destroyed
 };
-// What a graph holds on to, and what changes between two replays.
+// The objects that a graph keeps, and the inputs that change between two replays.
 template <Replay mistake> bool replays(bool bug) {
   const auto is = [=](Replay which) { return bug && mistake == which; };
   return in_all_policies([&] {
@@ -156,7 +156,8 @@ template <Replay mistake> bool replays(bool bug) {
     auto local = std::make_unique<std::vector<float>>(n, 1.0f);
     auto input = std::make_unique<Array>(n);
     cudaMalloc(reinterpret_cast<void**>(&workspace), bytes);
-    float* const number = is(Replay::overwritten) ? workspace : static_cast<float*>(rate);  // memory is used again
+    // this mistake keeps the scalar in reused memory
+    float* const number = is(Replay::overwritten) ? workspace : static_cast<float*>(rate);
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     cudaStreamBeginCapture(s.first, cudaStreamCaptureModeRelaxed);
@@ -173,8 +174,8 @@ template <Replay mistake> bool replays(bool bug) {
     if (is(Replay::pointer)) input->put(std::vector<float>(n, 1));
     good = good && cudaGraphLaunch(exec, s.first) == cudaSuccess;
     cudaStreamSynchronize(s.first);
-    // The second replay: with the next batch, another rate, all elements.
-    if (is(Replay::host_buffer)) std::swap(batch, next);  // as with two buffers by turns
+    // The second replay has the next batch, another rate and all elements.
+    if (is(Replay::host_buffer)) std::swap(batch, next);  // as with double buffering
     else std::fill_n(batch, n, 2.0f);
     if (is(Replay::pointer)) input = std::make_unique<Array>(std::vector<float>(n, 2));
     const float ten = 10, all = n;
@@ -193,7 +194,7 @@ template <Replay mistake> bool replays(bool bug) {
   });
 }
 
-// --- whose memory it is ---
+// --- ownership of memory ---
 
 enum class Host { right, argument, pinned_by_free, pinned_by_device, past_pinned, kind, set, other_device };
 template <Host mistake> bool host_memory(bool bug) {
@@ -226,7 +227,7 @@ template <Host mistake> bool host_memory(bool bug) {
   return good && sum_of(out.get()) == 0;
 }
 
-// --- given back twice ---
+// --- double frees ---
 
 enum class Twice { right, inside, owners, pinned, event, stream, graph };
 template <Twice mistake> bool given_back(bool bug) {
@@ -263,10 +264,10 @@ bool event_used_after_its_end(bool bug) {
   return good;
 }
 
-// --- errors that nobody looks at ---
+// --- ignored errors ---
 
 enum class Ignored { right, allocation, launch, capture, copy };
-// Something is refused; who looks does it in another way.
+// An operation is refused once; correct code notices and retries.
 template <Ignored mistake> bool refused(bool bug) {
   const Array x(counting(n)), out(std::vector<float>(n, 0));
   const Streams s;
@@ -286,7 +287,7 @@ template <Ignored mistake> bool refused(bool bug) {
   for (int attempt = 0; attempt < (bug ? 1 : 2) && !graph; ++attempt) {
     cudaStreamBeginCapture(s.first, cudaStreamCaptureModeRelaxed);
     start_scale(s.first, memory, out, 5);
-    if (mistake == Ignored::capture && attempt == 0) cudaStreamQuery(s.first);  // not allowed here
+    if (mistake == Ignored::capture && attempt == 0) cudaStreamQuery(s.first);  // not allowed while capturing
     cudaStreamEndCapture(s.first, &graph);
   }
   cudaGraphInstantiate(&exec, graph, 0);

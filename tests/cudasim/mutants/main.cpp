@@ -1,6 +1,6 @@
-// Runs every planted bug, each in a process of its own, and the right code beside it. Ends with "N passed, N failed".
-//   mutants             all of them
-//   mutants NAME [bug]  one in this process, to look at
+// Runs every planted bug and the correct code, each in its own process. Ends with "N passed, N failed".
+//   mutants             runs all cases
+//   mutants NAME [bug]  runs one case in this process, for debugging
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,7 +44,7 @@ Outcome in_a_child(const Case& c, bool bug, bool quiet) {
     if (quiet && !std::freopen("/dev/null", "w", stderr)) _exit(2);
     const int code = in_this_process(c, bug);
     std::fflush(nullptr);
-    std::exit(code);  // with what a sanitizer has to say at the end
+    std::exit(code);  // runs the sanitizers' checks at exit
   }
   int status = 0;
   waitpid(child, &status, 0);
@@ -58,8 +58,8 @@ int run_all(const std::vector<Case>& cases) {
   const char* const how[] = {"not caught", "wrong result or error", "report", "signal", "stuck"};
   for (const Case& c : cases) {
     const Outcome good = in_a_child(c, false, false);
-    // Where ranks are threads, the one that waits lets all devices work. One that comes late may then find made what it
-    // did not wait for, and the bug does not show. It may not hide every time.
+    // If ranks are threads, a thread that waits makes all devices advance. A late rank may then find results ready that
+    // it did not wait for, which hides the bug. It must not stay hidden in every attempt.
     const bool expected = c.caught & build;
     Outcome bad = in_a_child(c, true, true);
     for (int again = 0; again < 4 && expected && bad == Outcome::right; ++again) bad = in_a_child(c, true, true);

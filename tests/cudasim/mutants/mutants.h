@@ -1,6 +1,6 @@
 #pragma once
-// Planted bugs: each case runs right code, or with `bug` the same with one mistake. The emulator and the fake libraries
-// must let the first pass in every build, and catch the second in the builds that can.
+// Planted bugs. Each case runs correct code or, with `bug`, the same code with one mistake. The emulator and the fake
+// libraries must pass the correct code in every build, and catch the bug in the builds that can.
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -8,13 +8,16 @@
 
 namespace mutants {
 
+/// The builds of the tests, as bits.
 enum Build : unsigned { plain = 1, asan = 2, tsan = 4, every = 7 };
 
+/// A planted bug.
 struct Case {
   const char* name;
-  bool (*run)(bool bug);  ///< false, an error of the device, a signal or a sanitizer's report: caught
-  unsigned caught;        ///< the builds that must
+  bool (*run)(bool bug);  ///< false, a device error, a signal or a sanitizer's report means that the bug was caught
+  unsigned caught;        ///< the builds that must catch it
 };
+/// The cases by subject.
 std::vector<Case> kernel_cases();
 std::vector<Case> together_cases();
 std::vector<Case> turn_cases();
@@ -27,7 +30,7 @@ std::vector<Case> lifetime_cases();
 std::vector<Case> rank_cases();
 std::vector<Case> recorded_cases();
 
-/// Device memory with values.
+/// An array of floats in device memory.
 class Array {
  public:
   explicit Array(size_t n) : n_(n) { cudaMalloc(reinterpret_cast<void**>(&data_), n * sizeof(float)); }
@@ -35,6 +38,7 @@ class Array {
   ~Array() { cudaFree(data_); }
   Array(const Array&) = delete;
   operator float*() const { return data_; }
+  /// Copies values to the device, or back.
   void put(const std::vector<float>& values) {
     cudaMemcpy(data_, values.data(), n_ * sizeof(float), cudaMemcpyHostToDevice);
   }
@@ -51,11 +55,12 @@ class Array {
 
 /// 1, 2, 3, ...
 std::vector<float> counting(size_t n);
+/// The sum of the values.
 float sum_of(const std::vector<float>& values);
 
-/// Runs `check` in forward, reverse and some random orders of threads; true when it is always.
+/// Runs `check` with threads in forward, reverse and three random orders; true if it always succeeds.
 template <class Fn> bool in_all_orders(Fn check);
-/// Under every policy of streams, with 10 seeds where there is something to draw.
+/// The same under every stream policy, with 10 seeds for the random one.
 template <class Fn> bool in_all_policies(Fn check);
 
 }  // namespace mutants

@@ -1,4 +1,4 @@
-// Planted bugs in Hopper's asynchronous products: what must be fenced, waited for, and lie where descriptors say.
+// Planted bugs in Hopper's asynchronous products: fences, waits, and the layout that descriptors describe.
 #include "tensor/cuda/wgmma.h"
 #include "tests/cudasim/mutants/launch.h"
 
@@ -10,7 +10,7 @@ using namespace lockstep::on_cuda;
 
 enum class Mistake {
   right,
-  // of registers
+  // mistakes with registers
   fence,
   written_after_fence,
   wait,
@@ -21,7 +21,7 @@ enum class Mistake {
   warp,
   disagree,
   forgets,
-  // of shared memory
+  // mistakes with shared memory
   proxy,
   proxy_early,
   copy,
@@ -37,13 +37,13 @@ enum class Mistake {
   outside
 };
 
-// out (128 x 128) = x (128 x 128) y (128 x 128), 64 along k at a time: the first half of x from shared memory, the
-// second from registers.
+// out (128 x 128) = x (128 x 128) y (128 x 128), 64 along k at a time. The first half of x comes from shared memory,
+// the second from registers.
 constexpr int size = 128, half = 64;
 using Left = SwizzledTile<size, half / 16>;
 using Right = SwizzledTile<half, size / 16>;
 
-/// Begins to copy rows of `chunks` times 16 bytes.
+/// Starts copying rows of `chunks` times 16 bytes.
 template <class Z> __device__ void fill(const Z& tile, int rows, int chunks, const Half* from, bool plain) {
   for (int n = int(threadIdx.x); n < rows * chunks; n += 256) {
     const int r = n / chunks, chunk = n % chunks;

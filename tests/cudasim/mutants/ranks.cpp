@@ -1,4 +1,4 @@
-// Planted bugs in what ranks ask of NCCL, with threads and with processes as ranks.
+// Planted bugs in calls of NCCL, with threads and with processes as ranks.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ bool as_processes(const std::function<bool(const Rank&)>& body) {
   return good;
 }
 
-// Everything once, one after the other.
+// All operations, one after the other.
 bool all_collectives(const Rank& r, size_t count) {
   const Array x(values_of(r.rank)), out(2 * n);
   const auto holds = [&](size_t begin, size_t end, float value) {
@@ -110,10 +110,10 @@ bool two_ranks_on_one_device(bool bug) {
   return good == ranks;
 }
 
-// --- collectives that do not fit together ---
+// --- mismatched calls ---
 
 enum class Ask { right, order, count, type, operation, root, group, peer, size };
-// A sum, a broadcast and a message each, and what came of them.
+// A sum, a broadcast and a message, and checks of their results.
 template <Ask mistake> bool asks(bool bug) {
   return as_threads([=](const Rank& r) {
     const auto is = [=](Ask which) { return bug && r.rank == 1 && mistake == which; };
@@ -148,8 +148,8 @@ template <Two mistake> bool two_communicators(bool bug) {
     return with_comm(r.rank, more, [&](const Rank& second) {
       const Array x(values_of(r.rank)), one(2 * n), two(2 * n);
       cudaDeviceSynchronize();
-      // All on one stream: what comes first there has to come first on every rank. Or on two, and the second takes what
-      // the first one makes.
+      // Order: both collectives are on one stream, so they must have the same order on every rank. Streams: the second
+      // collective, on its own stream, reads the result of the first.
       const cudaStream_t after = mistake == Two::streams ? second.stream : r.stream;
       const auto first = [&] { return ncclAllReduce(x, one, n, ncclFloat32, ncclSum, r.comm, r.stream); };
       const auto then = [&] {
@@ -181,7 +181,7 @@ template <Two mistake> bool two_communicators(bool bug) {
 // --- buffers ---
 
 enum class Place { right, offset, total, producer, reused };
-// Each rank gathers all values, and the sums of its own half.
+// All-gather in place, then reduce-scatter.
 template <Place mistake> bool places(bool bug) {
   const auto is = [=](Place which) { return bug && mistake == which; };
   fake::set_policy(fake::Policy::lazy);
@@ -190,7 +190,7 @@ template <Place mistake> bool places(bool bug) {
     cudaStream_t producer = nullptr;
     cudaStreamCreateWithFlags(&producer, cudaStreamNonBlocking);
     cudaMemsetAsync(all, 0, 2 * n * sizeof(float), producer);
-    // In place: the own part lies where it will be.
+    // In place: the rank's own part is at its final offset.
     float* const own = all + (is(Place::offset) ? 0 : size_t(r.rank) * n);
     cudaMemcpyAsync(own, x, n * sizeof(float), cudaMemcpyDeviceToDevice, producer);
     if (!is(Place::producer)) cudaStreamSynchronize(producer);
@@ -208,10 +208,10 @@ template <Place mistake> bool places(bool bug) {
   });
 }
 
-// --- messages both ways, as stages of a pipeline send them ---
+// --- messages in both directions, as between pipeline stages ---
 
 enum class Both { right, one_stream, early, reused, freed };
-// Rank 0 sends values and gets answers; both post receives ahead of what they send.
+// Rank 0 sends values and receives answers; both ranks post receives before later sends.
 template <Both mistake> bool both_ways(bool bug) {
   const auto is = [=](Both which) { return bug && mistake == which; };
   fake::set_policy(fake::Policy::lazy);
@@ -248,7 +248,7 @@ template <Both mistake> bool both_ways(bool bug) {
         ncclRecv(to, n, ncclFloat32, other, way.comm, way.stream);
         return settled(way);
       };
-      // Two each way. Each posts its second receive before it sends what the other waits for.
+      // Two messages each way. Each rank posts its second receive before the send that the other one waits for.
       const bool put = there.rank == 0 ? send(there) && receive(first, back) && receive(then, back) && send(there)
                                        : receive(first, there) && receive(then, there) && send(back) && send(back);
       if (!put) return false;
@@ -268,7 +268,7 @@ template <Both mistake> bool both_ways(bool bug) {
 
 enum class Known { right, left_out, size, mixed, offset, early, freed, late, plain };
 
-// Memory that all ranks know of, summed where it lies.
+// Windows: symmetric memory, summed in place.
 template <Known mistake> bool windows(bool bug) {
   std::atomic<bool> closed{false};
   return as_threads([&](const Rank& r) {
@@ -290,7 +290,7 @@ template <Known mistake> bool windows(bool bug) {
     if (good) {
       cudaMemcpyAsync(place, values.data(), n * sizeof(float), cudaMemcpyHostToDevice, r.stream);
       cudaStreamSynchronize(r.stream);
-      for (int k = 0; k < 20000 && is(Known::early, 0) && !closed; ++k) usleep(100);  // the sum is not there yet
+      for (int k = 0; k < 20000 && is(Known::early, 0) && !closed; ++k) usleep(100);  // the sum is still pending
       ncclAllReduce(place, place, n, ncclFloat32, ncclSum, r.comm, r.stream);
       if (is(Known::early)) good = ncclCommWindowDeregister(r.comm, window) == ncclSuccess, closed = true;
       good = r.wait() && good;
@@ -307,10 +307,11 @@ template <Known mistake> bool windows(bool bug) {
   });
 }
 
-// --- products whose sums are made piece by piece ---
+// --- sums in pieces ---
 
 enum class Piece { early, unread, first };
-// Both halves of the values are made, and summed while the other is made; then read on the stream that made them.
+// Each half is summed while the other half is being produced; the result is read on the stream that produced the
+// values.
 template <Piece mistake> bool in_pieces(bool bug) {
   const auto is = [=](Piece which) { return bug && mistake == which; };
   fake::set_policy(fake::Policy::lazy);

@@ -1,5 +1,5 @@
 #pragma once
-// Ranks for planted bugs: threads with a communicator and a stream each.
+// Ranks for planted bugs: threads (or processes) that each have a communicator and a stream.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -11,9 +11,11 @@
 
 namespace mutants {
 
+/// Number of ranks, and elements per rank in the tests.
 inline constexpr int ranks = 2;
 inline constexpr size_t n = 100;
 
+/// A rank with its communicator and stream.
 struct Rank {
   int rank;
   ncclComm_t comm = nullptr;
@@ -21,8 +23,8 @@ struct Rank {
 
   mutable bool failed = false;
 
-  /// Waits without trusting the peers; when the communicator fails or nothing comes it is aborted, and the answer is
-  /// false.
+  /// Waits for the stream without relying on the peers. If the communicator fails or nothing arrives, aborts it and
+  /// returns false.
   bool wait() const {
     ncclResult_t code = ncclSuccess;
     for (int i = 0; i < 20000 && !failed; ++i) {
@@ -37,6 +39,7 @@ struct Rank {
   }
 };
 
+/// Runs body as this rank of a new communicator with this id; false on failure.
 inline bool with_comm(int rank, const ncclUniqueId& id, const std::function<bool(const Rank&)>& body) {
   Rank r{rank};
   cudaSetDevice(rank);
@@ -50,6 +53,7 @@ inline bool with_comm(int rank, const ncclUniqueId& id, const std::function<bool
   return good;
 }
 
+/// Runs body on all ranks, as threads; true if all succeed.
 inline bool as_threads(const std::function<bool(const Rank&)>& body) {
   ncclUniqueId id;
   ncclGetUniqueId(&id);
@@ -60,6 +64,7 @@ inline bool as_threads(const std::function<bool(const Rank&)>& body) {
   return good == ranks;
 }
 
+/// A rank's test values.
 inline std::vector<float> values_of(int rank) { return std::vector<float>(2 * n, float(rank + 1)); }
 
 }  // namespace mutants

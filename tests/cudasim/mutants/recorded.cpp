@@ -1,10 +1,10 @@
-// Planted bugs in graphs that hold collectives, with threads as ranks.
+// Planted bugs in graphs that contain collectives, with threads as ranks.
 #include "tests/cudasim/mutants/ranks.h"
 
 namespace mutants {
 namespace {
 
-/// What came of calls that NCCL puts on its stream when it likes.
+/// Waits until NCCL has put the calls on their stream; true if they succeeded.
 bool is_settled(const Rank& r) {
   ncclResult_t code = ncclInProgress;
   for (int i = 0; i < 20000 && code == ncclInProgress; ++i) ncclCommGetAsyncError(r.comm, &code);
@@ -35,7 +35,7 @@ struct Events {
 
 enum class Recording { right, outside, producer, consumer, join, asked, communicator, order, called, swapped };
 
-// x ─▶ y, sum of y over ranks on a stream beside it, or the other's y by a message, ─▶ z; replayed twice.
+// x -> y; on a stream beside it, the sum of y over ranks (or, by message, the other rank's y); -> z. Replayed twice.
 template <Recording mistake, bool by_message = false> bool records(bool bug) {
   return in_all_policies([=] {
     ncclUniqueId more;
@@ -87,7 +87,7 @@ template <Recording mistake, bool by_message = false> bool records(bool bug) {
       };
       const bool swaps = r.rank == 1;
       cudaGraphExec_t graphs[2] = {};
-      // Of two graphs, one of sums and one of the largest; or of sums both, where nothing but the other rank tells them
+      // Two graphs: one computes sums, one maxima. Or both compute sums, so that only the other rank can tell them
       // apart.
       const ncclRedOp_t second = mistake == Recording::swapped ? ncclSum : ncclMax;
       bool good = record(is(Recording::order) && swaps ? second : ncclSum, &graphs[0]) &&
@@ -108,7 +108,7 @@ template <Recording mistake, bool by_message = false> bool records(bool bug) {
       if (good) cudaDeviceSynchronize();
       for (cudaGraphExec_t graph : graphs)
         if (graph) cudaGraphExecDestroy(graph);
-      if (!good) ncclCommAbort(r.comm);  // not before graphs with its collectives are gone
+      if (!good) ncclCommAbort(r.comm);  // only after the graphs with its collectives are destroyed
       r.failed = !good;
       cudaStreamDestroy(beside);
       cudaStreamDestroy(other);

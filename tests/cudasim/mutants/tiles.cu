@@ -1,4 +1,4 @@
-// Planted bugs in copies of whole tiles: the barrier that says that they have come, places, and the map of a tensor.
+// Planted bugs in TMA copies of tiles: the barrier that reports their arrival, their destinations, and the tensor map.
 #include "tensor/cuda/wgmma.h"
 #include "tests/cudasim/mutants/launch.h"
 
@@ -10,7 +10,7 @@ using namespace lockstep::on_cuda;
 
 enum class Mistake {
   right,
-  // of the barrier
+  // mistakes with the barrier
   not_made,
   made_late,
   fence,
@@ -21,12 +21,12 @@ enum class Mistake {
   wait,
   parity,
   end,
-  // of places
+  // mistakes with the destination
   pattern,
   written,
   barrier,
   order,
-  // of the map
+  // mistakes with the map
   unaligned,
   box,
   swizzle,
@@ -37,7 +37,7 @@ enum class Mistake {
 constexpr int batch = 2, heads = 3, tokens = 40, columns = 128, rows = 16, tiles = 3, rounds = batch * heads * tiles;
 using Rows = SwizzledTile<rows, columns / 16>;
 
-// out[tile][column] = sum over rows of (row + 1) x: a tile is summed while the next one comes.
+// out[tile][column] = sum over rows of (row + 1) x. A tile is summed while the next one is copied.
 __global__ void add_rows(const __grid_constant__ TileMap x, float* out, Mistake mistake) {
   LOCKSTEP_SHARED(unsigned char, memory, [1024 + 2 * Rows::bytes]);
   LOCKSTEP_SHARED(uint64_t, barrier, [1]);
@@ -82,7 +82,7 @@ __global__ void add_rows(const __grid_constant__ TileMap x, float* out, Mistake 
 
 float value_at(int b, int h, int token, int column) { return float((b * 5 + h * 3 + token * 7 + column) % 13 - 6); }
 
-/// x lies as (B, tokens, heads, D), as packed queries do.
+/// x is laid out as (B, tokens, heads, D), as packed queries are.
 TileMap map_of(const Half* x, Mistake mistake) {
   const auto is = [&](Mistake other) { return mistake == other; };
   constexpr cuuint64_t size = 2, of_head = columns * size, of_token = heads * of_head, of_batch = tokens * of_token;

@@ -1,4 +1,4 @@
-// Planted bugs in what threads and blocks do together: barriers in loops, warps, atomics, blocks that meet in memory.
+// Planted bugs in cooperation: barriers in loops, warp operations, atomics, blocks that communicate through memory.
 #include "tests/cudasim/mutants/launch.h"
 
 namespace mutants {
@@ -7,7 +7,7 @@ namespace {
 // --- barriers ---
 
 enum class Tile { right, before_use, before_reuse, stale_edge };
-// y (n, n) = a b by tiles, the last of which are not full.
+// y (n, n) = a b in tiles; the last tiles are partial.
 __global__ void tiled_product(const float* a, const float* b, float* y, unsigned n, Tile mistake) {
   LOCKSTEP_SHARED(float, left, [8][8]);
   LOCKSTEP_SHARED(float, right, [8][8]);
@@ -49,7 +49,7 @@ __device__ float join_block(float value, float* part, bool largest, Join mistake
   if (mistake != Join::between) __syncthreads();
   return all;
 }
-// All threads get the sum of how far each value is below the largest.
+// All threads get the sum of the distances of all values from the largest one.
 __global__ void below_largest(const float* x, float* out, Join mistake) {
   LOCKSTEP_SHARED(float, part, [64]);
   LOCKSTEP_SHARED(float, all, [1]);
@@ -118,7 +118,8 @@ __global__ void neighbours(const float* x, float* out, Buffer mistake) {
   LOCKSTEP_SHARED(float, buffer, [2][64]);
   float sum = 0;
   for (unsigned round = 1; round <= 4; ++round) {
-    float* const values = buffer[mistake == Buffer::one ? 0 : round % 2];  // with two a barrier a round is enough
+    // with two buffers, one barrier per round is enough
+    float* const values = buffer[mistake == Buffer::one ? 0 : round % 2];
     values[threadIdx.x] = x[threadIdx.x] * float(round);
     if (mistake == Buffer::warp) __syncwarp();
     else __syncthreads();
@@ -163,7 +164,7 @@ bool one_shared_element_before_the_first(bool bug) {
 // --- warps ---
 
 enum class Lanes { right, two_groups, first_only, width, missing, loop, ballot };
-// Each lane gets the sum of its group of eight, and adds that of the first group.
+// Each lane gets the sum of its group of eight plus the sum of the first group.
 __global__ void group_sums(const float* x, float* out, unsigned n, Lanes mistake) {
   const unsigned t = threadIdx.x;
   float sum = t < n ? x[t] : 0;
@@ -210,7 +211,7 @@ __global__ void gather_all(const float* x, int* out, int* list, Atomic mistake) 
   else atomicAdd(out, value);
   if (mistake == Atomic::maximum) out[1] = max(out[1], value);
   else atomicMax(out + 1, value);
-  const int bits = __float_as_int(-float(value));  // of negative numbers the largest has the smallest
+  const int bits = __float_as_int(-float(value));  // for negative floats, the largest value has the smallest bits
   if (mistake == Atomic::bits) atomicMax(out + 2, bits);
   else atomicMin(out + 2, bits);
   for (int old = atomicAdd(out + 3, 0);;) {
@@ -258,7 +259,8 @@ __global__ void last_block_sums(const float* x, float* parts, unsigned* counter,
 template <Last mistake> bool last_block(bool bug) {
   const Array x(counting(128)), parts(4), counter(1);
   cudaMemset(counter, 0, sizeof(unsigned));
-  for (int launch = 0; launch < (mistake == Last::atomic ? 1 : 2); ++launch) {  // the next one counts from zero again
+  // the next launch counts from zero again
+  for (int launch = 0; launch < (mistake == Last::atomic ? 1 : 2); ++launch) {
     const Array out(1);
     if (!start(4, 32, last_block_sums, x, parts, reinterpret_cast<unsigned*>(whole(counter)), out,
                bug ? mistake : Last::right) ||
@@ -278,7 +280,7 @@ __global__ void shift(const float* x, float* out) {
 }
 __global__ void twice_and_shift(const float* x, float* middle, float* out) {
   twice(x, middle);
-  __syncthreads();  // which waits for this block only
+  __syncthreads();  // synchronises only this block
   shift(middle, out);
 }
 __global__ void add_columns(const float* x, float* out, Meet mistake) {

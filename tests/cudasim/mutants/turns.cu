@@ -1,4 +1,4 @@
-// Planted bugs in what is under way while a block works: other blocks whose turn comes before, copies to shared memory.
+// Planted bugs in waiting for concurrent work: for earlier blocks, by turns, and for asynchronous copies.
 #include "tests/cudasim/mutants/launch.h"
 
 namespace mutants {
@@ -7,7 +7,7 @@ namespace {
 // --- blocks that wait for each other ---
 
 enum class Turn { right, wait, acquire, lanes, release, place, pass };
-// Each block doubles what the one before it left, lane by lane from the other end, and adds its own.
+// Each block doubles the values of the block before it, with the lanes reversed, and adds its own.
 __global__ void add_in_turns(const float* x, float* sums, unsigned* counters, Turn mistake) {
   LOCKSTEP_SHARED(unsigned, ticket, [1]);
   const unsigned t = threadIdx.x;
@@ -39,7 +39,7 @@ template <Turn mistake> bool turns(bool bug) {
   });
 }
 
-// --- copies that arrive later ---
+// --- asynchronous copies ---
 
 enum class Stage { right, wait, barrier, one, ahead, place };
 __global__ void sum_of_stages(const float* x, float* out, Stage mistake) {
