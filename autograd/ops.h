@@ -63,7 +63,7 @@ inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool ke
 }
 
 // --- matrix products (ops_matmul.cpp) ---
-/// activation(x w^T + bias), one kernel where the backend has it: x (..., in), w (out, in), bias (out) or undefined.
+/// activation(x w^T + bias) in one kernel call: x (..., in), w (out, in), bias (out) or undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {},
                 Activation activation = Activation::none);
 /// residual + linear(x, w, bias). When residual has the shape, dtype and device of the result, it is one product: the
