@@ -146,8 +146,8 @@ struct Variable::Impl {
     if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
   bool is_shared() const { return refs_.load(std::memory_order_acquire) > 1; }  ///< True if there are several handles.
-  static void* operator new(size_t bytes);  ///< Allocates from the free lists of node.cpp.
-  static void operator delete(void* impl, size_t bytes);
+  static void* operator new(size_t bytes);                ///< Allocates from the free lists of node.cpp.
+  static void operator delete(void* impl, size_t bytes);  ///< Returns the block to the free list.
 
  private:
   std::atomic<int> refs_{0};
