@@ -9,7 +9,6 @@
 //
 // While no trace is written, a scope costs one relaxed load. Records are written as they end, so memory does not grow.
 // The file of a killed process lacks at most its last second: Chrome's format needs no end.
-// and a file whose process was killed is whole but for the last second: Chrome's format needs no end.
 #include <array>
 #include <atomic>
 #include <concepts>
