@@ -154,8 +154,8 @@ template <class T> class Rows {
   }
 
   /// Transforms one row as a matrix n1 x n2: number j1 n2 + j2 of the input, k1 + n1 k2 of the output. `between` holds
-  /// blocks of w values of k1, each with its numbers in the order of j2. If there are many rows, the caller passes scratch
-  /// in `own`, and a row is not split over threads.
+  /// blocks of w values of k1, each with its numbers in the order of j2. If there are many rows, the caller passes
+  /// scratch in `own`, and a row is not split over threads.
   void run_long(const Number* x, Number* y, Lanes<T>* between, Lanes<T>* own, bool inverse, T scale) const {
     const int64_t n1 = n1_, n2 = n2_, most = own ? n1 + n2 : std::max<int64_t>(1, grain / (w * std::max(n1, n2)));
     parallel_for(ceil_div(n2, w), most, [&](int64_t begin, int64_t end) {

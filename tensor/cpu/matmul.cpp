@@ -189,7 +189,7 @@ template <class T, class In, class Out = In> struct Products {
   }
 };
 
-/// Of whole numbers, which wrap around: out's rows from b's, which lie in runs.
+/// Products of integers, which wrap around. A row of out is a sum of rows of b, which are contiguous.
 template <class T> void whole_products(const Tensor& a, const Tensor& b, Tensor& out) {
   using U = std::make_unsigned_t<T>;
   const int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
@@ -216,7 +216,8 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bia
   if (!is_floating(out.dtype()))
     return dispatch<int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "matmul",
                                                        [&]<class T> { whole_products<T>(a, b, out); });
-  // In other memory, c is added behind the product; times beta, and in out, it is where the product begins.
+  // With beta 1 and in other memory, c is added after the product. Otherwise out holds c, and the product starts from
+  // beta * out.
   const bool behind = args.beta == 1 && c.raw_data() != out.raw_data();
   const Tensor added = behind ? c : Tensor();
   if (args.beta != 0 && !behind && c.raw_data() != out.raw_data()) out.copy_(c);
@@ -229,7 +230,7 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bia
     return Products<float, BFloat16, float>{a, b, added, bias, pre, out, args}.matrices();
   if (out.dtype() == f32) return run.operator()<float>(a, b, bias, pre, out);
   LOCKSTEP_CHECK(out.dtype() == f16 || out.dtype() == bf16, "[matmul] expected a floating dtype, got ", out.dtype());
-  // In f32, rounded once.
+  // Computed in f32 and rounded once.
   const Tensor wide = args.beta != 0 && !behind ? out.to(f32) : Tensor(),
                shift = bias.defined() ? bias.to(f32) : Tensor();
   if (out.dtype() == f16) Products<float, Half>{a, b, added, shift, pre, out, args, {}, wide}.matrices();
