@@ -29,7 +29,7 @@ constexpr const char* const by_rows_name = "linear_cross_entropy";
 // operations per row and weight element, must outweigh that: chunks of 256 to 352 rows take 3 to 9 % longer than all
 // rows at once, chunks of 512 do not.
 constexpr int64_t chunk_logits = int64_t(24) << 20, least_rows = 512, multiple_of_rows = 16;
-// larger chunks on devices: 512 rows are bound by traffic of the weight's f32 gradient
+// Factor of the chunk size on devices: with 512 rows, reading and writing the weight's f32 gradient is the bound.
 constexpr int64_t by_device = 4;
 constexpr double f16_seed = 4096;  // gradient scale: 1 / 50257 is not a normal number of f16
 

@@ -208,8 +208,8 @@ void give_norm(const RecordedBackward& back, const Saved& x, const Saved& weight
 
 namespace {
 
-/// The gradient of a dropped branch, computed by the norm behind the sum in the same kernel (add_norm), for the node of
-/// the sum. It belongs to the gradient `of` the sum with this version.
+/// The gradient of the branch with dropout, which the norm's kernel computed along with its own (add_norm). The node of
+/// the sum takes `value` if its own gradient still is `of`, at this version.
 struct Dropped {
   Tensor of, value;
   uint32_t version = 0;

@@ -49,7 +49,7 @@ class Backward {
   /// The derivative of the unary operation that computed input i, when this node is its only consumer and no hook reads
   /// its gradient; else null. The caller must then apply it to the gradient before give().
   const UnaryGrad* fold(int i) const;
-  const Tensor& input(int i, const Saved& saved) const;       // the saved input i; Error if changed in place
+  const Tensor& input(int i, const Saved& saved) const;       ///< the saved input i; Error if changed in place
   const Tensor& output(const Saved& saved, int i = 0) const;  ///< the saved output i; Error if changed in place
 
  private:
@@ -70,7 +70,7 @@ class Node {
       bool looks = true;  // false for before_backward(): does not read the gradient
     };
     std::unique_ptr<std::vector<Hook>> hooks;
-    int add_hook(Hook hook);  // returns the hook's id
+    int add_hook(Hook hook);  ///< returns the hook's id
     void run_hooks();         ///< lets each hook see and replace `grad`
   };
 
@@ -96,7 +96,7 @@ class Node {
   void release() {  ///< drops a reference; the last one destroys the node
     if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy(this);
   }
-  static void* operator new(size_t bytes);                // from a free list: every operation allocates a node
+  static void* operator new(size_t bytes);                ///< from a free list: every operation allocates a node
   static void operator delete(void* node, size_t bytes);  ///< back to the free list
 
  protected:

@@ -156,7 +156,7 @@ struct Variable::Impl {
 /// Prints the tensor, then "requires grad" or the name of the operation that computed it.
 std::ostream& operator<<(std::ostream& out, const Variable& variable);
 
-/// While it lives, operations of this thread are not recorded. (enabled = true: they are, see EnableGrad.)
+/// While it lives, operations of this thread are not recorded. (With `enabled` they are: see EnableGrad.)
 class NoGrad {
  public:
   /// Sets recording for this thread until the destructor restores it.

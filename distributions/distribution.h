@@ -75,7 +75,7 @@ Tensor is_finite(const Tensor& x);             ///< true unless NaN
 TensorOptions options_of(const Variable& x);   ///< dtype and device of x
 /// 16-bit floats as f32: samples, and sums over classes, are computed in f32 or f64 and rounded once.
 Variable wide(const Variable& x);
-/// x log y, and 0 where x is 0 and y <= 0.
+/// x log y, and 0 where x is 0, also for y <= 0.
 Variable x_log_y(const Variable& x, const Variable& y);
 /// Logarithms of samples of Gamma(shape, rate 1), in f64, differentiable with respect to `shape`.
 Variable log_gamma_variates(const Variable& shape);

@@ -19,7 +19,7 @@
 namespace lockstep::trace {
 namespace {
 
-// A buffer of this many bytes is written to the file, also after longest_held.
+// The buffer is written to the file when it holds this many bytes, or after longest_held.
 constexpr size_t most_held = 64 << 10;
 constexpr int64_t longest_held = 1'000'000'000;  // nanoseconds
 constexpr int64_t kept_free = 4 << 10;           // bytes of the limit that the last record and the end may use
@@ -183,7 +183,7 @@ void Sink::note(std::string_view name, std::string_view json) {
                            ",\"tid\":0,\"ts\":", time(now()), ",\"args\":");
   (record += json) += '}';
   for (char& c : record)     // one line per record
-    if (c == '\n') c = ' ';  // a record is a line
+    if (c == '\n') c = ' ';  // one line per record
   put(record);
   flush();
 }

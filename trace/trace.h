@@ -130,7 +130,7 @@ class Scope {
 /// One training step. At its end it records the memory ledger of `device` and flushes the buffers.
 class Step {
  public:
-  /// `number` of the step.
+  /// Begins the record of step `number`.
   explicit Step(int64_t number, Device device = cpu)
       : device_(device), scope_("step", Category::step, {{"step", number}}, number) {}
   ~Step();
@@ -160,7 +160,7 @@ int rank_of_thread();
 /// and must not run at the same time; with the name "" every thread has its own row.
 class ThreadScope {
  public:
-  ThreadScope(int rank, const char* name);  ///< until the destructor
+  ThreadScope(int rank, const char* name);  ///< sets both until the destructor
   ~ThreadScope();
   ThreadScope(const ThreadScope&) = delete;
 };

@@ -24,8 +24,8 @@ namespace lockstep::on_cpu {
 namespace {
 
 constexpr int64_t depth_bytes = 2048;               // per row of a sliver of a: the sliver stays in L1
-constexpr int64_t shared_bytes = int64_t(2) << 20;  // of packed b with more than one block of k
-constexpr int64_t columns_limit = 1536;             // of packed b, unless k is short
+constexpr int64_t shared_bytes = int64_t(2) << 20;  // size of packed b that covers more than one block of k
+constexpr int64_t columns_limit = 1536;             // columns of packed b, unless k is short
 constexpr int64_t fork_work = 1 << 18;              // multiplications that justify a thread
 constexpr int64_t fork_reads = 1 << 15;             // numbers read from memory that justify a thread
 

@@ -24,7 +24,7 @@
 #define LOCKSTEP_PAIRS 1
 #define LOCKSTEP_FOR_PAIRS gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
 
-#if !defined(__clang__)  // warnings about its own intrinsics
+#if !defined(__clang__)  // g++ warns about its own intrinsics
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif

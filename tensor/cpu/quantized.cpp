@@ -59,7 +59,7 @@ void finish(Activation activation, float* at, int64_t rows, int64_t n, int64_t l
   }
 }
 
-/// x with rows of `width` = 32 groups numbers; zeros behind `in`.
+/// x with its rows padded with zeros to `width` numbers, a whole number of groups.
 Tensor padded(const Tensor& x, int64_t width) {
   if (x.size(1) == width) return x;
   Tensor wide = zeros({x.size(0), width}, {.device = cpu});

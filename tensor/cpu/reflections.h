@@ -16,7 +16,7 @@ namespace lockstep::on_cpu {
 template <class T> using Dense = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;  ///< a matrix
 template <class T> using Column = Eigen::Matrix<T, Eigen::Dynamic, 1>;              ///< a column vector
 template <class T> using Part = Eigen::Ref<Dense<T>, 0, Eigen::OuterStride<>>;      ///< a part of a matrix
-/// a part of a matrix, to read
+/// A part of a matrix, read-only.
 template <class T> using Reading = Eigen::Ref<const Dense<T>, 0, Eigen::OuterStride<>>;
 
 // The products that all code here is composed of, so that the compiler sees each once.
