@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-inline constexpr int64_t fp8_multiple = 16;  ///< sizes must be multiples of it: what cuBLASLt multiplies
+inline constexpr int64_t fp8_multiple = 16;  ///< sizes must be multiples of it, as cuBLASLt requires
 
 /// The three tensors that a linear map casts, each with its own scale.
 enum class Fp8Role : uint8_t { input, weight, gradient };

@@ -108,7 +108,7 @@ struct TripletDistanceOptions {
   double margin = 1;
   bool swap = false;
 };
-/// triplet_margin_loss() with a distance of the caller's.
+/// triplet_margin_loss() with a distance function given by the caller.
 Variable triplet_margin_with_distance_loss(const Variable& anchor, const Variable& positive, const Variable& negative,
                                            const TripletDistanceOptions& options = {},
                                            Reduction reduction = Reduction::mean);

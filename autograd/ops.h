@@ -45,7 +45,7 @@ struct VariableIndices {
   Variable values;
   Tensor indices;
 };
-/// of equal values the first one gets the gradient
+/// Maxima along `dim`; of equal values the first one gets the gradient.
 VariableIndices max(const Variable& x, int64_t dim, bool keepdim = false);
 /// Minima along `dim`; of equal values the first one gets the gradient.
 VariableIndices min(const Variable& x, int64_t dim, bool keepdim = false);
@@ -57,7 +57,7 @@ VariableIndices topk(const Variable& x, int64_t k, int64_t dim = -1, bool larges
 inline Tensor argmax(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) {
   return argmax(x.tensor(), dim, keepdim);
 }
-/// Position of the minimum, in the same way.
+/// Position of the minimum along `dim`, or in the flattened tensor without `dim`. Not differentiable.
 inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) {
   return argmin(x.tensor(), dim, keepdim);
 }

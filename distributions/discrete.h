@@ -17,7 +17,7 @@ class Bernoulli : public Distribution {
   Variable entropy() const override;
   Variable mean() const override { return probs; }
   Variable variance() const override { return probs * (1.0 - probs); }
-  Variable probs, logits;  ///< (batch...)
+  Variable probs, logits;  ///< both (batch...)
 
  private:
   Variable draw(const Shape& shape) const override;

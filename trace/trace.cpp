@@ -136,7 +136,7 @@ void start(const std::string& path, const Options& asked) {
     s.generation.fetch_add(1, std::memory_order_release);
     if (detail::active.fetch_add(1) == 0) kernel_observer = &observer;
   }
-  here();  // makes this thread the first row
+  here();  // gives this thread the first row
 }
 
 void stop() {

@@ -23,7 +23,7 @@
 
 namespace lockstep::trace {
 
-/// The subject of a record, by which readers of traces group.
+/// The subject of a record. Readers of traces group records by it.
 enum class Category : uint8_t {
   step,
   forward,
@@ -57,8 +57,8 @@ struct Arg {
 using Args = std::initializer_list<Arg>;  ///< values attached to a record
 inline constexpr size_t most_args = 6;    ///< further ones are dropped
 
-/// A row for work that does not belong to one thread, such as the collectives of a group. Appears once a record is on
-/// it.
+/// A row for work that does not belong to one thread, such as the collectives of a group. Shown once something is
+/// recorded on it.
 class Row {
  public:
   /// `rank`: rank of the job, needed in processes that run several.

@@ -103,7 +103,7 @@ template <class T> struct Forward {
   void pack(const Block<A>& block, const RowBlock& at, int64_t j0, int64_t keys) const {
     for (int64_t part = 0; part < tile_keys; part += block_tokens) {
       const int64_t count = std::min(block_tokens, keys - part), j = j0 + part;
-      const bool any = count > 0;  // no keys left: packs zeros
+      const bool any = count > 0;  // false: no keys left, packs zeros
       const int64_t b = table.empty() || !any ? at.b : table[size_t(j / block_tokens)];
       const int64_t t = table.empty() || !any ? j : j % block_tokens;
       pack_transposed(any ? k.row(b, at.g, t) : k.data, k.token, count, plan.width, block.key + part, block_tokens);

@@ -32,7 +32,7 @@ struct Sweep {
   std::vector<Turn> left, right;  // for u and for v
 };
 
-/// Rotates `lanes` vectors of rows of all columns. The column between two rotations stays in registers.
+/// Rotates `lanes` vectors of rows, in all columns. The column between two rotations stays in registers.
 template <class T, int lanes> void turn_rows(Lanes<T>* at, const std::vector<Turn>& turns) {
   Lanes<T> kept[lanes];
 #pragma GCC unroll 4

@@ -193,7 +193,7 @@ template <class T> class Columns {
     for (int64_t k = 0; k < n_; ++k) x[k] = x[k] * chirp_[size_t(k)];
     for (int64_t k = n_; k < m_; ++k) x[k] = Lanes<T>();
     Lanes<T>* at = run_passes(x, y);
-    // The inverse transform is the forward one with parts swapped before and after.
+    // The inverse transform is the forward one with real and imaginary parts swapped before and after.
     for (int64_t k = 0; k < m_; ++k) at[k] = swapped(at[k] * spectrum_[size_t(k)]);
     at = run_passes(at, at == x ? y : x);
     for (int64_t k = 0; k < n_; ++k) at[k] = swapped(at[k]) * chirp_[size_t(k)];

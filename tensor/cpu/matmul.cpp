@@ -216,8 +216,8 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bia
   if (!is_floating(out.dtype()))
     return dispatch<int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "matmul",
                                                        [&]<class T> { whole_products<T>(a, b, out); });
-  // With beta 1 and in other memory, c is added after the product. Otherwise out holds c, and the product starts from
-  // beta * out.
+  // If c is in other memory and beta is 1, c is added after the product. Otherwise c is copied to out first, and the
+  // product starts from beta * out.
   const bool behind = args.beta == 1 && c.raw_data() != out.raw_data();
   const Tensor added = behind ? c : Tensor();
   if (args.beta != 0 && !behind && c.raw_data() != out.raw_data()) out.copy_(c);

@@ -148,8 +148,8 @@ template <class T> struct Pass {
     }
   }
 
-  /// The gradient of cell(). d: the gradient of h; receives what reaches the h before without passing the hidden
-  /// product. dc is the same for c. to, to_hidden: the gradients of the gates.
+  /// The gradient of cell(). d: the gradient of h; receives the part that reaches the previous h directly, not through
+  /// the hidden product. dc is the same for c. to, to_hidden: the gradients of the gates.
   void cell_grad(int64_t n, const T* g, const T* h_old, const T* c_old, const T* fresh, const T* c, T* d, T* dc, T* to,
                  T* to_hidden) const {
     const int64_t H = hidden;

@@ -92,7 +92,8 @@ struct All {
 
 template <class A> using Total = std::conditional_t<std::is_integral_v<A>, int64_t, double>;
 
-// The x of a loop. Everything but a contiguous run of A is converted into a buffer, so that one loop serves all dtypes.
+// The elements of x that a loop reads. Everything but a contiguous run of A is first converted into a buffer, so that
+// one loop serves all dtypes.
 template <class A> struct Source {
   const std::byte* data;
   int64_t bytes;  // of one element

@@ -184,7 +184,7 @@ template <class T> Dense<T> product_below(const Dense<T>& reflections, const Col
   return q;
 }
 
-/// q T q^T with a tridiagonal T, of a symmetric matrix given by both triangles (as LAPACK's latrd).
+/// Reduction of a symmetric matrix, given by both triangles, to q T q^T with a tridiagonal T (as LAPACK's latrd).
 template <class T> struct Tridiagonal {
   Column<T> d, e, tau;
   Dense<T> v;  // reflections, one per column

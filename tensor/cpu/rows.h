@@ -9,7 +9,7 @@
 
 namespace lockstep::on_cpu {
 
-inline constexpr int64_t row_block = 64;  // rows in a block: a sum over rows adds each block first
+inline constexpr int64_t row_block = 64;  // rows per block; a sum over rows adds up each block first
 
 /// Rows that justify a thread.
 inline int64_t row_grain(int64_t columns) { return std::max<int64_t>(1, grain / std::max<int64_t>(columns, 1)); }

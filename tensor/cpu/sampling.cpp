@@ -106,8 +106,8 @@ double slope_of_large(double a, double x) {
   return 1 + z / (2 * root) - z * (z2 - 7) / (72 * a * root) + (3 * z2 * z2 + 7 * z2 - 16) / (810 * a * a);
 }
 
-/// d log x / d a at a constant incomplete gamma function P(a, x): differentiates S in P = x^a e^-x / Gamma(a) S, or in
-/// 1 - P, with the factor in front divided out.
+/// d log x / d a at constant P(a, x), the regularised incomplete gamma function: -(dP / da) / (dP / d log x). With
+/// P = F S, or 1 - P = F S, for F = x^a e^-x / Gamma(a) = dP / d log x, the factor F cancels.
 double log_gamma_slope(double a, double log_x) {
   if (!(a > 0) || std::isnan(log_x)) return std::numeric_limits<double>::quiet_NaN();
   const double x = std::exp(log_x);
