@@ -108,7 +108,7 @@ struct GridSampler {
     return sum;
   }
 
-  /// The four weights of Keys' cubic kernel (a = -0.75) for a position `rest` behind a pixel.
+  /// The four weights of Keys' cubic kernel (a = -0.75) for a position at distance `rest` after a pixel.
   static std::array<Variable, 4> cubic_weights(const Variable& rest) {
     constexpr double a = -0.75;
     const auto near = [](const Variable& t) { return (t * (a + 2) - (a + 3)) * t * t + 1; };

@@ -182,7 +182,7 @@ void Sink::note(std::string_view name, std::string_view json) {
   std::string record = str("{\"name\":", quoted(name), ",\"ph\":\"M\",\"pid\":", rank(),
                            ",\"tid\":0,\"ts\":", time(now()), ",\"args\":");
   (record += json) += '}';
-  for (char& c : record)     // one line per record
+  for (char& c : record)
     if (c == '\n') c = ' ';  // one line per record
   put(record);
   flush();

@@ -3,7 +3,7 @@
 // https://ui.perfetto.dev.
 //
 //   trace::start("traces");                    // writes traces/rank-0.json; with several ranks: dist::start_trace()
-//   { const trace::Scope scope("load"); ... }  // recorded beside Lockstep's own operations, collectives, steps, ...
+//   { const trace::Scope scope("load"); ... }  // in addition to Lockstep's own operations, collectives, steps, ...
 //   trace::counter("queue", {{"batches", 3}});
 //   trace::stop();
 //

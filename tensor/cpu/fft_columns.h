@@ -144,7 +144,7 @@ inline int64_t without_small(int64_t n, int largest = 13) {
   return n;
 }
 
-/// The smallest length from n on with no prime factor above 5, for convolutions.
+/// The smallest length >= n with no prime factor above 5, for convolutions.
 inline int64_t smooth_at_least(int64_t n) {
   while (without_small(n, 5) != 1) ++n;
   return n;

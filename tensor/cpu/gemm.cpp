@@ -159,7 +159,7 @@ template <class K> struct Product {
   T* c;  // null with plan.strips
   const Finish<T>& finish;
   Blocking<K> plan;
-  // For each block of k, slivers of `wide` columns; behind them the buffers of each thread.
+  // For each block of k, slivers of `wide` columns; followed by the buffers of each thread.
   Packed* packed_b;
 
   int64_t end() const { return ceil_div(k, together); }  // of k, in elements of a sliver

@@ -96,7 +96,7 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
 }
 
 /// Copies `count` lines of `numbers` numbers into slivers of `width` lines, out[line / width][pair][line % width], with
-/// zeros for what is missing. One of `apart` and `step` is 1. May write up to a vector behind the last sliver.
+/// zeros for what is missing. One of `apart` and `step` is 1. May write up to a vector past the last sliver.
 template <int width>
 [[LOCKSTEP_FOR_PAIRS]] void pack_pairs(const BFloat16* in, int64_t apart, int64_t step, int64_t count, int64_t numbers,
                                        uint32_t* out) {

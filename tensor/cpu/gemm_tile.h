@@ -45,7 +45,7 @@ template <int width, class T, class In>
 }
 
 /// Copies `count` lines of length `depth` into slivers of `width` lines, out[line / width][p][line % width], with zeros
-/// for missing lines. Element p of a line is in[line * apart + p * step]. May write up to a vector behind the last
+/// for missing lines. Element p of a line is in[line * apart + p * step]. May write up to a vector past the last
 /// sliver.
 template <int width, class T, class In>
 void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t depth, T* out) {

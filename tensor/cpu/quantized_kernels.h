@@ -31,8 +31,8 @@ inline constexpr int64_t depth_of_tiles = 512;  ///< k in one block of many()
 /// largest numbers of rows and of outputs that few() computes together
 inline constexpr int most_rows = 6, most_columns = 4;
 
-/// A set of kernels. out (rows x columns [o0, o1) of w) is at out + r * ld + o. x has rows of 32 groups numbers, zeros
-/// behind `in`.
+/// A set of kernels. out (rows x columns [o0, o1) of w) is at out + r * ld + o. x has rows of 32 * groups numbers,
+/// with zeros after `in`.
 struct QuantizedKernels {
   const char* name;  ///< see quantized_paths()
   bool (*works)();   ///< true if this processor can run it
