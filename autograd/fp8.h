@@ -21,7 +21,7 @@ struct Fp8Scales {
     Fp8Format format;
     /// f32 of one element; constant between a forward and its backward. scale_inv is 1 / scale.
     Tensor scale, scale_inv;
-    Tensor amax;  ///< largest absolute value of the cast, written if defined
+    Tensor amax;  ///< becomes max(amax, largest |x| of the cast); undefined: not recorded
   };
   std::array<Of, 3> of;
   bool notes = true;  ///< the forward records amax; the backward always does
