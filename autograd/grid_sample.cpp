@@ -58,8 +58,8 @@ struct GridSampler {
     for (size_t d = 0; d < at.size(); ++d) {
       const Tensor& t = at[d];
       const double last = double(sizes[d] - 1);
-      const Tensor out =
-          logical_not(logical_and(ge(t, number_like(0, t)), le(t, number_like(last, t))));  // true for NaN too
+      // True for NaN too.
+      const Tensor out = logical_not(logical_and(ge(t, number_like(0, t)), le(t, number_like(last, t))));
       const Tensor whole = masked_fill(t, out, 0).to(i64);
       index = d == 0 ? whole : add(mul_scalar(index, sizes[d]), whole);
       outside = d == 0 ? out : logical_or(outside, out);

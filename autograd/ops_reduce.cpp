@@ -73,8 +73,8 @@ Variable extreme(const char* name, const Variable& x, const Dims& dims, Tensor o
     const Tensor& values = x.get(name);
     const Shape& shape = values.shape();
     const Tensor at = eq(values, put_back(out.get(name), shape, dims));
-    const Tensor ties =
-        sum(at, dims, true).to(size_of(values.dtype()) == 2 ? f32 : values.dtype());  // f16 cannot count all ties
+    // In f32, because f16 cannot count all ties.
+    const Tensor ties = sum(at, dims, true).to(size_of(values.dtype()) == 2 ? f32 : values.dtype());
     const auto share = div(put_back(back.grad(), shape, dims).to(ties.dtype()), ties).to(values.dtype());
     back.give(0, mul(at.to(values.dtype()), share));
   });

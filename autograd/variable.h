@@ -107,8 +107,8 @@ class Variable {
   Variable unsqueeze(int64_t dim) const;      ///< Inserts a dim of size 1 at `dim`.
   /// The diagonal of dim1 and dim2, as the last dim.
   Variable diagonal(int64_t offset = 0, int64_t dim1 = 0, int64_t dim2 = 1) const;
-  std::vector<Variable> chunk(int64_t chunks,
-                              int64_t dim = 0) const;  ///< At most `chunks` equal parts; the last may be smaller.
+  /// Splits `dim` into at most `chunks` equal parts; the last one may be smaller.
+  std::vector<Variable> chunk(int64_t chunks, int64_t dim = 0) const;
   /// Splits `dim` into parts of `size`; the last one may be smaller.
   std::vector<Variable> split(int64_t size, int64_t dim = 0) const;
   /// Splits `dim` into parts of the given sizes.

@@ -143,7 +143,8 @@ std::shared_ptr<const Primitive> plan_for(const Problem& problem) {
   try {
     plan = std::make_shared<const Primitive>(make_plan(problem));
   } catch (const dnnl::error&) {
-    plan = std::make_shared<const Primitive>();  // oneDNN has no kernel: cached too, so that conv.cpp computes it
+    // oneDNN has no kernel for this problem. That is cached too, and conv.cpp computes it.
+    plan = std::make_shared<const Primitive>();
   }
   cache.order.emplace_front(key, plan);
   cache.places[key] = cache.order.begin();

@@ -116,9 +116,9 @@ void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict
   for (int64_t p = 0; p < depth; ++p, a += step, b += tile_columns<T>) {
     Vector<T> line[vectors];
     if constexpr (vector_registers >= 32) {
-      if constexpr (packed) __builtin_prefetch(a + 16 * tile_rows<T>);  // from L1 or L2
-      for (int j = 0; j < tile_columns<T>; j += 64 / int(sizeof(T)))
-        __builtin_prefetch(b + 8 * tile_columns<T> + j);  // from L2
+      // a comes from L1 or L2, b from L2.
+      if constexpr (packed) __builtin_prefetch(a + 16 * tile_rows<T>);
+      for (int j = 0; j < tile_columns<T>; j += 64 / int(sizeof(T))) __builtin_prefetch(b + 8 * tile_columns<T> + j);
     }
 #pragma GCC unroll 3
     for (int j = 0; j < vectors; ++j) {

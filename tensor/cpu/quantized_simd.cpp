@@ -216,10 +216,8 @@ LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x,
     }
 }
 
-bool works() {
-  return __builtin_cpu_supports("avx2") &&
-         __builtin_cpu_supports("fma");  // implies F16C, which not all compilers can query
-}
+// FMA implies F16C, which not all compilers can query.
+bool works() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 #include "tensor/cpu/quantized_dots.inc"
 
 }  // namespace

@@ -37,9 +37,8 @@ template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) { 
 // The type in which values are compared.
 template <class T> using Compared = std::conditional_t<std::is_integral_v<T>, T, Acc<T>>;
 
-template <bool largest, class C> bool better(C a, C b) {  // strictly; NaN is better than any number
-  return (largest ? a > b : a < b) | ((a != a) & (b == b));
-}
+// Strictly better; NaN is better than any number.
+template <bool largest, class C> bool better(C a, C b) { return (largest ? a > b : a < b) | ((a != a) & (b == b)); }
 
 // The index of the first best value of p[0 .. n). The best of each block is found in lanes; then one block is searched.
 template <bool largest, class T> int64_t best_of_run(const T* p, int64_t n) {
@@ -184,8 +183,8 @@ void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, SortKey<T>
       if (below == 0) continue;
     }
     for (int64_t i = 0; i < length; ++i) {
-      if (!full || keys[i] < limit)
-        entries.push_back({keys[i], uint32_t(first + i)});  // an equal key comes later, so it loses
+      // An equal key comes later, so it loses.
+      if (!full || keys[i] < limit) entries.push_back({keys[i], uint32_t(first + i)});
     }
     if (entries.size() >= capacity) cut();
   }
