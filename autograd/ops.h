@@ -163,9 +163,8 @@ int64_t linear_cross_entropy_rows(int64_t classes, Device device = cpu);
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});
 /// (x - target)^2. Shapes must agree.
 Variable mse_loss(const Variable& x, const Variable& target, Reduction reduction = Reduction::mean);
-/
-    /// |x - target|.
-    Variable l1_loss(const Variable& x, const Variable& target, Reduction reduction = Reduction::mean);
+/// |x - target|.
+Variable l1_loss(const Variable& x, const Variable& target, Reduction reduction = Reduction::mean);
 /// (x - target)^2 / (2 beta) where |x - target| < beta, else |x - target| - beta / 2. Girshick, 2015.
 Variable smooth_l1_loss(const Variable& x, const Variable& target, double beta = 1,
                         Reduction reduction = Reduction::mean);
