@@ -1,4 +1,4 @@
-// Which parameters are shared by ranks, and how these agree on a number: see agreed.h.
+// The table of parameters that ranks share, and the mean that they agree on. See agreed.h.
 #include "autograd/agreed.h"
 
 #include <mutex>

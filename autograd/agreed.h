@@ -1,6 +1,6 @@
 #pragma once
-// Decisions about parameters of which several ranks keep a copy: a line search or a plateau must come to the same
-// result on all of them, so no rank decides by a number of its own.
+// Decisions about parameters that several ranks hold copies of. A line search or a plateau must reach the same result
+// on all of them, so no rank decides by its own number alone.
 #include <functional>
 #include <memory>
 #include <vector>
@@ -9,12 +9,13 @@
 
 namespace lockstep {
 
-/// The mean of a number over some ranks, called by all of them. `what` is its name in messages.
+/// Averages a number over some ranks; called by all of them. `what` names the number in error messages.
 using MeanOverRanks = std::function<double(double value, const char* what)>;
 
-/// While it lives, agreed() of these parameters takes this mean. Made by whatever reduces gradients over ranks.
+/// While it lives, agreed() uses this mean for these parameters. Created by whatever reduces gradients over ranks.
 class SharedParameters {
  public:
+  /// Registers `mean` for `parameters`.
   SharedParameters(const std::vector<Variable>& parameters, MeanOverRanks mean);
   ~SharedParameters();
   SharedParameters(const SharedParameters&) = delete;
@@ -23,11 +24,11 @@ class SharedParameters {
   std::vector<Variable> parameters_;
   std::shared_ptr<const MeanOverRanks> mean_;
 };
-/// Null where nobody shares it.
+/// The mean registered for a parameter, or null.
 std::shared_ptr<const MeanOverRanks> mean_over_ranks(const Variable& parameter);
 
-/// The mean over the ranks that share any of the parameters (DistributedDataParallel, ZeRO), called by all of them; the
-/// value itself where nobody shares them.
+/// `value` averaged over the ranks that share any of the parameters (DistributedDataParallel, ZeRO); all of them must
+/// call. Returns `value` itself when no parameter is shared.
 double agreed(const std::vector<Variable>& parameters, double value, const char* what);
 
 }  // namespace lockstep

@@ -10,7 +10,7 @@
 namespace lockstep {
 
 struct Autocast::State {
-  /// A weight and its cast. The weight's handle keeps the key of the map alive.
+  /// A weight and its cast. Holding the weight keeps the map's key valid.
   struct Cast {
     Variable weight, low;
     Ref<Storage> storage;
@@ -25,8 +25,8 @@ struct Autocast::State {
 
 namespace {
 
-/// A cast can be used again unless the weight was changed since, or its node is gone: freed by a backward pass, or
-/// never made because recording was off.
+/// While recording, a cast needs its node, so that the weight gets a gradient. The node is gone after a backward pass,
+/// and was never made while recording was off.
 bool is_usable(const Variable& cast) {
   if (!NoGrad::grad_enabled()) return true;
   return cast.requires_grad() && cast.impl()->node->inputs()[0].node;
@@ -69,7 +69,7 @@ Variable Autocast::low(const Variable& x) {
   const Ref<Storage>& storage = x.tensor().storage();
   State::Cast& cast = state.casts[x.impl().get()];
   if (cast.low.defined() && cast.storage == storage && cast.version == storage->version() && is_usable(cast.low)) {
-    needs_grad({&x});  // the weight is read here too: a LeafCollector wants to know
+    needs_grad({&x});  // reports the read to a LeafCollector
     return cast.low;
   }
   cast = {x, x.to(state.dtype), storage, storage->version()};

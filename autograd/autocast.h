@@ -1,6 +1,6 @@
 #pragma once
-// Autocast: inside the scope, matrix products, convolutions and attention run in bf16 or f16, and softmax, norms and
-// losses in f32; the other operations promote to the wider operand. Outside it nothing is ever promoted.
+// Autocast: inside the scope matrix products, convolutions and attention run in bf16 or f16; softmax, norms and losses
+// in f32; other operations promote to the wider operand. Outside a scope nothing is ever promoted.
 #include <initializer_list>
 #include <optional>
 
@@ -8,23 +8,27 @@
 
 namespace lockstep {
 
-/// autocast(bf16) scope of this thread; nested scopes: the inner one counts. Weights are cast once a scope.
+/// An autocast scope of this thread. The innermost scope applies. Each weight is cast once per scope.
 class Autocast {
  public:
+  /// `enabled` = false turns autocast off inside an outer scope. Error unless dtype is bf16 or f16.
   explicit Autocast(DType dtype = bf16, bool enabled = true);
   ~Autocast();
   Autocast(const Autocast&) = delete;
 
-  static bool enabled();
-  static DType dtype();
-  /// What an operation of each kind should read: itself when not inside a scope or not a 32-bit/16-bit float.
+  static bool enabled();  ///< True inside an enabled scope.
+  static DType dtype();   ///< Dtype of the innermost scope; bf16 without one.
+  /// x in dtype(), for operations that run in 16 bits. Returns x outside a scope, and for f64, integers and quantized
+  /// weights.
   static Variable low(const Variable& x);
+  /// x in f32, for operations that need it. Returns x outside a scope, and unless it is f16 or bf16.
   static Variable high(const Variable& x);
-  /// Whether operands of these dtypes are brought to wider(a, b) here: inside a scope, and both floating.
+  /// True when operands of these dtypes are promoted to wider(a, b): inside a scope, when both are floating.
   static bool promotes(DType a, DType b) { return enabled() && is_floating(a) && is_floating(b); }
   /// The wider of two floating dtypes; f32 for f16 with bf16.
   static DType wider(DType a, DType b);
-  /// The dtype to bring the operands of one operation to: inside a scope, when they are floating and of several dtypes.
+  /// The dtype to promote these operands to; empty outside a scope, when one is not floating, or when all have one
+  /// dtype.
   static std::optional<DType> common(std::initializer_list<const Variable*> operands);
 
  private:
@@ -32,14 +36,15 @@ class Autocast {
   State* previous_;
 };
 
-/// For what is composed of several operations, or has a derivative that is: of 16-bit floats it computes in f32 and
-/// rounds its result once, so that no number in between is too large, too small or rounded. Under autocast the result
+/// For functions composed of several operations, or with a composed derivative: computes 16-bit floats in f32 and
+/// rounds the result once, so that no intermediate value overflows, underflows or is rounded. Under autocast the result
 /// stays f32.
 class Wide {
  public:
+  /// `x` decides the dtype of the result.
   explicit Wide(const Variable& x) : rounds_(is_short(x) && !Autocast::enabled()), dtype_(x.dtype()) {}
-  Variable operator()(const Variable& x) const { return is_short(x) ? x.to(f32) : x; }
-  Variable round(const Variable& y) const { return rounds_ ? y.to(dtype_) : y; }
+  Variable operator()(const Variable& x) const { return is_short(x) ? x.to(f32) : x; }  ///< x in f32 if it has 16 bits
+  Variable round(const Variable& y) const { return rounds_ ? y.to(dtype_) : y; }  ///< y in the dtype of the result
 
  private:
   static bool is_short(const Variable& x) { return x.defined() && (x.dtype() == f16 || x.dtype() == bf16); }

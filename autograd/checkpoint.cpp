@@ -1,5 +1,5 @@
-// Activation checkpointing: the forward keeps the inputs only; backward runs the piece again, with the same random
-// numbers and the same state, and takes its gradients on a tape of its own.
+// Activation checkpointing: the forward keeps only the inputs. Backward runs the function again, with the same random
+// numbers and state, and differentiates it on a separate tape.
 #include "autograd/checkpoint.h"
 
 #include <list>
@@ -22,8 +22,8 @@ using Piece = std::function<std::vector<Variable>(const std::vector<Variable>&)>
 
 thread_local bool recomputing = false;
 
-/// The second run must have read nothing of the outer tape but what the first one read: every other node is younger
-/// than it.
+/// Error if the second run read an output of the outer tape that the first run did not read: all nodes of the second
+/// run must be newer than `first_number`.
 void check_own_tape(const std::vector<Variable>& outputs, uint64_t first_number) {
   std::vector<Node*> stack;
   for (const Variable& output : outputs)
@@ -41,15 +41,15 @@ void check_own_tape(const std::vector<Variable>& outputs, uint64_t first_number)
   }
 }
 
-/// A variable that fn read by itself: a parameter, or an output of the outer tape (a replica's parameters are copies);
-/// then with the tensor it had.
+/// A variable that fn read without receiving it as an input: a parameter, or an output of the outer tape (a replica's
+/// parameters are copies). For such an output, `tensor` is the value that it had.
 struct Outside {
   Variable variable;
   Saved tensor;
 };
 
-/// The second run must stop there, so while a Lent lives it is a leaf, and another one than outside, where hooks are
-/// that must run once.
+/// Makes an outside variable a new leaf while it lives, so that the second backward stops there. The new leaf has none
+/// of the variable's own hooks, which must run only once.
 class Lent {
  public:
   explicit Lent(const Outside& outside)
@@ -86,14 +86,14 @@ class Lent {
   bool is_leaf_ = false;
 };
 
-/// An input, as it is or as the keeper has it.
+/// An input, saved by the checkpoint or kept elsewhere by the keeper.
 struct Kept {
   Saved saved;
   std::function<Tensor()> elsewhere;
   Tensor get() const { return elsewhere ? elsewhere() : saved.get("checkpoint"); }
 };
 
-/// begin() and end() of a keeper.
+/// Calls begin() and end() of a keeper, if there is one.
 class Around {
  public:
   Around(CheckpointKeeper* keeper, bool backward) : keeper_(keeper), backward_(backward) {
@@ -109,14 +109,14 @@ class Around {
   bool backward_;
 };
 
-/// What the node keeps of the first run.
+/// The record of the first run; its call operator is the derivative.
 struct Recipe {
   Piece fn;
   std::shared_ptr<CheckpointKeeper> keeper;
   std::vector<Kept> inputs;
-  std::vector<bool> wanted;           // which inputs want a gradient
-  std::vector<Outside> outside;       // parameters that fn read
-  std::vector<Journal::Entry> state;  // what fn wrote over, as it was
+  std::vector<bool> wanted;           // true for inputs that require grad
+  std::vector<Outside> outside;       // variables that fn read besides its inputs
+  std::vector<Journal::Entry> state;  // tensors that fn overwrote, with their old values
   RandomState random;
   bool autocast;
   DType autocast_dtype;
@@ -130,7 +130,7 @@ struct Recipe {
   void operator()(Backward& back) {
     const Around around(keeper.get(), true);
     const AtEnd ends([before = std::exchange(recomputing, true)] { recomputing = before; });
-    const Rewind same_state(state);  // to the end, as the tape has saved of it
+    const Rewind same_state(state);  // until the end: the second tape saves tensors of this state
     const RandomScope same_numbers(random);
     const Autocast same_precision(autocast_dtype, autocast);
     std::vector<Variable> again, sources;
@@ -206,7 +206,8 @@ std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variabl
   for (const Variable& result : results) {
     LOCKSTEP_CHECK(result.defined(), "[checkpoint] expected fn to give a variable, got an undefined one");
     const bool recorded =
-        is_floating(result.dtype()) && !result.requires_grad();  // a parameter that fn gives back stays what it is
+        // an outside variable that fn returns is passed through
+        is_floating(result.dtype()) && !result.requires_grad();
     recipe.outputs.push_back({result.shape(), result.dtype(), recorded});
     if (recorded) tensors.push_back(result.tensor());
   }

@@ -1,5 +1,5 @@
-// Complex numbers on the tape: the views between pairs and numbers carry gradients over, and all else is made of real
-// operations. So a gradient is d loss / d re + i d loss / d im.
+// Complex numbers on the tape. Gradients pass through the views between (re, im) pairs and complex numbers; everything
+// else is composed of real operations. The gradient is thus d loss / d re + i d loss / d im.
 #include "autograd/complex.h"
 
 #include "autograd/recorded.h"
@@ -9,7 +9,7 @@ namespace {
 
 const Tensor& tensor_in(const Variable& x) { return x.tensor(); }
 
-/// A gradient of pairs as one of numbers.
+/// Turns a gradient of (re, im) pairs into one of complex numbers.
 template <class T> T numbers_from(const T& pairs) {
   return view_as_complex(can_view_as_complex(bare(pairs)) ? pairs : pairs.clone());
 }

@@ -1,3 +1,4 @@
+// The operations of tensor/composed.inc, compiled for Variable. See composed.h.
 #include "autograd/composed.h"
 
 #include <cmath>

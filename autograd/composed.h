@@ -7,14 +7,18 @@
 
 namespace lockstep {
 
+/// The rows of composed.def; their comments are there.
 #define Value Variable
 #define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
 #include "tensor/composed.def"
 #undef Value
+/// The lower median along `dim`, with its position; NaN if there is a NaN.
 VariableIndices median(const Variable& x, int64_t dim, bool keepdim = false);
+/// The k-th smallest value along `dim` (k from 1), with its position; NaN is larger than all numbers.
 VariableIndices kthvalue(const Variable& x, int64_t k, int64_t dim = -1, bool keepdim = false);
+/// One grid of coordinates per vector. xy swaps the first two dims, as "xy" indexing in PyTorch.
 std::vector<Variable> meshgrid(const std::vector<Variable>& vectors, bool xy = false);
-/// Lists in braces are of tensors when all of them are.
+/// Keeps a braced list of tensors off the tape.
 inline std::vector<Tensor> meshgrid(std::initializer_list<Tensor> vectors, bool xy = false) {
   return meshgrid(std::vector<Tensor>(vectors), xy);
 }

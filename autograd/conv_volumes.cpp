@@ -1,5 +1,5 @@
-// Convolutions of volumes: what an output sees along the depth becomes channels of an image, so that one convolution of
-// images does the rest. Its transpose makes such channels, which are then added up at their depths.
+// Convolutions of volumes: the depth taps of an output become channels of an image, so one convolution of images does
+// the rest. The transposed convolution computes such channels and adds them up at their depths.
 #include "autograd/conv_volumes.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ void check_volumes(const char* op, const char* weight, const Variable& x, const 
   check_triple(op, "dilation", args.dilation, 1);
 }
 
-/// What is left for images.
+/// The options of height and width.
 ConvArgs behind_depth(const ConvArgs& a) {
   return {.stride = {a.stride[1], a.stride[2]},
           .padding = {a.padding[1], a.padding[2]},
@@ -48,7 +48,7 @@ Variable conv3d(const Variable& x, const Variable& w, const Variable& bias, cons
   const int64_t n = x.size(0), c = x.size(1), k = w.size(0), taps = w.size(2), step = args.stride[0];
   const int64_t depth = args.padding[0];
   const Variable padded = depth > 0 ? pad(x, {0, 0, 0, 0, depth, depth}) : x;
-  std::vector<Variable> seen;  // of each tap (N, depth of the result, C, H, W)
+  std::vector<Variable> seen;  // per tap: (N, output depth, C, H, W)
   for (int64_t t = 0; t < taps; ++t) {
     const int64_t first = t * args.dilation[0];
     seen.push_back(padded.slice(2, first, first + (out[0] - 1) * step + 1, step).transpose(1, 2));
@@ -80,7 +80,7 @@ Variable conv_transpose3d(const Variable& input, const Variable& weight, const V
   const int64_t n = input.size(0), c = input.size(1), k = weight.size(1) * args.groups, taps = weight.size(2);
   LOCKSTEP_CHECK(!bias.defined() || bias.shape() == Shape{k}, "[", op, "] expected a bias ", Shape{k}, ", got ",
                  bias.shape());
-  const Wide wide(input);  // what is added is rounded once
+  const Wide wide(input);  // the sum is rounded once
   const Variable x = wide(input), w = wide(weight);
   const int64_t depth = x.size(2), step = args.stride[0], length = (depth - 1) * step + 1;
   const Variable images = conv_transpose2d(x.transpose(1, 2).reshape({n * depth, c, x.size(3), x.size(4)}),
@@ -90,7 +90,7 @@ Variable conv_transpose3d(const Variable& input, const Variable& weight, const V
   Variable sum;
   for (int64_t t = 0; t < taps; ++t) {
     const int64_t front = t * args.dilation[0] - args.padding[0];
-    if (front + length <= 0 || front >= out[0]) continue;  // all of it is cut off
+    if (front + length <= 0 || front >= out[0]) continue;  // entirely in the cropped padding
     Variable part = made.select(3, t);
     if (step > 1)
       part = pad(part.unsqueeze(3), {0, 0, 0, 0, 0, step - 1})

@@ -1,4 +1,4 @@
-// Connectionist temporal classification: forward and backward sums over all alignments, in logarithms and f64.
+// Connectionist temporal classification: forward and backward sums over all alignments, as logarithms in f64.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -17,17 +17,18 @@ double log_sum(double a, double b) {
   return b == impossible ? a : a + std::log1p(std::exp(b - a));
 }
 
-/// One sequence: its (steps, classes) logarithms, a row `stride` numbers behind the one before.
+/// One sequence: `steps` rows of log-probabilities that are `stride` numbers apart.
 struct CtcSequence {
   const double* x;
   int64_t steps, stride, classes, blank;
   std::vector<int64_t> labels;  ///< with a blank before, between and after
 
   double at(int64_t t, size_t s) const { return x[t * stride + labels[s]]; }
-  /// Whether labels[s] may follow labels[s - 2]: not a blank, and not the same again.
+  /// True if labels[s] may directly follow labels[s - 2]: it is no blank, and differs from it.
   bool skips(size_t s) const { return s >= 2 && labels[s] != blank && labels[s] != labels[s - 2]; }
 
-  /// For each step and label, the sum over all ways there from the beginning; with `back`, from there to the end.
+  /// For each step and label, the log-probability of all paths from the beginning to there; with `back`, from there to
+  /// the end.
   std::vector<double> sums(bool back) const {
     const size_t count = labels.size();
     std::vector<double> all(size_t(steps) * count, impossible);
@@ -48,7 +49,7 @@ struct CtcSequence {
     return all;
   }
 
-  /// The loss; with slopes its derivative, written to rows as x's.
+  /// Returns the loss. With `slopes`, also adds its derivative to them, in x's layout.
   double loss(double* slopes) const {
     const size_t count = labels.size();
     if (steps == 0) return count == 1 ? 0 : INFINITY;

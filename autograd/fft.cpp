@@ -1,6 +1,6 @@
-// Fourier transforms are linear, so each one's derivative is another: the adjoint. That of a transform of complex
-// numbers goes the other way with the same scale. A number of half a spectrum stands for its conjugate as well, but for
-// the first and, of an even length, the last.
+// Fourier transforms are linear, so the derivative of each is its adjoint, which is another transform. For complex
+// transforms it is the opposite direction with the same scale. A bin of a half spectrum also stands for its conjugate,
+// except the first one and, for an even length, the last.
 #include "autograd/fft.h"
 
 #include <cmath>
@@ -11,7 +11,8 @@
 namespace lockstep::fft {
 namespace {
 
-/// 1 or `twice` for each number of half a spectrum of n along `dim` of `rank` dims.
+/// Weights for the bins of a half spectrum of n numbers, along `dim` of `rank` dims: 1 for self-conjugate bins, else
+/// `twice`.
 Tensor half_weights(int64_t n, int64_t dim, int rank, double twice, DType dtype) {
   const Tensor weights = full({n / 2 + 1}, twice, {.dtype = dtype, .device = cpu});
   weights.narrow(0, 0, 1).fill_(1);

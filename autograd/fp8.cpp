@@ -1,3 +1,4 @@
+// Linear maps in 8-bit floats: casts, products and their gradients. See fp8.h.
 #include "autograd/fp8.h"
 
 #include "autograd/autocast.h"
@@ -52,14 +53,14 @@ Variable linear_fp8(const Variable& input, const Variable& w, const Variable& sh
                                 bias.defined() ? bias.tensor() : Tensor(), dtype)
                          .view(shape);
   if (!recorded) return activated(out, activation);
-  // The weight is cast again in backward, so that ZeRO 3 may take it away in between.
+  // Backward casts the weight again, so that ZeRO 3 may release it in between.
   const Saved kept_w = x.requires_grad() ? Saved(w) : Saved();
   const Variable product =
       record(fp8_name, {&x, &w, &bias}, out,
              [x8 = Saved(x8.turned), w = kept_w, of_x, of_w, of_g, scale_x = Saved(of_x.scale_inv),
               scale_w = Saved(of_w.scale_inv), cast, shape = whole.shape(), dtype, wide = w.dtype(),
               sum_up = ranks.sum](Backward& back) {
-               scale_x.get(fp8_name), scale_w.get(fp8_name);  // are those of forward, or an error
+               scale_x.get(fp8_name), scale_w.get(fp8_name);  // Error if a scale changed since the forward
                const Tensor g = fp8_rows(back.grad());
                std::function<Tensor()> summed;
                if (back.needs(0) || back.needs(1)) {

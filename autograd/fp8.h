@@ -1,6 +1,6 @@
 #pragma once
 // Linear maps in 8-bit floats with delayed scaling (nn/fp8.h, docs/mixed-precision.md): x and w in e4m3 forward, the
-// gradient in e5m2 backward, all three products summed in f32.
+// gradient in e5m2 backward; all three products are summed in f32.
 #include <array>
 #include <functional>
 
@@ -9,31 +9,35 @@
 
 namespace lockstep {
 
-inline constexpr int64_t fp8_multiple = 16;  ///< sizes that can be in 8 bits: those that cuBLASLt multiplies
+inline constexpr int64_t fp8_multiple = 16;  ///< sizes must be multiples of it, as cuBLASLt requires
 
-/// What is cast in a linear map, each with a scale of its own.
+/// The three tensors that a linear map casts, each with its own scale.
 enum class Fp8Role : uint8_t { input, weight, gradient };
 
+/// Scales of one linear map.
 struct Fp8Scales {
+  /// Format and scale of one role.
   struct Of {
     Fp8Format format;
-    Tensor scale, scale_inv;  ///< f32 of one element; not changed between a forward and its backward
-    Tensor amax;              ///< the largest number that was cast, where it is noted; else undefined
+    /// f32 of one element; constant between a forward and its backward. scale_inv is 1 / scale.
+    Tensor scale, scale_inv;
+    Tensor amax;  ///< becomes max(amax, largest |x| of the cast); undefined: not recorded
   };
   std::array<Of, 3> of;
-  bool notes = true;  ///< amax of what a forward casts; backwards always note
-  const Of& operator[](Fp8Role role) const { return of[size_t(role)]; }
+  bool notes = true;  ///< the forward records amax; the backward always does
+  const Of& operator[](Fp8Role role) const { return of[size_t(role)]; }  ///< Entry of a role.
 };
 
-/// While it lives, linear() of variables is linear_fp8() in this thread, where sizes allow it. Null: it is not.
+/// While it lives, linear() of variables in this thread is linear_fp8() where the sizes allow it.
 class Fp8Scope {
  public:
+  /// Null turns it off inside an outer scope.
   explicit Fp8Scope(const Fp8Scales* scales) : previous_(current_) { current_ = scales; }
   ~Fp8Scope() { current_ = previous_; }
   Fp8Scope(const Fp8Scope&) = delete;
-  static const Fp8Scales* current() { return current_; }
-  /// The same, for a product that would be in 16 bits (x is, or is under Autocast) and whose sizes can be in 8: rows of
-  /// x, inputs and outputs are multiples of 16.
+  static const Fp8Scales* current() { return current_; }  ///< Scales of the innermost scope, or null.
+  /// The same, but null unless the product would run in 16 bits (x has 16 bits, or Autocast is on) and the numbers of
+  /// rows, inputs and outputs are multiples of fp8_multiple.
   static const Fp8Scales* for_product(const Variable& x, const Variable& w);
 
  private:
@@ -41,16 +45,18 @@ class Fp8Scope {
   const Fp8Scales* previous_;
 };
 
-/// Of a product over ranks: what they gathered in place of x, and the sum of x's gradient, begun here and waited for in
-/// what is given back, while the weight's is computed.
+/// For a product over several ranks.
 struct Fp8Ranks {
+  /// The gathered x, used in place of x; optional.
   Tensor whole;
+  /// Starts the sum of x's gradient over the ranks and returns a function that waits for it. Runs while the gradient of
+  /// the weight is computed. Optional.
   std::function<std::function<Tensor()>(const Tensor& mine)> sum;
 };
 
-/// activation(x w^T + bias) for x (..., in) and w (out, in), which may have other dtypes; the result has x's, under
-/// Autocast its. The casts count as the identity in backward: gradients are those of the product of what was cast, and
-/// w's has w's dtype. No second derivative.
+/// activation(x w^T + bias) for x (..., in) and w (out, in). The dtypes of x and w may differ; the result has x's
+/// dtype, or Autocast's. The gradient treats casts as the identity: gradients are those of the product of the cast
+/// tensors, and w's has w's dtype. No second derivative.
 Variable linear_fp8(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
                     const Fp8Scales& scales, const Fp8Ranks& ranks = {});
 

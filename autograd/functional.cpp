@@ -1,3 +1,4 @@
+// Jacobian, Hessian, and their products with vectors. See functional.h.
 #include "autograd/functional.h"
 
 #include "autograd/ops.h"
@@ -6,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-/// Inputs that are differentiated, and what fn gives of them.
+/// The differentiated inputs and the output of fn.
 struct Call {
   Inputs inputs;
   Variable output;
@@ -17,8 +18,8 @@ struct Call {
     for (const Variable& x : given) {
       LOCKSTEP_CHECK(x.defined() && is_floating(x.dtype()), "[", op, "] expected floating inputs, got ",
                      x.defined() ? str(x.dtype()) : "an undefined one");
-      // A place of its own, so that fn may read the same variable from elsewhere; on the caller's graph when that goes
-      // on.
+      // A new variable, because fn may also read the caller's directly. With create_graph it stays on the caller's
+      // graph.
       inputs.push_back(keep && x.requires_grad() ? x.view(x.shape()) : Variable(x.tensor(), true));
     }
     output = fn(inputs);
@@ -44,7 +45,7 @@ void check_vectors(const char* op, const Inputs& inputs, const Inputs& v) {
                    v[i].dtype(), " ", v[i].shape());
 }
 
-/// What the slopes come to in a direction.
+/// Directional derivative: the sum of slopes[i] * v[i].
 Variable along(const std::vector<Variable>& slopes, const Inputs& v) {
   Variable total;
   for (size_t i = 0; i < slopes.size(); ++i) {
@@ -58,7 +59,7 @@ void check_single(const char* op, const Variable& output) {
   LOCKSTEP_CHECK(output.numel() == 1, "[", op, "] expected a function of one element, got ", output.shape());
 }
 
-/// Rows of derivatives of the elements of `output` with respect to inputs, each stacked to output's shape + input's.
+/// Gradients of every element of `output`, stacked for each input to (output's shape + input's shape).
 std::vector<Variable> rows_of(const Variable& output, const Inputs& inputs, bool create_graph) {
   const int64_t n = output.numel();
   const Variable flat = output.reshape({n});
@@ -113,7 +114,7 @@ ValueAndProducts jvp(const Differentiable& fn, const Inputs& inputs, const Input
   const Call call("jvp", fn, inputs, options.create_graph);
   check_vectors("jvp", call.inputs, v);
   const EnableGrad recording;
-  // u J is linear in u: its derivative in the direction v is J v, whatever u is.
+  // u^T J v is linear in u: its gradient with respect to u is J v for any u.
   const Variable u(zeros_like(call.output.tensor()), true);
   const auto slopes =
       gradients_or_zeros(call.output, call.inputs, {.grad_outputs = {u}, .create_graph = true, .allow_unused = true});

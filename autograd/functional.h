@@ -1,6 +1,6 @@
 #pragma once
-// Derivatives of functions, as torch.autograd.functional and torch.func have them. A product with the Hessian is the
-// gradient of a gradient times a vector (Pearlmutter, 1994); jvp differentiates vjp in the vector it is linear in.
+// Derivatives of functions, as in torch.autograd.functional and torch.func. A product with the Hessian is the gradient
+// of a gradient times a vector (Pearlmutter, 1994). jvp() differentiates vjp(), which is linear in its vector.
 #include <functional>
 #include <vector>
 
@@ -8,32 +8,35 @@
 
 namespace lockstep {
 
+/// Arguments of a function that is differentiated.
 using Inputs = std::vector<Variable>;
+/// A function of variables with one result.
 using Differentiable = std::function<Variable(const Inputs&)>;
 
-/// create_graph: what they give can be differentiated again. Inputs that do not require grad are taken as if they did.
+/// create_graph: the results can be differentiated again. Inputs that do not require grad are differentiated too.
 struct FunctionalOptions {
   bool create_graph = false;
 };
 
-/// For each input (shape I) of fn, of output shape O: d output / d input, of shape O + I; a row is one backward pass.
-/// Zeros where the output does not depend on an input.
+/// For each input of shape I and an output of shape O: d output / d input, of shape O + I. One backward pass per
+/// element of the output. Zeros where the output does not depend on an input.
 std::vector<Variable> jacobian(const Differentiable& fn, const Inputs& inputs, const FunctionalOptions& options = {});
-/// of a fn of one element: [i][j] of shape I_i + I_j
+/// Second derivatives of a function with one element: [i][j] has shape I_i + I_j.
 std::vector<std::vector<Variable>> hessian(const Differentiable& fn, const Inputs& inputs,
                                            const FunctionalOptions& options = {});
 
+/// Results of vjp(), jvp() and hvp(): the output of fn, and one product per input (jvp: one product).
 struct ValueAndProducts {
   Variable value;
   std::vector<Variable> products;
 };
-/// The output, and v (like it; of one element it may be left out: 1) times the Jacobian, for each input.
+/// The output, and v times the Jacobian for each input. v has the output's shape; optional (1) for one element.
 ValueAndProducts vjp(const Differentiable& fn, const Inputs& inputs, const Variable& v = {},
                      const FunctionalOptions& options = {});
-/// The output, and the Jacobian times v, one for each input and like it: one variable like the output.
+/// The output, and the Jacobian times v: one variable of the output's shape. v has one vector per input, of its shape.
 ValueAndProducts jvp(const Differentiable& fn, const Inputs& inputs, const Inputs& v,
                      const FunctionalOptions& options = {});
-/// Of a fn of one element: its value, and the Hessian times v, for each input.
+/// The value of a function with one element, and the Hessian times v, for each input.
 ValueAndProducts hvp(const Differentiable& fn, const Inputs& inputs, const Inputs& v,
                      const FunctionalOptions& options = {});
 

@@ -1,5 +1,4 @@
-// What a derivative sees of the tape: the gradients of its outputs, and where to give those of its inputs; and what a
-// leaf does with its own.
+// The interface between a derivative and the pass (Backward), and how a leaf accumulates its gradient.
 #include <algorithm>
 
 #include "autograd/tape.h"
@@ -11,7 +10,7 @@ namespace {
 
 bool is_dense(const Tensor& tensor) { return tensor.is_contiguous() && tensor.is_exclusive(); }
 
-/// sum += grad, in place where nobody else looks at the memory.
+/// sum += grad, in place when nobody else holds the memory.
 void accumulate(Tensor& sum, Tensor grad) {
   if (!sum.defined()) sum = std::move(grad);
   else if (is_dense(sum)) add_(sum, grad);

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// The place of element `flat` (in row-major order) as indices.
+/// The indices of element `flat` in row-major order.
 Dims place_of(const Shape& shape, int64_t flat) {
   Dims place = shape;
   for (int d = shape.rank() - 1; d >= 0; --d) {
@@ -21,7 +21,7 @@ Dims place_of(const Shape& shape, int64_t flat) {
   return place;
 }
 
-/// That element alone, to be read and written on any device.
+/// A view of one element, to read and write it on any device.
 Tensor element_of(const Tensor& x, const Dims& place) {
   int64_t at = x.offset();
   for (int d = 0; d < place.rank(); ++d) at += place[d] * x.strides()[d];

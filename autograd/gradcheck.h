@@ -1,5 +1,5 @@
 #pragma once
-// Gradient check: the tape's gradients against central differences, in f64.
+// Gradient check: compares gradients from the tape with central differences in f64.
 #include <functional>
 #include <string>
 #include <vector>
@@ -8,17 +8,18 @@
 
 namespace lockstep {
 
+/// Step of the differences, and tolerances: |tape - difference| <= atol + rtol * |difference|.
 struct GradcheckOptions {
   double eps = 1e-6, atol = 1e-5, rtol = 1e-3;
 };
 
-/// Checks d fn / d inputs for every f64 input that requires grad, through a random weighting of the output. Returns an
-/// empty string when they agree, else which input and element differ and by how much.
+/// Checks d fn / d inputs for every input that requires grad, which must be an f64 leaf. The output is weighted with
+/// random numbers. Returns an empty string on success, else the input and element that differ, and their values.
 std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
                       const std::vector<Variable>& inputs, const GradcheckOptions& options = {});
 
-/// The same of its derivative (create_graph), in the inputs and in the gradient that it is given; and whether the
-/// recorded derivative has the values of the plain one.
+/// gradcheck() of the derivative (create_graph), with respect to the inputs and the incoming gradient. Also checks that
+/// the recorded derivative has the values of the plain one.
 std::string gradgradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
                           const std::vector<Variable>& inputs, const GradcheckOptions& options = {});
 

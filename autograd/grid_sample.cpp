@@ -1,5 +1,5 @@
-// Images and volumes at places of one's own. A pixel with all its channels is a row, of which each place picks some:
-// one for every corner around it. A row of zeros stands for what is outside.
+// Sampling of images and volumes at given positions. The channels of a pixel are one row of a table; every position
+// gathers one row per corner around it. A last row of zeros stands for pixels outside.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// `value`, whose derivative by x is `slope`.
+/// A variable with this value, and the derivative `slope` with respect to x.
 Variable with_slope(const Tensor& value, const Tensor& slope, const Variable& x) {
   if (!x.requires_grad() || !NoGrad::grad_enabled()) return value;
   return add(value, mul(masked_fill(sub(x, x.detach()), logical_not(isfinite(x.tensor())), 0), slope));
@@ -18,14 +18,14 @@ Variable with_slope(const Tensor& value, const Tensor& slope, const Variable& x)
 
 Tensor number_like(Scalar value, const Tensor& like) { return full({}, value, {like.dtype(), like.device()}); }
 
-/// Between low and high; what is not inside has no slope, as PyTorch's.
+/// Clamps to [low, high]. The slope is 0 outside and at the ends, as in PyTorch.
 Variable clipped(const Variable& x, double low, double high) {
   const Tensor& t = x.tensor();
   const Tensor inside = logical_and(gt(t, number_like(low, t)), lt(t, number_like(high, t)));
   return with_slope(clamp(t, low, high), inside.to(t.dtype()), x);
 }
 
-/// Thrown back from low and high, as often as it takes.
+/// Reflects at low and high as often as needed.
 Variable reflected(const Variable& x, double low, double high) {
   const Tensor& t = x.tensor();
   if (high <= low) return clamp(t, 0, 0);
@@ -41,32 +41,32 @@ Variable reflected(const Variable& x, double low, double high) {
 struct GridSampler {
   const GridSampleOptions& o;
   Variable rows;   ///< (N * pixels + 1, C)
-  Tensor first;    ///< of each place the first pixel of its image, i64 (N * places)
-  int64_t no_row;  ///< the last one
+  Tensor first;    ///< index of the first pixel of each position's image, i64 (N * positions)
+  int64_t no_row;  ///< the row of zeros
   std::vector<int64_t> sizes = {};
 
-  /// A place where there is a pixel, by the padding.
+  /// Moves a position into the image, according to the padding mode.
   Variable padded(const Variable& at, int64_t size) const {
     if (o.padding == GridPadding::zeros) return at;
     const double last = double(size - 1), half = o.align_corners ? 0 : 0.5;
     return clipped(o.padding == GridPadding::border ? at : reflected(at, -half, last + half), 0, last);
   }
 
-  /// Pixels (N * places, C) at whole places (N * places) of each dim; zeros where there are none.
+  /// Pixels (N * positions, C) at integer positions, given as (N * positions) for each dim; zeros outside.
   Variable pixels(const std::vector<Tensor>& at) const {
     Tensor index, outside;
     for (size_t d = 0; d < at.size(); ++d) {
       const Tensor& t = at[d];
       const double last = double(sizes[d] - 1);
-      const Tensor out =
-          logical_not(logical_and(ge(t, number_like(0, t)), le(t, number_like(last, t))));  // true of NaN
+      // True for NaN too.
+      const Tensor out = logical_not(logical_and(ge(t, number_like(0, t)), le(t, number_like(last, t))));
       const Tensor whole = masked_fill(t, out, 0).to(i64);
       index = d == 0 ? whole : add(mul_scalar(index, sizes[d]), whole);
       outside = d == 0 ? out : logical_or(outside, out);
     }
     return index_select(rows, 0, masked_fill(add(index, first), outside, no_row));
   }
-  /// One more term of a sum of pixels with weights (N * places).
+  /// Adds the pixels at these positions, times weights (N * positions), to a sum.
   Variable with_term(const Variable& sum, const std::vector<Tensor>& at, const Variable& weight) const {
     const Variable term = pixels(at), factor = weight.unsqueeze(1);
     return sum.defined() ? addcmul(sum, term, factor) : mul(term, factor);
@@ -74,7 +74,7 @@ struct GridSampler {
 
   Variable nearest(const std::vector<Variable>& at) const {
     std::vector<Tensor> whole;
-    Tensor lost;  // a pixel has no weight that could be NaN
+    Tensor lost;  // NaN positions: without weights nothing else makes the result NaN
     for (size_t d = 0; d < at.size(); ++d) {
       whole.push_back(round(padded(at[d], sizes[d]).tensor()));
       lost = d == 0 ? isnan(whole[d]) : logical_or(lost, isnan(whole[d]));
@@ -82,14 +82,14 @@ struct GridSampler {
     return masked_fill(pixels(whole), lost.unsqueeze(1), NAN);
   }
 
-  /// The sum over all corners around, each with the product of its weights.
+  /// Weighted sum over all corners around a position; a corner's weight is the product of one weight per dim.
   Variable linear(const std::vector<Variable>& at) const {
     std::vector<std::array<Tensor, 2>> whole;
     std::vector<std::array<Variable, 2>> weights;
     for (size_t d = 0; d < at.size(); ++d) {
       const Variable place = padded(at[d], sizes[d]);
       const Tensor low = floor(place.tensor());
-      const Tensor infinite = eq(abs(low), number_like(INFINITY, low));  // outside in any case; NaN stays
+      const Tensor infinite = eq(abs(low), number_like(INFINITY, low));  // infinite positions are outside; NaN stays
       const Variable rest = masked_fill(sub(place, low), infinite, 0);
       whole.push_back({low, add_scalar(low, 1)});
       weights.push_back({rsub_scalar(rest, 1), rest});
@@ -108,7 +108,7 @@ struct GridSampler {
     return sum;
   }
 
-  /// Keys' four weights of a place `rest` behind a pixel.
+  /// The four weights of Keys' cubic kernel (a = -0.75) for a position at distance `rest` after a pixel.
   static std::array<Variable, 4> cubic_weights(const Variable& rest) {
     constexpr double a = -0.75;
     const auto near = [](const Variable& t) { return (t * (a + 2) - (a + 3)) * t * t + 1; };

@@ -12,20 +12,20 @@
 namespace lockstep::linalg {
 namespace {
 
-/// Products of what is composed are not rounded to 16 bits.
+/// Turns autocast off, so that products inside composed functions are not rounded to 16 bits.
 struct Exact {
   Autocast off{bf16, false};
 };
 
 template <class V> V flipped(const V& x) { return x.transpose(-2, -1); }
 
-// d inv: y is the inverse.
+// Derivative of the inverse; y is the inverse.
 template <class V> V inverse_grad(const V& g, const V& y) { return neg(matmul(flipped(y), matmul(g, flipped(y)))); }
 
-// a's gradient of a x = b, from b's.
+// Gradient of a in a x = b, computed from the gradient of b.
 template <class V> V left_side_grad(const V& grad_b, const V& x) { return neg(matmul(grad_b, flipped(x))); }
 
-// Murray, 2016: of the symmetric a.
+// Gradient of the symmetric matrix whose Cholesky factor is l (Murray, 2016).
 template <class V> V cholesky_grad(const V& g, const V& l) {
   const TensorOptions like{l.dtype(), l.device()};
   const Tensor half = sub(tril(ones({l.size(-1), l.size(-1)}, like)), eye(l.size(-1), -1, like) * 0.5);
@@ -34,7 +34,7 @@ template <class V> V cholesky_grad(const V& g, const V& l) {
   return add(s, flipped(s)) * 0.5;
 }
 
-// Of a square or tall matrix, r square. The gradients may be undefined.
+// Square or tall matrices, with square r. Either gradient may be undefined.
 template <class V> V tall_qr_grad(const V& grad_q, const V& grad_r, const V& q, const V& r) {
   V m;
   if (grad_r.defined()) m = matmul(r, flipped(grad_r));
@@ -47,7 +47,7 @@ template <class V> V tall_qr_grad(const V& grad_q, const V& grad_r, const V& q, 
   return solve_triangular(flipped(r), inner, false, false);
 }
 
-// Wide: the first columns are decomposed, and the others are q times the rest of r.
+// Wide matrices: the first columns are decomposed; the other columns of r are q^T times those of a.
 template <class V> V wide_qr_grad(const V& grad_q, const V& grad_r, const V& a, const V& q, const V& r) {
   const int64_t m = q.size(-1), n = r.size(-1);
   if (!grad_r.defined()) {
@@ -70,7 +70,7 @@ template <class V> V over_gaps(const V& y, const V& x) {
 template <class V> V svd_grad(const V& grad_u, const V& grad_s, const V& grad_vh, const V& u, const V& s, const V& vh) {
   const int64_t k = s.size(-1);
   const auto skew = [](const V& x) { return sub(x, flipped(x)); };
-  V inner;  // u inner vh
+  V inner;  // the gradient of a is u inner vh
   const auto plus = [](const V& x, const V& y) { return x.defined() ? add(x, y) : y; };
   if (grad_s.defined()) inner = mul(grad_s.unsqueeze(-1), eye(k, -1, {s.dtype(), s.device()}));
   const auto over = [&](const V& x) { return over_gaps<V>(skew(x), square(s)); };
@@ -100,7 +100,7 @@ template <class V> V eigh_grad(const V& grad_values, const V& grad_vectors, cons
   return add(whole, flipped(whole)) * 0.5;
 }
 
-// Golub and Pereyra, 1973: p is the inverse.
+// Golub and Pereyra, 1973; p is the pseudoinverse.
 template <class V> V pinv_grad(const V& g, const V& a, const V& p) {
   const V gt = flipped(g), pt = flipped(p);
   const V first = neg(matmul(pt, matmul(g, pt)));
@@ -109,7 +109,7 @@ template <class V> V pinv_grad(const V& g, const V& a, const V& p) {
   return add(first, add(from_rows, from_columns));
 }
 
-// e^((a^T g) (0 a^T)) has the gradient in its upper right corner (Mathias, 1996).
+// The upper right block of exp((a^T g) (0 a^T)) is the gradient (Mathias, 1996).
 template <class V> V matrix_exp_grad(const V& g, const V& a) {
   const int64_t n = a.size(-1);
   const V at = flipped(a);
@@ -117,7 +117,7 @@ template <class V> V matrix_exp_grad(const V& g, const V& a) {
   return matrix_exp(cat(std::vector<V>{top, bottom}, -2)).narrow(-2, 0, n).narrow(-1, n, n);
 }
 
-/// det times the inverse, transposed; `det` is that of a.
+/// Gradient of the determinant `det` of a: det times the transposed inverse, or cofactors if some matrix is singular.
 Tensor determinant_grad(const Tensor& g, const Tensor& a, const Tensor& det) {
   const bool singular = any(eq(det, zeros_like(det))).item<bool>();
   const Tensor cofactor = singular ? cofactors(a) : mul(flipped(inv_ex(a).inverse), det.unsqueeze(-1).unsqueeze(-1));
@@ -126,7 +126,7 @@ Tensor determinant_grad(const Tensor& g, const Tensor& a, const Tensor& det) {
 
 SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Tensor>& made, bool values_alone,
                              bool full) {
-  // Of full matrices, the vectors beyond the smaller size have no gradient of their own: they may be any.
+  // With full matrices, singular vectors beyond the smaller size are arbitrary: they have no gradient.
   const int64_t k = made.s.size(-1), more_u = made.u.size(-1) - k, more_v = made.vh.size(-2) - k;
   const Saved kept = a, u = made.u.narrow(-1, 0, k), s = made.s, vh = made.vh.narrow(-2, 0, k);
   std::vector<Tensor> outputs{made.s};
@@ -136,7 +136,7 @@ SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Te
     if (!values_alone) grad_u = back.grad(1), grad_vh = back.grad(2);
     if (grad_u.defined() && more_u > 0) grad_u = grad_u.narrow(-1, 0, k);
     if (grad_vh.defined() && more_v > 0) grad_vh = grad_vh.narrow(-2, 0, k);
-    if constexpr (is_recorded<decltype(back)>) {  // decomposed anew, as some of it may not be among the outputs
+    if constexpr (is_recorded<decltype(back)>) {  // decomposed again: not all factors need be outputs
       const SvdOf<Variable> again = svd(back.input(0, kept), full);
       back.give(0,
                 svd_grad(grad_u, back.grad(0), grad_vh, again.u.narrow(-1, 0, k), again.s, again.vh.narrow(-2, 0, k)));

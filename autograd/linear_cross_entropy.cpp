@@ -1,14 +1,15 @@
-// The last product of a model of words and its loss, chunk of rows by chunk of rows. Logits of 1024 tokens and 50,257
-// words are 196 MiB, and their gradient as many; here they exist for some rows at a time, and what stays are the
-// gradients of x and of the weight, which the product of the whole would make as well.
+// The output projection of a language model and its loss, one chunk of rows at a time. The logits of 1024 tokens and
+// 50,257 words take 196 MiB, and their gradient as much. Here only the logits of one chunk exist; what remains are the
+// gradients of x and of the weight, which the product over all rows would produce too.
 //
-// For each chunk: logits = x w^T, the loss of each row, the gradient of the logits in their place, and from it that of
-// x's rows and a summand of the weight's. So the gradient is made in the forward pass, for an upstream gradient of 1;
-// backward multiplies by what comes (Liger Kernel, Hsu et al. 2024; Wijmans et al., "Cut Your Losses", 2024, go on to
-// tiles that fit in a processor's own memory, and make the logits twice). The weight is not read in backward.
+// For each chunk: logits = x w^T, the loss of each row, the gradient of the logits in place, and from it the gradient
+// of x's rows and a summand of the weight's gradient. The forward pass thus computes gradients for an upstream gradient
+// of 1, and backward multiplies them by the actual one (Liger Kernel, Hsu et al. 2024). Backward does not read the
+// weight. Wijmans et al., "Cut Your Losses", 2024, go further: tiles in on-chip memory, and logits that are computed
+// twice.
 //
-// With Reduction::none each row has its own upstream gradient, which only backward knows: there the chunks' logits are
-// made again.
+// With Reduction::none every row has its own upstream gradient, known only to backward, which computes the chunks'
+// logits again.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -24,24 +25,25 @@ namespace {
 
 constexpr const char* const by_rows_name = "linear_cross_entropy";
 
-// Each chunk packs the weight twice for its products and goes through its gradient once, which 6 operations for each
-// row and element have to outweigh: chunks of 256 to 352 rows take 3 to 9 % longer than all rows at once, 512 do not.
+// Each chunk packs the weight twice for its products and passes once over the weight's gradient. The products, 6
+// operations per row and weight element, must outweigh that: chunks of 256 to 352 rows take 3 to 9 % longer than all
+// rows at once, chunks of 512 do not.
 constexpr int64_t chunk_logits = int64_t(24) << 20, least_rows = 512, multiple_of_rows = 16;
-constexpr int64_t by_device = 4;   // times as many: 512 rows are bound by the weight's f32 gradient, read and written
-constexpr double f16_seed = 4096;  // probabilities of 1 / 50257 are below f16's normal numbers
+// Factor of the chunk size on devices: with 512 rows, reading and writing the weight's f32 gradient is the bound.
+constexpr int64_t by_device = 4;
+constexpr double f16_seed = 4096;  // gradient scale: 1 / 50257 is not a normal number of f16
 
 struct ByRows {
-  Tensor x, weight;  // of the products, of one dtype
+  Tensor x, weight;  // operands of the products, of one dtype
   Tensor index, class_weight;
   CrossEntropyArgs args;
   int64_t rows_at_once;
 
-  Tensor sums(const Shape& shape) const {  // what gradients are summed in
-    return empty(shape, {x.dtype() == f64 ? f64 : f32, x.device()});
-  }
+  // An uninitialised tensor in the dtype that gradients are summed in.
+  Tensor sums(const Shape& shape) const { return empty(shape, {x.dtype() == f64 ? f64 : f32, x.device()}); }
 
-  /// `losses` (rows) get the rows' losses; grad_x and grad_w, where defined, the gradients when those of the losses
-  /// are `upstream` (rows).
+  /// Writes the loss of each row to `losses` (rows). Writes the gradients, for upstream gradients `upstream` (rows), to
+  /// grad_x and grad_w where these are defined.
   void run(const Tensor& losses, const Tensor& upstream, const Tensor& grad_x, const Tensor& grad_w) const {
     const int64_t rows = x.size(0), classes = weight.size(0), step = std::min(rows, rows_at_once);
     if (rows == 0 && grad_w.defined()) grad_w.fill_(0);
@@ -111,7 +113,7 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
   check_by_rows(x, weight, target, options, rows_at_once);
   const int64_t rows = target.numel(), classes = weight.size(0), width = weight.size(1);
   const bool none = options.reduction == Reduction::none, wants = needs_grad({&x, &weight});
-  // Under autocast the products read casts; what they give goes to x and weight themselves, not by way of 16 bits.
+  // Under autocast the products read 16-bit casts, but the gradients of x and weight are never rounded to 16 bits.
   const Tensor low_weight = Autocast::low(weight).tensor();
   const Tensor low_x = x.dtype() == low_weight.dtype() ? x.tensor() : x.tensor().to(low_weight.dtype());
   ByRows job{.x = low_x.reshape({rows, width}).contiguous(),
@@ -120,7 +122,7 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
              .class_weight = options.weight.defined() ? options.weight.to(low_weight.dtype()).contiguous() : Tensor(),
              .args = {options.ignore_index, options.label_smoothing}};
   job.rows_at_once = rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(classes, x.device());
-  if (rows_at_once == 0 && rows > job.rows_at_once) {  // chunks of about one size
+  if (rows_at_once == 0 && rows > job.rows_at_once) {  // chunks of about equal size
     const int64_t chunks = (rows + job.rows_at_once - 1) / job.rows_at_once, even = (rows + chunks - 1) / chunks;
     job.rows_at_once = (even + multiple_of_rows - 1) / multiple_of_rows * multiple_of_rows;
   }
@@ -134,7 +136,7 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
   }
   if (at_once) {
     upstream = constant(1, losses);
-    if (job.x.dtype() == f16) {  // the divisor waits for backward, where f32 is divided
+    if (job.x.dtype() == f16) {  // f16: backward divides by the divisor, in f32
       seed = constant(f16_seed, losses);
       if (job.class_weight.defined())
         seed = div(seed, maximum(amax(abs(job.class_weight)).to(losses.dtype()), constant(1e-30, losses)));
@@ -152,7 +154,7 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
   CrossEntropyOptions as_cast = options;
   as_cast.weight = job.class_weight;
   const Saved index(job.index), class_weight(job.class_weight);
-  job.x = job.weight = job.index = job.class_weight = Tensor();  // others say what they were
+  job.x = job.weight = job.index = job.class_weight = Tensor();  // kept as Saved, with a version check
   return record(
       by_rows_name, {&x, &weight}, std::move(out),
       [x = Saved(x), weight = Saved(weight), index, class_weight, job = std::move(job), grad_x = Tensor(grad_x),
@@ -178,7 +180,7 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
           } else {
             scale = back.grad();
             if (seed.defined()) scale = div(scale, seed);
-            // With nothing to divide by, the gradients are 0, as cross_entropy()'s.
+            // If all targets are ignored, the gradients are 0, as in cross_entropy().
             if (seed.defined() && divisor.defined()) scale = masked_fill(div(scale, divisor), all(ignored), 0);
           }
           const bool keeps = back.retains() && scale.defined(),

@@ -1,5 +1,5 @@
 #pragma once
-// What losses share: checks, and the end of each. Internal to autograd/.
+// Checks and reductions that the losses share. Internal to autograd/.
 #include <cmath>
 #include <initializer_list>
 #include <utility>
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// Error unless all are floating, and have the shape and the dtype of the first.
+/// Error unless all are floating and have the shape and dtype of the first. Under Autocast dtypes may differ.
 inline void check_alike(const char* op, std::initializer_list<std::pair<const char*, const Variable&>> parts) {
   const auto& [name, first] = *parts.begin();
   for (const auto& [other, x] : parts) {
@@ -22,17 +22,19 @@ inline void check_alike(const char* op, std::initializer_list<std::pair<const ch
   }
 }
 
+/// Error unless margin is finite and in [low, high].
 inline void check_margin(const char* op, double margin, double low, double high) {
   LOCKSTEP_CHECK(margin >= low && margin <= high && std::isfinite(margin), "[", op, "] expected a margin in [", low,
                  ", ", high, "], got ", margin);
 }
 
+/// Error unless `weight` is undefined or broadcasts to `shape`.
 inline void check_broadcasts(const char* op, const Tensor& weight, const Shape& shape) {
   LOCKSTEP_CHECK(!weight.defined() || broadcast_shapes(op, weight.shape(), shape) == shape, "[", op,
                  "] expected a weight that broadcasts to ", shape, ", got ", weight.shape());
 }
 
-/// Error that names the first value that is not good, where the values lie on the CPU.
+/// Error that names the first value where `good` is false. Checks on the CPU only.
 inline void check_values(const char* op, const char* expected, const Tensor& values, const Tensor& good) {
   if (!values.device().is_cpu() || values.numel() == 0 || all(good).item<bool>()) return;
   const auto is_good = good.to(i64).to_vector<int64_t>();
@@ -41,24 +43,28 @@ inline void check_values(const char* op, const char* expected, const Tensor& val
   fail(str("[", op, "] expected ", expected, ", got ", values.to_vector<double>()[at], " at element ", at));
 }
 
+/// A scalar with the dtype and device of `like`.
 inline Tensor constant(Scalar value, const Tensor& like) { return full({}, value, {like.dtype(), like.device()}); }
 
+/// True where low <= x <= high.
 inline Tensor within(const Tensor& x, double low, double high) {
   return logical_and(ge(x, constant(low, x)), le(x, constant(high, x)));
 }
 
-/// What cross entropy's mean divides by, a scalar like `out`: the number of targets that count, or the sum of their
-/// weights. On a device it is made there, so that nobody waits for it.
+/// The divisor of cross entropy's mean, a scalar like `out`: the number of targets that are not ignored, or the sum of
+/// their weights. On a device it is computed there, without synchronisation.
 Tensor divisor_of(const Tensor& index, const Tensor& weight, const CrossEntropyArgs& args, const Tensor& out);
 
+/// The shape without its last dim.
 inline Shape without_last(const Shape& shape) { return Shape(shape.begin(), shape.end() - 1); }
 
+/// Reduces the losses and rounds the result.
 inline Variable finish(const Wide& wide, const Variable& losses, Reduction reduction) {
   if (reduction == Reduction::none) return wide.round(losses);
   return wide.round(reduction == Reduction::mean ? mean(losses) : sum(losses));
 }
 
-/// x^p of x >= 0, p > 0; zeros get no gradient, whatever p is.
+/// x^p for x >= 0, p > 0. Zeros get no gradient, for any p.
 inline Variable power(const Variable& x, double p) {
   const Tensor zero = eq(x.tensor(), constant(0, x.tensor()));
   return masked_fill(pow_scalar(masked_fill(x, zero, 1), p), zero, 0);

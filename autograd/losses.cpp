@@ -1,3 +1,4 @@
+// Losses of numbers and of signs. See losses.h.
 #include "autograd/losses.h"
 
 #include <cmath>
@@ -11,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-/// Targets of 1 and -1 in x's dtype.
+/// Checks that targets are 1 or -1, and returns them in x's dtype.
 Tensor signs(const char* op, const Tensor& target, const Shape& shape, const Variable& x) {
   LOCKSTEP_CHECK(target.shape() == shape, "[", op, "] expected a target of shape ", shape, " for x ", x.shape(),
                  ", got ", target.shape());
@@ -20,7 +21,7 @@ Tensor signs(const char* op, const Tensor& target, const Shape& shape, const Var
   return sign;
 }
 
-/// log of a probability, -100 at least
+/// Logarithm of a probability, at least -100.
 Variable clipped_log(const Variable& p) { return clamp(log(p), -100, INFINITY); }
 
 }  // namespace
@@ -103,7 +104,7 @@ Variable sigmoid_focal_loss(const Variable& input, const Variable& aim, const Fo
   const Wide wide(input);
   const Variable x = wide(input), target = wide(aim);
   Variable losses = bce_with_logits(x, target, {}, {}, Reduction::none);
-  if (options.gamma > 0) {  // 1 - p of the target, without the difference: sigmoid(-x) keeps its digits
+  if (options.gamma > 0) {  // 1 - p of the target; sigmoid(-x) avoids the cancellation
     const Variable wrong = add(mul(sigmoid(x), rsub_scalar(target, 1)), mul(sigmoid(neg(x)), target));
     losses = mul(losses, power(wrong, options.gamma));
   }

@@ -1,4 +1,4 @@
-// Losses of classes and of distances, by margins (losses.h).
+// Margin losses for classification and distances. See losses.h.
 #include <cmath>
 
 #include "autograd/autocast.h"
@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-/// x (N, C) or (C) as (N, C), after a look at it and at its target, which has to lie in [lowest, C).
+/// Checks x and its target, whose values must be in [lowest, C). Returns x (N, C) or (C) as (N, C).
 Variable class_rows(const char* op, const Variable& x, const Tensor& target, const Shape& shape, int64_t lowest) {
   const int64_t classes = x.size(-1);
   LOCKSTEP_CHECK(target.dtype() == i64 && target.shape() == shape, "[", op, "] expected a target of i64 ", shape,
@@ -58,7 +58,7 @@ Variable multilabel_margin_loss(const Variable& input, const Tensor& target, Red
   const Wide wide(input);
   const Variable x = class_rows(op, wide(input), target, input.shape(), -1);
   const int64_t rows = x.size(0), classes = x.size(1);
-  // A place of the list counts until the first -1; a class is own when a place that counts names it.
+  // The entries of a list count until the first -1. A class is own if a counting entry names it.
   const Tensor list = target.reshape({rows, classes}), zero = constant(0, list);
   const Tensor counts = eq(cumsum(lt(list, zero).to(i64), 1), zero), none = logical_not(counts);
   const Tensor places = masked_fill(list, none, 0);

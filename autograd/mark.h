@@ -1,10 +1,10 @@
 #pragma once
-// A place on the tape without an operation.
+// A node that records no operation.
 #include "autograd/tape.h"
 
 namespace lockstep {
 
-/// Takes a number: what is recorded afterwards has a higher one.
+/// Takes the next number: operations recorded later have higher ones.
 struct Mark final : Node {
   Mark() : Node("mark", 0, 0) {}
   void run(Backward&) override {}

@@ -1,4 +1,4 @@
-// Nodes: their numbers, their memory (operations make and drop them all the time), and their end.
+// Nodes: numbering, allocation from free lists (every operation allocates and frees nodes), and destruction.
 #include <utility>
 #include <vector>
 
@@ -10,7 +10,7 @@ namespace {
 
 std::atomic<uint64_t> next_number{1};
 
-// Free lists of this thread, one for each multiple of 256 bytes.
+// Free lists of this thread, one per multiple of 256 bytes.
 constexpr size_t kBlockStep = 256, kBlockClasses = 4, kKeptBlocks = 4096;
 
 struct FreeLists {
@@ -61,8 +61,9 @@ Node::Node(LeafTag, const Tensor& tensor) : number_(0), name_("leaf"), outputs_(
 }
 
 void Node::destroy(Node* node) {
-  // A node's end releases its inputs' nodes, whose end comes here again: queue them instead of recursing. The queue is
-  // a chain of the nodes themselves, so that static variables may end after this thread's other thread_locals.
+  // Destroying a node releases the nodes of its inputs, which leads back here: queue them instead of recursing. The
+  // queue links the nodes themselves, so it still works for static variables destroyed after this thread's
+  // thread_locals.
   thread_local Node* dying = nullptr;
   thread_local bool draining = false;
   node->next_dying_ = std::exchange(dying, node);

@@ -1,6 +1,6 @@
 #pragma once
-// Differentiable operations: the names of tensor/ops.h, on Variables. Same shapes, same errors; what is not
-// differentiable (comparisons, argmax, indices) gives a Tensor. Under Autocast the matrix operations run in 16 bits.
+// Differentiable operations: those of tensor/ops.h with the same names, shapes and errors, on Variables. Results
+// without a derivative (comparisons, argmax, indices) are Tensors. Under Autocast matrix operations run in 16 bits.
 #include <string>
 #include <vector>
 
@@ -9,13 +9,13 @@
 
 namespace lockstep {
 
-// --- every LOCKSTEP_OPERATION of operations.def ---
+// --- every LOCKSTEP_OPERATION of operations.def; its comment is there ---
 #define Value Variable
 #define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
 #include "tensor/operations.def"
 #undef Value
 
-// --- pointwise: every line of pointwise.def, and its in-place form (ops_pointwise.cpp) ---
+// --- pointwise: every row of pointwise.def, and its in-place form (ops_pointwise.cpp) ---
 #define LOCKSTEP_UNARY(name, functor, types) \
   Variable name(const Variable& x);          \
   Variable& name##_(Variable& x);
@@ -30,6 +30,7 @@ namespace lockstep {
   Variable& name##_(Variable& a, const Variable& b);
 #define LOCKSTEP_COMPARE(name, functor) Tensor name(const Variable& a, const Variable& b);
 #include "tensor/pointwise.def"
+/// GELU, exact (erf) or by its tanh approximation.
 inline Variable gelu(const Variable& x, Gelu form = Gelu::erf) {
   return form == Gelu::erf ? gelu_erf(x) : gelu_tanh(x);
 }
@@ -39,120 +40,156 @@ inline Variable gelu(const Variable& x, Gelu form = Gelu::erf) {
 #undef Value
 
 // --- reductions (ops_reduce.cpp) ---
+/// Values along a dim with their positions (i64).
 struct VariableIndices {
   Variable values;
   Tensor indices;
 };
-VariableIndices max(const Variable& x, int64_t dim, bool keepdim = false);  ///< the whole gradient to the first place
+/// Maxima along `dim`; of equal values the first one gets the gradient.
+VariableIndices max(const Variable& x, int64_t dim, bool keepdim = false);
+/// Minima along `dim`; of equal values the first one gets the gradient.
 VariableIndices min(const Variable& x, int64_t dim, bool keepdim = false);
+/// x sorted along `dim`, with the permutation.
 VariableIndices sort(const Variable& x, int64_t dim = -1, bool descending = false);
+/// The k largest (or smallest) values along `dim`, sorted.
 VariableIndices topk(const Variable& x, int64_t k, int64_t dim = -1, bool largest = true);
+/// Position of the maximum along `dim`, or in the flattened tensor without `dim`. Not differentiable.
 inline Tensor argmax(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) {
   return argmax(x.tensor(), dim, keepdim);
 }
+/// Position of the minimum along `dim`, or in the flattened tensor without `dim`. Not differentiable.
 inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) {
   return argmin(x.tensor(), dim, keepdim);
 }
 
 // --- matrix products (ops_matmul.cpp) ---
-/// activation(x w^T + bias) as one operation: x (..., in), w (out, in), bias (out) or undefined.
+/// activation(x w^T + bias) in one kernel call: x (..., in), w (out, in), bias (out) or undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {},
                 Activation activation = Activation::none);
-/// residual + linear(x, w, bias): where residual is like the result, in one product, whose sums in f32 it is added to
-/// before they are rounded. The gradient of residual is the incoming one itself.
+/// residual + linear(x, w, bias). When residual has the shape, dtype and device of the result, it is one product: the
+/// residual is added to its f32 sums before they are rounded. The gradient of residual is the incoming one.
 Variable linear_add(const Variable& residual, const Variable& x, const Variable& w, const Variable& bias = {});
 
 // --- layers (ops_nn.cpp) ---
+/// Maximum of each window of x (N, C, H, W); padding counts as -inf.
 Variable max_pool2d(const Variable& x, const PoolArgs& args);
+/// (x - mean) / sqrt(var + eps) * weight + bias over the trailing dims `normalized`, which is also the shape of weight
+/// and bias. Ba, Kiros and Hinton, 2016.
 Variable layer_norm(const Variable& x, const Shape& normalized, const Variable& weight = {}, const Variable& bias = {},
                     double eps = 1e-5);
+/// x / sqrt(mean(x^2) + eps) * weight over the last dim. Zhang and Sennrich, 2019.
 Variable rms_norm(const Variable& x, const Variable& weight, double eps = 1e-6);
+/// layer_norm over each of `groups` groups of channels of x (N, C, ...); weight and bias (C). Wu and He, 2018.
 Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = {}, const Variable& bias = {},
                     double eps = 1e-5);
-/// running_mean and running_var (may be undefined) are moved in place when training.
+/// Normalises each channel of x (N, C, ...): by the statistics of the batch when training, else by the running ones.
+/// When training, running_mean and running_var (may be undefined) are updated in place. Ioffe and Szegedy, 2015.
 Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
                     const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
-/// Zeroes with probability p and scales by 1 / (1 - p); the identity when not training. Keyed by the generator
-/// (tensor/random.h). `part`: x is a part of a tensor, of which the whole's elements are dropped.
+/// Zeroes elements with probability p and scales the others by 1 / (1 - p); the identity when not training. Drawn with
+/// a key of the generator (tensor/random.h). `part`: x is one part of a larger tensor, and drops the elements that the
+/// whole tensor would drop there.
 Variable dropout(const Variable& x, double p, bool training = true, const PartOf& part = {});
-Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part = {});  ///< a given draw
-/// residual + dropout(x), in one pass where both are alike.
+Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part = {});  ///< with a given key
+/// residual + dropout(x); one kernel when both have the same shape and dtype.
 Variable add_dropout(const Variable& residual, const Variable& x, double p, bool training = true,
                      const PartOf& part = {});
+/// The results of add_norm().
 struct SumAndNorm {
   Variable sum, norm;
+  /// Calls fn for both variables.
   void each_variable(auto&& fn) { fn(sum), fn(norm); }
 };
-/// add_dropout(residual, x, args.p, training, part), and layer_norm() or rms_norm() of that: the same bits, and on CUDA
-/// one kernel forward and one backward, which adds what else reaches the sum.
+/// sum = add_dropout(residual, x, args.p, training, part), and its layer_norm() or rms_norm(), with the same bits. On
+/// CUDA one kernel forward and one backward; the backward one adds the gradient that reaches the sum from elsewhere.
 SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& normalized, const Variable& weight,
                     const Variable& bias, const AddNormArgs& args, bool training = true, const PartOf& part = {});
-/// softmax(q k^T scale + mask) v without the T x S matrix, forward or backward; see tensor/ops.h.
+/// softmax(q k^T scale + mask) v without the (T, S) matrix, forward or backward. See tensor/ops.h.
 Variable attention(const Variable& q, const Variable& k, const Variable& v, const Tensor& mask = {},
                    AttentionArgs args = {.scale = 0});
-/// The same on packed projections: qkv (B, T, C) is `heads` heads of queries, then kv_heads of keys, then of values (0:
-/// as many); gives (B, T, heads * D). One gradient, no copies.
+/// attention() on packed projections. qkv (B, T, C) holds `heads` query heads, then kv_heads key heads, then kv_heads
+/// value heads (0: as many as heads). Returns (B, T, heads * D). The gradient is one packed tensor, without copies.
 Variable attention_packed(const Variable& qkv, int64_t heads, AttentionArgs args = {.scale = 0, .causal = true},
                           int64_t kv_heads = 0);
+/// Rotary position embedding: rotates pairs of features of x by the angles of cosine and sine; see tensor/ops.h.
 Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, bool inverse = false);
-/// Of packed projections; see tensor/ops.h. Writes over x where the caller has given its only handle away.
+/// rotary() on packed projections; see tensor/ops.h. Writes over x if the caller moved its only handle in.
 Variable rotary_packed(Variable x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,
                        bool inverse = false);
+/// Rows `index` of weight (V, C). Row padding_index gets no gradient; -1: none.
 Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index = -1);
 
 // --- recurrent layers (ops_recurrent.cpp) ---
-/// Of one layer and direction, PyTorch's shapes. w_project: an LSTM's, or undefined; the biases may be undefined.
+/// Weights of one layer and direction in PyTorch's shapes. `project` is for LSTMs and optional, as are the biases.
 struct RecurrentWeights {
   Variable input, hidden, input_bias, hidden_bias, project;
 };
+/// The results of recurrent().
 struct RecurrentResult {
-  Variable out, h, c;  ///< (rows, P), and the last states (B, P) and, of lstm, (B, H)
+  Variable out, h, c;  ///< all states (rows, P); last states (B, P); last cells of an LSTM (B, H)
 };
-/// A pass over time. x (rows, in): rows step after step (RecurrentArgs). h (B, P), c (B, H): first states. On the CPU
-/// one node, with one product for the inputs of all steps; elsewhere composed of other operations.
+/// One recurrent layer over a sequence. x (rows, in) holds the rows of all steps in order (RecurrentArgs); h (B, P) and
+/// c (B, H) are the first states. On the CPU it is one node, with one product for the inputs of all steps; on other
+/// devices it is composed of other operations.
 RecurrentResult recurrent(const RecurrentArgs& args, const Variable& x, const Variable& h, const Variable& c,
                           const RecurrentWeights& weights);
 
-// --- losses (ops_loss.cpp): x first, then target ---
+// --- losses (ops_loss.cpp): the prediction first, then the target ---
+/// How a loss combines the losses of the elements.
 enum class Reduction { none, mean, sum };
+/// Options of cross_entropy() and nll_loss().
 struct CrossEntropyOptions {
-  Tensor weight;  ///< (classes), optional
+  Tensor weight;  ///< per class, (classes); optional
+  /// Targets with this value are skipped.
   int64_t ignore_index = -100;
+  /// Share of the target probability that is spread evenly over all classes, in [0, 1].
   double label_smoothing = 0;
-  Reduction reduction = Reduction::mean;  ///< mean divides by the weights of the targets not ignored
+  /// mean divides by the sum of the weights of the targets that are not ignored
+  Reduction reduction = Reduction::mean;
 };
-/// logits (N, C) or (N, C, d1, ...) [or (C)]; target i64 class indices (N, d1, ...), or probabilities of logits' shape.
-/// Against indices the loss is f32 for 16-bit logits, so that loss scaling does not overflow it.
+/// Cross entropy of softmax(logits). logits (N, C), (N, C, d1, ...) or (C); target: i64 class indices (N, d1, ...), or
+/// probabilities of the logits' shape. With indices and 16-bit logits the loss is f32, so that loss scaling does not
+/// overflow it.
 Variable cross_entropy(const Variable& logits, const Variable& target, const CrossEntropyOptions& options = {});
-/// cross_entropy(linear(x, weight), target) whose logits exist for `rows_at_once` rows at a time (0:
-/// linear_cross_entropy_rows()), forward and backward: x (..., C), weight (V, C), target i64 (...). mean and sum make
-/// the gradients of x and weight in forward, and backward scales them; none makes the logits again in backward. Sums in
-/// f32 for 16 bits, rounded once. linear_cross_entropy.cpp says more.
+/// cross_entropy(linear(x, weight), target) that holds the logits of only `rows_at_once` rows at a time (0:
+/// linear_cross_entropy_rows()), forward and backward. x (..., C), weight (V, C), target i64 (...). With mean and sum
+/// the forward computes the gradients of x and weight, and backward scales them; with none backward computes the logits
+/// again. Sums are f32 for 16-bit inputs and rounded once. See linear_cross_entropy.cpp.
 Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& target,
                               const CrossEntropyOptions& options = {}, int64_t rows_at_once = 0);
+/// Default chunk size, in rows, for this number of classes.
 int64_t linear_cross_entropy_rows(int64_t classes, Device device = cpu);
+/// Negative log-likelihood: -weight * log_probabilities at the target class. Shapes as for cross_entropy().
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});
-Variable mse_loss(const Variable& x, const Variable& target,
-                  Reduction reduction = Reduction::mean);  ///< shapes must agree
+/// (x - target)^2. Shapes must agree.
+Variable mse_loss(const Variable& x, const Variable& target, Reduction reduction = Reduction::mean);
+/// |x - target|.
 Variable l1_loss(const Variable& x, const Variable& target, Reduction reduction = Reduction::mean);
+/// (x - target)^2 / (2 beta) where |x - target| < beta, else |x - target| - beta / 2. Girshick, 2015.
 Variable smooth_l1_loss(const Variable& x, const Variable& target, double beta = 1,
                         Reduction reduction = Reduction::mean);
+/// (x - target)^2 / 2 where |x - target| <= delta, else delta (|x - target| - delta / 2). Huber, 1964.
 Variable huber_loss(const Variable& x, const Variable& target, double delta = 1, Reduction reduction = Reduction::mean);
+/// Binary cross entropy of sigmoid(x). weight and pos_weight (factor of the positive term) broadcast to x.
 Variable bce_with_logits(const Variable& x, const Variable& target, const Tensor& weight = {},
                          const Tensor& pos_weight = {}, Reduction reduction = Reduction::mean);
+/// Reduction of kl_div(); batchmean divides the sum by the size of dim 0.
 enum class KlReduction { none, mean, sum, batchmean };
-/// target * (log target - x), x being log-probabilities; log_target: target already is a logarithm.
+/// Kullback-Leibler divergence target * (log target - x), where x holds log-probabilities. log_target: so does target.
 Variable kl_div(const Variable& x, const Variable& target, KlReduction reduction = KlReduction::mean,
                 bool log_target = false);
 
 // --- indexing and joining (ops_index.cpp) ---
-// Lists in braces are of tensors when all of them are.
+// These overloads keep a braced list of tensors off the tape.
+/// Joins tensors along an existing dim.
 inline Tensor cat(std::initializer_list<Tensor> tensors, int64_t dim = 0) {
   return cat(std::vector<Tensor>(tensors), dim);
 }
+/// Joins tensors of one shape along a new dim.
 inline Tensor stack(std::initializer_list<Tensor> tensors, int64_t dim = 0) {
   return stack(std::vector<Tensor>(tensors), dim);
 }
+/// Einstein summation, e.g. "ij,jk->ik".
 inline Tensor einsum(const std::string& equation, std::initializer_list<Tensor> operands) {
   return einsum(equation, std::vector<Tensor>(operands));
 }

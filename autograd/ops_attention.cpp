@@ -10,12 +10,12 @@
 namespace lockstep {
 namespace {
 
-/// A floating mask must have q's dtype: under autocast that is not the one its maker chose.
+/// A floating mask must have q's dtype, which autocast may have changed after the mask was made.
 Tensor cast_mask(const Tensor& mask, DType dtype) {
   return mask.defined() && Autocast::enabled() && is_floating(mask.dtype()) ? mask.to(dtype) : mask;
 }
 
-/// The same out of other operations, which hold all scores (B, H, T, S) in memory. For second derivatives.
+/// Attention composed of other operations, for second derivatives. Holds all scores (B, H, T, S) in memory.
 Variable composed_attention(const Variable& query, const Variable& key, const Variable& value, const Tensor& mask,
                             const AttentionArgs& args) {
   LOCKSTEP_CHECK(
@@ -115,7 +115,8 @@ Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, boo
 Variable rotary_packed(Variable x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,
                        bool inverse) {
   const bool gives = x.defined() && !x.impl()->is_shared() && !(x.is_leaf() && x.requires_grad());
-  // The other branch is a Tensor, not a const one: that, clang copies into the parameter, and then it is shared.
+  // Tensor(...) makes both branches non-const. With a const branch, clang would copy into the parameter and so share
+  // the storage.
   Tensor out =
       rotary_packed(gives ? std::move(x.impl()->tensor) : Tensor(x.tensor()), turned, heads, cosine, sine, inverse);
   if (!needs_grad({&x})) return out;

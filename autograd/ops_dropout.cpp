@@ -1,4 +1,4 @@
-// Derivatives of dropout and of rows picked from a table.
+// Derivatives of dropout and embedding.
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
 #include "autograd/recorded_pass.h"
@@ -9,7 +9,7 @@ namespace lockstep {
 Variable dropout(const Variable& x, double p, bool training, const PartOf& part) {
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected p in [0, 1], got ", p);
   if (!training || p == 0) return x;
-  return dropout(x, p, next_random_key(x.device()), part);  // the key, not the mask, is kept for backward
+  return dropout(x, p, next_random_key(x.device()), part);  // backward draws the mask again from the key
 }
 
 Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part) {
@@ -44,8 +44,8 @@ Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_
           const Variable none = zeros(shape, {grad.dtype(), grad.device()});
           return back.give(0, scatter_add(none, 0, rows.expand(grad.shape()), masked_fill(grad, padded, 0)));
         } else {
-          // Few rows get a gradient: add them to what is there (a tied output layer's, say) rather than to
-          // zeros.
+          // Few rows get a gradient: add them to the gradient collected so far (e.g. of a tied output layer) rather
+          // than to zeros.
           const Tensor sum = back.partial(0);
           const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
           embedding_grad_(whole, back.grad(), index.get("embedding"), padding_index);

@@ -1,4 +1,4 @@
-// Derivatives of indexing and joining. What was read from a place gives its gradient back to that place.
+// Derivatives of indexing and joining: the gradient of a value goes back to the position that it was read from.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
@@ -7,8 +7,8 @@
 namespace lockstep {
 namespace {
 
-/// Most of the gradient is zeros: `add_to(whole)` adds the rest, into what is collected already when there is
-/// something.
+/// For gradients that are mostly zeros: `add_to(whole)` adds the nonzero part, to the gradient collected so far if
+/// there is one.
 template <class Fn> void give_places(const Backward& back, const Shape& shape, Fn add_to) {
   const Tensor sum = back.partial(0);
   const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
@@ -16,13 +16,13 @@ template <class Fn> void give_places(const Backward& back, const Shape& shape, F
   if (!sum.defined()) back.give(0, whole);
 }
 
-/// The same on the tape: `index` along `dim`, like the gradient.
+/// The same on the tape. `index`, along `dim`, has the gradient's shape.
 void give_places(const RecordedBackward& back, const Shape& shape, int64_t dim, const Tensor& index) {
   const Variable& grad = back.grad();
   back.give(0, scatter_add(Variable(zeros(shape, {grad.dtype(), grad.device()})), dim, index, grad));
 }
 
-// The gradient of a source that may be larger than the index: what was not read gets 0.
+// Gradient of a source that may be larger than the index: elements that were not read get 0.
 template <class T> T gradient_of_source(const T& grad, int64_t dim, const Tensor& index, const Shape& source) {
   const T read = gather(grad, dim, index);
   if (read.shape() == source) return read;
@@ -88,7 +88,7 @@ Variable masked_fill(const Variable& x, const Tensor& mask, Scalar value) {
 
 namespace {
 
-/// Under autocast, operands of different dtypes in the widest.
+/// Under autocast, the operands converted to the widest dtype.
 std::vector<Variable> in_one_dtype(const std::vector<Variable>& variables) {
   if (variables.empty() || !Autocast::enabled()) return variables;
   DType dtype = variables[0].dtype();
@@ -137,7 +137,7 @@ Variable stack(const std::vector<Variable>& variables, int64_t dim) {
 
 Variable pad(const Variable& x, const std::vector<int64_t>& pad_, Scalar value) {
   return on_tape("pad", {&x}, pad(x.tensor(), pad_, value), [amounts = pad_](auto& back) {
-    std::vector<int64_t> opposite;  // what was added is cut, what was cut gets zeros
+    std::vector<int64_t> opposite;  // removes what was padded, puts zeros where it was cropped
     for (int64_t amount : amounts) opposite.push_back(-amount);
     back.give(0, pad(back.grad(), opposite, 0));
   });
@@ -158,7 +158,7 @@ Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
 
 Variable repeat(const Variable& x, const Dims& repeats) {
   return on_tape("repeat", {&x}, repeat(x.tensor(), repeats), [shape = x.shape(), repeats](auto& back) {
-    // One dim after the other: (before, copies, size, after) summed over the copies.
+    // Dim by dim: (before, copies, size, after) summed over the copies.
     auto grad = back.grad();
     for (int d = 0; d < repeats.rank(); ++d) {
       if (repeats[d] == 1) continue;

@@ -1,5 +1,5 @@
-// Losses. Cross entropy against class indices and mean squared error have derivatives of their own; the others are
-// composed from differentiable operations. All of them compute in f32 where operands have 16 bits.
+// Losses. Cross entropy with class indices and mean squared error have their own derivatives; the others are composed
+// of differentiable operations. All compute in f32 when operands have 16 bits.
 #include <cstdio>
 
 #include "autograd/autocast.h"
@@ -35,14 +35,14 @@ void check_one_shape(const char* op, const Variable& x, const Variable& target) 
                  "; convert with .to(dtype)");
 }
 
-/// (N, C, d1, ...) and (C) without C.
+/// The shape without its class dim: dim 1, or dim 0 of (C).
 Shape without_classes(const Shape& shape) {
   Shape rest = shape;
   rest.erase(shape.rank() == 1 ? 0 : 1);
   return rest;
 }
 
-/// Classes last, everything else in one dim: (rows, C).
+/// Moves the classes last and joins all other dims: (rows, C).
 Variable as_rows(const Variable& x) {
   if (x.dim() == 1) return x.unsqueeze(0);
   if (x.dim() == 2) return x;
@@ -70,7 +70,7 @@ void check_targets(const char* op, const Variable& x, const Tensor& target) {
                  ", got ", target.shape());
 }
 
-/// The loss of each row, out of other operations.
+/// Cross entropy of each row, composed of other operations.
 Variable composed_rows(const Variable& rows, const Tensor& index, const Tensor& weight, const CrossEntropyArgs& args) {
   const Tensor ignored = eq(index, full({}, args.ignore_index, {i64, index.device()}));
   const Tensor safe = masked_fill(index, ignored, 0);
@@ -112,7 +112,7 @@ Variable cross_entropy_indices(const Variable& logits, const Tensor& target, con
                     Tensor grad = back.grad();
                     if (divisor.defined()) grad = div(grad, divisor.to(grad.dtype()));
                     grad = none ? grad.reshape({count}) : grad.expand({count});
-                    // The logits are often the largest tensor of a model: their gradient takes their place when nobody
+                    // The logits are often the largest tensor of a model: their gradient overwrites them when nobody
                     // else holds them.
                     const Tensor x = back.retains() ? logits.get(name) : logits.take(name);
                     const bool in_place = !back.retains() && x.is_exclusive() && x.is_contiguous();
@@ -136,7 +136,7 @@ Variable cross_entropy_probabilities(const Variable& logits, const Variable& tar
   const double smoothing = options.label_smoothing;
   if (smoothing > 0) probabilities = add_scalar(mul_scalar(probabilities, 1 - smoothing), smoothing / double(classes));
   if (options.weight.defined()) probabilities = mul(probabilities, options.weight.to(x.dtype()));
-  const Variable losses = rsub_scalar(sum(mul(log_softmax(x, 1), probabilities), {1}), 0);  // 0 - x: no -0
+  const Variable losses = rsub_scalar(sum(mul(log_softmax(x, 1), probabilities), {1}), 0);  // 0 - x: a zero loss is +0
   return wide.round(reduced(losses.reshape(without_classes(logits.shape())), options.reduction));
 }
 
@@ -176,7 +176,7 @@ Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const
                                             : ones({x.size(0)}, {x.dtype(), x.device()});
   weights = masked_fill(weights, ignored, 0);
   const Variable picked = gather(x, 1, safe.unsqueeze(1)).squeeze(1);
-  // An ignored row counts for nothing, even when its log-probability is -inf.
+  // An ignored row contributes 0, even when its log-probability is -inf.
   const Variable losses = neg(mul(masked_fill(picked, ignored, 0), weights));
   if (options.reduction == Reduction::none) return wide.round(losses.reshape(without_classes(input.shape())));
   const Variable total = sum(losses);
@@ -198,7 +198,8 @@ Variable mse_loss(const Variable& input, const Variable& aim, Reduction reductio
                            [difference = std::move(difference), count](auto& back) mutable {
                              const auto scale = mul_scalar(back.grad(), 2 / count);
                              if constexpr (is_recorded<decltype(back)>) {
-                               // Any values that differ by it would do, as it is linear in both.
+                               // The gradient depends on the difference only: any two values with this difference
+                               // serve.
                                const Variable from = back.input(0, difference);
                                const Variable grad = mul(sub(from, back.input(1, zeros_like(difference))), scale);
                                back.give(1, neg(grad));

@@ -1,4 +1,4 @@
-// Derivatives of matrix products. Transposes are views; the products run on them as they are.
+// Derivatives of matrix products. Transposes are views, which the products read without a copy.
 #include <algorithm>
 #include <string>
 
@@ -14,14 +14,15 @@
 namespace lockstep {
 namespace {
 
-/// d(a b) / da . g for matrices and batches of them. A single matrix that met a batch gets the batch's sum at once.
+/// Gradients of a b for matrices and batches. `single`: b was one matrix for a whole batch, so its gradient is summed
+/// over the batch, by one product.
 template <class T> T left_grad(const T& g, const T& b) { return matmul(g, b.transpose(-2, -1)); }
 template <class T> T right_grad(const T& g, const T& a, bool single) {
   if (single && a.dim() > 2 && a.dim() == g.dim()) return matmul(as_matrix(a).t(), as_matrix(g));
   return matmul(a.transpose(-2, -1), g);
 }
 
-/// g w towards input i, of this shape: added by the product where another use of the input has left its part already.
+/// Gives g w to input i, of this shape. If another use of the input has already given its part, the product adds to it.
 void give_product(const Backward& back, int i, const Tensor& g, const Tensor& w, const Shape& shape) {
   const Tensor sum = back.partial(i);
   if (!sum.defined() || quantized_of(w)) return back.give(i, matmul(g, w).view(shape));
@@ -41,7 +42,7 @@ Variable matmul(const Variable& a, const Variable& b) {
   const Saved kept_a = b.requires_grad() ? Saved(a) : Saved(), kept_b = a.requires_grad() ? Saved(b) : Saved();
   return record("matmul", {&a, &b}, std::move(out),
                 [a = kept_a, b = kept_b, rank_a = a.dim(), rank_b = b.dim()](auto& back) {
-                  // Vectors become matrices of one row (a) or column (b), and g gets the dims back that they lost.
+                  // Vectors become matrices of one row (a) or one column (b), and g gets back the dims that they lost.
                   using T = Value<decltype(back)>;
                   T g = back.grad();
                   if (rank_b == 1) g = g.unsqueeze(-1);
@@ -90,7 +91,7 @@ Variable outer(const Variable& a, const Variable& b) {
 
 namespace {
 
-/// The node of x w^T + bias, and of a residual that was added to it, if any.
+/// Records the node of x w^T + bias, plus `residual` if it is defined.
 Variable record_linear(const Variable& x, const Variable& w, const Variable& bias, const Variable& residual,
                        Tensor out) {
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
@@ -136,14 +137,16 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
   const Tensor no_bias;
   const Tensor& b = bias.defined() ? bias.tensor() : no_bias;
   if (!needs_grad({&x, &w, &bias})) return linear(x.tensor(), w.tensor(), b, activation);
-  // relu's derivative reads the output, which the next layer holds anyway; the others read the value before.
+  // The derivative of relu reads the output, which the next layer keeps anyway; the others read the value before the
+  // activation.
   const bool reads_pre = activation != Activation::none && activation != Activation::relu;
   Tensor pre;
   const Tensor out = linear(x.tensor(), w.tensor(), b, activation, reads_pre ? &pre : nullptr),
                &read = reads_pre ? pre : out;
   const Variable product = record_linear(x, w, bias, {}, read);
   if (activation == Activation::none) return product;
-  // A node of its own, though one kernel computed both: a backward in two parts needs its derivative once.
+  // A separate node, although one kernel computed both: a split backward must apply the activation's derivative only
+  // once.
   constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf,
                                  PointwiseOp::silu};
   return record(
@@ -167,7 +170,7 @@ Variable linear_add(const Variable& residual, const Variable& x, const Variable&
   return record_linear(x, w, bias, residual, out);
 }
 
-// --- einsum: towards each operand it is an einsum again, of the gradient and the other operands ---
+// --- einsum: the gradient of an operand is an einsum of the incoming gradient and the other operands ---
 namespace {
 
 struct Equation {
@@ -175,7 +178,7 @@ struct Equation {
   std::string output;
 };
 
-/// An equation that the forward has accepted.
+/// Parses an equation that the forward has accepted.
 Equation parse(const std::string& text) {
   Equation e;
   const size_t arrow = text.find("->");
@@ -196,7 +199,7 @@ Equation parse(const std::string& text) {
   return e;
 }
 
-/// Gradient towards operand `at`, given all operands.
+/// Gradient of operand `at`, given all operands.
 template <class T>
 T einsum_grad(const Equation& e, size_t at, const T& grad, const std::vector<T>& operands, const Shape& shape) {
   std::string equation = e.output, elsewhere = e.output, known;
@@ -207,8 +210,8 @@ T einsum_grad(const Equation& e, size_t at, const T& grad, const std::vector<T>&
     elsewhere += e.inputs[i];
     factors.push_back(operands[i]);
   }
-  // A letter of this operand alone was summed: its gradient is the same along it. A letter that occurs twice in it was
-  // a diagonal: its gradient lies on that.
+  // A letter that only this operand has was summed over: the gradient is constant along it. A letter that occurs twice
+  // in the operand took a diagonal: the gradient lies on that diagonal.
   const std::string& names = e.inputs[at];
   Shape with_ones, full;
   Strides diagonal;

@@ -1,4 +1,4 @@
-// Derivatives of layers: convolution, pooling, softmax, the norms.
+// Derivatives of layers: convolution, pooling, softmax and norms.
 #include <memory>
 #include <utility>
 
@@ -17,8 +17,8 @@ Variable mean_of(const Variable& x, const Dims& dims) { return mean(x, dims, tru
 
 template <class T> T sum_channels(const T& grad) { return sum(grad, {0, 2, 3}); }
 
-/// As the functions of tensors of these names without _of, on the tape. All are linear in each operand, so their
-/// derivatives are these, and conv2d, again.
+/// Differentiable versions of conv2d_grad_input and conv2d_grad_weight. Both are linear in each operand, so their
+/// derivatives are these two functions and conv2d.
 Variable conv2d_grad_input_of(const Variable& g, const Variable& w, const Shape& x_shape, const ConvArgs& args);
 Variable conv2d_grad_weight_of(const Variable& g, const Variable& x, const Shape& w_shape, const ConvArgs& args) {
   return on_tape("conv2d_grad_weight", {&g, &x},
@@ -91,15 +91,15 @@ Variable conv_transpose2d(const Variable& input, const Variable& weight, const V
   Tensor out = conv_transpose2d(x.tensor(), w.tensor(), tensor_or_none(bias), args, output_padding);
   if (!needs_grad({&x, &w, &bias})) return out;
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
-  // It is the gradient of a convolution, so its own gradients are that convolution and its gradient, with x and g
-  // swapped.
+  // A transposed convolution is the input gradient of a convolution. Its own gradients are that convolution and its
+  // weight gradient, with x and g swapped.
   return record("conv_transpose2d", {&x, &w, &bias}, std::move(out),
                 [x = kept_x, w = kept_w, shape = x.shape(), w_shape = w.shape(), args, output_padding](auto& back) {
                   using T = Value<decltype(back)>;
                   const T& g = back.grad();
                   if (back.needs(2)) back.give(2, sum_channels(g));
-                  // That convolution gives a further pixel for each whole stride of output padding (legal below the
-                  // dilation), for which there is no x.
+                  // That convolution returns one extra pixel per whole stride of output padding (legal below the
+                  // dilation); no x belongs to it.
                   const int64_t rows = output_padding[0] / args.stride[0], columns = output_padding[1] / args.stride[1];
                   if (back.needs(0))
                     back.give(0, conv2d(g, back.input(1, w), T(), args).narrow(2, 0, shape[2]).narrow(3, 0, shape[3]));
@@ -112,7 +112,7 @@ Variable conv_transpose2d(const Variable& input, const Variable& weight, const V
 }
 
 namespace {
-/// `out` is the gradient of a linear operation: its derivative is the operation.
+/// `out` is the adjoint of a linear operation, applied to `grad`: its derivative is the operation itself.
 template <class Fn> Variable transposed(const char* name, const Variable& grad, Tensor out, Fn operation) {
   if (!needs_grad({&grad})) return out;
   return record(name, {&grad}, std::move(out),
@@ -184,13 +184,14 @@ Variable softmax(const Variable& input, int64_t dim) {
 }
 
 Variable log_softmax(const Variable& input, int64_t dim) {
-  const Wide wide(input);  // its derivative has exp() of what it gave
+  const Wide wide(input);  // in f32: the derivative exponentiates the result
   const Variable x = wide(input);
   return wide.round(record_softmax("log_softmax", true, x, dim, log_softmax(x.tensor(), dim)));
 }
 
 namespace {
-/// Gradients of normalised(x) * weight + bias. `channels`: weight's shape against x; empty: its own.
+/// Gives the gradients of normalised(x) * weight + bias. `channels`: the shape in which weight meets x; empty: weight's
+/// own.
 template <class Fn>
 void give_norm(const RecordedBackward& back, const Saved& x, const Saved& weight, bool has_bias, Fn normalised,
                const Shape& channels = {}) {
@@ -207,14 +208,15 @@ void give_norm(const RecordedBackward& back, const Saved& x, const Saved& weight
 
 namespace {
 
-/// What dropout leaves of the gradient of a sum, made by the norm behind it in the same pass (add_norm).
+/// The gradient of the branch with dropout, which the norm's kernel computed along with its own (add_norm). The node of
+/// the sum takes `value` if its own gradient still is `of`, at this version.
 struct Dropped {
   Tensor of, value;
   uint32_t version = 0;
 };
 
-/// Records layer norm or RMS norm over the trailing dims. What is collected of x's gradient already (a residual's) gets
-/// its own added in the same pass.
+/// Records layer norm or RMS norm over the trailing dims. If another use of x (a residual) has already given its
+/// gradient, the kernel adds to it.
 Variable record_norm(const Variable& x, const Variable& weight, const Variable& bias, NormResult result,
                      const Shape& normalized, const AddNormArgs& args, std::shared_ptr<Dropped> dropped = {}) {
   const char* const name = args.centered ? "layer_norm" : "rms_norm";
@@ -286,7 +288,7 @@ SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& no
   how.p = drops ? args.p : 0;
   if (drops) how.key = next_random_key(x.device());
   AddNorm made = add_norm(residual.tensor(), x.tensor(), normalized, tensor_or_none(weight), tensor_or_none(bias), how);
-  // Two nodes, though one kernel computed both: the sum has other readers.
+  // Two nodes, although one kernel computed both: the sum has other consumers.
   const auto dropped = drops ? std::make_shared<Dropped>() : nullptr;
   Variable sum = made.sum;
   if (needs_grad({&residual, &x}))
@@ -317,7 +319,7 @@ Variable group_norm(const Variable& input, int64_t groups, const Variable& scale
                    "[group_norm] expected weight and bias of shape ", Shape{x.size(1)}, ", got ", affine->shape());
   }
   if (x.numel() == 0) return wide.round(x);
-  // A group is a row; then each channel has its own weight.
+  // Each group is a row of a layer norm; then each channel is scaled and shifted.
   const int64_t rows = x.size(0) * groups, columns = x.numel() / rows;
   Variable y = layer_norm(x.reshape({rows, columns}), {columns}, {}, {}, eps).reshape(x.shape());
   Shape channels = Dims::filled(x.dim() - 1, 1);

@@ -1,6 +1,6 @@
-// Derivatives of the pointwise operations. All lines of pointwise.def share two closures, one for unary and one for
-// binary operations: they keep only what the functor's derivative says that it reads (tensor/functors.h), and let the
-// kernel write over the incoming gradient when nobody else holds it.
+// Derivatives of the pointwise operations. All rows of pointwise.def share two closures, one for unary and one for
+// binary operations. They save only what the functor's derivative reads (tensor/functors.h), and let the kernel
+// overwrite the incoming gradient when nobody else holds it.
 #include "autograd/autocast.h"
 #include "autograd/complex.h"
 #include "autograd/ops.h"
@@ -37,7 +37,7 @@ void check_not_complex(const char* name, const Variable& x) {
                  "; use the form that makes a new tensor");
 }
 
-/// In place: what must be kept of x before it is overwritten.
+/// Before an in-place operation: the copy of x that its derivative will read.
 Saved before_write(const Unary& info, const Variable& x) {
   check_not_complex(info.name, x);
   check_in_place(info.name, x);
@@ -54,14 +54,14 @@ Variable& after_write(const Unary& info, Variable& x, Saved kept) {
 struct Binary {
   const char* name;
   PointwiseOp op;
-  int reads0, reads1;  // operands that the derivatives towards a and b read
+  int reads0, reads1;  // bits of the operands that each derivative reads
 };
 
 struct BinaryGrad {
   Binary info;
   Saved a, b;
 
-  /// Towards a or b. Writes over `grad` where it can: the caller holds a second handle when it is needed again.
+  /// Gradient of a or b. Overwrites `grad` if possible; the caller holds a second handle while `grad` is still needed.
   template <class Back> auto part(Back& back, PointwisePart part, int reads) const {
     const typename Back::Value& grad = back.grad();
     const bool first = part == PointwisePart::grad0;
@@ -80,15 +80,14 @@ struct BinaryGrad {
       }
     }
     if (back.needs(1)) {
-      const auto held =
-          back.needs(0) ? back.grad() : typename Back::Value();  // a second holder: not to be written over
+      const auto held = back.needs(0) ? back.grad() : typename Back::Value();  // a second handle prevents overwriting
       back.give(1, part(back, PointwisePart::grad1, info.reads1));
     }
     if (back.needs(0)) back.give(0, part(back, PointwisePart::grad0, info.reads0));
   }
 };
 
-/// Operands that the wanted derivatives read.
+/// The operands that the required derivatives read.
 int reads_of(const Binary& info, const Variable& a, const Variable& b) {
   return (a.requires_grad() ? info.reads0 : 0) | (b.requires_grad() ? info.reads1 : 0);
 }
@@ -120,7 +119,7 @@ Variable& after_write(Variable& a, const Variable& b, BinaryGrad grad) {
   return a;
 }
 
-/// Autocast: operations whose results overflow or cancel in 16 bits.
+/// Operations that run in f32 under autocast, because they overflow or cancel in 16 bits.
 constexpr bool is_sensitive(PointwiseOp op) {
   switch (op) {
     case PointwiseOp::exp:

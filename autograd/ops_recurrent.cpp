@@ -1,5 +1,5 @@
-// Recurrent layers: a pass over time as one node, whose weights get their gradients by one product over all steps; and
-// the same composed of other operations, for devices without the kernel and for derivatives of derivatives.
+// Recurrent layers: a whole sequence as one node, whose weight gradients take one product over all steps; and the same
+// composed of other operations, for devices without the kernel and for second derivatives.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
@@ -46,7 +46,8 @@ void check_arguments(const RecurrentArgs& args, const Variable& x, const Variabl
 
 Tensor plain(const Variable& v) { return v.defined() ? v.tensor() : Tensor(); }
 
-/// What is added to the inputs' product: all biases but that of a GRU's candidate, which is in the hidden product.
+/// The bias of the input product: the sum of both, except the hidden bias of a GRU's candidate, which the hidden
+/// product adds.
 Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden) {
   if (!input.defined() || !hidden.defined())
     LOCKSTEP_CHECK(!input.defined() && !hidden.defined(), "[recurrent] expected both biases or none");
@@ -58,11 +59,12 @@ Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden
   return sum;
 }
 
-/// For every row the state before its step.
+/// For every row, the state before its step.
 Tensor states_before(const RecurrentArgs& args, const Tensor& first, const Tensor& out) {
   const Tensor before = empty_like(out);
   const int64_t steps = int64_t(args.batch.size());
-  int64_t at = args.reverse ? out.size(0) : 0, from = 0, there = 0;  // `there` states lie in out at `from`
+  // the previous step: `there` states, at row `from` of out
+  int64_t at = args.reverse ? out.size(0) : 0, from = 0, there = 0;
   for (int64_t i = 0; i < steps; ++i) {
     const int64_t n = args.batch[size_t(args.reverse ? steps - 1 - i : i)];
     if (args.reverse) at -= n;
@@ -110,13 +112,13 @@ RecurrentResult composed(const RecurrentArgs& args, const Variable& x, const Var
   return {cat(out, 0), h, lstm ? c : Variable()};
 }
 
-/// What a fused pass keeps for its gradient.
+/// Data of a fused pass that its derivative reads.
 struct RecurrentPass {
   RecurrentArgs args;
   Saved x, h, c, input, hidden, input_bias, hidden_bias, project, out;
   Tensor gates, fresh, cells;
 
-  /// The sequence again, step by step.
+  /// For a second derivative: the sequence again, composed step by step.
   void operator()(RecordedBackward& back) const {
     back.through_all({&x, &h, &c, &input, &hidden, &input_bias, &hidden_bias, &project},
                      [&](const std::vector<Variable>& v) {
@@ -132,7 +134,7 @@ struct RecurrentPass {
     const Tensor& w_project = project.get(recurrent_name);
     const bool lstm = args.cell == RecurrentCell::lstm, gru = args.cell == RecurrentCell::gru;
     const Tensor &first_h = h.get(recurrent_name), &first_c = c.get(recurrent_name);
-    // written to, so never the caller's
+    // A copy, because the kernel writes to it.
     const auto own = [](const Tensor& grad, const Tensor& like) {
       return grad.defined() ? grad.clone() : zeros_like(like);
     };

@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-/// What `keepdim` would have given: size 1 at the reduced dims.
+/// The shape of the result with keepdim: size 1 at the reduced dims.
 Shape kept_shape(const Shape& shape, const Dims& dims) {
   if (dims.empty()) return Dims::filled(shape.rank(), 1);
   Shape kept = shape;
@@ -26,12 +26,13 @@ int64_t reduced_count(const Shape& shape, const Dims& dims) {
   return count;
 }
 
-/// A gradient (or result) with the reduced dims put back as size 1, so that it broadcasts against x.
+/// A gradient or result with the reduced dims restored as size 1, so that it broadcasts against x.
 template <class T> T put_back(const T& grad, const Shape& shape, const Dims& dims) {
   return grad.reshape(kept_shape(shape, dims));
 }
 
-/// Products of all elements but one, of rows: from the left times from the right. No division, so zeros are exact.
+/// For each element of a row, the product of all others: the product of those before it times the product of those
+/// after it. There is no division, so zeros are exact.
 template <class T> T products_of_others(const T& rows) {
   const int64_t n = rows.size(1);
   const T one = ones({rows.size(0), 1}, {rows.dtype(), rows.device()});
@@ -41,7 +42,7 @@ template <class T> T products_of_others(const T& rows) {
 }
 
 template <class T> T prod_grad(const T& grad, const T& x, const Dims& dims) {
-  // The reduced dims go to the end and become one.
+  // Moves the reduced dims to the end and joins them.
   const Shape kept = kept_shape(x.shape(), dims);
   Dims order, inverse = Dims::filled(x.dim(), 0);
   for (bool reduced : {false, true})
@@ -55,12 +56,12 @@ template <class T> T prod_grad(const T& grad, const T& x, const Dims& dims) {
   return mul(others, put_back(grad, x.shape(), dims));
 }
 
-/// grad / out * factor, and 0 where out, a length, is 0.
+/// grad / out * factor, and 0 where out, a norm or deviation, is 0.
 template <class Back>
 auto over_length(Back& back, const Saved& out, const Shape& shape, const Dims& dims, double factor) {
   auto length = put_back<Value<Back>>(back.output(out), shape, dims);
   const Tensor none = eq(bare(length), zeros_like(bare(length)));
-  if constexpr (Back::is_recorded) length = masked_fill(length, none, 1);  // so that no derivative has 0 / 0
+  if constexpr (Back::is_recorded) length = masked_fill(length, none, 1);  // avoids 0 / 0 in the second derivative
   const auto scale = div(put_back(back.grad(), shape, dims), length);
   return fill_over(factor == 1 ? scale : scale_over(scale, factor), none, 0);
 }
@@ -72,14 +73,14 @@ Variable extreme(const char* name, const Variable& x, const Dims& dims, Tensor o
     const Tensor& values = x.get(name);
     const Shape& shape = values.shape();
     const Tensor at = eq(values, put_back(out.get(name), shape, dims));
-    const Tensor ties =
-        sum(at, dims, true).to(size_of(values.dtype()) == 2 ? f32 : values.dtype());  // more than f16 can count
+    // In f32, because f16 cannot count all ties.
+    const Tensor ties = sum(at, dims, true).to(size_of(values.dtype()) == 2 ? f32 : values.dtype());
     const auto share = div(put_back(back.grad(), shape, dims).to(ties.dtype()), ties).to(values.dtype());
     back.give(0, mul(at.to(values.dtype()), share));
   });
 }
 
-/// Values that were picked out of x along `dim`: the gradient goes back to their places.
+/// Values selected from x along `dim`: their gradient goes back to their positions.
 VariableIndices picked(const char* name, const Variable& x, int64_t dim, bool keepdim, ValuesIndices result) {
   if (!needs_grad({&x})) return {std::move(result.values), std::move(result.indices)};
   const Tensor indices = result.indices;
@@ -107,7 +108,8 @@ Variable cumsum_from_end(const Variable& x, int64_t dim) {
   return x.dim() == 0 ? x : flip(cumsum(flip(x, {dim}), dim), {dim});
 }
 
-/// With r_k = g_k + x_{k+1} r_{k+1}, the gradient is r_k times the product of what lies before k. No division.
+/// With r_k = g_k + x_{k+1} r_{k+1}, the gradient of x_k is r_k times the product of the elements before k. No
+/// division.
 template <class T> T cumprod_grad(const T& grad, const T& x, int64_t dim) {
   if (x.dim() == 0 || x.numel() == 0) return grad;
   const int64_t n = x.size(dim);
@@ -176,7 +178,8 @@ Variable stddev(const Variable& input, const Dims& dims, double correction, bool
         const auto& values = back.input(0, x);
         const double n = double(reduced_count(values.shape(), dims));
         const auto scale =
-            over_length(back, out, values.shape(), dims, 1 / (n - correction));  // all values equal: 0, as PyTorch
+            // 0 if all values are equal, as in PyTorch
+            over_length(back, out, values.shape(), dims, 1 / (n - correction));
         back.give(0, mul_over(sub(values, mean(values, dims, true)), scale));
       }));
 }
@@ -203,7 +206,7 @@ Variable logsumexp(const Variable& input, const Dims& dims, bool keepdim) {
     const auto& values = back.input(0, x);
     const auto log = put_back<Value<decltype(back)>>(back.output(out), values.shape(), dims);
     const Tensor nothing = full({}, -std::numeric_limits<double>::infinity(), {log.dtype(), log.device()});
-    const auto finite = masked_fill(log, eq(bare(log), nothing), 0);  // -inf everywhere: gradient 0
+    const auto finite = masked_fill(log, eq(bare(log), nothing), 0);  // all -inf: gradient 0
     back.give(0, mul_over(exp_over(sub(values, finite)), put_back(back.grad(), values.shape(), dims)));
   }));
 }

@@ -1,5 +1,5 @@
 #pragma once
-// The end of a backward pass, also when an exception is the end.
+// A callback for the end of a backward pass, and for a pass that ends with an exception.
 #include <memory>
 #include <utility>
 
@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// As after_backward(ended); when that does not run to its end, or the pass does not get there, abandoned() follows.
+/// after_backward(ended). If the pass fails, or `ended` throws, `abandoned` is called instead.
 template <class Ended, class Abandoned> void after_backward(Ended ended, Abandoned abandoned) {
   struct End {
     End(Ended e, Abandoned a) : ended(std::move(e)), abandoned(std::move(a)) {}

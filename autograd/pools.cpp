@@ -1,4 +1,4 @@
-// Pooling is done dim by dim: of volumes the planes first, then the depth of each place of a plane.
+// Pooling dim by dim: for volumes first within the planes, then along the depth.
 #include "autograd/pools.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// Dims behind C.
+/// Checks x and its options. Returns the number of dims after C.
 int check_pooled(const char* op, const Variable& x, std::initializer_list<const Dims*> options) {
   const int dims = x.dim() - 2;
   LOCKSTEP_CHECK(is_floating(x.dtype()) && dims >= 1 && dims <= 3, "[", op,
@@ -25,7 +25,7 @@ int check_pooled(const char* op, const Variable& x, const PoolArgs& args) {
   return check_pooled(op, x, {&args.kernel, &args.stride, &args.padding, &args.dilation});
 }
 
-/// The options of dims `first` and the one behind it; of dim -1 those of one that is left as it is.
+/// The options of dims `first` and `second`. -1 stands for a dim that is not pooled.
 PoolArgs two_of(const PoolArgs& a, int first, int second) {
   const auto both = [&](const Dims& values, int64_t none) {
     return Dims{first < 0 ? none : values[first], second < 0 ? none : values[second]};
@@ -38,7 +38,7 @@ PoolArgs two_of(const PoolArgs& a, int first, int second) {
           .count_include_pad = a.count_include_pad};
 }
 
-/// Runs pool(images, first dim of the options, second) over all dims of x, -1 being a dim that stays.
+/// Applies pool(images, first dim of the options, second) to all dims of x; -1 is a dim that is not pooled.
 template <class V, class Pool> V over_planes(const V& x, int dims, const Pool& pool) {
   if (dims == 1) return pool(x.unsqueeze(2), -1, 0).squeeze(2);
   if (dims == 2) return pool(x, 0, 1);
@@ -59,7 +59,8 @@ Dims known_sizes(const char* op, const Variable& x, const Dims& sizes) {
   return known;
 }
 
-/// Of each of `out` windows the numbers of dim `d`, the last one again where a window is shorter than others.
+/// For each of `out` windows over a dim of size `in`, the indices in it. Windows shorter than `longest` repeat their
+/// last index.
 Tensor window_numbers(int64_t in, int64_t out, int64_t& longest) {
   longest = 1;
   const auto first = [&](int64_t i) { return i * in / out; };
@@ -71,7 +72,7 @@ Tensor window_numbers(int64_t in, int64_t out, int64_t& longest) {
   return Tensor::from(numbers, {out * longest});
 }
 
-/// Dim `d` as two.
+/// The shape with dim `d` split into two.
 Shape split_shape(const Shape& shape, int d, int64_t a, int64_t b) {
   Shape split = shape;
   split[d] = a;
@@ -90,13 +91,14 @@ VariableIndices max_pool_indices(const Variable& x, const PoolArgs& args) {
   const int dims = check_pooled("max_pool_indices", x, args);
   const int64_t n = x.size(0), c = x.size(1);
   Tensor places;
-  if (dims == 3) {  // of the planes, then of the depth
+  if (dims == 3) {  // first within the planes, then along the depth
     const int64_t d = x.size(2), plane = x.size(3) * x.size(4);
     const ValuesIndices flat = max_pool2d(x.tensor().reshape({n, c * d, x.size(3), x.size(4)}), two_of(args, 1, 2));
     const int64_t p = flat.values.size(2), q = flat.values.size(3);
     const ValuesIndices deep = max_pool2d(flat.values.reshape({n, c, d, p * q}), two_of(args, 0, -1));
     const int64_t e = deep.values.size(2);
-    const Tensor of_deep = deep.indices.to(i64).reshape({n, c, e * p * q});  // d (p q) + place of the plane
+    // depth * (p q) + position in the pooled plane
+    const Tensor of_deep = deep.indices.to(i64).reshape({n, c, e * p * q});
     const Tensor in_plane = gather(flat.indices.to(i64).reshape({n, c, d * p * q}), 2, of_deep);
     places = add(mul_scalar(floor_divide(of_deep, p * q), plane), in_plane).reshape({n, c, e, p, q});
   } else {
@@ -129,8 +131,8 @@ Variable adaptive_avg_pool(const Variable& input, const Dims& sizes) {
 VariableIndices adaptive_max_pool(const Variable& x, const Dims& sizes) {
   const Dims known = known_sizes("adaptive_max_pool", x, sizes);
   Variable values = x;
-  Tensor places;                                 // of `values`, among all behind C
-  for (int d = known.rank() - 1; d >= 0; --d) {  // the last dim first: of equal numbers the first one counts
+  Tensor places;                                 // positions of `values`, flat over the dims after C
+  for (int d = known.rank() - 1; d >= 0; --d) {  // last dim first: of equal values the first one wins
     int64_t longest = 1, behind = 1;
     const Tensor numbers = window_numbers(x.size(d + 2), known[d], longest).to(x.device());
     for (int e = d + 3; e < x.dim(); ++e) behind *= x.size(e);

@@ -1,22 +1,24 @@
 #pragma once
-// Pooling beyond max_pool2d, avg_pool2d and adaptive_avg_pool2d, for signals (N, C, L), images (N, C, H, W) and volumes
-// (N, C, D, H, W) alike, composed of those. Options have a value for each dim behind C. Meaning is
-// torch.nn.functional's.
+// Pooling beyond max_pool2d, avg_pool2d and adaptive_avg_pool2d, composed of these: for signals (N, C, L), images (N,
+// C, H, W) and volumes (N, C, D, H, W). Options have one value per dim after C. Meaning as in torch.nn.functional.
 #include "autograd/ops.h"
 
 namespace lockstep {
 
+/// Maximum of each window; padding counts as -inf.
 Variable max_pool(const Variable& x, const PoolArgs& args);
-/// With the places of the maxima, i64, in all that is behind C (PyTorch's return_indices).
+/// max_pool() with the positions of the maxima: i64, flat over the dims after C (PyTorch's return_indices).
 VariableIndices max_pool_indices(const Variable& x, const PoolArgs& args);
+/// Mean of each window.
 Variable avg_pool(const Variable& x, const PoolArgs& args);
-/// `sizes`: of the result; -1: as x.
+/// Mean over windows that divide each dim into `sizes` parts; -1 keeps the size of x.
 Variable adaptive_avg_pool(const Variable& x, const Dims& sizes);
+/// Maximum over such windows, with positions as in max_pool_indices().
 VariableIndices adaptive_max_pool(const Variable& x, const Dims& sizes);
-/// (sum of x^p)^(1/p) over each window; p > 0. No padding.
+/// (sum of x^p)^(1/p) over each window; p > 0. Error with padding.
 Variable lp_pool(const Variable& x, double p, const PoolArgs& args);
-/// Numbers back at the places that max_pool_indices gave, among zeros, in results whose sizes behind C are `sizes`;
-/// of equal places the last one counts.
+/// Writes the values of x to the positions from max_pool_indices(), and zeros elsewhere. `sizes`: the result's sizes
+/// after C. If positions repeat, the last one wins.
 Variable max_unpool(const Variable& x, const Tensor& indices, const Dims& sizes);
 
 }  // namespace lockstep

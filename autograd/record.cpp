@@ -1,4 +1,4 @@
-// Recording: an operation becomes a node that points at the nodes of its inputs; what it saves knows its version.
+// Recording: an operation becomes a node that points to the nodes of its inputs. Saved tensors remember their version.
 #include <algorithm>
 #include <atomic>
 

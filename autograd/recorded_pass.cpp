@@ -1,3 +1,4 @@
+// The recorded backward pass (create_graph), and grad(). See recorded_pass.h.
 #include "autograd/recorded_pass.h"
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// A tensor at a place of the graph.
+/// A variable for `tensor` that is this node output.
 Variable at_place(const Tensor& tensor, const Edge& place) {
   Variable result(tensor);
   if (!place.node) return result;
@@ -24,13 +25,13 @@ Variable at_place(const Tensor& tensor, const Edge& place) {
 
 Edge place_of(const Variable& x) { return {x.impl()->node, x.impl()->output}; }
 
-/// The same values at a place of their own, so that gradients towards it are not those of another input that led to it.
+/// An identity node for x: its gradient excludes paths through other inputs that were computed from x.
 Variable aliased(const Variable& x) {
   if (!needs_grad({&x})) return x;
   return as_view(x, record("input", {&x}, x.tensor(), [](auto& back) { back.give(0, back.grad()); }));
 }
 
-/// What is recorded in here is what the derivative says, whatever the caller's scopes are.
+/// Scopes of a recorded pass: recording is on and autocast off, whatever the caller's scopes are.
 struct Recording {
   EnableGrad grad;
   Autocast none{bf16, false};
@@ -100,7 +101,7 @@ void RecordedBackward::through_all(
     wanted.push_back(inputs[i]);
     places.push_back(int(i));
   }
-  // Gradients may have come to some of the results only, and some may not depend on what is wanted.
+  // Perhaps only some results received gradients, and some do not depend on a wanted input.
   std::vector<Variable> results, starts;
   const std::vector<Variable> made = composed(inputs);
   for (size_t i = 0; i < made.size(); ++i)
@@ -112,7 +113,7 @@ void RecordedBackward::through_all(
 
 RecordedPass::RecordedPass(const std::vector<Edge>& roots, const std::vector<Edge>* wanted)
     : wanted_(wanted), found_(wanted ? wanted->size() : 0) {
-  // Everything reachable, sorted by number: a node leads somewhere when one of its inputs, which come before it, does.
+  // All reachable nodes by number: a node leads to a wanted output if one of its inputs, whose numbers are lower, does.
   std::vector<Node*> nodes, stack;
   std::unordered_set<const Node*> seen;
   const auto visit = [&](Node* node) {

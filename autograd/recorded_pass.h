@@ -1,6 +1,6 @@
 #pragma once
-// The backward walk that is itself recorded (create_graph): gradients are variables, and derivatives of derivatives
-// follow (Pearlmutter, 1994: a product with the Hessian is the gradient of a gradient times a vector).
+// The backward pass that is itself recorded (create_graph): gradients are variables, so they can be differentiated
+// again (Pearlmutter, 1994: a product with the Hessian is the gradient of a gradient times a vector).
 #include <functional>
 #include <map>
 #include <unordered_map>
@@ -11,19 +11,21 @@
 
 namespace lockstep {
 
-/// A pass over the nodes by descending number: what a node receives comes from nodes with higher ones. Nothing is
-/// freed.
+/// A pass over the nodes by descending number: all gradients of a node come from nodes with higher numbers. Frees
+/// nothing.
 class RecordedPass {
  public:
-  /// `wanted`: the places whose gradients are asked for, and what does not lead there is left out; null: all leaves.
+  /// `wanted`: the node outputs whose gradients are returned; nodes that do not lead to one are skipped. Null: all
+  /// leaves.
   RecordedPass(const std::vector<Edge>& roots, const std::vector<Edge>* wanted);
 
+  /// Adds to the gradient that waits at this output.
   void give(const Edge& edge, const Variable& grad);
-  /// Whether a gradient given there is of use.
+  /// True when a gradient given there leads to a wanted one.
   bool leads(const Edge& edge) const { return !wanted_ || useful_.count(edge.node.get()); }
-  /// Whether this thread is in one: who keeps parameters elsewhere (ZeRO 3) has to know.
+  /// True when this thread is inside such a pass. ZeRO 3, which keeps parameters elsewhere, asks.
   static bool running();
-  /// Runs everything; gives back the wanted gradients, undefined where nothing flowed.
+  /// Runs the pass. Returns the wanted gradients, undefined where none arrived.
   std::vector<Variable> run();
 
  private:
@@ -37,14 +39,14 @@ class RecordedPass {
   std::vector<Variable> found_;
   std::unordered_set<const Node*> useful_;
   std::map<uint64_t, Waiting, std::greater<>> waiting_;  // by number
-  std::vector<Waiting> leaves_;                          // all have number 0: in the order in which they were reached
+  std::vector<Waiting> leaves_;                          // all leaves have number 0: in the order of first arrival
   std::unordered_map<const Node*, size_t> place_of_leaf_;
 };
 
-/// backward({.create_graph = true}).
+/// Variable::backward() with create_graph.
 void backward_recorded(const Variable& root, const Tensor& gradient);
 
-/// x summed to a shape that broadcasts to its own.
+/// Sums x to a shape that broadcasts to x's.
 Variable sum_to(const Variable& x, const Shape& shape);
 
 }  // namespace lockstep

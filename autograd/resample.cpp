@@ -1,4 +1,4 @@
-// Interpolation, and windows of images as columns.
+// Interpolation, and the windows of images as columns (unfold and fold).
 #include "autograd/resample.h"
 
 #include <cmath>
@@ -25,7 +25,7 @@ void check_pairs(const char* op, const UnfoldOptions& o) {
   }
 }
 
-/// How many windows there are along each dim of an image (height, width).
+/// The number of windows along each dim of an image (height, width).
 Dims windows_of(const char* op, const Dims& size, const UnfoldOptions& o) {
   Dims windows;
   for (int d = 0; d < 2; ++d) {
@@ -37,7 +37,7 @@ Dims windows_of(const char* op, const Dims& size, const UnfoldOptions& o) {
   return windows;
 }
 
-/// Of every number of all columns, its place in the padded image: i64 (kernel, windows), flat.
+/// The positions of all column elements in the padded image: i64 (kernel, windows), flattened.
 Tensor window_places(const Dims& size, const Dims& windows, const UnfoldOptions& o, Device device) {
   std::vector<int64_t> places;
   const int64_t width = size[1] + 2 * o.padding[1];

@@ -1,23 +1,25 @@
 #pragma once
-// The edges and outputs of a node: few, and their number never changes.
+// The list type of a node's edges and outputs: few elements, and their number never changes.
 #include <memory>
 
 namespace lockstep {
 
-/// A list whose length is set once; the first N elements lie in place.
+/// A list of fixed length; up to N elements are stored in place.
 template <class T, int N> class ShortList {
  public:
   ShortList() = default;
+  /// `size` default-constructed elements.
   explicit ShortList(int size) : size_(size) {
     if (size > N) more_ = std::make_unique<T[]>(size);
   }
-  int size() const { return size_; }
+  int size() const { return size_; }  ///< number of elements
   T& operator[](int i) { return begin()[i]; }
-  const T& operator[](int i) const { return begin()[i]; }
+  const T& operator[](int i) const { return begin()[i]; }  ///< element i
+  /// First element, and one past the last.
   T* begin() { return more_ ? more_.get() : first_; }
   T* end() { return begin() + size_; }
-  const T* begin() const { return more_ ? more_.get() : first_; }
-  const T* end() const { return begin() + size_; }
+  const T* begin() const { return more_ ? more_.get() : first_; }  ///< first element
+  const T* end() const { return begin() + size_; }                 ///< one past the last element
 
  private:
   int size_ = 0;

@@ -1,3 +1,4 @@
+// The backward pass in two parts, and joined roots. See split_backward.h.
 #include "autograd/split_backward.h"
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-/// Gives each of its inputs the gradient that it holds.
+/// A root that gives every input the gradient stored for it.
 struct Join final : Node {
   explicit Join(std::vector<std::pair<Edge, Tensor>> list) : Node("joined", int(list.size()), 1) {
     for (auto& [edge, grad] : list) {
@@ -18,13 +19,14 @@ struct Join final : Node {
   }
   void run(Backward& backward) override {
     for (size_t i = 0; i < grads.size(); ++i)
-      if (backward.needs(int(i))) backward.give(int(i), std::move(grads[i]));  // others may be asked for later
+      // keeps gradients whose edges are cut for a later pass
+      if (backward.needs(int(i))) backward.give(int(i), std::move(grads[i]));
   }
   void release_saved() override { grads.clear(); }
   std::vector<Tensor> grads;
 };
 
-/// On their device: what a graph records does nothing elsewhere.
+/// A Join on the gradients' device: on another one, a captured graph would not contain it.
 Variable start_of(std::vector<std::pair<Edge, Tensor>> list) {
   const Device device = list.empty() ? default_device() : list[0].second.device();
   return tape::attach(Ref<Node>(new Join(std::move(list))), {}, zeros({}, {.device = device}));
@@ -48,7 +50,7 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
     at_once.insert(leaf.impl()->node.get());
   }
   LOCKSTEP_CHECK(root.requires_grad(), "[SplitBackward] nothing that made this value wants a gradient");
-  // Takes off the edges to all other leaves, and notes the gradients that come to the nodes that had them.
+  // Cuts the edges to all other leaves, and records the gradients that arrive at the nodes that had them.
   std::vector<Node*> stack{root.impl()->node.get()};
   std::unordered_set<const Node*> seen(stack.begin(), stack.end());
   std::vector<Node*> nodes;
@@ -74,15 +76,17 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
     }
     for (int i = 0; i < node->outputs().size(); ++i) {
       node->outputs()[i].add_hook(
-          {-1, [&kept = part.grads[size_t(i)]](const Tensor& grad) {  // last, so it sees what other hooks made of it
+          // registered last: sees what the other hooks returned
+          {-1, [&kept = part.grads[size_t(i)]](const Tensor& grad) {
              kept = grad;
              return Tensor();
            }});
     }
   }
-  root.backward({}, true);  // what is saved is still needed; the parts below hold it, all else goes with the root
+  root.backward({}, true);  // finish() needs the saved tensors; nodes not in rest_ are freed with the root
   for (Part& part : rest_) {
-    for (int i = 0; i < part.node->outputs().size(); ++i) part.node->outputs()[i].hooks.reset();  // they have run
+    // these hooks have run
+    for (int i = 0; i < part.node->outputs().size(); ++i) part.node->outputs()[i].hooks.reset();
     for (int i = 0; i < part.node->inputs().size(); ++i) part.node->inputs()[i] = std::move(part.edges[size_t(i)]);
   }
 }
@@ -109,7 +113,8 @@ void SplitBackward::finish_but(const std::vector<Variable>& leaves) {
   std::unordered_set<const Node*> later;
   for (const Variable& leaf : leaves) later.insert(leaf.impl()->node.get());
   std::vector<Part> now = std::exchange(rest_, {}), left;
-  for (bool grows = true; grows;) {  // a part that waits makes its other leaves wait: each gets its gradients in one go
+  // a part that waits makes its other leaves wait: each leaf gets its gradients in one pass
+  for (bool grows = true; grows;) {
     grows = false;
     for (Part& part : now) {
       if (!part.node || std::none_of(part.node->inputs().begin(), part.node->inputs().end(),

@@ -1,9 +1,10 @@
 #pragma once
-// A backward in two parts, for pipelines: the gradients of a stage's inputs, which the stage before waits for, at once;
-// those of its weights later. The bits are those of backward().
+// A backward pass in two parts, for pipelines: first the gradients of a stage's inputs, which the previous stage waits
+// for; later those of its weights. Same bits as backward().
 //
-//   x ─▶ matmul ─▶ relu ─▶ matmul ─▶ loss       first part: what leads to x; each matmul keeps its gradient and what it
-//   had saved w1 ─────┘      w2 ────────┘                 finish(): the edges to w1 and w2
+//   x ──▶ matmul ──▶ relu ──▶ matmul ──▶ loss    first part: the path to x. Each matmul keeps the gradient of its
+//           ▲                   ▲                output and its saved tensors.
+//          w1                  w2                finish(): the edges to w1 and w2.
 #include <utility>
 #include <vector>
 
@@ -11,30 +12,33 @@
 
 namespace lockstep {
 
+/// One split backward pass; runs its first part when constructed.
 class SplitBackward {
  public:
-  /// Adds to .grad of `first`, leaves that `root`, of one element, depends on.
+  /// Accumulates into .grad of the leaves `first`, which `root`, of one element, depends on. Error unless all are
+  /// leaves that require grad.
   SplitBackward(const Variable& root, const std::vector<Variable>& first);
-  /// Adds to .grad of all other leaves. `before` are gradients from elsewhere that count before those added here.
+  /// Accumulates into .grad of all other leaves. `before`: gradients from elsewhere, added to each leaf first.
   void finish(std::vector<std::pair<Variable, Tensor>> before = {});
-  /// What of finish() has nothing to do with these leaves; they are left for it.
+  /// finish() for all other leaves; the parts that involve `leaves` stay for a later finish().
   void finish_but(const std::vector<Variable>& leaves);
 
  private:
   struct Part {
     Ref<Node> node;
-    std::vector<Edge> edges;    // to the leaves that wait
-    std::vector<Tensor> grads;  // of its outputs
+    std::vector<Edge> edges;    // to the leaves of the second part
+    std::vector<Tensor> grads;  // gradients of its outputs
   };
   static void run(std::vector<Part> parts, std::vector<std::pair<Edge, Tensor>> list);
   std::vector<Part> rest_;
 };
 
-/// Starts several backwards at once: a variable of one element whose backward() gives `grads` to `roots`. Undefined
-/// ones are left out.
+/// Starts several backward passes as one: returns a variable of one element whose backward() gives `grads` to `roots`.
+/// Roots that do not require grad and undefined gradients are skipped.
 Variable joined(const std::vector<Variable>& roots, std::vector<Tensor> grads);
 
-/// Gradients of `output` (times `gradient`) as tensors that nobody differentiates; undefined where it does not depend.
+/// Gradients of `output` times `gradient` with respect to `inputs`, off the tape; undefined where it does not depend on
+/// an input.
 std::vector<Tensor> gradients(const Variable& output, const std::vector<Variable>& inputs, const Tensor& gradient = {},
                               bool retain_graph = false);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Values that stand in for those of leaves for a while, as an average's do (optim::WeightAverage), and buffers of the
-// model that are set for them meanwhile (nn::update_bn): these go when the values go.
+// Values that temporarily replace those of leaves, such as an average of weights (optim::WeightAverage), and buffers of
+// the model that belong to them (nn::update_bn). The buffers are dropped with the values.
 #include <map>
 #include <memory>
 #include <utility>
@@ -10,10 +10,10 @@
 
 namespace lockstep {
 
-/// Buffers, each with the value that it takes when the leaves' own values change places with the others.
+/// Pairs of a buffer and its other value. The two are swapped whenever the leaves' values are.
 using OtherValues = std::vector<std::pair<Tensor, Tensor>>;
-/// The list that belongs to the values which stand in for this leaf's, as this thread sees it. It has expired where the
-/// leaf has its own values. Whoever holds the list also holds the leaf.
+/// The buffers that belong to the values replacing this leaf's, in this thread. Expired while the leaf has its own
+/// values. Whoever holds the list also holds the leaf.
 inline std::weak_ptr<OtherValues>& stand_in(const Variable& leaf) {
   thread_local std::map<const void*, std::weak_ptr<OtherValues>> all;
   return all[leaf.impl().get()];

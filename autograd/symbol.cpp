@@ -1,3 +1,4 @@
+// Arithmetic of symbols, and the derivatives of pointwise operations on the tape. See symbol.h.
 #include "autograd/symbol.h"
 
 #include <cmath>
@@ -14,7 +15,7 @@ bool is_constant(const Symbol& x) { return !x.variable(); }
 
 Tensor filled_like(double value, const Variable& x) { return full({}, value, {x.dtype(), x.device()}); }
 
-/// x as a variable that meets `like`.
+/// x as a variable that can be combined with `like`.
 Variable variable_of(const Symbol& x, const Variable& like) {
   return is_constant(x) ? Variable(filled_like(x.constant(), like)) : *x.variable();
 }
@@ -23,7 +24,7 @@ const Variable& variable_among(const Symbol& a, const Symbol& b) {
   return is_constant(a) ? *b.variable() : *a.variable();
 }
 
-/// Comparisons and choices: `of_numbers` of two constants, else `of_tensors` of both as tensors.
+/// A comparison by `of_numbers` for two constants, else by `of_tensors`.
 template <class Numbers, class Tensors>
 Mask compared(const Symbol& a, const Symbol& b, Numbers of_numbers, Tensors of_tensors) {
   if (is_constant(a) && is_constant(b)) return {{}, of_numbers(a.constant(), b.constant())};

@@ -1,6 +1,6 @@
 #pragma once
-// What a functor's derivative (tensor/functors.h) is computed with when it is to be differentiated again: variables and
-// constants in the place of numbers. So each derivative is written once, for kernels and for the tape.
+// Symbols: variables and constants that a functor's derivative (tensor/functors.h) accepts in place of numbers. Each
+// derivative is written once, for kernels and for the tape, where it can be differentiated again.
 #include <optional>
 
 #include "autograd/variable.h"
@@ -8,58 +8,65 @@
 
 namespace lockstep::symbolic {
 
-/// A comparison: of each element, or of two constants.
+/// Result of a comparison: per element, or of two constants.
 struct Mask {
   Tensor elements;
   bool constant = false;
 };
 
+/// A variable, or a constant that broadcasts.
 class Symbol {
  public:
-  Symbol(double constant = 0) : constant_(constant) {}           // NOLINT: implicit on purpose
-  Symbol(Variable variable) : variable_(std::move(variable)) {}  // NOLINT
-  const std::optional<Variable>& variable() const { return variable_; }
-  double constant() const { return constant_; }
+  /// A constant.
+  Symbol(double constant = 0) : constant_(constant) {}  // NOLINT: implicit on purpose
+  /// A variable.
+  Symbol(Variable variable) : variable_(std::move(variable)) {}          // NOLINT
+  const std::optional<Variable>& variable() const { return variable_; }  ///< empty for a constant
+  double constant() const { return constant_; }                          ///< meaningless for a variable
 
  private:
   std::optional<Variable> variable_;
   double constant_ = 0;
 };
 
+/// Arithmetic. With two constants the result is a constant.
 Symbol operator+(const Symbol& a, const Symbol& b);
-Symbol operator-(const Symbol& a, const Symbol& b);
-Symbol operator*(const Symbol& a, const Symbol& b);
-Symbol operator/(const Symbol& a, const Symbol& b);
-Symbol operator-(const Symbol& x);
+Symbol operator-(const Symbol& a, const Symbol& b);  ///< difference
+Symbol operator*(const Symbol& a, const Symbol& b);  ///< product
+Symbol operator/(const Symbol& a, const Symbol& b);  ///< quotient
+Symbol operator-(const Symbol& x);                   ///< negation
 
+/// Comparisons, elementwise.
 Mask operator<(const Symbol& a, const Symbol& b);
-Mask operator<=(const Symbol& a, const Symbol& b);
-Mask operator>(const Symbol& a, const Symbol& b);
-Mask operator>=(const Symbol& a, const Symbol& b);
-Mask operator==(const Symbol& a, const Symbol& b);
-Mask operator&(const Mask& a, const Mask& b);
-Symbol select(const Mask& mask, const Symbol& a, const Symbol& b);
+Mask operator<=(const Symbol& a, const Symbol& b);                  ///< elementwise
+Mask operator>(const Symbol& a, const Symbol& b);                   ///< elementwise
+Mask operator>=(const Symbol& a, const Symbol& b);                  ///< elementwise
+Mask operator==(const Symbol& a, const Symbol& b);                  ///< elementwise
+Mask operator&(const Mask& a, const Mask& b);                       ///< both
+Symbol select(const Mask& mask, const Symbol& a, const Symbol& b);  ///< a where the mask holds, else b
 
+/// Functions of variables; a constant is not allowed except as the exponent or base of power().
 Symbol cos(const Symbol& x);
-Symbol erf(const Symbol& x);
-Symbol floor_divide(const Symbol& a, const Symbol& b);
-Symbol exp(const Symbol& x);
-/// exp of x clipped to where it is a normal number: what is chosen away beyond must not be infinite (0 times it is
-/// NaN).
+Symbol erf(const Symbol& x);                            ///< error function
+Symbol floor_divide(const Symbol& a, const Symbol& b);  ///< floor(a / b)
+Symbol exp(const Symbol& x);                            ///< e^x
+/// e^x with x clamped to [-87, 87]: the branch that select() discards must stay finite, because 0 times infinity is
+/// NaN.
 Symbol exp_normal(const Symbol& x);
-Symbol sigmoid(const Symbol& x);
-Symbol sin(const Symbol& x);
-Symbol power(const Symbol& x, const Symbol& y);
-Symbol logarithm(const Symbol& x);
-Symbol digamma(const Symbol& x);
-Symbol trigamma(const Symbol& x);
-[[noreturn]] Symbol tetragamma(const Symbol& x);  ///< an Error: no operation computes it
+Symbol sigmoid(const Symbol& x);                  ///< 1 / (1 + e^-x)
+Symbol sin(const Symbol& x);                      ///< sine
+Symbol power(const Symbol& x, const Symbol& y);   ///< x^y
+Symbol logarithm(const Symbol& x);                ///< natural logarithm
+Symbol digamma(const Symbol& x);                  ///< derivative of log gamma
+Symbol trigamma(const Symbol& x);                 ///< second derivative of log gamma
+[[noreturn]] Symbol tetragamma(const Symbol& x);  ///< throws an Error: no operation computes it
 
 }  // namespace lockstep::symbolic
 
 namespace lockstep {
 
-/// The derivative of a pointwise operation times `grad`, on the tape; as the function of tensors of that name.
+/// `grad` times the derivative of a pointwise operation, on the tape. The differentiable version of the function of
+/// tensors with the same name.
 Variable pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Variable& grad,
                         const Variable& a, const Variable& b);
 

@@ -1,9 +1,9 @@
-// The backward walk. (record.cpp writes the tape down; give.cpp is what a derivative sees of it.)
+// The backward pass. (record.cpp records the tape; give.cpp implements Backward, the derivatives' view of it.)
 //
-// A pass has two loops. count() visits everything reachable from the start and counts, for each node, how many
-// gradients it will receive. run() keeps the nodes whose gradients are complete in a heap and takes the one with the
-// highest number (the latest recorded) first: so the order, and with it every sum of gradients, is always the same.
-// Cost: O(nodes log width) time, and memory for the widest front of gradients.
+// A pass has two loops. count() visits everything reachable from the start and counts how many gradients each node will
+// receive. run() keeps the nodes whose gradients are complete in a heap and takes the one with the highest number (the
+// latest recorded) first. So the order, and with it every sum of gradients, is always the same. Cost: O(nodes log
+// width) time, and memory for the widest front of gradients.
 #include "autograd/tape.h"
 
 #include <algorithm>
@@ -21,8 +21,8 @@ thread_local std::vector<std::function<void()>>* end_callbacks = nullptr;
 
 }  // namespace
 
-/// One backward pass. `wanted`, when given, are the places whose gradients are to be collected instead of added to
-/// .grad.
+/// One backward pass. `wanted`, if given, lists the node outputs whose gradients are collected instead of being added
+/// to .grad.
 class Pass {
  public:
   struct Wanted {
@@ -34,7 +34,7 @@ class Pass {
       : id_(next_pass.fetch_add(1)), retain_graph_(retain_graph), wanted_(wanted) {}
   ~Pass() {
     abandon();
-    // Leaves shared with an outer pass get their state back.
+    // Restores leaves that an outer pass is still counting.
     for (Borrowed& b : borrowed_) {
       b.node->pass_ = b.pass;
       b.node->uses_ = b.uses;
@@ -76,7 +76,7 @@ class Pass {
     if (node->pass_ == id_) return;
     LOCKSTEP_CHECK(!node->released_, "[backward] the graph of '", node->name(),
                    "' was freed by an earlier backward; pass retain_graph = true to the first one");
-    // Checkpointing runs a pass inside a pass: a leaf may still be counted by the outer one.
+    // Checkpointing runs a pass inside a pass: the outer one may still be counting this leaf.
     if (node->is_leaf()) {
       Node::Output& output = node->outputs_[0];
       if (node->uses_ > 0) borrowed_.push_back({Ref<Node>(node), node->pass_, node->uses_, std::move(output.grad)});
@@ -101,7 +101,8 @@ class Pass {
     }
   }
 
-  /// After an error: drops the gradients that wait in the graph. Whatever waits can be reached from what was ready.
+  /// After an error: drops the gradients that wait in the graph. All are reachable from nodes that were ready or
+  /// running.
   void abandon() {
     for (const auto* list : {&running_, &ready_})
       for (const Ref<Node>& node : *list) stack_.push_back(node.get());
@@ -145,13 +146,13 @@ class Pass {
       if (!edge.node) continue;
       const Ref<Node> input = retain_graph_ ? edge.node : std::move(edge.node);
       if (--input->uses_ > 0) continue;
-      if (input->is_leaf()) step(input);  // at once, so that listeners can send its gradient while the pass goes on
+      if (input->is_leaf()) step(input);  // at once, so that hooks can send its gradient while the pass continues
       else push(input);
     }
     running_.pop_back();
   }
 
-  /// Nothing is folded into what made a gradient that is wanted.
+  /// True if an input's gradient is wanted: folding the input's derivative would change that gradient.
   bool reads_wanted(const Node& node) const {
     for (size_t i = 0; wanted_ && i < wanted_->size(); ++i)
       for (const Edge& edge : node.inputs_)
@@ -168,14 +169,14 @@ class Pass {
   bool retain_graph_;
   std::vector<Wanted>* wanted_;
   std::vector<Ref<Node>> ready_;
-  std::vector<Ref<Node>> running_;  // a node, and perhaps a leaf below it
+  std::vector<Ref<Node>> running_;  // a node, and perhaps the leaf that it has just completed
   std::vector<Node*> stack_;
   std::vector<Borrowed> borrowed_;
 };
 
 namespace {
 
-/// Runs a pass, and what was left for its end when it is the outermost.
+/// Runs a pass. The outermost one then calls the after_backward() callbacks.
 template <class Fn> void with_callbacks(const char* op, Fn pass) {
   const trace::Scope scope(op, trace::Category::backward);
   std::vector<std::function<void()>> callbacks;

@@ -1,12 +1,12 @@
 #pragma once
-// The tape. A node is one recorded operation: it holds what its derivative needs and points at the nodes that made its
-// inputs. A result holds its node, so dropping the loss frees the graph, and several graphs can be in flight.
+// The tape. A node is one recorded operation: it holds what its derivative needs and points to the nodes that computed
+// its inputs. A result holds its node, so dropping the loss frees the graph, and several graphs can exist at once.
 //
-//      x ──┐                          backward() runs the reachable nodes by descending number, each once its
-//      w ──┴─ matmul#1 ─ relu#2 ─ sum#3     gradient is complete, and frees it at once. A leaf (x, w) is a node
-//     leaves                          loss  too: what it does with a gradient is add it to .grad.
+//      x ──┐                             backward() runs the reachable nodes by descending number, each
+//      w ──┴─ matmul#1 ─ relu#2 ─ sum#3  once its gradient is complete, and frees it at once. A leaf (x, w)
+//   leaves                        loss   is a node too: its derivative adds the gradient to .grad.
 //
-// Everything runs in loops, never by recursion: a chain of a million operations is legal, backward and when dropped.
+// Everything runs in loops, never by recursion: chains of a million operations can be differentiated and freed.
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-/// Which output of which node made an input. Empty when no gradient is wanted there.
+/// The node output that an input came from. Empty when the input requires no gradient.
 struct Edge {
   Ref<Node> node;
   int output = 0;
@@ -27,30 +27,30 @@ struct Edge {
 
 struct UnaryGrad;
 class Saved;
-class RecordedBackward;  // as Backward, on the tape: autograd/recorded.h
-/// What a derivative sees: the gradients of its outputs, and where to put those of its inputs.
+class RecordedBackward;  // the Backward of create_graph: autograd/recorded.h
+/// The pass as a derivative sees it: gradients of the outputs come in, gradients of the inputs go out.
 class Backward {
  public:
-  using Value = Tensor;
+  using Value = Tensor;  ///< type of gradients; Variable in RecordedBackward
   static constexpr bool is_recorded = false;
+  /// `folds`: fold() may be used in this step.
   Backward(Node& node, bool retains, bool folds) : node_(node), retains_(retains), folds_(folds) {}
-  /// The graph is kept for another pass, so nothing saved may be overwritten.
-  bool retains() const { return retains_; }
-  /// Gradient of output i; undefined when nothing flowed back there (only in operations with several outputs). The
-  /// derivative may take it or overwrite it when it is_exclusive().
+  bool retains() const { return retains_; }  ///< true: the graph is kept, saved tensors must stay as they are
+  /// Gradient of output i; undefined if none arrived (only possible with several outputs). The derivative may move it
+  /// away, or overwrite it when it is_exclusive().
   Tensor& grad(int i = 0) const;
-  /// Whether input i wants a gradient at all.
-  bool needs(int i) const;
-  /// Hands over the gradient of input i, of the input's shape or of one that the input was broadcast to.
+  bool needs(int i) const;  ///< true when input i requires a gradient
+  /// Adds a gradient of input i. Its shape is the input's or one that the input was broadcast to; the latter is summed.
   void give(int i, Tensor grad) const;
-  /// What is already collected for input i when it may be added into in place, else undefined, as in AnomalyMode, which
-  /// looks at each part. For operations whose own gradient is mostly zeros (embedding), or whose kernel can add.
+  /// The gradient collected so far for input i when it may be added to in place, else undefined (always so in
+  /// AnomalyMode, which checks every part). For gradients that are mostly zeros (embedding), and kernels that can
+  /// accumulate.
   Tensor partial(int i) const;
-  /// The derivative of what made input i, when its gradient comes from here alone and nobody looks at it: what is given
-  /// must have gone through it. Else null.
+  /// The derivative of the unary operation that computed input i, when this node is its only consumer and no hook reads
+  /// its gradient; else null. The caller must then apply it to the gradient before give().
   const UnaryGrad* fold(int i) const;
-  const Tensor& input(int i, const Saved& saved) const;  // what was saved of it
-  const Tensor& output(const Saved& saved, int i = 0) const;
+  const Tensor& input(int i, const Saved& saved) const;       ///< the saved input i; Error if changed in place
+  const Tensor& output(const Saved& saved, int i = 0) const;  ///< the saved output i; Error if changed in place
 
  private:
   Node& node_;
@@ -60,45 +60,44 @@ class Backward {
 /// One recorded operation, or a leaf.
 class Node {
  public:
-  struct Output {
+  struct Output {  ///< one result of the operation
     Shape shape;
     DType dtype = f32;
-    Tensor grad;  // collected so far in the running backward pass
-    struct Hook {
+    Tensor grad;   // accumulated in the running backward pass
+    struct Hook {  ///< registered by on_grad() or before_backward()
       int id;
       GradHook call;
-      bool looks = true;  // at the gradient
+      bool looks = true;  // false for before_backward(): does not read the gradient
     };
     std::unique_ptr<std::vector<Hook>> hooks;
-    int add_hook(Hook hook);  // gives back its id
-    void run_hooks();
+    int add_hook(Hook hook);  ///< returns the hook's id
+    void run_hooks();         ///< lets each hook see and replace `grad`
   };
 
-  Node(const char* name, int inputs, int outputs);
+  Node(const char* name, int inputs, int outputs);  ///< takes the next number
   virtual ~Node() = default;
   Node(const Node&) = delete;
 
-  /// Computes the gradients of the inputs.
-  virtual void run(Backward& backward) = 0;
-  virtual void run(RecordedBackward& backward);  ///< on the tape; Error when the derivative cannot be recorded
-  virtual void release_saved() = 0;              ///< frees what was saved
-  /// The derivative, where a product may fold it into the gradient that it makes.
+  virtual void run(Backward& backward) = 0;      ///< computes the gradients of the inputs
+  virtual void run(RecordedBackward& backward);  ///< the same on the tape; Error if not supported
+  virtual void release_saved() = 0;              ///< frees the saved tensors
+  /// The derivative of a unary operation, for a consumer that fuses it into its own kernel (Backward::fold); or null.
   virtual const UnaryGrad* unary() const { return nullptr; }
 
-  const char* name() const { return name_; }
-  uint64_t number() const { return number_; }
-  bool is_leaf() const { return number_ == 0; }
-  /// In a pass: its gradient has gone through its derivative already (Backward::fold).
+  const char* name() const { return name_; }     ///< name of the operation
+  uint64_t number() const { return number_; }    ///< order of recording; 0 for leaves
+  bool is_leaf() const { return number_ == 0; }  ///< true for a Leaf
+  /// True during a pass once the consumer has applied this node's derivative (Backward::fold).
   bool is_folded() const { return folded_; }
-  ShortList<Edge, 3>& inputs() { return inputs_; }
-  ShortList<Output, 1>& outputs() { return outputs_; }
+  ShortList<Edge, 3>& inputs() { return inputs_; }      ///< where the inputs came from
+  ShortList<Output, 1>& outputs() { return outputs_; }  ///< shapes, gradients and hooks of the results
 
-  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void release() {
+  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }  ///< adds a reference
+  void release() {  ///< drops a reference; the last one destroys the node
     if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy(this);
   }
-  static void* operator new(size_t bytes);  // from a free list: nodes come and go with every operation
-  static void operator delete(void* node, size_t bytes);
+  static void* operator new(size_t bytes);                ///< from a free list: every operation allocates a node
+  static void operator delete(void* node, size_t bytes);  ///< back to the free list
 
  protected:
   struct LeafTag {};
@@ -113,57 +112,58 @@ class Node {
   std::atomic<int> refs_{0};
   bool released_ = false, folded_ = false;
   Node* next_dying_ = nullptr;
-  int uses_ = 0;       // gradients still to come in the pass below
-  uint64_t pass_ = 0;  // the backward pass that counted them
-  uint64_t number_;    // grows with every operation; 0 for leaves
+  int uses_ = 0;       // gradients still to arrive in pass `pass_`
+  uint64_t pass_ = 0;  // the backward pass that last visited this node
+  uint64_t number_;    // order of recording; 0 for leaves
   const char* name_;
   ShortList<Edge, 3> inputs_;
   ShortList<Output, 1> outputs_;
 };
 
-/// The node of a variable that nothing recorded made: parameters, and inputs that want a gradient.
+/// The node of a variable that no recorded operation computed: a parameter, or an input that requires grad.
 class Leaf final : public Node {
  public:
-  explicit Leaf(const Tensor& tensor) : Node(LeafTag{}, tensor) {}
+  explicit Leaf(const Tensor& tensor) : Node(LeafTag{}, tensor) {}  ///< records the tensor's shape and dtype
   void run(Backward&) override;
   void release_saved() override {}
-  void add(Tensor& incoming);  ///< to .grad, and tells who listens
+  void add(Tensor& incoming);  ///< accumulates into .grad and calls on_complete
 
   Tensor grad;
-  Variable recorded_grad;  // what backward with create_graph has left
+  Variable recorded_grad;  // gradient from a backward with create_graph
   std::vector<std::pair<int, LeafHook>> on_complete;
 };
 
-/// A tensor kept for backward, with the version it had. get() is an Error naming both operations when it was changed
-/// since.
+/// A tensor kept for backward, with its version. get() throws an Error that names both operations if the tensor was
+/// changed in place since.
 class Saved {
  public:
   Saved() = default;
   Saved(const Tensor& tensor)
       : tensor_(tensor), version_(tensor.defined() ? tensor.storage()->version() : 0) {}         // NOLINT
   Saved(const Variable& variable) : Saved(variable.defined() ? variable.tensor() : Tensor()) {}  // NOLINT
-  const Tensor& get(const char* reader = "backward") const;
-  bool defined() const { return tensor_.defined(); }
-  /// Gives the tensor up, so that its reader may be the only holder and reuse its memory.
-  Tensor take(const char* reader = "backward");
+  const Tensor& get(const char* reader = "backward") const;  ///< `reader` is named in the Error
+  bool defined() const { return tensor_.defined(); }         ///< false if nothing was saved
+  Tensor take(const char* reader = "backward");  ///< get(), and drops it here: the reader may reuse the memory
 
  private:
   Tensor tensor_;
   uint32_t version_ = 0;
 };
 
-/// Whether an operation on these inputs must be recorded.
+/// True when an operation on these inputs must be recorded.
 bool needs_grad(std::initializer_list<const Variable*> inputs);
 bool needs_grad(const std::vector<Variable>& inputs);
 
 namespace tape {
 
-/// Wires a node to its inputs and gives back its results. `tensors` are the outputs; undefined inputs are legal.
+/// Connects a node to its inputs and returns its results. `tensors` are the outputs; inputs may be undefined.
 Variable attach(Ref<Node> node, std::initializer_list<const Variable*> inputs, Tensor output);
 std::vector<Variable> attach(Ref<Node> node, const std::vector<Variable>& inputs, std::vector<Tensor> outputs);
 
+/// A node whose derivative is a closure. Used by record().
 template <class Fn> class Function final : public Node {
  public:
+  /// `fn` is the derivative.
   Function(const char* name, int inputs, int outputs, Fn&& fn) : Node(name, inputs, outputs), fn_(std::move(fn)) {}
   void run(Backward& backward) override { (*fn_)(backward); }
   void run(RecordedBackward& backward) override {
@@ -196,7 +196,7 @@ Variable record(const char* name, std::initializer_list<const Variable*> inputs,
   return tape::attach(Ref<Node>(new tape::Function<Fn>(name, int(inputs.size()), 1, std::move(derivative))), inputs,
                       std::move(output));
 }
-/// The same for lists of inputs (cat) and several outputs (checkpoint).
+/// The same for a list of inputs (cat), or several outputs (checkpoint).
 template <class Fn>
 std::vector<Variable> record(const char* name, const std::vector<Variable>& inputs, std::vector<Tensor> outputs,
                              Fn derivative) {
@@ -205,16 +205,16 @@ std::vector<Variable> record(const char* name, const std::vector<Variable>& inpu
                       std::move(outputs));
 }
 
-/// Error unless `root` wants a gradient and `gradient`, when given, is like it. For backward() and grad().
+/// Error unless `root` requires grad and `gradient`, if given, has its shape, dtype and device. For backward() and
+/// grad().
 void check_start(const char* op, const Variable& root, const Tensor& gradient);
 
-/// Notes that a result shares its input's storage (view operations), so that neither is changed in place.
+/// Marks a result as sharing its input's storage (view operations), so that neither may be changed in place.
 Variable as_view(const Variable& base, Variable result);
 
-/// For operations that write into a variable: Error for a leaf that wants a gradient and for views; then `fn(tensor)`
-/// may change it, and the variable's maker becomes the new node.
+/// Error if `variable` must not be changed in place: a leaf that requires grad, or a variable that has or is a view.
 void check_in_place(const char* op, const Variable& variable);
-/// Makes `variable` the output of what `result` recorded (same storage, changed in place).
+/// Makes `variable` the output of the operation recorded in `result` (same storage, changed in place).
 void rebase(Variable& variable, const Variable& result);
 
 }  // namespace lockstep

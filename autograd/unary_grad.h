@@ -7,15 +7,17 @@
 
 namespace lockstep {
 
+/// The derivative of one unary operation.
 struct UnaryGrad {
   const char* name;
   PointwiseOp op;
   PointwiseArgs args;
-  Saved kept;  // the input or the output, whichever op's derivative reads; undefined: neither
+  Saved kept;  // the input or the output, whichever the derivative reads; undefined if neither
   functor::Reads reads = functor::Reads::none;
 
-  /// Whether the product that makes its gradient can go on with it (Backward::fold).
+  /// True when a product that computes this node's incoming gradient may apply this derivative too (Backward::fold).
   bool folds() const { return kept.defined(); }
+  /// Gives the gradient of the input.
   template <class Back> void operator()(Back& back) {
     if (reads == functor::Reads::zero) return back.give(0, zeros_like(bare(back.grad())));
     if (op == PointwiseOp::add_scalar || op == PointwiseOp::sub_scalar) return back.give(0, std::move(back.grad()));

@@ -1,4 +1,4 @@
-// Variable: handles, leaves and hooks. The walk itself is in tape.cpp.
+// Variable: handles, leaves and hooks. The backward pass is in tape.cpp.
 #include "autograd/variable.h"
 
 #include <algorithm>
@@ -111,7 +111,7 @@ int Node::Output::add_hook(Hook hook) {
 }
 
 void Node::Output::run_hooks() {
-  // By index and over copies: a hook may add or remove hooks.
+  // By index and with copies, because a hook may add or remove hooks.
   for (size_t i = 0; i < hooks->size(); ++i) {
     const GradHook hook = (*hooks)[i].call;
     Tensor changed = hook(grad);

@@ -1,6 +1,6 @@
 #pragma once
-// Variable: a tensor on the tape. A Tensor converts to a Variable that wants no gradient, so data goes into a model as
-// it is; .tensor() is the way back.
+// Variable: a tensor on the tape. A Tensor converts implicitly to a Variable that does not require grad, so data can be
+// passed to a model directly. Variable::tensor() converts back.
 #include <atomic>
 #include <functional>
 #include <iosfwd>
@@ -14,163 +14,194 @@ namespace lockstep {
 
 class Node;
 
-/// Sees the gradient of a variable and may return another in its place (or an undefined tensor to leave it).
+/// Receives the gradient of a variable. Returns a replacement, or an undefined tensor to leave the gradient unchanged.
 using GradHook = std::function<Tensor(const Tensor& grad)>;
-/// Runs when the gradient of a leaf is complete in a backward pass: .grad holds it. DDP and ZeRO listen here.
+/// Called when the gradient of a leaf is complete in a backward pass; `grad` is the leaf's .grad. DDP and ZeRO use it.
 using LeafHook = std::function<void(Tensor& grad)>;
 
+/// Options of Variable::backward().
 struct BackwardOptions {
-  Tensor gradient;  // of the variable; of one element it may be left out: 1
+  /// d loss / d this variable, with the shape and dtype of the variable. Optional (1) when it has one element.
+  Tensor gradient;
+  /// Keeps the graph for another backward pass instead of freeing it node by node.
   bool retain_graph = false;
-  /// Records the derivatives too: Variable::recorded_grad() can then be differentiated. Keeps the graph.
+  /// Records the derivatives too, so that Variable::recorded_grad() can be differentiated. Keeps the graph.
   bool create_graph = false;
 };
 
+/// Handle of a tensor and of the node that computed it. Copies are cheap and share tensor, gradient and hooks.
 class Variable {
  public:
   Variable() = default;
+  /// A variable that does not require grad.
   Variable(Tensor tensor);  // NOLINT: implicit on purpose
+  /// A leaf; an Error if `requires_grad` is set and the dtype is neither floating nor complex.
   Variable(Tensor tensor, bool requires_grad);
 
-  bool defined() const { return bool(impl_); }
-  const Tensor& tensor() const;
-  const Shape& shape() const { return tensor().shape(); }
-  int64_t size(int64_t dim) const { return tensor().size(dim); }
-  int dim() const { return tensor().dim(); }
-  int64_t numel() const { return tensor().numel(); }
-  DType dtype() const { return tensor().dtype(); }
-  Device device() const { return tensor().device(); }
+  bool defined() const { return bool(impl_); }                    ///< False for a default-constructed variable.
+  const Tensor& tensor() const;                                   ///< The value; Error when undefined.
+  const Shape& shape() const { return tensor().shape(); }         ///< Sizes of the dims.
+  int64_t size(int64_t dim) const { return tensor().size(dim); }  ///< Size of `dim`; negative dims count from the end.
+  int dim() const { return tensor().dim(); }                      ///< Number of dims.
+  int64_t numel() const { return tensor().numel(); }              ///< Number of elements.
+  DType dtype() const { return tensor().dtype(); }                ///< Element type.
+  Device device() const { return tensor().device(); }             ///< Device of the value.
+  /// The value of a variable of one element.
   template <class T = double> T item() const { return tensor().item<T>(); }
-  /// Puts another tensor under this leaf (Module::to, ZeRO); every handle sees it. Drops .grad when shape or dtype
-  /// change.
+  /// Replaces the tensor of this leaf (Module::to, ZeRO); every handle sees the new one. Drops .grad when shape, dtype
+  /// or device change. Error unless this is a leaf.
   void set_tensor(Tensor tensor);
 
-  bool requires_grad() const;
-  /// Error unless this is a leaf of floating dtype.
+  bool requires_grad() const;  ///< True when backward passes compute a gradient for it.
+  /// Sets requires_grad(). Error unless this is a leaf, and, to turn it on, of floating or complex dtype.
   Variable& requires_grad_(bool wanted = true);
-  bool is_leaf() const;
-  /// Same bytes, off the tape.
+  bool is_leaf() const;  ///< True unless a recorded operation computed it.
+  /// A variable on the same storage that is not on the tape.
   Variable detach() const;
 
-  /// The gradient collected so far; undefined before backward. Leaves only, unless retain_grad() was called.
+  /// The gradient accumulated so far; undefined before backward. Error for a non-leaf on which retain_grad() was not
+  /// called.
   Tensor& grad() const;
-  /// The same for who computes with it: an Error of `op` when somebody has put in one of another shape, dtype or device
-  /// than this.
+  /// grad() with a check for its consumers: an Error that names `op` when somebody assigned a .grad whose shape, dtype
+  /// or device differ from this variable's.
   const Tensor& checked_grad(const char* op) const;
+  /// Makes backward keep the gradient of a non-leaf in grad(). Error unless it requires grad.
   void retain_grad();
-  /// Drops the gradient (its memory goes back to the allocator).
+  /// Drops the gradient and the recorded gradient; the memory returns to the allocator.
   void clear_grad();
 
-  /// Runs the tape back from here: adds d this / d leaf to every leaf's grad. Without `gradient` this must have one
-  /// element. The graph is freed as it goes unless retain_graph.
+  /// Runs the backward pass from here and accumulates d this / d leaf into the .grad of every leaf. `gradient` is
+  /// optional when this has one element. Frees the graph on the way unless `retain_graph` is set.
   void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
   void backward(const BackwardOptions& options) const;
-  /// .grad as backward({.create_graph = true}) left it: on the tape, so that it can be differentiated again. It holds
-  /// this leaf, which holds it: clear_grad() frees both.
+  /// The .grad of backward({.create_graph = true}), on the tape, so it can be differentiated again. It references this
+  /// leaf and the leaf references it: clear_grad() breaks the cycle.
   Variable recorded_grad() const;
 
-  /// Returns an id for remove_hook. Called once a pass, with the whole gradient of this variable.
+  /// Calls `hook` once per backward pass, with the complete gradient of this variable. Returns an id for remove_hook().
   int on_grad(GradHook hook);
-  /// The same without the gradient, which the operation before may then fold its derivative into.
+  /// The same for a hook that does not read the gradient. The consumer of this variable may then fuse the derivative of
+  /// the producer into its own (Backward::fold).
   int before_backward(std::function<void()> hook);
+  /// Calls `hook` when the .grad of this leaf is complete in a pass. Returns an id for remove_hook().
   int on_grad_complete(LeafHook hook);
+  /// Removes a hook of any of the three kinds; unknown ids are ignored.
   void remove_hook(int id);
 
-  // Views and shapes, as Tensor's, on the tape
+  // Differentiable versions of Tensor's members of the same names.
+  /// The same elements in another shape, without a copy; Error if the strides do not allow it.
   Variable view(const Shape& shape) const;
-  Variable reshape(const Shape& shape) const;
-  Variable flatten(int64_t first = 0, int64_t last = -1) const;
-  Variable permute(const Dims& dims) const;
-  Variable transpose(int64_t a, int64_t b) const;
-  Variable t() const;
+  Variable reshape(const Shape& shape) const;                    ///< view(), or a copy where that is impossible.
+  Variable flatten(int64_t first = 0, int64_t last = -1) const;  ///< Joins dims first to last.
+  Variable permute(const Dims& dims) const;                      ///< Reorders the dims.
+  Variable transpose(int64_t a, int64_t b) const;                ///< Swaps two dims.
+  Variable t() const;                                            ///< Transposed matrix.
+  /// Elements start, start + step, ... of dim `dim`, below `end`.
   Variable slice(int64_t dim, int64_t start, int64_t end = end_of_dim, int64_t step = 1) const;
-  Variable narrow(int64_t dim, int64_t start, int64_t length) const;
-  Variable select(int64_t dim, int64_t index) const;
-  Variable operator[](int64_t index) const { return select(0, index); }
-  Variable expand(const Shape& shape) const;
-  Variable squeeze() const;
-  Variable squeeze(int64_t dim) const;
-  Variable unsqueeze(int64_t dim) const;
+  Variable narrow(int64_t dim, int64_t start, int64_t length) const;  ///< `length` elements of `dim` from `start` on.
+  Variable select(int64_t dim, int64_t index) const;                  ///< One index of `dim`; drops the dim.
+  Variable operator[](int64_t index) const { return select(0, index); }  ///< Row `index`.
+  Variable expand(const Shape& shape) const;  ///< Repeats dims of size 1 without a copy; -1 keeps a size.
+  Variable squeeze() const;                   ///< Drops all dims of size 1.
+  Variable squeeze(int64_t dim) const;        ///< Drops `dim` if its size is 1.
+  Variable unsqueeze(int64_t dim) const;      ///< Inserts a dim of size 1 at `dim`.
+  /// The diagonal of dim1 and dim2, as the last dim.
   Variable diagonal(int64_t offset = 0, int64_t dim1 = 0, int64_t dim2 = 1) const;
+  /// Splits `dim` into at most `chunks` equal parts; the last one may be smaller.
   std::vector<Variable> chunk(int64_t chunks, int64_t dim = 0) const;
+  /// Splits `dim` into parts of `size`; the last one may be smaller.
   std::vector<Variable> split(int64_t size, int64_t dim = 0) const;
+  /// Splits `dim` into parts of the given sizes.
   std::vector<Variable> split(const std::vector<int64_t>& sizes, int64_t dim = 0) const;
-  Variable contiguous() const;
-  Variable clone() const;
-  Variable to(DType dtype) const;
-  Variable to(Device device) const;
+  Variable contiguous() const;       ///< Itself when row-major, else a row-major copy.
+  Variable clone() const;            ///< A copy on the tape.
+  Variable to(DType dtype) const;    ///< Converts; an integer result is off the tape.
+  Variable to(Device device) const;  ///< Copies to a device; itself when already there.
 
   struct Impl;
-  const Ref<Impl>& impl() const { return impl_; }
+  const Ref<Impl>& impl() const { return impl_; }  ///< Identity of the variable, shared by all handles.
 
  private:
   friend class Tape;
   Ref<Impl> impl_;
 };
 
-/// What a Variable points at. For the tape (autograd/tape.h).
+/// The shared state of all handles of one variable. Used by the tape (autograd/tape.h).
 struct Variable::Impl {
+  /// State of a variable that does not require grad.
   explicit Impl(Tensor t);
   ~Impl();
   Tensor tensor;
-  Ref<Node> node;  // its maker, or a Leaf; empty when no gradient was ever wanted
-  int output = 0;  // which of the maker's outputs
+  /// The node that computed the tensor, or a Leaf; empty if a gradient was never required.
+  Ref<Node> node;
+  int output = 0;  // Index among the node's outputs.
   bool requires_grad = false;
-  bool is_aliased = false;  // shares storage with another variable of the tape
+  bool is_aliased = false;  // Shares storage with another variable of the tape.
+  /// Gradient of a non-leaf after retain_grad().
   std::shared_ptr<Tensor> retained_grad;
 
-  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }  ///< Adds a reference (Ref).
+  /// Drops a reference; the last one deletes the object.
   void release() {
     if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
-  bool is_shared() const { return refs_.load(std::memory_order_acquire) > 1; }
-  static void* operator new(size_t bytes);
-  static void operator delete(void* impl, size_t bytes);
+  bool is_shared() const { return refs_.load(std::memory_order_acquire) > 1; }  ///< True if there are several handles.
+  static void* operator new(size_t bytes);                ///< Allocates from the free lists of node.cpp.
+  static void operator delete(void* impl, size_t bytes);  ///< Returns the block to the free list.
 
  private:
   std::atomic<int> refs_{0};
 };
 
+/// Prints the tensor, then "requires grad" or the name of the operation that computed it.
 std::ostream& operator<<(std::ostream& out, const Variable& variable);
 
-/// While it lives, operations of this thread are not recorded.
+/// While it lives, operations of this thread are not recorded. (With `enabled` they are: see EnableGrad.)
 class NoGrad {
  public:
+  /// Sets recording for this thread until the destructor restores it.
   explicit NoGrad(bool enabled = false) : previous_(set(enabled)) {}
   ~NoGrad() { set(previous_); }
   NoGrad(const NoGrad&) = delete;
-  static bool grad_enabled();
+  static bool grad_enabled();  ///< True if this thread records.
 
  private:
   static bool set(bool enabled);
   bool previous_;
 };
-/// Records inside a NoGrad scope.
+/// Re-enables recording inside a NoGrad scope.
 class EnableGrad : NoGrad {
  public:
+  /// Records until the end of the scope.
   EnableGrad() : NoGrad(true) {}
 };
 
-/// While it lives, every recorded operation and every gradient is searched for NaN, and the first operation to make one
-/// is named in an Error.
+/// While it lives, every recorded result and every gradient is searched for NaN. The first operation that produces one
+/// is named in an Error. Slow; for debugging. Applies to this thread.
 class AnomalyMode {
  public:
+  /// Begins a scope; scopes nest.
   AnomalyMode();
   ~AnomalyMode();
   AnomalyMode(const AnomalyMode&) = delete;
-  static bool enabled();
-  /// Error when this `what` of operation `name` holds a NaN.
+  static bool enabled();  ///< True inside a scope.
+  /// Error when `tensor`, the `what` ("result" or "gradient") of operation `name`, contains a NaN.
   static void check(const Tensor& tensor, const char* what, const char* name);
 };
 
+/// Options of grad().
 struct GradOptions {
-  std::vector<Variable> grad_outputs;  // one for each output, like it; an output of one element may go without: 1
+  /// One per output, with its shape; optional (1) for outputs of one element. Empty: all omitted.
+  std::vector<Variable> grad_outputs;
+  /// Keeps the graph for another pass.
   bool retain_graph = false;
-  bool create_graph = false;  // the gradients are on the tape, and can be differentiated again; keeps the graph
-  bool allow_unused = false;  // an input that no output depends on gives an undefined variable instead of an Error
+  /// Records the gradients on the tape, so they can be differentiated again. Keeps the graph.
+  bool create_graph = false;
+  /// An input that no output depends on gets an undefined variable instead of an Error.
+  bool allow_unused = false;
 };
 
-/// Gradients of the sum of `outputs` (each times its grad_output) with respect to `inputs`; no .grad is touched.
+/// Gradients of the sum over `outputs` of output * grad_output with respect to `inputs`. Changes no .grad.
 std::vector<Variable> grad(const std::vector<Variable>& outputs, const std::vector<Variable>& inputs,
                            const GradOptions& options = {});
 inline std::vector<Variable> grad(const Variable& output, const std::vector<Variable>& inputs,
@@ -178,7 +209,8 @@ inline std::vector<Variable> grad(const Variable& output, const std::vector<Vari
   return grad(std::vector<Variable>{output}, inputs, options);
 }
 
-/// Runs once, at the end of the backward pass that is running in this thread (DDP waits for its buckets there).
+/// Calls `callback` once at the end of the backward pass that this thread is running, e.g. DDP waits for its buckets
+/// there. Error when no pass runs.
 void after_backward(std::function<void()> callback);
 
 }  // namespace lockstep

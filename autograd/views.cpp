@@ -1,6 +1,5 @@
-// Views, copies and casts of variables. The gradient of a view is the same view turned around; where the view left
-// elements out, they get zeros, or rather nothing: when the input has collected a gradient already, the part is added
-// in.
+// Views, copies and casts of variables. The gradient of a view is the inverse view. Elements outside the view get
+// zeros; if the input has already collected a gradient, the view's part is added to that instead.
 #include "autograd/complex.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
@@ -9,14 +8,14 @@
 namespace lockstep {
 namespace {
 
-/// Records an operation on one variable; it is a view when it shares x's storage.
+/// Records an operation on one variable. The result is a view if it shares x's storage.
 template <class Fn> Variable viewed(const char* name, const Variable& x, Tensor out, Fn derivative) {
   const bool shares = out.storage() == x.tensor().storage();
   Variable result = on_tape(name, {&x}, std::move(out), std::move(derivative));
   return shares ? as_view(x, std::move(result)) : result;
 }
 
-/// `region` picks the elements that the view showed out of a tensor like the input.
+/// `region` selects the elements of the view from a tensor of the input's shape.
 template <class Fn> void give_region(const Backward& back, const Shape& shape, Fn region) {
   const Tensor& grad = back.grad();
   if (const Tensor sum = back.partial(0); sum.defined()) {
@@ -28,7 +27,7 @@ template <class Fn> void give_region(const Backward& back, const Shape& shape, F
   back.give(0, whole);
 }
 
-/// Zeros but for `grad` in the region. Its derivative is the view.
+/// A tensor that is `grad` in the region and 0 elsewhere. Its derivative is the view.
 template <class Fn> Variable in_region(const Variable& grad, const Shape& shape, Fn region) {
   const Tensor whole = zeros(shape, {grad.dtype(), grad.device()});
   region(whole).copy_(grad.tensor());
@@ -39,7 +38,7 @@ template <class Fn> void give_region(const RecordedBackward& back, const Shape& 
   back.give(0, in_region(back.grad(), shape, region));
 }
 
-/// The view of what `region` picks.
+/// The view of the elements that `region` selects.
 template <class Fn> Variable part_of(const char* name, const Variable& x, Fn region) {
   return viewed(name, x, region(x.tensor()),
                 [shape = x.shape(), region](auto& back) { give_region(back, shape, region); });
@@ -53,7 +52,7 @@ Variable same(const char* name, const Variable& x, Tensor out) {
   return viewed(name, x, std::move(out), [](auto& back) { back.give(0, std::move(back.grad())); });
 }
 
-/// The parts of one dim, as one operation: its gradient is written part by part, without zeros in between.
+/// All parts of one dim as one operation: the gradient is assembled part by part, without adding padded tensors.
 std::vector<Variable> parts(const Variable& x, std::vector<Tensor> tensors, int64_t dim) {
   std::vector<Variable> results;
   if (!needs_grad({&x})) {
@@ -139,9 +138,8 @@ Variable Variable::diagonal(int64_t offset, int64_t dim1, int64_t dim2) const {
   return part_of("diagonal", *this, [=](const auto& x) { return x.diagonal(offset, dim1, dim2); });
 }
 
-Variable Variable::expand(const Shape& shape) const {
-  return same("expand", *this, tensor().expand(shape));
-}  // the engine sums
+// give() sums the gradient over the expanded dims.
+Variable Variable::expand(const Shape& shape) const { return same("expand", *this, tensor().expand(shape)); }
 
 std::vector<Variable> Variable::chunk(int64_t chunks, int64_t dim) const {
   return parts(*this, tensor().chunk(chunks, dim), dim);

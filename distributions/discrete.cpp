@@ -1,3 +1,4 @@
+// Bernoulli, Categorical and Poisson. See discrete.h.
 #include "distributions/discrete.h"
 
 #include <cmath>
@@ -7,7 +8,7 @@
 namespace lockstep::distributions {
 namespace {
 
-/// p so far from 0 and 1 that its logarithm, and that of 1 - p, are finite. Its gradient is there.
+/// p clamped so far from 0 and 1 that log p and log(1 - p) are finite. Clamped values get no gradient.
 Variable inner_probability(const Variable& p) {
   const double eps = p.dtype() == f64 ? 0x1p-52 : 0x1p-23;
   return clamp(wide(p), eps, 1 - eps);
@@ -84,8 +85,8 @@ Variable Categorical::entropy() const {
   return neg(sum(wide_probs * masked_fill(wide_logits, impossible, 0), {-1})).to(probs.dtype());
 }
 Variable Categorical::draw(const Shape& shape) const {
-  // The first class whose cumulated probability is above a uniform number of the same range: rounding never makes that
-  // number as large as the whole, and a class of probability 0 adds nothing.
+  // The first class whose cumulative probability exceeds a uniform number in [0, total). Rounding never makes that
+  // number reach the total, and a class of probability 0 adds nothing.
   const Tensor cumulated = cumsum(wide_probs.tensor(), -1), whole = cumulated.narrow(-1, probs.size(-1) - 1, 1);
   const Tensor u = mul(rand(shape, options_of(wide_probs)).unsqueeze(-1), whole);
   return sum(le(cumulated, u).to(i64), {-1});

@@ -1,44 +1,44 @@
 #pragma once
-// Distributions of whole numbers. They have no rsample().
+// Distributions over integers. They have no rsample().
 #include <cmath>
 
 #include "distributions/distribution.h"
 
 namespace lockstep::distributions {
 
-/// 1 with probability probs, else 0. Values are in probs' dtype.
+/// 1 with probability probs, else 0. Samples have the dtype of probs.
 class Bernoulli : public Distribution {
  public:
-  explicit Bernoulli(const Parameter& probs);  ///< in [0, 1]
-  static Bernoulli from_logits(const Parameter& logits);
+  explicit Bernoulli(const Parameter& probs);             ///< in [0, 1]
+  static Bernoulli from_logits(const Parameter& logits);  ///< probs = sigmoid(logits)
   const char* name() const override { return "Bernoulli"; }
   bool has_rsample() const override { return false; }
   Variable log_prob(const Variable& value) const override;  ///< value in [0, 1]
   Variable entropy() const override;
   Variable mean() const override { return probs; }
   Variable variance() const override { return probs * (1.0 - probs); }
-  Variable probs, logits;
+  Variable probs, logits;  ///< both (batch...)
 
  private:
   Variable draw(const Shape& shape) const override;
   Bernoulli(const Variable& p, const Variable& l)
       : Distribution(p.shape(), {}), probs(p), logits(l), wide_probs_(wide(p)) {}
-  Variable wide_probs_;  ///< before they are rounded to 16 bits
+  Variable wide_probs_;  ///< probs before rounding to 16 bits
 };
 
-/// Class k of (batch..., classes) with a probability in proportion to probs[k]. Values are i64, of shape (batch...).
+/// Class k of (batch..., classes) with probability proportional to probs[k]. Samples are i64 of shape (batch...).
 class Categorical : public Distribution {
  public:
-  explicit Categorical(const Variable& probs);             ///< >= 0, and not all 0; made to sum to 1
-  static Categorical from_logits(const Variable& logits);  ///< any numbers
+  explicit Categorical(const Variable& probs);             ///< >= 0 and not all 0; normalised to sum 1
+  static Categorical from_logits(const Variable& logits);  ///< unnormalised log-probabilities; any numbers
   const char* name() const override { return "Categorical"; }
   bool has_rsample() const override { return false; }
-  Variable log_prob(const Variable& value) const override;  ///< value: classes, of any dtype
+  Variable log_prob(const Variable& value) const override;  ///< value: class indices, of any dtype
   Variable entropy() const override;
-  Variable mean() const override { return nothing(); }      ///< NaN: classes are not numbers
+  Variable mean() const override { return nothing(); }      ///< NaN: class indices have no mean
   Variable variance() const override { return nothing(); }  ///< NaN
-  Variable probs, logits;                                   ///< logits: logarithms of probs
-  Variable wide_probs, wide_logits;                         ///< the same before they are rounded to 16 bits
+  Variable probs, logits;                                   ///< normalised probabilities and their logarithms
+  Variable wide_probs, wide_logits;                         ///< the same before rounding to 16 bits
 
  private:
   Variable draw(const Shape& shape) const override;
@@ -47,7 +47,7 @@ class Categorical : public Distribution {
   Variable nothing() const { return full(batch_shape(), NAN, options_of(probs)); }
 };
 
-/// Numbers of events, in rate's dtype.
+/// The number of events that occur at rate `rate`. Samples have the dtype of rate.
 class Poisson : public Distribution {
  public:
   explicit Poisson(const Parameter& rate);  ///< >= 0
@@ -56,7 +56,7 @@ class Poisson : public Distribution {
   Variable log_prob(const Variable& value) const override;
   Variable mean() const override { return rate; }
   Variable variance() const override { return rate; }
-  Variable rate;
+  Variable rate;  ///< mean number of events
 
  private:
   Variable draw(const Shape& shape) const override;

@@ -1,3 +1,4 @@
+// Sampling and the checks that all distributions share. See distribution.h.
 #include "distributions/distribution.h"
 
 #include <cmath>
@@ -69,7 +70,7 @@ void check_parameter(const char* name, const char* expected, const Variable& val
 
 Tensor above(const Tensor& x, double low) { return gt(x, full({}, low, {x.dtype(), x.device()})); }
 Tensor at_least(const Tensor& x, double low) { return ge(x, full({}, low, {x.dtype(), x.device()})); }
-Tensor is_finite(const Tensor& x) { return eq(x, x); }  // what PyTorch calls real: no NaN
+Tensor is_finite(const Tensor& x) { return eq(x, x); }  // PyTorch's "real" constraint: not NaN
 TensorOptions options_of(const Variable& x) { return {x.dtype(), x.device()}; }
 Variable wide(const Variable& x) { return size_of(x.dtype()) == 2 ? x.to(f32) : x; }
 

@@ -1,5 +1,5 @@
 #pragma once
-// What all distributions can do, and their parameters.
+// The interface of all distributions, and their parameters.
 #include <initializer_list>
 #include <optional>
 #include <vector>
@@ -8,49 +8,54 @@
 
 namespace lockstep::distributions {
 
-/// A parameter: a variable, a tensor, or a number, which takes the dtype of the others (f32 when all are numbers).
+/// A parameter: a variable, a tensor or a number. A number takes the dtype of the other parameters (f32 if all are
+/// numbers).
 class Parameter {
  public:
+  /// A value on the tape.
   Parameter(const Variable& value) : value_(value) {}  // NOLINT: implicit on purpose
-  Parameter(const Tensor& value) : value_(value) {}    // NOLINT
-  Parameter(double number) : number_(number) {}        // NOLINT
-  const Variable& value() const { return value_; }
-  double number() const { return number_; }
+  /// A value off the tape.
+  Parameter(const Tensor& value) : value_(value) {}  // NOLINT
+  /// A number.
+  Parameter(double number) : number_(number) {}     // NOLINT
+  const Variable& value() const { return value_; }  ///< undefined for a number
+  double number() const { return number_; }         ///< the number, if value() is undefined
 
  private:
   Variable value_;
   double number_ = 0;
 };
 
-/// Parameters are checked when a distribution is made, and values when their log_prob() is asked (where they lie on the
-/// CPU: elsewhere nobody waits). Shapes: batch_shape() is that of the parameters, broadcast; event_shape() that of one
-/// value: () unless said otherwise.
+/// Base class. Parameters are checked by the constructor and values by log_prob(), on the CPU only: on a device the
+/// check would have to wait for the kernels. batch_shape() is the broadcast shape of the parameters, event_shape() the
+/// shape of one value: () unless stated otherwise. Meaning as in torch.distributions.
 class Distribution {
  public:
   virtual ~Distribution() = default;
-  virtual const char* name() const = 0;
-  const Shape& batch_shape() const { return batch_; }
-  const Shape& event_shape() const { return event_; }
+  virtual const char* name() const = 0;                ///< class name, for error messages
+  const Shape& batch_shape() const { return batch_; }  ///< broadcast shape of the parameters
+  const Shape& event_shape() const { return event_; }  ///< shape of one value
 
-  /// Values of shape (shape..., batch..., event...), without gradients, from the generator of this thread.
+  /// Samples of shape (shape..., batch..., event...) without gradients, drawn from this thread's generator.
   Tensor sample(const Shape& shape = {}) const;
-  /// The same as functions of the parameters, for gradients towards them. Error where has_rsample() is false.
+  /// The same as differentiable functions of the parameters (reparametrised). Error if has_rsample() is false.
   Variable rsample(const Shape& shape = {}) const;
-  virtual bool has_rsample() const { return true; }
+  virtual bool has_rsample() const { return true; }  ///< true if rsample() exists
 
-  /// Logarithm of the density, or of the probability; value broadcasts against (batch..., event...). (..., batch...)
+  /// Logarithm of the density or probability, of shape (..., batch...). value broadcasts against (batch..., event...).
   virtual Variable log_prob(const Variable& value) const = 0;
-  /// In nats; Error where there is no formula (Poisson).
+  /// Entropy in nats. Error for distributions without a formula (Poisson).
   virtual Variable entropy() const;
-  virtual Variable mean() const = 0;
-  virtual Variable variance() const = 0;
-  Variable stddev() const { return sqrt(variance()); }
+  virtual Variable mean() const = 0;                    ///< expected value
+  virtual Variable variance() const = 0;                ///< variance of each element
+  Variable stddev() const { return sqrt(variance()); }  ///< square root of the variance
 
  protected:
   Distribution(const Shape& batch, const Shape& event) : batch_(batch), event_(event) {}
-  /// Values of this whole shape.
+  /// Samples; `shape` is the whole shape of the result.
   virtual Variable draw(const Shape& shape) const = 0;
-  /// The value in `like`'s dtype. Error when its shape does not broadcast to the event, or when it is not `good`.
+  /// The value in the dtype of `like`. Error if its shape does not fit the event and batch shapes, or if `good` is
+  /// false.
   Variable checked(const Variable& value, const Variable& like, const char* support,
                    const std::function<Tensor(const Tensor&)>& good) const;
 
@@ -58,21 +63,21 @@ class Distribution {
   Shape batch_, event_;
 };
 
-// --- for the distributions ---
+// --- helpers of the distributions ---
 
-/// All of one floating dtype, device and shape: (batch..., and `event` dims that are each's own).
+/// Converts parameters to variables of one floating dtype, device and shape. Error if dtypes or devices differ.
 std::vector<Variable> broadcast(const char* name, std::initializer_list<Parameter> parameters);
-/// Error naming the first value where good is false.
+/// Error that names the first value where `good` is false.
 void check_parameter(const char* name, const char* expected, const Variable& values, const Tensor& good);
 Tensor above(const Tensor& x, double low);     ///< x > low
 Tensor at_least(const Tensor& x, double low);  ///< x >= low
-Tensor is_finite(const Tensor& x);
-TensorOptions options_of(const Variable& x);
-/// 16-bit floats as f32: draws, and sums over classes, are computed in f32 at least and rounded once.
+Tensor is_finite(const Tensor& x);             ///< true unless NaN
+TensorOptions options_of(const Variable& x);   ///< dtype and device of x
+/// 16-bit floats as f32: samples, and sums over classes, are computed in f32 or f64 and rounded once.
 Variable wide(const Variable& x);
-/// x log y, and 0 where x is 0, whatever y is.
+/// x log y, and 0 where x is 0, also for y <= 0.
 Variable x_log_y(const Variable& x, const Variable& y);
-/// Logarithms of gamma variates of rate 1, f64, as functions of their shape.
+/// Logarithms of samples of Gamma(shape, rate 1), in f64, differentiable with respect to `shape`.
 Variable log_gamma_variates(const Variable& shape);
 
 }  // namespace lockstep::distributions

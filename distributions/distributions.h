@@ -1,5 +1,6 @@
 #pragma once
-// Probability distributions whose parameters may be on the tape: names, parameters and formulas of torch.distributions.
+// All probability distributions. Names, parameters and formulas are those of torch.distributions; parameters may be on
+// the tape.
 #include "distributions/discrete.h"
 #include "distributions/gamma.h"
 #include "distributions/kl_divergence.h"

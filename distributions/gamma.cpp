@@ -1,3 +1,4 @@
+// Gamma, Exponential and Beta. See gamma.h.
 #include "distributions/gamma.h"
 
 #include <cmath>
@@ -5,7 +6,9 @@
 namespace lockstep::distributions {
 namespace {
 
+// Smallest positive normal number.
 double least_of(DType dtype) { return dtype == f64 ? 0x1p-1022 : dtype == f16 ? 0x1p-14 : 0x1p-126; }
+// Largest number below 1.
 double most_below_one(DType dtype) {
   return 1 - (dtype == f64 ? 0x1p-53 : dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : 0x1p-24);
 }

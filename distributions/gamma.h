@@ -1,10 +1,11 @@
 #pragma once
-// Distributions of numbers above 0, and Beta. rsample() of Gamma and Beta has implicit gradients: those at which the
-// probability below a value stays (Figurnov et al., 2018).
+// Distributions over positive numbers, and Beta. rsample() of Gamma and Beta has implicit gradients: derivatives of the
+// sample at constant cumulative probability (Figurnov et al., 2018).
 #include "distributions/distribution.h"
 
 namespace lockstep::distributions {
 
+/// Density proportional to x^(concentration - 1) e^(-rate x).
 class Gamma : public Distribution {
  public:
   Gamma(const Parameter& concentration, const Parameter& rate);  ///< both > 0
@@ -20,9 +21,10 @@ class Gamma : public Distribution {
   explicit Gamma(const std::vector<Variable>& p);
 };
 
+/// Waiting time until an event that occurs at rate `rate`: density rate e^(-rate x).
 class Exponential : public Distribution {
  public:
-  explicit Exponential(const Parameter& rate);  ///< > 0
+  explicit Exponential(const Parameter& rate);  ///< rate > 0
   const char* name() const override { return "Exponential"; }
   Variable log_prob(const Variable& value) const override;
   Variable entropy() const override { return 1.0 - log(rate); }
@@ -35,7 +37,8 @@ class Exponential : public Distribution {
   explicit Exponential(const std::vector<Variable>& p);
 };
 
-/// In (0, 1): a / (a + b) of gamma variates a and b with these shapes.
+/// A number in (0, 1), distributed as a / (a + b) for gamma variates a and b with shapes concentration1 and
+/// concentration0.
 class Beta : public Distribution {
  public:
   Beta(const Parameter& concentration1, const Parameter& concentration0);  ///< both > 0

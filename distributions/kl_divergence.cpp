@@ -1,3 +1,4 @@
+// Kullback-Leibler divergences: one formula per pair of distributions. See kl_divergence.h.
 #include "distributions/kl_divergence.h"
 
 #include <cmath>
@@ -15,7 +16,7 @@ namespace {
 
 Tensor are(const Variable& x, double value) { return eq(x.tensor(), full({}, value, options_of(x))); }
 
-/// `x` where the mask says it, in the shape of both.
+/// y with `x` where the mask is true; both broadcast.
 Variable put(const Variable& y, const Tensor& mask, double x) {
   const Shape shape = broadcast_shapes("kl_divergence", y.shape(), mask.shape());
   return masked_fill(y.expand(shape), mask.expand(shape), x);
@@ -102,7 +103,7 @@ Variable divergence(const MultivariateNormal& p, const MultivariateNormal& q) {
          (sum(square(turned), {-2, -1}) + sum(square(off), {-2, -1}) - n) * 0.5;
 }
 
-/// The formula for P and Q, where p and q are those.
+/// Applies the formula for P and Q if p is a P and q is a Q.
 template <class P, class Q> bool found(const Distribution& p, const Distribution& q, Variable& out) {
   const P* const a = dynamic_cast<const P*>(&p);
   const Q* const b = dynamic_cast<const Q*>(&q);

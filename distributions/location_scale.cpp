@@ -1,3 +1,4 @@
+// Normal, LogNormal, Laplace, Uniform and StudentT. See location_scale.h.
 #include "distributions/location_scale.h"
 
 #include <cmath>
@@ -8,6 +9,7 @@ namespace {
 
 const double log_two_pi = std::log(2 * std::numbers::pi);
 
+// Distance from 1 to the next larger number.
 double epsilon(DType dtype) {
   return dtype == f64 ? 0x1p-52 : dtype == f16 ? 0x1p-10 : dtype == bf16 ? 0x1p-7 : 0x1p-23;
 }
@@ -70,7 +72,8 @@ Variable Uniform::log_prob(const Variable& value) const {
 Variable Uniform::draw(const Shape& shape) const {
   const Variable from = wide(low), to = wide(high);
   const Variable x = (from + (to - from) * Variable(rand(shape, options_of(from)))).to(low.dtype());
-  // Rounding may reach high: then the number before it, which a half and a bit of its last place leads to.
+  // Rounding may return `high`. Then the number before it is taken: subtracting a little more than half a unit in the
+  // last place rounds down to it.
   const double half = 0.51 * epsilon(low.dtype()), least = low.dtype() == f16 ? 0x1p-24 : 0x1p-126;
   const Variable before = (to - clamp(abs(to) * half, least, INFINITY)).to(low.dtype());
   return where(lt(x, high), x, before);
@@ -102,7 +105,8 @@ Variable StudentT::variance() const {
   return masked_fill(spread, logical_not(above(df.tensor(), 1)), NAN);
 }
 Variable StudentT::draw(const Shape& shape) const {
-  // A normal variate over the root of a chi-squared one by df, which is a gamma variate of shape df / 2, twice, by df.
+  // t = x / sqrt(c / df) with x normal and c chi-squared with df degrees of freedom; c / 2 is a gamma variate of shape
+  // df / 2.
   const Variable half = wide(df).expand(shape) * 0.5, x(randn(shape, options_of(half)));
   const Variable log_ratio = log_gamma_variates(half).to(half.dtype()) - log(half);
   return (wide(loc) + wide(scale) * x * exp(log_ratio * -0.5)).to(loc.dtype());

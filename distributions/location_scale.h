@@ -4,6 +4,7 @@
 
 namespace lockstep::distributions {
 
+/// The normal distribution with mean loc and standard deviation scale.
 class Normal : public Distribution {
  public:
   Normal(const Parameter& loc, const Parameter& scale);  ///< scale > 0
@@ -17,14 +18,14 @@ class Normal : public Distribution {
  private:
   Variable draw(const Shape& shape) const override;
   friend class LogNormal;
-  Variable draw_wide(const Shape& shape) const;  ///< not rounded yet
+  Variable draw_wide(const Shape& shape) const;  ///< a sample that is not rounded to 16 bits yet
   explicit Normal(const std::vector<Variable>& p);
 };
 
-/// e^x of a Normal x.
+/// e^x for a normal variate x.
 class LogNormal : public Distribution {
  public:
-  LogNormal(const Parameter& loc, const Parameter& scale);
+  LogNormal(const Parameter& loc, const Parameter& scale);  ///< parameters of the normal distribution; scale > 0
   const char* name() const override { return "LogNormal"; }
   Variable log_prob(const Variable& value) const override;
   Variable entropy() const override { return add(base.entropy(), base.loc); }
@@ -36,6 +37,7 @@ class LogNormal : public Distribution {
   Variable draw(const Shape& shape) const override;
 };
 
+/// Density e^(-|x - loc| / scale) / (2 scale).
 class Laplace : public Distribution {
  public:
   Laplace(const Parameter& loc, const Parameter& scale);  ///< scale > 0
@@ -51,7 +53,7 @@ class Laplace : public Distribution {
   explicit Laplace(const std::vector<Variable>& p);
 };
 
-/// In [low, high).
+/// Uniform on [low, high).
 class Uniform : public Distribution {
  public:
   Uniform(const Parameter& low, const Parameter& high);  ///< low < high
@@ -67,7 +69,7 @@ class Uniform : public Distribution {
   explicit Uniform(const std::vector<Variable>& p);
 };
 
-/// Student's t with df degrees of freedom.
+/// Student's t with df degrees of freedom, shifted by loc and stretched by scale.
 class StudentT : public Distribution {
  public:
   explicit StudentT(const Parameter& df, const Parameter& loc = 0.0, const Parameter& scale = 1.0);  ///< df, scale > 0

@@ -1,3 +1,4 @@
+// Dirichlet and MultivariateNormal. See multivariate.h.
 #include "distributions/multivariate.h"
 
 #include <cmath>
@@ -20,7 +21,7 @@ Shape joined(const Shape& batch, std::initializer_list<int64_t> event) {
   return shape;
 }
 
-/// Of a vector (n) and a matrix (n, n).
+/// The batch shape of a vector (..., n) and a matrix (..., n, n).
 Shape batch_of_both(const Variable& loc, const Variable& tril) {
   const char* const name = "MultivariateNormal";
   const Shape a = leading(name, loc, 1), b = leading(name, tril, 2);

@@ -1,3 +1,4 @@
+// Writes records in Chrome's trace format. See sink.h.
 #include "trace/sink.h"
 
 #include <fcntl.h>
@@ -18,16 +19,17 @@
 namespace lockstep::trace {
 namespace {
 
+// The buffer is written to the file when it holds this many bytes, or after longest_held.
 constexpr size_t most_held = 64 << 10;
-constexpr int64_t longest_held = 1'000'000'000;  // ns
-constexpr int64_t kept_free = 4 << 10;           // of the limit, for the last words
+constexpr int64_t longest_held = 1'000'000'000;  // nanoseconds
+constexpr int64_t kept_free = 4 << 10;           // bytes of the limit that the last record and the end may use
 
 void append(std::string& out, auto number) {
   char text[40];
   out.append(text, std::to_chars(text, text + sizeof text, number).ptr);
 }
 
-/// As microseconds, which the format wants.
+/// Appends a time in microseconds, the unit of the format.
 void append_time(std::string& out, int64_t ns) {
   append(out, ns / 1000);
   out += {'.', char('0' + ns % 1000 / 100), char('0' + ns % 100 / 10), char('0' + ns % 10)};
@@ -86,7 +88,7 @@ std::string Sink::time(int64_t ns) const {
   return text;
 }
 
-/// A record of metadata.
+/// A metadata record.
 std::string Sink::fact(std::string_view name, int row, const std::string& args) const {
   return str("{\"name\":\"", name, "\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", row, ",\"args\":{", args, "}}");
 }
@@ -122,7 +124,7 @@ int Sink::named_row(const std::string& name) {
   uint64_t id;
   {
     const std::lock_guard lock(mutex_);
-    id = names_.try_emplace(name, uint64_t(-1) - names_.size()).first->second;  // apart from those that are counted up
+    id = names_.try_emplace(name, uint64_t(-1) - names_.size()).first->second;  // counts down: thread ids count up
   }
   return row(id, name);
 }
@@ -139,7 +141,7 @@ int Sink::thread_row(uint64_t id) {
 
 void Sink::complete(std::string_view name, Category category, int64_t number, int64_t begun, int64_t ended,
                     const Arg* args, size_t count, int row) {
-  thread_local std::string record;  // its memory is used again
+  thread_local std::string record;  // keeps its capacity between calls
   record.assign("{\"name\":");
   append_quoted(record, name);
   if (number >= 0) {
@@ -181,7 +183,7 @@ void Sink::note(std::string_view name, std::string_view json) {
                            ",\"tid\":0,\"ts\":", time(now()), ",\"args\":");
   (record += json) += '}';
   for (char& c : record)
-    if (c == '\n') c = ' ';  // a record is a line
+    if (c == '\n') c = ' ';  // one line per record
   put(record);
   flush();
 }

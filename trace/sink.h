@@ -1,5 +1,5 @@
 #pragma once
-// The file of a rank's trace, and how records are written into it. Not for users.
+// The trace file of a rank, and the writing of records. Not for users.
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -11,39 +11,40 @@
 
 namespace lockstep::trace {
 
-/// Chrome's trace format: an array of objects, one a line. Any thread may write.
+/// A file in Chrome's trace format: an array of objects, one per line. Thread-safe.
 class Sink {
  public:
-  /// Error when the file cannot be made.
+  /// Creates the file and writes its head. Error if it cannot be created.
   Sink(std::string path, const Options& options);
   ~Sink();
   Sink(const Sink&) = delete;
 
-  int rank() const { return options_.rank; }
-  /// The number of a thread's or row's line; new ones are named.
+  int rank() const { return options_.rank; }  ///< the rank whose trace this is
+  /// Row number of a thread or trace::Row. Names the row on its first use.
   int row(uint64_t id, std::string_view name);
-  /// Of threads of this name, one after another: a loader makes new ones every epoch.
+  /// Row of all threads with this name. They run one after another: a data loader starts new threads every epoch.
   int named_row(const std::string& name);
-  /// Of a thread that nobody named.
+  /// Row of a thread without a name.
   int thread_row(uint64_t id);
+  /// Writes a span from `begun` to `ended` (ns). `number` >= 0 is appended to the name.
   void complete(std::string_view name, Category category, int64_t number, int64_t begun, int64_t ended, const Arg* args,
                 size_t count, int row);
-  void counter(std::string_view name, const Arg* args, size_t count);
-  void instant(std::string_view name, const Arg* args, size_t count, int row);
-  void note(std::string_view name, std::string_view json);
-  void flush();
-  /// Ends the array. Nothing is taken after it.
+  void counter(std::string_view name, const Arg* args, size_t count);  ///< writes a point of each curve in `args`
+  void instant(std::string_view name, const Arg* args, size_t count, int row);  ///< writes an event at this moment
+  void note(std::string_view name, std::string_view json);  ///< writes a metadata record; `json` is an object
+  void flush();                                             ///< writes the buffer to the file
+  /// Ends the array and closes the file. Later records are dropped.
   void close();
 
  private:
-  void put(std::string_view record);  // without the comma
-  void write_out();                   // under mutex_
+  void put(std::string_view record);  // buffers a record, without its comma
+  void write_out();                   // mutex_ is held
   std::string time(int64_t ns) const;
   std::string fact(std::string_view name, int row, const std::string& args) const;
 
   const std::string path_;
   const Options options_;
-  const Maker maker_;  // what a fork inherits is not written twice
+  const Maker maker_;  // a forked child must not write the buffer that it inherited
   std::mutex mutex_;
   int file_ = -1;
   std::string held_;
@@ -54,7 +55,7 @@ class Sink {
   int threads_ = 0;
 };
 
-/// With quotes; what is not UTF-8 becomes U+FFFD.
+/// Appends `text` as a JSON string with quotes. Bytes that are not UTF-8 become U+FFFD.
 void append_quoted(std::string& out, std::string_view text);
 
 }  // namespace lockstep::trace

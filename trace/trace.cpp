@@ -1,3 +1,4 @@
+// Starting and stopping traces, and the row of each thread. See trace.h.
 #include "trace/trace.h"
 
 #include <algorithm>
@@ -20,16 +21,16 @@ using SinkPtr = std::shared_ptr<Sink>;
 struct Sinks {
   std::mutex mutex;
   std::vector<SinkPtr> all;
-  std::atomic<uint64_t> generation{1};  // grows with every change
+  std::atomic<uint64_t> generation{1};  // incremented by every change
 };
-// Never destroyed: threads may record while static objects go. What is held back is written by stop() or the process's
-// end.
+// Never destroyed: threads may still record while static objects are destroyed. stop() or the end of the process writes
+// what is buffered.
 Sinks& sinks() {
   static const Maker owner;
   static Sinks* const made = [] {
     std::atexit([] {
       if (owner.is_here()) flush();
-    });  // a fork may have inherited a locked mutex
+    });  // not in a fork, which may have inherited a locked mutex
     return new Sinks;
   }();
   return *made;
@@ -41,7 +42,7 @@ struct Thread {
   int rank = -1;
   std::string name;
   const uint64_t id = next_row.fetch_add(1, std::memory_order_relaxed);
-  // What the above come to, as long as `generation` is right.
+  // Cache of the sink and row for rank and name; valid while `generation` is current.
   uint64_t generation = 0;
   SinkPtr sink;
   int row = 0;
@@ -52,7 +53,7 @@ Thread& thread() {
   return mine;
 }
 
-/// The rank's sink, or of -1 the only one.
+/// The sink of a rank; for rank -1 the sink of the process if it has only one.
 SinkPtr find(int rank) {
   Sinks& s = sinks();
   const std::lock_guard lock(s.mutex);
@@ -61,7 +62,7 @@ SinkPtr find(int rank) {
   return found == s.all.end() ? nullptr : *found;
 }
 
-/// Where this thread records; null: nowhere.
+/// The sink of this thread, or null if it records nothing.
 Sink* here() {
   Thread& t = thread();
   const uint64_t generation = sinks().generation.load(std::memory_order_acquire);
@@ -80,7 +81,7 @@ constexpr KernelObserver observer{.begin = []() noexcept { return now(); },
                                       [](const char* kernel, int64_t begun) noexcept {
                                         try {
                                           record(kernel, Category::operation, begun, now());
-                                        } catch (...) {}  // NOLINT: without memory there is no record
+                                        } catch (...) {}  // out of memory: the record is dropped
                                       }};
 
 std::string file_of(const std::string& path, const Options& o) {
@@ -135,7 +136,7 @@ void start(const std::string& path, const Options& asked) {
     s.generation.fetch_add(1, std::memory_order_release);
     if (detail::active.fetch_add(1) == 0) kernel_observer = &observer;
   }
-  here();  // the first row is this thread's
+  here();  // gives this thread the first row
 }
 
 void stop() {
@@ -149,7 +150,7 @@ void stop() {
     s.generation.fetch_add(1, std::memory_order_release);
     if (detail::active.fetch_sub(1) == 1) kernel_observer = nullptr;
   }
-  mine->close();  // others may still hold it: what they record is not taken
+  mine->close();  // other threads may still hold it; their records are dropped
   t.become(-1, "");
 }
 
@@ -166,13 +167,13 @@ void Scope::end() noexcept {
   try {
     if (Sink* const sink = here())
       sink->complete(name_, category_, number_, begun_, now(), args_.data(), count_, thread().row);
-  } catch (...) {}  // NOLINT: without memory there is no record
+  } catch (...) {}  // out of memory: the record is dropped
 }
 
 void record(std::string_view name, Category category, int64_t begun, int64_t ended, Args args, const Row* row) {
   if (!on()) return;
   SinkPtr of_row = row ? find(row->rank()) : nullptr;
-  if (row && !of_row) of_row = find(-1);  // a group of a trace that was started without saying its rank
+  if (row && !of_row) of_row = find(-1);  // the trace was started without naming the rank of this group
   if (Sink* const sink = row ? of_row.get() : here())
     sink->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args),
                    row ? sink->row(row->id(), row->name()) : thread().row);
@@ -196,7 +197,7 @@ void memory(Device device) {
   const MemoryReport report = memory_report(device);
   std::array<Arg, memory_categories> held, most;
   for (size_t i = 0; i < held.size(); ++i) {
-    const char* const key = name_of(Memory(i)).data();  // a literal, which ends
+    const char* const key = name_of(Memory(i)).data();  // a literal, so zero-terminated
     held[i] = {key, report.category[i].current}, most[i] = {key, report.category[i].peak};
   }
   sink->counter("memory", held.data(), held.size());

@@ -1,13 +1,14 @@
 #pragma once
-// A timeline of a run: what every thread of every rank did and when, in Chrome's trace format, which
-// https://ui.perfetto.dev shows.
+// A timeline of a run: what every thread of every rank did and when, in Chrome's trace format. View it with
+// https://ui.perfetto.dev.
 //
-//   trace::start("traces");                                    // traces/rank-0.json; a run of several ranks:
-//   dist::start_trace() { const trace::Scope scope("load"); ... }                  // on top of what Lockstep itself
-//   notes: operations, collectives, steps, ... trace::counter("queue", {{"batches", 3}}); trace::stop();
+//   trace::start("traces");                    // writes traces/rank-0.json; with several ranks: dist::start_trace()
+//   { const trace::Scope scope("load"); ... }  // in addition to Lockstep's own operations, collectives, steps, ...
+//   trace::counter("queue", {{"batches", 3}});
+//   trace::stop();
 //
-// While no trace is written a scope costs one relaxed load. Records are written as they end, so memory does not grow,
-// and a file whose process was killed is whole but for the last second: Chrome's format needs no end.
+// While no trace is written, a scope costs one relaxed load. Records are written as they end, so memory does not grow.
+// The file of a killed process lacks at most its last second: Chrome's format needs no end.
 #include <array>
 #include <atomic>
 #include <concepts>
@@ -22,7 +23,7 @@
 
 namespace lockstep::trace {
 
-/// What a record is about; readers of traces group by it.
+/// The subject of a record. Readers of traces group records by it.
 enum class Category : uint8_t {
   step,
   forward,
@@ -36,31 +37,35 @@ enum class Category : uint8_t {
   checkpoint,
   other
 };
-inline constexpr int categories = int(Category::other) + 1;
-std::string_view name_of(Category category);
+inline constexpr int categories = int(Category::other) + 1;  ///< number of categories
+std::string_view name_of(Category category);                 ///< name in the file
 
-/// A value beside a record. Keys live for ever, texts as long as the scope; what is not UTF-8 becomes U+FFFD.
+/// A value attached to a record. The key must be a literal; a text must live as long as the scope. Bytes that are not
+/// UTF-8 become U+FFFD.
 struct Arg {
+  /// An integer.
   Arg(const char* key, std::integral auto value) : key(key), value(int64_t(value)) {}
+  /// A number.
   Arg(const char* key, double value) : key(key), value(value) {}
+  /// A text.
   Arg(const char* key, std::string_view value) : key(key), value(value) {}
-  Arg(const char* key, const char* value) : key(key), value(std::string_view(value)) {}
+  Arg(const char* key, const char* value) : key(key), value(std::string_view(value)) {}  ///< a text
   Arg() = default;
   const char* key = "";
   std::variant<int64_t, double, std::string_view> value;
 };
-using Args = std::initializer_list<Arg>;
-inline constexpr size_t most_args = 6;  ///< more are dropped
+using Args = std::initializer_list<Arg>;  ///< values attached to a record
+inline constexpr size_t most_args = 6;    ///< further ones are dropped
 
-/// A row of its own for what is not the work of one thread: the collectives of a group. Cheap; shown when something is
-/// on it.
+/// A row for work that does not belong to one thread, such as the collectives of a group. Shown once something is
+/// recorded on it.
 class Row {
  public:
-  /// `rank`: of the job, for a process with several.
+  /// `rank`: rank of the job, needed in processes that run several.
   explicit Row(std::string name, int rank = -1);
-  const std::string& name() const { return name_; }
-  int rank() const { return rank_; }
-  uint64_t id() const { return id_; }
+  const std::string& name() const { return name_; }  ///< its label
+  int rank() const { return rank_; }                 ///< -1 if not given
+  uint64_t id() const { return id_; }                ///< unique in the process
 
  private:
   std::string name_;
@@ -68,34 +73,36 @@ class Row {
   uint64_t id_;
 };
 
+/// Options of start().
 struct Options {
+  /// This rank, and the number of ranks of the job.
   int rank = 0, ranks = 1;
-  int64_t offset_ns = 0;                   ///< what makes this machine's monotonic clock that of rank 0
-  int64_t error_ns = 0;                    ///< how wrong that may be
+  int64_t offset_ns = 0;                   ///< add it to this machine's monotonic clock to get rank 0's
+  int64_t error_ns = 0;                    ///< error bound of offset_ns
   int64_t zero_ns = 0;                     ///< time 0 of the trace, on rank 0's clock; 0: now
-  int64_t run = 0;                         ///< a number that the files of one run share; 0: made up
-  int64_t limit_bytes = int64_t(1) << 30;  ///< of the file: then recording ends, with a notice
+  int64_t run = 0;                         ///< id common to the files of one run; 0: derived from the time
+  int64_t limit_bytes = int64_t(1) << 30;  ///< file size after which recording ends, with a warning
 };
 
-/// Starts the trace of a rank, and makes this thread its main one. `path`: a folder, made if need be, that gets
-/// rank-N.json; or, of a run of one rank, a file that ends in .json. Error when that cannot be written, or the rank has
-/// a trace already.
+/// Starts the trace of a rank and makes this thread its main one. `path`: a folder, created if needed, for rank-N.json;
+/// with one rank also a file name ending in .json. Error if it cannot be written, or if the rank already has a trace.
 void start(const std::string& path, const Options& options = {});
-/// Ends the trace of this thread's rank. Nothing if there is none. A disk that was full was said when it happened.
+/// Ends the trace of this thread's rank, if there is one. Write errors were reported when they occurred.
 void stop();
 
 namespace detail {
-inline constinit std::atomic<int> active{0};  // ranks of this process that are traced
+inline constinit std::atomic<int> active{0};  // number of traced ranks in this process
 }
-/// Whether anything is recorded.
+/// True while some rank of this process is traced.
 inline bool on() { return detail::active.load(std::memory_order_relaxed) > 0; }
 /// Nanoseconds of this machine's monotonic clock.
 int64_t now();
 
-/// A record from here to the end of the scope, on this thread's row. `number` (0 or more) becomes a part of the name:
+/// Records the time from here to the end of the scope, on this thread's row. A `number` >= 0 is appended to the name:
 /// "forward 3".
 class Scope {
  public:
+  /// Begins the record, if tracing is on.
   explicit Scope(std::string_view name, Category category = Category::other, Args args = {}, int64_t number = -1) {
     if (on()) [[unlikely]]
       begin(name, category, args, number);
@@ -105,7 +112,7 @@ class Scope {
       end();
   }
   Scope(const Scope&) = delete;
-  /// One more value, known only now.
+  /// Attaches a value that was not known at the beginning.
   void add(const Arg& arg) {
     if (begun_ >= 0 && count_ < most_args) args_[count_++] = arg;
   }
@@ -120,9 +127,10 @@ class Scope {
   std::array<Arg, most_args> args_;
 };
 
-/// One step of training. At its end it notes the memory ledger of `device`, and writes what is held back.
+/// One training step. At its end it records the memory ledger of `device` and flushes the buffers.
 class Step {
  public:
+  /// Begins the record of step `number`.
   explicit Step(int64_t number, Device device = cpu)
       : device_(device), scope_("step", Category::step, {{"step", number}}, number) {}
   ~Step();
@@ -132,28 +140,27 @@ class Step {
   Scope scope_;
 };
 
-/// A record that is over. `row`: null for this thread's.
+/// Records a finished span. `row`: null for this thread's row.
 void record(std::string_view name, Category category, int64_t begun_ns, int64_t ended_ns, Args args = {},
             const Row* row = nullptr);
-/// Curves over time: every value is one.
+/// Adds a point, at this moment, to the curve of each value.
 void counter(std::string_view name, Args values);
-/// A moment.
+/// Records an event at this moment.
 void instant(std::string_view name, Args args = {});
-/// Facts about the run: `json` is an object; `name` says which, as "settings". Readers of traces find them.
+/// Facts about the run that readers of traces look up: `name` is the key (e.g. "settings"), `json` an object.
 void note(std::string_view name, std::string_view json);
-/// Curves of the memory ledger: bytes held, and the most that were.
+/// Points of the memory ledger's curves: bytes allocated, and their peak, per category.
 void memory(Device device = cpu);
-/// Writes what is held back.
+/// Writes all buffers to the files.
 void flush();
 
-/// Whose work a thread does; -1: nobody said, then it is that of the only rank of the process.
+/// The rank that this thread works for. -1: not set; then the only rank of the process.
 int rank_of_thread();
-/// For a thread that a rank starts: `rank` is rank_of_thread() of who starts it. Threads of one name, which may not run
-/// at the same time, share a row;
-/// "" gives one to each.
+/// For threads started by a rank: pass rank_of_thread() of the starting thread. Threads with the same name share a row
+/// and must not run at the same time; with the name "" every thread has its own row.
 class ThreadScope {
  public:
-  ThreadScope(int rank, const char* name);
+  ThreadScope(int rank, const char* name);  ///< sets both until the destructor
   ~ThreadScope();
   ThreadScope(const ThreadScope&) = delete;
 };

@@ -1,18 +1,17 @@
-// Attention forward, in tiles (Dao et al., FlashAttention): the T x S matrix of scores is never held.
+// Attention forward, in tiles (Dao et al., FlashAttention): the T x S matrix of scores is never stored.
 //
-//            keys ->  tile 0   tile 1   tile 2
-//   query block     +--------+--------+--------+     A thread walks along a block's key tiles. Each row keeps its
-//   maximum (256 rows)      |  ....  |  ....  |        |     m, the sum l of exp(score - m) and the unfinished output;
-//   when a tile
-//                   |  ....  |  ....  | causal:|     raises m, l and the output are scaled by exp(old m - new m).
-//                   |  ....  |  ....  | skipped|     At the end out /= l, and lse = m + log l is saved for backward.
-//                   +--------+--------+--------+
+//       keys ->   tile 0   tile 1   tile 2
+//               +--------+--------+--------+   A thread walks along the key tiles of a query block. Each row keeps its
+//  query block  |  ....  |  ....  |        |   maximum m, the sum l of exp(score - m) and the unfinished output. When a
+//  (252 rows)   |  ....  |  ....  | causal:|   tile raises m, l and the output are scaled by exp(old m - new m). At the
+//               |  ....  |  ....  | skipped|   end out /= l, and lse = m + log l is saved for backward.
+//               +--------+--------+--------+
 //
-// A tile that lies before the window of all rows, or of which a layout (tensor/block_layout.h) attends to nothing, is
-// skipped, by the query block or by a group of its rows; in one that is attended to in part, the rest is masked. No sum
-// changes its order.
+// A tile that lies before the window of all rows, or in which a layout (tensor/block_layout.h) attends to nothing, is
+// skipped, for the whole query block or for a group of its rows. In a tile that is attended to in part, the rest is
+// masked. Skipping a tile never changes the summation order.
 //
-// Work 4 B H T S D operations (half of it when causal; with a window W instead of S), memory O(block) a thread.
+// Work: 4 B H T S D operations (half of that when causal; with a window W in place of S). Memory: O(block) per thread.
 #include <algorithm>
 
 #include "tensor/cpu/attention_tile.h"
@@ -22,14 +21,14 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t block_queries = 252;  // in whole groups; keys are packed again for every block
+constexpr int64_t block_queries = 252;  // a multiple of group_rows; every block packs the keys again
 
 constexpr int64_t block_groups = block_queries / group_rows;
 
 template <class A> struct Block {
-  int64_t width;  // padded
+  int64_t width;  // padded to whole vectors
   A *q, *out, *key, *value, *scores;
-  Lanes<A>*sum, *top;  // a row's sum of exp(score - top), by lane; a group's maxima, as in max_of_rows
+  Lanes<A>*sum, *top;  // per row: lane sums of exp(score - top); per group: maxima as in max_of_rows
 
   static int64_t elements(int64_t width) {
     return 2 * (block_queries + tile_keys) * width + group_rows * tile_keys +
@@ -47,8 +46,8 @@ template <class A> struct Block {
   }
 };
 
-/// Scores of a group become exp(score - top), with n[r] of the keys of row r visible; top and sum move along. keep[r]
-/// is the factor for what row r has summed up so far.
+/// Turns the scores of a group into exp(score - top), where row r sees n[r] keys; updates top and sum. keep[r] receives
+/// the factor for the sums that row r has so far.
 template <class A> void soften(A* scores, const int64_t* n, int rows, Lanes<A>& top, Lanes<A>* sum, A* keep) {
   constexpr int w = lane_count<A>, vectors = int(tile_keys) / w, apart = w / 8;
   constexpr Full<A> full;
@@ -64,7 +63,8 @@ template <class A> void soften(A* scores, const int64_t* n, int rows, Lanes<A>& 
     }
   }
   const Lanes<A> highest = max_of<A>(top, max_of_rows<A>(most));
-  const Lanes<A> base = choose(highest == none, Lanes<A>{}, highest);  // nothing seen so far: exp gives zeros, not NaN
+  // no visible key so far: exp gives zeros, not NaN
+  const Lanes<A> base = choose(highest == none, Lanes<A>{}, highest);
   const Lanes<A> shrink = exp_lanes(top - base);
   top = highest;
   for (int r = 0; r < rows; ++r) {
@@ -85,8 +85,8 @@ template <class T> struct Forward {
   const AttentionPlan& plan;
   Heads<const T> q, k, v;
   Heads<T> out;
-  A* lse;                               // null: not wanted
-  std::span<const int32_t> table = {};  // where the blocks of k and v are; empty: one behind another
+  A* lse;                               // optional
+  std::span<const int32_t> table = {};  // block table of k and v (paged attention); empty: one block follows another
   int64_t block_tokens = tile_keys;
   int64_t width = padded<A>(plan.width), blocks = (plan.queries + block_queries - 1) / block_queries;
 
@@ -99,11 +99,11 @@ template <class T> struct Forward {
             std::min(block_queries, plan.queries - i0)};
   }
 
-  /// The tile of keys at j0 and its values, whose blocks may lie anywhere.
+  /// Packs the tile of keys at j0 and its values, whose blocks may lie anywhere.
   void pack(const Block<A>& block, const RowBlock& at, int64_t j0, int64_t keys) const {
     for (int64_t part = 0; part < tile_keys; part += block_tokens) {
       const int64_t count = std::min(block_tokens, keys - part), j = j0 + part;
-      const bool any = count > 0;  // else zeros
+      const bool any = count > 0;  // false: no keys left, packs zeros
       const int64_t b = table.empty() || !any ? at.b : table[size_t(j / block_tokens)];
       const int64_t t = table.empty() || !any ? j : j % block_tokens;
       pack_transposed(any ? k.row(b, at.g, t) : k.data, k.token, count, plan.width, block.key + part, block_tokens);
@@ -111,16 +111,16 @@ template <class T> struct Forward {
         pack_rows(v.row(b, at.g, t), v.token, count, plan.width, A(1), block.value + part * width);
     }
   }
-  /// The values of a tile are read where they are: once, by a few queries.
+  /// True if values are read in place: packing does not pay when a few queries read them once.
   bool in_place(const RowBlock& at) const {
     return std::is_same_v<T, A> && table.empty() && plan.width == width && at.rows <= group_rows;
   }
 
-  /// attended: by each row of the block, when there is a layout.
+  /// `attended`: for each row of the block, one bit per key of the tile; null without a layout.
   void group(const Block<A>& block, const RowBlock& at, int64_t i, int64_t j0, int64_t keys,
              const uint64_t* attended) const {
     const int64_t rows = std::min<int64_t>(group_rows, at.rows - i), first = at.i0 + i;
-    const int64_t seen = std::min(keys, plan.limit(first + rows - 1) - j0);  // by the group's last row
+    const int64_t seen = std::min(keys, plan.limit(first + rows - 1) - j0);  // visible to the group's last row
     if (seen <= 0 ||
         (attended && std::all_of(attended + i, attended + i + rows, [](uint64_t row) { return row == 0; })))
       return;
@@ -197,7 +197,7 @@ void paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, 
     using In = Heads<const T>;
     std::vector<AttentionPlan> plans;
     std::vector<Forward<T>> all;
-    std::vector<int64_t> ends;  // of their units
+    std::vector<int64_t> ends;  // running total of their units
     plans.reserve(rows.size());
     int64_t first = 0, units = 0;
     double work = 0;

@@ -4,20 +4,20 @@
 //   dS = P (dP - delta)
 //   grad_v += P^T grad     grad_k += dS^T q scale     grad_q += dS k scale
 //
-// A unit is one key head with the query heads that share it. It goes over the key tiles, and for each over the query
-// tiles that see it, so sums of grad_k and grad_v stay in one tile. The unit's q, grad and sums of grad_q are packed
-// once, into scratch as large as they are. The order of every sum depends on the shape alone (and on the layout, when
-// there is one: what it does not attend to is skipped, by tiles of queries and groups of them, as in attention.cpp, and
-// so are queries that have a tile of keys behind their window).
+// A unit is one key head with the query heads that share it. It iterates over the key tiles, and for each over the
+// query tiles that see it, so the sums of grad_k and grad_v stay in one tile. The unit's q, grad and sums of grad_q are
+// packed once, into scratch of their size. The summation order depends on the shape alone, and on the layout if there
+// is one: tiles of queries, or groups of them, that attend to nothing in a key tile are skipped as in attention.cpp,
+// and so are queries whose window begins after it.
 #include "tensor/cpu/attention_tile.h"
 
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t tile_queries = 60;  // in whole groups
+constexpr int64_t tile_queries = 60;  // a multiple of group_rows
 
 template <class A> struct Tiles {
-  A *weights, *slopes;                         // tile_queries rows: P, and first dP, then dS
+  A *weights, *slopes;                         // tile_queries rows: P; dP, later dS
   A *key, *key_t, *value_t, *grad_k, *grad_v;  // tile_keys rows, or columns
   A *q, *grad, *grad_q, *delta;                // all queries of all heads of the unit
 
@@ -33,7 +33,7 @@ template <class A> struct Tiles {
   }
 };
 
-/// Scores and dP of one row, n of the keys visible, become P and dS. keep: dropout's factors, or null.
+/// Turns the scores and dP of one row, which sees n keys, into P and dS. keep: dropout's factors, or null.
 template <class A> void differentiate(A* weights, A* slopes, int64_t n, A lse, A delta, const A* keep) {
   constexpr int w = lane_count<A>;
   constexpr Full<A> full;
@@ -57,7 +57,7 @@ template <class A> void differentiate(A* weights, A* slopes, int64_t n, A lse, A
   }
 }
 
-/// The rows of out and its gradient that belong to one query, as a dot product.
+/// delta of one query: the dot product of its rows of out and of grad.
 template <class A, class T> A row_delta(const T* grad, const T* out, int64_t width) {
   Lanes<A> sum[4] = {};
   each_vector<A>(width, [&](int64_t d, auto count, auto k) { sum[k] += load(grad + d, count) * load(out + d, count); });
@@ -72,12 +72,12 @@ template <class T> struct Backward {
   Heads<T> grad_q, grad_k, grad_v;
   int64_t width = padded<A>(plan.width), shared = plan.heads / plan.groups;
 
-  /// P and dS for a group of queries from i on and the keys of the tile at j0; `at` is the group's first row in the
-  /// unit, `row` in the tile. attended: by its rows, when there is a layout.
+  /// Computes P and dS of a group of queries from i on for the key tile at j0, and adds to grad_q. `at` is the group's
+  /// first row in the unit, `row` in the tile. `attended`: one bit per key for each row; null without a layout.
   void queries(const Tiles<A>& tile, int64_t b, int64_t h, int64_t i, int64_t at, int64_t row, int64_t rows, int64_t j0,
                const uint64_t* attended) const {
     const int64_t keys = std::min(tile_keys, plan.keys - j0);
-    const int64_t seen = std::min(keys, plan.limit(i + rows - 1) - j0);  // by the group's last row
+    const int64_t seen = std::min(keys, plan.limit(i + rows - 1) - j0);  // visible to the group's last row
     A *const weights = tile.weights + row * tile_keys, *const slopes = tile.slopes + row * tile_keys;
     if (seen > 0) {
       group_product<A, Left::plain>(rows, seen, plan.width, tile.q + at * width, width, tile.key_t, tile_keys, nullptr,
@@ -94,7 +94,7 @@ template <class T> struct Backward {
       alignas(64) A keep[tile_keys];
       if (plan.dropout > 0) dropout_row(plan, b, h, i + r, j0, keep);
       const A saved = lse[(b * plan.heads + h) * plan.queries + i + r];
-      // A row that attends to nothing: minus infinity would give NaN, plus infinity gives zeros.
+      // A row that attends to nothing has lse = -inf, which would give NaN; +inf gives zeros.
       differentiate(weights + r * tile_keys, slopes + r * tile_keys, n, saved == -infinity<A> ? infinity<A> : saved,
                     tile.delta[at + r], plan.dropout > 0 ? keep : nullptr);
     }
@@ -103,11 +103,11 @@ template <class T> struct Backward {
                                     tile.grad_q + at * width, width);
   }
 
-  /// What rows `begin` to `rows` of the tile of queries from i0 on give grad_k and grad_v of a group of keys; `at` is
-  /// the tile's first row in the unit.
+  /// Adds what rows `begin` to `rows` of the query tile at i0 contribute to grad_k and grad_v of a group of keys. `at`
+  /// is the tile's first row in the unit.
   void keys(const Tiles<A>& tile, int64_t i0, int64_t at, int64_t j0, int64_t j, int64_t begin, int64_t rows) const {
     const int64_t count = std::min<int64_t>(group_rows, std::min(tile_keys, plan.keys - j0) - j);
-    const int64_t first = std::max(begin, plan.first_query(j0 + j) - i0);  // earlier rows have zeros here
+    const int64_t first = std::max(begin, plan.first_query(j0 + j) - i0);  // earlier rows have weight 0
     if (first >= rows) return;
     const int64_t weight = first * tile_keys + j;
     group_product<A, Left::transposed>(count, width, rows - first, tile.weights + weight, tile_keys,

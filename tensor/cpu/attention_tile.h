@@ -1,7 +1,7 @@
 #pragma once
-// What both directions of attention share: the problem as pointers and strides, packing of tiles, the product of two
-// tiles in registers, masks and dropout of one row of scores. All tiles are f32 (f64 for f64) whatever the tensors
-// hold.
+// Shared by attention forward and backward: the problem as pointers and strides, packing of tiles, the product of two
+// tiles in registers, masks and dropout of one row of scores. Tiles are f32 (f64 for f64), whatever dtype the tensors
+// have.
 #include <array>
 #include <atomic>
 #include <bit>
@@ -16,31 +16,34 @@
 
 namespace lockstep::on_cpu {
 
-inline constexpr int64_t tile_keys = 64;  // keys in a tile: the row length of every tile of scores
+inline constexpr int64_t tile_keys = 64;  // keys per tile, and so the row length of every tile of scores
 
-// The sums of a product, a line of b and one factor: 29 of 32 registers, or 15 of 16.
+// Registers of a product: its sums, one row of b and one factor take 29 of 32, or 15 of 16.
 inline constexpr int group_rows = 6, group_vectors = vector_registers < 32 ? 2 : 4;
 
-/// A (B, heads, tokens, D) tensor; D has stride 1.
+/// A tensor (B, heads, tokens, D) whose last dim has stride 1.
 template <class T> struct Heads {
   T* data;
   int64_t batch, head, token;
 
+  /// Refers to x, whose dtype is T.
   template <class Tensor>
   explicit Heads(Tensor& x)
       : data(static_cast<T*>(x.raw_data())), batch(x.strides()[0]), head(x.strides()[1]), token(x.strides()[2]) {}
   T* row(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
 };
 
+/// n rounded up to a multiple of `unit`.
 inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-/// With a mask and dropout.
+/// The sizes of an attention with its mask and dropout.
 struct AttentionPlan : AttentionSizes {
   const void* mask = nullptr;
   DType mask_dtype = DType::boolean;
   Dims mask_strides;
   double dropout = 0;
 
+  /// `mask_tensor` may be undefined.
   AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
       : AttentionSizes(of(q, k, args)), dropout(args.dropout) {
     if (!mask_tensor.defined()) return;
@@ -48,13 +51,13 @@ struct AttentionPlan : AttentionSizes {
     mask_dtype = mask_tensor.dtype();
     mask_strides = mask_tensor.strides();
   }
-  /// Causal, of one sequence whose last `queries` of `keys` tokens ask.
+  /// Causal attention of one sequence of `keys` tokens; the queries are its last `queries` tokens.
   AttentionPlan(int64_t heads_, int64_t groups_, int64_t queries_, int64_t keys_, int64_t width_, double scale_,
                 int64_t window_)
       : AttentionSizes{1, heads_, groups_, queries_, keys_, width_, scale_, true, window_, {}, 0, heads_, {}} {}
 
-  /// Of a layout: rows[r] says which of the tile of keys at j0 query i0 + r of head h attends to, a bit each. Whether
-  /// any does.
+  /// For problems with a layout: sets rows[r] to the keys of the tile at j0 that query i0 + r of head h attends to, one
+  /// bit per key. Returns false if there is none.
   bool attended(int64_t h, int64_t i0, int64_t count, int64_t j0, uint64_t* rows) const {
     uint64_t any = 0;
     for (int64_t r = 0; r < count;) {
@@ -70,7 +73,7 @@ struct AttentionPlan : AttentionSizes {
 /// D rounded up to whole vectors.
 template <class A> int64_t padded(int64_t width) { return round_up(width, lane_count<A>); }
 
-/// Copies rows of D elements, times `factor`, to rows of padded<A>(D) elements, zeros at the end.
+/// Copies rows of D elements, times `factor`, to rows of padded<A>(D) elements with zeros at the end.
 template <class A, class T>
 [[gnu::always_inline]] inline void pack_rows(const T* in, int64_t stride, int64_t rows, int64_t width, A factor,
                                              A* out) {
@@ -82,7 +85,8 @@ template <class A, class T>
   }
 }
 
-/// Copies `count` keys of D elements to D rows of tile_keys elements: out[d][j], zeros for the missing keys of `most`.
+/// Copies `count` keys of D elements, transposed, to D rows of tile_keys elements: out[d][j]. Keys count to most - 1
+/// are zeros.
 template <class A, class T>
 void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, A* out, int64_t most = tile_keys) {
   constexpr int w = lanes<A>;
@@ -103,11 +107,11 @@ void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, 
     }
 }
 
-/// How the left factor of a product lies: element (i, p) at a[i * lda + p], or transposed at a[p * lda + i].
+/// Layout of the left factor of a product: element (i, p) is a[i * lda + p], or transposed a[p * lda + i].
 enum class Left { plain, transposed };
 
-/// c (rows x vectors) = keep c + a (rows x depth) b (depth x vectors), with one factor `keep` a row, or just the
-/// product when keep is null. The sums stay in registers.
+/// c (rows x vectors) = keep * c + a (rows x depth) b (depth x vectors), with one factor `keep` per row; c = a b if
+/// keep is null. The sums stay in registers.
 template <class A, Left left, int rows, int vectors>
 void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A* __restrict b, int64_t ldb,
                       const A* keep, A* __restrict c, int64_t ldc) {
@@ -126,7 +130,8 @@ void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A
       const A factor = left == Left::plain ? a[i * lda + p] : a[p * lda + i];
 #pragma GCC unroll 4
       for (int j = 0; j < vectors; ++j) {
-        if constexpr (rows * vectors == 1) keep_in_register(sum[i][j]);  // else g++ may split a lone chain of additions
+        /// else g++ may split the only chain of additions
+        if constexpr (rows * vectors == 1) keep_in_register(sum[i][j]);
         sum[i][j] += factor * line[j];
       }
     }
@@ -142,10 +147,10 @@ void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A
     }
 }
 
-/// Factors that keep all of c.
+/// Factors 1: adds the product to c.
 template <class A> inline constexpr A keep_all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
-/// The same for at most group_rows rows and any number of columns (in whole vectors).
+/// register_product() for at most group_rows rows and any number of columns (in whole vectors).
 template <class A, Left left>
 void group_product(int64_t rows, int64_t columns, int64_t depth, const A* a, int64_t lda, const A* b, int64_t ldb,
                    const A* keep, A* c, int64_t ldc) {
@@ -161,7 +166,7 @@ void group_product(int64_t rows, int64_t columns, int64_t depth, const A* a, int
   }
 }
 
-/// Adds the mask to the first n scores of query i towards keys j0, j0 + 1, ...
+/// Adds the mask to the first n scores of query i against keys j0, j0 + 1, ...
 template <class A>
 void add_mask(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, int64_t n, A* scores) {
   const Dims& s = plan.mask_strides;
@@ -177,12 +182,12 @@ void add_mask(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_
   }
 }
 
-/// Takes the keys out of a row of values towards keys j0, ... of query i that lie before its window.
+/// Sets entries for keys before the window of query i to `hidden`, in a row of values for keys j0, j0 + 1, ...
 template <class A> void hide_before(const AttentionPlan& plan, int64_t i, int64_t j0, A hidden, A* values) {
   if (const int64_t count = plan.first_key(i) - j0; count > 0) std::fill_n(values, std::min(count, tile_keys), hidden);
 }
 
-/// Takes the keys out of a row of scores that are not among `attended`: runs of them, as blocks are.
+/// Sets the scores of keys that are not in `attended` to -inf. Such keys come in runs, as the layout has blocks.
 template <class A> void hide(uint64_t attended, A* scores) {
   for (uint64_t hidden = ~attended; hidden != 0;) {
     const int from = std::countr_zero(hidden), count = std::countr_one(hidden >> from);
@@ -191,14 +196,14 @@ template <class A> void hide(uint64_t attended, A* scores) {
   }
 }
 
-/// The factors of dropout for query i and keys j0, ...: 0 or 1 / (1 - p), keyed by the place in (B, H, T, S) of all
+/// Dropout factors for query i and keys j0, ...: 0 or 1 / (1 - p), drawn by the position in (B, H, T, S) over all
 /// heads.
 template <class A>
 void dropout_row(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, A* factors) {
-  constexpr int counters = int(tile_keys) / 4 + 8;  // one more than a tile, in whole vectors
+  constexpr int counters = int(tile_keys) / 4 + 8;  // one more counter than a tile holds, in whole vectors
   const uint64_t place = uint64_t(((b * plan.all_heads + plan.first_head + h) * plan.queries + i) * plan.keys + j0);
   alignas(64) uint64_t words[4][counters];
-  // philox() for many counters side by side; 64-bit words, because that is how GCC makes vectors of the products.
+  // philox() for many counters side by side. With 64-bit words GCC vectorises the products.
   for (int n = 0; n < counters; ++n) {
     const uint64_t counter = place / 4 + uint64_t(n);
     uint64_t x0 = uint32_t(counter), x1 = counter >> 32, x2 = uint32_t(plan.key.stream), x3 = plan.key.stream >> 32;
@@ -215,20 +220,20 @@ void dropout_row(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int
   }
   const uint64_t threshold = uint64_t(std::ceil(plan.dropout * 0x1p32));  // as in on_cpu::dropout
   const A scale = plan.dropout < 1 ? A(1 / (1 - plan.dropout)) : A(0);
-  A all[tile_keys + 4];  // from the start of the first counter on
+  A all[tile_keys + 4];  // begins with the first number of the first counter
   for (int n = 0; n < tile_keys / 4 + 1; ++n)
     for (int r = 0; r < 4; ++r) all[4 * n + r] = words[r][n] >= threshold ? scale : A(0);
   std::memcpy(factors, all + place % 4, tile_keys * sizeof(A));
 }
 
-/// Multiplies a row of tile_keys weights by those factors.
+/// Multiplies a row of tile_keys weights by its dropout factors.
 template <class A> void drop(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, A* weights) {
   alignas(64) A factors[tile_keys];
   dropout_row(plan, b, h, i, j0, factors);
   for (int j = 0; j < tile_keys; ++j) weights[j] *= factors[j];
 }
 
-/// Writes one row of D elements, times `factor`, from a padded row.
+/// Writes the D elements of a padded row, times `factor`.
 template <class A, class T> [[gnu::always_inline]] inline void write_row(const A* in, A factor, int64_t width, T* out) {
   constexpr int w = lane_count<A>;
   int64_t d = 0;
@@ -236,8 +241,8 @@ template <class A, class T> [[gnu::always_inline]] inline void write_row(const A
   if (d < width) store(out + d, load(in + d, Full<A>()) * factor, int(width - d));
 }
 
-/// a and b hold n rows each, in equal parts of their lanes; the result holds all 2 n, each as the maximum of its
-/// halves.
+/// a and b each hold n rows in equal parts of their lanes. The result holds all 2 n rows, each as the elementwise
+/// maximum of its two halves.
 template <class A, int n, int... l> Lanes<A> fold_rows(Lanes<A> a, Lanes<A> b, std::integer_sequence<int, l...>) {
   constexpr int w = lane_count<A>, part = w / (2 * n);  // lane l of the result belongs to row l / part
   const Lanes<A> low = __builtin_shufflevector(a, b, (l / part / n * w + l / part % n * 2 * part + l % part)...);
@@ -246,6 +251,7 @@ template <class A, int n, int... l> Lanes<A> fold_rows(Lanes<A> a, Lanes<A> b, s
   return max_of<A>(low, high);
 }
 
+/// max_of_rows() for vectors that are not split over registers.
 template <class A> Lanes<A> fold_eight(const Lanes<A> (&rows)[8]) {
   constexpr auto lanes = std::make_integer_sequence<int, lane_count<A>>();
   Lanes<A> two[4], four[2];
@@ -259,7 +265,7 @@ template <class A> Lanes<A> fold_eight(const Lanes<A> (&rows)[8]) {
   return eight;
 }
 
-/// The maxima of eight vectors: row r in lane r * lane_count / 8.
+/// The maximum of each of eight vectors: that of row r in lane r * lane_count / 8.
 template <class A> Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
   if constexpr (requires { Lanes<A>::parts; }) {
     constexpr int w = lane_count<A>, side = lanes<A>;
@@ -288,7 +294,7 @@ template <class A> Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
   }
 }
 
-/// 0, 1, 2, ...
+/// The vector 0, 1, 2, ...
 template <class A> Lanes<A> lane_numbers() {
   A numbers[lane_count<A>];
   for (int l = 0; l < lane_count<A>; ++l) numbers[l] = A(l);
@@ -297,8 +303,8 @@ template <class A> Lanes<A> lane_numbers() {
   return v;
 }
 
-/// Runs fn(unit, scratch) for all units, each on the next free thread; scratch holds `count` elements of A. `work` is
-/// the number of multiplications of all units: too few are not worth a fork.
+/// Runs fn(unit, scratch) for all units, each on the next free thread; scratch holds `count` elements of A. `work`: the
+/// number of multiplications of all units; one thread runs them when it is small.
 template <class A, class Fn> void each_unit(int64_t units, int64_t count, double work, Fn&& fn) {
   if (units == 0) return;
   const int64_t slots = work < 1e5 ? 1 : std::min<int64_t>(units, get_threads());

@@ -1,6 +1,7 @@
-// Batch norm of x (N, C, S): every channel over its images and places. Two layouts, each with its own loops: planes
-// (the S places of a channel side by side) and columns (channels last: the C channels side by side; also plain (N, C)).
-// Statistics come from groups that fit in cache, around the group's own mean, joined in f64: x is read once for them.
+// Batch norm of x (N, C, S): each channel over its images and positions. Two layouts have separate loops: planes (the S
+// positions of a channel are adjacent) and columns (the C channels are adjacent: channels last, and plain (N, C)).
+// Statistics are computed in groups that fit in cache, around the group's own mean, and joined in f64, so x is read
+// from memory once for them.
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/rows.h"
 
@@ -28,11 +29,11 @@ struct Geometry {
         plane(x.size(2)),
         image_stride(x.strides()[0]),
         channel_stride(x.strides()[1]),
-        // (N, C, 1) in rows is both; columns are faster.
+        // Contiguous (N, C, 1) is both; columns are faster.
         columns(channels > 0 && (channel_stride == 1 || channels == 1) && (plane == 1 || x.strides()[2] == channels)) {}
   int64_t images, channels, plane, image_stride, channel_stride;
   bool columns;
-  /// Images whose planes of one channel (or rows of all) are summed together, in cache.
+  /// Number of images whose planes of one channel are summed together, in cache.
   int64_t group() const { return std::max<int64_t>(1, 8192 / std::max<int64_t>(plane, 1)); }
   int64_t rows() const { return images * plane; }
   int64_t blocks() const { return (rows() + row_block - 1) / row_block; }

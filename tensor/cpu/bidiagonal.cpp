@@ -1,6 +1,6 @@
-// Golub and Kahan's implicit QR, with Demmel and Kahan's sweep without a shift (1990) where a shift would cost the
-// small values their digits. Numbers of the matrix are f64 for every type; vectors are turned a whole sweep at a time,
-// a few rows of all columns after the other, so that a column in between stays in registers.
+// Golub and Kahan's implicit QR, with Demmel and Kahan's sweep without shift (1990) where a shift would cost small
+// values their digits. The matrix is f64 for every dtype. Vectors are rotated by a whole sweep at a time, a few rows of
+// all columns at once, so that the column between two rotations stays in registers.
 #include "tensor/cpu/bidiagonal.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 struct Turn {
   double c = 1, s = 0, r = 0;
 };
-/// c f + s g = r and c g = s f. What is far below the matrix, whose norm is about 1, counts as 0.
+/// The rotation with c f + s g = r and c g = s f. Numbers far below the norm of the matrix, about 1, count as 0.
 Turn turn_of(double f, double g) {
   if (std::fabs(g) < 1e-150) return {1, 0, f};
   if (std::fabs(f) < 1e-150) return {0, 1, g};
@@ -26,13 +26,13 @@ Turn turn_of(double f, double g) {
   return {f * scale, g * scale, r};
 }
 
-/// A sweep's turns of neighbours: columns first + i and first + i + 1, one after the other.
+/// The rotations of a sweep, in order: number i rotates columns first + i and first + i + 1.
 struct Sweep {
   size_t first = 0;
-  std::vector<Turn> left, right;  // of u and of v
+  std::vector<Turn> left, right;  // for u and for v
 };
 
-/// Turns `lanes` vectors of rows of all columns. The column in between stays in registers.
+/// Rotates `lanes` vectors of rows, in all columns. The column between two rotations stays in registers.
 template <class T, int lanes> void turn_rows(Lanes<T>* at, const std::vector<Turn>& turns) {
   Lanes<T> kept[lanes];
 #pragma GCC unroll 4
@@ -51,8 +51,8 @@ template <class T, int lanes> void turn_rows(Lanes<T>* at, const std::vector<Tur
   for (int k = 0; k < lanes; ++k) at[k] = kept[k];
 }
 
-/// Vectors that are turned: blocks of rows, each with its part of all columns, so that it stays in the cache while some
-/// sweeps go over it. A number is computed in one way wherever its block is: threads share out the blocks.
+/// Vectors to rotate, as blocks of rows. A block holds its part of all columns, so it stays in the cache while several
+/// sweeps pass over it. Threads share the blocks; the arithmetic is the same in every block.
 template <class T> class Turned {
  public:
   Turned(Columns<T> u, Columns<T> v, size_t columns) : u_(u), v_(v), columns_(columns) {
@@ -108,7 +108,7 @@ template <class T> class Turned {
   std::vector<std::vector<Lanes<T>>> blocks_;
 };
 
-/// The smaller singular value of ((f g) (0 h)).
+/// The smaller singular value of the matrix ((f g) (0 h)).
 double smaller_value(double f, double g, double h) {
   const double large = 0.5 * (std::hypot(f + h, g) + std::hypot(f - h, g));
   return large > 0 ? std::fabs(f) * (std::fabs(h) / large) : 0;
@@ -118,13 +118,13 @@ class Iteration {
  public:
   Iteration(std::vector<double>& d, std::vector<double>& e) : d_(d), e_(e) {}
 
-  /// One sweep over the part [low, high], which no zero above the diagonal cuts.
+  /// One sweep over the part [low, high], which has no zero above its diagonal.
   Sweep sweep(int64_t low, int64_t high, double negligible) {
     done_ = {size_t(low), {}, {}};
     const size_t l = size_t(low), h = size_t(high);
     double least = std::fabs(d_[l]);
     for (size_t i = l + 1; i <= h; ++i) least = std::min(least, std::fabs(d_[i]));
-    // A zero on the diagonal ends up below after a sweep without a shift, and the number above it is 0 then.
+    // A sweep without shift moves a zero on the diagonal to the end, where the number above it becomes 0.
     const double ratio = least > negligible ? smaller_value(d_[h - 1], e_[h - 1], d_[h]) / std::fabs(d_[l]) : 0;
     if (ratio < 0x1p-26) without_shift(l, h);
     else with_shift(l, h, ratio * std::fabs(d_[l]));
@@ -172,7 +172,7 @@ class Iteration {
   Sweep done_;
 };
 
-/// Sorted by before(a, b), columns along with them.
+/// Sorts the values by before(a, b), and the columns with them.
 template <class T, class Before> void sort_values(std::vector<double>& d, Columns<T> u, Columns<T> v, Before before) {
   const auto swap_columns = [](Columns<T> x, size_t i, size_t j) {
     if (x.data)
@@ -186,8 +186,8 @@ template <class T, class Before> void sort_values(std::vector<double>& d, Column
   }
 }
 
-/// What counts as 0 above the diagonal: beside what rounding does to f32, and to the iteration itself, which cannot
-/// make less of f64 between two equal values. NaN of what is not finite.
+/// Numbers above the diagonal that are smaller than this count as 0. In f32 they are below the rounding; in f64 the
+/// iteration cannot make them smaller between two equal values. NaN if an entry is not finite.
 template <class T> double negligible_of(const std::vector<double>& d, const std::vector<double>& e) {
   double norm = 0;
   for (const auto& list : {d, e})
@@ -195,7 +195,8 @@ template <class T> double negligible_of(const std::vector<double>& d, const std:
   return norm * (sizeof(T) == 4 ? 0x1p-28 : 0x1p-50);
 }
 
-/// sweep(low, high) on parts until e is 0, while `vectors` turn along. False: it did not converge.
+/// Runs sweep(low, high) on parts of the matrix until e is 0, and rotates `vectors` along. False if it did not
+/// converge.
 template <class T, class Fn>
 bool iterate(size_t size, const std::vector<double>& e, double negligible, Turned<T>& vectors, Fn sweep) {
   if (std::isnan(negligible)) return false;

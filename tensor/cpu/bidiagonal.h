@@ -12,12 +12,13 @@ template <class T> struct Columns {
   int64_t rows = 0;
 };
 
-/// Diagonal d and, above it, e (d.size() - 1 numbers), at most about 1, become singular values from the largest and
-/// zeros. u and v, of d.size() columns at least, are turned along: u B v^T stays. False: it did not converge.
+/// Replaces the diagonal d and the numbers e above it (d.size() - 1; all at most about 1) by the singular values, in
+/// descending order, and zeros. Rotates u and v, of at least d.size() columns, so that u B v^T stays the same. False if
+/// it did not converge.
 template <class T> bool bidiagonal_svd(std::vector<double>& d, std::vector<double>& e, Columns<T> u, Columns<T> v);
 
-/// The same of a symmetric matrix with diagonal d and e beside it: d becomes its eigenvalues from the smallest, e
-/// zeros. q T q^T stays.
+/// The same for a symmetric matrix with diagonal d and off-diagonal e: d becomes its eigenvalues in ascending order, e
+/// zeros. q T q^T stays the same.
 template <class T> bool tridiagonal_eigh(std::vector<double>& d, std::vector<double>& e, Columns<T> q);
 
 }  // namespace lockstep::on_cpu

@@ -1,9 +1,9 @@
-// Convolution: f32 by oneDNN where it is there; else (and for f64) as a matrix product over unfolded images:
+// Convolution: f32 uses oneDNN if it is available; otherwise, and for f64, a matrix product over unfolded images:
 //
 //   columns (C/g R S  x  P Q): row (c, r, s) is the image shifted so that weight (c, r, s) meets the output below it
 //   out = W columns      d columns = W^T d out, folded back      d W = d out columns^T, summed over images
 //
-// A chunk of images is one unit of work, fixed by the shape. f16 and bf16 are computed in f32.
+// The units of work depend on the shape alone. f16 and bf16 are computed in f32.
 #include "tensor/cpu/conv.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace lockstep::on_cpu {
 namespace {
 
-/// How a group's part of an image unfolds.
+/// Sizes of one group's part of an image, and how it is unfolded.
 struct Sizes : ConvSizes {
   ConvArgs args;
 
@@ -28,8 +28,8 @@ struct Sizes : ConvSizes {
   int64_t depth() const { return c * r * s; }
   int64_t places() const { return p * q; }
 
-  /// Calls fn(column row, first place, first x element, outputs, x step) for every line of the unfolded image that
-  /// meets x: `outputs` neighbouring places read x elements `x step` apart.
+  /// Calls fn(column row, first position, first x element, outputs, x step) for every line of the unfolded image that
+  /// overlaps x: `outputs` adjacent output positions read elements of x that are `x step` apart.
   template <class Fn> void each_line(Fn&& fn) const {
     for (int64_t ci = 0, row = 0; ci < c; ++ci)
       for (int64_t ri = 0; ri < r; ++ri)
@@ -58,7 +58,7 @@ struct Sizes : ConvSizes {
   }
 };
 
-/// Runs fn(unit, columns buffer, scratch of the product m x n x k) over `units`, one buffer for each thread.
+/// Runs fn(unit, columns buffer, scratch of an m x n x k product) for all units, with one buffer per thread.
 template <class T, class Fn>
 void with_columns(int64_t units, const Sizes& z, int64_t m, int64_t n, int64_t k, Fn&& fn) {
   const int64_t size = z.depth() * z.places() + gemm_scratch<T>(m, n, k);
@@ -127,7 +127,7 @@ void grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tens
   if (grad_bias.defined()) add_up(grad_bias, z.groups * weights);
 }
 
-/// Runs on f32 copies and rounds the results once.
+/// 16-bit convolutions run on f32 copies and round the results once.
 Tensor in_f32(const Tensor& x) { return x.defined() ? x.to(f32) : x; }
 bool is_half(const Tensor& x) { return x.dtype() == f16 || x.dtype() == bf16; }
 

@@ -1,6 +1,6 @@
-// Convolution by oneDNN. It has its own blocked layouts, so a call converts pieces that fit the cache: a chunk of
-// images goes x -> blocked x -> convolution -> blocked y -> y on one thread. Chunks depend on the shape alone and
-// partial weight gradients are added in their order, so the bits do not depend on the number of threads.
+// Convolution by oneDNN. Its blocked layouts differ from ours, so a call converts pieces that fit in the cache: one
+// thread takes a chunk of images through x -> blocked x -> convolution -> blocked y -> y. Chunks depend on the shape
+// alone, and partial weight gradients are added in chunk order, so the bits do not depend on the number of threads.
 #include "tensor/cpu/conv.h"
 
 #if defined(LOCKSTEP_WITH_ONEDNN)
@@ -32,7 +32,7 @@ const dnnl::engine& engine() {
   return one;
 }
 
-/// What decides a primitive: sizes for a chunk of n images, options and layout.
+/// The parameters that determine a primitive: sizes for a chunk of n images, options and layout.
 struct Problem {
   ConvKind kind;
   int64_t n, c, h, w, k, r, s, p, q;
@@ -69,14 +69,14 @@ struct Problem {
   }
 };
 
-/// A primitive and the layouts it wants. Without a primitive oneDNN has no fast one.
+/// A primitive and the layouts that it expects. `primitive` is empty if oneDNN has no fast one.
 struct Primitive {
   dnnl::primitive primitive;
   Desc x, w, y, scratch;
 };
 
-/// The kernel that oneDNN chooses for `arguments`; derivatives also name the forward one. oneDNN 2 wants a descriptor
-/// of the operation first, oneDNN 3 takes its parts.
+/// The descriptor of the kernel that oneDNN selects for `arguments`. Derivatives also pass the forward one. oneDNN 2
+/// expects an operation descriptor, oneDNN 3 its parts.
 template <class Convolution, class... Forward>
 auto choose(const auto& arguments, const dnnl::primitive_attr& attributes, const Forward&... forward) {
   const auto make = [&](const auto&... parts) {
@@ -123,7 +123,7 @@ Primitive make_plan(const Problem& t) {
           pd.scratchpad_desc()};
 }
 
-/// Plans are kept, the least recently used of 256 making room: making one takes as long as a small convolution.
+/// Plans are cached, the 256 most recently used, because making one takes as long as a small convolution.
 std::shared_ptr<const Primitive> plan_for(const Problem& problem) {
   using Key = std::array<int64_t, 19>;
   struct Cache {
@@ -143,7 +143,8 @@ std::shared_ptr<const Primitive> plan_for(const Problem& problem) {
   try {
     plan = std::make_shared<const Primitive>(make_plan(problem));
   } catch (const dnnl::error&) {
-    plan = std::make_shared<const Primitive>();  // oneDNN has no kernel for this: remembered, so that our own does it
+    // oneDNN has no kernel for this problem. That is cached too, and conv.cpp computes it.
+    plan = std::make_shared<const Primitive>();
   }
   cache.order.emplace_front(key, plan);
   cache.places[key] = cache.order.begin();
@@ -156,7 +157,8 @@ std::shared_ptr<const Primitive> plan_for(const Problem& problem) {
 
 Desc layout(const Tensor& x, int64_t images) {
   const Shape& s = x.shape();
-  const Strides strides = x.is_contiguous() ? contiguous_strides(s) : x.strides();  // sizes of 1 may have odd strides
+  // dims of size 1 may have any stride
+  const Strides strides = x.is_contiguous() ? contiguous_strides(s) : x.strides();
   return {{images, s[1], s[2], s[3]}, type, memory::dims(strides.begin(), strides.end())};
 }
 
@@ -167,7 +169,7 @@ void reorder(dnnl::stream& stream, const memory& from, const memory& to) {
   dnnl::reorder(a, b).execute(stream, a, b);
 }
 
-/// One call: full chunks with plan 0, the last one (fewer images) with plan 1.
+/// One call: plan 0 is for full chunks, plan 1 for the last one, which may have fewer images.
 class Call {
  public:
   Call(ConvKind kind, const Tensor& x, const Tensor& y, const Shape& weight, bool bias, const ConvArgs& args)
@@ -189,7 +191,7 @@ class Call {
   const Primitive& plan(int64_t chunk) const { return *plans_[chunk == count_ - 1]; }
 
   /// Runs fn(chunk, stream, memory of x, memory of y, scratch memory) for all chunks. x and y are in the plan's layout:
-  /// converted before where read, after where written.
+  /// inputs are converted before, outputs after.
   template <class Fn> void run(bool write_x, bool write_y, Fn&& fn) {
     size_t bytes = 0;
     for (const auto& plan : plans_)
@@ -229,7 +231,7 @@ class Call {
     LOCKSTEP_CHECK(!failed, "[conv2d] oneDNN failed for input ", x_.shape(), " and output ", y_.shape());
   }
 
-  /// The weights in the layouts of both plans, where they differ from the plain one.
+  /// The weights in the layouts of both plans. `keep` holds the converted copies.
   std::array<memory, 2> weights(const Tensor& w, std::array<Tensor, 2>& keep) const {
     std::array<memory, 2> result;
     const SingleThread single;
@@ -294,7 +296,7 @@ bool onednn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArg
 bool onednn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w,
                                Tensor& grad_bias) {
   Call call(ConvKind::grad_weight, x, grad, grad_w.shape(), grad_bias.defined(), args);
-  // Partial sums of different layouts cannot be added, and chunks have one layout but in odd cases.
+  // Partial sums in different layouts cannot be added; the two plans rarely differ.
   if (!call.usable() || !(call.plan(0).w == call.plan(call.count() - 1).w)) return false;
   const Desc w = call.plan(0).w;
   const int64_t k = grad.size(1), floats = int64_t(whole_lines(w.get_size()) / 4), each = floats + (k + 15) / 16 * 16;

@@ -1,5 +1,5 @@
 #pragma once
-// The innermost loop of copies and conversions.
+// The innermost loop of copies and dtype conversions.
 #include <algorithm>
 #include <cstring>
 
@@ -7,7 +7,7 @@
 
 namespace lockstep::on_cpu {
 
-/// n elements from one dtype to another, along strides. The two do not overlap.
+/// Converts n elements from one dtype to another, along strides. Source and destination must not overlap.
 template <class From, class To>
 void copy_run(const From* from, int64_t from_stride, To* to, int64_t to_stride, int64_t n) {
   if (from_stride == 1 && to_stride == 1) {

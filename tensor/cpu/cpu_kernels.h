@@ -1,6 +1,6 @@
 #pragma once
-// The CPU kernels, one function for each entry of Kernels, in namespace lockstep::on_cpu. Families: pointwise, copy,
-// random, reduce, sort, fft, matmul, conv, pool, norm, loss, index, attention, optim.
+// The CPU kernels: one function per entry of Kernels, in namespace lockstep::on_cpu. Families: pointwise, copy, random,
+// reduce, sort, fft, matmul, conv, pool, norm, loss, index, attention, optim.
 #include "tensor/kernels.h"
 
 namespace lockstep::on_cpu {

@@ -1,14 +1,14 @@
-// Fourier transforms of any length. Several sequences lie side by side, one in each lane of a vector register, so that
-// all arithmetic is vector code whatever the length.
+// Fourier transforms of any length. Each lane of a vector register holds a number of another sequence, so all
+// arithmetic is vector code whatever the length.
 //
 //   Columns      lengths made of small primes: Stockham's form of Cooley and Tukey's algorithm ("An algorithm for the
-//                machine calculation of complex Fourier series", 1965), which orders as it goes; the others as a
+//                machine calculation of complex Fourier series", 1965), which needs no reordering; other lengths as a
 //                convolution (Bluestein, "A linear filtering approach to the computation of the DFT", 1970)
-//   Rows         long ones as a matrix n1 x n2: its columns, a twist, its rows (Bailey, "FFTs in external or
-//                hierarchical memory", 1990); short ones as they are, `lanes` rows at a time
+//   Rows         long rows as a matrix n1 x n2: its columns, twiddle factors, its rows (Bailey, "FFTs in external or
+//                hierarchical memory", 1990); short rows directly, `lanes` rows at a time
 //
-// What a row is split into depends on its length alone, so its bits do not depend on the number of threads. Roots of
-// unity are computed in f64 and rounded once.
+// How a row is split depends on its length alone, so its bits do not depend on the number of threads. Roots of unity
+// are computed in f64 and rounded once.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -22,7 +22,7 @@ namespace lockstep::on_cpu {
 namespace fourier {
 namespace {
 
-// --- between complex numbers in memory and lanes; an inverse transform swaps the parts on both ways ---
+// --- complex numbers in memory to lanes and back; an inverse transform swaps re and im on both ways ---
 
 template <class T, int... l>
 [[gnu::always_inline]] inline Lanes<T> load(const std::complex<T>* x, bool swap, std::integer_sequence<int, l...>) {
@@ -44,7 +44,7 @@ template <class T, int... l>
   __builtin_memcpy(static_cast<void*>(to + w / 2), &high, sizeof high);
 }
 
-/// `count` numbers side by side, into the first lanes.
+/// Loads `count` adjacent numbers into the first lanes.
 template <class T> Lanes<T> load(const std::complex<T>* x, int64_t count, bool swap) {
   if (count == lanes<T>) return load(x, swap, std::make_integer_sequence<int, lanes<T>>());
   std::complex<T> padded[lanes<T>] = {};
@@ -59,7 +59,7 @@ template <class T> void store(const Lanes<T>& a, std::complex<T>* to, int64_t co
   std::copy_n(padded, count, to);
 }
 
-/// A square of lanes: number i of lane j becomes number j of lane i.
+/// Transposes a square of lanes: number i of lane j becomes number j of lane i.
 template <class T> void turn(Lanes<T>* square) {
   Vector<T> re[lanes<T>], im[lanes<T>];
   for (int i = 0; i < lanes<T>; ++i) re[i] = square[i].re, im[i] = square[i].im;
@@ -118,7 +118,8 @@ template <class T> class Rows {
  private:
   static constexpr int64_t shortest_split = 256, longest_column = 1 << 13, longest_twists = 1 << 12;
 
-  /// Of short rows; of long ones those of the first block, from which the others follow.
+  /// True if the twiddle factors of all blocks are stored. For long rows only the first block has them; the others
+  /// follow from these.
   bool has_all_twists() const { return n_ <= longest_twists; }
   int64_t buffer_size() const { return 2 * std::max(first_->room(), second_ ? second_->room() : 0); }
 
@@ -131,7 +132,7 @@ template <class T> class Rows {
         const Number* const from = x + group * w * n;
         Number* const to = y + group * w * n;
         const int64_t count = std::min<int64_t>(w, rows - group * w);
-        // The last of several blocks overlaps the one before: whole vectors are faster.
+        // The last block overlaps the one before it, because whole vectors are faster.
         const int64_t length = std::min<int64_t>(w, n);
         for (int64_t block = 0; block < n; block += w) {
           const int64_t k = std::min(block, n - length);
@@ -152,8 +153,9 @@ template <class T> class Rows {
     });
   }
 
-  /// One row as n1 x n2: number j1 n2 + j2 comes in, k1 + n1 k2 goes out. Between the two, blocks of w k1 have their
-  /// numbers j2 one behind the other. Many rows bring a buffer of their own, and are not split over threads.
+  /// Transforms one row as a matrix n1 x n2: number j1 n2 + j2 of the input, k1 + n1 k2 of the output. `between` holds
+  /// blocks of w values of k1, each with its numbers in the order of j2. If there are many rows, the caller passes
+  /// scratch in `own`, and a row is not split over threads.
   void run_long(const Number* x, Number* y, Lanes<T>* between, Lanes<T>* own, bool inverse, T scale) const {
     const int64_t n1 = n1_, n2 = n2_, most = own ? n1 + n2 : std::max<int64_t>(1, grain / (w * std::max(n1, n2)));
     parallel_for(ceil_div(n2, w), most, [&](int64_t begin, int64_t end) {
@@ -188,7 +190,7 @@ template <class T> class Rows {
     });
   }
 
-  /// Long rows with large primes, by Bluestein's convolution of the length of inner_.
+  /// Long rows whose length has large prime factors: Bluestein's convolution, with the length of inner_.
   void convolve(const Number* x, Number* y, int64_t rows, bool inverse, T scale) const {
     const int64_t m = inner_->n_, n = n_;
     std::vector<Number> w_of(static_cast<size_t>(n)), a(static_cast<size_t>(m)), b(a), spectrum(a);
@@ -222,7 +224,8 @@ template <class T> class Rows {
   std::vector<Lanes<T>> twists_;
 };
 
-/// From the transform z of h numbers x[2 j] + i x[2 j + 1] to the first half of that of x, and back.
+/// Converts the transform z of the h numbers x[2 j] + i x[2 j + 1] to the first half of the transform of x, or back:
+/// calls fn for each pair of bins.
 template <class T, class Fn> void for_halves(int64_t rows, int64_t h, Fn&& fn) {
   const Roots roots(2 * h);
   const int64_t pairs = h / 2 + 1;

@@ -1,6 +1,6 @@
 #pragma once
-// Fourier transforms of sequences that lie side by side, one in each lane of a vector register, so that all arithmetic
-// is vector code whatever the length (fft.cpp).
+// Fourier transforms of several sequences, one in each lane of a vector register, so that all arithmetic is vector code
+// whatever the length. Used by fft.cpp.
 #include <cmath>
 #include <complex>
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace lockstep::on_cpu::fourier {
 
-/// exp(-2 pi i k / n), 0 <= k, exact in the eighths of the circle.
+/// exp(-2 pi i k / n), k >= 0. Exact at multiples of an eighth of the circle.
 inline std::complex<double> root_of_unity(int64_t k, int64_t n) {
   k %= n;
   const int64_t eighth = 8 * k / n, rest = 8 * k - eighth * n;
@@ -22,19 +22,21 @@ inline std::complex<double> root_of_unity(int64_t k, int64_t n) {
   return {along[eighth], -across[eighth]};
 }
 
-/// Powers of the n-th root of unity, as a product of two out of tables of about sqrt(n).
+/// Powers of the n-th root of unity. Each is the product of two entries of tables with about sqrt(n) entries.
 class Roots {
  public:
+  /// Computes the tables.
   explicit Roots(int64_t n) : n_(n) {
     while (int64_t(1) << 2 * shift_ < n) ++shift_;
     for (int64_t k = 0; k < int64_t(1) << shift_; ++k) low_.push_back(root_of_unity(k, n));
     for (int64_t k = 0; k <= n >> shift_; ++k) high_.push_back(root_of_unity(k << shift_, n));
   }
+  /// exp(-2 pi i k / n), 0 <= k <= n.
   std::complex<double> operator()(int64_t k) const {
     const std::complex<double> a = high_[size_t(k >> shift_)], b = low_[size_t(k & ((int64_t(1) << shift_) - 1))];
     return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
   }
-  int64_t size() const { return n_; }
+  int64_t size() const { return n_; }  ///< n
 
  private:
   int64_t n_;
@@ -42,7 +44,7 @@ class Roots {
   std::vector<std::complex<double>> low_, high_;
 };
 
-/// One number of each sequence.
+/// One complex number of each sequence.
 template <class T> struct Lanes {
   Vector<T> re, im;
   friend Lanes operator+(const Lanes& a, const Lanes& b) { return {a.re + b.re, a.im + b.im}; }
@@ -54,10 +56,12 @@ template <class T> struct Lanes {
     return {a.re * b.real() - a.im * b.imag(), a.re * b.imag() + a.im * b.real()};
   }
 };
+/// Swaps the real and imaginary parts.
 template <class T> Lanes<T> swapped(const Lanes<T>& a) { return {a.im, a.re}; }
+/// -i a.
 template <class T> Lanes<T> by_minus_i(const Lanes<T>& a) { return {a.im, -a.re}; }
 
-/// The transform of r numbers in place; `table` has the cosines and then the sines of 2 pi k / r.
+/// The transform of r numbers in place. `table` holds the cosines and then the sines of 2 pi k / r.
 template <int r, class T> [[gnu::always_inline]] inline void butterfly(Lanes<T>* a, const T* table) {
   if constexpr (r == 2) {
     const Lanes<T> b = a[0] - a[1];
@@ -82,19 +86,21 @@ template <int r, class T> [[gnu::always_inline]] inline void butterfly(Lanes<T>*
         even.re += sums[j].re * c, even.im += sums[j].im * c;
         odd.re += differences[j].re * s, odd.im += differences[j].im * s;
       }
-      a[k] = even + odd, a[r - k] = even - odd;  // a[k] of pairs that are read no more
+      a[k] = even + odd, a[r - k] = even - odd;  // overwrites pairs that are not read again
     }
     a[0] = all;
   }
 }
 
-/// One pass over the numbers: r sequences of m, each number of `stride` neighbours, become stride * r sequences of m.
+/// One pass of Stockham's algorithm: r sequences of m items, each of `stride` adjacent numbers, become stride * r
+/// sequences of m numbers.
 template <class T> struct Pass {
   int radix;
   int64_t m, stride;
-  std::vector<std::complex<T>> twiddles;  // of p and k, for k from 1 to r - 1
+  std::vector<std::complex<T>> twiddles;  // for each p, the factors for k from 1 to r - 1
   std::vector<T> table;
 
+  /// The pass with radix r. The last pass has no twiddle factors.
   template <int r, bool last> void run(const Lanes<T>* x, Lanes<T>* y) const {
     for (int64_t p = 0; p < m; ++p) {
       const std::complex<T>* const w = &twiddles[size_t(p * (r - 1))];
@@ -111,8 +117,10 @@ template <class T> struct Pass {
     }
   }
 
+  /// The same, with `last` set for the last pass.
   template <int r> void run(const Lanes<T>* x, Lanes<T>* y) const { m == 1 ? run<r, true>(x, y) : run<r, false>(x, y); }
 
+  /// Writes the pass over x to y.
   void operator()(const Lanes<T>* x, Lanes<T>* y) const {
     switch (radix) {
       case 2: return run<2>(x, y);
@@ -126,22 +134,23 @@ template <class T> struct Pass {
   }
 };
 
+/// Radices, in the order of their passes.
 inline constexpr int radices[] = {4, 2, 3, 5, 7, 11, 13};
 
-/// What is left of n without the small primes, up to the largest.
+/// n without its prime factors up to `largest`.
 inline int64_t without_small(int64_t n, int largest = 13) {
   for (int r : radices)
     while (r <= largest && n % r == 0) n /= r;
   return n;
 }
 
-/// A length for convolutions of n.
+/// The smallest length >= n with no prime factor above 5, for convolutions.
 inline int64_t smooth_at_least(int64_t n) {
   while (without_small(n, 5) != 1) ++n;
   return n;
 }
 
-/// exp(-pi i k^2 / n)
+/// exp(-pi i k^2 / n).
 inline std::complex<double> chirp(int64_t k, int64_t n) {
   return root_of_unity(int64_t((unsigned __int128)(k)*uint64_t(k) % uint64_t(2 * n)), 2 * n);
 }
@@ -149,6 +158,7 @@ inline std::complex<double> chirp(int64_t k, int64_t n) {
 /// Transforms of n numbers in each lane.
 template <class T> class Columns {
  public:
+  /// Computes the tables for n.
   explicit Columns(int64_t n) : n_(n), m_(without_small(n) == 1 ? n : smooth_at_least(2 * n - 1)) {
     int64_t rest = m_, stride = 1;
     for (int r : radices) {
@@ -161,7 +171,7 @@ template <class T> class Columns {
       }
     }
     if (m_ == n_) return;
-    // The transform of the conjugate chirp, in f64 whatever T is.
+    // The transform of the conjugate chirp, computed in f64 for every T.
     const Columns<double> inner(m_);
     const std::unique_ptr<Lanes<double>[]> x(new Lanes<double>[size_t(m_)]()), y(new Lanes<double>[size_t(m_)]);
     for (int64_t k = 0; k < n_; ++k) {
@@ -174,16 +184,16 @@ template <class T> class Columns {
       spectrum_.emplace_back(T(spectrum[k].re[0] / double(m_)), T(spectrum[k].im[0] / double(m_)));
   }
 
-  /// Numbers of each of the two buffers of run().
+  /// Numbers that each of the two buffers of run() must hold.
   int64_t room() const { return m_; }
 
-  /// Transforms x with y as scratch; the result is in the one that is given back.
+  /// Transforms x, with y as scratch. Returns the buffer that holds the result.
   Lanes<T>* run(Lanes<T>* x, Lanes<T>* y) const {
     if (m_ == n_) return run_passes(x, y);
     for (int64_t k = 0; k < n_; ++k) x[k] = x[k] * chirp_[size_t(k)];
     for (int64_t k = n_; k < m_; ++k) x[k] = Lanes<T>();
     Lanes<T>* at = run_passes(x, y);
-    // The inverse transform is the forward one with parts swapped before and after.
+    // The inverse transform is the forward one with real and imaginary parts swapped before and after.
     for (int64_t k = 0; k < m_; ++k) at[k] = swapped(at[k] * spectrum_[size_t(k)]);
     at = run_passes(at, at == x ? y : x);
     for (int64_t k = 0; k < n_; ++k) at[k] = swapped(at[k]) * chirp_[size_t(k)];

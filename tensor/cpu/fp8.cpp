@@ -1,4 +1,4 @@
-// Floats in 8 bits: the rounding is tensor/float8.h's, as on every device.
+// Casts to and from 8-bit floats. Rounding is done by tensor/float8.h, as on every device.
 #include "tensor/fp8.h"
 
 #include <array>
@@ -12,13 +12,13 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t turned_block = 64;  // codes of a block lie in a part of the first cache
+constexpr int64_t turned_block = 64;  // block size: its codes take a part of the L1 cache
 
 template <Fp8Format format, class T> float encode_row(const T* x, int64_t n, float scale, uint8_t* codes) {
   float most = 0;
   for (int64_t i = 0; i < n; ++i) {
     const float value = float(x[i]), size = std::fabs(value);
-    most = size > most ? size : most;  // not NaN
+    most = size > most ? size : most;  // ignores NaN
     codes[i] = encode_fp8<format>(value * scale);
   }
   return most;

@@ -1,12 +1,13 @@
 // Matrix product in the classic layers, from the outside in:
 //
-//   columns of b    for some blocks of k: so many that they stay in L3. Packed by all threads, read by all
-//   rows of a       for one block of k: a few slivers. Each thread packs those of its own part of c, or reads them
-//   where they are a sliver        stays in L1 while it meets these columns, one tile of c each (gemm_tile.h)
+//   columns of b    for some blocks of k: as many as stay in L3. Packed by all threads and read by all
+//   rows of a       for one block of k: a few slivers. Each thread packs those of its own part of c, or reads the rows
+//                   in place
+//   a sliver of a   stays in L1 while it is multiplied by these columns, one tile of c at a time (gemm_tile.h)
 //
-// Packing also makes transposed and 16-bit operands free: they differ only in how they are copied. Where a thread's
-// part begins does not matter for the bits, so the work is cut by the number of threads. What an element of a sliver is
-// (Numbers, Pairs) and how many numbers of k it holds, `together`, is all that differs between kinds of operands.
+// Packing makes transposed and 16-bit operands free: only the copy differs. The bits do not depend on where a thread's
+// part begins, so the work is divided by the number of threads. Kinds of operands (Numbers, Pairs) differ only in the
+// elements of a sliver and in how many numbers of k an element holds (`together`).
 #include "tensor/cpu/gemm.h"
 
 #include <algorithm>
@@ -22,15 +23,14 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t depth_bytes = 2048;               // of a line of an a sliver: the sliver stays in L1
-constexpr int64_t shared_bytes = int64_t(2) << 20;  // of packed b, for more than one block of k
-constexpr int64_t columns_limit = 1536;             // of packed b, unless k is short
-constexpr int64_t fork_work = 1 << 18;              // multiplications that are worth a thread
-constexpr int64_t fork_reads = 1 << 15;             // numbers from memory that are
+constexpr int64_t depth_bytes = 2048;               // per row of a sliver of a: the sliver stays in L1
+constexpr int64_t shared_bytes = int64_t(2) << 20;  // size of packed b that covers more than one block of k
+constexpr int64_t columns_limit = 1536;             // columns of packed b, unless k is short
+constexpr int64_t fork_work = 1 << 18;              // multiplications that justify a thread
+constexpr int64_t fork_reads = 1 << 15;             // numbers read from memory that justify a thread
 
-/// A few hundred multiplications: no packing, no padding. Sums side by side: g++ makes one sum of products that it
-/// rounds before it adds them, where the tuning of a processor says so, and then an element's bits would not be those
-/// of a tile.
+/// A few hundred multiplications: no packing, no padding. Several sums side by side: for one sum alone, g++ with the
+/// tuning of some processors rounds the products before it adds them, and the bits would differ from a tile's.
 template <class T, class In>
 void tiny_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c,
                int64_t ldc) {
@@ -49,7 +49,7 @@ void tiny_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, Matri
     }
 }
 
-/// Slivers of f32 or f64; numbers of 16 bits become f32 as they are packed.
+/// Slivers of f32 or f64. 16-bit numbers become f32 when they are packed.
 template <class T, class In> struct Numbers {
   using Sum = T;
   using Number = In;
@@ -63,7 +63,7 @@ template <class T, class In> struct Numbers {
   static void pack_b(const In* in, int64_t apart, int64_t step, int64_t count, int64_t numbers, T* out) {
     pack<wide>(in, apart, step, count, numbers, out);
   }
-  /// Where rows of a can be read in place of a sliver; else null.
+  /// The rows of a if they can be read in place of a sliver, else null.
   static const T* in_place(const MatrixView<In>& a) {
     if constexpr (std::is_same_v<T, In>) return reads_rows<T> && a.col == 1 ? a.data : nullptr;
     return nullptr;
@@ -109,17 +109,17 @@ struct Pairs {
 };
 #endif
 
-/// How a product is cut. Only `depth` matters for the bits.
+/// The blocking of a product. Only `depth` affects the bits.
 template <class K> struct Blocking {
   static constexpr int64_t high = K::high, wide = K::wide, size = sizeof(typename K::Packed);
-  static constexpr int64_t rows = 8 * high;  // of a that a thread packs at a time, at most
+  static constexpr int64_t rows = 8 * high;  // rows of a that a thread packs at a time, at most
   static_assert(size == sizeof(typename K::Sum));
 
-  int64_t depth;                       // of a block of k, in elements of a sliver, as all of k here
-  int64_t columns, packed;             // of b, and how much of k, that are packed at a time
-  bool strips;                         // without c: each thread has some rows of its columns at a time
-  int64_t down = 1, across = 1;        // a grid of threads
-  int64_t b_size, a_size, strip_size;  // packed, in numbers
+  int64_t depth;                       // of a block of k; here k is counted in elements of a sliver
+  int64_t columns, packed;             // columns of b, and depth of k, that are packed at a time
+  bool strips;                         // no c: a thread holds a strip of result rows at a time
+  int64_t down = 1, across = 1;        // the grid of threads
+  int64_t b_size, a_size, strip_size;  // buffer sizes, in numbers
 
   Blocking(int64_t m, int64_t n, int64_t numbers, int64_t most_threads, bool with_c) {
     const int64_t k = ceil_div(numbers, K::together);
@@ -129,8 +129,8 @@ template <class K> struct Blocking {
     packed = std::min(ceil_div(k, depth), std::max<int64_t>(1, limit / (columns * depth))) * depth;
     strips = !with_c && (packed >= k || k * std::min<int64_t>(n, 16 * wide) <= limit);
     if (strips && packed < k) packed = ceil_div(k, depth) * depth, columns = std::min(n, limit / k / wide * wide);
-    // A sliver is packed again for each column of the grid, in about a tile's time: few columns win where they balance
-    // as well.
+    // A sliver is packed once for each column of the grid, which takes about as long as a tile: fewer columns are
+    // better if they balance the work as well.
     const int64_t threads = std::clamp<int64_t>(m * n * k / fork_work, 1, most_threads);
     int64_t least = std::numeric_limits<int64_t>::max();
     for (int64_t s = 1; s <= threads; ++s) {
@@ -146,7 +146,7 @@ template <class K> struct Blocking {
   int64_t scratch() const { return b_size + down * across * (a_size + strip_size); }
 };
 
-/// One product; the members are what its pieces share.
+/// One product. Its pieces share the members.
 template <class K> struct Product {
   using T = typename K::Sum;
   using In = typename K::Number;
@@ -159,7 +159,8 @@ template <class K> struct Product {
   T* c;  // null with plan.strips
   const Finish<T>& finish;
   Blocking<K> plan;
-  Packed* packed_b;  // block of k after block of k, slivers of `wide` columns in each; behind them each thread's rows
+  // For each block of k, slivers of `wide` columns; followed by the buffers of each thread.
+  Packed* packed_b;
 
   int64_t end() const { return ceil_div(k, together); }  // of k, in elements of a sliver
 
@@ -180,10 +181,10 @@ template <class K> struct Product {
       }
   }
 
-  /// How many numbers the elements [p, p + depth) hold.
+  /// The number of numbers in elements [p, p + depth).
   int64_t numbers(int64_t p, int64_t depth) const { return std::min(k - p * together, depth * together); }
 
-  /// Packs columns [j, j + columns) of b's rows [p0, p1).
+  /// Packs rows [p0, p1) of b in columns [j, j + columns).
   void pack_b(int64_t j, int64_t columns, int64_t p0, int64_t p1) const {
     const int64_t padded = ceil_div(columns, wide) * wide, pieces = ceil_div(columns, pack_columns),
                   units = pieces * ceil_div(p1 - p0, plan.depth);
@@ -197,10 +198,10 @@ template <class K> struct Product {
     });
   }
 
-  /// What the packed rows [p0, p1) of b, in its columns j + [x0, x1) of `columns`, add to c's rows [i0, i1).
+  /// Adds the product with the packed rows [p0, p1) of b, in its columns j + [x0, x1), to rows [i0, i1) of c.
   void multiply(int64_t i0, int64_t i1, int64_t j, int64_t columns, int64_t x0, int64_t x1, int64_t p0, int64_t p1,
                 Packed* packed_a) const {
-    // where rows of a lie apart, a sliver at a time goes from memory to L1
+    // With contiguous rows of a, one sliver at a time goes from memory to L1.
     const int64_t rows = a.col == 1 ? high : plan.rows, ld = c ? ldc : ceil_div(x1 - x0, wide) * wide;
     const bool in_place = K::in_place(a);
     T* const strip = reinterpret_cast<T*>(packed_a + plan.a_size);
@@ -224,7 +225,7 @@ template <class K> struct Product {
   void one_tile(int64_t rows, int64_t columns, int64_t depth, const Packed* lines_a, bool packed,
                 const Packed* sliver_b, T keep, T* to, int64_t ld) const {
     if (columns == wide) return K::tile(rows, packed, depth, lines_a, a.row, sliver_b, alpha, keep, to, ld);
-    T whole[high * wide] = {};  // the last columns: by way of a whole tile
+    T whole[high * wide] = {};  // the last columns: computes a whole tile
     if (keep != 0)
       for (int64_t i = 0; i < rows; ++i) std::copy_n(to + i * ld, columns, whole + i * wide);
     K::tile(rows, packed, depth, lines_a, a.row, sliver_b, alpha, keep, whole, wide);
@@ -232,14 +233,14 @@ template <class K> struct Product {
   }
 };
 
-bool is_tiny(int64_t m, int64_t n, int64_t k) { return m * n * k <= 256; }  // k = 0 as well
+bool is_tiny(int64_t m, int64_t n, int64_t k) { return m * n * k <= 256; }  // true for k = 0
 
-/// m <= unpacked_rows and b is read in lines. `turned`: c is the transpose of the result, and `finish` is told so.
-/// `rows`: m x k elements, for those of a.
+/// A product of m <= unpacked_rows rows, where b is read without packing. `turned`: c is the transpose of the result,
+/// and so are the pieces that `finish` gets. `rows`: room for m x k elements of a.
 template <class K, class T = typename K::Sum, class In = typename K::Number>
 void few_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
               bool turned, const Finish<T>& finish, typename K::Packed* rows, bool alone) {
-  constexpr int64_t piece = 512;  // columns that are finished at a time
+  constexpr int64_t piece = 512;  // columns per call of finish
   const int64_t length = ceil_div(k, K::together);
   typename K::Few few{.k = k, .depth = Blocking<K>::block_depth(length), .alpha = alpha, .beta = beta, .b = b, .c = c};
   few.c_row = turned ? 1 : ldc, few.c_col = turned ? ldc : 1;
@@ -303,7 +304,7 @@ void run(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<
   Product<K>{m, n, k, ldc, alpha, beta, a, b, c, finish, plan, packed(plan.scratch())}();
 }
 
-/// Calls fn with what the products of T and In are made of.
+/// Calls fn with the kind of operands (Numbers or Pairs) for products of In.
 template <class T, class In> auto with_kind(const auto& fn) {
 #if defined(LOCKSTEP_PAIRS)
   if constexpr (std::is_same_v<In, BFloat16>)

@@ -1,11 +1,11 @@
 #pragma once
-// The product of a few rows with a matrix: what a model does for each token that it makes. It takes as long as the
-// matrix takes to come from memory, so the matrix is read once and never packed:
+// The product of a few rows with a matrix, as in generating text token by token. It takes as long as reading the matrix
+// from memory, so the matrix is read once and never packed:
 //
-//   b's columns lie together (weights as nn::Linear has them)    squares of it are transposed in registers
-//   b's rows do                                                  they are read as they are
+//   columns of b are contiguous (as in nn::Linear's weights)    squares of b are transposed in registers
+//   rows of b are contiguous                                    they are read in place
 //
-// An element's sum has the order of gemm_tile.h: k in blocks, each in order, then block after block.
+// An element is summed in the order of gemm_tile.h: k in blocks, each in order, then block after block.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -16,12 +16,12 @@
 
 namespace lockstep::on_cpu {
 
-inline constexpr int few_rows = 7;                  ///< that a square of b meets at a time
-inline constexpr int unpacked_rows = 2 * few_rows;  ///< more of them are worth packing b
+inline constexpr int few_rows = 7;                  ///< rows that are multiplied by a square of b at a time
+inline constexpr int unpacked_rows = 2 * few_rows;  ///< with more rows packing b pays
 
-/// c = alpha * x b + beta * c for x (few rows x k), rows x_row apart, numbers of a row together.
+/// c = alpha * x b + beta * c for x (few rows x k). The rows of x are x_row apart, their numbers contiguous.
 template <class T, class In> struct FewRows {
-  static constexpr int w = lanes<T>, unit = 2 * w;  ///< columns to a thread: multiples of a unit
+  static constexpr int w = lanes<T>, unit = 2 * w;  ///< threads take multiples of this many columns
 
   int64_t k, depth;
   T alpha, beta;
@@ -31,9 +31,10 @@ template <class T, class In> struct FewRows {
   T* c;
   int64_t c_row, c_col;
 
+  /// True if b can be read without packing.
   static bool reads(const MatrixView<In>& b) { return b.row == 1 || b.col == 1; }
 
-  /// Columns [j0, j1) of the first rows: the next ones, when b's columns are still in cache.
+  /// Columns [j0, j1) of all rows. The next few_rows rows follow while the columns of b are in cache.
   void operator()(int64_t rows, int64_t j0, int64_t j1) const {
     if (rows > few_rows) {
       FewRows rest = *this;
@@ -64,7 +65,7 @@ template <class T, class In> struct FewRows {
     for (; j < j1; j += w) lines<rows, 1>(j, int(std::min<int64_t>(w, j1 - j)));
   }
 
-  /// The columns [j, j + count): each is a line of memory.
+  /// Columns [j, j + count), each contiguous in memory.
   template <int rows> void squares(int64_t j, int count) const {
     Vector<T> total[rows][1];
     const In* const first = b.data + j * b.col;
@@ -76,12 +77,12 @@ template <class T, class In> struct FewRows {
         Vector<T> square[w];
 #pragma GCC unroll 16
         for (int r = 0; r < w; ++r) {
-          __builtin_prefetch(first + (w + r) * b.col + p, 0, 2);  // of the next columns: they take this long to come
+          __builtin_prefetch(first + (w + r) * b.col + p, 0, 2);  // the next columns, to hide the latency
           square[r] = read<T>(first + r * b.col + p, w);
         }
         transpose<T>(square);
 #pragma GCC unroll 7
-        for (int i = 0; i < rows; ++i) keep_in_register(sum[i]);  // else g++ may split a lone chain of additions
+        for (int i = 0; i < rows; ++i) keep_in_register(sum[i]);  // else g++ may split the only chain of additions
 #pragma GCC unroll 16
         for (int q = 0; q < w; ++q)
 #pragma GCC unroll 7
@@ -93,7 +94,8 @@ template <class T, class In> struct FewRows {
     put<rows, 1>(total, j, count);
   }
 
-  /// One column, where there are not enough for a vector: blocks of k side by side do not wait for each other.
+  /// One column, when there are too few for a vector. Blocks of k are summed side by side, so that they need not wait
+  /// for each other.
   template <int rows> void dots(int64_t j) const {
     constexpr int wide = 8;
     for (int i = 0; i < rows; ++i) {
@@ -108,7 +110,7 @@ template <class T, class In> struct FewRows {
         for (int64_t p = p0; whole && p < p0 + depth; ++p)
 #pragma GCC unroll 8
           for (int q = 0; q < wide; ++q) {
-            keep_in_register(sum[q]);  // else g++ makes vectors of the products, which it rounds before it adds them
+            keep_in_register(sum[q]);  // else g++ vectorises the products and rounds them before it adds them
             sum[q] += left[p + q * depth] * T(right[p + q * depth]);
           }
         for (int q = 0; !whole && q < blocks; ++q)
@@ -122,9 +124,9 @@ template <class T, class In> struct FewRows {
     }
   }
 
-  /// A square of which only the numbers [p, end) of each line count, or only `count` lines exist.
+  /// A square in which only the numbers [p, end) of each line are used, or which has only `count` lines.
   template <int rows> void part(const In* from, int count, int64_t p, int64_t end, Vector<T>* sum) const {
-    const int64_t start = std::max<int64_t>(0, std::min(p, k - w));  // where a square can be read
+    const int64_t start = std::max<int64_t>(0, std::min(p, k - w));  // a whole square can be read from here
     Vector<T> square[w];
     for (int r = 0; r < w; ++r)
       square[r] = read<T>(from + std::min(r, count - 1) * b.col + start, int(std::min<int64_t>(k, w)));
@@ -136,7 +138,7 @@ template <class T, class In> struct FewRows {
       }
   }
 
-  /// The columns [j, j + count), where each row of b is a line of memory.
+  /// Columns [j, j + count), when the rows of b are contiguous.
   template <int rows, int vectors> void lines(int64_t j, int count) const {
     Vector<T> total[rows][vectors];
     const In* from = b.data + j * b.col;
@@ -164,7 +166,7 @@ template <class T, class In> struct FewRows {
     put<rows, vectors>(total, j, count);
   }
 
-  /// A block's sum joins those before it, or c.
+  /// Adds the sum of a block to those before it, or to beta * c.
   [[gnu::always_inline]] void settle(Vector<T> sum, int i, int64_t j, int count, bool first, Vector<T>& total) const {
     if (first && beta != 0) {
       total = Vector<T>{};

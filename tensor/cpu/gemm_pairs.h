@@ -1,15 +1,15 @@
 #pragma once
-// Products of bf16 by the processor's instruction for them (AVX512-BF16): it multiplies a pair of numbers by a pair and
-// adds both products to an f32 lane, twice the arithmetic of f32 in the same time. Here k is counted in pairs; the rest
-// is as in gemm_tile.h and gemm_few.h:
+// Products of bf16 by the instruction of AVX512-BF16. It multiplies a pair of numbers by a pair and adds both products
+// to an f32 lane: twice the arithmetic of f32 in the same time. Here k is counted in pairs; the rest is as in
+// gemm_tile.h and gemm_few.h:
 //
-//   packing   lines of pairs become slivers, 0 behind an odd k
-//   tile      an element is the sum over blocks of k of chains of pairs, in order: of a pair, the second number first,
-//             each product and sum rounded once, and what is below 2^-126 is 0
-//   few rows  the same chains, of columns as they lie
+//   packing   lines of pairs become slivers, with a 0 after an odd k
+//   tile      an element is the sum over blocks of k of chains of pairs, in order. Of a pair, the second product is
+//             added first. Each product and each sum is rounded once, and results below 2^-126 are 0
+//   few rows  the same chains, with the columns read in place
 //
-// These functions are compiled for such a processor whatever the library is built for, and called on one only. The
-// compiler gives their instructions to no function that they call, so all of it is written in intrinsics.
+// These functions are compiled for such a processor whatever the library is built for, and called only on one. The
+// functions that they call are not compiled for it, so everything is written in intrinsics.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -24,35 +24,35 @@
 #define LOCKSTEP_PAIRS 1
 #define LOCKSTEP_FOR_PAIRS gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
 
-#if !defined(__clang__)  // of what its own intrinsics leave undefined
+#if !defined(__clang__)  // g++ warns about its own intrinsics
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
 namespace lockstep::on_cpu {
 
-inline constexpr int pair_lanes = 16, pair_rows = 14, pair_columns = 2 * pair_lanes;  ///< of a tile
-inline constexpr int few_pair_rows = 7;  ///< that columns meet at a time, as they lie
+inline constexpr int pair_lanes = 16, pair_rows = 14, pair_columns = 2 * pair_lanes;  ///< sizes of a tile
+inline constexpr int few_pair_rows = 7;  ///< rows that are multiplied at a time by columns read in place
 
-/// count low bits, at most 32.
+/// The `count` lowest bits set, at most 32.
 inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std::max<int64_t>(count, 0)) - 1; }
 
-/// sum + a b, pair by pair.
+/// sum + a b, for each pair.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline __m512 add_pairs(__m512 sum, __m512i a, __m512i b) {
-#if defined(__clang__)  // 16 and older crash on its intrinsic with a broadcast
+#if defined(__clang__)  // clang 16 and older crash on the intrinsic with a broadcast
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   return sum;
 #else
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 #endif
 }
-/// alpha * sum + beta * old; beta 0 does not take old.
+/// alpha * sum + beta * old; old is ignored if beta is 0.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline __m512 scaled_sum(__m512 sum, float alpha, float beta, __m512 old) {
   const __m512 v = _mm512_mul_ps(_mm512_set1_ps(alpha), sum);
   return beta == 0 ? v : _mm512_fmadd_ps(_mm512_set1_ps(beta), old, v);
 }
 
-/// Transposes a square of pairs.
+/// Transposes a 16 x 16 square of pairs.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline void transpose_pairs(__m512i (&r)[16]) {
   __m512i t[16];
 #pragma GCC unroll 4
@@ -72,7 +72,8 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
   }
 }
 
-/// Pairs of `lines` lines, `apart` apart, from `in` on: `numbers` numbers of each, 0 behind them.
+/// Reads 16 pairs from each of `lines` lines that are `apart` apart: `numbers` numbers of each, then zeros. Prefetches
+/// `ahead` numbers further on.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline void read_square(const BFloat16* in, int64_t apart, int64_t lines,
                                                                    int64_t numbers, int64_t ahead, __m512i (&r)[16]) {
   const __mmask32 there = low_bits(numbers);
@@ -85,7 +86,7 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
   }
 }
 
-/// Sixteen columns of two rows of numbers as pairs; the second row may be missing.
+/// Sixteen columns of two rows as pairs; zeros for a missing second row.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline __m512i read_rows(const BFloat16* in, int64_t row, bool second,
                                                                     __mmask16 columns) {
   const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, in));
@@ -94,8 +95,8 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
                          _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, in + row)), 16));
 }
 
-/// Copies `count` lines of `numbers` numbers into slivers of `width` lines, out[line / width][pair][line % width], 0
-/// for what is missing. One of apart and step is 1. May write less than a vector behind the last sliver.
+/// Copies `count` lines of `numbers` numbers into slivers of `width` lines, out[line / width][pair][line % width], with
+/// zeros for what is missing. One of `apart` and `step` is 1. May write up to a vector past the last sliver.
 template <int width>
 [[LOCKSTEP_FOR_PAIRS]] void pack_pairs(const BFloat16* in, int64_t apart, int64_t step, int64_t count, int64_t numbers,
                                        uint32_t* out) {
@@ -127,7 +128,7 @@ template <int width>
       for (int first = 0; first < width; first += 16) {
         __builtin_prefetch(from + 8 * step + i + first), __builtin_prefetch(from + 9 * step + i + first);
         const int64_t lines = std::min<int64_t>(count - i, width) - first;
-        // no wider than the sliver: the next one's beginning is there already
+        // no wider than the sliver: the beginning of the next one has been written already
         _mm512_mask_storeu_epi32(out + i * depth + p * width + first, __mmask16(low_bits(std::min(16, width - first))),
                                  read_rows(from + i + first, step, 2 * p + 1 < numbers, __mmask16(low_bits(lines))));
       }
@@ -163,15 +164,17 @@ template <int rows>
     }
 }
 
+/// The type of pair_tile().
 using PairTile = void (*)(int64_t, const uint32_t*, const uint32_t*, float, float, float*, int64_t);
+/// pair_tile() for 1 to pair_rows rows.
 inline constexpr auto pair_tiles = []<int... rows>(std::integer_sequence<int, rows...>) {
   return std::array<PairTile, sizeof...(rows)>{&pair_tile<rows + 1>...};
 }
 (std::make_integer_sequence<int, pair_rows>());
 
-/// c = alpha * x b + beta * c for a few rows x of `k` numbers, as `depth` pairs a block.
+/// c = alpha * x b + beta * c for a few rows x of k numbers, in blocks of `depth` pairs.
 struct FewPairs {
-  static constexpr int64_t unit = pair_columns;  ///< columns to a thread: multiples of it
+  static constexpr int64_t unit = pair_columns;  ///< threads take multiples of this many columns
 
   int64_t k, depth;
   float alpha, beta;
@@ -181,9 +184,10 @@ struct FewPairs {
   float* c;
   int64_t c_row, c_col;
 
+  /// True if b can be read without packing.
   static bool reads(const MatrixView<BFloat16>& b) { return b.row == 1 || b.col == 1; }
 
-  /// Columns [j0, j1) of `rows` rows: the next rows when columns are still in cache.
+  /// Columns [j0, j1) of `rows` rows. The next rows follow while the columns are in cache.
   void operator()(int64_t rows, int64_t j0, int64_t j1) const {
     using Run = void (FewPairs::*)(int64_t, int64_t) const;
     static constexpr auto table = []<int... n>(std::integer_sequence<int, n...>) {
@@ -213,7 +217,7 @@ struct FewPairs {
         if (count == 32)
           for (; p + 16 <= end && 2 * p + 32 <= k; p += 16) squares<rows>(j, p, sum);
         if (p < end) {
-          __m512 rest[rows][2];  // not sum itself, which shall stay in registers
+          __m512 rest[rows][2];  // a copy, so that `sum` stays in registers
           std::memcpy(rest, sum, sizeof sum);
           for (; p < end; p += 16) part<rows>(j, count, p, end, rest);
           std::memcpy(sum, rest, sizeof sum);
@@ -255,7 +259,7 @@ struct FewPairs {
       }
   }
 
-  /// What sixteen pairs of 32 columns add.
+  /// Adds the products of sixteen pairs of 32 columns.
   template <int rows>
   [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] void squares(int64_t j, int64_t p, __m512 (&sum)[rows][2]) const {
 #pragma GCC unroll 2
@@ -271,7 +275,7 @@ struct FewPairs {
     }
   }
 
-  /// What the pairs [p, end), sixteen at most, of `count` columns add.
+  /// Adds the products of pairs [p, end), at most sixteen, of `count` columns.
   template <int rows>
   [[LOCKSTEP_FOR_PAIRS]] void part(int64_t j, int64_t count, int64_t p, int64_t end, __m512 (&sum)[rows][2]) const {
     for (int v = 0; 16 * v < count; ++v) {

@@ -1,5 +1,5 @@
 #pragma once
-// The two inner parts of a matrix product: copying lines of an operand into slivers that the innermost loop reads in
+// The two inner parts of a matrix product: packing lines of an operand into slivers that the innermost loop reads in
 // order, and that loop, which keeps a tile of the result in registers:
 //
 //                  b sliver   tile_columns = tile_vectors * lanes
@@ -18,15 +18,17 @@
 
 namespace lockstep::on_cpu {
 
-// The tile, a row of b and one number of a fill the registers. packing needs rows <= lanes or a multiple of them.
+// The tile, a row of b and one number of a fill the registers. pack() needs tile_rows <= lanes or a multiple of them.
 template <class T> inline constexpr int tile_vectors = lanes<T> >= (vector_registers < 32 ? 6 : 14) ? 2 : 3;
+/// Rows of a tile.
 template <class T>
 inline constexpr int tile_rows = vector_registers < 32 ? lanes<T> >= 6 ? 6 : 4
                                  : lanes<T> >= 14      ? 14
                                                        : 8;
+/// Columns of a tile.
 template <class T> inline constexpr int tile_columns = tile_vectors<T>* lanes<T>;
 
-/// A sliver's part of a square: `count` lines of `columns` numbers each, out[c * width + line]. Writes a whole vector
+/// Packs a square of a sliver: `count` lines of `columns` numbers each, out[c * width + line]. Writes a whole vector
 /// for each c.
 template <int width, class T, class In>
 [[gnu::always_inline]] inline void pack_square(const In* in, int64_t apart, int count, int columns, T* out) {
@@ -42,8 +44,8 @@ template <int width, class T, class In>
     if (c < columns) std::memcpy(out + c * width, &square[c], sizeof square[c]);
 }
 
-/// Copies `count` lines of length `depth` into slivers of `width` lines, out[line / width][p][line % width], zeros for
-/// missing lines. Element p of a line lies at in[line * apart + p * step]. May write less than a vector behind the last
+/// Copies `count` lines of length `depth` into slivers of `width` lines, out[line / width][p][line % width], with zeros
+/// for missing lines. Element p of a line is in[line * apart + p * step]. May write up to a vector past the last
 /// sliver.
 template <int width, class T, class In>
 void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t depth, T* out) {
@@ -66,7 +68,7 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
     const In* const from = in + p * step;
     T* const to = out + p * width;
     int64_t i = 0;
-    if (apart == 1) {  // whole rows, and those to come on their way: they may be pages apart
+    if (apart == 1) {  // copies whole rows, and prefetches those to come: they may be pages apart
       for (; i < full; i += width) {
         __builtin_prefetch(from + 8 * step + i);
         if constexpr (std::is_same_v<T, In>) {
@@ -74,7 +76,7 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
         } else {
           for (int first = 0; first < width; first += w) {
             T part[w];
-            // a whole vector where there is one, though a sliver may take less of it
+            // reads a whole vector if there is one, although a sliver may use less of it
             const int64_t there = count - i - first;
             const Vector<T> v = there >= w ? read<T>(from + i + first, w) : read<T>(from + i + first, int(there));
             std::memcpy(part, &v, sizeof v);
@@ -88,20 +90,20 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
   }
 }
 
-/// Rows of a matrix that few of are read at a time may stay where they are: each passes through L1 along its own lines.
-/// More rows that lie a power of two apart would meet in too few places of L1.
+/// True if rows of a matrix may be read in place: a tile then reads few of them, and each passes through L1 along its
+/// own cache lines. More rows that are a power of two apart would compete for the same places of L1.
 template <class T> inline constexpr bool reads_rows = tile_rows<T> <= 8;
 
-/// alpha * sum + beta * old; beta 0 does not take old. The first product is rounded: left to itself, the compiler makes
-/// either of the two a part of the addition, and not everywhere the same one.
+/// alpha * sum + beta * old; old is ignored if beta is 0. The first product is rounded: otherwise the compiler fuses
+/// one of the two products with the addition, and not everywhere the same one.
 template <class T, class V> [[gnu::always_inline]] inline V add_scaled(V sum, T alpha, T beta, V old) {
   V v = alpha * sum;
   keep_in_register(v), keep_in_register(beta);
   return beta == 0 ? v : v + beta * old;
 }
 
-/// c (rows x tile_columns, ldc apart) = alpha * a * b sliver + beta * c; beta 0 does not read c. a: a sliver, or, not
-/// `packed`, rows of a matrix that lie lda apart.
+/// c (rows x tile_columns, ldc apart) = alpha * a * b sliver + beta * c; c is not read if beta is 0. a is a sliver if
+/// `packed`, else rows of a matrix that are lda apart.
 template <class T, int rows, bool packed>
 void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict b, T alpha, T beta, T* __restrict c,
           int64_t ldc) {
@@ -114,9 +116,9 @@ void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict
   for (int64_t p = 0; p < depth; ++p, a += step, b += tile_columns<T>) {
     Vector<T> line[vectors];
     if constexpr (vector_registers >= 32) {
-      if constexpr (packed) __builtin_prefetch(a + 16 * tile_rows<T>);  // from L1 or L2
-      for (int j = 0; j < tile_columns<T>; j += 64 / int(sizeof(T)))
-        __builtin_prefetch(b + 8 * tile_columns<T> + j);  // from L2
+      // a comes from L1 or L2, b from L2.
+      if constexpr (packed) __builtin_prefetch(a + 16 * tile_rows<T>);
+      for (int j = 0; j < tile_columns<T>; j += 64 / int(sizeof(T))) __builtin_prefetch(b + 8 * tile_columns<T> + j);
     }
 #pragma GCC unroll 3
     for (int j = 0; j < vectors; ++j) {
@@ -140,8 +142,9 @@ void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict
     }
 }
 
-/// tile() for 1 to tile_rows rows of a sliver, then of a matrix.
+/// The type of tile().
 template <class T> using Tile = void (*)(int64_t, const T*, int64_t, const T*, T, T, T*, int64_t);
+/// tile() for 1 to tile_rows rows; a is a sliver if `packed`.
 template <class T, bool packed> inline constexpr auto tiles = []<int... rows>(std::integer_sequence<int, rows...>) {
   return std::array<Tile<T>, sizeof...(rows)>{&tile<T, rows + 1, packed>...};
 }

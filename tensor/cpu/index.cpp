@@ -1,5 +1,5 @@
-// Moving elements by index: embedding, gather, scatter, index_select, index_add, and triangles. Indices were checked
-// before. Threads split what is written, never the indices, so that sums are made in the order of the indices.
+// Moving elements by index: embedding, gather, scatter, index_select, index_add, and triangles. Indices have been
+// checked. Threads split the output, never the indices, so sums are in the order of the indices.
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -14,7 +14,7 @@
 namespace lockstep::on_cpu {
 namespace {
 
-// Calls fn.operator()<T>() with an unsigned integer as wide as the dtype: moving needs no more.
+// Calls fn.operator()<T>() with an unsigned integer as wide as the dtype: moving elements needs no more.
 template <class Fn> void dispatch_width(DType dtype, Fn&& fn) {
   switch (size_of(dtype)) {
     case 1: return fn.template operator()<uint8_t>();
@@ -53,9 +53,8 @@ template <class T> void select_rows(const T* x, const Split& split, const int64_
   });
 }
 
-// out[o, index[i], :] += x[o, i, :] in the order of i, leaving out rows with index `skip`. A thread takes a range of
-// columns. Sums of f16 and bf16 are carried in f32 and rounded once, so their rows are visited one row of out at a
-// time.
+// out[o, index[i], :] += x[o, i, :] in the order of i, except rows with index `skip`. A thread takes a range of
+// columns. f16 and bf16 are summed in f32 and rounded once, so their rows are visited one row of out at a time.
 template <class T>
 void add_rows(const T* x, const Split& split, const int64_t* index, int64_t count, int64_t skip, T* out) {
   const int64_t inner = split.inner;
@@ -114,8 +113,8 @@ void add_rows_of(const char* op, const Tensor& source, int dim, const Tensor& in
 
 // --- elements ---
 
-// For every element of `index`: fn(its value, place in a without the dim, place in b). Threads split a dim other than
-// `dim`, so elements that meet in one place of a belong to one thread, which visits them in order.
+// Calls fn(value, offset in a without the dim, offset in b) for every element of `index`. Threads split a dim other
+// than `dim`, so elements that address the same position of a belong to one thread, which visits them in order.
 template <class Fn> void each_index(const Tensor& index, int dim, const Strides& a, const Strides& b, Fn&& fn) {
   const int rank = index.dim();
   const int64_t* values = index.data<int64_t>();
@@ -127,7 +126,7 @@ template <class Fn> void each_index(const Tensor& index, int dim, const Strides&
   }
   const int last = rank - 1;
   const int64_t a_step = dim == last ? 0 : a[last], b_step = b[last];
-  const auto visit = [&](int64_t begin, int64_t end) {  // this range of the dim that is cut
+  const auto visit = [&](int64_t begin, int64_t end) {  // a range of the split dim
     int64_t low[Dims::max_rank] = {}, high[Dims::max_rank], at[Dims::max_rank];
     for (int i = 0; i < rank; ++i) high[i] = shape[i];
     if (cut >= 0) low[cut] = begin, high[cut] = end;

@@ -1,8 +1,8 @@
 #pragma once
-// Vectors of 64 bytes for kernels that walk along rows: GCC's vector extension where that is one register (AVX-512),
-// the compiler is good at more (clang), or it compiles four times as fast (sanitizers), else several registers
-// (split_vector.h). f16 and bf16 are loaded into f32 lanes and rounded once when stored. The end of a row runs through
-// the same code as the rest, its missing lanes holding a neutral value.
+// Vectors of 64 bytes for kernels that walk along rows. They use GCC's vector extension where that is one register
+// (AVX-512), where the compiler is good at larger ones (clang), or where it compiles four times as fast (sanitizers);
+// else several registers (split_vector.h). f16 and bf16 are loaded into f32 lanes and rounded once when stored. The end
+// of a row runs through the same code, with a neutral value in the missing lanes.
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #endif
@@ -17,43 +17,49 @@
 
 namespace lockstep::on_cpu {
 
-/// What a kernel computes in: double for double, float for everything else.
+/// The type that a kernel computes in: double for double, float for everything else.
 template <class T> using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 #if defined(__clang__) || defined(__AVX512F__)
+/// The type of a vector of 64 bytes.
 template <class A> struct LanesOf { typedef A type __attribute__((vector_size(64))); };
 #elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+/// The type of a vector of 64 bytes.
 template <class A> struct LanesOf { typedef A type __attribute__((vector_size(64))); };
-// Whose sums and products wrap around without a report.
+// Integers whose sums and products wrap around without a sanitizer's report.
 template <> struct LanesOf<int64_t> { using type = SplitVector<int64_t, 8>; };
-template <> struct LanesOf<int32_t> { using type = SplitVector<int32_t, 16>; };
+template <> struct LanesOf<int32_t> { using type = SplitVector<int32_t, 16>; };  ///< the same
 #else
+/// The type of a vector of 64 bytes.
 template <class A> struct LanesOf { using type = SplitVector<A, int(64 / sizeof(A))>; };
 #endif
-template <class A> using Lanes = typename LanesOf<A>::type;
-template <class A> inline constexpr int lane_count = int(64 / sizeof(A));
-template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();
+template <class A> using Lanes = typename LanesOf<A>::type;                           ///< a vector of 64 bytes
+template <class A> inline constexpr int lane_count = int(64 / sizeof(A));             ///< its number of elements
+template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();  ///< positive infinity
 
-/// A full vector, as a count known to the compiler.
+/// The count of a full vector, known to the compiler.
 template <class A> using Full = std::integral_constant<int, lane_count<A>>;
 
+/// A vector with `value` in all lanes.
 template <class A> [[gnu::always_inline]] inline Lanes<A> splat(A value) { return Lanes<A>{} + value; }
 
 using Words = Lanes<uint32_t>;                                 // the bits of Lanes<float>
 using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or bf16
 
-// Half and BFloat16 (tensor/half.h) on sixteen numbers at once: the same bits, with choices in place of branches.
+// Conversions of Half and BFloat16 (tensor/half.h) for sixteen numbers at once: the same bits, with selections in place
+// of branches.
 [[gnu::always_inline]] inline Lanes<float> decode(ShortWords bits, BFloat16) {
   return as<Lanes<float>>(convert_lanes<Words>(bits) << 16);
 }
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-// The processor's own conversions, except that they change NaN: quiet in, with its payload out.
+// The processor's conversions, with NaN corrected: decoding would make it quiet, and encoding would keep its payload.
 [[gnu::always_inline]] inline Lanes<float> decode(ShortWords bits, Half) {
   const __mmask16 signalling = _mm256_cmplt_epu16_mask(__m256i((bits & 0x7fffu) - 0x7c01u), _mm256_set1_epi16(0x1ff));
   const __m512i f = _mm512_castps_si512(_mm512_maskz_cvtph_ps(0xffff, __m256i(bits)));
   return Lanes<float>(_mm512_mask_xor_epi32(f, signalling, f, _mm512_set1_epi32(0x400000)));
 }
+/// Sixteen f32 to f16.
 [[gnu::always_inline]] inline ShortWords encode(Lanes<float> v, Half) {
   const __m256i h = _mm512_maskz_cvtps_ph(0xffff, __m512(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
                 sign = __m256i(ShortWords(h) & 0x8000u);
@@ -61,12 +67,14 @@ using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or
   return ShortWords(_mm256_mask_mov_epi16(h, nan, _mm256_or_si256(sign, _mm256_set1_epi16(0x7e00))));
 }
 #else
+/// Sixteen f16 to f32.
 [[gnu::always_inline]] inline Lanes<float> decode(ShortWords bits, Half) {
   const Words h = convert_lanes<Words>(bits), magnitude = h & 0x7fffu;
   const Words scaled = as<Words>(as<Lanes<float>>(magnitude << 13) * 0x1p112f);
   return as<Lanes<float>>(choose(magnitude >= 0x7c00u, 0x7f800000u | magnitude << 13, scaled) | (h & 0x8000u) << 16);
 }
 
+/// Sixteen f32 to f16.
 [[gnu::always_inline]] inline ShortWords encode(Lanes<float> v, Half) {
   const Words f = as<Words>(v), magnitude = f & 0x7fffffffu;
   const Words normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
@@ -77,12 +85,13 @@ using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or
 }
 #endif
 
+/// Sixteen f32 to bf16.
 [[gnu::always_inline]] inline ShortWords encode(Lanes<float> v, BFloat16) {
   const Words f = as<Words>(v), rounded = f + 0x7fffu + ((f >> 16) & 1u);
   return convert_lanes<ShortWords>(choose((f & 0x7fffffffu) > 0x7f800000u, f | 0x400000u, rounded) >> 16);
 }
 
-/// p[0 .. count) and `fill` in the other lanes.
+/// Loads p[0 .. count), with `fill` in the other lanes.
 template <class T, class Count>
 [[gnu::always_inline]] inline Lanes<Acc<T>> load(const T* p, Count count, Acc<T> fill = 0) {
   using A = Acc<T>;
@@ -107,7 +116,7 @@ template <class T, class Count>
   }
 }
 
-/// One register: the first `count` of lanes<A> numbers of p, converted; 0 behind them.
+/// Loads one register: the first `count` of lanes<A> numbers of p, converted; the others are 0.
 template <class A, class T> [[gnu::always_inline]] inline Vector<A> read(const T* p, int count) {
   constexpr int w = lanes<A>;
   Vector<A> v{};
@@ -121,7 +130,7 @@ template <class A, class T> [[gnu::always_inline]] inline Vector<A> read(const T
   return v;
 }
 
-/// The first `count` lanes of v to p.
+/// Stores the first `count` lanes of v to p.
 template <class T, class Count> [[gnu::always_inline]] inline void store(T* p, Lanes<Acc<T>> v, Count count) {
   using A = Acc<T>;
   if constexpr (!std::is_same_v<Count, Full<A>>) {
@@ -136,8 +145,8 @@ template <class T, class Count> [[gnu::always_inline]] inline void store(T* p, L
   }
 }
 
-/// Calls fn(i, count, k) for the vectors of [0, n): k is 0, 1, 2, 3, 0, ... known to the compiler, so that a sum can be
-/// carried in four independent vectors; its order depends on n alone.
+/// Calls fn(i, count, k) for the vectors of [0, n). k is 0, 1, 2, 3, 0, ... and known to the compiler, so that sums can
+/// be kept in four independent vectors. The order depends on n alone.
 template <class A, class Fn> [[gnu::always_inline]] inline void each_vector(int64_t n, Fn&& fn) {
   constexpr int w = lane_count<A>;
   constexpr Full<A> full;
@@ -152,7 +161,7 @@ template <class A, class Fn> [[gnu::always_inline]] inline void each_vector(int6
   if (i < n) fn(i, int(n - i), std::integral_constant<int, 1>());
 }
 
-/// Adds the lanes in a fixed tree.
+/// Adds the lanes in a fixed order, as a tree.
 template <class A> [[gnu::always_inline]] inline A sum_lanes(Lanes<A> v) {
   A lanes[lane_count<A>];
   copy_out(v, lanes);
@@ -163,12 +172,15 @@ template <class A> [[gnu::always_inline]] inline A sum_lanes(Lanes<A> v) {
   return lanes[0];
 }
 
+/// Adds the lanes of four vectors.
 template <class A> [[gnu::always_inline]] inline A sum_lanes(const Lanes<A> (&v)[4]) {
   return sum_lanes<A>((v[0] + v[1]) + (v[2] + v[3]));
 }
 
+/// The larger of each pair of lanes.
 template <class A> [[gnu::always_inline]] inline Lanes<A> max_of(Lanes<A> a, Lanes<A> b) { return choose(a > b, a, b); }
 
+/// The maximum over the lanes of four vectors.
 template <class A> A max_lanes(const Lanes<A> (&v)[4]) {
   A lanes[lane_count<A>];
   copy_out(max_of<A>(max_of<A>(v[0], v[1]), max_of<A>(v[2], v[3])), lanes);
@@ -177,6 +189,7 @@ template <class A> A max_lanes(const Lanes<A> (&v)[4]) {
   return lanes[0];
 }
 
+/// The square root of each lane.
 template <class A> [[gnu::always_inline]] inline Lanes<A> sqrt_lanes(Lanes<A> v) {
   alignas(64) A lanes[lane_count<A>];
   copy_out(v, lanes);
@@ -185,8 +198,8 @@ template <class A> [[gnu::always_inline]] inline Lanes<A> sqrt_lanes(Lanes<A> v)
   return v;
 }
 
-/// exp(x) for x <= 88, to about one unit in the last place; results under 2^-126 become 0, NaN stays NaN. (math::exp in
-/// a loop over lanes takes three times as long: it also serves large x and denormal results.)
+/// exp(x) for x <= 88, to about one unit in the last place. Results below 2^-126 become 0, NaN stays NaN. (math::exp in
+/// a loop over lanes takes three times as long: it also handles large x and denormal results.)
 [[gnu::always_inline]] inline Lanes<float> exp_lanes(Lanes<float> x) {
   // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 leaves the integer n in the low bits of t.
   const Lanes<float> t = x * 1.44269504f + 12582912.f;
@@ -198,13 +211,13 @@ template <class A> [[gnu::always_inline]] inline Lanes<A> sqrt_lanes(Lanes<A> v)
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.f;
-  const Lanes<float> power =
-      as<Lanes<float>>((as<Words>(t) << 23) + 0x3f800000u);  // 2^n; wraps around where it is not used
+  // 2^n; meaningless where choose() drops it.
+  const Lanes<float> power = as<Lanes<float>>((as<Words>(t) << 23) + 0x3f800000u);
   return choose(x < -87.33654f, splat(0.f), p * power);
 }
 
-[[gnu::always_inline]] inline Lanes<double> exp_lanes(
-    Lanes<double> x) {  // f64 serves gradient checks, so the library's exp will do
+/// f64 is used in gradient checks, where the library's exp is fast enough.
+[[gnu::always_inline]] inline Lanes<double> exp_lanes(Lanes<double> x) {
   double lanes[lane_count<double>];
   copy_out(x, lanes);
   for (double& number : lanes) number = std::exp(number);

@@ -1,5 +1,5 @@
-// The one file that compiles Eigen's decompositions.
-#define EIGEN_DONT_PARALLELIZE  // a matrix is one thread's, see linalg.h
+// Linear algebra kernels: the only file that compiles Eigen's decompositions. See linalg.h.
+#define EIGEN_DONT_PARALLELIZE  // one thread per matrix, see linalg.h
 #define EIGEN_NO_DEBUG
 #include "tensor/cpu/linalg.h"
 
@@ -24,10 +24,10 @@ template <class T> auto entry(const Tensor& x, int64_t i) {
   return Eigen::Map<Rows<T>>(data, rows, columns);
 }
 
-/// fn<T>(i) for all entries of a batch of matrices like a's.
+/// Calls fn<T>(i) for every matrix of a batch shaped like a.
 template <class Fn> void each_entry(const Tensor& a, const char* op, Fn fn) {
   const double work = double(a.size(1)) * double(a.size(2)) * double(std::min(a.size(1), a.size(2)));
-  const int64_t entries = int64_t(20000 / std::max(work, 1.0));  // for which a second thread pays
+  const int64_t entries = int64_t(20000 / std::max(work, 1.0));  // matrices that justify a thread
   dispatch<float, double>(a.dtype(), op, [&]<class T> {
     parallel_for(a.size(0), std::max<int64_t>(1, entries), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) fn.template operator()<T>(i);
@@ -41,7 +41,7 @@ template <class T> int64_t first_zero(const Eigen::PartialPivLU<Dense<T>>& lu) {
   return 0;
 }
 
-/// Householder's method when there are many more rows than columns, so that the rest is of a small square.
+/// True if there are many more rows than columns: then a QR decomposition first reduces the matrix to a small square.
 template <class T> bool is_tall(const Dense<T>& a) { return a.rows() > 2 * a.cols() && a.cols() > 16; }
 
 }  // namespace
@@ -71,10 +71,10 @@ void lu_determinant(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs)
 void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
   each_entry(a, "cholesky", [&]<class T>(int64_t i) {
     Dense<T> l = entry<T>(a, i);
-    const int64_t failed = Eigen::internal::llt_inplace<T, Eigen::Lower>::blocked(l);  // -1, or which column
+    const int64_t failed = Eigen::internal::llt_inplace<T, Eigen::Lower>::blocked(l);  // -1, or the column that failed
     bad[size_t(i)] = failed + 1;
     for (int64_t k = 0; bad[size_t(i)] == 0 && k < l.rows(); ++k)
-      if (!(l(k, k) > T(0))) bad[size_t(i)] = k + 1;  // NaN
+      if (!(l(k, k) > T(0))) bad[size_t(i)] = k + 1;  // also for NaN
     entry<T>(out, i) = l.template triangularView<Eigen::Lower>();
   });
 }
@@ -142,7 +142,7 @@ void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>
 
 void solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool unit, Tensor& x) {
   each_entry(a, "solve_triangular", [&]<class T>(int64_t i) {
-    // An upper triangle is a lower one, both ways from the end: one solver to compile.
+    // An upper triangle reversed in rows and columns is a lower one, so only one solver is compiled.
     Dense<T> l = upper ? Dense<T>(entry<T>(a, i).reverse()) : Dense<T>(entry<T>(a, i));
     Dense<T> y = upper ? Dense<T>(entry<T>(b, i).colwise().reverse()) : Dense<T>(entry<T>(b, i));
     if (unit) l.diagonal().setOnes();
@@ -154,7 +154,8 @@ void solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool unit, T
 
 void matrix_exp(const Tensor& a, Tensor& out) {
   each_entry(a, "matrix_exp", [&]<class T>(int64_t i) {
-    constexpr double largest = 5.371920351148152;  // 1-norm up to which the approximant is good to the last bit of f64
+    // largest 1-norm at which the approximant is accurate to the last bit of f64
+    constexpr double largest = 5.371920351148152;
     Dense<T> x = entry<T>(a, i);
     const double norm = x.size() > 0 ? double(x.cwiseAbs().colwise().sum().maxCoeff()) : 0;
     if (!std::isfinite(norm)) {
@@ -163,14 +164,14 @@ void matrix_exp(const Tensor& a, Tensor& out) {
     }
     const int squarings = norm > largest ? int(std::ceil(std::log2(norm / largest))) : 0;
     x *= T(std::ldexp(1.0, -squarings));
-    const auto coefficient = [](int k) {  // of x^k: (26 - k)! 13! / (26! k! (13 - k)!), from 1 on
+    const auto coefficient = [](int k) {  // of x^k: (26 - k)! 13! / (26! k! (13 - k)!); it is 1 for k = 0
       double c = 1;
       for (int j = 1; j <= k; ++j) c *= double(14 - j) / double(j * (27 - j));
       return T(c);
     };
     const Dense<T> x2 = product<T>(x, x), x4 = product<T>(x2, x2), x6 = product<T>(x4, x2);
     const Dense<T> one = Dense<T>::Identity(x.rows(), x.cols());
-    const auto polynomial = [&](int first) {  // every second coefficient: odd or even powers
+    const auto polynomial = [&](int first) {  // over every second coefficient: odd or even powers
       const Dense<T>* const powers[] = {&one, &x2, &x4, &x6};
       Dense<T> low = Dense<T>::Zero(x.rows(), x.cols()), high = low;
       for (int k = 0; k < 3; ++k) low += coefficient(first + 2 * k) * *powers[k];

@@ -1,6 +1,6 @@
-// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary. Each row is read once from memory: the
-// maximum and the sum of exponentials advance block by block while the block is in cache (online softmax, Milakov &
-// Gimelshein 2018), and the softmax itself exists only in the gradient.
+// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary. Each row is read from memory once: the
+// maximum and the sum of exponentials are updated block by block while the block is in cache (online softmax, Milakov
+// and Gimelshein, 2018). The softmax itself exists only in the gradient.
 //
 //   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])        s: label smoothing, t: target
 #include "tensor/cpu/cpu_kernels.h"
@@ -11,9 +11,9 @@ namespace {
 
 using namespace on_cpu;
 
-constexpr int64_t block = 4096;  // elements that stay in the first cache
+constexpr int64_t block = 4096;  // elements that stay in the L1 cache
 
-/// log sum exp of a row, kept as maximum + log(sum), because their f32 sum would lose digits when logits are large.
+/// log sum exp of a row as the two terms maximum and log(sum): their f32 sum would lose digits for large logits.
 struct RowSum {
   double max, log_sum;
 };
@@ -31,7 +31,7 @@ template <class T> RowSum log_sum_exp(const T* x, int64_t n) {
     });
     const A before = most;
     most = max_lanes<A>(top);
-    const A shift = most == -infinity<A> ? 0 : most;  // nothing but -inf so far: exp(-inf - 0) is a clean 0
+    const A shift = most == -infinity<A> ? 0 : most;  // only -inf so far: exp(-inf - 0) is 0, not NaN
     Lanes<A> sum[4] = {};
     each_vector<A>(length, [&](int64_t i, auto count, auto k) {
       sum[k] += exp_lanes(load(part + i, count, -infinity<A>) - shift);
@@ -41,7 +41,7 @@ template <class T> RowSum log_sum_exp(const T* x, int64_t n) {
   return {double(most), std::log(total)};
 }
 
-template <class A> struct Weights {  // one per class, in A; empty when the caller gave none
+template <class A> struct Weights {  // one per class, in A; empty if the caller gave none
   explicit Weights(const Tensor& weight, int64_t classes) : total(double(classes)) {
     if (!weight.defined()) return;
     values = widen<A>(weight, classes, 1);
@@ -51,10 +51,10 @@ template <class A> struct Weights {  // one per class, in A; empty when the call
   double operator[](int64_t c) const { return values.empty() ? 1 : double(values[size_t(c)]); }
 
   std::vector<A> values;
-  double total;  // their sum
+  double total;  // the sum of the weights
 };
 
-/// A row's loss; its log sum exp goes to lse.
+/// Returns the loss of a row and writes its log sum exp to lse.
 template <class T>
 Acc<T> loss_of(const T* row, int64_t n, int64_t target, const Weights<Acc<T>>& weight, const CrossEntropyArgs& args,
                Acc<T>& lse) {
@@ -79,13 +79,13 @@ Acc<T> loss_of(const T* row, int64_t n, int64_t target, const Weights<Acc<T>>& w
   return A(result);
 }
 
-/// dx[c] = softmax(x)[c] * scale - w[c] * spread; `out` may be `x`. Returns the scale it used with exp(x - lse). Not
-/// `whole`: x is a part of the columns that lse is of.
+/// dx[c] = softmax(x)[c] * scale - w[c] * spread; `out` may be x. Returns the scale that it used with exp(x - lse).
+/// `whole` is false if x holds only a part of the columns that lse covers.
 template <class T>
 Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> spread, int64_t n, bool whole, T* out) {
   using A = Acc<T>;
-  // lse in f32 carries an error of |lse| 2^-24, which moves every probability by as much: beyond 16 divide by their
-  // sum.
+  // lse in f32 has an error of |lse| 2^-24, which shifts every probability by as much. Beyond 16, divide by the sum of
+  // the probabilities.
   if (whole && std::abs(lse) > A(16)) {
     Lanes<A> sum[4] = {};
     each_vector<A>(n,
@@ -104,7 +104,7 @@ Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> sp
   return scale;
 }
 
-/// A row's gradient when its loss's is g, to `out`, which may be x.
+/// Writes the gradient of a row, whose loss has the gradient g, to `out`, which may be x.
 template <class T>
 void grad_of(Acc<T> g, const T* x, Acc<T> lse, int64_t n, int64_t target, const Weights<Acc<T>>& weight,
              const CrossEntropyArgs& args, T* out) {

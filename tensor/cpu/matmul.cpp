@@ -1,7 +1,7 @@
 // Matrix product: out = activation(alpha * a b + beta * c + bias), batched.
 //
-// Large products use all threads for each matrix, small ones of a batch a thread for each: the bits are the same. What
-// follows the product (bias, c of other memory, activation) is done piece by piece while it is in cache.
+// Large products use all threads for each matrix; small products of a batch use one thread each. The bits are the same.
+// The operations after the product (bias, c in other memory, activation) run piece by piece while it is in cache.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -19,15 +19,15 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t small_product = 1 << 18;  // multiplications that are worth a thread
+constexpr int64_t small_product = 1 << 18;  // multiplications that justify a thread
 
-/// A unary operation's derivative, which the product becomes the gradient of.
+/// The derivative of a unary operation: turns the product into the gradient of the operation's input.
 struct UnaryGrad {
   BlockFn run = nullptr;
   const PointwiseArgs* args = nullptr;
-  const void* kept = nullptr;  // like out
+  const void* kept = nullptr;  // shaped like out
 
-  /// g (n) becomes the gradient of the operation's input.
+  /// Replaces g (n numbers) by the gradient of the operation's input.
   template <class T> void operator()(T* g, const T* at, int64_t n) const {
     const int64_t whole = n / block_step * block_step;
     const void* in[] = {g, at};
@@ -41,20 +41,20 @@ struct UnaryGrad {
   }
 };
 
-/// What follows the product, on pieces of it, in one pass. Results of 16 bits are rounded here, once.
+/// The operations after the product, on pieces of it, in one pass. 16-bit results are rounded here, once.
 template <class T, class Out> struct Epilogue {
   static constexpr bool rounds = !std::is_same_v<T, Out>;
 
   const T* bias;  // or null
   Activation activation;
-  Out *before, *out;  // the matrix before the activation, null where nobody wants it, and behind it
-  int64_t ld;         // of both
+  Out *before, *out;  // the matrix before the activation (optional) and after it
+  int64_t ld;         // row stride of both
   UnaryGrad unary = {};
-  const Out* added = nullptr;  // like out, or null
+  const Out* added = nullptr;  // shaped like out, or null
 
   bool empty() const { return !rounds && !bias && !before && activation == Activation::none && !unary.run && !added; }
 
-  /// The piece is a part of `before`, if that is wanted, else of `out`; of neither where it is rounded.
+  /// `piece` is a part of `before` if that is wanted, else of `out`; if results are rounded, it is memory of its own.
   void operator()(int64_t i0, int64_t j0, int64_t rows, int64_t n, T* piece, int64_t piece_ld) const {
     for (int64_t i = 0; i < rows; ++i, piece += piece_ld) {
       const int64_t at = (i0 + i) * ld + j0;
@@ -80,12 +80,12 @@ template <class T, class Out> struct Epilogue {
     }
   }
 
-  /// For the next rows, while their product is made.
+  /// Prefetches for the next rows while their product is computed.
   template <class X> static void prefetch(const X* p, int64_t n) {
     for (int64_t j = 0; j < n; j += 64 / int64_t(sizeof(X))) __builtin_prefetch(p + j, 0, 2);
   }
 
-  /// (piece + shift) + more
+  /// (piece + shift) + more.
   static void add_row(T* piece, const T* shift, const Out* more, int64_t n) {
     const auto add = [&](int64_t j, auto count) {
       const Lanes<T> x = load(piece + j, count);
@@ -132,14 +132,14 @@ template <class T, class Out> struct Epilogue {
   }
 };
 
-/// Where matrix number `index` of a batch starts: walks the batch dims of out's shape with the operand's strides.
+/// Offset of matrix `index` of a batch: walks the batch dims of out's shape with the operand's strides.
 int64_t batch_offset(int64_t index, const Shape& shape, const Strides& strides) {
   int64_t offset = 0;
   for (int d = shape.rank() - 3; d >= 0; index /= shape[d--]) offset += index % shape[d] * strides[d];
   return offset;
 }
 
-/// One operation on a batch of matrices. `wide`: f32 to which products of 16 bits are added, or nothing.
+/// One operation on a batch of matrices. `wide`: an f32 tensor to which 16-bit products are added, or undefined.
 template <class T, class In, class Out = In> struct Products {
   const Tensor &a, &b, &added, &bias, &pre, &out;
   const MatmulArgs& args;
@@ -189,7 +189,7 @@ template <class T, class In, class Out = In> struct Products {
   }
 };
 
-/// Of whole numbers, which wrap around: out's rows from b's, which lie in runs.
+/// Products of integers, which wrap around. A row of out is a sum of rows of b, which are contiguous.
 template <class T> void whole_products(const Tensor& a, const Tensor& b, Tensor& out) {
   using U = std::make_unsigned_t<T>;
   const int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
@@ -216,7 +216,8 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bia
   if (!is_floating(out.dtype()))
     return dispatch<int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "matmul",
                                                        [&]<class T> { whole_products<T>(a, b, out); });
-  // In other memory, c is added behind the product; times beta, and in out, it is where the product begins.
+  // If c is in other memory and beta is 1, c is added after the product. Otherwise c is copied to out first, and the
+  // product starts from beta * out.
   const bool behind = args.beta == 1 && c.raw_data() != out.raw_data();
   const Tensor added = behind ? c : Tensor();
   if (args.beta != 0 && !behind && c.raw_data() != out.raw_data()) out.copy_(c);
@@ -229,7 +230,7 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bia
     return Products<float, BFloat16, float>{a, b, added, bias, pre, out, args}.matrices();
   if (out.dtype() == f32) return run.operator()<float>(a, b, bias, pre, out);
   LOCKSTEP_CHECK(out.dtype() == f16 || out.dtype() == bf16, "[matmul] expected a floating dtype, got ", out.dtype());
-  // In f32, rounded once.
+  // Computed in f32 and rounded once.
   const Tensor wide = args.beta != 0 && !behind ? out.to(f32) : Tensor(),
                shift = bias.defined() ? bias.to(f32) : Tensor();
   if (out.dtype() == f16) Products<float, Half>{a, b, added, shift, pre, out, args, {}, wide}.matrices();

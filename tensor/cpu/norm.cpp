@@ -1,5 +1,5 @@
-// Softmax, layer norm and RMS norm along rows (rows, C). A row is read once from memory; the passes after the first
-// find it in cache. Variances are taken around the mean, never as E[x^2] - E[x]^2.
+// Softmax, layer norm and RMS norm along rows (rows, C). A row is read from memory once; later passes find it in cache.
+// Variances are computed around the mean, never as E[x^2] - E[x]^2.
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/rows.h"
 
@@ -31,7 +31,7 @@ template <class T> void softmax_row(bool log, const T* x, int64_t n, T* out) {
     });
     const A scale = 1 / sum_lanes<A>(sum);
     each_vector<A>(n, [&](int64_t i, auto count, auto) { store(out + i, load(out + i, count) * scale, count); });
-  } else {  // out is too coarse to hold the exponentials: take them twice
+  } else {  // out is too coarse to hold the exponentials: computes them twice
     each_vector<A>(
         n, [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - most); });
     const A scale = 1 / sum_lanes<A>(sum);
@@ -59,9 +59,11 @@ template <class T> void softmax_grad_row(bool log, const T* g, const T* y, int64
   }
 }
 
-// --- layer norm (centered) and RMS norm (not; 16 bits are rounded before and after the weight, as Llama's) ---
+// --- layer norm (centered) and RMS norm (not centered; 16-bit values are rounded before and after the weight, as in
+// Llama) ---
 
-template <class A> struct RowStatistics { A mean, rest, rstd; };  // the mean is mean + rest, which one A could not hold
+// the mean is mean + rest: one A is not precise enough
+template <class A> struct RowStatistics { A mean, rest, rstd; };
 
 template <bool centered, class T> RowStatistics<Acc<T>> row_statistics(const T* x, int64_t n, double eps) {
   using A = Acc<T>;
@@ -77,7 +79,7 @@ template <bool centered, class T> RowStatistics<Acc<T>> row_statistics(const T* 
     rest[k] += d;
     squares[k] += d * d;
   });
-  // The rounded mean is off by `shift`: take that out of the variance and, with the caller, out of the result.
+  // The rounded mean is off by `shift`: this corrects the variance, and the caller corrects the result.
   const double shift = centered ? double(sum_lanes<A>(rest)) / double(n) : 0;
   const double variance = std::max(double(sum_lanes<A>(squares)) / double(n) - shift * shift, 0.0);
   return {mean, A(shift), A(1 / std::sqrt(variance + eps))};
@@ -117,8 +119,8 @@ void norm_rows(const Tensor& x, const Tensor& weight, const Tensor& bias, double
   });
 }
 
-/// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)), dw = sum over rows of g y, db of g.
-/// add, where defined, is added to dx once that is rounded.
+/// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)), dw = sum over rows of g y, db = sum
+/// over rows of g. If `add` is defined, it is added to dx after dx has been rounded.
 template <bool centered, class T>
 void norm_rows_grad(const Tensor& grad, const Tensor& x, const Tensor* mean, const Tensor& rstd, const Tensor& weight,
                     const Tensor& add, Tensor& grad_x, Tensor& grad_weight, Tensor* grad_bias) {
@@ -133,7 +135,8 @@ void norm_rows_grad(const Tensor& grad, const Tensor& x, const Tensor* mean, con
   const A* means = centered ? mean->data<A>() : nullptr;
   const A* rstds = rstd.data<A>();
   parallel_for(blocks, std::max<int64_t>(1, row_grain(n) / row_block), [&](int64_t first, int64_t last) {
-    std::vector<T> made(plus ? size_t(n) : 0);  // a walk of its own adds: in one the compiler might not round between
+    // added in a separate loop: within one the compiler might not round in between
+    std::vector<T> made(plus ? size_t(n) : 0);
     for (int64_t r = first * row_block; r < std::min(last * row_block, rows); ++r) {
       const T *row = source + r * n, *from = g + r * n;
       T* to = plus ? made.data() : result + r * n;
@@ -213,7 +216,7 @@ void on_cpu::rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rs
   });
 }
 
-// The parts one after the other: a row is in cache for its norm, and dropout is bound by its random numbers.
+// One operation after the other: the row is in cache for its norm, and dropout is bound by its random numbers.
 void on_cpu::add_norm(const Tensor& x, const Tensor& add, const Tensor& weight, const Tensor& bias,
                       const AddNormArgs& args, Tensor& sum, Tensor& out, Tensor& mean, Tensor& rstd) {
   const Tensor* const both[] = {&add, &x};

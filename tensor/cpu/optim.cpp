@@ -1,5 +1,5 @@
-// Optimizer steps (tensor/optim_steps.h) on flat tensors: one pass over memory. Every element runs
-// through the same machine code wherever it lies, so a tensor cut into shards at any place gives the same bits.
+// Optimizer steps (tensor/optim_steps.h) on flat tensors, in one pass over memory. Every element runs through the same
+// machine code wherever it lies, so a tensor that is cut into shards gives the same bits.
 #include <vector>
 
 #include "tensor/cpu/cpu_kernels.h"
@@ -13,7 +13,8 @@ namespace {
 using namespace on_cpu;
 using namespace optim_steps;
 
-/// Runs one step over all elements. make(A()) gives the step in that type: f32 or f64; the gradient may also be 16 bit.
+/// Runs one step over all elements. make(A()) returns the step in that type, f32 or f64; the gradient may also have 16
+/// bits.
 template <int states, class Make>
 void update(const char* op, Tensor& p, const Tensor& grad, Tensor* const (&state)[states + 1], Tensor* low,
             const Make& make) {
@@ -34,7 +35,7 @@ void update(const char* op, Tensor& p, const Tensor& grad, Tensor* const (&state
       const G* gradient = grad.data<G>();
       parallel_for((n + lane_count<A> - 1) / lane_count<A>, step_grain / lane_count<A>,
                    [&](int64_t first, int64_t last) {
-                     constexpr int64_t piece = 4096;  // what is rounded to 16 bits is still in cache
+                     constexpr int64_t piece = 4096;  // the copy in 16 bits is made while the piece is in cache
                      last = std::min(last * lane_count<A>, n);
                      for (int64_t i = first * lane_count<A>; i < last; i += piece) {
                        const int64_t end = std::min(i + piece, last);

@@ -1,6 +1,6 @@
-// Optimizer steps on moments in 8 bits (tensor/block_codes.h). A block of 256 elements is decoded into the first cache,
-// runs through the step of the f32 kernel, and is encoded again. Whole blocks only are given to threads, and a short
-// last one is padded by zeros, so the bits depend on the block alone.
+// Optimizer steps on moments in 8 bits (tensor/block_codes.h). A block of 256 elements is decoded into the L1 cache,
+// updated by the step of the f32 kernel, and encoded again. Threads receive whole blocks, and a short last block is
+// padded with zeros, so the bits depend on the block alone.
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -22,9 +22,9 @@ namespace {
 using namespace on_cpu;
 
 struct CodeMap {
-  std::array<float, 256> values, middles;  // between a value and the next
-  /// By the upper 16 bits of a number: how many middles lie below all that begin so. One more may lie among them, as
-  /// their 128 parts of a power of two are finer than the map.
+  std::array<float, 256> values, middles;  // the numbers of the codes; midpoints between adjacent ones
+  /// For the upper 16 bits of a number: how many midpoints lie below all numbers that begin with them. At most one more
+  /// midpoint lies among these numbers, because the map is coarser than the 128 parts of a power of two.
   std::array<uint8_t, (1 << 16) + 3> below;
   explicit CodeMap(bool is_signed) {
     size_t n = 0;
@@ -60,7 +60,7 @@ const CodeMap& map_of(bool is_signed) {
 
 #ifdef __AVX512F__
 
-// Forms with a mask, as the others have an operand that is not initialised, of which GCC 12 warns.
+// The forms with a mask: those without have an uninitialised operand, which makes GCC 12 warn.
 constexpr __mmask16 every = 0xffff;
 __m512 gathered(__m512i at, const float* from) {
   return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), every, at, from, 4);
@@ -106,9 +106,9 @@ void encode_scaled(const float* from, float divisor, const CodeMap& map, bool is
 
 #endif
 
-/// Gives back the largest magnitude; NaN where there is one.
+/// Encodes a block. Returns the largest magnitude, or NaN if there is a NaN.
 float encode_block(const float* from, const CodeMap& map, bool is_signed, uint8_t* codes) {
-  int32_t largest = 0;  // as numbers without sign are in the order of their bits
+  int32_t largest = 0;  // non-negative floats are ordered like their bits
   for (int i = 0; i < code_block; ++i) largest = std::max(largest, std::bit_cast<int32_t>(from[i]) & 0x7fffffff);
   const float absmax = std::bit_cast<float>(largest);
   encode_scaled(from, absmax == 0 ? 1 : absmax, map, is_signed, codes);
@@ -117,7 +117,7 @@ float encode_block(const float* from, const CodeMap& map, bool is_signed, uint8_
 
 constexpr int64_t grain_blocks = step_grain / code_block;
 
-/// Calls fn(block, first, elements) on threads.
+/// Calls fn(block, first, elements) for all blocks, on threads.
 template <class Fn> void each_block(int64_t numel, const Fn& fn) {
   parallel_for(code_blocks(numel), grain_blocks, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) fn(b, b * code_block, std::min(code_block, numel - b * code_block));

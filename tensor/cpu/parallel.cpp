@@ -1,4 +1,5 @@
-// Threads by OpenMP. ThreadSanitizer cannot see into OpenMP's runtime, so its build starts plain threads.
+// Threads by OpenMP. ThreadSanitizer cannot see into OpenMP's runtime, so its build starts plain threads. See
+// parallel.h.
 #include "tensor/cpu/parallel.h"
 
 #if defined(__SANITIZE_THREAD__)

@@ -1,6 +1,6 @@
 #pragma once
 // Splitting a loop over threads. Results must not depend on the number of threads: a piece computes its own outputs,
-// and sums that cross pieces are made of blocks of a fixed length, added in a fixed order afterwards.
+// and sums over several pieces are formed from blocks of a fixed length, added afterwards in a fixed order.
 #include <algorithm>
 #include <cstdint>
 
@@ -8,16 +8,17 @@
 
 namespace lockstep::on_cpu {
 
-inline constexpr int64_t grain = 1 << 14;        // elements for which a second thread pays
-inline constexpr int64_t light_grain = 1 << 15;  // the same where an element is only moved or added
+inline constexpr int64_t grain = 1 << 14;        // elements that justify a second thread
+inline constexpr int64_t light_grain = 1 << 15;  // the same when an element is only moved or added
 
+/// n / unit, rounded up.
 inline int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
 
-/// OpenMP's month of publication, such as 201511; 0 without it.
+/// The month in which OpenMP's version was published, such as 201511; 0 without OpenMP.
 int openmp_version();
 /// True on a thread that runs a piece of a parallel_for().
 bool inside_parallel_for();
-/// Calls run(fn, i) for i from 0 to pieces - 1, each on a thread of its own. The one place that forks threads.
+/// Calls run(fn, i) for i from 0 to pieces - 1, each on a thread of its own. The only place that starts threads.
 void run_pieces(int64_t pieces, void (*run)(void* fn, int64_t i), void* fn);
 
 /// Calls fn(begin, end) for disjoint ranges that cover [0, n), on up to get_threads() threads, each range at least

@@ -1,7 +1,7 @@
-// Pointwise operations on the CPU: walks tensors of any strides in blocks and has a block function compute each.
-// Operands that are contiguous and of the type of computation are used where they lie; others are gathered into a
-// buffer, and results scattered from one, converted on the way. The end of a run is padded in a buffer to whole
-// vectors.
+// Pointwise operations on the CPU: walks tensors of any strides in blocks, and a block function computes each block.
+// Operands that are contiguous and of the compute type are read in place; others are gathered into a buffer, and
+// results are scattered from one, with a conversion on the way. The end of a run is padded to whole vectors in a
+// buffer.
 #include <cstring>
 
 #include "tensor/cpu/copy_run.h"
@@ -12,12 +12,12 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t block = 1024;  // elements; four buffers of f64 fit in the first-level cache's neighbourhood
+constexpr int64_t block = 1024;  // elements; four buffers of f64 are 32 KiB, about the size of an L1 cache
 constexpr int most_operands = 5, most_results = 2;
 
 using Buffer = std::byte[2 * block * 8];  // a block, or a block and a period
 
-// --- one dtype to another, along a stride ---
+// --- conversion of one dtype to another, along a stride ---
 
 using ConvertFn = void (*)(const void* from, int64_t from_stride, void* to, int64_t to_stride, int64_t n);
 
@@ -60,15 +60,15 @@ constexpr int64_t computed_size(DType dtype) {
 
 struct Operand {
   std::byte* data;
-  int64_t size, computed;  // bytes of an element in memory and in computation
-  bool direct;             // contiguous over the whole space and of the type of computation
-  int64_t period;          // > 0: the same elements, this many of them, again and again (a scalar, a bias)
-  ConvertFn convert;       // load of an input, store of the output
+  int64_t size, computed;  // bytes of an element in memory and in the compute type
+  bool direct;             // contiguous over the whole space, and of the compute type
+  int64_t period;          // > 0: this many elements repeat again and again (a scalar, a bias)
+  ConvertFn convert;       // loads an input or stores a result
   int64_t stride[Dims::max_rank];
 };
 
 struct PointwiseLoop {
-  BlockFn fn[most_results];  // of each result
+  BlockFn fn[most_results];  // one for each result
   const PointwiseArgs* args;
   int inputs, results = 1, rank = 0;
   int64_t length[Dims::max_rank];
@@ -78,14 +78,14 @@ struct PointwiseLoop {
   Operand& out() { return operand[inputs]; }
 };
 
-// Stride of `tensor` along dim d of a space of `rank` dims that it is broadcast to.
+// The stride of `tensor` along dim d of the space of `rank` dims that it is broadcast to.
 int64_t broadcast_stride(const Tensor& tensor, int d, int rank) {
   const int own = d - (rank - tensor.dim());
   return own < 0 || tensor.shape()[own] == 1 ? 0 : tensor.strides()[own];
 }
 
-// Fills in the space: the first result's dims without those of size 1, ordered by its strides, neighbours joined where
-// all allow it.
+// Sets the space: the first result's dims without those of size 1, sorted by its strides, with adjacent dims merged
+// where all operands allow it.
 void make_space(PointwiseLoop& plan, const Tensor* const* tensors) {
   const Tensor& out = *tensors[plan.inputs];
   const int operands = plan.operands(), dims = out.dim();
@@ -136,7 +136,7 @@ LoopIndex place_of(const PointwiseLoop& plan, int64_t flat) {
   return place;
 }
 
-// Moves n elements from `place` on between an operand and a buffer.
+// Moves n elements between an operand, from `place` on, and a buffer.
 void move_run(const PointwiseLoop& plan, const Operand& operand, LoopIndex place, int64_t n, std::byte* buffer,
               bool load) {
   const int last = plan.rank - 1;
@@ -162,7 +162,7 @@ void move_run(const PointwiseLoop& plan, const Operand& operand, LoopIndex place
 
 int64_t whole(int64_t n) { return (n + block_step - 1) / block_step * block_step; }
 
-// n elements of a periodic operand, from its first on.
+// Fills a buffer with n elements of a periodic operand, from its first element on.
 void fill_periodic(const Operand& operand, std::byte* buffer, int64_t n) {
   int64_t have = std::min(n, operand.period);
   operand.convert(operand.data, 1, buffer, 1, have);
@@ -170,7 +170,7 @@ void fill_periodic(const Operand& operand, std::byte* buffer, int64_t n) {
     std::memcpy(buffer + have * operand.computed, buffer, size_t(std::min(have, n - have) * operand.computed));
 }
 
-// Elements [begin, end) of the flat space.
+// Computes elements [begin, end) of the flat space.
 void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
   alignas(64) Buffer buffers[most_operands];
   bool all_direct = true;
@@ -179,7 +179,8 @@ void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
     all_direct &= operand.direct;
     if (operand.period > 0) fill_periodic(operand, buffers[i], whole(std::min(block, end - begin)) + operand.period);
   }
-  // Where nothing needs a buffer but the last elements, one call does the rest; two results go by blocks in cache.
+  // If nothing but the last elements needs a buffer, one call computes the rest; two results are computed block by
+  // block, so that the operands stay in cache.
   const int64_t longest =
       all_direct && plan.results == 1 ? std::max(block, (end - begin) / block_step * block_step) : block;
   for (int64_t at = begin; at < end;) {
@@ -212,7 +213,7 @@ void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
         in[i] = buffers[i];
       }
     }
-    for (int k = plan.results - 1; k >= 0; --k) {  // the first one last, as it may be an input
+    for (int k = plan.results - 1; k >= 0; --k) {  // the first result last, as it may overwrite an input
       const Operand& out = plan.operand[plan.inputs + k];
       if (out.direct && !padded) {
         plan.fn[k](in, out.data + at * out.size, n, *plan.args);
@@ -233,7 +234,7 @@ void set_operand(Operand& operand, const Tensor& tensor, int64_t n) {
   operand.direct = operand.size == operand.computed && tensor.is_contiguous() && tensor.numel() == n;
 }
 
-// `shape` is the end of `whole_shape`, after dims of size 1.
+// True if `shape` without its leading dims of size 1 is the end of `whole_shape`.
 bool is_tail(const Shape& shape, const Shape& whole_shape) {
   int first = 0;
   while (first < shape.rank() && shape[first] == 1) ++first;
@@ -243,7 +244,7 @@ bool is_tail(const Shape& shape, const Shape& whole_shape) {
   return true;
 }
 
-// All elements are there once, but neighbours in the last dim are not neighbours in memory.
+// True if every element is stored once, but neighbours in the last dim are not adjacent in memory.
 bool is_across(const Tensor& tensor, int64_t n) {
   if (tensor.is_contiguous() || tensor.numel() != n) return false;
   int last = tensor.dim() - 1;
@@ -254,7 +255,7 @@ bool is_across(const Tensor& tensor, int64_t n) {
   return true;
 }
 
-// Decides how an operand of a planned space is reached.
+// Decides how an operand of a planned space is accessed.
 void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DType dtype) {
   int64_t expected = 1;
   int d = plan.rank - 1;
@@ -266,12 +267,12 @@ void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DTyp
   if (!operand.direct) operand.convert = input ? loader(dtype) : storer(dtype);
 }
 
-// Plans a walk where not everything is contiguous, of one shape and of the type of computation.
+// Plans a walk over operands that are not all contiguous, of one shape and of the compute type.
 [[gnu::noinline]] void prepare(PointwiseLoop& plan, const Tensor* const* in, Ref<Storage>* copies) {
   const int count = plan.inputs;
   const Tensor& out = *in[count];
   const int64_t n = out.numel();
-  bool simple = true;  // a walk in row-major order may do, without looking at strides
+  bool simple = true;  // a walk in row-major order suffices, whatever the strides
   for (int i = 0; i < count; ++i) {
     Operand& operand = plan.operand[i];
     if (operand.direct) continue;
@@ -295,7 +296,7 @@ void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DTyp
   for (int i = 0; i < plan.operands(); ++i) {
     compact[i] = in[i];
     if (i < count && n >= 4 * block && out.is_contiguous() && is_across(*in[i], n)) {
-      made[i] = in[i]->contiguous();  // a blocked transpose beats a walk across
+      made[i] = in[i]->contiguous();  // a blocked transpose is faster than a strided walk
       compact[i] = &made[i];
       copies[i] = made[i].storage();
       set_operand(plan.operand[i], made[i], n);
@@ -305,7 +306,7 @@ void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DTyp
   for (int i = 0; i < plan.operands(); ++i) choose_access(plan, plan.operand[i], i < count, in[i]->dtype());
 }
 
-/// tensors: as the plan's operands.
+/// Runs the plan. tensors: its inputs, then its results.
 void walk(PointwiseLoop& plan, const Tensor* const* tensors, bool costly) {
   const int64_t n = tensors[plan.inputs]->numel();
   if (n == 0) return;

@@ -1,5 +1,4 @@
-// The loops of pointwise operations. Each is a functor in a loop without branches that the compiler turns into vector
-// code.
+// The loops of pointwise operations: each is a functor in a loop without branches, which the compiler vectorises.
 #include "tensor/cpu/pointwise_blocks.h"
 
 #include <array>
@@ -12,7 +11,7 @@ namespace {
 
 using functor::Params;
 
-// Kinds of types in pointwise.def.
+// The kinds of types in pointwise.def.
 struct Kind {
   bool of_floats, of_integers, of_bool;
 };
@@ -20,10 +19,10 @@ constexpr Kind floats{true, false, false}, numbers{true, true, false}, logic{fal
 
 template <class T> Params<T> params_of(const PointwiseArgs& args) { return {args.p.to<T>(), args.q.to<T>()}; }
 
-// out[i] = fn(i) over whole vectors. `ivdep`: out may be an input itself, but is never shifted against it.
+// out[i] = fn(i) over whole vectors. `ivdep`: out may be one of the inputs, but never overlaps one with an offset.
 template <class Out, class Fn> [[gnu::always_inline]] inline void each(void* out, int64_t n, Fn fn) {
   Out* to = static_cast<Out*>(out);
-  n = n / block_step * block_step;  // tells the compiler that there is no rest
+  n = n / block_step * block_step;  // tells the compiler that there is no remainder
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) to[i] = Out(fn(i));
 }
@@ -72,7 +71,7 @@ template <class F, class T> void grad1(const void* const* in, void* out, int64_t
   }
 }
 
-// x^2 and its like are exact and fast; the rest goes through std::pow.
+// Frequent powers are exact and fast; the others go through std::pow.
 template <class T> void pow_value(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
   const T* x = input<T>(in, 0);
   const double p = args.p.real();
@@ -131,7 +130,7 @@ template <class T> void where3(const void* const* in, void* out, int64_t n, cons
 
 // --- the table ---
 
-// Calls add.template operator()<T>(index) for the types of computation of a kind.
+// Calls add.template operator()<T>(index) for the compute types of a kind.
 template <Kind kind, class Fn> constexpr void each_type(Fn add) {
   if constexpr (kind.of_floats) {
     add.template operator()<float>(int(ComputeType::f32));

@@ -1,29 +1,34 @@
 #pragma once
-// The table of block functions: one for each pointwise operation, part and type of computation. pointwise.cpp walks
-// over tensors and calls them; pointwise_blocks.cpp fills the table from pointwise.def and functors.h.
+// The table of block functions: one for each pointwise operation, part and compute type. pointwise.cpp walks over
+// tensors and calls them; pointwise_blocks.cpp fills the table from pointwise.def and functors.h.
 #include "tensor/kernels.h"
 
 namespace lockstep::on_cpu {
 
-/// A block function runs n contiguous elements, n a multiple of block_step: whole vectors only, so that an element is
-/// computed by the same instructions wherever it lies. `out` may be one of the inputs, else it does not overlap them.
+/// A block function computes n contiguous elements. n is a multiple of block_step, so it works on whole vectors only,
+/// and every element is computed by the same instructions. `out` may be one of the inputs, else it must not overlap
+/// them.
 inline constexpr int64_t block_step = 32;
+/// The type of a block function.
 using BlockFn = void (*)(const void* const* in, void* out, int64_t n, const PointwiseArgs& args);
 
-/// Types of computation. The other dtypes are converted: f16, bf16 to f32, i8, u8 to i32; bool is computed as u8.
+/// Compute types. Other dtypes are converted: f16 and bf16 to f32, i8 and u8 to i32; bool is computed as u8.
 enum class ComputeType : uint8_t { f32, f64, i64, i32, u8, count };
 
+/// The compute type of a dtype.
 constexpr ComputeType compute_type(DType dtype) {
   using enum ComputeType;
   constexpr ComputeType types[] = {f32, f64, f32, f32, i64, i32, i32, i32, u8};
   return types[int(dtype)];
 }
 
+/// The block functions of an operation.
 struct PointwiseEntry {
-  BlockFn functions[3][int(ComputeType::count)] = {};  // by part and type; empty where there is none
-  bool costly = false;
+  BlockFn functions[3][int(ComputeType::count)] = {};  // [part][compute type]; null if there is none
+  bool costly = false;                                 ///< expensive per element: fewer elements justify a thread
 };
 
+/// The entry of an operation.
 const PointwiseEntry& pointwise_entry(PointwiseOp op);
 
 }  // namespace lockstep::on_cpu

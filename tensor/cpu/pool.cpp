@@ -1,6 +1,6 @@
-// Pooling. Both layouts of images run through the same loops: a unit is a plane of single elements (row-major), or an
-// image whose places hold all its channels (channels last), so that place i of a unit starts at i * channels.
-// Units go to threads. f16 and bf16 are computed in f32.
+// Pooling. Both image layouts run through the same loops: a unit is a plane of single elements (row-major), or an image
+// whose positions hold all its channels (channels last). Position i of a unit begins at i * channels. Threads share the
+// units. f16 and bf16 are computed in f32.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -26,7 +26,7 @@ struct Units {
 
   int64_t grain() const { return std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(1, h * w * channels)); }
 
-  /// Calls fn(unit, channels) for all units; channels is a constant where it is 1.
+  /// Calls fn(unit, channels) for all units; channels is a compile-time constant if it is 1.
   template <class Fn> void each(Fn&& fn) const {
     parallel_for(count, grain(), [&](int64_t begin, int64_t end) {
       if (channels == 1)
@@ -37,14 +37,14 @@ struct Units {
   }
 };
 
-/// The larger one wins, and NaN over all; an equal one does not, so the first place stays.
+/// The larger value wins, and NaN wins over all. An equal one does not, so the first position stays.
 template <class T> inline void take_larger(T value, int32_t place, T& best, int32_t& at) {
   const bool wins = (value > best) | (value != value);
   best = wins ? value : best;
   at = wins ? place : at;
 }
 
-/// 2 x 2 windows side by side in planes, the usual case.
+/// 2 x 2 windows in planes, side by side: the usual case.
 template <class T>
 void max_pool_2x2(const Units& z, const T* __restrict x, T* __restrict out, int32_t* __restrict indices) {
   for (int64_t p = 0; p < z.p; ++p, x += 2 * z.w, out += z.q, indices += z.q) {
@@ -92,7 +92,7 @@ template <class T> void max_pool(const Tensor& x, const PoolArgs& args, Tensor& 
             }
             first = false;
           }
-        if (first) {  // a window of padding alone (dilation): nothing to take
+        if (first) {  // only padding in the window (possible with dilation)
           std::fill_n(result, int64_t(channels), -std::numeric_limits<T>::infinity());
           std::fill_n(place, int64_t(channels), 0);
         }
@@ -116,7 +116,7 @@ template <class T> void max_pool_grad(const Tensor& grad, const Tensor& indices,
   });
 }
 
-/// The windows of averaging along one axis: [begin, end) of the input, and the length that counts for the mean.
+/// A window of averaging along one axis: [begin, end) of the input, and the length that the mean divides by.
 struct Window {
   int64_t begin, end, length;
 };
@@ -181,7 +181,7 @@ template <class T> void average_grad(const Tensor& grad, const Windows& rows, co
   });
 }
 
-/// Runs fn<T>(input, output) on f32 copies for f16 and bf16, rounding the output once.
+/// Runs fn<T>(input, output). For f16 and bf16 it runs on f32 copies and rounds the output once.
 template <class Fn> void in_compute_type(const Tensor& in, Tensor& out, Fn&& fn) {
   if (out.numel() == 0) return;
   if (in.dtype() == f64) return fn.template operator()<double>(in, out);

@@ -1,10 +1,10 @@
-// Products with weights in codes: out = activation(x w^T + bias).
+// Products with quantized weights: out = activation(x w^T + bias).
 //
-//   a few rows        codes become f32 in registers, on their way from memory
-//   more              32 outputs' weights become f32 in L2, and meet all rows there
-//   dynamic           rows of x become codes, too; sums of whole numbers are exact, whatever their order
+//   few rows          codes become f32 in registers, on their way from memory
+//   more rows         the weights of 32 outputs become f32 in L2, where all rows are multiplied by them
+//   dynamic           rows of x are quantized too; integer sums are exact in any order
 //
-// A row's bits do not depend on how many others there are: the sums have one order (quantized_kernels.inc).
+// A row's bits do not depend on how many other rows there are: sums have one order (quantized_kernels.inc).
 #include "tensor/cpu/quantized.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t fork_codes = 1 << 16;  // codes that are worth a thread
+constexpr int64_t fork_codes = 1 << 16;  // codes that justify a thread
 
 std::vector<const QuantizedKernels*> all_kernels() {
   std::vector<const QuantizedKernels*> all;
@@ -41,7 +41,7 @@ std::atomic<const QuantizedKernels*>& chosen() {
   return kernels;
 }
 
-/// rows x n values at `at`, rows ld apart.
+/// Applies f to rows x n values at `at`, rows ld apart, after adding the bias.
 template <class F> void map_rows(float* at, int64_t rows, int64_t n, int64_t ld, const float* bias, F f) {
   for (int64_t r = 0; r < rows; ++r, at += ld)
     for (int64_t j = 0; j < n; ++j) at[j] = f(bias ? at[j] + bias[j] : at[j]);
@@ -59,7 +59,7 @@ void finish(Activation activation, float* at, int64_t rows, int64_t n, int64_t l
   }
 }
 
-/// Rows of 32 groups numbers, zeros behind `in`.
+/// x with its rows padded with zeros to `width` numbers, a whole number of groups.
 Tensor padded(const Tensor& x, int64_t width) {
   if (x.size(1) == width) return x;
   Tensor wide = zeros({x.size(0), width}, {.device = cpu});
@@ -67,7 +67,7 @@ Tensor padded(const Tensor& x, int64_t width) {
   return wide;
 }
 
-/// Calls fn(o0, o1, scratch) for parts of the outputs on all threads, cut at multiples of `unit`.
+/// Calls fn(o0, o1, scratch) for parts of the outputs on all threads. Parts begin at multiples of `unit`.
 template <class Fn> void each_part(int64_t out, int64_t unit, int64_t work_of_one, int64_t scratch, const Fn& fn) {
   const int64_t units = ceil_div(out, unit), grain = std::max<int64_t>(1, fork_codes / (unit * work_of_one)),
                 parts = std::min<int64_t>(get_threads(), units);
@@ -104,12 +104,12 @@ void floating(const Tensor& rows_in, const Quantized& w, const float* bias, Acti
   });
 }
 
-/// One row of code_rows().
+/// Quantizes one row for code_rows().
 void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8_t* codes, float* scale) {
   size_t next = 0;
   float most = 0;
   bool finite = true;
-  const auto each_run = [&](auto&& fn) {  // between the columns that are kept
+  const auto each_run = [&](auto&& fn) {  // the runs between kept columns
     int64_t from = 0;
     for (next = 0; next <= kept.size(); ++next) {
       const int64_t to = next < kept.size() ? kept[next] : in;
@@ -124,7 +124,7 @@ void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8
       finite &= a <= std::numeric_limits<float>::max();
     }
   });
-  if (!finite) {  // and so is what comes out
+  if (!finite) {  // the result is not finite either
     *scale = std::numeric_limits<float>::quiet_NaN();
     return;
   }
@@ -143,7 +143,7 @@ void dynamic(const Tensor& x, const Quantized& w, const float* bias, const Quant
   const QuantizedKernels& kernels = *chosen().load(std::memory_order_relaxed);
   const CodedRows coded = code_rows(x, args);
   const int64_t rows = x.size(0), x_row = coded.codes.size(1);
-  std::vector<int64_t> columns;  // that some row keeps
+  std::vector<int64_t> columns;  // columns that some row keeps
   for (const auto& kept : coded.kept) columns.insert(columns.end(), kept.begin(), kept.end());
   std::sort(columns.begin(), columns.end());
   columns.erase(std::unique(columns.begin(), columns.end()), columns.end());
@@ -155,7 +155,7 @@ void dynamic(const Tensor& x, const Quantized& w, const float* bias, const Quant
   const int64_t kept_size = int64_t(columns.size()) * wide;
   each_part(w.out, wide, w.in, rows * wide + kept_size, [&](int64_t o0, int64_t o1, float* own) {
     int32_t* const sums = reinterpret_cast<int32_t*>(own);
-    float* const weights = own + rows * wide;  // of the columns that are kept
+    float* const weights = own + rows * wide;  // of the kept columns
     for (int64_t o = o0; o < o1; o += wide) {
       const int64_t n = std::min(wide, o1 - o);
       kernels.dots(matrix, o, o + n, codes, x_row, rows, sums, wide);
@@ -215,7 +215,8 @@ bool make_codes(const Tensor& w, Quantized& to) {
           good &= a <= std::numeric_limits<float>::max();
         }
         float scale = most / most_code;
-        if (!good || (four && !(scale * 8 <= std::numeric_limits<float>::max()))) {  // kernels multiply by -8 first
+        // kernels multiply the scale by -8 first
+        if (!good || (four && !(scale * 8 <= std::numeric_limits<float>::max()))) {
           finite = false;
           continue;
         }

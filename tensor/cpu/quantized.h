@@ -1,6 +1,6 @@
 #pragma once
-// Products with weights in codes. Three sets of kernels give the same bits: which one runs is chosen when the program
-// starts, by what the processor has.
+// Products with quantized weights. Three sets of kernels give the same bits; the fastest that the processor supports is
+// chosen when the program starts.
 #include <string>
 #include <vector>
 
@@ -8,22 +8,23 @@
 
 namespace lockstep::on_cpu {
 
-/// "avx512", "avx2", "portable": those that this processor can run, the fastest first.
+/// The kernel sets that this processor can run, the fastest first: "avx512", "avx2", "portable".
 std::vector<std::string> quantized_paths();
-/// From now on this one, in all threads. For tests.
+/// Selects a kernel set for all threads. For tests. Error if this processor cannot run it.
 void use_quantized_path(const std::string& name);
 
-/// Codes and scales of w, both f32 and contiguous; a group's is rounded to f16 where that costs little. False when a
-/// number is not finite, or would not be when read.
+/// Computes the codes and scales of w; w and the scales are f32 and contiguous. The scale of a group is rounded to f16
+/// where that costs little precision. False if a number is not finite, or would not be after decoding.
 bool make_codes(const Tensor& w, Quantized& to);
-/// f32, to.
+/// Decodes w to `to`, in f32.
 void read_codes(const Quantized& w, Tensor& to);
 
-/// An activation in codes: row8 of what is below the threshold in each row.
+/// A quantized activation: row8 codes of the values below the threshold in each row.
 struct CodedRows {
   Tensor codes, scales;                    ///< i8 (rows, in rounded up to 64), f32 (rows)
-  std::vector<std::vector<int64_t>> kept;  ///< columns of each row that stay as they are; empty: none do
+  std::vector<std::vector<int64_t>> kept;  ///< columns of each row that are not quantized; empty: none
 };
+/// Quantizes x (rows, in), f32; args gives the threshold.
 CodedRows code_rows(const Tensor& x, const QuantMatmulArgs& args);
 
 }  // namespace lockstep::on_cpu

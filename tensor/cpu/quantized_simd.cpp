@@ -1,5 +1,4 @@
-// The sets of kernels, for the instructions that processors may have. The compiler makes all of them, whatever
-// processor it makes the rest for.
+// The kernel sets, one per instruction set. All of them are compiled, whatever processor the rest is built for.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -11,7 +10,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // of registers that g++ 12's own header leaves so on purpose
+#pragma GCC diagnostic ignored "-Wuninitialized"  // g++ 12's own header leaves registers uninitialised on purpose
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #endif
@@ -29,7 +28,7 @@ using F = __m512;
 constexpr int rows_of_tile = 6, tile_cols = 4;
 constexpr int columns_for(int) { return 4; }
 LOCKSTEP_INLINE F zero() { return _mm512_setzero_ps(); }
-/// By the integer unit: Zen 4 takes 0.4 cycles more for each 16 weights where it is vbroadcastss.
+/// Through the integer unit: vbroadcastss takes 0.4 cycles more for each 16 weights on Zen 4.
 LOCKSTEP_INLINE F splat(float v) { return _mm512_castsi512_ps(_mm512_set1_epi32(std::bit_cast<int32_t>(v))); }
 LOCKSTEP_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
 LOCKSTEP_INLINE void store(float* p, F v) { _mm512_storeu_ps(p, v); }
@@ -41,7 +40,7 @@ LOCKSTEP_INLINE F codes8(const uint8_t* p) {
 LOCKSTEP_INLINE void codes4(const uint8_t* p, float scale, F& low, F& high) {
   const F table = mul(_mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7), splat(scale));
   const __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  low = _mm512_permutexvar_ps(pairs, table);  // by the lowest four bits of each lane
+  low = _mm512_permutexvar_ps(pairs, table);  // indexed by the lowest four bits of each lane
   high = _mm512_permutexvar_ps(_mm512_srli_epi32(pairs, 4), table);
 }
 LOCKSTEP_INLINE void widen(const uint16_t* p, int64_t n, float* to) {
@@ -50,7 +49,7 @@ LOCKSTEP_INLINE void widen(const uint16_t* p, int64_t n, float* to) {
     _mm512_mask_storeu_ps(to + i, there, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, p + i)));
   }
 }
-/// Sixteen sums at once: each step adds the halves of what two vectors hold.
+/// Sums of up to sixteen vectors at once: each step adds the halves of two vectors.
 template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
 #pragma GCC unroll 2
   for (int first = 0; first < n; first += 16) {
@@ -70,7 +69,7 @@ template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
       pair[i] = _mm512_add_ps(_mm512_shuffle_ps(quarter[2 * i], quarter[2 * i + 1], 0x44),
                               _mm512_shuffle_ps(quarter[2 * i], quarter[2 * i + 1], 0xee));
     const F all = _mm512_add_ps(_mm512_shuffle_ps(pair[0], pair[1], 0x88), _mm512_shuffle_ps(pair[0], pair[1], 0xdd));
-    // Lane 4 l + j has the sum of vector 4 j + l.
+    // Lane 4 l + j holds the sum of vector 4 j + l.
     const F in_order =
         _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), all);
     if (n - first >= 16) store(y + first, in_order);
@@ -80,7 +79,7 @@ template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
 
 #include "tensor/cpu/quantized_kernels.inc"
 
-/// vpdpbusd multiplies unsigned by signed bytes: x goes in with 128 added, and 128 times the sum of w comes off.
+/// vpdpbusd multiplies unsigned by signed bytes: adds 128 to x, and subtracts 128 times the sum of w at the end.
 template <int rows, int cols>
 LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x, int64_t x_row, int32_t* out,
                                int64_t ld) {
@@ -150,7 +149,7 @@ LOCKSTEP_INLINE __m128i eight(const uint8_t* p) { return _mm_loadl_epi64(reinter
 LOCKSTEP_INLINE F codes8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p))), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p + 8)))};
 }
-/// (code + 8) scale - 8 scale: exact, as scales have 11 bits.
+/// (code + 8) scale - 8 scale: exact, because scales have 11 bits.
 LOCKSTEP_INLINE void codes4(const uint8_t* p, float scale, F& low, F& high) {
   const __m256i one = _mm256_cvtepu8_epi32(eight(p)), two = _mm256_cvtepu8_epi32(eight(p + 8)),
                 mask = _mm256_set1_epi32(15);
@@ -177,7 +176,7 @@ template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
 
 #include "tensor/cpu/quantized_kernels.inc"
 
-/// In 16 bits: vpmaddubsw would saturate.
+/// Multiplies as 16-bit integers, because vpmaddubsw would saturate.
 template <int rows, int cols>
 LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x, int64_t x_row, int32_t* out,
                                int64_t ld) {
@@ -217,10 +216,8 @@ LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x,
     }
 }
 
-bool works() {
-  return __builtin_cpu_supports("avx2") &&
-         __builtin_cpu_supports("fma");  // and so F16C, which not all compilers can ask
-}
+// FMA implies F16C, which not all compilers can query.
+bool works() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 #include "tensor/cpu/quantized_dots.inc"
 
 }  // namespace
@@ -288,7 +285,8 @@ void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x, int64_t x_row, 
       const int8_t* const line = reinterpret_cast<const int8_t*>(w.row(o + c));
       int32_t sum = 0;
       for (int64_t k = 0; k < w.in; ++k)
-        sum += int32_t(x[r * x_row + k]) * line[k];  // g++ 12 takes bytes that are cast here for unsigned ones
+        // `line` is cast above: bytes cast here are taken as unsigned by g++ 12
+        sum += int32_t(x[r * x_row + k]) * line[k];
       out[r * ld + c] = sum;
     }
 }

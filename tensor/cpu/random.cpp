@@ -1,6 +1,6 @@
 // Ranges and random numbers. Every element is a pure function of (key, its flat index), computed by the same
-// instructions wherever it lies, so neither threads nor the length of the tensor change a bit of it; nor does the
-// device, see random_math.h.
+// instructions wherever it lies. So its bits depend neither on threads, nor on the length of the tensor, nor on the
+// device (random_math.h).
 #include <cmath>
 
 #include "tensor/convert.h"
@@ -14,10 +14,10 @@ using namespace random_math;
 
 namespace {
 
-// A block: the four words of 64 counters, 256 words, in the order of elements.
+// A block: the four words of each of 64 counters, 256 words in the order of the elements.
 constexpr int counters = 64, words_per_block = 4 * counters;
 
-// Like philox(), for 64 counters at once; words are held in 64 bits because that is how GCC vectorises the products.
+// philox() for 64 counters at once. With words of 64 bits GCC vectorises the products.
 void philox_block(PhiloxKey key, uint64_t first, uint32_t* __restrict out) {
   for (int i = 0; i < counters; ++i) {
     const uint64_t counter = first + uint64_t(i);
@@ -40,7 +40,7 @@ void philox_block(PhiloxKey key, uint64_t first, uint32_t* __restrict out) {
   }
 }
 
-// Fills out with blocks of `block` elements: make(words, values) turns 256 words into `block` values of type T.
+// Fills out block by block: make(words, values) turns 256 words into `block` values of type T.
 template <class T, int block, class Out, class Make> void fill_blocks(Out* out, int64_t n, PhiloxKey key, Make&& make) {
   const int64_t blocks = (n + block - 1) / block;
   parallel_for(blocks, 64, [&](int64_t begin, int64_t end) {
@@ -86,7 +86,7 @@ void uniform(Tensor& out, double low, double high, PhiloxKey key) {
   });
 }
 
-// Box and Muller: two uniform numbers make two normal ones.
+// Box and Muller: two uniform numbers give two normal ones.
 void normal(Tensor& out, double mean, double deviation, PhiloxKey key) {
   dispatch<float, double, Half, BFloat16>(out.dtype(), "normal", [&]<class T> {
     T* data = out.data<T>();
@@ -123,7 +123,7 @@ void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
 
 void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, const Tensor& add, Tensor& out) {
   const int64_t n = out.numel();
-  // Element i stays when its word is at least p * 2^32; p == 1 is beyond every word.
+  // Element i is kept if its word is at least p * 2^32. For p == 1 no word is.
   const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));
   const bool drop_all = threshold > 0xffffffffu;
   const uint32_t least = uint32_t(std::min<uint64_t>(threshold, 0xffffffffu));
@@ -158,7 +158,7 @@ void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, cons
         return;
       }
       const int64_t last = std::min(n, end * words_per_block);
-      for (int64_t i = begin * words_per_block; i < last;) {  // as far as the run and the words go
+      for (int64_t i = begin * words_per_block; i < last;) {  // up to the end of the run, or of the words
         const int64_t in_run = i % place.run, at = place.first + i / place.run * place.stride + in_run,
                       skipped = at % 4;
         const int64_t count = std::min({last - i, place.run - in_run, words_per_block - skipped});

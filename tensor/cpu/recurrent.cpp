@@ -1,9 +1,9 @@
-// Recurrent layers. The hidden weights are packed once and meet the states of every step; what follows a product, the
-// gates of a cell or their gradients, is done with a tile of it while that is in cache. Each step is one parallel loop
-// over the hidden numbers (two with a projection):
+// Recurrent layers. The hidden weights are packed once and multiplied by the states of every step. The operations after
+// a product (the gates of a cell, or their gradients) are applied to each tile of it while that is in cache. Each step
+// is one parallel loop over the hidden units (two loops with a projection):
 //
-//   forward    step t: tile of h[t-1] W' for each gate, cell          -> h[t], c[t] of these numbers
-//   backward   step t: tile of d gates[t+1] W, gradient of the cell   -> d gates[t] of these numbers
+//   forward    step t: tile of h[t-1] W' for each gate, cell          -> h[t], c[t] of these units
+//   backward   step t: tile of d gates[t+1] W, gradient of the cell   -> d gates[t] of these units
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -23,19 +23,19 @@ template <class T> inline constexpr int64_t high = tile_rows<T>;
 template <class T> inline constexpr int64_t wide = tile_columns<T>;
 template <class T> using Tile2d = std::array<T, size_t(tile_rows<T>* tile_columns<T>)>;
 
-/// k x n, as slivers of `wide` columns: block of k after block of k in each.
+/// A k x n matrix as slivers of `wide` columns. A sliver holds one block of k after another.
 template <class T> class Slivers {
  public:
   static constexpr int64_t depth = 2048 / int64_t(sizeof(T));
 
-  /// Element (p, j) lies at data[p * row + j * col].
+  /// Packs the matrix whose element (p, j) is data[p * row + j * col].
   Slivers(const T* data, int64_t k, int64_t n, int64_t row, int64_t col) : k_(k), n_(n) {
     storage_ = Storage::allocate((count() * wide<T> * k + 64) * int64_t(sizeof(T)), cpu);
     T* const out = reinterpret_cast<T*>(storage_->data());
     parallel_for(count(), std::max<int64_t>(1, (1 << 15) / (wide<T> * k)), [&](int64_t first, int64_t last) {
       for (int64_t s = first; s < last; ++s)
         for (int64_t p = 0; p < k; p += depth) {
-          // A vector more than a sliver may be written, so by way of a place of its own.
+          // Packs into a buffer of its own, because pack() may write a vector more than a sliver.
           T block[depth * wide<T> + 64];
           const int64_t here = std::min(depth, k - p);
           pack<int(wide<T>)>(data + p * row + s * wide<T> * col, col, row, std::min(wide<T>, n - s * wide<T>), here,
@@ -46,7 +46,7 @@ template <class T> class Slivers {
   }
   int64_t count() const { return (n_ + wide<T> - 1) / wide<T>; }
 
-  /// to = x times sliver s, for up to `high` rows of x.
+  /// to = x times sliver s, for at most `high` rows of x.
   void multiply(int64_t rows, const T* x, int64_t ldx, int64_t s, Tile2d<T>& to) const {
     const T* const sliver = reinterpret_cast<const T*>(storage_->data()) + s * k_ * wide<T>;
     for (int64_t p = 0; p < k_; p += depth) {
@@ -67,11 +67,12 @@ template <class T> class Slivers {
   Ref<Storage> storage_;
 };
 
-/// The order of the steps, and where the rows before each lie: of those of the step done before it, as many as both
-/// have; the rest are first states.
+/// The steps in order of computation, and the rows of the step before each: the first `shared` rows of a step continue
+/// its states, the rest begin with the first states.
 struct Steps {
   struct Step {
-    int64_t at, rows, before, shared;  ///< first row and how many; those of the step before, and how many they share
+    // First row and number of rows; first row of the step before, and how many rows continue its sequences.
+    int64_t at, rows, before, shared;
   };
   std::vector<Step> all;
 
@@ -86,7 +87,7 @@ struct Steps {
   }
 };
 
-/// Calls fn(first, count, s) for the tiles of `rows` rows and the slivers of n columns: slivers on all threads.
+/// Calls fn(first row, rows, sliver) for all tiles of `rows` rows and n columns. Threads share the slivers.
 template <class T, class Fn> void each_tile(int64_t rows, int64_t n, int64_t work, const Fn& fn) {
   const int64_t slivers = (n + wide<T> - 1) / wide<T>;
   parallel_for(slivers, std::max<int64_t>(1, (1 << 18) / std::max<int64_t>(1, rows * wide<T> * work)),
@@ -96,7 +97,7 @@ template <class T, class Fn> void each_tile(int64_t rows, int64_t n, int64_t wor
                });
 }
 
-/// Calls fn(r, rows) for tiles that lie in [0, split) or [split, end).
+/// Calls fn(r, rows, is in [0, split)) for the parts of a tile before and after `split`.
 template <class Fn> void in_two(int64_t r, int64_t rows, int64_t split, const Fn& fn) {
   const int64_t left = std::clamp<int64_t>(split - r, 0, rows);
   if (left > 0) fn(r, left, true);
@@ -109,7 +110,8 @@ template <class T> struct Pass {
   const int64_t hidden, fed, gates = w.size(0) / hidden, all = w.size(0);
   const Steps steps{args};
 
-  /// One row of a tile: n hidden numbers. g: their first gate's, gates lie `hidden` apart; sums: of the hidden product.
+  /// Computes the cell for one row of a tile: n hidden units. g: their first gate; gates are `hidden` apart. sums: the
+  /// hidden products of the gates.
   void cell(int64_t n, T* g, const T* const* sums, const T* h_old, const T* c_old, T* fresh, T* c, T* h) const {
     const int64_t H = hidden;
     switch (args.cell) {
@@ -146,8 +148,8 @@ template <class T> struct Pass {
     }
   }
 
-  /// d: gradient of h, gets what goes past the hidden product to the h before. dc likewise. to, to_hidden: of the
-  /// gates.
+  /// The gradient of cell(). d: the gradient of h; receives the part that reaches the previous h directly, not through
+  /// the hidden product. dc is the same for c. to, to_hidden: the gradients of the gates.
   void cell_grad(int64_t n, const T* g, const T* h_old, const T* c_old, const T* fresh, const T* c, T* d, T* dc, T* to,
                  T* to_hidden) const {
     const int64_t H = hidden;
@@ -188,7 +190,7 @@ template <class T> struct Pass {
 
   void forward(T* g, T* fresh, T* cells, const Tensor& h, const Tensor& c, T* out) const {
     const bool lstm = args.cell == RecurrentCell::lstm, projects = w_project.defined();
-    // Each gate's columns are slivers of their own, so that a tile of each is about the same numbers.
+    // Each gate's columns have slivers of their own, so that the tiles of all gates cover the same hidden units.
     std::vector<Slivers<T>> weights;
     for (int64_t k = 0; k < gates; ++k)
       weights.emplace_back(w.data<T>() + k * hidden * fed, fed, hidden, int64_t(1), fed);
@@ -223,16 +225,16 @@ template <class T> struct Pass {
           std::copy_n(sum, n, out + (s.at + r) * fed + j);
         });
     }
-    // The last states: of each sequence those of the last step done that has it.
+    // The last states of a sequence are those of the last step that contains it.
     for (size_t i = 0; i < steps.all.size(); ++i) {
       const Steps::Step& s = steps.all[i];
-      const int64_t on = i + 1 < steps.all.size() ? steps.all[i + 1].shared : 0;  // these go on
+      const int64_t on = i + 1 < steps.all.size() ? steps.all[i + 1].shared : 0;  // sequences that continue
       std::copy_n(out + (s.at + on) * fed, (s.rows - on) * fed, first_h + on * fed);
       if (lstm) std::copy_n(cells + (s.at + on) * hidden, (s.rows - on) * hidden, first_c + on * hidden);
     }
   }
 
-  /// fn(row, column, count, sum) for the pieces of x times b.
+  /// Calls fn(row, column, count, sum) for the pieces of x times b.
   template <class Fn>
   void product(const Slivers<T>& b, int64_t rows, const T* x, int64_t ldx, int64_t columns, const Fn& fn) const {
     each_tile<T>(rows, columns, ldx, [&](int64_t r, int64_t count, int64_t sliver) {
@@ -249,7 +251,7 @@ template <class T> struct Pass {
     const Slivers<T> weights(w.data<T>(), all, fed, fed, int64_t(1));
     std::optional<Slivers<T>> up;
     if (projects) up.emplace(w_project.data<T>(), fed, hidden, hidden, int64_t(1));
-    const Steps::Step* later = nullptr;  // done before: its gates have gradients, which the product takes to dh
+    const Steps::Step* later = nullptr;  // the step processed before; the product takes its gate gradients to dh
     const int64_t count = int64_t(steps.all.size());
     for (int64_t i = count - 1; i >= -1; --i) {
       const Steps::Step* const s = i >= 0 ? &steps.all[size_t(i)] : nullptr;
@@ -262,7 +264,7 @@ template <class T> struct Pass {
                   fresh ? fresh + row * hidden + j : nullptr, lstm ? cells + row * hidden + j : nullptr, d,
                   lstm ? dc + r * hidden + j : nullptr, to + row * all + j, to_hidden + row * all + j);
       };
-      // Columns of dh: what comes from the step behind, and the gradient of this step's own output.
+      // Columns of dh: the gradient from the later step, and that of this step's own output.
       const int64_t rows = std::max(later ? later->rows : 0, s ? s->rows : 0), slivers = weights.count();
       const int64_t work = rows * wide<T> * (later ? all : 1);
       parallel_for(slivers, std::max<int64_t>(1, (1 << 18) / work), [&](int64_t first, int64_t last) {

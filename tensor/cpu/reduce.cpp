@@ -1,11 +1,11 @@
-// Reductions over any dims of a tensor with any strides. The plan (reduce_plan.h) puts the lanes of
-// a vector along one dim:
+// Reductions over any dims of a tensor with any strides. The plan (reduce_plan.h) puts the lanes of a vector along one
+// dim:
 //
 //   along a reduced dim   a row becomes one number: four vectors run along it and are added in a tree at its end
 //   along a kept dim      a row of outputs is carried down the rows of x (column sums, as for a bias)
 //
-// Sums of f32 are carried in f32 over blocks of fixed length, and the sums of the blocks are added in f64, one after
-// another. Blocks depend on the shape alone, so the bits do not depend on threads. Variance and logsumexp read x twice.
+// f32 sums are kept in f32 over blocks of fixed length; the sums of the blocks are added in f64, one after another.
+// Blocks depend on the shape alone, so the bits do not depend on threads. Variance and logsumexp read x twice.
 #include <atomic>
 #include <cmath>
 #include <memory>
@@ -21,10 +21,10 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t run_block = 4096;     // elements of a row in one sum
-constexpr int64_t column_block = 1024;  // also what fits a buffer
+constexpr int64_t run_block = 4096;     // elements of a row that are summed in A
+constexpr int64_t column_block = 1024;  // columns of a strip; also the length of a buffer
 
-// --- operations: what the lanes of each are, and how they take one more vector and join ---
+// --- operations: the type of their lanes, how these take one more vector, and how they are joined ---
 
 template <class T>
 using Same = std::conditional_t<std::is_integral_v<T>, std::conditional_t<sizeof(T) == 8, int64_t, int32_t>, Acc<T>>;
@@ -92,13 +92,14 @@ struct All {
 
 template <class A> using Total = std::conditional_t<std::is_integral_v<A>, int64_t, double>;
 
-// Where a loop reads x. What is not already a run of A goes through a buffer, so that there is one loop for all dtypes.
+// The elements of x that a loop reads. Everything but a contiguous run of A is first converted into a buffer, so that
+// one loop serves all dtypes.
 template <class A> struct Source {
   const std::byte* data;
   int64_t bytes;  // of one element
   const A* (*widen)(const std::byte* from, int64_t stride, int64_t n, A* buffer);
 
-  /// n elements from place `at` on, as a run of A.
+  /// n elements from position `at` on, as a contiguous run of A.
   const A* read(int64_t at, int64_t stride, int64_t n, A* buffer) const {
     return widen(data + at * bytes, stride, n, buffer);
   }
@@ -115,7 +116,7 @@ template <class T, class A> const A* widen_run(const std::byte* from, int64_t st
   return buffer;
 }
 
-// p[0 .. count) and `fill` in the other lanes. (lanes.h loads floats only.)
+// Loads p[0 .. count), with `fill` in the other lanes. (lanes.h loads floats only.)
 template <class A, class Count> [[gnu::always_inline]] inline Lanes<A> take(const A* p, Count count, A fill = 0) {
   Lanes<A> v;
   if constexpr (std::is_same_v<Count, Full<A>>) {
@@ -138,11 +139,11 @@ template <class Op, class A> A join_lanes(const Lanes<A> (&v)[4]) {
   return lanes[0];
 }
 
-// Lanes along a reduced dim.
+// Reduces with the lanes along a reduced dim.
 template <class Op, class A>
 void fold_rows(const ReducePlan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
   const int64_t n = plan.lanes, rows = plan.reduced.count(), outputs = plan.kept.count();
-  // A block is a piece of a long row or several short ones.
+  // A block is a piece of a long row, or several short rows.
   const int64_t pieces = (n + run_block - 1) / run_block,
                 rows_per_block = pieces > 1 ? 1 : std::max<int64_t>(1, run_block / n);
   const int64_t blocks = pieces > 1 ? rows * pieces : (rows + rows_per_block - 1) / rows_per_block;
@@ -196,17 +197,16 @@ void fold_rows(const ReducePlan& plan, const Source<A>& x, const A* center, Tota
   });
 }
 
-// Lanes along a kept dim.
+// Reduces with the lanes along a kept dim.
 template <class Op, class A>
 void fold_columns(const ReducePlan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
   const int64_t columns = plan.lanes, rows = plan.reduced.count(), outer = plan.kept.count();
   const int64_t strips = (columns + column_block - 1) / column_block, blocks = (rows + row_block - 1) / row_block;
-  // Rows are cut into chunks of whole blocks, so that there are about 128 pieces of work whatever the number of
-  // threads.
+  // Rows are cut into chunks of whole blocks that give about 128 pieces of work, whatever the number of threads.
   const int64_t wanted = std::max<int64_t>(1, 128 / (outer * strips));
   const int64_t chunk_rows = (blocks + wanted - 1) / wanted * row_block, chunks = (rows + chunk_rows - 1) / chunk_rows;
 
-  // Columns [first, first + width) of rows [begin, end) into total.
+  // Reduces `width` columns over rows [begin, end) into total.
   const auto fold_strip = [&](int64_t start, const A* c, int64_t width, int64_t begin, int64_t end, Total<A>* total) {
     alignas(64) A sum[column_block], c_buffer[column_block] = {}, buffer[4][column_block];
     if (c)
@@ -261,7 +261,7 @@ void fold_columns(const ReducePlan& plan, const Source<A>& x, const A* center, T
   });
 }
 
-// The totals of x over `dims`, in the order of out. center: one value for every output, or null.
+// The totals of x over `dims`, in the order of out. center: one value for each output, or null.
 template <class Op, class T, class A = typename Op::template Lane<T>>
 std::unique_ptr<Total<A>[]> fold(const Tensor& x, uint32_t dims, const Tensor& out, const A* center = nullptr) {
   auto totals = std::make_unique_for_overwrite<Total<A>[]>(size_t(out.numel()));
@@ -277,7 +277,7 @@ std::unique_ptr<Total<A>[]> fold(const Tensor& x, uint32_t dims, const Tensor& o
   return totals;
 }
 
-// out = fn(place, total), converted.
+// out = fn(position, total), converted to the dtype of out.
 template <class V, class Fn>
 void finish(Tensor& out, const std::unique_ptr<V[]>& totals, Fn&& fn) {
   dispatch_all(out.dtype(), "reduce", [&]<class T> {
@@ -303,7 +303,7 @@ template <class T> void log_sum_exp(const Tensor& x, uint32_t dims, Tensor& out)
   const auto most = fold<Max, T>(x, dims, out);
   const auto center = std::make_unique_for_overwrite<Acc<T>[]>(size_t(out.numel()));
   for (int64_t i = 0; i < out.numel(); ++i) center[i] = std::isfinite(most[i]) ? Acc<T>(most[i]) : 0;
-  // Where the largest is infinite or NaN, so is the result.
+  // If the maximum is infinite or NaN, so is the result.
   finish(out, fold<SumExp, T>(x, dims, out, center.get()),
          [&](int64_t i, double total) { return std::isfinite(most[i]) ? std::log(total) + most[i] : most[i]; });
 }
@@ -312,7 +312,7 @@ template <class T> void log_sum_exp(const Tensor& x, uint32_t dims, Tensor& out)
 
 void reduce(ReduceOp op, const Tensor& x, uint32_t dims, double parameter, Tensor& out) {
   if (out.numel() == 0) return;
-  double count = 1;  // elements behind each output
+  double count = 1;  // elements reduced to each output
   for (int i = 0; i < x.dim(); ++i) count *= dims >> i & 1 ? double(x.shape()[i]) : 1;
   const auto over_all = [&]<class Op>(Op) {
     dispatch_all(x.dtype(), "reduce", [&]<class T> { finish(out, fold<Op, T>(x, dims, out)); });

@@ -1,21 +1,21 @@
 #pragma once
-// The order in which a reduction visits a tensor: its dims fall into a nest that is kept and one that is reduced, each
-// ordered by stride and simplified, and the lanes of the vectors lie along the best of them.
+// The order in which a reduction visits a tensor. Its dims are split into a nest of kept dims and one of reduced dims,
+// each sorted by stride and simplified. The lanes of the vectors lie along the better of the two innermost dims.
 #include "tensor/tensor.h"
 
 namespace lockstep::on_cpu {
 
-// A nest of loops over a tensor and, when it is kept, over the output.
+// A nest of loops over a tensor and, for kept dims, over the output.
 struct Nest {
   int rank = 0;
   int64_t size[Dims::max_rank], x[Dims::max_rank], out[Dims::max_rank];  // sizes and strides, outermost first
 
-  int64_t count() const {
+  int64_t count() const {  ///< number of elements
     int64_t n = 1;
     for (int i = 0; i < rank; ++i) n *= size[i];
     return n;
   }
-  // Keeps the dims ordered by the stride of x, the smallest last; repeated elements (stride 0) go to the front.
+  // Inserts a dim. Dims are sorted by the stride of x, the smallest last; repeated elements (stride 0) go to the front.
   void insert(int64_t s, int64_t x_stride, int64_t out_stride) {
     const auto key = [](int64_t stride) { return stride == 0 ? INT64_MAX : stride; };
     int at = rank++;
@@ -23,7 +23,7 @@ struct Nest {
       size[at] = size[at - 1], x[at] = x[at - 1], out[at] = out[at - 1];
     size[at] = s, x[at] = x_stride, out[at] = out_stride;
   }
-  // Joins neighbours that lie one behind the other.
+  // Merges adjacent dims that form one run.
   void simplify() {
     int last = 0;
     for (int i = 1; i < rank; ++i) {
@@ -38,7 +38,7 @@ struct Nest {
   }
 };
 
-// A place in a nest, counted from the first element.
+// A position in a nest, as offsets from the first element.
 struct Walk {
   Walk(const Nest& nest, int64_t start) : nest(nest) {
     for (int d = nest.rank - 1; d >= 0; --d) {
@@ -47,7 +47,7 @@ struct Walk {
       x += at[d] * nest.x[d], out += at[d] * nest.out[d];
     }
   }
-  void next() {
+  void next() {  ///< moves to the next element
     for (int d = nest.rank - 1; d >= 0; --d) {
       x += nest.x[d], out += nest.out[d];
       if (++at[d] < nest.size[d]) return;
@@ -59,13 +59,14 @@ struct Walk {
   int64_t at[Dims::max_rank], x = 0, out = 0;
 };
 
-// How a tensor is reduced.
+// The plan of a reduction.
 struct ReducePlan {
   Nest kept, reduced;  // without the dim of the lanes
   bool lanes_reduced;
   int64_t lanes = 1, x_stride = 1, out_stride = 1;  // the dim of the lanes
 };
 
+/// Plans the reduction of x over the dims whose bits are set in `dims`, to out.
 [[gnu::noinline]] inline ReducePlan make_reduce_plan(const Tensor& x, uint32_t dims, const Tensor& out) {
   ReducePlan plan;
   for (int i = 0; i < x.dim(); ++i) {
@@ -75,7 +76,7 @@ struct ReducePlan {
   }
   plan.kept.simplify();
   plan.reduced.simplify();
-  // The best dim for the lanes has stride 1 and fills a vector; failing that, the longer one.
+  // The best dim for the lanes has stride 1 and fills a vector; if neither does, the longer dim is taken.
   const auto score = [](const Nest& nest) -> int64_t {
     if (nest.rank == 0) return 0;
     const int64_t n = nest.size[nest.rank - 1];

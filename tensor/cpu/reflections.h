@@ -1,8 +1,8 @@
 #pragma once
-// Decompositions by Householder's reflections, panel by panel: to a triangle (QR), a bidiagonal matrix (singular
-// values) and a tridiagonal one (eigenvalues), and from there in bidiagonal.cpp. For cpu/linalg.cpp, which alone has
-// Eigen. Written over few products, as each kind of them costs the compiler a second; Eigen's own decompositions cost
-// it a minute.
+// Decompositions by Householder reflections, panel by panel: to a triangle (QR), a bidiagonal matrix (singular values)
+// and a tridiagonal one (eigenvalues); bidiagonal.cpp continues from there. Used by cpu/linalg.cpp, the only file that
+// includes Eigen. Written with few kinds of products, as each costs the compiler a second; Eigen's own decompositions
+// cost it a minute.
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
@@ -13,19 +13,23 @@
 
 namespace lockstep::on_cpu {
 
-template <class T> using Dense = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
-template <class T> using Column = Eigen::Matrix<T, Eigen::Dynamic, 1>;
-template <class T> using Part = Eigen::Ref<Dense<T>, 0, Eigen::OuterStride<>>;
+template <class T> using Dense = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;  ///< a matrix
+template <class T> using Column = Eigen::Matrix<T, Eigen::Dynamic, 1>;              ///< a column vector
+template <class T> using Part = Eigen::Ref<Dense<T>, 0, Eigen::OuterStride<>>;      ///< a part of a matrix
+/// A part of a matrix, read-only.
 template <class T> using Reading = Eigen::Ref<const Dense<T>, 0, Eigen::OuterStride<>>;
 
-// A few products that everything here is made of, so that the compiler sees each once.
-template <class T> Column<T> times(const Reading<T>& a, const Column<T>& x) { return a * x; }
+// The products that all code here is composed of, so that the compiler sees each once.
+template <class T> Column<T> times(const Reading<T>& a, const Column<T>& x) { return a * x; }  ///< a x
+/// a^T x.
 template <class T> Column<T> transposed_times(const Reading<T>& a, const Column<T>& x) { return a.transpose() * x; }
-template <class T> Dense<T> product(const Reading<T>& a, const Reading<T>& b) { return a * b; }
+template <class T> Dense<T> product(const Reading<T>& a, const Reading<T>& b) { return a * b; }  ///< a b
+/// c -= a b
 template <class T> void subtract(Part<T> c, const Reading<T>& a, const Reading<T>& b) { c.noalias() -= a * b; }
 
-/// Householder's reflection 1 - tau x x^T, x[0] = 1, that turns the vector to (beta, 0, ...), with LAPACK's sign.
+/// The Householder reflection 1 - tau x x^T, x[0] = 1, that maps a vector to (beta, 0, ...), with LAPACK's sign.
 template <class T> struct Reflection { T beta, tau; };
+/// Replaces the vector x by the x of its reflection.
 template <class T> Reflection<T> reflect(Column<T>& x) {
   const T first = x(0), rest = x.size() > 1 ? x.tail(x.size() - 1).squaredNorm() : T(0);
   x(0) = 1;
@@ -38,7 +42,7 @@ template <class T> Reflection<T> reflect(Column<T>& x) {
   return {beta, (beta - first) / beta};
 }
 
-/// Divides by a power of two, so that squares neither overflow nor vanish, and gives it back.
+/// Divides a by a power of two, so that squares neither overflow nor vanish, and returns that power.
 template <class T> T bring_to_one(Dense<T>& a) {
   const T most = a.size() > 0 ? a.cwiseAbs().maxCoeff() : T(0);
   if (!(most > T(0)) || !std::isfinite(most)) return T(1);
@@ -47,18 +51,21 @@ template <class T> T bring_to_one(Dense<T>& a) {
   return scale;
 }
 
+/// Columns of a panel.
 constexpr int64_t panel = 32;
 
+/// A bidiagonal matrix with the diagonal d and the numbers e above it; u and v are reflections whose products U and V
+/// satisfy a = U B V^T.
 template <class T> struct Bidiagonal {
   Column<T> d, e, tau_u, tau_v;
-  Dense<T> u, v;  // reflections, as columns
+  Dense<T> u, v;  // reflections, one per column
 
-  /// Of a, at least as many rows as columns; it is overwritten.
+  /// Reduces a, which has at least as many rows as columns and is overwritten.
   explicit Bidiagonal(Dense<T>& a) {
     const int64_t m = a.rows(), n = a.cols();
     d.resize(n), e.setZero(n), tau_u.setZero(n), tau_v.setZero(n);
     u.setZero(m, n), v.setZero(n, n);
-    Dense<T> x, y;  // in a panel the matrix is a - u y^T - x v^T
+    Dense<T> x, y;  // within a panel the matrix is a - u y^T - x v^T
     for (int64_t k = 0; k < n; k += panel) {
       const int64_t width = std::min(panel, n - k);
       x.setZero(m, width), y.setZero(n, width);
@@ -99,7 +106,7 @@ template <class T> struct Bidiagonal {
   }
 };
 
-/// t with 1 - v t v^T for the product of a panel's reflections; gram is -v^T v.
+/// t such that 1 - v t v^T is the product of a panel's reflections; gram is -v^T v.
 template <class T> Dense<T> triangle_of(const Dense<T>& v, const Dense<T>& vt, const Column<T>& tau) {
   const int64_t width = v.cols();
   Dense<T> t = Dense<T>::Zero(width, width), gram = Dense<T>::Zero(width, width);
@@ -111,7 +118,7 @@ template <class T> Dense<T> triangle_of(const Dense<T>& v, const Dense<T>& vt, c
   return t;
 }
 
-/// c -= v t v^T c
+/// c -= v t v^T c.
 template <class T> void turn(Part<T> c, const Dense<T>& v, const Dense<T>& vt, const Dense<T>& t) {
   Dense<T> low = Dense<T>::Zero(v.cols(), c.cols()), scaled = low;
   subtract<T>(low, vt, c);
@@ -119,7 +126,7 @@ template <class T> void turn(Part<T> c, const Dense<T>& v, const Dense<T>& vt, c
   subtract<T>(c, v, scaled);
 }
 
-/// The product of reflections times c, panel by panel; is_identity: c is one, at first.
+/// Multiplies c by the product of the reflections, panel by panel. is_identity: c is the identity before.
 template <class T> void multiply_by(const Dense<T>& reflections, const Column<T>& tau, bool is_identity, Dense<T>& c) {
   const int64_t m = reflections.rows(), n = reflections.cols();
   for (int64_t k = (n - 1) / panel * panel; k >= 0; k -= panel) {
@@ -129,17 +136,19 @@ template <class T> void multiply_by(const Dense<T>& reflections, const Column<T>
             triangle_of<T>(v, vt, tau.segment(k, width)));
   }
 }
+/// The first `columns` columns of the product of the reflections.
 template <class T> Dense<T> product_of(const Dense<T>& reflections, const Column<T>& tau, int64_t columns) {
   Dense<T> q = Dense<T>::Identity(reflections.rows(), columns);
   multiply_by<T>(reflections, tau, true, q);
   return q;
 }
 
-/// a becomes its triangle r: the product of the reflections times r is a.
+/// QR: a becomes its triangle r. The product of the reflections times r is the original a.
 template <class T> struct Triangular {
   Dense<T> v;
   Column<T> tau;
 
+  /// Reduces a.
   explicit Triangular(Dense<T>& a) {
     const int64_t m = a.rows(), n = a.cols(), count = std::min(m, n);
     v.setZero(m, count), tau.setZero(count);
@@ -165,7 +174,7 @@ template <class T> struct Triangular {
   }
 };
 
-/// Reflections of `rows` - 1 rows, times an identity: what they are is of the second row on.
+/// The product of reflections that act from the second row on, as a square matrix.
 template <class T> Dense<T> product_below(const Dense<T>& reflections, const Column<T>& tau) {
   const int64_t n = reflections.cols();
   Dense<T> q = Dense<T>::Identity(n, n);
@@ -175,15 +184,16 @@ template <class T> Dense<T> product_below(const Dense<T>& reflections, const Col
   return q;
 }
 
-/// A symmetric matrix, of which both triangles are there, as q T q^T with a tridiagonal T (as LAPACK's latrd).
+/// Reduction of a symmetric matrix, given by both triangles, to q T q^T with a tridiagonal T (as LAPACK's latrd).
 template <class T> struct Tridiagonal {
   Column<T> d, e, tau;
-  Dense<T> v;  // reflections, as columns
+  Dense<T> v;  // reflections, one per column
 
+  /// Reduces a, which is overwritten.
   explicit Tridiagonal(Dense<T>& a) {
     const int64_t n = a.rows();
     d.resize(n), e.setZero(n), tau.setZero(n), v.setZero(n, n);
-    Dense<T> w;  // in a panel the matrix is a - v w^T - w v^T
+    Dense<T> w;  // within a panel the matrix is a - v w^T - w v^T
     for (int64_t k = 0; k < n; k += panel) {
       const int64_t width = std::min(panel, n - k);
       w.setZero(n, width);
@@ -218,7 +228,8 @@ template <class T> struct Tridiagonal {
   }
 };
 
-/// Of a symmetric matrix, which is overwritten: eigenvalues, and vectors when they are wanted.
+/// The eigenvalues of a symmetric matrix, which is overwritten, and its eigenvectors if wanted. False if it did not
+/// converge.
 template <class T> bool decompose_symmetric(Dense<T>& a, bool vectors, Column<T>& values, Dense<T>& q) {
   const T scale = bring_to_one<T>(a);
   const Tridiagonal<T> made(a);
@@ -235,7 +246,7 @@ template <class T> bool decompose_symmetric(Dense<T>& a, bool vectors, Column<T>
   return true;
 }
 
-/// u diag(s) v^T of a, which is overwritten; without vectors u and v stay empty. False: it did not converge.
+/// u diag(s) v^T = a; a is overwritten. u and v stay empty without `vectors`. False if it did not converge.
 template <class T> bool decompose(Dense<T>& a, bool vectors, bool full, Column<T>& s, Dense<T>& u, Dense<T>& v) {
   const T scale = bring_to_one<T>(a);
   const Bidiagonal<T> made(a);

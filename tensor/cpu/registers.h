@@ -1,33 +1,34 @@
 #pragma once
-// The processor's own vector registers, for the innermost loops of products: there the 64 bytes of lanes.h would go
-// through memory where a register is smaller.
+// The processor's own vector registers, for the innermost loops of products. The 64-byte vectors of lanes.h would go
+// through memory there if registers are smaller.
 #include <cstdint>
 #include <utility>
 
 namespace lockstep::on_cpu {
 
-// One vector register of the processor that is built for, and how many there are.
+// The size of a vector register of the target processor, and the number of registers.
 #if defined(__AVX512F__)
-inline constexpr int vector_bytes = 64, vector_registers = 32;
+inline constexpr int vector_bytes = 64, vector_registers = 32;  ///< AVX-512
 #elif defined(__AVX__)
-inline constexpr int vector_bytes = 32, vector_registers = 16;
+inline constexpr int vector_bytes = 32, vector_registers = 16;  ///< AVX
 #elif defined(__aarch64__)
-inline constexpr int vector_bytes = 16, vector_registers = 32;
+inline constexpr int vector_bytes = 16, vector_registers = 32;  ///< NEON
 #else
-inline constexpr int vector_bytes = 16, vector_registers = 16;
+inline constexpr int vector_bytes = 16, vector_registers = 16;  ///< SSE2, and unknown processors
 #endif
 
-/// How often the innermost loop of a product is unrolled. With 16 registers it is bound by the number of its
-/// instructions, above all where another thread shares the core: little counting, and no prefetches, since the
-/// processor's own do as well.
+/// Unroll factor of the innermost loop of a product. With 16 registers the loop is bound by its number of instructions,
+/// above all if another thread shares the core. So it is unrolled, which saves instructions for counting, and does not
+/// prefetch, which the processor does by itself as well.
 inline constexpr int unrolled_depth = vector_registers < 32 ? 8 : 1;
 
+/// The type of a vector register.
 template <class T> struct VectorOf { typedef T type __attribute__((vector_size(vector_bytes))); };
-template <class T> using Vector = typename VectorOf<T>::type;
-template <class T> inline constexpr int lanes = vector_bytes / int(sizeof(T));
+template <class T> using Vector = typename VectorOf<T>::type;                   ///< a vector register
+template <class T> inline constexpr int lanes = vector_bytes / int(sizeof(T));  ///< its number of elements
 
-/// Keeps v in a register. GCC otherwise reads it from memory again in every multiplication that it goes into: with two
-/// loads a cycle that halves the speed.
+/// Keeps v in a register. Otherwise GCC reads v from memory for every multiplication that uses it, and two loads per
+/// cycle halve the speed.
 template <class V> [[gnu::always_inline]] inline void keep_in_register(V& v) {
 #if defined(__x86_64__)
   asm("" : "+v"(v));
@@ -38,6 +39,7 @@ template <class V> [[gnu::always_inline]] inline void keep_in_register(V& v) {
 #endif
 }
 
+/// Swaps the lanes of a whose number has bit s with the lanes of b whose number has not.
 template <class T, int s, int... l>
 [[gnu::always_inline]] inline void swap_lanes(Vector<T>& a, Vector<T>& b, std::integer_sequence<int, l...>) {
   constexpr int w = lanes<T>;
@@ -46,7 +48,7 @@ template <class T, int s, int... l>
   a = low;
 }
 
-/// Transposes a square of lanes<T> rows in registers: swaps halves, then quarters, ...
+/// Transposes a square of lanes<T> rows in registers: swaps halves, then quarters, and so on.
 template <class T, int s = lanes<T> / 2> [[gnu::always_inline]] inline void transpose(Vector<T>* rows) {
   constexpr int w = lanes<T>;
 #pragma GCC unroll 16

@@ -1,5 +1,5 @@
-// Rotary position embedding: turns each pair (x[i], x[i + D/2]) of a token by the angle of its position (Su et al.,
-// RoFormer), as whole vectors.
+// Rotary position embedding: rotates each pair (x[i], x[i + D/2]) of a token by the angle of its position (Su et al.,
+// RoFormer), in whole vectors.
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
@@ -7,7 +7,7 @@
 namespace lockstep::on_cpu {
 namespace {
 
-/// First element of row n, counting the rows of all leading dims in row-major order.
+/// The offset of row n, where the rows of all leading dims are counted in row-major order.
 int64_t row_offset(const Tensor& x, int64_t n) {
   int64_t offset = 0;
   for (int d = x.dim() - 2; d >= 0; n /= x.shape()[d--]) offset += n % x.shape()[d] * x.strides()[d];
@@ -35,7 +35,7 @@ void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inve
     const Table *const c = cosine.data<Table>(), *const s = sine.data<Table>();
     parallel_for(x.numel() / width, std::max<int64_t>(1, (1 << 14) / width), [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end;) {
-        // A run of tokens: the leading dims stay the same.
+        // A run of tokens with the same leading indices.
         const int64_t t = n % tokens, count = std::min(end - n, tokens - t);
         const T* in = from + row_offset(x, n);
         T* result = to + row_offset(out, n);

@@ -1,5 +1,5 @@
 #pragma once
-// What the row kernels (norm, batch_norm, loss) share: how rows are dealt to threads, and sums over rows that come out
+// Shared by the row kernels (norm, batch_norm, loss): how rows are divided among threads, and sums over rows that are
 // the same for any number of threads.
 #include <vector>
 
@@ -9,15 +9,17 @@
 
 namespace lockstep::on_cpu {
 
-inline constexpr int64_t row_block = 64;  // rows whose contributions to a sum over rows are added up first
+inline constexpr int64_t row_block = 64;  // rows per block; a sum over rows adds up each block first
 
+/// Rows that justify a thread.
 inline int64_t row_grain(int64_t columns) { return std::max<int64_t>(1, grain / std::max<int64_t>(columns, 1)); }
 
+/// Calls fn<T>() with the floating dtype of x.
 template <class Fn> void for_floats(const char* op, const Tensor& x, Fn&& fn) {
   dispatch<float, double, Half, BFloat16>(x.dtype(), op, fn);
 }
 
-/// A short floating tensor (a weight, a bias) in the type of computation; n times `missing` when it is undefined.
+/// A short floating tensor (a weight, a bias) in the compute type; n times `missing` if it is undefined.
 template <class A> std::vector<A> widen(const Tensor& parameter, int64_t n, A missing) {
   std::vector<A> values(size_t(n), missing);
   if (!parameter.defined()) return values;
@@ -44,7 +46,7 @@ template <class A> void sum_blocks(const std::vector<A>& partial, int64_t blocks
                });
 }
 
-/// Rounds values into `out`, when somebody asked for it.
+/// Rounds values into `out`, if that is defined.
 template <class A> void narrow(const A* values, int64_t n, Tensor& out) {
   if (!out.defined()) return;
   for_floats("norm", out, [&]<class T> {

@@ -1,5 +1,5 @@
-// Gamma and Poisson variates by rejection. Every element has counters of its own, so it may try as often as it must;
-// logarithms are random_math.h's, so that the same bits come out everywhere.
+// Gamma and Poisson variates by rejection. Every element has its own counters, so it can try as often as necessary.
+// Logarithms are those of random_math.h, so all devices give the same bits.
 #include <cmath>
 
 #include "tensor/cpu/cpu_kernels.h"
@@ -13,7 +13,7 @@ using namespace random_math;
 
 namespace {
 
-/// Four words a time for one element: try t of element i has the counter (t, i), of 20 and 44 bits.
+/// Random words of one element, four at a time: try t of element i has the counter (t, i), of 20 and 44 bits.
 class Tries {
  public:
   Tries(PhiloxKey key, int64_t element) : key_(key), next_(uint64_t(element)) {}
@@ -30,7 +30,7 @@ class Tries {
 
 double above_zero(uint32_t low, uint32_t high) { return 1 - unit(low, high); }  // (0, 1]
 
-/// Marsaglia and Tsang, 2000. Below shape 1 by that of shape + 1, times u^(1 / shape).
+/// Marsaglia and Tsang, 2000. Shapes below 1: a variate of shape + 1, times u^(1 / shape).
 double draw_log_gamma(double shape, Tries tries) {
   if (!(shape > 0)) return std::numeric_limits<double>::quiet_NaN();
   if (std::isinf(shape)) return shape;
@@ -50,7 +50,7 @@ double draw_log_gamma(double shape, Tries tries) {
   }
 }
 
-/// log k! by Stirling's series, or by factors where k is small.
+/// log k! by Stirling's series, for small k after some explicit factors.
 double log_factorial(double k) {
   double y = 0, x = k + 1;
   for (; x < 10; ++x) y -= log_unit(x);
@@ -61,7 +61,7 @@ double log_factorial(double k) {
 
 double draw_poisson(double rate, Tries tries) {
   if (!(rate >= 0) || std::isinf(rate)) return std::numeric_limits<double>::quiet_NaN();
-  if (rate < 10) {  // waiting times, until they are longer than 1
+  if (rate < 10) {  // adds waiting times until their sum exceeds 1
     double left = rate;
     for (double k = 0;; k += 2) {
       const auto w = tries.words();
@@ -85,7 +85,7 @@ double draw_poisson(double rate, Tries tries) {
   }
 }
 
-/// A number and its derivative by the shape.
+/// A number and its derivative with respect to the shape.
 struct Dual {
   double v, d = 0;
   friend Dual operator+(Dual a, Dual b) { return {a.v + b.v, a.d + b.d}; }
@@ -93,7 +93,7 @@ struct Dual {
   friend Dual operator/(Dual a, Dual b) { return {a.v / b.v, (a.d - a.v / b.v * b.d) / b.v}; }
 };
 
-/// d x / d shape at an equal probability, for large shapes by Cornish and Fisher's expansion of x.
+/// d x / d shape at constant probability, for large shapes, by the Cornish-Fisher expansion of x.
 double slope_of_large(double a, double x) {
   const double root = std::sqrt(a);
   double z = (x - a) / root;
@@ -106,8 +106,8 @@ double slope_of_large(double a, double x) {
   return 1 + z / (2 * root) - z * (z2 - 7) / (72 * a * root) + (3 * z2 * z2 + 7 * z2 - 16) / (810 * a * a);
 }
 
-/// d log x / d a where the incomplete gamma function P(a, x) stays: of P = x^a e^-x / Gamma(a) S, or of 1 - P, with the
-/// factor in front divided out.
+/// d log x / d a at constant P(a, x), the regularised incomplete gamma function: -(dP / da) / (dP / d log x). With
+/// P = F S, or 1 - P = F S, for F = x^a e^-x / Gamma(a) = dP / d log x, the factor F cancels.
 double log_gamma_slope(double a, double log_x) {
   if (!(a > 0) || std::isnan(log_x)) return std::numeric_limits<double>::quiet_NaN();
   const double x = std::exp(log_x);

@@ -1,11 +1,11 @@
 #pragma once
-// oneDNN forks by itself unless it is told not to, and its bits then depend on the number of threads. Work is split
-// over threads here, by shape, so every call to it is made on one thread.
+// Keeps oneDNN on one thread. It would start threads by itself, and its bits would then depend on their number. Work is
+// split over threads here, by shape, so every call to oneDNN is made on one thread.
 #include <omp.h>
 
 namespace lockstep::on_cpu {
 
-/// While it lives, libraries that this thread calls and that use OpenMP do not fork. Costs a few nanoseconds.
+/// While it lives, libraries that use OpenMP start no threads when this thread calls them. Costs a few nanoseconds.
 class SingleThread {
  public:
   SingleThread() { omp_set_num_threads(1); }

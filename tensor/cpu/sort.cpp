@@ -1,6 +1,6 @@
 // Operations along one dim that need its order: arg max, running sums and products, sort, top k. A tensor is seen as
-// (outer, n, inner): `n` is the dim's size, `inner` the elements between its neighbours.
-// Sorting works on keys: tensor/sort_key.h.
+// (outer, n, inner): n is the size of the dim, inner the distance between its neighbours. Sorting compares keys, see
+// tensor/sort_key.h.
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -28,20 +28,19 @@ Lines lines_of(const Tensor& x, int dim) {
   return lines;
 }
 
-template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) {  // a bool orders as its byte
+template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) {  // bools are ordered as bytes
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype == boolean ? u8 : dtype, op, fn);
 }
 
 // --- arg max ---
 
-// What values are compared as.
+// The type in which values are compared.
 template <class T> using Compared = std::conditional_t<std::is_integral_v<T>, T, Acc<T>>;
 
-template <bool largest, class C> bool better(C a, C b) {  // strictly, with NaN better than numbers
-  return (largest ? a > b : a < b) | ((a != a) & (b == b));
-}
+// Strictly better; NaN is better than any number.
+template <bool largest, class C> bool better(C a, C b) { return (largest ? a > b : a < b) | ((a != a) & (b == b)); }
 
-// The first best of p[0 .. n). The best of each block is found in lanes; then one block is searched.
+// The index of the first best value of p[0 .. n). The best of each block is found in lanes; then one block is searched.
 template <bool largest, class T> int64_t best_of_run(const T* p, int64_t n) {
   using C = Compared<T>;
   constexpr int64_t block = 512;
@@ -68,11 +67,11 @@ template <bool largest, class T> int64_t best_of_run(const T* p, int64_t n) {
     if (better<largest>(lanes[0], best)) best = lanes[0], best_block = first;
   }
   int64_t i = best_block;
-  while (!(C(p[i]) == best) && C(p[i]) == C(p[i])) ++i;  // equal, or NaN: then it is the first NaN
+  while (!(C(p[i]) == best) && C(p[i]) == C(p[i])) ++i;  // equal, or the first NaN if `best` is NaN
   return i;
 }
 
-// Strips of neighbouring lines go down the dim together.
+// Strips of adjacent lines are compared together, along the dim.
 template <bool largest, class T>
 void best_of_columns(const T* p, int64_t n, int64_t inner, int64_t width, T* values, int64_t* indices) {
   using C = Compared<T>;
@@ -136,8 +135,8 @@ template <class K> struct Entry {
   friend bool operator<(const Entry& a, const Entry& b) { return a.key != b.key ? a.key < b.key : a.at < b.at; }
 };
 
-// Sorts entries that stand in order of `at`: stable. Long lines go digit by digit, skipping digits that are all the
-// same.
+// Sorts entries that are in the order of `at`; stable. Long lines use a radix sort that skips digits that are equal
+// everywhere.
 template <class K> void sort_entries(Entry<K>* entries, Entry<K>* spare, int64_t n) {
   if (n < 512) return std::sort(entries, entries + n);
   constexpr int digit_bits = 8, digits = sizeof(K) * 8 / digit_bits, buckets = 1 << digit_bits;
@@ -157,8 +156,8 @@ template <class K> void sort_entries(Entry<K>* entries, Entry<K>* spare, int64_t
   if (from != entries) std::copy(from, from + n, entries);
 }
 
-// The k smallest entries of a line to entries[0 .. k), sorted. `flip` turns the order round: the k largest. What is not
-// below the k-th best so far is passed over block by block, so that most of a long line is only compared.
+// Writes the k smallest entries of a line to entries[0 .. k), sorted. `flip` inverts the order: the k largest. Blocks
+// without a key below the k-th best so far are skipped, so that most of a long line is only compared.
 template <class T>
 void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, SortKey<T> flip,
                     std::vector<Entry<SortKey<T>>>& entries) {
@@ -184,8 +183,8 @@ void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, SortKey<T>
       if (below == 0) continue;
     }
     for (int64_t i = 0; i < length; ++i) {
-      if (!full || keys[i] < limit)
-        entries.push_back({keys[i], uint32_t(first + i)});  // an equal one comes later: it loses
+      // An equal key comes later, so it loses.
+      if (!full || keys[i] < limit) entries.push_back({keys[i], uint32_t(first + i)});
     }
     if (entries.size() >= capacity) cut();
   }

@@ -1,6 +1,6 @@
 #pragma once
-// A vector that is longer than the processor's registers, as several of them. g++ has such vectors too, but keeps sums
-// of them in memory, and compares, chooses and shuffles one number at a time: five to ten times slower.
+// A vector longer than the processor's registers, as several registers. g++ has such vectors too, but keeps sums of
+// them in memory, and compares, selects and shuffles one number at a time: five to ten times slower.
 #include <cstring>
 #include <type_traits>
 
@@ -9,14 +9,15 @@
 
 namespace lockstep::on_cpu {
 
+/// A vector of n numbers.
 template <class E, int n> struct SplitVector {
   static constexpr int each = lanes<E>, parts = n / each;
   Vector<E> part[parts];
 
-  E operator[](int l) const { return part[l / each][l % each]; }
+  E operator[](int l) const { return part[l / each][l % each]; }  ///< number l
 };
 
-/// fn(register, registers of the others...) for every part.
+/// Calls fn(register, registers of the others...) for every part.
 template <class R, class Fn, class First, class... Others>
 [[gnu::always_inline]] inline R by_parts(Fn fn, const First& first, const Others&... others) {
   R result;
@@ -25,14 +26,15 @@ template <class R, class Fn, class First, class... Others>
   return result;
 }
 
-// What a comparison gives: all bits of a lane, or none.
+// The element type of a comparison's result: all bits of a lane are set, or none.
 template <class E> using MaskOf = std::conditional_t<sizeof(E) == 8, int64_t, int32_t>;
 
-// What sums and products are computed in: integers wrap around.
+// The element type in which sums and products are computed: unsigned for integers, which wrap around.
 template <class E, bool = std::is_integral_v<E>> struct WrappingOf { using type = E; };
-template <class E> struct WrappingOf<E, true> { using type = std::make_unsigned_t<E>; };
-template <class E> using Wrapping = typename WrappingOf<E>::type;
+template <class E> struct WrappingOf<E, true> { using type = std::make_unsigned_t<E>; };  ///< unsigned
+template <class E> using Wrapping = typename WrappingOf<E>::type;                         ///< that type
 
+/// Defines an operator of two vectors, or of a vector and a number, whose result has elements R and is computed in C.
 #define LOCKSTEP_SPLIT(op, R, C)                                                                                       \
   template <class E, int n>                                                                                            \
   [[gnu::always_inline]] inline SplitVector<R, n> operator op(const SplitVector<E, n>& a,                              \
@@ -64,58 +66,67 @@ LOCKSTEP_SPLIT(==, MaskOf<E>, E)
 LOCKSTEP_SPLIT(!=, MaskOf<E>, E)
 #undef LOCKSTEP_SPLIT
 
+/// -a.
 template <class E, int n> [[gnu::always_inline]] inline SplitVector<E, n> operator-(const SplitVector<E, n>& a) {
   return by_parts<SplitVector<E, n>>([](auto x) { return (Vector<E>)(-(Vector<Wrapping<E>>)x); }, a);
 }
+/// a = a + b.
 template <class E, int n, class B>
 [[gnu::always_inline]] inline SplitVector<E, n>& operator+=(SplitVector<E, n>& a, const B& b) {
   return a = a + b;
 }
+/// a = a - b.
 template <class E, int n, class B>
 [[gnu::always_inline]] inline SplitVector<E, n>& operator-=(SplitVector<E, n>& a, const B& b) {
   return a = a - b;
 }
+/// a = a * b.
 template <class E, int n, class B>
 [[gnu::always_inline]] inline SplitVector<E, n>& operator*=(SplitVector<E, n>& a, const B& b) {
   return a = a * b;
 }
 
 using lockstep::choose;
+/// For each lane, condition ? a : b.
 template <class M, class E, int n>
 [[gnu::always_inline]] inline SplitVector<E, n> choose(const SplitVector<M, n>& condition, const SplitVector<E, n>& a,
                                                        const SplitVector<E, n>& b) {
   return by_parts<SplitVector<E, n>>([](auto c, auto x, auto y) { return c ? x : y; }, condition, a, b);
 }
 
-// The same words for both kinds of vectors.
+// Functions for both kinds of vectors.
 
-/// The bits of v as a vector of another type, of the same size.
+/// The bits of v as a vector of another type of the same size.
 template <class To, class V> [[gnu::always_inline]] inline To as(const V& v) { return (To)v; }
 template <class To, class E, int n> [[gnu::always_inline]] inline To as(const SplitVector<E, n>& v) {
   return by_parts<To>([](auto x) { return (decltype(To{}.part[0] + 0)) x; }, v);
 }
 
+/// Reads v from memory.
 template <class V> [[gnu::always_inline]] inline void copy_in(const void* from, V& v) {
   std::memcpy(&v, from, sizeof v);
 }
+/// Reads v from memory, register by register.
 template <class E, int n> [[gnu::always_inline]] inline void copy_in(const void* from, SplitVector<E, n>& v) {
 #pragma GCC unroll 8
   for (int i = 0; i < v.parts; ++i)
     std::memcpy(&v.part[i], static_cast<const char*>(from) + i * vector_bytes, vector_bytes);
 }
+/// Writes v to memory.
 template <class V> [[gnu::always_inline]] inline void copy_out(const V& v, void* to) { std::memcpy(to, &v, sizeof v); }
+/// Writes v to memory, register by register.
 template <class E, int n> [[gnu::always_inline]] inline void copy_out(const SplitVector<E, n>& v, void* to) {
 #pragma GCC unroll 8
   for (int i = 0; i < v.parts; ++i) std::memcpy(static_cast<char*>(to) + i * vector_bytes, &v.part[i], vector_bytes);
 }
 
-/// Each number converted.
+/// Converts each number.
 template <class To, class V> [[gnu::always_inline]] inline To convert_lanes(const V& v) {
   return __builtin_convertvector(v, To);
 }
+/// From a built-in vector with narrower elements.
 template <class To, class V>
-requires(requires { To::parts; }) [[gnu::always_inline]] inline To
-    convert_lanes(const V& v) {  // from one vector that is shorter
+requires(requires { To::parts; }) [[gnu::always_inline]] inline To convert_lanes(const V& v) {
   using E = std::remove_cvref_t<decltype(v[0])>;
   typedef E Piece __attribute__((vector_size(sizeof(E) * To::each)));
   To result;
@@ -127,8 +138,8 @@ requires(requires { To::parts; }) [[gnu::always_inline]] inline To
   }
   return result;
 }
-template <class To, class E, int n>
-[[gnu::always_inline]] inline To convert_lanes(const SplitVector<E, n>& v) {  // to one vector that is shorter
+/// To a built-in vector with narrower elements.
+template <class To, class E, int n> [[gnu::always_inline]] inline To convert_lanes(const SplitVector<E, n>& v) {
   using S = std::remove_cvref_t<decltype(To{}[0])>;
   typedef S Piece __attribute__((vector_size(sizeof(S) * SplitVector<E, n>::each)));
   To result{};

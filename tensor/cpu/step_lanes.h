@@ -1,5 +1,5 @@
 #pragma once
-// Optimizer steps (tensor/optim_steps.h) on the CPU's vectors. Internal.
+// Optimizer steps (tensor/optim_steps.h) on the CPU's vectors. Internal to the tensor library.
 #include <algorithm>
 
 #include "tensor/cpu/lanes.h"
@@ -7,19 +7,21 @@
 
 namespace lockstep {
 
+/// Square roots of vectors of f32.
 template <> struct optim_steps::Root<on_cpu::Lanes<float>> {
-  static on_cpu::Lanes<float> of(on_cpu::Lanes<float> x) { return on_cpu::sqrt_lanes<float>(x); }
+  static on_cpu::Lanes<float> of(on_cpu::Lanes<float> x) { return on_cpu::sqrt_lanes<float>(x); }  ///< of each lane
 };
+/// Square roots of vectors of f64.
 template <> struct optim_steps::Root<on_cpu::Lanes<double>> {
-  static on_cpu::Lanes<double> of(on_cpu::Lanes<double> x) { return on_cpu::sqrt_lanes<double>(x); }
+  static on_cpu::Lanes<double> of(on_cpu::Lanes<double> x) { return on_cpu::sqrt_lanes<double>(x); }  ///< of each lane
 };
 
 namespace on_cpu {
 
-inline constexpr int64_t step_grain = 1 << 14;  // elements worth a thread
+inline constexpr int64_t step_grain = 1 << 14;  // elements that justify a thread
 
-/// Calls fn(p, g, state) on vectors, where state[k] is a vector of the k-th state, and stores p and the states again.
-/// Neither inlined nor cloned, so that whole vectors and the padded end run the very same instructions.
+/// Calls fn(p, g, state) on vectors, where state[k] is a vector of the k-th state, and stores p and the states. Neither
+/// inlined nor cloned, so that whole vectors and the padded end run the same instructions.
 template <int states, class A, class G, class Fn>
 [[gnu::noinline, gnu::noclone]] void step_vectors(A* p, const G* grad, A* const* state, int64_t vectors, const Fn& fn) {
   constexpr Full<A> full;
@@ -33,6 +35,7 @@ template <int states, class A, class G, class Fn>
   }
 }
 
+/// step_vectors() for the elements [first, last); the end is padded to a vector.
 template <int states, class A, class G, class Fn>
 void step_range(A* p, const G* grad, A* const* state, int64_t first, int64_t last, const Fn& fn) {
   constexpr int w = lane_count<A>;
