@@ -223,7 +223,7 @@ class Module {
   /// True if a hook may read or replace the result of a call.
   bool is_watched() const;
   /// Replaces the hooks of this module by those of `other`; children keep theirs.
-  void copy_hooks(const Module& other);  /// Replaces this module's hooks by those of `other`; children keep theirs.
+  void copy_hooks(const Module& other);
 
  protected:
   /// A new uninitialised parameter of this shape, counted as parameter memory.
