@@ -25,9 +25,9 @@ struct Triple {
 /// Helpers of pooling and convolution layers.
 namespace pools {
 /// Type of a size with n spatial dims: int64_t, Pair or Triple.
-template <int n> struct SizeOf { using type = Triple; };
-template <> struct SizeOf<1> { using type = int64_t; };
-template <> struct SizeOf<2> { using type = Pair; };
+template <int n> struct SizeOf { using type = Triple; };  ///< n = 3
+template <> struct SizeOf<1> { using type = int64_t; };   ///< one size
+template <> struct SizeOf<2> { using type = Pair; };      ///< height and width
 /// See SizeOf.
 template <int n> using Size = typename SizeOf<n>::type;
 /// A size as one number per spatial dim.

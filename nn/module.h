@@ -196,7 +196,7 @@ class Module {
   struct RunOn {
     Device device;
     std::optional<Device> output;
-    std::function<std::shared_ptr<void>()> hold;
+    std::function<std::shared_ptr<void>()> hold;  ///< may be empty
   };
   /// Sets or (nullopt) removes the device of the calls. Error if one is set already.
   void run_on(std::optional<RunOn> how);
