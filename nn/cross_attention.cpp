@@ -8,7 +8,7 @@ namespace lockstep::nn {
 
 namespace {
 
-/// As numbers that are added to scores: what a bool mask does not show, at minus infinity.
+/// Converts a mask to numbers that are added to the scores: a bool mask gives 0 where it is true, else -infinity.
 Tensor added_mask(const Tensor& shown, DType dtype) {
   if (shown.dtype() != boolean) return shown.to(dtype);
   return masked_fill(zeros(shown.shape(), {.dtype = dtype, .device = shown.device()}), logical_not(shown), -INFINITY);

@@ -180,7 +180,7 @@ LoadReport Module::load_state(const State& state, bool strict) {
   LOCKSTEP_CHECK(problems.empty(), "[load_state] the state does not fit this ", kind(), "; nothing was changed",
                  problems);
   for (auto& [place, source] : copies) {
-    if (place.storage()->origin()) place.storage()->refill();  // built empty
+    if (place.storage()->origin()) place.storage()->refill();  // allocates a parameter that was built empty
     place.copy_(*source);
   }
   for (auto& [parameter, source] : replaced) parameter->set_tensor(source->to(parameter->device()).clone());

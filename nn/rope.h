@@ -53,7 +53,7 @@ class RopeTable {
   Angles at(int64_t first, int64_t tokens, DType dtype, Device device);
   /// For the given positions, i64, in a sequence of `length` tokens.
   Angles at(const Tensor& positions, int64_t length, DType dtype, Device device);
-  /// The options; original_context is never 0.
+  /// The options, with an original_context of 0 replaced.
   const Rope& rope() const { return rope_; }
 
  private:

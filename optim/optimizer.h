@@ -131,7 +131,7 @@ class Optimizer {
   void name_parameters(const std::vector<std::pair<std::string, Variable>>& names);
   /// The state; its tensors share memory with the optimizer.
   virtual OptimizerState state() const;
-  /// Error listing the entries that do not fit, with nothing changed.
+  /// Error for an entry that is unknown or has the wrong shape, with nothing changed.
   virtual void load_state(const OptimizerState& state);
 
  protected:
@@ -157,7 +157,7 @@ class Optimizer {
 
  private:
   Tensor& master_of(const Tensor& parameter, ParameterState& state);
-  // device_step.cpp
+  // Steps on CUDA devices; see device_step.cpp.
   struct OnDevice;
   struct Taking {  // a parameter that takes part in a step
     int group;

@@ -42,7 +42,7 @@ class Schedule {
   void enter(int64_t t);
   /// The rate of a group at step t.
   double at(int group, int64_t t) const { return value(group, t); }
-  int64_t last_step() const { return step_; }                      ///< number of step() calls
+  int64_t last_step() const { return step_; }                      ///< the current step t
   double lr(int group = 0) const { return optimizer_.lr(group); }  ///< current rate
   /// State by name: step, base rates, and current rates that others have changed.
   virtual std::map<std::string, double> state() const;

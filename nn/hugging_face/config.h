@@ -44,7 +44,7 @@ GPT::Options options_from_config(const data::Json& config, const std::string& pa
 /// The config.json for these options. Error if Transformers has no such model.
 data::Json config_of(const GPT::Options& o, DType dtype);
 
-// rope_config.cpp
+// Defined in rope_config.cpp.
 /// Reads rope_parameters, or rope_theta and rope_scaling. Error if both are present and differ.
 Rope rope_from(const ConfigReader& config, int64_t max_position);
 /// Writes rope_parameters, rope_theta and rope_scaling.
