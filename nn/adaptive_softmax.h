@@ -19,7 +19,7 @@ struct AdaptiveLogSoftmaxWithLoss : Layer<AdaptiveLogSoftmaxWithLoss> {
   struct Output {
     Variable output;  ///< log probabilities of the targets, (N) or ()
     Variable loss;    ///< negative mean of output
-    /// See nn/outputs.h.
+    /// Calls fn for each variable; see nn/outputs.h.
     void each_variable(const auto& fn) { fn(output), fn(loss); }
   };
   /// Error for invalid cutoffs, or a div_value that leaves a cluster without features.

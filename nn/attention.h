@@ -56,7 +56,7 @@ enum class AttentionWeights { none, mean, of_heads };
 struct AttentionOutput {
   Variable output;   ///< (B, T, embed)
   Variable weights;  ///< after dropout: (B, T, S) averaged over heads, (B, heads, T, S), or undefined
-  /// See nn/outputs.h.
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) {
     fn(output);
     if (weights.defined()) fn(weights);

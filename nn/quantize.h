@@ -18,7 +18,7 @@ namespace lockstep::nn {
 struct QuantizeOptions {
   QuantFormat format = QuantFormat::group8;
   bool dynamic = false;  ///< quantise activations to 8 bits too; row8 only
-  /// With dynamic: feature columns with activations of at least this size stay floating (LLM.int8()); 0: none.
+  /// With dynamic: activations of at least this magnitude stay floating (LLM.int8(), Dettmers et al., 2022); 0: none.
   double threshold = 0;
   /// Modules that are not quantised, with all below them, given by the ends of their names. If "head" is not in the
   /// list the head is quantised too; a tied head gets a quantised copy, and the embedding table stays floating.
@@ -34,7 +34,7 @@ struct QuantizeReport {
   int64_t layers = 0, bytes_before = 0, bytes_after = 0;  ///< bytes of all parameters
   std::map<std::string, double> relative_error;           ///< per weight: |w - dequantised| / |w|, Euclidean norms
   std::vector<std::string> notes;                         ///< one for each copy of a tied head
-  /// Two or three lines for the user.
+  /// A summary in one line, and a line for each note.
   std::string text() const;
 };
 /// Quantises the model in place; call it before optimizers and tensor parallelism exist. A model that was built empty

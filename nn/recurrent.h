@@ -14,7 +14,7 @@ struct PackedSequence {
   Variable data;                     ///< (total number of steps, ...)
   std::vector<int64_t> batch_sizes;  ///< number of running sequences at each step
   std::vector<int64_t> order;  ///< order[i]: the caller's index of packed sequence i; empty: in the caller's order
-  /// See nn/outputs.h.
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(data); }
 };
 /// Options of pack_padded_sequence().
@@ -35,7 +35,7 @@ struct PadOptions {
 struct PaddedSequence {
   Variable output;               ///< (T, B, ...) or (B, T, ...), in the caller's order
   std::vector<int64_t> lengths;  ///< of the sequences, in the caller's order
-  /// See nn/outputs.h.
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output); }
 };
 /// Inverse of pack_padded_sequence().
@@ -45,27 +45,27 @@ PaddedSequence pad_packed_sequence(const PackedSequence& sequence, const PadOpti
 struct RecurrentOutput {
   Variable output;  ///< (T, B, D P); (B, T, D P) with batch_first; (T, D P) for one sequence. D: number of directions
   Variable h;       ///< last states: (D layers, B, P); (D layers, P) for one sequence. P: size of h
-  /// See nn/outputs.h.
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output), fn(h); }
 };
 /// Result of LSTM; as RecurrentOutput, and c (D layers, B, hidden).
 struct LstmOutput {
   Variable output, h, c;
-  /// See nn/outputs.h.
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output), fn(h), fn(c); }
 };
 /// Result of RNN and GRU on a packed sequence.
 struct PackedRecurrentOutput {
   PackedSequence output;
   Variable h;
-  /// See nn/outputs.h.
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output.data), fn(h); }
 };
 /// Result of LSTM on a packed sequence.
 struct PackedLstmOutput {
   PackedSequence output;
   Variable h, c;
-  /// See nn/outputs.h.
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output.data), fn(h), fn(c); }
 };
 
@@ -104,7 +104,7 @@ class Recurrence {
   const char* name_;
 };
 
-/// Joins Recurrence and Layer.
+/// A layer with a Recurrence, whose parameters it names.
 template <class Derived> struct RecurrentLayer : Layer<Derived>, Recurrence {
   void fields(Fields& f) override { list(f); }
   std::string options() const override { return text(); }
@@ -182,7 +182,7 @@ class RecurrentStep {
   const char* name_;
 };
 
-/// Joins RecurrentStep and Layer.
+/// A layer with a RecurrentStep, whose parameters it names.
 template <class Derived> struct RecurrentCellLayer : Layer<Derived>, RecurrentStep {
   /// x (B, in) or (in); h (B, H) or (H), undefined for 0. Returns the next h.
   Variable forward(const Variable& x, const Variable& h = {}) { return step(x, h, {}).h; }
@@ -217,7 +217,7 @@ struct LSTMCell : RecurrentCellLayer<LSTMCell> {
   /// The next state.
   struct State {
     Variable h, c;
-    /// See nn/outputs.h.
+    /// Calls fn for each variable; see nn/outputs.h.
     void each_variable(const auto& fn) { fn(h), fn(c); }
   };
   explicit LSTMCell(const Options& o) : RecurrentCellLayer("LSTMCell", o, RecurrentCell::lstm) {}

@@ -1,5 +1,5 @@
 #pragma once
-// Layers of two inputs: Bilinear, CosineSimilarity and PairwiseDistance.
+// Layers with two inputs: Bilinear, CosineSimilarity and PairwiseDistance.
 #include "nn/module.h"
 
 namespace lockstep::nn {

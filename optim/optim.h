@@ -1,8 +1,8 @@
 #pragma once
 // The optimizers. Formulas are PyTorch's where it has the optimizer; otherwise the papers': Lion (Chen et al., 2023),
 // LAMB (You et al., 2020), Muon (Jordan et al., 2024), Sophia (Liu et al., 2023), schedule-free AdamW (Defazio et al.,
-// 2024). Each Options struct has PyTorch's names and defaults, and a table() of its numbers with their ranges, which
-// check_options() and schedules use. Options are designated initialisers:
+// 2024). Options have PyTorch's names, and a table() of their numbers with ranges, which check_options() and schedules
+// use. Options are designated initialisers:
 //   optim::AdamW opt(net.parameters(), {.lr = 3e-4, .weight_decay = 0.1});
 //   opt.add_group(net.biases(), {.lr = 3e-4, .weight_decay = 0});
 #include "optim/optimizer.h"

@@ -150,7 +150,6 @@ class Optimizer {
   /// any_gradient: leave a 16-bit gradient as it is.
   Prepared prepare(Variable& parameter, bool any_gradient = false);
   /// Call it after a rule has written to a parameter, so that later writes by others are detected.
-  /// Call it after a rule has written to a parameter, so that later writes by others are detected.
   void written(const Variable& parameter);
   /// Name of the index-th parameter in errors and states.
   std::string name_of(const Variable& parameter, int index) const;

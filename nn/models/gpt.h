@@ -8,7 +8,7 @@ namespace lockstep::nn {
 
 struct FolderNotes;
 
-/// See above. forward() runs whole sequences; next_scores() generates with caches.
+/// A decoder-only language model. forward() runs whole sequences; next_scores() generates with caches.
 struct GPT : Layer<GPT> {
   /// The defaults make a small GPT-2.
   struct Options {
