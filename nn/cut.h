@@ -24,9 +24,9 @@ struct Cut {
     columns,     ///< the outputs of a Linear (column parallel)
     rows,        ///< the inputs of a Linear (row parallel); the ranks' outputs are summed
     vocabulary,  ///< rows of a table: Embedding, Head
-    features,  ///< computes each feature (last dim) separately; follows columns: gets a rank's features and parameters
-    tokens,    ///< computes each token separately: may run on a part of the sequence (dim -2)
-    experts,   ///< one of several experts, which are divided among ranks
+    features,    ///< computes each feature (last dim) separately; after columns it gets a rank's features
+    tokens,      ///< computes each token separately; may run on a part of the sequence (dim -2)
+    experts,     ///< one of several experts, which are divided among ranks
   };
   /// A group of outputs that is divided separately (queries, keys, values). It consists of `count` units of equal size;
   /// with count 0 in all blocks, the blocks have equal length.

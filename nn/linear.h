@@ -51,7 +51,7 @@ struct Linear : Layer<Linear> {
   /// Signature of a replacement for linear().
   using Product =
       std::function<Variable(const Variable& x, const Variable& weight, const Variable& bias, Activation activation)>;
-  Variable weight, bias;  ///< a placeholder in a quantised layer (tensor/quantized.h)
+  Variable weight, bias;  ///< weight: in a quantised layer a placeholder (tensor/quantized.h)
   std::shared_ptr<QuantizedWeight> quantized;
   /// If set, replaces linear(); tensor parallelism (parallel/tensor/) installs one that works on shards.
   Product product;

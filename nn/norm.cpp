@@ -157,7 +157,7 @@ void SpectralNorm::fields(Fields& f) {
 Variable SpectralNorm::weight(bool training) {
   const Variable m = as_matrix(original, int(o.dim));
   if (training) power_steps(m.tensor(), u, v, o.iterations, o.eps);
-  // copies: u and v may change before backward.
+  // Copies, because u and v may change before backward.
   const Tensor left = u.to(m.dtype()).clone(), right = v.to(m.dtype()).clone();
   return original / sum(Variable(left) * matmul(m, Variable(right)));
 }

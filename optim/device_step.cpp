@@ -165,7 +165,7 @@ void Optimizer::clipped_step(const ClippedStep& request) {
 }
 
 void Optimizer::before_replay(const ClippedStep& request) {
-  bool any = true;  // or there is nothing to do
+  bool any = true;  // also when all parameters are on the CPU, where there is nothing to do
   for (const auto& group : groups_)
     for (const Variable& p : group) any &= p.device().is_cpu();
   for (auto& [device, at] : on_device_) {

@@ -16,7 +16,8 @@ template <class Class> MakeSchedule scheduled(typename Class::Options options) {
   return [options](Optimizer& optimizer) { return std::make_unique<Class>(optimizer, options); };
 }
 
-/// Base of ChainedScheduler and SequentialLR. All parts start from the same base rates. Error for an empty list, or for ReduceLROnPlateau.
+/// Base of ChainedScheduler and SequentialLR. All parts start from the same base rates. Error for an empty list, or for
+/// ReduceLROnPlateau.
 class ScheduleList : public Schedule {
  public:
   /// name: for errors.
