@@ -293,9 +293,9 @@ class Muon : public OptimizerOf<MuonOptions> {
   bool is_elementwise() const override { return false; }
 };
 
-/// eps1: lower bound of the root of second moments, 0: the dtype's precision; eps2: lower bound of a parameter's RMS, by
-/// which its steps are scaled; d: upper bound of a step's RMS before scaling; beta2_decay: the averages take a share of
-/// t ^ beta2_decay from step t.
+/// eps1: lower bound of the root of second moments, 0: the dtype's precision. eps2: lower bound of a parameter's RMS,
+/// which scales its steps. d: upper bound of a step's RMS before scaling. beta2_decay: step t enters the averages of
+/// squares with weight t ^ beta2_decay.
 struct AdafactorOptions {
   double lr = 1e-2, beta2_decay = -0.8, eps1 = 0, eps2 = 1e-3, d = 1, weight_decay = 0;
   bool maximize = false;
