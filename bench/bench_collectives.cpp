@@ -1,7 +1,8 @@
-// Collectives in the units of nccl-tests: for every size the median time of a call, algbw = bytes / time, and busbw,
-// which corrects for the collective so that it can be held against the speed of the link whatever the number of ranks.
+// Benchmark of collectives in the units of nccl-tests: for each size the median time of a call, algbw = bytes / time,
+// and busbw, which is corrected for the collective so that it can be compared with the link speed for any number of
+// ranks.
 //   bench_collectives --transport shm --ranks 2 --op all_reduce --min 1K --max 64M
-//   mpirun -n 2 bench_collectives --backend mpi            ranks that a launcher started: the transport is the job's
+//   mpirun -n 2 bench_collectives --backend mpi    ranks started by a launcher; the job determines the transport
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -27,11 +28,11 @@ struct Options {
   bool json = false, ordinary = false;
 };
 
-/// Bytes that cross the links for each byte of the buffer, over those of a perfect algorithm; n ranks.
+/// busbw / algbw as in nccl-tests: bytes sent over a link by an optimal algorithm, per byte of the buffer; n ranks.
 double bus_factor(const std::string& op, int n) {
   if (op == "all_reduce") return 2.0 * (n - 1) / n;
   if (op == "broadcast" || op == "reduce") return 1;
-  return double(n - 1) / n;  // S is the whole buffer: gathered, scattered or exchanged
+  return double(n - 1) / n;  // the buffer of all ranks is gathered, scattered or exchanged
 }
 
 DType dtype_named(const std::string& name) {
@@ -53,7 +54,7 @@ void measure(dist::ProcessGroup& world, const Options& o, const std::string& nam
   for (int64_t bytes = o.min;; bytes = std::min(bytes * o.factor, o.max)) {
     const int64_t count =
         std::max<int64_t>(bytes / int64_t(size_of(dtype)) / n, 1) * n;  // a multiple of n, for all_to_all
-    // Zeros: a sum in place stays what it is, however often it runs.
+    // Zeros, which repeated in-place sums do not change.
     const auto make = [&](int64_t size) {
       return o.ordinary ? zeros({size}, {.dtype = dtype}) : world.shared_empty({size}, dtype).zero_();
     };

@@ -1,4 +1,4 @@
-// The report of the benchmark programs: medians over repetitions, as JSON lines.
+// Registration and reports of benchmark cases: medians over repetitions, as JSON lines. See cases.h.
 #include "bench/cases.h"
 
 #include <benchmark/benchmark.h>
@@ -23,7 +23,7 @@ std::map<std::string, Cost>& costs() {
   return all;
 }
 
-/// The inputs of one case at a time: kept over its repetitions, dropped when the next case starts.
+/// The current case. Its inputs are kept over its repetitions and released when the next case starts.
 struct Prepared {
   std::string name;
   std::function<void()> timed;
@@ -35,7 +35,7 @@ Prepared& prepared() {
 
 double rounded(double x, int digits) { return std::round(x * std::pow(10, digits)) / std::pow(10, digits); }
 
-/// One line a case: median and minimum over its repetitions, in microseconds.
+/// Reports a case as one line: median and minimum over its repetitions, in microseconds.
 class JsonLines : public benchmark::BenchmarkReporter {
  public:
   JsonLines(std::string bench, std::string key) : bench_(std::move(bench)), key_(std::move(key)) {}
@@ -78,7 +78,8 @@ void add_case(const std::string& name, Cost cost, std::function<std::function<vo
   const auto run = [name, make = std::move(make)](benchmark::State& state) {
     Prepared& now = prepared();
     if (now.name != name) {
-      now = {};  // first the old inputs go, and what the allocator kept of them: no case depends on those before it
+      // Release the old inputs and cached memory first, so that cases do not depend on each other.
+      now = {};
       lockstep::release_cached_memory();
       now = {name, make()};
       now.timed();
@@ -92,8 +93,8 @@ int run_cases(int argc, char** argv, const char* bench, const char* key) {
   const bool console =
       std::any_of(argv + 1, argv + argc, [](const std::string& arg) { return arg.starts_with("--benchmark_format"); });
   std::string repetitions = "--benchmark_repetitions=11", min_time = "--benchmark_min_time=0.05";
-  std::vector<char*> args{argv[0], repetitions.data(),
-                          min_time.data()};  // defaults; what the user says comes later and counts
+  // Defaults; the user's options come later and override them.
+  std::vector<char*> args{argv[0], repetitions.data(), min_time.data()};
   args.insert(args.end(), argv + 1, argv + argc);
   int count = int(args.size());
   benchmark::Initialize(&count, args.data());

@@ -1,24 +1,24 @@
 #pragma once
-// A list of benchmark cases on top of Google Benchmark, and a report that a script can read: one JSON object a line.
+// Benchmark cases on top of Google Benchmark, reported as one JSON object per line.
 #include <functional>
 #include <string>
 
 namespace bench {
 
-/// What a case costs, for the rates in its line; 0 leaves a rate out.
+/// Work of a case, from which its line's rates are computed; 0 omits a rate.
 struct Cost {
   double flops = 0, bytes = 0;
 };
 
-/// Adds a case. `make` builds the inputs when the case is first run, and returns what is timed.
+/// Registers a case. `make` builds the inputs when the case first runs, and returns the function to time.
 void add_case(const std::string& name, Cost cost, std::function<std::function<void()>()> make);
 
-/// main() of a benchmark program: `peer` and `key` name the columns of its lines ("op" or "case"). Takes Google
-/// Benchmark's own options, of which --benchmark_filter=REGEX and --benchmark_min_time=SECONDS matter most;
-/// --benchmark_format=console prints its usual table instead.
+/// main() of a benchmark program. `bench` is the program's name in its lines, `key` the name of the field with the case
+/// ("op" or "case"). Takes Google Benchmark's options, most usefully --benchmark_filter=REGEX and
+/// --benchmark_min_time=SECONDS; with --benchmark_format=console it prints a table instead of JSON.
 int run_cases(int argc, char** argv, const char* bench, const char* key);
 
-/// Keeps a result, and with it the work that made it.
+/// Stops the compiler from removing the computation of `value`.
 template <class T> void keep(T&& value) { asm volatile("" : : "g"(&value) : "memory"); }
 
 }  // namespace bench

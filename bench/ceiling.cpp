@@ -1,4 +1,4 @@
-// oneDNN's sgemm on the machine's threads, without anything of ours around it.
+// Times oneDNN's sgemm directly, on all threads. See ceiling.h.
 #include "bench/ceiling.h"
 
 #include <algorithm>
@@ -35,8 +35,7 @@ GemmCeiling::GemmCeiling(const std::vector<GemmShape>& shapes) {
 
 void GemmCeiling::measure() {
   for (auto& [shape, times] : seconds_) {
-    const int runs =
-        std::max(1, int(4e9 / shape.flops()));  // small ones in groups; the first call of each only warms up
+    const int runs = std::max(1, int(4e9 / shape.flops()));  // small products in groups; the first call only warms up
     product(shape, a_.data(), b_.data(), c_.data());
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < runs; ++i) product(shape, a_.data(), b_.data(), c_.data());

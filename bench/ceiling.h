@@ -1,5 +1,6 @@
 #pragma once
-// The machine's own ceiling: what oneDNN's sgemm reaches, measured beside the steps that are compared with it.
+// The machine's matrix-product ceiling: the speed of oneDNN's sgemm, measured between the steps that are compared with
+// it.
 #include <cstdint>
 #include <map>
 #include <tuple>
@@ -7,22 +8,24 @@
 
 namespace bench {
 
-/// (m x k) times (k x n)
+/// A product of (m x k) and (k x n).
 struct GemmShape {
   int64_t m, n, k;
+  /// Floating-point operations of the product.
   double flops() const { return 2. * m * n * k; }
   auto operator<=>(const GemmShape&) const = default;
 };
 
-/// Times products of several shapes in turns, so that slow moments of the machine hit all alike.
+/// Measures products of several shapes in turn, so that slow phases of the machine affect all of them.
 class GemmCeiling {
  public:
-  /// The squares 1024, 1536 and 2048, and these shapes of a model.
+  /// Measures squares of 1024, 1536 and 2048, and these shapes of a model.
   explicit GemmCeiling(const std::vector<GemmShape>& shapes);
-  /// One round over all shapes. Error when built without oneDNN.
+  /// One round over all shapes. Error in a build without oneDNN.
   void measure();
-  /// GFLOP/s of the best shape, by the median and by the best of its rounds.
+  /// GFLOP/s of the fastest shape, by the median over rounds.
   double median() const;
+  /// GFLOP/s of the fastest shape, by its best round.
   double best() const;
 
  private:

@@ -1,8 +1,9 @@
-// bench_cuda: what each kernel reaches on a device, against what its bytes and operations allow (docs/cuda.md).
+// bench_cuda: speed of each kernel on a device, compared with the bound from memory bandwidth and peak FLOP/s
+// (docs/cuda.md).
 //
 //   bench_cuda [--device cuda:0] [--shrink N] [--gbps 4800] [--tflops 989] [--only TEXT]
 //
-// A JSON object a line, for cases whose names contain TEXT; N divides the sizes.
+// Prints a JSON object per line, for cases whose names contain TEXT; N divides the sizes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,7 +28,7 @@ struct Options {
   std::string only;
 };
 
-/// Milliseconds: the median of runs, each long enough for the clock.
+/// Median time in milliseconds; each sample repeats the run until it takes 5 ms.
 double time_of(const std::function<void()>& run, Device device) {
   Event start(device, true), end(device, true);
   for (int i = 0; i < 3; ++i) run();
@@ -46,7 +47,7 @@ double time_of(const std::function<void()>& run, Device device) {
   return all[3];
 }
 
-/// What fits between quotes.
+/// Makes a text fit into a JSON string.
 std::string one_line(std::string text) {
   for (char& c : text)
     if (c == '"' || c == '\\' || (unsigned char)c < ' ') c = ' ';
@@ -76,7 +77,7 @@ void run_all(const Options& o) {
     report(o, "add bf16", 6 * count, 0, [&] { add(x, y); });
     report(o, "sum bf16", 2 * count, 0, [&] { sum(x); });
     report(o, "silu_mul derivatives bf16", 10 * count, 0, [&] { pointwise_grads(PointwiseOp::silu_mul, x, y, y); });
-    const int64_t tokens = std::max<int64_t>(n / 4096, 1);  // 32 heads of queries, 8 of keys and of values
+    const int64_t tokens = std::max<int64_t>(n / 4096, 1);  // 32 query heads, 8 key heads and 8 value heads
     const Tensor angles = ones({tokens, 32}, options(bf16));
     Tensor packed = ones({1, tokens, 48 * 64}, options(bf16));
     report(o, "rotary packed bf16", 4 * double(tokens * 40 * 64), 0,
@@ -147,7 +148,7 @@ void run_all(const Options& o) {
   for (const DType dtype : {bf16, f32}) {
     const int64_t batch = std::max<int64_t>(64 / o.shrink, 1);
     const Tensor x = randn({batch, 56, 56, 64}, options(dtype)).permute({0, 3, 1, 2}),
-                 w = randn({64, 64, 3, 3}, options(dtype));  // channels last; y is like x
+                 w = randn({64, 64, 3, 3}, options(dtype));  // channels last; y has x's shape
     const ConvArgs args{.padding = {1, 1}};
     const double bytes = 2.0 * double(x.numel() * size_of(dtype)), flops = 2.0 * 9 * 64 * double(x.numel());
     report(o, fmt::format("conv2d {} 64", name_of(dtype)), bytes, flops, [&] { conv2d(x, w, {}, args); });

@@ -1,5 +1,6 @@
-// What everyday programs do beside transformers: recurrent layers, upsampling, Fourier transforms, decompositions, a
-// step of a DCGAN, loading pictures. A line of JSON each with the median time; everyday.py does the same in PyTorch.
+// Operations of everyday programs other than transformers: recurrent layers, upsampling, Fourier transforms,
+// decompositions, a step of a DCGAN, loading pictures. Prints a JSON line with the median time of each; everyday.py
+// does the same in PyTorch.
 //
 //   bench_everyday --only fft --jpegs FOLDER      (everyday.py --make FOLDER writes pictures)
 #include <fmt/core.h>
@@ -24,7 +25,7 @@ using namespace lockstep;
 
 namespace {
 
-/// Radford et al., 2015, as PyTorch's tutorial has it: pictures of 64 x 64 from 100 numbers, 16 at a time.
+/// The DCGAN of PyTorch's tutorial (Radford et al., 2015): pictures of 64 x 64 from 100 numbers, batches of 16.
 struct Dcgan {
   static constexpr int64_t batch = 16, noise = 100, width = 64;
   nn::Sequential maker, judge;
@@ -130,7 +131,7 @@ int main(int argc, char** argv) {
     Dcgan d;
     time("dcgan", [&] { d.step(); });
   }
-  if (wanted("jpeg") && !jpegs.empty()) {  // on one processor
+  if (wanted("jpeg") && !jpegs.empty()) {  // single-threaded
     set_threads(1);
     const auto pictures = [&](const data::Transform& t) { return data::ImageFolder(jpegs, t); };
     const auto plain = pictures({});

@@ -1,6 +1,6 @@
-// The last product of a model of words and its loss, forward and backward: logits as a whole and in chunks of rows. A
-// line of JSON each: the median time, that of the processor (of all threads), and the peak of the memory ledger above
-// what was held before (logits, gradients and temporaries).
+// The output layer of a language model and its loss, forward and backward, with logits as a whole and in chunks of
+// rows. Prints a JSON line per case: median time, CPU time of all threads, and the peak of the memory ledger above the
+// memory held before (logits, gradients and temporaries).
 //
 //   bench_head --turns 7 --chunks 128,256,512
 #include <fmt/core.h>
@@ -37,17 +37,17 @@ int main(int argc, char** argv) {
   const Tensor target = randint(0, vocab, {rows});
   struct Case {
     std::string name;
-    int64_t chunk;  // -1: as a whole
+    int64_t chunk;  // -1: logits as a whole
     std::vector<double> seconds = {}, busy = {};
     int64_t peak = 0;
   };
   std::vector<Case> cases{{"whole", -1}};
   for (const int64_t chunk : chunks) cases.push_back({chunk ? fmt::format("chunks of {}", chunk) : "chunks", chunk});
-  for (Case& c : cases)                          // one after the other: each finds the memory that it freed itself
-    for (int turn = 0; turn <= turns; ++turn) {  // the first one warms up
+  for (Case& c : cases)                          // consecutively, so that a case reuses memory it has freed itself
+    for (int turn = 0; turn <= turns; ++turn) {  // turn 0 warms up
       const int64_t before = memory_report().total.current;
       reset_peak_memory();
-      const std::clock_t work = std::clock();  // of all threads
+      const std::clock_t work = std::clock();  // CPU time of all threads
       const auto start = std::chrono::steady_clock::now();
       const Variable loss =
           c.chunk < 0 ? cross_entropy(linear(x, w), target) : linear_cross_entropy(x, w, target, {}, c.chunk);

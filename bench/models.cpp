@@ -1,4 +1,4 @@
-// The models of the peer scripts, and how many floating-point operations a step of each needs.
+// The models of the peer scripts, and the floating-point operations of their steps. See models.h.
 #include "bench/models.h"
 
 #include "data/safetensors.h"
@@ -10,8 +10,8 @@ using namespace lockstep;
 
 namespace {
 
-/// Synthetic tokens that any language can make (gptmodel.py: batch()): row r of a step counts with a stride from a
-/// 64-bit LCG, so that there is something to learn.
+/// Synthetic tokens, equal in every language (batch() in gptmodel.py): a row counts up with a stride from a 64-bit LCG,
+/// so there is something to learn.
 std::pair<Tensor, Tensor> tokens(int64_t step, int64_t batch, int64_t length, int64_t vocab) {
   std::vector<int64_t> x, y;
   for (int64_t row = 0; row < batch; ++row) {
@@ -25,7 +25,7 @@ std::pair<Tensor, Tensor> tokens(int64_t step, int64_t batch, int64_t length, in
   return {Tensor::from(x, {batch, length}), Tensor::from(y, {batch, length})};
 }
 
-/// The peer's name of a parameter of ours: blocks.0.attention.in_proj.weight is its blocks.0.qkv.weight.
+/// The peer's name of a parameter: blocks.0.attention.in_proj.weight is blocks.0.qkv.weight there.
 std::string peer_name(std::string name) {
   const std::pair<std::string, std::string> renamed[] = {
       {"tokens.", "wte."}, {"positions.", "wpe."},         {"norm1.", "ln1."},
@@ -64,7 +64,7 @@ Job make_gpt(const nn::GPT::Options& o, int64_t batch, int64_t steps, const std:
   };
   job.items = batch * o.context;
   job.unit = "tokens";
-  // 6 for every weight of a matrix product and token; 12 L T^2 C a sequence for attention's two products, of which a
+  // 6 per weight of a matrix product and token; 12 L T^2 C per sequence for the two products of attention, of which a
   // causal mask leaves half.
   const double matrices = double(o.layers) * 12 * o.width * o.width + double(o.vocab) * o.width;
   job.flops = 6 * matrices * double(job.items) + 12. * double(o.layers * o.context * o.context * o.width * batch) / 2;
@@ -79,14 +79,13 @@ Job make_gpt(const nn::GPT::Options& o, int64_t batch, int64_t steps, const std:
   return job;
 }
 
-/// Adds a matrix product of `rows` x n x k: forward, gradient of the weight, and, but for the first layer, of the
-/// input.
+/// Counts a matrix product of `rows` x n x k: forward, weight gradient and, except in the first layer, input gradient.
 void count_product(Job& job, int64_t rows, int64_t n, int64_t k, bool first = false) {
   job.shapes.push_back({rows, n, k});
   job.flops += (first ? 2 : 3) * job.shapes.back().flops();
 }
 
-/// A net on random images of `shape`, SGD with momentum as the peers'.
+/// Completes a job for a network on random images of `shape`, with the peers' SGD with momentum.
 template <class Net> void finish(Job& job, std::unique_ptr<Net> net, const Shape& shape) {
   Net* const model = net.get();
   job.make_optimizer = [](nn::Module& m) {
@@ -125,7 +124,7 @@ Job make_lenet(int64_t batch) {
   return job;
 }
 
-/// Two 3x3 convolutions around a shortcut (He et al., 2016).
+/// Residual block of two 3x3 convolutions (He et al., 2016).
 struct Basic : nn::Layer<Basic> {
   Basic(int64_t in, int64_t out, int64_t stride)
       : conv1({.in = in, .out = out, .stride = stride, .padding = 1, .bias = false}),

@@ -1,5 +1,5 @@
 #pragma once
-// The models of the peer scripts (gpt.py, mlp.py, cnn.py): same shapes, batches, data and optimizers.
+// The models of the peer scripts (gpt.py, mlp.py, cnn.py), with the same shapes, batches, data and optimizers.
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,21 +12,22 @@
 
 namespace bench {
 
-/// One model, ready to be trained.
+/// A model to train, with its data.
 struct Job {
   std::shared_ptr<lockstep::nn::Module> model;
+  /// The peer's optimizer for the model.
   std::function<std::unique_ptr<lockstep::optim::Optimizer>(lockstep::nn::Module&)> make_optimizer;
-  std::function<lockstep::Variable(int64_t step)> loss;  ///< forward on the batch of a step
-  std::function<void()> infer;                           ///< forward alone, nothing recorded
+  std::function<lockstep::Variable(int64_t step)> loss;  ///< forward and loss on the batch of a step
+  std::function<void()> infer;                           ///< forward only, without recording
   std::function<std::pair<lockstep::Tensor, lockstep::Tensor>(int64_t step)> batch;  ///< gpt: tokens and targets
-  int64_t items = 0;                                                                 ///< tokens or samples a step
+  int64_t items = 0;                                                                 ///< tokens or samples per step
   const char* unit = "samples";
-  double flops = 0;               ///< of a step's matrix products, convolutions and attention
-  std::vector<GemmShape> shapes;  ///< of its matrix products
+  double flops = 0;               ///< per step: matrix products, convolutions and attention
+  std::vector<GemmShape> shapes;  ///< matrix products of a step
 };
 
-/// gpt-tiny, gpt-small, gpt-124M, mlp, lenet or resnet. batch 0 means the peer's. `weights`, for gpt: a safetensors
-/// file written by the peer's gpt.py --save, to start from the same numbers.
+/// Makes gpt-tiny, gpt-small, gpt-124M, mlp, lenet or resnet. batch 0: the peer's. `weights`, for gpt models: a
+/// safetensors file of initial weights, written by the peer's gpt.py --save.
 Job make_job(const std::string& name, int64_t batch, int64_t steps, const std::string& weights);
 
 }  // namespace bench

@@ -1,5 +1,5 @@
-// What offload costs: the optimizer's step with its state in memory and in files, and files against plain reads and
-// writes.
+// Cost of offloading: the optimizer step with state in memory and in files, and file transfers compared with plain
+// reads and writes.
 //   bench_offload --folder /nvme [--elements 50000000] [--tile 2097152] [--dtype bf16]
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -43,7 +43,7 @@ double median(std::vector<double> all) {
   return all[all.size() / 2];
 }
 
-/// The whole file by pread or pwrite in block_size requests, `depth` threads at a time: what the disk gives.
+/// Transfers the whole file by pread or pwrite in blocks, from `depth` threads: the speed of the disk.
 void plain(const zero::SwapFile& file, const Tensor& memory, int64_t block, int depth, bool writes) {
   std::vector<std::thread> threads;
   for (int t = 0; t < depth; ++t) {
@@ -59,14 +59,15 @@ void plain(const zero::SwapFile& file, const Tensor& memory, int64_t block, int 
   for (auto& thread : threads) thread.join();
 }
 
-/// Alternating: ours, one plain request after the other, and as many plain ones at a time as ours has.
+/// Compares, alternately, our FileQueue, plain requests one by one, and as many concurrent plain requests as the queue
+/// has.
 void files(const Options& o) {
   const zero::SwapFile file(o.folder, "a benchmark", o.mib << 20, true);
   zero::FileQueue queue(o.aio);
   const Tensor memory = zero::aligned_bytes(64 << 20, false);
   const auto ours = [&](bool writes) {
     std::vector<zero::FileQueue::Transfer> on_their_way;
-    for (int64_t at = 0; at < file.bytes(); at += 16 << 20) {  // four transfers at a time
+    for (int64_t at = 0; at < file.bytes(); at += 16 << 20) {  // four transfers in flight
       auto* const data = static_cast<std::byte*>(memory.raw_data()) + at % memory.numel();
       const int64_t n = std::min<int64_t>(16 << 20, file.bytes() - at);
       if (on_their_way.size() >= 4) on_their_way[on_their_way.size() - 4].wait();
@@ -91,7 +92,7 @@ void files(const Options& o) {
   }
 }
 
-/// Matrices of about a million elements.
+/// A stack of Linears with about a million elements each.
 struct Stack : nn::Layer<Stack> {
   std::vector<nn::Linear> layers;
   explicit Stack(int64_t elements) {

@@ -1,5 +1,5 @@
-// Single operations: forward alone (nothing recorded), and "_fb", forward and backward together with fresh gradients.
-// Names and sizes are those of the peer script ops.py, so that bench/compare can set them side by side.
+// Single operations: forward only, without recording, and ("_fb") forward and backward with fresh gradients. Names and
+// sizes are those of the peer script ops.py, so that bench/compare can match them.
 #include "autograd/ops.h"
 #include "autograd/split_backward.h"
 
@@ -20,7 +20,7 @@ using Op = std::function<Variable(const Inputs&)>;
 
 Variable draw(const Shape& shape) { return randn(shape); }
 
-/// Forward without recording.
+/// Adds a case: forward without recording.
 void forward(const std::string& name, bench::Cost cost, std::function<Inputs()> inputs, Op op) {
   bench::add_case(name, cost, [=] {
     return [op, in = inputs()] {
@@ -30,7 +30,7 @@ void forward(const std::string& name, bench::Cost cost, std::function<Inputs()> 
   });
 }
 
-/// Forward and backward; `wanted` inputs, from the first, get a gradient.
+/// Adds a case: forward and backward, with gradients for all inputs.
 void both(const std::string& name, bench::Cost cost, std::function<Inputs()> inputs, Op op) {
   bench::add_case(name, cost, [=] {
     Inputs in = inputs();
@@ -40,7 +40,7 @@ void both(const std::string& name, bench::Cost cost, std::function<Inputs()> inp
   });
 }
 
-/// Forward as `name`, both ways as `name_fb` (the peer's names differ between the two).
+/// Adds both cases, forward as `name` and forward and backward as `name_fb` (the peer names them differently).
 void each(const std::string& name, const std::string& name_fb, bench::Cost cost, std::function<Inputs()> inputs,
           Op op) {
   forward(name, cost, inputs, op);
@@ -112,7 +112,7 @@ void rows() {
 }
 
 void pointwise() {
-  const double e = 1 << 22;  // elements: 2048 x 2048
+  const double e = 1 << 22;  // 2048 x 2048 elements
   const auto one = [] { return Inputs{draw({2048, 2048})}; };
   const auto two = [] { return Inputs{draw({2048, 2048}), draw({2048, 2048})}; };
   each("gelu_tanh_4M", "gelu_tanh_fb", {0, 8 * e}, one, [](const Inputs& in) { return gelu(in[0], Gelu::tanh); });
@@ -178,7 +178,7 @@ void sequences() {
   });
 }
 
-/// One step over 50 M parameters in one tensor: reads 4 and writes 3 floats each.
+/// One step over a tensor of 50 M parameters: reads 4 and writes 3 floats per parameter.
 void optimizers() {
   constexpr int64_t count = 50'000'000;
   bench::add_case("adamw_50M", {0, 28. * count}, [] {

@@ -1,4 +1,4 @@
-// What one tiny operation costs besides its arithmetic: the cases of the peer program overhead.cpp, on one thread.
+// Overhead of tiny operations: the cases of the peer program overhead.cpp, on one thread.
 #include "autograd/ops.h"
 #include "bench/cases.h"
 #include "tensor/random.h"
@@ -8,7 +8,7 @@ using namespace lockstep;
 
 namespace {
 
-/// 100 operations, one after the other.
+/// 100 dependent operations.
 Variable chain(Variable t, const Variable& y) {
   for (int i = 0; i < 50; ++i) t = (t * y) + y;
   return t;
@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
     const NoGrad no_grad;
     result = chain(x, y);
   });
-  add("add_4_inference_mode", [&] { raw = x.tensor() + x.tensor(); });  // tensors know nothing of the tape
+  add("add_4_inference_mode", [&] { raw = x.tensor() + x.tensor(); });  // tensors are not recorded
   add("chain100_fwd", [&] { result = chain(leaf, y); });
   add("chain100_fwd_bwd", [&] {
     leaf.clear_grad();

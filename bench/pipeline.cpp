@@ -1,5 +1,5 @@
-// The bubble of a pipeline that computes: measured, and by the formula of equal stages. Each stage wants a core of its
-// own, and a quiet machine.
+// The bubble of a pipeline that really computes: measured, and by the formula for equal stages. Needs a free core per
+// stage and a quiet machine.
 //
 //   build/bench/bench_pipeline --stages 2 --micro-batches 2,4,8,16
 #include <fmt/format.h>

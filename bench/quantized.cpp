@@ -1,8 +1,8 @@
-// What weights in codes save: milliseconds a token of a GPT-2 (124M), and of a prompt, floating and in every format,
-// in one process and taking turns. A line of JSON each, with the ratio to f32.
+// Speed-up by quantised weights: milliseconds per token of a GPT-2 (124M), and for a prompt, floating and in every
+// format, alternating within one process. Prints a JSON line each, with the ratio to f32.
 //
 //   bench_quantized --turns 5 --threads 2
-//   bench_quantized --only group8,head --turns 1          for a script that lets another program take turns
+//   bench_quantized --only group8,head --turns 1    one case, for a script that alternates with another program
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
   for (int64_t i = 0; i < std::max(prefill, prompt); ++i) ids.push_back(100 + i);
   const std::vector<int64_t> start(ids.begin(), ids.begin() + prompt);
   ids.resize(size_t(prefill));
-  for (int turn = 0; turn <= turns; ++turn)  // the first one warms up
+  for (int turn = 0; turn <= turns; ++turn)  // turn 0 warms up
     for (Case& c : cases) {
       Clock::time_point first;
       int64_t made = 0;

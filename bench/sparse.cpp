@@ -1,6 +1,6 @@
-// What sparse attention saves: forward and backward of one layer's attention, dense and with layouts, in one process
-// and taking turns, with the peak of what they allocate. A line of JSON each, with the ratio to dense and to the
-// density: the tiles of 64 x 64 tokens that a layout needs, of those that causal attention does.
+// Speed-up by sparse attention: forward and backward of one layer's attention, dense and with layouts, alternating
+// within one process, with the peak of allocated memory. Prints a JSON line each, with the ratio to dense and to the
+// density: the share of the 64 x 64 tiles of causal attention that a layout needs.
 //
 //   bench_sparse --turns 5
 #include <fmt/core.h>
@@ -29,7 +29,7 @@ struct Case {
   int64_t peak = 0;
 };
 
-/// Tiles of 64 tokens a side that have an attended block, of those up to the diagonal.
+/// Share of the 64 x 64 tiles up to the diagonal that contain an attended block.
 double density(const nn::SparsityConfig& config, int64_t tokens) {
   const BlockLayout layout = nn::make_layout(config, 1, tokens);
   std::set<std::pair<int64_t, int64_t>> tiles;
@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
   std::vector<Case> cases{{"dense_4096", 4096, {}},         {"fixed_64_4096", 4096, fixed},
                           {"fixed_16_4096", 4096, fixed16}, {"bigbird_64_4096", 4096, bigbird},
                           {"dense_8192", 8192, {}},         {"local_64_8192", 8192, local}};
-  for (int turn = 0; turn <= turns; ++turn)  // the first one warms up
+  for (int turn = 0; turn <= turns; ++turn)  // turn 0 warms up
     for (Case& c : cases) {
       manual_seed(1);
       const Variable q(randn({1, heads, c.tokens, width}), true), k(randn({1, heads, c.tokens, width}), true),

@@ -1,5 +1,5 @@
-// Training steps of the peer scripts' models, as one JSON line: time of a step and its parts, memory, first losses and,
-// with --gemm, the share of the machine's own matrix-product ceiling that the step reaches.
+// Training steps of the peer scripts' models. Prints a JSON line: time of a step and its parts, memory, first losses
+// and, with --gemm, the share of the machine's matrix-product ceiling that the step reaches.
 //   bench_train gpt-small --steps 12 --gemm
 //   lockstep run -n 2 -- bench_train gpt-small --steps 12       DDP; items are those of all ranks
 //   lockstep run -n 2 -- bench_train gpt-small --steps 12 --zero 3 --offload cpu
@@ -104,14 +104,14 @@ double rss_peak() {
   return mebibytes(use.ru_maxrss * 1024);
 }
 
-/// Processor time of this process so far, all threads together.
+/// CPU time of this process so far, over all threads.
 double processor_seconds() {
   rusage use{};
   getrusage(RUSAGE_SELF, &use);
   return double(use.ru_utime.tv_sec + use.ru_stime.tv_sec) + 1e-6 * double(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
 }
 
-/// Seconds of every timed step, and of its parts.
+/// Seconds of every timed step and of its parts.
 struct Times {
   std::vector<double> step, processor, forward, backward, optimizer;
 };
@@ -128,7 +128,7 @@ zero::ZeroOptions zero_options(const Options& o) {
   return z;
 }
 
-/// `world`: the ranks of a job, or null.
+/// `world`: the ranks of a job; null without a launcher.
 void run(const Options& o, dist::ProcessGroup* world) {
   LOCKSTEP_CHECK(world || o.zero < 0,
                  "[bench_train] expected ranks with --zero, as lockstep run -n 2 -- bench_train ... starts them");
@@ -136,7 +136,7 @@ void run(const Options& o, dist::ProcessGroup* world) {
                  "[bench_train] expected a gpt model with --pipeline, and as many ranks as stages");
   LOCKSTEP_CHECK(!world || (o.steps > 0 && !o.gemm),
                  "[bench_train] expected --steps and no --gemm with ranks: all must run the same steps");
-  constexpr int64_t warmup = 2, prepared = 64;  // batches that gpt models draw beforehand, then use again
+  constexpr int64_t warmup = 2, prepared = 64;  // batches that gpt models draw in advance and then reuse
   manual_seed(1234);
   const double base = rss_now();
   const int64_t micro_batches = o.pipeline > 0 ? o.micro_batches : 1,
@@ -196,9 +196,9 @@ void run(const Options& o, dist::ProcessGroup* world) {
       times.backward.push_back(backward - forward), times.optimizer.push_back(all - backward);
       busy += all;
     }
-    if (!ceiling) trained_rss = rss_peak();  // the ceiling takes memory for itself
+    if (!ceiling) trained_rss = rss_peak();  // measuring the ceiling allocates memory
     if (i <= warmup) continue;
-    const int64_t apart = std::max<int64_t>(1, int64_t(1 / all));  // a round about every second
+    const int64_t apart = std::max<int64_t>(1, int64_t(1 / all));  // about one round per second
     if (o.gemm && (i - warmup - 1) % apart == 0) {
       if (!ceiling) ceiling.emplace(job.shapes);
       ceiling->measure();

@@ -1,4 +1,5 @@
-// A language model of characters by an LSTM: learns a text, carrying its states from piece to piece, then writes some.
+// A character-level language model with an LSTM. It learns a text in pieces, carrying the LSTM's states from piece to
+// piece, then generates some text.
 //   build/examples/char_lstm README.md --steps 200
 #include <CLI/CLI.hpp>
 
@@ -15,7 +16,7 @@
 namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
-/// The next character (T, B, vocab) from characters (T, B), and the states behind the last one.
+/// Scores of the next character (T, B, vocab) for characters (T, B), and the LSTM's last states.
 struct CharLstm : ls::nn::Layer<CharLstm> {
   CharLstm(int64_t vocab, int64_t width, int64_t layers)
       : table({.num = vocab, .dim = width}),
@@ -53,7 +54,7 @@ int main(int argc, char** argv) {
     const int64_t column = (bytes.numel() - 1) / batch, pieces = column / length;
     LOCKSTEP_CHECK(pieces > 0, "[char_lstm] expected a text of more than ", batch * length, " characters, got ",
                    bytes.numel());
-    // `batch` columns of the text, side by side, and the same one character further.
+    // The text as `batch` columns side by side, and the same shifted by one character.
     const auto columns = [&](int64_t first) {
       return bytes.narrow(0, first, batch * column).view({batch, column}).t().contiguous();
     };
@@ -63,7 +64,7 @@ int main(int argc, char** argv) {
     Variable h, c;
     for (int64_t step = 0; step < steps; ++step) {
       const int64_t at = step % pieces * length;
-      if (at == 0) h = c = Variable();  // the text begins again
+      if (at == 0) h = c = Variable();  // start of the text
       auto [output, last_h, last_c] = model(now.narrow(0, at, length), h, c);
       const Variable loss = cross_entropy(output.reshape({length * batch, 256}),
                                           Variable(next.narrow(0, at, length).reshape({length * batch})));

@@ -1,6 +1,6 @@
-// nn.DataParallel: one process, several devices. Each forward cuts the batch, copies the model to every device, and
-// joins the outputs on the first one, where backward sums the gradients. Here the devices are virtual:
-// LOCKSTEP_CPU_DEVICES=2 data_parallel
+// nn.DataParallel: one process, several devices. Each forward splits the batch, copies the model to every device and
+// gathers the outputs on the first one; backward sums the gradients there. The devices may be virtual:
+//   LOCKSTEP_CPU_DEVICES=2 data_parallel
 #include <lockstep.h>
 
 #include <iostream>
@@ -20,8 +20,8 @@ struct Model : ls::nn::Layer<Model> {
   Model(int64_t in, int64_t out) : fc({.in = in, .out = out}) {}
   ls::Variable forward(const ls::Variable& input) {
     const ls::Variable output = fc(input);
-    std::cout << ls::str("\tIn Model: input size ", input.shape(), " output size ", output.shape(),
-                         "\n");  // one write: replicas print at the same time
+    // A single write, because replicas print concurrently.
+    std::cout << ls::str("\tIn Model: input size ", input.shape(), " output size ", output.shape(), "\n");
     return output;
   }
   void fields(ls::nn::Fields& f) override { f("fc", fc); }
@@ -36,11 +36,10 @@ int main() {
   else std::cout << "Let's use " << ls::device_count() << " devices.\n";
 
   Model model(input_size, output_size);
-  ls::parallel::DataParallel parallel(
-      model, [&] { return Model(input_size, output_size); });  // all devices; the factory makes replicas
+  // Uses all devices; the factory makes replicas.
+  ls::parallel::DataParallel parallel(model, [&] { return Model(input_size, output_size); });
   const ls::Device device = ls::all_devices()[0];
-  parallel.to(device);  // the parameters belong on the first of the devices; a module moves in place, a tensor's .to()
-                        // gives a copy
+  parallel.to(device);  // parameters must be on the first device; a module moves in place, a tensor's .to() copies
   ls::optim::SGD optimizer(parallel.parameters(), {.lr = 0.01});
 
   ls::data::DataLoader loader(RandomDataset(data_size, input_size, output_size),
@@ -50,7 +49,7 @@ int main() {
     std::cout << "Outside: input size " << x.shape() << " output size " << output.shape() << "\n";
     const ls::Variable loss = ls::mse_loss(output, y.to(device));  // shapes must agree: a target (64, 5) is an error
     optimizer.zero_grad();
-    loss.backward();   // sums the replicas' gradients on the first device: nothing is left to average
+    loss.backward();   // sums the replicas' gradients on the first device; no averaging is needed
     optimizer.step();  // the next forward copies the new parameters
   }
   std::cout << to_string(parallel.bytes_moved());

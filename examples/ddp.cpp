@@ -1,5 +1,5 @@
-// DistributedDataParallel under a launcher, which says in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT who
-// we are.
+// DistributedDataParallel under a launcher, which passes the rank in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+// MASTER_PORT.
 //   lockstep run --nproc 2 -- build/examples/ddp --max_epochs 5 --batch_size 32
 #include <CLI/CLI.hpp>
 
@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     lockstep::dist::init();
-    lockstep::dist::guard([&] { train_rank(max_epochs, batch_size); });  // what goes wrong here, all ranks are told
+    lockstep::dist::guard([&] { train_rank(max_epochs, batch_size); });  // reports an error here to all ranks
     lockstep::dist::shutdown();
   } catch (const lockstep::Error& error) {
     std::cerr << "error: " << error.what() << "\n";

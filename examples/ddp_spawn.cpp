@@ -1,4 +1,4 @@
-// DistributedDataParallel without a launcher: this program starts its ranks itself, as processes or as threads.
+// DistributedDataParallel without a launcher: the program starts its ranks itself, as processes or as threads.
 //   ddp_spawn --world_size 2 --max_epochs 5 --batch_size 32
 #include <CLI/CLI.hpp>
 
@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     using lockstep::dist::SpawnOptions;
-    // Each call is a rank of a world of its own: inside, dist::world() is the group of all.
+    // Each call is one rank; inside it, dist::world() is the group of all ranks.
     lockstep::dist::spawn(world_size, [&](int) { train_rank(max_epochs, batch_size); },
                           {.kind = threads ? SpawnOptions::Kind::threads : SpawnOptions::Kind::processes});
   } catch (const lockstep::Error& error) {

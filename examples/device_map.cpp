@@ -1,9 +1,8 @@
-// Model parallelism by a map: a GPT from a file over devices, host memory and disk, without ever being whole in one
-// place.
-//   LOCKSTEP_CPU_DEVICES=2 device_map                                              half of it on each device
-//   LOCKSTEP_CPU_DEVICES=2 device_map sequential cpu:0=64KiB cpu:1=40KiB cpu=30KiB     limits; what is left lies on
-//   disk
-//   ... --svg FILE                                                                 draws it
+// Model parallelism by a device map: a GPT from a file is spread over devices, host memory and disk, and is never whole
+// in one place.
+//   LOCKSTEP_CPU_DEVICES=2 device_map                                               half of it on each device
+//   LOCKSTEP_CPU_DEVICES=2 device_map sequential cpu:0=64KiB cpu:1=40KiB cpu=30KiB  limits; the rest stays on disk
+//   ... --svg FILE                                                                  draws the map
 #include <lockstep.h>
 
 #include <unistd.h>
@@ -33,13 +32,13 @@ int main(int argc, char** argv) try {
   } at_end{file};
   {
     ls::manual_seed(1);
-    ls::nn::GPT trained(shape);  // stands for one that somebody has trained
+    ls::nn::GPT trained(shape);  // stands for a trained model
     ls::data::save_safetensors(file.string(), trained.state());
   }
 
   std::optional<ls::nn::GPT> model;
   {
-    const ls::nn::BuildEmpty scope;  // parameters without memory: they come from the file
+    const ls::nn::BuildEmpty scope;  // parameters without memory; they are read from the file
     model.emplace(shape);
   }
   const ls::device_map::Placement plan = ls::device_map::infer(*model, mode, options);
@@ -52,7 +51,8 @@ int main(int argc, char** argv) try {
     std::cout << i++ << ",\t" << p.name << "\t" << p.variable.device() << "\t" << p.variable.dtype() << "\n";
 
   const ls::NoGrad no_grad;
-  const auto own = dispatched.hold();  // generate() is no operator()
+  // generate() does not go through operator(), so load the model's own tensors here.
+  const auto own = dispatched.hold();
   ls::manual_seed(2);
   const ls::nn::Generated said =
       ls::nn::generate(*model, std::vector<int64_t>{0}, {.max_new_tokens = 8, .do_sample = true, .top_k = 0});

@@ -1,4 +1,5 @@
-// Model parallelism by hand: layers on different devices, one after the other, for a model that does not fit on one.
+// Model parallelism by hand, for a model that does not fit on one device: layers are on different devices and run one
+// after another.
 //   LOCKSTEP_CPU_DEVICES=2 model_parallel
 #include <lockstep.h>
 
@@ -13,7 +14,7 @@ struct ToyModel : ls::nn::Layer<ToyModel> {
   }
   ls::Variable forward(const ls::Variable& x) {
     const ls::Variable hidden = net1(x.to(first));
-    return net2(ls::relu(hidden.to(second)));  // .to() is an operation on the tape: gradients go back the same way
+    return net2(ls::relu(hidden.to(second)));  // .to() is recorded on the tape, so gradients move back
   }
   void fields(ls::nn::Fields& f) override { f("net1", net1)("net2", net2); }
 
@@ -36,7 +37,7 @@ int main() {
     try {
       ls::mse_loss(outputs, labels);
       if (devices.size() > 1) return 1;
-    } catch (const ls::Error& error) {  // the label must be where the output is
+    } catch (const ls::Error& error) {  // the target must be on the output's device
       if (step == 0) std::cout << error.what() << "\n";
     }
     const ls::Variable loss = ls::mse_loss(outputs, labels.to(outputs.device()));

@@ -1,8 +1,8 @@
 // Model parallelism by hand, with the batch in splits: while the second device works on one split, the first works on
 // the next.
 //   LOCKSTEP_CPU_DEVICES=2 model_parallel_pipelined
-// Operations on a GPU are only enqueued, so one thread keeps two of them busy; virtual CPU devices take turns. For
-// ranks, schedules and larger models see docs/pipeline.md.
+// GPU operations are asynchronous, so one thread keeps two GPUs busy; virtual CPU devices take turns. For ranks,
+// schedules and larger models see docs/pipeline.md.
 #include <lockstep.h>
 
 #include <iostream>
@@ -20,7 +20,7 @@ struct ToyModel : ls::nn::Layer<ToyModel> {
   }
   ls::Variable forward(const ls::Variable& x) {
     std::vector<ls::Variable> outputs;
-    ls::Variable before;  // a split that has left the first device
+    ls::Variable before;  // the split that has left the first device
     for (int64_t at = 0; at < x.size(0); at += split_size) {
       const ls::Variable split = x.narrow(0, at, std::min(split_size, x.size(0) - at));
       if (before.defined()) outputs.push_back(net2(before));

@@ -1,5 +1,5 @@
 #pragma once
-// What ddp_spawn.cpp and ddp.cpp share: the dataset, and a trainer that knows nothing of how its rank was started.
+// Shared by ddp_spawn.cpp and ddp.cpp: the dataset, and a trainer that does not depend on how its rank was started.
 #include <lockstep.h>
 
 #include <iostream>
@@ -7,7 +7,7 @@
 #include "dist/process_group.h"
 #include "parallel/ddp.h"
 
-/// 20 numbers in, one out, all random. Every rank makes the same ones, and reads its own part.
+/// 20 random numbers in, one out. Every rank creates the same data and reads its own part.
 struct MyTrainDataset : lockstep::data::Dataset<lockstep::data::Example> {
   explicit MyTrainDataset(int64_t size) : inputs(lockstep::rand({size, 20})), targets(lockstep::rand({size, 1})) {}
   int64_t size() const override { return inputs.size(0); }
@@ -16,12 +16,16 @@ struct MyTrainDataset : lockstep::data::Dataset<lockstep::data::Example> {
   lockstep::Tensor inputs, targets;
 };
 
+/// Trains a model with DistributedDataParallel and any optimizer.
 class Trainer {
  public:
+  /// Batches of this rank.
   using Loader = lockstep::data::DataLoader<>;
+  /// Wraps the model; all ranks must construct it.
   Trainer(lockstep::nn::Module& model, Loader& loader, lockstep::optim::Optimizer& optimizer)
       : ddp_(model), loader_(loader), optimizer_(optimizer), rank_(lockstep::dist::world().rank()) {}
 
+  /// Runs all epochs, and prints as it goes.
   void train(int64_t max_epochs) {
     for (int64_t epoch = 0; epoch < max_epochs; ++epoch) run_epoch(epoch);
     say("Done | Bias: ", ddp_.module().named_parameters()[1].variable.item());  // the same on all ranks
@@ -31,7 +35,7 @@ class Trainer {
   void run_epoch(int64_t epoch) {
     double loss = 0;
     int64_t batch_size = 0;
-    for (auto& [x, y] : loader_) {  // the loader passes its epoch on to the sampler: another order every time
+    for (auto& [x, y] : loader_) {  // the loader passes its epoch to the sampler, which reshuffles
       batch_size = std::max(batch_size, x.size(0));
       loss += run_batch(x, y);
     }
@@ -41,15 +45,15 @@ class Trainer {
 
   double run_batch(const lockstep::Tensor& x, const lockstep::Tensor& y) {
     optimizer_.zero_grad();
-    // Mean squared error: the targets are numbers. (Cross entropy over a single class is constant 0, and trains
-    // nothing.)
+    // Mean squared error, because the targets are real numbers. Cross entropy over a single class would be constantly 0
+    // and train nothing.
     const lockstep::Variable loss = lockstep::mse_loss(ddp_(x), y);
-    loss.backward();  // gradients are averaged over the ranks when it returns
+    loss.backward();  // on return gradients are averaged over the ranks
     optimizer_.step();
     return loss.item();
   }
 
-  template <class... Args> void say(const Args&... args) {  // in one write: other ranks print too
+  template <class... Args> void say(const Args&... args) {  // a single write, because other ranks print too
     std::cout << lockstep::str("[Rank: ", rank_, "] ", args..., "\n") << std::flush;
   }
 
@@ -59,7 +63,7 @@ class Trainer {
   int rank_;
 };
 
-/// What one rank does.
+/// The program of one rank.
 inline void train_rank(int64_t max_epochs, int64_t batch_size) {
   namespace ls = lockstep;
   const ls::dist::ProcessGroup& world = ls::dist::world();

@@ -1,3 +1,4 @@
+// Activations and dropout layers. See activation.h.
 #include "nn/activation.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@ namespace {
 
 Tensor constant(const Variable& x, double value) { return full({}, value, {.dtype = x.dtype(), .device = x.device()}); }
 
-/// x, or slope x where x <= 0; infinities meet no 0.
+/// x, or slope x where x <= 0. Written so that infinities are never multiplied by 0, which would give NaN.
 Variable leaky(const Variable& x, const Variable& slope) {
   return relu(x) + slope * masked_fill(x, gt(x.tensor(), constant(x, 0)), 0);
 }
@@ -24,7 +25,8 @@ double not_negative(const char* layer, double lambda) {
   return lambda;
 }
 
-/// 1 with probability 1 - p for each element, or for each of the first `dims` dims; else 0.
+/// A dropout mask: 1 with probability 1 - p, else 0. One draw per index of the first `dims` dims; broadcasts over the
+/// rest.
 Tensor kept(const Variable& x, int dims, double p) {
   Shape shape = x.shape();
   std::fill(shape.begin() + dims, shape.end(), 1);

@@ -1,50 +1,64 @@
 #pragma once
-// Activations, Dropout and its kin, Flatten, and losses as layers. Only PReLU has parameters.
+// Activations, dropout layers, Flatten, and losses as layers. Only PReLU has parameters. Elementwise layers take any
+// shape and give the same shape; the formulas below are per element.
 #include "nn/module.h"
 
 namespace lockstep::nn {
 
+/// max(x, 0).
 struct ReLU : Layer<ReLU> {
   Variable forward(const Variable& x) { return relu(x); }
 };
+/// x sigmoid(x), also called swish (Elfwing et al., 2017).
 struct SiLU : Layer<SiLU> {
   Variable forward(const Variable& x) { return silu(x); }
 };
+/// tanh(x).
 struct Tanh : Layer<Tanh> {
   Variable forward(const Variable& x) { return tanh(x); }
 };
+/// 1 / (1 + exp(-x)).
 struct Sigmoid : Layer<Sigmoid> {
   Variable forward(const Variable& x) { return sigmoid(x); }
 };
+/// x tanh(log(1 + exp(x))) (Misra, 2019).
 struct Mish : Layer<Mish> {
   Variable forward(const Variable& x) { return mish(x); }
 };
+/// x clamp(x + 3, 0, 6) / 6 (Howard et al., 2019).
 struct Hardswish : Layer<Hardswish> {
   Variable forward(const Variable& x) { return hardswish(x); }
 };
+/// clamp(x + 3, 0, 6) / 6.
 struct Hardsigmoid : Layer<Hardsigmoid> {
   Variable forward(const Variable& x) { return hardsigmoid(x); }
 };
+/// log(sigmoid(x)).
 struct LogSigmoid : Layer<LogSigmoid> {
   Variable forward(const Variable& x) { return log_sigmoid(x); }
 };
+/// x clamped to [0, 6].
 struct ReLU6 : Layer<ReLU6> {
   Variable forward(const Variable& x) { return clamp(x, 0, 6); }
 };
+/// x - tanh(x).
 struct Tanhshrink : Layer<Tanhshrink> {
   Variable forward(const Variable& x) { return x - tanh(x); }
 };
+/// x / (1 + |x|).
 struct Softsign : Layer<Softsign> {
   Variable forward(const Variable& x) { return x / (abs(x) + 1.0); }
 };
-/// Keeps mean 0 and deviation 1 (Klambauer et al., 2017).
+/// A scaled ELU whose outputs tend to mean 0 and standard deviation 1 (Klambauer et al., 2017).
 struct SELU : Layer<SELU> {
   Variable forward(const Variable& x) {
     return elu(x, 1.6732632423543772848170429916717) * 1.0507009873554804934193349852946;
   }
 };
 
+/// x times the normal distribution function at x (Hendrycks and Gimpel, 2016), exact (erf) or by the tanh formula.
 struct GELU : Layer<GELU> {
+  /// approximate: erf for the exact function, tanh for the approximation that GPT-2 uses.
   struct Options {
     Gelu approximate = Gelu::erf;
   };
@@ -55,7 +69,9 @@ struct GELU : Layer<GELU> {
   Gelu approximate;
 };
 
+/// x, or slope x where x < 0.
 struct LeakyReLU : Layer<LeakyReLU> {
+  /// slope: factor of negative inputs.
   struct Options {
     double slope = 0.01;
   };
@@ -65,7 +81,9 @@ struct LeakyReLU : Layer<LeakyReLU> {
   double slope;
 };
 
+/// x, or alpha (exp(x) - 1) where x < 0 (Clevert et al., 2015).
 struct ELU : Layer<ELU> {
+  /// alpha: the limit at -infinity is -alpha.
   struct Options {
     double alpha = 1;
   };
@@ -77,41 +95,52 @@ struct ELU : Layer<ELU> {
 
 /// alpha elu(x / alpha), alpha > 0: smooth at 0 (Barron, 2017).
 struct CELU : Layer<CELU> {
+  /// The options of ELU.
   using Options = ELU::Options;
+  /// Error unless alpha > 0.
   explicit CELU(const Options& o = {});
   Variable forward(const Variable& x) { return elu(x / alpha) * alpha; }
   double alpha;
 };
 
-/// x, or weight x where x <= 0: one weight, or one for each channel in dim 1. They start at 0.25 (He et al., 2015).
+/// x, or weight x where x <= 0, with a learned weight: one for all, or one per channel in dim 1 (He et al., 2015).
 struct PReLU : Layer<PReLU> {
+  /// channels: number of weights, 1 or the size of dim 1; init: their start value.
   struct Options {
     int64_t channels = 1;
     double init = 0.25;
   };
   PReLU() : PReLU(Options{}) {}
+  /// Error unless channels > 0.
   explicit PReLU(const Options& o);
+  /// Error unless channels is 1 or the size of dim 1.
   Variable forward(const Variable& x);
   void fields(Fields& f) override { f("weight", weight); }
   Variable weight;
 };
 
-/// x, or slope x where x <= 0: a slope from [lower, upper) for each element while training, else the one between them.
+/// x, or slope x where x <= 0. In training each element draws its slope from [lower, upper); in evaluation the slope is
+/// their mean.
 struct RReLU : Layer<RReLU> {
+  /// Bounds of the slopes.
   struct Options {
     double lower = 1.0 / 8, upper = 1.0 / 3;
   };
   RReLU() : RReLU(Options{}) {}
+  /// Error unless lower and upper are finite and lower <= upper.
   explicit RReLU(const Options& options);
   Variable forward(const Variable& x);
   Options o;
 };
 
+/// x clamped to [low, high].
 struct Hardtanh : Layer<Hardtanh> {
+  /// Bounds of the output.
   struct Options {
     double low = -1, high = 1;
   };
   Hardtanh() : Hardtanh(Options{}) {}
+  /// Error unless low <= high.
   explicit Hardtanh(const Options& options);
   Variable forward(const Variable& x) { return clamp(x, o.low, o.high); }
   Options o;
@@ -119,18 +148,22 @@ struct Hardtanh : Layer<Hardtanh> {
 
 /// x where |x| > lambda >= 0, else 0.
 struct Hardshrink : Layer<Hardshrink> {
+  /// lambda: half the width of the zone that becomes 0.
   struct Options {
     double lambda = 0.5;
   };
   Hardshrink() : Hardshrink(Options{}) {}
+  /// Error unless lambda >= 0.
   explicit Hardshrink(const Options& o);
   Variable forward(const Variable& x);
   double lambda;
 };
 
-/// The same, nearer to 0 by lambda.
+/// x - lambda where x > lambda, x + lambda where x < -lambda, else 0.
 struct Softshrink : Layer<Softshrink> {
+  /// The options of Hardshrink.
   using Options = Hardshrink::Options;
+  /// Error unless lambda >= 0.
   explicit Softshrink(const Options& o = {});
   Variable forward(const Variable& x);
   double lambda;
@@ -138,15 +171,19 @@ struct Softshrink : Layer<Softshrink> {
 
 /// x where x > threshold, else value.
 struct Threshold : Layer<Threshold> {
+  /// Inputs up to `threshold` become `value`.
   struct Options {
     double threshold, value;
   };
+  /// Error if the threshold is NaN.
   explicit Threshold(const Options& options);
   Variable forward(const Variable& x);
   Options o;
 };
 
+/// log(1 + exp(beta x)) / beta; x itself where beta x > threshold.
 struct Softplus : Layer<Softplus> {
+  /// beta: sharpness; threshold: above it the function is linear.
   struct Options {
     double beta = 1, threshold = 20;
   };
@@ -156,7 +193,9 @@ struct Softplus : Layer<Softplus> {
   Options o;
 };
 
+/// exp(x) / sum of exp(x) along dim.
 struct Softmax : Layer<Softmax> {
+  /// dim: along which the outputs add up to 1.
   struct Options {
     int64_t dim = -1;
   };
@@ -165,111 +204,141 @@ struct Softmax : Layer<Softmax> {
   Variable forward(const Variable& x) { return softmax(x, dim); }
   int64_t dim;
 };
+/// log(softmax(x)) along dim.
 struct LogSoftmax : Layer<LogSoftmax> {
+  /// The options of Softmax.
   using Options = Softmax::Options;
   explicit LogSoftmax(const Options& o = {}) : dim(o.dim) {}
   Variable forward(const Variable& x) { return log_softmax(x, dim); }
   int64_t dim;
 };
+/// softmax(-x) along dim.
 struct Softmin : Layer<Softmin> {
+  /// The options of Softmax.
   using Options = Softmax::Options;
   explicit Softmin(const Options& o = {}) : dim(o.dim) {}
   Variable forward(const Variable& x) { return softmax(-x, dim); }
   int64_t dim;
 };
-/// a sigmoid(b) of the halves (a, b) of dim (Dauphin et al., 2017).
+/// a sigmoid(b), where (a, b) are the halves of x along dim (Dauphin et al., 2017).
 struct GLU : Layer<GLU> {
+  /// The options of Softmax: the dim that is halved.
   using Options = Softmax::Options;
   explicit GLU(const Options& o = {}) : dim(o.dim) {}
+  /// Halves dim. Error if its size is odd.
   Variable forward(const Variable& x);
   int64_t dim;
 };
 
-/// Over the channels of (N, C, H, W) or (C, H, W).
+/// Softmax over the channels of (N, C, H, W) or (C, H, W).
 struct Softmax2d : Layer<Softmax2d> {
+  /// Error unless x has 3 or 4 dims.
   Variable forward(const Variable& x);
 };
 
-/// Zeroes elements with probability p while training, and scales the others by 1 / (1 - p).
+/// In training zeroes each element with probability p and scales the others by 1 / (1 - p) (Srivastava et al., 2014).
 struct Dropout : Layer<Dropout> {
+  /// p: probability that an element is zeroed.
   struct Options {
     double p = 0.5;
   };
   Dropout() : Dropout(Options{}) {}
+  /// Error unless p is in [0, 1].
   explicit Dropout(const Options& o) : p(o.p) {
     LOCKSTEP_CHECK(p >= 0 && p <= 1, "[Dropout] expected p in [0, 1], got ", p);
   }
   Variable forward(const Variable& x) { return dropout(x, p, is_training(), part); }
-  /// Its calls give back x, and nobody notices them.
+  /// True if a call returns x unchanged and no hook needs the call.
   bool is_identity() const { return !has_hooks() && (p == 0 || !is_training()); }
-  /// residual + what it makes of x: in one pass, unless somebody has hooked into its calls.
+  /// residual + dropout(x), fused into one pass unless the layer has hooks.
   Variable added(const Variable& residual, const Variable& x) {
     return has_hooks() ? add(residual, (*this)(x)) : add_dropout(residual, x, p, is_training(), part);
   }
   std::string options() const override { return str("p ", p); }
   void sliced(const PartOf& of) override { part = of; }
   double p;
-  PartOf part;  ///< when x is a part of a tensor
+  PartOf part;  ///< set if x is a part of a sharded tensor: the mask is that of the whole tensor
 };
 
-/// Whole channels, all with probability p: x (N, C, ...), or (C, ...), with as many dims behind C as the name says.
+/// Base of Dropout1d/2d/3d: in training zeroes whole channels with probability p and scales the others by 1 / (1 - p).
+/// Input (N, C, ...) or (C, ...), with 1, 2 or 3 spatial dims.
 struct ChannelDropout : Layer<ChannelDropout> {
+  /// The options of Dropout.
   using Options = Dropout::Options;
+  /// Error unless x.dim() is in allowed_ranks.
   Variable forward(const Variable& x);
   std::string options() const override { return str("p ", p); }
   double p;
-  Dims allowed_ranks;  ///< the last one is with a batch
+  Dims allowed_ranks;  ///< accepted x.dim(); the last one is with a batch
 
  protected:
   ChannelDropout(const char* kind, const Options& o, const Dims& ranks);
 };
+/// Input (N, C, L) or (C, L).
 struct Dropout1d : ChannelDropout {
+  /// Error unless p is in [0, 1].
   explicit Dropout1d(const Options& o = {}) : ChannelDropout("Dropout1d", o, {2, 3}) {}
 };
-/// x (N, C, H, W)
+/// Input (N, C, H, W).
 struct Dropout2d : ChannelDropout {
+  /// Error unless p is in [0, 1].
   explicit Dropout2d(const Options& o = {}) : ChannelDropout("Dropout2d", o, {4}) {}
 };
+/// Input (N, C, D, H, W) or (C, D, H, W).
 struct Dropout3d : ChannelDropout {
+  /// Error unless p is in [0, 1].
   explicit Dropout3d(const Options& o = {}) : ChannelDropout("Dropout3d", o, {4, 5}) {}
 };
 
-/// Behind SELU: what is dropped becomes SELU's lowest value, and mean and deviation stay (Klambauer et al., 2017).
+/// Dropout for networks with SELU: dropped elements take SELU's lowest value, and an affine map keeps mean and standard
+/// deviation (Klambauer et al., 2017).
 struct AlphaDropout : Layer<AlphaDropout> {
+  /// The options of Dropout.
   using Options = Dropout::Options;
+  /// Error unless p is in [0, 1].
   explicit AlphaDropout(const Options& o = {});
   Variable forward(const Variable& x);
   std::string options() const override { return str("p ", p); }
   double p;
-  bool channels = false;  ///< whole ones
+  bool channels = false;  ///< drop whole channels
 };
-/// The same with whole channels: x (N, C, ...)
+/// AlphaDropout of whole channels. Input (N, C, ...).
 struct FeatureAlphaDropout : AlphaDropout {
+  /// Error unless p is in [0, 1].
   explicit FeatureAlphaDropout(const Options& o = {}) : AlphaDropout(o) { channels = true; }
 };
 
+/// Merges dims `first` to `last` (inclusive) into one.
 struct Flatten : Layer<Flatten> {
+  /// The first and last dim to merge; negative ones count from the end.
   struct Options {
     int64_t first = 1, last = -1;
   };
   Flatten() : Flatten(Options{}) {}
   explicit Flatten(const Options& options) : o(options) {}
+  /// A view of x where its strides allow, else a copy.
   Variable forward(const Variable& x) { return x.flatten(o.first, o.last); }
   Options o;
 };
 
-// Losses as layers, for code written that way; the functions in autograd/ops.h are the same.
+// Losses as layers. The functions in autograd/ops.h compute the same.
+/// Mean of (x - target)^2.
 struct MSELoss : Layer<MSELoss> {
+  /// A scalar; both of the same shape.
   Variable forward(const Variable& x, const Variable& target) { return mse_loss(x, target); }
 };
+/// Mean of |x - target|.
 struct L1Loss : Layer<L1Loss> {
   Variable forward(const Variable& x, const Variable& target) { return l1_loss(x, target); }
 };
+/// Mean binary cross entropy of sigmoid(x) with targets in [0, 1].
 struct BCEWithLogitsLoss : Layer<BCEWithLogitsLoss> {
   Variable forward(const Variable& x, const Variable& target) { return bce_with_logits(x, target); }
 };
+/// cross_entropy(): logits (N, C, ...), targets class indices i64 (N, ...) or probabilities.
 struct CrossEntropyLoss : Layer<CrossEntropyLoss> {
   explicit CrossEntropyLoss(CrossEntropyOptions options = CrossEntropyOptions()) : o(std::move(options)) {}
+  /// The loss, a scalar unless the options say otherwise.
   Variable forward(const Variable& logits, const Variable& target) { return cross_entropy(logits, target, o); }
   CrossEntropyOptions o;
 };

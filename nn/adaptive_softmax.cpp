@@ -1,3 +1,4 @@
+// AdaptiveLogSoftmaxWithLoss. See adaptive_softmax.h.
 #include "nn/adaptive_softmax.h"
 
 #include <cmath>
@@ -47,7 +48,8 @@ AdaptiveLogSoftmaxWithLoss::Output AdaptiveLogSoftmaxWithLoss::forward(const Var
   const Variable rows = single ? x.unsqueeze(0) : x;
   const auto classes = target.reshape({rows.size(0)}).to_vector<int64_t>();
   const size_t clusters = o.cutoffs.size() - 1;
-  std::vector<std::vector<int64_t>> of(clusters), within(clusters);  // rows of each cluster, and their classes there
+  // Per cluster: rows of x, and their classes relative to the cluster.
+  std::vector<std::vector<int64_t>> of(clusters), within(clusters);
   std::vector<int64_t> in_head;
   for (size_t row = 0; row < classes.size(); ++row) {
     const int64_t c = classes[row];
@@ -65,7 +67,7 @@ AdaptiveLogSoftmaxWithLoss::Output AdaptiveLogSoftmaxWithLoss::forward(const Var
   };
   Variable output = gather(log_softmax(head(rows), 1), 1, column(in_head)).squeeze(1);
   for (size_t i = 0; i < clusters; ++i) {
-    // Without rows, too: ranks whose targets differ must run the same modules, and all their gradients be there.
+    // Empty clusters run too: ranks must run the same modules, and every parameter must get a gradient.
     const Tensor places = column(of[i]).squeeze(1);
     const Variable scores = log_softmax(tail[i](index_select(rows, 0, places)), 1);
     output = scatter_add(output, 0, places, gather(scores, 1, column(within[i])).squeeze(1).to(output.dtype()));

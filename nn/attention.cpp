@@ -1,3 +1,4 @@
+// MultiHeadAttention: self-attention, with and without a cache. The torch.nn form is in cross_attention.cpp.
 #include "nn/attention.h"
 
 #include <cmath>
@@ -71,7 +72,7 @@ void MultiHeadAttention::set_sparsity(const SparsityConfig& config) {
   SparsityConfig known = config;
   known.unidirectional = config.unidirectional.value_or(o.causal);
   check_sparsity(known);
-  o.causal = *known.unidirectional;  // by token: blocks of the diagonal do not show what is to come
+  o.causal = *known.unidirectional;  // masks single tokens too: a block on the diagonal also covers later tokens
   o.sparse = std::move(known);
   layout_ = nullptr;
 }
@@ -111,7 +112,7 @@ MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& all) const {
   return {by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
 }
 
-/// With queries and keys turned by their positions, where there is rope.
+/// Applies rotary positions, starting at `position`, to queries and keys; without rope returns its argument.
 Variable MultiHeadAttention::placed(Variable all, int64_t position) {
   if (!o.rope) return all;
   const int64_t tokens = all.size(1), end = part ? tokens * part->ranks : position + tokens;
@@ -126,7 +127,7 @@ Variable MultiHeadAttention::turned(Variable all, const RopeTable::Angles& angle
   return rotary_packed(std::move(all), o.heads + o.kv_heads, o.heads + 2 * o.kv_heads, angles.cosine, angles.sine);
 }
 
-/// (B, H, T, D) as (B, T, H * D).
+/// (B, H, T, D) to (B, T, H * D).
 Variable MultiHeadAttention::joined(const Variable& heads) {
   return heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), o.heads * o.head_size});
 }
@@ -172,7 +173,7 @@ Variable MultiHeadAttention::attended(const Variable& x, const std::vector<KvRow
   return parts.size() == 1 ? parts[0] : cat(parts, 1);
 }
 
-/// Before `end` tokens are in a cache.
+/// Checks that a cache may grow to `end` tokens.
 void MultiHeadAttention::check_cached(int64_t end) const {
   LOCKSTEP_CHECK(
       !part,
@@ -182,7 +183,7 @@ void MultiHeadAttention::check_cached(int64_t end) const {
                  " tokens (max_context), got ", end);
 }
 
-/// with_cache() for caches that are blocks of one memory: all sequences at once.
+/// with_cache() for paged caches: all sequences in one kernel.
 Variable MultiHeadAttention::in_blocks(Variable projected, const std::vector<KvRows>& rows) {
   std::vector<int64_t> positions;
   int64_t longest = 0;
@@ -209,10 +210,10 @@ Variable MultiHeadAttention::in_blocks(Variable projected, const std::vector<KvR
   return joined(paged_attention(h.q.tensor(), rows[0].cache->keys, rows[0].cache->values, paged, o.window));
 }
 
-/// Attends from `projected` to the cache and itself; (B, T, heads * head size), before out_proj.
+/// Appends `projected` to the cache and attends to it; gives (B, T, heads * head size), before out_proj.
 Variable MultiHeadAttention::with_cache(Variable projected, KvCache& cache) {
   check_cached(cache.length + projected.size(1));
-  const int64_t first = before_window(cache.length, o.window);  // of these tokens
+  const int64_t first = before_window(cache.length, o.window);  // tokens before the window of the first new token
   const Heads h = split(placed(std::move(projected), cache.length));
   cache.append(h.k.tensor(), h.v.tensor(), o.max_context);
   const DType dtype = h.q.dtype();

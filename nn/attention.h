@@ -1,5 +1,6 @@
 #pragma once
-// Multi-head attention: many heads over one projection, grouped-query, rotary, and a cache for generation.
+// Multi-head attention: grouped-query heads, rotary positions, sliding windows, block-sparse layouts, a key-value cache
+// for generation, and torch.nn.MultiheadAttention's interface.
 #include "nn/activation.h"
 #include "nn/linear.h"
 #include "nn/rope.h"
@@ -7,88 +8,101 @@
 
 namespace lockstep::nn {
 
-/// Keys and values of the tokens seen so far, (B, kv heads, room, head size). The room doubles when it is full, from
-/// 256 tokens on. Or, with a table: of one sequence, in blocks of a memory (blocks, kv heads, tokens of a block, head
-/// size) that others share; who owns the table has made room.
+/// Keys and values of the tokens so far, for generation. Without a table: tensors (B, kv heads, room, head size) whose
+/// room starts at 256 tokens and doubles when full. With a table (paged cache): one sequence, whose tokens lie in the
+/// blocks `table` of a shared memory (blocks, kv heads, tokens per block, head size); the owner of the table has
+/// allocated enough blocks.
 struct KvCache {
   Tensor keys, values;
   int64_t length = 0;
-  std::optional<DType> dtype = {};  ///< f16 or bf16 take half of the memory; none: as computed
+  std::optional<DType> dtype = {};  ///< of the stored values; f16 and bf16 halve the memory. Default: the dtype of k
   const std::vector<int32_t>* table = nullptr;
 
-  /// k and v (B, kv heads, T, head size) behind what is there; room for more than `most` tokens is not made ahead.
+  /// Appends k and v (B, kv heads, T, head size). Growing doubles the room, but never beyond max(`most`, tokens
+  /// needed).
   void append(const Tensor& k, const Tensor& v, int64_t most);
-  /// The part of keys or values that is filled, in `as`; without the first tokens of it, in whole blocks of a table.
+  /// The filled part of `of` (keys or values) in dtype `as`, without its first `first` tokens (with a table a multiple
+  /// of the block size).
   Tensor filled(const Tensor& of, DType as, int64_t first = 0) const;
 };
 
-/// A sequence of a batch whose sequences have lengths of their own: how many of the batch's rows are its next tokens.
+/// One sequence of a ragged batch: its cache, and how many consecutive rows of the batch are its next tokens.
 struct KvRows {
   KvCache* cache;
   int64_t tokens;
 };
 
-/// A rank's part of a sequence that several share (parallel/sequence/context_parallel.h).
+/// This rank's part of a sequence that several ranks share (parallel/sequence/context_parallel.h).
 struct SequencePart {
   int ranks = 1;
-  std::function<Tensor(int64_t tokens)> positions;  ///< in the sequence, i64, when this rank has so many of its tokens
-  /// In place of attention() on q (B, H, T, D) and k, v (B, G, T, D) of these tokens: sees all of the sequence.
+  /// Positions in the whole sequence, i64, of this rank's tokens when it holds `tokens` of them.
+  std::function<Tensor(int64_t tokens)> positions;
+  /// Replaces attention(): q (B, H, T, D) and k, v (B, G, T, D) of this rank's tokens, attending to the whole sequence.
   std::function<Variable(const Variable& q, const Variable& k, const Variable& v, const AttentionArgs& args)> attend;
 };
 
-/// What attention may not see, in torch.nn's words: bool masks are true where nothing is seen, floating ones are added
-/// to the scores.
+/// Masks as torch.nn.MultiheadAttention takes them: a bool mask is true where attention is forbidden, a floating one is
+/// added to the scores.
 struct AttentionMasks {
-  Tensor mask = {};     ///< (T, S), or (B * heads, T, S)
-  Tensor padding = {};  ///< of the keys, (B, S)
-  bool causal = false;  ///< query i sees keys up to i
+  Tensor mask = {};     ///< attn_mask: (T, S) or (B * heads, T, S)
+  Tensor padding = {};  ///< key_padding_mask, (B, S)
+  bool causal = false;  ///< query i sees keys 0 to i
+  /// True if there is any mask.
   bool any() const { return mask.defined() || padding.defined() || causal; }
 };
-/// Which weights a call of attention gives back: they cost the T x S matrix.
+/// Attention weights that a call returns. They require the whole T x S matrix in memory.
 enum class AttentionWeights { none, mean, of_heads };
+/// Result of the torch.nn form of forward().
 struct AttentionOutput {
   Variable output;   ///< (B, T, embed)
-  Variable weights;  ///< (B, T, S) the mean over heads, (B, heads, T, S), or undefined; behind their dropout
+  Variable weights;  ///< after dropout: (B, T, S) averaged over heads, (B, heads, T, S), or undefined
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) {
     fn(output);
     if (weights.defined()) fn(weights);
   }
 };
 
-/// x (B, T, embed) gives (B, T, embed). in_proj makes queries, keys and values, in this order of rows.
+/// x (B, T, embed) gives (B, T, embed) (Vaswani et al., 2017). The rows of in_proj are queries, keys, values, in this
+/// order.
 struct MultiHeadAttention : Layer<MultiHeadAttention> {
+  /// Error unless kv_heads divides heads, and heads divides embed or head_size is set.
   struct Options {
     int64_t embed, heads;
-    int64_t kv_heads = 0;  ///< fewer than heads: grouped-query attention (Ainslie et al., 2023); 0 means heads
-    bool causal = true, bias = true;       ///< bias: of in_proj, and of out_proj unless that says no
-    double dropout = 0;                    ///< of attention weights
-    std::shared_ptr<RopeTable> rope = {};  ///< rotary positions; other layers may have the same table
-    int64_t max_context = 2048;            ///< longest T with rope
-    int64_t head_size = 0;                 ///< 0 means embed / heads
+    int64_t kv_heads = 0;  ///< fewer than heads: grouped-query attention (Ainslie et al., 2023); 0: same as heads
+    bool causal = true, bias = true;       ///< bias: of in_proj, and of out_proj unless out_bias is false
+    double dropout = 0;                    ///< on attention weights
+    std::shared_ptr<RopeTable> rope = {};  ///< rotary positions; layers may share one table
+    int64_t max_context = 2048;            ///< upper bound of T with rope or a cache
+    int64_t head_size = 0;                 ///< 0: embed / heads
     bool out_bias = true;
-    int64_t first_head = 0, all_heads = 0;      ///< set by sliced(): these heads are part of so many
-    std::optional<SparsityConfig> sparse = {};  ///< attends to these blocks only
-    bool cross = false;                         ///< keys and values come of other sequences than queries
-    int64_t window = 0;  ///< causal: a token sees itself and the window - 1 before it; 0: all before it
+    /// Set by sliced() on a tensor-parallel rank: its first head, and the number of heads of the model.
+    int64_t first_head = 0, all_heads = 0;
+    std::optional<SparsityConfig> sparse = {};  ///< attend only to the blocks of this layout
+    bool cross = false;                         ///< keys and values come from another sequence than queries
+    int64_t window = 0;  ///< causal only: a token sees itself and the window - 1 tokens before it; 0: all before it
   };
+  /// in_proj.weight starts Xavier-uniform, biases at 0, as in PyTorch.
   explicit MultiHeadAttention(const Options& options);
-  /// mask: see attention() in tensor/ops.h
+  /// Self-attention. mask: see attention() in tensor/ops.h.
   Variable forward(const Variable& x, const Tensor& mask = {}) { return out_proj(attended(x, mask)); }
-  /// residual + that; out_proj adds it where adds().
+  /// residual + forward(x); fused into out_proj if adds().
   Variable forward(const Variable& x, const Variable& residual) { return out_proj(attended(x, Tensor()), residual); }
+  /// True if out_proj can add the residual in its product (Linear::adds()).
   bool adds() const { return out_proj.adds() && !is_watched(); }
-  /// torch.nn.MultiheadAttention: query (B, T, embed), key and value (B, S, embed), which are query itself unless the
-  /// options say cross. Neither rotary nor sparse.
+  /// torch.nn.MultiheadAttention: query (B, T, embed), key and value (B, S, embed). Without Options::cross, key and
+  /// value must be query. Error with rope or a sparse layout.
   AttentionOutput forward(const Variable& query, const Variable& key, const Variable& value,
                           const AttentionMasks& masks = {}, AttentionWeights wanted = AttentionWeights::none);
   using Layer::operator();
+  /// Same; allows masks in braces.
   AttentionOutput operator()(const Variable& query, const Variable& key, const Variable& value,
                              const AttentionMasks& masks, AttentionWeights wanted = AttentionWeights::none) {
-    return Layer::operator()(query, key, value, masks, wanted);  // masks in braces
+    return Layer::operator()(query, key, value, masks, wanted);
   }
-  /// Attends to the cached tokens as well, and adds x's to the cache. For generation, without gradients.
+  /// Appends x to the cache and attends to all tokens in it. For generation; records no gradients.
   Variable forward(const Variable& x, KvCache& cache);
-  /// The same for the rows of several sequences, one behind another: x (1, sum of their tokens, embed).
+  /// The same for several sequences at once, whose rows are concatenated: x (1, sum of their tokens, embed).
   Variable forward(const Variable& x, const std::vector<KvRows>& rows) {
     const NoGrad no_grad;
     return out_proj(attended(x, rows));
@@ -97,7 +111,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     const NoGrad no_grad;
     return out_proj(attended(x, rows), residual);
   }
-  /// The weights averaged over heads, (B, T, T). For looking at: this one does hold the matrix.
+  /// Attention weights averaged over heads, (B, T, T), for inspection. Holds the whole matrix in memory.
   Tensor weights(const Variable& x);
   void fields(Fields& f) override {
     f("in_proj", in_proj, cut::heads(o.heads, o.kv_heads))("out_proj", out_proj, cut::rows);
@@ -106,19 +120,19 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   void sliced(const PartOf& of) override;
   int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override;
   double flops_beside(int64_t tokens) const override;
-  /// From here on; in place of what it had.
+  /// Replaces the sparse layout. Error with a window, or if a causal model gets a bidirectional layout.
   void set_sparsity(const SparsityConfig& config);
   std::string options() const override;
 
   Options o;
   Linear in_proj, out_proj;
-  std::shared_ptr<SequencePart> part;  ///< null: x is a whole sequence
+  std::shared_ptr<SequencePart> part;  ///< set under context parallelism; null: x is a whole sequence
 
  private:
   struct Heads {
     Variable q, k, v;
-  };  // (B, H, T, D), (B, G, T, D) twice
-  // Before out_proj.
+  };  // q (B, H, T, D); k and v (B, G, T, D)
+  // Attention output before out_proj, (B, T, H * D).
   Variable attended(const Variable& x, const Tensor& mask);
   Variable attended(const Variable& x, const std::vector<KvRows>& rows);
   Variable placed(Variable projected, int64_t position);
@@ -134,7 +148,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   Variable merge(const Variable& heads);
   AttentionArgs args(int64_t tokens, Device device);
   std::shared_ptr<const BlockLayout> layout(int64_t tokens, Device device);
-  std::shared_ptr<const BlockLayout> layout_;  // of the last length
+  std::shared_ptr<const BlockLayout> layout_;  // cached for the last length
 };
 
 }  // namespace lockstep::nn

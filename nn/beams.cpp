@@ -1,3 +1,4 @@
+// Beam search. See beams.h.
 #include "nn/beams.h"
 
 #include <algorithm>
@@ -14,14 +15,14 @@ struct Beam {
   std::vector<KvCache> caches;
 };
 
-/// A beam continued by a token.
+/// A beam extended by a token.
 struct Extension {
   size_t beam;
   int64_t token;
-  double sum, logprob;  // logprob: what the model gave it
+  double sum, logprob;  // logprob: from the model, before process_logits()
 };
 
-/// Caches of the parents; keys and values are copied where a parent has more than one child, which write to one place.
+/// Gives each child its parent's caches. All children of a parent but the first get copies, as they append to them.
 void inherit(std::vector<Beam>& children, const std::vector<size_t>& parents, std::vector<Beam>& old) {
   for (size_t i = 0; i < children.size(); ++i) {
     children[i].caches = old[parents[i]].caches;
@@ -30,7 +31,7 @@ void inherit(std::vector<Beam>& children, const std::vector<size_t>& parents, st
   }
 }
 
-/// The best `count` continuations of all beams, best first; among equals the earlier beam and the lower id.
+/// The best `count` extensions of all beams, best first; ties go to the earlier beam, then to the lower id.
 std::vector<Extension> best_extensions(GPT& model, std::vector<Beam>& beams, const std::vector<int64_t>& prompt,
                                        const Generation& g, size_t count) {
   std::vector<std::span<const int64_t>> tokens;

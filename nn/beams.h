@@ -1,12 +1,12 @@
 #pragma once
-// Beam search as Transformers has it.
+// Beam search with the semantics of Hugging Face Transformers.
 #include "nn/generate.h"
 
 namespace lockstep::nn {
 
-/// The num_return_sequences best continuations of a prompt, best first. Each step looks at the 2 num_beams (more with
-/// several end tokens) likeliest continuations of the beams; those that end are kept by sum of log probabilities /
-/// length ^ length_penalty, the best others go on. `empty`: a cache for each block.
+/// The num_return_sequences best continuations of a prompt, best first. Each step considers the 2 num_beams most likely
+/// extensions of the beams (more with several end tokens). Ended ones are kept, ranked by sum of log probabilities /
+/// length ^ length_penalty; the best others continue. `empty`: one empty cache per block.
 std::vector<Generated> beam_search(GPT& model, const std::vector<int64_t>& prompt, const Generation& generation,
                                    const std::vector<KvCache>& empty);
 

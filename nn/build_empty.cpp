@@ -1,3 +1,4 @@
+// BuildEmpty: storages without memory that remember their initialisation. See build_empty.h.
 #include "nn/build_empty.h"
 
 #include <string_view>
@@ -11,7 +12,7 @@ namespace {
 thread_local int scopes = 0;
 constexpr const char* built_empty = "a model that was built empty";
 
-/// Lives in the emptied storage, and goes when that is filled.
+/// The initialisation of an empty parameter. Owned by its empty storage; released when that is filled.
 struct Origin {
   struct Step {
     RandomState random;
@@ -20,8 +21,8 @@ struct Origin {
   Shape shape;
   TensorOptions options;
   std::vector<Step> steps;
-  std::function<Tensor()> make;  // instead of steps
-  std::string what;              // it makes
+  std::function<Tensor()> make;  // replaces steps
+  std::string what;              // description of make
   std::vector<std::function<Tensor(const Tensor&)>> changes;
 };
 
@@ -66,7 +67,7 @@ Tensor start_of(const Variable& parameter) {
   const NoGrad no_grad;
   Tensor made = of->make ? of->make() : empty(of->shape, of->options);
   if (!of->make) run(*of, made);
-  const Ref<Storage> given = of->make ? made.storage() : Ref<Storage>();  // a file's pages, perhaps
+  const Ref<Storage> given = of->make ? made.storage() : Ref<Storage>();  // may be pages of a mapped file
   for (const auto& change : of->changes) made = change(made);
   made = made.to(parameter.dtype()).to(parameter.device());
   return made.storage() == given ? made.clone() : made;
@@ -77,7 +78,7 @@ void fill(const Variable& parameter) {
   if (!of) return;
   const NoGrad no_grad;
   const Tensor& there = parameter.tensor();
-  const std::shared_ptr<void> kept = there.storage()->origin();  // which goes with the emptiness
+  const std::shared_ptr<void> kept = there.storage()->origin();  // refill() would release it
   const bool in_place = of->make || (there.dtype() == of->options.dtype && there.device() == of->options.device);
   if (of->changes.empty() && in_place) {
     const Tensor made = of->make ? of->make() : Tensor();
@@ -136,7 +137,7 @@ void check_held(const std::string& where, const Held& held, double layers,
   const std::shared_ptr<Module> model = make();
   double numbers = 0;
   for (const NamedParameter& p : model->named_parameters()) numbers += double(p.variable.numel());
-  constexpr double most_of_a_byte = 4;  // codes of 2 bits
+  constexpr double most_of_a_byte = 4;  // 2-bit codes
   refuse_unless(numbers <= most_of_a_byte * double(held.bytes), str(numbers, " parameters"));
 }
 

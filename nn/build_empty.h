@@ -1,6 +1,7 @@
 #pragma once
-// A model is built empty, and filled where it lives: parameters have shapes and no memory, and keep how they would
-// start. Whoever owns one (a stage, a shard, a device) makes its values, with the bits of plain construction.
+// Models that are built without memory and filled later, where their values will live. Each parameter has a shape and
+// remembers its initialisation. Its owner (a stage, a shard, a device) creates the values; they are bit-identical to
+// those of plain construction.
 //
 //   std::optional<nn::GPT> model;
 //   {
@@ -21,44 +22,47 @@ namespace lockstep::nn {
 
 class Module;
 
-/// While it lives, parameters of modules that this thread makes get no memory. Scopes may be nested.
+/// While a BuildEmpty exists, modules that this thread constructs allocate no parameter memory. Scopes may be nested.
 class BuildEmpty {
  public:
   BuildEmpty();
   ~BuildEmpty();
   BuildEmpty(const BuildEmpty&) = delete;
+  /// True while this thread has a BuildEmpty.
   static bool is_active();
 };
 
-/// Whether this parameter was built empty and has no values yet.
+/// True if the parameter was built empty and has no values yet.
 bool is_built_empty(const Variable& parameter);
-/// The values with which it starts, in its dtype and on its device, as a new tensor.
+/// The start values, as a new tensor in the parameter's dtype and on its device. Error unless is_built_empty().
 Tensor start_of(const Variable& parameter);
-/// Gives it these; one that has values keeps them.
+/// Allocates and initialises a parameter; one that has values keeps them.
 void fill(const Variable& parameter);
-void fill(Module& model);  ///< all of it
-/// It starts with what `make` gives, of its shape and any floating dtype. That may be a view of a file: who wants a
-/// part reads a part. A parameter that has values gets these at once. what: in words, for origin_of().
+void fill(Module& model);  ///< all parameters
+/// The parameter starts with the result of `make`, which has its shape and any floating dtype. The result may be a view
+/// of a mapped file: whoever needs only a slice reads only that slice. A parameter that has values is overwritten at
+/// once. `what` describes the source, for origin_of().
 void start_with(const Variable& parameter, const std::string& what, std::function<Tensor()> make);
-/// How it starts, in words that are equal where the values are: for ranks that each make their own.
+/// Describes the start values; equal texts mean equal values. Ranks compare it when each makes its own values.
 std::string origin_of(const Variable& parameter);
-/// From now on it is, empty as it was, what `change` makes of its start: of another shape, dtype, device.
+/// Changes shape, dtype and device of a parameter that is still empty; its start values become `change` of the former
+/// ones.
 void change_start(const Variable& parameter, const Shape& shape, TensorOptions options,
                   std::function<Tensor(const Tensor&)> change = {});
 
-/// What files hold of a model.
+/// Number of tensors, and bytes, in a model's files.
 struct Held {
   int64_t tensors = 0, bytes = 0;
 };
-/// Error when files that hold so much cannot hold a model of so many layers (experts count as layers), or what `make`
-/// gives, which is made empty here and draws no random numbers. Before there is memory for it, as a config.json may say
-/// anything.
+/// Guards against a config.json that asks for absurd sizes: Error if files of this content cannot hold a model of
+/// `layers` layers (experts count as layers), or the model that `make` gives. The model is made empty and draws no
+/// random numbers, so no memory is allocated before the check.
 void check_held(const std::string& where, const Held& held, double layers,
                 const std::function<std::shared_ptr<Module>()>& make = {});
 
 namespace init {
-/// Runs `fill` on w's tensor; of one built empty: when it is filled. draws: how many random keys it takes. adds: it
-/// changes what is there.
+/// Runs `fill` on w's tensor; if w was built empty, when it is filled. draws: number of random keys that `fill` takes.
+/// adds: `fill` modifies the values of earlier initialisers instead of replacing them.
 void apply(const Variable& w, std::function<void(const Tensor&)> fill, int draws = 0, bool adds = false);
 }  // namespace init
 

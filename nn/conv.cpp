@@ -1,3 +1,4 @@
+// Shared by all convolution layers: weight shapes, initialisation, text. See conv.h.
 #include "nn/conv.h"
 
 #include <cmath>

@@ -1,6 +1,6 @@
 #pragma once
-// Convolutions of signals (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W): n is the number of dims behind C.
-// Pooling is in nn/pool.h.
+// Convolutions of signals (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W). The template argument n is the
+// number of spatial dims. Pooling is in nn/pool.h.
 #include "autograd/conv_volumes.h"
 #include "nn/module.h"
 
@@ -22,23 +22,28 @@ struct Triple {
   operator Dims() const { return {depth, height, width}; }  // NOLINT
 };
 
+/// Helpers of pooling and convolution layers.
 namespace pools {
-template <int n> struct SizeOf { using type = Triple; };
-template <> struct SizeOf<1> { using type = int64_t; };
-template <> struct SizeOf<2> { using type = Pair; };
+/// Type of a size with n spatial dims: int64_t, Pair or Triple.
+template <int n> struct SizeOf { using type = Triple; };  ///< n = 3
+template <> struct SizeOf<1> { using type = int64_t; };   ///< one size
+template <> struct SizeOf<2> { using type = Pair; };      ///< height and width
+/// See SizeOf.
 template <int n> using Size = typename SizeOf<n>::type;
+/// A size as one number per spatial dim.
 inline Dims dims_of(int64_t size) { return {size}; }
 inline Dims dims_of(const Dims& sizes) { return sizes; }
 }  // namespace pools
 
 namespace convs {
-/// Of a weight. Error unless groups divide the channels.
+/// Shape of the weight. Error unless sizes are positive and groups divides both channel counts.
 Shape shape_of(const std::string& layer, int64_t in, int64_t out, int64_t groups, const Dims& kernel, bool transposed);
-/// PyTorch's initialisation of weight and bias.
+/// Initialises weight and bias as PyTorch does: U(-b, b) with b = 1 / sqrt(fan in).
 void start(const Variable& weight, const Variable& bias);
+/// Text for options().
 std::string text(const Shape& weight, const ConvArgs& args, bool transposed);
 
-/// What a convolution and its gradient share.
+/// Base of Conv and ConvTranspose.
 template <class Derived, int n, bool transposed> struct AnyConv : Layer<Derived> {
   void fields(Fields& f) override { f("weight", weight)("bias", bias); }
   std::string kind() const override { return str(transposed ? "ConvTranspose" : "Conv", n, "d"); }
@@ -61,7 +66,8 @@ template <class Derived, int n, bool transposed> struct AnyConv : Layer<Derived>
 };
 }  // namespace convs
 
-/// weight (out, in / groups, kernel...), bias (out)
+/// Cross-correlation, as in all frameworks: x (N, in, ...) gives (N, out, ...). weight (out, in / groups, kernel...),
+/// bias (out).
 template <int n> struct Conv : convs::AnyConv<Conv<n>, n, false> {
   struct Options {
     int64_t in, out;
@@ -78,11 +84,12 @@ template <int n> struct Conv : convs::AnyConv<Conv<n>, n, false> {
     else return conv3d(x, this->weight, this->bias, a);
   }
 };
-using Conv1d = Conv<1>;
-using Conv2d = Conv<2>;
-using Conv3d = Conv<3>;
+using Conv1d = Conv<1>;  ///< input (N, C, L)
+using Conv2d = Conv<2>;  ///< input (N, C, H, W)
+using Conv3d = Conv<3>;  ///< input (N, C, D, H, W)
 
-/// The gradient of a convolution as a layer: weight (in, out / groups, kernel...), bias (out)
+/// Transposed convolution, i.e. the input gradient of a Conv as a layer: x (N, in, ...) gives (N, out, ...). weight
+/// (in, out / groups, kernel...), bias (out).
 template <int n> struct ConvTranspose : convs::AnyConv<ConvTranspose<n>, n, true> {
   struct Options {
     int64_t in, out;
@@ -102,8 +109,8 @@ template <int n> struct ConvTranspose : convs::AnyConv<ConvTranspose<n>, n, true
   }
   Dims output_padding;
 };
-using ConvTranspose1d = ConvTranspose<1>;
-using ConvTranspose2d = ConvTranspose<2>;
-using ConvTranspose3d = ConvTranspose<3>;
+using ConvTranspose1d = ConvTranspose<1>;  ///< input (N, C, L)
+using ConvTranspose2d = ConvTranspose<2>;  ///< input (N, C, H, W)
+using ConvTranspose3d = ConvTranspose<3>;  ///< input (N, C, D, H, W)
 
 }  // namespace lockstep::nn

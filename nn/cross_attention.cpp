@@ -1,4 +1,4 @@
-// Multi-head attention to other sequences, with masks and weights as torch.nn.MultiheadAttention has them.
+// MultiHeadAttention in the form of torch.nn.MultiheadAttention: separate keys and values, masks, attention weights.
 #include <algorithm>
 #include <cmath>
 
@@ -8,13 +8,13 @@ namespace lockstep::nn {
 
 namespace {
 
-/// As numbers that are added to scores: what a bool mask does not show, at minus infinity.
+/// Converts a mask to numbers that are added to the scores: a bool mask gives 0 where it is true, else -infinity.
 Tensor added_mask(const Tensor& shown, DType dtype) {
   if (shown.dtype() != boolean) return shown.to(dtype);
   return masked_fill(zeros(shown.shape(), {.dtype = dtype, .device = shown.device()}), logical_not(shown), -INFINITY);
 }
 
-/// Whether both are the same variable, or the same tensor off the tape.
+/// True for the same variable, or for the same tensor in two variables that need no gradient.
 bool same_values(const Variable& a, const Variable& b) {
   if (a.impl() == b.impl()) return true;
   const Tensor &s = a.tensor(), &t = b.tensor();
@@ -24,7 +24,7 @@ bool same_values(const Variable& a, const Variable& b) {
 
 }  // namespace
 
-/// (B, T, heads * D) as (B, heads, T, D).
+/// (B, T, heads * D) to (B, heads, T, D).
 Variable MultiHeadAttention::by_head(const Variable& all, int64_t heads) const {
   return all.reshape({all.size(0), all.size(1), heads, o.head_size}).transpose(1, 2);
 }
@@ -35,7 +35,7 @@ std::vector<Variable> MultiHeadAttention::reads() {
                                 : std::vector<Variable>{in_proj.weight};
 }
 
-/// The outputs [first, first + count) of in_proj alone.
+/// The outputs [first, first + count) of in_proj, without computing the others.
 Variable MultiHeadAttention::projected(const Variable& x, int64_t first, int64_t count) {
   if (in_proj.quantized || in_proj.adapter) return in_proj(x).narrow(2, first, count);
   const Variable weight = in_proj.weight.narrow(0, first, count);
@@ -43,7 +43,8 @@ Variable MultiHeadAttention::projected(const Variable& x, int64_t first, int64_t
   return in_proj.product ? in_proj.product(x, weight, bias, Activation::none) : linear(x, weight, bias);
 }
 
-/// All masks as one, as attention() takes it; undefined where everything is seen. Without causal where that is all.
+/// Combines all masks into one for attention(). Undefined without a mask; causal masking of a square matrix is left to
+/// attention() itself.
 Tensor MultiHeadAttention::seen(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys,
                                 const Variable& like) const {
   const char* const op = "[MultiHeadAttention] ";
@@ -124,7 +125,7 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
     scores = masked_fill(scores, logical_not(causal_mask(queries, keys, args.window, scores.device())), -INFINITY);
   if (shown.defined())
     scores = shown.dtype() == boolean ? masked_fill(scores, logical_not(shown), -INFINITY) : scores + shown;
-  // Who sees nothing gets zeros, as attention() gives.
+  // A query whose keys are all masked gives zeros, as in attention().
   const Tensor most = amax(scores.tensor(), {-1}, true), blind = eq(most, full_like(most, -INFINITY));
   const Variable seen_weights = masked_fill(softmax(masked_fill(scores, blind, 0), -1), blind, 0);
   const Variable weights = dropout(seen_weights, o.dropout, is_training());

@@ -1,3 +1,4 @@
+// Cut: text, dims and block sizes. See cut.h.
 #include "nn/cut.h"
 
 #include <numeric>
@@ -20,7 +21,7 @@ int dim_of(const Cut& cut, const Shape& parameter) {
   switch (cut.kind) {
     case Kind::columns:
     case Kind::vocabulary: return 0;
-    case Kind::rows: return parameter.rank() > 1 ? 1 : -1;  // a bias comes once, behind the sum
+    case Kind::rows: return parameter.rank() > 1 ? 1 : -1;  // the bias is replicated, and added once after the sum
     case Kind::features: return parameter.rank() - 1;
     default: return -1;
   }

@@ -1,12 +1,12 @@
 #pragma once
-// How a field of a module can be cut over ranks, said once, where fields() names it:
+// How ranks may shard a field of a module (tensor and sequence parallelism). fields() states it where it names the
+// field:
 //
-//   f("up", up, cut::columns)("down", down, cut::rows);                                        // an MLP
-//   f("in_proj", in_proj, cut::heads(heads, kv_heads))("out_proj", out_proj, cut::rows);       // attention: whole
-//   heads f("norm", norm, cut::tokens);                                                              // may get a part
-//   of the sequence
+//   f("up", up, cut::columns)("down", down, cut::rows);                                   // an MLP
+//   f("in_proj", in_proj, cut::heads(heads, kv_heads))("out_proj", out_proj, cut::rows);  // attention: by whole heads
+//   f("norm", norm, cut::tokens);                                                         // by parts of the sequence
 //
-// nn/ does nothing with it; those who cut a model (parallel/tensor/), or ask what it would cost, read it.
+// nn/ itself does not use it. Code that shards a model (parallel/tensor/), or estimates the cost of doing so, reads it.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,49 +15,55 @@
 
 namespace lockstep::nn {
 
+/// One way to shard a field.
 struct Cut {
+  /// The dimension of the computation that is divided among ranks.
   enum class Kind {
-    none,        ///< whole; what is below says its own
-    whole,       ///< whole with all that is below it
-    columns,     ///< a Linear's outputs
-    rows,        ///< a Linear's inputs
+    none,        ///< replicated; the modules below it state their own cuts
+    whole,       ///< replicated with everything below it
+    columns,     ///< the outputs of a Linear (column parallel)
+    rows,        ///< the inputs of a Linear (row parallel); the ranks' outputs are summed
     vocabulary,  ///< rows of a table: Embedding, Head
-    features,    ///< works on each feature (of the last dim) alone, behind columns: gets some of them, and of its
-                 ///< parameters those
-    tokens,      ///< works on each token alone: may get a part of the sequence (dim -2)
-    experts,     ///< one of those that ranks may share out
+    features,    ///< computes each feature (last dim) separately; after columns it gets a rank's features
+    tokens,      ///< computes each token separately; may run on a part of the sequence (dim -2)
+    experts,     ///< one of several experts, which are divided among ranks
   };
-  /// Outputs that are cut each for itself: so many units of one size; 0: as long as its neighbours.
+  /// A group of outputs that is divided separately (queries, keys, values). It consists of `count` units of equal size;
+  /// with count 0 in all blocks, the blocks have equal length.
   struct Block {
     std::string unit;
     int64_t count = 0;
     friend bool operator==(const Block&, const Block&) = default;
   };
   Kind kind = Kind::none;
-  std::vector<Block> blocks = {};  ///< columns; empty: one
-  bool from_whole = false,
-       to_whole = false;  ///< the input comes whole (rows, tokens), the output is gathered (columns, tokens)
+  std::vector<Block> blocks = {};  ///< columns only; empty: a single block
+  /// from_whole: the input arrives unsharded (rows, tokens); to_whole: the output is gathered (columns, tokens).
+  bool from_whole = false, to_whole = false;
   friend bool operator==(const Cut&, const Cut&) = default;
 };
-/// "heads and kv_heads", "columns of 3 blocks", "rows from whole"
+/// Text for messages: "columns of 8 heads and 2 kv_heads and 2 kv_heads", "rows from whole".
 std::string to_string(const Cut& cut);
-/// The dim along which a parameter of a field with this cut is cut; -1: it stays whole.
+/// Dim along which a parameter of a field with this cut is sharded; -1: it is replicated.
 int dim_of(const Cut& cut, const Shape& parameter);
-/// What `dim` holds there, blocks that add up to `size`. Error, which names `field`, where they cannot.
+/// Sizes of the blocks that divide `size` outputs. Error, which names `field`, if `size` is not divisible.
 std::vector<int64_t> blocks_of(const Cut& cut, int64_t size, const std::string& field);
 
 namespace cut {
+/// Cuts without options, by kind.
 inline const Cut whole{Cut::Kind::whole}, columns{Cut::Kind::columns}, rows{Cut::Kind::rows},
     rows_of_vocabulary{Cut::Kind::vocabulary}, features{Cut::Kind::features}, tokens{Cut::Kind::tokens},
     experts{Cut::Kind::experts};
+/// The in_proj of attention: queries, keys and values, each divided by whole heads.
 inline Cut heads(int64_t heads, int64_t kv_heads) {
   return {Cut::Kind::columns, {{"heads", heads}, {"kv_heads", kv_heads}, {"kv_heads", kv_heads}}};
 }
-/// `n` layers packed into one.
+/// `n` Linears of equal size packed into one.
 inline Cut packed_columns(int64_t n) {
   return {Cut::Kind::columns, std::vector<Cut::Block>(size_t(n), {"parts of the outputs", 0})};
 }
+/// `cut` with an unsharded input.
 inline Cut from_whole(Cut cut) { return cut.from_whole = true, cut; }
+/// `cut` with a gathered output.
 inline Cut to_whole(Cut cut) { return cut.to_whole = true, cut; }
 }  // namespace cut
 

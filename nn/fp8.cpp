@@ -1,3 +1,4 @@
+// Fp8Scaling: delayed scaling of Linears. See fp8.h.
 #include "nn/fp8.h"
 
 #include <cmath>

@@ -1,6 +1,6 @@
 #pragma once
-// Linears in 8-bit floats with delayed scaling, as NVIDIA's Transformer Engine has it (docs/mixed-precision.md). The
-// scales of a step come from the largest numbers of the steps before it:
+// Linears in 8-bit floating point with delayed scaling, as in NVIDIA's Transformer Engine (docs/mixed-precision.md).
+// The scales of a step are computed from the largest magnitudes (amax) of earlier steps:
 //
 //   nn::Fp8Scaling fp8(model);             // its Linears multiply in fp8 from here on
 //   { const Autocast scope(bf16); loss = model(x); }
@@ -18,43 +18,48 @@ namespace lockstep::nn {
 
 struct Linear;
 
+/// The options of Transformer Engine's DelayedScaling.
 struct Fp8Options {
+  /// Amax that determines the scale: the maximum of the history, or the last step's.
   enum class Amax { max, most_recent };
-  bool hybrid = true;               ///< gradients in e5m2; else in e4m3, as all else
-  int64_t margin = 0;               ///< powers of two that are left between the largest number and the format's
+  bool hybrid = true;               ///< gradients in e5m2 (wider range), everything else in e4m3; false: all in e4m3
+  int64_t margin = 0;               ///< headroom: scales are divided by 2^margin
   int64_t amax_history_len = 1024;  ///< steps
   Amax amax_compute_algo = Amax::max;
 };
 
+/// Puts Linears into fp8 while it exists, and updates their scales.
 class Fp8Scaling {
  public:
-  /// Of the Linears below whose inputs and outputs are multiples of 16, the others stay as they are. They multiply in
-  /// fp8 while it lives. Error when one of them does already.
+  /// Takes the Linears below `model` whose input and output sizes are multiples of 16; the others keep their dtype.
+  /// Error if one of them is in fp8 already, or if they are on different devices.
   explicit Fp8Scaling(Module& model, const Fp8Options& options = {});
   Fp8Scaling(const Fp8Scaling&) = delete;
 
-  /// New scales: largest of the format / largest number in the history / 2^margin. Where that number is 0 a scale
-  /// stays; a step's infinities do not enter the history. maximum: makes the largest numbers of this step, f32, those
-  /// of all ranks.
+  /// Computes new scales: largest number of the format / amax / 2^margin. An amax of 0 leaves the scale as it is;
+  /// non-finite values of a step do not enter the history. maximum: reduces this step's amax values, f32, to the
+  /// maximum over all ranks.
   void update(const std::function<void(const Tensor& amax)>& maximum = {});
 
-  /// What a checkpoint has of a Linear: parts of the state, to be read and written.
+  /// The state of one Linear in a checkpoint; its tensors may be read and written.
   struct Piece {
     std::string name;       ///< of the Linear
-    Tensor scale, history;  ///< (3): input, weight, gradient; (3, amax_history_len), the newest first
+    Tensor scale, history;  ///< (3): input, weight, gradient; (3, amax_history_len), newest first
   };
+  /// One piece per Linear in fp8.
   std::vector<Piece> state() const;
-  /// Another state was written into the pieces.
+  /// Call it after writing to the pieces of state().
   void loaded();
+  /// Number of Linears in fp8.
   int64_t size() const { return int64_t(linears_.size()); }
-  /// "fp8: 24 Linears (e4m3, gradients e5m2); 1 in 16 bits: head (10 outputs)".
+  /// Summary, e.g. "fp8: 24 Linears (e4m3, gradients e5m2); 1 in 16 bits: head (768 inputs, 10 outputs)".
   std::string text() const;
 
  private:
   Fp8Options o_;
   std::vector<std::pair<std::string, std::shared_ptr<Fp8Scales>>> linears_;
   std::vector<std::string> others_;
-  Tensor scale_, scale_inv_, amax_, history_, largest_;  // (Linears, 3), and (Linears, 3, steps)
+  Tensor scale_, scale_inv_, amax_, history_, largest_;  // (Linears, 3); history_ (Linears, 3, steps)
 };
 
 }  // namespace lockstep::nn

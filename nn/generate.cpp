@@ -1,3 +1,4 @@
+// Text generation. See generate.h.
 #include "nn/generate.h"
 
 #include <algorithm>
@@ -11,19 +12,19 @@ namespace lockstep::nn {
 
 namespace {
 
-/// A sequence that is being continued.
+/// A sequence in progress.
 struct Running {
   size_t number;
   std::span<const int64_t> prompt;
   std::vector<KvCache> caches;
-  std::vector<int64_t> next;  // tokens that the caches do not have yet
+  std::vector<int64_t> next;  // tokens that are not in the caches yet
   TextStream text;
   Generated made;
 
   Running(size_t number_, std::span<const int64_t> prompt_, std::vector<KvCache> empty, const Generation& g)
       : number(number_), prompt(prompt_), caches(std::move(empty)), next(prompt.begin(), prompt.end()), text(g.stop) {}
 
-  /// Takes a token and says whether it goes on.
+  /// Appends a token; false if the sequence has ended.
   bool take(int64_t token, const Generation& g) {
     made.tokens.push_back(token);
     next = {token};
@@ -34,11 +35,11 @@ struct Running {
     return int64_t(made.tokens.size()) < g.max_new_tokens;
   }
 
-  /// Before the next token: makes room where the context is full, or says that it ends.
+  /// Called before each step: if the context is full, restarts with its last half (slide) or ends the sequence.
   bool fits(int64_t context, const Generation& g) {
     if (caches[0].length + int64_t(next.size()) <= context) return true;
     if (g.overflow == Generation::Overflow::error) return made.reason = Generated::Reason::context, false;
-    std::vector<int64_t> all(prompt.begin(), prompt.end());  // the last half, from its beginning
+    std::vector<int64_t> all(prompt.begin(), prompt.end());  // recompute the caches for the last half
     all.insert(all.end(), made.tokens.begin(), made.tokens.end());
     const auto keep = std::min<int64_t>(int64_t(all.size()), std::max<int64_t>(context / 2, 1));
     next.assign(all.end() - keep, all.end());
@@ -59,7 +60,7 @@ void check_prompts(const GPT& model, std::span<const std::vector<int64_t>> promp
   }
 }
 
-/// One step of all that run: scores from the model, a token for each.
+/// One step of all running sequences: logits from the model, one token each.
 void step(GPT& model, std::vector<Running*>& running, const Generation& g, uint64_t seed,
           const std::function<bool(size_t, int64_t)>& emit) {
   std::vector<std::span<const int64_t>> tokens;

@@ -1,4 +1,4 @@
-// Initialisation of parameters.
+// Parameter initialisation. See init.h.
 #include "nn/init.h"
 
 #include <cmath>
@@ -61,7 +61,8 @@ void orthogonal(const Variable& w, double gain) {
         const int64_t rows = x.size(0), columns = x.numel() / rows;
         const TensorOptions options{x.dtype() == f64 ? f64 : f32, x.device()};
         const auto [q, r] = linalg::qr(randn({std::max(rows, columns), std::min(rows, columns)}, options));
-        const Tensor made = mul(q, mul_scalar(sign(r.diagonal()), gain));  // without the signs it is not uniform
+        // Without this sign correction Q is not uniformly distributed.
+        const Tensor made = mul(q, mul_scalar(sign(r.diagonal()), gain));
         x.copy_((rows < columns ? made.t() : made).reshape(x.shape()));
       },
       1);

@@ -1,3 +1,4 @@
+// LayerList, and the members of Module that use it. See layer_list.h.
 #include "nn/layer_list.h"
 
 namespace lockstep::nn {

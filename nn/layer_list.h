@@ -1,7 +1,7 @@
 #pragma once
-// A model as a list: what runs one after another, and which of its fields each layer uses. Run in order it gives what
-// forward() gives, and pipelines cut it anywhere (pipeline/layers.h). Layers that use the same parameter are tied by
-// that; nothing else needs to say so.
+// LayerList: a model as a list of layers, each with the fields it uses. Running the layers in order gives the same as
+// forward(), and a pipeline may be cut between any two of them (pipeline/layers.h). Layers that list the same parameter
+// are thereby tied.
 //
 //   nn::LayerList layers() override {
 //     nn::LayerList list;
@@ -13,35 +13,41 @@
 
 namespace lockstep::nn {
 
+/// The values that one layer passes to the next.
 using Values = std::vector<Variable>;
 
+/// Layers in order, and the model's loss.
 class LayerList {
  public:
-  /// A module or a parameter of the model; what it is called there is found out.
+  /// A module or a parameter of the model. Its name is looked up in the model.
   struct Field {
     Field(Module& m) : module(&m) {}            // NOLINT(google-explicit-constructor)
     Field(const Variable& p) : parameter(p) {}  // NOLINT(google-explicit-constructor)
     Module* module = nullptr;
     Variable parameter = {};
   };
+  /// One layer.
   struct Item {
-    std::string kind;  ///< for messages, and for a split by kind
+    std::string kind;  ///< for messages, and for splitting by kind
     std::vector<Field> fields;
-    std::function<Values(const Values&)> forward;
-    size_t takes = 1;      ///< values
-    bool repeats = false;  ///< one of many alike, which a model runs again in backward to save memory
+    std::function<Values(const Values&)> forward;  ///< input values to output values
+    size_t takes = 1;                              ///< number of input values
+    bool repeats = false;  ///< one of many equal blocks; activation checkpointing recomputes these in backward
   };
 
-  LayerList& add(Module& module);  ///< module.call()
+  LayerList& add(Module& module);  ///< a layer that runs module.call()
+  /// A layer with one input and one output value.
   LayerList& add(std::string kind, std::vector<Field> fields, std::function<Variable(const Variable&)> forward);
-  /// Layers that hand on several values.
+  /// A layer with any number of values.
   LayerList& add(Item item);
+  /// Appends all layers of `more`.
   LayerList& append(LayerList more);
-  /// All items of it are of many alike.
+  /// Marks all layers as repeated blocks (Item::repeats).
   LayerList&& repeated() &&;
 
   std::vector<Item> items;
-  /// What the model's loss makes of the last layer's value, where it has one: else whoever trains it brings one.
+  /// The model's loss as a function of the last layer's output, if the model has its own; else the trainer supplies
+  /// one.
   std::function<Variable(const Variable& output, const std::vector<Tensor>& targets)> loss;
 };
 

@@ -1,3 +1,4 @@
+// Linear, Mlp, Embedding, EmbeddingBag and Head. See linear.h.
 #include "nn/linear.h"
 
 #include <algorithm>
@@ -50,8 +51,8 @@ Embedding::Embedding(const Options& o) : padding_index(o.padding_index) {
 
 std::string Embedding::options() const { return str("num ", weight.size(0), ", dim ", weight.size(1)); }
 
-/// Of bags as long as the longest, with rows of minus infinity behind; an empty bag's zeros have no gradient. values:
-/// of index, where rows may not count.
+/// Maxima: gathers all bags padded to the longest one, with -infinity in the padding. An empty bag gives 0 without
+/// gradient. `values` are the indices on the host, or empty if there is no padding_index.
 Variable EmbeddingBag::largest(const Tensor& index, const std::vector<int64_t>& values,
                                const std::vector<int64_t>& starts) {
   const int64_t bags = int64_t(starts.size()) - 1, n = index.numel();

@@ -1,42 +1,45 @@
 #pragma once
-// Linear, two of them as an Mlp, Embedding, EmbeddingBag and Head.
+// Linear, Mlp (two or three Linears), Embedding, EmbeddingBag and Head.
 #include "autograd/fp8.h"
 #include "nn/module.h"
 #include "tensor/quantized.h"
 
 namespace lockstep::nn {
 
-/// A weight in codes (nn/quantize.h): two frozen parameters in place of one.
+/// A quantised weight (nn/quantize.h): two frozen parameters, codes and scales, in place of the weight.
 struct QuantizedWeight {
   Variable codes, scales;
   QuantFormat format;
-  int64_t in;  ///< when it was whole
+  int64_t in;  ///< columns of the unsharded weight
   QuantMatmulArgs how;
-  DType dtype = f32;  ///< of the weight that it was
-  /// What is here, which may be a slice.
+  DType dtype = f32;  ///< dtype of the weight before quantisation
+  /// The quantised weight on this rank; under tensor parallelism a slice.
   Quantized here() const;
-  /// What linear() takes for the weight.
+  /// The placeholder that is passed to linear() as the weight (tensor/quantized.h).
   Variable handle() const;
+  /// The two parameters, under the names that files use.
   void fields(Fields& f) { f.fixed("weight.codes", codes).fixed("weight.scales", scales); }
 };
 
-/// y = x w^T + b. weight (out, in), bias (out); both start U(-1/sqrt(in), 1/sqrt(in)) as PyTorch's.
+/// y = x w^T + b: x (..., in) gives (..., out). weight (out, in), bias (out); both start U(-1/sqrt(in), 1/sqrt(in)), as
+/// in PyTorch.
 struct Linear : Layer<Linear> {
   struct Options {
     int64_t in, out;
     bool bias = true;
   };
+  /// Error for negative sizes.
   explicit Linear(const Options& options);
   Variable forward(const Variable& x) { return forward(x, Activation::none); }
-  /// The same with an activation fused behind.
+  /// The same, followed by an activation, which is fused into the product.
   Variable forward(const Variable& x, Activation activation) {
     return adapter ? adapted(x, activation) : base(x, activation);
   }
-  /// residual + that, in one product where adds().
+  /// residual + forward(x), fused into the product if adds().
   Variable forward(const Variable& x, const Variable& residual) {
     return adds() ? linear_add(residual, x, weight, bias) : add(residual, forward(x));
   }
-  /// Whether its product may have a residual added: nothing stands between, and nobody looks.
+  /// True if the product can add a residual: a plain weight, no adapter, and no hook that reads the result.
   bool adds() const { return !quantized && !product && !adapter && fp8.expired() && !is_watched(); }
   void fields(Fields& f) override {
     quantized ? quantized->fields(f) : void(f("weight", weight));
@@ -45,14 +48,16 @@ struct Linear : Layer<Linear> {
   }
   std::string options() const override;
 
+  /// Signature of a replacement for linear().
   using Product =
       std::function<Variable(const Variable& x, const Variable& weight, const Variable& bias, Activation activation)>;
-  Variable weight, bias;  ///< of a quantised one: a handle (tensor/quantized.h)
+  Variable weight, bias;  ///< weight: in a quantised layer a placeholder (tensor/quantized.h)
   std::shared_ptr<QuantizedWeight> quantized;
-  Product product;  ///< stands in for linear(), when set: parallel/tensor/ puts one here that works on slices
-  std::shared_ptr<Module>
-      adapter;                   ///< what it makes of x is added before the activation, when there is one (nn/lora.h)
-  std::weak_ptr<Fp8Scales> fp8;  ///< it multiplies in fp8 while these exist (nn/fp8.h)
+  /// If set, replaces linear(); tensor parallelism (parallel/tensor/) installs one that works on shards.
+  Product product;
+  /// If set, its output for x is added before the activation (nn/lora.h).
+  std::shared_ptr<Module> adapter;
+  std::weak_ptr<Fp8Scales> fp8;  ///< the layer multiplies in fp8 while these scales exist (nn/fp8.h)
 
  private:
   Variable base(const Variable& x, Activation activation) {
@@ -65,9 +70,10 @@ struct Linear : Layer<Linear> {
   Variable adapted(const Variable& x, Activation activation);
 };
 
-/// What a feed-forward layer computes: down(gelu(up x)), or down(silu(gate x) up x) (Shazeer, 2020).
+/// Kind of feed-forward layer: gelu is down(gelu(up x)), swiglu is down(silu(gate x) * up x) (Shazeer, 2020).
 enum class FeedForward { gelu, swiglu };
 
+/// Feed-forward layer of a transformer: x (..., width) gives (..., width), with `inner` hidden features.
 struct Mlp : Layer<Mlp> {
   struct Options {
     int64_t width, inner;
@@ -77,8 +83,9 @@ struct Mlp : Layer<Mlp> {
   };
   explicit Mlp(const Options& options);
   Variable forward(const Variable& x) { return down(hidden(x)); }
-  /// residual + that; `down` adds it where adds().
+  /// residual + forward(x); fused into `down` if adds().
   Variable forward(const Variable& x, const Variable& residual) { return down(hidden(x), residual); }
+  /// True if `down` can add the residual in its product.
   bool adds() const { return down.adds() && !is_watched(); }
   void fields(Fields& f) override {
     if (gate) f("gate", *gate, cut::columns);
@@ -86,7 +93,7 @@ struct Mlp : Layer<Mlp> {
   }
 
   Options o;
-  std::optional<Linear> gate;  ///< of swiglu
+  std::optional<Linear> gate;  ///< swiglu only
   Linear up, down;
 
  private:
@@ -96,11 +103,13 @@ struct Mlp : Layer<Mlp> {
   }
 };
 
-/// Rows of a table: index i64 (...) gives (..., dim). weight (num, dim) starts N(0, 1). The padding row stays as it is.
+/// Rows of a table: index i64 (...) gives (..., dim). weight (num, dim) starts N(0, 1). The row padding_index starts at
+/// 0 and gets no gradient.
 struct Embedding : Layer<Embedding> {
   struct Options {
     int64_t num, dim, padding_index = -1;
   };
+  /// Error unless sizes are positive and padding_index < num.
   explicit Embedding(const Options& options);
   Variable forward(const Tensor& index) {
     return lookup ? lookup(weight, index) : embedding(weight, index, padding_index);
@@ -112,14 +121,17 @@ struct Embedding : Layer<Embedding> {
 
   Variable weight;
   int64_t padding_index;
-  std::function<Variable(const Variable& weight, const Tensor& index)> lookup;  ///< stands in for embedding(), when set
+  /// If set, replaces embedding().
+  std::function<Variable(const Variable& weight, const Tensor& index)> lookup;
 };
 
-/// Sums, means or maxima of bags of rows. index i64 (n): bag i is from offsets[i] to the next one's start, offsets i64
-/// (bags), which begin at 0; with last_offset the end of the last bag stands behind them. index (bags, n): its rows,
-/// without offsets. Gives (bags, dim); an empty bag 0. Rows of padding_index do not count. weights of index's shape:
-/// times the rows, sums only.
+/// Sums, means or maxima over bags of table rows; gives (bags, dim). Bags are given as
+///   index i64 (n) and offsets i64 (bags): bag i is index[offsets[i]] up to index[offsets[i + 1]]; offsets[0] is 0.
+///     With last_offset, offsets has one more element, the end of the last bag;
+///   or index i64 (bags, n) without offsets: each row is a bag.
+/// An empty bag gives 0. Rows of padding_index do not count. weights, of index's shape, multiply the rows (sum only).
 struct EmbeddingBag : Layer<EmbeddingBag> {
+  /// Reduction over the rows of a bag.
   enum class Mode { sum, mean, max };
   struct Options {
     int64_t num, dim;
@@ -141,23 +153,26 @@ struct EmbeddingBag : Layer<EmbeddingBag> {
   Variable largest(const Tensor& index, const std::vector<int64_t>& values, const std::vector<int64_t>& starts);
 };
 
-/// Scores of the rows of a table, its own (num, dim), which starts N(0, 0.02), or an Embedding's (Press and Wolf,
-/// 2017): x (..., dim) gives (..., num).
+/// Output layer: scores of x (..., dim) against the rows of a table, (..., num). The table is its own, (num, dim),
+/// which starts N(0, 0.02), or is tied to an Embedding's (Press and Wolf, 2017).
 struct Head : Layer<Head> {
   struct Options {
     int64_t num, dim;
   };
+  /// Error unless both sizes are positive.
   explicit Head(const Options& options);
+  /// Uses the table of `tied` as its weight.
   explicit Head(const Embedding& tied) : weight(tied.weight) {}
   Variable forward(const Variable& x) { return gather ? gather(scores(x)) : scores(x); }
-  /// Their mean cross entropy with targets i64 (...). Where the scores are many they never exist as a whole
-  /// (linear_cross_entropy()).
+  /// Mean cross entropy of the scores with targets i64 (...). Long inputs are processed in chunks of rows, so that the
+  /// scores never exist as a whole (linear_cross_entropy()).
   Variable forward(const Variable& x, const Tensor& targets);
-  /// In two steps; the scores are those of the rows that are here.
+  /// forward() in two steps, scores and loss. Under tensor parallelism these are the scores of this rank's rows.
   Variable scores(const Variable& x) {
     const Variable w = quantized ? quantized->handle() : weight;
     return product ? product(x, w, {}, Activation::none) : linear(x, w);
   }
+  /// Mean cross entropy of `scores`.
   Variable loss(const Variable& scores, const Tensor& targets) {
     return entropy ? entropy(scores, targets) : cross_entropy(scores.view({-1, weight.size(0)}), targets.reshape({-1}));
   }
@@ -166,12 +181,13 @@ struct Head : Layer<Head> {
   std::string options() const override;
 
   Variable weight;
-  int64_t rows_at_once = 0;  ///< of scores that a loss holds; 0: linear_cross_entropy_rows(), some 96 MiB
-  std::shared_ptr<QuantizedWeight> quantized;  ///< a copy of the weight, when it is tied
-  Linear::Product product;  ///< stands in for linear(), when set; then gather makes its scores whole, and entropy
-                            ///< stands in for cross_entropy()
-  std::function<Variable(const Variable& scores)> gather;
-  std::function<Variable(const Variable& scores, const Tensor& targets)> entropy;
+  int64_t rows_at_once = 0;  ///< rows of scores that a loss holds at once; 0: linear_cross_entropy_rows(), about 96 MiB
+  std::shared_ptr<QuantizedWeight> quantized;  ///< of a tied table: a quantised copy
+  /// If set, replaces linear(); `gather` then assembles the scores of all ranks, and `entropy` replaces
+  /// cross_entropy().
+  Linear::Product product;
+  std::function<Variable(const Variable& scores)> gather;                          ///< see product
+  std::function<Variable(const Variable& scores, const Tensor& targets)> entropy;  ///< see product
 };
 
 }  // namespace lockstep::nn

@@ -1,3 +1,4 @@
+// LoRA adapters: selection of Linears, forward, merging. See lora.h.
 #include "nn/lora.h"
 
 #include <algorithm>
@@ -20,12 +21,12 @@ bool is_meant(const std::string& name, const std::string& target) {
   return name == target || name.ends_with("." + target);
 }
 
-/// A Linear, and the parts of it that a target may mean.
+/// A Linear that a target may select.
 struct LoraPlace {
   std::string name;
   Linear* linear;
   Cut cut;
-  std::vector<LoraPart> parts;  ///< of an in_proj; else none
+  std::vector<LoraPart> parts;  ///< the q_proj, k_proj and v_proj of an in_proj; else empty
   bool rotary = false;
 };
 
@@ -61,7 +62,7 @@ void check_lora(const LoraOptions& o) {
   LOCKSTEP_CHECK(o.dropout >= 0 && o.dropout < 1, "[add_lora] expected dropout from 0 to below 1, got ", o.dropout);
 }
 
-/// The parts of a place that the options mean, by rows.
+/// The parts of a Linear that the options select, ordered by row.
 std::vector<LoraPart> meant_parts(const LoraPlace& place, const LoraOptions& o, std::set<std::string>& used) {
   const auto wanted = [&](const std::string& name, bool by_default) {
     if (o.targets.empty()) return by_default;
@@ -105,7 +106,7 @@ void LowRank::fields(Fields& f) {
   for (size_t i = 0; i < b.size(); ++i) {
     const std::string& target = parts[i].target;
     Cut own = columns ? cut : rows ? cut::tokens : Cut{};
-    if (b.size() > 1 || parts[i].rows < out) own.blocks.clear();  // whole heads, as the rows of the Linear
+    if (b.size() > 1 || parts[i].rows < out) own.blocks.clear();  // divided by whole heads, like the rows of the Linear
     f(parts[i].rows == out ? "B" : str("B_", target.substr(target.rfind('.') + 1)), b[i], own);
   }
 }
@@ -227,7 +228,7 @@ void Lora::merge() {
 
 void Lora::unmerge() {
   LOCKSTEP_CHECK(merged_, "[Lora] expected adapters that are merged");
-  for (const Adapter& one : adapters_) {  // where the model has gone meanwhile
+  for (const Adapter& one : adapters_) {  // the model may have moved since merge()
     const Variable& weight = one.linear->weight;
     one.low_rank->to(weight.dtype()).to(weight.device()).train(one.linear->is_training());
   }

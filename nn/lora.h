@@ -1,14 +1,14 @@
 #pragma once
-// LoRA (Hu et al., 2021): a model stays as it is, and beside some of its Linears small ones are trained.
+// LoRA (Hu et al., 2021): the model is frozen, and low-rank adapters beside some of its Linears are trained.
 //
-//   y = base(x) + (alpha / r) B(A(dropout(x)))         A (r, in) starts as Linears do, B (out, r) with zeros
+//   y = base(x) + (alpha / r) B(A(dropout(x)))    A (r, in) starts like a Linear, B (out, r) at zero
 //
-//   nn::Lora lora = nn::add_lora(model, {.r = 8, .alpha = 16});   // the optimizer comes after: it sees what is trained
+//   nn::Lora lora = nn::add_lora(model, {.r = 8, .alpha = 16});   // then the optimizer, for the trainable parameters
 //   ...
-//   lora.merge();                                                  // now it is a plain model with other weights
+//   lora.merge();                                                 // now a plain model with other weights
 //
-// Adapters are modules below their Linear, named by its fields(): checkpoints, DDP, ZeRO, pipelines and tensor
-// parallelism find them there. Files: nn/hugging_face/adapter.h.
+// An adapter is a module below its Linear and appears in its fields(), so checkpoints, DDP, ZeRO, pipelines and tensor
+// parallelism find it. Adapter files: nn/hugging_face/adapter.h.
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,28 +18,30 @@
 
 namespace lockstep::nn {
 
+/// peft's options of the same names.
 struct LoraOptions {
   int64_t r = 8;
-  double alpha = 8, dropout = 0;  ///< dropout: of what goes into A
-  bool rslora = false;            ///< alpha / sqrt(r) in place of alpha / r (Kalajdzievski, 2023)
-  /// Linears by the ends of their names: "in_proj", "mlp.up", "blocks.0.attention.out_proj"; "q_proj", "k_proj" and
-  /// "v_proj" are the rows of an attention's in_proj. Empty: q_proj and v_proj of attention with rope, in_proj of
-  /// others.
+  double alpha = 8, dropout = 0;  ///< dropout on the input of A
+  bool rslora = false;            ///< scale alpha / sqrt(r) instead of alpha / r (Kalajdzievski, 2023)
+  /// Linears, by the ends of their names: "in_proj", "mlp.up", "blocks.0.attention.out_proj". "q_proj", "k_proj" and
+  /// "v_proj" select rows of an attention's in_proj. Empty: q_proj and v_proj in attention with rope, in_proj in other
+  /// attention.
   std::vector<std::string> targets = {};
-  std::vector<std::string> modules_to_save = {};  ///< modules, by the ends of their names, that are trained whole
+  std::vector<std::string> modules_to_save = {};  ///< modules, by the ends of their names, that stay trainable
   friend bool operator==(const LoraOptions&, const LoraOptions&) = default;
 };
 
-/// Some outputs of a Linear that have a B of their own.
+/// A range of a Linear's outputs with its own B.
 struct LoraPart {
-  std::string target;  ///< the name they were found by: "blocks.0.attention.q_proj"
+  std::string target;  ///< full name of the target: "blocks.0.attention.q_proj"
   int64_t row = 0, rows = 0;
 };
 
-/// The adapter of one Linear. Its parts share one A of (parts r, in), which is one product.
+/// The adapter of one Linear. Its parts share one A of shape (parts * r, in), that is, one product.
 struct LowRank : Layer<LowRank> {
+  /// For a Linear (out, in) with this cut.
   LowRank(const LoraOptions& options, int64_t in, int64_t out, std::vector<LoraPart> parts, const Cut& cut);
-  /// x (..., in) gives what is to be added, (..., out); 0 where no part is.
+  /// x (..., in) gives the amount to add, (..., out); outputs outside the parts get 0.
   Variable forward(const Variable& x);
   void fields(Fields& f) override;
   void sliced(const PartOf& of) override;
@@ -47,28 +49,32 @@ struct LowRank : Layer<LowRank> {
 
   int64_t r, out;
   double scale;
-  std::vector<LoraPart> parts;  ///< by rows
-  Cut cut;                      ///< of the Linear, from which A's and B's follow
+  std::vector<LoraPart> parts;  ///< ordered by row
+  Cut cut;                      ///< cut of the Linear; determines those of A and B
   Dropout dropout;
   Linear a;
   std::vector<Linear> b;
 };
 
-/// The adapters of a model, which must outlive it.
+/// The adapters of a model. The model must outlive this object.
 class Lora {
  public:
+  /// One adapter and its Linear.
   struct Adapter {
-    std::string name;  ///< of its Linear
+    std::string name;  ///< of the Linear
     Linear* linear = nullptr;
     std::shared_ptr<LowRank> low_rank;
   };
+  /// The options of add_lora().
   const LoraOptions& options() const { return options_; }
+  /// In the order of the model's fields().
   const std::vector<Adapter>& adapters() const { return adapters_; }
-  /// Adds scale B A to the weights, and takes the adapters out: what is left is a plain model. Error when parameters
-  /// are not whole and here (ZeRO 3, tensor parallelism, built empty).
+  /// Adds scale B A to the weights and removes the adapters, which leaves a plain model. Error for weights that are
+  /// quantised, sharded (ZeRO 3, tensor parallelism) or built empty.
   void merge();
-  /// The way back, exact up to rounding.
+  /// Undoes merge(), up to rounding.
   void unmerge();
+  /// True between merge() and unmerge().
   bool is_merged() const { return merged_; }
 
  private:
@@ -79,8 +85,8 @@ class Lora {
   bool merged_ = false;
 };
 
-/// Puts adapters beside the Linears that are meant, and freezes everything else. Before optimizers and plans. Error,
-/// and nothing is changed, for a target that names nothing.
+/// Adds adapters to the selected Linears and freezes all other parameters. Call it before optimizers and tensor
+/// parallelism exist. Error, with the model unchanged, if a target matches nothing.
 Lora add_lora(Module& model, const LoraOptions& options = {});
 
 }  // namespace lockstep::nn

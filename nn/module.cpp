@@ -1,4 +1,4 @@
-// Module: everything that walks fields().
+// Module: everything that is derived from fields(), and hooks. See module.h.
 #include "nn/module.h"
 
 #include <algorithm>
@@ -143,9 +143,9 @@ State Module::state() {
 LoadReport Module::load_state(const State& state, bool strict) {
   std::map<std::string, const Tensor*> given;
   for (const auto& [name, tensor] : state) given[name] = &tensor;
-  // Every place by name; a shared parameter has several names, and any of them will do.
+  // Collect the destinations by name. A shared parameter has several names; any of them is enough.
   std::vector<std::pair<Tensor, const Tensor*>> copies;
-  std::vector<std::pair<Variable*, const Tensor*>> replaced;  // what keeps its dtype takes the state's
+  std::vector<std::pair<Variable*, const Tensor*>> replaced;  // parameters with a fixed dtype take the state's
   std::map<const void*, bool> filled;
   std::map<const void*, std::string> first_name;
   std::vector<std::string> wrong;
@@ -180,7 +180,7 @@ LoadReport Module::load_state(const State& state, bool strict) {
   LOCKSTEP_CHECK(problems.empty(), "[load_state] the state does not fit this ", kind(), "; nothing was changed",
                  problems);
   for (auto& [place, source] : copies) {
-    if (place.storage()->origin()) place.storage()->refill();  // built empty
+    if (place.storage()->origin()) place.storage()->refill();  // allocates a parameter that was built empty
     place.copy_(*source);
   }
   for (auto& [parameter, source] : replaced) parameter->set_tensor(source->to(parameter->device()).clone());
@@ -242,7 +242,7 @@ Module::Hooks& Module::hooks() {
 }
 
 Module::Calls Module::calls() {
-  hooks();  // so that it knows of what is put on them later, too
+  hooks();  // create them now, so that the handle sees hooks added later
   Calls calls;
   calls.hooks_ = hooks_;
   return calls;
@@ -311,7 +311,7 @@ void Module::end_call(const Variables& inputs, const Variables& outputs) {
 }
 
 Variable Module::call_hooked(const Variable& x, Variable (*forward)(Module&, const Variable&)) {
-  const auto run = [this, forward](const Variables& inputs) {  // perhaps later
+  const auto run = [this, forward](const Variables& inputs) {  // the CallHook may run this later, again
     const std::shared_ptr<void> held = begin_call(inputs);
     Variable output = forward(*this, hooks_->run_on ? moved_here(inputs[0]) : inputs[0]);
     move_away(output);

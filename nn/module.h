@@ -1,6 +1,6 @@
 #pragma once
-// Module: something with parameters. A module names its fields once, in fields(); parameters, state by name, moving,
-// freezing, the summary and (later) ZeRO's order all walk that list.
+// Module: the base class of everything with parameters. A module names its fields once, in fields(); parameter lists,
+// state by name, to(), freezing, summary() and the parameter order of ZeRO are all derived from that list.
 //
 //   struct Net : nn::Layer<Net> {
 //     nn::Linear hidden{{.in = 784, .out = 512}}, head{{.in = 512, .out = 10}};
@@ -28,46 +28,52 @@ struct Mlp;
 struct SequencePart;
 class Module;
 
-/// What fields() fills: f("weight", weight) for parameters (Variable) and buffers (Tensor), f("head", head) for
-/// modules. Undefined parameters and buffers (a layer without bias) are skipped. With a Cut: how ranks may share it.
+/// The list that Module::fields() fills: f("weight", weight) for a parameter (Variable) or buffer (Tensor), f("head",
+/// head) for a child module. Undefined parameters and buffers (a layer without bias) are skipped. A Cut says how ranks
+/// may shard the field (nn/cut.h).
 class Fields {
  public:
+  /// Adds a parameter, a buffer or a child module under `name`; returns *this for chaining.
   Fields& operator()(const std::string& name, Variable& parameter, const Cut& cut = {});
   Fields& operator()(const std::string& name, Tensor& buffer);
   Fields& operator()(const std::string& name, Module& module, const Cut& cut = {});
-  /// A parameter that keeps its dtype, whatever the model's is.
+  /// Adds a parameter that Module::to(dtype) leaves in its own dtype.
   Fields& fixed(const std::string& name, Variable& parameter);
 
+  /// One field; exactly one of the three pointers is set.
   struct Entry {
     std::string name;
     Variable* parameter = nullptr;
     Tensor* buffer = nullptr;
     Module* module = nullptr;
     Cut cut = {};
-    bool is_table = false;     ///< found out by those who walk
-    bool keeps_dtype = false;  ///< to(dtype) leaves it as it is
+    bool is_table = false;     ///< filled in by Module: one row per token (embedding or output head)
+    bool keeps_dtype = false;  ///< added by fixed(): to(dtype) skips it
   };
   std::vector<Entry> entries;
 };
 
+/// A parameter with its dotted name; the flags are those of Fields::Entry.
 struct NamedParameter {
   std::string name;
   Variable variable;
   bool is_table = false, keeps_dtype = false;
 };
+/// A buffer with its dotted name.
 struct NamedBuffer {
   std::string name;
   Tensor tensor;
 };
-/// Tensors by dotted name, in the order of fields(). A parameter shared by two modules stands once, under its first
-/// name.
+/// Tensors by dotted name, in the order of fields(). A parameter shared by several modules appears once, under its
+/// first name.
 using State = std::vector<std::pair<std::string, Tensor>>;
 
-/// What load_state did not find in either place (only when not strict).
+/// Names of the model that the state lacks (missing), and names of the state that the model lacks (unexpected).
 struct LoadReport {
   std::vector<std::string> missing, unexpected;
 };
 
+/// Base class of layers and models. Derive from Layer<Derived> below, which adds operator().
 class Module {
  protected:
   struct Hooks;
@@ -75,129 +81,155 @@ class Module {
  public:
   Module() = default;
   virtual ~Module() = default;
-  Module(const Module&) = delete;  // a module is not copied: std::move(it), or pass it by reference
+  Module(const Module&) = delete;  // not copyable: move it, or pass it by reference
   Module& operator=(const Module&) = delete;
   Module(Module&&) = default;
   Module& operator=(Module&&) = default;
 
-  /// Names every parameter, buffer and child once.
+  /// Adds every parameter, buffer and child to the list, each once. Override it in every module that has any.
   virtual void fields(Fields&) {}
-  /// "Linear", for summaries and errors.
+  /// The class name without namespaces, e.g. "Linear"; used in summaries and errors.
   virtual std::string kind() const;
-  /// One line of options: "in 784, out 512".
+  /// The options in one line, e.g. "in 784, out 512"; used in summaries.
   virtual std::string options() const { return ""; }
-  /// Parameters of modules below that forward() reads itself, instead of calling them, or wants to have all along (a
-  /// tied table): ZeRO 3 must know.
+  /// Parameters of child modules that forward() reads directly (a tied table) rather than by calling the child. ZeRO 3
+  /// gathers them for the whole call.
   virtual std::vector<Variable> reads() { return {}; }
-  /// Told once, after it was cut: what goes through it is part `index` of `count`, of features (dim -1) or of the
-  /// sequence (dim -2).
+  /// Called once after the module was sharded: its input is part `index` of `count`, along features (dim -1) or along
+  /// the sequence (dim -2).
   virtual void sliced(const PartOf&) {}
-  /// From here on its tokens are a part of a sequence, or (null) all of it. Gives how many heads attend to other
-  /// tokens; 0: none do.
+  /// Context parallelism: from now on the input holds this rank's part of the sequence; null ends it. Returns the
+  /// number of heads that attend across tokens, 0 for a module without attention.
   virtual int64_t share_sequence(const std::shared_ptr<SequencePart>&) { return 0; }
-  /// Itself as a list of layers (nn/layer_list.h), for pipelines. Default: one layer, call().
+  /// This module as a list of layers (nn/layer_list.h), for pipelines. Default: a single layer that runs call().
   virtual LayerList layers();
-  /// A loss that its last forward made, to be added to the model's (of experts); else undefined.
+  /// Auxiliary loss of the last forward (mixture of experts), to be added to the model's loss; undefined by default.
   virtual Variable own_loss() { return {}; }
-  /// Where a block has a feed-forward layer, and what stands in for it when set (experts), under its name. Null: it has
-  /// none.
+  /// The feed-forward layer of a transformer block, and the slot for a module that replaces it under the same name
+  /// (mixture of experts). Both are null in other modules.
   struct FeedForward {
     Mlp* mlp = nullptr;
     std::shared_ptr<Module>* other = nullptr;
   };
+  /// See FeedForward.
   virtual FeedForward feed_forward_place() { return {}; }
-  /// Whether its own parameters are tables with a row for each token, whose rows it picks by index, or scores:
-  /// optimizers and FLOPs want to know.
+  /// Kind of table that the module's own parameters form: none, rows selected by token index (picked: embeddings), or
+  /// rows multiplied with the input (scored: output heads). Optimizers and FLOP counts depend on it.
   enum class Table { none, picked, scored };
+  /// See Table.
   virtual Table table() const { return Table::none; }
-  /// Multiplications and additions for one token of a sequence of so many, beside products with parameters.
+  /// Forward FLOPs per token that are not products with parameters (attention scores); takes the sequence length.
   virtual double flops_beside(int64_t) const { return 0; }
-  /// Runs the module on one variable; Sequential and checkpoints use it. Without a forward() that takes one (or a
-  /// tensor of tokens): its layers().
+  /// Runs the module on one variable; Sequential and checkpoints use it. A module whose forward() takes neither one
+  /// variable nor one tensor of tokens runs its layers() instead.
   virtual Variable call(const Variable& x);
 
-  std::vector<Variable> parameters();  ///< each once, also when shared
+  std::vector<Variable> parameters();  ///< every parameter once, shared ones too
+  /// With dotted names; a shared parameter appears once, under its first name.
   std::vector<NamedParameter> named_parameters();
+  /// With dotted names, in the order of fields().
   std::vector<NamedBuffer> named_buffers();
-  std::vector<std::pair<std::string, Module*>> named_modules();  ///< itself first, as ""
+  std::vector<std::pair<std::string, Module*>> named_modules();  ///< depth first; the module itself comes first, as ""
+  /// The direct children only.
   std::vector<std::pair<std::string, Module*>> children();
+  /// Number of parameter elements; shared parameters count once.
   int64_t parameter_count();
 
+  /// All parameters and buffers. The tensors share memory with the module.
   State state();
-  /// Copies by name into the parameters and buffers that are there. All names, shapes and kinds of dtype are checked
-  /// first: an Error lists every missing and unexpected name and every wrong shape, and then nothing was changed.
+  /// Copies values by name into the module's parameters and buffers. Names, shapes and kinds of dtype (floating or not)
+  /// are checked first: an Error lists all missing and unexpected names and all wrong shapes, and nothing is changed.
+  /// Not strict: missing and unexpected names are returned instead. A shared parameter may come under any of its names.
   LoadReport load_state(const State& state, bool strict = true);
 
-  /// In place; variables keep their identity, so an optimizer made before stays valid. Buffers of integers keep their
-  /// dtype.
+  /// Converts or moves all parameters and buffers in place. Variables keep their identity, so existing optimizers stay
+  /// valid. Integer buffers keep their dtype. Error for a dtype that is not floating.
   Module& to(DType dtype);
   Module& to(Device device);
+  /// Sets training mode for this module and all below it (Dropout, BatchNorm).
   Module& train(bool training = true);
+  /// train(false).
   Module& eval() { return train(false); }
+  /// True after construction, until eval().
   bool is_training() const { return training_; }
-  /// Freezes (false) or frees every parameter below.
+  /// Unfreezes (true) or freezes (false) all parameters.
   Module& requires_grad_(bool wanted = true);
+  /// Drops the gradients of all parameters.
   void zero_grad();
+  /// Calls fn for this module and all below it, parents first.
   void apply(const std::function<void(Module&)>& fn);
 
-  /// Around every operator() call. `inputs` holds the Variables among the arguments.
+  /// Runs before forward() in every operator() call. `inputs` are the Variables among the arguments.
   using ForwardHook = std::function<void(Module& module, const std::vector<Variable>& inputs)>;
+  /// Runs after forward(); `output` is the first variable of the result.
   using OutputHook = std::function<void(Module& module, const std::vector<Variable>& inputs, const Variable& output)>;
-  /// The same with all variables of a result that has several (nn/outputs.h); OutputHook gets the first.
+  /// Like OutputHook, with all variables of a result that has several (nn/outputs.h).
   using OutputsHook =
       std::function<void(Module& module, const std::vector<Variable>& inputs, const std::vector<Variable>& outputs)>;
-  /// In place of a call whose arguments and results are all variables: may run it, now or again later, and gives back
-  /// what came out.
+  /// Arguments or results of a call.
   using Variables = std::vector<Variable>;
+  /// Replaces a call whose arguments and results are all variables. The hook may call `run` now, again later, or not at
+  /// all, and returns the results (activation checkpointing).
   using CallHook =
       std::function<Variables(const Variables& inputs, const std::function<Variables(const Variables&)>& run)>;
-  /// At most one; an empty one takes it away. Error at a call with other arguments while gradients are recorded.
+  /// Installs the hook; an empty one removes it. Error if there is one already, and for calls with other arguments
+  /// while gradients are recorded.
   void wrap_call(CallHook hook);
+  /// Adds a hook; returns its id for remove_hook(). Hooks run in the order in which they were added.
   int before_forward(ForwardHook hook);
+  /// Adds a hook that runs after forward(); returns its id.
   int after_forward(OutputHook hook);
-  /// `looks` false: it reads no values, so that layers may still be computed together.
+  /// Adds a hook that gets all variables of the result; returns its id. `looks` false promises that the hook reads no
+  /// values, so that layers may still be fused (is_watched()).
   int after_forward_all(OutputsHook hook, bool looks = true);
+  /// Removes the hook with this id; unknown ids are ignored.
   void remove_hook(int id) { calls().remove_hook(id); }
-  /// Of before_forward(), after_forward() and after_forward_all(), and one for run_on().
+  /// Number of hooks added by before_forward(), after_forward() and after_forward_all(), plus one for run_on().
   int hook_count() const {
     return hooks_ ? int(hooks_->before.size() + hooks_->after.size()) + hooks_->run_on.has_value() : 0;
   }
+  /// True while a CallHook is installed.
   bool is_wrapped() const { return hooks_ && hooks_->around; }
-  /// How calls run when parts of a model are on different devices: tensors among the arguments are moved to `device`,
-  /// what comes out to `output`, where given. `hold` is called before, and what it gives back kept until the call ends:
-  /// parameters may come and go with it.
+  /// Device of the calls when the parts of a model are on different devices: tensor arguments are moved to `device`,
+  /// and results to `output` if it is set. `hold` runs before forward(); its result is kept alive until the call ends,
+  /// so it may bring parameters in for the duration of the call.
   struct RunOn {
     Device device;
     std::optional<Device> output;
-    std::function<std::shared_ptr<void>()> hold;
+    std::function<std::shared_ptr<void>()> hold;  ///< may be empty
   };
+  /// Sets or (nullopt) removes the device of the calls. Error if one is set already.
   void run_on(std::optional<RunOn> how);
-  /// For who takes back later what was put on calls of this module: the module may have moved then, or be gone.
+  /// A handle that removes hooks later. It stays valid after the module was moved, and does nothing after the module
+  /// was destroyed.
   class Calls {
    public:
     Calls() = default;
+    /// See Module::remove_hook().
     void remove_hook(int id) const;
-    void unwrap() const;    ///< wrap_call({})
-    void run_here() const;  ///< run_on({})
+    void unwrap() const;    ///< same as wrap_call({})
+    void run_here() const;  ///< same as run_on({})
+    /// False once the module is gone.
     bool exist() const { return !hooks_.expired(); }
 
    private:
     friend class Module;
     std::weak_ptr<Hooks> hooks_;
   };
+  /// A handle to this module's hooks.
   Calls calls();
-  /// Whether calls do more than forward(): who knows what a call computes may compute it in another way if not.
+  /// True if calls do more than forward(). Otherwise a caller may fuse the computation and skip the call.
   bool has_hooks() const { return hook_count() > 0 || is_wrapped(); }
-  /// Whether somebody may look at what a call gives, or change it.
+  /// True if a hook may read or replace the result of a call.
   bool is_watched() const;
-  /// Takes over the hooks of `other` in place of its own (not those of children).
+  /// Replaces the hooks of this module by those of `other`; children keep theirs.
   void copy_hooks(const Module& other);
 
  protected:
-  /// A parameter of this shape, uninitialised, booked as parameter memory.
+  /// A new uninitialised parameter of this shape, counted as parameter memory.
   static Variable parameter(const Shape& shape);
   static Variable parameter(const Shape& shape, double value);
-  /// Called by train() after the flag of this module changed.
+  /// Called by train() after this module's flag has changed.
   virtual void on_train(bool) {}
 
   struct Hooks {
@@ -213,10 +245,10 @@ class Module {
     int last_id = 0;
   };
   Hooks& hooks();
-  std::shared_ptr<Hooks> hooks_;  // its own alone; calls() look at it
+  std::shared_ptr<Hooks> hooks_;  // not shared between modules; a Calls refers to it weakly
 
-  // Parts of a call with hooks: those before, and what holds the parameters; tensors to where the call runs, and what
-  // came out to where it is wanted; hooks after.
+  // The steps of a call with hooks: "before" hooks and RunOn::hold; arguments to the call's device; results to the
+  // output device; "after" hooks.
   std::shared_ptr<void> begin_call(const Variables& inputs);
   template <class T> T moved_here(const T& x) const {
     return x.defined() && !(x.device() == hooks_->run_on->device) ? x.to(hooks_->run_on->device) : x;
@@ -225,16 +257,17 @@ class Module {
     if (hooks_->run_on && hooks_->run_on->output && x.defined()) x = x.to(*hooks_->run_on->output);
   }
   void end_call(const Variables& inputs, const Variables& outputs);
-  /// All of it for a variable, of which most layers make another: compiled once, not for each layer.
+  /// The whole call for forward(Variable) -> Variable, the usual signature; compiled once instead of once per layer.
   Variable call_hooked(const Variable& x, Variable (*forward)(Module&, const Variable&));
 
  private:
   bool training_ = true;
 };
 
-/// Gives a module its operator(): hooks, then Derived::forward(args...), then hooks.
+/// Adds operator() to a module: "before" hooks, Derived::forward(args...), "after" hooks.
 template <class Derived> class Layer : public Module {
  public:
+  /// Calls forward() with the hooks around it. Without hooks it is a plain call.
   template <class... Args> auto operator()(Args&&... args) {
     static_assert(
         requires(Derived & d) { d.forward(std::forward<Args>(args)...); },
@@ -289,7 +322,7 @@ template <class Derived> class Layer : public Module {
     }
     return false;
   }
-  /// Through the hook around it: as lists of variables, and back into what forward() gives.
+  /// A call through CallHook: arguments and results as lists of variables, then back to forward()'s result type.
   template <size_t... i> auto wrapped(const Variables& inputs, std::index_sequence<i...>) {
     decltype(self().forward(inputs[i]...)) result;
     const Variables made = hooks_->around(inputs, [this](const Variables& in) {
@@ -334,10 +367,10 @@ template <class Derived> class Layer : public Module {
   Derived& self() { return static_cast<Derived&>(*this); }
 };
 
-/// The sum of own_loss() of all modules below; undefined without any.
+/// Sum of own_loss() over all modules below `model`; undefined if there is none.
 Variable own_loss(Module& model);
 
-/// A table of the modules below `module`: name, kind, options, parameters, and how many of them are trained.
+/// A table of the modules below `module`: name, kind, options, parameter count, frozen or not; then the totals.
 std::string summary(Module& module);
 
 }  // namespace lockstep::nn

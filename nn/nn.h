@@ -1,5 +1,5 @@
 #pragma once
-// Everything in nn/.
+// Includes all of nn/.
 #include "autograd/losses.h"
 #include "nn/activation.h"
 #include "nn/adaptive_softmax.h"

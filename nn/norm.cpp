@@ -1,3 +1,4 @@
+// Normalisation layers and update_bn(). See norm.h.
 #include "nn/norm.h"
 
 #include <algorithm>
@@ -15,12 +16,12 @@ Tensor unit(const Tensor& x, double eps) {
   return x / (length + relu(eps - length));
 }
 
-/// The weight as a matrix: `dim` by all others.
+/// The weight as a matrix (size of `dim`, product of the other sizes).
 template <class T> T as_matrix(const T& weight, int dim) {
   return weight.transpose(0, dim).reshape({weight.size(dim), weight.numel() / weight.size(dim)});
 }
 
-/// u and v towards the vectors of m's largest singular value.
+/// Power iteration: moves u and v towards the singular vectors of m's largest singular value.
 void power_steps(const Tensor& m, const Tensor& u, const Tensor& v, int64_t steps, double eps) {
   for (; steps > 0; --steps) {
     u.copy_(unit(matmul(m, v.to(m.dtype())), eps));
@@ -28,7 +29,7 @@ void power_steps(const Tensor& m, const Tensor& u, const Tensor& v, int64_t step
   }
 }
 
-/// The dim of a weight of several, from 0.
+/// Checks that a layer's weight has at least 2 dims; returns `dim` as a number >= 0.
 int check_weight(const char* layer, const Variable& weight, int64_t dim) {
   LOCKSTEP_CHECK(weight.defined() && weight.dim() >= 2 && weight.numel() > 0, "[", layer,
                  "] expected a layer with a weight of at least 2 dims, got ",
@@ -36,7 +37,7 @@ int check_weight(const char* layer, const Variable& weight, int64_t dim) {
   return normalize_dim(layer, dim, weight.dim());
 }
 
-/// The values of a weight, or those with which it will start.
+/// The values of a weight; the start values if it was built empty and has none yet.
 Tensor values_of(const Variable& weight) { return is_built_empty(weight) ? start_of(weight) : weight.tensor(); }
 
 }  // namespace
@@ -132,7 +133,7 @@ WeightNorm::WeightNorm(Variable weight, const Options& o) : v(std::move(weight))
     if (d != dim) over.push_back(d);
   }
   g = parameter(shape);
-  const Variable first(v.tensor());  // whatever becomes of v
+  const Variable first(v.tensor());  // keeps the tensor when v is replaced
   start_with(g, str("lengths of another", origin_of(v)),
              [first, over = over] { return norm(values_of(first), over, !over.empty()); });
 }
@@ -156,7 +157,8 @@ void SpectralNorm::fields(Fields& f) {
 Variable SpectralNorm::weight(bool training) {
   const Variable m = as_matrix(original, int(o.dim));
   if (training) power_steps(m.tensor(), u, v, o.iterations, o.eps);
-  const Tensor left = u.to(m.dtype()).clone(), right = v.to(m.dtype()).clone();  // those of this call
+  // Copies, because u and v may change before backward.
+  const Tensor left = u.to(m.dtype()).clone(), right = v.to(m.dtype()).clone();
   return original / sum(Variable(left) * matmul(m, Variable(right)));
 }
 
@@ -164,7 +166,8 @@ void update_bn(Module& model, const std::function<void()>& pass) {
   std::vector<std::pair<Module*, bool>> modes;
   std::vector<std::pair<BatchNorm*, std::optional<double>>> momenta;
   const auto restore = [&] {
-    for (const auto& [module, training] : modes) module->train(training);  // those below follow
+    // Also sets all modules below, which follow in the list.
+    for (const auto& [module, training] : modes) module->train(training);
     for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
   };
   std::shared_ptr<OtherValues> others;

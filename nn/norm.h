@@ -1,18 +1,20 @@
 #pragma once
-// Normalisation, of activations and of weights. Weights start at 1, biases at 0.
+// Normalisation of activations (layer, batch, group, instance, local response) and of weights (weight norm, spectral
+// norm). Weights start at 1, biases at 0.
 #include <optional>
 
 #include "nn/activation.h"
 
 namespace lockstep::nn {
 
-/// Over the trailing dims `shape` (Ba et al., 2016).
+/// (x - mean) / sqrt(variance + eps) * weight + bias, over the trailing dims `shape` (Ba et al., 2016).
 struct LayerNorm : Layer<LayerNorm> {
   struct Options {
     Shape shape;
     double eps = 1e-5;
     bool affine = true, bias = true;
   };
+  /// Error for an empty shape.
   explicit LayerNorm(const Options& options);
   explicit LayerNorm(int64_t size) : LayerNorm(Options{.shape = {size}}) {}
   Variable forward(const Variable& x) { return layer_norm(x, shape, weight, bias, eps); }
@@ -24,8 +26,8 @@ struct LayerNorm : Layer<LayerNorm> {
   Variable weight, bias;
 };
 
-/// Over the last dim, without mean and bias (Zhang and Sennrich, 2019). In 16 bits x is rounded before it is multiplied
-/// with the weight, as Llama's.
+/// x / sqrt(mean(x^2) + eps) * weight over the last dim (Zhang and Sennrich, 2019). 16-bit inputs are rounded before
+/// the product with the weight, as in Llama.
 struct RMSNorm : Layer<RMSNorm> {
   struct Options {
     int64_t size;
@@ -40,20 +42,21 @@ struct RMSNorm : Layer<RMSNorm> {
   Variable weight;
 };
 
-/// One of the two, over the last dim: for models that leave the choice open.
+/// LayerNorm or RMSNorm over the last dim, for models in which this is an option.
 struct Norm : Layer<Norm> {
+  /// Which of the two.
   enum Kind { layer, rms };
   struct Options {
     Kind kind;
     int64_t size;
     double eps;
-    bool bias = true;  ///< of layer
+    bool bias = true;  ///< LayerNorm only
   };
   explicit Norm(const Options& options);
   Variable forward(const Variable& x) {
     return o.kind == layer ? layer_norm(x, {o.size}, weight, bias, o.eps) : rms_norm(x, weight, o.eps);
   }
-  /// dropout.added(residual, x) and its norm: in one pass, unless somebody has hooked into the calls of either.
+  /// The sum dropout.added(residual, x) and its norm, fused into one pass unless one of the two layers has hooks.
   SumAndNorm of_sum(const Variable& residual, const Variable& x, Dropout& dropout);
   void fields(Fields& f) override { f("weight", weight)("bias", bias); }
   std::string kind() const override { return o.kind == layer ? "LayerNorm" : "RMSNorm"; }
@@ -63,13 +66,14 @@ struct Norm : Layer<Norm> {
   Variable weight, bias;
 };
 
-/// Over groups of channels of each sample (Wu and He, 2018). x (N, C, ...).
+/// Normalises over each group of channels of each sample (Wu and He, 2018). Input (N, C, ...).
 struct GroupNorm : Layer<GroupNorm> {
   struct Options {
     int64_t groups, channels;
     double eps = 1e-5;
     bool affine = true;
   };
+  /// Error unless groups divides channels.
   explicit GroupNorm(const Options& options);
   Variable forward(const Variable& x) { return group_norm(x, groups, weight, bias, eps); }
   void fields(Fields& f) override { f("weight", weight)("bias", bias); }
@@ -80,7 +84,7 @@ struct GroupNorm : Layer<GroupNorm> {
   Variable weight, bias;
 };
 
-/// What norms of channels have: a weight and a bias of each, and running statistics.
+/// Base of norms per channel: weight and bias (with affine) and running statistics (with track), each of `channels`.
 template <class Derived> struct ChannelNorm : Layer<Derived> {
   void fields(Fields& f) override {
     f("weight", weight)("bias", bias)("running_mean", running_mean)("running_var", running_var)("num_batches_tracked",
@@ -103,8 +107,8 @@ template <class Derived> struct ChannelNorm : Layer<Derived> {
   }
 };
 
-/// Over the batch, per channel (Ioffe and Szegedy, 2015). Trains with the batch's biased variance and keeps the
-/// unbiased one in running_var; momentum nullopt keeps the plain average of all batches.
+/// Normalises each channel over the batch (Ioffe and Szegedy, 2015). Training uses the biased variance of the batch and
+/// puts the unbiased one into running_var; momentum nullopt keeps the plain average of all batches.
 struct BatchNorm : ChannelNorm<BatchNorm> {
   struct Options {
     int64_t channels;
@@ -117,24 +121,25 @@ struct BatchNorm : ChannelNorm<BatchNorm> {
   std::string options() const override { return str("channels ", o.channels); }
 
   Options o;
-  /// Stands in for batch_norm() while training, when set: (x, weight, bias, running_mean, running_var, momentum, eps).
-  /// parallel/sync_batch_norm.h puts one here that looks at all ranks.
+  /// If set, replaces batch_norm() in training: (x, weight, bias, running_mean, running_var, momentum, eps).
+  /// parallel/sync_batch_norm.h installs one that computes the statistics over all ranks.
   std::function<Variable(const Variable&, const Variable&, const Variable&, const Tensor&, const Tensor&, double,
                          double)>
       over_batch;
   Dims allowed_ranks{2, 3, 4};
 };
-/// x (N, C) or (N, C, L)
+/// Input (N, C) or (N, C, L).
 struct BatchNorm1d : BatchNorm {
   explicit BatchNorm1d(const Options& o) : BatchNorm(o) { allowed_ranks = {2, 3}; }
 };
-/// x (N, C, H, W)
+/// Input (N, C, H, W).
 struct BatchNorm2d : BatchNorm {
   explicit BatchNorm2d(const Options& o) : BatchNorm(o) { allowed_ranks = {4}; }
 };
 
-/// Over each channel of each sample (Ulyanov et al., 2016): x (N, C, ...) or (C, ...). With track, statistics are kept
-/// as BatchNorm's, averaged over the samples, and used when not training. PyTorch's default: neither weights nor track.
+/// Normalises each channel of each sample (Ulyanov et al., 2016). Input (N, C, ...) or (C, ...). With track, running
+/// statistics (averages over the samples) are kept and used in evaluation. As in PyTorch, affine and track are off by
+/// default.
 struct InstanceNorm : ChannelNorm<InstanceNorm> {
   struct Options {
     int64_t channels;
@@ -144,60 +149,66 @@ struct InstanceNorm : ChannelNorm<InstanceNorm> {
   Variable forward(const Variable& x);
   std::string options() const override { return str("channels ", o.channels); }
 
-  Options o;  // num_batches_tracked stays 0, as PyTorch's
-  int rank;   ///< of x with a batch
+  Options o;  // num_batches_tracked stays 0, as in PyTorch
+  int rank;   ///< x.dim() of a batch
 
  protected:
   InstanceNorm(const Options& options, int rank) : ChannelNorm("InstanceNorm", options), o(options), rank(rank) {}
 };
-/// x (N, C, L)
+/// Input (N, C, L) or (C, L).
 struct InstanceNorm1d : InstanceNorm {
   explicit InstanceNorm1d(const Options& o) : InstanceNorm(o, 3) {}
 };
-/// x (N, C, H, W)
+/// Input (N, C, H, W) or (C, H, W).
 struct InstanceNorm2d : InstanceNorm {
   explicit InstanceNorm2d(const Options& o) : InstanceNorm(o, 4) {}
 };
-/// x (N, C, D, H, W)
+/// Input (N, C, D, H, W) or (C, D, H, W).
 struct InstanceNorm3d : InstanceNorm {
   explicit InstanceNorm3d(const Options& o) : InstanceNorm(o, 5) {}
 };
 
-/// x / (k + alpha m)^beta, m the mean of the squares of `size` channels around (Krizhevsky et al., 2012). x (N, C, ...)
-/// of at least 3 dims.
+/// x / (k + alpha m)^beta, where m is the mean square of the `size` nearest channels (Krizhevsky et al., 2012). Input
+/// (N, C, ...) of at least 3 dims.
 struct LocalResponseNorm : Layer<LocalResponseNorm> {
   struct Options {
     int64_t size;
     double alpha = 1e-4, beta = 0.75, k = 1;
   };
+  /// Error unless size > 0.
   explicit LocalResponseNorm(const Options& options);
   Variable forward(const Variable& x);
   std::string options() const override { return str("size ", o.size); }
   Options o;
 };
 
-/// weight = g v / |v|, lengths over all dims but `dim`, or (-1) over all (Salimans and Kingma, 2016). g and v have the
-/// names of PyTorch's parametrizations.weight_norm.
+/// weight = g v / |v|; norms are taken over all dims except `dim`, or over all dims if it is -1 (Salimans and Kingma,
+/// 2016). g and v are saved under the names of PyTorch's parametrizations.weight_norm.
 struct WeightNorm : Module {
   struct Options {
     int64_t dim = 0;
   };
+  /// v starts as `weight`, g as its norms. Error for a weight of less than 2 dims.
   WeightNorm(Variable weight, const Options& o);
+  /// The weight of this call.
   Variable weight(bool training) const;
   void fields(Fields& f) override;
   Variable g, v;
   Dims over;
 };
 
-/// weight / its largest singular value, by `iterations` steps of the power method a call while training (Miyato et al.,
-/// 2018). The rows of the matrix are the weight's `dim`: take 1 for a transposed convolution. PyTorch's names.
+/// weight / its largest singular value, estimated by `iterations` power steps per training call (Miyato et al., 2018).
+/// The weight is seen as a matrix whose rows are its `dim`: use 1 for a transposed convolution. State names are
+/// PyTorch's.
 struct SpectralNorm : Module {
   struct Options {
     int64_t iterations = 1;
     double eps = 1e-12;
     int64_t dim = 0;
   };
+  /// Starts with 15 power steps. Error for a weight of less than 2 dims, or iterations < 1.
   SpectralNorm(Variable weight, const Options& options);
+  /// The weight of this call; in training updates u and v first.
   Variable weight(bool training);
   void fields(Fields& f) override;
   Options o;
@@ -205,11 +216,13 @@ struct SpectralNorm : Module {
   Tensor u, v;
 };
 
-/// A layer with a weight that is made anew for every call: How is WeightNorm or SpectralNorm. The layer's own weight is
-/// undefined between calls.
+/// A layer whose weight is recomputed in every call by How (WeightNorm or SpectralNorm). Between calls the layer's own
+/// weight is undefined.
 template <class L, class How> struct Parametrized : Layer<Parametrized<L, How>> {
+  /// Takes the weight out of `made`.
   explicit Parametrized(L made, const typename How::Options& o = {})
       : layer(std::move(made)), how(std::exchange(layer.weight, {}), o) {}
+  /// Computes the weight and calls the layer.
   template <class... Args>
   requires requires(L& l, const Args&... args) { l(args...); }
   auto forward(const Args&... args) {
@@ -232,16 +245,18 @@ template <class L, class How> struct Parametrized : Layer<Parametrized<L, How>> 
  protected:
   void on_train(bool training) override { layer.train(training); }
 };
-/// Sequential net(weight_norm(Linear({.in = 2, .out = 8})), ReLU());
+/// Wraps a layer: Sequential net(weight_norm(Linear({.in = 2, .out = 8})), ReLU());
 template <class L> Parametrized<L, WeightNorm> weight_norm(L layer, const WeightNorm::Options& o = {}) {
   return Parametrized<L, WeightNorm>(std::move(layer), o);
 }
+/// Wraps a layer in SpectralNorm.
 template <class L> Parametrized<L, SpectralNorm> spectral_norm(L layer, const SpectralNorm::Options& o = {}) {
   return Parametrized<L, SpectralNorm>(std::move(layer), o);
 }
 
-/// PyTorch's update_bn: statistics of every batch norm below, anew, as equal shares of the batches that `pass` runs
-/// through the model: of the average between optim::WeightAverage::swap() and swap(). Modes and momenta stay.
+/// Recomputes the running statistics of every batch norm below `model` as plain averages over the batches that `pass`
+/// runs through the model (PyTorch's update_bn). For an averaged model, call it between two
+/// optim::WeightAverage::swap() calls. Restores training modes and momenta.
 void update_bn(Module& model, const std::function<void()>& pass);
 
 }  // namespace lockstep::nn

@@ -1,13 +1,13 @@
 #pragma once
-// What a forward() may give back beside one variable: pairs, tuples, arrays of a fixed length, and structs that name
-// their variables,
+// Result types of forward() other than one variable: pairs, tuples, arrays of fixed length, and structs that list their
+// variables,
 //
 //   struct Result {
 //     Variable output, state;
 //     void each_variable(auto&& fn) { fn(output), fn(state); }
 //   };
 //
-// Hooks, ZeRO 3, device maps and activation checkpoints see all of them; Sequential goes on with the first.
+// Hooks, ZeRO 3, device maps and activation checkpoints see all variables; Sequential passes on the first one.
 #include <array>
 #include <tuple>
 #include <type_traits>
@@ -18,24 +18,29 @@
 
 namespace lockstep::nn {
 
+/// True for std::tuple, std::pair and std::array.
 template <class T> struct IsTuple : std::false_type {};
 template <class... T> struct IsTuple<std::tuple<T...>> : std::true_type {};
 template <class A, class B> struct IsTuple<std::pair<A, B>> : std::true_type {};
 template <class T, size_t n> struct IsTuple<std::array<T, n>> : std::true_type {};
 
-/// Structs that name their variables.
+/// Structs with a member each_variable(fn) that visits their variables.
 template <class T>
 concept NamesVariables = requires(T& value) {
   value.each_variable([](Variable&) {});
 };
 
-/// Whether a result of this type is variables, as many of them whatever it holds: such a call can be wrapped.
+/// True if a result of type T consists of a fixed number of variables. Only such calls can be wrapped
+/// (Module::wrap_call()).
 template <class T> inline constexpr bool is_variables = std::is_same_v<T, Variable> || NamesVariables<T>;
+/// A tuple: if all elements do.
 template <class... T> inline constexpr bool is_variables<std::tuple<T...>> = (is_variables<T> && ...);
+/// A pair: if both elements do.
 template <class A, class B> inline constexpr bool is_variables<std::pair<A, B>> = is_variables<A>&& is_variables<B>;
+/// An array: if its elements do.
 template <class T, size_t n> inline constexpr bool is_variables<std::array<T, n>> = is_variables<T>;
 
-/// Calls fn(Variable&) for each variable of a result, in order; nothing for what has none.
+/// Calls fn(Variable&) for each variable of a result, in order; does nothing for a result without variables.
 template <class T, class Fn> void each_variable(T& value, const Fn& fn) {
   if constexpr (std::is_same_v<T, Variable>) fn(value);
   else if constexpr (NamesVariables<T>) value.each_variable(fn);
@@ -44,11 +49,12 @@ template <class T, class Fn> void each_variable(T& value, const Fn& fn) {
     for (Variable& v : value) fn(v);
 }
 
-/// Whether each_variable() looks into results of this type at all.
+/// True if each_variable() supports results of type T.
 template <class T>
 inline constexpr bool may_hold_variables =
     std::is_same_v<T, Variable> || NamesVariables<T> || IsTuple<T>::value || std::is_same_v<T, std::vector<Variable>>;
 
+/// The variables of a result, in order.
 template <class T> std::vector<Variable> variables_of(T& value) {
   std::vector<Variable> all;
   each_variable(value, [&](Variable& v) { all.push_back(v); });

@@ -1,6 +1,6 @@
 #pragma once
-// Pooling of signals (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W). One template a kind: n is the number
-// of dims behind C.
+// Pooling of signals (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W). The template argument n is the number
+// of spatial dims. In all Options the stride defaults to the kernel size.
 #include <optional>
 
 #include "autograd/pools.h"
@@ -9,6 +9,7 @@
 namespace lockstep::nn {
 
 namespace pools {
+/// Arguments of the pooling functions from the layers' options.
 template <class Size>
 PoolArgs args_of(const Size& kernel, const std::optional<Size>& stride, const Size& padding, const Size& dilation,
                  bool ceil_mode) {
@@ -18,10 +19,11 @@ PoolArgs args_of(const Size& kernel, const std::optional<Size>& stride, const Si
           .dilation = dims_of(dilation),
           .ceil_mode = ceil_mode};
 }
+/// Text for options().
 inline std::string text_of(const PoolArgs& args) { return str("kernel ", args.kernel, ", stride ", args.stride); }
 }  // namespace pools
 
-/// stride not given: kernel.
+/// Maximum of each window.
 template <int n> struct MaxPool : Layer<MaxPool<n>> {
   struct Options {
     pools::Size<n> kernel = 2;
@@ -32,15 +34,17 @@ template <int n> struct MaxPool : Layer<MaxPool<n>> {
   explicit MaxPool(const Options& o = Options())
       : args(pools::args_of(o.kernel, o.stride, o.padding, o.dilation, o.ceil_mode)) {}
   Variable forward(const Variable& x) { return n == 2 ? max_pool2d(x, args) : max_pool(x, args); }
-  VariableIndices with_indices(const Variable& x) { return max_pool_indices(x, args); }  ///< for MaxUnpool
+  /// Also the positions of the maxima, for MaxUnpool.
+  VariableIndices with_indices(const Variable& x) { return max_pool_indices(x, args); }
   std::string kind() const override { return str("MaxPool", n, "d"); }
   std::string options() const override { return pools::text_of(args); }
   PoolArgs args;
 };
-using MaxPool1d = MaxPool<1>;
-using MaxPool2d = MaxPool<2>;
-using MaxPool3d = MaxPool<3>;
+using MaxPool1d = MaxPool<1>;  ///< input (N, C, L)
+using MaxPool2d = MaxPool<2>;  ///< input (N, C, H, W)
+using MaxPool3d = MaxPool<3>;  ///< input (N, C, D, H, W)
 
+/// Mean of each window; with count_include_pad, padding counts as zeros.
 template <int n> struct AvgPool : Layer<AvgPool<n>> {
   struct Options {
     pools::Size<n> kernel = 2;
@@ -57,9 +61,9 @@ template <int n> struct AvgPool : Layer<AvgPool<n>> {
   std::string options() const override { return pools::text_of(args); }
   PoolArgs args;
 };
-using AvgPool1d = AvgPool<1>;
-using AvgPool2d = AvgPool<2>;
-using AvgPool3d = AvgPool<3>;
+using AvgPool1d = AvgPool<1>;  ///< input (N, C, L)
+using AvgPool2d = AvgPool<2>;  ///< input (N, C, H, W)
+using AvgPool3d = AvgPool<3>;  ///< input (N, C, D, H, W)
 
 /// (sum of x^p)^(1/p) over each window.
 template <int n> struct LPPool : Layer<LPPool<n>> {
@@ -77,11 +81,11 @@ template <int n> struct LPPool : Layer<LPPool<n>> {
   double p;
   PoolArgs args;
 };
-using LPPool1d = LPPool<1>;
-using LPPool2d = LPPool<2>;
-using LPPool3d = LPPool<3>;
+using LPPool1d = LPPool<1>;  ///< input (N, C, L)
+using LPPool2d = LPPool<2>;  ///< input (N, C, H, W)
+using LPPool3d = LPPool<3>;  ///< input (N, C, D, H, W)
 
-/// output: sizes of the result; -1: as x.
+/// Base of adaptive pooling: the output has the sizes `output`; -1 keeps the input's size.
 template <class Derived, int n> struct AdaptivePool : Layer<Derived> {
   struct Options {
     pools::Size<n> output = 1;
@@ -90,6 +94,7 @@ template <class Derived, int n> struct AdaptivePool : Layer<Derived> {
   std::string options() const override { return str("output ", output); }
   Dims output;
 };
+/// Mean over windows that divide the input evenly.
 template <int n> struct AdaptiveAvgPool : AdaptivePool<AdaptiveAvgPool<n>, n> {
   using AdaptivePool<AdaptiveAvgPool, n>::AdaptivePool;
   Variable forward(const Variable& x) {
@@ -98,21 +103,23 @@ template <int n> struct AdaptiveAvgPool : AdaptivePool<AdaptiveAvgPool<n>, n> {
   }
   std::string kind() const override { return str("AdaptiveAvgPool", n, "d"); }
 };
-using AdaptiveAvgPool1d = AdaptiveAvgPool<1>;
-using AdaptiveAvgPool2d = AdaptiveAvgPool<2>;
-using AdaptiveAvgPool3d = AdaptiveAvgPool<3>;
+using AdaptiveAvgPool1d = AdaptiveAvgPool<1>;  ///< input (N, C, L)
+using AdaptiveAvgPool2d = AdaptiveAvgPool<2>;  ///< input (N, C, H, W)
+using AdaptiveAvgPool3d = AdaptiveAvgPool<3>;  ///< input (N, C, D, H, W)
+/// Maximum over windows that divide the input evenly.
 template <int n> struct AdaptiveMaxPool : AdaptivePool<AdaptiveMaxPool<n>, n> {
   using AdaptivePool<AdaptiveMaxPool, n>::AdaptivePool;
   Variable forward(const Variable& x) { return with_indices(x).values; }
+  /// Also the positions of the maxima.
   VariableIndices with_indices(const Variable& x) { return adaptive_max_pool(x, this->output); }
   std::string kind() const override { return str("AdaptiveMaxPool", n, "d"); }
 };
-using AdaptiveMaxPool1d = AdaptiveMaxPool<1>;
-using AdaptiveMaxPool2d = AdaptiveMaxPool<2>;
-using AdaptiveMaxPool3d = AdaptiveMaxPool<3>;
+using AdaptiveMaxPool1d = AdaptiveMaxPool<1>;  ///< input (N, C, L)
+using AdaptiveMaxPool2d = AdaptiveMaxPool<2>;  ///< input (N, C, H, W)
+using AdaptiveMaxPool3d = AdaptiveMaxPool<3>;  ///< input (N, C, D, H, W)
 
-/// The way back of a MaxPool with these options: zeros but at the places of the maxima. sizes: of what was pooled,
-/// where several would have given as much.
+/// Inverse of a MaxPool with the same options: puts x at the positions of the maxima, and zeros elsewhere. sizes:
+/// spatial sizes of the result, needed if several input sizes would have been pooled to x's.
 template <int n> struct MaxUnpool : Layer<MaxUnpool<n>> {
   struct Options {
     pools::Size<n> kernel = 2;
@@ -131,8 +138,8 @@ template <int n> struct MaxUnpool : Layer<MaxUnpool<n>> {
   std::string options() const override { return pools::text_of(args); }
   PoolArgs args;
 };
-using MaxUnpool1d = MaxUnpool<1>;
-using MaxUnpool2d = MaxUnpool<2>;
-using MaxUnpool3d = MaxUnpool<3>;
+using MaxUnpool1d = MaxUnpool<1>;  ///< input (N, C, L)
+using MaxUnpool2d = MaxUnpool<2>;  ///< input (N, C, H, W)
+using MaxUnpool3d = MaxUnpool<3>;  ///< input (N, C, D, H, W)
 
 }  // namespace lockstep::nn

@@ -1,3 +1,4 @@
+// Quantisation of a model's weights, and loading of quantised states. See quantize.h.
 #include "nn/quantize.h"
 
 #include <algorithm>
@@ -14,9 +15,9 @@ namespace {
 
 constexpr const char *codes_end = ".weight.codes", *scales_end = ".weight.scales", *metadata_key = "quantization";
 
-/// A weight that is, or may be, in codes.
+/// A weight that is quantised or can be.
 struct WeightPlace {
-  std::string name;  // of its module
+  std::string name;  // of the module
   Variable* weight;
   std::shared_ptr<QuantizedWeight>* quantized;
   const Linear::Product* product;
@@ -169,7 +170,7 @@ void load_quantized(Module& model, const State& state, const std::map<std::strin
         const auto threshold = read_number<double>(std::string_view(word).substr(10));
         LOCKSTEP_CHECK(threshold, "[load_quantized] expected a number in ", metadata_key, ", got '", word, "'");
         how.threshold = *threshold;
-      } else quantize_options(word);  // an error, unless it is a format
+      } else quantize_options(word);  // raises unless it is a format
     }
   }
   std::map<std::string, Tensor> given(state.begin(), state.end());
@@ -185,7 +186,7 @@ void load_quantized(Module& model, const State& state, const std::map<std::strin
                                                            : QuantFormat::group8;
     Quantized q{.format = format, .out = place.weight->size(0), .in = place.weight->size(1)};
     q.codes = c.to(device).clone(), q.scales = scales->second.to(device).clone();
-    handle_of(q);  // an Error when it does not fit
+    handle_of(q);  // raises if the shapes do not fit
     found.emplace_back(place, q);
   }
   std::vector<Variable> before;

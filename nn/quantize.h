@@ -1,10 +1,11 @@
 #pragma once
-// Quantisation of a model: the weights of its Linears become codes of 8 or 4 bits, which are read in place of them.
+// Weight quantisation: replaces the weights of a model's Linears by 8-bit or 4-bit codes, which the products read
+// directly.
 //
 //   const nn::QuantizeReport report = nn::quantize(model, {.format = QuantFormat::group8});
 //
-// A quantised weight is not trained; gradients go through it, to adapters (nn/lora.h), say. Norms, biases and tables
-// stay as they are. docs/quantisation.md.
+// A quantised weight is not trained. Gradients pass through it, for example to adapters (nn/lora.h). Norms, biases and
+// embedding tables are not quantised. See docs/quantisation.md.
 #include <map>
 #include <string>
 #include <vector>
@@ -13,34 +14,41 @@
 
 namespace lockstep::nn {
 
+/// Format, and which weights to quantise.
 struct QuantizeOptions {
   QuantFormat format = QuantFormat::group8;
-  bool dynamic = false;  ///< activations in 8 bits as well; row8 only
-  double threshold = 0;  ///< with dynamic: activations this large stay floating (0: none do)
-  /// Modules, by the ends of their names, that stay as they are, with all below them. Without "head" the head is
-  /// quantised as well: a tied one gets a copy in codes, and the table of tokens stays.
+  bool dynamic = false;  ///< quantise activations to 8 bits too; row8 only
+  /// With dynamic: activations of at least this magnitude stay floating (LLM.int8(), Dettmers et al., 2022); 0: none.
+  double threshold = 0;
+  /// Modules that are not quantised, with all below them, given by the ends of their names. If "head" is not in the
+  /// list the head is quantised too; a tied head gets a quantised copy, and the embedding table stays floating.
   std::vector<std::string> skip = {"head", "tokens"};
   friend bool operator==(const QuantizeOptions&, const QuantizeOptions&) = default;
 };
-/// By a name: row8, group8, group4, dynamic, llm_int8 (threshold 6); "group8,head": the head as well.
+/// Options by name: row8, group8, group4, dynamic, llm_int8 (threshold 6). With ",head" appended, e.g. "group8,head",
+/// the head is quantised too.
 QuantizeOptions quantize_options(const std::string& name);
 
+/// Result of quantize().
 struct QuantizeReport {
   int64_t layers = 0, bytes_before = 0, bytes_after = 0;  ///< bytes of all parameters
-  std::map<std::string, double> relative_error;           ///< of each weight: |w - codes| / |w|, Euclidean
-  std::vector<std::string> notes;                         ///< a tied head's copy
+  std::map<std::string, double> relative_error;           ///< per weight: |w - dequantised| / |w|, Euclidean norms
+  std::vector<std::string> notes;                         ///< one for each copy of a tied head
+  /// A summary in one line, and a line for each note.
   std::string text() const;
 };
-/// Before optimizers and tensor parallelism. A model that was built empty is made weight by weight, and stays empty
-/// where it is not quantised. Error, and nothing is changed, when there is nothing to quantise.
+/// Quantises the model in place; call it before optimizers and tensor parallelism exist. A model that was built empty
+/// is processed one weight at a time, and its other parameters stay empty. Error if there is nothing to quantise or a
+/// weight is quantised, sharded or not here; then nothing is changed.
 QuantizeReport quantize(Module& model, const QuantizeOptions& options = {});
-/// Whether some weight below is in codes.
+/// True if some weight below is quantised.
 bool is_quantized(Module& model);
 
-/// A state that may hold weights in codes ("x.weight.codes", "x.weight.scales"), into a model whose weights may still
-/// be floating. metadata: of the file, as quantized_metadata() gave it.
+/// Loads a state that may hold quantised weights ("x.weight.codes", "x.weight.scales") into a model whose weights may
+/// still be floating. metadata: that of the file, as written by quantized_metadata().
 void load_quantized(Module& model, const State& state, const std::map<std::string, std::string>& metadata);
-/// What a file must say beside the state: {"quantization": "row8,dynamic,threshold=6"}. Empty: nothing is quantised.
+/// Metadata that a file must contain beside the state, e.g. {"quantization": "row8,dynamic,threshold=6"}. Empty if
+/// nothing is quantised.
 std::map<std::string, std::string> quantized_metadata(Module& model);
 
 }  // namespace lockstep::nn

@@ -1,3 +1,4 @@
+// Recurrent layers and packed sequences. See recurrent.h.
 #include "nn/recurrent.h"
 
 #include <algorithm>
@@ -27,14 +28,14 @@ Tensor index_of(const std::vector<int64_t>& index, const Variable& like) {
   return Tensor::from(index, {int64_t(index.size())}).to(like.device());
 }
 
-/// Where each of the caller's sequences is.
+/// The inverse of a permutation.
 std::vector<int64_t> inverse(const std::vector<int64_t>& order) {
   std::vector<int64_t> places(order.size());
   for (size_t i = 0; i < order.size(); ++i) places[size_t(order[i])] = int64_t(i);
   return places;
 }
 
-/// The dims behind the first two, in one; the first two as one dim.
+/// Merges the first two dims.
 Variable as_rows(const Variable& x) {
   Shape shape{x.size(0) * x.size(1)};
   for (int d = 2; d < x.dim(); ++d) shape.push_back(x.size(d));
@@ -98,7 +99,7 @@ PaddedSequence pad_packed_sequence(const PackedSequence& sequence, const PadOpti
     const int64_t n = t < longest ? sequence.batch_sizes[size_t(t)] : 0;
     for (size_t b = 0; b < size_t(batch); ++b) {
       const bool there = places[b] < n;
-      rows.push_back(there ? first + places[b] : all);  // the row behind them is padding
+      rows.push_back(there ? first + places[b] : all);  // row `all` of `filled` is padding
       padded.lengths[b] += there;
     }
     first += n;

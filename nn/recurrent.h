@@ -1,6 +1,6 @@
 #pragma once
-// Recurrent layers: RNN, LSTM and GRU, their cells, and sequences of several lengths packed into one batch. Meaning,
-// shapes and names of parameters are PyTorch's.
+// Recurrent layers: RNN, LSTM and GRU, their single-step cells, and packing of sequences of different lengths.
+// Formulas, shapes and parameter names are PyTorch's.
 //
 //   nn::LSTM lstm({.input = 64, .hidden = 128, .layers = 2});
 //   auto [output, h, c] = lstm(x);  // x (T, B, 64): output (T, B, 128), h and c (2, B, 128)
@@ -8,72 +8,87 @@
 
 namespace lockstep::nn {
 
-/// Sequences without their padding, longest first: row after row of each step, of as many sequences as still go on.
+/// Sequences of different lengths without padding, longest first. Rows are ordered by step; each step has one row for
+/// every sequence that has not ended.
 struct PackedSequence {
-  Variable data;                     ///< (all steps of all sequences, ...)
-  std::vector<int64_t> batch_sizes;  ///< sequences at each step
-  std::vector<int64_t> order;        ///< which of the caller's sequences each one is; empty: they were sorted
+  Variable data;                     ///< (total number of steps, ...)
+  std::vector<int64_t> batch_sizes;  ///< number of running sequences at each step
+  std::vector<int64_t> order;  ///< order[i]: the caller's index of packed sequence i; empty: in the caller's order
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(data); }
 };
+/// Options of pack_padded_sequence().
 struct PackOptions {
   bool batch_first = false, enforce_sorted = true;
 };
-/// input (T, B, ...), or (B, T, ...) with batch_first; lengths from 1 to T, one for each sequence. Error for lengths
-/// that grow, unless enforce_sorted is off.
+/// Packs input (T, B, ...), or (B, T, ...) with batch_first, given each sequence's length from 1 to T. With
+/// enforce_sorted, Error if the lengths are not in descending order; else the sequences are sorted.
 PackedSequence pack_padded_sequence(const Variable& input, const std::vector<int64_t>& lengths,
                                     const PackOptions& options = {});
+/// Options of pad_packed_sequence().
 struct PadOptions {
   bool batch_first = false;
   Scalar padding = 0;
-  int64_t total_length = 0;  ///< 0: the longest sequence's
+  int64_t total_length = 0;  ///< T of the output; 0: the longest sequence
 };
+/// Result of pad_packed_sequence().
 struct PaddedSequence {
   Variable output;               ///< (T, B, ...) or (B, T, ...), in the caller's order
-  std::vector<int64_t> lengths;  ///< of it
+  std::vector<int64_t> lengths;  ///< of the sequences, in the caller's order
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output); }
 };
+/// Inverse of pack_padded_sequence().
 PaddedSequence pad_packed_sequence(const PackedSequence& sequence, const PadOptions& options = {});
 
-/// What RNN and GRU give.
+/// Result of RNN and GRU.
 struct RecurrentOutput {
-  Variable output;  ///< (T, B, D P); (B, T, D P) with batch_first; (T, D P) for one sequence. D directions
-  Variable h;       ///< (D layers, B, P); (D layers, P) for one sequence: the last states
+  Variable output;  ///< (T, B, D P); (B, T, D P) with batch_first; (T, D P) for one sequence. D: number of directions
+  Variable h;       ///< last states: (D layers, B, P); (D layers, P) for one sequence. P: size of h
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output), fn(h); }
 };
-/// What LSTM gives; c (D layers, B, hidden).
+/// Result of LSTM; as RecurrentOutput, and c (D layers, B, hidden).
 struct LstmOutput {
   Variable output, h, c;
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output), fn(h), fn(c); }
 };
-/// The same of packed sequences.
+/// Result of RNN and GRU on a packed sequence.
 struct PackedRecurrentOutput {
   PackedSequence output;
   Variable h;
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output.data), fn(h); }
 };
+/// Result of LSTM on a packed sequence.
 struct PackedLstmOutput {
   PackedSequence output;
   Variable h, c;
+  /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output.data), fn(h), fn(c); }
 };
 
+/// Options of GRU; RNN and LSTM have the same and one more.
 struct RecurrentOptions {
   int64_t input, hidden, layers = 1;
   bool bias = true, batch_first = false;
-  double dropout = 0;  ///< behind every layer but the last, while training
+  double dropout = 0;  ///< in training, on the output of every layer but the last
   bool bidirectional = false;
 };
 
-/// What RNN, LSTM and GRU share: weight_ih_l0 (G H, in), weight_hh_l0 (G H, P), bias_ih_l0, bias_hh_l0 (G H), of each
-/// layer and direction ("_reverse"), all U(-1/sqrt(H), 1/sqrt(H)).
+/// The stacked recurrence that RNN, LSTM and GRU share. Parameters of each layer and direction (suffix "_reverse"):
+/// weight_ih_l0 (G H, in), weight_hh_l0 (G H, P), bias_ih_l0 and bias_hh_l0 (G H), all U(-1/sqrt(H), 1/sqrt(H)), where
+/// G is the number of gates, H the hidden size and P the size of h.
 class Recurrence {
  public:
+  /// 2 if bidirectional, else 1.
   int directions() const { return o.bidirectional ? 2 : 1; }
 
   RecurrentOptions o;
   RecurrentCell cell;
-  int64_t projected;                      ///< size of h: hidden, or proj_size
-  std::vector<RecurrentWeights> weights;  ///< of layer l and direction d: weights[l * directions() + d]
+  int64_t projected;                      ///< P: hidden, or proj_size
+  std::vector<RecurrentWeights> weights;  ///< layer l, direction d: weights[l * directions() + d]
 
  protected:
   using Make = Variable (*)(const Shape& shape);
@@ -89,6 +104,7 @@ class Recurrence {
   const char* name_;
 };
 
+/// A layer with a Recurrence, whose parameters it names.
 template <class Derived> struct RecurrentLayer : Layer<Derived>, Recurrence {
   void fields(Fields& f) override { list(f); }
   std::string options() const override { return text(); }
@@ -97,9 +113,10 @@ template <class Derived> struct RecurrentLayer : Layer<Derived>, Recurrence {
   RecurrentLayer(const char* name, const RecurrentOptions& o, RecurrentCell kind, int64_t proj_size = 0)
       : Recurrence(name, o, kind, proj_size, [](const Shape& shape) { return Module::parameter(shape); }) {}
 };
-/// One whose state is h alone. x (T, B, in), (B, T, in) with batch_first, or (T, in); h: first states, 0 when
-/// undefined.
+/// Base of RNN and GRU, whose only state is h. x (T, B, in), (B, T, in) with batch_first, or (T, in); h: initial
+/// states, undefined for 0.
 template <class Derived> struct PlainRecurrentLayer : RecurrentLayer<Derived> {
+  /// Runs all steps; h as in RecurrentOutput.
   RecurrentOutput forward(const Variable& x, const Variable& h = {}) {
     const LstmOutput out = this->run(x, h, {}, this->is_training());
     return {out.output, out.h};
@@ -113,7 +130,7 @@ template <class Derived> struct PlainRecurrentLayer : RecurrentLayer<Derived> {
   using RecurrentLayer<Derived>::RecurrentLayer;
 };
 
-/// h = tanh(W x + b + V h + d), or relu (Elman, 1990).
+/// h' = tanh(W x + b + V h + d), or relu in place of tanh (Elman, 1990).
 struct RNN : PlainRecurrentLayer<RNN> {
   struct Options {
     int64_t input, hidden, layers = 1;
@@ -125,8 +142,8 @@ struct RNN : PlainRecurrentLayer<RNN> {
   explicit RNN(const Options& options);
 };
 
-/// Hochreiter and Schmidhuber, 1997; gates in the order i, f, g, o. proj_size: h is a projection of that many numbers,
-/// by weight_hr_l0 (Sak et al., 2014).
+/// Long short-term memory (Hochreiter and Schmidhuber, 1997); gates in the order i, f, g, o. With proj_size, h is
+/// projected to that size by weight_hr_l0 (Sak et al., 2014).
 struct LSTM : RecurrentLayer<LSTM> {
   struct Options {
     int64_t input, hidden, layers = 1;
@@ -136,18 +153,18 @@ struct LSTM : RecurrentLayer<LSTM> {
     int64_t proj_size = 0;
   };
   explicit LSTM(const Options& options);
-  /// As RNN's; h and c both, or neither.
+  /// x and h as in RNN. Error if only one of h and c is given.
   LstmOutput forward(const Variable& x, const Variable& h = {}, const Variable& c = {});
   PackedLstmOutput forward(const PackedSequence& x, const Variable& h = {}, const Variable& c = {});
 };
 
-/// Cho et al., 2014; gates in the order r, z, n.
+/// Gated recurrent unit (Cho et al., 2014); gates in the order r, z, n.
 struct GRU : PlainRecurrentLayer<GRU> {
   using Options = RecurrentOptions;
   explicit GRU(const Options& options);
 };
 
-/// One step of one layer: weight_ih (G H, in), weight_hh (G H, H), bias_ih, bias_hh (G H).
+/// One step of one layer, the base of the cells: weight_ih (G H, in), weight_hh (G H, H), bias_ih and bias_hh (G H).
 class RecurrentStep {
  public:
   int64_t input, hidden;
@@ -165,8 +182,9 @@ class RecurrentStep {
   const char* name_;
 };
 
+/// A layer with a RecurrentStep, whose parameters it names.
 template <class Derived> struct RecurrentCellLayer : Layer<Derived>, RecurrentStep {
-  /// x (B, in) or (in), h (B, H) or (H), or undefined for 0; gives the next h.
+  /// x (B, in) or (in); h (B, H) or (H), undefined for 0. Returns the next h.
   Variable forward(const Variable& x, const Variable& h = {}) { return step(x, h, {}).h; }
   void fields(Fields& f) override { list(f); }
   std::string options() const override { return text(); }
@@ -176,6 +194,7 @@ template <class Derived> struct RecurrentCellLayer : Layer<Derived>, RecurrentSt
       : RecurrentStep(name, o.input, o.hidden, o.bias, kind,
                       [](const Shape& shape) { return Module::parameter(shape); }) {}
 };
+/// One step of an RNN.
 struct RNNCell : RecurrentCellLayer<RNNCell> {
   struct Options {
     int64_t input, hidden;
@@ -184,6 +203,7 @@ struct RNNCell : RecurrentCellLayer<RNNCell> {
   explicit RNNCell(const Options& o)
       : RecurrentCellLayer("RNNCell", o, o.relu ? RecurrentCell::relu : RecurrentCell::tanh) {}
 };
+/// One step of a GRU.
 struct GRUCell : RecurrentCellLayer<GRUCell> {
   struct Options {
     int64_t input, hidden;
@@ -191,13 +211,17 @@ struct GRUCell : RecurrentCellLayer<GRUCell> {
   };
   explicit GRUCell(const Options& o) : RecurrentCellLayer("GRUCell", o, RecurrentCell::gru) {}
 };
+/// One step of an LSTM.
 struct LSTMCell : RecurrentCellLayer<LSTMCell> {
   using Options = GRUCell::Options;
+  /// The next state.
   struct State {
     Variable h, c;
+    /// Calls fn for each variable; see nn/outputs.h.
     void each_variable(const auto& fn) { fn(h), fn(c); }
   };
   explicit LSTMCell(const Options& o) : RecurrentCellLayer("LSTMCell", o, RecurrentCell::lstm) {}
+  /// x and h as in the other cells; h and c both, or neither.
   State forward(const Variable& x, const Variable& h = {}, const Variable& c = {}) {
     const LstmOutput next = step(x, h, c);
     return {next.h, next.c};

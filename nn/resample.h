@@ -5,7 +5,7 @@
 
 namespace lockstep::nn {
 
-/// x (N, C, ...) with 1 to 3 dims behind C.
+/// Resizes x (N, C, ...) with 1 to 3 spatial dims by interpolation.
 struct Upsample : Layer<Upsample> {
   using Options = InterpolateOptions;
   explicit Upsample(const Options& options) : o(options) {}
@@ -13,7 +13,7 @@ struct Upsample : Layer<Upsample> {
   Options o;
 };
 
-/// x (N, C, H, W): (N, C * kernel, windows)
+/// Extracts sliding windows: x (N, C, H, W) gives (N, C * kernel size, number of windows).
 struct Unfold : Layer<Unfold> {
   using Options = UnfoldOptions;
   explicit Unfold(const Options& options) : o(options) {}
@@ -22,7 +22,7 @@ struct Unfold : Layer<Unfold> {
   Options o;
 };
 
-/// x (N, C * kernel, windows): (N, C, size)
+/// Inverse of Unfold, with overlaps added: x (N, C * kernel size, number of windows) gives (N, C, size...).
 struct Fold : Layer<Fold> {
   struct Options {
     Dims size, kernel;

@@ -1,3 +1,4 @@
+// Rotary position embeddings. See rope.h.
 #include "nn/rope.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ constexpr double pi = std::numbers::pi;
 
 int64_t turned_of(const Rope& rope, int64_t head_size) { return int64_t(double(head_size) * rope.partial); }
 
-/// The i, not whole, whose angle goes round so many times in the original context.
+/// The index i, as a real number, whose angle makes `turns` rotations within the original context.
 double index_of_turns(const Rope& rope, double turns, int64_t d) {
   return double(d) * std::log(double(rope.original_context) / (turns * 2 * pi)) / (2 * std::log(rope.base));
 }
@@ -57,7 +58,7 @@ std::vector<double> rope_frequencies(const Rope& given, int64_t head_size, int64
       break;
     case Rope::Scaling::llama3:
       for (double& one : f) {
-        const double turns = original * one / (2 * pi);  // original context / wave length
+        const double turns = original * one / (2 * pi);  // original context / wavelength
         const double s =
             std::clamp((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0., 1.);
         one = (1 - s) * one / rope.factor + s * one;
@@ -89,13 +90,13 @@ RopeTable::RopeTable(const Rope& rope, int64_t head_size, int64_t context) : rop
 
 RopeTable::Rows RopeTable::rows(int64_t first, int64_t end, DType dtype, Device device) {
   const bool grows = rope_.scaling == Rope::Scaling::dynamic && end > rope_.original_context;
-  const int64_t basis = grows ? end : 0;  // then these rows are of this length alone
+  const int64_t basis = grows ? end : 0;  // dynamic frequencies hold for this length only
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(made_.begin(), made_.end(), [&](const Rows& r) {
     return r.dtype == dtype && r.device == device && (r.basis > 0) == grows;
   });
   if (found != made_.end() && found->basis == basis && found->first <= first && found->end >= end) return *found;
-  // Further than asked for, so that a text that grows by tokens does not make it anew for each.
+  // Round up, so that generation does not recompute the table for every token.
   if (!grows) first = 0, end = int64_t(std::bit_ceil(uint64_t(std::max<int64_t>(end, 64))));
   const Tensor frequency = Tensor::from(rope_frequencies(rope_, head_size_, std::max(basis, rope_.original_context)),
                                         {turned_of(rope_, head_size_) / 2});

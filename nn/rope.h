@@ -1,6 +1,7 @@
 #pragma once
-// Rotary positions (Su et al., 2021), and the ways to stretch them over longer sequences than a model was trained on. A
-// token at position p has its pairs (x_i, x_{i + D/2}) turned by the angle p f_i, f_i = base^(-2i / D).
+// Rotary position embeddings (Su et al., 2021), and the methods that stretch them to longer sequences than a model was
+// trained on. At position p, each pair of features (x_i, x_{i + D/2}) is rotated by the angle p f_i, with
+// f_i = base^(-2i / D).
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -11,53 +12,55 @@
 
 namespace lockstep::nn {
 
-/// Names and meanings are those of Transformers' rope_parameters.
+/// Options, with the names and meanings of Transformers' rope_parameters.
 struct Rope {
+  /// Method of stretching.
   enum class Scaling {
     none,
-    linear,   ///< f / factor (Chen et al., 2023)
-    dynamic,  ///< a larger base for sequences longer than original_context, as long as they are (NTK)
-    yarn,     ///< f / factor for the slow ones, f for the fast ones, a ramp between (Peng et al., 2023)
-    llama3,   ///< the same by wave length
+    linear,   ///< f / factor (position interpolation, Chen et al., 2023)
+    dynamic,  ///< beyond original_context, a base that grows with the sequence (dynamic NTK)
+    yarn,     ///< slow rotations f / factor, fast ones f, a linear ramp between (Peng et al., 2023)
+    llama3,   ///< like yarn, with the ramp by wavelength
   };
   double base = 10000;
   Scaling scaling = Scaling::none;
   double factor = 1;
-  double low_freq_factor = 1, high_freq_factor = 4;  ///< llama3
-  double beta_fast = 32, beta_slow = 1;              ///< yarn: turns within original_context
-  std::optional<double> attention_factor = {};       ///< yarn; default 0.1 ln(factor) + 1
-  int64_t original_context = 0;                      ///< that the model was trained on; 0: its context
-  bool truncate = true;                              ///< yarn: the ramp begins and ends at whole i
-  double partial = 1;                                ///< of a head's features are turned, the first ones
+  double low_freq_factor = 1, high_freq_factor = 4;  ///< llama3: ends of the ramp, in rotations within original_context
+  double beta_fast = 32, beta_slow = 1;              ///< yarn: ends of the ramp, in rotations within original_context
+  std::optional<double> attention_factor = {};       ///< yarn: see rope_attention_factor(); default 0.1 ln(factor) + 1
+  int64_t original_context = 0;                      ///< context length in training; 0: the model's context
+  bool truncate = true;                              ///< yarn: round the ends of the ramp to whole indices i
+  double partial = 1;  ///< fraction of each head's features that are rotated, the first ones
   friend bool operator==(const Rope&, const Rope&) = default;
 };
 
-/// The angles f of one position, for sequences of `context` tokens, in f64 (Transformers' inv_freq).
+/// The frequencies f_i, in f64, for sequences of `context` tokens (Transformers' inv_freq).
 std::vector<double> rope_frequencies(const Rope& rope, int64_t head_size, int64_t context);
-/// By which cosine and sine are multiplied.
+/// Factor on cosine and sine (yarn); 1 for the other methods.
 double rope_attention_factor(const Rope& rope);
 
-/// Cosines and sines, which all layers of a model share. Made when first needed, as far as they are needed; any number
-/// of threads may ask.
+/// Cosines and sines that all layers of a model share. They are computed on demand; thread-safe.
 class RopeTable {
  public:
-  /// For heads of this size in a model of so many tokens.
+  /// For heads of this size; `context` replaces an original_context of 0. Error for invalid options.
   RopeTable(const Rope& rope, int64_t head_size, int64_t context);
 
+  /// Cosines and sines of some positions.
   struct Angles {
-    Tensor cosine, sine;  ///< (T, D / 2), for rotary_packed(); D is less than the head size with Rope::partial
+    Tensor cosine, sine;  ///< (T, D / 2), for rotary_packed(); D is the number of rotated features
   };
-  /// Of the positions [first, first + tokens), in a sequence that ends there.
+  /// For positions first to first + tokens - 1, in a sequence of that length.
   Angles at(int64_t first, int64_t tokens, DType dtype, Device device);
-  /// Of these positions, i64, in a sequence of `length` tokens.
+  /// For the given positions, i64, in a sequence of `length` tokens.
   Angles at(const Tensor& positions, int64_t length, DType dtype, Device device);
+  /// The options, with an original_context of 0 replaced.
   const Rope& rope() const { return rope_; }
 
  private:
   struct Rows {
     DType dtype;
     Device device;
-    int64_t basis, first, end;  // basis: the length on which the frequencies depend
+    int64_t basis, first, end;  // basis: sequence length that determined the frequencies (dynamic), else 0
     Angles angles;
   };
   Rows rows(int64_t first, int64_t end, DType dtype, Device device);

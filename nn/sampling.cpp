@@ -1,3 +1,4 @@
+// Choice of the next token. See sampling.h.
 #include "nn/sampling.h"
 
 #include <algorithm>
@@ -18,13 +19,13 @@ constexpr double never = -std::numeric_limits<double>::infinity(), highest_score
 
 template <auto member> double number_of(const Generation& g) { return double(g.*member); }
 
-// Within these no sum or quotient of scores overflows.
+// Within these ranges no sum or quotient of scores overflows.
 constexpr double many = double(int64_t(1) << 31);
 constexpr struct OptionRange {
   const char* name;
   double (*of)(const Generation&);
   double least, most;
-  bool open = false;  // `least` itself is too little
+  bool open = false;  // excludes `least` itself
   bool has(double value) const { return value >= least && value <= most && !(open && value == least); }
 } option_ranges[] = {
     {"max_new_tokens", number_of<&Generation::max_new_tokens>, 0, many},
@@ -53,7 +54,7 @@ void check_numbers(const Generation& g) {
     LOCKSTEP_CHECK(r.has(r.of(g)), "[generate] ", wrong_option(r.name, r.of(g)));
 }
 
-/// exp(x) for x <= 0 to the last place or two, 0 below 2^-1000; without branches, so that a loop of it is vectors.
+/// exp(x) for x <= 0, accurate to an ulp or two; 0 below 2^-1000. Branch-free, so that loops vectorise.
 inline double exp_below_zero(double x) {
   // x = n ln 2 + r, |r| <= ln 2 / 2; adding 1.5 * 2^52 leaves n in the low bits of t
   const double t = std::max(x, -690.0) * 1.4426950408889634 + 6755399441055744.0, n = t - 6755399441055744.0,
@@ -69,12 +70,12 @@ inline double exp_below_zero(double x) {
 
 constexpr int buckets = 4096;
 
-/// The bucket of a score that lies so many buckets below the highest: the last one for all that are far, the first for
-/// what is no number.
+/// Bucket of a score that is `below` buckets under the highest. Far scores share the last bucket; NaN goes to the
+/// first.
 int32_t bucket_of(double below) { return int32_t(std::max(0.0, std::min(below, buckets - 1.0))); }
 
-/// Ids in the order of their scores, as many as are asked for: scores fall into buckets by their distance from the
-/// highest, and only the buckets that are needed are sorted.
+/// Ids in descending order of score, produced on demand: scores are distributed to buckets by distance from the
+/// highest, and only the buckets needed are sorted.
 class Ranked {
  public:
   Ranked(std::span<const double> scores, double top, double temperature)
@@ -82,7 +83,7 @@ class Ranked {
     for (const double x : scores) ++counts_[size_t(bucket(x))];
   }
 
-  /// Whether there is a number i that can be drawn at all.
+  /// True if at least i + 1 ids can be drawn; sorts more buckets if needed.
   bool has(size_t i) {
     if (i >= order_.size() && next_ < buckets) extend(std::max({i + 1, size_t(256), 4 * order_.size()}));
     return i < order_.size();
@@ -96,7 +97,7 @@ class Ranked {
     const size_t begin = order_.size();
     const int from = next_;
     for (size_t found = begin; next_ < buckets && found < count;) found += size_t(counts_[size_t(next_++)]);
-    // Where a bucket begins in scores is left to bucket() itself; most ids are behind all that is wanted.
+    // Exact bucket limits are decided by bucket() only; this cheap comparison skips most ids.
     const double behind = next_ < buckets ? (next_ + 1) / scale_ : -never;
     for (size_t i = 0; i < scores_.size(); ++i)
       if (top_ - scores_[i] < behind) [[unlikely]] {
@@ -115,11 +116,12 @@ class Ranked {
   int next_ = 0;
 };
 
-/// The weights of ids, exp of the distance from the highest score, summed by buckets of distances. A place in the order
-/// of ids (likeliest first, lower ids first among equals) is found by these sums; one bucket is sorted.
+/// Cumulative weights without a full sort. A weight is exp(distance from the highest score); weights are summed per
+/// bucket of distances. A position in the order of ids (most likely first, ties by lower id) is found from these sums,
+/// and a single bucket is sorted.
 class Weights {
  public:
-  /// least: lighter ones are left out.
+  /// Weights below `least` are left out.
   Weights(std::span<const double> scores, double top, double temperature, double least)
       : scores_(scores), top_(top), scale_(1 / temperature), least_(least) {
     constexpr size_t block = 256;
@@ -138,8 +140,8 @@ class Weights {
   double whole() const { return whole_; }
   double kept() const { return whole_ - left_out_; }
 
-  /// The first id with which the sum of weights, in their order, reaches (or passes) `wanted`, or the last one of all;
-  /// and that sum.
+  /// The first id at which the cumulative weight reaches (`passes`: exceeds) `wanted`, else the last id; and that
+  /// cumulative weight.
   std::pair<int64_t, double> at(double wanted, bool passes) const {
     const auto enough = [&](double sum) { return passes ? sum > wanted : sum >= wanted; };
     size_t filled = sums_.size();
@@ -149,7 +151,7 @@ class Weights {
     for (size_t b = 0; b < filled; before += sums_[b++]) {
       if (b + 1 < filled && !enough((before + sums_[b]) * (1 + 1e-12))) continue;
       std::vector<int64_t> ids;
-      // All that may be in it, and little else: one comparison, as most are far away.
+      // A superset of the bucket by a single comparison, which rejects nearly all ids.
       const bool rest = b + 1 == sums_.size();
       const double middle = (double(b) + 0.5) / (scale_ * 64), reach = rest ? -never : 0.51 / (scale_ * 64);
       for (size_t i = 0; i < scores_.size(); ++i)
@@ -179,7 +181,7 @@ class Weights {
   std::array<double, buckets> sums_{};
 };
 
-/// Ends of n-grams that begin as the text ends.
+/// Forbids each token that would complete an n-gram that has already occurred.
 void forbid_repeats(std::span<const int64_t> prompt, std::span<const int64_t> answer, int64_t n, const auto& score_of) {
   std::vector<int64_t> all(prompt.begin(), prompt.end());
   all.insert(all.end(), answer.begin(), answer.end());
@@ -190,7 +192,7 @@ void forbid_repeats(std::span<const int64_t> prompt, std::span<const int64_t> an
       score_of(all[i + head]) = never;
 }
 
-/// Infinity is the largest f32, which options change to other numbers.
+/// Logits as doubles, with infinity replaced by the largest f32, so that options can be applied to it.
 std::vector<double> numbers_of(std::span<const float> logits) {
   constexpr float most = std::numeric_limits<float>::max();
   std::vector<double> s(logits.size());
@@ -273,7 +275,7 @@ std::vector<double> process_logits(std::span<const float> logits, std::span<cons
 }
 
 int64_t likeliest(std::span<const double> scores) {
-  constexpr size_t wide = 8;  // maxima side by side, which become a vector
+  constexpr size_t wide = 8;  // independent maxima, which vectorise
   double most[wide];
   std::fill_n(most, wide, never);
   size_t i = 0;
@@ -350,7 +352,7 @@ std::vector<double> log_probabilities(std::span<const float> logits) {
   double sum = 0;
   for (const double x : s) sum += exp_below_zero(x - top);
   const double rest = std::log(sum);
-  for (double& x : s) x = x - top - rest;  // top may be too large to have digits for it
+  for (double& x : s) x = x - top - rest;  // two steps: top may be too large to keep the digits of rest
   return s;
 }
 

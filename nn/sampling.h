@@ -1,5 +1,6 @@
 #pragma once
-// How the next token is chosen: from logits to a distribution, and a draw from it. Pure functions, without a model.
+// Choice of the next token: from logits to a distribution, and a draw from it. Pure functions, independent of the
+// model.
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -13,67 +14,70 @@
 
 namespace lockstep::nn {
 
-/// What a text is continued by. The names are Hugging Face's; what changes logits does so in this order of fields, from
-/// logit_bias on.
+/// Options of text generation, with Hugging Face's names. The fields from logit_bias on change the logits, in this
+/// order.
 struct Generation {
   int64_t max_new_tokens = 256, min_new_tokens = 0;
-  bool do_sample = false;        ///< false: the likeliest token, among equals the lowest id
-  std::optional<uint64_t> seed;  ///< of the draws; none: from the generator of this thread
+  bool do_sample = false;        ///< false: take the most likely token; ties go to the lowest id
+  std::optional<uint64_t> seed;  ///< of the draws; none: taken from this thread's generator
   int64_t num_return_sequences = 1;
-  int64_t num_beams = 1;        ///< beam search keeps so many
-  double length_penalty = 1;    ///< a beam's score is the sum of its log probabilities / length ^ this
-  bool early_stopping = false;  ///< stop when num_beams have ended; else when none can become better
+  int64_t num_beams = 1;        ///< beam width; 1: no beam search
+  double length_penalty = 1;    ///< a beam's score is the sum of its log probabilities / length ^ length_penalty
+  bool early_stopping = false;  ///< stop as soon as num_beams beams have ended; else when no running beam can improve
   std::vector<int64_t> eos_token_id;
-  std::vector<std::string> stop;             ///< ends where one of these appears; needs `text`
-  std::function<std::string(int64_t)> text;  ///< the bytes of a token
-  bool logprobs = false;                     ///< keep the log probability that the model gave each token
-  std::optional<DType> cache_dtype;          ///< of keys and values: f16 and bf16 take half of the memory
-  enum class Overflow { error, slide } overflow = Overflow::error;  ///< context full: slide begins again with its half
+  std::vector<std::string> stop;             ///< end where one of these appears; needs `text`
+  std::function<std::string(int64_t)> text;  ///< bytes of a token
+  bool logprobs = false;                     ///< record each token's log probability under the model
+  std::optional<DType> cache_dtype;          ///< of cached keys and values; f16 and bf16 halve the memory
+  /// Full context: error ends the sequence; slide restarts with the last half.
+  enum class Overflow { error, slide } overflow = Overflow::error;
 
-  std::map<int64_t, double> logit_bias;                ///< added
-  double repetition_penalty = 1;                       ///< of tokens in prompt or answer: s < 0 ? s * this : s / this
-  double presence_penalty = 0, frequency_penalty = 0;  ///< subtracted for tokens of the answer: once; a time
-  int64_t no_repeat_ngram_size = 0;                    ///< no so many tokens in a row twice; 0: any
-  std::vector<int64_t> suppress_tokens;                ///< never (min_new_tokens: eos not before)
-  double temperature = 1;  ///< logits are divided by it; below 1e-5 the likeliest token is taken
-  int64_t top_k = 50;      ///< the k likeliest, and all that are equal to the last; 0: all
-  double top_p = 1;        ///< the likeliest that make up this much (Holtzman et al., 2020), at least one
-  double min_p = 0;        ///< those at least this much as likely as the likeliest
+  std::map<int64_t, double> logit_bias;  ///< added to the logits
+  double repetition_penalty = 1;         ///< tokens in prompt or answer: s < 0 ? s * penalty : s / penalty
+  double presence_penalty = 0, frequency_penalty = 0;  ///< tokens in the answer: subtracted once, or per occurrence
+  int64_t no_repeat_ngram_size = 0;                    ///< no n-gram of this size occurs twice; 0: off
+  std::vector<int64_t> suppress_tokens;                ///< never chosen (min_new_tokens: eos not before that many)
+  double temperature = 1;                              ///< divides the logits; below 1e-5 decoding is greedy
+  int64_t top_k = 50;                                  ///< keep the k most likely, and ties with the last; 0: all
+  double top_p = 1;  ///< keep the most likely that add up to this (Holtzman et al., 2020), at least one
+  double min_p = 0;  ///< keep those at least this fraction as likely as the most likely
 
+  /// True if no random numbers are drawn.
   bool greedy() const { return !do_sample || temperature < 1e-5; }
-  /// Throws on numbers out of range (wrong_option()) and on options that do not go together.
+  /// Error for numbers out of range (wrong_option()) and for options that contradict each other.
   void check() const;
-  /// Also on ids that a model of `vocab` tokens does not have, and on stop strings without `text`.
+  /// The same, and Error for ids beyond `vocab` and for stop strings without `text`.
   void check(int64_t vocab) const;
 };
 
-/// What a number of Generation's may be: the library, programs and servers ask this when they read one.
-/// "", or such as "expected top_p in (0, 1], got 2".
+/// Checks one number of Generation; also used by programs and servers when they read it. Returns "" or an explanation
+/// such as "expected top_p in (0, 1], got 2".
 std::string wrong_option(std::string_view name, double value);
-/// The largest that wrong_option() lets pass.
+/// Upper bound of an option, as in wrong_option().
 double most_of_option(std::string_view name);
 
-/// A token, and its probability among those that are kept.
+/// A token and its probability after filtering.
 struct Candidate {
   int64_t id;
   double probability;
 };
 
-/// The scores after logit_bias, penalties, n-grams, min_new_tokens and suppress_tokens, given what was said so far. An
-/// infinite logit counts as the largest f32: it is drawn unless others are infinite, too. Error when a logit is not a
-/// number, or when an id has no logit.
+/// The scores after logit_bias, penalties, n-grams, min_new_tokens and suppress_tokens, given the tokens so far. An
+/// infinite logit counts as the largest f32, so it is drawn unless there are several. Error if a logit is NaN, or for
+/// an id without a logit.
 std::vector<double> process_logits(std::span<const float> logits, std::span<const int64_t> prompt,
                                    std::span<const int64_t> answer, const Generation& generation);
-/// What temperature, top_k, top_p and min_p leave of these scores, likeliest first, lower ids first among equals. Error
-/// when nothing is left, as for the two below.
+/// The scores filtered by temperature, top_k, top_p and min_p: most likely first, ties by lower id. Error if no token
+/// is left; the same holds for next_token() and likeliest().
 std::vector<Candidate> distribution(std::span<const double> scores, const Generation& generation);
-/// The likeliest, or the one of distribution() where the sum of probabilities passes u in [0, 1); without a sort.
+/// The most likely token if greedy(); else the token of distribution() at which the cumulative probability passes u in
+/// [0, 1). Avoids a full sort.
 int64_t next_token(std::span<const double> scores, const Generation& generation, double u);
-/// The number in [0, 1) for a token: from the seed, the sequence's number and the place in it alone.
+/// Uniform number in [0, 1) for a token; depends only on seed, sequence number and position.
 double draw(uint64_t seed, uint64_t sequence, uint64_t position);
-/// The id of the highest score, the lowest among equals.
+/// The id of the highest score; ties go to the lowest id.
 int64_t likeliest(std::span<const double> scores);
-/// log(softmax), in f64. Error when a logit is not a number.
+/// log(softmax(logits)) in f64. Error if a logit is NaN.
 std::vector<double> log_probabilities(std::span<const float> logits);
 
 }  // namespace lockstep::nn

@@ -1,3 +1,4 @@
+// Layers that rearrange elements. See shape_layers.h.
 #include "nn/shape_layers.h"
 
 #include <algorithm>
@@ -11,14 +12,14 @@ int64_t positive(const char* layer, const char* what, int64_t n) {
   return n;
 }
 
-/// How many images (C, H, W) there are.
+/// Number of images (C, H, W) in x.
 int64_t images_of(const Shape& x) {
   int64_t images = 1;
   for (int i = 0; i + 3 < x.rank(); ++i) images *= x[i];
   return images;
 }
 
-/// x's shape with other last three sizes.
+/// x's shape with its last three sizes replaced.
 Shape with_image(const Shape& x, int64_t channels, int64_t height, int64_t width) {
   Shape shape = x;
   const int n = shape.rank();

@@ -1,14 +1,15 @@
 #pragma once
-// Layers that only move elements; Flatten is in nn/activation.h.
+// Layers that rearrange elements. Flatten is in nn/activation.h.
 #include "nn/module.h"
 
 namespace lockstep::nn {
 
+/// Returns its input.
 struct Identity : Layer<Identity> {
   Variable forward(const Variable& x) { return x; }
 };
 
-/// One dim as several, whose product it is; one size may be -1.
+/// Splits one dim into several; at most one size may be -1 and is inferred.
 struct Unflatten : Layer<Unflatten> {
   struct Options {
     int64_t dim;
@@ -20,7 +21,7 @@ struct Unflatten : Layer<Unflatten> {
   Options o;
 };
 
-/// (..., C f^2, H, W) to (..., C, H f, W f): channels become pixels (Shi et al., 2016).
+/// (..., C f^2, H, W) to (..., C, H f, W f): moves channels into space (Shi et al., 2016).
 struct PixelShuffle : Layer<PixelShuffle> {
   struct Options {
     int64_t factor;
@@ -31,7 +32,7 @@ struct PixelShuffle : Layer<PixelShuffle> {
   int64_t factor;
 };
 
-/// (..., C, H f, W f) to (..., C f^2, H, W): back again.
+/// (..., C, H f, W f) to (..., C f^2, H, W): the inverse of PixelShuffle.
 struct PixelUnshuffle : Layer<PixelUnshuffle> {
   using Options = PixelShuffle::Options;
   explicit PixelUnshuffle(const Options& o);
@@ -40,7 +41,8 @@ struct PixelUnshuffle : Layer<PixelUnshuffle> {
   int64_t factor;
 };
 
-/// (N, C, ...): channel i of group g becomes channel g of group i (Zhang et al., 2018).
+/// (N, C, ...): transposes the channels as a matrix (groups, C / groups), so channel i of group g becomes channel g of
+/// group i (Zhang et al., 2018).
 struct ChannelShuffle : Layer<ChannelShuffle> {
   struct Options {
     int64_t groups;

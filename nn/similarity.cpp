@@ -1,3 +1,4 @@
+// Bilinear, CosineSimilarity and PairwiseDistance. See similarity.h.
 #include "nn/similarity.h"
 
 #include <cmath>
@@ -41,7 +42,7 @@ Variable CosineSimilarity::forward(const Variable& a, const Variable& b) {
   const int dim = normalize_dim("CosineSimilarity", o.dim, shape.rank());
   const auto unit = [&](const Variable& v) {
     const Variable whole = v.expand(shape), length = norm(whole, {dim}, true);
-    return whole / (length + Variable(relu(o.eps - length.tensor())));  // the bound has no gradient
+    return whole / (length + Variable(relu(o.eps - length.tensor())));  // the lower bound has no gradient
   };
   return sum(unit(a) * unit(b), {dim});
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Layers of two inputs: Bilinear, CosineSimilarity and PairwiseDistance.
+// Layers with two inputs: Bilinear, CosineSimilarity and PairwiseDistance.
 #include "nn/module.h"
 
 namespace lockstep::nn {
@@ -19,7 +19,8 @@ struct Bilinear : Layer<Bilinear> {
   Variable weight, bias;
 };
 
-/// Of the vectors along dim, which is gone then; the shapes broadcast. Lengths count as eps at least.
+/// Cosine of the angle between the vectors along dim, which is removed. The shapes broadcast. Lengths below eps count
+/// as eps.
 struct CosineSimilarity : Layer<CosineSimilarity> {
   struct Options {
     int64_t dim = 1;
@@ -31,7 +32,7 @@ struct CosineSimilarity : Layer<CosineSimilarity> {
   Options o;
 };
 
-/// The p-norm of a - b + eps along the last dim; the shapes broadcast. p > 0, and may be infinity.
+/// The p-norm of a - b + eps along the last dim. The shapes broadcast. p > 0; infinity is allowed.
 struct PairwiseDistance : Layer<PairwiseDistance> {
   struct Options {
     double p = 2, eps = 1e-6;

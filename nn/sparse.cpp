@@ -1,3 +1,4 @@
+// Block-sparse attention layouts. See sparse.h.
 #include "nn/sparse.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace {
 
 constexpr std::string_view mode_names[] = {"dense", "fixed", "variable", "bigbird", "bslongformer", "local"};
 
-/// One row of blocks: the columns that it attends to.
+/// Computes the columns of one row of blocks.
 class Row {
  public:
   Row(const SparsityConfig& config, int64_t head, int64_t row, int64_t blocks)
@@ -57,7 +58,7 @@ class Row {
     const int64_t half = c_.num_sliding_window_blocks / 2;
     add(row_ - half, row_ + half + 1);
   }
-  /// Columns that all rows see; with `rows` these see all columns, too.
+  /// Global columns, seen by all rows; with `rows` the rows of the same blocks also see all columns.
   void global(int64_t begin, int64_t end, bool rows) {
     add(begin, end);
     if (rows && row_ >= begin && row_ < end) add(0, blocks_);
@@ -72,7 +73,7 @@ class Row {
     const int64_t local = c_.num_local_blocks, count = c_.num_global_blocks;
     const int64_t first = local - (1 + head_ % c_.num_different_global_patterns) * count;
     add(row_ / local * local, row_ / local * local + local);
-    for (int64_t at = 0; at < blocks_; at += local) {  // a short last window has its own nearer, or at its end
+    for (int64_t at = 0; at < blocks_; at += local) {  // in a short last window they move to the left, so that they fit
       const int64_t begin =
           at + local <= blocks_ ? at + first : std::max<int64_t>(0, std::min(at + first, blocks_ - count));
       global(begin, begin + count, c_.horizontal_global_attention);
@@ -83,13 +84,13 @@ class Row {
     for (size_t i = 0;; ++i) {
       const auto& sizes = c_.local_window_blocks;
       const int64_t size = sizes[std::min(i, sizes.size() - 1)];
-      if (i + 1 >= sizes.size()) begin += (row_ - begin) / size * size;  // the last one repeats
+      if (i + 1 >= sizes.size()) begin += (row_ - begin) / size * size;  // the last size repeats
       if (row_ < begin + size) return add(begin, begin + size);
       begin += size;
     }
   }
-  /// Without a block twice (Floyd's algorithm); of a unidirectional row's own past, so that it is the same at any
-  /// length.
+  /// Random columns without repetition (Floyd's algorithm). A unidirectional row draws from its past only, so that the
+  /// row is the same at any length.
   void random() {
     const PhiloxKey key{c_.seed, uint64_t(c_.layer) << 32 | uint64_t(head_)};
     const int64_t from = end_ - std::min(c_.num_random_blocks, end_);

@@ -1,7 +1,7 @@
 #pragma once
-// Which blocks of the scores a head attends to: the modes of DeepSpeed's sparse_attention, as data. A layout is a pure
-// function of the numbers below, of the heads and of the length: it can be printed, drawn (`lockstep sparse`),
-// compared. See docs/sparse-attention.md.
+// Block-sparse attention: the blocks of scores that each head computes, in the modes of DeepSpeed's sparse_attention. A
+// layout depends only on the configuration, the number of heads and the length, so it can be printed, drawn (`lockstep
+// sparse`) and compared. See docs/sparse-attention.md.
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -13,41 +13,50 @@ namespace lockstep::nn {
 
 class Module;
 
-/// Sizes count blocks. Each mode reads what is named with it, and block, different_layout_per_head and unidirectional.
+/// DeepSpeed's options. Sizes are in blocks. All modes read block, different_layout_per_head and unidirectional; the
+/// comments name the modes that read each other field.
 struct SparsityConfig {
+  /// Patterns; local is a sliding window only.
   enum class Mode { dense, fixed, variable, bigbird, bslongformer, local };
   Mode mode = Mode::fixed;
-  int64_t block = 16;                      ///< tokens; multiples of 16 are fast
-  bool different_layout_per_head = false;  ///< random blocks and patterns of each head's own
-  std::optional<bool> unidirectional;      ///< not given: as causal as the model (and no, where there is none)
-  /// fixed (Child et al., 2019): windows of this many; the last of each (or, by pattern, others) are seen by all rows.
+  int64_t block = 16;                      ///< block size in tokens; multiples of 16 are fast
+  bool different_layout_per_head = false;  ///< each head draws its own random blocks and pattern
+  std::optional<bool> unidirectional;      ///< default: true in a causal model; false if there is no model
+  /// fixed (Child et al., 2019): windows of this many blocks. The last num_global_blocks of each window (with other
+  /// patterns, earlier ones) are seen by all rows.
   int64_t num_local_blocks = 4;
-  int64_t num_global_blocks = 1;  ///< bigbird: the first ones
+  int64_t num_global_blocks = 1;  ///< fixed: see above; bigbird: the first blocks of the sequence
+  /// fixed: heads rotate through this many choices of global blocks.
   int64_t num_different_global_patterns = 1;
-  bool horizontal_global_attention = false;         ///< fixed, variable: global blocks also see all; only bidirectional
-  int64_t num_random_blocks = 0;                    ///< variable, bigbird (Zaheer et al., 2020): in each row
-  std::vector<int64_t> local_window_blocks = {4};   ///< variable: sizes of windows; the last one repeats
+  /// fixed, variable: global blocks also attend to all blocks; bidirectional only.
+  bool horizontal_global_attention = false;
+  int64_t num_random_blocks = 0;                    ///< variable, bigbird (Zaheer et al., 2020): per row
+  std::vector<int64_t> local_window_blocks = {4};   ///< variable: window sizes; the last one repeats
   std::vector<int64_t> global_block_indices = {0};  ///< variable, bslongformer (Beltagy et al., 2020)
-  std::optional<std::vector<int64_t>> global_block_end_indices;  ///< the same: where these end; not given: one block
-  int64_t num_sliding_window_blocks = 3;                         ///< bigbird, bslongformer, local: around each block
-  uint64_t seed = 0;                                             ///< of random blocks, with `layer` and the head
+  /// variable, bslongformer: end of each global range; default: ranges of one block.
+  std::optional<std::vector<int64_t>> global_block_end_indices;
+  int64_t num_sliding_window_blocks = 3;  ///< bigbird, bslongformer, local: width of the window around each block
+  uint64_t seed = 0;                      ///< random blocks depend on seed, layer and head
   int64_t layer = 0;
 };
+/// The name of a mode, as in configuration files.
 std::string_view name_of(SparsityConfig::Mode mode);
+/// The mode with this name, or nullopt.
 std::optional<SparsityConfig::Mode> mode_of(std::string_view name);
 
-/// Error for numbers that do not go together.
+/// Error for values out of range or combinations that contradict each other.
 void check_sparsity(const SparsityConfig& config);
-/// Blocks that are attended to, for ceil(tokens / block) rows and columns; the last block may be short. Unidirectional
-/// layouts end at the diagonal; inside its blocks attention is causal. On the default device.
+/// The attended blocks, for ceil(tokens / block) rows and columns; the last block may be short. Unidirectional layouts
+/// end at the diagonal; within its blocks attention is causal by token. The result is on the default device.
 BlockLayout make_layout(const SparsityConfig& config, int64_t heads, int64_t tokens);
-/// The same by token: bool (layout's heads, tokens, tokens).
+/// The layout as a mask per token: bool (layout.heads, tokens, tokens), true where a block is attended to.
 Tensor mask_of(const BlockLayout& layout, int64_t tokens);
 
+/// Result of set_sparse_attention().
 struct SparseCount {
-  int64_t set = 0, all = 0;  ///< of the model's MultiHeadAttention
+  int64_t set = 0, all = 0;  ///< of the MultiHeadAttention layers: those changed, and all
 };
-/// Sets it in every MultiHeadAttention of the model that has none; the layers are numbered from config.layer on.
+/// Makes every MultiHeadAttention that is still dense sparse. Layers are numbered consecutively from config.layer.
 SparseCount set_sparse_attention(Module& model, SparsityConfig config);
 
 }  // namespace lockstep::nn

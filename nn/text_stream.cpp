@@ -1,3 +1,4 @@
+// TextStream. See text_stream.h.
 #include "nn/text_stream.h"
 
 #include <algorithm>
@@ -7,7 +8,7 @@ namespace lockstep::nn {
 
 namespace {
 
-/// The bytes of the character that begins with `first`; 0: none does.
+/// Length of the UTF-8 character that begins with `first`; 0 if it cannot begin one.
 size_t character_bytes(unsigned char first) {
   return first < 0x80                    ? 1
          : first >= 0xc2 && first < 0xe0 ? 2
@@ -16,7 +17,7 @@ size_t character_bytes(unsigned char first) {
                                          : 0;
 }
 
-/// Whether the byte after `first` can be its second: no overlong forms, no surrogates, nothing above U+10FFFF.
+/// True if `second` may follow `first`: excludes overlong forms, surrogates and code points above U+10FFFF.
 bool second_fits(unsigned char first, unsigned char second) {
   const unsigned char low = first == 0xe0   ? 0xa0
                             : first == 0xf0 ? 0x90
@@ -40,7 +41,7 @@ std::string TextStream::push(const std::string& bytes) {
     held_.clear();
     return text;
   }
-  size_t hold = 0;  // the longest end that a stop string begins with
+  size_t hold = 0;  // longest suffix that begins a stop string
   for (const std::string& s : stop_)
     for (size_t n = std::min(s.size() - 1, held_.size()); n > hold; --n)
       if (held_.compare(held_.size() - n, n, s, 0, n) == 0) hold = n;
@@ -49,7 +50,7 @@ std::string TextStream::push(const std::string& bytes) {
 
 std::string TextStream::flush() { return take(held_.size(), true); }
 
-/// The first `count` bytes as text; unless it is the `last`, a character that is not whole stays.
+/// Removes the first `count` bytes and returns them as text. Unless `last`, an incomplete character at the end stays.
 std::string TextStream::take(size_t count, bool last) {
   std::string text;
   size_t at = 0;

@@ -1,19 +1,21 @@
 #pragma once
-// Text that comes in pieces of bytes: whole characters only, and nothing of a stop string.
+// TextStream: streaming of generated text in whole characters, and without stop strings.
 #include <string>
 #include <vector>
 
 namespace lockstep::nn {
 
-/// Pieces go in, text that is safe to show comes out: bytes that may be the beginning of a character or of a stop
-/// string are held back until more have come. Bytes that are no UTF-8 become U+FFFD.
+/// Takes bytes, returns text that is safe to show. Bytes that may begin a character or a stop string are held back
+/// until more bytes arrive. Invalid UTF-8 becomes U+FFFD.
 class TextStream {
  public:
+  /// Stop strings end the stream.
   explicit TextStream(std::vector<std::string> stop = {}) : stop_(std::move(stop)) {}
-  /// What can be shown now. Behind a stop string nothing comes any more.
+  /// Adds bytes; returns the text that can be shown now. After a stop string it returns "".
   std::string push(const std::string& bytes);
-  /// What was held back, at the end.
+  /// Returns the bytes held back; call it at the end.
   std::string flush();
+  /// True once a stop string has appeared.
   bool stopped() const { return stopped_; }
 
  private:

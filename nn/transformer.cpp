@@ -1,3 +1,4 @@
+// The transformers of torch.nn. See transformer.h.
 #include "nn/transformer.h"
 
 #include <cmath>
@@ -29,7 +30,7 @@ std::string text_of(const TransformerOptions& o) {
              o.norm_first ? ", norm first" : "");
 }
 
-/// Tokens of a call as (B, T, width), and back as they came.
+/// Converts inputs to (B, T, width), and outputs back to the caller's layout.
 struct Batched {
   bool single, turned;
   Batched(const char* kind, const TransformerOptions& o, const Variable& x)
@@ -39,14 +40,14 @@ struct Batched {
   }
   Variable in(const Variable& x) const { return single ? x.unsqueeze(0) : turned ? x.transpose(0, 1) : x; }
   Variable out(const Variable& x) const { return single ? x.squeeze(0) : turned ? x.transpose(0, 1) : x; }
-  /// A mask of padding of one sequence is (S).
+  /// The padding mask of a single sequence may be (S).
   AttentionMasks in(AttentionMasks masks) const {
     if (single && masks.padding.defined() && masks.padding.dim() == 1) masks.padding = masks.padding.unsqueeze(0);
     return masks;
   }
 };
 
-/// x plus what a part of a layer makes of it, with the norm before or behind.
+/// Residual connection around a sublayer, with the norm before or after it.
 template <class Part> Variable with_part(const Variable& x, bool norm_first, LayerNorm& norm, const Part& part) {
   return norm_first ? add(x, part(norm(x))) : norm(add(x, part(x)));
 }

@@ -1,7 +1,7 @@
 #pragma once
-// Transformers of torch.nn: encoder and decoder layers, stacks of them, and the whole (Vaswani et al., 2017). Names of
-// parameters, defaults and masks are PyTorch's; nn/models/block.h is for decoders that stand alone. Each has an
-// operator() beside Layer's that takes masks in braces.
+// The transformers of torch.nn: encoder and decoder layers, stacks of them, and the whole (Vaswani et al., 2017).
+// Parameter names, defaults and masks are PyTorch's. For decoder-only models use nn/models/block.h. Each layer has a
+// second operator() so that masks can be written in braces.
 //
 //   nn::Transformer model({.width = 64, .heads = 4, .encoder_layers = 2, .decoder_layers = 2});
 //   const Variable y = model(source, target, {.target = {.causal = true}});  // (S, B, 64), (T, B, 64): (T, B, 64)
@@ -13,23 +13,25 @@
 
 namespace lockstep::nn {
 
-/// Of a layer.
+/// Options of an encoder or decoder layer.
 struct TransformerOptions {
   int64_t width, heads, inner = 2048;
-  double dropout = 0.1;  ///< of weights of attention, of the inner values, and of what each part adds
+  double dropout = 0.1;  ///< on attention weights, on inner activations, and on each sublayer's output
   Activation activation = Activation::relu;
   double norm_eps = 1e-5;
-  bool batch_first = false;  ///< x (B, T, width) in place of (T, B, width)
-  bool norm_first = false;   ///< x + part(norm(x)) in place of norm(x + part(x))
+  bool batch_first = false;  ///< x is (B, T, width) instead of (T, B, width)
+  bool norm_first = false;   ///< pre-norm, x + f(norm(x)), instead of post-norm, norm(x + f(x))
   bool bias = true;
 };
 
-/// Self-attention, then a feed-forward layer. x (T, B, width), (B, T, width) with batch_first, or (T, width).
+/// Self-attention, then a feed-forward layer. x (T, B, width), (B, T, width) with batch_first, or (T, width) for one
+/// sequence.
 struct TransformerEncoderLayer : Layer<TransformerEncoderLayer> {
   using Options = TransformerOptions;
   explicit TransformerEncoderLayer(const Options& options);
   Variable forward(const Variable& x, const AttentionMasks& masks = {});
   using Layer::operator();
+  /// Same; allows masks in braces.
   Variable operator()(const Variable& x, const AttentionMasks& masks) { return Layer::operator()(x, masks); }
   void fields(Fields& f) override {
     f("self_attn", self_attn)("linear1", linear1, cut::columns)("dropout", dropout, cut::features)(
@@ -45,19 +47,21 @@ struct TransformerEncoderLayer : Layer<TransformerEncoderLayer> {
   Dropout dropout, dropout1, dropout2;
 };
 
-/// What a decoder may not see of its target and of what the encoder made of the source.
+/// Masks of a decoder: on its own input (target), and on the encoder's output (memory).
 struct DecoderMasks {
   AttentionMasks target = {}, memory = {};
+  /// True if there is any mask.
   bool any() const { return target.any() || memory.any(); }
 };
 
-/// Self-attention, attention to `memory`, then a feed-forward layer. x as the encoder layer's; memory (S, B, width),
-/// (B, S, width) or (S, width).
+/// Self-attention, attention to `memory` (the encoder's output), then a feed-forward layer. x as in the encoder layer;
+/// memory (S, B, width), (B, S, width) or (S, width).
 struct TransformerDecoderLayer : Layer<TransformerDecoderLayer> {
   using Options = TransformerOptions;
   explicit TransformerDecoderLayer(const Options& options);
   Variable forward(const Variable& x, const Variable& memory, const DecoderMasks& masks = {});
   using Layer::operator();
+  /// Same; allows masks in braces.
   Variable operator()(const Variable& x, const Variable& memory, const DecoderMasks& masks) {
     return Layer::operator()(x, memory, masks);
   }
@@ -76,12 +80,14 @@ struct TransformerDecoderLayer : Layer<TransformerDecoderLayer> {
   Dropout dropout, dropout1, dropout2, dropout3;
 };
 
+/// Options of a stack: those of its layers, and whether a norm follows.
 struct TransformerStackOptions {
   TransformerOptions layer;
   int64_t layers;
   bool norm = false;
 };
-/// Layers one after another, and a norm behind them if wanted. Each draws its own start: PyTorch's are copies of one.
+/// Layers in sequence, optionally followed by a norm. Unlike in PyTorch, where layers start as copies of one, each is
+/// initialised separately.
 template <class Derived, class L> struct TransformerStack : Layer<Derived> {
   using Options = TransformerStackOptions;
   explicit TransformerStack(const Options& o) {
@@ -98,30 +104,35 @@ template <class Derived, class L> struct TransformerStack : Layer<Derived> {
   std::optional<LayerNorm> norm;
 };
 
+/// A stack of encoder layers.
 struct TransformerEncoder : TransformerStack<TransformerEncoder, TransformerEncoderLayer> {
   using TransformerStack::TransformerStack;
   Variable forward(Variable x, const AttentionMasks& masks = {});
   using Layer::operator();
+  /// Same; allows masks in braces.
   Variable operator()(const Variable& x, const AttentionMasks& masks) { return Layer::operator()(x, masks); }
   LayerList layers() override;
 };
 
+/// A stack of decoder layers.
 struct TransformerDecoder : TransformerStack<TransformerDecoder, TransformerDecoderLayer> {
   using TransformerStack::TransformerStack;
   Variable forward(Variable x, const Variable& memory, const DecoderMasks& masks = {});
   using Layer::operator();
+  /// Same; allows masks in braces.
   Variable operator()(const Variable& x, const Variable& memory, const DecoderMasks& masks) {
     return Layer::operator()(x, memory, masks);
   }
 };
 
+/// Masks of a Transformer.
 struct TransformerMasks {
-  AttentionMasks source = {}, target = {}, memory = {};  ///< memory: of the target to the source
+  AttentionMasks source = {}, target = {}, memory = {};  ///< memory: target tokens attending to source tokens
+  /// True if there is any mask.
   bool any() const { return source.any() || target.any() || memory.any(); }
 };
 
-/// An encoder of the source and a decoder of the target, each with a norm behind it. Matrices start as
-/// init::xavier_uniform.
+/// Encoder and decoder, each followed by a norm. Matrices start as init::xavier_uniform.
 struct Transformer : Layer<Transformer> {
   struct Options {
     int64_t width = 512, heads = 8, encoder_layers = 6, decoder_layers = 6, inner = 2048;
@@ -130,15 +141,17 @@ struct Transformer : Layer<Transformer> {
     double norm_eps = 1e-5;
     bool batch_first = false, norm_first = false, bias = true;
   };
+  /// See TransformerMasks.
   using Masks = TransformerMasks;
   explicit Transformer(const Options& o);
   Variable forward(const Variable& source, const Variable& target, const Masks& masks = {});
   using Layer::operator();
+  /// Same; allows masks in braces.
   Variable operator()(const Variable& source, const Variable& target, const Masks& masks) {
     return Layer::operator()(source, target, masks);
   }
   void fields(Fields& f) override { f("encoder", encoder)("decoder", decoder); }
-  /// PyTorch's generate_square_subsequent_mask: 0 up to the diagonal, minus infinity above.
+  /// PyTorch's generate_square_subsequent_mask: 0 on and below the diagonal, -infinity above.
   static Tensor causal_mask(int64_t tokens);
 
   TransformerEncoder encoder;

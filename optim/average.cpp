@@ -1,3 +1,4 @@
+// WeightAverage and SWALR. See average.h.
 #include "optim/average.h"
 
 #include <algorithm>
@@ -35,7 +36,7 @@ void WeightAverage::swap() {
   for (size_t i = 0; i < averages_.size(); ++i) {
     const Tensor& parameter = parameters_[i].tensor();
     if (comes_in) own_.push_back(parameter.clone());
-    else follow(averages_[i], parameter);  // its own f32 bits stay
+    else follow(averages_[i], parameter);  // keeps the f32 bits
     parameter.copy_(comes_in ? averages_[i] : own_[i]);
     stand_in(parameters_[i]) = comes_in ? buffers_ : nullptr;
   }

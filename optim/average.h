@@ -1,40 +1,41 @@
 #pragma once
-// Averages of weights beside the optimizer: stochastic weight averaging (Izmailov et al., 2018) and exponential moving
-// averages. What batch norm should know of the averaged model, nn::update_bn() finds between swap() and swap() back,
-// and it comes and goes with the averages. Under ZeRO and in the programs Optimizer::keep_average() keeps an average
+// Averages of weights that are kept beside the optimizer: stochastic weight averaging (Izmailov et al., 2018) and
+// exponential moving averages. For models with batch norm call nn::update_bn() while the averages are swapped in; the
+// statistics it computes are swapped together with the averages. ZeRO and the programs use Optimizer::keep_average()
 // instead.
 #include "autograd/stand_in.h"
 #include "optim/schedule.h"
 
 namespace lockstep::optim {
 
-/// PyTorch's AveragedModel: equal shares of all updates, or with decay > 0 average = decay * average + (1 - decay) *
-/// parameter. The first update copies.
+/// PyTorch's AveragedModel: the plain mean of all updates or, with decay > 0, average = decay * average + (1 - decay) *
+/// parameter. The first update copies the parameters.
 class WeightAverage {
  public:
-  /// Error for no parameters, a decay outside [0, 1), and parameters that are not floating.
+  /// Error for an empty list, a decay outside [0, 1), and parameters that are not floating.
   explicit WeightAverage(std::vector<Variable> parameters, double decay = 0);
-  /// Takes the parameters in.
+  /// Adds the current parameters to the average. Error while swapped.
   void update();
-  /// Exchanges averages and parameters: for an evaluation, and back. Error before the first update. Averages keep the
-  /// bits that 16-bit parameters have no room for; update() and load_state() want the parameters back first.
+  /// Exchanges averages and parameters, for an evaluation; a second call undoes it. Error before the first update().
+  /// The averages of 16-bit parameters keep their f32 bits. update() and load_state() must not be called in between.
   void swap();
-  int64_t updates() const { return updates_; }
-  const std::vector<Tensor>& averages() const { return averages_; }
+  int64_t updates() const { return updates_; }                       ///< number of updates
+  const std::vector<Tensor>& averages() const { return averages_; }  ///< in the order of the parameters
+  /// Averages and number of updates; the tensors share memory.
   OptimizerState state() const;
-  /// Error for a count or a shape that differs; then nothing was changed.
+  /// Error for another number of averages or another shape, with nothing changed.
   void load_state(const OptimizerState& state);
 
  private:
   std::vector<Variable> parameters_;
   std::vector<Tensor> averages_;  // f32 for 16-bit parameters
-  std::vector<Tensor> own_;       // what parameters hold while the averages stand in
+  std::vector<Tensor> own_;       // the parameters' own values while swapped
   std::shared_ptr<OtherValues> buffers_ = std::make_shared<OtherValues>();
   double decay_;
   int64_t updates_ = 0;
 };
 
-/// PyTorch's SWALR: from the rate at construction to swa_lr in anneal_epochs steps, then constant.
+/// PyTorch's SWALR: from the rate at construction to swa_lr within anneal_epochs steps, then constant.
 class SWALR : public Schedule {
  public:
   struct Options {

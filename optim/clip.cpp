@@ -1,5 +1,5 @@
-// Clipping of gradients. Norms come from sums of squares over blocks of fixed length, so their bits depend neither on
-// the number of threads nor, later, on how a parameter is cut into shards.
+// Gradient clipping. Norms are computed from sums of squares over blocks of fixed length, so their bits depend neither
+// on the number of threads nor on how a parameter is sharded.
 #include "optim/clip.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace lockstep::optim {
 
 namespace {
 
-/// The values of one-element tensors, with one look at each device.
+/// The values of one-element tensors, with one synchronisation per device.
 std::vector<double> values_of(const std::vector<Tensor>& scalars) {
   std::vector<double> values(scalars.size());
   std::map<int, std::vector<size_t>> on_device;
@@ -30,7 +30,7 @@ std::vector<double> values_of(const std::vector<Tensor>& scalars) {
   return values;
 }
 
-/// The Euclidean norm of gradients that lie on one device, by two kernels.
+/// Euclidean norm of gradients on one device, in two kernels.
 double norm_on_device(const std::vector<Tensor>& grads) {
   StepBatch batch(grads[0].device());
   batch.set({});
@@ -65,7 +65,7 @@ double grad_norm(const std::vector<Variable>& parameters, double norm_type) {
   if (norm_type == 2 && !grads.empty() && !grads[0].device().is_cpu() &&
       std::all_of(grads.begin(), grads.end(), [&](const Tensor& g) { return g.device() == grads[0].device(); }))
     return norm_on_device(grads);
-  // Read when all are under way: a device then need not wait for this thread between them.
+  // Launch everything before reading, so that the device does not idle in between.
   std::vector<Tensor> parts;
   std::vector<DType> dtypes;
   for (const Tensor& grad : grads) {
@@ -78,7 +78,7 @@ double grad_norm(const std::vector<Variable>& parameters, double norm_type) {
   double total = 0;
   for (size_t i = 0; i < values.size(); ++i) {
     const double value = norm_type == 2 ? norm_of_squares(values[i], dtypes[i]) : values[i];
-    if (norm_type == 2) total += value * value;  // squares of huge f32 fit f64 only
+    if (norm_type == 2) total += value * value;  // squares of large f32 values need f64
     else if (std::isinf(norm_type)) total = std::isnan(value) || value > total ? value : total;
     else total += value;
   }

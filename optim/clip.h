@@ -1,25 +1,26 @@
 #pragma once
-// Clipping of gradients.
+// Gradient clipping.
 #include <vector>
 
 #include "autograd/variable.h"
 
 namespace lockstep::optim {
 
-/// Euclidean (norm_type 2), max (infinity) or p-norm of all gradients together; parameters without one are skipped.
+/// Norm of all gradients together: Euclidean (norm_type 2), maximum (infinity) or p-norm. Parameters without a gradient
+/// are skipped.
 double grad_norm(const std::vector<Variable>& parameters, double norm_type = 2);
 
-/// The norm of one gradient from the f64 sum of its squares, rounded to f32 unless the gradient is f64: so that a norm
-/// has the same bits whoever added up its squares (a whole parameter, shards, stages). The norm of all is the root of
-/// the sum of their squares, in the order of the model.
+/// Norm of one gradient from the f64 sum of its squares; rounded to f32 unless the gradient is f64. This makes it
+/// independent of how the squares were added up (whole parameter, shards, stages). The total norm is the root of the
+/// sum of the squared norms, in the model's order.
 double norm_of_squares(double sum, DType dtype);
 
-/// What clipping does once the norm is known: scales all gradients by max_norm / (norm + 1e-6) when that is below 1.
-/// Gives back `norm`.
+/// Clips to a norm that is known already: scales all gradients by max_norm / (norm + 1e-6) if that is below 1. Returns
+/// `norm`.
 double clip_to_norm(const std::vector<Variable>& parameters, double norm, double max_norm);
 
-/// Scales all gradients by max_norm / (norm + 1e-6) when that is below 1, and returns the norm before. A norm that is
-/// infinite or NaN makes them 0 or NaN, as in PyTorch; look at the returned norm, or ask for the Error.
+/// Scales all gradients by max_norm / (norm + 1e-6) if that is below 1; returns the norm before. A norm that is
+/// infinite or NaN makes the gradients 0 or NaN, as in PyTorch: check the result, or set error_if_nonfinite.
 double clip_grad_norm(const std::vector<Variable>& parameters, double max_norm, double norm_type = 2,
                       bool error_if_nonfinite = false);
 

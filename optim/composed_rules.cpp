@@ -1,5 +1,5 @@
-// Rules that are made of tensor operations, element by element, and of numbers that follow from the step alone: so they
-// run on any part of a parameter, on any device.
+// Elementwise rules composed of tensor operations. Apart from the gradient they depend only on the step number, so they
+// run on any shard of a parameter and on any device.
 #include <algorithm>
 #include <cmath>
 
@@ -10,7 +10,7 @@ namespace lockstep::optim {
 
 namespace {
 
-/// The gradient with weight decay: added to it, or taken from the parameter at once when decoupled.
+/// The gradient with weight decay: added to the gradient, or (decoupled) applied to the parameter right away.
 template <class Options>
 Tensor decayed(const Options& o, Tensor& p, const Tensor& grad, double grad_scale, bool decoupled = false) {
   const Tensor g = signed_grad(grad, o.maximize, grad_scale);
@@ -171,10 +171,10 @@ void Sophia::update_hessian() {
 std::vector<OptionRange> AdamWScheduleFreeOptions::table() {
   auto all = adam_table(
       *this, {{"warmup_steps", &warmup_steps}, {"r", &r, unchecked}, {"weight_lr_power", &weight_lr_power, unchecked}});
-  all[1].low = std::nextafter(0, 1);  // of beta1, by which is divided
+  all[1].low = std::nextafter(0, 1);  // beta1 > 0, as update() divides by it
   return all;
 }
-/// What the average takes of the step'th z: its share of the weights up to now.
+/// Weight of the newest iterate in the average: its share of the sum of weights up to this step.
 double AdamWScheduleFree::newest_weight(int group, int64_t step) {
   const AdamWScheduleFreeOptions& o = options_[group];
   const auto weight = [&](int64_t k) {
@@ -202,7 +202,7 @@ void AdamWScheduleFree::update(int group, Tensor& p, const Tensor& grad, Paramet
   add_(p, step, lr * (o.beta1 * (1 - newest) - 1));
   add_(z, step, -lr);
   average.copy_(p);
-  approach(average, z, 1 - 1 / o.beta1);  // the parameter is between the two
+  approach(average, z, 1 - 1 / o.beta1);  // the parameter is the interpolation of z and the average
   round_into(low, p);
 }
 

@@ -1,9 +1,9 @@
-// Steps on CUDA devices: all parameters of a device by one kernel for each dtype (tensor/step_batch.h).
+// Steps on CUDA devices: one kernel updates all parameters of a device and dtype (tensor/step_batch.h).
 //
-//   numbers (host) ─▶ squares and infinities ─▶ norm, clip, skip ─▶ update, of all parameters
+//   options (host) ─▶ squares, non-finite flags ─▶ norm, clip, skip ─▶ update of all parameters
 //
-// A captured step has all but the first: before_replay() puts it in front of each replay. Steps that the device skips
-// are counted by it, and taken from the host's counts when somebody asks for these.
+// A graph captures everything but the first stage, which before_replay() runs before each replay. The device counts the
+// steps that it skips; settle() subtracts them from the host's step counts when those are needed.
 #include <algorithm>
 #include <cmath>
 
@@ -22,16 +22,16 @@ struct Optimizer::OnDevice {
   std::vector<StepBatch::Squares> squares;
   std::vector<NormPiece> norms;
   int64_t sums = 0;
-  std::vector<ParameterState*> counted;  // in the last step
-  bool may_skip = false;                 // the device may not have made some of the last steps
-  bool has_outcome = false;              // that nobody has read yet,
-  bool knows_norm = false;               // with a norm
-  bool replays = false;                  // the last one was a replay
+  std::vector<ParameterState*> counted;  // parameters of the last step
+  bool may_skip = false;                 // the device may have skipped some of the last steps
+  bool has_outcome = false;              // of a clipped step, not read yet
+  bool knows_norm = false;               // the outcome includes a norm
+  bool replays = false;                  // the last step was a replay
 
-  std::vector<Taking> recorded;  // by graphs
+  std::vector<Taking> recorded;  // parameters of the captured step
   bool clips = false, has_norm = false;
-  bool is_new = false;  // since the last replay
-  bool writes = false;  // a graph may write to parameters behind the step, which counts no version when it is replayed
+  bool is_new = false;  // captured, not replayed yet
+  bool writes = false;  // the graph may write to parameters after the step; its replays do not count versions
 };
 
 namespace {
@@ -48,7 +48,7 @@ StepControl control_of(const ClippedStep& request, bool clips) {
 Optimizer::Optimizer() = default;
 Optimizer::~Optimizer() = default;
 
-/// Parameters that have a gradient.
+/// The parameters that have a gradient.
 std::vector<Optimizer::Taking> Optimizer::taking_part() {
   std::vector<Taking> all;
   for (int g = 0; g < group_count(); ++g)
@@ -65,7 +65,7 @@ void Optimizer::check_capture(const std::vector<Taking>& all) const {
                  "clipped_step() on one device: capture forward and backward, and call step() after replay()");
 }
 
-/// Notes all of a step and its numbers; nothing runs yet.
+/// Collects the parameters and numbers of a step; launches nothing.
 void Optimizer::collect(OnDevice& at, const std::vector<Taking>& all, double grad_scale, bool numbers_only) {
   at.batch.clear();
   at.squares.clear(), at.norms.clear(), at.counted.clear();
@@ -107,7 +107,7 @@ void Optimizer::step_on_device(const std::vector<Taking>& all, const ClippedStep
         "[", name(), "] expected all graphs to capture one kind of step of the same parameters");
     const std::vector<ParameterState*> counted = at.counted;
     collect(at, all, clips ? 1 : request.grad_scale, false);
-    for (ParameterState* state : at.counted) --state->step;  // replays count
+    for (ParameterState* state : at.counted) --state->step;  // replays count instead
     at.counted = counted;
     at.batch.check_recordable(name());
     at.recorded = all, at.clips = clips, at.has_norm = has_norm, at.is_new = true;
@@ -125,7 +125,7 @@ void Optimizer::step_on_device(const std::vector<Taking>& all, const ClippedStep
     at.batch.take_norm(at.norms, sums);
   }
   at.batch.launch();
-  at.squares.clear();  // and the gradients in it
+  at.squares.clear();  // releases the gradients
   written(all);
 }
 
@@ -165,7 +165,7 @@ void Optimizer::clipped_step(const ClippedStep& request) {
 }
 
 void Optimizer::before_replay(const ClippedStep& request) {
-  bool any = true;  // or nothing to do
+  bool any = true;  // also when all parameters are on the CPU, where there is nothing to do
   for (const auto& group : groups_)
     for (const Variable& p : group) any &= p.device().is_cpu();
   for (auto& [device, at] : on_device_) {
@@ -189,7 +189,7 @@ void Optimizer::before_replay(const ClippedStep& request) {
       "anew");
 }
 
-/// Reads what became of steps that may have been skipped.
+/// Reads the outcome of steps that the device may have skipped.
 void Optimizer::settle() {
   for (auto& [device, at] : on_device_) {
     if (!at->may_skip) continue;
@@ -211,7 +211,7 @@ StepOutcome Optimizer::last_step() {
   return last_;
 }
 
-/// What was recorded has the addresses of a state that goes.
+/// Captured steps refer to tensors of a state that is about to be replaced.
 void Optimizer::forget_recorded() {
   settle();
   for (auto& [device, at] : on_device_) at->recorded.clear(), at->counted.clear();

@@ -1,4 +1,4 @@
-// Adam, AdamW and Lion with moments in 8 bits.
+// Adam, AdamW and Lion with 8-bit moments.
 #include "optim/optim.h"
 #include "optim/rules.h"
 #include "tensor/block_codes.h"
@@ -11,7 +11,7 @@ template <class Options> bool has_codes(const Options& o, const Tensor& p, const
   return (state.whole > 0 ? state.whole : p.numel()) >= o.min_8bit_size;
 }
 
-/// A moment: zeros at first.
+/// The codes of a moment; created as zeros.
 BlockCodes coded(ParameterState& state, const std::string& name, const Tensor& p, bool is_signed) {
   Tensor &codes = state.tensors[name + "_codes"], &absmax = state.tensors[name + "_absmax"];
   const MemoryScope scope(Memory::optimizer);

@@ -1,5 +1,5 @@
-// Nocedal, 1980; the line search is Nocedal and Wright's, Numerical Optimization (2006), algorithms 3.5 and 3.6, with
-// PyTorch's rules for where to try next.
+// L-BFGS (Nocedal, 1980). The line search is algorithms 3.5 and 3.6 of Nocedal and Wright, Numerical Optimization
+// (2006), with PyTorch's choice of trial points.
 #include "optim/lbfgs.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 double dot(const Tensor& a, const Tensor& b) { return sum(mul(a, b)).item(); }
 double largest(const Tensor& x) { return amax(abs(x)).item(); }
 
-/// Where the cubic through two points, with their slopes, is least, within bounds.
+/// Minimiser, within bounds, of the cubic through two points with given slopes.
 template <class Point> double least_of_cubic(const Point& p, const Point& q, double low, double high) {
   const Point &a = p.at <= q.at ? p : q, &b = p.at <= q.at ? q : p;
   const double d1 = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.at - b.at), square = d1 * d1 - a.slope * b.slope;
@@ -123,7 +123,7 @@ double LBFGS::step(const std::function<Variable()>& loss) {
   const LBFGSOptions& o = options_[0];
   std::vector<bool> trained;
   for (const Variable& p : parameters(0)) trained.push_back(p.requires_grad());
-  if (!trained_.empty() && trained != trained_) {  // directions from before would move what is frozen now
+  if (!trained_.empty() && trained != trained_) {  // old directions would move parameters that are frozen now
     iterations_ = 0;
     changes_.clear(), steps_.clear();
   }
@@ -165,8 +165,8 @@ double LBFGS::step(const std::function<Variable()>& loss) {
   return first;
 }
 
-/// A point that lies low enough (Armijo) and flat enough (curvature): first by going on until a bracket holds one, then
-/// by narrowing it.
+/// Finds a point with sufficient decrease (Armijo) and small slope (curvature condition): extends the interval until it
+/// brackets one, then narrows it.
 LBFGS::Point LBFGS::line_search(const std::function<Point(double)>& evaluate_at, const Tensor& direction, Point start,
                                 double at) const {
   constexpr double armijo = 1e-4, curvature = 0.9;
@@ -186,7 +186,7 @@ LBFGS::Point LBFGS::line_search(const std::function<Point(double)>& evaluate_at,
   if (i == most) last = start;
   Point low = last, high = now;
   if (now.loss < last.loss) std::swap(low, high);
-  bool slow = false;  // the last try lay close to an end of the bracket
+  bool slow = false;  // the last trial was close to an end of the bracket
   for (; i < most && std::abs(high.at - low.at) * length >= options_[0].tolerance_change; ++i) {
     const double left = std::min(low.at, high.at), right = std::max(low.at, high.at), margin = 0.1 * (right - left);
     double next = least_of_cubic(low, high, left, right);

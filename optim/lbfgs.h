@@ -1,6 +1,6 @@
 #pragma once
-// L-BFGS, as PyTorch has it: for small models and the whole data set at a time. It evaluates the loss as often as it
-// needs, so its step takes a closure:
+// L-BFGS with PyTorch's interface, for small models and full-batch training. It evaluates the loss several times per
+// step, so step() takes a closure:
 //   optim::LBFGS opt(net.parameters(), {.line_search = true});
 //   opt.step([&] { return mse_loss(net(x), y); });
 #include <functional>
@@ -9,14 +9,18 @@
 
 namespace lockstep::optim {
 
+/// PyTorch's options.
 struct LBFGSOptions {
   double lr = 1, max_iter = 20;
-  double max_eval = 0;  ///< evaluations a step; 0: max_iter * 5 / 4
+  double max_eval = 0;  ///< evaluations per step; 0: max_iter * 5 / 4
   double tolerance_grad = 1e-7, tolerance_change = 1e-9, history_size = 100;
-  bool line_search = false;  ///< strong Wolfe conditions (PyTorch's "strong_wolfe"); else steps of lr
+  /// Search for the strong Wolfe conditions (PyTorch's "strong_wolfe"); else steps of length lr.
+  bool line_search = false;
+  /// Names and ranges of the options.
   std::vector<OptionRange> table();
 };
 
+/// Limited-memory BFGS (Nocedal, 1980).
 class LBFGS : public OptimizerOf<LBFGSOptions> {
  public:
   /// One group of f32 or f64 parameters, all of one dtype; Error otherwise.
@@ -24,20 +28,21 @@ class LBFGS : public OptimizerOf<LBFGSOptions> {
   const char* name() const override { return "LBFGS"; }
   bool is_elementwise() const override { return false; }
 
-  /// Up to max_iter iterations. loss() computes the loss, whose gradients are cleared before and made after it. Gives
-  /// the loss of the beginning. Under DistributedDataParallel all ranks call it, and the mean of their losses counts.
+  /// Runs up to max_iter iterations and returns the initial loss. loss() computes the loss; gradients are cleared
+  /// before and computed after it. Under DistributedDataParallel all ranks must call it; the mean of their losses is
+  /// minimised.
   double step(const std::function<Variable()>& loss);
-  int64_t evaluations() const { return evaluations_; }  ///< of the loss, in all steps
+  int64_t evaluations() const { return evaluations_; }  ///< of the loss, over all steps
   OptimizerState state() const override;
   void load_state(const OptimizerState& state) override;
 
-  /// Errors: there is no step without the loss, for part of the parameters, or by ZeRO.
+  /// Error: L-BFGS needs the loss, and cannot update single parameters (ZeRO).
   void step(double grad_scale) override;
   void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
               double grad_scale) override;
 
  private:
-  /// A place on the line that is searched: the loss, its gradient, and the gradient along the line.
+  /// A point on the search line: position, loss, gradient, and slope along the line.
   struct Point {
     double at = 0, loss = 0, slope = 0;
     Tensor grad;
@@ -47,13 +52,13 @@ class LBFGS : public OptimizerOf<LBFGSOptions> {
                     double at) const;
   Tensor values() const;
   void set_values(const Tensor& flat);
-  void turn(const Tensor& grad);  ///< direction_ for this gradient, from those before it
+  void turn(const Tensor& grad);  ///< computes direction_ from this gradient and the history
 
-  std::vector<Tensor> changes_, steps_;  // of the gradient and of the parameters, the newest last
+  std::vector<Tensor> changes_, steps_;  // changes of gradient and parameters, newest last
   Tensor direction_, grad_;              // of the last iteration
-  double scale_ = 1, at_ = 0;            // of the inverse Hessian to begin with; length of the last step
+  double scale_ = 1, at_ = 0;  // initial inverse Hessian (a multiple of the identity); length of the last step
   int64_t iterations_ = 0, evaluations_ = 0;
-  std::vector<bool> trained_;  // parameters, in the last step; none: there was no step
+  std::vector<bool> trained_;  // which parameters were trainable in the last step; empty before the first
 };
 
 }  // namespace lockstep::optim

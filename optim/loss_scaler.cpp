@@ -1,4 +1,4 @@
-// The two loss-scaling state machines.
+// The two loss-scaling schemes. See loss_scaler.h.
 #include "optim/loss_scaler.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ void GradScaler::unscale(Optimizer& optimizer) {
   LOCKSTEP_CHECK(!stepped_.count(&optimizer), "[GradScaler] unscale() was called after step(); call update() first");
   LOCKSTEP_CHECK(!unscaled_.count(&optimizer),
                  "[GradScaler] unscale() was called twice for one optimizer before update()");
-  std::map<std::pair<int, int>, std::vector<Tensor>> on_device;  // one look at each
+  std::map<std::pair<int, int>, std::vector<Tensor>> on_device;  // one kernel for each
   for (const Variable& p : optimizer.parameters()) {
     if (p.checked_grad("GradScaler").defined()) on_device[{int(p.device().type), p.device().index}].push_back(p.grad());
   }

@@ -1,6 +1,7 @@
 #pragma once
-// Loss scaling for f16: multiply the loss so that small gradients survive 16 bits, divide before the step, and skip
-// steps whose gradients overflowed. Two state machines: PyTorch's GradScaler and DeepSpeed's DynamicLossScaler.
+// Loss scaling for f16: the loss is multiplied so that small gradients do not underflow, gradients are divided before
+// the step, and steps with overflowed gradients are skipped. Two schemes: PyTorch's GradScaler, DeepSpeed's
+// DynamicLossScaler.
 #include <map>
 #include <set>
 #include <string>
@@ -23,30 +24,34 @@ class GradScaler {
   explicit GradScaler(const Options& options);
   GradScaler() : GradScaler(Options{}) {}
 
+  /// The loss times the scale.
   Variable scale(const Variable& loss) const;
-  /// Divides the optimizer's gradients by the scale, and notes overflow. Error when done twice before update().
+  /// Divides the optimizer's gradients by the scale and records overflow. Error on a second call before update().
   void unscale(Optimizer& optimizer);
-  /// unscale() if it was not called, then optimizer.step() unless one of its gradients is NaN or infinite. True when it
-  /// stepped.
+  /// Calls unscale() if needed, then optimizer.step() unless a gradient is NaN or infinite. True if it stepped.
   bool step(Optimizer& optimizer);
+  /// Adjusts the scale after a step. Error if no optimizer was unscaled or stepped since the last call.
   void update();
-  /// The same after a step that was made, or skipped, elsewhere (zero::Zero).
+  /// The same, for a step that was made or skipped elsewhere (zero::Zero).
   void update(bool found_overflow);
-  double scale_value() const { return scale_; }
-  int64_t growth_tracker() const { return tracker_; }
-  bool found_overflow() const;  ///< of any optimizer since the last update()
+  double scale_value() const { return scale_; }        ///< current scale
+  int64_t growth_tracker() const { return tracker_; }  ///< steps without overflow since the last change
+  bool found_overflow() const;                         ///< in any optimizer since the last update()
+  /// Scale and growth tracker.
   std::map<std::string, double> state() const;
+  /// Error for a missing entry.
   void load_state(const std::map<std::string, double>& state);
 
  private:
   Options o_;
   double scale_;
   int64_t tracker_ = 0;
-  std::map<const Optimizer*, bool> unscaled_;  // and whether a gradient was not finite
+  std::map<const Optimizer*, bool> unscaled_;  // and whether its gradients overflowed
   std::set<const Optimizer*> stepped_;
 };
 
-/// DeepSpeed's dynamic loss scale: halves after `hysteresis` overflows, doubles after `scale_window` clean steps.
+/// DeepSpeed's dynamic loss scale: divided by scale_factor after `hysteresis` overflows, multiplied by it after
+/// scale_window steps without overflow.
 class DynamicLossScaler {
  public:
   struct Options {
@@ -54,17 +59,21 @@ class DynamicLossScaler {
     int64_t scale_window = 1000;
     double min_scale = 1;
     int64_t hysteresis = 1;               ///< DeepSpeed's delayed_shift
-    bool consecutive_hysteresis = false;  ///< refill the hysteresis at every clean step
+    bool consecutive_hysteresis = false;  ///< restore the hysteresis after every step without overflow
     bool raise_error_at_min_scale = true;
   };
   explicit DynamicLossScaler(const Options& options);
   DynamicLossScaler() : DynamicLossScaler(Options{}) {}
 
+  /// Current scale.
   double scale() const { return scale_; }
+  /// Overflows left until the scale is reduced.
   int64_t hysteresis() const { return left_; }
-  /// Tells the scaler how a step went. Error at an overflow when the scale is already min_scale.
+  /// Records the outcome of a step. Error on overflow at min_scale, if raise_error_at_min_scale.
   void update(bool overflow);
+  /// Scale and counters.
   std::map<std::string, double> state() const;
+  /// Error for a missing entry.
   void load_state(const std::map<std::string, double>& state);
 
  private:
@@ -73,7 +82,7 @@ class DynamicLossScaler {
   int64_t iteration_ = 0, last_overflow_ = -1, left_;
 };
 
-/// Whether any parameter's gradient has a NaN or an infinity.
+/// True if a gradient contains a NaN or an infinity.
 bool has_overflow(const std::vector<Variable>& parameters);
 
 }  // namespace lockstep::optim

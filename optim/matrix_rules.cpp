@@ -1,5 +1,5 @@
-// The rules that look at a whole parameter: LAMB scales a step by the ratio of two norms, Muon makes it orthogonal,
-// Adafactor keeps sums of rows and of columns.
+// Rules that need the whole parameter: LAMB scales the step by a ratio of norms, Muon orthogonalises it, Adafactor
+// keeps averages of rows and columns.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,8 +11,8 @@ namespace lockstep::optim {
 
 namespace {
 
-/// Nearest orthogonal matrix, roughly: five steps of a quintic Newton-Schulz iteration, whose coefficients pull every
-/// singular value towards 1 without ever computing them.
+/// Approximates the nearest semi-orthogonal matrix by a quintic Newton-Schulz iteration, whose coefficients move all
+/// singular values towards 1 without a decomposition.
 Tensor orthogonalize(const Tensor& g, int steps) {
   constexpr double a = 3.4445, b = -4.7750, c = 2.0315, eps = 1e-7;
   const bool tall = g.size(0) > g.size(1);

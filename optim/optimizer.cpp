@@ -1,4 +1,4 @@
-// What all optimizers share: groups, the walk over parameters, master copies, state by name.
+// The part that all optimizers share: groups, the loop over parameters, master copies, state by name. See optimizer.h.
 #include "optim/optimizer.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ static void check_rate(const char* op, int group, double value) {
 void stamp(Storage& storage, const char* writer) {
   static std::atomic<uint32_t> stamps{0};
   storage.bump_version(writer);
-  storage.restore_version(++stamps << 12 | 1);  // others count from there; never 0
+  storage.restore_version(++stamps << 12 | 1);  // the low 12 bits count later writes; a version is never 0
 }
 
 void follow(const Tensor& copy, const Tensor& parameter) {
@@ -58,7 +58,7 @@ void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty
   for (const Variable& p : parameters) {
     LOCKSTEP_CHECK(p.defined() && p.is_leaf(), "[", name(), "] expected leaf variables as parameters, got ",
                    p.defined() ? "the output of an operation" : "an undefined one");
-    const bool in_codes = p.dtype() == i8 || p.dtype() == u8;  // a quantised weight, which is frozen
+    const bool in_codes = p.dtype() == i8 || p.dtype() == u8;  // codes of a quantised weight, which is frozen
     LOCKSTEP_CHECK(is_floating(p.dtype()) || in_codes, "[", name(), "] expected floating parameters, got ", p.dtype());
     LOCKSTEP_CHECK(known.insert(p.impl().get()).second, "[", name(), "] a parameter of shape ", p.shape(),
                    " stands in two places");
@@ -70,8 +70,8 @@ Optimizer::Prepared Optimizer::prepare(Variable& parameter, bool any_gradient) {
   ParameterState& state = states_[parameter.impl().get()];
   Tensor p = parameter.tensor(), grad = parameter.checked_grad(name()), low;
   for (auto& [name, tensor] : state.tensors)
-    tensor = tensor.defined() ? tensor.to(p.device()) : tensor;  // after Module::to(device)
-  if (size_of(p.dtype()) == 2) {  // the rule works on an f32 master copy, and rounds it into the parameter
+    tensor = tensor.defined() ? tensor.to(p.device()) : tensor;  // the parameter may have moved (Module::to(device))
+  if (size_of(p.dtype()) == 2) {  // the rule works on an f32 master copy and rounds it into the parameter
     const MemoryScope scope(Memory::optimizer);
     if (grad.defined() && !any_gradient) grad = grad.to(f32);
     low = std::exchange(p, master_of(p, state));
@@ -80,7 +80,7 @@ Optimizer::Prepared Optimizer::prepare(Variable& parameter, bool any_gradient) {
   return {std::move(p), grad.defined() ? grad.contiguous() : grad, std::move(low), state};
 }
 
-/// Of 16 bits.
+/// The f32 master copy of a 16-bit parameter, brought up to date.
 Tensor& Optimizer::master_of(const Tensor& parameter, ParameterState& state) {
   Tensor& master = state.tensors["master"];
   if (!master.defined()) master = parameter.to(f32);
@@ -93,7 +93,7 @@ void Optimizer::written(const Variable& parameter) {
   states_[parameter.impl().get()].seen = parameter.tensor().storage()->version();
 }
 
-/// Several may lie in one storage.
+/// First all stamps, then all versions: several parameters may share a storage.
 void Optimizer::written(const std::vector<Taking>& all) {
   for (const Taking& t : all) stamp(*t.parameter->tensor().storage(), name());
   for (const Taking& t : all) states_[t.parameter->impl().get()].seen = t.parameter->tensor().storage()->version();
@@ -101,7 +101,7 @@ void Optimizer::written(const std::vector<Taking>& all) {
 
 void Optimizer::step(double grad_scale) {
   const NoGrad no_grad;
-  trace::memory();  // with gradients in it
+  trace::memory();  // includes the gradients
   const trace::Scope scope(name(), trace::Category::optimizer);
   std::map<int, std::vector<Taking>> there;  // by device
   std::vector<Taking> here;
@@ -113,7 +113,7 @@ void Optimizer::step(double grad_scale) {
     Prepared at = prepare(*t.parameter);
     ++at.state.step;
     advance(t.group, at.parameter, at.grad, at.state, at.low, grad_scale);
-    t.parameter->tensor().storage()->bump_version(name());  // also when the next one throws
+    t.parameter->tensor().storage()->bump_version(name());  // here, in case the next parameter throws
   }
   written(here);
 }
@@ -222,7 +222,7 @@ OptimizerState Optimizer::state() const {
 }
 
 void Optimizer::load_state(const OptimizerState& saved) {
-  // Everything is matched first and taken over at the end, so that an error leaves this optimizer as it was.
+  // Match everything first and assign at the end, so that an error changes nothing.
   std::map<const void*, ParameterState> states;
   std::map<std::string, const Variable*> by_name;
   int index = 0;

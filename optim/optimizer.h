@@ -1,6 +1,7 @@
 #pragma once
-// Optimizers. Each is a function update(parameter, gradient, state) on one tensor, so master weights, ZeRO and offload
-// can wrap any of them; the base class walks parameters, groups and state by name.
+// Optimizer: the base class of all optimizers. A rule is a function update(parameter, gradient, state) on one tensor,
+// so master weights, ZeRO and offload can wrap any of them. The base class handles parameters, groups and state by
+// name.
 #include <cmath>
 #include <map>
 #include <memory>
@@ -12,142 +13,152 @@
 
 namespace lockstep::optim {
 
-/// The tensors an optimizer keeps for one parameter ("exp_avg", ...), and how often it was updated.
+/// The tensors that an optimizer keeps for one parameter ("exp_avg", ...), and the number of its updates.
 struct ParameterState {
   int64_t step = 0;
   std::map<std::string, Tensor> tensors;
-  std::map<std::string, double> numbers;  ///< what else it keeps ("step" is taken)
-  int64_t whole = 0;                      ///< elements of the whole parameter, where this is of a part; 0: it is whole
-  uint32_t seen = 0;                      ///< stamp of a 16-bit parameter when its master copy was the same; 0: none
-  /// Whether a rule begins with the tensor of that name: it is not there, or was left by a step that did not count.
+  std::map<std::string, double> numbers;  ///< further scalars of the state ("step" is reserved)
+  int64_t whole = 0;                      ///< for a shard: elements of the whole parameter; 0: not a shard
+  uint32_t seen = 0;  ///< version of a 16-bit parameter when its master copy was last in sync; 0: unknown
+  /// True if the rule has to initialise this tensor: it does not exist, or a skipped first step left it behind.
   bool is_new(const std::string& name) const { return step == 1 || tensors.count(name) == 0; }
-  /// The tensor of that name, made of zeros shaped like `like` at the first call.
+  /// The tensor of this name; created as zeros like `like` if missing.
   Tensor& zeros(const std::string& name, const Tensor& like);
 };
 
-/// State of a whole optimizer by name: "state.<parameter>.<tensor>", counters and every option of every group.
+/// State of an optimizer: tensors "state.<parameter>.<tensor>", step counters, and all options of all groups.
 struct OptimizerState {
   std::vector<std::pair<std::string, Tensor>> tensors;
   std::map<std::string, double> numbers;
 };
 
-/// Counts a write, with a version that no other storage has: who keeps it sees later writes, and another tensor in this
-/// one's place.
+/// Counts a write with a version number that no other storage has. Whoever remembers the number can detect later
+/// writes, and a replaced storage.
 void stamp(Storage& storage, const char* writer);
-/// Where somebody has written to a parameter of which `copy` is a wider copy, the copy takes that; what is still the
-/// copy's, rounded, leaves it its bits.
+/// Updates a wider copy after its parameter was written by someone else. Elements that still equal the rounded copy
+/// keep the copy's extra bits.
 void follow(const Tensor& copy, const Tensor& parameter);
 
-/// A tensor of a state that has a number for each block of elements (Optimizer::block()), not for each element.
+/// True for state tensors with one number per block of elements (Optimizer::block()).
 inline bool is_per_block(const std::string& name) { return name.ends_with("_absmax"); }
 
-/// What clipped_step() does with gradients first.
+/// Preprocessing of gradients in clipped_step().
 struct ClippedStep {
-  double grad_scale = 1;        ///< they are multiplied by it: 1 / loss scale
-  double max_norm = 0;          ///< and clipped to this norm; infinity: the norm is found, 0: it is not
-  bool skip_nonfinite = false;  ///< nothing is changed when one is NaN or infinite
+  double grad_scale = 1;        ///< factor on the gradients: 1 / loss scale
+  double max_norm = 0;          ///< clips to this norm; infinity: only compute the norm; 0: do not
+  bool skip_nonfinite = false;  ///< skip the step if a gradient is NaN or infinite
 };
-/// How it went.
+/// Result of clipped_step().
 struct StepOutcome {
-  double norm = NAN;  ///< before clipping, of scaled gradients
+  double norm = NAN;  ///< before clipping, of scaled gradients; NaN: not computed
   bool skipped = false;
 };
 
+/// Base class of all optimizers; see OptimizerOf for groups with typed options.
 class Optimizer {
  public:
   virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
 
-  /// Updates every parameter that has a gradient; gradients are multiplied by `grad_scale` on the way in (loss scaling,
-  /// clipping). f16 and bf16 parameters get an f32 master copy in their state, which takes over what others have
-  /// written to them since. On a CUDA device rules of one kernel update all parameters of one dtype by one launch, and
-  /// such a step may be captured in a Graph: see before_replay().
+  /// Updates all parameters that have a gradient; gradients are multiplied by grad_scale (loss scaling, clipping). f16
+  /// and bf16 parameters have f32 master copies in the state, which pick up writes by others since the last step. On a
+  /// CUDA device, rules with is_one_kernel() update all parameters of a dtype in one launch, and the step may be
+  /// captured in a Graph: see before_replay().
   virtual void step(double grad_scale = 1);
-  /// As unscale_(), clip_grad_norm() and step() after each other, with the same bits. On a CUDA device gradients stay
-  /// as they are, and the host waits for nothing.
+  /// Same bits as unscale_(), clip_grad_norm() and step(). On a CUDA device the gradients are not modified and the host
+  /// does not wait.
   void clipped_step(const ClippedStep& request);
-  /// How the last clipped_step() went, or the last replay of one: waits for the device.
+  /// Result of the last clipped_step(), or of its last replay. Waits for the device.
   StepOutcome last_step();
-  /// To be called before each replay of a graph that captured step() or clipped_step(): counts the step, and puts the
-  /// options as they are now (learning rate, ...) and what `request` says where the graph reads them. Nothing on the
-  /// CPU, where a replay runs the function again.
+  /// Call it before each replay of a graph that captured step() or clipped_step(): counts the step, and copies the
+  /// current options (learning rate, ...) and `request` to where the graph reads them. Does nothing on the CPU, where a
+  /// replay calls the function again.
   void before_replay(const ClippedStep& request = {});
-  /// The one place that clears gradients: drops them, or fills them with zeros when `keep` is set.
+  /// Drops all gradients, or fills them with zeros if `keep` is set.
   void zero_grad(bool keep = false);
 
-  /// The rule itself: one parameter, contiguous, f32 or f64, in its own shape. `low`, when defined, gets a rounded
-  /// copy.
+  /// The rule for one contiguous f32 or f64 tensor, in the parameter's shape. `low`, if defined, gets a rounded copy.
   virtual void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
                       double grad_scale) = 0;
-  /// update(), and the average when one is kept: what all who make steps call.
+  /// update(), then the moving average if there is one. All code that steps calls this.
   void advance(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale);
-  /// Keeps an exponential moving average of the parameters (of their f32 copies) in the state, as "ema": average +=
-  /// (1 - decay) (parameter - average) after every step, from the parameters of the first step with it on. 0: none, and
-  /// all that rules take which keep one of their own.
+  /// Keeps an exponential moving average of the parameters (or their f32 copies) in the state, as "ema": after every
+  /// step average += (1 - decay) (parameter - average), starting from the parameters after the next step. 0: none.
+  /// Error for rules that keep an average of their own, unless decay is 0.
   void keep_average(double decay);
+  /// True if there is an average.
   virtual bool keeps_average() const { return average_decay_ > 0; }
-  /// Whether update() is one of a device's kernels and no more, which a StepBatch (tensor/step_batch.h) can collect.
+  /// True if update() is a single device kernel, which a StepBatch (tensor/step_batch.h) can collect.
   virtual bool is_one_kernel() const { return false; }
+  /// True if steps on a device can be batched and captured.
   bool can_be_collected() const { return is_one_kernel() && average_decay_ == 0; }
-  /// False for rules that look at a whole parameter (LAMB, Muon): these cannot run on a shard of one.
+  /// False for rules that need the whole parameter (LAMB, Muon); these cannot run on a shard.
   virtual bool is_elementwise() const { return true; }
-  /// Elements that share numbers of the state, which are in tensors of is_per_block(): parts begin at multiples of it.
+  /// Number of elements that share a number in is_per_block() tensors; shards must begin at multiples of it.
   virtual int64_t block() const { return 1; }
-  /// The shape of the state's tensor of that name (it may have a prefix) for a parameter of this shape.
+  /// Shape of the state tensor `key`, which may have a prefix, for a parameter of this shape.
   virtual Shape state_shape(const std::string& key, const Shape& parameter) const;
-  /// True for optimizers whose step() moves gradients between ranks itself (parallel/onebit/): no wrapper may have
-  /// reduced them before.
+  /// True if step() itself reduces gradients over ranks (parallel/onebit/); then no wrapper may reduce them first.
   virtual bool communicates() const { return false; }
+  /// The class name, for errors.
   virtual const char* name() const = 0;
 
+  /// Number of groups.
   int group_count() const { return int(groups_.size()); }
+  /// Parameters of one group.
   const std::vector<Variable>& parameters(int group) const { return groups_[group]; }
+  /// Parameters of all groups, in order.
   std::vector<Variable> parameters() const;
+  /// State of a parameter; waits for the device if skipped steps must be counted.
   ParameterState& state_of(const Variable& parameter);
 
-  // Options of a group by name ("lr", "momentum", "beta1", ...): schedules turn them.
+  // Options of a group by name ("lr", "momentum", "beta1", ...); schedules set them.
   double get(int group, const std::string& option) const;
-  /// Error for a rate that is negative, NaN or infinite.
+  /// Error for an unknown option, or a learning rate that is negative, NaN or infinite.
   void set(int group, const std::string& option, double value);
+  /// Learning rate of a group.
   double lr(int group = 0) const { return get(group, "lr"); }
+  /// Sets the learning rate of all groups.
   void set_lr(double lr) {
     for (int g = 0; g < group_count(); ++g) set(g, "lr", lr);
   }
+  /// True if the rule has this option.
   bool has(const std::string& option) const;
-  /// What schedules count from: the group's rate when the first of them asked, and what a loaded state says. Saved with
-  /// the state.
+  /// Base rate of schedules: the group's rate when the first schedule was made. Saved with the state.
   double initial_lr(int group);
 
-  /// Names for state(); without them parameters are called 0, 1, ... in order. Error when a parameter is not named.
+  /// Sets the names that state() uses; the default is 0, 1, ... in order. Error if a parameter has no name.
   void name_parameters(const std::vector<std::pair<std::string, Variable>>& names);
+  /// The state; its tensors share memory with the optimizer.
   virtual OptimizerState state() const;
-  /// Error listing what is missing, unexpected or of the wrong shape; then nothing was changed.
+  /// Error for an entry that is unknown or has the wrong shape, with nothing changed.
   virtual void load_state(const OptimizerState& state);
 
  protected:
   Optimizer();
-  /// Error for an empty list (unless it may be), a parameter that is undefined, not a leaf, or in two groups.
+  /// Adds a group. Error if it is empty (unless may_be_empty), or for a parameter that is undefined, no leaf, or in
+  /// another group.
   void add_group_of(std::vector<Variable> parameters, bool may_be_empty = false);
-  /// The addresses of a group's options by name.
+  /// Addresses of a group's options by name.
   virtual std::map<std::string, double*> options(int group) = 0;
 
-  /// A parameter as the rule sees it: its master copy where it has 16 bits, which is then `low`.
+  /// The arguments of update(): for a 16-bit parameter its master copy, and `low` is the parameter.
   struct Prepared {
     Tensor parameter, grad, low;
     ParameterState& state;
   };
-  /// any_gradient: one of 16 bits stays so.
+  /// any_gradient: leave a 16-bit gradient as it is.
   Prepared prepare(Variable& parameter, bool any_gradient = false);
-  /// After a rule has written to a parameter: gives it a version by which later writes of others are seen.
+  /// Call it after a rule has written to a parameter, so that later writes by others are detected.
   void written(const Variable& parameter);
-  /// What errors call the index-th parameter.
+  /// Name of the index-th parameter in errors and states.
   std::string name_of(const Variable& parameter, int index) const;
 
  private:
   Tensor& master_of(const Tensor& parameter, ParameterState& state);
-  // device_step.cpp
+  // Steps on CUDA devices; see device_step.cpp.
   struct OnDevice;
-  struct Taking {  // part in a step
+  struct Taking {  // a parameter that takes part in a step
     int group;
     Variable* parameter;
   };
@@ -161,31 +172,32 @@ class Optimizer {
 
   std::vector<std::vector<Variable>> groups_;
   std::map<const void*, ParameterState> states_;
-  std::map<int, std::unique_ptr<OnDevice>> on_device_;  // by its index
+  std::map<int, std::unique_ptr<OnDevice>> on_device_;  // by device index
   StepOutcome last_;
   std::map<const void*, std::string> names_;
-  std::vector<double> initial_lr_;  // by group; NaN, and none: nobody has asked
+  std::vector<double> initial_lr_;  // by group; NaN: no schedule has asked yet
   double average_decay_ = 0;
 };
 
-/// A number among the options of a group, which must be in [low, high).
+/// A numeric option, and its range [low, high).
 struct OptionRange {
   const char* name;
   double* value;
   double low = 0, high = INFINITY;
 };
-inline constexpr double unchecked = -INFINITY;  ///< low of what is not checked
+inline constexpr double unchecked = -INFINITY;  ///< `low` of an option without a range
 
-/// Error for the first that is out of its range.
+/// Error for the first option out of range.
 void check_ranges(const char* op, const std::vector<OptionRange>& table);
+/// check_ranges(), and Options::check() if there is one.
 template <class Options> void check_options(const char* op, Options o) {
   check_ranges(op, o.table());
   if constexpr (requires { o.check(op); }) o.check(op);
 }
-/// Where they are.
+/// Addresses of the options by name.
 std::map<std::string, double*> by_name(const std::vector<OptionRange>& table);
 
-/// Lion's options, or Adam's, and `more`.
+/// The table of Lion-like options (lr, betas, weight_decay), followed by `more`.
 template <class Options> std::vector<OptionRange> lion_table(Options& o, const std::vector<OptionRange>& more = {}) {
   std::vector<OptionRange> all{
       {"lr", &o.lr}, {"beta1", &o.beta1, 0, 1}, {"beta2", &o.beta2, 0, 1}, {"weight_decay", &o.weight_decay}};
@@ -193,24 +205,26 @@ template <class Options> std::vector<OptionRange> lion_table(Options& o, const s
   return all;
 }
 
+/// The table of Adam-like options, with eps.
 template <class Options> std::vector<OptionRange> adam_table(Options& o, std::vector<OptionRange> more = {}) {
   more.insert(more.begin(), {"eps", &o.eps});
   return lion_table(o, more);
 }
 
-/// Groups with typed options. Options has `std::vector<OptionRange> table()`, and `void check(const char*) const` where
-/// they must go together, too.
+/// Adds groups with typed options. Options has `std::vector<OptionRange> table()` and, for conditions between options,
+/// `void check(const char* op) const`.
 template <class Options, class Base = Optimizer> class OptimizerOf : public Base {
  public:
+  /// Parameters and their options.
   struct Group {
     std::vector<Variable> parameters;
     Options options;
   };
-  /// Adds parameters with options of their own.
+  /// Adds parameters with their own options.
   void add_group(std::vector<Variable> parameters, const Options& options) {
     add_groups({{std::move(parameters), options}});
   }
-  /// Several at once, of which some may be empty: a stage of a pipeline then has the groups of the whole model.
+  /// Adds several groups. Some may be empty, so that a pipeline stage has all groups of the model. Error if all are.
   void add_groups(const std::vector<Group>& groups) {
     LOCKSTEP_CHECK(!groups.empty(), "[", this->name(), "] expected at least one group of parameters, got none");
     bool any = false;
@@ -221,6 +235,7 @@ template <class Options, class Base = Optimizer> class OptimizerOf : public Base
       options_.push_back(g.options);
     }
   }
+  /// Current options of a group.
   const Options& group_options(int group) const { return options_[group]; }
 
  protected:

@@ -1,4 +1,4 @@
-// The rules that are one fused kernel: SGD, Adam, AdamW, Adagrad, RMSprop, Lion.
+// Rules with a fused kernel each: SGD, Adam, AdamW, Adagrad, RMSprop, Lion.
 #include <cmath>
 
 #include "optim/optim.h"

@@ -1,5 +1,5 @@
 #pragma once
-// What rules share, here and in onebit/. Internal.
+// Building blocks of rules, used here and in parallel/onebit/. Internal.
 #include <cmath>
 #include <map>
 #include <string>
@@ -9,17 +9,20 @@
 
 namespace lockstep::optim {
 
-/// Not in the header: a program that includes it would compile them for every optimizer.
+/// Defines the constructors that LOCKSTEP_OPTIMIZER declares. They are not in the header, so that a program which
+/// includes it does not compile them for every optimizer.
 #define LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Class)                                    \
   Class::Class(std::vector<Variable> parameters, const Class##Options& options) { \
     add_group(std::move(parameters), options);                                    \
   }                                                                               \
   Class::Class(const std::vector<Group>& groups) { add_groups(groups); }
 
+/// 1 - beta^step, or 1 without bias correction.
 inline double bias_correction(bool wanted, double beta, int64_t step) {
   return wanted ? 1 - std::pow(beta, double(step)) : 1;
 }
 
+/// Kernel arguments of an Adam update.
 template <class Options>
 AdamArgs adam_args(const Options& o, bool decoupled, int64_t step, int64_t updates, double grad_scale) {
   AdamArgs args{.lr = o.lr,
@@ -36,7 +39,7 @@ AdamArgs adam_args(const Options& o, bool decoupled, int64_t step, int64_t updat
   return args;
 }
 
-/// Adam on one parameter, whose second moment changes for the `updates`-th time. decoupled: AdamW's decay.
+/// One Adam update; the second moment is updated for the `updates`-th time. decoupled: AdamW's weight decay.
 template <class Options>
 void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
                  double grad_scale, int64_t updates) {
@@ -44,22 +47,23 @@ void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad
   Tensor& v = state.zeros("exp_avg_sq", p);
   Tensor v_max;
   const AdamArgs args = adam_args(o, decoupled, state.step, updates, grad_scale);
-  if constexpr (requires { o.amsgrad; })  // not of all
+  if constexpr (requires { o.amsgrad; })  // only some Options have it
     if (o.amsgrad) v_max = state.zeros("max_exp_avg_sq", p);
   LOCKSTEP_KERNEL(p.device(), adam)(p, grad, m, v, v_max, low, args);
 }
 
-/// The gradient that a rule made of tensor operations goes down.
+/// The gradient to descend: scaled by grad_scale, and negated for maximize.
 inline Tensor signed_grad(const Tensor& grad, bool maximize, double grad_scale) {
   const double factor = maximize ? -grad_scale : grad_scale;
   return factor == 1 ? grad : mul_scalar(grad, factor);
 }
 
-/// For rules that are not a kernel, which would round into a 16-bit parameter by itself.
+/// Rounds p into a 16-bit parameter; fused kernels do this themselves.
 inline void round_into(Tensor& low, const Tensor& p) {
   if (low.defined()) low.copy_(p);
 }
 
+/// Kernel arguments of a Lion update.
 template <class Options> LionArgs lion_args(const Options& o, double grad_scale) {
   return {.lr = o.lr,
           .beta1 = o.beta1,
@@ -69,12 +73,14 @@ template <class Options> LionArgs lion_args(const Options& o, double grad_scale)
           .grad_scale = grad_scale};
 }
 
+/// One Lion update.
 template <class Options>
 void lion_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
                  double grad_scale) {
   LOCKSTEP_KERNEL(p.device(), lion)(p, grad, state.zeros("exp_avg", p), low, lion_args(o, grad_scale));
 }
 
+/// One SGD update.
 template <class Options>
 void sgd_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
                 double grad_scale) {
@@ -91,6 +97,7 @@ void sgd_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState&
   LOCKSTEP_KERNEL(p.device(), sgd)(p, grad, momentum, low, args);
 }
 
+/// Error for nesterov without momentum or with dampening.
 template <class Options> void check_nesterov(const char* op, const Options& o) {
   LOCKSTEP_CHECK(!o.nesterov || (o.momentum > 0 && o.dampening == 0), "[", op,
                  "] nesterov needs momentum > 0 and dampening 0, got ", o.momentum, " and ", o.dampening);

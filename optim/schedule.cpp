@@ -1,5 +1,5 @@
-// Learning-rate schedules as closed formulas of the step, so that any step can be asked for and resuming needs only a
-// number.
+// Learning-rate schedules as closed formulas of the step, so the rate of any step can be computed and resuming needs
+// only the step number. See schedule.h.
 #include "optim/schedule.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ void check_positive(const char* name, const char* option, double value) {
   LOCKSTEP_CHECK(value > 0, "[", name, "] expected ", option, " > 0, got ", value);
 }
 
-/// The option that schedules with a momentum cycle turn: SGD's momentum, or Adam's beta1.
+/// The option that momentum cycles change: SGD's momentum, or Adam's beta1.
 std::string momentum_option(const char* name, const Optimizer& optimizer) {
   for (const char* option : {"momentum", "beta1"})
     if (optimizer.has(option)) return option;
@@ -31,7 +31,7 @@ double warmup(Warmup kind, int64_t t, int64_t steps) {
   return kind == Warmup::log ? std::log(double(t + 1)) / std::log(double(steps)) : double(t) / double(steps);
 }
 
-/// DeepSpeed counts the first step twice: its schedules start one step before their first value.
+/// DeepSpeed's schedules stay at their first value for two steps.
 int64_t deepspeed_step(int64_t t) { return std::max<int64_t>(t - 1, 0); }
 
 }  // namespace
@@ -87,7 +87,7 @@ void Schedule::load_state(const std::map<std::string, double>& state) {
   }
   base_ = base;
   enter(int64_t(state.at("step")));
-  for (int g = 0; g < optimizer_.group_count(); ++g)  // others had a hand in some rates
+  for (int g = 0; g < optimizer_.group_count(); ++g)  // rates that others have changed
     if (const auto rate = state.find("lr." + std::to_string(g)); rate != state.end())
       optimizer_.set(g, "lr", rate->second);
 }
@@ -177,7 +177,7 @@ double PolynomialLR::value(int g, int64_t t) const {
   return base(g) * std::pow(1 - double(std::min(t, o_.total_iters)) / double(o_.total_iters), o_.power);
 }
 
-// The rates (0 start, 1 top, 2 bottom) and momenta (0 max, 1 base) that each phase of OneCycleLR goes between.
+// Phases of OneCycleLR, by indices of rates (0 initial, 1 maximum, 2 final) and of momenta (0 maximum, 1 base).
 OneCycleLR::OneCycleLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
   check_groups("OneCycleLR", "max_lr", o_.max_lr);
   check_positive("OneCycleLR", "total_steps", double(o_.total_steps));
@@ -186,7 +186,8 @@ OneCycleLR::OneCycleLR(Optimizer& optimizer, Options options) : Schedule(optimiz
   LOCKSTEP_CHECK(o_.anneal_strategy == "cos" || o_.anneal_strategy == "linear",
                  "[OneCycleLR] expected anneal_strategy 'cos' or 'linear', got '", o_.anneal_strategy, "'");
   if (o_.cycle_momentum) momentum_ = momentum_option("OneCycleLR", optimizer);
-  const volatile double steps_up = o_.pct_start * double(o_.total_steps);  // rounded, and one less then: never fused
+  // volatile: the product is rounded before 1 is subtracted (no FMA)
+  const volatile double steps_up = o_.pct_start * double(o_.total_steps);
   const double up = steps_up - 1, last = double(o_.total_steps) - 1;
   if (o_.three_phase) phases_ = {{up, 0, 1, 0, 1}, {2 * steps_up - 2, 1, 0, 1, 0}, {last, 0, 2, 0, 0}};
   else phases_ = {{up, 0, 1, 0, 1}, {last, 1, 2, 1, 0}};
@@ -209,7 +210,7 @@ double OneCycleLR::anneal(int64_t t, bool of_momentum, int g) const {
   const double rates[] = {start_lr, o_.max_lr[g], start_lr / o_.final_div_factor},
                momenta[] = {o_.max_momentum, o_.base_momentum};
   double begin = 0;
-  t = std::min(t, o_.total_steps - 1);  // nobody steps after the last call
+  t = std::min(t, o_.total_steps - 1);  // the last call leaves the rate
   for (size_t i = 0;; ++i) {
     const Phase& p = phases_[i];
     if (double(t) > p.end && i + 1 < phases_.size()) {
@@ -342,7 +343,7 @@ WarmupCosineLR::WarmupCosineLR(Optimizer& optimizer, Options options) : Schedule
   apply();
 }
 double WarmupCosineLR::value(int g, int64_t step) const {
-  if (step == 0) return 0;  // whatever warmup_min_ratio says, as DeepSpeed
+  if (step == 0) return 0;  // independent of warmup_min_ratio, as in DeepSpeed
   const int64_t t = deepspeed_step(step), n = o_.warmup_num_steps;
   if (t < n) return base(g) * (o_.warmup_min_ratio + (1 - o_.warmup_min_ratio) * warmup(o_.warmup_type, t, n));
   const double progress = std::min(1.0, double(t - n + 1) / std::max(1.0, double(o_.total_num_steps - n)));

@@ -1,10 +1,10 @@
 #pragma once
-// Learning-rate schedules: PyTorch's and DeepSpeed's, by their names and with their options. A schedule sets the
-// optimizer's "lr" at construction (step 0) and at every step(); call step() once after each optimizer step.
+// Learning-rate schedules with the names and options of PyTorch and DeepSpeed. A schedule sets the optimizer's "lr" at
+// construction (step 0) and at every step(); call step() once after each optimizer step.
 //
-// Rates are formulas of the step and of the base, Optimizer::initial_lr(). Where somebody else has set the rate
-// (another schedule, or set_lr()), it is multiplied by the formula's change since the step before, as PyTorch's
-// recursion does.
+// A rate is a closed formula of the step and the base rate, Optimizer::initial_lr(). If another schedule or set_lr()
+// has changed the rate, it is multiplied by the formula's ratio to the previous step instead, as in PyTorch's
+// recursions.
 #include <functional>
 #include <map>
 #include <optional>
@@ -15,48 +15,50 @@
 
 namespace lockstep::optim {
 
-/// One value for all parameter groups, or one for each.
+/// One value for all parameter groups, or one per group.
 class PerGroup {
  public:
   PerGroup(double value = 0) : values_{value} {}                        // NOLINT: implicit on purpose
   PerGroup(std::vector<double> values) : values_(std::move(values)) {}  // NOLINT
-  double operator[](int group) const;                                   ///< Error for a group without one
-  int count() const { return int(values_.size()); }
+  double operator[](int group) const;                                   ///< Error if the group has none
+  int count() const { return int(values_.size()); }                     ///< 1, or the number of groups
 
  private:
   std::vector<double> values_;
 };
 
+/// Base class. Subclasses give the rate of a group at any step.
 class Schedule {
  public:
-  /// floor: what is above it is the base's times a factor; none: rates are set whatever they were before.
+  /// floor: the part of the rate above it is proportional to the base rate, which defines the ratio for rates changed
+  /// by others; nullopt: the schedule overwrites such rates.
   explicit Schedule(Optimizer& optimizer, std::optional<PerGroup> floor = {});
   virtual ~Schedule() = default;
 
-  /// Enters the next step. ReduceLROnPlateau needs the metric, the others take none.
+  /// Enters the next step. ReduceLROnPlateau needs the metric; the others ignore it.
   virtual void step();
   virtual void step(double metric);
-  /// Sets the rates (and the momentum) of step t, as if nobody else had, and goes on from there.
+  /// Sets the rates (and momenta) of step t, overwriting changes by others, and continues from there.
   void enter(int64_t t);
   /// The rate of a group at step t.
   double at(int group, int64_t t) const { return value(group, t); }
-  int64_t last_step() const { return step_; }
-  double lr(int group = 0) const { return optimizer_.lr(group); }
-  /// Everything needed to go on by name: counters, base rates, and the rates of now where somebody else has set them.
+  int64_t last_step() const { return step_; }                      ///< the current step t
+  double lr(int group = 0) const { return optimizer_.lr(group); }  ///< current rate
+  /// State by name: step, base rates, and current rates that others have changed.
   virtual std::map<std::string, double> state() const;
-  virtual void load_state(const std::map<std::string, double>& state);
+  virtual void load_state(const std::map<std::string, double>& state);  ///< Error for missing entries
 
  protected:
-  /// Sets the rates of step_, and the momenta where they follow too.
+  /// Sets the rates of step_, and the momenta if they follow the schedule.
   virtual void apply();
-  /// What the group's rate counts from, also when it was added later.
+  /// Base rate of a group, also of one that was added later.
   double base(int g) const { return g < int(base_.size()) ? base_[size_t(g)] : optimizer_.initial_lr(g); }
   void check_groups(const char* name, const char* option, const PerGroup& values) const;
 
   Optimizer& optimizer_;
   int64_t step_ = 0;
-  std::optional<int64_t> from_ = -1;  // the step before, whose rates are there; -1: the base's; none: enter()
-  std::string momentum_;              // the option that follows, if any
+  std::optional<int64_t> from_ = -1;  // step of the current rates; -1: base rates; none: set by enter()
+  std::string momentum_;              // option that follows the schedule ("momentum" or "beta1"), if any
 
  private:
   /// The rate of `group` at step t, and momentum_'s value.
@@ -78,7 +80,8 @@ class LambdaLR : public Schedule {
   std::function<double(int64_t)> factor_;
 };
 
-/// For LambdaLR: up to 1 in `warmup` steps, then down along half a cosine to `last` at the end of `steps` (as nanoGPT).
+/// For LambdaLR: linear warm-up to 1 in `warmup` steps, then half a cosine down to `last` at step `steps` (as in
+/// nanoGPT).
 std::function<double(int64_t t)> warmup_cosine(int64_t warmup, int64_t steps, double last);
 
 /// base * gamma ^ floor(t / step_size)
@@ -136,7 +139,7 @@ class CosineAnnealingLR : public Schedule {
   Options o_;
 };
 
-/// Cosine from base to eta_min over T_0 steps, then again over T_0 T_mult, ... (Loshchilov and Hutter, SGDR)
+/// Cosine from base to eta_min over T_0 steps, then again over T_0 T_mult, ... (SGDR; Loshchilov and Hutter, 2017).
 class CosineAnnealingWarmRestarts : public Schedule {
  public:
   struct Options {
@@ -150,7 +153,7 @@ class CosineAnnealingWarmRestarts : public Schedule {
   Options o_;
 };
 
-/// A factor that goes linearly from start_factor to end_factor.
+/// base * factor, which goes linearly from start_factor to end_factor in total_iters steps.
 class LinearLR : public Schedule {
  public:
   struct Options {
@@ -164,7 +167,7 @@ class LinearLR : public Schedule {
   Options o_;
 };
 
-/// base * factor until total_iters, then base
+/// base * factor until total_iters, then base.
 class ConstantLR : public Schedule {
  public:
   struct Options {
@@ -192,7 +195,7 @@ class PolynomialLR : public Schedule {
   Options o_;
 };
 
-/// PyTorch's OneCycleLR (Smith, 2018): up to max_lr, down far below the start; momentum goes the other way.
+/// PyTorch's OneCycleLR (Smith, 2018): up to max_lr, then down far below the initial rate; momentum mirrors it.
 class OneCycleLR : public Schedule {
  public:
   struct Options {
@@ -205,7 +208,7 @@ class OneCycleLR : public Schedule {
     bool three_phase = false;
   };
   OneCycleLR(Optimizer& optimizer, Options options);
-  void step() override;  ///< Error beyond total_steps calls; the last leaves the rate as it is
+  void step() override;  ///< Error after total_steps calls; the last one leaves the rate as it is
 
  private:
   double value(int group, int64_t t) const override;
@@ -219,14 +222,14 @@ class OneCycleLR : public Schedule {
   std::vector<Phase> phases_;
 };
 
-/// PyTorch's CyclicLR (Smith, 2017): triangles between base_lr and max_lr; momentum goes the other way. mode: all of
-/// one height ("triangular"), each half the last ("triangular2"), or times gamma ^ t ("exp_range").
+/// PyTorch's CyclicLR (Smith, 2017): triangles between base_lr and max_lr; momentum mirrors them. mode: "triangular"
+/// has constant height, "triangular2" halves it each cycle, "exp_range" multiplies it by gamma ^ t.
 class CyclicLR : public Schedule {
  public:
   struct Options {
     PerGroup base_lr, max_lr;
     int64_t step_size_up = 2000;
-    std::optional<int64_t> step_size_down;  ///< like step_size_up when not given
+    std::optional<int64_t> step_size_down;  ///< default: step_size_up
     std::string mode = "triangular";
     double gamma = 1;
     bool cycle_momentum = true;
@@ -241,8 +244,8 @@ class CyclicLR : public Schedule {
   Options o_;
 };
 
-/// Cuts the rate by `factor` when the metric has not improved for `patience` steps. Under DistributedDataParallel or
-/// ZeRO all ranks call step(metric), and the mean over them counts.
+/// Multiplies the rate by `factor` when the metric has not improved for `patience` steps. Under DistributedDataParallel
+/// or ZeRO all ranks must call step(metric); the mean over ranks is used.
 class ReduceLROnPlateau : public Schedule {
  public:
   struct Options {
@@ -256,7 +259,7 @@ class ReduceLROnPlateau : public Schedule {
     double eps = 1e-8;
   };
   ReduceLROnPlateau(Optimizer& optimizer, Options options);
-  void step() override;  ///< Error: the metric is needed
+  void step() override;  ///< Error: the metric is required
   void step(double metric) override;
   std::map<std::string, double> state() const override;
   void load_state(const std::map<std::string, double>& state) override;
@@ -271,11 +274,12 @@ class ReduceLROnPlateau : public Schedule {
 
 // --- DeepSpeed ---
 
+/// Shape of DeepSpeed's warm-up.
 enum class Warmup { log, linear };
-/// "log" or "linear"; Error names both.
+/// "log" or "linear"; Error for other names.
 Warmup parse_warmup(const std::string& name);
 
-/// From warmup_min_lr to warmup_max_lr (the optimizer's rate when not given) over warmup_num_steps, then constant.
+/// From warmup_min_lr to warmup_max_lr (default: the base rate) in warmup_num_steps steps, then constant.
 class WarmupLR : public Schedule {
  public:
   struct Options {
@@ -292,7 +296,7 @@ class WarmupLR : public Schedule {
   Options o_;
 };
 
-/// WarmupLR, then linearly to 0 at total_num_steps.
+/// WarmupLR, then linear decay to 0 at total_num_steps.
 class WarmupDecayLR : public WarmupLR {
  public:
   struct Options {
@@ -311,7 +315,8 @@ class WarmupDecayLR : public WarmupLR {
   int64_t total_;
 };
 
-/// Ratios of the optimizer's rate: warm-up from warmup_min_ratio to 1, cosine down to cos_min_ratio at total_num_steps.
+/// Multiples of the base rate: warm-up from warmup_min_ratio to 1, then cosine down to cos_min_ratio at
+/// total_num_steps.
 class WarmupCosineLR : public Schedule {
  public:
   struct Options {
@@ -328,7 +333,7 @@ class WarmupCosineLR : public Schedule {
   Options o_;
 };
 
-/// min_lr (1 + step_rate t / step_size), for finding a good rate (Smith, 2017).
+/// min_lr (1 + step_rate t / step_size), to find a good rate (Smith, 2017).
 class LRRangeTest : public Schedule {
  public:
   struct Options {
@@ -344,7 +349,7 @@ class LRRangeTest : public Schedule {
   Options o_;
 };
 
-/// DeepSpeed's OneCycle: a triangle between cycle_min_lr and cycle_max_lr, then decay; momentum goes the other way.
+/// DeepSpeed's OneCycle: a triangle between cycle_min_lr and cycle_max_lr, then decay; momentum mirrors it.
 class OneCycle : public Schedule {
  public:
   struct Options {

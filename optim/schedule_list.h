@@ -1,5 +1,5 @@
 #pragma once
-// Schedules made of schedules, as PyTorch has them:
+// Schedules composed of schedules, as in PyTorch:
 //   SequentialLR schedule(opt, {scheduled<LinearLR>({.start_factor = 0.1, .total_iters = 100}),
 //                               scheduled<CosineAnnealingLR>({.T_max = 900})}, {100});
 #include <memory>
@@ -8,16 +8,19 @@
 
 namespace lockstep::optim {
 
+/// Creates a schedule for an optimizer.
 using MakeSchedule = std::function<std::unique_ptr<Schedule>(Optimizer& optimizer)>;
 
-/// How to make a schedule with these options.
+/// A maker for a schedule of this class and options.
 template <class Class> MakeSchedule scheduled(typename Class::Options options) {
   return [options](Optimizer& optimizer) { return std::make_unique<Class>(optimizer, options); };
 }
 
-/// Several schedules that start from the same rates. Error for an empty list, and for one that follows a metric.
+/// Base of ChainedScheduler and SequentialLR. All parts start from the same base rates. Error for an empty list, or for
+/// ReduceLROnPlateau.
 class ScheduleList : public Schedule {
  public:
+  /// name: for errors.
   ScheduleList(const char* name, Optimizer& optimizer, const std::vector<MakeSchedule>& schedules,
                std::optional<PerGroup> floor = {});
   void load_state(const std::map<std::string, double>& state) override;
@@ -26,25 +29,26 @@ class ScheduleList : public Schedule {
   std::vector<std::unique_ptr<Schedule>> parts_;
 };
 
-/// base * the product of the factors that the schedules make of it. Error for schedules that turn momentum, too.
+/// base times the product of the parts' factors. Error for schedules that cycle (OneCycleLR, CyclicLR, OneCycle).
 class ChainedScheduler : public ScheduleList {
  public:
+  /// The parts all start at step 0.
   ChainedScheduler(Optimizer& optimizer, const std::vector<MakeSchedule>& schedules);
 
  private:
   double value(int group, int64_t t) const override;
 };
 
-/// One after another: the next begins, at its step 0, where a milestone is reached.
+/// One schedule after another; each begins with its step 0 at its milestone.
 class SequentialLR : public ScheduleList {
  public:
-  /// Error unless milestones rise, one fewer than schedules.
+  /// Error unless milestones increase and are one fewer than schedules.
   SequentialLR(Optimizer& optimizer, const std::vector<MakeSchedule>& schedules, std::vector<int64_t> milestones);
 
  private:
   double value(int group, int64_t t) const override;
   void apply() override;
-  /// The schedule of step t, and the step that it then is at.
+  /// The schedule that is active at step t, and that schedule's own step.
   std::pair<size_t, int64_t> place(int64_t t) const;
   std::vector<int64_t> milestones_;
 };

@@ -1,11 +1,11 @@
-// The guide's section on accelerate, as a program: model, optimizer, loader and schedule go through prepare(), and the
-// loop stays as it is for any number of ranks.
+// The guide's section on Accelerate as a program: model, optimizer, loader and schedule go through prepare(), and the
+// loop is the same for any number of ranks.
 //
-//   accelerate                                            one process
-//   lockstep run -n 4 -- accelerate --accumulate 1        four, with the same losses: 4 ranks x 1 batch make a step
+//   accelerate                                        one process
+//   lockstep run -n 4 -- accelerate --accumulate 1    four processes, same losses: 4 ranks x 1 batch per step
 //
-// The guide's question, whether every card loads all of the data: a DataLoader is dealt to the ranks, and anything else
-// is an error that says so.
+// The guide asks whether every card loads all of the data. Here prepare() divides a DataLoader among the ranks, and
+// rejects any other source of data with an error.
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>
@@ -20,7 +20,7 @@ struct Classifier : ls::nn::Layer<Classifier> {
 };
 
 void run(int64_t accumulate, int64_t epochs) {
-  // The same on every rank, from a seed.
+  // The seed makes model and data equal on all ranks.
   ls::manual_seed(1234);
   Classifier net;
   const ls::data::TensorDataset dataset(ls::randn({160, 100}), ls::randn({160, 5}));

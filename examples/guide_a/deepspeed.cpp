@@ -1,8 +1,9 @@
-// The guide's training by DeepSpeed: a classifier of images in f16, ZeRO 3, parameters and optimizer in host memory.
+// The guide's training with DeepSpeed: an image classifier in f16 with ZeRO 3; parameters and optimizer are offloaded
+// to host memory.
 //
 //   lockstep run -n 2 -- guide_a_deepspeed --deepspeed --deepspeed_config deepspeed_config.json
 //
-// Smaller than the guide's (images of 512 x 512, a million of them), so that it ends soon.
+// Images are smaller and fewer than in the guide (a million of 512 x 512), so that it finishes soon.
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>
@@ -22,7 +23,7 @@ struct MyClassifier : ls::nn::Layer<MyClassifier> {
   ls::nn::Linear head;
 };
 
-/// Noise with a bright channel that tells the class.
+/// Noise images in which the brightness of one channel encodes the class.
 struct MyDataset : ls::data::Dataset<ls::data::Example> {
   MyDataset(ls::Shape shape_, int64_t classes_, int64_t sample_count_)
       : shape(std::move(shape_)), classes(classes_), sample_count(sample_count_) {}
@@ -42,11 +43,11 @@ void run(const ls::engine::Arguments& args, const std::string& checkpoints) {
   MyClassifier model(3, 6, 16);
   auto [engine, optimizer, training_dataloader, lr_scheduler] = ls::engine::initialize(
       model, {.training_data = std::make_shared<MyDataset>(ls::Shape{3, 16, 16}, 6, 48), .args = &args});
-  const bool resumed = engine.load_checkpoint(checkpoints).has_value();  // nothing there: a warning
+  const bool resumed = engine.load_checkpoint(checkpoints).has_value();  // without a checkpoint: a warning
 
   engine.train();
   for (auto& [data, label] : *training_dataloader) {
-    const ls::Variable outputs = engine(data.to(ls::f16));  // no zero_grad(): step() does that
+    const ls::Variable outputs = engine(data.to(ls::f16));  // no zero_grad(): step() clears gradients
     const ls::Variable loss = ls::cross_entropy(outputs, label.reshape({-1}));
     engine.backward(loss);
     engine.step();

@@ -1,4 +1,4 @@
-// The guide's load of a Llama over two devices, in 8 bits: which parameter lies where, in which dtype.
+// The guide's Llama on two devices, in 8 bits: prints the device and dtype of every parameter.
 //
 //   LOCKSTEP_CPU_DEVICES=2 guide_a_device_map FOLDER --load-in-8bit
 #include <lockstep.h>
@@ -11,7 +11,7 @@ namespace ls = lockstep;
 int run(const std::string& folder, const ls::nn::PretrainedOptions& options, const std::string& mode) {
   std::unique_ptr<ls::nn::GPT> model;
   {
-    const ls::nn::BuildEmpty scope;  // parameters without memory: each is read where it will lie
+    const ls::nn::BuildEmpty scope;  // parameters without memory: each is read on its device
     model = ls::nn::from_pretrained(folder, options);
   }
   const auto dispatched = ls::device_map::dispatch(*model, ls::device_map::infer(*model, mode));

@@ -1,9 +1,9 @@
-// The guide's inference: init_inference() gives an engine, and a loop calls it batch by batch.
+// The guide's inference: init_inference() makes an engine, and a loop calls it batch by batch.
 //
 //   lockstep run -n 2 -- inference --config inference_config.json
 //
-// The guide's loop calls what the engine gives `loss`. That is so for a model whose forward is given its targets; of
-// tokens alone come logits, and engine.loss(tokens, targets) is the loss.
+// The guide's loop calls the engine's result `loss`, which holds for a model whose forward() takes targets. Here
+// forward() takes tokens and returns logits; the loss is engine.loss(tokens, targets).
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>
@@ -11,7 +11,7 @@
 
 namespace ls = lockstep;
 
-/// A model to load: random numbers, the same on every rank, in a folder that Transformers reads, too.
+/// Writes a model to load: random weights, equal on every rank, in a folder that Transformers can read too.
 void write_model(const ls::nn::GPT::Options& options, const std::string& folder) {
   ls::manual_seed(1234);
   ls::nn::GPT model(options);
@@ -24,7 +24,7 @@ void run(const std::string& config) {
   if (world.rank() == 0) write_model(options, "model");
   world.barrier();
 
-  // 1. A model of no values, and an engine that gives each rank its part of the weights
+  // 1. A model without values, and an engine that gives each rank its shard of the weights
   std::unique_ptr<ls::nn::GPT> model;
   {
     const ls::nn::BuildEmpty scope;
@@ -33,7 +33,7 @@ void run(const std::string& config) {
   auto engine = ls::inference::init_inference(*model, config);
   engine.profile_model_time();
 
-  // 2. Batches, the same on all ranks that share the model
+  // 2. Batches, equal on all ranks that share the model
   ls::manual_seed(1);
   const ls::data::TensorDataset dataset(ls::randint(0, 61, {12, 16}), ls::randint(0, 61, {12, 16}));
   double sum = 0;
@@ -46,7 +46,7 @@ void run(const std::string& config) {
     ++steps;
   }
 
-  // 3. Texts; several beams, too
+  // 3. Text generation, with beam search
   const std::vector<std::vector<int64_t>> prompts{{1, 2, 3}, {4, 5}};
   const auto answers = engine.generate(prompts, {.max_new_tokens = 8, .num_beams = 2});
   if (world.rank() != 0) return;

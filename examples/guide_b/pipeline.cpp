@@ -1,10 +1,10 @@
-// The guide's pipeline: five layers, cut into as many stages as pipeline_config.json says, each on a rank.
+// The guide's pipeline: five layers, cut into as many stages as pipeline_config.json says, one per rank.
 //
 //   lockstep run -n 2 -- pipeline --deepspeed_config pipeline_config.json
 //
-// What the guide's script does otherwise: it asks the model for parameters before it is cut (here the engine makes the
-// optimizer of what each rank has), and names no number of stages; its "micro_batch_size" is
-// train_micro_batch_size_per_gpu.
+// Differences from the guide's script, which passes the parameters of the uncut model to the optimizer (here the engine
+// makes the optimizer from each rank's parameters), does not set the number of stages, and calls
+// train_micro_batch_size_per_gpu "micro_batch_size".
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>
@@ -14,7 +14,7 @@
 namespace ls = lockstep;
 using ls::pipeline::layer;
 
-/// The layers of each stage are built on its rank only.
+/// The layers of a stage are built on its rank only.
 ls::engine::PipelineModule my_pipeline_model() {
   const auto relu = [](const ls::Variable& x) { return ls::relu(x); };
   return {.layers = {layer<ls::nn::Linear>({.in = 10, .out = 20}), layer("ReLU", relu),
@@ -36,7 +36,7 @@ int run(const ls::engine::Arguments& args, int64_t steps) {
             << std::flush;
 
   for (int64_t step = 1; step <= steps; ++step) {
-    const double loss = engine.train_batch();  // all micro-batches, and the update; the loss is known on every rank
+    const double loss = engine.train_batch();  // runs all micro-batches and the update; every rank gets the loss
     if (engine.global_rank() == 0 && step % 10 == 0)
       std::cout << "Step " << step << ", Loss: " << std::setprecision(12) << loss << std::endl;
   }

@@ -2,9 +2,9 @@
 //
 //   lockstep run -n 4 -- train --deepspeed_config ds_config.json
 //
-// What the guide's script does otherwise: a DataLoader of its own, which gives every rank the same samples (here the
-// engine makes one that deals micro-batches to ranks), and save_checkpoint() at local_rank 0 only, where the others
-// would be waited for.
+// Differences from the guide's script: its own DataLoader gives every rank the same samples (here the engine makes one
+// that distributes micro-batches over ranks), and it calls save_checkpoint() only at local_rank 0, where it would wait
+// for the other ranks forever.
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>
@@ -20,7 +20,7 @@ struct SimpleModel : ls::nn::Layer<SimpleModel> {
 };
 
 int run(const ls::engine::Arguments& args, int64_t epochs) {
-  // 1. Model and data; numbers from a seed, so that all ranks have the same.
+  // 1. Model and data; the seed makes them equal on all ranks.
   ls::manual_seed(1234);
   SimpleModel model;
   const ls::data::TensorDataset dataset(ls::randn({100, 10}), ls::randn({100, 1}));
@@ -49,7 +49,7 @@ int run(const ls::engine::Arguments& args, int64_t epochs) {
                 << engine.train_loss() << std::endl;
   }
 
-  // 4. All ranks save: each has a part.
+  // 4. All ranks save, each its shard.
   ls::data::Json state;
   state["epoch"] = epochs - 1;
   engine.save_checkpoint("final_model_checkpoint", {.client_state = state});

@@ -1,5 +1,4 @@
-// A model of characters, made of a layer that the library does not have: each block mixes a character with the one 1,
-// 2, 4, ... before it.
+// A character model with a custom layer: block i mixes each character with the one 2^i before it.
 //   build/characters --steps 300
 //   lockstep run -n 2 -- build/characters --steps 300 --plan pp2
 #include <lockstep.h>
@@ -9,7 +8,8 @@ using ls::Variable, ls::Tensor;
 
 constexpr int64_t vocab = 128, context = 32, width = 96;
 
-/// x + out(sigmoid(gate(m)) * value(m)), where m is x mixed with what stood `distance` before.
+/// x + out(sigmoid(gate(m)) * value(m)), where m mixes norm(x) with x from `distance` tokens before, by a learned
+/// share.
 struct Mixer : ls::nn::Layer<Mixer> {
   explicit Mixer(int64_t distance) : distance(distance) {}
   Variable forward(const Variable& x) {
@@ -33,7 +33,7 @@ struct Characters : ls::nn::Layer<Characters> {
   Characters() {
     for (int64_t distance = 1; distance < context; distance *= 2) mixers.emplace_back(distance);
   }
-  /// text (B, T) gives scores (B, T, vocab) of the next characters.
+  /// text (B, T); returns scores (B, T, vocab) of the next characters.
   Variable forward(const Tensor& text) {
     Variable x = table(text);
     for (auto& mixer : mixers.items) x = (*mixer)(x);
@@ -52,7 +52,7 @@ struct Characters : ls::nn::Layer<Characters> {
   ls::nn::Linear head{{.in = width, .out = vocab}};
 };
 
-/// "12+34=46\n", again and again.
+/// Text of `count` random sums, "12+34=46\n" each.
 Tensor sums(int64_t count, uint64_t seed) {
   std::string text;
   for (uint64_t i = 0, state = seed + 1; i < uint64_t(count); ++i) {

@@ -1,5 +1,5 @@
-// A vision transformer (Dosovitskiy et al., 2021) on drawn digits: the model, what is measured, and nothing about
-// ranks.
+// A vision transformer (Dosovitskiy et al., 2021) on drawn digits. The program defines the model, the loss and the
+// metric, and does not deal with ranks.
 //   build/vit --epochs 3
 //   lockstep run -n 4 -- build/vit --plan dp2+pp2 --out runs/vit
 //   lockstep verify --plans ddp:1x4,ddp:4x1,zero3:2x2,pp2:2x4 --steps 5 -- build/vit
@@ -16,13 +16,13 @@ struct ViT : ls::nn::Layer<ViT> {
     for (int64_t i = 0; i < depth; ++i)
       blocks.emplace_back(ls::nn::TransformerBlock::Options{.width = width, .heads = 4, .causal = false});
   }
-  /// images (B, 1, 28, 28) gives scores (B, 10).
+  /// images (B, 1, 28, 28); returns scores (B, 10).
   Variable forward(const Variable& images) {
     Variable x = embedded(images);
     for (auto& block : blocks.items) x = (*block)(x);
     return scores(x);
   }
-  // How ranks may cut it: a transformer block says itself how it is sliced, and this list is what a pipeline cuts.
+  // How ranks may shard the model: transformer blocks state their own cuts, and a pipeline cuts the list of layers().
   void fields(ls::nn::Fields& f) override {
     f("project", project)("positions", positions)("blocks", blocks)("norm", norm)("head", head);
   }

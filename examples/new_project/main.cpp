@@ -1,5 +1,5 @@
-// A model of your own, trained by Lockstep. Change Net, loss() and the data; ranks, checkpoints and metrics come with
-// train::run().
+// A model of your own, trained by Lockstep. Change Net, loss() and the data; train::run() provides ranks, checkpoints
+// and metrics.
 //   build/my_project --epochs 2
 //   lockstep run -n 2 -- build/my_project --plan zero3 --out runs/first
 #include <lockstep.h>
@@ -8,9 +8,9 @@ namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
 struct Net : ls::nn::Layer<Net> {
-  /// images (B, 1, 28, 28) gives scores (B, 10).
+  /// images (B, 1, 28, 28); returns scores (B, 10).
   Variable forward(const Variable& images) { return head(ls::relu(hidden(images.reshape({-1, 784})))); }
-  /// Names every parameter and layer once: what is not named here is not trained.
+  /// Names every parameter and layer once. Anything not named here is not trained.
   void fields(ls::nn::Fields& f) override { f("hidden", hidden)("head", head); }
 
   ls::nn::Linear hidden{{.in = 784, .out = 128}}, head{{.in = 128, .out = 10}};

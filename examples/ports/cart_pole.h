@@ -1,15 +1,15 @@
 #pragma once
-// A pole to be balanced on a cart.
+// CartPole: the environment of ppo.cpp and reinforce.cpp, a pole to be balanced on a cart.
 #include <array>
 #include <cmath>
 #include <cstdint>
 
 namespace ports {
 
-/// The cart and its pole, of Barto, Sutton and Anderson (1983): place, speed, angle, turning.
+/// Cart and pole of Barto, Sutton and Anderson (1983). state: position, velocity, angle, angular velocity.
 struct CartPole {
   std::array<double, 4> state;
-  /// A push to the left (0) or right (1) for 0.02 s; false when the pole or the cart is lost.
+  /// Pushes to the left (0) or right (1) for 0.02 s; false if the pole has fallen or the cart has left the track.
   bool step(int64_t action) {
     auto& [x, v, angle, w] = state;
     const double force = action ? 10 : -10, sine = std::sin(angle), cosine = std::cos(angle);

@@ -1,4 +1,4 @@
-// Digits made up by a generator, judged by a discriminator (DCGAN, Radford et al., 2015).
+// Generates digits with a DCGAN (Radford et al., 2015): a generator against a discriminator.
 //   build/examples/dcgan --steps 100
 #include "examples/ports/port.h"
 
@@ -6,7 +6,7 @@ namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
 struct Generator : ls::nn::Layer<Generator> {
-  /// noise (B, 16, 1, 1) gives images (B, 1, 28, 28) in [-1, 1].
+  /// noise (B, 16, 1, 1); returns images (B, 1, 28, 28) in [-1, 1].
   Variable forward(const Variable& noise) { return ls::tanh(up3(ls::relu(norm2(up2(ls::relu(norm1(up1(noise)))))))); }
   void fields(ls::nn::Fields& f) override { f("up1", up1)("norm1", norm1)("up2", up2)("norm2", norm2)("up3", up3); }
 
@@ -17,7 +17,7 @@ struct Generator : ls::nn::Layer<Generator> {
 };
 
 struct Discriminator : ls::nn::Layer<Discriminator> {
-  /// images (B, 1, 28, 28) give scores (B): above 0 for a real one.
+  /// images (B, 1, 28, 28); returns scores (B), positive for real images.
   Variable forward(const Variable& images) {
     const Variable x = ls::leaky_relu(norm2(down2(ls::leaky_relu(down1(images), 0.2))), 0.2);
     return head(x.reshape({x.size(0), -1})).reshape({-1});
@@ -30,7 +30,7 @@ struct Discriminator : ls::nn::Layer<Discriminator> {
   ls::nn::Linear head{{.in = 32 * 49, .out = 1}};
 };
 
-/// How far scores (B) are from those of real images, or of others.
+/// Loss of scores (B) that should be those of real, or of generated images.
 Variable judged(const Variable& scores, bool real) {
   return ls::bce_with_logits(scores, Variable(ls::full(scores.shape(), real ? 1 : 0)));
 }

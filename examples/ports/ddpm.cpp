@@ -1,4 +1,4 @@
-// Denoising diffusion (Ho et al., 2020) of points on a spiral, with a moving average of the weights that draws them.
+// Denoising diffusion (Ho et al., 2020) of points on a spiral. Samples are drawn with a moving average of the weights.
 //   build/examples/ddpm --steps 400
 #include <cmath>
 #include <iostream>
@@ -10,7 +10,7 @@ using ls::Tensor, ls::Variable;
 
 constexpr int64_t times = 50;
 
-/// The noise in points (B, 2) after i64 times (B).
+/// Predicts the noise in points (B, 2) at diffusion times i64 (B).
 struct Denoiser : ls::nn::Layer<Denoiser> {
   Variable forward(const Variable& x, const Tensor& time) {
     Variable h = ls::silu(fc1(x) + table(time));
@@ -33,7 +33,7 @@ Tensor spiral(ports::Run& run, int64_t count) {
 int main(int argc, char** argv) {
   return ports::run(
       argc, argv, "points on a spiral, out of noise", {.steps = 600, .batch = 128, .lr = 3e-3}, [](ports::Run& run) {
-        std::vector<float> left;  // how much of the points is left after each time
+        std::vector<float> left;  // share of the signal that is left at each time
         for (int64_t t = 0; t < times; ++t) left.push_back(float((t ? left.back() : 1) * (1 - beta(t))));
         const Tensor alpha = Tensor::from(left, {times});
 
@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
           average.update();
           run.report(loss);
         }
-        // Draws points with the averaged weights: how far are they from the spiral?
+        // Sample points with the averaged weights, and measure their distance to the spiral.
         const ls::NoGrad no_grad;
         average.swap();
         Tensor x = run.normal({256, 2});

@@ -8,14 +8,15 @@
 namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
-/// Scales and moves one coordinate by what the other one says; the next layer takes them the other way round.
+/// Affine coupling: scales and shifts one coordinate depending on the other; the next layer swaps their roles.
 struct Coupling : ls::nn::Layer<Coupling> {
   explicit Coupling(int64_t seen) : seen(seen) {}
+  /// Transformed points, and the logarithm of the scale.
   struct Output {
     Variable x, log_scale;
     void each_variable(const auto& fn) { fn(x), fn(log_scale); }
   };
-  /// x (B, 2); log_scale (B, 1) is the logarithm of what areas grow by.
+  /// x (B, 2); log_scale (B, 1) is the log determinant of the Jacobian.
   Output forward(const Variable& x) {
     const Variable kept = x.narrow(1, seen, 1), moved = x.narrow(1, 1 - seen, 1);
     const Variable both = fc2(ls::tanh(fc1(kept))), log_scale = ls::tanh(both.narrow(1, 0, 1));
@@ -32,7 +33,7 @@ struct Flow : ls::nn::Layer<Flow> {
   explicit Flow(int64_t depth) {
     for (int64_t i = 0; i < depth; ++i) layers.emplace_back(i % 2);
   }
-  /// The logarithm of the density at points (B, 2): (B, 1).
+  /// Log density at points (B, 2): (B, 1).
   Variable forward(Variable x) {
     Variable grown(ls::zeros({x.size(0), 1}));
     for (auto& layer : layers.items) {
@@ -47,7 +48,7 @@ struct Flow : ls::nn::Layer<Flow> {
   ls::nn::ModuleList<Coupling> layers;
 };
 
-/// Points (count, 2) of two half circles, each around the other's end, with noise.
+/// Points (count, 2) on two interleaved half circles, with noise.
 Variable moons(ports::Run& run, int64_t count) {
   const Variable angle(run.uniform({count, 1}) * std::numbers::pi), noise(run.normal({count, 2}) * 0.1);
   const Variable upper(ls::gt(run.uniform({count, 1}), ls::full({}, 0.5)).to(ls::f32)), sign = upper * 2.0 - 1.0;

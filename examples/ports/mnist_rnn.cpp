@@ -1,4 +1,4 @@
-// Digits read row by row by an LSTM, from top to bottom.
+// Classifies digits with an LSTM that reads an image row by row.
 //   build/examples/mnist_rnn --steps 300
 #include "examples/ports/port.h"
 
@@ -6,7 +6,7 @@ namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
 struct RowReader : ls::nn::Layer<RowReader> {
-  /// images (B, 1, 28, 28) give scores (B, 10).
+  /// images (B, 1, 28, 28); returns scores (B, 10).
   Variable forward(const Variable& images) {
     const auto read = lstm(images.reshape({-1, 28, 28}));
     return head(read.h.select(0, 0));

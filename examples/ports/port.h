@@ -1,7 +1,7 @@
 #pragma once
-// What these programs share: options, random numbers, digits to look at, and the loop's head. With --golden a program
-// starts from formulas, and draws its numbers from formulas: its twin in PyTorch (tests/interop/ports.py) does so, too,
-// and then both have the same losses.
+// Shared by the programs in this folder: options, random numbers, drawn digits, the training loop. With --golden,
+// initial parameters and random numbers come from formulas. The same programs in PyTorch (tests/interop/ports.py) use
+// them too, so the losses can be compared.
 #include <lockstep.h>
 
 #include <functional>
@@ -10,31 +10,36 @@
 
 namespace ports {
 
+/// Options with per-program defaults.
 struct Options {
   int64_t steps = 200, batch = 32;
   double lr = 1e-3;
 };
 
+/// One run of a program.
 class Run : public Options {
  public:
+  /// Starts with these options.
   explicit Run(const Options& options) : Options(options) {}
   bool golden = false;
-  std::string model;  ///< of those that run() was given
+  std::string model;  ///< one of the names passed to run(), chosen by --model
 
-  /// The parameters of a model to begin with: its own; of formulas with --golden.
+  /// Sets the initial parameters of a model: by formulas with --golden, else as they are.
   void start(lockstep::nn::Module& model) const;
   lockstep::Tensor uniform(const lockstep::Shape& shape);  ///< in [0, 1)
+  /// From N(0, 1).
   lockstep::Tensor normal(const lockstep::Shape& shape);
-  /// The next (count, 1, 28, 28) drawn digits in [0, 1], and which ones they are: i64 (count).
+  /// Drawn digits (count, 1, 28, 28) in [0, 1], and their labels i64 (count).
   struct Digits {
     lockstep::Tensor images, labels;
   };
+  /// The next `count` digits; with --golden random numbers.
   Digits digits(int64_t count);
 
   /// Begins a step; false after the last one.
   bool next() { return step_++ < steps; }
-  int64_t step() const { return step_; }  ///< from 1
-  /// Prints what a step came to: now and then, with --golden always.
+  int64_t step() const { return step_; }  ///< counted from 1
+  /// Prints the loss of a step, about ten times per run; with --golden at every step.
   void report(double loss);
   void report(const lockstep::Variable& loss) { report(loss.item()); }
 
@@ -43,11 +48,11 @@ class Run : public Options {
                  const std::vector<std::string>&);
   int64_t step_ = 0, drawn_ = 0, seen_ = 0;
   double sum_ = 0;
-  int64_t counted_ = 0;  ///< of the last tenth of all steps
+  int64_t counted_ = 0;  ///< steps in sum_: the last tenth
 };
 
-/// Reads the options, runs the program, and prints the mean loss of the last tenth of its steps. An exit code. models:
-/// what --model may be, the first one if it is not given.
+/// Parses the options, runs the program, and prints the mean loss of the last tenth of its steps; returns the exit
+/// code. models: values of --model; the first is the default.
 int run(int argc, char** argv, const std::string& about, const Options& defaults,
         const std::function<void(Run&)>& program, const std::vector<std::string>& models = {});
 

@@ -1,4 +1,4 @@
-// A policy that learns to balance a pole on a cart in clipped steps (PPO, Schulman et al., 2017).
+// Proximal policy optimisation (PPO, Schulman et al., 2017) learns to balance a pole on a cart.
 //   build/examples/ppo --steps 30
 #include <numeric>
 
@@ -15,7 +15,7 @@ struct ActorCritic : ls::nn::Layer<ActorCritic> {
     Variable log_probabilities, values;
     void each_variable(const auto& fn) { fn(log_probabilities), fn(values); }
   };
-  /// states (B, 4) give log probabilities of pushes (B, 2), and what is still to be won (B).
+  /// states (B, 4); returns log probabilities of the two actions (B, 2) and estimated returns (B).
   Output forward(const Variable& states) {
     const Variable h = ls::tanh(fc1(states));
     return {ls::log_softmax(policy(h), 1), value(h).reshape({-1})};
@@ -24,7 +24,7 @@ struct ActorCritic : ls::nn::Layer<ActorCritic> {
   ls::nn::Linear fc1{{.in = 4, .out = 64}}, policy{{.in = 64, .out = 2}}, value{{.in = 64, .out = 1}};
 };
 
-/// What happened in `horizon` pushes, of one episode after the other.
+/// A rollout of `horizon` actions, across episodes.
 struct Played {
   Tensor states, actions, log_probabilities, advantages, returns;
   int64_t lost = 0;
@@ -48,7 +48,7 @@ Played play(ActorCritic& model, ports::CartPole& pole, ports::Run& run) {
     if (lost[i])
       for (size_t d = 0; d < 4; ++d) pole.state[d] = 0.1 * double(drawn[5 * i + 1 + d]) - 0.05;
   }
-  // Generalised advantages (Schulman et al., 2015): a push is worth 1, a lost pole nothing more.
+  // Generalised advantage estimation (Schulman et al., 2015); every action has reward 1, a lost pole has value 0.
   double after = 0;
   for (size_t i = size_t(horizon); i-- > 0;) {
     const double goes_on = lost[i] ? 0 : 1;
@@ -66,7 +66,7 @@ Played play(ActorCritic& model, ports::CartPole& pole, ports::Run& run) {
 }
 
 int main(int argc, char** argv) {
-  // The loss reported is minus how many pushes a pole stood.
+  // The reported loss is minus the mean episode length.
   return ports::run(argc, argv, "a pole balanced on a cart", {.steps = 40, .lr = 5e-3}, [](ports::Run& run) {
     ActorCritic model;
     run.start(model);

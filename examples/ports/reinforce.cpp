@@ -1,4 +1,4 @@
-// A policy that learns to balance a pole on a cart, by its returns (REINFORCE, Williams, 1992).
+// Policy gradients (REINFORCE, Williams, 1992) learn to balance a pole on a cart.
 //   build/examples/reinforce --steps 150
 #include "examples/ports/cart_pole.h"
 #include "examples/ports/port.h"
@@ -7,14 +7,14 @@ namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
 struct Policy : ls::nn::Layer<Policy> {
-  /// states (B, 4) give scores (B, 2) of pushes.
+  /// states (B, 4); returns scores of the two actions (B, 2).
   Variable forward(const Variable& states) { return fc2(ls::relu(fc1(states))); }
   void fields(ls::nn::Fields& f) override { f("fc1", fc1)("fc2", fc2); }
   ls::nn::Linear fc1{{.in = 4, .out = 64}}, fc2{{.in = 64, .out = 2}};
 };
 
 int main(int argc, char** argv) {
-  // The loss reported is minus the length of an episode, 200 at most.
+  // The reported loss is minus the episode length, at most 200.
   return ports::run(argc, argv, "a pole balanced on a cart", {.steps = 200, .lr = 5e-3}, [](ports::Run& run) {
     Policy policy;
     run.start(policy);

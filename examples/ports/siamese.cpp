@@ -1,4 +1,4 @@
-// A network that places digits: the same ones near each other, others apart (triplets, Schroff et al., 2015).
+// Metric learning with a triplet loss (Schroff et al., 2015): embeds digits so that equal ones are close to each other.
 //   build/examples/siamese --steps 200
 #include "examples/ports/port.h"
 
@@ -6,7 +6,7 @@ namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
 struct Placer : ls::nn::Layer<Placer> {
-  /// images (B, 1, 28, 28) give points (B, 16).
+  /// images (B, 1, 28, 28); returns embeddings (B, 16).
   Variable forward(const Variable& images) {
     const Variable x = pool(ls::relu(conv2(pool(ls::relu(conv1(images))))));
     return head(x.reshape({x.size(0), -1}));
@@ -19,7 +19,7 @@ struct Placer : ls::nn::Layer<Placer> {
   ls::nn::Linear head{{.in = 16 * 49, .out = 16}};
 };
 
-/// For each sample the nearest one behind it (around the end) with the same label, or with another one.
+/// For each sample, the index of the next one (cyclically) with the same label, or with a different one.
 Tensor partners(const Tensor& labels, bool same) {
   const auto all = labels.to_vector<int64_t>();
   std::vector<int64_t> found(all.size());

@@ -1,4 +1,5 @@
-// Words of a few tones, heard through noise and written down: a network of GRUs trained by CTC (Graves et al., 2006).
+// Speech recognition in miniature: words of a few tones in noise are transcribed by bidirectional GRUs, trained with
+// CTC (Graves et al., 2006).
 //   build/examples/speech --steps 200
 #include <iostream>
 
@@ -10,7 +11,7 @@ using ls::Tensor, ls::Variable;
 constexpr int64_t tones = 6, words = 4, frames = 40;
 
 struct Listener : ls::nn::Layer<Listener> {
-  /// frames (T, B, tones) give log probabilities (T, B, tones + 1) of nothing (0) and each tone.
+  /// frames (T, B, tones); returns log probabilities (T, B, tones + 1) of blank (0) and of each tone.
   Variable forward(const Variable& x) { return ls::log_softmax(head(gru(x).output), 2); }
   void fields(ls::nn::Fields& f) override { f("gru", gru)("head", head); }
 
@@ -18,10 +19,10 @@ struct Listener : ls::nn::Layer<Listener> {
   ls::nn::Linear head{{.in = 96, .out = tones + 1}};
 };
 
-/// Recordings of `words` tones each: loud for 4 to 7 frames, then quiet for 2.
+/// Recordings of `words` tones each; a tone lasts 4 to 7 frames, followed by 2 quiet ones.
 struct Recordings {
   Variable heard;  ///< (T, B, tones)
-  Tensor said;     ///< i64 (B, words), from 1
+  Tensor said;     ///< i64 (B, words), counted from 1
 };
 
 Recordings record(ports::Run& run, int64_t count) {
@@ -56,7 +57,7 @@ int main(int argc, char** argv) {
           optimizer.step();
           run.report(loss);
         }
-        // What is written down: the likeliest of each frame, repetitions and nothings left out.
+        // Greedy CTC decoding: the most likely symbol of each frame, without repetitions and blanks.
         const ls::NoGrad no_grad;
         const auto [heard, said] = record(run, 1);
         int64_t before = 0;

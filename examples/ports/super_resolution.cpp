@@ -1,4 +1,4 @@
-// Digits of 14 x 14 pixels made into 28 x 28, by a sub-pixel convolution (Shi et al., 2016).
+// Enlarges digits from 14 x 14 to 28 x 28 pixels with a sub-pixel convolution (Shi et al., 2016).
 //   build/examples/super_resolution --steps 100
 #include "examples/ports/port.h"
 
@@ -6,7 +6,7 @@ namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
 struct Upscaler : ls::nn::Layer<Upscaler> {
-  /// (B, 1, H, W) gives (B, 1, 2 H, 2 W).
+  /// (B, 1, H, W); returns (B, 1, 2 H, 2 W).
   Variable forward(const Variable& x) { return shuffle(conv3(ls::relu(conv2(ls::relu(conv1(x)))))); }
   void fields(ls::nn::Fields& f) override { f("conv1", conv1)("conv2", conv2)("conv3", conv3); }
 

@@ -1,4 +1,4 @@
-// Sine waves gone on with: two LSTMs, trained on all waves at a time by L-BFGS.
+// Predicts sine waves with two stacked LSTMs, trained on the full batch by L-BFGS.
 //   build/examples/time_series --steps 8
 #include <cmath>
 
@@ -8,7 +8,7 @@ namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
 struct Sequence : ls::nn::Layer<Sequence> {
-  /// waves (T, B, 1) give each next value (T, B, 1).
+  /// waves (T, B, 1); returns the prediction of each next value (T, B, 1).
   Variable forward(const Variable& waves) { return linear(lstm(waves).output); }
   void fields(ls::nn::Fields& f) override { f("lstm", lstm)("linear", linear); }
 
@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
 
     Sequence model;
     run.start(model);
-    model.to(ls::f64);  // L-BFGS looks at small differences
+    model.to(ls::f64);  // L-BFGS depends on small differences
     ls::optim::LBFGS optimizer(model.parameters(), {.lr = run.lr, .max_iter = 10, .line_search = true});
     while (run.next()) run.report(optimizer.step([&] { return ls::mse_loss(model(seen), next); }));
   });

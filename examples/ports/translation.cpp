@@ -1,4 +1,5 @@
-// Sequences said in other words, backwards: an encoder, and a decoder that attends to it (Luong et al., 2015).
+// Translates sequences into others, reversed and with other words, by an encoder and a decoder with attention (Luong et
+// al., 2015).
 //   build/examples/translation --steps 300
 #include "examples/ports/port.h"
 
@@ -8,7 +9,7 @@ using ls::Tensor, ls::Variable;
 constexpr int64_t words = 12, length = 8, width = 48;
 
 struct Translator : ls::nn::Layer<Translator> {
-  /// source (B, T), and before (B, T), the word before each one of the translation: scores (B, T, words) of that one.
+  /// source (B, T), and before (B, T), the target shifted by one; returns scores (B, T, words) of the target.
   Variable forward(const Tensor& source, const Tensor& before) {
     const auto [read, last] = encoder(source_table(source));
     const Variable said = decoder(target_table(before), last).output;
@@ -28,7 +29,7 @@ struct Translator : ls::nn::Layer<Translator> {
 
 int main(int argc, char** argv) {
   return ports::run(argc, argv, "sequences said in other words", {.steps = 300, .lr = 5e-3}, [](ports::Run& run) {
-    const Tensor begin = ls::full({run.batch, 1}, double(words), {.dtype = ls::i64});  // the word before the first one
+    const Tensor begin = ls::full({run.batch, 1}, double(words), {.dtype = ls::i64});  // start symbol
     const Tensor backwards = ls::arange(length - 1, -1, -1);
     Translator model;
     run.start(model);

@@ -1,4 +1,4 @@
-// Which pixels belong to the digit, seen through noise: a small U-Net (Ronneberger et al., 2015).
+// Segments digits in noise with a small U-Net (Ronneberger et al., 2015).
 //   build/examples/unet --steps 100
 #include "examples/ports/port.h"
 
@@ -6,7 +6,7 @@ namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
 struct UNet : ls::nn::Layer<UNet> {
-  /// images (B, 1, H, W) give scores (B, 1, H, W): above 0 for a pixel of the digit. H and W are multiples of 4.
+  /// images (B, 1, H, W); returns scores (B, 1, H, W), positive for pixels of the digit. H and W are multiples of 4.
   Variable forward(const Variable& images) {
     const Variable fine = ls::relu(down1(images)), middle = ls::relu(down2(pool(fine)));
     const Variable coarse = ls::relu(bottom(pool(middle)));

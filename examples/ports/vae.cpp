@@ -1,4 +1,4 @@
-// A variational autoencoder of digits (Kingma and Welling, 2013).
+// Variational autoencoder of digits (Kingma and Welling, 2013).
 //   build/examples/vae --steps 300
 #include "examples/ports/port.h"
 
@@ -6,11 +6,12 @@ namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
 struct Vae : ls::nn::Layer<Vae> {
+  /// Scores of the reconstruction, and the posterior's parameters.
   struct Output {
     Variable scores, mean, log_variance;
     void each_variable(const auto& fn) { fn(scores), fn(mean), fn(log_variance); }
   };
-  /// x (B, 784) in [0, 1], noise (B, 8).
+  /// x (B, 784) in [0, 1]; noise (B, 8) from N(0, 1).
   Output forward(const Variable& x, const Variable& noise) {
     const Variable hidden = ls::relu(fc1(x)), mean = fc21(hidden), log_variance = fc22(hidden);
     const Variable z = mean + noise * ls::exp(log_variance * 0.5);

@@ -1,5 +1,5 @@
-// Digits made up by a generator; a critic tells how far they are from real ones, and its slope is held near 1
-// (WGAN-GP, Gulrajani et al., 2017). The penalty is a function of a gradient, so the tape differentiates twice.
+// Generates digits with a WGAN-GP (Gulrajani et al., 2017): a generator against a critic whose gradient norm is kept
+// near 1. The penalty depends on a gradient, so the tape differentiates twice.
 //   build/examples/wgan_gp --steps 100
 #include "examples/ports/port.h"
 
@@ -7,7 +7,7 @@ namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
 struct Generator : ls::nn::Layer<Generator> {
-  /// noise (B, 16, 1, 1) gives images (B, 1, 28, 28) in [-1, 1].
+  /// noise (B, 16, 1, 1); returns images (B, 1, 28, 28) in [-1, 1].
   Variable forward(const Variable& noise) { return ls::tanh(up3(ls::relu(norm2(up2(ls::relu(norm1(up1(noise)))))))); }
   void fields(ls::nn::Fields& f) override { f("up1", up1)("norm1", norm1)("up2", up2)("norm2", norm2)("up3", up3); }
 
@@ -18,7 +18,7 @@ struct Generator : ls::nn::Layer<Generator> {
 };
 
 struct Critic : ls::nn::Layer<Critic> {
-  /// images (B, 1, 28, 28) give scores (B). No batch norm: the penalty is of each image by itself.
+  /// images (B, 1, 28, 28); returns scores (B). No batch norm, because the penalty is per image.
   Variable forward(const Variable& images) {
     const Variable x = ls::leaky_relu(down2(ls::leaky_relu(down1(images), 0.2)), 0.2);
     return head(x.reshape({x.size(0), -1})).reshape({-1});
@@ -30,7 +30,7 @@ struct Critic : ls::nn::Layer<Critic> {
   ls::nn::Linear head{{.in = 32 * 49, .out = 1}};
 };
 
-/// How far the critic's slope is from 1 between real and made images, squared.
+/// Gradient penalty: (norm of the critic's gradient - 1)^2 at random points between real and generated images.
 Variable penalty(Critic& critic, const Tensor& real, const Tensor& made, const Tensor& share) {
   const Variable between(made + (real - made) * share, true);
   const Variable slope = ls::grad(ls::sum(critic(between)), {between}, {.create_graph = true})[0];

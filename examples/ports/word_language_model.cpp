@@ -1,4 +1,4 @@
-// The next word of small sentences, by an LSTM, a GRU or a transformer: --model.
+// Word-level language model of small sentences, with an LSTM, a GRU or a transformer: --model.
 //   build/examples/word_language_model --model transformer
 #include <cmath>
 #include <iostream>
@@ -13,7 +13,8 @@ constexpr const char* vocabulary[] = {"the", ".",    "old",  "young", "tall",  "
                                       "dog", "bird", "fish", "sees",  "hears", "likes", "knows"};
 constexpr int64_t words = std::size(vocabulary);
 
-/// "the old cat sees the dog ." three times a column: i64 (length + 1, batch). Who is seen follows from who sees.
+/// Sentences like "the old cat sees the dog .", three per column: i64 (length + 1, batch). The subject determines the
+/// object.
 Tensor text(ports::Run& run, int64_t batch) {
   const Tensor drawn = (run.uniform({3, sentences, batch}) * 4.0).to(ls::i64);
   const Tensor adjective = drawn[0], subject = drawn[1], verb = drawn[2];
@@ -24,7 +25,7 @@ Tensor text(ports::Run& run, int64_t batch) {
 }
 
 struct WordModel : ls::nn::Layer<WordModel> {
-  /// What a model remembers of the words before: nothing in a transformer, nothing of the cell in a GRU.
+  /// Recurrent state: h and c for the LSTM, h for the GRU, empty for the transformer.
   struct State {
     Variable h, c;
   };
@@ -36,7 +37,7 @@ struct WordModel : ls::nn::Layer<WordModel> {
       transformer.emplace(ls::nn::TransformerEncoder::Options{
           .layer = {.width = width, .heads = 4, .inner = 64, .dropout = 0}, .layers = 2});
   }
-  /// Scores (T, B, words) of what comes behind each word of (T, B).
+  /// Scores (T, B, words) of the word after each word of (T, B).
   Variable forward(const Tensor& said, State& state) {
     const Variable x = table(said);
     if (lstm) {
@@ -59,7 +60,7 @@ struct WordModel : ls::nn::Layer<WordModel> {
     if (transformer) f("transformer", *transformer);
     f("decoder", decoder);
   }
-  /// Sines and cosines of ever longer waves (Vaswani et al., 2017): (T, 1, width).
+  /// Sinusoidal position encodings (Vaswani et al., 2017): (T, 1, width).
   static Tensor positions(int64_t tokens) {
     const Tensor place = ls::arange(0, double(tokens), 1, {.dtype = ls::f32}).view({tokens, 1});
     const Tensor speed = ls::exp(ls::arange(0, width, 2, {.dtype = ls::f32}) * (-std::log(10000.0) / width));
@@ -73,13 +74,13 @@ struct WordModel : ls::nn::Layer<WordModel> {
   ls::nn::Linear decoder{{.in = width, .out = words}};
 };
 
-/// Some words of its own.
+/// Samples two sentences and prints them.
 void write(WordModel& model) {
   const ls::NoGrad no_grad;
   std::vector<int64_t> said{0};
   WordModel::State state;
   for (int64_t i = 1; i < 2 * words_of_sentence; ++i) {
-    const bool all = bool(model.transformer);  // it reads everything anew
+    const bool all = bool(model.transformer);  // the transformer reads the whole text again
     const Tensor read = all ? Tensor::from(said, {i, 1}) : Tensor::from({said.back()}, {1, 1});
     const Variable scores = model(read, state);
     const Tensor chances = ls::softmax(scores.tensor().select(0, -1).flatten(), 0);

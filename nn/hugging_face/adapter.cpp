@@ -1,3 +1,4 @@
+// Reading and writing of peft adapter folders. See adapter.h.
 #include "nn/hugging_face/adapter.h"
 
 #include <algorithm>
@@ -31,18 +32,18 @@ bool fits_any(const std::string& name, const std::vector<std::string>& wanted) {
                      [&](const std::string& w) { return name == w || name.ends_with("." + w); });
 }
 
-/// Of modules_to_save: as peft, without a dot before.
+/// Match of modules_to_save: like peft, requires no dot before the ending.
 bool ends_as_any(const std::string& name, const std::vector<std::string>& wanted) {
   return std::any_of(wanted.begin(), wanted.end(), [&](const std::string& w) { return name.ends_with(w); });
 }
 
-/// A Linear of theirs, which may be some rows of one of ours.
+/// A Linear by Hugging Face's naming; it may be a range of rows of one of ours.
 struct TheirLinear {
-  std::string target;  ///< as add_lora() knows it
+  std::string target;  ///< its name for add_lora()
   int64_t in = 0, out = 0;
 };
 
-/// By their names: "model.layers.0.self_attn.q_proj".
+/// All Linears by Hugging Face's names, e.g. "model.layers.0.self_attn.q_proj".
 std::map<std::string, TheirLinear> linears_of(GPT& model) {
   std::map<std::string, TheirLinear> all;
   for (const auto& [name, module] : model.named_modules()) {
@@ -69,13 +70,13 @@ bool says_nothing(const Json& value) {
   return value.is_null() || value == Json(false) || value == Json(Json::Object{}) || value == Json(Json::Array{});
 }
 
-/// r, alpha, dropout and rslora. Error for what would make other adapters of them, and is not built.
+/// r, alpha, dropout and rslora. Error for options that are not supported.
 LoraOptions options_of_adapter(const Json& config, const std::string& path) {
   LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind());
   static const std::set<std::string> read = {
       "peft_type",      "task_type",       "r",    "lora_alpha",       "lora_dropout", "use_rslora",
       "target_modules", "modules_to_save", "bias", "init_lora_weights"};
-  // What says nothing of the numbers: where the base was, what Conv1D looks like, parts of what is refused.
+  // Keys that do not affect the values: location of the base model, layout of Conv1D, options of unsupported features.
   static const std::set<std::string> beside = {
       "base_model_name_or_path", "revision",      "inference_mode",   "peft_version", "auto_mapping",
       "fan_in_fan_out",          "megatron_core", "qalora_group_size"};
@@ -88,7 +89,7 @@ LoraOptions options_of_adapter(const Json& config, const std::string& path) {
   LOCKSTEP_CHECK(c.word("task_type", "CAUSAL_LM") == "CAUSAL_LM", path, ": expected task_type CAUSAL_LM, got '",
                  c.word("task_type", ""), "'");
   LOCKSTEP_CHECK(c.word("bias", "none") == "none", path, ": bias '", c.word("bias", ""), "' is not built");
-  const Json* const start = c.find("init_lora_weights");  // others change the base
+  const Json* const start = c.find("init_lora_weights");  // the others modify the base weights
   LOCKSTEP_CHECK(!start || start->is_bool() || *start == Json("gaussian"), path, ": init_lora_weights ",
                  start ? start->dump() : "", " is not built");
   return {.r = c.whole("r", 8),
@@ -97,7 +98,7 @@ LoraOptions options_of_adapter(const Json& config, const std::string& path) {
           .rslora = c.flag("use_rslora", false)};
 }
 
-/// Theirs that target_modules means.
+/// Hugging Face's names of the Linears that target_modules selects.
 std::set<std::string> meant_by(const ConfigReader& c, const std::map<std::string, TheirLinear>& linears) {
   const Json* const targets = c.find("target_modules");
   LOCKSTEP_CHECK(targets && (targets->is_array() || *targets == Json("all-linear")), c.where(),
@@ -115,7 +116,7 @@ std::set<std::string> meant_by(const ConfigReader& c, const std::map<std::string
   return meant;
 }
 
-/// The parameter with this name of theirs, and its module, among those of a model without adapters.
+/// A parameter of the base model with its module and its pieces in files.
 struct TheirParameter {
   std::string module;
   Variable parameter;
@@ -131,7 +132,7 @@ std::string theirs_of(const LoraPart& part, const Lora::Adapter& adapter, const 
            is_gpt2(model.o) ? "GPT-2, whose c_attn is one; take in_proj" : "Llama; take q_proj, k_proj and v_proj"));
 }
 
-/// "q_proj" where that means just these, else the whole names.
+/// The targets as "q_proj" if that selects exactly these, else as full names.
 Json shortest(const std::set<std::string>& names, const std::map<std::string, TheirLinear>& linears) {
   std::set<std::string> all;
   for (const std::string& name : names) {
@@ -166,7 +167,7 @@ Lora load_adapter(GPT& model, const std::string& folder) {
   const std::set<std::string> meant = meant_by(c, linears);
   LOCKSTEP_CHECK(std::filesystem::exists(file_path), folder, ": expected ", tensors_file + 1, ", there is none");
   const auto file = std::make_shared<const data::SafeTensors>(data::SafeTensors::open(file_path));
-  std::map<std::string, data::SafeTensorsEntry> left;  // by their names
+  std::map<std::string, data::SafeTensorsEntry> left;  // by Hugging Face's names
   for (const auto& entry : file->entries()) {
     LOCKSTEP_CHECK(entry.name.starts_with(all_names) && is_floating(entry.dtype), file_path,
                    ": expected floating tensors whose names begin with ", all_names, ", got ", entry.name, " of ",
@@ -180,7 +181,7 @@ Lora load_adapter(GPT& model, const std::string& folder) {
                    ", got ", found->second.shape);
     left.erase(found);
   };
-  std::map<std::string, std::string> theirs;  // by targets
+  std::map<std::string, std::string> theirs;  // Hugging Face's name of each target
   for (const std::string& name : meant) {
     const TheirLinear& linear = linears.at(name);
     take(name + a_end, {options.r, linear.in});
@@ -191,7 +192,7 @@ Lora load_adapter(GPT& model, const std::string& folder) {
   const std::vector<std::string> saved = words_of(c, "modules_to_save");
   std::vector<TheirParameter> whole;
   for (const NamedParameter& p : model.named_parameters()) {
-    if (p.keeps_dtype) continue;  // in codes
+    if (p.keeps_dtype) continue;  // codes of a quantised weight
     const auto pieces = pretrained_pieces(model.o, p.name);
     const std::string& first = pieces[0].name;
     if (!ends_as_any(first.substr(0, first.rfind('.')), saved)) continue;

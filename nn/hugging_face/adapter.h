@@ -1,6 +1,6 @@
 #pragma once
-// Adapters of LoRA in folders as Hugging Face's peft writes and reads them: adapter_config.json and
-// adapter_model.safetensors. What they may not say, and why: docs/lora.md.
+// LoRA adapters in the folder format of Hugging Face's peft: adapter_config.json and adapter_model.safetensors. For
+// unsupported options see docs/lora.md.
 #include <string>
 
 #include "nn/lora.h"
@@ -8,13 +8,15 @@
 
 namespace lockstep::nn {
 
+/// True if the folder contains an adapter_config.json.
 bool is_adapter(const std::string& folder);
-/// The folder of the model that an adapter is for. Error when there is none at that place.
+/// The folder of the adapter's base model. Error if it does not exist.
 std::string adapter_base(const std::string& folder);
-/// Puts a folder's adapters into the model that they are for, and freezes the rest. All names, shapes and options are
-/// checked first: an Error, then, and nothing is changed.
+/// Adds a folder's adapters to their base model and freezes the other parameters. All names, shapes and options are
+/// checked first; on an Error nothing is changed.
 Lora load_adapter(GPT& model, const std::string& folder);
-/// Writes the adapters and modules_to_save of a model that is whole. base: the folder of the model that they are for.
+/// Writes the adapters and modules_to_save of an unsharded model. base: folder of the base model. Error while the
+/// adapters are merged, or for parameters that are sharded or empty.
 void save_adapter(GPT& model, const Lora& lora, const std::string& folder, const std::string& base);
 
 }  // namespace lockstep::nn

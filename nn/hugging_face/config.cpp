@@ -1,3 +1,4 @@
+// config.json to GPT::Options and back. See config.h.
 #include "nn/hugging_face/config.h"
 
 #include <algorithm>
@@ -39,24 +40,24 @@ namespace {
 
 const std::string gelu_names[] = {"gelu_new", "gelu"};  // tanh form, erf form
 
-/// The sizes that Transformers takes where a config.json says none, and what sets the families apart.
+/// A Llama-like model type: Transformers' default sizes, and the differences between the types.
 struct Family {
   const char *type, *architecture;
   int64_t inner, kv_heads, vocab, context;
-  bool query_bias;  ///< of q, k and v alone
+  bool query_bias;  ///< biases in q, k and v only
 };
 constexpr Family families[] = {{"llama", "LlamaForCausalLM", 11008, 0, 32000, 2048, false},
                                {"mistral", "MistralForCausalLM", 14336, 8, 32000, 131072, false},
                                {"qwen2", "Qwen2ForCausalLM", 22016, 0, 151936, 32768, true}};
 
-/// What Transformers writes and nothing here reads: of training there, of other heads than the language model's, of
-/// how it runs.
+/// Keys that Transformers writes and that do not affect a language model's results: training settings, other heads,
+/// runtime switches.
 constexpr std::string_view without_effect =
     " _name_or_path architectures attention_dropout attn_pdrop bos_token_id chunk_size_feed_forward dtype embd_pdrop "
     "id2label initializer_range label2id n_ctx output_attentions output_hidden_states pad_token_id pretraining_tp "
     "problem_type reorder_and_upcast_attn resid_pdrop return_dict summary_activation summary_first_dropout "
     "summary_proj_to_labels summary_type summary_use_proj torch_dtype transformers_version use_cache ";
-/// What would make another model of it, unless it is null, false or empty.
+/// Keys that select unsupported model variants unless they are null, false or empty.
 constexpr const char* not_built[] = {"add_cross_attention", "is_encoder_decoder", "per_layer_config",
                                      "scale_attn_by_inverse_layer_idx"};
 
@@ -89,8 +90,8 @@ GPT::Options gpt2_options(const ConfigReader& c) {
           .tied = c.flag("tie_word_embeddings", true)};
 }
 
-/// Mistral's blocks all have it, Qwen 2's from max_window_layers on, or those that layer_types says (with which
-/// Transformers takes a Mistral for a Ministral). One that hides nothing is none.
+/// Sliding windows: Mistral has them in all blocks, Qwen 2 from max_window_layers on; layer_types overrides both (with
+/// it, Transformers takes a Mistral for a Ministral). A window that is not shorter than the context is dropped.
 void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
   const bool mistral = f.type == std::string("mistral"), qwen2 = f.query_bias;
   const Json* const types = c.find("layer_types");
@@ -152,7 +153,7 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
                  .attention_bias = attention_bias,
                  .attention_out_bias = attention_bias && !f.query_bias,
                  .mlp_bias = mlp_bias && !f.query_bias};
-  // Beyond max_position_embeddings is what dynamic scaling is for.
+  // dynamic scaling is meant for sequences longer than max_position_embeddings
   if (rope.scaling == Rope::Scaling::dynamic) o.context = int64_t(double(context) * std::max(rope.factor, 1.));
   read_window(c, f, o);
   try {

@@ -1,5 +1,5 @@
 #pragma once
-// config.json of Hugging Face's folders to a decoder's options, and back.
+// Conversion between config.json of Hugging Face folders and GPT::Options.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -9,19 +9,27 @@
 
 namespace lockstep::nn {
 
-/// A JSON object whose keys may be missing or null; then a value counts. Errors name file and key.
+/// Reads values of a JSON object. A key that is missing or null gives the default. Errors name file and key.
 class ConfigReader {
  public:
+  /// where: the file, and the object's place in it, for errors.
   ConfigReader(const data::Json& object, std::string where) : object_(&object), where_(std::move(where)) {}
+  /// The value of `key`, or null.
   const data::Json* find(const char* key) const {
     const data::Json* value = object_->find(key);
     return value && !value->is_null() ? value : nullptr;
   }
+  /// True if the key is present and null.
   bool says_null(const char* key) const { return object_->find(key) && object_->find(key)->is_null(); }
+  /// An integer. Error outside [least, most].
   int64_t whole(const char* key, int64_t otherwise, int64_t least = 1, int64_t most = int64_t(1) << 24) const;
+  /// A finite number. Error below `least`.
   double number(const char* key, double otherwise, double least = -INFINITY) const;
+  /// A boolean.
   bool flag(const char* key, bool otherwise) const;
+  /// A string.
   std::string word(const char* key, const std::string& otherwise) const;
+  /// For errors.
   const std::string& where() const { return where_; }
 
  private:
@@ -29,16 +37,17 @@ class ConfigReader {
   std::string where_;
 };
 
-/// A key that Transformers writes into config.json and that changes nothing here: it is kept as it is.
+/// True for a key of Transformers' config.json that does not affect the model; such keys are preserved on saving.
 bool is_without_effect(const std::string& key);
+/// Options from a config.json. Error, naming file and key, for models that are not supported.
 GPT::Options options_from_config(const data::Json& config, const std::string& path);
-/// Error when Transformers has no model with these options.
+/// The config.json for these options. Error if Transformers has no such model.
 data::Json config_of(const GPT::Options& o, DType dtype);
 
-// rope_config.cpp
-/// rope_parameters, or rope_theta and rope_scaling; error when both are there and differ.
+// Defined in rope_config.cpp.
+/// Reads rope_parameters, or rope_theta and rope_scaling. Error if both are present and differ.
 Rope rope_from(const ConfigReader& config, int64_t max_position);
-/// Adds all three.
+/// Writes rope_parameters, rope_theta and rope_scaling.
 void add_rope(data::Json& config, const Rope& rope, int64_t context);
 
 }  // namespace lockstep::nn

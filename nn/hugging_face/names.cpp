@@ -1,3 +1,4 @@
+// Tables of parameter names: ours, and those in Hugging Face files. See names.h.
 #include "nn/hugging_face/names.h"
 
 namespace lockstep::nn {

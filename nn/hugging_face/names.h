@@ -1,5 +1,5 @@
 #pragma once
-// What our parameters are called in Hugging Face's files, and how they lie there.
+// Mapping of parameter names and layouts to those in Hugging Face files.
 #include <string>
 #include <vector>
 
@@ -7,21 +7,22 @@
 
 namespace lockstep::nn {
 
-/// A parameter, or some rows of one, in a file.
+/// A tensor in a file that holds a parameter, or some rows of one.
 struct PretrainedPiece {
   std::string name;
-  int64_t row = 0, rows = -1;  ///< of ours; -1: all
-  bool transposed = false;     ///< GPT-2's Conv1D keeps weights as (in, out)
+  int64_t row = 0, rows = -1;  ///< range of our parameter; rows -1: all
+  bool transposed = false;     ///< stored as (in, out), as GPT-2's Conv1D does
 };
-/// "blocks.0.attention.in_proj.weight" of a Llama: the three of q_proj, k_proj and v_proj. Error for an unknown name.
+/// The tensors that hold a parameter. For "blocks.0.attention.in_proj.weight" of a Llama: q_proj, k_proj and v_proj.
+/// Error for an unknown name.
 std::vector<PretrainedPiece> pretrained_pieces(const GPT::Options& o, const std::string& ours);
-/// Those of a GPT-2, where each parameter is one tensor.
+/// The same for a GPT-2, where each parameter is one tensor.
 PretrainedPiece gpt2_piece(const std::string& ours);
-/// The beginning that files of bare models leave out: "model." or "transformer.".
+/// The prefix that files of models without a head omit: "model." or "transformer.".
 std::string pretrained_prefix(const GPT::Options& o);
-/// What old files hold beside parameters: masks, frequencies.
+/// True for tensors in old files that are not parameters: masks, rotary frequencies.
 bool is_no_weight(const std::string& name);
-/// GPT-2's names and layout, or Llama's.
+/// True if GPT-2's names and layout apply, false for Llama's.
 bool is_gpt2(const GPT::Options& o);
 
 }  // namespace lockstep::nn

@@ -1,3 +1,4 @@
+// Loading and saving of Hugging Face folders. See pretrained.h.
 #include "nn/hugging_face/pretrained.h"
 
 #include <charconv>
@@ -19,7 +20,7 @@ namespace {
 
 constexpr const char* token_ids[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
 
-/// With nothing left open, and without what does not change the weights' meaning.
+/// Fills in derived defaults and drops options that do not affect the weights, so that two models can be compared.
 GPT::Options settled(GPT::Options o) {
   if (o.kv_heads == 0) o.kv_heads = o.heads;
   if (o.head_size == 0 && o.heads > 0) o.head_size = o.width / o.heads;
@@ -48,7 +49,7 @@ Shape shape_there(const Shape& ours, const PretrainedPiece& piece) {
   return shape;
 }
 
-/// What is wrong with the tensors, in one line; five of a kind are named.
+/// Error, in one line, for tensors that are missing, have the wrong shape or are unknown; names at most five of each.
 void check_weights(const Weights& weights, const GPT::Options& o, const std::vector<NamedParameter>& parameters) {
   std::vector<std::string> missing, wrong, unknown;
   std::set<std::string> known;
@@ -124,7 +125,7 @@ GPT::Options gpt_options(const std::string& text, const GPT::Options& usual) {
   LOCKSTEP_CHECK(o.width / o.heads % 2 == 0, text, ": expected heads of an even size, got ", o.width / o.heads);
   o.norm = Norm::rms, o.norm_eps = 1e-5, o.feed_forward = nn::FeedForward::swiglu, o.rope = Rope{};
   o.bias = o.tied = false;
-  o.inner = (8 * o.width / 3 + 255) / 256 * 256;  // Llama's
+  o.inner = (8 * o.width / 3 + 255) / 256 * 256;  // as Llama's
   return o;
 }
 
@@ -170,7 +171,7 @@ std::unique_ptr<GPT> from_pretrained(const std::string& folder, const Pretrained
   if (options.load_in_8bit) quantization = quantize_options("llm_int8");
   if (options.load_in_4bit) quantization = quantize_options("group4");
   const GPT::Options o = pretrained_options(folder);
-  eos_tokens(folder);  // an error now rather than later
+  eos_tokens(folder);  // raises errors in the token ids now rather than later
   const auto weights = std::make_shared<const Weights>(Weights::open(folder, pretrained_prefix(o)));
   check_held(folder + "/config.json", weights->held(), double(o.layers));  // check_weights() compares the rest
   std::unique_ptr<GPT> model;

@@ -1,6 +1,6 @@
 #pragma once
-// Models in Hugging Face's folders: config.json, model.safetensors (or shards of it with an index), tokenizer files.
-// model_type gpt2, llama, mistral and qwen2. What a folder may not hold, and why: docs/llama.md.
+// Loading and saving of models in Hugging Face folders: config.json, model.safetensors (or shards with an index),
+// tokenizer files. Supported model types: gpt2, llama, mistral, qwen2. For unsupported options see docs/llama.md.
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,48 +12,51 @@
 
 namespace lockstep::nn {
 
-/// A decoder's sizes as programs take them: "gpt:LAYERSxWIDTHxHEADS" or "llama:LAYERSxWIDTHxHEADS", with the rest from
-/// `usual`; or a config.json, or the folder of one.
+/// Options of a decoder from a command-line argument: "gpt:LAYERSxWIDTHxHEADS" or "llama:LAYERSxWIDTHxHEADS", with the
+/// other options taken from `usual`; or a config.json, or a folder that contains one.
 GPT::Options gpt_options(const std::string& text, const GPT::Options& usual = {});
-/// What folder/config.json says. Error that names file and key when it is of no model that we can run.
+/// Options from folder/config.json. Error, naming file and key, for unsupported models.
 GPT::Options pretrained_options(const std::string& folder);
-/// Whether there are weights, whole or in shards.
+/// True if the folder contains weights, in one file or in shards.
 bool is_pretrained(const std::string& folder);
-/// What a folder says beside weights and tokens: it goes with the model into folders that are made of it.
+/// Metadata of a folder besides weights and tokenizer; save_pretrained() passes it on.
 struct FolderNotes {
-  data::Json config;      ///< config.json; no keys: there is none
-  data::Json generation;  ///< generation_config.json, and ids of tokens that stand in config.json alone
+  data::Json config;      ///< config.json; an empty object if there is none
+  data::Json generation;  ///< generation_config.json, plus token ids that only config.json has
 };
+/// Reads both files.
 FolderNotes folder_notes(const std::string& folder);
-/// The tokens that end a text, by generation_config.json, or else config.json. Empty: the folder says none, or is "".
+/// Ids of end tokens, from generation_config.json, else config.json. Empty if the folder states none or is "".
 std::vector<int64_t> eos_tokens(const std::string& folder);
 
+/// Options of from_pretrained(); at most one way to quantise.
 struct PretrainedOptions {
-  std::optional<DType> dtype = {};  ///< default: that of the file's table of tokens
-  /// Weights become codes one by one, as they are read.
+  std::optional<DType> dtype = {};  ///< default: dtype of the token embedding in the file
+  /// Quantise each weight while it is read.
   std::optional<QuantizeOptions> quantize = {};
-  bool load_in_8bit = false;  ///< the same by LLM.int8 (row8, activations in 8 bits below 6), as Transformers' does
-  bool load_in_4bit = false;  ///< the same by group4
+  bool load_in_8bit = false;  ///< LLM.int8 (row8, 8-bit activations, threshold 6), as in Transformers
+  bool load_in_4bit = false;  ///< format group4
 };
-/// The model of a folder. All names, shapes and options are checked before anything is made: an Error is one line.
-/// Within BuildEmpty it stays empty, and who fills a part of it reads that part.
+/// Loads the model of a folder. All names, shapes and options are checked before anything is allocated. Under a
+/// BuildEmpty scope the model stays empty, and whoever fills a part of it reads only that part of the files.
 std::unique_ptr<GPT> from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
-/// The weights of a folder in a model that is there, whole and not yet cut: parameters with values get others at once,
-/// those built empty start with the file's. Error, and nothing is changed, when the two are not of one kind.
+/// Loads the weights of a folder into an existing, unsharded model: parameters with values are overwritten at once,
+/// empty ones start with the file's values. Error, with nothing changed, if the options differ.
 void load_pretrained(GPT& model, const std::string& folder);
 /// The same from safetensors files, without a config.json.
 void load_pretrained(GPT& model, const std::vector<std::string>& files);
 
+/// Options of save_pretrained().
 struct SaveOptions {
-  /// Folder whose tokenizer is copied; its generation_config.json, if there is one, counts before the model's own
-  /// notes. "": none.
+  /// Folder whose tokenizer is copied. Its generation_config.json, if any, takes precedence over the model's own notes.
+  /// "": none.
   std::string tokenizer = {};
-  int64_t max_shard_size = 5'000'000'000;  ///< bytes of a file; a larger tensor has one of its own
+  int64_t max_shard_size = 5'000'000'000;  ///< bytes per file; a larger tensor gets its own file
 };
-/// Writes what Transformers' AutoModelForCausalLM.from_pretrained() reads, and from_pretrained(); files are replaced
-/// atomically each, and those of an earlier save that no longer count are removed. Ids of tokens, and keys of
-/// config.json that change nothing here, are those of the folder that the model came from. Error when Transformers has
-/// no model with these options.
+/// Writes a folder that Transformers' AutoModelForCausalLM.from_pretrained() and from_pretrained() can read. Each file
+/// is replaced atomically, and stale files of an earlier save are removed. Token ids, and keys of config.json without
+/// effect here, are taken from the folder that the model came from. Error if Transformers has no such model, or for
+/// quantised weights.
 void save_pretrained(GPT& model, const std::string& folder, const SaveOptions& options = {});
 
 }  // namespace lockstep::nn

@@ -1,4 +1,4 @@
-// Rotary positions in config.json: rope_theta and rope_scaling of Transformers 4, rope_parameters of 5.
+// Rotary positions in config.json: rope_theta and rope_scaling (Transformers 4), rope_parameters (Transformers 5).
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -15,7 +15,7 @@ using Scaling = Rope::Scaling;
 
 constexpr const char* scaling_names[] = {"default", "linear", "dynamic", "yarn", "llama3"};
 
-/// `object`: the one under rope_parameters or rope_scaling; keys that it lacks may stand beside it.
+/// Reads the object under rope_parameters or rope_scaling; keys that it lacks are looked up in `config`.
 Rope rope_of(const Json& object, const std::string& where, const ConfigReader& config, int64_t max_position) {
   LOCKSTEP_CHECK(object.is_object(), where, ": expected an object, got ", object.kind());
   for (const auto& [key, value] : object.as_object())
@@ -49,7 +49,7 @@ Rope rope_of(const Json& object, const std::string& where, const ConfigReader& c
   if (rope.scaling != Scaling::yarn) return rope;
   const auto or_usual = [&](const char* key, double usual) {
     const double value = c.number(key, usual);
-    return value == 0 ? usual : value;  // as Transformers
+    return value == 0 ? usual : value;  // as in Transformers
   };
   rope.beta_fast = or_usual("beta_fast", 32), rope.beta_slow = or_usual("beta_slow", 1);
   rope.truncate = c.flag("truncate", true);

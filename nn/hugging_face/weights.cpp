@@ -1,3 +1,4 @@
+// Reading and writing of weights in Hugging Face folders. See weights.h.
 #include "nn/hugging_face/weights.h"
 
 #include <filesystem>
@@ -16,7 +17,7 @@ constexpr const char* whole_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
 constexpr data::JsonLimits index_limits{.bytes = int64_t(256) << 20, .python = true};
 
-/// File of each tensor; names of files must be of this folder.
+/// The file of each tensor. Error for file names outside the folder.
 std::map<std::string, std::string> read_index(const std::string& path) {
   const Json index = data::read_json(path, index_limits);
   std::map<std::string, std::string> files;
@@ -138,7 +139,7 @@ void write_weights(const std::string& folder, const std::vector<NamedMaker>& ten
     data::write_atomically(folder + "/" + index_file, index.dump(2) + "\n");
     written.insert(index_file);
   }
-  // Of an earlier save: model.safetensors would count instead of the index.
+  // Remove files of an earlier save: a stale model.safetensors would take precedence over the index.
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename();
     const bool ours =

@@ -1,5 +1,6 @@
 #pragma once
-// The tensors of a Hugging Face folder: of model.safetensors, or of the shards that model.safetensors.index.json names.
+// Weights: the tensors of a Hugging Face folder, from model.safetensors or from the shards that
+// model.safetensors.index.json lists.
 #include <map>
 #include <string>
 #include <vector>
@@ -9,19 +10,24 @@
 
 namespace lockstep::nn {
 
+/// Opened files, and the tensors in them by name. Names are compared without the prefix.
 class Weights {
  public:
-  /// Opens and checks all files. prefix: what names may begin with or not.
+  /// Opens and checks all files of a folder. prefix: may be missing from names in the files.
   static Weights open(const std::string& folder, const std::string& prefix);
+  /// The same for given files.
   static Weights of_files(const std::vector<std::string>& paths, const std::string& prefix);
+  /// True if there is a tensor with this name.
   bool contains(const std::string& name) const { return places_.count(bare(name)) > 0; }
-  /// Its shape and dtype; error when there is none.
+  /// Shape and dtype of a tensor. Error if there is none.
   const data::SafeTensorsEntry& entry(const std::string& name) const;
-  /// A view of the file.
+  /// A view of the mapped file.
   Tensor tensor(const std::string& name) const;
-  /// As they stand in the files.
+  /// All names, as written in the files.
   std::vector<std::string> names() const;
+  /// Number and total size of the tensors.
   Held held() const;
+  /// For errors: the folder, or the first file.
   const std::string& folder() const { return folder_; }
 
  private:
@@ -37,16 +43,17 @@ class Weights {
 
   std::string folder_, prefix_;
   std::vector<data::SafeTensors> files_;
-  std::map<std::string, Place> places_;  // by names without prefix
+  std::map<std::string, Place> places_;  // by name without prefix
 };
 
-/// Puts tensors into model.safetensors or, when they take more than `most` bytes, into shards of that many with an
-/// index; then removes the files of an earlier save. make: a tensor's values, when they are written.
+/// A tensor to write: name, size, and a function that makes its values when they are written.
 struct NamedMaker {
   std::string name;
   int64_t bytes;
-  std::function<Tensor()> make;
+  std::function<Tensor()> make;  ///< called once
 };
+/// Writes model.safetensors or, for more than `most` bytes in total, shards of at most that size and an index. Then
+/// removes stale files of an earlier save.
 void write_weights(const std::string& folder, const std::vector<NamedMaker>& tensors, int64_t most);
 
 }  // namespace lockstep::nn

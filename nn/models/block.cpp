@@ -1,3 +1,4 @@
+// TransformerBlock. See block.h.
 #include "nn/models/block.h"
 
 namespace lockstep::nn {

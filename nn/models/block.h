@@ -1,23 +1,25 @@
 #pragma once
-// A block of a decoder: what GPT-2, Llama and their relatives are made of.
+// TransformerBlock: the decoder block of GPT-2, Llama and related models.
 #include "nn/attention.h"
 #include "nn/container.h"
 #include "nn/norm.h"
 
 namespace lockstep::nn {
 
-/// x + attention(norm(x)), then x + mlp(norm(x)) (Radford et al., 2019)
+/// y = x + attention(norm(x)), then y + mlp(norm(y)), the pre-norm block (Radford et al., 2019).
 struct TransformerBlock : Layer<TransformerBlock> {
+  /// See GPT::Options.
   struct Options {
-    int64_t width, heads, kv_heads = 0, head_size = 0, inner = 0;  ///< inner 0 means 4 width
+    int64_t width, heads, kv_heads = 0, head_size = 0, inner = 0;  ///< inner 0: 4 width
     bool causal = true;
-    bool bias = true, attention_bias = true, attention_out_bias = true, mlp_bias = true;  ///< bias: as in GPT::Options
+    /// bias: master switch for the others and LayerNorm.
+    bool bias = true, attention_bias = true, attention_out_bias = true, mlp_bias = true;
     double dropout = 0, norm_eps = 1e-5;
     Norm::Kind norm = Norm::layer;
     nn::FeedForward feed_forward = nn::FeedForward::gelu;
     Gelu gelu = Gelu::tanh;
     std::shared_ptr<RopeTable> rope = {};
-    int64_t max_context = 2048, window = 0;  ///< window: of attention
+    int64_t max_context = 2048, window = 0;  ///< window: see MultiHeadAttention
   };
   explicit TransformerBlock(const Options& o);
   Variable forward(const Variable& x) {
@@ -25,8 +27,9 @@ struct TransformerBlock : Layer<TransformerBlock> {
     const auto [sum, normed] = norm2.of_sum(x, attention(norm1(x)), dropout);
     return with_fed_forward(sum, normed);
   }
+  /// With caches, for generation; see MultiHeadAttention.
   Variable forward(const Variable& x, const std::vector<KvRows>& rows);
-  /// Its two halves.
+  /// Two layers: the attention half and the feed-forward half.
   LayerList layers() override;
   FeedForward feed_forward_place() override { return {&mlp, &feed_forward}; }
   void fields(Fields& f) override {
@@ -39,10 +42,10 @@ struct TransformerBlock : Layer<TransformerBlock> {
   Norm norm2;
   Mlp mlp;
   Dropout dropout;
-  std::shared_ptr<Module> feed_forward;  ///< in place of `mlp`, under its name, when there is one: experts, say
+  std::shared_ptr<Module> feed_forward;  ///< if set, replaces `mlp` under its name (mixture of experts)
 
  private:
-  /// Whether a layer's last product adds the residual.
+  /// True if the last product of `layer` can add the residual.
   bool adds(const auto& layer) const { return layer.adds() && dropout.is_identity(); }
   Variable fed_forward(const Variable& x) { return feed_forward ? feed_forward->call(x) : mlp(x); }
   Variable with_fed_forward(const Variable& residual, const Variable& x) {

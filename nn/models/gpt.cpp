@@ -1,3 +1,4 @@
+// GPT: construction, forward, generation step. See gpt.h.
 #include "nn/models/gpt.h"
 
 #include <algorithm>
@@ -69,7 +70,7 @@ void GPT::fields(Fields& f) {
 
 std::vector<Variable> GPT::reads() {
   std::vector<Variable> all;
-  if (o.tied) all.push_back(tokens_table.weight);  // once, for both ends
+  if (o.tied) all.push_back(tokens_table.weight);  // gathered once for embedding and head
   if (position_table) all.push_back(position_table->weight);
   return all;
 }
@@ -96,7 +97,7 @@ LayerList GPT::layers() {
   return list;
 }
 
-/// With what the table, if any, has for positions from `position` on, or for those that `part` says.
+/// Adds learned positions, if there are any: those from `position` on, or those that `part` gives. Then dropout.
 Variable GPT::placed(const Variable& x, int64_t position) {
   const int64_t tokens = x.size(1), end = part ? tokens * part->ranks : position + tokens;
   LOCKSTEP_CHECK(end <= o.context, "[GPT] expected at most ", o.context, " tokens (context), got ", end,
