@@ -18,7 +18,7 @@ class FileCalls {
   virtual int open(const char* path, int flags);                                       ///< adds O_CLOEXEC; mode 0666
   virtual int64_t write(int fd, const std::byte* data, size_t bytes, int64_t offset);  ///< pwrite
   virtual int sync(int fd);                                                            ///< fsync
-  virtual int close(int fd);
+  virtual int close(int fd);                                                           ///< close
   virtual int rename(const char* from, const char* to);  ///< rename
   virtual int make_folder(const char* path);             ///< mkdir, mode 0777
   virtual int remove(const char* path);                  ///< unlink
