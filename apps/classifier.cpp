@@ -24,7 +24,7 @@ struct ClassifierOptions : train::Options {
   int64_t samples = 8000;
   int workers = 1;
   train::OptimizerOptions optimizer;
-  std::string run;  // of eval
+  std::string run;  // argument of eval
 };
 
 data::TensorDataset load_split(const ClassifierOptions& o, bool train) {

@@ -13,9 +13,9 @@
 
 namespace apps {
 
-/// Cuts the program and its arguments off the words of the command line; empty if there is none. For `run` the program
-/// starts at the first word that is not an option, or after --; underscores in the options before it become dashes. For
-/// `verify`, `plan` and `simulate` it starts after --.
+/// Removes the program and its arguments from the command line's words and returns them; empty if there are none. For
+/// `run` the program starts at the first word that is not an option, or after --; underscores in the options before it
+/// become dashes. For `verify`, `plan` and `simulate` it starts after --.
 std::vector<std::string> take_program(const CLI::App& app, std::vector<std::string>& words);
 
 /// A program and its arguments. Commands hold a reference: it is filled in before they run.

@@ -32,7 +32,7 @@ struct GptOptions : Options {
   OptimizerOptions optimizer;
 };
 
-struct UseOptions : ModelOptions {  // of sample and logits
+struct UseOptions : ModelOptions {  // options of sample and logits
   std::string prompt = "\n", ids, logits_out;
   nn::Generation generation = drawn_text();
 };

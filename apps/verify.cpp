@@ -229,8 +229,8 @@ std::string difference_of(const Trace& a, const Trace& b, bool by_loss, double t
   return "";
 }
 
-/// Parses plans separated by commas. Error, which lists what exists, for an unknown strategy or option, an invalid
-/// size, or plans with different numbers of micro-batches per step.
+/// Parses plans separated by commas. Error listing what exists for an unknown strategy or option, an invalid size, or
+/// plans with different numbers of micro-batches per step.
 std::vector<Variant> parse_plans(const std::string& text) {
   LOCKSTEP_CHECK(!text.empty(), "--plans: expected at least one plan such as ddp:2x4");
   std::vector<Variant> plans;

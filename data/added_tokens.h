@@ -21,8 +21,8 @@ struct AddedToken {
 /// token that begins at each byte.
 class AddedTokens {
  public:
-  static constexpr size_t most_bytes = 4096;            ///< of one token
-  static constexpr size_t most_bytes_of_all = 4 << 20;  ///< of all tokens together; each byte takes 24 bytes of memory
+  static constexpr size_t most_bytes = 4096;            ///< limit for one token
+  static constexpr size_t most_bytes_of_all = 4 << 20;  ///< limit for all tokens; a byte takes 24 bytes of memory
 
   /// Adds a token. Call finish() after the last one.
   void add(AddedToken token) { tokens_.push_back(std::move(token)); }

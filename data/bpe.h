@@ -36,8 +36,8 @@ class BpeTokenizer : public Tokenizer {
   static BpeTokenizer from_tokenizer_json(const std::string& path);
   /// From a parsed tokenizer.json. Errors begin with `where`.
   static BpeTokenizer from_json(const Json& file, const std::string& where);
-  /// Applies bos_token, eos_token, add_bos_token and add_eos_token of a tokenizer_config.json. Error, which begins with
-  /// `where`, if a token is not in the vocabulary.
+  /// Applies bos_token, eos_token, add_bos_token and add_eos_token of a tokenizer_config.json. Error beginning with
+  /// `where` if a token is not in the vocabulary.
   void configure(const Json& tokenizer_config, const std::string& where);
 
   int64_t vocab_size() const override { return int64_t(tokens_.size()); }
@@ -48,7 +48,7 @@ class BpeTokenizer : public Tokenizer {
   size_t last_cut(std::string_view text) const override;
   std::optional<int32_t> bos() const override { return bos_; }
   std::optional<int32_t> eos() const override { return eos_; }
-  /// The id of a special token such as <|endoftext|>. Error, which lists the known ones, if there is none of this name.
+  /// The id of a special token such as <|endoftext|>. Error listing the known ones if there is none of this name.
   int32_t special(const std::string& token) const;
 
  protected:

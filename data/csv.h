@@ -23,7 +23,7 @@ struct CsvOptions {
 struct Csv {
   std::vector<std::string> columns;  ///< their names; empty without a header
   Tensor values;                     ///< (rows, columns), on the CPU
-  /// One column, as a view (rows). Error, which lists the names, if there is no such column.
+  /// One column, as a view (rows). Error listing the names if there is no such column.
   Tensor column(std::string_view name) const;
 };
 

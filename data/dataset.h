@@ -44,14 +44,14 @@ template <IsDataset D> DatasetPtr<typename D::Sample> share(const D& dataset) {
   return std::make_shared<const D>(dataset);
 }
 
-/// Error, which names the dataset and its size, if the index is out of range.
+/// Error naming the dataset and its size if the index is out of range.
 void check_index(const char* dataset, int64_t index, int64_t size);
 
 /// Copies the rows `indices` of dim 0 into a new tensor.
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices);
 
-// Collates samples into a batch: tensors of equal shape are stacked along a new dim 0. Error, which names the sample,
-// if one differs from the first in shape or dtype.
+// Collates samples into a batch: tensors of equal shape are stacked along a new dim 0. Error naming the sample if one
+// differs from the first in shape or dtype.
 Tensor collate(const std::vector<Tensor>& samples);
 Example collate(const std::vector<Example>& samples);
 std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples);

@@ -19,10 +19,10 @@ class FileCalls {
   virtual int64_t write(int fd, const std::byte* data, size_t bytes, int64_t offset);  ///< pwrite
   virtual int sync(int fd);                                                            ///< fsync
   virtual int close(int fd);                                                           ///< close
-  virtual int rename(const char* from, const char* to);  ///< rename
-  virtual int make_folder(const char* path);             ///< mkdir, mode 0777
-  virtual int remove(const char* path);                  ///< unlink
-  virtual int remove_folder(const char* path);           ///< rmdir
+  virtual int rename(const char* from, const char* to);                                ///< rename
+  virtual int make_folder(const char* path);                                           ///< mkdir, mode 0777
+  virtual int remove(const char* path);                                                ///< unlink
+  virtual int remove_folder(const char* path);                                         ///< rmdir
   virtual int lock(int fd);  ///< flock, exclusive until every copy of fd is closed; EWOULDBLOCK if it is held elsewhere
 };
 /// The real system calls.

@@ -35,7 +35,7 @@ template <class S, class B = S> struct LoaderOptions {
 struct LoaderState {
   uint64_t seed = 0;
   int64_t epoch = 0;
-  int64_t samples = 0;  ///< of this epoch, given out on all ranks; stays valid for another world or batch size
+  int64_t samples = 0;  ///< given out in this epoch, on all ranks; stays valid for another world or batch size
   int64_t dataset_size = 0;
   friend bool operator==(const LoaderState&, const LoaderState&) = default;
 };

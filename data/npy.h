@@ -12,7 +12,7 @@ namespace lockstep::data {
 
 /// Reads a .npy file of version 1, 2 or 3 onto the CPU: bool, float16, float32, float64, complex64, complex128, int8,
 /// int32, int64 or uint8, of either byte order. Fortran order becomes row-major. The header is checked against the file
-/// size before anything is allocated. Error, which names the type, for text, times, structures and Python objects.
+/// size before anything is allocated. Error naming the type for text, times, structures and Python objects.
 Tensor read_npy(const std::string& path);
 /// The same for a file in memory. Errors begin with `origin`.
 Tensor parse_npy(Bytes file, const std::string& origin);
@@ -23,7 +23,7 @@ void save_npy(const std::string& path, const Tensor& tensor);
 
 /// Names of the arrays in a .npz file, in file order: member a.npy is "a".
 std::vector<std::string> npz_names(const std::string& path);
-/// Reads one array. Error, which lists the names, if there is no such array.
+/// Reads one array. Error listing the names if there is no such array.
 Tensor read_npz(const std::string& path, const std::string& name);
 /// Reads all arrays, with their names. Members may be stored or deflated; each CRC is checked.
 std::vector<std::pair<std::string, Tensor>> read_npz(const std::string& path);

@@ -38,7 +38,7 @@ struct StreamOptions {
 
 /// How an epoch of a stream (a fixed number of records) is dealt to ranks.
 struct StreamSampling {
-  int64_t samples = 0;      ///< of an epoch, on all ranks; a multiple of the samples of a step
+  int64_t samples = 0;      ///< samples of an epoch, on all ranks; a multiple of those of a step
   int64_t micro_batch = 1;  ///< this and the next fields: as in MicroBatchOptions
   int64_t micro_batches = 1;
   int64_t world = 1, rank = 0;

@@ -23,8 +23,8 @@ struct EncodeOptions {
 class Tokenizer {
  public:
   /// Loads a folder with tokenizer.json, or with vocab.json and merges.txt. Also reads added tokens from
-  /// tokenizer_config.json and added_tokens.json. The files determine the kind of tokenizer. Error, which names the
-  /// feature, if a file asks for something unsupported.
+  /// tokenizer_config.json and added_tokens.json. The files determine the kind of tokenizer. Error naming the feature
+  /// if a file asks for something unsupported.
   static std::unique_ptr<Tokenizer> from_folder(const std::string& folder);
   virtual ~Tokenizer() = default;
   virtual int64_t vocab_size() const = 0;                                        ///< largest id + 1
@@ -50,7 +50,7 @@ class Tokenizer {
 
  protected:
   friend class Decoder;
-  virtual int spaces_to_strip() const { return 0; }       ///< that decoding removes at the very beginning
+  virtual int spaces_to_strip() const { return 0; }       ///< leading spaces that decoding removes
   virtual bool marks_each_byte() const { return false; }  ///< invalid UTF-8 gives a U+FFFD per byte
 };
 

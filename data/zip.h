@@ -20,8 +20,8 @@ struct ZipMember {
   int64_t offset = 0, data = 0;   ///< offsets in the file of the member's header and of its data
 };
 
-/// The members of a whole file in memory, in directory order. Error, which begins with `origin`, unless the directory
-/// exists and matches the file, and no two members overlap.
+/// The members of a whole file in memory, in directory order. Error beginning with `origin` unless the directory exists
+/// and matches the file, and no two members overlap.
 std::vector<ZipMember> zip_members(Bytes file, const std::string& origin);
 
 /// Reads the data of one member sequentially.
@@ -43,7 +43,7 @@ class ZipReader {
   Bytes rest_;
   int64_t bytes_, done_ = 0;
   uint32_t crc_, wanted_crc_;
-  std::unique_ptr<z_stream_s> stream_;  // of deflated members
+  std::unique_ptr<z_stream_s> stream_;  // set for deflated members
   bool ended_ = false;
 };
 

@@ -21,7 +21,7 @@ struct Card {
 };
 /// The known GPUs.
 const std::vector<Card>& cards();
-/// Finds a GPU by name. Error, which lists the known ones, if there is none.
+/// Finds a GPU by name. Error listing the known ones if there is none.
 const Card& card_of(const std::string& name);
 
 /// The fraction of peak that a kind of kernel reaches. source: where it was measured, an index of sources() from 1.
@@ -37,7 +37,7 @@ inline constexpr int memory_source = 3;  ///< for kernels bound by memory
 struct KernelCost {
   std::string kind;  ///< kernels of one kind share a row: "product 16384 x 768 x 2304"
   int64_t launches = 1;
-  double flops = 0;       ///< of tensor cores, or of f32 units in f32
+  double flops = 0;       ///< by tensor cores, or by f32 units for f32
   double bytes = 0;       ///< read and written, each operand once
   bool is_short = false;  ///< 16-bit operands
   Efficiency efficiency = {};

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 using data::Json;
 using trace::Category;
 
-constexpr double most_slots = 1 << 22;  // of a schedule, to be simulated
+constexpr double most_slots = 1 << 22;  // limit for simulating a schedule
 
 Part part_of(const Event& e) {
   switch (e.category) {

@@ -19,10 +19,10 @@ struct RunFiles {
   std::vector<data::Json> metrics;  ///< lines of metrics.jsonl (--out)
   std::vector<RankTrace> traces;    ///< rank-N.json (--trace)
   std::vector<std::string> warnings;
-  const data::Json* note(const char* name) const;  ///< of the first rank that has it, or nullptr
+  const data::Json* note(const char* name) const;  ///< the note of the first rank that has it, or nullptr
 };
-/// Reads a run's folder. Error, which lists what is there, if it has none of these files. An incomplete last line is
-/// left out, with a warning.
+/// Reads a run's folder. Error listing what is there if it has none of these files. An incomplete last line is left
+/// out, with a warning.
 RunFiles read_run(const std::string& folder);
 
 /// The activity of a rank's main thread. Parts do not overlap.
@@ -69,7 +69,7 @@ struct Formula {
 /// Memory of one category.
 struct MemoryRow {
   std::string category;
-  double measured = 0;  ///< peak of the noted values, bytes per rank
+  double measured = 0;  ///< highest recorded value, bytes per rank
   std::optional<Formula> formula;
 };
 

@@ -29,7 +29,7 @@ double seconds_of(int times, const std::function<void()>& call) {
   return median(std::move(all));
 }
 
-/// Least-squares fit of seconds over bytes, with a latency of at least 0. messages: latencies in each time.
+/// Least-squares fit of seconds over bytes, with a latency of at least 0. messages: number of latencies in each time.
 dist::Link fit(const std::vector<std::pair<double, double>>& points, double messages) {
   double n = 0, x = 0, y = 0, xx = 0, xy = 0;
   for (const auto& [bytes, seconds] : points) {

@@ -173,7 +173,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   }
   if (l.dp > 1) {
     const double sent = double(l.dp - 1) / l.dp;
-    const auto seconds = [&](Collective collective, double traffic) {  // of a rank's bytes sent
+    const auto seconds = [&](Collective collective, double traffic) {  // traffic: bytes that a rank sends
       const double whole = traffic / sent / (collective == Collective::all_reduce ? 2 : 1);
       return collective_seconds(collective, l.dp, l.tp, whole, cluster);
     };

@@ -54,7 +54,7 @@ struct RankTrace {
   double clock_error = 0;     ///< seconds
   bool whole = false;         ///< the trace was ended; otherwise the process was killed, or still runs
   std::vector<Event> events;  ///< sorted by begin; without operations and tape nodes
-  struct Total {              ///< of one kernel
+  struct Total {              ///< totals of one kernel
     int64_t calls = 0;
     double seconds = 0;
   };

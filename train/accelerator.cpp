@@ -41,7 +41,7 @@ std::vector<int64_t> Dealing::real(int64_t batch) const {
   const int64_t of_rank = used_.accumulation, step = batch / of_rank, i = batch % of_rank;
   std::vector<int64_t> counts;
   for (int64_t r = 0; r < world; ++r) {
-    const int64_t at = used_.interleaved ? i * world + r : r * of_rank + i;  // among the step's micro-batches
+    const int64_t at = used_.interleaved ? i * world + r : r * of_rank + i;  // index among the step's micro-batches
     counts.push_back(std::clamp<int64_t>(samples_ - (step * of_rank * world + at) * micro, 0, micro));
   }
   return counts;

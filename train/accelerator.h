@@ -53,7 +53,7 @@ struct Dealing {
     int64_t accumulation = 1;
     bool interleaved = true;
   };
-  data::Sampler order;  ///< of all samples
+  data::Sampler order;  ///< order of all samples
   int64_t micro = 1, world = 1, rank = 0;
   bool drop_last = false;
   std::function<Rule()> rule;  ///< called at the start of each loop
@@ -105,7 +105,7 @@ struct State {
     std::function<data::Json()> state;               ///< called when saving
     std::function<void(const data::Json&)> load;     ///< called when loading
     const void* of = nullptr;                        ///< the object: preparing it again replaces its entry
-    std::optional<std::weak_ptr<void>> loader = {};  ///< of a loader: the entry goes when the loader does
+    std::optional<std::weak_ptr<void>> loader = {};  ///< for a loader: the entry goes when the loader does
   };
   void keep(Kept one);  ///< adds or replaces an entry
   /// Adds a loader. access: loads a state if given one, and returns the current state.
@@ -121,11 +121,11 @@ struct State {
 
  public:
   optim::GradScaler scaler;
-  std::vector<Model> models;  ///< destroyed before the job
+  std::vector<Model> models;  ///< declared here to be destroyed before the job
   engine::EngineBase* engine = nullptr;
   std::vector<Kept> kept;
   data::Json::Array unclaimed;             ///< loaded states, for loaders that are prepared later
-  int64_t micro_batch = 0;                 ///< of the first loader
+  int64_t micro_batch = 0;                 ///< samples per rank, from the first loader
   double clipping = 0;                     ///< from the configuration
   std::vector<std::weak_ptr<Loop>> loops;  ///< running loops; the last one received the last batch
   std::optional<Loop> last_loop;           ///< a copy of that loop, which may have ended
@@ -285,14 +285,14 @@ class Accelerator {
     if constexpr (sizeof...(T) == 1) return made(things...);
     else return std::tuple<decltype(made(things))...>{made(things)...};
   }
-  template <class T> static Skipped<T> skip(T& thing) { return {&thing}; }  ///< for prepare()
+  template <class T> static Skipped<T> skip(T& thing) { return {&thing}; }  ///< exempts an argument of prepare()
 
   /// While the result lives, the loop's batch is one of gradient_accumulation_steps that make an optimizer step.
   template <class M> [[nodiscard]] auto accumulate(const PreparedModel<M>&) {
     state_->holding = true;
     return AtEnd([state = state_] { state->holding = false; });
   }
-  /// Backpropagates a mean loss, scaled with fp16. loss.backward() is the same if the loss is not scaled.
+  /// Backpropagates a mean loss, times the loss scale (fp16). Without loss scaling, loss.backward() does the same.
   void backward(const Variable& loss);
   /// True if the next optimizer.step() updates the parameters.
   bool sync_gradients() const;

@@ -31,7 +31,7 @@ struct AutoProblems {
   std::vector<std::string> mismatches, unfilled;
   /// Notes that the file has `file` under `key`, but `argument` is `value`.
   void differ(const std::string& key, const data::Json& file, const std::string& argument, const data::Json& value);
-  /// Error, which begins with `origin`, with all that was noted.
+  /// Raises one Error with everything that was noted; it begins with `origin`.
   void fail_if_any(const std::string& origin) const;
 };
 /// Replaces "auto" for the keys in the table. own: the program's keys. half: "fp16", "bf16" or "", the dtype that
@@ -45,7 +45,7 @@ bool same_value(const data::Json& a, const data::Json& b);
 const data::Json* find_at(const data::Json& root, std::string_view path);
 /// Sets the value under a dotted path and creates the objects on the way.
 void put_at(data::Json& root, std::string_view path, data::Json value);
-/// Reads a value as the type of the field. Error, which begins with `where`, for another kind of value.
+/// Reads a value as the type of the field. Error beginning with `where` for another kind of value.
 inline void read_as(const data::Json& from, bool& to, const std::string& where) { to = from.as_bool(where); }
 inline void read_as(const data::Json& from, int64_t& to, const std::string& where) { to = from.as_int(where); }
 inline void read_as(const data::Json& from, double& to, const std::string& where) { to = from.as_number(where); }

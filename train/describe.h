@@ -21,7 +21,7 @@ struct Description {
   /// A batch to time the layers with; without it, only shapes are known.
   std::function<data::Example(int64_t samples)> batch = {};
   std::function<Variable(const Variable& output, const Tensor& target)> loss = {};
-  std::string unit = "samples";  ///< what a sample is made of
+  std::string unit = "samples";  ///< name of the units in a sample, such as "tokens"
   double per_sample = 1;         ///< units in a sample
 };
 /// The first `samples` samples of a dataset, repeated if it has fewer.

@@ -16,8 +16,8 @@ struct Experts {
   /// Replaces the MLPs. ranks: the expert-parallel group.
   void add_to(nn::Module& model, std::shared_ptr<dist::ProcessGroup> ranks = nullptr) const;
 };
-/// Parses "8,top_k=2,every=2,drop_tokens=false": the number of experts, and keys of moe::Options. "" means none. Error,
-/// which lists the known keys, for an unknown one.
+/// Parses "8,top_k=2,every=2,drop_tokens=false": the number of experts, and keys of moe::Options. "" means none. Error
+/// listing the known keys for an unknown one.
 Experts read_experts(const std::string& text);
 /// Adds experts to a model before training, dealt to the job's expert-parallel ranks. Error for an incompatible plan or
 /// strategy.

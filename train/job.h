@@ -52,7 +52,7 @@ class Job {
   std::optional<DType> autocast() const;
   /// The file merged with --set, unchanged otherwise.
   const data::Json& file() const { return json_; }
-  std::string origin() const;  ///< name of the file for messages
+  std::string origin() const;  ///< the file's name for messages, or "the options"
 
  private:
   std::string precision() const;  // "f32" if the file's "auto" takes --precision

@@ -24,8 +24,8 @@ data::Json facts_of(const nn::GPT& model, const std::string& tokenizer, const st
 /// A loaded model with its tokenizer.
 struct LanguageModel {
   std::unique_ptr<nn::GPT> model;
-  std::string folder;                                       ///< of the tokenizer; "": bytes
-  std::string identity;                                     ///< of the tokenizer it was trained with; "": unknown
+  std::string folder;                                       ///< the tokenizer's folder; "": bytes
+  std::string identity;                                     ///< the tokenizer used in training; "": unknown
   std::vector<int64_t> ends;                                ///< end-of-text tokens, from the folder
   std::shared_ptr<inference::InferenceEngine> engine = {};  ///< set if there is an inference configuration
   bool leads = true;                                        ///< this rank prints
@@ -64,7 +64,7 @@ std::string continue_prompt(const LanguageModel& model, const std::string& promp
 nn::Generation drawn_text();
 /// Adds --tokens, --temperature, --top-k, --beams, --stop and other options of nn::Generation.
 void add_generation_options(CLI::App& app, nn::Generation& generation);
-/// Parses "5,17,3". Error, which names the option, for anything else.
+/// Parses "5,17,3". Error naming the option for anything else.
 std::vector<int64_t> whole_numbers(const std::string& option, const std::string& list);
 
 /// The folder of the tokenizer, or "" for bytes: `given`, else that of `model`. A resumed run uses its own copy if

@@ -17,7 +17,7 @@ struct Start {
   std::string quantize = {};                 ///< name of nn::quantize_options() for the frozen weights; "": none
 };
 /// Parses "FOLDER" or "FOLDER,lora=8,alpha=16,targets=q_proj+v_proj": the rank of the adapters, keys of
-/// nn::LoraOptions, and quantize. Error, which begins with the option and lists the known keys, for anything else.
+/// nn::LoraOptions, and quantize. Error beginning with the option and listing the known keys for anything else.
 Start read_start(const std::string& text, const std::string& option = "--init");
 /// Help text of --init.
 inline constexpr const char* start_help =

@@ -49,7 +49,7 @@ struct CommonOptions {
   bool resume = false;  ///< continue from the checkpoint in `out`
   bool ema = false;     ///< in programs that use a run: evaluate with averaged parameters
   bool json = false;    ///< print the final figures as JSON
-  int threads = 0;      ///< of operations; 0: all cores
+  int threads = 0;      ///< threads of operations; 0: all cores
   uint64_t seed = 1;
   std::string device = "cpu";  ///< cpu, cuda, cuda:N
   /// Names of options in Errors, for callers other than a command line: {{"--out", "output_dir"}}.

@@ -10,7 +10,7 @@ namespace lockstep::train {
 
 namespace {
 
-constexpr int64_t most_rows = 1024;  // of logits per forward pass
+constexpr int64_t most_rows = 1024;  // tokens per forward pass
 
 void score_group(nn::GPT& model, std::span<const ToScore> group, std::vector<Scored>& out) {
   std::vector<std::vector<nn::KvCache>> caches(group.size(), std::vector<nn::KvCache>(model.blocks.size()));

@@ -38,7 +38,7 @@ class Team {
   bool owns_process() const { return !threads_ || leads(); }
   /// Notes, on all ranks, that a signal ends this run before its last step. The process then exits with 128 + signal.
   void note_stop(int signal) const { stopped_by_ = signal; }
-  int stopped_by() const { return stopped_by_; }  ///< that signal, or 0
+  int stopped_by() const { return stopped_by_; }  ///< the signal, or 0
   /// nullptr if this process trains alone.
   dist::ProcessGroup* group() const { return group_; }
   /// A barrier.

@@ -23,7 +23,7 @@
 
 namespace lockstep::train {
 
-/// A measure of a micro-batch: the model's output against the target.
+/// A loss or metric of a micro-batch, computed from the model's output and the target.
 using Measure = std::function<Variable(const Variable& output, const Tensor& target)>;
 /// The figures of a step, for on_step.
 struct StepInfo {
@@ -79,8 +79,8 @@ struct TrainerOptions {
   std::function<Variable(const Tensor& input)> forward = {};
   int64_t evaluate_most = 0;  ///< batches per evaluation during training; 0: all
   int workers = 1;            ///< threads that make batches of `data`
-  /// Called when everything is checked and loaded, before the run's folder is changed. Prints what is trained, instead
-  /// of the model's summary.
+  /// Called when everything is checked and loaded, before the run's folder is changed. Takes the place of
+  /// printing the model's summary.
   std::function<void()> on_start = {};
   std::function<void(const StepInfo&, data::Json& line)> on_step = {};  ///< may add to the line of metrics.jsonl
   /// Called on every rank after training and saving. May add to the closing line.

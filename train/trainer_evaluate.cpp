@@ -69,7 +69,7 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
     // A replica with fewer batches repeats the last one, which is not counted.
     return sample(batch_of(samples, indices_of(std::min(i, needed - 1))));
   };
-  std::vector<int64_t> shape;  // of the model's output for a whole batch
+  std::vector<int64_t> shape;  // shape of the model's output for a whole batch
   if (keeps_outputs) {
     constexpr int most_dims = 6;
     const auto dims = [&](const pipeline::Values& out, const std::vector<Tensor>&) -> Variable {

@@ -34,8 +34,8 @@ struct Trainer::Impl {
   void save();                                                         ///< writes a checkpoint
   void write_bits(double loss);                                        ///< --trace-bits
   pipeline::Sample sample(const Example& whole);                       ///< this rank's part, on its device
-  std::vector<std::pair<std::string, double>> evaluate(int64_t most);  ///< of averaged parameters, too
-  std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // of the current parameters
+  std::vector<std::pair<std::string, double>> evaluate(int64_t most);  ///< includes averaged parameters
+  std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // with the current parameters
   /// Means over `most` batches (0: all), named with `prefix`. keeps_outputs: also the model's outputs.
   Predictions measure(const data::Dataset<Example>& samples, int64_t most, const std::string& prefix,
                       bool keeps_outputs);

@@ -179,7 +179,7 @@ Pixels decode_jpeg(Bytes file, const std::string& where, const ImageOptions& opt
   LOCKSTEP_CHECK(info.arith_code || int64_t(info.image_height) * info.image_width / 512 <= int64_t(file.size()), where,
                  ": expected a file that can hold ", info.image_height, " x ", info.image_width, " pixels, got ",
                  file.size(), " bytes (is it truncated?)");
-  constexpr int64_t most_passed = int64_t(1) << 31;  // limit on pixels x scans, which take a few seconds
+  constexpr int64_t most_passed = int64_t(1) << 31;  // limit on pixels x scans: a few seconds of work
   work.most_scans = int(std::min<int64_t>(500, most_passed / (int64_t(info.image_height) * info.image_width) + 1));
   const int own = info.num_components;
   LOCKSTEP_CHECK(own == 1 || own == 3 || own == 4, where, ": expected 1, 3 or 4 colours, got ", own);

@@ -184,12 +184,13 @@ Tensor affine(const Tensor& x, const AffineMap& m, bool bilinear, double fill) {
       for (int64_t i = 0; i < h; ++i)
         for (int64_t j = 0; j < w; ++j) {
           const double v = double(i) + 0.5 - middle_y, u = double(j) + 0.5 - middle_x;
-          // Keeps the coordinates within int64_t.
+          // Clamped so that the coordinates fit in int64_t.
           const double fx = std::clamp(m.a * u + m.b * v + m.c + middle_x - 0.5, -far, far);
           const double fy = std::clamp(m.d * u + m.e * v + m.f + middle_y - 0.5, -far, far);
           double there = 0;
           double value = bilinear ? plane.bilinear(fy, fx, there) : plane.nearest(fy, fx, there);
-          value = there * value + (1 - there) * fill;  // at the edge the coverage counts twice, as in torchvision
+          // `value` is weighted by coverage already: it counts twice, as in torchvision.
+          value = there * value + (1 - there) * fill;
           if constexpr (std::is_same_v<T, uint8_t>) *to++ = uint8_t(std::clamp(std::nearbyint(value), 0.0, 255.0));
           else *to++ = float(value);
         }
