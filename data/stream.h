@@ -1,10 +1,10 @@
 #pragma once
-// Streams: records of many files (lines, or windows of tokens) in a shuffled order without an index, for data that are
-// too large to count first.
+// Streams: records of many files (lines, or windows of tokens) in an order that needs no index, for data that are too
+// large to count first.
 //
-// Shards are dealt to `lanes`. A lane reads its shards one after the other, round after round without end, with another
-// order each round. Within a lane, each `block` of consecutive records is given out in random order (a shuffle buffer).
-// Record i of the stream comes from lane (i / run) % lanes:
+// Shards are dealt to `lanes`. A lane reads its shards one after the other, round after round without end (with
+// shuffle_shards, in another order each round). Each `block` of a lane's consecutive records is given out in random
+// order, like a shuffle buffer. Record i of the stream comes from lane (i / run) % lanes:
 //
 //   lanes 2, run 2     record  0  1 | 2  3 | 4  5 | 6  7 ...
 //                      lane    A  A   B  B   A  A   B  B

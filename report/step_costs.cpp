@@ -37,9 +37,8 @@ dist::Link fit(const std::vector<std::pair<double, double>>& points, double mess
     n += w, x += w * bytes, y += w * seconds, xx += w * bytes * bytes, xy += w * bytes * seconds;
   }
   double slope = (n * xy - x * y) / std::max(n * xx - x * x, 1e-300);
-  if (!(slope > 0))
-    // Noise hides the cost of bytes: attribute all of the time to them.
-    slope = xy / xx;
+  // Otherwise noise hides the cost of bytes: attribute all of the time to them.
+  if (!(slope > 0)) slope = xy / xx;
   const double start = (y - slope * x) / n;
   LOCKSTEP_CHECK(
       slope > 0 && std::isfinite(slope),
@@ -80,7 +79,7 @@ double measure_memory(int ranks) {
     weight.grad() = ones({n});
     dist::world().barrier();
     const double step = seconds_of(25, [&] { adam.step(); });
-    // As in engine::predict(): two states are read and written, then parameter and gradient.
+    // Bytes per element as in engine::predict(): two states read and written, plus parameter and gradient.
     const std::lock_guard lock(mutex);
     least = std::min(least, double(n) * (2 * 8 + 8) / step);
   });
@@ -125,7 +124,7 @@ double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_
                rate = traced.forward_flops() * tokens / forward,
                owned = double(traced.numel()) / (number_of(*how, "zero") > 0 ? number_of(*how, "ranks", 1) : 1);
   give_seconds(model, rate, backward / forward);
-  return owned * (2 * 8 + 8) / optimizer;  // two states are read and written, then parameter and gradient
+  return owned * (2 * 8 + 8) / optimizer;  // bytes per element as in measure_memory()
 }
 
 dist::Link link_of_traces(const std::vector<RankTrace>& traces) {

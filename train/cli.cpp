@@ -47,8 +47,8 @@ std::string suggestion_for(CLI::App& app, std::string word) {
   return suggestion(word, known);
 }
 
-/// If a process starts without descriptors 0, 1 or 2, the next file that it opens would receive its standard output.
-/// /dev/null takes their place.
+/// Opens /dev/null in place of missing descriptors 0, 1 and 2. Otherwise the next file that is opened would get their
+/// number, and be sent the standard output.
 void open_standard_streams() {
   for (const int fd : {0, 1, 2})
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) std::_Exit(1);

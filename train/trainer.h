@@ -79,8 +79,8 @@ struct TrainerOptions {
   std::function<Variable(const Tensor& input)> forward = {};
   int64_t evaluate_most = 0;  ///< batches per evaluation during training; 0: all
   int workers = 1;            ///< threads that make batches of `data`
-  /// Called when everything is checked and loaded, before the run's folder is changed. Takes the place of
-  /// printing the model's summary.
+  /// Called when everything is checked and loaded, before the run's folder is changed. Replaces the
+  /// model's summary on the screen.
   std::function<void()> on_start = {};
   std::function<void(const StepInfo&, data::Json& line)> on_step = {};  ///< may add to the line of metrics.jsonl
   /// Called on every rank after training and saving. May add to the closing line.
