@@ -186,8 +186,8 @@ template <class S = Example, class B = S> class DataLoader {
   const DatasetPtr<S>& dataset() const { return dataset_; }       ///< the source of samples
   const Options& options() const { return options_; }             ///< as given, with collate filled in
   uint64_t seed() const { return progress_->seed(); }             ///< the seed in use
-  /// A loader with the same samples, seed and options, except that `sampler` decides the order and batches are always
-  /// full size: no shuffle, no drop_last.
+  /// A loader with the same samples, seed and options, except that `sampler` decides which samples come in which order,
+  /// in batches of batch_size: no shuffle, no drop_last.
   DataLoader dealt(Sampler sampler, int64_t batch_size, int64_t world) const {
     Options o = options_;
     if (default_collate_) o.collate = nullptr;

@@ -61,7 +61,7 @@ struct Record {
 struct RecordRule {
   int64_t bytes = 0;           ///< of each record, if all are equal; 0: records are lines
   int64_t start = 0, end = 0;  ///< for equal records: bytes of a shard before the first, and behind the last
-  int64_t stride = 0;          ///< for equal records: distance between the starts of neighbours
+  int64_t stride = 0;          ///< for equal records: distance between the starts of consecutive ones
 };
 
 /// Gives access to the unparsed records by number. Thread-safe.

@@ -51,7 +51,7 @@ bool is_token_file(const std::string& path);
 /// Maps a .tokens file. Error if it is incomplete or of another tokenizer: identity is data::tokenizer_identity().
 Tokens read_tokens(const std::string& path, const Tokenizer& tokenizer, const std::string& identity);
 
-/// Progress of tokenize_file().
+/// Counts of tokenize_file(): its progress, and its result.
 struct Tokenized {
   int64_t tokens = 0, bytes = 0;
 };

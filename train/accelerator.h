@@ -276,9 +276,9 @@ class Accelerator {
   explicit Accelerator(Job& job, AcceleratorOptions options = {});
 
   /// Collective. Takes a model, its optimizer, loaders and schedules, and returns prepared ones in the same order (a
-  /// single one not as a tuple). The arguments must outlive their use. The first loader is the training data: its
-  /// batch_size is per rank. In eval() loops are dealt in sample order. Error for a loader that is already sharded, or
-  /// anything else.
+  /// single one not as a tuple). The arguments must exist while they are used; they may be destroyed before or after
+  /// the Accelerator. The first loader is the training data: its batch_size is per rank. In eval() loops are dealt in
+  /// sample order. Error for a loader that is already sharded, or anything else.
   template <class... T> decltype(auto) prepare(T&&... things) {
     (note(things), ...);
     (join(things), ...);
@@ -294,8 +294,7 @@ class Accelerator {
   }
   /// Backpropagates a mean loss, times the loss scale (fp16). Without loss scaling, loss.backward() does the same.
   void backward(const Variable& loss);
-  /// True if the next optimizer.step() updates the parameters.
-  bool sync_gradients() const;
+  bool sync_gradients() const;  ///< true if the next optimizer.step() updates the parameters
   /// Limits the global gradient norm in the next step. Returns the norm of the last step: that of the next one is known
   /// only in step(), once all ranks have reduced their gradients.
   template <class M> double clip_grad_norm_(const PreparedModel<M>&, double max_norm) { return clip(max_norm); }
@@ -316,8 +315,7 @@ class Accelerator {
   int process_index() const { return state_->job().team().rank(); }                      ///< this rank
   Device device() const { return state_->job().device(); }                               ///< of this rank
   void wait_for_everyone() const { state_->job().team().wait(); }                        ///< barrier
-  /// Prints on the main process only.
-  template <class... T> void print(const T&... what) const {
+  template <class... T> void print(const T&... what) const {                             ///< on the main process only
     if (is_main_process()) ((std::cout << what), ...) << std::endl;
   }
   /// The user's model.
@@ -333,8 +331,7 @@ class Accelerator {
     state_->keep({[&object] { return data::Json(object.state()); },
                   [&object](const data::Json& json) { object.load_state(json); }, &object});
   }
-  /// Ends training. Nothing that was prepared may be used afterwards.
-  void free_memory();
+  void free_memory();  ///< ends training: nothing that was prepared may be used afterwards
   /// The engine of the model in training. Error before prepare() got a model and its optimizer.
   engine::EngineBase& engine() const { return state_->trained("engine"); }
 
