@@ -35,8 +35,8 @@ struct TrackedChar {
 
   const char* at;
   const char** furthest;
-  reference operator*() const { return *at; }
-  TrackedChar& operator++() {
+  reference operator*() const { return *at; }  ///< the current character
+  TrackedChar& operator++() {                  ///< moves on, and records how far
     *furthest = ++at;
     return *this;
   }
