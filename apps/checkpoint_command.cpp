@@ -1,4 +1,4 @@
-// `lockstep checkpoint`: looks at checkpoints, verifies, merges and exports them.
+// `lockstep checkpoint`: inspects, verifies, merges and exports checkpoints.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -33,7 +33,7 @@ int64_t bytes_of_files(const checkpoints::Manifest& m) {
 struct Asked {
   std::string dir, tag, out, dtype = "f32", prefix = "model.";
   bool json = false, hugging_face = false;
-  /// Where the checkpoints are: a run's folder keeps them in a folder of their own.
+  /// The folder of the checkpoints: a run's folder has them in checkpoints/.
   std::string folder() const {
     return std::filesystem::is_directory(dir + "/checkpoints") ? dir + "/checkpoints" : dir;
   }

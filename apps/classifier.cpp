@@ -1,3 +1,4 @@
+// Image classifiers: see classifier.h.
 #include "apps/classifier.h"
 
 #include <CLI/CLI.hpp>
@@ -23,7 +24,7 @@ struct ClassifierOptions : train::Options {
   int64_t samples = 8000;
   int workers = 1;
   train::OptimizerOptions optimizer;
-  std::string run;  // eval
+  std::string run;  // argument of eval
 };
 
 data::TensorDataset load_split(const ClassifierOptions& o, bool train) {

@@ -1,5 +1,5 @@
 #pragma once
-// Image classifiers, for mlp and cnn: their data, and what is measured.
+// The common program of mlp and cnn: trains and evaluates an image classifier.
 #include <functional>
 #include <memory>
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace apps {
 
-/// Makes the model for images of (channels, size, size) and 10 classes.
+/// Makes a model for images of shape (channels, size, size) and 10 classes.
 using MakeModel = std::function<std::unique_ptr<lockstep::nn::Sequential>(int64_t channels, int64_t size)>;
 
-/// The whole program: subcommands train and eval.
+/// main() of a classifier, with the subcommands train and eval. Returns the exit code. epochs: the default of --epochs.
 int classifier_main(int argc, char** argv, const std::string& name, const std::string& about, int64_t epochs,
                     const MakeModel& make_model);
 

@@ -1,4 +1,4 @@
-// cnn: a small convolutional network on images: conv 32, conv 64, pool, 128, 10.
+// cnn: a small convolutional network for images: conv 32, conv 64, pool, 128, 10.
 #include "apps/classifier.h"
 #include "nn/activation.h"
 #include "nn/linear.h"
@@ -7,7 +7,7 @@
 int main(int argc, char** argv) {
   using namespace lockstep::nn;
   const auto make_model = [](int64_t channels, int64_t size) {
-    const int64_t pooled = (size - 4) / 2;  // two 3x3 convolutions without padding, then a 2x2 pool
+    const int64_t pooled = (size - 4) / 2;  // after two 3x3 convolutions without padding and a 2x2 pool
     return std::make_unique<Sequential>(Conv2d({.in = channels, .out = 32, .kernel = 3}), ReLU(),
                                         Conv2d({.in = 32, .out = 64, .kernel = 3}), ReLU(), MaxPool2d(), Flatten(),
                                         Linear({.in = 64 * pooled * pooled, .out = 128}), ReLU(),

@@ -1,6 +1,6 @@
 #pragma once
-// The commands of `lockstep`, each of which adds itself to the command line and is explained in its file; and what
-// several of them share. One that ends with an exit code of its own throws CLI::RuntimeError (train::run_cli()).
+// The commands of `lockstep` and their shared parts. Each command adds itself to the command line and is described in
+// its own file. To end with its own exit code, a command throws CLI::RuntimeError (see train::run_cli()).
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <string>
@@ -13,74 +13,90 @@
 
 namespace apps {
 
-/// A program and its arguments that a command runs, cut off from the words of the command line; empty: none. Of `run`:
-/// from the first word that is no option, or after --; underscores in names of options before it become dashes. Of
-/// `verify`, `plan` and `simulate`: after --.
+/// Removes the program and its arguments from the command line's words and returns them; empty if there are none. For
+/// `run` the program starts at the first word that is not an option, or after --; underscores in the options before it
+/// become dashes. For `verify`, `plan` and `simulate` it starts after --.
 std::vector<std::string> take_program(const CLI::App& app, std::vector<std::string>& words);
 
-/// Each is told its program once that is read.
+/// A program and its arguments. Commands hold a reference: it is filled in before they run.
 using Program = std::vector<std::string>;
 
-/// Error when one of these options was given: its name, and why not.
+/// Error if one of these options was given: its name, followed by `why`.
 void refuse_given(const CLI::App& command, const std::vector<std::string>& options, const std::string& why);
 
-// Programs that commands run (program.cpp), and models: of a program, or a GPT by its sizes.
+// Programs that commands start (program.cpp), and models: described by a program, or a GPT of given sizes.
 
-/// Runs a command with its output in a file of the folder. It ends when we do. Error when it takes longer than so many
-/// seconds, or when it fails: `who` did, with what exit code (128 + signal) and what last lines.
+/// Runs a command with its output in a file of `folder`, and ends it if this process ends. Error if it takes longer
+/// than `timeout` seconds or fails; the Error names `who`, the exit code (128 + signal) and the last lines of the
+/// output.
 void run_command(const std::string& who, const std::vector<std::string>& command,
                  const std::vector<std::pair<std::string, std::string>>& environment,
                  const std::filesystem::path& folder, double timeout);
 
-/// The model that a command asks about.
+/// The model that the user asked about.
 struct ModelAsked {
   std::string name;  ///< gpt:LAYERSxWIDTHxHEADS
   int64_t vocab = 50257, context = 1024;
   lockstep::engine::ExpertShape experts = {};
-  const Program& program;  ///< and its arguments; empty: by name
+  const Program& program;  ///< with its arguments; empty: the model is given by name
 };
+/// The shape of that model.
 struct ModelFound {
   lockstep::engine::ModelShape shape;
-  lockstep::data::Json config = {};  ///< of the program; null: there is none
-  std::string plan = {};             ///< that it was given
+  lockstep::data::Json config = {};  ///< the program's configuration, or null
+  std::string plan = {};             ///< the program's --plan
 };
-/// Error when one of these options, which are of a model by name, was given beside a program.
+/// Error if an option that describes a model by name was given together with a program.
 void refuse_beside_program(const CLI::App& command, const std::vector<std::string>& options, const ModelAsked& asked);
-/// `ranks`: how many of the program measure its layers at once. Error when both or neither are given, or when the
-/// program does not say what it trains.
+/// Finds the shape of the model. A program times its layers on `ranks` ranks at once. Error if both or neither of name
+/// and program are given, or the program does not describe its model.
 ModelFound find_model(const ModelAsked& asked, int ranks = 1);
 
-// What `schedule` and `simulate` are asked of a collective (schedule.cpp).
+// Collectives, as `schedule` and `simulate` take them (schedule.cpp).
 
+/// The collective that the user asked about.
 struct CollectiveAsked {
   std::string algorithm, collective, hosts;
   int ranks = 4, root = 0;
   bool mean = false;
 };
+/// Adds --ranks, --collective, --root, --hosts and the algorithm.
 void add_collective_options(CLI::App& command, CollectiveAsked& asked, bool needs_algorithm);
 
+/// A parsed CollectiveAsked.
 struct Collective {
   lockstep::dist::Algorithm algorithm;
   lockstep::dist::Request request;
 };
-/// The algorithm may be "ring", or "ring_all_reduce" for both at once. Error for what cannot be asked.
+/// Parses the request. The algorithm may be "ring", or "ring_all_reduce" to name the collective, too. Error for
+/// anything invalid.
 Collective understand(const CollectiveAsked& asked);
 
+/// checkpoint: inspects, verifies, merges and exports checkpoints.
 void add_checkpoint_command(CLI::App& app);
+/// config: explains a configuration file.
 void add_config_command(CLI::App& app);
+/// flight: finds the late rank from the flight records of a failed job.
 void add_flight_command(CLI::App& app);
-/// new NAME: writes a project of the user's own.
+/// new NAME: creates a project that uses the library.
 void add_new_command(CLI::App& app);
+/// plan: predicts memory, traffic and time of a training before it starts.
 void add_plan_command(CLI::App& app, const Program& program);
+/// report: makes an HTML page about a run.
 void add_report_command(CLI::App& app);
-/// roofline: the kernels of a training step, and how long they should take on a card.
+/// roofline: lists the kernels of a training step and predicts their time on a GPU.
 void add_roofline_command(CLI::App& app);
+/// run: starts a program on many ranks.
 void add_run_command(CLI::App& app, const Program& program);
+/// schedule: prints, checks and draws the schedule of a collective, a pipeline, ring attention or serving.
 void add_schedule_command(CLI::App& app);
+/// simulate: predicts the time of a collective or of a training step.
 void add_simulate_command(CLI::App& app, const Program& program);
 /// sparse CONFIG: prints and draws the blocks that sparse attention attends to.
 void add_sparse_command(CLI::App& app);
+/// trace: merges the traces of all ranks.
 void add_trace_command(CLI::App& app);
+/// verify: trains by several plans and compares the bits.
 void add_verify_command(CLI::App& app, const Program& program);
 
 }  // namespace apps

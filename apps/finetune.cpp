@@ -1,5 +1,5 @@
-// gpt finetune: a language model of a Hugging Face folder learns a text, as by Transformers' run_clm.py and with its
-// options, which are those of train::TrainingArguments.
+// gpt finetune: trains a language model from a Hugging Face folder on a text, as Transformers' run_clm.py does and with
+// its options, which are those of train::TrainingArguments.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -33,11 +33,11 @@ struct FinetuneOptions {
   bool do_train = false, do_eval = false;
   int64_t block_size = 0, validation_percent = 5;
   double warmup_ratio = 0;
-  Options engine;  // what is not Hugging Face's: plan, ranks, device ...
+  Options engine;  // options that run_clm.py lacks: plan, ranks, device ...
 };
 
-/// Words of a text in blocks of so many tokens; what is left is dropped. The model sees all but the last of a block,
-/// and learns all but the first.
+/// Cuts tokens into blocks of `block`; the rest is dropped. Inputs are all but the last token of a block, targets all
+/// but the first.
 data::DatasetPtr<data::Example> blocks_of(const data::Tokens& tokens, int64_t block, const std::string& name) {
   const int64_t blocks = tokens.size() / block;
   LOCKSTEP_CHECK(blocks >= 1, name, ": expected a text of at least --block_size ", block, " tokens, got ",
@@ -79,7 +79,7 @@ void write_results(const FinetuneOptions& o, const Json& result) {
     data::write_atomically(o.args.output_dir + "/all_results.json", result.dump(2) + "\n");
 }
 
-/// --do_eval alone.
+/// Runs --do_eval without --do_train.
 void evaluate(const FinetuneOptions& o) {
   apply_common_options(o.engine);
   const LanguageModel m = load_language_model(o.model);
@@ -100,7 +100,7 @@ void evaluate(const FinetuneOptions& o) {
 void finetune(const FinetuneOptions& o, Job& job) {
   const Start start = read_start(o.model, "--model_name_or_path");
   const std::string tokenizer = tokenizer_of(o.engine, o.tokenizer, start.folder);
-  std::optional<nn::BuildEmpty> empty;  // a rank fills what it has
+  std::optional<nn::BuildEmpty> empty;  // each rank loads only its part
   if (job.plan().pp * job.plan().tp > 1) empty.emplace();
   const std::shared_ptr<nn::GPT> model = from_start(start);
   if (start.lora) nn::add_lora(*model, *start.lora);
@@ -128,7 +128,7 @@ void finetune(const FinetuneOptions& o, Job& job) {
   trainer->fit();
 }
 
-/// What the options say together, before a rank starts.
+/// Checks options that depend on each other, before any rank starts.
 void check(FinetuneOptions& o) {
   TrainingArguments& a = o.args;
   o.do_eval = o.do_eval || a.eval_strategy != "no";
@@ -163,7 +163,7 @@ void add_command(CLI::App& app) {
   model("--do_train", o->do_train, "train");
   model("--do_eval", o->do_eval, "evaluate at the end; alone: only that");
   const auto count = whole(1, most_size);
-  const auto steps = number(0, double(most_steps));  // TrainingArguments says which are none
+  const auto steps = number(0, double(most_steps));  // TrainingArguments checks the lower limits
   training("--per_device_train_batch_size", a.per_device_train_batch_size, "samples of a micro-batch", count);
   training("--per_device_eval_batch_size", a.per_device_eval_batch_size, "samples of one in evaluation", count);
   training("--gradient_accumulation_steps", a.gradient_accumulation_steps, "micro-batches of a step at each rank",
@@ -219,7 +219,7 @@ void add_command(CLI::App& app) {
   });
 }
 
-/// As the options are named.
+/// The arguments of `finetune` with normalized names and flags; those of other commands unchanged.
 std::vector<std::string> words_of(int argc, char** argv) {
   std::vector<std::string> words(argv, argv + argc);
   if (argc < 2 || words[1] != "finetune") return words;

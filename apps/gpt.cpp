@@ -1,4 +1,4 @@
-// gpt: trains a GPT or a Llama on a text, continues texts, and reads and writes Hugging Face's folders.
+// gpt: trains a GPT or a Llama on a text, continues texts, and reads and writes Hugging Face folders.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -32,13 +32,13 @@ struct GptOptions : Options {
   OptimizerOptions optimizer;
 };
 
-struct UseOptions : ModelOptions {  // sample, logits
+struct UseOptions : ModelOptions {  // options of sample and logits
   std::string prompt = "\n", ids, logits_out;
   nn::Generation generation = drawn_text();
 };
 
 std::shared_ptr<nn::GPT> make_model(const GptOptions& o, const Start& start, Job& job, int64_t vocab) {
-  std::optional<nn::BuildEmpty> empty;  // a rank fills what it has
+  std::optional<nn::BuildEmpty> empty;  // each rank loads only its part
   if (job.plan().pp * job.plan().tp > 1) empty.emplace();
   nn::GPT::Options sizes = as_usage([&] { return nn::gpt_options(o.sizes, {.context = o.context}); });
   sizes.vocab = vocab, sizes.dropout = o.dropout;
@@ -127,7 +127,7 @@ void logits(const UseOptions& o, const LanguageModel& m) {
   if (m.leads) data::save_safetensors(o.logits_out, {{"logits", scores}});
 }
 
-/// Becomes gpt-serve (gpt_serve.cpp), which lies beside this program.
+/// Replaces this process by gpt-serve (gpt_serve.cpp), which is installed beside it.
 int serve(char** arguments) {
   const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "gpt-serve";
   execv(program.c_str(), arguments);
@@ -147,7 +147,7 @@ int main(int argc, char** argv) {
   CLI::App& sampling = *app.add_subcommand("sample", "continue a prompt");
   CLI::App& scoring = *app.add_subcommand("logits", "write a model's logits for given token ids");
   add_options(training, o, true);
-  training.remove_option(training.get_option("--epochs"));  // a text has no end
+  training.remove_option(training.get_option("--epochs"));  // batches are endless
   training.get_option("--steps")->check(whole(1, most_steps))->description("optimizer steps");
   training.get_option("--eval-every")->description("steps between looks at the validation loss");
   training.get_option("--save-every")->description("steps between checkpoints in --out (0: at the end and on Ctrl-C)");

@@ -1,6 +1,6 @@
-// Commands of gpt beside training: `load`, where a model's parameters come to lie; `eval` and `score`, how likely a
-// model finds a text, and continuations of contexts; `tokenize`, the tokens of a text of any size in a file, that the
-// others then read without a tokenizer's work.
+// Commands of gpt other than training: `load` prints where a model's parameters are placed; `eval` and `score` measure
+// how likely a model finds a text or continuations of contexts; `tokenize` writes the tokens of a text of any size to a
+// file, which the other commands read faster.
 #include "apps/gpt_commands.h"
 
 #include <fmt/format.h>
@@ -71,7 +71,7 @@ struct LoadCommand {
     }
     std::unique_ptr<nn::GPT> model;
     {
-      const nn::BuildEmpty scope;  // what is not in codes is read where it will lie
+      const nn::BuildEmpty scope;  // unquantized weights are loaded directly to their place
       model = nn::from_pretrained(folder, {.load_in_8bit = eight, .load_in_4bit = four});
     }
     const device_map::Placement plan = device_map::infer(*model, mode, options);
@@ -193,7 +193,7 @@ void add_score_command(CLI::App& app) {
   CLI::App& command = *app.add_subcommand("score", "log probabilities of continuations, a line of JSON each");
   add_model_options(command, *o, true);
   command.add_option("file", o->input, "lines of JSON: {\"context\": TEXT, \"continuation\": TEXT}")->required();
-  command.remove_option(command.get_option("--json"));  // it is JSON
+  command.remove_option(command.get_option("--json"));  // the output is always JSON
   command.callback([o] { use_language_model(*o, "score", [&](const LanguageModel& m) { score_file(*o, m); }); });
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Commands of gpt beside train, sample and logits.
+// Commands of gpt other than train, sample and logits.
 #include <string>
 #include <vector>
 
@@ -11,29 +11,32 @@ class App;
 
 namespace apps {
 
-/// `gpt load`: where a model's parameters come to lie, and in which dtype.
+/// `gpt load`: loads a Hugging Face folder and prints the place and dtype of each parameter.
 void add_load_command(CLI::App& app);
-/// `gpt eval`: the loss of a text.
+/// `gpt eval`: the loss of a model on a text.
 void add_eval_command(CLI::App& app);
-/// `gpt score`: continuations of contexts.
+/// `gpt score`: log probabilities of continuations.
 void add_score_command(CLI::App& app);
-/// `gpt tokenize`: the tokens of a text, in a file.
+/// `gpt tokenize`: writes the tokens of a text to a file.
 void add_tokenize_command(CLI::App& app);
-/// Of a text or a .tokens file, or "": the sources of this repository. folder: the tokenizer's; "": bytes.
+/// Loads the tokens of a text or a .tokens file; "": of the sources of this repository. folder: of the tokenizer, ""
+/// for bytes.
 lockstep::data::Tokens load_tokens(const std::string& path, const lockstep::data::Tokenizer& tokenizer,
                                    const std::string& folder);
-/// Error when one of them, of the text at `path`, has no row in a model of `vocab`: its tokenizer may have more ids.
+/// Error if a token has no row in a model of `vocab` tokens: the tokenizer may have more ids. `path` is the text's
+/// name.
 void check_rows(const lockstep::data::Tokens& tokens, const lockstep::data::Tokenizer& tokenizer, int64_t vocab,
                 const std::string& path);
 
-/// `gpt finetune`, Hugging Face's run_clm.py by its options: adds it to a program, and reads its command line as the
-/// options are named: "--train-file" is "--train_file", and "--fp16 True" "--fp16=True". Lives as long as the App
-/// parses.
+/// `gpt finetune`, with the options of Hugging Face's run_clm.py. Adds the command to a program and normalizes its
+/// command line: "--train-file" becomes "--train_file", and "--fp16 True" becomes "--fp16=True". Must outlive the
+/// parsing.
 class Finetune {
+  /// Adds the command and copies the arguments.
  public:
   Finetune(CLI::App& app, int argc, char** argv);
-  int argc() const { return int(pointers_.size()); }
-  char** argv() { return pointers_.data(); }
+  int argc() const { return int(pointers_.size()); }  ///< number of normalized arguments
+  char** argv() { return pointers_.data(); }          ///< the normalized arguments
 
  private:
   std::vector<std::string> words_;

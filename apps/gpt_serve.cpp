@@ -1,5 +1,5 @@
-// `gpt serve`: answers requests in the form of OpenAI's completions and chats, all of them at once. A program of its
-// own beside gpt, which becomes it: no rank of a training has to load what HTTP needs.
+// `gpt serve`: answers requests in the form of OpenAI's completions and chats, many at once. It is a program of its
+// own, which gpt execs, so that training ranks need not load the HTTP libraries.
 #include <fmt/core.h>
 
 #include <chrono>
@@ -35,7 +35,7 @@ std::optional<serve::ChatTemplate> chat_of(const ServeOptions& o, const Language
   return m.folder.empty() ? std::nullopt : serve::template_of_folder(m.folder);
 }
 
-/// From the command line, which others of this machine can read, a file, or the environment.
+/// The API key: from the command line (which other users of the machine can read), a file, or the environment.
 std::string key_of(const ServeOptions& o) {
   std::string key = o.server.api_key;
   if (!o.key_file.empty()) {
@@ -56,7 +56,8 @@ void serve_model(ServeOptions& o, const LanguageModel& m) {
   if (s.name.empty()) s.name = std::filesystem::path(o.model).lexically_normal().filename().string();
   if (s.name.empty()) s.name = std::filesystem::absolute(o.model).parent_path().filename().string();
   s.eos = m.ends;
-  std::erase_if(s.eos, [&](int64_t id) { return id >= m.model->o.vocab; });  // Transformers' default may be
+  // A default id of Transformers may be too large.
+  std::erase_if(s.eos, [&](int64_t id) { return id >= m.model->o.vocab; });
   if (const auto eos = tokenizer->eos(); s.eos.empty() && eos) s.eos = {*eos};
   if (o.print_steps)
     s.batcher.on_step = [](const serve::State&, const serve::Step& step) {
@@ -72,7 +73,7 @@ void serve_model(ServeOptions& o, const LanguageModel& m) {
   serve::run_server(service, o.server);
   fmt::print("ended\n");
   std::fflush(stdout);
-  std::thread([] {  // The model ends its step, which nobody waits for any more.
+  std::thread([] {  // The model may still compute a step that nobody needs: exit after 2 seconds.
     std::this_thread::sleep_for(std::chrono::seconds(2));
     std::_Exit(0);
   })
@@ -96,7 +97,7 @@ int main(int argc, char** argv) {
   add("--allow-origin", o.server.allow_origin,
       "whose pages may ask from a browser, such as http://localhost:3000; *: all (default: none)",
       [](const std::string& text) -> std::string {
-        const size_t host = text.find("://");  // behind it no path
+        const size_t host = text.find("://");  // no path may follow the host
         const bool one = host != text.npos && text.find_first_of("/*, \t\r\n", host + 3) == text.npos;
         return one || text == "*" ? "" : "expected * or SCHEME://HOST[:PORT], got '" + text + "'";
       });

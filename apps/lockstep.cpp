@@ -1,5 +1,5 @@
-// lockstep: the command line. `lockstep run` starts a program on many ranks; `lockstep env` says what this build is and
-// what it found on this machine: the first thing to put into a bug report.
+// lockstep: the command line tool. `lockstep run` starts a program on many ranks; `lockstep env` describes this build
+// and this machine, for bug reports.
 #include <fmt/core.h>
 #include <omp.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ namespace {
 
 using lockstep::data::Json;
 
-/// The rest of the first line of a file that starts with `key` ("": any), without blanks and the colon.
+/// The rest of the first line that starts with `key` ("": any line), without white space and colon in front.
 std::string line_of(const char* file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -40,7 +40,7 @@ std::string line_of(const char* file, const std::string& key) {
   return "";
 }
 
-/// The instruction sets that matter for kernels and that the processor has.
+/// The processor's instruction sets that matter for kernels.
 std::string cpu_instructions() {
   std::string all;
 #if defined(__x86_64__)
@@ -71,7 +71,7 @@ std::string onednn_version() {
   return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);
 }
 
-/// What oneDNN makes of the processor; ONEDNN_MAX_CPU_ISA may lower it.
+/// The instruction set that oneDNN uses on this processor. ONEDNN_MAX_CPU_ISA may lower it.
 std::string onednn_instructions() {
   const auto isa = dnnl_get_effective_cpu_isa();
   const std::pair<dnnl_cpu_isa_t, const char*> names[] = {{dnnl_cpu_isa_sse41, "sse4.1"},
@@ -88,7 +88,7 @@ std::string onednn_instructions() {
 }
 #endif
 
-/// The CPU, then what each backend says of itself, a line each.
+/// The CPU, then the lines in which each backend describes its devices.
 Json devices() {
   Json::Array all{Json("cpu")};
   const lockstep::Backend* cuda = lockstep::backend(lockstep::Device::Type::cuda);

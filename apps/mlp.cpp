@@ -1,4 +1,4 @@
-// mlp: a multi-layer perceptron on images of digits, 784-512-512-10.
+// mlp: a multi-layer perceptron for images of digits, 784-512-512-10.
 #include "apps/classifier.h"
 #include "nn/activation.h"
 #include "nn/linear.h"

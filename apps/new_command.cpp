@@ -1,4 +1,4 @@
-// lockstep new NAME: a project that builds against the installed library.
+// `lockstep new NAME`: creates a project that builds against the installed library.
 #include <fmt/core.h>
 
 #include <algorithm>

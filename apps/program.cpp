@@ -1,4 +1,4 @@
-// Programs that commands run: cut off from the command line, started and watched, asked what they train.
+// Programs that commands run: found on the command line, started, watched, and asked what they train.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -25,7 +25,7 @@ using namespace lockstep;
 
 namespace {
 
-/// Where the program of `run` begins.
+/// Index of the word where the program of `run` begins. Replaces _ by - in the options before it.
 size_t program_of_run(const CLI::App& run, std::vector<std::string>& words) {
   size_t at = 2;
   for (; at < words.size(); ++at) {
@@ -35,7 +35,7 @@ size_t program_of_run(const CLI::App& run, std::vector<std::string>& words) {
     if (word.starts_with("--")) std::replace(word.begin() + 2, word.begin() + long(equals), '_', '-');
     const bool is_short = word[1] != '-';
     const CLI::Option* option = run.get_option_no_throw(is_short ? word.substr(0, 2) : word.substr(0, equals));
-    if (!option) {  // unknown: what comes after it may be its value or the program
+    if (!option) {  // an unknown option: the next word may be its value or the program
       words.resize(at + 1);
       return words.size();
     }
@@ -45,7 +45,7 @@ size_t program_of_run(const CLI::App& run, std::vector<std::string>& words) {
   return std::min(at, words.size());
 }
 
-/// Of a file.
+/// The last lines of a file, indented.
 std::string last_lines(const std::filesystem::path& file, size_t count) {
   std::ifstream in(file);
   std::vector<std::string> lines;
@@ -133,7 +133,7 @@ ModelFound find_model(const ModelAsked& asked, int ranks) {
   const std::string& name = asked.program[0];
   try {
     run_command(name + " was asked what it trains, and", command, {{"LOCKSTEP_DESCRIBE", file.string()}}, folder, 600);
-  } catch (const Error&) {  // train::Described is an error of a program without train::start()
+  } catch (const Error&) {  // a program without train::start() treats train::Described as an error
     if (!std::filesystem::exists(file)) throw;
   }
   LOCKSTEP_CHECK(std::filesystem::exists(file), name,

@@ -1,4 +1,4 @@
-// `lockstep report`, `lockstep trace merge` and `lockstep flight`: what a run left.
+// `lockstep report`, `lockstep trace merge` and `lockstep flight`: evaluate the files of a run.
 #include <fmt/format.h>
 
 #include <iostream>

@@ -1,4 +1,4 @@
-// `lockstep roofline`: the kernels of a training step, and how long they should take on a card.
+// `lockstep roofline`: lists the kernels of a training step and predicts their time on a GPU.
 #include "report/roofline.h"
 
 #include <algorithm>

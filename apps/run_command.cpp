@@ -1,4 +1,4 @@
-// `lockstep run`: the options of torchrun and of DeepSpeed's launcher, for dist/launcher.
+// `lockstep run`: the options of torchrun and of DeepSpeed's launcher, mapped to dist/launcher.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -39,7 +39,7 @@ struct Options {
 
 constexpr const char* default_hostfile = "/job/hostfile";
 
-// Options of other launchers that would promise what does not happen here.
+// Options of other launchers that are refused, as their promise cannot be kept here.
 constexpr std::pair<const char*, const char*> refused[] = {
     {"-m,--module",
      "there are no Python modules to run; for one, start Python itself: lockstep run -n 4 -- python3 -m MODULE"},
@@ -51,7 +51,7 @@ constexpr std::pair<const char*, const char*> refused[] = {
     {"--autotuning", "nothing is tuned by the launcher; vary the program's options instead"},
 };
 
-// And those of rendezvous that have no meaning for ours.
+// Keys of torchrun's --rdzv-conf that have no effect here.
 constexpr const char* idle_settings[] = {"read_timeout",        "last_call_timeout",      "close_timeout",
                                          "keep_alive_interval", "keep_alive_max_attempt", "is_host",
                                          "store_type",          "use_agent_store"};
@@ -91,7 +91,7 @@ int ranks_of(const std::string& text) {
   return n;
 }
 
-/// HOST, HOST:PORT or [IPV6]:PORT.
+/// Parses HOST, HOST:PORT or [IPV6]:PORT.
 void set_endpoint(const std::string& text, std::string& address, int& port) {
   const size_t colon = text.rfind(':'), bracket = text.find(']');
   const bool bare_ipv6 = text.find(':') != colon && bracket == std::string::npos;
@@ -109,11 +109,11 @@ void set_endpoint(const std::string& text, std::string& address, int& port) {
   port = given;
 }
 
-/// Writes a file with the launcher's number; gives back its path.
+/// Writes the launcher's process id to a file. Returns its path.
 std::string write_pid_file() {
   const std::string path = dist::temporary_folder() + "/" + std::to_string(getpid()) + ".lockstep";
-  // Where everybody may write: never through a link, nor into a file of somebody else. One of our own number was left
-  // by a process that is gone.
+  // The folder is writable by everybody: never follow a link or write to someone else's file. A file of our own with
+  // this name was left by a process that has ended.
   const auto make = [&] {
     return dist::Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
   };
@@ -183,7 +183,7 @@ void read_options(Options& o, const Program& program) {
   std::istringstream ssh_arguments(o.ssh_arguments);
   for (std::string word; ssh_arguments >> word;) l.ssh_arguments.push_back(word);
 
-  // Which hosts: named ones, or filters on what this machine has.
+  // The hosts: from a hostfile, or this machine, then filtered.
   std::error_code none;
   const bool filtered = !o.include.empty() || !o.exclude.empty(), limited = o.num_nodes > 0 || o.num_ranks > 0;
   LOCKSTEP_CHECK(!filtered || !limited,
@@ -250,7 +250,7 @@ void add_run_command(CLI::App& app, const Program& program) {
     else made = sub.add_option(names, value, help);
     return *variable ? made->envname(std::string("PET_") + variable) : made;
   };
-  const auto group = [&](const char* name) { sub.option_defaults()->group(name); };  // of what comes next
+  const auto group = [&](const char* name) { sub.option_defaults()->group(name); };  // for the options that follow
   group("Ranks");
   option("-n,--nproc,--nproc-per-node", o.ranks, "ranks on this node: a number; auto or cpu: one a core",
          "NPROC_PER_NODE")
@@ -311,7 +311,7 @@ void add_run_command(CLI::App& app, const Program& program) {
   option("--monitor-interval", o.monitor_interval, "ends of ranks are noticed at once", "MONITOR_INTERVAL");
   option("--start-method", o.start_method, "ranks are programs of their own", "START_METHOD");
   option("--local-addr", o.local_address, "use LOCKSTEP_INTERFACE", "LOCAL_ADDR");
-  group("");  // not shown
+  group("");  // hidden
   option("--agent", l.agent, "");
   option("--ranks-per-node", o.ranks_per_node, "");
   option("--devices", l.devices, "");

@@ -1,5 +1,4 @@
-// `lockstep schedule`: prints, checks and draws the schedule of a collective, of a pipeline, of ring attention, or of
-// serving.
+// `lockstep schedule`: prints, checks and draws the schedule of a collective, a pipeline, ring attention or serving.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -23,7 +22,7 @@ using namespace lockstep::train;
 
 namespace {
 
-/// "2,2": ranks of each host; "512x8": 512 hosts of 8.
+/// The host of each rank. "2,2": ranks of each host; "512x8": 512 hosts of 8.
 std::vector<int> parse_hosts(const std::string& text, int ranks) {
   std::vector<int> hosts;
   if (text.empty()) return hosts;
@@ -48,9 +47,9 @@ std::vector<int> parse_hosts(const std::string& text, int ranks) {
 }
 
 constexpr int max_printed = 128;       // ranks of a collective
-constexpr int64_t most_columns = 220;  // of a pipeline's grid
+constexpr int64_t most_columns = 220;  // width of a pipeline's grid
 
-/// How what was printed of a schedule ends: with what is wrong, which is an Error, or with why it is right.
+/// Prints the result of the check. Error if the schedule is wrong.
 void print_verdict(const std::vector<std::string>& errors, const std::string& svg, const char* right) {
   if (!svg.empty()) fmt::print("picture           {}\n", svg);
   for (const std::string& error : errors) fmt::print("wrong             {}\n", error);
@@ -93,7 +92,7 @@ void print_collective(const CollectiveAsked& asked, const std::string& svg) {
                                                  : "every chunk is where it belongs");
 }
 
-/// The steps of causal ring attention, in both orders of the tokens.
+/// Prints the steps of causal ring attention, for both orders of the tokens.
 void print_ring_attention(int ranks, const std::string& svg) {
   using namespace sequence;
   if (!svg.empty()) {
@@ -193,7 +192,7 @@ void print_pipeline(const std::string& name, const PipelineAsked& o, const std::
   print_verdict(check.errors, svg, "every forward and backward once, in an order that can be, no deadlock");
 }
 
-/// A run of `gpt serve` without a model.
+/// A simulated run of `gpt serve`, without a model.
 struct ServingAsked {
   std::string requests;
   int64_t blocks = 64, rows = 512, sequences = 64;

@@ -1,4 +1,5 @@
-// `lockstep simulate`: how long a collective takes on a network, or a training step on ranks that are not there.
+// `lockstep simulate`: predicts the time of a collective on a network, or of a training step on ranks that do not
+// exist.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,7 +26,7 @@ using data::Json;
 
 namespace {
 
-/// An option that is a number with one of the units.
+/// Adds an option whose value is a number with one of the units.
 CLI::Option* add_quantity(CLI::App& command, const std::string& option, auto& to, const Units& units,
                           const std::string& what) {
   return command.add_option_function<std::string>(
@@ -64,7 +65,8 @@ dist::Network network_of(const NetworkAsked& o, bool has_hosts) {
           dist::Link{o.host_latency.value_or(o.between.latency), o.host_bandwidth.value_or(o.between.bandwidth)}};
 }
 
-/// What an algorithm takes; nulls for what has no formula, or too many transfers to look at (unless it is `asked`).
+/// The predicted cost of an algorithm. Values are null without a formula, or if there are too many transfers to
+/// simulate (unless the user asked for this one).
 Json row_of(dist::Algorithm algorithm, const dist::Request& request, int64_t bytes, const dist::Network& network,
             bool asked) {
   Json row = Json::Object{{"algorithm", std::string(name_of(algorithm))}};
@@ -86,7 +88,7 @@ Json row_of(dist::Algorithm algorithm, const dist::Request& request, int64_t byt
 
 void print_simulation(CollectiveAsked asked, double size, const dist::Network& network, bool json) {
   const bool all = asked.algorithm.empty();
-  if (all) asked.algorithm = "direct";  // has every collective
+  if (all) asked.algorithm = "direct";  // supports every collective
   const auto [algorithm, request] = understand(asked);
   LOCKSTEP_CHECK(size <= 1e15, "--bytes expected 1000TB at most, got ", size / 1e12, "TB");
   const auto bytes = int64_t(std::llround(size));
@@ -94,7 +96,8 @@ void print_simulation(CollectiveAsked asked, double size, const dist::Network& n
   std::optional<Json> of_asked;
   for (const dist::Algorithm a : dist::all_algorithms()) {
     const bool is_asked = !all && a == algorithm;
-    const bool pointless = a == dist::Algorithm::hierarchical && request.hosts.empty();  // one host: that is `direct`
+    // On one host it is the same as direct.
+    const bool pointless = a == dist::Algorithm::hierarchical && request.hosts.empty();
     if (!is_asked && (pointless || !has_schedule(a, request.collective))) continue;
     rows.push_back(row_of(a, request, bytes, network, is_asked));
     if (is_asked) of_asked = rows.back();
@@ -144,12 +147,12 @@ void print_simulation(CollectiveAsked asked, double size, const dist::Network& n
 struct StepAsked {
   explicit StepAsked(const Program& program) : model{.program = program} {}
   ModelAsked model;
-  report::TrainingJob job{.micro_batch = 0, .micro_batches = 0};  ///< 0: the program's, or 1
+  report::TrainingJob job{.micro_batch = 0, .micro_batches = 0};  ///< 0: the program's value, or 1
   report::Cluster cluster;
   std::string plan, schedule = "1f1b", dtype = "f32", measure;  ///< measure: "here", or a folder of traces
   double flops = 0, memory = 0, bucket_mib = 25;
   bool network_given = false;
-  std::string origin = "given";  ///< of the costs
+  std::string origin = "given";  ///< where the costs come from
 };
 
 void add_step_options(CLI::App& command, StepAsked& o) {
@@ -238,8 +241,8 @@ void print(const report::StepPrediction& p, const StepAsked& o) {
       bytes_text(double(p.memory.optimizer)), bytes_text(double(p.memory.buffers)));
 }
 
-/// Seconds of the job's layers, its optimizer's bytes/s, and the network where nobody gave it; here: ranks that measure
-/// at once.
+/// Fills in the seconds of the job's layers, and the network unless it was given. Returns the bytes/s of the optimizer.
+/// here: ranks that measure at once.
 double find_costs(StepAsked& o, int here) {
   report::TrainingJob& job = o.job;
   const bool alone = job.plan.ranks() == 1 || o.network_given;
@@ -284,7 +287,7 @@ void print_step(StepAsked o, bool json) {
                  o.flops > 0 ? "got both" : "got neither");
   report::TrainingJob& job = o.job;
   job.plan = parallel::parse_plan(o.plan);
-  // As many at once as will share this machine, if it can hold them.
+  // Measure on as many ranks as will share a host, if this machine has the cores.
   const int most = std::min({job.plan.ranks(), o.cluster.ranks_per_host, int(get_threads())}),
             here = o.measure == "here" ? most : 1;
   if (found.shape.list.empty() || here > 1) found = find_model(o.model, here);

@@ -1,3 +1,4 @@
+// The source folder and commit of this build: see source_folder.h.
 #include "apps/source_folder.h"
 
 #include "apps/version.h"

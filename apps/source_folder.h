@@ -1,10 +1,11 @@
 #pragma once
-// The folder and the commit that the programs were built from. Only source_folder.cpp contains them, so that a compiler
-// cache also serves clones in other folders.
+// The source folder and commit of this build. Only source_folder.cpp contains them, so that a compiler cache also
+// serves clones in other folders.
 namespace apps {
+/// The root of the repository that the programs were built from.
 
 extern const char* const source_folder;
-/// The commit of the sources, from `git describe`.
+/// The commit, from `git describe`.
 extern const char* const revision;
 
 }  // namespace apps

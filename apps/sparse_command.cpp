@@ -1,4 +1,4 @@
-// `lockstep sparse`: prints and draws which blocks a configuration's sparse attention attends to.
+// `lockstep sparse`: prints and draws the blocks that a configuration's sparse attention attends to.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using namespace lockstep::train;
 
 namespace {
 
-constexpr int64_t most_printed = 128, most_drawn = 512, most_counted = 8192;  // blocks of a row
+constexpr int64_t most_printed = 128, most_drawn = 512, most_counted = 8192;  // blocks per row
 
 struct SparseAsked {
   std::string source, svg;
@@ -25,7 +25,7 @@ struct SparseAsked {
   bool bidirectional = false;
 };
 
-/// The columns of a row of blocks.
+/// Column indices in a row of blocks.
 std::vector<int64_t> columns_of(const BlockLayout& layout, int64_t head, int64_t row) {
   const int32_t* const ends = layout.row_start.data<int32_t>() + head * (layout.blocks + 1) + row;
   const int32_t* const columns = layout.columns.data<int32_t>();

@@ -26,15 +26,15 @@ using namespace lockstep::train;
 using data::Json;
 namespace fs = std::filesystem;
 
-/// One way to compute the same list of micro-batches: STRATEGY[@OPTION=VALUE,...]:RANKSxACCUMULATION.
+/// A way to compute the same list of micro-batches: STRATEGY[@OPTION=VALUE,...]:RANKSxACCUMULATION.
 struct Variant {
   std::string strategy;  ///< "ddp", "zero0" to "zero3", "zero1-cpu", "zero3-nvme", ..., "none", "dp2+pp2+tp2+zero1"
-  std::vector<std::pair<std::string, std::string>>
-      options;  ///< bucket=MIB, overlap=on|off, transport=auto|threads|shm|tcp
+  /// bucket=MIB, overlap=on|off, transport=auto|threads|shm|tcp
+  std::vector<std::pair<std::string, std::string>> options;
   int ranks = 1;
   int64_t accumulate = 1;
-  std::optional<parallel::Plan> parts;  ///< of "dp2+pp2": gpt train --plan
-  /// Slices, shared sequences and experts split sums, so their bits are not those of others: their losses are compared.
+  std::optional<parallel::Plan> parts;  ///< for plans such as "dp2+pp2" (gpt train --plan)
+  /// Tensor, context and expert parallelism sum in another order, so only losses are compared with other plans.
   bool is_close_only() const { return parts && parts->tp * parts->cp * parts->ep > 1; }
   int64_t micro_batches() const { return int64_t(parts ? parts->dp : ranks) * accumulate; }
   std::string text() const {
@@ -42,7 +42,7 @@ struct Variant {
     for (size_t i = 0; i < options.size(); ++i) all += (i ? "," : "@") + options[i].first + "=" + options[i].second;
     return fmt::format("{}:{}x{}", all, ranks, accumulate);
   }
-  /// The value of an option, or empty.
+  /// The value of an option, or "".
   std::string option(const std::string& name) const {
     for (const auto& [key, value] : options)
       if (key == name) return value;
@@ -53,8 +53,8 @@ struct Variant {
 struct VerifyOptions {
   std::string plans = "none:1x4,ddp:1x4,ddp:2x2,ddp:4x1";
   std::vector<std::string> vary;
-  int64_t steps = 0;      ///< 0: as the command says
-  double tolerance = 0;   ///< of losses; 0: by the dtype of products
+  int64_t steps = 0;      ///< 0: as in the command
+  double tolerance = 0;   ///< relative, of losses; 0: depends on the dtype of products
   double timeout = 3600;  ///< seconds for one plan
   std::vector<std::string> command;
 };
@@ -83,7 +83,7 @@ std::pair<std::string, std::string> key_value(const std::string& text, const std
   return {text.substr(0, equals), text.substr(equals + 1)};
 }
 
-/// Beside plans of axes.
+/// Known strategies. Plans such as dp2+pp2 are accepted, too.
 const std::vector<std::string> strategies = {"none",      "ddp",        "zero0",      "zero1",
                                              "zero2",     "zero3",      "zero1-cpu",  "zero2-cpu",
                                              "zero3-cpu", "zero1-nvme", "zero2-nvme", "zero3-nvme"};
@@ -125,7 +125,7 @@ Variant parse_plan(const std::string& text) {
   return plan;
 }
 
-/// What a run left behind: its trace, a line per step.
+/// The output of a run: its trace, one line per step.
 struct Trace {
   std::vector<Json> steps;
   double seconds = 0;
@@ -183,14 +183,15 @@ double loss_of(const Json& step) {
   return std::bit_cast<double>(std::stoull(step.at("loss").as_string(), nullptr, 16));
 }
 
-/// How far two losses may differ when sums are taken in another order (docs/mesh.md). Losses drift apart in longer runs
-/// and at higher rates.
+/// The allowed relative difference of losses whose sums are taken in another order (docs/mesh.md). Losses drift apart
+/// in longer runs and at higher learning rates.
 double tolerance_of(const Json& step) {
   const Json* const dtype = step.find("dtype");
   return !dtype || dtype->as_string() == "f32" ? 1e-4 : 2e-2;
 }
 
-/// How the losses of a step differ; "" when they are close enough. most: the largest relative difference so far.
+/// Describes how the losses of a step differ; "" if they are close enough. Updates `most`, the largest relative
+/// difference.
 std::string loss_difference(const Json& a, const Json& b, double tolerance, double& most) {
   const double x = loss_of(a), y = loss_of(b), part = std::abs(x - y) / std::max(std::abs(x), 1e-30);
   most = std::max(most, part);
@@ -198,7 +199,7 @@ std::string loss_difference(const Json& a, const Json& b, double tolerance, doub
   return fmt::format("step {}, the loss: {} and {}, {:.1e} apart", a.at("step").dump(), x, y, part);
 }
 
-/// How the bits of a step differ, or empty.
+/// Describes how the bits of a step differ; "" if they do not.
 std::string bit_difference(const Json& a, const Json& b) {
   if (a == b) return "";
   const std::string step = a.at("step").dump();
@@ -217,7 +218,7 @@ std::string bit_difference(const Json& a, const Json& b) {
   return fmt::format("step {}, {} ({} of {} parameters)", step, first, different, left.size());
 }
 
-/// Where two runs part first, or empty.
+/// Describes the first difference of two runs; "" if there is none.
 std::string difference_of(const Trace& a, const Trace& b, bool by_loss, double tolerance, double& most) {
   for (size_t s = 0; s < std::min(a.steps.size(), b.steps.size()); ++s) {
     const std::string found =
@@ -228,20 +229,20 @@ std::string difference_of(const Trace& a, const Trace& b, bool by_loss, double t
   return "";
 }
 
-/// Plans separated by commas. Error that says what exists: an unknown strategy or option, sizes that are not numbers,
-/// or plans that compute another number of micro-batches than the first.
+/// Parses plans separated by commas. Error listing what exists for an unknown strategy or option, an invalid size, or
+/// plans with different numbers of micro-batches per step.
 std::vector<Variant> parse_plans(const std::string& text) {
   LOCKSTEP_CHECK(!text.empty(), "--plans: expected at least one plan such as ddp:2x4");
   std::vector<Variant> plans;
   std::string item;
-  for (const std::string& part : split(text, ',')) {  // a comma may also stand between the options of one plan
+  for (const std::string& part : split(text, ',')) {  // a comma may also separate the options of one plan
     item += (item.empty() ? "" : ",") + part;
     if (part.find(':') == std::string::npos && item.find('@') != std::string::npos) continue;
     plans.push_back(parse_plan(item));
     item.clear();
   }
-  if (!item.empty()) parse_plan(item);             // says what is missing
-  const int64_t count = plans[0].micro_batches();  // stages, slices and parts of sequences share them
+  if (!item.empty()) parse_plan(item);             // raises the Error
+  const int64_t count = plans[0].micro_batches();  // pp, tp and cp ranks share micro-batches
   for (const Variant& plan : plans) {
     LOCKSTEP_CHECK(plan.micro_batches() == count,
                    "--plans: expected plans of the same number of micro-batches a step, got ", plans[0].text(), " = ",
@@ -250,8 +251,7 @@ std::vector<Variant> parse_plans(const std::string& text) {
   return plans;
 }
 
-/// Every plan with every combination of "OPTION=VALUE,VALUE,..."; plans that an option says nothing to stay as they
-/// are.
+/// Combines every plan with each value of "OPTION=VALUE,VALUE,...". Plans that lack the option stay as they are.
 std::vector<Variant> vary(const std::vector<Variant>& plans, const std::vector<std::string>& variations) {
   std::vector<Variant> all = plans;
   for (const std::string& variation : variations) {
@@ -273,7 +273,7 @@ std::vector<Variant> vary(const std::vector<Variant>& plans, const std::vector<s
   return all;
 }
 
-/// Whether all plans gave the same bits.
+/// True if all plans gave the same bits.
 bool verify(const VerifyOptions& o) {
   const std::vector<Variant> plans = as_usage([&] { return vary(parse_plans(o.plans), o.vary); });
   as_usage([&] {

@@ -1,4 +1,4 @@
-// Tokens that are cut out of a text: see added_tokens.h.
+// Added tokens: see added_tokens.h.
 #include "data/added_tokens.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ bool space_at(std::string_view text, size_t at, size_t& bytes) {
   return c.valid && class_of(c.code) == CharClass::space;
 }
 
-/// Where the white space that ends at `end` begins, not before `least`.
+/// The start of the white space that ends at `end`; at least `least`.
 size_t spaces_before(std::string_view text, size_t end, size_t least) {
   while (end > least) {
     size_t start = end - 1, bytes;
@@ -50,10 +50,10 @@ void AddedTokens::finish(const std::string& where) {
   make_nodes(bytes);
 }
 
-/// Level by level, so that the children of a node stand together, and what a node falls back to is there before it.
+/// Builds the nodes breadth-first: a node's children are contiguous, and its suffix link already exists.
 void AddedTokens::make_nodes(size_t bytes) {
   struct Range {
-    uint32_t first, last;  // of `order`: tokens that end in what the node stands for
+    uint32_t first, last;  // indices into `order`: the tokens with this node's suffix
   };
   std::vector<uint32_t> order(tokens_.size());
   std::iota(order.begin(), order.end(), 0);
@@ -120,7 +120,7 @@ void AddedTokens::cut(std::string_view text, bool parse_special,
     const AddedToken* const token = found->token;
     size_t start = found->start, stop = next = start + token->text.size();
     if (token->special && !parse_special) continue;
-    // A token may be a space itself: no space is looked at again.
+    // Added tokens may themselves be white space: `done` and `spaces_end` keep the scan linear.
     if (token->left && done < start) start = spaces_before(text, start, done);
     if (token->right) stop = spaces_end = stop < spaces_end ? spaces_end : spaces_after(text, stop);
     if (done < start) fn(text.substr(done, start - done), -1);

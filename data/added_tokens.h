@@ -1,5 +1,5 @@
 #pragma once
-// Tokens that are cut out of a text before anything else, such as <|endoftext|>.
+// Added tokens, such as <|endoftext|>: tokens that are cut out of a text before it is split into words.
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -8,35 +8,39 @@
 
 namespace lockstep::data {
 
+/// An added token, with the flags that Hugging Face's tokenizers give it.
 struct AddedToken {
-  std::string text;  ///< as it is looked for
+  std::string text;  ///< the exact text to match
   int32_t id = 0;
-  bool special = false;              ///< not looked for in what a user types
-  bool left = false, right = false;  ///< takes the white space on this side with it
+  bool special = false;  ///< matched only if parse_special is set: in user input a special token is plain text
+  bool left = false, right = false;  ///< the match also swallows the white space on this side (lstrip, rstrip)
 };
 
-/// Finds the leftmost, and of those the longest, in linear time: a text is read backwards by an automaton of all tokens
-/// backwards (Aho and Corasick, 1975), which knows the longest token that begins at each byte.
+/// Finds added tokens in linear time. Matches do not overlap: the leftmost comes first, and of several at one place the
+/// longest. An Aho-Corasick automaton (1975) over the reversed tokens reads the text backwards, which gives the longest
+/// token that begins at each byte.
 class AddedTokens {
  public:
-  static constexpr size_t most_bytes = 4096;            ///< of a token
-  static constexpr size_t most_bytes_of_all = 4 << 20;  ///< which take 24 bytes of memory each
+  static constexpr size_t most_bytes = 4096;            ///< limit for one token
+  static constexpr size_t most_bytes_of_all = 4 << 20;  ///< limit for all tokens; a byte takes 24 bytes of memory
 
+  /// Adds a token. Call finish() after the last one.
   void add(AddedToken token) { tokens_.push_back(std::move(token)); }
-  void finish(const std::string& where);  ///< after the last add(); Error when one is there twice
-  /// From left to right, fn(piece, -1) for text between tokens and fn("", id) for a token. Special ones are text unless
-  /// parse_special.
+  /// Builds the automaton. Error, with `where`, for an empty or too long token, or one that was added twice.
+  void finish(const std::string& where);
+  /// Calls fn from left to right: fn(piece, -1) for the text between tokens, fn("", id) for a token. Without
+  /// parse_special, special tokens are plain text.
   void cut(std::string_view text, bool parse_special,
            const std::function<void(std::string_view piece, int32_t id)>& fn) const;
-  /// Some token has white space in it, or takes that behind it.
+  /// True if some token contains white space or swallows the white space behind it.
   bool takes_spaces() const;
 
  private:
-  /// What one or more tokens end in. Its children have one more byte before it.
+  /// An automaton node: a suffix shared by one or more tokens. Each child has one more byte in front.
   struct Node {
-    uint32_t child = 0;    // the first of them
-    uint32_t shorter = 0;  // the node of the longest beginning of this one that is a node
-    int32_t token = -1;    // the longest that begins where this one does
+    uint32_t child = 0;    // index of the first child; children are contiguous
+    uint32_t shorter = 0;  // suffix link: the longest proper prefix of this node's text that is also a node
+    int32_t token = -1;    // the longest token that begins where this node's text begins, or -1
     uint16_t children = 0;
     uint8_t byte = 0;
   };
@@ -45,13 +49,13 @@ class AddedTokens {
     const AddedToken* token;
   };
   void make_nodes(size_t bytes);
-  /// Where one more byte before it leads.
+  /// The node reached from `at` when `byte` is put in front.
   uint32_t step(uint32_t at, uint8_t byte) const;
-  /// From right to left.
+  /// The longest match at each start, from right to left.
   std::vector<Found> longest_everywhere(std::string_view text) const;
 
   std::vector<AddedToken> tokens_;  // sorted by text
-  std::vector<Node> nodes_;         // the first stands for nothing
+  std::vector<Node> nodes_;         // nodes_[0] is the root, the empty text
   bool ends_[256] = {};
 };
 

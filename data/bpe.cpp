@@ -1,4 +1,4 @@
-// Byte-pair encoding: see bpe.h. Tables are made in bpe_tables.cpp, files read in tokenizer_json.cpp.
+// Byte-pair encoding: see bpe.h. bpe_tables.cpp builds the tables, tokenizer_json.cpp reads the files.
 #include "data/bpe.h"
 
 #include "data/nfc.h"
@@ -6,14 +6,15 @@
 
 namespace lockstep::data {
 
-constexpr size_t most_growth = 64;  // a damaged file may ask for more than there is memory
+// Bound on how much normalization may lengthen a text: a corrupt file must not exhaust memory.
+constexpr size_t most_growth = 64;
 
-/// What an encode() needs on its way. Words come again and again, so their ids are kept.
+/// State of one encode() call. Words repeat often, so their ids are cached.
 struct BpeTokenizer::Work {
   static constexpr size_t longest_kept = 64, most_kept = 1 << 16;
 
   std::vector<int32_t>& out;
-  std::vector<int32_t> ids;  // of the characters of a word
+  std::vector<int32_t> ids;  // one per character of the current word
   bool unknown_before = false;
   std::unordered_map<std::string, std::vector<int32_t>, TextHash, std::equal_to<>> kept;
 };
@@ -36,8 +37,8 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, EncodeOptions o
   return out;
 }
 
-/// In front of a space or a line end that a letter or a number stands before: all expressions end a word there, and
-/// none looks further back.
+/// A cut is safe before a space or line end that follows a letter or number: every supported expression ends a word
+/// there, and none looks further back.
 size_t BpeTokenizer::last_cut(std::string_view text) const {
   if (!rules_.words || !rules_.byte_level || cut_first_.takes_spaces() || cut_normalized_.takes_spaces()) return 0;
   for (const Normalizer& step : rules_.normalizers)
@@ -114,7 +115,7 @@ void BpeTokenizer::encode_word(std::string_view word, Work& work) const {
       work.unknown_before = false;
     }
   }
-  // Between characters that no pair joins the word is cut: what is left is short, and met again.
+  // Cut the word between characters that no merge joins. The pieces are short, and repeat often enough to be cached.
   const std::span<int32_t> ids(work.ids);
   for (size_t start = 0, end; start < ids.size(); start = end) {
     end = start + 1;
@@ -124,7 +125,8 @@ void BpeTokenizer::encode_word(std::string_view word, Work& work) const {
   }
 }
 
-/// The tokens of its bytes, or the unknown one; of several together one, where the file says so.
+/// Appends the tokens of the character's bytes, or the unknown token. With fuse_unknown, a run of unknown characters
+/// gives one token.
 void BpeTokenizer::append_unknown(std::string_view character, Work& work) const {
   bool all = rules_.byte_fallback;
   for (const char c : character) all = all && byte_ids_[uint8_t(c)] >= 0;

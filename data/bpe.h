@@ -1,12 +1,15 @@
 #pragma once
-// Byte-pair encoding, with the ids of Hugging Face's tokenizers, in its two usual forms:
+// Byte-pair encoding with the same ids as Hugging Face's tokenizers, in its two usual forms:
 //
-//   byte-level (GPT-2, Llama 3, Qwen 2): one regular expression cuts the text into words, and the bytes of each word
-//   are merged, best pair first: "the cat" -> "the", " cat" -> t h e | _ c a t -> th e | _ ca t -> the | _cat -> ids
-//   SentencePiece-like (Llama 1 and 2, Mistral): spaces become U+2581, and the characters of the whole text are merged;
-//   one that is no token is written as the tokens of its bytes, <0xC3> <0xA9>.
+//   byte-level (GPT-2, Llama 3, Qwen 2): a regular expression cuts the text into words, and the bytes of each word are
+//   merged, best pair first:
 //
-//   Sennrich et al. 2016 (arXiv 1508.07909); Radford et al. 2019 for bytes; Kudo and Richardson 2018 (1808.06226).
+//     "the cat"  ->  "the" | " cat"  ->  t h e | _ c a t  ->  th e | _ ca t  ->  the | _cat  ->  ids
+//
+//   SentencePiece-like (Llama 1 and 2, Mistral): spaces become U+2581, and the characters of the whole text are merged.
+//   A character without a token is written as the tokens of its bytes, <0xC3> <0xA9>.
+//
+// Sennrich et al. 2016 (arXiv 1508.07909); Radford et al. 2019 for bytes; Kudo and Richardson 2018 (1808.06226).
 #include <array>
 #include <map>
 #include <string>
@@ -21,18 +24,20 @@ namespace lockstep::data {
 
 class Json;
 
+/// A BPE tokenizer, loaded from Hugging Face's or GPT-2's files.
 class BpeTokenizer : public Tokenizer {
  public:
-  /// vocab.json and merges.txt of GPT-2.
+  /// From GPT-2's vocab.json and merges.txt.
   static BpeTokenizer from_files(const std::string& vocab_path, const std::string& merges_path);
-  /// The same where `file` has the vocabulary, and added tokens, as a tokenizer.json has them.
+  /// The same, with the vocabulary and the added tokens taken from `file`, laid out as in tokenizer.json. vocab_path
+  /// only appears in Errors.
   static BpeTokenizer from_vocab(const Json& file, const std::string& vocab_path, const std::string& merges_path);
-  /// tokenizer.json. Error when it asks for something that this tokenizer does not do.
+  /// From tokenizer.json. Error if the file asks for a feature that this class does not implement.
   static BpeTokenizer from_tokenizer_json(const std::string& path);
-  /// The same from a value; `where` opens the Errors.
+  /// From a parsed tokenizer.json. Errors begin with `where`.
   static BpeTokenizer from_json(const Json& file, const std::string& where);
-  /// What tokenizer_config.json says: bos_token, eos_token, add_bos_token, add_eos_token. Error, which begins with
-  /// `where`, for a token that is not in the vocabulary.
+  /// Applies bos_token, eos_token, add_bos_token and add_eos_token of a tokenizer_config.json. Error beginning with
+  /// `where` if a token is not in the vocabulary.
   void configure(const Json& tokenizer_config, const std::string& where);
 
   int64_t vocab_size() const override { return int64_t(tokens_.size()); }
@@ -43,7 +48,7 @@ class BpeTokenizer : public Tokenizer {
   size_t last_cut(std::string_view text) const override;
   std::optional<int32_t> bos() const override { return bos_; }
   std::optional<int32_t> eos() const override { return eos_; }
-  /// The id of a special token such as <|endoftext|>; Error lists those there are.
+  /// The id of a special token such as <|endoftext|>. Error listing the known ones if there is none of this name.
   int32_t special(const std::string& token) const;
 
  protected:
@@ -57,23 +62,24 @@ class BpeTokenizer : public Tokenizer {
     std::string text, by;
   };
   enum class Prepend { never, first, always };
-  /// What a file says besides tokens and merges; by default what GPT-2 does.
+  /// The settings of a tokenizer file, apart from tokens and merges. The defaults are GPT-2's.
   struct Rules {
     std::vector<Normalizer> normalizers;
     bool byte_level = true, ignore_merges = false;
     std::optional<WordPattern> words = WordPattern::gpt2;  // none: the text is one word
-    bool metaspace = false, split = false;                 // a space becomes `space`; which begins a word
+    bool metaspace = false, split = false;                 // a space becomes `space`; split: each `space` begins a word
     std::string space;
     Prepend prepend = Prepend::never;
     bool byte_fallback = false, fuse_unknown = false;
     int32_t unknown = -1;
-    std::string decode_from, decode_to;  // in each token, then what byte tokens stand for, then spaces in front go
+    // Replaced in each token before byte tokens are decoded and leading spaces are stripped.
+    std::string decode_from, decode_to;
     bool decode_bytes = false;
     int strip = 0;
-    std::vector<int32_t> before, after;  // of a text
+    std::vector<int32_t> before, after;  // ids put before and after a text
   };
   struct Ends {
-    uint32_t first, last;  // characters, or bytes
+    uint32_t first, last;  // code points, or bytes if byte-level
   };
   struct TextHash {
     using is_transparent = void;
@@ -101,14 +107,15 @@ class BpeTokenizer : public Tokenizer {
   void merge(std::span<int32_t> ids, Work& work) const;
 
   Rules rules_;
-  std::unordered_map<std::string, int32_t, TextHash, std::equal_to<>> ids_;  // of the vocabulary, by bytes or text
-  std::vector<std::string> tokens_;                                          // what each stands for
-  std::vector<bool> known_, special_;                                        // ids that exist: there may be gaps
+  std::unordered_map<std::string, int32_t, TextHash, std::equal_to<>> ids_;  // vocabulary, keyed by bytes or text
+  std::vector<std::string> tokens_;                                          // text of each id
+  std::vector<bool> known_, special_;  // known_[id]: the id exists; ids may have gaps
   std::vector<Ends> ends_;
-  std::map<std::string, int32_t> added_;  // by name
+  std::map<std::string, int32_t> added_;  // ids of added tokens by name
   AddedTokens cut_first_, cut_normalized_;
   Merges merges_;
-  PairMap joined_;  // last and first characters of the pairs that merge: between others a word is cut
+  // Pairs (last character, first character) across which some merge joins. A word is cut at all other pairs.
+  PairMap joined_;
   std::array<int32_t, 256> byte_ids_{};
   std::unordered_map<uint32_t, int32_t> character_ids_;
   std::optional<int32_t> bos_, eos_;

@@ -1,4 +1,4 @@
-// The tables of BpeTokenizer: vocabulary, merges, added tokens. Every name is checked; Errors say file and key.
+// The tables of BpeTokenizer: vocabulary, merges, added tokens. All names are checked; Errors name file and key.
 #include <algorithm>
 
 #include "data/bpe.h"
@@ -11,8 +11,8 @@ namespace {
 
 constexpr int64_t max_vocab_bytes = int64_t(64) << 20, max_id = 1'000'000;
 
-/// Byte-level files spell bytes as visible characters: printable ones as themselves, the others as U+0100 upward.
-/// Gives the byte of a character, or -1.
+/// The byte that a character stands for in byte-level files, or -1. Printable bytes stand for themselves; the others
+/// are written as U+0100 and up.
 int byte_of(uint32_t code) {
   static const auto table = [] {
     std::vector<int> bytes(512, -1);
@@ -26,7 +26,7 @@ int byte_of(uint32_t code) {
   return code < table.size() ? table[code] : -1;
 }
 
-/// The byte that "<0xC3>" stands for, or -1.
+/// The byte that a token such as "<0xC3>" stands for, or -1.
 int byte_token(const std::string& token) {
   if (token.size() != 6 || token.rfind("<0x", 0) != 0 || token[5] != '>') return -1;
   int value = 0;
@@ -40,7 +40,7 @@ int byte_token(const std::string& token) {
 
 }  // namespace
 
-/// A token as it stands in texts; false when a character of a byte-level file stands for no byte.
+/// The text of a vocabulary entry. False if it is empty, or a byte-level entry has a character that stands for no byte.
 bool BpeTokenizer::spell(const std::string& token, std::string& text) const {
   if (!rules_.byte_level) text = token;
   else {
@@ -90,7 +90,7 @@ void BpeTokenizer::add_vocab(const Json& vocab, const std::string& where) {
   for (const auto& [token, value] : vocab.as_object(where)) {
     const std::string place = str(where, ": \"", token, "\"");
     const int64_t id = value.as_int(place);
-    // Not every entry is made of byte characters: special tokens may stand here too. Those have no other spelling.
+    // Special tokens may be in the vocabulary too. If they are not in the byte alphabet, they keep their text.
     const bool plain = spell(token, text);
     set_token(id, plain ? text : token, place);
     if (plain) ids_.emplace(text, int32_t(id));
@@ -135,7 +135,8 @@ void BpeTokenizer::add_token(AddedToken token, bool normalized, const std::strin
   added_.emplace(name, int32_t(id));
   if (!normalized) return cut_first_.add(std::move(token));
   token.text = normalize(name);
-  // An id that the vocabulary has, too, is decoded as there: "é" may be a byte of other characters.
+  // A token that is in the vocabulary too decodes as it does there: in the byte alphabet "é" may be part of another
+  // character.
   if (!there || !rules_.byte_level) tokens_[size_t(id)] = token.text;
   cut_normalized_.add(std::move(token));
 }
@@ -164,7 +165,7 @@ void BpeTokenizer::add_token(const Json& token, const std::string& where) {
             flag("normalized"), where);
 }
 
-/// After all tokens: what is looked up by them, and what they decode to.
+/// Builds the lookup tables and the decoded texts. Call it after all tokens are added.
 void BpeTokenizer::finish(const std::string& where) {
   cut_first_.finish(where);
   cut_normalized_.finish(where);

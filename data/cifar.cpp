@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t pixels = 3 * 32 * 32, record = 1 + pixels, max_bytes = int64_t(1) << 30;
 
-/// The files' records, one after the other.
+/// Concatenates the records of all files.
 TensorDataset read_all(const std::vector<std::string>& paths) {
   std::vector<std::shared_ptr<MappedFile>> files;
   int64_t count = 0;

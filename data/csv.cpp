@@ -13,15 +13,15 @@
 namespace lockstep::data {
 namespace {
 
-/// The records of a text, with the line that each begins in.
+/// Reads a text record by record, with the line number at which each begins.
 class CsvReader {
  public:
   CsvReader(std::string_view text, const std::string& origin, char delimiter)
       : rest_(text), origin_(origin), delimiter_(delimiter) {
-    if (rest_.starts_with("\xef\xbb\xbf")) rest_.remove_prefix(3);  // the mark that some programs put in front
+    if (rest_.starts_with("\xef\xbb\xbf")) rest_.remove_prefix(3);  // byte order mark
   }
 
-  /// The next record that is not a blank line; false at the end.
+  /// Reads the next record that is not blank. False at the end.
   bool next() {
     while (skip_blank_line()) {}
     if (rest_.empty()) return false;
@@ -42,7 +42,7 @@ class CsvReader {
     if (!rest_.starts_with(c)) return false;
     return rest_.remove_prefix(1), true;
   }
-  /// A blank line has nothing but spaces and tabs that are no delimiters. The last line may lack its end.
+  /// Skips a line with only spaces and tabs (other than the delimiter). The last line may lack its line end.
   bool skip_blank_line() {
     size_t end = 0;
     while (end < rest_.size() && rest_[end] != delimiter_ && (rest_[end] == ' ' || rest_[end] == '\t')) ++end;
@@ -71,7 +71,7 @@ class CsvReader {
     }
     field.clear();
     bool doubled = false;
-    do {  // a part up to a quote; a doubled quote is one, and another part follows
+    do {  // each pass reads up to a quote; a doubled quote continues the field
       rest_.remove_prefix(1);
       const size_t end = rest_.find('"');
       LOCKSTEP_CHECK(end != rest_.npos, where(), ": expected a closing quote for field ", count_,
@@ -91,11 +91,11 @@ class CsvReader {
   const std::string& origin_;
   char delimiter_;
   int64_t line_ = 1, next_line_ = 1;
-  std::vector<std::string> fields_;  // the first count_ are of this record; kept, as are their allocations
+  std::vector<std::string> fields_;  // the first count_ belong to this record; the strings are reused
   size_t count_ = 0;
 };
 
-/// The place of a name, which must be there once.
+/// Index of the column `name`. Error unless there is exactly one.
 size_t column_of(const std::vector<std::string>& columns, std::string_view name, const std::string& where) {
   const auto found = std::find(columns.begin(), columns.end(), name);
   std::string known;
@@ -112,7 +112,7 @@ template <class T> T number_of(const std::string& field, bool empty_is_nan, cons
   const auto blank = [](char c) { return c == ' ' || c == '\t'; };
   while (!text.empty() && blank(text.front())) text.remove_prefix(1);
   while (!text.empty() && blank(text.back())) text.remove_suffix(1);
-  if (text.empty() && empty_is_nan) return std::numeric_limits<T>::quiet_NaN();  // not of i64: see parse_csv
+  if (text.empty() && empty_is_nan) return std::numeric_limits<T>::quiet_NaN();  // parse_csv() has refused i64
   LOCKSTEP_CHECK(!text.empty(), where(), ": expected a number, got an empty field (empty_is_nan reads it as NaN)");
   const char* const begin = text.data() + (text.size() > 1 && text[0] == '+' && text[1] != '-');
   const char* const end = text.data() + text.size();

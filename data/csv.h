@@ -1,6 +1,6 @@
 #pragma once
-// CSV (RFC 4180): lines of fields with a delimiter between them; quoted fields may hold delimiters, line ends and
-// doubled quotes. Numbers become one tensor, a row a line.
+// CSV (RFC 4180): lines of fields separated by a delimiter. Quoted fields may contain delimiters, line ends and doubled
+// quotes. The numbers become one tensor with a row for each line.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,26 +9,28 @@
 
 namespace lockstep::data {
 
+/// Options of read_csv().
 struct CsvOptions {
   char delimiter = ',';
-  bool header = true;                ///< the first line names the columns
-  std::vector<std::string> columns;  ///< the columns to read, in this order, by their names; none: all. Others may hold
-                                     ///< text
-  bool empty_is_nan = false;         ///< an empty field is NaN (f32 and f64 only); else it is an Error
-  DType dtype = f32;                 ///< f32, f64 or i64
+  bool header = true;  ///< the first line names the columns
+  /// Names of the columns to read, in this order; empty reads all. Columns that are not read may contain text.
+  std::vector<std::string> columns;
+  bool empty_is_nan = false;  ///< an empty field becomes NaN (f32 and f64 only) instead of an Error
+  DType dtype = f32;          ///< f32, f64 or i64
 };
 
+/// A table of numbers.
 struct Csv {
   std::vector<std::string> columns;  ///< their names; empty without a header
   Tensor values;                     ///< (rows, columns), on the CPU
-  /// A view (rows) of one column. Error lists the names when there is none of this name.
+  /// One column, as a view (rows). Error listing the names if there is no such column.
   Tensor column(std::string_view name) const;
 };
 
-/// Blank lines are left out, and blanks around numbers. Error, with file and line, for a line with more or fewer fields
-/// than the first, a field that is no number, a number that does not fit the dtype, and a quote that is not closed.
+/// Reads a CSV file. Blank lines, and blanks around numbers, are ignored. Error, with file and line, if a line has more
+/// or fewer fields than the first, a field is not a number, a number does not fit the dtype, or a quote is not closed.
 Csv read_csv(const std::string& path, const CsvOptions& options = {});
-/// The same from memory; `origin` opens the Errors.
+/// The same for text in memory. Errors begin with `origin`.
 Csv parse_csv(std::string_view text, const std::string& origin, const CsvOptions& options = {});
 
 }  // namespace lockstep::data

@@ -9,7 +9,7 @@
 namespace lockstep::data {
 namespace {
 
-/// Bytes of one sample of a row-major tensor whose dim 0 counts samples.
+/// Bytes of one row of dim 0 of a contiguous tensor.
 int64_t row_bytes(const Tensor& x) {
   int64_t bytes = size_of(x.dtype());
   for (int i = 1; i < x.dim(); ++i) bytes *= x.shape()[i];
@@ -29,7 +29,7 @@ void check_index(const char* dataset, int64_t index, int64_t size) {
                  " samples");
 }
 
-// Copies bytes by itself: it runs in loader threads, which should not each open a team of threads.
+// Single-threaded on purpose: loader threads call it, and should not each start a team of threads.
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
   LOCKSTEP_CHECK(x.defined() && x.dim() >= 1 && x.device().is_cpu(),
                  "[take_rows] expected a tensor on the cpu with at least 1 dim");

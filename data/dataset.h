@@ -1,5 +1,5 @@
 #pragma once
-// Datasets: size() samples, the i-th by get(i). Datasets are values: a subset or a loader keeps what it is made from.
+// Datasets: size() samples, read by get(i). A dataset is a value: a subset or a loader keeps a copy of its source.
 #include <concepts>
 #include <memory>
 #include <optional>
@@ -12,65 +12,72 @@
 
 namespace lockstep::data {
 
-/// The usual sample, and a batch of them: auto& [x, y] = batch.
+/// The usual sample, and a batch of such samples: auto& [x, y] = batch.
 struct Example {
   Tensor input, target;
 };
 
-/// size() of a dataset without an end: whoever reads it says which samples make an epoch.
+/// size() of an endless dataset, such as a stream. Its reader needs a sampler that defines an epoch.
 inline constexpr int64_t endless_samples = int64_t(1) << 62;
 
+/// Base of all datasets. S is the type of a sample.
 template <class S = Example> class Dataset {
  public:
-  using Sample = S;
+  using Sample = S;  ///< for code that only knows the dataset's type
   virtual ~Dataset() = default;
-  virtual int64_t size() const = 0;
-  /// May be called from several threads at once. Random numbers drawn here with lockstep's generator depend, under a
-  /// DataLoader, on (seed, epoch, index) only.
+  virtual int64_t size() const = 0;  ///< number of samples
+  /// The sample at `index`. Must be thread-safe. Under a DataLoader, random numbers drawn here from Lockstep's
+  /// generator depend only on (seed, epoch, index).
   virtual S get(int64_t index) const = 0;
-  /// Many samples as one batch, where that is cheaper than one by one; nothing means: call get() and collate.
+  /// Many samples as one batch, if the dataset can do that faster than sample by sample. Without a value, the caller
+  /// uses get() and collate().
   virtual std::optional<S> get_batch(std::span<const int64_t>) const { return {}; }
 };
 
+/// A shared dataset.
 template <class S> using DatasetPtr = std::shared_ptr<const Dataset<S>>;
+/// Satisfied by classes derived from Dataset.
 template <class D>
 concept IsDataset = std::derived_from<D, Dataset<typename D::Sample>>;
-/// A copy of the dataset that others can hold; its tensors are shared.
+/// Copies the dataset into a shared one. The copy shares the tensors.
 template <IsDataset D> DatasetPtr<typename D::Sample> share(const D& dataset) {
   return std::make_shared<const D>(dataset);
 }
 
-/// Error that names the dataset's size when the index is outside of it.
+/// Error naming the dataset and its size if the index is out of range.
 void check_index(const char* dataset, int64_t index, int64_t size);
 
-/// Rows `indices` of dim 0, copied into a new tensor.
+/// Copies the rows `indices` of dim 0 into a new tensor.
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices);
 
-// Samples to a batch: tensors of one shape are stacked along a new dim 0. Error names the sample that differs.
+// Collates samples into a batch: tensors of equal shape are stacked along a new dim 0. Error naming the sample if one
+// differs from the first in shape or dtype.
 Tensor collate(const std::vector<Tensor>& samples);
 Example collate(const std::vector<Example>& samples);
 std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples);
 
-/// Inputs and targets with the samples along dim 0.
+/// A dataset of two tensors whose dim 0 counts samples.
 class TensorDataset : public Dataset<Example> {
  public:
+  /// Error unless inputs and targets have the same size(0).
   TensorDataset(Tensor inputs, Tensor targets);
   int64_t size() const override { return inputs_.size(0); }
   Example get(int64_t index) const override;
   std::optional<Example> get_batch(std::span<const int64_t> indices) const override;
-  const Tensor& inputs() const { return inputs_; }
-  const Tensor& targets() const { return targets_; }
+  const Tensor& inputs() const { return inputs_; }    ///< all inputs (N, ...)
+  const Tensor& targets() const { return targets_; }  ///< all targets (N, ...)
 
  private:
   Tensor inputs_, targets_;
 };
 
-/// All samples of a dataset, read once.
+/// Reads all samples of a dataset into tensors.
 TensorDataset to_tensors(const Dataset<Example>& dataset);
 
-/// Some samples of a dataset, in the given order.
+/// Selected samples of a dataset, in the given order.
 template <class S> class Subset : public Dataset<S> {
  public:
+  /// Error if an index is out of range.
   template <IsDataset D>
   Subset(const D& dataset, std::vector<int64_t> indices) : Subset(share(dataset), std::move(indices)) {}
   Subset(DatasetPtr<S> dataset, std::vector<int64_t> indices)
@@ -93,11 +100,13 @@ template <class S> class Subset : public Dataset<S> {
   DatasetPtr<S> dataset_;
   std::vector<int64_t> indices_;
 };
+/// Deduces the sample type.
 template <IsDataset D> Subset(const D&, std::vector<int64_t>) -> Subset<typename D::Sample>;
 
-/// Datasets one after the other.
+/// Concatenation of datasets.
 template <class S> class ConcatDataset : public Dataset<S> {
  public:
+  /// The samples of parts[0] come first, then those of parts[1], and so on.
   explicit ConcatDataset(std::vector<DatasetPtr<S>> parts) : parts_(std::move(parts)) {
     for (const auto& part : parts_) ends_.push_back(size() + part->size());
   }
@@ -110,10 +119,10 @@ template <class S> class ConcatDataset : public Dataset<S> {
 
  private:
   std::vector<DatasetPtr<S>> parts_;
-  std::vector<int64_t> ends_;  // of each part
+  std::vector<int64_t> ends_;  // end of each part, cumulative
 };
 
-/// Cuts shuffled 0 .. n-1 into lists of these lengths, which must add up to n.
+/// Shuffles 0 .. n-1 and cuts it into lists of these lengths. Error unless the lengths add up to n.
 std::vector<std::vector<int64_t>> random_split(int64_t n, const std::vector<int64_t>& lengths, uint64_t seed);
 
 /// Disjoint random subsets: auto parts = random_split(all, {9000, 1000}, 1).

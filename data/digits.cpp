@@ -1,5 +1,5 @@
-// Draws digits. Strokes are lists of points in a unit square (y downward); a random affine map takes them to the
-// picture, where a pixel's grey falls off with its distance from the nearest stroke.
+// Synthetic digits: see digits.h. Strokes are point lists in the unit square (y downward). A random affine map takes
+// them to the image, where a pixel's intensity falls off with its distance from the nearest stroke.
 #include "data/digits.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ struct Point {
 };
 using Stroke = std::vector<Point>;
 
-/// Part of an ellipse, from one angle to another in degrees (0 is right, 90 is down).
+/// An elliptic arc between two angles in degrees (0 is right, 90 is down).
 Stroke arc(Point centre, float rx, float ry, float from, float to) {
   Stroke points;
   constexpr int pieces = 12;
@@ -35,7 +35,7 @@ Stroke operator+(Stroke a, const Stroke& b) {
   return a;
 }
 
-/// The strokes of a digit; people write 1, 4 and 7 in two ways.
+/// The strokes of a digit. 1, 4 and 7 come in two forms, as in handwriting.
 std::vector<Stroke> strokes_of(int digit, Draws& draws) {
   const auto about = [&](float value) { return value + draws.uniform(-0.03f, 0.03f); };
   const auto at = [&](float x, float y) { return Point{about(x), about(y)}; };
@@ -114,7 +114,7 @@ void draw_digit(int64_t index, uint64_t seed, float* picture) {
       }
     }
   }
-  for (int i = 0; i < digit_pixels; i += 4) {  // four small noises from each draw
+  for (int i = 0; i < digit_pixels; i += 4) {  // four 16-bit noise values from each draw
     const uint64_t bits = draws.next();
     for (int j = 0; j < 4; ++j) {
       const float value = picture[i + j] + noise * (float(bits >> (16 * j) & 0xffff) * 0x1p-15f - 1);
@@ -140,13 +140,12 @@ std::optional<Example> SyntheticDigits::get_batch(std::span<const int64_t> indic
   Example batch{empty({n, 1, side, side}, {.device = cpu}), empty({n}, {.dtype = i64, .device = cpu})};
   float* picture = batch.input.data<float>();
   int64_t* label = batch.target.data<int64_t>();
-  on_cpu::parallel_for(n, 256,
-                       [&](int64_t begin, int64_t end) {  // a whole set is drawn by all threads, a batch by its own
-                         for (int64_t i = begin; i < end; ++i) {
-                           draw_digit(indices[size_t(i)], seed_, picture + i * digit_pixels);
-                           label[i] = indices[size_t(i)] % 10;
-                         }
-                       });
+  on_cpu::parallel_for(n, 256, [&](int64_t begin, int64_t end) {  // runs in parallel only for more than 256 images
+    for (int64_t i = begin; i < end; ++i) {
+      draw_digit(indices[size_t(i)], seed_, picture + i * digit_pixels);
+      label[i] = indices[size_t(i)] % 10;
+    }
+  });
   return batch;
 }
 

@@ -1,3 +1,4 @@
+// File operations with errors: see file_calls.h.
 #include "data/file_calls.h"
 
 #include <fcntl.h>
@@ -36,7 +37,7 @@ FileCalls& system_calls() {
 
 namespace {
 
-constexpr size_t most_at_once = size_t(1) << 30;  // Linux moves a little less than 2 GiB in one call
+constexpr size_t most_at_once = size_t(1) << 30;  // Linux transfers at most a little less than 2 GiB per call
 
 template <class Call> auto attempt(Call call) {
   auto result = call();
@@ -71,7 +72,7 @@ void Files::sync(int fd, const std::string& path) {
 }
 
 void Files::close(int fd, const std::string& path) {
-  // Some file systems report a full disk only here. After EINTR Linux has closed it too.
+  // Some file systems report a full disk only on close. On Linux, close() frees the descriptor even after EINTR.
   if (calls_.close(fd) < 0 && errno != EINTR) fail_system("close", path);
 }
 
@@ -99,7 +100,7 @@ void Files::sync_folder(const std::string& path) {
   const int error = errno;
   calls_.close(fd);
   errno = error;
-  if (result < 0 && error != EINVAL) fail_system("flush folder", path);  // EINVAL: a file system that flushes none
+  if (result < 0 && error != EINVAL) fail_system("flush folder", path);  // EINVAL: this file system cannot sync folders
 }
 
 bool Files::lock(int fd, const std::string& path) {
@@ -136,7 +137,7 @@ NewFile::~NewFile() {
   if (fd_ < 0) return;
   try {
     files_.close(std::exchange(fd_, -1), path_);
-  } catch (const Error&) {  // it is given up already
+  } catch (const Error&) {  // the file is abandoned anyway
   }
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// The file operations that writing is made of, behind one small interface, so that a test can fail, shorten, kill or
-// record the k-th. FileCalls are the system's calls as they are; Files goes on after EINTR and short writes, and throws
-// Errors.
+// The file operations needed for writing, behind a small interface, so that a test can make the k-th call fail, write
+// less, kill the process or be recorded. FileCalls makes the system calls; Files retries after EINTR and short writes,
+// and throws Errors.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -11,65 +11,74 @@
 
 namespace lockstep::data {
 
-/// One system call each: -1 and errno when it fails, and counts may be short. May be called from several threads.
+/// One system call per function: returns -1 and sets errno on failure, and may write less than asked. Thread-safe.
 class FileCalls {
  public:
   virtual ~FileCalls() = default;
-  virtual int open(const char* path, int flags);
-  virtual int64_t write(int fd, const std::byte* data, size_t bytes, int64_t offset);
-  virtual int sync(int fd);
-  virtual int close(int fd);
-  virtual int rename(const char* from, const char* to);
-  virtual int make_folder(const char* path);
-  virtual int remove(const char* path);
-  virtual int remove_folder(const char* path);
-  virtual int lock(int fd);  ///< exclusive, until the file is closed everywhere; EWOULDBLOCK when somebody else has it
+  virtual int open(const char* path, int flags);                                       ///< adds O_CLOEXEC; mode 0666
+  virtual int64_t write(int fd, const std::byte* data, size_t bytes, int64_t offset);  ///< pwrite
+  virtual int sync(int fd);                                                            ///< fsync
+  virtual int close(int fd);                                                           ///< close
+  virtual int rename(const char* from, const char* to);                                ///< rename
+  virtual int make_folder(const char* path);                                           ///< mkdir, mode 0777
+  virtual int remove(const char* path);                                                ///< unlink
+  virtual int remove_folder(const char* path);                                         ///< rmdir
+  virtual int lock(int fd);  ///< flock, exclusive until every copy of fd is closed; EWOULDBLOCK if it is held elsewhere
 };
+/// The real system calls.
 FileCalls& system_calls();
 
+/// File operations that throw an Error, with the path, when a call fails.
 class Files {
  public:
+  /// `calls` must outlive this object.
   explicit Files(FileCalls& calls = system_calls()) : calls_(calls) {}
 
-  /// A new file to write; Error when there is one of that name.
+  /// Creates a file for writing. Error if it exists.
   int create(const std::string& path);
-  /// Opens to read and write, made when missing; a symbolic link is not followed.
+  /// Opens a file for reading and writing, and creates it if it is missing. Error for a symbolic link.
   int open(const std::string& path);
+  /// Writes all bytes at `offset`.
   void write(int fd, Bytes bytes, int64_t offset, const std::string& path);
+  /// Flushes a file to the disk (fsync).
   void sync(int fd, const std::string& path);
-  /// The descriptor is gone afterwards, whatever this throws.
+  /// Closes fd. It is closed even if this throws.
   void close(int fd, const std::string& path);
+  /// Renames a file; replaces `to` if it exists.
   void rename(const std::string& from, const std::string& to);
-  /// Nothing when it is there.
+  /// Creates one folder. Does nothing if it exists.
   void make_folder(const std::string& path);
+  /// Removes a file. Does nothing if it is missing.
   void remove(const std::string& path);
+  /// Removes an empty folder. Does nothing if it is missing.
   void remove_folder(const std::string& path);
-  /// Makes the names in a folder last: files made, renamed or removed in it.
+  /// Flushes a folder's entries to the disk: files that were created, renamed or removed in it.
   void sync_folder(const std::string& path);
-  /// False when somebody else has it.
+  /// Takes the exclusive lock. False if someone else holds it.
   bool lock(int fd, const std::string& path);
 
-  /// A whole new file, flushed.
+  /// Creates a file with this content and flushes it.
   void write_file(const std::string& path, std::string_view text);
-  /// Removes a folder and the files in it.
+  /// Removes a folder with everything in it. Symbolic links are removed, not followed.
   void remove_tree(const std::string& path);
-  /// The folder with all above it, each flushed into the one above.
+  /// Creates a folder and its missing parents. Each new entry is flushed to the disk.
   void make_folders(const std::string& path);
 
  private:
   FileCalls& calls_;
 };
 
-/// A file that is written from start to end. Closed, but neither flushed nor removed, when it goes away before
-/// finish().
+/// A file written sequentially. If it is destroyed before finish(), it is closed but neither flushed nor removed.
 class NewFile {
  public:
+  /// Creates the file. Error if it exists.
   NewFile(Files& files, const std::string& path) : files_(files), path_(path), fd_(files.create(path)) {}
   ~NewFile();
   NewFile(const NewFile&) = delete;
+  /// Writes the bytes behind those written so far.
   void append(Bytes bytes);
-  int64_t size() const { return size_; }
-  /// Flushes to the disk, and closes.
+  int64_t size() const { return size_; }  ///< bytes written so far
+  /// Flushes the file to the disk and closes it.
   void finish();
 
  private:

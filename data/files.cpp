@@ -1,4 +1,4 @@
-// Files: see files.h. The order of write_atomically's steps is what makes a save survive kill -9 and a power cut.
+// Files: see files.h. The order of the steps in write_atomically() makes a save survive kill -9 and a power cut.
 #include "data/files.h"
 
 #include <signal.h>
@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 FileCalls* calls_of_tests = nullptr;
 
-/// NAME.tmp-HOST-, before the process and a number.
+/// "NAME.tmp-HOST-"; the process id and a counter follow.
 std::string temporary_prefix(const fs::path& target) {
   char host[256] = "host";
   ::gethostname(host, sizeof host - 1);
@@ -59,19 +59,19 @@ void write_atomically(const std::string& path, const std::function<void(NewFile&
   remove_leftovers(path);
   const std::string temporary = (folder / str(prefix, ::getpid(), "-", counter++)).string();
 
-  // 1. Content to a new file, flushed to the disk before anything points at it.
+  // 1. Write the content to a new file and flush it to the disk before anything refers to it.
   Files files(calls_of_tests ? *calls_of_tests : system_calls());
   NewFile file(files, temporary);
   try {
     write(file);
     file.finish();
-    // 2. The new name, in one step.
+    // 2. Give it the target's name, atomically.
     files.rename(temporary, path);
   } catch (const Error& error) {
     ::unlink(temporary.c_str());
     fail(str(error.what(), "; the old file is unchanged"));
   }
-  // 3. The folder's entry. Until it is flushed a power cut may bring the old file back, whole.
+  // 3. Flush the folder's entry. Until then a power cut may bring back the old file, intact.
   try {
     files.sync_folder(folder.string());
   } catch (const Error& error) {

@@ -1,5 +1,5 @@
 #pragma once
-// Files: read with a limit, map, and write so that the old or the new content is there at every instant.
+// Files: mapping, reading with a size limit, and atomic writes: a crash leaves the old or the new content.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -10,26 +10,27 @@
 
 namespace lockstep::data {
 
+/// A view of bytes.
 using Bytes = std::span<const std::byte>;
 class FileCalls;
 class NewFile;
 
-/// Views the characters of a string as bytes.
+/// The characters of a string as bytes.
 inline Bytes as_bytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
 
-/// A whole file in memory. Pages are private: writing to them never reaches the file. The file should not change
-/// meanwhile: what it loses reads as zeros, and check() tells.
+/// A whole file mapped into memory. Pages are private: writes to them never reach the file. The file should not change
+/// while it is mapped: a part that was cut off reads as zeros, and check() raises an Error.
 class MappedFile {
  public:
-  /// Error when the file is missing, unreadable, not a regular file or larger than `max_bytes`.
+  /// Error if the file is missing, unreadable, not a regular file, or larger than `max_bytes`.
   static std::shared_ptr<MappedFile> open(const std::string& path, int64_t max_bytes = INT64_MAX);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
 
-  std::byte* data() const { return data_; }
-  int64_t size() const { return size_; }
-  Bytes bytes() const { return {data_, size_t(size_)}; }
-  /// Error when the file has another size or time of change than when it was mapped, or some of it could not be read.
+  std::byte* data() const { return data_; }               ///< writable; nullptr if the file is empty
+  int64_t size() const { return size_; }                  ///< in bytes
+  Bytes bytes() const { return {data_, size_t(size_)}; }  ///< the whole file
+  /// Error if the file's size or modification time changed since it was mapped, or part of it could not be read.
   void check() const;
 
  private:
@@ -42,31 +43,31 @@ class MappedFile {
   int fd_ = -1;
   Range* range_ = nullptr;
 };
-/// parse(bytes, path, options...) of a whole file, which has not changed meanwhile.
+/// parse(bytes, path, options...) of a whole file. Error if the file changed while it was parsed.
 auto parse_file(const std::string& path, const auto& parse, const auto&... options) {
   const auto file = MappedFile::open(path);
   auto result = parse(file->bytes(), path, options...);
   file->check();
   return result;
 }
-/// check() of every mapped file: for whoever has just read from tensors that may lie in one.
+/// check() of every mapped file. Call it after reading from tensors that may lie in a mapped file.
 void check_mapped_files();
 
-/// The content of a file of at most `max_bytes`.
+/// The content of a file. Error if it is larger than `max_bytes` or shrinks meanwhile.
 std::string read_file(const std::string& path, int64_t max_bytes);
 
-/// Removes the temporary files that ended processes of this machine left for `path`.
+/// Removes the temporary files that write_atomically() left for `path` in processes of this machine that have ended.
 void remove_leftovers(const std::string& path);
 
-/// Writes the chunks, one after the other, as the new content of `path`: temporary file beside it, fsync, rename, fsync
-/// of the folder. After an Error the old file is as it was and the temporary file is gone. Temporary files that killed
-/// processes of this machine left for the same path are removed first.
+/// Replaces the content of `path` by the chunks, in order: writes a temporary file beside it, fsyncs it, renames it,
+/// and fsyncs the folder. If writing fails, the Error leaves the old file as it was and the temporary file is removed.
+/// Calls remove_leftovers() first.
 void write_atomically(const std::string& path, const std::vector<Bytes>& chunks);
 void write_atomically(const std::string& path, std::string_view text);
-/// The same for content that `write` appends piece by piece.
+/// The same, with content that `write` appends piece by piece.
 void write_atomically(const std::string& path, const std::function<void(NewFile& file)>& write);
 
-/// For tests: what write_atomically() calls from now on; nullptr: the system.
+/// For tests: replaces the system calls of write_atomically(). nullptr restores them.
 void use_file_calls(FileCalls* calls);
 
 }  // namespace lockstep::data

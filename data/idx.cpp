@@ -14,7 +14,7 @@
 namespace lockstep::data {
 namespace {
 
-/// The bytes of a file from front to back, inflated when it is gzip.
+/// Reads a file's bytes in order; inflates them if the file is gzip.
 class Source {
  public:
   Source(Bytes file, const std::string& origin) : rest_(file), origin_(origin) {
@@ -26,11 +26,11 @@ class Source {
   }
   Source(const Source&) = delete;
 
-  /// The most bytes that can still come: deflate makes at most 1032 from one, and zlib holds a few that it has not yet
-  /// used.
+  /// Upper bound on the bytes still to come: deflate makes at most 1032 bytes from one, and zlib may hold a few bytes
+  /// of unprocessed input.
   int64_t most() const { return zipped_ ? (int64_t(rest_.size()) + 16) * 1032 : int64_t(rest_.size()); }
 
-  /// Fills `out` as far as there are bytes; the number of bytes written.
+  /// Fills `out` as far as possible. Returns the number of bytes written.
   int64_t read(std::byte* out, int64_t wanted) {
     if (!zipped_) {
       const size_t count = std::min(rest_.size(), size_t(wanted));
@@ -63,7 +63,7 @@ class Source {
     return done;
   }
 
-  /// Error unless all has been read and gzip's checksum is right.
+  /// Error unless everything has been read and gzip's checksum is right.
   void expect_end(int64_t size) {
     std::byte more;
     const int64_t got = read(&more, 1);

@@ -1,4 +1,4 @@
-// Pixels and labels from bytes: see images.h.
+// Images and labels from bytes: see images.h.
 #include "data/images.h"
 
 #include "tensor/ops.h"

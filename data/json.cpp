@@ -1,4 +1,4 @@
-// JSON as a value: see json.h.
+// JSON values: see json.h.
 #include "data/json.h"
 
 #include <algorithm>
@@ -46,7 +46,7 @@ class Builder final : public JsonEvents {
   struct Open {
     Json value;
     std::string key;                       // of the member being read
-    std::unordered_set<std::string> keys;  // so far
+    std::unordered_set<std::string> keys;  // all so far, to find duplicates
   };
 
   bool put(Json value) {
@@ -86,7 +86,7 @@ void dump_string(std::string& out, const std::string& text) {
     else if (c == '\t') out += "\\t";
     else if (c < 0x20 || c == 0x7f) escaped(c);
     else if (length == 2 && c == 0xc2 && uint8_t(text[at + 1]) < 0xa0)
-      escaped(uint8_t(text[at + 1]));  // a terminal obeys it, too
+      escaped(uint8_t(text[at + 1]));  // C1 control characters: terminals interpret them, too
     else out.append(text, at, length);
   }
   out += '"';
@@ -180,7 +180,7 @@ void Json::dump_to(std::string& out, int indent, int depth) const {
     else {
       const std::string_view text(digits, size_t(std::to_chars(digits, digits + 32, as_number()).ptr - digits));
       out += text;
-      if (text.find_first_of(".e") == text.npos) out += ".0";  // a number stays a number when read again
+      if (text.find_first_of(".e") == text.npos) out += ".0";  // so that it reads back as a floating-point number
     }
   } else if (is_string()) dump_string(out, as_string());
   else if (is_array()) {

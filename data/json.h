@@ -1,5 +1,6 @@
 #pragma once
-// JSON as a value: for config files, metrics, tokenizers. Strict, with limits, and errors that name line and column.
+// JSON values, for config files, metrics and tokenizers. The parser is strict and has limits; its Errors name line and
+// column.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -9,14 +10,18 @@
 
 namespace lockstep::data {
 
-/// null, true/false, an integer, a number, a string, a list or an object (whose keys keep their order).
+/// A JSON value: null, bool, integer, floating-point number, string, list, or object. Objects keep the order of their
+/// keys.
 class Json {
  public:
+  /// A list.
   using Array = std::vector<Json>;
+  /// An object: pairs of key and value, in order.
   using Object = std::vector<std::pair<std::string, Json>>;
 
-  // Not inline: copies of a variant take long to compile, and many headers have a Json in them.
+  /// A null. The constructors are not inline: copying a variant is slow to compile, and many headers contain a Json.
   Json();
+  /// A value of this kind.
   Json(bool value);
   Json(int value);
   Json(int64_t value);
@@ -31,34 +36,40 @@ class Json {
   Json& operator=(Json&& other) noexcept;
   ~Json();
 
-  bool is_null() const { return value_.index() == 0; }
-  bool is_bool() const { return std::holds_alternative<bool>(value_); }
-  bool is_int() const { return std::holds_alternative<int64_t>(value_); }
+  bool is_null() const { return value_.index() == 0; }                     ///< true for null
+  bool is_bool() const { return std::holds_alternative<bool>(value_); }    ///< true for true and false
+  bool is_int() const { return std::holds_alternative<int64_t>(value_); }  ///< true for an integer
+  /// True for an integer or a double.
   bool is_number() const { return is_int() || std::holds_alternative<double>(value_); }
-  bool is_string() const { return std::holds_alternative<std::string>(value_); }
-  bool is_array() const { return std::holds_alternative<Array>(value_); }
-  bool is_object() const { return std::holds_alternative<Object>(value_); }
-  /// "null", "a bool", "an integer", "a number", "a string", "a list" or "an object".
+  bool is_string() const { return std::holds_alternative<std::string>(value_); }  ///< true for a string
+  bool is_array() const { return std::holds_alternative<Array>(value_); }         ///< true for a list
+  bool is_object() const { return std::holds_alternative<Object>(value_); }       ///< true for an object
+  /// The kind of value, for messages: "null", "a bool", "an integer", "a number", "a string", "a list" or "an object".
   const char* kind() const;
 
-  // The value; `where` (such as "config.json: lr") opens the Error when the kind is another.
+  /// The value. Error beginning with `where` (such as "config.json: lr") if it is of another kind.
   bool as_bool(std::string_view where = "json") const;
+  /// An integer; a double is an Error even if it is whole.
   int64_t as_int(std::string_view where = "json") const;
+  /// An integer or a double.
   double as_number(std::string_view where = "json") const;
+  /// The string.
   const std::string& as_string(std::string_view where = "json") const;
+  /// The list.
   const Array& as_array(std::string_view where = "json") const;
+  /// The object.
   const Object& as_object(std::string_view where = "json") const;
 
-  /// The value under `key`, or null when this is no object or has no such key.
+  /// The value under `key`, or nullptr if this is not an object or has no such key.
   const Json* find(std::string_view key) const;
-  /// Error that names the key when it is missing.
+  /// The value under `key`. Error beginning with `where` if the key is missing.
   const Json& at(std::string_view key, std::string_view where = "json") const;
-  /// The value under `key`, made when missing. A null becomes an object.
+  /// The value under `key`, which is added (as null) if it is missing. A null becomes an object.
   Json& operator[](std::string_view key);
   /// Appends to a list. A null becomes a list.
   void push_back(Json value);
 
-  /// JSON text; indent < 0 gives one line. NaN and infinity, which JSON does not have, become null.
+  /// JSON text, on one line if indent < 0. NaN and infinity, which JSON lacks, become null.
   std::string dump(int indent = -1) const;
 
   friend bool operator==(const Json& a, const Json& b);
@@ -68,21 +79,23 @@ class Json {
   std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array, Object> value_;
 };
 
-/// The first text in it that is not UTF-8, with which its dump() cannot be read again; nullptr: there is none.
+/// The first string or key that is not valid UTF-8, or nullptr. dump() of such a value cannot be parsed again.
 const std::string* not_utf8(const Json& json);
 
+/// Limits of parse_json().
 struct JsonLimits {
-  int64_t bytes = int64_t(16) << 20;
-  int depth = 64;
-  bool python = false;  ///< see python_json
+  int64_t bytes = int64_t(16) << 20;  ///< size of the text
+  int depth = 64;                     ///< levels of nesting
+  bool python = false;                ///< accept Python's extensions: see python_json
 };
-/// For files of others: NaN, Infinity and -Infinity, as Python writes them, are numbers, and a whole number beyond 64
-/// bits is the nearest double.
+/// For files written by Python: accepts NaN, Infinity and -Infinity as numbers, and rounds an integer beyond 64 bits to
+/// the nearest double.
 inline constexpr JsonLimits python_json{.python = true};
 
-/// Parses one strict JSON text. `origin` (a file name) opens the Errors: "config.json:3:14: ...". A key that appears
-/// twice, a number that does not fit, text that is not UTF-8 and anything past the limits are Errors.
+/// Parses one JSON text, strictly. Errors begin with `origin` (a file name) and the place: "config.json:3:14: ...".
+/// Errors are also raised for duplicate keys, numbers that do not fit, invalid UTF-8, and texts beyond the limits.
 Json parse_json(std::string_view text, std::string_view origin, JsonLimits limits = {});
+/// The same for a file.
 Json read_json(const std::string& path, JsonLimits limits = {});
 
 }  // namespace lockstep::data

@@ -1,6 +1,6 @@
 #pragma once
-// Internal to data/*.cpp: drives nlohmann's event parser over a text, so that depth, duplicates and limits are caught
-// as they come, with the place. The parser keeps its own stack: a deep text cannot overflow ours.
+// Internal to data/*.cpp: drives nlohmann's event (SAX) parser, so that nesting, duplicate keys and limits are checked
+// during parsing and Errors name the place. The parser keeps its stack on the heap: deep nesting cannot overflow ours.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -14,19 +14,20 @@ namespace lockstep::data {
 class Json;
 struct JsonLimits;
 
-/// parse_json() of what is line `line` of a file.
+/// parse_json() of one line of a file; `line` is its number, for Errors.
 Json parse_json_line(std::string_view text, std::string_view origin, int64_t line, JsonLimits limits);
 
-/// Line and column (from 1, in bytes) of a position in a text that begins in line `line`.
+/// "origin:line:column" of a position in a text whose first line has number `line`. Lines and columns count from 1,
+/// columns in bytes.
 inline std::string place_of(std::string_view text, size_t position, std::string_view origin, int64_t line) {
   const std::string_view before = text.substr(0, std::min(position, text.size()));
   const size_t line_start = before.rfind('\n') + 1;  // npos + 1 is 0
   return str(origin, ":", line + std::count(before.begin(), before.end(), '\n'), ":", 1 + before.size() - line_start);
 }
 
-/// Reads the text and remembers how far the parser has come.
+/// A character iterator that records how far the parser has read.
 struct TrackedChar {
-  using iterator_category = std::input_iterator_tag;
+  using iterator_category = std::input_iterator_tag;  ///< required by std::iterator_traits
   using value_type = char;
   using difference_type = std::ptrdiff_t;
   using pointer = const char*;
@@ -34,8 +35,8 @@ struct TrackedChar {
 
   const char* at;
   const char** furthest;
-  reference operator*() const { return *at; }
-  TrackedChar& operator++() {
+  reference operator*() const { return *at; }  ///< the current character
+  TrackedChar& operator++() {                  ///< moves on, and records how far
     *furthest = ++at;
     return *this;
   }
@@ -43,18 +44,20 @@ struct TrackedChar {
   friend bool operator!=(const TrackedChar& a, const TrackedChar& b) { return a.at != b.at; }
 };
 
-/// A message about a value of any length: its beginning and its end.
+/// Shortens a long message to its beginning and its end.
 inline std::string shortened(const std::string& text) {
   return text.size() <= 300 ? text : text.substr(0, 200) + "..." + text.substr(text.size() - 60);
 }
 
-/// Base of an event handler: depth limit, syntax errors, and the calls that a format refuses unless it overrides them.
+/// Base of an event handler: nesting limit, syntax errors, and events that are Errors unless a format overrides them.
 class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
+  /// Parses `text`; Errors begin with `origin` and count lines from `line`.
   JsonEvents(std::string_view text, std::string_view origin, int max_depth, int64_t line = 1)
       : text_(text), origin_(origin), line_(line), max_depth_(max_depth) {}
 
-  /// Before run(): see python_json. nlohmann's parser knows no such words: each becomes a number that nobody writes.
+  /// Enables python_json; call it before run(). nlohmann's parser does not know NaN and Infinity, so each is replaced
+  /// by a number literal that no real file contains.
   void take_python() {
     is_python_ = true;
     if (text_.find("NaN") == text_.npos && text_.find("Infinity") == text_.npos) return;
@@ -70,17 +73,20 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
     text_ = python_, furthest_ = text_.data();
   }
 
+  /// Parses the text and calls the event handlers.
   void run() {
-    // nlohmann takes a zero byte for the end of the text: what follows would go unread.
+    // nlohmann's parser takes a zero byte for the end of the text and would ignore the rest.
     if (const size_t zero = text_.find('\0'); zero != text_.npos)
       lockstep::fail(str(place_of(text_, zero, origin_, line_), ": unexpected zero byte"));
-    if (text_.empty()) refuse("syntax error: expected JSON, got nothing");  // nlohmann's text differs by version
+    // nlohmann's message for this differs between versions.
+    if (text_.empty()) refuse("syntax error: expected JSON, got nothing");
     const ClassicLocale classic;
     nlohmann::json::sax_parse(TrackedChar{text_.data(), &furthest_},
                               TrackedChar{text_.data() + text_.size(), &furthest_},
                               static_cast<nlohmann::json_sax<nlohmann::json>*>(this));
   }
 
+  /// Raises an Error at the place that the parser has reached.
   template <class... Args> [[noreturn]] void refuse(const Args&... args) const {
     lockstep::fail(
         str(place_of(text_, size_t(furthest_ - text_.data()), origin_, line_), ": ", shortened(str(args...))));

@@ -1,4 +1,4 @@
-// DataLoader: what does not depend on the type of samples. See loader.h.
+// DataLoader: the part that does not depend on the sample type. See loader.h.
 #include "data/loader.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ LoaderProgress::LoaderProgress(int64_t dataset_size, int64_t batch_size, bool sh
                  "[DataLoader] expected a sampler for a dataset without an end, which says what an epoch is "
                  "(stream_sampler()), got none");
   seed_ = seed ? *seed : random_state().seed;
-  if (const uint64_t stream = seed ? 0 : next_stream())  // the first loader has the seed itself
+  if (const uint64_t stream = seed ? 0 : next_stream())  // the first loader uses the seed unchanged
     seed_ = seed_of(seed_, stream);
   has_seeded_sampler_ = !sampler && shuffle;
   if (sampler) sampler_ = std::move(sampler);
@@ -74,7 +74,7 @@ void LoaderProgress::set_epoch(int64_t epoch) {
   epoch_ = epoch;
   position_ = 0;
   fresh_ = true;
-  ++loop_;  // a loop that still runs no longer counts
+  ++loop_;  // a loop that is still running no longer moves the position
 }
 
 LoaderState LoaderProgress::state() const {

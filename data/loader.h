@@ -1,9 +1,9 @@
 #pragma once
-// DataLoader: batches of a dataset, shuffled, made ahead by threads, in an order that can be saved and resumed exactly.
+// DataLoader: batches of a dataset, shuffled, prefetched by threads, in an order that can be saved and resumed exactly.
 //
 //   for (auto& [x, y] : DataLoader(train, {.batch_size = 128, .shuffle = true, .workers = 2})) ...
 //
-// Every loop is one epoch; the next loop is the next epoch, in another order. Leaving a loop early ends its epoch.
+// Every loop is one epoch, and the next loop is the next epoch, in another order. Leaving a loop early ends its epoch.
 #include <iterator>
 
 #include "data/dataset.h"
@@ -14,41 +14,44 @@
 
 namespace lockstep::data {
 
+/// Options of a DataLoader. S is a sample, B a batch.
 template <class S, class B = S> struct LoaderOptions {
-  int64_t batch_size = 1;
-  bool shuffle = false;
-  Sampler sampler;                           ///< instead of shuffle: which samples, in which order
-  bool drop_last = false;                    ///< leave out a last batch that is not full
-  int workers = 0;                           ///< threads; 0 makes batches in the loop itself
+  int64_t batch_size = 1;                    ///< samples in a batch
+  bool shuffle = false;                      ///< another random order each epoch
+  Sampler sampler;                           ///< the samples of an epoch and their order; excludes shuffle
+  bool drop_last = false;                    ///< leave out the last batch if it is not full
+  int workers = 0;                           ///< threads that make batches; 0: batches are made inside the loop
   int prefetch = 0;                          ///< batches that each worker makes ahead; 0 means 2
-  std::function<B(std::vector<S>)> collate;  ///< samples to a batch; may draw; default: data::collate
-  bool in_order = true;                      ///< false: batches come as they are ready, and there is no state to save
-  /// Seeds shuffling and random numbers in get(). By default the first loader after manual_seed() takes its seed. Each
-  /// later one takes a seed made of that and of its own number, so that two loaders differ.
+  std::function<B(std::vector<S>)> collate;  ///< samples to a batch; may draw random numbers; default: data::collate
+  bool in_order = true;                      ///< false: batches come as they are ready, and state() is an Error
+  /// Seeds shuffling and the random numbers of get() and collate. By default the first loader after manual_seed() takes
+  /// that seed, and each later one mixes in its own number, so that no two loaders draw the same.
   std::optional<uint64_t> seed;
-  double timeout = 0;  ///< seconds to wait for a batch from a worker; 0 is for ever
-  int64_t world = 1;   ///< ranks that read the same epoch through their samplers: the state counts samples of all
+  double timeout = 0;  ///< seconds to wait for a batch from a worker; 0: no limit
+  int64_t world = 1;   ///< ranks that share an epoch through their samplers; the state counts the samples of all ranks
 };
 
-/// Where a loader stands, after the batches that its loop has been given. Plain numbers, to be saved in a checkpoint.
+/// Position of a loader after the batches that its loop has received. Plain numbers, to be saved in a checkpoint.
 struct LoaderState {
   uint64_t seed = 0;
   int64_t epoch = 0;
-  int64_t samples = 0;  ///< of this epoch that were given out, over all ranks: holds for another world or batch size
+  int64_t samples = 0;  ///< given out in this epoch, on all ranks; stays valid for another world or batch size
   int64_t dataset_size = 0;
   friend bool operator==(const LoaderState&, const LoaderState&) = default;
 };
 
-/// Loops over loaders that this thread has begun, less those that came to their end; and the least number of them since
-/// whoever looks at it set it to `now`.
+/// Counts loops over loaders that this thread has started and not finished. A reader sets `least` to `now`; `least`
+/// then tracks the minimum of `now` since.
 struct LoopDepth {
   int64_t now = 0, least = 0;
 };
+/// The counter of this thread.
 LoopDepth& loop_depth();
 
 namespace detail {
 
-/// What does not depend on the type of samples: options, epochs, positions. Shared by a loader and its loops.
+/// The part of a loader that does not depend on the sample type: options, epochs, positions. Shared by a loader and its
+/// loops.
 class LoaderProgress {
  public:
   LoaderProgress(int64_t dataset_size, int64_t batch_size, bool shuffle, Sampler sampler, bool drop_last, int workers,
@@ -58,9 +61,9 @@ class LoaderProgress {
   int64_t epoch() const { return epoch_; }
   int64_t position() const { return position_; }
   uint64_t seed() const { return seed_; }
-  /// Starts the next loop (or goes on with a loaded one); gives its number, and its indices.
+  /// Starts the next loop, or resumes the loaded state. Returns the loop's number and fills in the epoch's indices.
   int64_t start(std::vector<int64_t>& indices);
-  /// Loop number `loop` was given a batch, or came to its end. A loop that is not the newest changes nothing.
+  /// Records that loop number `loop` received a batch (advance) or ended (finish). Only the newest loop counts.
   void advance(int64_t loop) {
     if (loop == loop_) ++position_;
   }
@@ -76,18 +79,20 @@ class LoaderProgress {
 
   int64_t dataset_size_, batch_size_, world_;
   bool drop_last_, in_order_, has_seeded_sampler_;
-  Sampler sampler_;  // empty: by shuffle
+  Sampler sampler_;  // empty: shuffle decides
   uint64_t seed_;
   int64_t batches_ = 0, epoch_ = 0, position_ = 0, loop_ = 0;
-  bool fresh_ = true;  // the next loop takes epoch_ and position_ as they are
+  bool fresh_ = true;  // the next loop starts at epoch_ and position_
 };
 
 }  // namespace detail
 
+/// Iterates over batches B of samples S. See the top of this file.
 template <class S = Example, class B = S> class DataLoader {
  public:
-  using Options = LoaderOptions<S, B>;
+  using Options = LoaderOptions<S, B>;  ///< LoaderOptions of these types
 
+  /// Loads from a copy of the dataset. Error for invalid options, or without a collate function for S.
   template <IsDataset D>
   explicit DataLoader(const D& dataset, Options options = {})
       : DataLoader(DatasetPtr<S>(share(dataset)), std::move(options)) {}
@@ -112,7 +117,8 @@ template <class S = Example, class B = S> class DataLoader {
    public:
     B& operator*() const { return *run_->batch; }
     B* operator->() const { return &*run_->batch; }
-    Iterator& operator++() { return fetch(), *this; }
+    Iterator& operator++() { return fetch(), *this; }  ///< waits for the next batch
+    /// True at the end of the epoch.
     bool operator==(std::default_sentinel_t) const { return !run_->batch.has_value(); }
 
    private:
@@ -146,7 +152,7 @@ template <class S = Example, class B = S> class DataLoader {
     std::shared_ptr<Run> run_;
   };
 
-  /// Starts an epoch: the first, the next, or the rest of the one that load_state() or set_epoch() named.
+  /// Starts an epoch: the next one, or the (rest of the) epoch set by load_state() or set_epoch().
   Iterator begin() {
     auto run = std::make_shared<typename Iterator::Run>();
     auto indices = std::make_shared<std::vector<int64_t>>();
@@ -154,7 +160,7 @@ template <class S = Example, class B = S> class DataLoader {
     run->next = progress_->position();
     run->last = progress_->batches();
     run->progress = progress_;
-    // Owns all that it uses: a worker may outlive the loop and the loader when it is stuck.
+    // The closure owns everything that it uses: a stuck worker may outlive the loop and the loader.
     run->make = [dataset = dataset_, collate = options_.collate, by_rows = default_collate_, size = options_.batch_size,
                  indices,
                  key = RandomState{.seed = progress_->seed() ^ 0x64617461u, .step = uint64_t(progress_->epoch())}](
@@ -172,15 +178,16 @@ template <class S = Example, class B = S> class DataLoader {
     iterator.fetch();
     return iterator;
   }
-  std::default_sentinel_t end() const { return {}; }
+  std::default_sentinel_t end() const { return {}; }  ///< end of the epoch
 
-  int64_t size() const { return progress_->batches(); }           ///< batches of an epoch
-  int64_t epoch() const { return progress_->epoch(); }            ///< of the loop that runs or comes next
-  void set_epoch(int64_t epoch) { progress_->set_epoch(epoch); }  ///< of the next loop
-  const DatasetPtr<S>& dataset() const { return dataset_; }
-  const Options& options() const { return options_; }
-  uint64_t seed() const { return progress_->seed(); }
-  /// A loader of the same samples, made in the same way, that deals otherwise: full batches of what the sampler says.
+  int64_t size() const { return progress_->batches(); }           ///< batches in an epoch
+  int64_t epoch() const { return progress_->epoch(); }            ///< the running epoch, or the next one if none runs
+  void set_epoch(int64_t epoch) { progress_->set_epoch(epoch); }  ///< the epoch of the next loop
+  const DatasetPtr<S>& dataset() const { return dataset_; }       ///< the source of samples
+  const Options& options() const { return options_; }             ///< as given, with collate filled in
+  uint64_t seed() const { return progress_->seed(); }             ///< the seed in use
+  /// A loader with the same samples, seed and options, except that `sampler` decides which samples come in which order,
+  /// in batches of batch_size: no shuffle, no drop_last.
   DataLoader dealt(Sampler sampler, int64_t batch_size, int64_t world) const {
     Options o = options_;
     if (default_collate_) o.collate = nullptr;
@@ -189,9 +196,10 @@ template <class S = Example, class B = S> class DataLoader {
     o.seed = seed();
     return DataLoader(dataset_, std::move(o));
   }
-  /// Counts the batches that a loop has been given, not those made ahead: resuming skips nothing and repeats nothing.
+  /// Counts the batches that the loop has received, not prefetched ones: a resumed run neither skips nor repeats
+  /// samples.
   LoaderState state() const { return progress_->state(); }
-  /// The next loop goes on there. Error when the state is of another dataset.
+  /// The next loop resumes at this state. Error if it belongs to a dataset of another size.
   void load_state(const LoaderState& state) { progress_->load_state(state); }
 
  private:
@@ -217,7 +225,7 @@ template <class S = Example, class B = S> class DataLoader {
       samples.push_back(dataset.get(index));
     }
     key.micro_batch = uint64_t(wanted[0]);
-    key.call = uint64_t(1) << 32;  // what collate draws is not what the first sample drew
+    key.call = uint64_t(1) << 32;  // collate draws other numbers than the first sample
     const RandomScope scope(key);
     B batch = collate(std::move(samples));
     check_mapped_files();
@@ -230,19 +238,21 @@ template <class S = Example, class B = S> class DataLoader {
   std::shared_ptr<detail::LoaderProgress> progress_;
 };
 
-template <IsDataset D> DataLoader(const D&) -> DataLoader<typename D::Sample>;
+template <IsDataset D> DataLoader(const D&) -> DataLoader<typename D::Sample>;  ///< deduction guides
 template <IsDataset D> DataLoader(const D&, LoaderOptions<typename D::Sample>) -> DataLoader<typename D::Sample>;
 
-/// Batches without end: after the last one of an epoch comes the first of the next. The loader must outlive it, and
-/// keeps the state.
+/// Endless batches: the first batch of the next epoch follows the last of this one. Uses the loader's state; the loader
+/// must outlive this object.
 template <class S, class B = S> class RepeatingLoader {
  public:
+  /// Error if the loader has no batches.
   explicit RepeatingLoader(DataLoader<S, B>& loader) : loader_(&loader) {
     LOCKSTEP_CHECK(loader.size() > 0, "[RepeatingLoader] expected a loader with at least one batch, got an empty one");
+    /// The next batch, valid until the next call.
   }
   B& next() {
     if (iterator_) ++*iterator_;
-    // A state loaded at the end of an epoch gives one empty loop; two are an epoch without batches.
+    // A state saved at the end of an epoch gives one empty loop. Two in a row mean an epoch without batches.
     for (int tries = 0; !iterator_ || *iterator_ == std::default_sentinel; ++tries) {
       LOCKSTEP_CHECK(tries < 2, "[RepeatingLoader] expected batches in epoch ", loader_->epoch(), ", got none");
       iterator_.emplace(loader_->begin());

@@ -1,7 +1,7 @@
-// Files in memory, and what happens when they change meanwhile: see files.h.
+// Mapped files, and files that change while they are mapped: see files.h.
 //
-// The kernel answers a read past the end of a file that has shrunk with SIGBUS, which would end the process without a
-// word. Our handler puts zeros there instead, so that the read goes on, and check() finds out. The same when a disk
+// If a mapped file shrinks, a read past its new end raises SIGBUS, which would kill the process without a message. Our
+// handler maps zeros there instead: the read continues, and check() reports the change. The same happens if a disk
 // fails.
 #include <fcntl.h>
 #include <signal.h>
@@ -18,11 +18,12 @@
 
 namespace lockstep::data {
 
-/// Where a file is mapped. In a list that only grows, as the handler walks along it at any time; ranges are used again.
+/// The address range of a mapped file, in a lock-free list that the signal handler may walk at any time. The list only
+/// grows; ranges are reused.
 struct MappedFile::Range {
   std::atomic<std::byte*> begin{nullptr};
   std::atomic<int64_t> size{0};
-  std::atomic<bool> lost{false};  // something could not be read
+  std::atomic<bool> lost{false};  // some page could not be read
   Range* next = nullptr;
   MappedFile* file = nullptr;
 
@@ -44,7 +45,8 @@ int64_t nanoseconds(const timespec& time) { return int64_t(time.tv_sec) * 1'000'
 }  // namespace
 
 void open_regular(OpenFile& file, const std::string& path, int64_t max_bytes) {
-  file.fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe that nobody writes would make us wait
+  // O_NONBLOCK: otherwise opening a pipe without a writer would block.
+  file.fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file.fd < 0) fail_system("open", path);
   struct stat info;
   if (::fstat(file.fd, &info) != 0) fail_system("stat", path);
@@ -68,11 +70,11 @@ void MappedFile::Range::on_bus_error(int signal, siginfo_t* info, void* context)
                -1, 0) != MAP_FAILED)
       return;
   }
-  // Not ours: as if we were not there.
+  // The address is not in a mapped file: call the previous handler.
   if (previous_action.sa_flags & SA_SIGINFO) previous_action.sa_sigaction(signal, info, context);
   else if (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN)
     previous_action.sa_handler(signal);
-  else ::signal(signal, SIG_DFL);  // the same instruction meets it again
+  else ::signal(signal, SIG_DFL);  // the instruction faults again and takes the default action
 }
 
 void MappedFile::Range::add(MappedFile* file) {
@@ -96,7 +98,7 @@ void MappedFile::Range::add(MappedFile* file) {
   free->size = file->size_;
   free->lost = false;
   free->begin = file->data_;
-  file->range_ = free;  // under the lock: check_mapped_files of another thread reads it
+  file->range_ = free;  // under the lock, because check_mapped_files() may read it on another thread
 }
 
 void MappedFile::Range::remove(Range* range) {
@@ -111,7 +113,7 @@ std::shared_ptr<MappedFile> MappedFile::open(const std::string& path, int64_t ma
   std::shared_ptr<MappedFile> mapped(new MappedFile);
   mapped->path_ = path;
   mapped->changed_at_ = file.changed_at;
-  if (file.size > 0) {  // mmap refuses length 0
+  if (file.size > 0) {  // mmap rejects length 0
     void* data = ::mmap(nullptr, size_t(file.size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.fd, 0);
     if (data == MAP_FAILED) fail_system("map", path);
     mapped->data_ = static_cast<std::byte*>(data);

@@ -11,8 +11,9 @@
 namespace lockstep::data {
 namespace {
 
-/// Places where pairs begin: lowest rank first, then leftmost. For a word of 100 million letters one heap of them all
-/// takes minutes. But the places of one rank come almost in order: those that do wait in a list, the others in a heap.
+/// A priority queue of pair positions: lowest rank first, then leftmost. For a word of 100 million letters, a single
+/// heap takes minutes. Positions of one rank arrive almost sorted, so the sorted ones go to a list and the rest to a
+/// heap.
 class Places {
  public:
   void add(int32_t rank, int32_t place) {
@@ -22,7 +23,8 @@ class Places {
     if (waiting.list.empty() || waiting.list.back() < place) waiting.list.push_back(place);
     else waiting.late.push(place);
   }
-  /// False: none is left. `ahead` is one that comes soon, for the cache: in a long word each is far from the last.
+  /// Takes the next position. False if none is left. `ahead` is a position that follows soon, for prefetching: in a
+  /// long word consecutive positions are far apart in memory.
   bool next(int32_t& rank, int32_t& place, int32_t& ahead) {
     for (; !ranks_.empty(); ranks_.pop()) {
       rank = ranks_.top();
@@ -51,7 +53,7 @@ class Places {
     size_t at = 0;
     std::priority_queue<int32_t, std::vector<int32_t>, std::greater<>> late;
   };
-  std::unordered_map<int32_t, Waiting> by_rank_;  // its elements stay where they are
+  std::unordered_map<int32_t, Waiting> by_rank_;  // references to its elements stay valid
   std::priority_queue<int32_t, std::vector<int32_t>, std::greater<>> ranks_;
   int32_t current_ = -1;
   Waiting* waiting_ = nullptr;
@@ -90,7 +92,8 @@ bool Merges::add(int32_t left, int32_t right, int32_t merged) {
   return true;
 }
 
-// ids[i] is the token that begins at i, or -1 inside one; lengths[i] is its length, at its first and last place.
+// ids[i] is the token that starts at position i, or -1 inside a token. lengths[i] is a token's length, stored at its
+// first and last position.
 size_t Merges::apply(std::span<int32_t> ids) const {
   const int64_t n = int64_t(ids.size());
   LOCKSTEP_CHECK(n < INT32_MAX, "[tokenizer] expected a word of less than 2^31 characters, got ", n);
@@ -106,7 +109,7 @@ size_t Merges::apply(std::span<int32_t> ids) const {
     __builtin_prefetch(&lengths[size_t(ahead)], 1);
     const Merge& merge = merges_[size_t(rank)];
     const int64_t left = place, right = left + lengths[size_t(left)];
-    // What was proposed may have changed since.
+    // The pair may have changed since it was proposed.
     if (ids[size_t(left)] != merge.left || right >= n || ids[size_t(right)] != merge.right) continue;
     const int64_t end = right + lengths[size_t(right)];
     ids[size_t(left)] = merge.merged;

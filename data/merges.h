@@ -1,16 +1,16 @@
 #pragma once
-// The merges of byte-pair encoding: which pairs of tokens become one, and to do so for a word of any length.
+// The merges of byte-pair encoding: which pairs of tokens join, and how to apply them to a word of any length.
 #include <cstdint>
 #include <span>
 #include <vector>
 
 namespace lockstep::data {
 
-/// From pairs of numbers to a number >= 0, by open addressing.
+/// A hash map from pairs of numbers to a number >= 0, with open addressing.
 class PairMap {
  public:
-  bool add(uint32_t first, uint32_t second, int32_t value);  ///< false: the pair is there already
-  int32_t find(uint32_t first, uint32_t second) const;       ///< -1: it is not there
+  bool add(uint32_t first, uint32_t second, int32_t value);  ///< false if the pair is already there
+  int32_t find(uint32_t first, uint32_t second) const;       ///< -1 if there is no such pair
 
  private:
   struct Slot {
@@ -22,12 +22,13 @@ class PairMap {
   size_t used_ = 0;
 };
 
-/// What is added first is merged first. The text of `merged` must be that of `left` and `right`: then merging ends.
+/// The list of merges, in order of rank: what is added first is merged first. The text of `merged` must be that of
+/// `left` followed by that of `right`; this guarantees that merging ends.
 class Merges {
  public:
-  bool add(int32_t left, int32_t right, int32_t merged);  ///< false: the pair is there already
-  /// Merges in place, best pair first and of equal ones the leftmost, and gives the number of ids that are left.
-  /// n log n for n ids, and near n where few pairs are equal to others out of order.
+  bool add(int32_t left, int32_t right, int32_t merged);  ///< false if the pair is already there
+  /// Merges `ids` in place, the pair of lowest rank first and the leftmost of equal ones. Returns the number of ids
+  /// left. Takes O(n log n) for n ids, and nearly O(n) if pairs of one rank arise mostly from left to right.
   size_t apply(std::span<int32_t> ids) const;
 
  private:

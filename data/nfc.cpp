@@ -1,5 +1,5 @@
-// Normalisation form C (Unicode, annex 15): see nfc.h. Characters are taken apart, marks put in order, and put
-// together.
+// Normalization form C (Unicode Standard Annex 15): see nfc.h. Characters are decomposed, combining marks are put in
+// order, and the result is composed.
 #include "data/nfc.h"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ const Decomposition* find_in(const auto& table, uint32_t code) {
   return found != std::end(table) && found->whole == code ? found : nullptr;
 }
 
-/// One step; false when the character is its own.
+/// One decomposition step. False if the character has none. second is 0 if there is only one part.
 bool take_apart(uint32_t code, uint32_t& first, uint32_t& second) {
   if (code >= kHangul && code < kHangul + kLeads * kVowels * kTails) {
     const uint32_t index = code - kHangul, tail = index % kTails;
@@ -53,7 +53,7 @@ bool take_apart(uint32_t code, uint32_t& first, uint32_t& second) {
   return row;
 }
 
-/// The character that two make, or 0.
+/// The composition of two characters, or 0.
 uint32_t put_together(uint32_t first, uint32_t second) {
   if (first - kLead < kLeads && second - kVowel < kVowels)
     return kHangul + ((first - kLead) * kVowels + second - kVowel) * kTails;
@@ -82,7 +82,7 @@ void append_parts(uint32_t code, std::vector<Part>& parts) {
   if (second) append_parts(second, parts);
 }
 
-/// Puts the marks of each character in order, composes, and empties `parts`.
+/// Sorts the combining marks of each character, composes, appends the result to `out` and clears `parts`.
 void write_composed(std::vector<Part>& parts, std::string& out) {
   for (auto mark = parts.begin(); mark != parts.end();) {
     if (mark->combining == 0) {
@@ -93,9 +93,9 @@ void write_composed(std::vector<Part>& parts, std::string& out) {
     std::stable_sort(mark, end, [](const Part& a, const Part& b) { return a.combining < b.combining; });
     mark = end;
   }
-  // A part joins the last one of class 0 unless one of its own class or a higher one that stays stands between.
+  // A part composes with the last starter (class 0), unless a part kept between them has the same or a higher class.
   size_t starter = parts.size(), kept = 0;
-  int before = -1;  // class of what was kept last behind the starter; -1: nothing
+  int before = -1;  // class of the last part kept after the starter, or -1
   for (const Part part : parts) {
     if (starter < kept && before < part.combining) {
       if (const uint32_t whole = put_together(parts[starter].code, part.code)) {
@@ -118,7 +118,7 @@ std::string to_nfc(std::string_view text) {
   std::vector<Part> parts;
   for (size_t at = 0; at < text.size();) {
     const Char c = decode_utf8(text, at);
-    // Nothing before U+0300 is a mark, so what came before is complete.
+    // Characters below U+0300 are not marks: everything before is complete.
     if (!c.valid || c.code < 0x300) write_composed(parts, out);
     if (!c.valid) out += text[at];
     else append_parts(c.code, parts);

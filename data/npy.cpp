@@ -1,5 +1,5 @@
-// .npy: see npy.h. A .npy file is "\x93NUMPY", the version (2 bytes), the length of the header (2 bytes in
-// version 1, else 4), the header, {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }, and the elements.
+// .npy: see npy.h. The file consists of "\x93NUMPY", the version (2 bytes), the header's length (2 bytes in version 1,
+// else 4), the header, {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }, and the elements.
 #include "data/npy.h"
 
 #include <algorithm>
@@ -15,13 +15,14 @@ namespace lockstep::data {
 namespace {
 
 constexpr std::string_view npy_magic{"\x93NUMPY", 6};
-constexpr int64_t npy_max_header = 1 << 20;  // ours have 118 bytes; only those of structures are long
+// A plain array's header has about 118 bytes; only structured dtypes have long ones.
+constexpr int64_t npy_max_header = 1 << 20;
 constexpr bool big_host = std::endian::native == std::endian::big;
 constexpr std::pair<std::string_view, DType> npy_dtypes[] = {{"f4", f32}, {"f8", f64},  {"f2", f16}, {"i8", i64},
                                                              {"i4", i32}, {"i1", i8},   {"u1", u8},  {"b1", boolean},
                                                              {"c8", c64}, {"c16", c128}};
 
-/// What NumPy calls a type that we lack.
+/// Describes an unsupported NumPy dtype, for Errors.
 std::string npy_name(std::string_view type) {
   if (type == "O") return "Python objects, whose reading would run code";
   int size = 0;
@@ -46,7 +47,7 @@ struct NpyHeader {
   Shape shape;
 };
 
-/// Reads the header: a dict of Python with three known keys.
+/// Parses the header: a Python dict with three known keys.
 class NpyHeaderReader {
  public:
   NpyHeaderReader(std::string_view text, const std::string& where) : text_(text), where_(where) {}
@@ -139,7 +140,7 @@ class NpyHeaderReader {
         if (__builtin_mul_overflow(size, 10, &size) || __builtin_add_overflow(size, text_[at_] - '0', &size))
           refuse("a size that fits in 63 bits", "more");
       if (at_ == start) refuse("a size from 0 up", found());
-      take('L');  // Python 2
+      take('L');  // Python 2 wrote sizes as 3L
       if (header_.shape.rank() == Dims::max_rank) refuse(str("at most ", Dims::max_rank, " dims"), "more");
       header_.shape.push_back(size);
       if (!take(',')) {
@@ -219,7 +220,7 @@ std::string npy_start(const Tensor& tensor, const std::string& where) {
   const char order = size_of(tensor.dtype()) == 1 ? '|' : big_host ? '>' : '<';
   std::string header = str("{'descr': '", order, known->first, "', 'fortran_order': False, 'shape': (", sizes,
                            shape.rank() == 1 ? "," : "", "), }");
-  // NumPy leaves room for the first size to grow to 21 digits, and starts the elements at a multiple of 64.
+  // NumPy leaves room for the first size to grow to 21 digits, and aligns the elements to 64 bytes.
   if (shape.rank() > 0) header.append(21 - std::to_string(shape[0]).size(), ' ');
   header.append(64 - (10 + header.size() + 1) % 64, ' ') += '\n';
   std::string start = std::string(npy_magic) + std::string{1, 0};

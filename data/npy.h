@@ -1,6 +1,6 @@
 #pragma once
-// NumPy's files (numpy.lib.format): .npy, one array, and .npz, a zip file of them. Read without Python: nothing in a
-// file makes code run.
+// NumPy's files (numpy.lib.format): .npy holds one array, .npz is a zip file of several. The reader does not use
+// Python, and nothing in a file is ever executed.
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,28 +10,28 @@
 
 namespace lockstep::data {
 
-/// Reads a .npy file of version 1, 2 or 3 on the CPU: bool, float16, float32, float64, int8, int32, int64 or uint8, of
-/// either byte order. Arrays in Fortran's order become row-major. The header is checked against the file before
-/// anything is allocated; complex numbers, text, times, structures and Python's objects are Errors that name them.
+/// Reads a .npy file of version 1, 2 or 3 onto the CPU: bool, float16, float32, float64, complex64, complex128, int8,
+/// int32, int64 or uint8, of either byte order. Fortran order becomes row-major. The header is checked against the file
+/// size before anything is allocated. Error naming the type for text, times, structures and Python objects.
 Tensor read_npy(const std::string& path);
-/// The same from memory; `origin` opens the Errors.
+/// The same for a file in memory. Errors begin with `origin`.
 Tensor parse_npy(Bytes file, const std::string& origin);
 
-/// Writes a tensor (on the CPU, any strides) row-major, in the bytes of numpy.save(), atomically: see
-/// write_atomically(). Error for bf16, which NumPy lacks.
+/// Writes a CPU tensor of any strides, row-major, byte for byte as numpy.save() does, with write_atomically(). Error
+/// for bf16, which NumPy lacks.
 void save_npy(const std::string& path, const Tensor& tensor);
 
-/// The names of a .npz file's arrays in its order: member a.npy is "a".
+/// Names of the arrays in a .npz file, in file order: member a.npy is "a".
 std::vector<std::string> npz_names(const std::string& path);
-/// One of them. Error lists the names when there is none of this name.
+/// Reads one array. Error listing the names if there is no such array.
 Tensor read_npz(const std::string& path, const std::string& name);
-/// All, with their names. Stored and deflated members; the CRC of each is checked.
+/// Reads all arrays, with their names. Members may be stored or deflated; each CRC is checked.
 std::vector<std::pair<std::string, Tensor>> read_npz(const std::string& path);
-/// The same from memory; `origin` opens the Errors.
+/// The same for a file in memory. Errors begin with `origin`.
 std::vector<std::pair<std::string, Tensor>> parse_npz(Bytes file, const std::string& origin);
 
-/// Writes tensors as numpy.savez() does, or deflated as numpy.savez_compressed(), atomically. Error when a name appears
-/// twice.
+/// Writes tensors as numpy.savez() does, or as numpy.savez_compressed() with `compress`, with write_atomically(). Error
+/// if a name appears twice.
 void save_npz(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
               bool compress = false);
 

@@ -1,5 +1,5 @@
 #pragma once
-// An array as .npy has it, inside whatever file. Internal to data/.
+// Internal to data/: reads and writes an array in .npy format inside any file.
 #include <functional>
 #include <string>
 
@@ -8,13 +8,14 @@
 
 namespace lockstep::data {
 
-/// Reads an array of `size` bytes with its header; `read` gives the next bytes, which are there, and `where` opens the
-/// Errors.
+/// Reads an array whose header and elements take `size` bytes. `read` copies the next `count` bytes, which must exist.
+/// Errors begin with `where`.
 Tensor read_npy_array(int64_t size, const std::function<void(std::byte* out, int64_t count)>& read,
                       const std::string& where);
 
-/// The header of a file that holds this tensor row-major, as numpy.save() writes it, and the elements after it.
+/// The header, as numpy.save() writes it, of a file with this tensor in row-major order. npy_elements() come after it.
 std::string npy_start(const Tensor& tensor, const std::string& where);
+/// The bytes of a contiguous tensor.
 Bytes npy_elements(const Tensor& contiguous);
 
 }  // namespace lockstep::data

@@ -1,4 +1,4 @@
-// .npz: see npy.h.
+// .npz files, NumPy's zip archives of arrays: see npy.h.
 #include <set>
 
 #include "data/file_calls.h"

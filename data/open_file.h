@@ -1,5 +1,5 @@
 #pragma once
-// Descriptors and their errors, for the files of data/ that call the system.
+// File descriptors and system errors, for the files of data/ that call the system directly.
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,6 +11,7 @@
 
 namespace lockstep::data {
 
+/// Raises "cannot WHAT PATH" with the text of errno.
 [[noreturn]] inline void fail_system(const std::string& what, const std::string& path) {
   const int error = errno;
   fail(str("[file] cannot ", what, " ", path, ": ", std::strerror(error),
@@ -19,6 +20,7 @@ namespace lockstep::data {
                             : ""));
 }
 
+/// Closes its file descriptor.
 struct Descriptor {
   int fd = -1;
   ~Descriptor() {
@@ -26,12 +28,13 @@ struct Descriptor {
   }
 };
 
+/// A file opened for reading.
 struct OpenFile : Descriptor {
-  int64_t size = 0;
-  int64_t changed_at = 0;  ///< nanoseconds
+  int64_t size = 0;        ///< bytes
+  int64_t changed_at = 0;  ///< modification time, nanoseconds
 };
 
-/// Appends what comes next, `count` bytes at the most; false at the end.
+/// Appends up to `count` bytes that come next in the file. False at its end.
 inline bool append_next(const OpenFile& file, std::string& text, size_t count, const std::string& path) {
   const size_t before = text.size();
   text.resize(before + count);
@@ -43,7 +46,7 @@ inline bool append_next(const OpenFile& file, std::string& text, size_t count, c
   return got > 0;
 }
 
-/// Opens for reading; Error unless it is a regular file of at most `max_bytes`.
+/// Opens for reading. Error unless it is a regular file of at most `max_bytes`.
 void open_regular(OpenFile& file, const std::string& path, int64_t max_bytes);
 
 }  // namespace lockstep::data

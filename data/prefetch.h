@@ -1,9 +1,10 @@
 #pragma once
-// Prefetcher: threads make items ahead of their reader, who gets them in order.
+// Prefetcher: threads make items ahead of a reader, who receives them in order.
 //
-//   workers claim jobs 0, 1, 2, ... and stay at most `ahead` jobs in front of the reader:
-//     worker 0:  [job 0][job 2     ][job 4]
-//     worker 1:  [job 1   ][job 3]  ...            ready: {1, 3}   reader waits for 2
+//   Workers claim jobs 0, 1, 2, ... and stay at most `ahead` jobs in front of the reader:
+//
+//     worker 0:  [job 0 ][job 2      ][job 4]
+//     worker 1:  [job 1    ][job 3]  ...          ready: {1, 3}   the reader waits for 2
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -23,16 +24,18 @@
 
 namespace lockstep::data {
 
+/// Options of a Prefetcher.
 struct PrefetchOptions {
-  int workers = 1;
-  int64_t ahead = 2;     ///< items made or being made in front of the reader
-  bool in_order = true;  ///< else whatever is ready first
-  double timeout = 0;    ///< seconds that the reader waits for an item; 0 is for ever
+  int workers = 1;       ///< threads
+  int64_t ahead = 2;     ///< items in front of the reader, finished or in progress
+  bool in_order = true;  ///< false: items come as they are ready
+  double timeout = 0;    ///< seconds that the reader waits for an item; 0: no limit
 };
 
+/// Makes items on worker threads, ahead of next().
 template <class Item> class Prefetcher {
  public:
-  /// Makes item `job`, on any thread; stores in `at` the sample that it works on, for error messages.
+  /// Makes item `job`, on any thread. It stores the index of the current sample in `at`, for error messages.
   using Make = std::function<Item(int64_t job, std::atomic<int64_t>& at)>;
 
   /// Makes jobs first .. last-1.
@@ -45,15 +48,16 @@ template <class Item> class Prefetcher {
     for (auto& at : state_->at) at = -1;
     for (int worker = 0; worker < options.workers; ++worker)
       threads_.emplace_back([state = state_, worker, limit = get_threads(), rank = trace::rank_of_thread()] {
-        const ThreadLimit shared(limit);  // of whoever made this: a rank that is a thread has its share
+        // Inherit the creator's thread limit: a rank that is a thread has only its share of the cores.
+        const ThreadLimit shared(limit);
         const trace::ThreadScope traced(rank, str("data loader ", worker).c_str());
         work(*state, worker);
       });
   }
 
-  /// Waits for items being made, and drops them.
+  /// Waits for items in progress, and drops them.
   ~Prefetcher() {
-    if (!maker_.is_here()) {  // a forked child has no workers
+    if (!maker_.is_here()) {  // a forked child has no worker threads
       for (auto& thread : threads_)
         if (thread.joinable()) thread.detach();
       never_destroy(std::move(state_));
@@ -65,7 +69,8 @@ template <class Item> class Prefetcher {
   }
   Prefetcher(const Prefetcher&) = delete;
 
-  /// The next item, or nothing after the last. An Error in a worker comes out here, with worker and sample.
+  /// The next item, or none after the last. An exception in a worker is rethrown here as an Error that names worker and
+  /// sample.
   std::optional<Item> next() {
     State& s = *state_;
     std::unique_lock lock(s.mutex);
@@ -99,7 +104,7 @@ template <class Item> class Prefetcher {
     int64_t claimed = 0, taken = 0, last = 0;
     bool stopped = false;
     std::map<int64_t, Result> ready;
-    std::vector<std::atomic<int64_t>> at;  // sample that each worker works on; -1 is none
+    std::vector<std::atomic<int64_t>> at;  // sample that each worker works on, or -1
   };
 
   static void work(State& s, int worker) {
@@ -135,7 +140,7 @@ template <class Item> class Prefetcher {
     state_->changed.notify_all();
   }
 
-  /// A stuck worker cannot be joined. It is let go, and holds what it uses.
+  /// Raises the timeout Error. A stuck worker cannot be joined, so it is detached; it owns what it uses.
   [[noreturn]] void fail_late(std::unique_lock<std::mutex>& lock) {
     std::string busy;
     for (size_t worker = 0; worker < state_->at.size(); ++worker)

@@ -10,13 +10,13 @@
 namespace lockstep::data {
 namespace {
 
-constexpr int64_t max_header = 100'000'000;  // the reference library's limit
+constexpr int64_t max_header = 100'000'000;  // limit of the reference implementation
 constexpr std::pair<std::string_view, DType> dtypes[] = {{"F32", f32},      {"F64", f64}, {"F16", f16}, {"BF16", bf16},
                                                          {"I64", i64},      {"I32", i32}, {"I8", i8},   {"U8", u8},
                                                          {"BOOL", boolean}, {"C64", c64}};
 
-/// Reads {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"key": "value"}} as it
-/// comes, without a tree: a header may list a million tensors.
+/// Parses {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"key": "value"}} from
+/// events, without building a tree: a header may list a million tensors.
 class HeaderReader final : public JsonEvents {
  public:
   HeaderReader(std::string_view text, const std::string& origin) : JsonEvents(text, origin, 3) {}
@@ -82,7 +82,8 @@ class HeaderReader final : public JsonEvents {
     if (!in_array_) refuse("expected ", wanted(), ", got a number");
     SafeTensorsEntry& entry = header.entries.back();
     if (value > uint64_t(INT64_MAX)) refuse("tensor \"", entry.name, "\": ", value, " does not fit in 63 bits");
-    if (field_ == 4) (count_ == 0 ? entry.offset : entry.bytes) = int64_t(value);  // begin and end for now
+    // offset and bytes hold begin and end until check_size().
+    if (field_ == 4) (count_ == 0 ? entry.offset : entry.bytes) = int64_t(value);
     else if (count_ == Dims::max_rank)
       refuse("tensor \"", entry.name, "\": expected at most ", Dims::max_rank, " dims");
     else entry.shape.push_back(int64_t(value));
@@ -104,7 +105,8 @@ class HeaderReader final : public JsonEvents {
     return in_metadata_ ? "a string" : field_ == 1 ? "the name of a dtype" : "a list";
   }
 
-  /// The data's extent must be what dtype and shape say; products that do not fit in 63 bits are no size.
+  /// Error unless the data's size matches dtype and shape, and fits in 63 bits. Turns begin and end into offset and
+  /// size.
   void check_size(SafeTensorsEntry& entry) {
     int64_t bytes = size_of(entry.dtype);
     bool fits = true;
@@ -129,7 +131,7 @@ std::vector<uint32_t> sorted_by_name(const std::vector<SafeTensorsEntry>& entrie
   return order;
 }
 
-/// Reads and checks the JSON header against the number of data bytes; offsets count from the start of the data.
+/// Parses the JSON header and checks it against the number of data bytes. Offsets count from the start of the data.
 SafeTensorsHeader parse_header(std::string_view text, int64_t data_bytes, const std::string& origin) {
   LOCKSTEP_CHECK(!text.empty() && text[0] == '{', origin, ": expected a header that starts with '{'");
   HeaderReader reader(text, origin);
@@ -139,7 +141,8 @@ SafeTensorsHeader parse_header(std::string_view text, int64_t data_bytes, const 
   for (size_t i = 1; i < order.size(); ++i)
     LOCKSTEP_CHECK(entries[order[i - 1]].name != entries[order[i]].name, origin, ": tensor \"", entries[order[i]].name,
                    "\" appears twice");
-  // Without gaps, overlaps or unclaimed bytes: nothing can hide in the file, and no byte belongs to two tensors.
+  // There may be no gaps, overlaps or unclaimed bytes: nothing can hide in the file, and no byte belongs to two
+  // tensors.
   std::stable_sort(entries.begin(), entries.end(),
                    [](auto& a, auto& b) { return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes); });
   int64_t end = 0;
@@ -249,7 +252,7 @@ std::string safetensors_start(std::vector<SafeTensorsEntry>& entries, const Meta
   header.append((8 - header.size() % 8) % 8, ' ');
   LOCKSTEP_CHECK(int64_t(header.size()) <= max_header, origin, ": expected a header of at most ", max_header,
                  " bytes, got ", header.size());
-  parse_header(header, end, origin);  // what would not load is not written: a name twice or not in UTF-8
+  parse_header(header, end, origin);  // refuse what could not be loaded: duplicate or non-UTF-8 names
 
   const uint64_t length = header.size();
   std::string start(8, '\0');
@@ -271,8 +274,9 @@ void save_safetensors(const std::string& path, const std::vector<std::pair<std::
     entries.push_back({name, tensor.dtype(), tensor.shape()});
   }
   const std::string start = safetensors_start(entries, metadata, where);
+  // The same order as that of the entries.
   std::stable_sort(sorted.begin(), sorted.end(),
-                   [](auto& a, auto& b) { return size_of(a.dtype()) > size_of(b.dtype()); });  // as the entries
+                   [](auto& a, auto& b) { return size_of(a.dtype()) > size_of(b.dtype()); });
   std::vector<Bytes> chunks{as_bytes(start)};
   for (const Tensor& tensor : sorted)
     if (tensor.numel() > 0)

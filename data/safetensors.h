@@ -1,7 +1,7 @@
 #pragma once
-// safetensors: the file format of model weights (github.com/huggingface/safetensors). 8 bytes little-endian length of
-// the header, the header (JSON: name -> dtype, shape, data_offsets), then the data, row-major, without gaps. Every rule
-// is checked on opening, before anything is allocated; a file never makes code run.
+// safetensors, the file format of model weights (github.com/huggingface/safetensors): the header's length (8 bytes,
+// little-endian), the header (JSON: name -> dtype, shape, data_offsets), then the data, row-major, without gaps. Every
+// rule is checked on opening, before anything is allocated, and nothing in a file is ever executed.
 #include <map>
 #include <memory>
 #include <string>
@@ -13,8 +13,10 @@
 
 namespace lockstep::data {
 
+/// The header's __metadata__: strings by key.
 using Metadata = std::map<std::string, std::string>;
 
+/// One tensor of a file.
 struct SafeTensorsEntry {
   std::string name;
   DType dtype = f32;
@@ -23,26 +25,28 @@ struct SafeTensorsEntry {
   int64_t bytes = 0;
 };
 
+/// A parsed header.
 struct SafeTensorsHeader {
   std::vector<SafeTensorsEntry> entries;  ///< in the order of their data
   Metadata metadata;
 };
 
-/// Checks and reads the header of a whole file in memory; `origin` opens the Errors.
+/// Checks and parses the header of a whole file in memory. Errors begin with `origin`.
 SafeTensorsHeader parse_safetensors(Bytes file, const std::string& origin);
 
-/// An open file. Tensors share its mapped pages (they are read when touched), which live as long as any of them;
-/// writing to such a tensor never reaches the file. A file replaced by save_safetensors() stays readable here.
+/// An open file. Its tensors share the mapped pages, which are read when touched and live as long as any of the
+/// tensors. Writing to a tensor never reaches the file. A file replaced by save_safetensors() stays readable here.
 class SafeTensors {
  public:
+  /// Maps a file and checks its header.
   static SafeTensors open(const std::string& path);
 
-  const std::vector<SafeTensorsEntry>& entries() const { return header_.entries; }
-  const Metadata& metadata() const { return header_.metadata; }
-  std::vector<std::string> names() const;
-  bool contains(const std::string& name) const { return find(name) != nullptr; }
-  /// Without a copy, unless the file holds the tensor at an odd address. Error lists names when there is no such
-  /// tensor.
+  const std::vector<SafeTensorsEntry>& entries() const { return header_.entries; }  ///< in the order of their data
+  const Metadata& metadata() const { return header_.metadata; }                     ///< strings by key
+  std::vector<std::string> names() const;                                           ///< in the order of their data
+  bool contains(const std::string& name) const { return find(name) != nullptr; }    ///< true if there is such a tensor
+  /// The tensor, without a copy unless its address in the file is unaligned for its dtype. Error listing names if there
+  /// is no such tensor.
   Tensor tensor(const std::string& name) const;
   Tensor tensor(const SafeTensorsEntry& entry) const;
 
@@ -55,13 +59,13 @@ class SafeTensors {
   std::vector<uint32_t> by_name_;  // entries sorted by name
 };
 
-/// The start of a file (length and header) that holds tensors of these names, dtypes and shapes; their data follow.
-/// Puts the entries into the order of the data and sets their places: larger element types come first, so that every
-/// tensor is aligned.
+/// The start of a file (length and header) for tensors of these names, dtypes and shapes; their data follow it. Sorts
+/// the entries into data order and sets their offsets. Larger element types come first, so that every tensor is
+/// aligned.
 std::string safetensors_start(std::vector<SafeTensorsEntry>& entries, const Metadata& metadata,
                               const std::string& origin);
 
-/// Writes tensors (on the CPU, any strides) atomically: see write_atomically().
+/// Writes CPU tensors of any strides with write_atomically().
 void save_safetensors(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
                       const Metadata& metadata = {});
 

@@ -33,7 +33,7 @@ std::vector<int64_t> permutation(int64_t n, uint64_t seed, int64_t epoch) {
   auto indices = sequence(n);
   Draws draws({.seed = seed, .stream = uint64_t(epoch)});
   for (int64_t i = n - 1; i > 0; --i)
-    std::swap(indices[size_t(i)], indices[size_t(draws.below(i + 1))]);  // Fisher and Yates
+    std::swap(indices[size_t(i)], indices[size_t(draws.below(i + 1))]);  // Fisher-Yates shuffle
   return indices;
 }
 
@@ -53,7 +53,8 @@ DistributedSampler::DistributedSampler(int64_t n, int64_t world, int64_t rank, D
                  "[DistributedSampler] expected pad = false (every sample once) or drop_last, got both");
   if (!options.pad) size_ = (n - rank + world - 1) / world;
   else if (options.drop_last)
-    size_ = n / world;  // PyTorch's ceil((n - world) / world) when n is no multiple of world, else n / world
+    // PyTorch's rule, ceil((n - world) / world) if n is not a multiple of world, gives the same.
+    size_ = n / world;
   else size_ = (n + world - 1) / world;
   if (size_ < 0) size_ = 0;
 }
@@ -63,7 +64,7 @@ std::vector<int64_t> DistributedSampler::operator()(int64_t epoch) const {
   std::vector<int64_t> mine;
   mine.reserve(size_t(size_));
   for (int64_t i = 0; i < size_; ++i)
-    mine.push_back(order[size_t((rank_ + i * world_) % n_)]);  // past the end: again from the head
+    mine.push_back(order[size_t((rank_ + i * world_) % n_)]);  // wraps around to the head
   return mine;
 }
 

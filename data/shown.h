@@ -1,12 +1,12 @@
 #pragma once
-// Internal to data/*.cpp: what an Error quotes of a file that may hold anything.
+// Internal to data/*.cpp: quotes untrusted file content in an Error.
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace lockstep::data {
 
-/// The beginning of a text, in one line: '?' for what would end it or the message.
+/// The first 80 bytes of a text on one line: control characters become '?'.
 inline std::string shown(std::string_view text) {
   std::string line(text.substr(0, 80));
   for (char& c : line)

@@ -1,4 +1,4 @@
-// Pre-tokenisation: see split_words.h.
+// Pre-tokenization: see split_words.h.
 #include "data/split_words.h"
 
 #include "data/unicode.h"
@@ -28,7 +28,7 @@ CharClass class_at(std::string_view text, size_t at, int& bytes) {
 
 bool is_line_end(char c) { return c == '\r' || c == '\n'; }
 
-/// End of the run of characters of one class that starts at `at`; `last` is where its last character starts.
+/// End of the run of characters of class `wanted` that starts at `at`. Sets `last` to the start of its last character.
 size_t run_end(std::string_view text, size_t at, CharClass wanted, size_t& last) {
   int bytes;
   while (at < text.size() && class_at(text, at, bytes) == wanted) {
@@ -38,7 +38,8 @@ size_t run_end(std::string_view text, size_t at, CharClass wanted, size_t& last)
   return at;
 }
 
-/// End of 's, 't, 're ... at text[at], or `at`. With `any_case` U+017F, whose lower case is s, is one too.
+/// End of 's, 't, 're, ... at text[at], or `at` if there is none. With any_case, U+017F (long s) counts as s: its upper
+/// case is S.
 size_t ending_at(std::string_view text, size_t at, bool any_case) {
   if (text[at] != '\'') return at;
   constexpr std::string_view long_s = "'\u017f";
@@ -55,7 +56,8 @@ size_t ending_at(std::string_view text, size_t at, bool any_case) {
   return at;
 }
 
-/// White space: all of it at the end of the text, else the last one is left for what follows.
+/// End of white space: all of it at the end of the text, otherwise all but the last character, which goes to the next
+/// word.
 size_t spaces_end(std::string_view text, size_t at) {
   size_t last = at;
   const size_t end = run_end(text, at, CharClass::space, last);
@@ -64,7 +66,7 @@ size_t spaces_end(std::string_view text, size_t at) {
 
 size_t gpt2_word(std::string_view text, size_t at) {
   if (const size_t end = ending_at(text, at, false); end > at) return end;
-  // A space belongs to the word behind it.
+  // A space belongs to the word that follows.
   const size_t start = text[at] == ' ' && at + 1 < text.size() ? at + 1 : at;
   int bytes;
   size_t last;
@@ -72,13 +74,13 @@ size_t gpt2_word(std::string_view text, size_t at) {
   return kind == CharClass::space ? spaces_end(text, at) : run_end(text, start, kind, last);
 }
 
-/// Llama 3 and Qwen 2, which differ in how many digits stand together.
+/// A word of Llama 3 or Qwen 2, which differ in how many digits form a number.
 size_t llama_word(std::string_view text, size_t at, int digits) {
   if (const size_t end = ending_at(text, at, true); end > at) return end;
   int bytes;
   size_t last = at;
   const CharClass kind = class_at(text, at, bytes);
-  // Letters, with one character in front that is no letter, number or line end.
+  // Letters, optionally preceded by one character that is not a letter, number or line end.
   if (kind == CharClass::letter) return run_end(text, at, kind, last);
   const size_t next = at + size_t(bytes);
   if (kind != CharClass::number && !is_line_end(text[at]))
@@ -88,14 +90,14 @@ size_t llama_word(std::string_view text, size_t at, int digits) {
     while (--digits > 0 && end < text.size() && class_at(text, end, bytes) == kind) end += size_t(bytes);
     return end;
   }
-  // Signs, with a space in front and line ends behind.
+  // Punctuation, optionally preceded by a space and followed by line ends.
   const size_t start = text[at] == ' ' ? next : at;
   size_t end = run_end(text, start, CharClass::other, last);
   if (end > start) {
     while (end < text.size() && is_line_end(text[end])) ++end;
     return end;
   }
-  // White space up to its last line end.
+  // White space up to and including its last line end.
   end = run_end(text, at, CharClass::space, last);
   for (size_t i = end; i > at; --i)
     if (is_line_end(text[i - 1])) return i;

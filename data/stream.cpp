@@ -1,3 +1,4 @@
+// Streams of records: see stream.h.
 #include "data/stream.h"
 
 #include <zlib.h>
@@ -16,12 +17,13 @@
 
 namespace lockstep::data {
 
-/// Where a lane goes on: so many of its records before, in this round, at this one of the round's shards, at this byte.
+/// A position of a lane: `first` records come before it; then the round, the index among the round's shards, and the
+/// byte offset in that shard.
 struct RecordStream::Place {
   int64_t first = 0, round = 0, shard = 0, offset = 0;
 };
 
-/// Records that are given in an order of their own.
+/// Consecutive records of a lane, and the order in which they are given out.
 struct RecordStream::Block {
   struct Part {
     size_t file;
@@ -29,13 +31,13 @@ struct RecordStream::Block {
   };
   Place place, next;
   std::vector<Part> parts;
-  std::vector<std::pair<int64_t, std::shared_ptr<MappedFile>>> files;  // numbers of shards
+  std::vector<std::pair<int64_t, std::shared_ptr<MappedFile>>> files;  // by shard number
   std::vector<int64_t> order;
   bool has(int64_t at) const { return at >= place.first && at < next.first; }
 };
 
 struct RecordStream::Lane {
-  static constexpr size_t most_kept = 3;  // workers are a little apart
+  static constexpr size_t most_kept = 3;  // loader workers read a few blocks apart
   std::mutex mutex;
   std::map<int64_t, Place> places{{0, Place{}}};
   std::deque<Block> kept;
@@ -43,7 +45,7 @@ struct RecordStream::Lane {
 
 namespace {
 
-constexpr int64_t kUnshuffledBlock = 256;  // as long as order does not matter
+constexpr int64_t kUnshuffledBlock = 256;  // records to read at once if they are not shuffled
 constexpr int kMostEmptyRounds = 1000;
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") == line.npos; }
@@ -103,7 +105,7 @@ std::shared_ptr<MappedFile> RecordStream::open(int64_t shard) const {
   return file;
 }
 
-/// The records from a place on: of one round, and at most options.block.
+/// Reads the records from `place` on, up to the end of the round and at most options.block of them.
 RecordStream::Block RecordStream::read_block(int64_t lane, const Place& place) const {
   Block block{.place = place, .next = place};
   Place& at = block.next;
@@ -116,7 +118,7 @@ RecordStream::Block RecordStream::read_block(int64_t lane, const Place& place) c
       if (!block.parts.empty()) break;
       LOCKSTEP_CHECK(++empty <= kMostEmptyRounds, "[stream] expected shards with records, found none in ",
                      shards_[size_t(own[0])], " and the others of lane ", lane);
-      block.place = at;  // nothing lies between
+      block.place = at;  // no records in between
     }
     const int64_t shard = own[size_t(at.shard)];
     const auto file = open(shard);
@@ -170,7 +172,7 @@ Record RecordStream::get(int64_t index) const {
   return {{bytes, size_t(part.bytes)}, shards_[size_t(shard)], part.offset, index, file};
 }
 
-/// What places hold for.
+/// Identifies the shards and options that places() belong to.
 Json RecordStream::identity() const {
   std::string all;
   for (size_t i = 0; i < shards_.size(); ++i)
@@ -189,7 +191,7 @@ Json RecordStream::places(int64_t index) const {
   Json::Array all;
   for (const auto& lane : lanes_) {
     const std::lock_guard lock(lane->mutex);
-    // What a lane has given by then, or a run less.
+    // Records that this lane has given out by then; possibly up to one run fewer.
     const int64_t before = index / (options_.run * options_.lanes) * options_.run;
     const Place& p = std::prev(lane->places.upper_bound(before))->second;
     all.push_back(Json::Array{p.first, p.round, p.shard, p.offset});

@@ -1,17 +1,17 @@
 #pragma once
-// Streams: records of many files (lines, or windows of tokens) in an order of their own, without an index of them, for
-// data that are too large to count first.
+// Streams: records of many files (lines, or windows of tokens) in an order that needs no index, for data that are too
+// large to count first.
 //
-// Shards are dealt to `lanes`; a lane reads its shards one after the other, round after round without an end, each
-// round in another order. `block` records that follow each other are given in a random order ("shuffle buffer"). Record
-// i of the stream comes from lane (i / run) % lanes:
+// Shards are dealt to `lanes`. A lane reads its shards one after the other, round after round without end (with
+// shuffle_shards, in another order each round). Each `block` of a lane's consecutive records is given out in random
+// order, like a shuffle buffer. Record i of the stream comes from lane (i / run) % lanes:
 //
 //   lanes 2, run 2     record  0  1 | 2  3 | 4  5 | 6  7 ...
 //                      lane    A  A   B  B   A  A   B  B
 //
-// So which record is number i follows from (files, options) alone, not from ranks, workers or restarts: any rank makes
-// any record, and a state is a number, as LoaderState has it. To reach a record that is far ahead the line ends of the
-// files between are looked for, which is as fast as the files can be read; places() keeps what was found.
+// So record number i depends only on (files, options), not on ranks, workers or restarts: any rank can read any record,
+// and the state is one number, as in LoaderState. To reach a record far ahead, the line ends in between are searched
+// for, at the speed of reading the files. places() saves the positions found so far.
 #include <functional>
 #include <memory>
 #include <string>
@@ -27,28 +27,30 @@
 
 namespace lockstep::data {
 
+/// Options of a RecordStream.
 struct StreamOptions {
-  int64_t block = 1;  ///< records that are read before one is given, in a random order
-  bool shuffle_shards = false;
-  int64_t lanes = 1;  ///< at most the number of shards. Ranks read least when it is the micro-batches of a step
-  int64_t run = 1;    ///< records of a lane that come together: those of a micro-batch
+  int64_t block = 1;            ///< records that are read ahead and shuffled together; 1: no shuffle
+  bool shuffle_shards = false;  ///< another order of shards each round
+  int64_t lanes = 1;  ///< at most the number of shards; ranks read least if it equals the micro-batches of a step
+  int64_t run = 1;    ///< consecutive records from one lane: the size of a micro-batch
   uint64_t seed = 0;
 };
 
-/// How an epoch of a stream, a fixed number of its records, is dealt to ranks.
+/// How an epoch of a stream (a fixed number of records) is dealt to ranks.
 struct StreamSampling {
-  int64_t samples = 0;      ///< of an epoch, over all ranks; a multiple of a step
-  int64_t micro_batch = 1;  ///< as MicroBatchOptions has them
+  int64_t samples = 0;      ///< samples of an epoch, on all ranks; a multiple of those of a step
+  int64_t micro_batch = 1;  ///< this and the next fields: as in MicroBatchOptions
   int64_t micro_batches = 1;
   int64_t world = 1, rank = 0;
   bool interleaved = false;
 };
-/// Epoch e is records e * samples and on. For a DataLoader, whose state then resumes the stream.
+/// Epoch e is the records from e * samples to (e + 1) * samples - 1. For a DataLoader, whose state then also resumes
+/// the stream.
 Sampler stream_sampler(const StreamSampling& options);
 
-/// A piece of a shard, and where it stands: valid while it lives.
+/// A piece of a shard, and its position. `bytes` is valid while the record lives.
 struct Record {
-  std::string_view bytes;
+  std::string_view bytes;  ///< path
   std::string shard;
   int64_t offset = 0;  ///< of its first byte
   int64_t index = 0;   ///< in the stream
@@ -57,23 +59,24 @@ struct Record {
 
 /// How a shard is cut into records.
 struct RecordRule {
-  int64_t bytes = 0;           ///< of each of equal records; 0: they are lines
-  int64_t start = 0, end = 0;  ///< of these: bytes of a shard before the first, and behind the last
-  int64_t stride = 0;          ///< from the start of one to that of the next
+  int64_t bytes = 0;           ///< of each record, if all are equal; 0: records are lines
+  int64_t start = 0, end = 0;  ///< for equal records: bytes of a shard before the first, and behind the last
+  int64_t stride = 0;          ///< for equal records: distance between the starts of consecutive ones
 };
 
-/// The records, not yet read as anything. Any number of threads may ask.
+/// Gives access to the unparsed records by number. Thread-safe.
 class RecordStream {
  public:
-  /// Error when there is no shard, or one does not fit the rule. Shards must stay as they are.
+  /// Error if there is no shard or one is not a file. Shards must not change.
   RecordStream(std::vector<std::string> shards, RecordRule rule, StreamOptions options);
   ~RecordStream();
+  /// Record number `index`.
   Record get(int64_t index) const;
-  const StreamOptions& options() const { return options_; }
-  /// For each lane, the last known place before record `index` (how many were given out, over all ranks): with it a
-  /// resumed run starts there, instead of looking for it.
+  const StreamOptions& options() const { return options_; }  ///< as given to the constructor
+  /// For each lane, the last known position before record `index` (the number given out on all ranks). A resumed run
+  /// starts there instead of searching.
   Json places(int64_t index) const;
-  /// Error when they are of other shards or options. Places that are not there are looked for.
+  /// Error if the places belong to other shards or options. Places that are missing are searched for.
   void load_places(const Json& places);
 
  private:
@@ -91,17 +94,20 @@ class RecordStream {
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 
-/// A stream as a dataset without an end: DataLoaders need stream_sampler(), and Trainer::batches takes micro_batch().
+/// A stream as an endless dataset. A DataLoader needs stream_sampler(); Trainer::batches can take micro_batch().
 template <class S = Example> class StreamingDataset : public Dataset<S> {
  public:
-  /// parse: a record to a sample. May draw: under a DataLoader that depends on (seed, epoch, record) alone.
+  /// Makes a sample from a record. May draw random numbers; under a DataLoader they depend only on (seed, epoch,
+  /// record).
   using Parse = std::function<S(const Record& record)>;
+  /// `parse` must be thread-safe.
   StreamingDataset(std::shared_ptr<RecordStream> records, Parse parse)
       : records_(std::move(records)), parse_(std::move(parse)) {}
   int64_t size() const override { return endless_samples; }
   S get(int64_t index) const override { return parse_(records_->get(index)); }
-  RecordStream& records() const { return *records_; }
-  /// Records number * run to (number + 1) * run, as one batch. What parse draws depends on (seed, record).
+  RecordStream& records() const { return *records_; }  ///< the records below
+  /// Records number * run to (number + 1) * run - 1, as one batch. Random numbers drawn by parse depend on (seed,
+  /// record).
   S micro_batch(int64_t number) const requires requires(std::vector<S> samples) { S(collate(samples)); }
   {
     std::vector<S> samples;
@@ -120,13 +126,13 @@ template <class S = Example> class StreamingDataset : public Dataset<S> {
   Parse parse_;
 };
 
-/// Lines of text files; blank ones are left out.
+/// A stream of the lines of text files. Blank lines are left out.
 template <class S>
 StreamingDataset<S> stream_lines(std::vector<std::string> shards, StreamOptions options,
                                  typename StreamingDataset<S>::Parse parse) {
   return {std::make_shared<RecordStream>(std::move(shards), RecordRule{}, options), std::move(parse)};
 }
-/// Values of JSON Lines files. parse gets the value, and what opens Errors about it.
+/// A stream of the values of JSON Lines files. parse gets the value, and a `where` to begin Errors with.
 template <class S>
 StreamingDataset<S> stream_json_lines(std::vector<std::string> shards, StreamOptions options,
                                       std::function<S(const Json& value, const std::string& where)> parse) {
@@ -135,8 +141,9 @@ StreamingDataset<S> stream_json_lines(std::vector<std::string> shards, StreamOpt
     return parse(parse_json(record.bytes, where, python_json), where);
   });
 }
-/// Windows of .tokens files, one behind another: `context` tokens, and the same moved on by one. What is left at the
-/// end of a shard is not used. Error unless all are of this tokenizer (data::tokenizer_identity()).
+/// A stream of windows of .tokens files, one behind another: `context` tokens, and the same window moved on by one as
+/// the target. A rest at the end of a shard is not used. Error unless all shards are of this tokenizer
+/// (data::tokenizer_identity()).
 StreamingDataset<Example> stream_tokens(std::vector<std::string> shards, int64_t context, const Tokenizer& tokenizer,
                                         const std::string& identity, StreamOptions options = {});
 

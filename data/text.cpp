@@ -13,7 +13,7 @@
 namespace lockstep::data {
 namespace {
 
-/// Windows that start at `starts`, and the same moved on by one.
+/// The windows that begin at `starts`, and the same windows moved on by one token.
 Example windows(const Tokens& tokens, std::span<const int64_t> starts, int64_t context) {
   const Shape shape{int64_t(starts.size()), context};
   Example batch{empty(shape, {.dtype = i64, .device = cpu}), empty(shape, {.dtype = i64, .device = cpu})};
@@ -66,7 +66,7 @@ Example TokenBatches::sample(int64_t step, int64_t micro_batch, int64_t batch, i
   LOCKSTEP_CHECK(tokens_.size() > context, "[TokenBatches] expected more tokens than the context of ", context,
                  ", got ", tokens_.size());
   const trace::Scope scope("sample", trace::Category::data);
-  // The tag keeps it apart from dropout under the same seed.
+  // The XOR gives other numbers than dropout under the same seed.
   Draws draws({.seed = seed_ ^ 0x746f6b656eull, .stream = seed_of(uint64_t(step), uint64_t(micro_batch))});
   std::vector<int64_t> starts;
   for (int64_t row = 0; row < batch; ++row) starts.push_back(draws.below(tokens_.size() - context));

@@ -1,5 +1,5 @@
 #pragma once
-// Text for language models: bytes of a file, and windows of a long list of tokens with the next tokens as targets.
+// Text for language models: the bytes of a file, and windows of a long token list with the next tokens as targets.
 #include <string>
 
 #include "data/dataset.h"
@@ -7,19 +7,22 @@
 
 namespace lockstep::data {
 
-/// A file as u8 tokens (vocabulary 256). Error when it is larger than `max_bytes`.
+/// A file as u8 tokens (vocabulary 256). Error if it is empty or larger than `max_bytes`.
 Tensor read_bytes(const std::string& path, int64_t max_bytes = int64_t(1) << 32);
 
+/// Options of TextDataset.
 struct TextOptions {
   int64_t context = 256;  ///< tokens of a sample
-  int64_t stride = 1;  ///< from the start of a sample to the next; the context's length for evaluation: each token once
+  /// Distance between the starts of samples. Set it to `context` for evaluation, so that each token counts once.
+  int64_t stride = 1;
 };
 
-/// Sample i is (tokens[a .. a+T], tokens[a+1 .. a+T+1]) as i64, a = i * stride.
+/// With a = i * stride, sample i is (tokens[a .. a+T-1], tokens[a+1 .. a+T]) as i64, each of T = context tokens.
 class TextDataset : public Dataset<Example> {
  public:
+  /// Error unless there are more tokens than `context`.
   TextDataset(Tokens tokens, TextOptions options = {});
-  /// tokens: 1-d, u8, i32 or i64.
+  /// tokens: 1-d; u8, i32 or i64.
   TextDataset(const Tensor& tokens, TextOptions options = {}) : TextDataset(Tokens(tokens, "TextDataset"), options) {}
   int64_t size() const override { return (tokens_.size() - options_.context - 1) / options_.stride + 1; }
   Example get(int64_t index) const override;
@@ -30,19 +33,21 @@ class TextDataset : public Dataset<Example> {
   TextOptions options_;
 };
 
-/// The first part of the tokens, and the last `part` of them (0: none), kept for validation. Error when one of them is
-/// too short for a sample of `context` tokens; `name` is of the text.
+/// Splits tokens for training and validation: the last fraction `part` (0: none) is for validation. Error if either is
+/// too short for a sample of `context` tokens; `name` is the text's name in the Error.
 std::pair<Tokens, Tokens> split_text(const Tokens& tokens, double part, int64_t context, const std::string& name);
-/// This repository's own sources and docs as one text, in a fixed order: from `folder`, or a folder above this one.
+/// The sources and docs of this repository as one text, in a fixed order. The repository is `folder`, the current
+/// folder, or a folder above it.
 std::string read_sources(const std::string& folder);
 
-/// Random windows for training. Row r of micro-batch m in step s starts at a place that depends on (seed, s, m, r)
-/// only, so any rank can make any micro-batch, and a resumed run needs no state but its step.
+/// Random windows for training. The start of row r of micro-batch m in step s depends only on (seed, s, m, r): any rank
+/// can make any micro-batch, and a resumed run needs only its step.
 class TokenBatches {
  public:
+  /// The windows are drawn from `tokens`.
   explicit TokenBatches(Tokens tokens, uint64_t seed = 0) : tokens_(std::move(tokens)), seed_(seed) {}
   explicit TokenBatches(const Tensor& tokens, uint64_t seed = 0) : TokenBatches(Tokens(tokens, "TokenBatches"), seed) {}
-  /// Both (batch, context), i64.
+  /// Input and target, both i64 (batch, context). Error unless there are more tokens than `context`.
   Example sample(int64_t step, int64_t micro_batch, int64_t batch, int64_t context) const;
 
  private:

@@ -1,4 +1,4 @@
-// Batches on their way to a device: see to_device.h.
+// Copies batches to a device: see to_device.h.
 #include "data/to_device.h"
 
 #include <cstring>

@@ -1,6 +1,6 @@
 #pragma once
-// Batches on their way to a device: they pass through pinned memory that is used again and again, so that the program
-// can make the next batch while this one is copied.
+// Copies batches to a device through reused pinned memory, so that the program can make the next batch while this one
+// is copied.
 #include <vector>
 
 #include "data/dataset.h"
@@ -8,19 +8,20 @@
 
 namespace lockstep::data {
 
+/// Copies tensors to one device asynchronously.
 class ToDevice {
  public:
-  /// `slots` copies may be under way at once; one more waits for the oldest.
+  /// At most `slots` copies are in flight; the next one waits for the oldest.
   explicit ToDevice(Device device, int slots = 4);
-  /// A copy of x on the device, in the order of its current stream; x itself may be changed at once. x as it is where
-  /// it is there already, or the device is the CPU.
+  /// A copy of x on the device, ordered by its current stream; x may be changed at once. Returns x itself if it is
+  /// already there or the device is the CPU.
   Tensor operator()(const Tensor& x);
   Example operator()(const Example& batch) { return {(*this)(batch.input), (*this)(batch.target)}; }
-  Device device() const { return device_; }
+  Device device() const { return device_; }  ///< the destination
 
  private:
   struct Slot {
-    Tensor pinned;  // bytes
+    Tensor pinned;  // u8 buffer
     Event done;
   };
   Device device_;

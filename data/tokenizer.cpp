@@ -1,4 +1,4 @@
-// Tokenizers: see tokenizer.h. BpeTokenizer is in bpe.cpp, loading in tokenizer_files.cpp.
+// Tokenizers: see tokenizer.h. bpe.cpp has BpeTokenizer, tokenizer_files.cpp the loading.
 #include "data/tokenizer.h"
 
 #include <array>

@@ -1,5 +1,5 @@
 #pragma once
-// Tokenizers: text to ids and back. docs/tokenizers.md says which files of Hugging Face's are read.
+// Tokenizers: text to ids and back. docs/tokenizers.md lists the supported Hugging Face files.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,54 +12,58 @@
 
 namespace lockstep::data {
 
+/// Options of Tokenizer::encode().
 struct EncodeOptions {
-  bool add_special = true;  ///< what the tokenizer puts around a text, such as <s> in front
-  /// Special tokens that stand in the text become their ids. Not for what a user types: there they are text.
+  bool add_special = true;  ///< add the tokens that the tokenizer puts around a text, such as a leading <s>
+  /// Special tokens that appear in the text become their ids. Leave it off for user input: there they are plain text.
   bool parse_special = false;
 };
 
+/// Interface of all tokenizers.
 class Tokenizer {
  public:
-  /// A folder with tokenizer.json, or with vocab.json and merges.txt; and tokens that stand beside them, in
-  /// tokenizer_config.json or added_tokens.json. What kind it is, the files say. Error when they ask for something that
-  /// is not supported, by its name.
+  /// Loads a folder with tokenizer.json, or with vocab.json and merges.txt. Also reads added tokens from
+  /// tokenizer_config.json and added_tokens.json. The files determine the kind of tokenizer. Error naming the feature
+  /// if a file asks for something unsupported.
   static std::unique_ptr<Tokenizer> from_folder(const std::string& folder);
   virtual ~Tokenizer() = default;
-  virtual int64_t vocab_size() const = 0;  ///< one more than the largest id
-  virtual bool knows(int64_t id) const { return id >= 0 && id < vocab_size(); }
-  /// The ids below `vocab` that it does not know: models have rows beyond their tokenizer's ids, and files have gaps.
+  virtual int64_t vocab_size() const = 0;                                        ///< largest id + 1
+  virtual bool knows(int64_t id) const { return id >= 0 && id < vocab_size(); }  ///< true if the id exists
+  /// The ids below `vocab` that do not exist. Models have more rows than their tokenizer has ids, and files have gaps.
   std::vector<int64_t> unknown(int64_t vocab) const;
-  /// Any bytes are text.
+  /// The ids of a text, which may contain any bytes.
   virtual std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const = 0;
-  /// The text of ids, as Decoder writes it: UTF-8 always, special tokens left out or written by name.
+  /// The text of ids, by a Decoder. The result is always valid UTF-8. Special tokens are left out or written by name.
   std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
-  /// What a token stands for, which need not be whole characters. Error when the id is unknown.
+  /// The bytes of a token, which may end inside a character. Error if the id is unknown.
   virtual std::string_view token_bytes(int32_t id) const = 0;
+  /// True for a special token, such as <s>.
   virtual bool is_special(int32_t) const { return false; }
-  virtual std::optional<int32_t> bos() const { return std::nullopt; }  ///< begins a text
-  virtual std::optional<int32_t> eos() const { return std::nullopt; }  ///< ends a text
-  /// The last place where this text may be cut, whatever follows it, so that the ids of the parts are those of the
-  /// whole (without special tokens around them): 0 when none is known, or the tokenizer looks at a text as a whole.
+  virtual std::optional<int32_t> bos() const { return std::nullopt; }  ///< token that begins a text
+  virtual std::optional<int32_t> eos() const { return std::nullopt; }  ///< token that ends a text
+  /// The last position at which this text may be cut, whatever follows it: the ids of the two parts, joined, equal
+  /// those of the whole (without special tokens around them). 0 if none is known or the tokenizer needs the whole text.
   virtual size_t last_cut(std::string_view) const { return 0; }
-  /// A text for training, as an i32 tensor for TextDataset and TokenBatches: special tokens that stand in it become
-  /// their ids, none is added.
+  /// The ids of a training text as an i32 tensor, for TextDataset and TokenBatches. Special tokens that appear in it
+  /// become their ids; none is added.
   Tensor encode_tensor(std::string_view text) const;
 
  protected:
   friend class Decoder;
-  virtual int spaces_to_strip() const { return 0; }  ///< that decoding leaves out at the very beginning
-  virtual bool marks_each_byte() const { return false; }
+  virtual int spaces_to_strip() const { return 0; }       ///< leading spaces that decoding removes
+  virtual bool marks_each_byte() const { return false; }  ///< invalid UTF-8 gives a U+FFFD per byte
 };
 
-/// Ids to text as they come. What push() and flush() give, one after the other, is decode() of all the ids.
-/// The tokenizer must outlive it.
+/// Decodes ids one at a time. The texts from push() and flush(), joined, equal decode() of all ids. The tokenizer must
+/// outlive it.
 class Decoder {
  public:
+  /// skip_special: leave special tokens out of the text.
   explicit Decoder(const Tokenizer& tokenizer, bool skip_special = true);
-  /// The whole characters that are complete with this id, "" when there are none. Bytes that can no longer become a
-  /// character are U+FFFD.
+  /// The characters completed by this id; "" if there are none. Bytes that can no longer become a character give
+  /// U+FFFD.
   std::string push(int32_t id);
-  /// What is left at the end: U+FFFD for the beginning of a character.
+  /// The rest at the end: U+FFFD for an incomplete character.
   std::string flush();
 
  private:
@@ -70,7 +74,7 @@ class Decoder {
   std::string waiting_;
 };
 
-/// Each byte is its own token.
+/// A tokenizer whose tokens are the 256 bytes.
 class ByteTokenizer : public Tokenizer {
  public:
   int64_t vocab_size() const override { return 256; }
@@ -79,13 +83,15 @@ class ByteTokenizer : public Tokenizer {
   size_t last_cut(std::string_view text) const override { return text.size(); }
 };
 
-/// Tokenizer::from_folder(), or bytes when no folder is named ("").
+/// Tokenizer::from_folder(), or a ByteTokenizer if `folder` is "".
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
+/// True if the folder has a tokenizer.json or vocab.json.
 bool has_tokenizer(const std::string& folder);
-/// A text by which tokenizers are told apart: "bytes", or the sizes and checksums of the files and the tokens that
-/// stand beside them.
+/// A string that identifies a tokenizer: "bytes", or the sizes and checksums of its files and of the tokens defined in
+/// other files.
 std::string tokenizer_identity(const std::string& folder);
-/// Copies its files and its chat templates, so that nothing depends on where they were; those of another one go.
+/// Copies the tokenizer's files and chat templates from one folder to another, and removes those of an earlier
+/// tokenizer.
 void copy_tokenizer(const std::string& from, const std::string& to);
 
 }  // namespace lockstep::data

@@ -1,4 +1,4 @@
-// Folders of tokenizers: loads, copies and compares them.
+// Tokenizer folders: loading, copying, comparing. See tokenizer.h.
 #include <zlib.h>
 
 #include <filesystem>
@@ -16,16 +16,16 @@ constexpr const char *kTokenizerConfig = "tokenizer_config.json", *kAddedTokens 
                      *kSpecialTokens = "special_tokens_map.json", *kTemplates = "additional_chat_templates";
 constexpr int64_t kTokenizerBytes = int64_t(1) << 30;
 
-/// What the files of a folder say together.
+/// The merged content of a folder's files.
 struct TokenizerFolder {
-  Json file;                // tokenizer.json, or the same with the vocabulary of vocab.json alone
+  Json file;                // tokenizer.json, or the same structure built from vocab.json
   Json config;              // tokenizer_config.json
-  std::string beside = {};  // tokens that stand in other files only, with their ids
+  std::string beside = {};  // " id token" of each token defined outside tokenizer.json
 };
 
-/// A token in several files counts as in Transformers: as added_tokens_decoder has it, or else tokenizer.json. Folders
-/// without that key are of before Transformers 4.34, and added_tokens.json and special_tokens_map.json count. Last come
-/// special tokens that the vocabulary has, and no list.
+/// Merges the tokens of all files with the precedence of Transformers: first added_tokens_decoder, then tokenizer.json.
+/// Folders without added_tokens_decoder are from before Transformers 4.34; there added_tokens.json and
+/// special_tokens_map.json count. Last come special tokens that only the vocabulary contains.
 TokenizerFolder read_tokenizer(const std::string& folder) {
   std::string where;
   const auto read = [&](const char* name) {
@@ -64,7 +64,7 @@ TokenizerFolder read_tokenizer(const std::string& folder) {
                                    more = decoder ? none : read(kAddedTokens);
   for (const auto& [key, value] : named.as_object()) config[key] = value;
   where = "[tokenizer] " + folder + "/" + kTokenizerConfig;
-  std::map<std::string, Json> special;  // with what is said of each
+  std::map<std::string, Json> special;  // by name, with their flags
   const auto note = [&](const Json& value) {
     if (value.is_string()) special.emplace(value.as_string(), Json::Object{});
     else if (const Json* name = value.find("content")) special.emplace(name->as_string(where), value);
@@ -151,7 +151,7 @@ void copy_tokenizer(const std::string& from, const std::string& to) {
                            kSpecialTokens, "tokenizer.model", "chat_template.jinja"}) {
     const std::string path = from + "/" + file;
     if (fs::exists(path)) write_atomically(to + "/" + file, read_file(path, kTokenizerBytes));
-    else fs::remove(to + "/" + file);  // of an earlier one: it would count
+    else fs::remove(to + "/" + file);  // left by an earlier tokenizer; it would be loaded
   }
   fs::remove_all(fs::path(to) / kTemplates);
   if (fs::exists(fs::path(from) / kTemplates)) fs::copy(fs::path(from) / kTemplates, fs::path(to) / kTemplates);

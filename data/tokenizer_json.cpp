@@ -1,5 +1,5 @@
-// Reads tokenizer.json and tokenizer_config.json. What changes ids or text and is not done is refused by its name;
-// truncation and padding are the caller's, as in Transformers.
+// Reads tokenizer.json and tokenizer_config.json. Anything that affects ids or text and is not implemented is an Error
+// that names it. Truncation and padding are left to the caller, as in Transformers.
 #include <algorithm>
 
 #include "data/bpe.h"
@@ -17,14 +17,14 @@ bool has_value(const Json* value) {
          !(value->is_string() && value->as_string().empty()) && !(value->is_number() && value->as_number() == 0);
 }
 
-/// Refuses a setting that changes the ids unless it has its neutral value.
+/// Error if one of these settings, which change the ids, differs from its neutral value.
 void expect_neutral(const Json& settings, std::initializer_list<const char*> keys, const std::string& where) {
   for (const char* key : keys)
     LOCKSTEP_CHECK(!has_value(settings.find(key)), where, ": ", key, " ", settings.find(key)->dump().substr(0, 200),
                    " is not supported");
 }
 
-/// The parts of a Sequence, or the one part; none for null.
+/// The parts of a Sequence, flattened; a single part as a list of one; nothing for null.
 std::vector<const Json*> parts_of(const Json* value, const char* list, const std::string& where) {
   std::vector<const Json*> parts;
   if (!value || value->is_null()) return parts;
@@ -34,7 +34,7 @@ std::vector<const Json*> parts_of(const Json* value, const char* list, const std
   return parts;
 }
 
-/// {"String": text} of a pattern.
+/// The text of a pattern of the form {"String": text}.
 const std::string& string_of(const Json& part, const std::string& where) {
   const Json& pattern = part.at("pattern", where);
   LOCKSTEP_CHECK(pattern.find("String") && !pattern.find("String")->as_string(where).empty(), where,
@@ -42,7 +42,7 @@ const std::string& string_of(const Json& part, const std::string& where) {
   return pattern.find("String")->as_string();
 }
 
-/// What it is replaced by.
+/// The replacement text of a Replace step.
 const std::string& content_of(const Json& part, const std::string& where) {
   const std::string& content = part.at("content", where).as_string(where + ".content");
   LOCKSTEP_CHECK(content.size() <= 64, where, ": expected content of at most 64 bytes, got ", content.size());
@@ -51,7 +51,7 @@ const std::string& content_of(const Json& part, const std::string& where) {
 
 }  // namespace
 
-/// Fills the rules, part by part of the file.
+/// Fills the rules from a tokenizer.json.
 struct RulesReader {
   BpeTokenizer::Rules& rules;
   const Json& file;
@@ -127,7 +127,8 @@ struct RulesReader {
                    ": expected one character as replacement, got \"", rules.space, "\"");
     const Json *scheme = part.json.find("prepend_scheme"), *old = part.json.find("add_prefix_space"),
                *split = part.json.find("split");
-    std::string name = old && !old->as_bool(part.where + ".add_prefix_space") ? "never" : "always";  // of old files
+    // Older files have add_prefix_space instead of prepend_scheme.
+    std::string name = old && !old->as_bool(part.where + ".add_prefix_space") ? "never" : "always";
     if (scheme) name = scheme->as_string(part.where + ".prepend_scheme");
     using Prepend = BpeTokenizer::Prepend;
     LOCKSTEP_CHECK(name == "first" || name == "always" || name == "never", part.where, ": prepend_scheme ", name,
@@ -170,10 +171,10 @@ struct RulesReader {
                    file.find("decoder") ? file.find("decoder")->dump().substr(0, 200) : "none");
   }
 
-  /// Needs all tokens.
+  /// Reads the post_processor. Call it after all tokens are known.
   void template_processing(const Tokenizer& tokens) {
     for (const Part& part : parts("post_processor", "processors")) {
-      if (part.type == "ByteLevel") continue;  // moves offsets only
+      if (part.type == "ByteLevel") continue;  // affects offsets only
       LOCKSTEP_CHECK(part.type == "TemplateProcessing", part.where, " is not supported (TemplateProcessing is)");
       std::vector<int32_t> before;
       int texts = 0;
@@ -239,7 +240,7 @@ BpeTokenizer BpeTokenizer::from_json(const Json& file, const std::string& where)
     rules.unknown = *id;
   }
   reader.template_processing(result);
-  // Without tokenizer_config.json the names tell which these are.
+  // Defaults, by name, for folders without tokenizer_config.json.
   if (!rules.before.empty()) result.bos_ = rules.before[0];
   for (const char* name : {"<s>", "<|endoftext|>"})
     if (!result.bos_) result.bos_ = result.id_of(name);

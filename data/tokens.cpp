@@ -1,3 +1,4 @@
+// Token lists and .tokens files: see tokens.h.
 #include "data/tokens.h"
 
 #include <zlib.h>
@@ -18,7 +19,7 @@ namespace {
 constexpr std::string_view kTokensMagic = "LSTOKENS", kTokensEnd = std::string_view("LSTEND\n\0", 8);
 constexpr int64_t kHeaderBytes = tokens_header_bytes, kEndBytes = tokens_end_bytes, kIdentityAt = 24,
                   kCrcAt = kHeaderBytes - 4;
-constexpr int64_t kWholeTextBytes = int64_t(4) << 30;  // of a text that cannot be read in pieces
+constexpr int64_t kWholeTextBytes = int64_t(4) << 30;  // limit for a text that cannot be read in pieces
 
 uint32_t crc_of(Bytes bytes, uint32_t start = 0) {
   return uint32_t(crc32_z(start, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
@@ -37,7 +38,8 @@ std::string header_of(int bytes, int64_t vocabulary, const std::string& identity
   return header;
 }
 
-/// The file in pieces, each of which ends where the tokenizer lets a text be cut; all of it at once where it does not.
+/// Calls each(piece) for the pieces of a file, cut where the tokenizer allows it; once, with the whole text, if it does
+/// not.
 void cut_text(const std::string& path, const Tokenizer& tokenizer, int64_t piece,
               const std::function<void(std::string_view)>& each) {
   OpenFile file;

@@ -1,10 +1,11 @@
 #pragma once
-// Long lists of tokens: in memory, or in a file that is mapped, so that a text may be larger than the memory.
+// Long token lists, in memory or in a mapped file, so that a text may be larger than memory.
 //
-//   a .tokens file, little-endian
-//     header   512 bytes: "LSTOKENS", version, bytes of a token (2 or 4), vocabulary, tokenizer, CRC-32
-//     tokens   unsigned
-//     end      16 bytes: "LSTEND", "\n\0", number of tokens. A file that was cut lacks it
+//   A .tokens file, little-endian:
+//
+//     header   512 bytes: "LSTOKENS", version, bytes per token (2 or 4), vocabulary size, tokenizer, CRC-32
+//     tokens   unsigned integers
+//     end      16 bytes: "LSTEND", "\n\0", number of tokens; missing in a truncated file
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,22 +17,24 @@
 
 namespace lockstep::data {
 
-inline constexpr int64_t tokens_header_bytes = 512, tokens_end_bytes = 16;  ///< of a .tokens file
+inline constexpr int64_t tokens_header_bytes = 512, tokens_end_bytes = 16;  ///< sizes in a .tokens file
 
-/// A view: copies share the tokens.
+/// A view of a token list. Copies share the tokens.
 class Tokens {
  public:
   Tokens() = default;
-  /// 1 dim, u8, i32 or i64, on the CPU; Errors begin with [op].
+  /// From a CPU tensor of 1 dim: u8, i32 or i64. Errors begin with [op].
   Tokens(const Tensor& tokens, const char* op = "tokens");
-  int64_t size() const { return size_; }
+  int64_t size() const { return size_; }  ///< number of tokens
+  /// Size of a stored token in bytes.
   int64_t bytes_of_one() const { return kind_ == Kind::u8 ? 1 : kind_ == Kind::u16 ? 2 : kind_ == Kind::i64 ? 8 : 4; }
+  /// A view of `length` tokens from `start` on.
   Tokens part(int64_t start, int64_t length) const;
-  /// Tokens [start, start + count), written to `out`; gives what is behind the last.
+  /// Copies tokens [start, start + count) to `out`. Returns the end of what was written.
   int64_t* copy(int64_t start, int64_t count, int64_t* out) const;
-  /// All of them, in memory: i32.
+  /// All tokens as an i32 tensor in memory.
   Tensor tensor() const;
-  /// What differs where other ranks have other tokens; of more than 64 MiB, of pieces here and there.
+  /// A CRC-32, to check that all ranks have the same tokens. Beyond 64 MiB it samples 64 pieces instead of all bytes.
   uint32_t checksum() const;
 
  private:
@@ -43,17 +46,18 @@ class Tokens {
   Kind kind_ = Kind::i32;
 };
 
-/// Whether a file begins as a .tokens file does.
+/// True if the file begins like a .tokens file.
 bool is_token_file(const std::string& path);
-/// A .tokens file, mapped. Error unless it is whole, and of this tokenizer (data::tokenizer_identity()).
+/// Maps a .tokens file. Error if it is incomplete or of another tokenizer: identity is data::tokenizer_identity().
 Tokens read_tokens(const std::string& path, const Tokenizer& tokenizer, const std::string& identity);
 
+/// Counts of tokenize_file(): its progress, and its result.
 struct Tokenized {
   int64_t tokens = 0, bytes = 0;
 };
-/// Writes the tokens of a text file to a .tokens file, atomically, in the ids of Tokenizer::encode_tensor() of the
-/// whole text. It is read in pieces of about `piece` bytes where the tokenizer allows that (Tokenizer::last_cut());
-/// else all of it, 4 GiB at most. report: after each piece, with what is done so far.
+/// Tokenizes a text file into a .tokens file, with write_atomically(). The ids are those of Tokenizer::encode_tensor()
+/// on the whole text. The text is read in pieces of about `piece` bytes if the tokenizer allows that (last_cut()), else
+/// as a whole, up to 4 GiB. report() is called after each piece.
 Tokenized tokenize_file(const std::string& text, const std::string& to, const Tokenizer& tokenizer,
                         const std::string& identity, int64_t piece = int64_t(8) << 20,
                         const std::function<void(const Tokenized&)>& report = {});

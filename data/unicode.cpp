@@ -1,4 +1,4 @@
-// UTF-8 and classes of characters: see unicode.h.
+// UTF-8 and character classes: see unicode.h.
 #include "data/unicode.h"
 
 #include <algorithm>
@@ -42,7 +42,8 @@ Char decode_utf8(std::string_view text, size_t at) {
     if ((next & 0xc0) != 0x80) return invalid;
     code = code << 6 | (next & 0x3f);
   }
-  constexpr uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};  // shorter forms exist below: not allowed
+  // The smallest code of each length: overlong encodings are invalid.
+  constexpr uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
   if (code < least[length] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return invalid;
   return {code, length, true};
 }
@@ -51,7 +52,7 @@ size_t utf8_begun(std::string_view text, size_t at) {
   const uint8_t first = uint8_t(text[at]);
   if (first < 0xc2 || first > 0xf4) return 0;
   const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-  // The second byte has limits of its own: no shorter form exists, no surrogate, nothing above U+10FFFF.
+  // The second byte is restricted: no overlong form, no surrogate, nothing above U+10FFFF.
   const uint8_t least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
   const uint8_t most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
   size_t count = 1;

@@ -1,5 +1,5 @@
 #pragma once
-// UTF-8 and the three classes of characters that GPT-2's pre-tokenisation knows.
+// UTF-8, and the character classes of GPT-2's pre-tokenization.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -7,21 +7,24 @@
 
 namespace lockstep::data {
 
+/// Character classes: \p{L}, \p{N}, \s, and the rest.
 enum class CharClass : uint8_t { letter, number, space, other };
 
+/// A decoded character.
 struct Char {
   uint32_t code = 0;
   int bytes = 1;
-  bool valid = true;  ///< false: a byte that is not part of UTF-8; it stands for itself
+  bool valid = true;  ///< false: not valid UTF-8; `code` is the byte itself
 };
 
-/// The character that starts at text[at].
+/// Decodes the character that starts at text[at].
 Char decode_utf8(std::string_view text, size_t at);
-/// Where text[at] is no character: how many bytes from there on begin one, 0 when none does. Those that reach the end
-/// of the text may be continued; elsewhere they are what one U+FFFD stands for.
+/// For invalid UTF-8 at text[at]: the length of the longest prefix of a character that starts there, or 0. A prefix
+/// that reaches the end of the text may still be completed; any other is replaced by one U+FFFD.
 size_t utf8_begun(std::string_view text, size_t at);
+/// Appends a code point as UTF-8.
 void append_utf8(std::string& out, uint32_t code);
-/// \p{L}, \p{N}, \s of regular expressions with Unicode; else other.
+/// \p{L}, \p{N} or \s as in Unicode regular expressions; otherwise CharClass::other.
 CharClass class_of(uint32_t code);
 
 }  // namespace lockstep::data

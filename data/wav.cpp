@@ -13,7 +13,7 @@ namespace lockstep::data {
 namespace {
 
 constexpr int wav_pcm = 1, wav_float = 3, wav_extensible = 0xfffe;
-/// What follows a format's number in the 16 bytes that name it in WAVE_FORMAT_EXTENSIBLE.
+/// The tail, after the format number, of the 16-byte GUID in WAVE_FORMAT_EXTENSIBLE.
 constexpr std::string_view wav_guid{"\0\0\0\0\x10\0\x80\0\0\xaa\0\x38\x9b\x71", 14};
 
 std::string_view text_at(Bytes file, size_t at, size_t count) {
@@ -61,7 +61,7 @@ WavLayout parse_layout(Bytes chunk, const std::string& where) {
   return layout;
 }
 
-/// Samples of one kind, frame by frame in the file, to (channels, frames).
+/// Converts interleaved samples to (channels, frames).
 void take_samples(Bytes data, int size, int64_t channels, float* out, auto value) {
   const int64_t frames = int64_t(data.size()) / size / channels;
   for (int64_t frame = 0, at = 0; frame < frames; ++frame)
@@ -77,7 +77,7 @@ Wav parse_wav(Bytes file, const std::string& origin) {
   LOCKSTEP_CHECK(text_at(file, 0, 4) == "RIFF" && text_at(file, 8, 4) == "WAVE", where,
                  ": expected a file that starts with RIFF, its size and WAVE, got ",
                  text_at(file, 0, 4) == "RF64" ? "RF64, which is not read" : "another");
-  // What is written into a pipe has sizes that nobody knew: 0, or all bits set. It lasts to the end of the file.
+  // A file written to a pipe has unknown sizes (0 or all bits set). Its data then reach to the end of the file.
   const auto unknown = [](uint64_t size) { return size == 0 || size == 0xffffffff; };
   const bool is_stream = unknown(little(file, 4, 4));
   const uint64_t riff = is_stream ? file.size() : little(file, 4, 4) + 8;
@@ -142,7 +142,7 @@ void save_wav(const std::string& path, const Tensor& samples, int64_t rate, WavF
   out += "WAVEfmt ";
   put(floats ? 18 : 16, 4), put(floats ? wav_float : wav_pcm, 2), put(channels, 2), put(rate, 4);
   put(rate * channels * bytes, 4), put(channels * bytes, 2), put(8 * bytes, 2);
-  if (floats) {  // what is not PCM says that nothing more follows here, and how many frames there are
+  if (floats) {  // formats other than PCM have an extension size (0) and a "fact" chunk with the number of frames
     put(0, 2);
     out += "fact";
     put(4, 4), put(frames, 4);

@@ -8,24 +8,25 @@
 
 namespace lockstep::data {
 
+/// A decoded sound.
 struct Wav {
-  Tensor samples;         ///< f32 (channels, frames), on the CPU; whole numbers are scaled into [-1, 1]
-  int64_t rate = 0;       ///< frames a second
-  int bits = 0;           ///< of a sample in the file
+  Tensor samples;         ///< f32 (channels, frames), on the CPU; integers are scaled to [-1, 1]
+  int64_t rate = 0;       ///< frames per second
+  int bits = 0;           ///< per sample in the file
   bool floating = false;  ///< the file holds floating-point numbers
 };
 
 /// Reads PCM of 8 (unsigned), 16, 24 or 32 bits, or floats of 32 or 64 bits, as torchaudio.load() does. Error for other
-/// codecs, which it names, and for sizes that the file does not have.
+/// codecs, which are named, and for a file shorter than its header says.
 Wav read_wav(const std::string& path);
-/// The same from memory; `origin` opens the Errors.
+/// The same for a file in memory. Errors begin with `origin`.
 Wav parse_wav(Bytes file, const std::string& origin);
 
+/// Sample formats of save_wav().
 enum class WavFormat { pcm16, float32 };
 
-/// Writes f32 samples (channels, frames), on the CPU, atomically: see write_atomically(). pcm16 rounds 32768 times the
-/// sample to the nearest whole number, ties to even, and clips it to 16 bits; what read_wav() gave for 16 bits comes
-/// back as it was.
+/// Writes f32 CPU samples (channels, frames) with write_atomically(). pcm16 multiplies by 32768, rounds to nearest
+/// even, and clips to 16 bits: a 16-bit file that was read and saved again has the same samples.
 void save_wav(const std::string& path, const Tensor& samples, int64_t rate, WavFormat format = WavFormat::pcm16);
 
 }  // namespace lockstep::data

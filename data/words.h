@@ -1,5 +1,5 @@
 #pragma once
-// Options that say several things at once: "8,top_k=2,noise=jitter".
+// Options with several values in one string: "8,top_k=2,noise=jitter".
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace lockstep::data {
 
-/// What stands first, and an object of the keys after it; values as JSON has them, or words. Error that begins with
-/// `origin` for a key that is not among `known`, with the nearest one, or a word that is no KEY=VALUE.
+/// Returns the first word, and an object of the KEY=VALUE pairs after it. A value is JSON if it parses, else a string.
+/// Error beginning with `origin` for a word without "=" or a key that is not in `known` (it suggests the nearest).
 std::pair<std::string, Json> parse_words(const std::string& text, const std::vector<std::string>& known,
                                          const std::string& origin);
 

@@ -14,13 +14,14 @@
 namespace lockstep::data {
 namespace {
 
-constexpr uint64_t member_mark = 0x04034b50, entry_mark = 0x02014b50, end_mark = 0x06054b50;  // "PK" and two more
+// Signatures: "PK" and two more bytes.
+constexpr uint64_t member_mark = 0x04034b50, entry_mark = 0x02014b50, end_mark = 0x06054b50;
 constexpr uint64_t end64_mark = 0x06064b50, locator_mark = 0x07064b50;
 constexpr size_t member_size = 30, entry_size = 46, end_size = 22, end64_size = 56, locator_size = 20;
-constexpr uint64_t wide_mark = 0xffffffff;  // in 32 bits: see the 64 bits elsewhere
-constexpr int needs = 45;                   // version 4.5 of the format has 64 bits
+constexpr uint64_t wide_mark = 0xffffffff;  // a 32-bit field with this value: the size is in a 64-bit field
+constexpr int needs = 45;                   // format version 4.5, which introduced 64-bit sizes
 
-/// Bit 11: the name is UTF-8, not of an old code page.
+/// General purpose flags. Bit 11: the name is UTF-8.
 uint64_t zip_flags(const std::string& name) {
   return std::any_of(name.begin(), name.end(), [](char c) { return uint8_t(c) >= 0x80; }) ? 0x800 : 0;
 }
@@ -34,7 +35,7 @@ Directory find_directory(Bytes file, const std::string& origin) {
     return little(file, at, 4) == end_mark && at + end_size + little(file, at + 20, 2) == file.size();
   };
   size_t end = file.size() < end_size ? file.size() : file.size() - end_size;
-  const size_t first = end > 0xffff ? end - 0xffff : 0;  // a comment may follow
+  const size_t first = end > 0xffff ? end - 0xffff : 0;  // an archive comment may follow the end record
   while (end + end_size <= file.size() && end > first && !is_end(end)) --end;
   LOCKSTEP_CHECK(end + end_size <= file.size() && is_end(end), origin,
                  ": expected a zip file, with a directory at its end, found none in ", file.size(),
@@ -56,7 +57,7 @@ Directory find_directory(Bytes file, const std::string& origin) {
   return found;
 }
 
-/// Sizes that do not fit in 32 bits, from the field of 64 bits; in the order of the format.
+/// Replaces values that did not fit in 32 bits by those in the zip64 extra field, in the format's order.
 void take_64_bits(Bytes extra, const std::vector<uint64_t*>& values, const std::string& where) {
   const auto missing = size_t(std::count_if(values.begin(), values.end(), [](auto* v) { return *v == wide_mark; }));
   if (missing == 0) return;
@@ -74,7 +75,7 @@ void take_64_bits(Bytes extra, const std::vector<uint64_t*>& values, const std::
   fail(str(where, ": expected ", missing, " sizes in 64 bits, found none"));
 }
 
-/// Checks the member's own header, and finds its data.
+/// Checks the member's local header and sets the offset of its data.
 void find_data(Bytes file, ZipMember& member, uint64_t end, const std::string& where) {
   const uint64_t at = uint64_t(member.offset);
   LOCKSTEP_CHECK(at <= end && end - at >= member_size && little(file, at, 4) == member_mark, where,
@@ -115,7 +116,7 @@ std::vector<ZipMember> zip_members(Bytes file, const std::string& origin) {
                    std::max({packed, bytes, offset}));
     member.packed = int64_t(packed), member.bytes = int64_t(bytes), member.offset = int64_t(offset);
     find_data(file, member, directory.offset, where);
-    // Deflate makes at most 1032 bytes from one: nobody is made to allocate more than that.
+    // Deflate makes at most 1032 bytes from one, so a small file cannot demand a huge allocation.
     LOCKSTEP_CHECK(member.method ? member.bytes / 1032 <= member.packed + 16 : member.bytes == member.packed, where,
                    ": expected sizes that belong together, got ", packed, " bytes in the file for ", bytes);
     at += size;
@@ -227,7 +228,7 @@ void ZipWriter::add(const std::string& name, const std::vector<Bytes>& chunks) {
   std::string header;
   const auto put = [&](uint64_t value, int count) { append_little(header, value, count); };
   put(member_mark, 4), put(needs, 2), put(zip_flags(name), 2), put(uint64_t(member.method), 2);
-  put(0, 2), put(1 << 5 | 1, 2);  // midnight, the first of January 1980
+  put(0, 2), put(1 << 5 | 1, 2);  // date and time: midnight, January 1, 1980
   put(member.crc, 4), put(wide_mark, 4), put(wide_mark, 4), put(name.size(), 2), put(20, 2);
   header += name;
   put(1, 2), put(16, 2), put(uint64_t(member.bytes), 8), put(uint64_t(member.packed), 8);
@@ -249,10 +250,10 @@ std::string zip_directory(const std::vector<ZipMember>& members, int64_t start) 
     if (std::max(bytes, packed) >= wide_mark) append_little(wide, bytes, 8), append_little(wide, packed, 8);
     const bool wide_sizes = !wide.empty();
     if (offset >= wide_mark) append_little(wide, offset, 8);
-    put(entry_mark, 4), put(3 << 8 | needs, 2), put(needs, 2);  // made under Unix
+    put(entry_mark, 4), put(3 << 8 | needs, 2), put(needs, 2);  // made by: Unix
     put(zip_flags(member.name), 2), put(uint64_t(member.method), 2), put(0, 2), put(1 << 5 | 1, 2), put(member.crc, 4);
     put(wide_sizes ? wide_mark : packed, 4), put(wide_sizes ? wide_mark : bytes, 4), put(member.name.size(), 2);
-    put(wide.empty() ? 0 : wide.size() + 4, 2), put(0, 2), put(0, 2), put(0, 2);  // no comment; disk 0; not text
+    put(wide.empty() ? 0 : wide.size() + 4, 2), put(0, 2), put(0, 2), put(0, 2);  // no comment; disk 0; binary
     put(uint64_t(0600) << 16, 4), put(std::min(offset, wide_mark), 4);
     out += member.name;
     if (!wide.empty()) put(1, 2), put(wide.size(), 2), out += wide;

@@ -1,6 +1,6 @@
 #pragma once
-// zip as .npz files use it (PKWARE's APPNOTE 6.3.9): members, stored or deflated, each with a CRC-32, and a directory
-// at the end of the file, in 64 bits where sizes ask for it. Internal to data/.
+// Internal to data/: zip files as .npz uses them (PKWARE's APPNOTE 6.3.9). Members are stored or deflated, each with a
+// CRC-32; a directory ends the file. Sizes have 64 bits if needed (zip64).
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,27 +11,29 @@ struct z_stream_s;
 
 namespace lockstep::data {
 
+/// A member of a zip file.
 struct ZipMember {
   std::string name;
   int method = 0;  ///< 0: stored, 8: deflated
   uint32_t crc = 0;
-  int64_t bytes = 0, packed = 0;  ///< of its data, and of what the file holds for them
-  int64_t offset = 0, data = 0;   ///< in the file, of the member and of its data
+  int64_t bytes = 0, packed = 0;  ///< size of the data, and size in the file
+  int64_t offset = 0, data = 0;   ///< offsets in the file of the member's header and of its data
 };
 
-/// The members of a whole file in memory, in the order of its directory. Error, opened by `origin`, unless the
-/// directory is there, says what the file is, and each member is a part of the file that no other shares.
+/// The members of a whole file in memory, in directory order. Error beginning with `origin` unless the directory exists
+/// and matches the file, and no two members overlap.
 std::vector<ZipMember> zip_members(Bytes file, const std::string& origin);
 
-/// The data of one member, from front to back.
+/// Reads the data of one member sequentially.
 class ZipReader {
  public:
+  /// Errors begin with `origin` and the member's name.
   ZipReader(Bytes file, const ZipMember& member, const std::string& origin);
   ~ZipReader();
   ZipReader(const ZipReader&) = delete;
-  /// Error when the data end before.
+  /// Reads the next `count` bytes. Error if the data end before that.
   void read(std::byte* out, int64_t count);
-  /// Error unless this was all, and the CRC is right.
+  /// Error unless all data have been read and the CRC is right.
   void finish();
 
  private:
@@ -41,15 +43,19 @@ class ZipReader {
   Bytes rest_;
   int64_t bytes_, done_ = 0;
   uint32_t crc_, wanted_crc_;
-  std::unique_ptr<z_stream_s> stream_;  // of deflated members
+  std::unique_ptr<z_stream_s> stream_;  // set for deflated members
   bool ended_ = false;
 };
 
-/// Appends members to a new file, in the bytes of Python's zipfile (a date in 1980, sizes in 64 bits).
+/// Appends members to a new file, byte for byte as Python's zipfile does (date in 1980, 64-bit sizes in member
+/// headers).
 class ZipWriter {
  public:
+  /// Writes to `file`; `deflate` compresses the members.
   ZipWriter(NewFile& file, bool deflate) : file_(file), deflate_(deflate) {}
+  /// Writes one member with the concatenated chunks as its data.
   void add(const std::string& name, const std::vector<Bytes>& chunks);
+  /// Writes the directory. The file itself stays open.
   void finish();
 
  private:

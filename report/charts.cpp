@@ -1,4 +1,4 @@
-// The pictures of the report page.
+// The charts of the report page: see page.h.
 #include "report/page.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ std::string text(double x, double y, const std::string& words, const char* ancho
              escaped(words), "</text>\n");
 }
 
-/// `title`: what a pointer over it shows.
+/// A rectangle of CSS class `look`, with `title` as its tooltip.
 std::string rect(std::string_view look, double x, double y, double width, double height, const std::string& title,
                  const std::string& more = "") {
   return str("<rect class=\"", look, "\" x=\"", x, "\" y=\"", y, "\" width=\"", width, "\" height=\"", height, "\"",
@@ -42,7 +42,7 @@ std::string open(const char* id, double width, double height, const std::string&
          escaped(label) + "\"" + more + ">\n";
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten, about five of them; of `least` where that is more.
+/// About five axis ticks, at multiples of 1, 2 or 5 times a power of ten, and at least `least` apart.
 std::vector<double> ticks(double low, double high, double least = 0) {
   const double raw = (high - low) / 5, power = std::pow(10, std::floor(std::log10(raw))), rest = raw / power;
   const int times = rest < 1.5 ? 1 : rest < 3.5 ? 2 : rest < 7.5 ? 5 : 10;
@@ -83,7 +83,7 @@ std::string loss_chart(const Analysis& a) {
   };
   if (a.loss.size() == 1)
     out += dot("measured", x(a.loss[0].first), y(a.loss[0].second), 3, format("%.5g", a.loss[0].second));
-  if (a.loss.size() > 40) {  // the curve itself, and what it comes to
+  if (a.loss.size() > 40) {  // the curve itself, and its running mean
     line(a.loss, "curve faint");
     auto smooth = a.loss;
     std::vector<double> sums{0};

@@ -1,3 +1,4 @@
+// The report page: see page.h. charts.cpp draws the charts.
 #include "report/page.h"
 
 #include <algorithm>
@@ -18,8 +19,8 @@ constexpr const char* style =
 constexpr const char* script =
 #include "report/page_script.inc"
     ;
-constexpr size_t most_ranks = 32;  // in pictures
-constexpr size_t most_rows = 15;   // of tables
+constexpr size_t most_ranks = 32;  // in charts
+constexpr size_t most_rows = 15;   // in tables
 
 std::string tile(const std::string& value, const std::string& words) {
   return "<div class=\"tile\"><b>" + escaped(value) + "</b><span>" + escaped(words) + "</span></div>\n";

@@ -1,32 +1,32 @@
 #pragma once
-// The report page: one HTML file without anything from elsewhere, for light and dark screens, that works from file://.
+// The report page: one self-contained HTML file for light and dark screens that works from file://.
 #include <string>
 
 #include "report/run.h"
 
 namespace lockstep::report {
 
-/// Pictures are SVG and stand without scripts; a script adds zooming into the timeline.
+/// Returns the HTML. Charts are inline SVG and need no script; a script adds zooming to the timeline.
 std::string make_page(const RunFiles& run, const Analysis& analysis);
 
-/// What there is to say of a run in a few words, for the head of the page and for a terminal: "loss", "2.31", " after
-/// step 100".
+/// One figure of a run, for the head of the page and for a terminal: "loss", "2.31", " after step 100".
 struct Headline {
   std::string name, value, about;
 };
+/// The most important figures of a run.
 std::vector<Headline> headlines(const Analysis& analysis);
 
-/// For docs: the timeline alone, as a file that shows without the page's style.
+/// The timeline as an SVG file of its own, with its own style. For docs.
 std::string timeline_svg(const Analysis& analysis, const std::string& title);
 
-// Its pictures (charts.cpp), in the colors of its style (page_style.inc).
+/// The charts of the page (charts.cpp), as SVG in the colors of page_style.inc. "" without data.
 std::string loss_chart(const Analysis& analysis);
-/// A rank's main thread, and below it its collectives. `shown` of the ranks, the first ones.
+/// The timeline of a step: each rank's main thread, and its collectives below. Shows the first `shown` ranks.
 std::string timeline_chart(const Analysis& analysis, size_t shown);
-/// Where the ranks' time goes, a bar each.
+/// One bar per rank, split by Part.
 std::string split_chart(const Analysis& analysis, size_t shown);
-/// A bar for what was measured, a frame for the formula.
+/// One bar per category for the measured memory, with a frame for the formula.
 std::string memory_chart(const Analysis& analysis);
-std::string_view color_of(Part part);  ///< its class
+std::string_view color_of(Part part);  ///< its CSS class
 
 }  // namespace lockstep::report

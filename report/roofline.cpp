@@ -1,3 +1,4 @@
+// Predicted times of kernels on a GPU: see roofline.h.
 #include "report/roofline.h"
 
 #include <fmt/format.h>
@@ -17,7 +18,7 @@
 namespace lockstep::report {
 
 const std::vector<Card>& cards() {
-  // NVIDIA's data sheets, the SXM forms.
+  // From NVIDIA's data sheets, SXM versions.
   static const std::vector<Card> all = {{"h200", 989e12, 67e12, 4.8e12, true},
                                         {"h100", 989e12, 67e12, 3.35e12, true},
                                         {"a100", 312e12, 19.5e12, 2.039e12, false}};
@@ -69,16 +70,16 @@ KernelCost product_cost(const DryKernel& k) {
                   .bytes = double(k.bytes()),
                   .is_short = is_16_bits(a.dtype)};
   cost.efficiency = cost.is_short ? product_short : product_f32;
-  if (!k.fuses) ++cost.launches;  // the activation is a kernel of ours
+  if (!k.fuses) ++cost.launches;  // an activation that is not fused takes its own kernel
   if (k.name == "matmul_row_sums" && a.dtype == f64) ++cost.launches;
   return cost;
 }
 
-/// TFLOP/s of an H100 at 512, 1,024 .. 16,384 tokens: sources()[1].
+/// TFLOP/s of an H100 at 512, 1,024 .. 16,384 tokens; from sources()[1].
 struct AttentionSpeeds {
-  double causal[6], all[6], backward[6];  // backward: of all pairs
+  double causal[6], all[6], backward[6];  // all, backward: without a mask
 
-  /// Of its 989, between two lengths in the ratio of their logarithms.
+  /// Fraction of the H100's 989 TFLOP/s, interpolated between two lengths on a logarithmic scale.
   double part(int64_t tokens, bool is_causal, bool is_backward) const {
     const double place = std::clamp(std::log2(double(std::max<int64_t>(tokens, 1)) / 512), 0., 5.);
     const auto low = size_t(place), high = std::min<size_t>(low + 1, 5);
@@ -110,7 +111,8 @@ KernelCost attention_cost(const DryKernel& k, bool backward, const Card& card) {
   const Operand &q = k.operand(backward), &keys = k.operand(backward + 1);
   const auto pairs = double(attended_pairs(q.shape[2], keys.shape[2], k.causal, k.window));
   const bool is_short = is_16_bits(q.dtype);
-  // Scores and weighted values; backward, behind the rows' sums, five products in one kernel, or in f32 seven in two.
+  // Forward: scores and weighted values. Backward: row sums in one kernel, then five products in one kernel (16 bits)
+  // or seven in two (f32).
   const int64_t launches = !backward ? 1 : is_short ? 2 : 3, products = !backward ? 2 : is_short ? 5 : 7;
   return {.kind = backward ? "attention, backward" : "attention, forward",
           .launches = launches,
@@ -120,7 +122,7 @@ KernelCost attention_cost(const DryKernel& k, bool backward, const Card& card) {
           .efficiency = attention_efficiency(k, backward, card)};
 }
 
-/// As reduce.cu cuts it: sums of many elements to few go by chunks, which a second kernel joins.
+/// Mirrors reduce.cu: a sum of many elements to few outputs is split into chunks, which a second kernel adds up.
 int64_t launches_of_reduce(const DryKernel& k) {
   const Operand &x = k.operand(0), &out = k.operands.back();
   constexpr int64_t threads = 256, wanted_blocks = 1024;
@@ -142,7 +144,7 @@ bool is_step(const std::string& name) {
   return name == "adam" || name == "sgd" || name == "rmsprop" || name == "adagrad" || name == "lion";
 }
 
-/// A step is one kernel for all parameters of the same dtypes (tensor/step_batch.h).
+/// Joins optimizer steps: one kernel handles all parameters of the same dtypes (tensor/step_batch.h).
 std::vector<DryKernel> with_joined_steps(std::vector<DryKernel> kernels) {
   std::vector<DryKernel> all;
   for (DryKernel& k : kernels) {
@@ -156,7 +158,7 @@ std::vector<DryKernel> with_joined_steps(std::vector<DryKernel> kernels) {
   return all;
 }
 
-/// Rows that are picked: the table's bytes count where they are read.
+/// The bytes of a lookup: `rows` are the bytes of the table's rows that it touches, in place of the whole table.
 double bytes_of_picked(const DryKernel& k, const Operand& table, double rows) {
   return double(k.bytes()) - double(table.bytes()) + rows;
 }
@@ -167,24 +169,24 @@ KernelCost other_cost(const DryKernel& k) {
   if (name == "reduce") {
     cost.launches = launches_of_reduce(k);
   } else if (name == "layer_norm_grad" || name == "rms_norm_grad" || name == "add_norm_grad") {
-    cost.launches = 2;  // with the sums over rows of the gradients of weight and bias
+    cost.launches = 2;  // plus the sums over rows for the gradients of weight and bias
   } else if (name == "embedding" || name == "index_select") {
     cost.bytes = bytes_of_picked(k, k.operand(0), double(k.operands.back().bytes()));
   } else if (name == "embedding_grad" || name == "index_add") {
     const Operand &grad = k.operand(0), &table = k.operands.back();
     cost.bytes = bytes_of_picked(k, table, 2 * double(std::min(grad.elements, table.elements) * size_of(table.dtype)));
     constexpr int64_t sort_tile = 2048;
-    for (int64_t run = sort_tile; run < k.operand(1).elements; run *= 2) ++cost.launches;  // merging
-    cost.launches += 1;                                                                    // adding
+    for (int64_t run = sort_tile; run < k.operand(1).elements; run *= 2) ++cost.launches;  // merge passes of the sort
+    cost.launches += 1;                                                                    // the sum
   } else if (is_step(name) || name == "unscale") {
     cost.kind = "optimizer";
-    for (const Operand& o : k.operands)  // in place, but for the copy in 16 bits
+    for (const Operand& o : k.operands)  // updated in place, so read as well; not the 16-bit copy
       if (o.is_written && o.dtype == k.operand(0).dtype) cost.bytes += double(o.bytes());
   }
   return cost;
 }
 
-/// Of the table of `lockstep roofline`.
+/// A row of the table that `lockstep roofline` prints.
 std::string line(const std::string& kind, int64_t calls, int64_t launches, double flops, double bytes, double seconds,
                  const std::string& bound, const std::string& efficiency) {
   std::string text =
@@ -228,7 +230,7 @@ DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool opt
   }
   optim::AdamW adam(model->parameters(), {});
   const Tensor tokens = empty({batch, o.context}, {.dtype = i64, .device = card});
-  for (int pass = 0; pass < 2; ++pass) {  // the first one makes what stays: states, casts
+  for (int pass = 0; pass < 2; ++pass) {  // the first pass creates optimizer states and casts
     dry.take();
     const double begin = steady_seconds();
     Variable loss;
@@ -249,7 +251,7 @@ DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool opt
 Roofline roofline(const DryStep& step, const Card& card) {
   Roofline all;
   std::map<std::string, RooflineRow> rows;
-  std::map<std::string, std::array<double, 3>> parts;  // by operations, memory, launches
+  std::map<std::string, std::array<double, 3>> parts;  // seconds bound by operations, memory and launches
   for (const DryKernel& k : step.kernels) {
     const KernelCost cost = cost_of(k, card);
     if (cost.launches == 0) continue;

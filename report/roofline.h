@@ -1,8 +1,8 @@
 #pragma once
-// How long a training step takes on a card that is not there: the kernels that the real step asks for
-// (tensor/dry_run.h), each by its bytes and its operations at speeds that were measured elsewhere.
+// Predicts the time of a training step on a GPU that is not there. The kernels come from a dry run of the real step
+// (tensor/dry_run.h); bytes and operations of each are divided by published speeds.
 //
-//   time of a kernel = max(operations / (peak * efficiency), bytes / (bandwidth * efficiency), least time of a launch)
+//   time of a kernel = max(operations / (peak * efficiency), bytes / (bandwidth * efficiency), least_seconds)
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,71 +12,77 @@
 
 namespace lockstep::report {
 
-/// A card's figures as its vendor publishes them, dense and without sparsity.
+/// A GPU's published figures, dense (without sparsity).
 struct Card {
   std::string name;
-  double flops16 = 0, flops32 = 0;  ///< a second: tensor cores in f16 and bf16; f32 units
-  double bandwidth = 0;             ///< bytes a second
+  double flops16 = 0, flops32 = 0;  ///< FLOP/s of tensor cores in f16 and bf16, and of f32 units
+  double bandwidth = 0;             ///< bytes/s
   bool has_wgmma = false;           ///< compute capability 9.0
 };
+/// The known GPUs.
 const std::vector<Card>& cards();
-/// Error with those that are known.
+/// Finds a GPU by name. Error listing the known ones if there is none.
 const Card& card_of(const std::string& name);
 
-/// What of its peak a kind of kernel reaches, and who measured that: an index of sources(), counted from 1.
+/// The fraction of peak that a kind of kernel reaches. source: where it was measured, an index of sources() from 1.
 struct Efficiency {
   double flops = 1, bandwidth = 1;
   int source = 0;
 };
+/// Descriptions of the measurements.
 const std::vector<std::string>& sources();
-inline constexpr int memory_source = 3;  ///< of what is bound by memory
+inline constexpr int memory_source = 3;  ///< for kernels bound by memory
 
-/// One kernel of the table: what the CUDA backend starts for it, and what that costs.
+/// The cost of one kernel of the dry run on the CUDA backend.
 struct KernelCost {
-  std::string kind;  ///< kernels of one kind stand in one row: "product 16384 x 768 x 2304"
+  std::string kind;  ///< kernels of one kind share a row: "product 16384 x 768 x 2304"
   int64_t launches = 1;
-  double flops = 0;       ///< of tensor cores or, in f32, of f32 units
+  double flops = 0;       ///< by tensor cores, or by f32 units for f32
   double bytes = 0;       ///< read and written, each operand once
-  bool is_short = false;  ///< in 16 bits
+  bool is_short = false;  ///< 16-bit operands
   Efficiency efficiency = {};
 };
+/// The cost of a kernel. Efficiencies depend on the card.
 KernelCost cost_of(const DryKernel& kernel, const Card& card = cards()[0]);
-/// So many kernels and copies the CUDA backend starts for these. test_launches compares it with the emulator's count.
+/// Kernels and copies that the CUDA backend launches for these. test_launches compares it with the emulator's count.
 int64_t launches_of(const std::vector<DryKernel>& kernels);
 
-/// A step of training: forward, backward, AdamW.
+/// The kernels of a training step: forward, backward, AdamW.
 struct DryStep {
   std::vector<DryKernel> kernels;
   int64_t tokens = 0, parameters = 0;
-  double model_flops = 0;  ///< of products and attention: the forward's, three times
-  double host = 0;         ///< seconds that this machine took to ask for them
+  double model_flops = 0;  ///< products and attention: three times those of the forward
+  double host = 0;         ///< seconds that this machine took to issue the kernels
 };
-/// Goes through a step of `batch` sequences of o.context tokens, with parameters, activations and gradients in `dtype`
-/// and f32 master weights where that has 16 bits. The model takes no memory. optimizer: AdamW's step is part of it.
+/// Dry run of a step with `batch` sequences of o.context tokens. Parameters, activations and gradients are in `dtype`,
+/// with f32 master weights if it has 16 bits. The model takes no memory. optimizer: include AdamW's step.
 DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool optimizer = true);
 
+/// All kernels of one kind.
 struct RooflineRow {
-  KernelCost cost;  ///< of all of them
+  KernelCost cost;  ///< total
   int64_t calls = 0;
   double seconds = 0;
   const char* bound = "";  ///< "operations", "memory" or "launches", whichever takes most of the time
 };
+/// The prediction for a step.
 struct Roofline {
-  std::vector<RooflineRow> rows;  ///< the longest first
+  std::vector<RooflineRow> rows;  ///< sorted by time, longest first
   int64_t launches = 0;
   double seconds = 0, flops = 0, bytes = 0;
-  double tokens = 0;  ///< a second
-  double mfu = 0;     ///< model_flops in that time, of the card's peak
-  double host = 0;    ///< seconds of the host for a step that it starts one by one
-  double graph = 0;   ///< and as one graph
+  double tokens = 0;  ///< per second
+  double mfu = 0;     ///< model FLOPs utilization: model_flops / seconds / peak
+  double host = 0;    ///< seconds of the host if it launches kernels one by one
+  double graph = 0;   ///< seconds of the host for a CUDA graph
 };
+/// Predicts the time of a step on a card.
 Roofline roofline(const DryStep& step, const Card& card);
-/// A table, what follows from it, and where the efficiencies are from. The model and its precision by their names.
+/// The prediction as a table with conclusions and the sources of the efficiencies. model, precision: their names.
 std::string text_of(const Roofline& found, const DryStep& step, const Card& card, const std::string& model,
                     const std::string& precision);
 
-/// Seconds of the host for a kernel that it starts, beside our own code; to start a graph; and the least that a kernel
-/// takes on a card.
+/// Assumed: host seconds for a kernel launch in the driver and for a graph launch, and the minimum time of a kernel on
+/// the GPU.
 inline constexpr double launch_seconds = 5e-6, graph_seconds = 10e-6, least_seconds = 2e-6;
 
 }  // namespace lockstep::report

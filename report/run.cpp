@@ -1,3 +1,4 @@
+// Figures of a run: see run.h.
 #include "report/run.h"
 
 #include <algorithm>
@@ -17,7 +18,7 @@ namespace fs = std::filesystem;
 using data::Json;
 using trace::Category;
 
-constexpr double most_slots = 1 << 22;  // of a schedule that is simulated
+constexpr double most_slots = 1 << 22;  // limit for simulating a schedule
 
 Part part_of(const Event& e) {
   switch (e.category) {
@@ -36,7 +37,8 @@ Part part_of(const Event& e) {
   }
 }
 
-/// The line that a kill cut short is no error, any other is.
+/// Reads a .jsonl file. A last line without line end, cut short by a kill, gives a warning; any other bad line is an
+/// Error.
 std::vector<Json> read_lines(const std::string& path, std::vector<std::string>& warnings) {
   std::vector<Json> all;
   const auto file = data::MappedFile::open(path);
@@ -63,7 +65,7 @@ std::vector<const Event*> steps_of(const RankTrace& t) {
   return all;
 }
 
-/// The first warms up, and is left out where there are more.
+/// The steps of a rank without the first one, which is warm-up, unless it is the only one.
 std::vector<const Event*> measured_steps(const RankTrace& t) {
   std::vector<const Event*> all = steps_of(t);
   if (all.size() > 1) all.erase(all.begin());
@@ -89,7 +91,7 @@ void add_steps(const RunFiles& run, Analysis& a) {
       ++ranks[number];
     }
   }
-  std::vector<std::pair<double, int64_t>> whole;  // steps that all ranks have; the first warms up
+  std::vector<std::pair<double, int64_t>> whole;  // steps that all ranks have, without warm-up
   for (const auto& [number, seconds] : longest) {
     a.steps.push_back(seconds);
     if (ranks[number] == run.traces.size() && (number != longest.begin()->first || longest.size() == 1))
@@ -124,7 +126,7 @@ void add_loss(const RunFiles& run, Analysis& a) {
   if (run.traces.empty()) return;
   const std::vector<Sample>& curve = run.traces[0].samples("loss");
   if (curve.size() <= a.loss.size()) return;
-  a.loss.clear();  // the trace has every step, mlp's and cnn's metrics every epoch
+  a.loss.clear();  // the trace has every step; metrics of mlp and cnn only every epoch
   const auto steps = steps_of(run.traces[0]);
   size_t i = 0;
   for (const Sample& sample : curve) {
@@ -162,7 +164,7 @@ void add_traffic(const RunFiles& run, Analysis& a) {
     const double n = number_of(*how, "ranks", 1), bytes = number_of(*how, "parameter_bytes"),
                  passes = number_of(*how, "micro_batches", 1);
     const int stage = int(number_of(*how, "zero", -1));
-    // As in `lockstep plan`: from stage 2 on every micro-batch is reduced, in stage 3 parameters are gathered for each
+    // As in `lockstep plan`: from stage 2 on every micro-batch is reduced; in stage 3 parameters are gathered for each
     // forward and backward.
     const double times = stage <= 1 ? 2 : stage == 2 ? passes + 1 : 3 * passes;
     const char* text = stage <= 1 ? "2Ψ(n-1)/n" : stage == 2 ? "(A+1)Ψ(n-1)/n" : "3AΨ(n-1)/n";
@@ -170,7 +172,7 @@ void add_traffic(const RunFiles& run, Analysis& a) {
       a.sent_formula = Formula{times * bytes * (n - 1) / n, str(text, ", Ψ = ", int64_t(bytes), " bytes, n = ", int(n),
                                                                 stage >= 2 ? str(", A = ", int(passes)) : "")};
   } else if (a.pipeline && a.pipeline->copies == 1 && run.settings.find("width")) {
-    // Every boundary is crossed by each micro-batch twice; a rank's mean of it.
+    // Each micro-batch crosses every stage boundary twice. This is the mean per rank.
     const PipelineFigures& p = *a.pipeline;
     const double one =
         number_of(run.settings, "batch") * number_of(run.settings, "context") * number_of(run.settings, "width") * 4;
@@ -189,7 +191,7 @@ void add_memory(const RunFiles& run, Analysis& a) {
     std::map<std::string, double> here;
     for (const Sample& s : t.samples("memory"))
       for (const auto& [key, value] : s.values.as_object()) here[key] = std::max(here[key], value.as_number());
-    // Activations come and go between the moments that are noted.
+    // The noted values miss activations, which come and go in between: use the peaks.
     if (const auto& peaks = t.samples("memory, most so far"); !peaks.empty())
       for (const char* key : {"activation", "communication"}) here[key] = number_of(peaks.back().values, key);
     for (const auto& [key, value] : here) most[key] += value;
@@ -269,7 +271,7 @@ std::vector<Interval> flatten(const std::vector<const Event*>& events, double be
   };
   std::vector<const Event*> open;
   double now = begin;
-  const auto advance = [&](double to) {  // what runs until then
+  const auto advance = [&](double to) {  // adds what runs until then
     if (to > now)
       add(open.empty() ? Part::other : part_of(*open.back()), now, to, open.empty() ? "" : open.back()->name);
     now = std::max(now, to);
@@ -281,7 +283,7 @@ std::vector<Interval> flatten(const std::vector<const Event*>& events, double be
     }
     advance(e->begin);
     if (!open.empty() && (part_of(*e) == Part::other || part_of(*e) == part_of(*open.back())))
-      continue;  // says no more than what it is in
+      continue;  // adds no information to the enclosing event
     open.push_back(e);
   }
   while (!open.empty()) {
@@ -303,10 +305,9 @@ std::vector<std::array<double, parts>> steps_by_part(const RankTrace& t) {
 }
 
 std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces) {
-  // A batch is the same number of train_batch on every rank of a copy.
   PipelineFigures f;
-  std::map<std::pair<int, size_t>, std::vector<std::pair<const RankTrace*, const Event*>>>
-      batches;  // by copy and number
+  // By replica and number: the n-th train_batch of every rank of a replica is the same batch.
+  std::map<std::pair<int, size_t>, std::vector<std::pair<const RankTrace*, const Event*>>> batches;
   for (const RankTrace& t : traces) {
     size_t count = 0;
     for (const Event& e : t.events) {
@@ -325,7 +326,7 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
   } forward, whole, input, weight;  // a slot is a micro-batch in a chunk
   for (const auto& [key, ranks] : batches) {
     if (int(ranks.size()) != f.stages || (key.second == 0 && batches.size() > size_t(f.copies)))
-      continue;  // a rank is missing; the first warms up
+      continue;  // a rank is missing, or it is the warm-up batch
     double begin = INFINITY, end = -INFINITY, busy = 0;
     for (const auto& [t, batch] : ranks) {
       for (const Event* e : within(*t, batch->begin, batch->end(), true)) {
@@ -350,7 +351,7 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
   f.forward = mean(forward), f.input = mean(input), f.weight = mean(weight);
   if (f.weight == 0) f.input = mean(whole);
   if (pipeline::is_kind(f.schedule) && double(f.stages) * f.micro_batches * f.chunks <= most_slots) {
-    // A whole backward has no parts in the trace: as two equal ones they give the same bubble.
+    // The trace does not split a whole backward. Two equal parts give the same bubble.
     const pipeline::Costs costs{.forward = f.forward,
                                 .input = f.weight > 0 ? f.input : f.input / 2,
                                 .weight = f.weight > 0 ? f.weight : f.input / 2};

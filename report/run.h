@@ -1,5 +1,5 @@
 #pragma once
-// What a run left, and what follows from it: figures of the report page, measured beside the papers' formulas.
+// Reads the files of a run and computes the figures of the report: measurements beside the formulas of the papers.
 #include <array>
 #include <map>
 #include <optional>
@@ -15,83 +15,92 @@ namespace lockstep::report {
 /// The files of a run.
 struct RunFiles {
   std::string folder;
-  data::Json settings;              ///< config.json (--out), or what the trace has of it
+  data::Json settings;              ///< config.json (--out), or its copy in the trace
   std::vector<data::Json> metrics;  ///< lines of metrics.jsonl (--out)
   std::vector<RankTrace> traces;    ///< rank-N.json (--trace)
   std::vector<std::string> warnings;
-  const data::Json* note(const char* name) const;  ///< of the first rank that has it; or null
+  const data::Json* note(const char* name) const;  ///< the note of the first rank that has it, or nullptr
 };
-/// Error when the folder has none of them, naming what it has. A last line that was cut short is left out, with a
-/// warning.
+/// Reads a run's folder. Error listing what is there if it has none of these files. An incomplete last line is left
+/// out, with a warning.
 RunFiles read_run(const std::string& folder);
 
-/// Where a rank's main thread was, in seconds of a step; parts do not overlap.
+/// The activity of a rank's main thread. Parts do not overlap.
 enum class Part : uint8_t { forward, backward, weights, optimizer, data, communication, other };
-inline constexpr int parts = 7;
-std::string_view name_of(Part part);
+inline constexpr int parts = 7;       ///< number of Parts
+std::string_view name_of(Part part);  ///< "forward", ...
 
+/// A stretch of time in one Part, in seconds.
 struct Interval {
   Part part;
   double begin, end;
   std::string name;
 };
 
+/// One step of one rank.
 struct RankStep {
   double begin = 0, end = 0;
-  std::vector<Interval> work;         ///< of the main thread, without overlap, by begin
-  std::vector<Interval> collectives;  ///< of all groups, by begin
+  std::vector<Interval> work;         ///< of the main thread, sorted, without overlap
+  std::vector<Interval> collectives;  ///< of all groups, sorted by begin
 };
 
+/// The pipeline of a run. Idle parts are fractions of the time between a batch's first and last computation.
 struct PipelineFigures {
   std::string schedule, formula;
   int stages = 1, micro_batches = 1, chunks = 1, copies = 1;
-  double measured =
-      0;  ///< idle part of the ranks between the first computation of a batch and the last; median of the steps
-  double expected = 0;                        ///< of the formula with the measured costs
-  double simulated = 0;                       ///< of the schedule itself, when it is one of ours
-  double forward = 0, input = 0, weight = 0;  ///< seconds of a micro-batch in a rank, mean
+  double measured = 0;                        ///< median over the batches
+  double expected = 0;                        ///< by the formula, with the measured costs
+  double simulated = 0;                       ///< by simulating the schedule, if it is one of ours
+  double forward = 0, input = 0, weight = 0;  ///< seconds per micro-batch on a rank, mean
 };
 
+/// One kind of collective.
 struct Traffic {
   std::string collective;
-  double calls = 0, bytes = 0, sent = 0, seconds = 0;  ///< of a rank in a step, mean
+  double calls = 0, bytes = 0, sent = 0, seconds = 0;  ///< per rank and step, mean
 };
 
+/// A value computed by a formula from a paper.
 struct Formula {
   double bytes = 0;
   std::string text;
 };
 
+/// Memory of one category.
 struct MemoryRow {
   std::string category;
-  double measured = 0;  ///< most at any time that was noted, bytes of a rank
+  double measured = 0;  ///< highest recorded value, bytes per rank
   std::optional<Formula> formula;
 };
 
+/// All figures of the report.
 struct Analysis {
-  std::vector<std::pair<double, double>> loss, validation;  ///< step, value
-  std::vector<double> steps;                                ///< seconds of each step, of the slowest rank
+  std::vector<std::pair<double, double>> loss, validation;  ///< (step, value)
+  std::vector<double> steps;                                ///< seconds of each step on the slowest rank
   double median_step = 0;
-  int64_t shown = -1;                              ///< number of the step of the timeline: one of median length
+  int64_t shown = -1;                              ///< step shown in the timeline: one of median length
   std::map<int, RankStep> timeline;                ///< by rank
-  std::map<int, std::array<double, parts>> split;  ///< seconds of a step by rank, mean without the first step
+  std::map<int, std::array<double, parts>> split;  ///< seconds per step by rank, mean without the first step
   std::optional<PipelineFigures> pipeline;
-  std::vector<Traffic> traffic;  ///< by what is sent, most first
-  double sent = 0;               ///< by a rank in a step
+  std::vector<Traffic> traffic;  ///< sorted by bytes sent, most first
+  double sent = 0;               ///< bytes per rank and step
   std::optional<Formula> sent_formula;
   std::vector<MemoryRow> memory;
-  std::vector<std::pair<std::string, RankTrace::Total>> operations;  ///< of all ranks, longest first
+  std::vector<std::pair<std::string, RankTrace::Total>> operations;  ///< over all ranks, longest first
   int64_t parameters = 0;
   std::vector<std::string> warnings;
 };
+/// Computes the figures of a run.
 Analysis analyze(const RunFiles& run);
 
-// Pieces of it.
-double median(std::vector<double> values);  ///< of none: 0
-/// Seconds of each step of a rank by Part, without the first, which warms up, where there are more.
+// Parts of analyze().
+double median(std::vector<double> values);  ///< 0 without values
+/// Seconds by Part for each step of a rank. The first step is warm-up and left out if there are more.
 std::vector<std::array<double, parts>> steps_by_part(const RankTrace& trace);
-/// `events`: of the main thread in the step, sorted; they nest. What an inner one takes is its own.
+/// Turns nested events of the main thread in a step, sorted by begin, into intervals without overlap: an inner event
+/// takes its time from the outer one.
 std::vector<Interval> flatten(const std::vector<const Event*>& events, double begin, double end);
+/// Idle time and costs of a pipeline; none without a traced one.
 std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces);
 
 }  // namespace lockstep::report

@@ -1,4 +1,4 @@
-// What a step's parts cost: measured on this machine, or taken from traces.
+// Costs of a step's parts, measured on this machine or taken from traces: see step_model.h.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -16,7 +16,8 @@
 namespace lockstep::report {
 namespace {
 
-/// Median of what `call` takes, of so many times: as many at each rank, which may wait for each other in it.
+/// Median time of `times` calls after a warm-up. Every rank makes the same number of calls, as they may wait for each
+/// other.
 double seconds_of(int times, const std::function<void()>& call) {
   for (int i = 0; i < 3; ++i) call();
   std::vector<double> all;
@@ -28,16 +29,16 @@ double seconds_of(int times, const std::function<void()>& call) {
   return median(std::move(all));
 }
 
-/// Least squares of seconds over bytes, with a latency of 0 or more.
+/// Least-squares fit of seconds over bytes, with a latency of at least 0. messages: number of latencies in each time.
 dist::Link fit(const std::vector<std::pair<double, double>>& points, double messages) {
   double n = 0, x = 0, y = 0, xx = 0, xy = 0;
   for (const auto& [bytes, seconds] : points) {
-    const double w = 1 / std::max(seconds * seconds, 1e-18);  // errors are a part of the time, not an amount
+    const double w = 1 / std::max(seconds * seconds, 1e-18);  // errors are proportional to the time
     n += w, x += w * bytes, y += w * seconds, xx += w * bytes * bytes, xy += w * bytes * seconds;
   }
   double slope = (n * xy - x * y) / std::max(n * xx - x * x, 1e-300);
-  if (!(slope > 0))
-    slope = xy / xx;  // so few or so small that noise hides what bytes cost: they then count for all of the time
+  // Otherwise noise hides the cost of bytes: attribute all of the time to them.
+  if (!(slope > 0)) slope = xy / xx;
   const double start = (y - slope * x) / n;
   LOCKSTEP_CHECK(
       slope > 0 && std::isfinite(slope),
@@ -58,7 +59,7 @@ void measure_gpt(engine::ModelShape& model, int64_t micro_batch, int ranks) {
     const Tensor tokens = randint(0, model.vocab, {micro_batch, model.context});
     dist::world().barrier();
     engine::measure(mine, gpt, list, tokens, [&](const Variable& scores) { return list.loss(scores, {tokens}); });
-    std::map<std::string, const engine::ModelShape::Layer*> measured;  // by kind: all blocks are like the one
+    std::map<std::string, const engine::ModelShape::Layer*> measured;  // by kind, as all blocks are alike
     for (const auto& layer : mine.list) measured[layer.kind] = &layer;
     const std::lock_guard lock(mutex);
     for (auto& layer : model.list) {
@@ -78,7 +79,7 @@ double measure_memory(int ranks) {
     weight.grad() = ones({n});
     dist::world().barrier();
     const double step = seconds_of(25, [&] { adam.step(); });
-    // Two states read and written, parameter and gradient, as engine::predict() counts.
+    // Bytes per element as in engine::predict(): two states read and written, plus parameter and gradient.
     const std::lock_guard lock(mutex);
     least = std::min(least, double(n) * (2 * 8 + 8) / step);
   });
@@ -108,7 +109,7 @@ double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_
   LOCKSTEP_CHECK(
       how, "[simulate] ", run.folder,
       ": expected the traces of a training program without a pipeline, whose settings are in them; found none");
-  // Of a step of a rank, without what it waits for.
+  // Median over ranks and steps, without waiting.
   const auto seconds_in = [&](Part part) {
     std::vector<double> all;
     for (const RankTrace& t : run.traces)
@@ -123,12 +124,12 @@ double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_
                rate = traced.forward_flops() * tokens / forward,
                owned = double(traced.numel()) / (number_of(*how, "zero") > 0 ? number_of(*how, "ranks", 1) : 1);
   give_seconds(model, rate, backward / forward);
-  return owned * (2 * 8 + 8) / optimizer;  // two states read and written, parameter and gradient
+  return owned * (2 * 8 + 8) / optimizer;  // bytes per element as in measure_memory()
 }
 
 dist::Link link_of_traces(const std::vector<RankTrace>& traces) {
-  // A collective takes at least what the rank that came last sees.
-  std::map<std::pair<int, double>, double> least;  // by ranks and bytes
+  // The rank that arrives last sees the collective's own time: take the least over ranks.
+  std::map<std::pair<int, double>, double> least;  // by number of ranks and bytes
   for (const RankTrace& t : traces) {
     for (const Event& e : t.events) {
       if (e.category != trace::Category::collective || e.name != "all_reduce" || e.number("sent") <= 0) continue;

@@ -1,3 +1,4 @@
+// The time of a training step: see step_model.h.
 #include "report/step_model.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ using engine::ModelShape;
 
 std::string rounded_percent(double part) { return str(std::round(part * 1000) / 10, " %"); }
 
-/// What a layer of a pipeline takes, and beside that waits for sums of activations with slices.
+/// Seconds of a layer in a micro-batch, and its waits for tensor-parallel sums of activations.
 struct Layer {
   double forward = 0, backward = 0, waits = 0, waits_back = 0;
   double both() const { return forward + backward; }
@@ -24,7 +25,8 @@ struct Layer {
   }
 };
 
-/// Of a micro-batch. sum(n): seconds of the sum of an n-th of its activations.
+/// The layers of the model, for one micro-batch. sum(n): seconds to sum 1/n of its activations over tensor-parallel
+/// ranks.
 std::vector<Layer> layers_of(const TrainingJob& job, const std::function<double(int64_t)>& sum) {
   const ModelShape& m = job.model;
   const int64_t chunks =
@@ -102,7 +104,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   const pipeline::Schedule& schedule = plan.schedule;
   const int v = schedule.request.chunks, stages = schedule.virtual_stages();
 
-  // Parts of a micro-batch: of each virtual stage, of a rank, of the slowest, and of all.
+  // Seconds of a micro-batch: of each virtual stage, of each rank, and of the whole model.
   std::vector<Layer> parts(size_t(stages), Layer{}), ranks(size_t(l.pp), Layer{});
   Layer whole;
   for (int s = 0; s < stages; ++s) {
@@ -126,7 +128,8 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   if (l.pp > 1)
     add("uneven stages", m * (most - forward - backward), str("the slowest rank takes ", most, " s for a micro-batch"));
 
-  // Tensor parallelism: an all-reduce of the activations after attention and after the MLP, and the same backward.
+  // Tensor parallelism: one all-reduce of the activations after attention and one after the MLP, and as many in the
+  // backward.
   const double tensor_forward = slow.waits, tensor_backward = slow.waits_back;
   if (l.tp > 1) {
     add("tensor parallel", m * (tensor_forward + tensor_backward),
@@ -134,10 +137,10 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
             " s each, less what products hide"));
   }
 
-  // The pipeline: the schedule itself, a part's cost against that of the slowest rank.
+  // The pipeline: simulates the schedule with each part's cost relative to the slowest rank.
   if (l.pp > 1) {
     const double whole_forward = slow.forward + tensor_forward, whole_backward = slow.backward + tensor_backward;
-    const int apart = l.tp * l.dp;  // of ranks with the same slice
+    const int apart = l.tp * l.dp;  // between ranks of adjacent stages
     const bool near = apart * l.pp <= cluster.ranks_per_host;
     const dist::Link& link = near && cluster.network.within ? *cluster.network.within : cluster.network.between;
     const double hop = link.latency + activation / link.bandwidth;
@@ -157,7 +160,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
     add("messages", real - ideal, str("activations and their gradients, ", hop, " s each"));
   }
 
-  // What engine::plan_parts() says of the busiest ranks.
+  // The busiest ranks, by engine::plan_parts().
   double moved = 0;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const engine::Forecast& stage = plan.stages[s];
@@ -170,11 +173,11 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   }
   if (l.dp > 1) {
     const double sent = double(l.dp - 1) / l.dp;
-    const auto seconds = [&](Collective collective, double traffic) {  // of so many bytes sent by a rank
+    const auto seconds = [&](Collective collective, double traffic) {  // traffic: bytes that a rank sends
       const double whole = traffic / sent / (collective == Collective::all_reduce ? 2 : 1);
       return collective_seconds(collective, l.dp, l.tp, whole, cluster);
     };
-    // Gradients: the last bucket is ready when the backward is done; those before it go on meanwhile.
+    // Gradients: the last bucket is ready when the backward ends; earlier ones overlap with it.
     const double passes = l.zero >= 2 ? m : 1;
     const Collective kind = l.zero <= 0 ? Collective::all_reduce : Collective::reduce_scatter;
     const double one = seconds(kind, p.gradient_bytes / passes);
@@ -188,7 +191,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
     if (l.zero == 1 || l.zero == 2) {
       const double gather = seconds(Collective::all_gather, p.parameter_bytes);
       add("parameters", gather, str("all_gather over ", l.dp, " ranks after the step"));
-    } else if (l.zero == 3) {  // gathered ahead, for each forward and each backward
+    } else if (l.zero == 3) {  // gathered ahead of each forward and backward
       const double gather = seconds(Collective::all_gather, p.parameter_bytes / (2 * m)),
                    first = gather / double(model.list.size());
       const double under = job.overlap ? slow.forward + tensor_forward : 0,

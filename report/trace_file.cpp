@@ -1,3 +1,4 @@
+// Trace files: see trace_file.h.
 #include "report/trace_file.h"
 
 #include <algorithm>
@@ -21,7 +22,7 @@ using trace::Category;
 constexpr size_t longest_line = size_t(16) << 20;
 constexpr size_t most_named = 16;  // ranks in a warning
 
-/// A record of a file, whose Errors name the file.
+/// A record, whose Errors name the file.
 struct Record {
   const Json& json;
   const std::string& path;
@@ -49,14 +50,14 @@ void take(RankTrace& t, const Record& record, Json args) {
       RankTrace::Total& total = t.operations[name];
       ++total.calls;
       total.seconds += seconds;
-    } else if (category != Category::backward || name == "backward") {  // else a node of the tape
+    } else if (category != Category::backward || name == "backward") {  // skips nodes of the tape
       t.events.push_back(
           {category, name, record.number("ts") * 1e-6, seconds, int(record.whole("tid")), std::move(args)});
     }
   }
 }
 
-/// Every record of a file, as it stands there. Gives back whether the file ended in order.
+/// Calls visit() with the text of each record. Returns true if the trace was ended properly.
 bool visit_trace(const std::string& path, const std::function<void(const std::string&)>& visit) {
   const auto file = data::MappedFile::open(path);
   std::string_view rest(reinterpret_cast<const char*>(file->data()), size_t(file->size()));
@@ -67,7 +68,7 @@ bool visit_trace(const std::string& path, const std::function<void(const std::st
   while (!rest.empty()) {
     const size_t end = rest.find('\n');
     std::string_view line = rest.substr(0, end);
-    if (end == rest.npos && line != "]") break;  // no end of line: cut short
+    if (end == rest.npos && line != "]") break;  // no line end: cut short
     rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
     LOCKSTEP_CHECK(line.size() < longest_line, path, ": expected lines of less than ", longest_line, " bytes, got ",
                    line.size());
@@ -84,7 +85,7 @@ bool visit_trace(const std::string& path, const std::function<void(const std::st
   return whole;
 }
 
-/// What the file says of itself, and with `records` all of it.
+/// Reads the head and clock of a trace; with `records` everything.
 RankTrace read(const std::string& path, bool records) {
   RankTrace t{.path = path};
   bool known = false;
@@ -92,7 +93,7 @@ RankTrace read(const std::string& path, bool records) {
   t.whole = visit_trace(path, [&](const std::string& line) {
     const bool is_head = !known && line.starts_with("{\"name\":\"trace\",\"ph\":\"M\""),
                is_clock = line.starts_with("{\"name\":\"clock at the end\"");
-    if (!is_head && (!known || !(records || is_clock))) return;  // ours begin with their head
+    if (!is_head && (!known || !(records || is_clock))) return;  // the head comes first
     Json json = data::parse_json(line, path);
     if (is_head || is_clock) {
       const Record facts{json.at("args", path), path};
@@ -123,7 +124,7 @@ RankTrace read(const std::string& path, bool records) {
   return t;
 }
 
-/// Those of the newest run, by rank, without their records.
+/// The heads of the newest run's traces, by rank.
 std::vector<RankTrace> read_heads(const std::string& folder, std::vector<std::string>& warnings) {
   std::vector<RankTrace> heads;
   fs::file_time_type newest = fs::file_time_type::min();
@@ -226,7 +227,7 @@ std::vector<int> merge_traces(const std::string& folder, const std::string& out_
       visit_trace(head.path, [&](const std::string& line) {
         if (text.size() > piece) file.append(data::as_bytes(std::exchange(text, {})));
         text += std::exchange(first, false) ? "" : ",\n";
-        const size_t at = line.find(",\"ts\":");  // inside a name its quotes would be escaped
+        const size_t at = line.find(",\"ts\":");  // inside a name the quotes would be escaped
         if (at == line.npos || !head.drift.any()) return void(text += line);
         const size_t begin = at + 6, end = std::min(line.find_first_of(",}", begin), line.size());
         const auto given = read_number<double>(line.substr(begin, end - begin));

@@ -1,3 +1,4 @@
+// Accelerator: see accelerator.h.
 #include "train/accelerator.h"
 
 #include <algorithm>
@@ -40,7 +41,7 @@ std::vector<int64_t> Dealing::real(int64_t batch) const {
   const int64_t of_rank = used_.accumulation, step = batch / of_rank, i = batch % of_rank;
   std::vector<int64_t> counts;
   for (int64_t r = 0; r < world; ++r) {
-    const int64_t at = used_.interleaved ? i * world + r : r * of_rank + i;  // of the step's micro-batches
+    const int64_t at = used_.interleaved ? i * world + r : r * of_rank + i;  // index among the step's micro-batches
     counts.push_back(std::clamp<int64_t>(samples_ - (step * of_rank * world + at) * micro, 0, micro));
   }
   return counts;
@@ -64,7 +65,7 @@ Options options_of(const AcceleratorOptions& a) {
              {"--steps", "total_steps"}};
   o.parallel.accumulate = a.gradient_accumulation_steps;
   if (a.gradient_accumulation_steps > 1) o.given.push_back("accumulate");
-  o.seed = random_state().seed;  // of the program's manual_seed()
+  o.seed = random_state().seed;  // the program's manual_seed()
   return o;
 }
 
@@ -73,7 +74,7 @@ dist::ProcessGroup* group_of_environment() {
   return dist::is_initialized() ? &dist::world() : &dist::init();
 }
 
-/// Loaders of epochs that are over.
+/// Drops the entries of loaders that no longer exist.
 void forget_gone(std::vector<State::Kept>& kept) {
   std::erase_if(kept, [](const State::Kept& one) { return one.loader && one.loader->expired(); });
 }
@@ -211,7 +212,7 @@ void State::turn_to(const std::shared_ptr<Loop>& loop) {
 }
 
 Loop State::running_loop() const {
-  std::optional<Loop> found = last_loop;  // when all have ended
+  std::optional<Loop> found = last_loop;  // used if all loops have ended
   for (const auto& one : loops)
     if (const auto running = one.lock()) found = *running;
   LOCKSTEP_CHECK(found, "[gather_for_metrics] expected to be called in the loop of a loader");

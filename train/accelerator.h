@@ -1,5 +1,5 @@
 #pragma once
-// Hugging Face's accelerate as a front of prepare(): a loop of one's own, for any number of ranks.
+// An interface like Hugging Face's accelerate, for a training loop of your own on any number of ranks.
 //
 //   train::Accelerator acc({.gradient_accumulation_steps = 4});
 //   auto [model, optimizer, loader, schedule] = acc.prepare(net, adam, batches, cosine);  // any of them, in any order
@@ -11,8 +11,8 @@
 //     optimizer.zero_grad();
 //   }
 //
-// One engine (engine/engine.h) does all of it. The same global batch gives the same bits and learning rates for any
-// power of two of ranks: a schedule steps once for each step of the optimizer.
+// All work is done by one engine (engine/engine.h). For a given global batch, bits and learning rates are the same on
+// any power of two of ranks. A schedule advances once per optimizer step.
 #include <concepts>
 #include <functional>
 #include <iostream>
@@ -31,34 +31,35 @@
 
 namespace lockstep::train {
 
+/// Options of an Accelerator, by accelerate's names.
 struct AcceleratorOptions {
-  std::string mixed_precision = "no";  ///< "fp16", "bf16", "fp8": forwards under Autocast; parameters too, where the
-                                       ///< file has "auto" for it
-  int64_t gradient_accumulation_steps = 1;    ///< above 1 the file must say the same, or "auto"
-  bool split_batches = false;                 ///< a loader's batch_size is that of all ranks together
-  bool even_batches = true;                   ///< false is refused: ranks would wait for each other's batches
-  bool step_scheduler_with_optimizer = true;  ///< false: every call of a schedule's step() counts
-  std::string deepspeed_config = {};          ///< file, or JSON; "auto" is filled in
-  double warmup_steps = 0;                    ///< below 1: a part of total_steps
-  int64_t total_steps = 0;                    ///< both for a scheduler of that file that has "auto"
-  std::string device = "cpu";                 ///< cuda: ranks of a machine take its devices in turn
+  /// "fp16", "bf16" or "fp8": autocast. If deepspeed_config says "auto" for that dtype, parameters have it, too.
+  std::string mixed_precision = "no";
+  int64_t gradient_accumulation_steps = 1;    ///< above 1, deepspeed_config must have the same value or "auto"
+  bool split_batches = false;                 ///< a loader's batch_size is the total of all ranks
+  bool even_batches = true;                   ///< false is an Error: ranks would wait for each other's batches
+  bool step_scheduler_with_optimizer = true;  ///< false: every step() of a schedule counts
+  std::string deepspeed_config = {};          ///< file or JSON text; "auto" values are filled in
+  double warmup_steps = 0;                    ///< below 1: a fraction of total_steps
+  int64_t total_steps = 0;                    ///< this and warmup_steps fill in "auto" in the file's scheduler
+  std::string device = "cpu";                 ///< "cuda": the ranks of a machine take its devices in turn
 };
 
 namespace accelerated {
 
-/// How the batches of a loader are dealt to ranks: the engine's micro-batches in training, one a rank in evaluation.
+/// Deals a loader's batches to ranks: the engine's micro-batches in training, one batch per rank in evaluation.
 struct Dealing {
-  struct Rule {
+  struct Rule {  ///< how a step's micro-batches are dealt
     int64_t accumulation = 1;
     bool interleaved = true;
   };
-  data::Sampler order;  ///< of all samples
+  data::Sampler order;  ///< order of all samples
   int64_t micro = 1, world = 1, rank = 0;
   bool drop_last = false;
-  std::function<Rule()> rule;  ///< asked where a loop begins
+  std::function<Rule()> rule;  ///< called at the start of each loop
 
-  std::vector<int64_t> deal(int64_t epoch);
-  /// How many samples of a loop's batch are no repetitions that fill up the end, at each rank.
+  std::vector<int64_t> deal(int64_t epoch);  ///< indices of this rank; starts a loop
+  /// For batch number `batch` of the loop: samples on each rank, without padding at the end of the epoch.
   std::vector<int64_t> real(int64_t batch) const;
 
  private:
@@ -66,45 +67,48 @@ struct Dealing {
   Rule used_;
 };
 
+/// The batch that a loop is working on.
 struct Loop {
-  int64_t rows = 0;           ///< samples of the batch that it was given last,
-  std::vector<int64_t> real;  ///< and at each rank those that are no repetitions
+  int64_t rows = 0;           ///< samples in the batch, on each rank
+  std::vector<int64_t> real;  ///< samples of each rank that are not padding
 };
 
-/// What an Accelerator and all that it prepared share.
+/// Shared by an Accelerator and everything that it prepared.
 struct State {
   State(Job& job, AcceleratorOptions options);
   explicit State(AcceleratorOptions options);
-  Job& job() { return *job_; }
-  int world() { return job_->mesh().world().size(); }
-  bool leads() { return job_->team().leads(); }
-  engine::EngineBase& trained(const char* call);
+  Job& job() { return *job_; }                         ///< the job that this process belongs to
+  int world() { return job_->mesh().world().size(); }  ///< number of ranks
+  bool leads() { return job_->team().leads(); }        ///< true on rank 0
+  engine::EngineBase& trained(const char* call);       ///< the engine; Error in the name of `call` if there is none
+  /// Optimizer steps that were not skipped.
   int64_t updates() { return engine ? engine->global_steps() - engine->skipped_steps() : 0; }
 
-  void note_loader(int64_t batch_size);
-  void note_schedule();
-  void join(optim::Optimizer& optimizer);
-  std::shared_ptr<Dealing> deal(const data::Sampler& order, int64_t batch_size, bool drop_last);
-  void step();
-  void zero_grad();
-  void save(const std::string& folder);
-  void load(const std::string& folder);
-  void turn_to(const std::shared_ptr<Loop>& loop);
-  Loop running_loop() const;
+  void note_loader(int64_t batch_size);    ///< the first loader sets the micro-batch size
+  void note_schedule();                    ///< Error if the file has a schedule, too
+  void join(optim::Optimizer& optimizer);  ///< builds the engine for the optimizer's model
+  std::shared_ptr<Dealing> deal(const data::Sampler& order, int64_t batch_size, bool drop_last);  ///< for a loader
+  void step();                                      ///< an optimizer.step() of the user's loop
+  void zero_grad();                                 ///< drops gradients that no step() consumed
+  void save(const std::string& folder);             ///< collective
+  void load(const std::string& folder);             ///< collective
+  void turn_to(const std::shared_ptr<Loop>& loop);  ///< `loop` received the most recent batch
+  Loop running_loop() const;                        ///< the loop that received it; Error without a loop
 
-  struct Model {
+  struct Model {  ///< a prepared model
     nn::Module* module;
-    std::shared_ptr<void> holder;  ///< of its engine
-    std::function<engine::EngineBase*(engine::InitializeArgs)> make;
+    std::shared_ptr<void> holder;                                     ///< owns the engine
+    std::function<engine::EngineBase*(engine::InitializeArgs)> make;  ///< makes the engine
   };
-  /// What a checkpoint has besides the engine's own.
+  /// State to be saved in addition to the engine's.
   struct Kept {
-    std::function<data::Json()> state;
-    std::function<void(const data::Json&)> load;
-    const void* of = nullptr;                        ///< prepared for the second time, it takes the first one's place
-    std::optional<std::weak_ptr<void>> loader = {};  ///< that it is of, kept as long as that lives
+    std::function<data::Json()> state;               ///< called when saving
+    std::function<void(const data::Json&)> load;     ///< called when loading
+    const void* of = nullptr;                        ///< the object: preparing it again replaces its entry
+    std::optional<std::weak_ptr<void>> loader = {};  ///< for a loader: the entry goes when the loader does
   };
-  void keep(Kept one);
+  void keep(Kept one);  ///< adds or replaces an entry
+  /// Adds a loader. access: loads a state if given one, and returns the current state.
   void keep_loader(std::function<data::LoaderState(const data::LoaderState* to_load)> access,
                    std::shared_ptr<void> loader, Dealing* shuffled);
   const AcceleratorOptions options;
@@ -117,33 +121,33 @@ struct State {
 
  public:
   optim::GradScaler scaler;
-  std::vector<Model> models;  ///< destroyed before the job
+  std::vector<Model> models;  ///< declared here to be destroyed before the job
   engine::EngineBase* engine = nullptr;
   std::vector<Kept> kept;
-  data::Json::Array unclaimed;             ///< states of loaders that are prepared after load_state()
-  int64_t micro_batch = 0;                 ///< of the first loader
-  double clipping = 0;                     ///< of the configuration
-  std::vector<std::weak_ptr<Loop>> loops;  ///< that run, the one that was given a batch last behind the others
-  std::optional<Loop> last_loop;           ///< what that one was, as it may have ended or been left
-  bool pending = false, holding = false;
+  data::Json::Array unclaimed;             ///< loaded states, for loaders that are prepared later
+  int64_t micro_batch = 0;                 ///< samples per rank, from the first loader
+  double clipping = 0;                     ///< from the configuration
+  std::vector<std::weak_ptr<Loop>> loops;  ///< running loops; the last one received the last batch
+  std::optional<Loop> last_loop;           ///< a copy of that loop, which may have ended
+  bool pending = false, holding = false;   ///< gradients not yet stepped; inside accumulate()
 };
-using Shared = std::shared_ptr<State>;
+using Shared = std::shared_ptr<State>;  ///< lives as long as anything prepared
 
-template <class M> struct Holder {
+template <class M> struct Holder {  ///< a model and its engine, once its optimizer is prepared
   M* model;
   std::unique_ptr<engine::Engine<M>> engine;
 };
 
-template <class T> struct LoaderOf : std::false_type {};
+template <class T> struct LoaderOf : std::false_type {};  ///< recognizes a DataLoader
 template <class S, class B> struct LoaderOf<data::DataLoader<S, B>> : std::true_type {
-  using Sample = S;
-  using Batch = B;
+  using Sample = S;  ///< of this DataLoader
+  using Batch = B;   ///< of this DataLoader
 };
-[[noreturn]] void refuse_thing(bool prepared);
+[[noreturn]] void refuse_thing(bool prepared);  ///< the Error for an argument that prepare() rejects
 
 }  // namespace accelerated
 
-/// A model: call it. Trained once its optimizer is prepared.
+/// A model, to be called. It can be trained once its optimizer is prepared.
 template <class M> class PreparedModel {
  public:
   PreparedModel(accelerated::Shared state, std::shared_ptr<accelerated::Holder<M>> holder)
@@ -156,42 +160,43 @@ template <class M> class PreparedModel {
       return Out((*holder_->model)(std::forward<Args>(args)...));
     else return Out(holder_->model->call(std::forward<Args>(args)...));
   }
-  void train(bool training = true) { unwrap().train(training); }
-  void eval() { train(false); }
-  M& unwrap() const { return *holder_->model; }
+  void train(bool training = true) { unwrap().train(training); }  ///< training mode, with dropout
+  void eval() { train(false); }                                   ///< evaluation mode
+  M& unwrap() const { return *holder_->model; }                   ///< the user's model
 
  private:
   accelerated::Shared state_;
   std::shared_ptr<accelerated::Holder<M>> holder_;
 };
 
+/// An optimizer, to be called in every iteration of the loop.
 class PreparedOptimizer {
  public:
   PreparedOptimizer(accelerated::Shared state, optim::Optimizer& optimizer)
       : state_(std::move(state)), optimizer_(&optimizer) {}
-  /// Clips and updates, with the gradients of all ranks, where a batch ends that is accumulated; else counts.
+  /// At the end of an accumulated batch: reduces gradients over ranks, clips and updates. Otherwise only counts.
   void step() { state_->step(); }
-  /// A step clears gradients by itself; this forgets those that no step() took.
+  /// Drops gradients that no step() consumed. step() clears gradients by itself.
   void zero_grad() { state_->zero_grad(); }
-  double lr(int group = 0) const { return optimizer_->lr(group); }
-  optim::Optimizer& unwrap() const { return *optimizer_; }
+  double lr(int group = 0) const { return optimizer_->lr(group); }  ///< learning rate
+  optim::Optimizer& unwrap() const { return *optimizer_; }          ///< the user's optimizer
 
  private:
   accelerated::Shared state_;
   optim::Optimizer* optimizer_;
 };
 
-/// step() counts once for each step of the optimizer; accumulating and skipped steps are none. With a metric all ranks
-/// call it, and the mean over them counts.
+/// A schedule. step() advances it once per optimizer update, not while accumulating or after a skipped step.
+/// step(metric) is collective and uses the mean of the metric over ranks.
 class PreparedSchedule {
  public:
   PreparedSchedule(accelerated::Shared state, optim::Schedule& schedule);
-  void step() {
+  void step() {  ///< advances if an update happened
     if (is_due()) schedule_->step();
   }
-  void step(double metric);
-  double lr(int group = 0) const { return schedule_->lr(group); }
-  int64_t last_step() const { return schedule_->last_step(); }
+  void step(double metric);                                        ///< the same, with the mean of `metric` over ranks
+  double lr(int group = 0) const { return schedule_->lr(group); }  ///< learning rate
+  int64_t last_step() const { return schedule_->last_step(); }     ///< steps taken
 
  private:
   bool is_due();
@@ -200,15 +205,15 @@ class PreparedSchedule {
   std::shared_ptr<int64_t> taken_;
 };
 
-/// This rank's batches, on its device. Every loop is an epoch.
+/// The batches of this rank, on its device. Every loop is one epoch.
 template <class S, class B> class PreparedLoader {
  public:
-  class Iterator {
+  class Iterator {  ///< one pass over an epoch
    public:
     B& operator*() const { return *inner_; }
     B* operator->() const { return &*inner_; }
-    Iterator& operator++() { return ++inner_, take(), *this; }
-    bool operator==(std::default_sentinel_t end) const { return inner_ == end; }
+    Iterator& operator++() { return ++inner_, take(), *this; }                    ///< fetches the next batch
+    bool operator==(std::default_sentinel_t end) const { return inner_ == end; }  ///< true at the end of the epoch
 
    private:
     friend PreparedLoader;
@@ -225,7 +230,7 @@ template <class S, class B> class PreparedLoader {
     }
     PreparedLoader* loader_;
     typename data::DataLoader<S, B>::Iterator inner_;
-    accelerated::Dealing dealing_;  // of this loop: another over the same loader may be dealt otherwise
+    accelerated::Dealing dealing_;  // a copy, as a nested loop over this loader may be dealt otherwise
     std::shared_ptr<accelerated::Loop> loop_ = std::make_shared<accelerated::Loop>();
     int64_t at_ = 0;
   };
@@ -243,14 +248,14 @@ template <class S, class B> class PreparedLoader {
     };
     state_->keep_loader(access, loader_, plain.options().shuffle ? dealing_.get() : nullptr);
   }
-  /// Starts an epoch, or goes on after load_state(). In eval() collective: all ranks get rank 0's buffers first.
+  /// Starts an epoch, or resumes after load_state(). Collective in eval(): broadcasts rank 0's buffers first.
   Iterator begin() {
     if (state_->engine && !state_->engine->module().is_training()) state_->engine->sync_buffers();
     return Iterator(*this);
   }
-  std::default_sentinel_t end() const { return {}; }
-  int64_t size() const { return loader_->size(); }  ///< batches of this rank in an epoch
-  void set_epoch(int64_t epoch) { loader_->set_epoch(epoch); }
+  std::default_sentinel_t end() const { return {}; }            ///< end of the epoch
+  int64_t size() const { return loader_->size(); }              ///< batches of this rank in an epoch
+  void set_epoch(int64_t epoch) { loader_->set_epoch(epoch); }  ///< the epoch of the next loop
 
  private:
   accelerated::Shared state_;
@@ -259,75 +264,75 @@ template <class S, class B> class PreparedLoader {
   std::shared_ptr<data::ToDevice> to_device_;
 };
 
-/// Passed to prepare(), it comes back as it is.
+/// An argument that prepare() returns unchanged.
 template <class T> struct Skipped { T* thing; };
 
+/// Prepares models, optimizers, loaders and schedules for training on all ranks. See the top of this file.
 class Accelerator {
  public:
-  /// Joins the job that the environment names, unless that was done; else trains alone.
+  /// Joins the job described by the environment, unless the process already has; without one, trains alone.
   explicit Accelerator(AcceleratorOptions options = {});
-  /// Under a program's command line, which then says precision, accumulation and configuration.
+  /// Uses a program's job, whose command line then sets precision, accumulation and configuration.
   explicit Accelerator(Job& job, AcceleratorOptions options = {});
 
-  /// Collective. Any of a model, its optimizer, loaders and schedules, in any order; the same order comes out (of one,
-  /// itself). What is given must be there while it is used, and may be destroyed before or after. The first loader is
-  /// the one that is trained on: its batch_size is a rank's. Loops while the model is in eval() are dealt in the order
-  /// of the samples. Error for a loader that is sharded already, and for a thing that is none of these.
+  /// Collective. Takes a model, its optimizer, loaders and schedules, and returns prepared ones in the same order (a
+  /// single one not as a tuple). The arguments must exist while they are used; they may be destroyed before or after
+  /// the Accelerator. The first loader is the training data: its batch_size is per rank. In eval() loops are dealt in
+  /// sample order. Error for a loader that is already sharded, or anything else.
   template <class... T> decltype(auto) prepare(T&&... things) {
     (note(things), ...);
     (join(things), ...);
     if constexpr (sizeof...(T) == 1) return made(things...);
     else return std::tuple<decltype(made(things))...>{made(things)...};
   }
-  template <class T> static Skipped<T> skip(T& thing) { return {&thing}; }
+  template <class T> static Skipped<T> skip(T& thing) { return {&thing}; }  ///< exempts an argument of prepare()
 
-  /// While what it gives lives, the batch of this loop is one of gradient_accumulation_steps that make a step.
+  /// While the result lives, the loop's batch is one of gradient_accumulation_steps that make an optimizer step.
   template <class M> [[nodiscard]] auto accumulate(const PreparedModel<M>&) {
     state_->holding = true;
     return AtEnd([state = state_] { state->holding = false; });
   }
-  /// Of a mean loss. loss.backward() does the same where nothing scales the loss.
+  /// Backpropagates a mean loss, times the loss scale (fp16). Without loss scaling, loss.backward() does the same.
   void backward(const Variable& loss);
-  /// Whether the step() that comes next updates.
-  bool sync_gradients() const;
-  /// The norm of all gradients is at most this in the step that comes. Gives back the norm of the last step: this one's
-  /// is known in step(), when all ranks' gradients are there.
+  bool sync_gradients() const;  ///< true if the next optimizer.step() updates the parameters
+  /// Limits the global gradient norm in the next step. Returns the norm of the last step: that of the next one is known
+  /// only in step(), once all ranks have reduced their gradients.
   template <class M> double clip_grad_norm_(const PreparedModel<M>&, double max_norm) { return clip(max_norm); }
 
-  /// All ranks' tensors, one behind another along dim 0; the same on all ranks.
+  /// Collective: concatenates all ranks' tensors along dim 0, on every rank.
   Tensor gather(const Tensor& tensor) const;
-  /// The same, without the samples that were repeated to fill up the last batch of the (innermost) loop that runs.
+  /// gather() without the padding samples in the last batch of the innermost running loop.
   Tensor gather_for_metrics(const Tensor& tensor) const;
-  /// The "sum" or "mean" over ranks; the same on all.
+  /// Collective: the "sum" or "mean" over ranks, on every rank.
   Tensor reduce(const Tensor& tensor, const std::string& reduction = "sum") const;
-  /// As large along `dim` as the largest of the ranks' tensors, filled up with `pad_index`.
+  /// Collective: pads the tensor with `pad_index` along `dim` to the largest size on any rank.
   Tensor pad_across_processes(const Tensor& tensor, int64_t dim = 0, Scalar pad_index = 0,
                               bool pad_first = false) const;
 
-  bool is_main_process() const { return state_->leads(); }
-  bool is_local_main_process() const { return state_->job().team().local_rank() == 0; }
-  int num_processes() const { return state_->world(); }
-  int process_index() const { return state_->job().team().rank(); }
-  Device device() const { return state_->job().device(); }
-  void wait_for_everyone() const { state_->job().team().wait(); }
-  /// On the main process only.
-  template <class... T> void print(const T&... what) const {
+  bool is_main_process() const { return state_->leads(); }                               ///< rank 0
+  bool is_local_main_process() const { return state_->job().team().local_rank() == 0; }  ///< first of this machine
+  int num_processes() const { return state_->world(); }                                  ///< number of ranks
+  int process_index() const { return state_->job().team().rank(); }                      ///< this rank
+  Device device() const { return state_->job().device(); }                               ///< of this rank
+  void wait_for_everyone() const { state_->job().team().wait(); }                        ///< barrier
+  template <class... T> void print(const T&... what) const {                             ///< on the main process only
     if (is_main_process()) ((std::cout << what), ...) << std::endl;
   }
+  /// The user's model.
   template <class M> M& unwrap_model(const PreparedModel<M>& model) const { return model.unwrap(); }
 
-  /// Collective, at the end of a step: model, optimizer, loss scale, random numbers, schedules, the places of loaders
-  /// that live, and what was registered. Any number of ranks loads it; loaders may be prepared later.
+  /// Collective, between steps: saves model, optimizer, loss scale, random numbers, schedules, positions of the loaders
+  /// that exist, and registered objects.
   void save_state(const std::string& folder) { state_->save(folder); }
+  /// Collective. The number of ranks may differ from that of the save; loaders may be prepared after loading.
   void load_state(const std::string& folder) { state_->load(folder); }
-  /// `object` has Json state() and load_state(Json); the main process's is saved.
+  /// Saves `object` in checkpoints, through its Json state() and load_state(Json). The main process's state counts.
   template <class T> void register_for_checkpointing(T& object) {
     state_->keep({[&object] { return data::Json(object.state()); },
                   [&object](const data::Json& json) { object.load_state(json); }, &object});
   }
-  /// Ends training: nothing that was prepared may be used any more.
-  void free_memory();
-  /// Of what is trained.
+  void free_memory();  ///< ends training: nothing that was prepared may be used afterwards
+  /// The engine of the model in training. Error before prepare() got a model and its optimizer.
   engine::EngineBase& engine() const { return state_->trained("engine"); }
 
  private:

@@ -1,3 +1,4 @@
+// Hugging Face's TrainingArguments: see arguments.h.
 #include "train/arguments.h"
 
 #include <algorithm>
@@ -63,7 +64,8 @@ Options TrainingArguments::options() const {
              {"--steps", "max_steps"},    {"--save-every", "save_steps"},
              {"--precision f16", "fp16"}, {"--precision bf16", "bf16"}};
   o.epochs = int64_t(std::ceil(num_train_epochs)), o.steps = std::max<int64_t>(max_steps, 0);
-  const auto every = [](double given) { return std::max<int64_t>(1, int64_t(given)); };  // 1: see TrainerState::Options
+  // A fraction becomes 1; the Trainer then takes the value from TrainerState::Options.
+  const auto every = [](double given) { return std::max<int64_t>(1, int64_t(given)); };
   o.eval_every = eval_strategy == "no" ? most_steps : eval_strategy == "steps" ? every(eval_steps) : 0;
   o.save_every = save_strategy == "steps" && !output_dir.empty() ? every(save_steps) : 0;
   o.seed = seed;
@@ -74,7 +76,7 @@ Options TrainingArguments::options() const {
 TrainerOptions TrainingArguments::trainer_options() const {
   TrainerOptions o;
   o.optimizer = [a = *this](nn::Module& model) {
-    std::vector<optim::AdamW::Group> groups;  // biases and norms do not decay, as with Hugging Face
+    std::vector<optim::AdamW::Group> groups;  // as in Hugging Face, biases and norms do not decay
     for (auto& [parameters, weight_decay] : matrices_decay(model, a.weight_decay))
       groups.push_back({std::move(parameters), optim::AdamWOptions{.lr = a.learning_rate,
                                                                    .beta1 = a.adam_beta1,
@@ -126,7 +128,7 @@ double TrainingArguments::lr_factor(int64_t t, int64_t steps) const {
   const double done = std::min(1.0, (step - warmup) / std::max(1.0, all - warmup));
   if (lr_scheduler_type == "cosine") return 0.5 * (1 + std::cos(std::numbers::pi * done));
   if (lr_scheduler_type == "linear") return 1 - done;
-  const double last = 1e-7 / learning_rate;  // polynomial, of power 1
+  const double last = 1e-7 / learning_rate;  // polynomial decay of power 1
   return (1 - last) * (1 - done) + last;
 }
 

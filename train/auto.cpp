@@ -1,3 +1,4 @@
+// "auto" in configuration files: see auto.h.
 #include "train/auto.h"
 
 #include <algorithm>
@@ -65,8 +66,8 @@ void AutoProblems::fail_if_any(const std::string& origin) const {
 
 namespace {
 
-/// A key of the table: what stands for "auto", and what the argument is called. A value that is null is not known, as
-/// `unknown` says. must_agree: what the file says itself must be the same.
+/// A row of the table: a key, the name of the argument, and the value for "auto". A null value is unknown, for the
+/// reason `unknown`. must_agree: a value in the file must equal this one.
 struct AutoRow {
   std::string key, argument;
   std::function<Json()> value;
@@ -74,7 +75,7 @@ struct AutoRow {
   bool must_agree = false;
 };
 
-/// Of its table of tokens; 0 when it has none.
+/// Width of the model: the second dimension of its embedding table, or 0 if it has none.
 int64_t width_of(nn::Module* model) {
   if (!model) return 0;
   for (const auto& p : engine::shape_of(*model, 0, 1, 0).parameters)
@@ -133,7 +134,7 @@ std::vector<AutoRow> auto_rows(const Json& json, const AutoValues& v, const Json
     rows.push_back({str(name, ".enabled"), *name == 'f' ? "fp16" : "bf16",
                     [on = half == (*name == 'f' ? "fp16" : "bf16")] { return Json(on); }});
 
-  // The engine chooses them where the model has no width.
+  // A model without a width keeps "auto": the engine then chooses.
   const auto elements = [&v](double squares, int64_t lines) {
     return [&v, squares, lines]() -> Json {
       const double h = double(width_of(v.model));

@@ -1,3 +1,4 @@
+// Evaluation with averaged parameters: see averaged.h.
 #include "train/averaged.h"
 
 #include <exception>
@@ -6,9 +7,9 @@ namespace lockstep::train {
 
 Averaged::Averaged(zero::Zero& zero) : zero_(zero), exceptions_(std::uncaught_exceptions()) {
   const std::string of_model = "model.", of_average = "optimizer.ema.";
-  std::map<std::string, zero::StatePiece> parts;  // of parameters, which come first
+  std::map<std::string, zero::StatePiece> parts;  // by parameter name; parameters come before averages
   std::vector<Tensor> averages;
-  for (const zero::StatePiece& piece : zero.state(true, false)) {  // as a load would fill them
+  for (const zero::StatePiece& piece : zero.state(true, false)) {  // the pieces that a load would fill
     if (piece.name.starts_with(of_model)) parts.emplace(piece.name.substr(of_model.size()), piece);
     if (!piece.name.starts_with(of_average)) continue;
     const zero::StatePiece& part = parts.at(piece.name.substr(of_average.size()));
@@ -20,7 +21,8 @@ Averaged::Averaged(zero::Zero& zero) : zero_(zero), exceptions_(std::uncaught_ex
 }
 
 Averaged::~Averaged() noexcept(false) {
-  if (std::uncaught_exceptions() == exceptions_) put(own_);  // else other ranks may not come
+  // put() is collective, and after an exception other ranks may not get here.
+  if (std::uncaught_exceptions() == exceptions_) put(own_);
 }
 
 void Averaged::put(const std::vector<Tensor>& values) {

@@ -1,13 +1,14 @@
 #pragma once
-// The average of the parameters (ema.decay) in their place, for an evaluation.
+// Puts the averaged parameters (ema.decay) in place for an evaluation.
 #include <vector>
 
 #include "zero/zero.h"
 
 namespace lockstep::train {
 
-/// While it lives, parameters are the averages that their optimizers keep (optim::Optimizer::keep_average), under every
-/// plan and stage; then they have their own bits again. Between steps. Collective at both ends.
+/// While an Averaged lives, the parameters have the averages kept by their optimizers (optim::Optimizer::keep_average),
+/// under every plan and ZeRO stage. Afterwards they are restored bit for bit. Use it between steps; construction and
+/// destruction are collective.
 class Averaged {
  public:
   explicit Averaged(zero::Zero& zero);
@@ -17,7 +18,7 @@ class Averaged {
  private:
   void put(const std::vector<Tensor>& values);
   zero::Zero& zero_;
-  std::vector<Tensor> places_, own_;  // where this rank's part of the parameters lies, and what was there
+  std::vector<Tensor> places_, own_;  // this rank's part of the parameters, and its own values
   int exceptions_;
 };
 

@@ -1,3 +1,4 @@
+// --trace-bits: see bits.h.
 #include "train/bits.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 #pragma once
-// --trace-bits: a line of hashes a step, which lockstep verify compares.
+// --trace-bits: writes a line of parameter hashes per step, for lockstep verify.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,12 +9,13 @@
 
 namespace lockstep::train {
 
-/// What --trace-bits writes: a hash of each parameter.
+/// The hash of a tensor's bytes (BLAKE2b, 64 of its bits).
 uint64_t hash_of(const Tensor& tensor);
-/// The hashes that ranks hold, 0 for parameters that a rank has not. Error when two hold different ones.
+/// Merges the hashes of all ranks; 0 means that a rank does not hold the parameter. Error if two ranks differ.
+/// Collective.
 std::vector<int64_t> merge_hashes(const Team& team, const std::vector<std::string>& names,
                                   const std::vector<int64_t>& mine, int64_t step);
-/// A line for the step, when `out` is open. products: what matrices are multiplied in.
+/// Writes the line of a step, if `out` is open. products: the dtype of matrix products.
 void write_trace_line(OutputFile& out, int64_t step, double loss, DType products, const std::vector<std::string>& names,
                       const std::vector<int64_t>& hashes);
 

@@ -1,3 +1,4 @@
+// Command lines of programs: see cli.h.
 #include "train/cli.h"
 
 #include <fcntl.h>
@@ -29,7 +30,7 @@ namespace lockstep::train {
 
 namespace {
 
-/// The subcommand that was given, or the program itself.
+/// The chosen subcommand, or the program itself.
 CLI::App& active(CLI::App& app) {
   const auto chosen = app.get_subcommands();
   return chosen.empty() ? app : active(*chosen.front());
@@ -46,15 +47,16 @@ std::string suggestion_for(CLI::App& app, std::string word) {
   return suggestion(word, known);
 }
 
-/// A process may be started without 0, 1 or 2: the next file that it opens would get what is meant for them.
+/// Opens /dev/null in place of missing descriptors 0, 1 and 2. Otherwise the next file that is opened would get their
+/// number, and be sent the standard output.
 void open_standard_streams() {
   for (const int fd : {0, 1, 2})
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) std::_Exit(1);
 }
 
-/// What a shell's limits would do to us without a word.
+/// Checks shell limits that would kill the process without a message.
 void check_limits() {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is then an error that names it
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that exceeds the size limit then gives an Error that names it
   constexpr rlim_t needed = 1 << 20, wanted = 8 << 20;
   rlimit stack{};
   if (getrlimit(RLIMIT_STACK, &stack) != 0 || stack.rlim_cur >= needed) return;
@@ -62,14 +64,14 @@ void check_limits() {
   LOCKSTEP_CHECK(stack.rlim_cur >= needed && setrlimit(RLIMIT_STACK, &stack) == 0,
                  "the stack of this process is limited to ", stack.rlim_cur / 1024, " KiB, expected ", needed / 1024,
                  " KiB or more; raise the limit: ulimit -s ", wanted / 1024);
-  pthread_attr_t attributes;  // of threads, which took theirs from the limit at the start
+  pthread_attr_t attributes;  // the default for threads was taken from the old limit at the start
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, size_t(stack.rlim_cur));
   pthread_setattr_default_np(&attributes);
   pthread_attr_destroy(&attributes);
 }
 
-/// The exit code, when all that was printed has arrived.
+/// Flushes standard output. Returns `code`, or 1 if the output could not be written.
 int finished(int code) {
   errno = 0;
   std::cout.flush();
@@ -77,7 +79,7 @@ int finished(int code) {
   if (written) return code;
   const std::string why = errno || write(STDOUT_FILENO, "\n", 1) < 0
                               ? std::strerror(errno)
-                              : "an earlier write failed";  // whose reason is gone
+                              : "an earlier write failed";  // its reason is no longer known
   std::cerr << "error: " << rank_prefix() << "standard output cannot be written (" << why
             << "), so the end of it is lost\n";
   return code ? code : 1;

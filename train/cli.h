@@ -1,5 +1,5 @@
 #pragma once
-// What every program does around its work: options, help, errors that a person can act on.
+// Common parts of all programs: options, help, exit codes, and errors that a user can act on.
 #include <CLI/CLI.hpp>
 #include <string>
 
@@ -8,31 +8,31 @@
 
 namespace lockstep::train {
 
-/// Parses and runs the chosen subcommand's callback. Exit codes: 0 done, 1 an error (one line on stderr) or output that
-/// could not be written, 2 wrong usage (with the nearest known option), 128 + signal for a training that a signal
-/// stopped; a callback ends with another by CLI::RuntimeError(code).
+/// Parses the arguments and runs the subcommand's callback. Exit codes: 0 success, 1 an error (one line on stderr) or
+/// output that could not be written, 2 wrong usage (with the nearest known option), 128 + signal if a signal stopped
+/// the training. A callback chooses another code by throwing CLI::RuntimeError(code).
 int run_cli(CLI::App& app, int argc, char** argv);
 
-/// What the command line asks for cannot be: exit code 2.
+/// An invalid command line: exit code 2.
 struct UsageError : Error {
   using Error::Error;
 };
-/// Runs what only looks at options; its errors are of usage.
+/// Runs code that only checks options: its Errors become UsageErrors.
 template <class Fn> auto as_usage(const Fn& fn) {
   try {
     return fn();
   } catch (const Error& error) { throw UsageError(error.what()); }
 }
 
-/// The whole of a file that the user asked for; what goes wrong is no UsageError.
+/// Writes a file that the user asked for. Error (not a UsageError) if that fails.
 void write_output(const std::string& path, const std::string& text);
 
-/// This build and the options that a subcommand was given, for ParallelOptions::identity.
+/// This build and a subcommand's options, for ParallelOptions::identity.
 std::string identity_of(const CLI::App& subcommand);
-/// Prints the closing line: an object when --json was given, else "key value" pairs.
+/// Prints the closing line: JSON with --json, else "key value" pairs.
 void print_result(const data::Json& result, bool json);
-/// Before the first step: makes the folder and tries to write there, so that what is made at the end has a place.
-/// `option` is for the Error.
+/// Creates a folder and tests that it is writable, before the first step: results are written only at the end. `option`
+/// is for the Error.
 void prepare_output(const std::string& option, const std::string& folder);
 
 }  // namespace lockstep::train

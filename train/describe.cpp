@@ -1,3 +1,4 @@
+// The answer to lockstep plan and simulate: see describe.h.
 #include "train/describe.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@ using data::Example, data::Json;
 
 namespace {
 
-/// How a configuration would name this optimizer; nothing for one of the program's own.
+/// The optimizer as a configuration would name it; an empty object for a type that configurations do not know.
 Json named(const optim::Optimizer& optimizer) {
   Json found(Json::Object{});
   for (const auto& type : engine::optimizer_types()) {
@@ -53,7 +54,7 @@ void describe(Job& job, const Description& about) {
     const Example batch = to_device(about.batch(*resolved.train_micro_batch_size_per_gpu));
     std::optional<Autocast> low;
     if (const auto dtype = job.autocast()) low.emplace(*dtype);
-    job.team().wait();  // ranks of one host share its cores, and so they do now
+    job.team().wait();  // start together: ranks on one host share its cores, as in training
     engine::measure(shape, model, list, batch.input, [&](const Variable& output) {
       return about.loss ? about.loss(output, batch.target) : list.loss ? list.loss(output, {batch.target}) : Variable();
     });

@@ -1,30 +1,32 @@
 #pragma once
-// What a program answers to `lockstep plan -- PROGRAM` and `lockstep simulate -- PROGRAM`: its model and configuration,
-// before anything is trained. They ask by LOCKSTEP_DESCRIBE, a file for the answer.
+// Describes a program's model and configuration, without training, for `lockstep plan -- PROGRAM` and `lockstep
+// simulate -- PROGRAM`. They set LOCKSTEP_DESCRIBE to the file for the answer.
 #include "optim/optimizer.h"
 #include "tensor/check.h"
 #include "train/job.h"
 
 namespace lockstep::train {
 
-/// Ends the work of a rank that has answered: start() catches it; a program without it ends as by any other error.
+/// Ends a rank that has answered. start() catches it; in a program without start() it ends the program like any Error.
 struct Described : Error {
   Described() : Error("the program was asked what it trains, and has said it") {}
 };
 
+/// The content of the answer.
 struct Description {
   nn::Module& model;
-  data::Json own = data::Json::Object();                     ///< the program's keys of the configuration
-  AutoValues values = {};                                    ///< and what "auto" stands for
-  const optim::Optimizer* optimizer = {};                    ///< where the configuration names none
-  std::function<data::Example(int64_t samples)> batch = {};  ///< to run the layers on; none: shapes alone must do
+  data::Json own = data::Json::Object();   ///< the program's keys of the configuration
+  AutoValues values = {};                  ///< values for "auto"
+  const optim::Optimizer* optimizer = {};  ///< used if the configuration names none
+  /// A batch to time the layers with; without it, only shapes are known.
+  std::function<data::Example(int64_t samples)> batch = {};
   std::function<Variable(const Variable& output, const Tensor& target)> loss = {};
-  std::string unit = "samples";
-  double per_sample = 1;  ///< of that unit
+  std::string unit = "samples";  ///< name of the units in a sample, such as "tokens"
+  double per_sample = 1;         ///< units in a sample
 };
-/// A micro-batch of them.
+/// The first `samples` samples of a dataset, repeated if it has fewer.
 data::Example first_of(const data::Dataset<data::Example>& data, int64_t samples);
-/// Collective. Every rank measures; the slowest counts. Writes the file, and throws Described.
+/// Times the layers on every rank (the slowest counts), writes the file, and throws Described. Collective.
 [[noreturn]] void describe(Job& job, const Description& about);
 
 }  // namespace lockstep::train

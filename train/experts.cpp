@@ -1,3 +1,4 @@
+// Mixture-of-experts models: see experts.h.
 #include "train/experts.h"
 
 #include <algorithm>

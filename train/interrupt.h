@@ -1,24 +1,24 @@
 #pragma once
-// Ctrl-C and SIGTERM as a wish to stop after the current step.
+// Ctrl-C and SIGTERM as a request to stop after the current step.
 #include <signal.h>
 
 #include <vector>
 
 namespace lockstep::train {
 
-/// Turns Ctrl-C and SIGTERM into a wish to stop; a second one ends the program at once. Made and destroyed on one
-/// thread.
+/// While it lives, Ctrl-C and SIGTERM request a stop; a second signal ends the process at once. Create and destroy it
+/// on the same thread.
 class Interrupt {
  public:
   Interrupt();
   ~Interrupt();
   Interrupt(const Interrupt&) = delete;
-  static bool requested() { return signal() != 0; }
-  /// The one that came first; 0: none.
+  static bool requested() { return signal() != 0; }  ///< true after a signal
+  /// The first signal, or 0.
   static int signal();
 
  private:
-  std::vector<char> stack_;  // that handlers run on
+  std::vector<char> stack_;  // alternate stack for the handlers
   stack_t before_{};
 };
 

@@ -1,3 +1,4 @@
+// Jobs: options, configuration and plan of a training program. See job.h.
 #include "train/job.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@ using data::Json;
 
 namespace {
 
-/// The file and --set; "key=value" with a value as JSON has it, or a word.
+/// The configuration file merged with --set. The value in KEY=VALUE is JSON if it parses, else a string.
 Json json_of(const Options& o) {
   Json json = o.config.empty() ? Json(Json::Object{}) : engine::read_config_json(o.config);
   for (const std::string& one : o.set) {
@@ -27,13 +28,13 @@ Json json_of(const Options& o) {
     Json value(text);
     try {
       value = data::parse_json(text, "--set");
-    } catch (const Error&) {}  // NOLINT: a word
+    } catch (const Error&) {}  // NOLINT: keep the string
     put_at(json, one.substr(0, equals), std::move(value));
   }
   return json;
 }
 
-/// Of all ranks, as --plan and the configuration say together.
+/// The plan of all ranks, from --plan and the configuration.
 parallel::Plan plan_of(const Options& o, const Json& json, int ranks) {
   parallel::Plan plan = parallel::parse_plan(o.plan.empty() ? "dp1" : o.plan);
   const auto agree = [&](const char* key, const char* what, auto& value, int64_t unsaid) {
@@ -46,10 +47,11 @@ parallel::Plan plan_of(const Options& o, const Json& json, int ranks) {
   agree("zero_optimization.stage", "ZeRO stage", plan.zero, -1);
   LOCKSTEP_CHECK(o.parallel.offload == "none" || plan.zero > 0, "--offload ", o.parallel.offload,
                  " needs ZeRO: --plan zero1, zero2 or zero3");
-  if (environment("LOCKSTEP_DESCRIBE")) return {.dp = ranks, .zero = plan.zero};  // of who only says what it is
+  // The program only describes itself: the plan does not matter.
+  if (environment("LOCKSTEP_DESCRIBE")) return {.dp = ranks, .zero = plan.zero};
   agree("pipeline.stages", "stages", plan.pp, 1);
   if (o.plan.find("dp") == o.plan.npos && plan.ranks() > 0 && ranks % plan.ranks() == 0)
-    plan.dp = ranks / plan.ranks();  // what is left
+    plan.dp = ranks / plan.ranks();  // replicas fill the remaining ranks
   check_plan(plan, {.ranks = ranks});
   return plan;
 }
@@ -192,17 +194,17 @@ void start(const Options& options, const std::string& identity, const Body& body
   Options o = options;
   const Json json = as_usage([&] { return json_of(o); });
   if (!o.is_given("seed") && is_said(json, "seed"))
-    o.seed = uint64_t(as_usage([&] { return json.at("seed").as_int("seed"); }));  // models are made with it, too
+    o.seed = uint64_t(as_usage([&] { return json.at("seed").as_int("seed"); }));  // model initialization uses it, too
   apply_common_options(o);
   o.parallel.identity = identity;
   const bool describes = environment("LOCKSTEP_DESCRIBE").has_value();
-  if (describes) {  // nothing is trained
+  if (describes) {  // train nothing, write nothing
     o.out.clear(), o.parallel.trace.clear(), o.parallel.trace_bits.clear();
     o.resume = false, o.save_every = 0;
     o.parallel.strategy = "auto", o.parallel.ranks = std::max(1, o.parallel.ranks);
   }
   if (!o.plan.empty() && o.parallel.strategy == "none") o.parallel.strategy = "auto";
-  as_usage([&] {  // before a rank starts
+  as_usage([&] {  // before any rank starts
     const int ranks = o.parallel.ranks > 0    ? o.parallel.ranks
                       : engine::is_launched() ? dist::Rendezvous::from_environment().world_size
                                               : 1;

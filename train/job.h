@@ -1,8 +1,8 @@
 #pragma once
-// A program of one's own: its options, its ranks, and what it makes of them.
+// A training program: its options and its ranks.
 //
 //   int main(int argc, char** argv) {
-//     return train::run(argc, argv, "a network for digits", [](train::Job& job) {      // on every rank
+//     return train::run(argc, argv, "a network for digits", [](train::Job& job) {  // runs on every rank
 //       Net net;
 //       train::Trainer(job, net, {.loss = loss, .data = digits}).fit();
 //     });
@@ -25,72 +25,73 @@ class App;
 
 namespace lockstep::train {
 
-/// What a rank knows of the run before it has a model.
+/// A rank's view of the run before there is a model: options, devices, plan, configuration.
 class Job {
  public:
-  /// Collective. Error for a plan that does not fit the ranks, or that contradicts the other options.
+  /// Collective. Error for a plan that does not fit the ranks or contradicts other options.
   Job(const Options& options, const Team& team);
   Job(const Job&) = delete;
   const Options& options() const { return options_; }
   const Team& team() const { return team_; }
   Device device() const { return device_; }
-  /// Of --parallel dp:N, from the first on.
+  /// The devices of --parallel dp:N, starting with the first.
   std::vector<Device> devices() const;
-  const parallel::Plan& plan() const { return mesh_->plan(); }
-  /// Who shares the model and how: for models that need a group when they are made (moe::Layer).
+  const parallel::Plan& plan() const { return mesh_->plan(); }  ///< how the ranks share the work
+  /// The process groups of the plan, for models that need one when they are constructed (moe::Layer).
   const parallel::Mesh& mesh() const { return *mesh_; }
-  /// Whether this rank prints.
+  /// True if this rank prints.
   bool talks() const { return team_.leads() && !options_.json; }
-  /// The engine's configuration: --config, then --set, then the other options, where the file does not say the same
-  /// key. `own`: what the program would have for keys that neither names; "auto" stands for it too, and for `values`.
-  /// One Error lists all that contradicts.
+  /// The engine's configuration. The file (--config) and --set have priority over the other options, which fill in
+  /// missing keys. `own` has the program's defaults for keys set by neither; they and `values` also replace "auto". One
+  /// Error lists all contradictions.
   engine::Config config(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
-  /// As a file would say it.
+  /// The same as JSON, before it is parsed.
   data::Json config_json(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
-  /// What forwards run under by --precision: f16 or bf16; nothing where a file's fp16.enabled or bf16.enabled is
-  /// "auto", and takes it.
+  /// The autocast dtype of --precision: f16, bf16, or none. Also none if fp16.enabled or bf16.enabled is "auto" in the
+  /// file: then the parameters have that dtype.
   std::optional<DType> autocast() const;
-  /// The file and --set, as they are, and what messages call them.
+  /// The file merged with --set, unchanged otherwise.
   const data::Json& file() const { return json_; }
-  std::string origin() const;
+  std::string origin() const;  ///< the file's name for messages, or "the options"
 
  private:
-  std::string precision() const;  // --precision, but "f32" where the file takes it
+  std::string precision() const;  // "f32" if the file's "auto" takes --precision
   Options options_;
   const Team& team_;
   Device device_;
   data::Json json_;
-  struct OwnWorld {  // of one
+  struct OwnWorld {  // a group of one rank, made if the process trains alone
     ~OwnWorld();
     bool made = false;
   } world_;
   std::unique_ptr<parallel::Mesh> mesh_;
 };
 
+/// The work of one rank.
 using Body = std::function<void(Job& job)>;
-/// main() of a program without options of its own. Gives back the exit code: 0 done, 1 an error, 2 wrong usage, 128 +
-/// signal for a run that a signal stopped.
+/// main() of a program without options of its own. Returns the exit code: 0 success, 1 an error, 2 wrong usage, 128 +
+/// signal if a signal stopped the run.
 int run(int argc, char** argv, const std::string& about, const Body& body, Options defaults = {});
-/// The same for a program that has some: `app` has add_options(app, options).
+/// The same for a program with options of its own; `app` must have had add_options(app, options).
 int run(CLI::App& app, int argc, char** argv, Options& options, const Body& body);
-/// Its middle, for a subcommand: runs `body` on every rank. `identity`: what must be equal on all ranks.
+/// The core of run(), for subcommands: runs `body` on every rank. `identity` must be equal on all ranks.
 void start(const Options& options, const std::string& identity, const Body& body);
 
-/// Where `lockstep plan` or `simulate` only ask what this program trains: says it, and throws.
+/// If `lockstep plan` or `simulate` started this program only to ask what it trains, answers and throws.
 void describe_if_asked(Job& job, nn::Module& model, const optim::Optimizer& optimizer,
                        const data::DatasetPtr<data::Example>& data, const data::Json& own = data::Json::Object(),
                        const AutoValues& values = {});
-/// What prepare() may be told besides.
+/// Further options of prepare().
 struct PrepareOptions {
-  double warmup_steps = 0;                   ///< of a schedule that the file has with "auto"
-  data::Json config = data::Json::Object();  ///< of the engine, for keys that neither file nor options name
-  optim::GradScaler* grad_scaler = nullptr;  ///< for --precision f16; must outlive the engine
+  double warmup_steps = 0;                   ///< fills in "auto" in a schedule of the file
+  data::Json config = data::Json::Object();  ///< the program's defaults for the engine's configuration
+  optim::GradScaler* grad_scaler = nullptr;  ///< required for --precision f16; must outlive the engine
 };
-/// What the engine is told, with "auto" filled in from what is here. values: what else is known.
+/// The engine's arguments, with "auto" filled in from this model, optimizer, data and schedule. values: further values.
 engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
                                     data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
                                     const PrepareOptions& options = {}, AutoValues values = {});
-/// For a loop of one's own: model, optimizer, data and schedule under the job's configuration. The loop stays as it is:
+/// Puts model, optimizer, data and schedule under the job's configuration, for a training loop of your own:
 ///
 ///   auto [model, optimizer, loader, schedule] = train::prepare(job, net, adam, digits);
 ///   for (auto& [x, y] : *loader) {
@@ -98,8 +99,8 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
 ///     model.step();
 ///   }
 ///
-/// What is given must outlive it. Error for a plan of stages or slices: these need a Trainer, which knows what a step
-/// is; and for a file that says of the optimizer what it is not ("auto" takes its values).
+/// The arguments must outlive the result. Error for a plan with pipeline or tensor parallelism, which needs a Trainer,
+/// and for a file whose optimizer values differ from the optimizer's ("auto" takes them).
 template <class M>
 engine::Initialized<M> prepare(Job& job, M& model, optim::Optimizer& optimizer,
                                data::DatasetPtr<data::Example> data = nullptr, optim::Schedule* schedule = nullptr,

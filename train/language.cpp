@@ -1,3 +1,4 @@
+// Language models of runs: see language.h.
 #include "train/language.h"
 
 #include <unistd.h>
@@ -30,8 +31,8 @@ using data::Json;
 
 namespace {
 
-/// All options that change what a GPT computes, once. fn(key, option, always), or with the words of an enumeration;
-/// always: older runs say it, too.
+/// Lists all options that change what a GPT computes: fn(key, option, always), with the words of an enumeration as a
+/// fourth argument. always: the option is in every run's config.json; otherwise only if it differs from the default.
 template <class Options, class Fn> void each_option(Options&& o, const Fn& fn) {
   fn("vocab", o.vocab, true);
   fn("context", o.context, true);
@@ -70,7 +71,7 @@ template <class Rope, class Fn> void each_rope_option(Rope&& r, const Fn& fn) {
 
 using Words = std::initializer_list<const char*>;
 
-/// Leaves out what is as in `usual`, so that runs that began before an option was there go on.
+/// Writes options as JSON. Options equal to `usual` are left out, so that runs older than an option can be resumed.
 struct Writer {
   Json& to;
   const Json* usual = nullptr;
@@ -114,7 +115,7 @@ Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::str
   each_rope_option(nn::Rope{}, Writer{usual_rope});
   each_option(model.o, Writer{c, &usual});
   if (model.o.rope) each_rope_option(*model.o.rope, Writer{c["rope"], &usual_rope});
-  c["tokenizer"] = tokenizer.empty() ? "" : "tokenizer";  // in the run's folder
+  c["tokenizer"] = tokenizer.empty() ? "" : "tokenizer";  // folder within the run's folder
   c["tokenizer_identity"] = data::tokenizer_identity(tokenizer);
   if (start.lora) c["lora"] = facts_of(*start.lora);
   if (!start.quantize.empty()) c["quantize"] = start.quantize;
@@ -145,8 +146,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
     const std::string base = adapter ? nn::adapter_base(path) : path, words = data::has_tokenizer(path) ? path : base;
     auto model = nn::from_pretrained(base, {.quantize = quantization});
     if (adapter) nn::load_adapter(*model, path);
-    const bool of_bytes =
-        !data::has_tokenizer(words) && model->o.vocab == 256;  // what --export leaves of a model of bytes
+    const bool of_bytes = !data::has_tokenizer(words) && model->o.vocab == 256;  // --export of a model of bytes
     return {std::move(model), of_bytes ? "" : words, "", nn::eos_tokens(base)};
   }
   const std::string config_path = path + "/config.json";
@@ -162,7 +162,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
   if (const Json* rope = c.find("rope")) each_rope_option(o.rope.emplace(), Reader{*rope, config_path + ": rope"});
   const Json *const experts = c.find("experts"), *const lora = c.find("lora");
   const Experts read = experts ? read_experts(experts->as_string(config_path)) : Experts();
-  // Each expert has tensors of its own.
+  // Each expert has its own tensors.
   const auto layers = double(o.layers),
              experts_of_all = layers / double(std::max<int64_t>(1, read.every)) * double(read.options.experts);
   nn::check_held(config_path, held_by(path), std::max(layers, std::floor(experts_of_all)), [&] {
@@ -174,7 +174,8 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
   auto model = std::make_unique<nn::GPT>(o);
   if (experts) read.add_to(*model);
   const Json* const codes = c.find("quantize");
-  if (codes) nn::quantize(*model, nn::quantize_options(codes->as_string(config_path)));  // the checkpoint has them
+  // The checkpoint contains quantized weights.
+  if (codes) nn::quantize(*model, nn::quantize_options(codes->as_string(config_path)));
   if (lora) nn::add_lora(*model, lora_options(*lora, config_path + ": lora"));
   if (const Json* settings = c.find("engine")) {
     engine::Config trained;
@@ -193,7 +194,7 @@ void add_model_options(CLI::App& app, ModelOptions& o, bool shared) {
   auto* const quantize = app.add_option("--quantize", o.quantize, quantize_help);
   if (shared)
     app.add_option("--config", o.config, "inference configuration, by which ranks may share the model")
-        ->excludes(quantize);  // it says dtype
+        ->excludes(quantize);  // the configuration has its own dtype setting
   add_common_options(app, o, false);
 }
 
@@ -211,7 +212,7 @@ void use_language_model(const ModelOptions& o, const std::string& command,
       by_config ? as_usage([&] { return inference::read_config(o.config); }) : inference::Config();
   dist::ProcessGroup* const world = by_config && engine::is_launched() ? &engine::init_distributed() : nullptr;
   const auto run = [&] {
-    std::optional<nn::BuildEmpty> empty;  // ranks fill what they have
+    std::optional<nn::BuildEmpty> empty;  // each rank loads only its part
     if (by_config && nn::is_pretrained(o.model) && !nn::is_adapter(o.model)) empty.emplace();
     LanguageModel m = load_language_model(o.model, o.ema, o.quantize);
     empty.reset();
@@ -269,7 +270,7 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
     decoder.emplace(*tokenizer, false);
     for (const int32_t id : tokenizer->encode(prompt)) {
       ids.push_back(id);
-      decoder->push(id);  // so that what comes is not taken for the beginning of a text
+      decoder->push(id);  // otherwise the first new token would be decoded as the start of a text
     }
     decoder->flush();
   }
@@ -277,11 +278,12 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
   LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a prompt that is a text, got --ids");
   generation.text = [&](int64_t id) { return std::string(tokenizer->token_bytes(int32_t(id))); };
   if (tokenizer) generation.suppress_tokens = tokenizer->unknown(m.model->o.vocab);
+  // Larger ids can occur if a small model comes with a large model's folder.
   for (const int64_t id : m.ends)
-    if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);  // a small model's folder may name a large one's
+    if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);
   std::string made;
   const bool on_terminal = shown == &std::cout && isatty(STDOUT_FILENO) == 1;
-  bool begun = false;  // the prompt is written when something follows it, and no error
+  bool begun = false;  // the prompt is printed together with the first new text, so not before an error
   nn::TextStream stream(generation.stop);
   const auto show = [&](const std::string& text) {
     made += text;

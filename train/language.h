@@ -1,5 +1,5 @@
 #pragma once
-// Language models of runs: what a run's folder says of its GPT and tokenizer, and to use one again.
+// Language models: the facts about GPT and tokenizer that a run's folder keeps, and loading such a model for use.
 #include <functional>
 #include <iosfwd>
 #include <memory>
@@ -17,58 +17,61 @@ class App;
 
 namespace lockstep::train {
 
-/// For TrainerOptions::facts. tokenizer: the folder of one; "": bytes.
+/// The facts, for TrainerOptions::facts. tokenizer: its folder, or "" for bytes.
 data::Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::string& experts = "",
                     const Start& start = {});
 
-/// A model for use, with its tokenizer.
+/// A loaded model with its tokenizer.
 struct LanguageModel {
   std::unique_ptr<nn::GPT> model;
-  std::string folder;                                       ///< of its tokenizer; "": bytes
-  std::string identity;                                     ///< of the one that it was trained with; "": not known
-  std::vector<int64_t> ends;                                ///< tokens that end a text, by the folder
-  std::shared_ptr<inference::InferenceEngine> engine = {};  ///< answers, where an inference configuration made one
-  bool leads = true;                                        ///< of ranks that share it, the one that prints
-  /// Error when the folder has none, or another one; ids need none.
+  std::string folder;                                       ///< the tokenizer's folder; "": bytes
+  std::string identity;                                     ///< the tokenizer used in training; "": unknown
+  std::vector<int64_t> ends;                                ///< end-of-text tokens, from the folder
+  std::shared_ptr<inference::InferenceEngine> engine = {};  ///< set if there is an inference configuration
+  bool leads = true;                                        ///< this rank prints
+  /// Loads the tokenizer. Error if it is missing or differs from that of the training.
   std::unique_ptr<data::Tokenizer> tokenizer() const;
+  /// Logits of a (batch, length) tensor of tokens, without gradients.
   Tensor logits(const Tensor& tokens) const;
 };
-/// From the folder of a run, whose last checkpoint it takes (average: of ema.decay), or from Hugging Face's, which may
-/// be of adapters. quantize: a name of nn::quantize_options(); "": floating.
+/// Loads the last checkpoint of a run's folder (average: the parameters averaged by ema.decay), or a Hugging Face
+/// folder, possibly of adapters. quantize: a name of nn::quantize_options(), or "" for none.
 LanguageModel load_language_model(const std::string& path, bool average = false, const std::string& quantize = "");
-/// What commands that use a model have. config: the inference configuration (inference/config.h), by which the ranks of
-/// a launcher share it; "": it is used by one process.
+/// Options of commands that use a model. config: the inference configuration (inference/config.h) with which a
+/// launcher's ranks share the model; "": one process uses it.
 struct ModelOptions : CommonOptions {
   std::string model, quantize, config;
 };
-/// The folder, --quantize, and the common options; --config, too, when ranks may share it.
+/// Adds the model's folder, --quantize and the common options; with `shared` also --config.
 void add_model_options(CLI::App& app, ModelOptions& o, bool shared = false);
-/// Runs `body` with the model, on its device and in eval mode, for `command` of a program.
+/// Loads the model, moves it to its device in eval mode, and runs `body`. `command` is for Errors.
 void use_language_model(const ModelOptions& o, const std::string& command,
                         const std::function<void(const LanguageModel&)>& body);
-/// Mean loss of the model's windows of the text, one after another, `batch` at a time; and how many tokens these are.
+/// The mean loss over consecutive windows of a text, and the number of tokens that it covers.
 struct TextLoss {
   double loss = 0;
   int64_t tokens = 0;
 };
+/// Computes it, `batch` windows of the model's context at a time. Error for less than 2 tokens.
 TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch);
 
-/// Continues a prompt, a text or ids as "5,17,3", and gives back what was made, as it is written to `shown` bit by bit
-/// (null: not at all): whole characters, U+FFFD for bytes that are no UTF-8, nothing from a stop string on, nor of the
-/// token that ends a text (of ids it is the last).
+/// Continues a prompt, which is text, or ids such as "5,17,3" if by_ids. Returns the new text (or ids), and writes it
+/// to `shown` as it is generated, unless that is null. Text comes in whole characters, with U+FFFD for invalid UTF-8;
+/// it ends before a stop string and leaves out the end-of-text token (ids include it).
 std::string continue_prompt(const LanguageModel& model, const std::string& prompt, bool by_ids,
                             nn::Generation generation, std::ostream* shown);
-/// Draws at temperature 0.8 from the 50 likeliest, 300 tokens, and goes on when the context is full.
+/// Sampling at temperature 0.8 from the 50 likeliest tokens, 300 tokens; the window slides when the context is full.
 nn::Generation drawn_text();
-/// --tokens, --temperature, --top-k, --beams, --stop and others of nn::Generation.
+/// Adds --tokens, --temperature, --top-k, --beams, --stop and other options of nn::Generation.
 void add_generation_options(CLI::App& app, nn::Generation& generation);
-/// "5,17,3". Error that names the option.
+/// Parses "5,17,3". Error naming the option for anything else.
 std::vector<int64_t> whole_numbers(const std::string& option, const std::string& list);
 
-/// The folder of the tokenizer, "" for bytes: `given`, or else that of `model`; of a run that goes on its own copy,
-/// when those have moved.
+/// The folder of the tokenizer, or "" for bytes: `given`, else that of `model`. A resumed run uses its own copy if
+/// neither has a tokenizer any more.
 std::string tokenizer_of(const CommonOptions& run, const std::string& given, const std::string& model);
-/// Copies it into the run's folder `out`, with its generation_config.json, and a note where `given` has none.
+/// Copies the tokenizer and its generation_config.json into the run's folder `out`. Prints a note if `given` has no
+/// tokenizer.
 void keep_tokenizer(const std::string& tokenizer, const std::string& given, const std::string& out);
 
 }  // namespace lockstep::train

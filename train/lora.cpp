@@ -1,3 +1,4 @@
+// Adapters and starting points of language models: see lora.h.
 #include "train/lora.h"
 
 #include <filesystem>
@@ -18,7 +19,7 @@ using data::Json;
 
 namespace {
 
-/// fn(key, option) for all of them.
+/// Calls fn(key, option) for each option.
 template <class Options, class Fn> void each_lora_option(Options&& o, const Fn& fn) {
   fn("r", o.r);
   fn("alpha", o.alpha);
@@ -44,7 +45,7 @@ Start read_start(const std::string& text, const std::string& origin) {
   Start start{folder, lora_options(values, origin)};
   start.lora->r = rank->as_int(origin + ": lora");
   if (const Json* how = values.find("quantize")) start.quantize = how->as_string(origin + ": quantize");
-  if (!start.quantize.empty()) nn::quantize_options(start.quantize);  // an error now rather than later
+  if (!start.quantize.empty()) nn::quantize_options(start.quantize);  // fail now rather than later
   const nn::LoraOptions& o = *start.lora;
   LOCKSTEP_CHECK(o.r >= 1 && o.r <= 1 << 20, origin, ": expected lora of 1 or more, got ", o.r);
   LOCKSTEP_CHECK(o.alpha > 0, origin, ": expected alpha above 0, got ", o.alpha);
@@ -89,7 +90,8 @@ void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::S
   std::optional<nn::BuildEmpty> empty(std::in_place);
   nn::GPT whole(sizes);
   std::optional<nn::Lora> lora;
-  if (!start.quantize.empty()) nn::quantize(whole, nn::quantize_options(start.quantize));  // state brings the codes
+  // The state contains quantized weights.
+  if (!start.quantize.empty()) nn::quantize(whole, nn::quantize_options(start.quantize));
   if (start.lora) lora = nn::add_lora(whole, *start.lora);
   empty.reset();
   whole.load_state(state);

@@ -1,5 +1,5 @@
 #pragma once
-// Where a language model starts from, and adapters that are trained in place of its weights.
+// Starting a language model from a Hugging Face folder, optionally training adapters (LoRA) instead of its weights.
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,33 +10,37 @@
 
 namespace lockstep::train {
 
+/// The starting point of a training.
 struct Start {
-  std::string folder;  ///< Hugging Face's; "": none
-  std::optional<nn::LoraOptions> lora = {};
-  std::string quantize = {};  ///< a name of nn::quantize_options(): adapters beside weights in codes; "": floating
+  std::string folder;                        ///< Hugging Face folder; "": none
+  std::optional<nn::LoraOptions> lora = {};  ///< adapters; none: train all weights
+  std::string quantize = {};                 ///< name of nn::quantize_options() for the frozen weights; "": none
 };
-/// "FOLDER" or "FOLDER,lora=8,alpha=16,targets=q_proj+v_proj": its adapters' rank, keys of nn::LoraOptions, and
-/// quantize. Error that begins with the option, and says what is known.
+/// Parses "FOLDER" or "FOLDER,lora=8,alpha=16,targets=q_proj+v_proj": the rank of the adapters, keys of
+/// nn::LoraOptions, and quantize. Error beginning with the option and listing the known keys for anything else.
 Start read_start(const std::string& text, const std::string& option = "--init");
+/// Help text of --init.
 inline constexpr const char* start_help =
     "Hugging Face folder (GPT-2, Llama ...) to start from, with its sizes; with ,lora=RANK only adapters are trained: "
     "FOLDER,lora=8,alpha=16,dropout=0,rslora=false,targets=q_proj+v_proj,modules_to_save=head,"
     "quantize=group8|group4|row8|dynamic|llm_int8";
 
-/// Its folder's model in f32, or in codes.
+/// Loads the folder's model, in f32 or quantized.
 std::unique_ptr<nn::GPT> from_start(const Start& start);
+/// Help text of --quantize.
 inline constexpr const char* quantize_help =
     "weights in 8 or 4 bits: group8, group4, row8, dynamic or llm_int8; group8,head: the head as well";
 
-/// As a run's config.json has them.
+/// The options as in a run's config.json.
 data::Json facts_of(const nn::LoraOptions& options);
+/// From that form. Errors begin with `where`.
 nn::LoraOptions lora_options(const data::Json& facts, const std::string& where);
 
 class Job;
-/// Before training: Error when export_model() cannot write there, and a warning of what its files leave out.
+/// Checks, before training, that export_model() can write to the folder, and warns of settings that its files cannot
+/// hold.
 void prepare_export(const Job& job, const std::string& folder);
-/// Writes a trained model, or its adapters, as a Hugging Face folder with the tokenizer of that folder. state: of the
-/// whole model.
+/// Writes a trained model, or its adapters, and the tokenizer as a Hugging Face folder. state: of the whole model.
 void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,
                   const std::string& tokenizer);
 

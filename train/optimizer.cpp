@@ -1,3 +1,4 @@
+// --lr and --optimizer: see optimizer.h.
 #include "train/optimizer.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace lockstep::train {
 
 namespace {
 
-/// Of --optimizer. All but the first send a bit a number.
+/// Names known to --optimizer. All but the first communicate with 1 bit per number.
 const std::vector<std::string> optimizer_names{"adamw", "onebit-adam", "onebit-lamb", "zero-one-adam", "onebit-sgd"};
 
 bool sends_bits(const std::string& name) { return name != optimizer_names[0]; }
@@ -102,7 +103,7 @@ void check_configured(const Job& job, const std::vector<const char*>& of_schedul
   };
   refuse({"optimizer"}, "optimizer.type", optimizer, "");
   if (!is_auto(job.file(), "optimizer.params.lr")) refuse({"lr"}, "optimizer.type", optimizer, "");
-  if (is_auto(job.file(), "scheduler.params.warmup_num_steps")) return;  // they fill it in
+  if (is_auto(job.file(), "scheduler.params.warmup_num_steps")) return;  // the options fill in "auto"
   refuse(of_schedule, "scheduler.type", scheduler, "");
   refuse(of_schedule, "optimizer.type", optimizer, ", without a scheduler");
 }

@@ -1,3 +1,4 @@
+// Command-line options of training programs: see options.h.
 #include "train/options.h"
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 #pragma once
-// What a training program can be told on its command line. One line gives a program all of it:
+// The command-line options of training programs. A program adds all of them in one line:
 //
 //   train::Options options;
-//   train::add_options(app, options);         // app: a CLI::App
+//   train::add_options(app, options);  // app: a CLI::App
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -18,61 +18,67 @@
 
 namespace lockstep::train {
 
-/// Checks for options, before any rank starts: "" or what was expected. (CLI11's own let numbers beyond 64 bits and NaN
-/// through.)
+/// A check of an option's text, before any rank starts: returns "" or what was expected. (CLI11's own checks accept
+/// numbers beyond 64 bits, and NaN.)
 using OptionCheck = std::function<std::string(const std::string&)>;
+/// An integer from `least` to `most`.
 OptionCheck whole(int64_t least, int64_t most);
+/// A number from `least` to `most`.
 OptionCheck number(double least, double most);
+/// One of these words.
 OptionCheck one_of(std::vector<std::string> words);
-OptionCheck strategy(bool devices);  ///< of ParallelOptions
-inline constexpr int64_t most_steps = 1'000'000'000'000, most_size = 1 << 20;
+OptionCheck strategy(bool devices);  ///< a value of --parallel; devices: dp is allowed
+inline constexpr int64_t most_steps = 1'000'000'000'000, most_size = 1 << 20;  ///< limits of options
 
+/// Options for training on several ranks.
 struct ParallelOptions {
-  std::string strategy = "auto";  ///< ddp, dp, none; auto: ddp when there are ranks
-  int devices = 0;                ///< dp: how many devices of the model's type (on the CPU, virtual ones); 0: all
-  int ranks = 0;                  ///< ranks as threads of this process; 0: the job's ranks, or this process alone
-  int64_t accumulate = 1;         ///< micro-batches of a step at each rank
-  std::string offload = "none";   ///< of ZeRO: cpu, or nvme:FOLDER
+  std::string strategy = "auto";  ///< ddp, dp or none; auto: ddp if there are ranks
+  int devices = 0;                ///< dp: number of devices of the model's type (on the CPU, virtual ones); 0: all
+  int ranks = 0;                  ///< ranks as threads of this process; 0: the ranks of the job, or one process alone
+  int64_t accumulate = 1;         ///< micro-batches per step on each rank
+  std::string offload = "none";   ///< for ZeRO: cpu, or nvme:FOLDER
   std::string trace_bits;         ///< file for a line of hashes per step, for `lockstep verify`
-  std::string trace;              ///< a folder, or a file of one rank, for the timeline
-  std::string identity;           ///< what must be equal on all ranks: this build and the options
-  void read_strategy(const std::string& text);  ///< "ddp", "dp:2"
+  std::string trace;              ///< folder for the timelines, or file for that of one rank
+  std::string identity;           ///< must be equal on all ranks: this build and the options
+  void read_strategy(const std::string& text);  ///< parses "ddp", "dp:2"
 };
 
-/// Options that all training programs share.
+/// Options of all training programs.
 struct CommonOptions {
-  std::string out;  ///< folder for metrics.jsonl, config.json and checkpoints
-  bool resume = false;
-  bool ema = false;  ///< of programs that use a run: the average of its parameters
-  bool json = false;
-  int threads = 0;
+  std::string out;      ///< folder for metrics.jsonl, config.json and checkpoints
+  bool resume = false;  ///< continue from the checkpoint in `out`
+  bool ema = false;     ///< in programs that use a run: evaluate with averaged parameters
+  bool json = false;    ///< print the final figures as JSON
+  int threads = 0;      ///< threads of operations; 0: all cores
   uint64_t seed = 1;
   std::string device = "cpu";  ///< cpu, cuda, cuda:N
-  /// What errors call options that are not of a command line: {{"--out", "output_dir"}}.
+  /// Names of options in Errors, for callers other than a command line: {{"--out", "output_dir"}}.
   std::vector<std::pair<std::string, std::string>> names;
+  /// The name of an option in Errors.
   std::string name_of(const std::string& option) const;
   ParallelOptions parallel;
 };
 
-/// Of programs that train with a Trainer.
+/// Options of programs that train with a Trainer.
 struct Options : CommonOptions {
-  std::string config;                      ///< the engine's configuration: a file, or JSON
-  std::vector<std::string> set;            ///< keys of it, "zero_optimization.stage=2"
-  std::string plan;                        ///< of ranks: "dp2+pp2+tp2+zero1"
-  bool no_graph = false;                   ///< CUDA: steps run as they are, not recorded and replayed
-  std::string precision = "f32";           ///< or tf32 (on devices that have it); bf16, f16 (autocast); fp8
+  std::string config;                      ///< the engine's configuration: a file or JSON text
+  std::vector<std::string> set;            ///< keys of the configuration, "zero_optimization.stage=2"
+  std::string plan;                        ///< how ranks share the work: "dp2+pp2+tp2+zero1"
+  bool no_graph = false;                   ///< CUDA: run steps directly instead of recording and replaying graphs
+  std::string precision = "f32";           ///< or tf32 (on devices that have it), bf16, f16 (autocast), fp8
   int64_t batch = 16;                      ///< samples of a micro-batch
-  int64_t epochs = 1, steps = 0;           ///< passes over the data; or so many steps
-  int64_t eval_every = 0, save_every = 0;  ///< steps; 0: at the end of each epoch, or of the run
-  std::vector<std::string> given;          ///< options that the command line has
+  int64_t epochs = 1, steps = 0;           ///< passes over the data; or a number of steps
+  int64_t eval_every = 0, save_every = 0;  ///< in steps; 0: at the end of each epoch, or of the run
+  std::vector<std::string> given;          ///< options that are on the command line, without "--"
+  /// True if the option is on the command line.
   bool is_given(std::string_view option) const { return std::find(given.begin(), given.end(), option) != given.end(); }
 };
 
-/// A training run that the launcher starts again goes on from its checkpoint, as with --resume.
+/// Sets `resume` if a launcher has restarted the process, so that a restarted run continues from its checkpoint.
 void go_on_after_restart(CommonOptions& options);
 
-/// Adds options to a group of a command's help ("": to the first one); a bool is a flag. A default that is not 0 or ""
-/// stands beside it.
+/// Adds options to a group of a command's help ("": the first one). A bool becomes a flag. Defaults other than 0 and ""
+/// are shown.
 template <class App> class OptionGroup {
  public:
   explicit OptionGroup(App& app, std::string group = "") : app_(app), group_(std::move(group)) {}
@@ -80,7 +86,7 @@ template <class App> class OptionGroup {
   auto* operator()(const std::string& names, T& to, const std::string& what, const auto&... checks) const {
     if constexpr (std::is_same_v<T, bool>) {
       return in_group(app_.add_flag(names, to, what));
-    } else if constexpr (std::is_floating_point_v<T>) {  // CLI11's own reads and shows it as the locale has it
+    } else if constexpr (std::is_floating_point_v<T>) {  // CLI11's own conversion depends on the locale
       auto* option = app_.template add_option_function<std::string>(
           names, [&to](const std::string& text) { to = T(*read_number<double>(text)); }, what);
       in_group(option)->type_name("FLOAT");
@@ -94,6 +100,7 @@ template <class App> class OptionGroup {
       else return to == T() ? option : option->capture_default_str();
     }
   }
+  /// Moves an option to the group.
   auto* in_group(auto* option) const { return group_.empty() ? option : option->group(group_); }
 
  private:
@@ -101,6 +108,7 @@ template <class App> class OptionGroup {
   std::string group_;
 };
 
+/// Adds the options of ParallelOptions. devices: allow --parallel dp.
 template <class App> void add_parallel_options(App& app, ParallelOptions& o, bool devices = true) {
   const OptionGroup add(app, "Parallel");
   add.in_group(app.template add_option_function<std::string>(
@@ -120,6 +128,7 @@ template <class App> void add_parallel_options(App& app, ParallelOptions& o, boo
   add("--trace-bits", o.trace_bits, "file for hashes of all parameters after every step (see lockstep verify)");
 }
 
+/// Adds the common options; those of training only if `training`.
 template <class App> void add_common_options(App& app, CommonOptions& o, bool training, bool devices = true) {
   const OptionGroup add(app);
   add("--seed", o.seed, "seed of everything random", whole(0, INT64_MAX));
@@ -136,7 +145,7 @@ template <class App> void add_common_options(App& app, CommonOptions& o, bool tr
   add_parallel_options(app, o.parallel, devices);
 }
 
-/// All of Options. `devices`: also --parallel dp, for programs that have TrainerOptions::forward for it.
+/// Adds all of Options. devices: allow --parallel dp, for programs that set TrainerOptions::forward.
 template <class App> void add_options(App& app, Options& o, bool devices = false) {
   add_common_options(app, o, true, devices);
   const OptionGroup add(app), engine(app, "Engine");
@@ -166,7 +175,7 @@ template <class App> void add_options(App& app, Options& o, bool devices = false
   });
 }
 
-/// Applies threads and seed, and checks what depends on several options (UsageError).
+/// Applies threads and seed. UsageError if options contradict each other.
 void apply_common_options(const CommonOptions& options);
 
 }  // namespace lockstep::train

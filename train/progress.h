@@ -1,22 +1,22 @@
 #pragma once
-// A line that shows how far a run is: quiet unless stderr is a terminal.
+// A progress line on stderr. Nothing is shown unless stderr is a terminal.
 #include <chrono>
 #include <cstdint>
 #include <string>
 
 namespace lockstep::train {
 
+/// Shows the progress of a run, and measures its time.
 class Progress {
  public:
-  /// `unit` is what is counted per second ("tokens", "samples"), `per_step` how many a step handles.
-  /// `silent`: only keeps time.
+  /// `unit` is counted per second ("tokens", "samples"); a step handles `per_step` of them. `silent`: measure only.
   Progress(int64_t first_step, int64_t last_step, std::string unit, double per_step, bool silent = false);
   ~Progress();
-  /// Shows step (counted from 1) with `text` ("loss 2.31"); at most ten times a second.
+  /// Shows the step (counted from 1) and `text` ("loss 2.31"), at most ten times per second.
   void show(int64_t step, const std::string& text);
-  /// Removes the line, so that something else can be printed.
+  /// Erases the line, so that something else can be printed.
   void clear();
-  double seconds() const;
+  double seconds() const;  ///< since the start
   /// Units per second since the start.
   double rate() const;
 

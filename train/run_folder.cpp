@@ -1,4 +1,4 @@
-// The folder of a run: config.json, metrics.jsonl, checkpoints/; and hashes of parameters for lockstep verify.
+// The run's folder: config.json, metrics.jsonl, checkpoints/, and parameter hashes for lockstep verify. See trainer.h.
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
@@ -20,7 +20,7 @@ namespace lockstep::train {
 
 namespace {
 
-/// Leaves the lines up to this step: the others will be made again, and a killed process may have left half a line.
+/// Keeps the lines up to step `last`. Later ones are written again, and a killed process may have left half a line.
 void cut_back(const std::string& path, int64_t last) {
   if (!std::filesystem::exists(path)) return;
   std::istringstream in(data::read_file(path, INT64_MAX));
@@ -34,15 +34,17 @@ void cut_back(const std::string& path, int64_t last) {
 
 }  // namespace
 
-/// One job at a time trains in a folder. (That of its checkpoints has a lock of its own, which says what is stale.)
+/// Locks the folder: one job at a time may train in it. (The checkpoint folder has its own lock, which detects stale
+/// ones.)
 void Trainer::Impl::lock_folder() {
   if (!writes() || lock || !std::filesystem::exists(job.options().out)) return;
-  const std::string folder = o.state ? path(".run") : job.options().out;  // that of checkpoints may be the run's own
+  // With `state` the run's folder is the checkpoint folder, whose lock is a different one.
+  const std::string folder = o.state ? path(".run") : job.options().out;
   std::filesystem::create_directories(folder);
   lock.emplace(files, folder, false, [](const std::string&) {});
 }
 
-/// Checks what is there, and only then makes or changes anything.
+/// Opens the run's folder. Checks everything before anything is created or changed.
 void Trainer::Impl::open() {
   namespace fs = std::filesystem;
   const Team& team = job.team();
@@ -87,7 +89,7 @@ void Trainer::Impl::open() {
     if (resume_ && there) resume();
     else if (resume_ && team.leads())
       std::cerr << "note: " << job.options().out << " holds no checkpoint, so " << resume_name << " begins at step 0\n";
-    team.wait();  // all have read it before it is replaced
+    team.wait();  // all ranks have read the old files
   }
   for (const auto& [key, value] : o.notes.as_object()) config[key] = value;
   config["steps"] = steps;
@@ -177,7 +179,7 @@ void Trainer::Impl::write_state() {
 void Trainer::Impl::write_bits(double loss) {
   if (job.options().parallel.trace_bits.empty()) return;
   std::vector<int64_t> hashes(names.size());
-  const auto spread = moe::expert_names(*model);  // of other experts at every rank, under one name
+  const auto spread = moe::expert_names(*model);  // expert-parallel ranks hold different experts under one name
   const auto put = [&](const std::string& name, const Tensor& tensor) {
     const auto at = std::find(names.begin(), names.end(), name);
     if (at != names.end() && spread.count(name) == 0) hashes[size_t(at - names.begin())] = int64_t(hash_of(tensor));
@@ -190,7 +192,7 @@ void Trainer::Impl::write_bits(double loss) {
     if (!sender && !engine->in_parts()) whole.emplace(engine->zero(), engine->module().parameters());
     for (const auto& p : engine->module().named_parameters()) put(p.name, p.variable.tensor());
   }
-  const bool together = !sender || sender->is_synchronized();  // 0/1 Adam's ranks are apart between exchanges
+  const bool together = !sender || sender->is_synchronized();  // ranks of 0/1 Adam differ between exchanges
   const engine::Config& c = engine->config();
   const DType products = c.fp16.enabled ? f16 : c.bf16.enabled ? bf16 : job.autocast().value_or(f32);
   write_trace_line(bits, step, loss, products, names,
@@ -223,7 +225,8 @@ void load_model(nn::Module& model, const std::string& folder, bool average) {
   bool has_average = false;
   std::vector<checkpoints::Piece> wanted;
   for (const auto& [name, tensor] : model.state()) {
-    const bool averaged = average && found->tensors.count(of_average + name);  // else a buffer, or frozen
+    // False for buffers and frozen parameters.
+    const bool averaged = average && found->tensors.count(of_average + name);
     has_average |= averaged;
     wanted.push_back(checkpoints::whole((averaged ? of_average : "model.") + name, tensor));
   }

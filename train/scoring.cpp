@@ -1,3 +1,4 @@
+// Scoring texts: see scoring.h.
 #include "train/scoring.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@ namespace lockstep::train {
 
 namespace {
 
-constexpr int64_t most_rows = 1024;  // of scores at a time
+constexpr int64_t most_rows = 1024;  // tokens per forward pass
 
 void score_group(nn::GPT& model, std::span<const ToScore> group, std::vector<Scored>& out) {
   std::vector<std::vector<nn::KvCache>> caches(group.size(), std::vector<nn::KvCache>(model.blocks.size()));
@@ -68,8 +69,8 @@ StridedLoss loss_in_strides(nn::GPT& model, const data::Tokenizer& tokenizer, co
   LOCKSTEP_CHECK(length >= 2, "expected a text of at least 2 tokens, got ", length);
   StridedLoss out;
   double nats = 0;
-  for (int64_t begin = 0, counted = 1; counted < length; begin += stride) {  // the first token has nothing in front
-    const int64_t end = std::min(begin + context + 1, length);               // a window makes `context` scores
+  for (int64_t begin = 0, counted = 1; counted < length; begin += stride) {  // the first token has no context
+    const int64_t end = std::min(begin + context + 1, length);               // a window scores `context` tokens
     const ToScore window{{ids.begin() + begin, ids.begin() + end}, counted - begin};
     nats -= score(model, {&window, 1})[0].logprob;
     for (; counted < end; ++counted) out.bytes += int64_t(tokenizer.token_bytes(int32_t(ids[size_t(counted)])).size());

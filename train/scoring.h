@@ -1,6 +1,6 @@
 #pragma once
-// How likely a model finds a text, token by token: perplexity over windows that overlap, and continuations of contexts
-// as benchmarks of language models ask for them.
+// Scoring texts token by token: perplexity over overlapping windows, and log-likelihoods of continuations as benchmarks
+// of language models need them.
 #include <span>
 #include <vector>
 
@@ -9,30 +9,32 @@
 
 namespace lockstep::train {
 
-/// Tokens of which those from `from` on (at least 1) are scored, given all in front of them.
+/// A sequence whose tokens from index `from` (at least 1) on are scored, given all tokens before them.
 struct ToScore {
   std::vector<int64_t> ids;
   int64_t from;
 };
+/// The score of a sequence.
 struct Scored {
-  double logprob = 0;  ///< sum of the natural logarithms
-  bool greedy = true;  ///< each token is the likeliest one, the lowest id among equals
+  double logprob = 0;  ///< sum of natural logarithms
+  bool greedy = true;  ///< every token is the most likely one (of equals, the lowest id)
   int64_t tokens = 0;
 };
-/// One after another, several at a time; what is computed of one does not depend on the others.
+/// Scores sequences, several per forward pass. The score of one does not depend on the others.
 std::vector<Scored> score(nn::GPT& model, std::span<const ToScore> all);
 
+/// The loss of a text.
 struct StridedLoss {
-  double nats = 0, bits_per_byte = 0;  ///< nats: mean of a token
-  int64_t tokens = 0, bytes = 0;       ///< that were counted: all but the first
+  double nats = 0, bits_per_byte = 0;  ///< nats: mean per token
+  int64_t tokens = 0, bytes = 0;       ///< counted tokens: all but the first
 };
-/// Windows of the model's context, each `stride` tokens further; of every one but the first only the tokens that no
-/// window before it had count, so each has context - stride tokens in front of it at least.
+/// Scores windows of the model's context that start every `stride` tokens. Each window after the first counts only the
+/// tokens not yet counted, so they have at least context - stride tokens before them.
 StridedLoss loss_in_strides(nn::GPT& model, const data::Tokenizer& tokenizer, const std::vector<int64_t>& ids,
                             int64_t stride);
-/// Splits as lm-evaluation-harness does: blanks at the end of the context belong to the continuation, both are encoded
-/// as one text, and an empty context is the token that begins a text. At most `most` tokens are kept, the last ones.
-/// Error when nothing is left in front of the continuation.
+/// Splits into context and continuation as lm-evaluation-harness does: white space at the end of the context belongs to
+/// the continuation, both are encoded as one text, and an empty context becomes the begin-of-text token. Keeps at most
+/// the last `most` tokens. Error if no context is left before the continuation.
 ToScore to_score(const data::Tokenizer& tokenizer, std::string context, std::string continuation, int64_t most);
 
 }  // namespace lockstep::train

@@ -1,3 +1,4 @@
+// Teams of ranks: see team.h.
 #include "train/team.h"
 
 #include <fmt/format.h>
@@ -20,12 +21,11 @@ namespace lockstep::train {
 
 namespace {
 
-/// In this process; run_cli() asks when an error has already ended the team.
+/// Rank of this process in its job. rank_prefix() needs it after an error has ended the team.
 std::optional<int> rank_of_process;
 
 }  // namespace
 
-/// The linker's hash of this program, so that ranks of different builds do not meet.
 std::string build_id() {
   std::string id = "unknown";
   dl_iterate_phdr(
@@ -47,7 +47,7 @@ std::string build_id() {
             at = reinterpret_cast<const char*>(bytes + (note.n_descsz + 3) / 4 * 4);
           }
         }
-        return 1;  // the first object is the program
+        return 1;  // the first object is the program itself
       },
       &id);
   return id;
@@ -77,7 +77,7 @@ void Team::check_same(const std::string& what, int64_t elements, uint64_t hash) 
   if (group_) check_same_hashes(what, {elements, int64_t(hash)});
 }
 
-/// Pairs of a number of elements and a hash.
+/// Compares lists of (number of elements, hash) pairs.
 void Team::check_same_hashes(const std::string& what, const std::vector<int64_t>& mine) const {
   const std::vector<int64_t> all = dist::all_gathered(mine, *group_, {.tag = "data"});
   for (size_t i = 0, n = mine.size(); i < all.size(); ++i) {
@@ -115,7 +115,7 @@ void run_team(const ParallelOptions& o, const std::function<void(Team&)>& train)
     if (is_rank && alone) check_alone("--parallel " + o.strategy);
   });
   if (o.strategy == "dp" && o.devices > 0)
-    set_virtual_devices(o.devices);  // how many there are of other types is asked when the model is there
+    set_virtual_devices(o.devices);  // for other device types the count is checked once the model exists
   if (o.ranks > 0 && o.strategy != "none") {
     dist::spawn(o.ranks, [&](int) {
       Team team(&dist::world(), true);
@@ -150,7 +150,7 @@ std::string rank_prefix() { return rank_of_process ? "rank " + std::to_string(*r
 void write_error_file(const std::string& message) noexcept {
   try {
     if (const auto path = environment("LOCKSTEP_ERROR_FILE")) OutputFile(*path, true).add(message + "\n");
-  } catch (...) {}  // NOLINT: the error itself is on stderr
+  } catch (...) {}  // NOLINT: the error is on stderr anyway
 }
 
 Device device_of(const CommonOptions& o, const Team& team) {

@@ -1,3 +1,4 @@
+// --trace: see tracing.h.
 #include "train/tracing.h"
 
 #include <utility>

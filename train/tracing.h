@@ -1,16 +1,16 @@
 #pragma once
-// --trace: the timeline of a training run, of every rank.
+// --trace: records the timeline of a training run on every rank.
 #include "train/team.h"
 
 namespace lockstep::train {
 
-/// Starts the trace that the options ask for (collective); ends it when it goes.
+/// Starts the trace that the options ask for. The constructor is collective; the destructor stops the trace.
 class Tracing {
  public:
   Tracing(const ParallelOptions& options, const Team& team);
   ~Tracing();
   Tracing(const Tracing&) = delete;
-  /// Collective: at the end of a run that went well.
+  /// Ends the trace of a successful run. Collective.
   void finish();
 
  private:

@@ -1,3 +1,4 @@
+// Trainer: set-up and the training loop. See trainer.h.
 #include "train/trainer_impl.h"
 
 #include <fmt/format.h>
@@ -31,7 +32,7 @@ TrainerOptions with_optimizer(TrainerOptions o) {
   return o;
 }
 
-/// Error when ranks have other data; a few samples tell.
+/// Error if ranks have different data. Compares the size and up to 16 samples.
 void check_data(const Team& team, const char* what, const data::Dataset<Example>& from) {
   const int64_t n = from.size();
   LOCKSTEP_CHECK(n < data::endless_samples, "[Trainer] ", what,
@@ -62,7 +63,8 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   parameters = model->parameter_count();
   for (const auto& p : model->named_parameters()) {
     names.push_back(p.name);
-    if (spread.count(p.name)) parameters += (job.plan().ep - 1) * p.variable.numel();  // other ranks have as many
+    // Expert-parallel ranks hold as many each.
+    if (spread.count(p.name)) parameters += (job.plan().ep - 1) * p.variable.numel();
   }
   model->to(job.device());
   Json own = o.config;
@@ -78,7 +80,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
                  !has_folder()    ? "folder"
                  : o.best.empty() ? "`best`"
                                   : "data to evaluate");
-  experts.emplace(*model, job.mesh().at().tp == 0);  // tensor-parallel ranks have the same experts
+  experts.emplace(*model, job.mesh().at().tp == 0);  // tensor-parallel ranks have the same experts: one counts
   check(config);
   const int64_t of_step = *engine::resolve(config, job.plan().dp).train_batch_size;
   steps_of_epoch = steps_in_epoch(of_step);
@@ -91,7 +93,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
     if (save_every == 1) save_every = told.whole(told.save_steps);
     state.emplace(told);
   }
-  make_engine(std::move(config));  // whose schedule asks for them
+  make_engine(std::move(config));  // its schedule needs `steps`
 }
 
 void Trainer::Impl::describe_it(const Json& own) {
@@ -109,7 +111,7 @@ void Trainer::Impl::describe_it(const Json& own) {
             .per_sample = o.per_sample});
 }
 
-/// What the model's own sizes have against the plan, before it is cut.
+/// Checks the model's sizes against the plan, before the model is split.
 void Trainer::Impl::check(const engine::Config& config) {
   const std::string& attention = config.context_parallel.attention;
   if (attention == "ulysses") context.kind = sequence::Kind::ulysses;
@@ -119,7 +121,7 @@ void Trainer::Impl::check(const engine::Config& config) {
                  " shares experts, and the model has none; leave ep", plan.ep, " out");
   const engine::ModelShape shape = engine::shape_of(*model, 0, int64_t(o.per_sample), 0);
   engine::Config as_run = engine::resolve(config, plan.dp);
-  if (plan.pp * plan.tp > 1) as_run.activation_checkpointing.enabled = false;  // see make_engine()
+  if (plan.pp * plan.tp > 1) as_run.activation_checkpointing.enabled = false;  // make_engine() does the same
   check_plan(as_run, plan,
              {.ranks = job.mesh().world().size(),
               .layers = int64_t(shape.list.size()),
@@ -137,7 +139,8 @@ void Trainer::Impl::make_engine(engine::Config config) {
   engine::PipelineModule module{
       .model = model, .num_stages = plan.pp, .autocast = job.autocast(), .forward = o.forward};
   if (plan.pp * plan.tp > 1)
-    std::swap(module.recompute, config.activation_checkpointing.enabled);  // parts recompute the layers that repeat
+    // A split model recomputes its repeated layers itself.
+    std::swap(module.recompute, config.activation_checkpointing.enabled);
   LOCKSTEP_CHECK(!o.forward || plan.pp * plan.tp == 1,
                  "[Trainer] expected a plan that leaves the model whole, as forward runs it, got ", to_string(plan));
   if (o.loss)
@@ -188,7 +191,7 @@ void Trainer::Impl::make_engine(engine::Config config) {
   LOCKSTEP_CHECK(!engine->wants_metric(),
                  "[Trainer] expected a schedule that follows the step, got ReduceLROnPlateau, which follows a metric: "
                  "train in a loop of your own that calls step(metric), or take another schedule");
-  data::check_mapped_files();  // a model that was built empty starts with those of a folder, perhaps
+  data::check_mapped_files();  // the weights of a model may lie in mapped files until here
 }
 
 /// This rank's part of a micro-batch, on its device.

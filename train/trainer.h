@@ -1,13 +1,13 @@
 #pragma once
-// The training of a model, whole: steps under any plan and configuration, evaluation, checkpoints and resume, Ctrl-C,
-// metrics, traces.
+// Trains a model: steps under any plan and configuration, evaluation, checkpoints and resume, Ctrl-C, metrics, traces.
 //
-//   train::Trainer trainer(job, net, {.loss = loss, .data = digits, .evaluate = test, .metrics = {{"accuracy",
-//   accuracy}}}); trainer.fit();
+//   train::Trainer trainer(job, net, {.loss = loss, .data = digits, .evaluate = test,
+//                                     .metrics = {{"accuracy", accuracy}}});
+//   trainer.fit();
 //
-// A step is one call of the engine (engine/engine.h), whatever the plan: with stages and slices the model's
-// fields() and layers() say how it is cut. The folder of a run (--out) has config.json, metrics.jsonl (a line for each
-// step) and checkpoints/ (engine/checkpoint/checkpoint.h), that any other plan goes on from.
+// A step is one call of the engine (engine/engine.h) under every plan. For pipeline and tensor parallelism the model's
+// fields() and layers() define how it is split. A run's folder (--out) has config.json, metrics.jsonl (one line per
+// step) and checkpoints/ (engine/checkpoint/checkpoint.h), from which any other plan can resume.
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,87 +23,93 @@
 
 namespace lockstep::train {
 
-/// Of a micro-batch: what the model gave, and what it should have given.
+/// A loss or metric of a micro-batch, computed from the model's output and the target.
 using Measure = std::function<Variable(const Variable& output, const Tensor& target)>;
-/// After a step.
+/// The figures of a step, for on_step.
 struct StepInfo {
-  int64_t step = 0;  ///< from 1
+  int64_t step = 0;  ///< counted from 1
   double loss = 0;   ///< mean over all micro-batches
   double lr = 0, grad_norm = 0;
 };
 
-/// What a model gave for samples, in their order, and what it should have given. On the CPU.
+/// The model's outputs and the targets of samples, in order, on the CPU.
 struct Predictions {
   Tensor predictions, label_ids;
   std::vector<std::pair<std::string, double>> metrics;  ///< {"test_loss", ...}
 };
 
+/// Options of a Trainer.
 struct TrainerOptions {
-  Measure loss = {};                               ///< a mean over samples; default: what the model names in layers()
-  data::DatasetPtr<data::Example> data = nullptr;  ///< dealt in epochs, in an order that follows from the seed
-  std::function<data::Example(int64_t step, int64_t micro_batch, int64_t samples)> batches =
-      {};  ///< in its place: micro-batches that have no end; --steps says how many
-  data::DatasetPtr<data::Example> evaluate = nullptr;
-  std::vector<std::pair<std::string, Measure>> metrics = {};  ///< means over samples, too: {"accuracy", ...}
-  /// Of all predictions and targets at once: {{"accuracy", ...}}. On every rank.
+  Measure loss = {};                               ///< mean over the samples; default: the loss in the model's layers()
+  data::DatasetPtr<data::Example> data = nullptr;  ///< the training data; the seed determines the order of each epoch
+  /// Instead of `data`: endless micro-batches. Needs --steps.
+  std::function<data::Example(int64_t step, int64_t micro_batch, int64_t samples)> batches = {};
+  data::DatasetPtr<data::Example> evaluate = nullptr;         ///< evaluation data
+  std::vector<std::pair<std::string, Measure>> metrics = {};  ///< also means over samples: {"accuracy", ...}
+  /// Metrics from all predictions and targets at once: {{"accuracy", ...}}. Called on every rank.
   std::function<std::vector<std::pair<std::string, double>>(const Predictions&)> compute_metrics = {};
-  /// Of how many targets of a micro-batch `loss` is the mean; -1: not counted. A step's loss is then the mean over the
-  /// targets of all its micro-batches. Plans that cut the model want all targets to count.
+  /// The number of targets that `loss` averages over in a micro-batch, or -1. With it, a step's loss is the mean over
+  /// the targets of all micro-batches. Under plans that split the model, all targets must count.
   std::function<int64_t(const Tensor& target)> tokens = {};
-  std::string evaluated = "val";  ///< before their names: "val_loss", "val_accuracy"
-  int64_t evaluate_batch = 256;   ///< samples; with `batches`: those of a micro-batch
-  std::function<std::unique_ptr<optim::Optimizer>(nn::Module&)> optimizer =
-      {};  ///< where the configuration names none; default: AdamW
+  std::string evaluated = "val";  ///< prefix of the metrics' names: "val_loss", "val_accuracy"
+  int64_t evaluate_batch = 256;   ///< in samples; with `batches`: the micro-batch size is used
+  /// Used if the configuration names no optimizer. Default: AdamW.
+  std::function<std::unique_ptr<optim::Optimizer>(nn::Module&)> optimizer = {};
+  /// Used unless the configuration names a schedule. steps: length of the run. Default: none.
   std::function<std::unique_ptr<optim::Schedule>(optim::Optimizer&, int64_t steps)> schedule = {};
-  double warmup_steps = 0;  ///< of a schedule in the file whose warmup_num_steps is "auto"; below 1: a part of all
-  bool arguments = false;   ///< what a file says must agree with optimizer, steps, warmup and clipping
-  data::Json config =
-      data::Json::Object();  ///< of the engine, for keys that neither file nor options name: {"gradient_clipping", 1}
-  data::Json facts = data::Json::Object();  ///< what a run that goes on must have the same, for config.json
-  data::Json notes = data::Json::Object();  ///< what else config.json tells of it
-  std::string unit = "samples";             ///< of what is counted, `per_sample` of them in each
+  /// For a schedule in the file whose warmup_num_steps is "auto". Below 1: a fraction of all steps.
+  double warmup_steps = 0;
+  bool arguments = false;  ///< the file must agree with optimizer, steps, warmup and clipping
+  /// Defaults for the engine's configuration: {"gradient_clipping", 1}.
+  data::Json config = data::Json::Object();
+  data::Json facts = data::Json::Object();  ///< for config.json; must be the same when the run is resumed
+  data::Json notes = data::Json::Object();  ///< further content of config.json
+  std::string unit = "samples";             ///< what is counted; a sample has `per_sample` of them
   double per_sample = 1;
-  std::string best = {};   ///< "val_loss", or "ema_val_loss" of the average: keep the checkpoint with the least
-                           ///< ("-val_accuracy": the most) in best/
-  bool load_best = false;  ///< ends with the model of best/
-  /// The folder of the run as Hugging Face's Trainer has it: checkpoints are checkpoint-N in the folder itself, with a
-  /// trainer_state.json in each, and what config.json says of the run is in run.json.
+  /// Keep the best checkpoint in best/, by "val_loss" or "ema_val_loss" (averaged parameters): the least, or with
+  /// "-val_accuracy" the greatest value.
+  std::string best = {};
+  bool load_best = false;  ///< end with the model in best/
+  /// Lays out the folder like Hugging Face's Trainer: checkpoints are checkpoint-N in the folder itself, each with a
+  /// trainer_state.json, and run.json takes the place of config.json.
   std::optional<TrainerState::Options> state = {};
   std::string resume_from = {};  ///< with --resume: a checkpoint's folder; "": the last one
-  int64_t patience = 0;          ///< evaluations without a better one, after which training ends; 0: never
-  std::function<Variable(const Tensor& input)> forward =
-      {};  ///< in place of the model's own (parallel::DataParallel, say); it goes with plans that leave the model whole
-  int64_t evaluate_most = 0;            ///< batches of an evaluation during training; 0: all
-  int workers = 1;                      ///< threads that make batches of `data`
-  std::function<void()> on_start = {};  ///< when all is checked and loaded, before the run's folder is touched; says
-                                        ///< what is trained in place of the model's summary
+  int64_t patience = 0;          ///< stop after this many evaluations without improvement; 0: never
+  /// Replaces the model's forward (parallel::DataParallel, say). Only with plans that do not split the model.
+  std::function<Variable(const Tensor& input)> forward = {};
+  int64_t evaluate_most = 0;  ///< batches per evaluation during training; 0: all
+  int workers = 1;            ///< threads that make batches of `data`
+  /// Called when everything is checked and loaded, before the run's folder is changed. Replaces the
+  /// model's summary on the screen.
+  std::function<void()> on_start = {};
   std::function<void(const StepInfo&, data::Json& line)> on_step = {};  ///< may add to the line of metrics.jsonl
-  std::function<void(data::Json& result)> on_end =
-      {};  ///< with the model trained and saved; may add to the closing line. On every rank
+  /// Called on every rank after training and saving. May add to the closing line.
+  std::function<void(data::Json& result)> on_end = {};
 };
 
+/// Trains and evaluates one model.
 class Trainer {
  public:
-  /// Collective. Sets the model up under the job's plan: it is cut, or kept in parts, from here on.
+  /// Collective. Sets the model up under the job's plan; from here on it may be split over ranks.
   Trainer(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);
   template <class M>
   Trainer(Job& job, M& model, TrainerOptions options)
       : Trainer(job, std::shared_ptr<nn::Module>(std::shared_ptr<void>(), &model), std::move(options)) {}
   ~Trainer();
 
-  /// Goes on from the run's checkpoint (--resume), trains, evaluates, saves, and prints the closing line. A signal ends
-  /// it after its step, with a checkpoint.
+  /// Resumes from the run's checkpoint (--resume), trains, evaluates, saves, and prints the closing line. A signal ends
+  /// it after the current step, with a checkpoint.
   void fit();
-  /// Means over the whole of `evaluate` (or `most` batches of it): {"val_loss", ...}, in the order of the metrics; the
-  /// same on all ranks. With ema.decay the same of the average of the parameters follow: {"ema_val_loss", ...}.
+  /// Means over `evaluate` (or `most` batches of it): {"val_loss", ...}, in the order of the metrics, the same on all
+  /// ranks. With ema.decay those of the averaged parameters follow: {"ema_val_loss", ...}. Collective.
   std::vector<std::pair<std::string, double>> evaluate(int64_t most = 0);
-  /// What the model gives for samples, on all ranks, and the loss and metrics of them. Collective.
+  /// The model's outputs for these samples, their loss and metrics, on all ranks. Collective.
   Predictions predict(const data::Dataset<data::Example>& samples);
-  /// With TrainerOptions::state: a line for every logging_steps, evaluation and run.
+  /// The log: an entry for every logging_steps, evaluation and run. Error without TrainerOptions::state.
   const data::Json::Array& log_history() const;
-  int64_t step() const;
-  engine::EngineBase& engine();
-  /// The whole model's tensors, on the rank that leads. Collective.
+  int64_t step() const;          ///< steps done
+  engine::EngineBase& engine();  ///< for everything else
+  /// The tensors of the whole model, on rank 0. Collective.
   nn::State whole_model();
 
  private:
@@ -111,15 +117,14 @@ class Trainer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The means over all samples of what `measures` gives of a batch of them, on this device and without gradients: for a
-/// model of one process.
+/// Means over all samples of the values that `measures` returns for a batch. One process, without gradients.
 std::vector<double> means_of(const data::Dataset<data::Example>& samples, int64_t batch, Device device,
                              const std::function<std::vector<Variable>(const data::Example& batch)>& measures);
 
-/// What the last checkpoint of a run (or of the folder of checkpoints) holds. Error when there is none.
+/// The size of the last checkpoint of a run, or in a folder of checkpoints. Error if there is none.
 nn::Held held_by(const std::string& folder);
-/// The parameters and buffers of a run's last checkpoint (or that of the folder of checkpoints), into a model of one
-/// process. average: parameters are the average of ema.decay; an Error when the run kept none.
+/// Loads parameters and buffers from the last checkpoint of a run, or in a folder of checkpoints, into a model of one
+/// process. average: the parameters averaged by ema.decay; Error if the run kept none.
 void load_model(nn::Module& model, const std::string& folder, bool average = false);
 
 }  // namespace lockstep::train

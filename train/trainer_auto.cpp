@@ -1,4 +1,4 @@
-// What a Trainer knows that a configuration file may leave to it.
+// Values that a Trainer knows for "auto" in a configuration file.
 #include <cmath>
 
 #include "train/trainer_impl.h"
@@ -20,7 +20,7 @@ int64_t Trainer::Impl::steps_of(int64_t train_batch) const {
                                  : int64_t(std::ceil(epochs * double(steps_in_epoch(train_batch))));
 }
 
-/// What "auto" in the file stands for.
+/// The values for "auto" in the file.
 AutoValues Trainer::Impl::values() {
   return {.model = model.get(),
           .optimizer =

@@ -1,4 +1,4 @@
-// What a Trainer says of data: means of the loss and of metrics, and all that the model gives.
+// Evaluation by a Trainer: means of loss and metrics, predictions, the best checkpoint.
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
@@ -51,8 +51,8 @@ Measure Trainer::Impl::loss_measure() const {
   return [of = model->layers().loss](const Variable& out, const Tensor& target) { return of(out, {target}); };
 }
 
-/// Batches of `samples`, `most` of them (0: all), are dealt to the copies of the model. keeps_outputs: what the model
-/// gives goes along with the figures of each batch, as numbers of which all ranks get all.
+/// Deals `most` batches of `samples` (0: all) to the replicas. With keeps_outputs the model's outputs travel with each
+/// batch's figures, so that every rank gets all of them.
 Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_t most, const std::string& prefix,
                                    bool keeps_outputs) {
   const int64_t size = samples.size(),
@@ -66,10 +66,10 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
     return indices;
   };
   const auto data = [&](int64_t i) -> std::optional<pipeline::Sample> {
-    // Copies that have less to do repeat the last one, which is not counted.
+    // A replica with fewer batches repeats the last one, which is not counted.
     return sample(batch_of(samples, indices_of(std::min(i, needed - 1))));
   };
-  std::vector<int64_t> shape;  // of what the model gives for a whole batch
+  std::vector<int64_t> shape;  // shape of the model's output for a whole batch
   if (keeps_outputs) {
     constexpr int most_dims = 6;
     const auto dims = [&](const pipeline::Values& out, const std::vector<Tensor>&) -> Variable {
@@ -104,7 +104,8 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
   const std::vector<double> found = engine->eval_batches(data, int(each), all, int(n));
   Predictions p;
   for (size_t v = 0; v < figures; ++v) {
-    if (v == 1) continue;  // targets of the loss, by which it is weighed where these are counted; else by samples
+    // Figure 1 is the number of targets, the weight of the loss. If it is negative, batches are weighted by samples.
+    if (v == 1) continue;
     double sum = 0, weight = 0;
     for (int64_t i = 0; i < needed; ++i) {
       const double value = found[size_t(i) * n + v], tokens = v == 0 ? found[size_t(i) * n + 1] : -1;
@@ -126,7 +127,7 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
   p.label_ids = batch_of(samples, indices).target;
   if (!o.compute_metrics) return p;
   const auto own = o.compute_metrics(p);
-  std::vector<double> values;  // rank 0's: what is best, and when training ends, must be the same on all
+  std::vector<double> values;  // all ranks take rank 0's values: they must agree on the best model and on when to stop
   for (const auto& [name, value] : own) values.push_back(job.team().leads() ? value : 0);
   job.team().sum(values, "compute_metrics");
   for (size_t i = 0; i < own.size(); ++i)
@@ -135,14 +136,14 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
   return p;
 }
 
-/// Notes where the best model is, and removes this run's best before.
+/// Records the checkpoint of the best model, and removes the previous best of this run.
 void Trainer::Impl::keep_best() {
   const std::string before = state->best_folder(), now = has_folder() ? path(str("best/checkpoint-", step)) : "";
   state->best(*best, now);
   if (writes() && before != now && before.starts_with(path("best/"))) std::filesystem::remove_all(before);
 }
 
-/// Evaluates, and puts what it finds into the line. Whether training should end.
+/// Evaluates and adds the results to the step's line. Returns true if training should end.
 bool Trainer::Impl::look(Json& line) {
   const double start = steady_seconds();
   last = evaluate(o.evaluate_most);
@@ -160,7 +161,8 @@ bool Trainer::Impl::look(Json& line) {
     for (const auto& one : last) known += (known.empty() ? "" : ", ") + one.first;
     fail("[Trainer] best: there is no " + name + " in what is evaluated: " + known);
   }
-  const double now = found->second, before = best.value_or(NAN);  // NaN is never better, and anything is than NaN
+  // Any number is better than NaN, and NaN is never better.
+  const double now = found->second, before = best.value_or(NAN);
   if ((most ? now > before : now < before) || (std::isnan(before) && !std::isnan(now))) {
     best = now;
     worse = 0;

@@ -1,5 +1,6 @@
 #pragma once
-// What a Trainer is made of. trainer.cpp trains and evaluates, run_folder.cpp keeps the run's folder.
+// The parts of a Trainer: trainer.cpp trains, trainer_evaluate.cpp evaluates, trainer_auto.cpp fills in "auto",
+// run_folder.cpp keeps the run's folder.
 #include <cmath>
 #include <optional>
 
@@ -13,65 +14,69 @@ namespace lockstep::train {
 
 using data::Example, data::Json;
 
-/// These samples, one after another.
+/// Collates these samples.
 Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>& indices);
 
+/// State and parts of a Trainer.
 struct Trainer::Impl {
-  Impl(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);
-  AutoValues values();
-  int64_t steps_in_epoch(int64_t train_batch) const;
-  int64_t steps_of(int64_t train_batch) const;
-  void check(const engine::Config& config);
-  void make_engine(engine::Config config);
-  [[noreturn]] void describe_it(const Json& own);
-  void open();
-  void lock_folder();
-  void resume();
-  void fit();
-  bool look(Json& line);
-  void save();
-  void write_bits(double loss);
-  pipeline::Sample sample(const Example& whole);
-  std::vector<std::pair<std::string, double>> evaluate(int64_t most);
-  std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // with the parameters as they are
+  Impl(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);  ///< sets up everything; collective
+  AutoValues values();                                                        ///< values for "auto"
+  int64_t steps_in_epoch(int64_t train_batch) const;                          ///< 0 without an epoch
+  int64_t steps_of(int64_t train_batch) const;                                ///< of the whole run
+  void check(const engine::Config& config);                                   ///< model sizes against the plan
+  void make_engine(engine::Config config);                                    ///< splits the model
+  [[noreturn]] void describe_it(const Json& own);                             ///< for lockstep plan
+  void open();                                                         ///< checks, resumes, then opens the run's files
+  void lock_folder();                                                  ///< one job at a time
+  void resume();                                                       ///< loads the checkpoint
+  void fit();                                                          ///< trains, evaluates, saves
+  bool look(Json& line);                                               ///< evaluates; true if training should end
+  void save();                                                         ///< writes a checkpoint
+  void write_bits(double loss);                                        ///< --trace-bits
+  pipeline::Sample sample(const Example& whole);                       ///< this rank's part, on its device
+  std::vector<std::pair<std::string, double>> evaluate(int64_t most);  ///< includes averaged parameters
+  std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // with the current parameters
+  /// Means over `most` batches (0: all), named with `prefix`. keeps_outputs: also the model's outputs.
   Predictions measure(const data::Dataset<Example>& samples, int64_t most, const std::string& prefix,
                       bool keeps_outputs);
-  Measure loss_measure() const;
-  void keep_best();
-  void write_state();
-  int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }
+  Measure loss_measure() const;  ///< the loss, given or the model's
+  void keep_best();              ///< remembers the best checkpoint
+  void write_state();            ///< trainer_state.json
+  int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }  ///< of all replicas
+  /// A file in the run's folder.
   std::string path(const std::string& name) const {
     LOCKSTEP_CHECK(has_folder(), "[Trainer] ", name, ": expected a folder (", called("--out"), "), got none");
     return job.options().out + "/" + name;
   }
-  /// An option, by the name that the caller used.
+  /// The caller's name of an option.
   std::string called(const char* option) const { return job.options().name_of(option); }
-  bool has_folder() const { return !job.options().out.empty(); }
+  bool has_folder() const { return !job.options().out.empty(); }  ///< --out was given
+  /// holds `latest`
   std::string checkpoint_folder() const { return o.state ? job.options().out : path("checkpoints"); }
-  std::string config_name() const { return o.state ? "run.json" : "config.json"; }
-  bool writes() const { return has_folder() && job.team().leads(); }
+  std::string config_name() const { return o.state ? "run.json" : "config.json"; }  ///< depends on `state`
+  bool writes() const { return has_folder() && job.team().leads(); }                ///< this rank writes the files
 
   Job& job;
   const TrainerOptions o;
   std::shared_ptr<nn::Module> model;
   const std::string kind;
-  std::unique_ptr<optim::Optimizer> trial;  // which "auto" is asked of
-  std::vector<std::string> names;           // of the whole model's parameters
+  std::unique_ptr<optim::Optimizer> trial;  // made only to answer "auto"
+  std::vector<std::string> names;           // parameters of the whole model
   int64_t parameters = 0;
-  sequence::ContextOptions context;  // plans with cp: how ranks attend to the sequences that they share
+  sequence::ContextOptions context;  // with cp: how ranks attend to shared sequences
   std::optional<ExpertCounts> experts;
   data::ToDevice to_device;
   optim::GradScaler scaler;
   std::unique_ptr<engine::EngineBase> engine;
   int64_t steps = 0, steps_of_epoch = 0, first = 0, step = 0;
-  int64_t eval_every = 0, save_every = 0;  // of the options; where arguments said parts of all steps, these
+  int64_t eval_every = 0, save_every = 0;  // from the options; fractions of all steps are resolved
   data::Files files;
-  std::optional<checkpoints::FolderLock> lock;  // of the run's folder, on the rank that leads
+  std::optional<checkpoints::FolderLock> lock;  // on the run's folder; rank 0 only
   OutputFile metrics, bits;
   std::optional<double> best;
-  int64_t worse = 0;                                 // evaluations since
-  std::vector<std::pair<std::string, double>> last;  // evaluation
-  int64_t looked = -1;                               // the step of it
+  int64_t worse = 0;                                 // evaluations since `best`
+  std::vector<std::pair<std::string, double>> last;  // the last evaluation
+  int64_t looked = -1;                               // its step
   double shown_loss = NAN;
   std::optional<TrainerState> state;
   Json result = Json::Object();

@@ -1,3 +1,4 @@
+// trainer_state.json: see trainer_state.h.
 #include "train/trainer_state.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@ using data::Json;
 
 double TrainerState::epoch() const { return o_.steps_of_epoch > 0 ? double(step_) / double(o_.steps_of_epoch) : 0; }
 
-/// Keys in order, as Hugging Face writes them.
+/// A log entry, with sorted keys as Hugging Face writes it.
 Json TrainerState::entry(Json::Object values) const {
   values.emplace_back("epoch", epoch());
   values.emplace_back("step", step_);
@@ -82,9 +83,10 @@ void TrainerState::load(const Json& saved) {
   step_ = saved.at("global_step", where).as_int(where + "global_step");
   log_ = saved.at("log_history", where).as_array(where + "log_history");
   const Json* logged = saved.find("last_logged");
-  const int64_t every = saved.at("logging_steps", where).as_int(where + "logging_steps");  // may be another now
+  // The setting may have changed since.
+  const int64_t every = saved.at("logging_steps", where).as_int(where + "logging_steps");
   logged_ = logged ? logged->as_int(where + "last_logged") : step_ / every * every;
-  const auto number = [&](const char* key) {  // null: it was none
+  const auto number = [&](const char* key) {  // NaN was saved as null
     const Json& found = saved.at(key, where);
     return found.is_number() ? found.as_number() : NAN;
   };

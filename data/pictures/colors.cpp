@@ -1,4 +1,4 @@
-// Colours of pictures: see pictures.h.
+// Color operations on images: see pictures.h.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -22,14 +22,14 @@ Tensor of_bytes(const char* op, const Tensor& x) {
 }
 
 template <class T> constexpr float bound_of() { return std::is_same_v<T, uint8_t> ? 255.f : 1.f; }
-/// As a pixel: into range, and without a fraction.
+/// Clamps a value to the range of T. For u8 the fraction is truncated.
 template <class T> T pixel(float value) { return T(std::clamp(value, 0.f, bound_of<T>())); }
 
 template <class T> T gray_at(const T* p, int64_t n, int64_t i) {
   return T(0.2989f * float(p[i]) + 0.587f * float(p[n + i]) + 0.114f * float(p[2 * n + i]));
 }
 
-/// factor * a + (1 - factor) * other(pixel of a channel, channel).
+/// out = factor * in + (1 - factor) * other(pixel index within a channel, channel), clamped.
 template <class T, class Fn> void blend(const Tensor& in, const Tensor& out, double factor, Fn other) {
   const float f = float(factor), rest = float(1 - factor);
   const T* from = in.data<T>();
@@ -194,7 +194,7 @@ Tensor autocontrast(const Tensor& x) {
       const auto [least, most] = std::minmax_element(from, from + n);
       const bool flat = *least == *most;
       const float start = flat ? 0 : float(*least);
-      const float scale = flat ? 1 : 1 / (float(*most) - float(*least)) * bound_of<T>();  // rounded as PyTorch does
+      const float scale = flat ? 1 : 1 / (float(*most) - float(*least)) * bound_of<T>();  // same rounding as PyTorch
       T* to = out.data<T>() + c * n;
       for (int64_t i = 0; i < n; ++i) to[i] = pixel<T>((float(from[i]) - start) * scale);
     }
@@ -210,7 +210,8 @@ Tensor equalize(const Tensor& x) {
     uint8_t* to = out.data<uint8_t>() + c * n;
     std::array<int64_t, 256> count{};
     for (int64_t i = 0; i < n; ++i) ++count[from[i]];
-    const int64_t step = (n - count[*std::max_element(from, from + n)]) / 255;  // all but the brightest level
+    // Pixels below the brightest level, divided into 255 steps.
+    const int64_t step = (n - count[*std::max_element(from, from + n)]) / 255;
     if (step == 0) {
       std::copy_n(from, n, to);
       continue;

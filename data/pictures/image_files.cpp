@@ -1,4 +1,4 @@
-// Pictures of files: see image_files.h. The decoders are in png.cpp and jpeg.cpp.
+// PNG and JPEG files: see image_files.h. png.cpp and jpeg.cpp have the decoders.
 #include "data/pictures/image_files.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ int channels_of(ImageMode mode, int own) {
 
 uint8_t gray_of(const uint8_t* p) { return uint8_t((19595u * p[0] + 38470u * p[1] + 7471u * p[2] + 0x8000u) >> 16); }
 
-/// Interleaved to planes, and to the channels that are asked for.
+/// Interleaved rows to planes (channels, height, width), converted to `mode`.
 Tensor planes_of(const Pixels& from, ImageMode mode) {
   const int own = from.channels, wanted = channels_of(mode, own);
   const int64_t n = from.height * from.width;

@@ -1,3 +1,4 @@
+// Images in class folders: see image_folder.h.
 #include "data/pictures/image_folder.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// In small letters, with the dot.
+/// The file extension in lower case, with the dot.
 std::string extension_of(const fs::path& path) {
   std::string text = path.extension().string();
   for (char& c : text) c = c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c;
@@ -21,7 +22,7 @@ bool is_one_of(const std::string& word, std::initializer_list<const char*> list)
   return std::find(list.begin(), list.end(), word) != list.end();
 }
 
-/// Folders and pictures of a folder, sorted; folders that links lead to count, too.
+/// Subfolders and images of a folder, sorted by name. Links to folders count as folders.
 struct Listed {
   std::vector<std::string> folders, pictures;
 };
@@ -30,7 +31,7 @@ Listed list_folder(const std::string& folder) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string(), extension = extension_of(it->path());
-    std::error_code ignored;  // of a link to nowhere
+    std::error_code ignored;  // is_directory() fails for dangling links
     if (it->is_directory(ignored)) listed.folders.push_back(name);
     else if (is_one_of(extension, {".jpg", ".jpeg", ".png"})) listed.pictures.push_back(name);
     else
@@ -44,7 +45,7 @@ Listed list_folder(const std::string& folder) {
   return listed;
 }
 
-/// All folders with their pictures, as they come.
+/// All folders with their images, in traversal order.
 using Found = std::vector<std::pair<std::string, std::vector<std::string>>>;
 void find_pictures(const std::string& folder, int depth, Found& found) {
   LOCKSTEP_CHECK(depth < 100,
@@ -54,7 +55,7 @@ void find_pictures(const std::string& folder, int depth, Found& found) {
   for (const auto& name : listed.folders) find_pictures(folder + "/" + name, depth + 1, found);
 }
 
-/// In the order of the folders' paths.
+/// All images below a folder, sorted by folder path, then by name.
 std::vector<std::string> pictures_below(const std::string& folder) {
   Found found;
   find_pictures(folder, 0, found);

@@ -1,7 +1,7 @@
 // JPEG by libjpeg-turbo (ITU-T T.81): see image_pixels.h and image_files.h.
 #include <csetjmp>
 #include <cstdio>
-// libjpeg's header needs FILE and size_t first.
+// jpeglib.h needs FILE and size_t first.
 #include <jerror.h>
 #include <jpeglib.h>
 
@@ -14,7 +14,7 @@
 namespace lockstep::data {
 namespace {
 
-/// What libjpeg's callbacks reach. Nothing in it has a destructor.
+/// State for libjpeg's callbacks. Its members have no destructors, because errors longjmp().
 struct JpegErrors {
   jpeg_error_mgr errors{};
   jmp_buf back;
@@ -28,11 +28,11 @@ struct JpegWork : JpegErrors {
 struct JpegWriteWork : JpegErrors {
   jpeg_compress_struct info{};
   jpeg_destination_mgr to{};
-  JOCTET part[1 << 14];  // of the file, then appended
+  JOCTET part[1 << 14];  // output buffer, appended to `out` when full
   std::string* out = nullptr;
 };
 
-constexpr long most_megabytes = 512;  // that libjpeg takes, for pictures that come in several scans
+constexpr long most_megabytes = 512;  // memory limit for libjpeg, which buffers images with several scans
 
 [[noreturn]] void on_jpeg_error(j_common_ptr info) {
   auto* work = static_cast<JpegErrors*>(info->client_data);
@@ -42,7 +42,7 @@ constexpr long most_megabytes = 512;  // that libjpeg takes, for pictures that c
   std::longjmp(work->back, 1);
 }
 
-/// Data that are wrong but can be guessed are an error, too; oddities that lose nothing are none.
+/// Treats recoverable data errors as errors, too. Oddities that lose no data are accepted.
 void on_jpeg_message(j_common_ptr info, int level) {
   if (level >= 0) return;
   switch (info->err->msg_code) {
@@ -55,7 +55,7 @@ void on_jpeg_message(j_common_ptr info, int level) {
 }
 void on_jpeg_output(j_common_ptr) {}
 
-/// A small file may ask for so many passes over a large picture that it never ends.
+/// Limits the scans: a small file may request so many passes over a large image that decoding takes forever.
 void on_jpeg_progress(j_common_ptr info) {
   auto* work = static_cast<JpegWork*>(static_cast<JpegErrors*>(info->client_data));
   if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= work->most_scans) return;
@@ -63,7 +63,7 @@ void on_jpeg_progress(j_common_ptr info) {
   std::longjmp(work->back, 1);
 }
 
-// Where a file is written to. libjpeg's own place in memory is lost when an error comes while it grows.
+// The output goes through a small buffer: libjpeg's own memory destination leaks if an error occurs while it grows.
 
 void begin_part(j_compress_ptr info) {
   auto* work = static_cast<JpegWriteWork*>(static_cast<JpegErrors*>(info->client_data));
@@ -77,13 +77,13 @@ void append_part(j_compress_ptr info, size_t left) {
   std::longjmp(work->back, 1);
 }
 ::boolean next_part(j_compress_ptr info) {
-  append_part(info, 0);  // free_in_buffer is not up to date here
+  append_part(info, 0);  // the whole buffer: free_in_buffer is not up to date here
   begin_part(info);
   return TRUE;
 }
 void end_parts(j_compress_ptr info) { append_part(info, info->dest->free_in_buffer); }
 
-/// Before jpeg_create_...(), which may fail, too.
+/// Installs the callbacks. Call it before jpeg_create_...(), which may fail, too.
 template <class Info> void listen_to_jpeg(Info& info, JpegErrors* w) {
   info.err = jpeg_std_error(&w->errors);
   w->errors.error_exit = on_jpeg_error;
@@ -92,7 +92,7 @@ template <class Info> void listen_to_jpeg(Info& info, JpegErrors* w) {
   info.client_data = w;
 }
 
-// Stages. Each sets where an error comes back to, and gives false then.
+// The stages. Each sets the longjmp() target and returns false after an error.
 
 bool read_jpeg_header(JpegWork* w, const unsigned char* data, unsigned long size) {
   if (setjmp(w->back)) return false;
@@ -140,7 +140,7 @@ bool write_jpeg(JpegWriteWork* w, const Pixels& pixels, int quality) {
   jpeg_start_compress(&w->info, TRUE);
   const size_t row = size_t(pixels.width) * size_t(pixels.channels);
   while (w->info.next_scanline < w->info.image_height) {
-    // libjpeg takes rows that are not const, and only reads them
+    // libjpeg's interface is not const, but it only reads the rows
     JSAMPROW from = const_cast<JSAMPROW>(pixels.bytes.data() + size_t(w->info.next_scanline) * row);
     jpeg_write_scanlines(&w->info, &from, 1);
   }
@@ -153,10 +153,10 @@ struct JpegWrite : JpegWriteWork {
 };
 
 struct JpegRead : JpegWork {
-  ~JpegRead() { jpeg_destroy_decompress(&info); }  // nothing to do where it was not made: info is zeros
+  ~JpegRead() { jpeg_destroy_decompress(&info); }  // a no-op if `info` is still zero
 };
 
-/// Four inks to three lights. Adobe's programs store the inks inverted.
+/// CMYK to RGB. Adobe's programs store inverted values.
 std::vector<uint8_t> rgb_of_inks(const std::vector<uint8_t>& inks, bool inverted) {
   std::vector<uint8_t> rgb;
   rgb.reserve(inks.size() / 4 * 3);
@@ -175,11 +175,11 @@ Pixels decode_jpeg(Bytes file, const std::string& where, const ImageOptions& opt
   check(read_jpeg_header(&work, reinterpret_cast<const unsigned char*>(file.data()), file.size()));
   auto& info = work.info;
   check_pixels(where, info.image_height, info.image_width, options);
-  // Huffman's codes take a bit for each block of 8 x 8 pixels at least.
+  // Huffman coding takes at least one bit per 8 x 8 block.
   LOCKSTEP_CHECK(info.arith_code || int64_t(info.image_height) * info.image_width / 512 <= int64_t(file.size()), where,
                  ": expected a file that can hold ", info.image_height, " x ", info.image_width, " pixels, got ",
                  file.size(), " bytes (is it truncated?)");
-  constexpr int64_t most_passed = int64_t(1) << 31;  // pixels in all scans together: some seconds
+  constexpr int64_t most_passed = int64_t(1) << 31;  // limit on pixels x scans: a few seconds of work
   work.most_scans = int(std::min<int64_t>(500, most_passed / (int64_t(info.image_height) * info.image_width) + 1));
   const int own = info.num_components;
   LOCKSTEP_CHECK(own == 1 || own == 3 || own == 4, where, ": expected 1, 3 or 4 colours, got ", own);

@@ -10,7 +10,7 @@
 namespace lockstep::data {
 namespace {
 
-/// In (0, 1).
+/// Uniform in (0, 1).
 double open_unit(Draws& draws) { return (double(draws.next() >> 12) + 0.5) * 0x1p-52; }
 
 double normal_draw(Draws& draws) {
@@ -18,7 +18,8 @@ double normal_draw(Draws& draws) {
   return random_math::normals(u, t, 0.0, 1.0).first;
 }
 
-/// The logarithm of a Gamma(alpha, 1) number (Marsaglia and Tsang, 2000), of which small alphas ask for tiny ones.
+/// Logarithm of a Gamma(alpha, 1) variate (Marsaglia and Tsang, 2000). With a small alpha the variate itself could
+/// underflow.
 double log_gamma_draw(Draws& draws, double alpha) {
   if (alpha < 1) return log_gamma_draw(draws, alpha + 1) + std::log(open_unit(draws)) / alpha;
   const double d = alpha - 1.0 / 3, c = 1 / std::sqrt(9 * d);
@@ -50,7 +51,7 @@ void check_batch(const char* op, const Example& batch, int64_t classes, double a
                    i);
 }
 
-/// `part` of each target, and the rest of the one before.
+/// One-hot targets, mixed: `part` of each sample's own class, the rest of the previous sample's class.
 Tensor mixed_targets(const Tensor& target, int64_t classes, double part) {
   const int64_t n = target.numel();
   const Tensor labels = target.contiguous(), out = zeros({n, classes}, {.device = cpu});

@@ -1,41 +1,49 @@
 #pragma once
-// What is done to one picture: (channels, height, width) on the CPU, u8 or f32 in [0, 1], as torchvision does it to
-// tensors. Nothing here draws random numbers; data/pictures/transforms.h does. u8 is computed so that it has the same
-// bits on every processor where that is possible (resize), and is rounded or cut as torchvision has it.
+// Deterministic image operations, as torchvision does them on tensors. An image is (channels, height, width) on the
+// CPU, u8 or f32 in [0, 1]. Random operations are in data/pictures/transforms.h. u8 results are rounded or truncated as
+// in torchvision; resize() gives the same bits on every processor.
 #include "tensor/tensor.h"
 
 namespace lockstep::data {
 
-/// Error that begins with [op] unless x is such a picture; row-major.
+/// A contiguous copy or view of x. Error beginning with [op] unless x is an image as above.
 Tensor picture(const char* op, const Tensor& x);
 
-/// Bilinear; a picture that gets smaller is averaged over as many pixels as fall on one ("antialiased"), and u8 is
-/// rounded after each direction, in whole numbers, as Pillow does.
+/// Bilinear resize with antialiasing when shrinking (a triangle filter over all covered pixels). u8 uses fixed-point
+/// arithmetic and is rounded after each direction, as in Pillow.
 Tensor resize(const Tensor& x, int64_t height, int64_t width);
-/// A part of it; what lies outside is `fill`.
+/// A rectangle of x. Pixels outside x are `fill`.
 Tensor crop(const Tensor& x, int64_t top, int64_t left, int64_t height, int64_t width, double fill = 0);
+/// Mirrors left and right.
 Tensor flip_horizontally(const Tensor& x);
+/// Mirrors top and bottom.
 Tensor flip_vertically(const Tensor& x);
 
-/// out(x, y) = in(a x + b y + c, d x + e y + f), of the middles of pixels measured from the picture's middle; `fill`
-/// outside. Nearest pixel, or bilinear.
+/// A map from output to input: out(x, y) = in(a x + b y + c, d x + e y + f). Coordinates are those of pixel centers,
+/// relative to the image center.
 struct AffineMap {
   double a = 1, b = 0, c = 0, d = 0, e = 1, f = 0;
 };
+/// Applies the map, by the nearest pixel or bilinearly. Pixels outside x are `fill`.
 Tensor affine(const Tensor& x, const AffineMap& map, bool bilinear = false, double fill = 0);
-/// Counter-clockwise, about its middle.
+/// Rotates counter-clockwise about the center.
 Tensor rotate(const Tensor& x, double degrees, bool bilinear = false, double fill = 0);
 
-// Colours: 1 or 3 channels.
-Tensor grayscale(const Tensor& x, int64_t channels = 1);  ///< 0.2989 red + 0.587 green + 0.114 blue
+/// To gray: 0.2989 red + 0.587 green + 0.114 blue. This and the following color operations take 1 or 3 channels.
+Tensor grayscale(const Tensor& x, int64_t channels = 1);
+/// factor * x, clamped. 0 is black, 1 is x.
 Tensor adjust_brightness(const Tensor& x, double factor);
+/// Blends with the mean gray: 0 is uniform gray, 1 is x.
 Tensor adjust_contrast(const Tensor& x, double factor);
+/// Blends with the gray image: 0 is gray, 1 is x.
 Tensor adjust_saturation(const Tensor& x, double factor);
-Tensor adjust_hue(const Tensor& x, double turn);  ///< in [-0.5, 0.5]: of the circle of colours
+/// Shifts the hue by `turn` of the color circle, in [-0.5, 0.5].
+Tensor adjust_hue(const Tensor& x, double turn);
+/// Blends with a smoothed image (3 x 3, center weight 5 of 13): 0 is smooth, 1 is x.
 Tensor adjust_sharpness(const Tensor& x, double factor);
-Tensor posterize(const Tensor& x, int bits);         ///< u8: keeps so many of 8 bits
-Tensor solarize(const Tensor& x, double threshold);  ///< inverts what is not below; of u8 in 0 .. 255
-Tensor autocontrast(const Tensor& x);                ///< each channel stretched to its full range
-Tensor equalize(const Tensor& x);                    ///< u8: levels as often as each other, by channel
+Tensor posterize(const Tensor& x, int bits);         ///< u8: keeps the highest `bits` bits
+Tensor solarize(const Tensor& x, double threshold);  ///< inverts values >= threshold (0 .. 255 for u8)
+Tensor autocontrast(const Tensor& x);                ///< stretches each channel to the full range
+Tensor equalize(const Tensor& x);                    ///< u8: equalizes the histogram of each channel
 
 }  // namespace lockstep::data

@@ -11,13 +11,13 @@
 namespace lockstep::data {
 namespace {
 
-/// What libpng's callbacks reach. Nothing in it has a destructor.
+/// State for libpng's callbacks. Its members have no destructors, because errors longjmp().
 struct PngWork {
   png_structp png = nullptr;
   png_infop info = nullptr;
-  const std::byte* at = nullptr;  // read from
+  const std::byte* at = nullptr;  // input
   size_t left = 0;
-  std::string* out = nullptr;  // written to
+  std::string* out = nullptr;  // output
   char problem[200] = {};
   png_uint_32 width = 0, height = 0;
   int bits = 0, colour = 0, channels = 0;
@@ -43,12 +43,12 @@ void write_png(png_structp png, png_bytep from, png_size_t count) {
 }
 void flush_png(png_structp) {}
 
-// Stages. Each sets where an error comes back to, and gives false then.
+// The stages. Each sets the longjmp() target and returns false after an error.
 
 bool read_png_header(PngWork* w) {
   if (setjmp(png_jmpbuf(w->png))) return false;
   png_set_read_fn(w->png, w, read_png);
-  // Texts, profiles and the like are passed over: libpng would inflate a thousand of them to 8 MB each.
+  // Skip text, profiles and other ancillary chunks: libpng would inflate up to a thousand of them to 8 MB each.
   png_set_keep_unknown_chunks(w->png, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
   png_set_crc_action(w->png, PNG_CRC_ERROR_QUIT, PNG_CRC_ERROR_QUIT);
   png_read_info(w->png, w->info);
@@ -115,7 +115,7 @@ Pixels decode_png(Bytes file, const std::string& where, const ImageOptions& opti
   check(read_png_header(&work));
   const int64_t height = work.height, width = work.width;
   check_pixels(where, height, width, options);
-  // Deflate makes 1032 bytes of one at most.
+  // Deflate makes at most 1032 bytes from one.
   const int64_t in_file = (work.colour == PNG_COLOR_TYPE_PALETTE      ? 1
                            : work.colour == PNG_COLOR_TYPE_GRAY       ? 1
                            : work.colour == PNG_COLOR_TYPE_GRAY_ALPHA ? 2

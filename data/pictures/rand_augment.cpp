@@ -1,4 +1,4 @@
-// RandAugment: see transforms.h. The strengths are torchvision's.
+// RandAugment: see transforms.h. Strengths are as in torchvision.
 #include <array>
 #include <cmath>
 
@@ -27,11 +27,12 @@ enum class Change {
   count
 };
 
-/// `part` in [0, 1] of the most that a change does; sign: 1 or -1, of those that go both ways.
+/// Applies one operation at `part` (in [0, 1]) of its maximum strength. sign: the direction, 1 or -1, of operations
+/// that have two.
 Tensor changed(const Tensor& x, Change change, double part, double sign, double fill) {
   const double h = double(x.size(1)), w = double(x.size(2)), shear = sign * 0.3 * part, factor = 1 + sign * 0.9 * part;
   switch (change) {
-    // Shears leave the top and the left edge where they are.
+    // Shears keep the top or left edge in place.
     case Change::shear_x: return affine(x, {.b = shear, .c = shear * h / 2}, false, fill);
     case Change::shear_y: return affine(x, {.d = shear, .f = shear * w / 2}, false, fill);
     case Change::move_x: return affine(x, {.c = -std::trunc(sign * 150.0 / 331 * w * part)}, false, fill);

@@ -1,4 +1,4 @@
-// Pictures in other sizes and places: see pictures.h.
+// Resizing, cropping and affine maps: see pictures.h.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -9,14 +9,14 @@
 namespace lockstep::data {
 namespace {
 
-/// For each pixel of the result, which pixels of a line make it, and how much of each.
+/// Filter taps of a resize in one direction: for each output pixel, its input pixels and their weights.
 struct Taps {
   std::vector<int64_t> first, count;
   int64_t most = 0;
-  std::vector<double> weights;  // `most` for each
+  std::vector<double> weights;  // `most` per output pixel
 };
 
-/// A triangle, as wide as two of the larger pixels.
+/// Triangle filter. Its half width is one output pixel when shrinking, one input pixel when enlarging.
 Taps taps_of(int64_t in, int64_t out) {
   Taps taps;
   const double scale = double(in) / double(out), width = std::max(scale, 1.0);
@@ -39,9 +39,9 @@ Taps taps_of(int64_t in, int64_t out) {
   return taps;
 }
 
-constexpr int kWeightBits = 22;  // of whole-number weights: 255 times their sum fits in 31 bits
+constexpr int kWeightBits = 22;  // fixed-point bits of u8 weights; 255 * sum of weights fits in 31 bits
 
-/// The weights as T computes with them.
+/// The weights in T's arithmetic: fixed-point for u8, else float.
 template <class T> auto weights_as(const Taps& taps) {
   if constexpr (std::is_same_v<T, uint8_t>) {
     std::vector<int32_t> whole;
@@ -88,7 +88,7 @@ template <class T> void along_columns(const T* in, int64_t width, const Taps& ta
   }
 }
 
-/// Of one channel, at a place that may be outside, where it is 0; how much of the picture is there goes to `there`.
+/// One channel; 0 outside. Each lookup adds the weight of the pixels that lie inside to `there`.
 template <class T> struct Plane {
   const T* p;
   int64_t height, width;
@@ -184,12 +184,13 @@ Tensor affine(const Tensor& x, const AffineMap& m, bool bilinear, double fill) {
       for (int64_t i = 0; i < h; ++i)
         for (int64_t j = 0; j < w; ++j) {
           const double v = double(i) + 0.5 - middle_y, u = double(j) + 0.5 - middle_x;
-          // Kept where int64_t holds them.
+          // Clamped so that the coordinates fit in int64_t.
           const double fx = std::clamp(m.a * u + m.b * v + m.c + middle_x - 0.5, -far, far);
           const double fy = std::clamp(m.d * u + m.e * v + m.f + middle_y - 0.5, -far, far);
           double there = 0;
           double value = bilinear ? plane.bilinear(fy, fx, there) : plane.nearest(fy, fx, there);
-          value = there * value + (1 - there) * fill;  // at the edge the picture counts twice, as in torchvision
+          // `value` is weighted by coverage already: it counts twice, as in torchvision.
+          value = there * value + (1 - there) * fill;
           if constexpr (std::is_same_v<T, uint8_t>) *to++ = uint8_t(std::clamp(std::nearbyint(value), 0.0, 255.0));
           else *to++ = float(value);
         }

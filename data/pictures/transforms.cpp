@@ -1,3 +1,4 @@
+// Random transforms of images: see transforms.h.
 #include "data/pictures/transforms.h"
 
 #include <algorithm>
@@ -25,11 +26,11 @@ void check_range(const char* op, const char* what, const Range& range) {
                  " from above 0 up to no less, got ", range.low, " to ", range.high);
 }
 
-/// 53 bits: thresholds such as p = 1 are exact.
+/// Uniform, with 53 bits: comparing with p = 0 or p = 1 is exact.
 double drawn(Draws& draws, double low, double high) {
   return low + (high - low) * double(draws.next() >> 11) * 0x1p-53;
 }
-/// Of a rectangle: a part of the area, and a ratio that is as likely doubled as halved.
+/// Two sides of a random rectangle: its area is a random part of `area`, its aspect ratio is log-uniform.
 std::pair<int64_t, int64_t> drawn_sides(Draws& draws, double area, const Range& scale, const Range& ratio) {
   const double part = area * drawn(draws, scale.low, scale.high);
   const double r = std::exp(drawn(draws, std::log(ratio.low), std::log(ratio.high)));
@@ -55,7 +56,7 @@ Tensor Resize::operator()(const Tensor& x) const {
 Tensor CenterCrop::operator()(const Tensor& x) const {
   check_size("CenterCrop", height, width);
   const Tensor in = picture("CenterCrop", x);
-  // Half a pixel goes to the even one where something is cut, and the smaller half of what is added in front.
+  // Cropping rounds half a pixel to even; padding puts the smaller half in front.
   const auto start = [](int64_t is, int64_t wanted) {
     return is >= wanted ? int64_t(std::nearbyint(double(is - wanted) / 2)) : -((wanted - is) / 2);
   };
@@ -91,7 +92,7 @@ Tensor RandomResizedCrop::operator()(const Tensor& x) const {
     const int64_t top = draws.below(h - part_h + 1), left = draws.below(w - part_w + 1);
     return resize(crop(in, top, left, part_h, part_w), height, width);
   }
-  // The largest part of an allowed ratio, from the middle.
+  // Fallback: the largest central crop with an allowed ratio.
   int64_t part_w = w, part_h = h;
   if (double(w) / double(h) < ratio.low) part_h = std::max<int64_t>(1, int64_t(std::nearbyint(double(w) / ratio.low)));
   else if (double(w) / double(h) > ratio.high)

@@ -1,12 +1,15 @@
 #pragma once
-// Random changes of pictures for training, under torchvision's names, with its meaning and defaults.
+// Random image transforms for training, with the names, meaning and defaults of torchvision.
 //
 //   const Compose augment({RandomResizedCrop{.height = 32, .width = 32}, RandomHorizontalFlip{}, ToTensor{}});
 //   ImageFolder train("train", augment);
 //
-// A transform draws from the generator of its thread, which in Dataset::get() under a DataLoader depends on (seed,
-// epoch, index of the sample) alone: the same bits for any number of workers, and after a resume. Each takes one key of
-// it (tensor/random.h), however much it then draws, so that one never changes what the next one draws.
+// Transforms draw from the thread's generator. Under a DataLoader, numbers drawn in Dataset::get() depend only on
+// (seed, epoch, sample index): they are the same for any number of workers, and after a resume. Each transform takes
+// one random key (tensor/random.h) however many numbers it draws, so it never changes what the next one draws.
+//
+// operator() of each transform takes an image (channels, height, width) and returns the changed one. Error for invalid
+// options or an unsupported dtype or shape.
 #include <functional>
 #include <utility>
 #include <vector>
@@ -16,18 +19,20 @@
 
 namespace lockstep::data {
 
-/// Of a picture (channels, height, width), u8 or f32.
+/// A function from image to image: (channels, height, width), u8 or f32.
 using Transform = std::function<Tensor(const Tensor&)>;
 
+/// An interval to draw from.
 struct Range {
   double low, high;
 };
 
-/// One after the other.
+/// Applies transforms one after the other.
 class Compose {
  public:
+  /// Error if a step is empty.
   Compose(std::vector<Transform> steps);
-  Tensor operator()(Tensor x) const {
+  Tensor operator()(Tensor x) const {  ///< applies all steps
     for (const Transform& step : steps_) x = step(x);
     return x;
   }
@@ -36,89 +41,98 @@ class Compose {
   std::vector<Transform> steps_;
 };
 
-/// width 0: the shorter edge gets `height` pixels, and the other keeps the ratio.
+/// Resizes. With width 0 the shorter edge gets `height` pixels, and the aspect ratio is kept.
 struct Resize {
   int64_t height = 0, width = 0;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< the resized image
 };
-/// A picture that is too small gets zeros around it.
+/// Crops around the center. An image that is too small is padded with zeros.
 struct CenterCrop {
   int64_t height = 0, width = 0;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< the crop
 };
+/// Crops at a random position, after padding.
 struct RandomCrop {
-  int64_t height = 0, width = 0, padding = 0;  ///< padding: on all four sides
+  int64_t height = 0, width = 0, padding = 0;  ///< padding: pixels added on all four sides
   bool pad_if_needed = false;
   double fill = 0;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< the crop
 };
-/// A part of `scale` of the area, of a `ratio` of width to height, resized.
+/// Crops a random rectangle with `scale` of the area and aspect ratio `ratio` (width / height), and resizes it.
 struct RandomResizedCrop {
   int64_t height = 0, width = 0;
   Range scale{0.08, 1}, ratio{3. / 4, 4. / 3};
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< the resized crop
 };
+/// Mirrors left and right with probability p.
 struct RandomHorizontalFlip {
   double p = 0.5;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< x or its mirror image
 };
+/// Mirrors top and bottom with probability p.
 struct RandomVerticalFlip {
   double p = 0.5;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< x or its mirror image
 };
-/// By an angle in [-degrees, degrees].
+/// Rotates by a random angle in [-degrees, degrees].
 struct RandomRotation {
   double degrees = 0;
   bool bilinear = false;
   double fill = 0;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< the rotated image
 };
-/// Factors in [max(0, 1 - b), 1 + b], a turn of the colours in [-hue, hue], in a random order. 0: not at all.
+/// Changes brightness, contrast and saturation by random factors in [max(0, 1 - b), 1 + b], and the hue by a turn in
+/// [-hue, hue], in random order. 0 switches a change off.
 struct ColorJitter {
   double brightness = 0, contrast = 0, saturation = 0, hue = 0;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< the changed image
 };
+/// Converts to gray, with 1 or 3 equal channels.
 struct Grayscale {
   int64_t channels = 1;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< the gray image
 };
-/// u8 to f32 in [0, 1]; f32 stays as it is.
+/// Converts u8 to f32 in [0, 1]. f32 stays as it is.
 struct ToTensor {
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< f32
 };
-/// f32: (x - mean) / deviation, of each channel, or one number for all.
+/// f32: (x - mean) / deviation, with one value per channel or one for all.
 struct Normalize {
   std::vector<double> mean, deviation;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< the normalized image
 };
-/// A part of `scale` of the area, of a `ratio` of height to width, becomes `value`, or normal noise (f32).
+/// With probability p, overwrites a random rectangle with `value` or normal noise (f32 only). The rectangle has `scale`
+/// of the area and aspect ratio `ratio` (height / width).
 struct RandomErasing {
   double p = 0.5;
   Range scale{0.02, 0.33}, ratio{0.3, 3.3};
   double value = 0;
   bool noise = false;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< x or the changed image
 };
-/// `operations` of 14, drawn with repetition, at strength `magnitude` of `bins` (Cubuk et al., 2020). u8.
+/// Applies `operations` random operations out of 14, with repetition, at strength `magnitude` of `bins`. u8 only. Cubuk
+/// et al. 2020 (RandAugment).
 struct RandAugment {
   int64_t operations = 2, magnitude = 9, bins = 31;
   double fill = 0;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x) const;  ///< the changed image
 };
 
-/// A batch (input f32 (N, ...), target i64 (N)) mixed with itself moved by one sample, by a part that Beta(alpha,
-/// alpha) gives; targets become f32 (N, classes). For LoaderOptions::collate, where the draws depend on (seed, epoch,
-/// the batch's first sample):  .collate = [](auto samples) { return MixUp{10}(data::collate(samples)); }
+/// Mixes each sample of a batch (input f32 (N, ...), target i64 (N)) with the previous one, with a weight drawn from
+/// Beta(alpha, alpha). Targets become f32 (N, classes). Zhang et al. 2018. Use it in LoaderOptions::collate, where
+/// random numbers depend only on (seed, epoch, first sample of the batch):
+///   .collate = [](auto samples) { return MixUp{10}(data::collate(samples)); }
 struct MixUp {
   int64_t classes = 0;
   double alpha = 1;
-  Example operator()(const Example& batch) const;
+  Example operator()(const Example& batch) const;  ///< the mixed batch
 };
-/// The same with a rectangle of the other picture pasted in: input (N, channels, height, width), u8 or f32.
+/// The same, but pastes a random rectangle of the previous image: input (N, channels, height, width), u8 or f32. Yun et
+/// al. 2019.
 struct CutMix {
   int64_t classes = 0;
   double alpha = 1;
-  Example operator()(const Example& batch) const;
+  Example operator()(const Example& batch) const;  ///< the mixed batch
 };
 
 }  // namespace lockstep::data
