@@ -4,8 +4,7 @@
 // Each transfer has a counter of bytes done, and these counters are the only synchronization inside a rank: a send may
 // proceed as far as earlier steps have written its source, a receive as far as earlier steps have finished with its
 // target (program.h). Chunks are cut into blocks, and the stream between two ranks is ordered by wave = block + step,
-// so
-// that a block passes through all its steps while it is in the cache, and no step waits for another one to complete.
+// so that a block passes through all its steps while it is in the cache, and no step waits for another one to complete.
 // Both ranks know this order, so no cycle of waits can arise.
 //
 //   wave 0   step 0 block 0
@@ -41,9 +40,8 @@ struct Execution {
   std::function<std::span<std::byte>(int32_t chunk)> memory;
   /// Bytes of a chunk, also of one without memory on this rank (gather through a tree).
   std::function<size_t(int32_t chunk)> chunk_bytes;
-  const InPlace* in_place =
-      /// set when the call may work on tensors in shared memory; equal on all ranks except for the placement
-      nullptr;
+  /// Set when the call may work on tensors in shared memory; equal on all ranks except for the placement.
+  const InPlace* in_place = nullptr;
   Header header;               ///< sent once to each peer that receives data, checked once from each sender
   Control* control = nullptr;  ///< failures of other ranks end the wait; may be null in tests
   Seconds timeout{600};
