@@ -65,7 +65,7 @@ struct Activity {
   bool is_collective = true;  ///< false for messages, which do not count in `completed`
   bool waiting = false;       ///< inside a call
   int waits_for = -1;         ///< world rank that it waits for; -1 if none
-  /// point to point: number of the awaited message, counted per peer and direction; 0 in a collective
+  /// Point to point: number of the awaited message, counted per peer and direction; 0 in a collective.
   uint64_t messages = 0;
   bool is_send = false;  ///< with `messages`: it waits to send, not to receive
   /// Messages started so far, as (world rank, count): sends to that rank, and receives from it. Empty if not counted;

@@ -46,7 +46,7 @@ class FifoWriter {
     return n;
   }
   void close() { control_->closed.store(1, std::memory_order_release); }  ///< no more bytes will follow
-  /// the reader is gone
+  /// The reader is gone.
   bool is_abandoned() const { return control_->abandoned.load(std::memory_order_acquire) != 0; }
   explicit operator bool() const { return control_ != nullptr; }  ///< false for a default-constructed writer
 
@@ -72,11 +72,11 @@ class FifoReader {
     const uint64_t written = control_->written.load(std::memory_order_acquire);
     return {data_ + (read_ & (capacity_ - 1)), std::min(size_t(written - read_), capacity_)};
   }
-  /// frees `bytes` from the front
+  /// Frees `bytes` from the front.
   void consume(size_t bytes) { control_->read.store(read_ += bytes, std::memory_order_release); }
   /// The writer has finished; bytes written before may still be unread.
   bool is_closed() const { return control_->closed.load(std::memory_order_acquire) != 0; }
-  /// tells the writer that nobody reads any more
+  /// Tells the writer that nobody reads any more.
   void abandon() { control_->abandoned.store(1, std::memory_order_release); }
   explicit operator bool() const { return control_ != nullptr; }  ///< false for a default-constructed reader
 

@@ -42,7 +42,7 @@ struct Job {
   bool checksum = false;                    ///< LOCKSTEP_COMM_CHECKSUM
   std::string backend = "auto";             ///< as given to init()
   std::atomic<bool> told_sharing{false};    ///< the notice that ranks share a device was printed
-  /// shared by the engines for devices, created by the first of them (nccl/watchdog.h)
+  /// Shared by the engines for devices, created by the first of them (nccl/watchdog.h).
   std::shared_ptr<void> watchdog;
 
  private:

@@ -72,7 +72,7 @@ struct PeerLink {
   // A stream opens with its header, followed by a placement if header.in_place is set. send_opening() and
   // receive_opening() return the bytes moved.
   bool is_sent_open() const { return out.header_done >= opening_bytes(out.header); }
-  /// header and placement have arrived
+  /// Header and placement have arrived.
   bool is_received_open() const { return in.header_done >= opening_bytes(theirs); }
   /// Sends as much as fits of the opening. `more`: payload follows at once.
   size_t send_opening(bool more);

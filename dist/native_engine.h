@@ -22,7 +22,7 @@ struct Prepared {
   std::optional<Program> program;
   int64_t chunks = 1;
   Share in_place;  // for tensors in shared memory
-  // stores partial results in other ranks' chunks, so a call that is not in place needs a copy
+  // Stores partial results in other ranks' chunks, so a call that is not in place needs a copy.
   bool writes_others = false;
 };
 

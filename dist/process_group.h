@@ -119,7 +119,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 
   int rank() const { return member_.rank; }                     ///< of this process in the group
   int size() const { return int(member_.world_ranks.size()); }  ///< number of ranks
-  const std::string& name() const { return member_.name; }
+  const std::string& name() const { return member_.name; }      ///< "world", "dp", ...
   /// The world rank of a rank of this group.
   int world_rank(int rank) const { return member_.world_ranks.at(size_t(rank)); }
   const std::vector<int>& world_ranks() const { return member_.world_ranks; }  ///< by rank of this group
@@ -157,7 +157,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// by size().
   Work all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o = {});
   /// The same with parts of different sizes: `to_each` and `from_each` give a number of rows (dim 0) for each rank.
-  /// Sender and receiver must agree on them, else DistError mismatch. Implemented as an exchange of messages.
+  /// Sender and receiver must agree on them, else a DistError. Implemented as an exchange of messages.
   Work all_to_all(const Tensor& output, const std::vector<int64_t>& from_each, const Tensor& input,
                   const std::vector<int64_t>& to_each, const CollectiveOptions& o = {});
   /// Sends to rank `peer` of the group, which must call receive() with the same dtype, count and tag.
@@ -244,7 +244,7 @@ class Mesh {
  public:
   /// Collective. Error unless the sizes of the axes multiply to world.size().
   Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes);
-  /// the ranks that differ from this one in `axis` only; Error listing the axes
+  /// The ranks that differ from this one in `axis` only; Error listing the axes.
   ProcessGroup& group(const std::string& axis) const;
   int coordinate(const std::string& axis) const;  ///< of this rank along `axis`
   int size(const std::string& axis) const;        ///< number of ranks along `axis`
@@ -257,7 +257,7 @@ class Mesh {
 
 /// Options of spawn().
 struct SpawnOptions {
-  /// ranks are threads of this process, or forked processes
+  /// Ranks are threads of this process, or forked processes.
   enum class Kind { threads, processes } kind = Kind::threads;
   std::string transport = "auto";  ///< auto, threads (with Kind::threads only), shm, tcp
   std::string backend = "auto";    ///< auto, native or nccl, as for init()

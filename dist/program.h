@@ -38,7 +38,7 @@ struct Program {
 
   int rank = 0, ranks = 1;
   std::vector<Item> items;  ///< in program order
-  /// items of earlier steps: an item must never have more bytes done than any item it depends on
+  /// Items of earlier steps: an item must never have more bytes done than any item it depends on.
   std::vector<uint32_t> dependencies;
   std::vector<Place> places;
   std::vector<Peer> peers;       ///< by ascending rank

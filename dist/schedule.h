@@ -33,7 +33,7 @@ enum class Collective : uint8_t {
   batch,
   replay
 };
-/// The first so many kinds of Collective have schedules.
+/// Number of collectives with schedules: the first ones of Collective.
 inline constexpr int scheduled_collectives = 8;
 /// Algorithms of collectives (schedules/algorithms.def); `automatic` lets the engine choose.
 enum class Algorithm : uint8_t {
@@ -82,7 +82,7 @@ struct Transfer {
 struct Request {
   Collective collective = Collective::all_reduce;
   int ranks = 1;
-  /// of broadcast, reduce, gather, scatter; for other collectives the central rank of `tree` and `server`
+  /// The root of broadcast, reduce, gather and scatter; for other collectives the central rank of `tree` and `server`.
   int root = 0;
   bool mean = false;       ///< adds the `scale` transfers of a mean
   std::vector<int> hosts;  ///< hierarchical: host number of each rank; empty: all on one host

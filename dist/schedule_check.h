@@ -33,7 +33,7 @@ struct Check {
   struct Node {
     int64_t left, right;
     int32_t lowest;
-    /// a sum; if right is -1, `left` divided by the number of ranks. lowest: the lowest rank among its terms
+    /// A sum; if right is -1, `left` divided by the number of ranks. lowest: the lowest rank among its terms.
   };
   std::vector<Node> nodes;
   std::vector<int64_t> results;  ///< reductions: value of each chunk at the end

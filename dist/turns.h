@@ -71,7 +71,7 @@ class Turns {
   uint64_t sequence_ = 0;                  // collectives so far
   std::mutex failure_mutex_;
   std::exception_ptr failure_;  // set once the group has failed
-  // used by the running call: on the caller's thread while nothing is queued, else on the worker's
+  // Used by the running call: on the caller's thread while nothing is queued, else on the worker's.
   uint64_t completed_ = 0;
   Worker worker_;  // last: its thread ends before the members it uses
 };
