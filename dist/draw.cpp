@@ -242,8 +242,8 @@ class Picture {
     std::string all =
         format("<style>path{fill:none}.m{stroke:%s;stroke-width:1.3}.e{stroke:%s;stroke-width:.8}", ink, faint);
     for (int i = 0; i < columns_; ++i) {
-      const std::string hsl = format("hsl(%.0f,62%%,%d%%)", std::fmod(212 + 360. * i / columns_, 360),
-                                     i % 2 ? 42 : 56);  // lightness tells neighbours apart
+      // Neighbouring colours differ in lightness too.
+      const std::string hsl = format("hsl(%.0f,62%%,%d%%)", std::fmod(212 + 360. * i / columns_, 360), i % 2 ? 42 : 56);
       all += format("path.f%d{fill:%s}.o%d{stroke:%s;stroke-width:.8}.a%d{stroke:%s;stroke-width:1.3}", i, hsl.c_str(),
                     i, hsl.c_str(), i, hsl.c_str());
     }

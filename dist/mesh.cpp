@@ -43,8 +43,8 @@ Mesh::Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) :
       groups_.push_back(alone);
       continue;
     }
-    groups_.push_back(world.split(world.rank() - coordinates_[i] * stride, coordinates_[i],
-                                  axes_[i].first));  // colour: the first rank of the line
+    // The colour is the first rank along this axis.
+    groups_.push_back(world.split(world.rank() - coordinates_[i] * stride, coordinates_[i], axes_[i].first));
   }
 }
 

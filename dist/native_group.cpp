@@ -17,8 +17,8 @@ void copy_bytes(std::byte* target, const std::byte* source, int64_t bytes) {
   if (bytes > 0 && target != source) std::memcpy(target, source, size_t(bytes));
 }
 
-constexpr int64_t one_shot_bytes = 4 << 10,
-                  one_shot_sent = 32 << 10;  // limits of one_shot: of an all_reduce, and of what a rank sends
+// Limits for choosing one_shot: bytes of the tensor, and bytes that each rank sends.
+constexpr int64_t one_shot_bytes = 4 << 10, one_shot_sent = 32 << 10;
 
 }  // namespace
 
@@ -141,8 +141,8 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
   }
   const int64_t block = count / n * size;  // of all_to_all
   if (call.collective == Collective::all_to_all) {
-    if (input == output && count > 0)
-      input = copy_to_scratch();  // in place, what leaves would be overwritten by what comes
+    // In place, received blocks would overwrite blocks that are still to be sent.
+    if (input == output && count > 0) input = copy_to_scratch();
     copy_bytes(output + rank * block, input + rank * block, block);
   }
   const auto block_of = [&](int32_t chunk) -> std::span<std::byte> {
@@ -155,8 +155,8 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
   const Tensor& mine = call.collective == Collective::gather ? call.input : call.output;
   const int64_t part_bytes = one_sided ? mine.defined() ? mine.numel() * size : own.size() * size : 0;
   const auto chunk_bytes = [&](int32_t chunk) {
-    if (count < 0)
-      return chunk == rank ? size_t(part_bytes) : 0;  // a direct gather or scatter touches no other chunk here
+    // The count is unknown in a direct gather or scatter, which touches only this rank's own chunk here.
+    if (count < 0) return chunk == rank ? size_t(part_bytes) : 0;
     return size_t(shard_range(count, plan.chunks, chunk).size() * size);
   };
   const auto chunk_of = [&](int32_t chunk) -> std::span<std::byte> {

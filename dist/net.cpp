@@ -153,8 +153,8 @@ Fd listen_at(const SocketAddress& address) {
   if (!fd) check_descriptors(errno, "listening at " + address.text());
   LOCKSTEP_CHECK(fd, "[rendezvous] cannot make a socket for ", address.text(), ": ", std::strerror(errno));
   const int on = 1;
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on,
-               sizeof on);  // ports of connections that have just ended are free
+  // Allow a port whose last connections have just ended.
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 ||
       ::listen(fd.get(), SOMAXCONN) != 0) {
     const int problem = errno;

@@ -82,8 +82,8 @@ std::string Call::describe() const {
     }
     return text;
   }
-  const bool one_sided =
-      collective == Collective::gather || collective == Collective::scatter;  // the count is the root's secret
+  // Only the root knows the count.
+  const bool one_sided = collective == Collective::gather || collective == Collective::scatter;
   text += ' ';
   text += lockstep::name_of(dtype);
   if (!one_sided) text += " x " + std::to_string(count);

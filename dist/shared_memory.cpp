@@ -67,8 +67,8 @@ void give_back(const std::byte* data) {
   }
   if (segment.owner.is_here()) {  // else a forked copy: the bytes are the parent's
     reinterpret_cast<ControlPage*>(segment.base)->released.store(1, std::memory_order_release);
-    fallocate(segment.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(page),
-              off_t(segment.bytes));  // also where peers still map it
+    // Frees the pages even while peers still have the file mapped.
+    fallocate(segment.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(page), off_t(segment.bytes));
   }
   munmap(segment.base, page + segment.bytes);
   close(segment.fd);

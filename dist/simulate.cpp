@@ -65,9 +65,9 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const Request& r, int64_t e
   const bool all = algorithm == Algorithm::direct && r.collective == Collective::all_to_all;
   if (!sums && !shares && !all) return std::nullopt;
   const int64_t n = r.ranks, p = int64_t(std::bit_floor(unsigned(n))), k = ranks_of_host(r), both = sums + shares;
-  const auto in_pairs = [](int64_t ranks) {
-    return int64_t(std::bit_ceil(unsigned(ranks))) - 1;
-  };  // no power of two: some have no partner at times
+  // Rounds of pairwise exchanges; unless `ranks` is a power of two, some ranks have no partner in some rounds.
+  const auto in_pairs = [](int64_t ranks) { return int64_t(std::bit_ceil(unsigned(ranks))) - 1; };
+
   const Link near = network.within.value_or(network.between), far = k == n ? near : network.between;
   const bool mixed = network.within && k > 1 && k < n;
   if (network.within && k == 0) return std::nullopt;

@@ -6,7 +6,7 @@
 //    outlives the           restarts, report)    └──▶ ...
 //    supervisor)
 //
-// If one of these processes is killed, even with SIGKILL, the processes to its left end those to its right.
+// If one of these processes is killed, even with SIGKILL, all processes to its right are ended too.
 //
 // With hosts, the supervisor starts `lockstep run --agent` on each host through ssh; the token is sent through ssh's
 // input.

@@ -28,7 +28,7 @@ void show_stack(int) {
 Deadman::Deadman(std::function<void(const std::string&)> last_words)
     : last_words_(std::move(last_words)), thread_([this] { loop(); }) {
   void* frame[1];
-  backtrace(frame, 1);  // loads libgcc now, since a signal handler must not
+  backtrace(frame, 1);  // the first call loads libgcc, which a signal handler must not do
 }
 
 Deadman::~Deadman() { end_thread(thread_, mutex_, stop_, changed_); }

@@ -33,8 +33,8 @@ Arrival arrive(int owner, int s, int n) {
   const auto terms = [n](int position, int level) {
     return std::clamp(n - (position >> level << level), 0, 1 << level);
   };
-  int level =
-      std::bit_width(unsigned(s)) - 1;  // the peer is in the owner's sibling among subtrees of 2^level positions
+  // Among the subtrees of 2^level positions, the peer's one is the sibling of the owner's.
+  int level = std::bit_width(unsigned(s)) - 1;
   if (terms(peer, level) == 1) return {};
   Arrival a{1, Action::copy, 1};
   while (terms(peer, level) > 1) {  // down to the peer; the half on the owner's side of things comes first

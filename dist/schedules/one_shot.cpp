@@ -18,9 +18,9 @@ namespace lockstep::dist {
 
 static void at_once(const Request& request, const Emit& emit) {
   const int n = request.ranks;
-  const auto slot_of = [](int rank, int term) {
-    return term == rank ? 0 : term < rank ? term + 1 : term;
-  };  // of a term, at a rank
+  // The slot in which `rank` keeps the given term.
+  const auto slot_of = [](int rank, int term) { return term == rank ? 0 : term < rank ? term + 1 : term; };
+
   StepWriter w(emit);
   for (int s = 1; s < n; ++s, w.next()) {
     for (int rank = 0; rank < n; ++rank) {
