@@ -1,3 +1,4 @@
+// turns.cpp: runs the calls of a group in order. See turns.h.
 #include "dist/turns.h"
 
 #include <algorithm>
@@ -88,7 +89,7 @@ void Turns::perform(Call& call, uint64_t number) {
   if (traced) note(call, begun, sent, received);
   if (number > 0) completed_ = number;
   ++traffic_->collectives;
-  if (!call.work) job_.flight.finish(call.ticket);  // else when the device is done
+  if (!call.work) job_.flight.finish(call.ticket);  // otherwise it is completed when the device has finished
   job_.control->end();
 }
 
@@ -103,7 +104,7 @@ bool Turns::tell_late(Activity late, int peer) {
 bool Turns::tell_moved(Activity late) {
   const std::unique_lock lock(calls_, std::try_to_lock);
   if (!lock || !worker_.idle()) return false;
-  late.completed = completed_ - late.is_collective;  // end() counts one
+  late.completed = completed_ - late.is_collective;  // because end() adds one
   job_.control->begin(late);
   job_.control->end();
   return true;
