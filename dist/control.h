@@ -2,9 +2,9 @@
 // The control plane of a job: a star of TCP connections to rank 0, which hosts the store. It carries keys and values
 // for rendezvous, heartbeats, and the one thing that all ranks must learn at once: that a rank failed, and why.
 //
-//   rank 1 ──┐                        Heartbeats go both ways. A closed connection means a dead rank, a missing heartbeat
-//   rank 2 ──┼── rank 0 (store)       a silent one. The first failure is sent to all ranks; each raises it from the call
-//   rank 3 ──┘                        that it waits in. Every connection must prove that it knows the token (auth.h).
+//   rank 1 ──┐                     Heartbeats go both ways. A closed connection means a dead rank, a missing heartbeat
+//   rank 2 ──┼── rank 0 (store)    a silent one. The first failure is sent to all ranks; each raises it from the call
+//   rank 3 ──┘                     that it waits in. Every connection must prove that it knows the token (auth.h).
 #include <algorithm>
 #include <atomic>
 #include <chrono>

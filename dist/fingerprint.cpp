@@ -25,7 +25,7 @@ bool same_call(const Header& a, const Header& b) {
          (is_message(Collective(a.kind)) || a.root == b.root);
 }
 
-// True for the algorithms that `automatic` may choose, which messages do not mention.
+// True for the algorithms that `automatic` may choose, which error texts leave out.
 bool is_default(const Header& h) {
   return h.algorithm == uint8_t(Algorithm::automatic) || h.algorithm == uint8_t(Algorithm::direct) ||
          h.algorithm == uint8_t(Algorithm::one_shot);

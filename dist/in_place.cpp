@@ -48,8 +48,8 @@ void work(const InPlace& call, std::span<std::byte* const> wholes) {
 }  // namespace
 
 bool can_work_in_place(Collective c, Algorithm algorithm) {
-  // In `direct`, every rank exchanges headers with every other. In a broadcast by `in_place`, the root gets no header
-  // from the ranks that read its tensor, so it could not know when they are done.
+  // In `direct`, every rank receives a header from every other. In a broadcast by `in_place`, the root receives none
+  // from the ranks that read its tensor.
   const bool all_hear =
       algorithm == Algorithm::direct || (algorithm == Algorithm::in_place && c != Collective::broadcast);
   return all_hear && has_schedule(Algorithm::in_place, c);

@@ -3,8 +3,8 @@
 // each rank reads and writes the other ranks' tensors directly. The work follows the schedule of
 // schedules/in_place.cpp: the same sums in the same order as `direct`.
 //
-//   all_reduce, 2 ranks     rank 0's tensor │ chunk 0 │ chunk 1 │     Rank 0 sums chunk 0 of both tensors and writes the
-//                           rank 1's tensor │ chunk 0 │ chunk 1 │     sum into both; rank 1 does the same with chunk 1.
+//   all_reduce, 2 ranks     rank 0's tensor │ chunk 0 │ chunk 1 │   Rank 0 sums chunk 0 of both tensors and writes the
+//                           rank 1's tensor │ chunk 0 │ chunk 1 │   sum into both; rank 1 does the same with chunk 1.
 //
 // The executor synchronizes all ranks before and after: headers say that the tensors are ready, marks at the end that
 // no rank needs them any more.

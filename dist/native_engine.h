@@ -22,7 +22,7 @@ struct Prepared {
   std::optional<Program> program;
   int64_t chunks = 1;
   Share in_place;  // for tensors in shared memory
-  // Stores partial results in other ranks' chunks, so a call that is not in place needs a copy.
+  // True if it uses other ranks' chunks as working memory, so that reduce_scatter and scatter need a copy of the input.
   bool writes_others = false;
 };
 

@@ -2,7 +2,7 @@
 // Messages between a rank and the store: frames of a fixed header and a body of typed fields. All sizes are checked
 // against limits before memory is allocated; malformed input is a DistError protocol.
 //
-//   | magic "LSc1" | length of the body | request | kind | 0 0 0 | body ...       little-endian; 16 bytes, then the body
+//   | magic "LSc1" | length of the body | request | kind | 0 0 0 | body ...     little-endian; 16 bytes, then the body
 #include <array>
 #include <cstddef>
 #include <cstdint>

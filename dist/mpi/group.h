@@ -4,7 +4,7 @@
 namespace lockstep::dist {
 
 /// Registers backend mpi with init(). Programs that link lockstep_mpi call it first. Then init() under mpirun uses MPI,
-/// unless MASTER_ADDR is set, as other launchers do. MPI also distributes the address of rank 0's store.
+/// unless MASTER_ADDR is set (as by `lockstep run`). MPI also distributes the address of rank 0's store.
 void use_mpi();
 
 }  // namespace lockstep::dist

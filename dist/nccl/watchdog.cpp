@@ -58,8 +58,8 @@ void NcclWork::wait() {
   if (control_.failed()) control_.raise();
   if (begun_ && users[size_t(device_.index)] > 1) synchronize();
   else if (begun_) end_.wait();
-  // Release the received tensor: it now belongs to the caller alone. Memory freed in the caller's stream order is then
-  // safe, and backward may add to a gradient in place, with the same bits, only if nobody else holds it.
+  // Release the tensors: a received one now belongs to the caller alone. The caller's stream orders its release after
+  // this call, and backward adds to a gradient in place only if nobody else holds it.
   if (call_.awaited) call_.input = call_.output = Tensor();
 }
 

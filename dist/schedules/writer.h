@@ -64,9 +64,9 @@ void share_from_owners(StepWriter& w, const Teams& teams, int skip = -1);
 
 // Defined in tree.cpp: binomial trees over the positions of a team's list, with ranks[0] as the root. For 8 ranks:
 //
-//   0 ◀─┬─ 1                  Up, three steps: first 1, 3, 5, 7 send to the position on their left, then 2 and 6, then 4.
-//       ├─ 2 ◀── 3            Down runs the same steps in reverse. A child at position p carries the data of its subtree,
-//       └─ 4 ◀─┬─ 5           the positions [begin, end).
+//   0 ◀─┬─ 1              Up, three steps: first 1, 3, 5, 7 send to the position on their left, then 2 and 6, then 4.
+//       ├─ 2 ◀── 3        Down runs the same steps in reverse. A child at position p carries the data of its subtree,
+//       └─ 4 ◀─┬─ 5       the positions [begin, end).
 //              └─ 6 ◀── 7
 /// A parent and child of a tree.
 struct Edge {
