@@ -9,7 +9,7 @@ void check_what_is_left(Channel& channel, const Header& mine, const std::string&
   std::span<const std::byte> here;
   try {
     here = channel.arrived();
-  } catch (const DistError&) {}  // // NOLINT: the channel is empty and closed
+  } catch (const DistError&) {}  // NOLINT: the channel is empty and closed
   Header theirs, expected = mine;
   if (here.size() < sizeof theirs) return;
   std::memcpy(&theirs, here.data(), sizeof theirs);

@@ -25,8 +25,8 @@ class Fd {
   ~Fd();
   int get() const { return fd_; }                      ///< the descriptor, -1 if none
   explicit operator bool() const { return fd_ >= 0; }  ///< true if it holds a descriptor
-  void close() { *this = Fd(); }
-  int release() { return std::exchange(fd_, -1); }  ///< gives up ownership
+  void close() { *this = Fd(); }                       ///< closes it now
+  int release() { return std::exchange(fd_, -1); }     ///< gives up ownership
 
  private:
   int fd_ = -1;

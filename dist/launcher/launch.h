@@ -53,7 +53,7 @@ struct LaunchOptions {
   std::vector<int> cores;  ///< to bind to; empty: all cores of this process
   Supervision times;
 
-  bool agent = false;    ///< started by another launcher, which sends the rest of the job through stdin
+  bool agent = false;    ///< started by another launcher, which sends the token and variables through stdin
   int attempt = 0;       ///< attempt number of the launcher above
   Environment exported;  ///< variables that the launcher above asks to set
 };

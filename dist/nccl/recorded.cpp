@@ -36,7 +36,7 @@ class RecordedWork final : public DeviceWork {
   ~RecordedWork() override {
     try {
       if (!joined_) wait();
-    } catch (...) {}  // the end of the recording reports it too
+    } catch (...) {}  // NOLINT: the end of the recording reports it too
   }
   RecordedWork(const RecordedWork&) = delete;
 

@@ -26,18 +26,20 @@ struct Rules {
   std::optional<Costs> (*costs)(const Request& request) = [](const Request&) { return std::optional<Costs>(); };
 };
 
-// n - 1 messages in a row, `times` over. shares(): each carries one rank's share of the data; wholes(): all of it.
+/// Costs of n - 1 messages in a row, `times` over; each carries one rank's share of the data.
 inline Costs shares(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1) / n, times == 1 ? "(n-1)·α + (n-1)/n·S/β" : "2(n-1)·α + 2(n-1)/n·S/β"};
 }
+/// The same with messages that carry all the data.
 inline Costs wholes(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1), times == 1 ? "(n-1)·α + (n-1)·S/β" : "2(n-1)·α + 2(n-1)·S/β"};
 }
 inline double log2_of(int ranks) { return std::bit_width(unsigned(ranks - 1)); }  ///< base-2 logarithm, rounded up
-/// Collectives that may move the data as a whole.
+/// True for broadcast and reduce.
 inline bool moves_all(Collective c) { return c == Collective::broadcast || c == Collective::reduce; }
+/// True for 1, 2, 4, ...
 inline bool is_power_of_two(int ranks) { return std::has_single_bit(unsigned(ranks)); }
 
 #define ALGORITHM(x) extern const Rules x;

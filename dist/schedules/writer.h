@@ -13,9 +13,11 @@ class StepWriter {
  public:
   /// `emit` must outlive this object.
   explicit StepWriter(const Emit& emit) : emit_(emit) {}
-  /// Between ranks, in slot 0.
+  /// Copies a chunk from rank to rank, in slot 0.
   void copy(int from, int to, int32_t chunk) { move(Action::copy, from, {chunk, 0}, to, {chunk, 0}); }
+  /// Adds a chunk of rank `from` to that of rank `to`, in slot 0.
   void reduce(int from, int to, int32_t chunk) { move(Action::reduce, from, {chunk, 0}, to, {chunk, 0}); }
+  /// Divides a chunk by the number of ranks, in slot 0.
   void scale(int rank, int32_t chunk) { move(Action::scale, rank, {chunk, 0}, rank, {chunk, 0}); }
   /// Any transfer, in the current step.
   void move(Action action, int from, Place source, int to, Place target) {
@@ -38,8 +40,9 @@ class StepWriter {
 struct Team {
   std::vector<int> ranks;
   std::vector<std::vector<int32_t>> chunks = {};
-  int size() const { return int(ranks.size()); }
+  int size() const { return int(ranks.size()); }  ///< number of ranks
 };
+/// Teams that work in the same steps.
 using Teams = std::vector<Team>;
 
 /// The ranks 0 .. n-1 in cyclic order from `first` on.
