@@ -10,8 +10,8 @@ namespace lockstep::dist {
 /// if too wide: a line for each message.
 std::string draw_table(Algorithm algorithm, const Request& request);
 
-/// An SVG picture, self-contained and of small size. Time runs to the right, ranks downwards. A square is a chunk,
-/// filled in proportion to how complete its sum is; an arrow is a transfer. Error for more than 16 ranks.
+/// An SVG picture: small and self-contained. Time runs to the right, ranks downwards. A square is a chunk, filled in
+/// proportion to how complete its sum is; an arrow is a transfer. Error for more than 16 ranks.
 std::string draw_svg(Algorithm algorithm, const Request& request);
 
 }  // namespace lockstep::dist

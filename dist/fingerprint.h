@@ -25,7 +25,7 @@ struct Header {
   uint8_t op = 0;         ///< ReduceOp
   uint8_t algorithm = 0;
   int16_t root = 0;  ///< or the peer of a send or receive
-  /// 1: a crc32c follows the payload (LOCKSTEP_COMM_CHECKSUM=1); messages: the low half of their crc32c
+  /// 1: a crc32c follows the payload (LOCKSTEP_COMM_CHECKSUM=1); messages: the low half of their crc32c.
   uint16_t payload_crc = 0;
   uint8_t on_device = 0;   ///< 1: the tensor is on a device, and NCCL may move it from there
   uint8_t in_place = 0;    ///< 1: a Placement follows; the payload only if some tensor is not in shared memory

@@ -32,7 +32,7 @@ struct Record {
   std::vector<Flight::Entry> entries;
 
   bool waits(const Flight::Entry& e) const { return e.ended_ns == 0 || !e.error.empty(); }
-  /// The call that the rank is stuck in: the last one, if it has not ended without an error; else nullptr.
+  /// The call that the rank is stuck in: its last one, if that is unfinished or failed; else nullptr.
   const Flight::Entry* stuck() const { return !entries.empty() && waits(entries.back()) ? &entries.back() : nullptr; }
   const Flight::Entry* last(const std::string& group) const {
     for (auto e = entries.rbegin(); e != entries.rend(); ++e)

@@ -122,8 +122,10 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   const std::string& name() const { return member_.name; }      ///< "world", "dp", ...
   /// The world rank of a rank of this group.
   int world_rank(int rank) const { return member_.world_ranks.at(size_t(rank)); }
-  const std::vector<int>& world_ranks() const { return member_.world_ranks; }  ///< by rank of this group
-  virtual const char* engine() const = 0;                                      ///< "native", "mpi"
+  const std::vector<int>& world_ranks() const {
+    return member_.world_ranks;
+  }                                        ///< world rank of each rank of this group
+  virtual const char* engine() const = 0;  ///< "native", "mpi"
   /// The engine for tensors that are not on the CPU: "nccl", or "host" if they are copied through host memory.
   virtual const char* device_engine() const { return "host"; }
 
@@ -137,7 +139,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   // Results are bitwise equal on all ranks. A group of one rank copies input to output; in place it does nothing. Error
   // for invalid arguments, before any data moves. DistError when ranks disagree, fail or do not come; the group is
   // unusable afterwards.
-  /// output = the reduction of all ranks' inputs, by options.op.
+  /// output = the reduction of all ranks' inputs, by o.op.
   Work all_reduce(const Tensor& data, const CollectiveOptions& o = {}) { return all_reduce(data, data, o); }
   Work all_reduce(const Tensor& output, const Tensor& input, const CollectiveOptions& o);
   /// Copies the root's data to all ranks.
@@ -166,7 +168,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Work receive(const Tensor& data, int peer, const CollectiveOptions& o = {});
   /// Sends and receives concurrently, so that neighbours may swap data without a deadlock.
   Work exchange(std::vector<PointToPoint> batch, const CollectiveOptions& o = {});
-  /// Waits until all ranks have called it. After `timeout` (0: that of the group), DistError naming the missing ranks.
+  /// Waits until all ranks have called it. Throws a DistError that names the missing ranks after `timeout` (0: that of
+  /// the job).
   void barrier(Seconds timeout = Seconds{0}, std::string_view tag = {});
 
   /// The calls of this group that this thread has recorded into a graph (tensor/graph.h) since the last call of this

@@ -75,7 +75,7 @@ struct Transfer {
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
-/// Parameters of a schedule. chunk_count() gives the number of chunks, which shard_range() cuts; for n ranks:
+/// Parameters of a schedule. shard_range() cuts the data into chunk_count() chunks; for n ranks:
 ///   reduce_scatter, all_gather, gather, scatter   n; chunk i belongs to rank i
 ///   all_reduce, broadcast, reduce                 n, or 1 if the algorithm moves the data as a whole
 ///   all_to_all                                    n·n; chunk i·n + j goes from rank i to rank j

@@ -26,7 +26,7 @@ struct Placement {
 static_assert(sizeof(Placement) == 24);
 
 /// A tensor in a segment of its own, uninitialised; an ordinary tensor if it has no elements. Memory statistics count
-/// it like any other tensor. Error when the memory cannot be had.
+/// it like any other tensor. Error when the memory cannot be allocated.
 Tensor shared_tensor(const Shape& shape, DType dtype);
 /// The placement of these bytes; false unless they lie completely within one segment of this process.
 Placement placement_of(std::span<const std::byte> bytes);

@@ -178,7 +178,7 @@ Simulation by_rounds(const Rounds& rounds, Algorithm algorithm, const Request& r
   return result;
 }
 
-constexpr int64_t most_memory = 1'000'000'000;  // together with everything else, less than 1 GiB
+constexpr int64_t most_memory = 1'000'000'000;  // keeps the whole process below 1 GiB
 
 /// True for gathers and scatters, which use few of their n·n places, except by the ring, which forwards everything.
 bool touches_few_places(Algorithm algorithm, const Request& r) {

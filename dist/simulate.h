@@ -38,7 +38,7 @@ struct Simulation {
 /// If all ranks do the same, rounds are counted instead of transfers, for any number of ranks; other schedules are an
 /// Error if they would take more than 1 GB of memory. Both ways give the same result, except if chunks differ by an
 /// element and the number of ranks is no power of two (a ring: if its links differ). In that case rounds are used only
-/// when transfers would take too much memory, and the result may be too slow by one element per chunk
+/// when transfers would take too much memory, and the predicted time may be too long by one element per chunk
 /// (halving_doubling: by one chunk).
 Simulation simulate(Algorithm algorithm, const Request& request, int64_t elements, int64_t element_size,
                     const Network& network);

@@ -24,8 +24,8 @@ inline int64_t tree_split(int64_t begin, int64_t end) {
   return begin + int64_t(std::bit_floor(uint64_t(end - begin - 1)));
 }
 
-/// Sums tensors that arrive one after another in tree order. Works like a binary counter: it keeps at most log2(count)
-/// + 1 partial sums.
+/// Sums tensors that arrive one after another in tree order. Works like a binary counter: it keeps at most 1 +
+/// log2(count) partial sums.
 class TreeSum {
  public:
   /// Adds the next leaf, which must be contiguous. Sums are computed in the memory of the leaves: pass a copy if the

@@ -1,3 +1,4 @@
+// hostfile.cpp: parses hostfiles and filters. See hostfile.h.
 #include "dist/launcher/hostfile.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// launch.cpp: checks the options of `lockstep run`, and runs attempts until one succeeds. See launch.h.
 #include "dist/launcher/launch.h"
 
 #include <poll.h>

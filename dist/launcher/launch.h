@@ -122,7 +122,7 @@ std::string describe_failure(const LaunchOptions& options, const Attempt& attemp
 std::string read_error_file(const std::string& file);
 
 /// Runs `body` in a child process and returns its exit code. This process forwards signals to it; if the child dies,
-/// this process ends everything below. `body` gets a signalfd.
+/// this process kills all its descendants. `body` gets a signalfd.
 int guarded(const std::function<int(int signals)>& body);
 
 }  // namespace lockstep::dist

@@ -1,3 +1,4 @@
+// output.cpp: merges the output of the ranks. See output.h.
 #include "dist/launcher/output.h"
 
 #include <fcntl.h>
@@ -164,7 +165,7 @@ void Relay::keep(std::string_view bytes) {
 }
 
 void Relay::show(std::string_view line, bool whole) {
-  // A carriage return returns to the start of the line, so the prefix follows it.
+  // A carriage return moves back to the start of the line, so the prefix is printed after it.
   std::string text;
   while (!begun_ && line.starts_with("\r") && line != "\r\n") text += "\r", line.remove_prefix(1);
   if (!begun_) text += prefix_;

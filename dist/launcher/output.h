@@ -28,8 +28,8 @@ class Streams {
 /// Replaces ${rank}, ${local_rank} and ${role_name}. Error naming an unknown variable.
 std::string line_prefix(const std::string& pattern, int rank, int local_rank, const std::string& role);
 
-/// The launcher's own stdout and stderr. Output is queued in order and never blocks the caller. A line is written at
-/// once, so lines of two ranks do not mix.
+/// The launcher's own stdout and stderr. Output is queued in order and never blocks the caller. A line is queued as a
+/// whole, so lines of two ranks do not mix.
 class Console {
  public:
   Console();

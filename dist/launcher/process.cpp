@@ -1,3 +1,4 @@
+// process.cpp: starts, finds and kills child processes. See process.h.
 #include "dist/launcher/process.h"
 
 #include <fcntl.h>

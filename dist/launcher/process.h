@@ -25,7 +25,7 @@ struct Process {
   Input input = Input::nothing;
 };
 
-/// A started process and this end of its pipes.
+/// A started process and the parent's ends of its pipes.
 struct Started {
   int pid = -1;
   Fd exited;  ///< a pidfd: readable once the process has ended

@@ -1,5 +1,5 @@
 #pragma once
-// A temporary folder that is removed at the end of its object.
+// A temporary folder that is deleted together with its object.
 #include <sys/stat.h>
 #include <unistd.h>
 

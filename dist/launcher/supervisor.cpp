@@ -1,3 +1,4 @@
+// supervisor.cpp: the event loop that supervises the members. See supervisor.h.
 #include "dist/launcher/supervisor.h"
 
 #include <poll.h>

@@ -2,7 +2,7 @@
 // Supervises a set of processes that live and die together, until the last one has ended.
 //
 //   running ──one fails──▶ 1 s for the others to notice ──▶ SIGTERM ──5 s──▶ SIGKILL ──▶ clean up
-//      └────── Ctrl-C ───▶ forwarded; 30 s to end in order, or a second Ctrl-C ──▶ SIGKILL ──▶ clean up
+//      └────── Ctrl-C ───▶ forwarded; 30 s to end cleanly, or a second Ctrl-C ──▶ SIGKILL ──▶ clean up
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,7 +28,7 @@ struct Launched {
 struct Supervision {
   double notice = 1;    ///< seconds for the other members to notice a failure and write their records
   double stop = 5;      ///< seconds between SIGTERM and SIGKILL
-  double grace = 30;    ///< seconds to end in order after a signal
+  double grace = 30;    ///< seconds to end cleanly after a signal
   double connect = 60;  ///< seconds for a remote launcher to answer
   int signals = -1;     ///< a signalfd
   int control = -1;     ///< pipe with lines "signal N" from a launcher above; its end means that this launcher is gone

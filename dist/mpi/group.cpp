@@ -1,3 +1,4 @@
+// group.cpp: process groups over MPI. See group.h.
 #include "dist/mpi/group.h"
 
 #define OMPI_SKIP_MPICXX 1

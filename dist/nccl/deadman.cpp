@@ -1,3 +1,4 @@
+// deadman.cpp: ends the process when a step exceeds its limit. See deadman.h.
 #include "dist/nccl/deadman.h"
 
 #include <execinfo.h>

@@ -1,3 +1,4 @@
+// engine.cpp: creates communicators and translates collectives into NCCL calls. See engine.h.
 #include "dist/nccl/engine.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// watchdog.cpp: communicators, and the thread that supervises NCCL calls. See watchdog.h.
 #include "dist/nccl/watchdog.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Limit for a communicator to be destroyed in order, and for streams to finish.
+// Limit for a communicator to shut down cleanly, and for streams to finish.
 constexpr auto ending = std::chrono::seconds(10);
 
 Seconds abort_limit() { return Seconds(environment_number("LOCKSTEP_NCCL_ABORT_TIMEOUT").value_or(60)); }

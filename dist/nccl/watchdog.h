@@ -49,7 +49,7 @@ class Communicator {
   std::mutex& mutex() { return mutex_; }             ///< held during every NCCL call
   /// Call with the mutex held. Null after an abort.
   ncclComm_t handle() const { return comm_; }
-  // Call with the mutex held; see window.h
+  // Call with the mutex held; see window.h.
   /// Registers an open window, to be closed with the communicator.
   void keep(void* window) { windows_.push_back(window); }
   /// Registers memory whose window can be closed and freed later.
@@ -122,7 +122,7 @@ class Watchdog {
              Turns& turns, int neighbour);
   /// True if no call of these turns is running.
   bool idle(const Turns& turns) const;
-  /// Waits until idle(turns), then destroys the communicators in order, or aborts them if that takes too long.
+  /// Waits until idle(turns), then shuts the communicators down cleanly, or aborts them if that takes too long.
   void close(const Turns& turns, const std::vector<std::shared_ptr<Communicator>>& comms);
 
  private:

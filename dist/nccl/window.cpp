@@ -1,3 +1,4 @@
+// window.cpp: symmetric windows. See window.h.
 #include "dist/nccl/window.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// memory.cpp: channels over rings in memory. See memory.h.
 #include "dist/transports/memory.h"
 
 #include <fcntl.h>

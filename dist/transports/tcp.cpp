@@ -1,3 +1,4 @@
+// tcp.cpp: channels over TCP, and the caller's side of their handshake. See tcp.h.
 #include "dist/transports/tcp.h"
 
 #include <poll.h>

@@ -2,7 +2,10 @@
 // Channels over TCP, for ranks on different hosts. A pair of ranks of a group has one connection, or several, over
 // which the stream is striped in blocks of 64 KiB (LOCKSTEP_TCP_STREAMS; default 1 on loopback, else 4).
 //
-//   lower rank ── connects ──▶ door of the higher rank       ◀── challenge;  number, proof, purpose ──▶;  ◀── proof
+//   lower rank ─────────── connects ───────────▶ door of the higher rank
+//              ◀────────── challenge ────────────
+//              ──── number, proof, purpose ─────▶
+//              ◀──────────── proof ──────────────          (auth.h, handshake.h)
 //
 // A door is a listening socket with a thread that admits connections which prove the job's token (auth.h). Others get
 // no further than one message, 5 seconds and 4 KiB. The purpose of a connection (job, group, ranks, stripe) is part of
