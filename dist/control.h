@@ -90,13 +90,14 @@ class Control {
   virtual const std::string& host() const = 0;
 
   // The store: keys and values
-  /// Sets a key. Error when key or value is too long, or the store is full.
+  /// Sets a key. Over TCP: Error when key or value is too long (wire.h), DistError refused when the store is full.
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// Waits until the key exists and returns its value. DistError timeout naming the key.
   virtual std::string get(const std::string& key, Seconds timeout) = 0;
   /// The value of a key, or nothing if it is not set.
   virtual std::optional<std::string> try_get(const std::string& key) = 0;
-  /// Adds to a counter, which starts at 0, and returns the new value.
+  /// Adds to a counter, which starts at 0, and returns the new value. Over TCP: DistError refused when the key holds no
+  /// number.
   virtual int64_t add(const std::string& key, int64_t delta) = 0;
   /// Waits until `world_ranks` have all called it with this name. DistError timeout: "waited 3 s; missing ranks: 2 (of
   /// 0-2)".
@@ -105,7 +106,7 @@ class Control {
   // Failures
   /// True if the job has failed, so that raise() would throw. Cheap: executors poll it while they wait.
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  /// Throws the failure that every rank raises. Error when there is none.
+  /// Throws the failure that every rank raises. Call it only when failed().
   [[noreturn]] virtual void raise() const = 0;
   /// Reports to all ranks that this rank failed, or which failure it detected. The first report wins; returns the
   /// winning one.

@@ -88,7 +88,7 @@ struct Request {
   std::vector<int> hosts;  ///< hierarchical: host number of each rank; empty: all on one host
 };
 
-/// Error when `algorithm` has no schedule for this request.
+/// Error when the request is invalid, or `algorithm` has no schedule for it.
 void check_request(Algorithm algorithm, const Request& request);
 /// True if `algorithm` has a schedule for this collective.
 bool has_schedule(Algorithm algorithm, Collective collective);

@@ -210,7 +210,8 @@ static void by_hosts(const Request& request, const Emit& emit) {
 const Rules rules::hierarchical{
     .visit = by_hosts,
     .adds_in_tree_order =
-        [](const Request& r) {  // equal hosts of 2^i consecutive ranks each
+        [](const Request& r) {
+          // Equal hosts of 2^i consecutive ranks each.
           if (r.collective == Collective::reduce && r.root != 0) return false;
           const auto size =
               r.hosts.empty() ? std::ptrdiff_t(r.ranks) : std::count(r.hosts.begin(), r.hosts.end(), r.hosts[0]);

@@ -2,7 +2,7 @@
 // Channels over TCP, for ranks on different hosts. A pair of ranks of a group has one connection, or several, over
 // which the stream is striped in blocks of 64 KiB (LOCKSTEP_TCP_STREAMS; default 1 on loopback, else 4).
 //
-//   lower rank ─────────── connects ───────────▶ door of the higher rank
+//   lower rank ─────────── connects ────────────▶ door of the higher rank
 //              ◀────────── challenge ────────────
 //              ──── number, proof, purpose ─────▶
 //              ◀──────────── proof ──────────────          (auth.h, handshake.h)
