@@ -122,9 +122,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   const std::string& name() const { return member_.name; }      ///< "world", "dp", ...
   /// The world rank of a rank of this group.
   int world_rank(int rank) const { return member_.world_ranks.at(size_t(rank)); }
-  const std::vector<int>& world_ranks() const {
-    return member_.world_ranks;
-  }                                        ///< world rank of each rank of this group
+  /// The world rank of each rank of this group.
+  const std::vector<int>& world_ranks() const { return member_.world_ranks; }
   virtual const char* engine() const = 0;  ///< "native", "mpi"
   /// The engine for tensors that are not on the CPU: "nccl", or "host" if they are copied through host memory.
   virtual const char* device_engine() const { return "host"; }
