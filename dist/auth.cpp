@@ -1,3 +1,4 @@
+// auth.cpp: HMAC proofs and random numbers, by libsodium. See auth.h.
 #include "dist/auth.h"
 
 #include <sodium.h>
@@ -35,7 +36,8 @@ Proof prove(std::string_view token, std::string_view role, const Nonce& challeng
   static_assert(sizeof(Proof) == crypto_auth_hmacsha256_BYTES);
   crypto_auth_hmacsha256_state state;
   const auto bytes = [](std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); };
-  const uint8_t role_size = uint8_t(role.size());  // so that no two lists of fields give the same bytes
+  // A length prefix, so that different fields never give the same bytes.
+  const uint8_t role_size = uint8_t(role.size());
   crypto_auth_hmacsha256_init(&state, bytes(token), token.size());
   crypto_auth_hmacsha256_update(&state, &role_size, 1);
   crypto_auth_hmacsha256_update(&state, bytes(role), role.size());

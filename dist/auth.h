@@ -1,13 +1,13 @@
 #pragma once
-// Proof that a peer knows the job's token, without sending it: HMAC-SHA-256 over fresh random numbers of both sides.
-// Used by the store and by data connections.
+// Mutual authentication of two peers that share the job's token, without sending it: HMAC-SHA-256 over fresh random
+// numbers from both sides. Used by the store and by data connections.
 //
-//   listener -> caller:  challenge           a number that is used once, so that no old proof can be replayed
-//   caller -> listener:  number, proof       prove(token, "rank", challenge, number, context)
-//   listener -> caller:  proof               prove(token, "store", challenge, number, context): the listener knows it
-//   too
+//   listener ──▶ caller     challenge         a fresh random number, so that a recorded proof cannot be replayed
+//   caller ──▶ listener     number, proof     prove(token, "rank", challenge, number, context)
+//   listener ──▶ caller     proof             prove(token, "store", challenge, number, context)
 //
-// `context` binds the proof to what the connection is for. An empty token proves nothing; it is for loopback only.
+// `context` binds the proof to the purpose of the connection. An empty token authenticates nobody; it is allowed on
+// loopback only.
 #include <array>
 #include <cstdint>
 #include <string>
@@ -15,15 +15,19 @@
 
 namespace lockstep::dist {
 
+/// A random number that is used once.
 using Nonce = std::array<uint8_t, 32>;
+/// An HMAC-SHA-256 tag.
 using Proof = std::array<uint8_t, 32>;
 
+/// A nonce from the system's random numbers. Error when libsodium cannot start.
 Nonce random_nonce();
-/// A fresh secret: 32 random bytes as 64 hexadecimal digits.
+/// A new secret: 32 random bytes as 64 hexadecimal digits.
 std::string random_token();
+/// HMAC-SHA-256 with key `token` over role, challenge, number and context.
 Proof prove(std::string_view token, std::string_view role, const Nonce& challenge, const Nonce& number,
             std::string_view context);
-/// Compares in constant time.
+/// Compares two proofs in constant time.
 bool same_proof(const Proof& a, const Proof& b);
 
 }  // namespace lockstep::dist

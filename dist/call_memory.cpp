@@ -1,3 +1,4 @@
+// call_memory.cpp: lays out the memory of one call. See call_memory.h.
 #include "dist/call_memory.h"
 
 #include <algorithm>

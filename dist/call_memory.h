@@ -1,5 +1,5 @@
 #pragma once
-// Where each transfer of a collective reads and writes: the caller's memory, or scratch copies.
+// The memory that each transfer of a collective reads and writes: the caller's tensors, or scratch copies.
 #include <cstddef>
 #include <vector>
 
@@ -7,20 +7,23 @@
 
 namespace lockstep::dist {
 
+/// Sizes and addresses of one call's transfers; reused from call to call, so that small calls allocate nothing.
 struct CallMemory {
-  std::vector<size_t> size;                // bytes, by item of the program
-  std::vector<std::byte*> source, target;  // by item
-  size_t longest = 0;                      // bytes of any chunk
+  std::vector<size_t> size;                // bytes of each item of the program
+  std::vector<std::byte*> source, target;  // address of each item; null for the remote side
+  size_t longest = 0;                      // bytes of the longest chunk
 
-  /// Asks the call for its memory. Error when chunks that meet in a transfer differ in length.
+  /// Queries the call for the memory and length of every place. Error when source and target of a transfer differ in
+  /// length.
   void measure(const Execution& call);
-  /// Gives scratch copies theirs, and fills source and target. What comes back must live as long as they are used.
+  /// Assigns scratch copies and fills `source` and `target`. The returned tensor owns large scratch memory; keep it
+  /// alive as long as the addresses are used.
   Tensor lay_out(const Program& program);
 
  private:
   std::vector<std::byte*> memory_;  // by place
   std::vector<size_t> length_;      // by place
-  std::vector<std::byte> small_;    // scratch copies, when they are small: kept from call to call
+  std::vector<std::byte> small_;    // scratch copies of at most 32 KiB, kept from call to call
   size_t scratch_bytes_ = 0;
 };
 

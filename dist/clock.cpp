@@ -1,3 +1,4 @@
+// clock.cpp: measures clock offsets, and starts and stops traces with them. See clock.h.
 #include "dist/clock.h"
 
 #include <limits>
@@ -12,7 +13,7 @@ ClockOffset measure_clock(ProcessGroup& world, int rounds) {
   LOCKSTEP_CHECK(rounds >= 1, "[clock] expected 1 round or more, got ", rounds);
   std::vector<int> all;
   for (int r = 0; r < world.size(); ++r) all.push_back(r);
-  const auto group = world.new_group(all, "clock");  // its messages are not the world's
+  const auto group = world.new_group(all, "clock");  // a group of its own, so that its messages do not mix with others
   const Tensor question = Tensor::from(std::vector<int64_t>{0}, {1}),
                answer = Tensor::from(std::vector<int64_t>{0}, {1});
   ClockOffset best;
@@ -51,7 +52,8 @@ ClockOffset clock_of(ProcessGroup& group) {
 void start_trace(const std::string& folder, ProcessGroup& group, int64_t limit_bytes) {
   const ClockOffset clock = clock_of(group);
   const Tensor facts = Tensor::from(std::vector<int64_t>{trace::now(), 0}, {2});
-  facts.data<int64_t>()[1] = facts.data<int64_t>()[0];  // a number that no other run on this machine has
+  // Identifies the run: no other run on this machine has this time.
+  facts.data<int64_t>()[1] = facts.data<int64_t>()[0];
   group.broadcast(facts, 0, {.tag = "trace"});
   trace::start(folder, {.rank = group.rank(),
                         .ranks = group.size(),
@@ -60,7 +62,7 @@ void start_trace(const std::string& folder, ProcessGroup& group, int64_t limit_b
                         .zero_ns = facts.data<int64_t>()[0],
                         .run = facts.data<int64_t>()[1],
                         .limit_bytes = limit_bytes});
-  group.barrier({}, "trace");  // a rank that cannot write its file says so before anybody trains
+  group.barrier({}, "trace");  // a rank that cannot write its file fails here, before training starts
 }
 
 void stop_trace(ProcessGroup& group) {

@@ -1,4 +1,4 @@
-// Joining a job, and leaving it when the process ends. See control.h; the seat itself is in tcp_control.cpp.
+// Joins a job, and leaves it when the process ends. See control.h; the connection itself is in tcp_control.cpp.
 #include "dist/control.h"
 
 #include <unistd.h>
@@ -13,8 +13,8 @@
 namespace lockstep::dist {
 namespace {
 
-// exit() in the middle of a program runs no destructors of locals: the seats of this process are left in order all the
-// same.
+// exit() in the middle of a program does not destroy local variables, so an atexit handler leaves the jobs of this
+// process.
 struct Registry {
   std::mutex mutex;
   std::vector<std::weak_ptr<TcpControl>> seats;
@@ -65,7 +65,7 @@ std::shared_ptr<Control> Control::join(const Rendezvous& rendezvous) {
                  " bytes, got ", place.identity.size());
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(place.timeout);
   const Nonce random = random_nonce();
-  // Bits of bf16 depend on it, so ranks must agree.
+  // LOCKSTEP_BF16_PRODUCTS changes the bits of bf16 results, so ranks must agree on it.
   const std::string identity = str("LOCKSTEP_BF16_PRODUCTS=", name_of(bf16_products()), "\n", place.identity);
   Member member{place.rank, place.world_size, uint32_t(::getpid()), host_name(), identity, place.job, 0};
   std::memcpy(&member.incarnation, random.data(), sizeof member.incarnation);

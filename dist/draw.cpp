@@ -1,3 +1,4 @@
+// draw.cpp: schedules as text tables and SVG pictures. See draw.h.
 #include "dist/draw.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 namespace lockstep::dist {
 namespace {
 
-/// "0-3,6"
+/// A list of chunks as text: "0-3,6".
 std::string join(const std::vector<int32_t>& chunks) {
   std::string text;
   for (size_t i = 0; i < chunks.size();) {
@@ -25,7 +26,7 @@ std::string join(const std::vector<int32_t>& chunks) {
   return text;
 }
 
-/// Transfers of one step between the same ranks and slots.
+/// Transfers of one step between the same ranks and slots, drawn as one.
 struct Message {
   Transfer first;
   std::vector<int32_t> chunks;
@@ -106,13 +107,13 @@ namespace {
 constexpr const char *ink = "#24292f", *faint = "#d8dee4";
 constexpr double page = 1120, left = 58, gap = 48;
 
-/// What a place holds at some time, and what was just done to it.
+/// The contents of a place at some time, and the action that has just changed it.
 struct Square {
   int terms = 0;
   bool added = false, arrived = false, divided = false;
 };
 
-/// The picture while it is made: where things go, and what every place holds.
+/// A picture under construction: the layout, and the contents of all places.
 class Picture {
  public:
   Picture(Algorithm algorithm, const Request& request)
@@ -167,7 +168,7 @@ class Picture {
   double y(double top, int rank, const Place& p) const {
     return top + 26 + rank * row_ + p.slot * (lines_ * side_ + 3) + p.chunk / columns_ * side_;
   }
-  /// Paths of one look are written together: `look` is a class of the style sheet.
+  /// Adds a path. Paths of one CSS class `look` are written as one element.
   void add(const std::string& look, const std::string& path) { paths_[look] += path; }
   void flush() {
     for (const auto& [look, path] : paths_) parts_ += "<path class=\"" + look + "\" d=\"" + path + "\"/>\n";
@@ -178,7 +179,7 @@ class Picture {
   static std::string box(double px, double py, double w, double h) {
     return format("M%.5g %.5gh%.4gv%.4gh-%.4gz", px, py, w, h, w);
   }
-  /// All ranks' data of one time.
+  /// Draws the data of all ranks at one time.
   void state(double top, int column, const std::string& name) {
     text(left + column * (block_ + gap) + block_ / 2, top + 14, name, 11.5, "#57606a", "middle");
     const int all = is_reduction(r_.collective) ? r_.ranks : 1;
@@ -196,7 +197,7 @@ class Picture {
     }
     flush();
   }
-  /// What a step moves, and what is there then.
+  /// Draws the transfers of a step, and the data after it.
   void step(double top, int column, int s) {
     for (auto& [key, one] : squares_) one = {one.terms};
     const auto before = squares_;
@@ -221,7 +222,7 @@ class Picture {
         arrow(left + column * (block_ + gap) + block_, middle(t.from, from.slot),
               left + (column + 1) * (block_ + gap) - 3, middle(t.to, to.slot), color(chunk));
       }
-      // A scratch copy that was added to its sibling is free again.
+      // A scratch copy is free again once it was added to its sibling.
       if (t.from == t.to && t.action == Action::reduce)
         for (const int32_t chunk : m.chunks) square(t.from, {chunk, t.source.slot}) = {};
     }
@@ -236,14 +237,14 @@ class Picture {
   void text(double px, double py, const std::string& words, double size, const char* c, const char* anchor) {
     if (!words.empty()) texts_ += svg::text(px, py, words, size, c, anchor);
   }
-  /// One look per rank that a chunk belongs to.
+  /// Number of the CSS class of a chunk: one colour for each column.
   int color(int32_t chunk) const { return chunk % columns_; }
   std::string style() const {
     std::string all =
         format("<style>path{fill:none}.m{stroke:%s;stroke-width:1.3}.e{stroke:%s;stroke-width:.8}", ink, faint);
     for (int i = 0; i < columns_; ++i) {
-      const std::string hsl = format("hsl(%.0f,62%%,%d%%)", std::fmod(212 + 360. * i / columns_, 360),
-                                     i % 2 ? 42 : 56);  // lightness tells neighbours apart
+      // Neighbouring colours differ in lightness too.
+      const std::string hsl = format("hsl(%.0f,62%%,%d%%)", std::fmod(212 + 360. * i / columns_, 360), i % 2 ? 42 : 56);
       all += format("path.f%d{fill:%s}.o%d{stroke:%s;stroke-width:.8}.a%d{stroke:%s;stroke-width:1.3}", i, hsl.c_str(),
                     i, hsl.c_str(), i, hsl.c_str());
     }
@@ -253,7 +254,7 @@ class Picture {
   const Request& r_;
   std::vector<std::vector<Message>> steps_;
   Check check_;
-  int columns_ = 1, lines_ = 1;  // of chunks in a block
+  int columns_ = 1, lines_ = 1;  // chunks per block, horizontally and vertically
   double side_ = 0, block_ = 0, row_ = 0;
   std::map<Key, Square> squares_, used_;
   std::map<std::string, std::string> paths_;

@@ -1,16 +1,17 @@
 #pragma once
-// A schedule for the eye: as a table of text, and as a picture (SVG).
+// Draws a schedule, as a text table and as an SVG picture.
 #include <string>
 
 #include "dist/schedule.h"
 
 namespace lockstep::dist {
 
-/// A row per step, a column per rank: what the rank sends. Many ranks: a line per message.
+/// A text table: a row for each step, a column for each rank, showing what the rank sends. With more than 16 ranks, or
+/// if too wide: a line for each message.
 std::string draw_table(Algorithm algorithm, const Request& request);
 
-/// Time goes right, ranks go down. A square is a chunk, filled as far as its sum is complete; an arrow is a transfer.
-/// Self-contained, light. Error for more ranks than can be told apart (16).
+/// An SVG picture: small and self-contained. Time runs to the right, ranks downwards. A square is a chunk, filled in
+/// proportion to how complete its sum is; an arrow is a transfer. Error for more than 16 ranks.
 std::string draw_svg(Algorithm algorithm, const Request& request);
 
 }  // namespace lockstep::dist

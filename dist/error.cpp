@@ -1,3 +1,4 @@
+// error.cpp: names of faults. See error.h.
 #include "dist/error.h"
 
 namespace lockstep::dist {

@@ -1,5 +1,5 @@
 #pragma once
-// What goes wrong between ranks. Every rank of a job raises the same cause: that of the rank that failed first.
+// Failures between ranks. All ranks of a job raise the same cause: the first failure that was reported.
 #include <string>
 #include <string_view>
 
@@ -7,25 +7,28 @@
 
 namespace lockstep::dist {
 
+/// Kinds of failure between ranks.
 enum class Fault {
-  rank_failed,  ///< a rank died, or threw: `rank` says which
-  rank_silent,  ///< no heartbeat from `rank`: stopped, swapped out, or cut off
-  rank_left,    ///< `rank` ended its part while others still wait for it
+  rank_failed,  ///< a rank died or threw: `rank` says which
+  rank_silent,  ///< no heartbeat from `rank`: stopped, swapped out, or disconnected
+  rank_left,    ///< `rank` left the job while others still wait for it
   store_lost,   ///< the process that hosts the store (rank 0) is gone
-  mismatch,     ///< ranks disagree on a collective
-  deadlock,     ///< ranks wait for each other in a circle
-  timeout,      ///< nothing went wrong except that it takes too long
-  protocol,     ///< bytes that are not ours, damaged or cut short
-  refused,      ///< rendezvous says no: token, job, world size, rank taken, version
+  mismatch,     ///< ranks disagree about a collective
+  deadlock,     ///< ranks wait for each other in a cycle
+  timeout,      ///< a call took longer than its timeout; no other failure is known
+  protocol,     ///< malformed, damaged or truncated bytes
+  refused,      ///< rendezvous rejected the rank: token, job, world size, duplicate rank, version
 };
+/// "rank failed", "timeout", ... for messages.
 std::string_view name_of(Fault fault);
 
-/// A peer or a link is lost, or ranks disagree. The group cannot be used any more.
+/// A lost peer or connection, or disagreement between ranks. The group cannot be used any more.
 class DistError : public Error {
  public:
+  /// `message`: the text of what().
   DistError(Fault fault, int rank, const std::string& message) : Error(message), fault(fault), rank(rank) {}
   Fault fault;
-  int rank;  ///< the rank at fault, -1 when there is no single one
+  int rank;  ///< the rank at fault; -1 when there is no single one
 };
 
 }  // namespace lockstep::dist

@@ -1,3 +1,4 @@
+// executor.cpp: the loop that moves the blocks of all streams. See executor.h.
 #include "dist/executor.h"
 
 #include <cstring>
@@ -11,11 +12,11 @@
 namespace lockstep::dist {
 namespace {
 
-// Kept from call to call, so that a small collective allocates nothing.
+// Reused from call to call, so that a small collective allocates nothing.
 struct Workspace {
-  std::vector<size_t> done;  // bytes, by item
+  std::vector<size_t> done;  // bytes done of each item
   CallMemory memory;
-  std::vector<PeerLink> links;  // by peer
+  std::vector<PeerLink> links;  // one for each peer
 };
 
 class Executor {
@@ -52,7 +53,7 @@ class Executor {
     return moved_;
   }
 
-  /// A peer has gone: Error when one of them has called something else.
+  /// Called after a peer has gone: DistError mismatch when one of the peers has made another call.
   void check_peers() const {
     for (const PeerLink& link : w_.links)
       check_what_is_left(*link.channel, link.in.header, e_.group ? *e_.group : "",
@@ -67,7 +68,7 @@ class Executor {
     LOCKSTEP_CHECK(program_.peers.empty() || e_.transport, "[", what(e_),
                    "] expected a transport to reach other ranks, got none");
     w_.links.resize(program_.peers.size());
-    bool near = e_.in_place && !e_.checksum;  // a checksum that is asked for is made
+    bool near = e_.in_place && !e_.checksum;  // with a checksum, data must go through the channels
     for (size_t p = 0; p < program_.peers.size(); ++p) {
       const Program::Peer& peer = program_.peers[p];
       PeerLink& link = w_.links[p];
@@ -103,14 +104,14 @@ class Executor {
     stream.has_block = stream.cursor.find(program_.items, w_.memory.size, max_blocks_);
   }
 
-  /// How far an item may go now, within a block.
+  /// The number of bytes of an item that may be done now, at most `end`.
   size_t limit(uint32_t index, size_t end) const {
     const Program::Item& item = program_.items[index];
     for (const uint32_t d : program_.needs(item)) end = std::min(end, w_.done[d]);
     return item.action == Action::copy ? end : end - end % element_;
   }
 
-  /// Counts n bytes of the item under the cursor as done; moves on at the end of the block.
+  /// Counts n bytes of the current item as done; moves on at the end of the block.
   void advance(Stream& stream, uint32_t index, size_t n) {
     w_.done[index] += n;
     if (w_.done[index] == block_end(stream, index)) {
@@ -122,7 +123,7 @@ class Executor {
     return std::min((stream.cursor.block + 1) * block_bytes, w_.memory.size[index]);
   }
 
-  /// One visit moves about a block, so that no peer waits for another.
+  /// Sends about one block at most, so that other peers get their turn.
   size_t send(PeerLink& link) {
     Stream& out = link.out;
     size_t moved = 0;
@@ -223,7 +224,7 @@ class Executor {
   const Program& program_;
   Workspace& w_;
   const size_t element_;
-  bool holds_payload_ = false;  // until the headers say whether the tensors are in shared memory
+  bool holds_payload_ = false;  // hold the payload back until the headers say whether the tensors are in shared memory
   int64_t max_blocks_ = 0;
   Moved moved_;
   Patience patience_{e_, w_.links};

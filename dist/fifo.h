@@ -1,12 +1,12 @@
 #pragma once
-// Bytes of one direction in a ring buffer that two threads or processes share: one writer, one reader, no locks.
+// A ring buffer for bytes in one direction, shared by two threads or processes: one writer, one reader, no locks.
 //
-// The data is mapped twice, back to back, so that whatever lies in the ring is contiguous at some address:
+// The data pages are mapped twice, back to back, so that any range of the ring is contiguous in memory:
 //
-//   control page │ data 0 .. capacity │ the same pages again │        [base + at & mask, + bytes) never wraps
+//   control page │ data 0 .. capacity │ the same pages again │       [base + (at & mask), + bytes) never wraps
 //
-// Each end keeps its own position; the writer also keeps what it last saw of the reader's, and looks again when nothing
-// fits.
+// Each end keeps its own position. The writer also caches the reader's position and reloads it only when the data does
+// not fit.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -16,26 +16,27 @@
 
 namespace lockstep::dist {
 
-/// What the two ends share. All zero is an empty ring, so fresh pages of a file need no construction.
+/// State shared by the two ends. All zero is an empty ring, so new pages of a file need no construction.
 struct FifoControl {
-  static constexpr size_t bytes = 4096;          ///< of the control page, in front of the data
-  alignas(64) std::atomic<uint64_t> written{0};  ///< bytes ever written
-  alignas(64) std::atomic<uint64_t> read{0};     ///< bytes ever consumed
-  alignas(64) std::atomic<uint32_t> closed{0};   ///< the writer is done
+  static constexpr size_t bytes = 4096;          ///< size of the control page in front of the data
+  alignas(64) std::atomic<uint64_t> written{0};  ///< total bytes written
+  alignas(64) std::atomic<uint64_t> read{0};     ///< total bytes consumed
+  alignas(64) std::atomic<uint32_t> closed{0};   ///< the writer has finished
   std::atomic<uint32_t> abandoned{0};            ///< the reader is gone
 };
 static_assert(sizeof(FifoControl) <= FifoControl::bytes && std::atomic<uint64_t>::is_always_lock_free);
 
+/// The writing end of a ring.
 class FifoWriter {
  public:
   FifoWriter() = default;
-  /// memory: control page, data and mirror; capacity: a power of two.
+  /// `memory`: control page, data and mirror; `capacity`: a power of two.
   FifoWriter(void* memory, size_t capacity)
       : control_(static_cast<FifoControl*>(memory)),
         data_(static_cast<std::byte*>(memory) + FifoControl::bytes),
         capacity_(capacity) {}
 
-  /// Copies as many bytes as fit; gives back how many.
+  /// Copies as many bytes as fit; returns their number.
   size_t write(const std::byte* from, size_t bytes) {
     if (capacity_ - (written_ - read_seen_) < bytes) read_seen_ = control_->read.load(std::memory_order_acquire);
     const size_t n = std::min(bytes, capacity_ - size_t(written_ - read_seen_));
@@ -44,9 +45,10 @@ class FifoWriter {
     control_->written.store(written_ += n, std::memory_order_release);
     return n;
   }
-  void close() { control_->closed.store(1, std::memory_order_release); }
+  void close() { control_->closed.store(1, std::memory_order_release); }  ///< no more bytes will follow
+  /// The reader is gone.
   bool is_abandoned() const { return control_->abandoned.load(std::memory_order_acquire) != 0; }
-  explicit operator bool() const { return control_ != nullptr; }
+  explicit operator bool() const { return control_ != nullptr; }  ///< false for a default-constructed writer
 
  private:
   FifoControl* control_ = nullptr;
@@ -55,25 +57,28 @@ class FifoWriter {
   uint64_t written_ = 0, read_seen_ = 0;
 };
 
+/// The reading end of a ring.
 class FifoReader {
  public:
   FifoReader() = default;
+  /// `memory` and `capacity` as for FifoWriter.
   FifoReader(void* memory, size_t capacity)
       : control_(static_cast<FifoControl*>(memory)),
         data_(static_cast<const std::byte*>(memory) + FifoControl::bytes),
         capacity_(capacity) {}
 
-  /// Everything that has been written and not consumed, in one piece; never longer than the ring, whatever the writer
-  /// does.
+  /// All bytes written and not yet consumed, contiguous. Never longer than the ring, whatever the writer stores.
   std::span<const std::byte> readable() const {
     const uint64_t written = control_->written.load(std::memory_order_acquire);
     return {data_ + (read_ & (capacity_ - 1)), std::min(size_t(written - read_), capacity_)};
   }
+  /// Frees `bytes` from the front.
   void consume(size_t bytes) { control_->read.store(read_ += bytes, std::memory_order_release); }
-  /// The writer is done; what it wrote before is still readable.
+  /// The writer has finished; bytes written before may still be unread.
   bool is_closed() const { return control_->closed.load(std::memory_order_acquire) != 0; }
+  /// Tells the writer that nobody reads any more.
   void abandon() { control_->abandoned.store(1, std::memory_order_release); }
-  explicit operator bool() const { return control_ != nullptr; }
+  explicit operator bool() const { return control_ != nullptr; }  ///< false for a default-constructed reader
 
  private:
   FifoControl* control_ = nullptr;

@@ -1,3 +1,4 @@
+// fingerprint.cpp: makes, checks and prints headers; checksums. See fingerprint.h.
 #include "dist/fingerprint.h"
 
 #if defined(__SSE4_2__)
@@ -17,21 +18,21 @@ bool same_kind(const Header& a, const Header& b) {
   return is_message(x) ? is_message(y) && x != y : x == y;
 }
 
-// What two sides must agree on. Roots of messages differ by nature: each names the other.
+// True if two sides make the same call. Roots of messages differ by design: each one names the other side.
 bool same_call(const Header& a, const Header& b) {
   return a.job == b.job && a.sequence == b.sequence && same_kind(a, b) && a.count == b.count && a.dtype == b.dtype &&
          a.op == b.op && a.tag == b.tag && a.algorithm == b.algorithm && a.on_device == b.on_device &&
          (is_message(Collective(a.kind)) || a.root == b.root);
 }
 
-// By what `automatic` stands for: not worth a word.
+// True for the algorithms that `automatic` may choose, which error texts leave out.
 bool is_default(const Header& h) {
   return h.algorithm == uint8_t(Algorithm::automatic) || h.algorithm == uint8_t(Algorithm::direct) ||
          h.algorithm == uint8_t(Algorithm::one_shot);
 }
 
 #if !defined(__SSE4_2__)
-// Castagnoli's polynomial, reflected; eight tables so that eight bytes are taken at once.
+// Castagnoli's polynomial in reflected form; eight tables process eight bytes at a time.
 constexpr auto crc_tables = [] {
   std::array<std::array<uint32_t, 256>, 8> tables{};
   for (uint32_t i = 0; i < 256; ++i) {
@@ -111,7 +112,7 @@ std::string describe(const Header& header) {
   std::string text(name_of(kind));
   if (kind == Collective::replay) return describe_replay(header.count);
   if (kind != Collective::barrier) text += str(" ", lockstep::name_of(DType(header.dtype)));
-  // Of a gather or scatter, only the root knows the count of the whole.
+  // In gather and scatter, only the root knows the total count.
   if (kind != Collective::barrier && kind != Collective::gather && kind != Collective::scatter)
     text += str(" x ", header.count);
   if (is_reduction(kind)) text += str(" ", name_of(ReduceOp(header.op)));
@@ -141,7 +142,7 @@ void check_same(const Header& mine, const Header& theirs, const std::string& gro
                         mine.sequence, " (", describe(mine), "): rank ", mine.rank, " expects ", mine.payload,
                         " bytes from rank ", theirs.rank, ", which sends ", theirs.payload));
   }
-  // Calls of one number are told by number; when the numbers differ, each side gets its own.
+  // If both calls have the same number, print it once; otherwise print the number of each side.
   const bool unnamed =
       is_default(mine) && is_default(theirs) && mine.algorithm != theirs.algorithm && mine.count == theirs.count;
   const auto side = [&](const Header& h) {

@@ -1,6 +1,6 @@
 #pragma once
-// What every message of a collective says about the call it belongs to. Ranks that disagree find out at the first
-// message instead of computing garbage (torch 2.15 with gloo returns wrong sums silently).
+// The header that every message of a collective carries: a fingerprint of the call. Ranks that disagree about a call
+// detect it at the first message instead of computing garbage (torch 2.15 with gloo silently returns wrong sums).
 #include <cstdint>
 #include <string>
 
@@ -8,48 +8,51 @@
 
 namespace lockstep::dist {
 
-/// Opens every stream of bytes that one collective sends to one peer. 128 bytes, little-endian, crc32c over the rest.
-/// Ranks (`rank`, `root`) are ranks of the world, so that messages name the same rank whatever the group.
+/// The first 128 bytes of every stream that a collective sends to a peer: little-endian, with a crc32c over the rest.
+/// Ranks (`rank`, `root`) are world ranks, so that error messages name the same rank in every group.
 struct Header {
   static constexpr uint32_t magic_value = 0x4b534c31;  // "1LSK"
   uint32_t magic = magic_value;
   uint16_t protocol = 1;
-  uint8_t kind = 0;  ///< Collective; a send meets a receive
+  uint8_t kind = 0;  ///< Collective; a send matches a receive
   uint8_t dtype = 0;
-  uint64_t job = 0;       ///< hash of job and group name
-  uint64_t sequence = 0;  ///< number of the call in its group; send and receive: of the message in its direction
-  int64_t count = 0;      ///< elements of the whole; 0 for gather and scatter, where only the root knows
+  uint64_t job = 0;       ///< hash of the job's name and the group's id
+  uint64_t sequence = 0;  ///< number of the call in its group; send and receive: of the message, per peer and direction
+  int64_t count = 0;      ///< elements of the whole tensor; 0 for gather and scatter, where only the root knows it
   uint64_t tag = 0;       ///< hash of the tag
-  uint64_t payload = 0;   ///< bytes that follow in this stream
+  uint64_t payload = 0;   ///< payload bytes that follow in this stream
   uint32_t rank = 0;      ///< sender
   uint8_t op = 0;         ///< ReduceOp
   uint8_t algorithm = 0;
-  int16_t root = 0;          ///< or the other side of a send or receive
-  uint16_t payload_crc = 0;  ///< 1: a crc32c follows the payload (LOCKSTEP_COMM_CHECKSUM=1); of messages: half of it
-  uint8_t on_device = 0;     ///< 1: the tensor is on a device, and may be moved from there
-  uint8_t in_place =
-      0;  ///< 1: a Placement follows, and the payload only if some other rank's tensor is not in shared memory
-  char tag_text[64] = {};  ///< the tag, cut to fit, so that the other side can name it
+  int16_t root = 0;  ///< or the peer of a send or receive
+  /// 1: a crc32c follows the payload (LOCKSTEP_COMM_CHECKSUM=1); messages: the low half of their crc32c.
+  uint16_t payload_crc = 0;
+  uint8_t on_device = 0;   ///< 1: the tensor is on a device, and NCCL may move it from there
+  uint8_t in_place = 0;    ///< 1: a Placement follows; the payload only if some tensor is not in shared memory
+  char tag_text[64] = {};  ///< the tag, truncated, so that the other side can print it
   uint32_t crc = 0;
 };
 static_assert(sizeof(Header) == 128);
 
-/// The header of a call, without payload and crc. `rank`: of the world.
+/// The header of a call, without payload and crc. `rank`: world rank.
 Header header_of(const Call& call, uint64_t job, uint64_t sequence, int rank);
+/// Fills in the crc, after all other fields.
 void seal(Header& header);
-/// DistError protocol: magic, version, or crc. `peer`: the world rank it came from.
+/// DistError protocol for a wrong magic number, version or crc. `peer`: world rank of the sender.
 void check_sealed(const Header& header, int peer);
-/// DistError mismatch naming both sides when the headers are of different calls, or say different lengths.
+/// DistError mismatch naming both sides when the headers belong to different calls or differ in length; DistError
+/// protocol when they belong to different groups.
 void check_same(const Header& mine, const Header& theirs, const std::string& group);
-/// Of a send or a receive.
+/// True for the header of a send or a receive.
 inline bool is_message(const Header& header) {
   return header.kind == uint8_t(Collective::send) || header.kind == uint8_t(Collective::receive);
 }
-/// "all_reduce f32 x 8 sum, tag w1", "broadcast f32 x 8 from rank 2".
+/// Text of a header: "all_reduce f32 x 8 sum, tag w1", "broadcast f32 x 8 from rank 2".
 std::string describe(const Header& header);
 
-/// FNV-1a, the same on every machine; `seed` chains.
+/// FNV-1a hash, the same on every machine. `seed`: the hash of preceding text.
 uint64_t hash_text(std::string_view text, uint64_t seed = 0xcbf29ce484222325);
+/// CRC-32C (Castagnoli). `seed`: the checksum of preceding data.
 uint32_t crc32c(const void* data, size_t bytes, uint32_t seed = 0);
 
 }  // namespace lockstep::dist

@@ -1,3 +1,4 @@
+// flight.cpp: keeps, writes and explains flight records. See flight.h.
 #include "dist/flight.h"
 
 #include <algorithm>
@@ -24,14 +25,14 @@ int64_t now_ns() {
       .count();
 }
 
-// One rank's file, as far as the verdict needs it.
+// The record of one rank, with the fields that the verdict needs.
 struct Record {
   int rank = 0;
   std::string why;
   std::vector<Flight::Entry> entries;
 
   bool waits(const Flight::Entry& e) const { return e.ended_ns == 0 || !e.error.empty(); }
-  /// The call it is stuck in, if any: the last one that did not end well.
+  /// The call that the rank is stuck in: its last one, if that is unfinished or failed; else nullptr.
   const Flight::Entry* stuck() const { return !entries.empty() && waits(entries.back()) ? &entries.back() : nullptr; }
   const Flight::Entry* last(const std::string& group) const {
     for (auto e = entries.rbegin(); e != entries.rend(); ++e)
@@ -44,7 +45,7 @@ std::string where(const Flight::Entry& e) {
   return e.sequence > 0 ? str("seq ", e.sequence, " (", e.call, ")") : e.call;
 }
 
-constexpr size_t most_bytes = 16 << 20;  // of a record, which holds a few hundred calls
+constexpr size_t most_bytes = 16 << 20;  // limit of a record's size
 
 Record read_record(const std::filesystem::path& path, int& world) {
   const auto refuse = [&](const std::string& what) {
@@ -72,17 +73,18 @@ Record read_record(const std::filesystem::path& path, int& world) {
   return record;
 }
 
-// Who is late in one group, seen from those that are stuck in its highest call; nothing when nobody is stuck there.
+// Names the ranks that are late in a group, judged by the newest call that some rank is stuck in. Nothing when no rank
+// is stuck in this group.
 std::optional<std::string> verdict_of(const std::string& group, const std::vector<Record>& records, bool& root_cause) {
   uint64_t newest = 0;
   for (const Record& r : records)
     if (const auto* e = r.stuck(); e && e->group == group) newest = std::max(newest, e->sequence);
   if (newest == 0) return {};
-  std::map<std::string, std::vector<int>> calls;  // what is called as number `newest`, by whom
+  std::map<std::string, std::vector<int>> calls;  // call number `newest`: ranks by the call that they made
   std::string late;
   for (const Record& r : records) {
     const Flight::Entry* e = r.last(group);
-    if (!e) continue;  // not in this group, or its calls are too old
+    if (!e) continue;  // not in this group, or its calls were overwritten
     if (e->sequence >= newest) {
       calls[e->sequence == newest ? e->call : ""].push_back(r.rank);
       continue;
@@ -119,7 +121,7 @@ uint64_t Flight::start(std::string_view group, uint64_t sequence, std::string_vi
   if (ring_.size() < size_t(capacity)) ring_.emplace_back();
   const uint64_t ticket = next_++;
   Entry& entry = ring_[ticket % capacity];
-  entry.group = group;  // into the memory of the texts that were there
+  entry.group = group;  // assignment reuses the memory of the entry's strings
   entry.call = call;
   entry.error.clear();
   entry.sequence = sequence;
@@ -200,7 +202,7 @@ std::string explain_flight(const std::string& folder) {
     bool root_cause = false;
     if (const auto text = verdict_of(group, records, root_cause)) (root_cause ? causes : effects).push_back(*text);
   }
-  for (const Record& r : records)  // messages have no place in the order of a group
+  for (const Record& r : records)  // messages have no number in the order of a group
     if (const auto* e = r.stuck(); e && e->sequence == 0)
       effects.push_back(str("rank ", r.rank, " waits in ", e->call));
   std::vector<int> silent;

@@ -1,6 +1,6 @@
 #pragma once
-// The flight record: the last 1,024 collectives of a rank, kept in a ring, written to a file when something goes wrong.
-// `lockstep flight DIR` merges the files of all ranks and says in one sentence who is late, and where.
+// The flight record: the last 1,024 collectives of a rank, in a ring buffer, written to a file when the job fails.
+// `lockstep flight DIR` merges the files of all ranks and names the late rank and the call in one sentence.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,25 +11,29 @@
 
 namespace lockstep::dist {
 
+/// The flight record of one rank. All methods may be called from any thread.
 class Flight {
  public:
   static constexpr int capacity = 1024;
+  /// One collective or message.
   struct Entry {
     std::string group;
-    uint64_t sequence = 0;
-    std::string call;  ///< "all_reduce f32 x 8, tag w1"
-    uint64_t step = 0;
-    int64_t started_ns = 0;  ///< monotonic
+    uint64_t sequence = 0;   ///< number of the call in its group; 0 for messages
+    std::string call;        ///< "all_reduce f32 x 8, tag w1"
+    uint64_t step = 0;       ///< training step
+    int64_t started_ns = 0;  ///< of the monotonic clock
     int64_t ended_ns = 0;    ///< 0: still running
     std::string error;
   };
-  /// Gives back a ticket for finish().
+  /// Records the start of a call; returns a ticket for finish().
   uint64_t start(std::string_view group, uint64_t sequence, std::string_view call, uint64_t step);
+  /// Records the end of a call, and its error if it failed. Ignored when the entry has been overwritten.
   void finish(uint64_t ticket, std::string_view error = {});
-  std::vector<Entry> entries() const;  ///< oldest first
-  /// Called with every entry that ends from here on, on the thread where it ends; empty: nobody.
+  std::vector<Entry> entries() const;  ///< all entries, oldest first
+  /// Calls `listener` with every entry that ends from now on, on the thread that ends it. An empty function removes the
+  /// listener.
   void listen(std::function<void(const Entry&)> listener);
-  /// DIR/flight-RANK.json, replaced atomically. Never throws: it runs while another error is on its way.
+  /// Writes DIR/flight-RANK.json, replacing it atomically. Never throws: it runs while another error is propagating.
   void write(const std::string& folder, int rank, int world, const std::string& why) const noexcept;
 
  private:
@@ -39,8 +43,8 @@ class Flight {
   std::shared_ptr<const std::function<void(const Entry&)>> listener_;
 };
 
-/// Reads DIR/flight-*.json; text for a person: a verdict, then one line per rank. Error when there is none, or it is
-/// damaged.
+/// Reads DIR/flight-*.json and returns a report: a verdict, then a line for each rank. Error when there are no files,
+/// or one is damaged.
 std::string explain_flight(const std::string& folder);
 
 }  // namespace lockstep::dist

@@ -1,4 +1,4 @@
-// Each rank's share of the schedule, in blocks that stay in the cache.
+// in_place.cpp: runs a rank's share of an in-place call, in blocks that stay in the cache. See in_place.h.
 #include "dist/in_place.h"
 
 #include <algorithm>
@@ -12,18 +12,18 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr int64_t block_bytes = 16 << 10;  // of one tensor: those of a few ranks fit into the second cache
+constexpr int64_t block_bytes = 16 << 10;  // of one tensor: the blocks of a few ranks fit into the L2 cache
 
-/// This rank's share of the work. wholes: the tensors by rank, those that it needs.
+/// Does this rank's share. `wholes`: the needed tensors, by rank.
 void work(const InPlace& call, std::span<std::byte* const> wholes) {
   const Share& share = *call.share;
   const int64_t size = size_of(call.dtype);
   std::vector<std::byte> scratch(size_t(share.slots * block_bytes));
-  for (size_t first = 0, last = 0; first < share.transfers.size(); first = last) {  // one chunk after the other
+  for (size_t first = 0, last = 0; first < share.transfers.size(); first = last) {  // one chunk after another
     const int32_t chunk = share.transfers[first].target.chunk;
     while (last < share.transfers.size() && share.transfers[last].target.chunk == chunk) ++last;
     const Range range = shard_range(call.count, share.chunks, chunk);
-    // A copy alone has nothing to keep in the cache.
+    // A single copy gains nothing from blocks.
     const int64_t all = range.size() * size, longest = last - first == 1 ? all : block_bytes;
     for (int64_t at = 0; at < all; at += longest) {
       const int64_t bytes = std::min(longest, all - at);
@@ -48,8 +48,8 @@ void work(const InPlace& call, std::span<std::byte* const> wholes) {
 }  // namespace
 
 bool can_work_in_place(Collective c, Algorithm algorithm) {
-  // In `direct` every rank hears from every other; in a broadcast of `in_place` the root does not hear from those that
-  // read its tensor.
+  // In `direct`, every rank receives a header from every other. In a broadcast by `in_place`, the root receives none
+  // from the ranks that read its tensor.
   const bool all_hear =
       algorithm == Algorithm::direct || (algorithm == Algorithm::in_place && c != Collective::broadcast);
   return all_hear && has_schedule(Algorithm::in_place, c);
@@ -91,7 +91,7 @@ std::optional<Moved> run_in_place(const Execution& e, const Program& program, st
       wholes[size_t(link.rank)] = link.channel->reach(link.placement, call.bytes());
   work(call, wholes);
 
-  // Nobody goes on before all are done with its tensor.
+  // No rank returns before all ranks have finished with its tensor.
   Moved moved_by{.in_place = 1};
   const auto mark = uint32_t(e.header.sequence);
   for (PeerLink& link : links) {

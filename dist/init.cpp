@@ -1,4 +1,4 @@
-// The world of this process, or of this thread for ranks that spawn() made.
+// init.cpp: the world of this process, or of this thread for ranks that are threads of spawn().
 #include <cstdlib>
 #include <optional>
 
@@ -14,7 +14,7 @@ struct OfProcess {
   std::mutex mutex;
   std::optional<World> world;
 };
-// Never destroyed: threads may still ask for it while static objects go.
+// Never destroyed: threads may still use it while static objects are destroyed.
 OfProcess& of_process() {
   static auto* all = new PerProcess<OfProcess>;
   return all->get();

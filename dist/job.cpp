@@ -1,3 +1,4 @@
+// job.cpp: failures, flight records and the end of a job. See job.h.
 #include "dist/job.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ DistError Job::fail(std::exception_ptr error) {
       std::rethrow_exception(error);
     } catch (const DistError& e) {
       if (e.fault == Fault::rank_failed && maker.is_here()) await_cause(*control, e.rank);
-      return control->report(e.fault, e.rank, e.what());  // or what another rank reported before
+      return control->report(e.fault, e.rank, e.what());  // or an earlier report of another rank
     } catch (const std::exception& e) {
       return control->report(Fault::rank_failed, control->place().rank, e.what());
     } catch (...) {
@@ -32,7 +33,7 @@ DistError Job::fail(std::exception_ptr error) {
 }
 
 void Job::write_flight(const std::string& why) const noexcept {
-  const std::lock_guard lock(flight_mutex_);  // a group's caller and a watchdog may fail at once
+  const std::lock_guard lock(flight_mutex_);  // the caller of a group and the watchdog may fail at the same time
   if (!flight_folder_.empty()) flight.write(flight_folder_, control->place().rank, control->place().world_size, why);
 }
 

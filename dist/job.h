@@ -1,6 +1,6 @@
 #pragma once
-// What the groups of one rank share: its seat in the job, the flight record, and groups that ended with work on its
-// way.
+// State shared by all groups of one rank: its control plane, its flight record, and the engines of groups that ended
+// while work was still running.
 #include <atomic>
 #include <exception>
 #include <functional>
@@ -18,28 +18,32 @@ namespace lockstep::dist {
 
 class ProcessGroup;
 
+/// The job of this rank (thread or process).
 struct Job {
+  /// Reads LOCKSTEP_ALGORITHM, LOCKSTEP_COMM_CHECKSUM and LOCKSTEP_FLIGHT_DIR. Error for an invalid value.
   explicit Job(std::shared_ptr<Control> seat);
 
-  /// What every rank raises for `error`, which left a collective here: reports it unless somebody failed before. Writes
-  /// the flight record.
+  /// Called with an exception that left a collective: reports it unless another failure came first, writes the flight
+  /// record, and returns the failure that every rank raises.
   DistError fail(std::exception_ptr error);
+  /// Writes the flight record into LOCKSTEP_FLIGHT_DIR, if that is set.
   void write_flight(const std::string& why) const noexcept;
-  /// Hosts by world rank, numbered from 0; asked from the store once. For hierarchical schedules.
+  /// The host number (from 0) of each world rank, for hierarchical schedules. Fetched from the store once.
   const std::vector<int>& hosts();
-  /// Keeps what still works until the job ends.
+  /// Keeps an engine that still has work until the job ends.
   void keep(std::shared_ptr<void> engine);
-  /// Ends what was kept, then leaves in order (or not at all after a failure).
+  /// Destroys the kept engines, then leaves the job unless it has failed.
   void finish();
 
-  const Maker maker;  ///< a forked child does nothing to its parent's job
+  const Maker maker;  ///< recognizes a forked child, which must not touch its parent's job
   std::shared_ptr<Control> control;
   Flight flight;
   Algorithm forced = Algorithm::automatic;  ///< LOCKSTEP_ALGORITHM
   bool checksum = false;                    ///< LOCKSTEP_COMM_CHECKSUM
-  std::string backend = "auto";             ///< as init() was told
-  std::atomic<bool> told_sharing{false};    ///< that ranks share a device
-  std::shared_ptr<void> watchdog;           ///< of the engines for devices, made by the first of them (nccl/watchdog.h)
+  std::string backend = "auto";             ///< as given to init()
+  std::atomic<bool> told_sharing{false};    ///< the notice that ranks share a device was printed
+  /// Shared by the engines for devices, created by the first of them (nccl/watchdog.h).
+  std::shared_ptr<void> watchdog;
 
  private:
   std::string flight_folder_;  // LOCKSTEP_FLIGHT_DIR
@@ -48,23 +52,26 @@ struct Job {
   std::vector<int> hosts_;
 };
 
-/// A rank's place in a world, as init() and spawn() make it.
+/// A rank's world, as init() and spawn() create it.
 struct World {
   std::shared_ptr<Job> job;
   std::shared_ptr<ProcessGroup> group;
-  std::function<void()> after;  ///< ends the engine, once the job was left in order
+  std::function<void()> after;  ///< finalizes the engine after the job was left (MPI_Finalize)
 };
-/// Joins the job; a world of one needs no store, so it opens no socket.
+/// Joins the job. A world of one rank needs no store and opens no socket.
 std::shared_ptr<Control> make_control(const Rendezvous& rendezvous);
-/// What makes a world of backend mpi (use_mpi()).
+/// Registers the function that creates a world of backend mpi (use_mpi()).
 void set_mpi(World (*make)());
-/// Error unless it is auto, native, or nccl where this build has it.
+/// Error unless `backend` is auto, native, or nccl where this build has it.
 void check_backend(const char* op, const std::string& backend);
+/// The world group on top of a joined job, with NCCL for tensors on devices if the build has it and `backend` is not
+/// native.
 World make_world(std::shared_ptr<Control> control, const std::string& backend = "auto");
-/// The world of this thread from here on (ranks that are threads); nullptr: that of the process.
+/// Sets the world of this thread (ranks that are threads); nullptr returns to the world of the process.
 void set_thread_world(World* world);
+/// The world of this thread, else of the process, else nullptr.
 World* current_world();
-/// guard() for a given world: runs the body, reports what leaves it, throws it on.
+/// guard() for a given world: runs the body; an exception is reported to the other ranks and rethrown.
 void guard(World& world, const std::function<void()>& body);
 
 }  // namespace lockstep::dist

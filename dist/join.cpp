@@ -1,3 +1,4 @@
+// join.cpp: a rank's side of joining: connect, authenticate, retry. See join.h.
 #include "dist/join.h"
 
 #include <fcntl.h>
@@ -21,23 +22,24 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::seconds handshake_time{5};
-constexpr std::chrono::seconds first_word_time{1};  // behind a flood of strangers the next connection may be luckier
-constexpr std::chrono::seconds silent_time{20};     // of all of them
+// Then retry: during a flood of connections the next attempt may get through earlier.
+constexpr std::chrono::seconds first_word_time{1};
+constexpr std::chrono::seconds silent_time{20};  // limit over all silent attempts
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
-/// May succeed when tried again.
+/// A failure that may be temporary.
 struct TryAgain {
   std::string why;
-  bool silent = false;  // was accepted, and not spoken to
+  bool silent = false;  // the connection was accepted, but nothing was received
 };
 
-// A connection used by one thread that waits for each answer.
+// A connection used by one thread, which waits for each reply.
 struct Dialog {
   Fd fd;
   FrameReader in{stranger_limit - wire_header};
 
-  // The next message, or nothing at the deadline.
+  // The next frame, or nothing at the deadline.
   std::optional<Frame> read(Clock::time_point deadline) {
     for (;;) {
       if (auto frame = in.next()) return frame;
@@ -63,7 +65,7 @@ struct Dialog {
         ::poll(&entry, 1, 100);
         if (Clock::now() >= deadline) throw TryAgain{"it does not read"};
       } else if (errno != EINTR) {
-        // An answer may lie in the socket although it is closed: "refused".
+        // A closed socket may still hold an unread reply: "refused".
         return;
       }
     }
@@ -124,7 +126,7 @@ void shake_hands(Dialog& dialog, const Rendezvous& place, const std::string& whe
   }
 }
 
-// One try. Throws TryAgain for what may pass.
+// One attempt. Throws TryAgain for temporary failures.
 Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point deadline) {
   std::string problems;
   Dialog dialog;
@@ -153,7 +155,7 @@ Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point de
   join.text(member.job);
   dialog.write(Kind::join, join.seconds(patience).text(member.identity).body, deadline);
   for (;;) {
-    // Rank 0 knows our deadline and says who is missing; a little later we say so ourselves.
+    // Rank 0 knows this deadline and names the missing ranks; if it does not, this rank times out a little later.
     const auto frame = dialog.read(deadline + std::chrono::seconds(2));
     if (!frame)
       throw DistError(Fault::timeout, -1,
@@ -180,7 +182,7 @@ std::string contents(const Rendezvous& place) {
   return str("lockstep rendezvous 1\nhost=", place.address, "\nport=", place.port, "\ntoken=", place.token, "\nend\n");
 }
 
-// Fills in what rank 0 wrote; TryAgain while there is nothing.
+// Fills in the values that rank 0 wrote; TryAgain while there is no file.
 void read_published(Rendezvous& place) {
   const Fd fd(::open(place.file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd) check_descriptors(errno, "opening " + place.file);
@@ -216,7 +218,7 @@ Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadli
   const bool from_file = !place.file.empty() && place.rank != 0;
   const std::string where = from_file ? place.file : endpoint(place.address, place.port);
   std::string last = "not tried";
-  std::optional<Clock::time_point> silent;  // since then
+  std::optional<Clock::time_point> silent;  // start of an uninterrupted series of silent attempts
   for (auto pause = milliseconds(5);; pause = std::min(pause * 2, milliseconds(200))) {
     try {
       if (from_file) read_published(place);
@@ -228,7 +230,7 @@ Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadli
       const bool over = Clock::now() + pause >= deadline || (silent && Clock::now() - *silent > silent_time);
       if (silent && over && !from_file) stranger(where, last);
     } catch (const DistError& error) {
-      // An address in a file may be that of a run that has ended: its port may belong to anything by now.
+      // The file may be left over from an earlier run, whose port now belongs to another program.
       const bool stale = from_file && (error.fault == Fault::protocol || contains(error.what(), "wrong token") ||
                                        contains(error.what(), "cannot prove"));
       if (!stale || Clock::now() >= deadline) throw;
@@ -260,7 +262,7 @@ void unpublish(const Rendezvous& place) noexcept {
     there.file = place.file;
     read_published(there);
     if (there.token == place.token) ::unlink(place.file.c_str());
-  } catch (...) {  // it is not ours any more
+  } catch (...) {  // the file belongs to another job now
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// How a rank gets its seat: connect to the store, prove to each other that both know the token, say who one is, wait
-// for all.
+// Joining a job: connect to the store, authenticate each other with the token, send the rank's identity, wait until all
+// ranks are there.
 #include <string>
 
 #include "dist/net.h"
@@ -9,22 +9,23 @@
 
 namespace lockstep::dist {
 
-/// A connection to the store in a job that has begun.
+/// A rank's connection to the store, in a job that has begun.
 struct Seat {
   Fd fd;
   FrameReader in{body_limit};
-  Seconds heartbeat{5};  ///< that of rank 0, for all
-  std::string store;     ///< "rank 0 (pid 12 on host)"
+  Seconds heartbeat{5};  ///< rank 0's setting, for all ranks
+  std::string store;     ///< "rank 0 (pid 12 on host)", for messages
 };
 
-/// Resets and refused connections are tried again until the deadline; what will not change is thrown at once. With
-/// `place.file`, address, port and token are read from there (and read again: it may be of an earlier run); `place`
-/// gets them.
+/// Connects and joins. Refused and broken connections are retried until the deadline; permanent errors are thrown at
+/// once. With `place.file`, address, port and token are read from that file into `place`, and read again on each
+/// attempt, since the file may be left from an earlier run. DistError: timeout, refused, protocol.
 Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadline);
 
-/// Rank 0 with file://: writes where it listens, and the token, for the owner's eyes only. Replaces an older file.
+/// Rank 0 with file://: writes its address, port and token into the file, readable by the owner only. Replaces an older
+/// file.
 void publish(const Rendezvous& place);
-/// Removes it again if it is still ours.
+/// Removes the file if it still holds this job's token.
 void unpublish(const Rendezvous& place) noexcept;
 
 }  // namespace lockstep::dist

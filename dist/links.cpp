@@ -1,3 +1,4 @@
+// links.cpp: headers and placements at the start of streams. See links.h.
 #include "dist/links.h"
 
 #include <cstddef>
@@ -8,13 +9,14 @@ void check_what_is_left(Channel& channel, const Header& mine, const std::string&
   std::span<const std::byte> here;
   try {
     here = channel.arrived();
-  } catch (const DistError&) {}  // NOLINT: nothing is, and nothing will come
+  } catch (const DistError&) {}  // NOLINT: the channel is empty and closed
   Header theirs, expected = mine;
   if (here.size() < sizeof theirs) return;
   std::memcpy(&theirs, here.data(), sizeof theirs);
   const bool is_header = theirs.magic == Header::magic_value && theirs.crc == crc32c(&theirs, offsetof(Header, crc));
   if (!is_header || theirs.job != mine.job) return;
-  if (!awaited) {  // it may be of the peer's next call; of this one's number it is not what this rank thinks
+  // The header may belong to the peer's next call; report it only if it has this call's number and differs.
+  if (!awaited) {
     if (is_message(mine) || is_message(theirs) || theirs.sequence != mine.sequence) return;
     expected.payload = theirs.payload;
   }

@@ -1,6 +1,6 @@
 #pragma once
-// How far the streams between this rank and its peers have come, what opens them, and in which order blocks go through
-// them (executor.h).
+// The state of the streams between this rank and its peers: their progress, their headers, and the order in which
+// blocks pass through them (executor.h).
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -14,17 +14,17 @@
 
 namespace lockstep::dist {
 
-inline constexpr size_t block_bytes =
-    64 << 10;  // ranks must agree on it: it orders the streams. A multiple of every element
+/// Size of a block: a multiple of every element size. All ranks must use the same value, since it orders the streams.
+inline constexpr size_t block_bytes = 64 << 10;
 
-/// Walks the transfers of one stream in the order of waves.
+/// Walks the transfers of one stream in wave order.
 struct Cursor {
   std::span<const uint32_t> list;
   size_t low = 0, at = 0;  // list[low ..] may still have blocks; list[at] is next in this wave
   int64_t wave = 0;
   size_t block = 0;  // of list[at]
 
-  /// Moves to the first block from (wave, at) on; false at the end. max_blocks: of the longest chunk.
+  /// Moves to the first block from (wave, at) on; false at the end. `max_blocks`: blocks of the longest chunk.
   bool find(const std::vector<Program::Item>& items, const std::vector<size_t>& size, int64_t max_blocks) {
     for (;;) {
       while (low < list.size() && wave - items[list[low]].step >= max_blocks) ++low;
@@ -41,37 +41,43 @@ struct Cursor {
   }
 };
 
-/// Moves what fits of `bytes` of which `done` have gone; gives back how many.
+/// Sends as much as fits of the `bytes - done` remaining bytes; adds the amount to `done` and returns it.
 size_t send_rest(Channel& channel, const void* from, size_t bytes, size_t& done, bool more = false);
+/// Receives what has arrived of the `bytes - done` remaining bytes; adds the amount to `done` and returns it.
 size_t receive_rest(Channel& channel, void* to, size_t bytes, size_t& done);
 
-/// For who finds that the peer has gone: what it left in the channel may be the header of another call than `mine`, and
-/// then it is the cause, a DistError mismatch. awaited: a header is what comes next.
+/// Called when the peer has gone: looks at the bytes left in the channel. If they are the header of another call than
+/// `mine`, the cause is a disagreement: DistError mismatch. `awaited`: a header is expected next.
 void check_what_is_left(Channel& channel, const Header& mine, const std::string& group, bool awaited);
 
-/// One direction between this rank and a peer.
+/// One direction of the traffic with a peer.
 struct Stream {
   Cursor cursor;
   Header header;
-  Placement placement;  // follows the header when that says so
+  Placement placement;  // follows the header if header.in_place is set
   uint32_t crc = 0;
   size_t header_done = 0, trailer_done = 0;
   bool has_trailer = false, has_block = false, finished = true;
 };
 
+/// The traffic with one peer, in both directions.
 struct PeerLink {
   Channel* channel = nullptr;
   int rank = -1, world_rank = -1;
-  Stream out, in;       // in.header: what is expected
-  Header theirs;        // as it arrives
-  Placement placement;  // the same
+  Stream out, in;       // in.header: the expected header
+  Header theirs;        // received so far
+  Placement placement;  // the peer's placement
   uint32_t their_crc = 0;
 
-  // A stream opens with the header and, if that says so, a placement. All give back the bytes moved.
+  // A stream opens with its header, followed by a placement if header.in_place is set. send_opening() and
+  // receive_opening() return the bytes moved.
   bool is_sent_open() const { return out.header_done >= opening_bytes(out.header); }
+  /// Header and placement have arrived.
   bool is_received_open() const { return in.header_done >= opening_bytes(theirs); }
+  /// Sends as much as fits of the opening. `more`: payload follows at once.
   size_t send_opening(bool more);
-  /// Error when the header is damaged or is of another call than in.header; `group`: its name, for messages.
+  /// Receives the opening. DistError when the header is damaged or belongs to another call than in.header. `group`: its
+  /// name, for messages.
   size_t receive_opening(const std::string& group);
 
  private:

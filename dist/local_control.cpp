@@ -1,3 +1,4 @@
+// local_control.cpp: the control plane of ranks that are threads. See local_control.h.
 #include "dist/local_control.h"
 
 #include <unistd.h>
@@ -18,11 +19,12 @@ using Clock = std::chrono::steady_clock;
 
 class LocalControl;
 
-// What all ranks share. The roster judges; here nobody is silent, since a process stops as a whole.
+// State shared by all ranks. Failures are found by Roster, as in the store, except for silent ranks: a process stops as
+// a whole.
 struct LocalJob {
   LocalJob(int ranks, double heartbeat) : roster(ranks, heartbeat), doing(size_t(ranks)), controls(size_t(ranks)) {}
   double now() const { return Seconds(Clock::now() - start).count(); }
-  /// Tells the roster what everybody does. Cheap calls (begin, end) only note it.
+  /// Passes the activities of all ranks to the roster. begin() and end() only store them, to be cheap.
   void look() {
     for (size_t r = 0; r < doing.size(); ++r) {
       roster.heard(int(r), now());
@@ -35,7 +37,7 @@ struct LocalJob {
   const Clock::time_point start = Clock::now();
   Roster roster;
   std::vector<Activity> doing;
-  std::vector<LocalControl*> controls;  // null when gone
+  std::vector<LocalControl*> controls;  // null once destroyed
   std::map<std::string, std::string> values;
   std::map<std::string, std::set<int>> barriers;
   std::optional<DistError> failure;
@@ -86,7 +88,7 @@ class LocalControl final : public Control {
 
   void barrier(const std::string& name, const std::vector<int>& world_ranks, Seconds timeout) override {
     std::unique_lock lock(job_->mutex);
-    // A name may be used again: ranks meet under name and round, and a rank is in one round at a time.
+    // A name may be reused: ranks meet by name and round, and a rank is in one round at a time.
     std::set<int>& here = job_->barriers[str(name, '\n', rounds_[name]++)];
     here.insert(place_.rank);
     job_->changed.notify_all();
@@ -116,7 +118,8 @@ class LocalControl final : public Control {
   DistError report(Fault fault, int rank, const std::string& message) override {
     std::unique_lock lock(job_->mutex);
     if ((fault == Fault::rank_failed || fault == Fault::rank_silent) && rank >= 0 && rank != place_.rank) {
-      // About another one: it has left, or is about to say what went wrong, as soon as its exception reaches guard().
+      // A report about another rank: that rank has left, or its own exception will soon reach guard() and explain the
+      // cause.
       job_->changed.wait_for(lock, std::min(place_.heartbeat, Seconds(0.3)), [&] { return job_->failure.has_value(); });
       job_->look();
       if (!job_->failure && job_->roster.has_left(rank)) return fail(job_->roster.gone(place_.rank, rank));
@@ -197,8 +200,8 @@ class LocalControl final : public Control {
   const std::shared_ptr<LocalJob> job_;
   const Rendezvous place_;
   const std::string address_ = "127.0.0.1", host_ = str("process ", getpid());
-  std::map<std::string, uint64_t> completed_;  // collectives, by group
-  std::map<std::string, uint64_t> rounds_;     // barriers passed, by name
+  std::map<std::string, uint64_t> completed_;  // number of collectives, by group
+  std::map<std::string, uint64_t> rounds_;     // number of barriers passed, by name
 };
 
 }  // namespace

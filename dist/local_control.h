@@ -1,5 +1,6 @@
 #pragma once
-// A Control for ranks that are threads of one process, and for a world of one: a mutex where others have sockets.
+// A Control for ranks that are threads of one process, and for a world of one rank: shared state under a mutex instead
+// of sockets.
 #include <memory>
 #include <vector>
 
@@ -7,7 +8,7 @@
 
 namespace lockstep::dist {
 
-/// The seats of a job whose ranks are threads of this process, one per rank. `place.rank` is set by it.
+/// The control planes of a job whose ranks are threads of this process, one for each rank. Sets `place.rank`.
 std::vector<std::shared_ptr<Control>> local_controls(int ranks, Rendezvous place);
 
 }  // namespace lockstep::dist

@@ -1,4 +1,4 @@
-// The world as a grid with named axes: one group per axis through each rank.
+// mesh.cpp: the world as a grid with named axes, with one group per axis through each rank.
 #include "dist/process_group.h"
 
 namespace lockstep::dist {
@@ -35,7 +35,7 @@ Mesh::Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) :
   coordinates_.resize(axes_.size());
   for (size_t i = axes_.size(); i-- > 0; rest /= axes_[i].second) coordinates_[i] = rest % axes_[i].second;
   int stride = world.size();
-  std::shared_ptr<ProcessGroup> alone;  // for all axes of size 1
+  std::shared_ptr<ProcessGroup> alone;  // shared by all axes of size 1
   for (size_t i = 0; i < axes_.size(); ++i) {
     stride /= axes_[i].second;
     if (axes_[i].second == 1) {
@@ -43,8 +43,8 @@ Mesh::Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) :
       groups_.push_back(alone);
       continue;
     }
-    groups_.push_back(world.split(world.rank() - coordinates_[i] * stride, coordinates_[i],
-                                  axes_[i].first));  // colour: the first rank of the line
+    // The colour is the first rank along this axis.
+    groups_.push_back(world.split(world.rank() - coordinates_[i] * stride, coordinates_[i], axes_[i].first));
   }
 }
 

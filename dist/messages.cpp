@@ -1,3 +1,4 @@
+// messages.cpp: the loop that moves messages. See messages.h.
 #include "dist/messages.h"
 
 #include <algorithm>
@@ -8,14 +9,14 @@ namespace lockstep::dist {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr size_t turn_bytes = 128 << 10;  // then the other peers get their turn
+constexpr size_t turn_bytes = 128 << 10;  // bytes after which other peers get their turn
 
-// Messages in one direction between this rank and a peer.
+// The messages in one direction between this rank and a peer.
 struct MessageStream {
   Channel* channel;
   bool is_send;
   std::vector<Message*> messages;
-  size_t next = 0;  // message under way
+  size_t next = 0;  // index of the current message
   size_t header_done = 0, data_done = 0;
   Header theirs;
 
@@ -37,7 +38,7 @@ size_t receive_some(MessageStream& s, const Mail& mail) {
     moved = receive_rest(*s.channel, &s.theirs, sizeof(Header), s.header_done);
     if (s.header_done < sizeof(Header)) return moved;
     check_sealed(s.theirs, peer);
-    check_same(m.header, s.theirs, mail.group);  // before a byte of it is taken
+    check_same(m.header, s.theirs, mail.group);  // before any data is received
   }
   moved += receive_rest(*s.channel, m.data.data(), std::min(m.data.size(), s.data_done + turn_bytes), s.data_done);
   if (s.data_done == m.data.size() && mail.checksum &&
@@ -112,7 +113,7 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
       mail.slow();
     }
     if (now - told > mail.control.renewal() && (!mail.awaited || mail.awaited->load())) {
-      // A send is mostly done when the peer's side takes it, so what is to arrive is named first.
+      // Prefer a receive: a send usually completes when the peer receives it.
       const auto blocked =
           std::min_element(streams.begin(), streams.end(), [](const MessageStream& a, const MessageStream& b) {
             return std::pair(a.done(), a.is_send) < std::pair(b.done(), b.is_send);

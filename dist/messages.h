@@ -1,6 +1,6 @@
 #pragma once
-// Point to point: messages to and from several peers at once. Each is a header and its bytes; between two ranks
-// messages arrive in the order in which they were sent. Barriers are messages without bytes.
+// Point-to-point messages with several peers at once. Each is a header and its data. Between two ranks, messages arrive
+// in the order in which they were sent. A barrier is made of messages without data.
 #include <atomic>
 #include <functional>
 #include <span>
@@ -11,13 +11,15 @@
 
 namespace lockstep::dist {
 
+/// One message to send or to receive.
 struct Message {
   bool is_send = true;
-  int peer = 0;  ///< rank of the group
+  int peer = 0;  ///< rank in the group
   std::span<std::byte> data;
-  Header header;  ///< what is sent, or what is expected
+  Header header;  ///< sent, or expected
 };
 
+/// The context in which messages are moved.
 struct Mail {
   Transport& transport;
   Control& control;
@@ -25,13 +27,13 @@ struct Mail {
   const std::vector<int>& world_ranks;
   Seconds timeout;  ///< without any progress
   bool checksum = false;
-  const Activity* activity = nullptr;          ///< told again to the control plane when a wait that it knew of is over
-  std::function<void()> slow;                  ///< called once when nothing moved for 50 ms
-  std::function<std::string()> late;           ///< text of the timeout; empty: what explain() says
-  const std::atomic<bool>* awaited = nullptr;  ///< while it is false, nobody is told of the wait
+  const Activity* activity = nullptr;          ///< reported to the control plane again when a reported wait is over
+  std::function<void()> slow;                  ///< called once, when nothing moved for 50 ms
+  std::function<std::string()> late;           ///< text of the timeout error; empty: the default with explain()
+  const std::atomic<bool>* awaited = nullptr;  ///< while it is false, the wait is not reported
 };
 
-/// Moves all messages, those of one peer and direction in their order. Throws DistError.
+/// Moves all messages; those of one peer and direction in their order. Throws DistError.
 Moved move_messages(const Mail& mail, std::vector<Message>& messages);
 
 }  // namespace lockstep::dist

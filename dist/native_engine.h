@@ -1,6 +1,6 @@
 #pragma once
-// What a group runs its calls with. It lives until what is on its way has come, which may be longer than the group.
-// The device's groups add to it (nccl/engine.h).
+// The engine that runs a group's calls. It outlives the group until all its asynchronous calls have completed. The NCCL
+// engine derives from it (nccl/engine.h).
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,31 +17,37 @@
 
 namespace lockstep::dist {
 
-// A schedule as one rank runs it.
+// One rank's program of a schedule, with its parameters; cached per kind of call.
 struct Prepared {
   std::optional<Program> program;
   int64_t chunks = 1;
-  Share in_place;              // for tensors in shared memory
-  bool writes_others = false;  // uses chunks of others as working memory, so out of place it needs a copy
+  Share in_place;  // for tensors in shared memory
+  // True if it uses other ranks' chunks as working memory, so that reduce_scatter and scatter need a copy of the input.
+  bool writes_others = false;
 };
 
+/// Runs collectives over channels, one call at a time.
 struct NativeEngine : Membership {
+  /// Creates the transport unless the group has one rank only.
   NativeEngine(std::shared_ptr<Job> job, Membership member, std::shared_ptr<Traffic> traffic);
   virtual ~NativeEngine() { turns.drain(); }
 
-  /// Nothing is on its way.
+  /// True if no call is queued or running.
   virtual bool idle() const { return turns.idle(); }
-  /// Does a call whose turn it is (turns.h).
+  /// Runs a call whose turn it is (turns.h).
   virtual void move(Call& call, uint64_t sequence);
+  /// The algorithm for a call: the caller's, that of LOCKSTEP_ALGORITHM, or one_shot for small tensors and direct for
+  /// others. Error when the caller's choice has no schedule for the collective.
   Algorithm choose(const Call& call) const;
+  /// Runs a collective that has a schedule.
   void collective(Call& call, uint64_t sequence);
-  /// Returns when all ranks have come to this call, and throws when they call something else.
+  /// Returns when all ranks have made this call; throws DistError mismatch when their calls differ.
   void agree(Call& call, uint64_t sequence);
-  /// Exchanges messages whose data are on the host, or just headers.
+  /// Exchanges messages, whose data (if any) is in host memory.
   void exchange(const Call& call, std::vector<Message>& batch);
 
   const std::shared_ptr<Job> job;
-  std::unique_ptr<Transport> transport;  // null when alone
+  std::unique_ptr<Transport> transport;  // null in a group of one rank
   const std::shared_ptr<Traffic> traffic;
   Turns turns;
 

@@ -1,3 +1,4 @@
+// native_group.cpp: the native engine: chooses schedules, lays out memory, runs calls. See native_group.h.
 #include "dist/native_group.h"
 
 #include <cstring>
@@ -17,8 +18,8 @@ void copy_bytes(std::byte* target, const std::byte* source, int64_t bytes) {
   if (bytes > 0 && target != source) std::memcpy(target, source, size_t(bytes));
 }
 
-constexpr int64_t one_shot_bytes = 4 << 10,
-                  one_shot_sent = 32 << 10;  // limits of one_shot: of an all_reduce, and of what a rank sends
+// Limits for choosing one_shot: bytes of the tensor, and bytes that each rank sends.
+constexpr int64_t one_shot_bytes = 4 << 10, one_shot_sent = 32 << 10;
 
 }  // namespace
 
@@ -38,7 +39,7 @@ Algorithm NativeEngine::choose(const Call& call) const {
     return call.algorithm;
   }
   if (job->forced != Algorithm::automatic && has_schedule(job->forced, call.collective)) return job->forced;
-  // Both add in the same order.
+  // Both algorithms add in the same order, so the choice does not change the bits.
   const int64_t bytes = call.count * size_of(call.dtype);
   const bool small = call.collective == Collective::all_reduce && bytes <= one_shot_bytes &&
                      bytes * int64_t(world_ranks.size() - 1) <= one_shot_sent;
@@ -63,13 +64,13 @@ const Prepared& NativeEngine::plan(const Call& call) {
   return plan;
 }
 
-// A world of one: what would be moved is there already.
+// A group of one rank: only copies input to output.
 void NativeEngine::alone(const Call& call) {
   if (call.input.defined() && call.output.defined())
     copy_bytes(bytes_of(call.output), bytes_of(call.input), call.count * size_of(call.dtype));
 }
 
-// Of a gather or scatter by way of other ranks, everybody needs the sizes: the root tells.
+// In a gather or scatter through other ranks, all ranks need the sizes: the root sends the count to them.
 void NativeEngine::learn_count(Call& call, uint64_t sequence) {
   std::vector<Message> batch;
   const auto tell = [&](bool is_send, int peer) {
@@ -110,8 +111,8 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
     return scratch->data();
   };
 
-  std::byte* whole = nullptr;  // memory in which chunks lie where shard_range() says
-  std::byte* part = nullptr;   // memory of this rank's own chunk, where that is somewhere else
+  std::byte* whole = nullptr;  // memory in which chunks lie as shard_range() says
+  std::byte* part = nullptr;   // memory of this rank's own chunk, if it lies elsewhere
   switch (call.collective) {
     case Collective::all_reduce:
     case Collective::broadcast:
@@ -139,10 +140,10 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
       break;
     default: break;  // all_to_all
   }
-  const int64_t block = count / n * size;  // of all_to_all
+  const int64_t block = count / n * size;  // all_to_all: bytes for each pair of ranks
   if (call.collective == Collective::all_to_all) {
-    if (input == output && count > 0)
-      input = copy_to_scratch();  // in place, what leaves would be overwritten by what comes
+    // In place, received blocks would overwrite blocks that are still to be sent.
+    if (input == output && count > 0) input = copy_to_scratch();
     copy_bytes(output + rank * block, input + rank * block, block);
   }
   const auto block_of = [&](int32_t chunk) -> std::span<std::byte> {
@@ -155,8 +156,8 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
   const Tensor& mine = call.collective == Collective::gather ? call.input : call.output;
   const int64_t part_bytes = one_sided ? mine.defined() ? mine.numel() * size : own.size() * size : 0;
   const auto chunk_bytes = [&](int32_t chunk) {
-    if (count < 0)
-      return chunk == rank ? size_t(part_bytes) : 0;  // a direct gather or scatter touches no other chunk here
+    // The count is unknown in a direct gather or scatter, which touches only this rank's own chunk here.
+    if (count < 0) return chunk == rank ? size_t(part_bytes) : 0;
     return size_t(shard_range(count, plan.chunks, chunk).size() * size);
   };
   const auto chunk_of = [&](int32_t chunk) -> std::span<std::byte> {
@@ -166,7 +167,7 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
   };
   Execution e;
   if (call.collective == Collective::all_to_all) {
-    e.memory = std::ref(block_of);  // by reference: no memory is allocated for it
+    e.memory = std::ref(block_of);  // a reference, so that std::function allocates nothing
     e.chunk_bytes = std::ref(block_bytes);
   } else {
     e.memory = std::ref(chunk_of);
@@ -218,8 +219,9 @@ void NativeEngine::book(const Moved& moved) {
 
 void NativeEngine::exchange(const Call& call, std::vector<Message>& batch) { book(move_messages(mail(call), batch)); }
 
-// Dissemination (Hensgen et al., 1988): in round k a rank tells the one 2^k further, so after log2(n) rounds all know
-// of all. A rank tells only after it has found nothing wrong, so they then also know that all call the same.
+// Dissemination (Hensgen et al., 1988): in round k a rank sends to the rank 2^k further on, so after log2(n) rounds
+// every rank has heard from all, directly or indirectly. A rank sends only if it has found no mismatch, so all ranks
+// then know that their calls agree.
 void NativeEngine::disseminate(const Mail& mail, const Call& call, uint64_t sequence) {
   const int n = int(world_ranks.size());
   for (int step = 1; step < n; step *= 2) {
@@ -234,7 +236,7 @@ void NativeEngine::agree(Call& call, uint64_t sequence) {
   else disseminate(mail(call), call, sequence);
 }
 
-// Who waits longer says so in the store, and a timeout names those that did not.
+// A rank that waits long marks its arrival in the store, so that a timeout can name the ranks without a mark.
 void NativeEngine::barrier(const Call& call, uint64_t sequence) {
   const int n = int(world_ranks.size());
   if (n == 1) return;
@@ -269,7 +271,7 @@ NativeGroup::NativeGroup(std::shared_ptr<Job> job, Membership member) : ProcessG
 }
 
 NativeGroup::~NativeGroup() {
-  if (!engine_) return;  // it could not be made
+  if (!engine_) return;  // construction failed
   if (!engine_->job->maker.is_here()) never_destroy(std::move(engine_));
   else if (!engine_->idle()) engine_->job->keep(engine_);
 }

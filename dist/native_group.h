@@ -1,7 +1,7 @@
 #pragma once
-// Our own group: collectives are schedules (schedule.h) that an executor runs over channels (transport.h). By default
-// `direct`, which moves as few bytes as a ring and adds in the order of summation_tree.h. For tensors on devices there
-// is a group of its own that has this one's calls too: make_nccl_group().
+// The native process group: collectives are schedules (schedule.h), executed over channels (transport.h). The default
+// is `direct`, which moves as few bytes as a ring and adds in the order of summation_tree.h. make_nccl_group() returns
+// a derived group that moves tensors on devices by NCCL.
 #include "dist/job.h"
 #include "dist/process_group.h"
 
@@ -9,10 +9,12 @@ namespace lockstep::dist {
 
 struct NativeEngine;
 
+/// A group over threads, shared memory or TCP.
 class NativeGroup : public ProcessGroup {
  public:
+  /// `member`: this rank's place in the group. Opens the transport.
   NativeGroup(std::shared_ptr<Job> job, Membership member);
-  /// Does not wait for what is on its way: the job does, when it ends.
+  /// Does not wait for running calls; their engine is kept until the job ends.
   ~NativeGroup() override;
   const char* engine() const override { return "native"; }
   Tensor shared_empty(const Shape& shape, DType dtype = f32, Device device = cpu) override;
@@ -26,12 +28,12 @@ class NativeGroup : public ProcessGroup {
   std::shared_ptr<NativeEngine> engine_;
 };
 
-/// Whether this build has NCCL.
+/// True if this build has NCCL.
 extern const bool with_nccl;
-/// "2.28.9, with windows" (nccl/window.h), or that there is none; for `lockstep env`.
+/// For `lockstep env`: "2.28.9, with windows" (nccl/window.h), or a note that there is no NCCL.
 std::string describe_nccl();
-/// A group whose tensors on devices NCCL moves; those on the CPU go as in a NativeGroup, in one order with them.
-/// Nothing of CUDA is touched before the first call with such a tensor. Null in a build without NCCL.
+/// A group that moves tensors on devices by NCCL. Tensors on the CPU go as in a NativeGroup; both kinds of call share
+/// one order. CUDA is not touched before the first call with a tensor on a device. Null in a build without NCCL.
 std::shared_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Job> job, Membership member);
 
 }  // namespace lockstep::dist

@@ -1,3 +1,4 @@
+// net.cpp: sockets and addresses. See net.h.
 #include "dist/net.h"
 
 #include <arpa/inet.h>
@@ -72,7 +73,7 @@ void Outbox::flush(int fd) {
     const ssize_t n = ::send(fd, bytes_.data() + begin_, size(), MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (n < 0) break;  // broken: reading finds out why, after what the other side still had to say
+    if (n < 0) break;  // broken: a later read reports the cause, after the peer's last messages
     begin_ += size_t(n);
   }
   clear();
@@ -153,8 +154,8 @@ Fd listen_at(const SocketAddress& address) {
   if (!fd) check_descriptors(errno, "listening at " + address.text());
   LOCKSTEP_CHECK(fd, "[rendezvous] cannot make a socket for ", address.text(), ": ", std::strerror(errno));
   const int on = 1;
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on,
-               sizeof on);  // ports of connections that have just ended are free
+  // Allow a port whose last connections have just ended.
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 ||
       ::listen(fd.get(), SOMAXCONN) != 0) {
     const int problem = errno;
@@ -198,14 +199,14 @@ static Fd try_to_connect(const SocketAddress& address, Clock::time_point deadlin
   }
   socklen_t size = sizeof problem;
   ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &problem, &size);
-  // Connecting to a free port of this machine may, by chance, meet itself: both ends are the same socket.
+  // A connection to a free local port may by chance connect to itself: both ends are then the same socket.
   if (problem == 0 && local_address(fd.get()).text() == peer_address(fd.get()).text()) problem = ECONNREFUSED;
   if (problem != 0) return {};
   return fd;
 }
 
-// On this machine the answer comes at once, unless the listener's queue is full: the kernel asks again after a second
-// only, when a flood has filled it anew.
+// On loopback, a connection is answered at once unless the listener's queue is full. The kernel would retry only after
+// a second, when a flood has filled the queue again; so retry every 100 ms instead.
 Fd connect_to(const SocketAddress& address, Clock::time_point deadline, int& problem) {
   for (;;) {
     const auto soon = Clock::now() + std::chrono::milliseconds(100);
@@ -245,7 +246,7 @@ std::string address_on(const std::string& interface) {
     const std::string host = address.host();
     all += str(all.empty() ? "" : ", ", entry->ifa_name, " ", host);
     if (net.empty() ? interface != entry->ifa_name : !in_subnet(raw_bytes(address.storage), net, bits)) continue;
-    // The first IPv4 address of an interface, else its first IPv6 address that is more than link-local.
+    // Prefer the first IPv4 address of an interface, else its first IPv6 address that is not link-local.
     const bool better = found.empty() || (found.find(':') != std::string::npos && family == AF_INET) ||
                         (found.find('%') != std::string::npos && host.find('%') == std::string::npos);
     if (better) found = host;

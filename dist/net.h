@@ -1,5 +1,5 @@
 #pragma once
-// Sockets: addresses (IPv4 and IPv6), listening, connecting with a deadline, and which host this is.
+// Sockets: addresses (IPv4 and IPv6), listening, connecting with a deadline; and the identity of this host.
 #include <sys/socket.h>
 
 #include <chrono>
@@ -9,12 +9,13 @@
 
 namespace lockstep::dist {
 
-using Clock = std::chrono::steady_clock;  // never the time of day, which jumps
+using Clock = std::chrono::steady_clock;  // monotonic: the time of day may jump
 
-/// Owns a descriptor.
+/// Owns a file descriptor.
 class Fd {
  public:
   Fd() = default;
+  /// Takes ownership of `fd`; -1 is none.
   explicit Fd(int fd) : fd_(fd) {}
   Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Fd& operator=(Fd&& other) noexcept {
@@ -22,23 +23,24 @@ class Fd {
     return *this;
   }
   ~Fd();
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  void close() { *this = Fd(); }
-  int release() { return std::exchange(fd_, -1); }
+  int get() const { return fd_; }                      ///< the descriptor, -1 if none
+  explicit operator bool() const { return fd_ >= 0; }  ///< true if it holds a descriptor
+  void close() { *this = Fd(); }                       ///< closes it now
+  int release() { return std::exchange(fd_, -1); }     ///< gives up ownership
 
  private:
   int fd_ = -1;
 };
 
-/// What a socket has not taken yet.
+/// Bytes that a non-blocking socket has not accepted yet.
 class Outbox {
  public:
-  bool empty() const { return begin_ == bytes_.size(); }
-  size_t size() const { return bytes_.size() - begin_; }
-  void clear() { bytes_.clear(), begin_ = 0; }
-  /// Sends what fits now, in order.
+  bool empty() const { return begin_ == bytes_.size(); }  ///< nothing is left to send
+  size_t size() const { return bytes_.size() - begin_; }  ///< bytes left to send
+  void clear() { bytes_.clear(), begin_ = 0; }            ///< discards what is left
+  /// Appends bytes, and sends as much as the socket accepts now.
   void send(int fd, const std::string& bytes);
+  /// Sends as much as the socket accepts now. Discards the rest if the connection is broken.
   void flush(int fd);
 
  private:
@@ -46,45 +48,49 @@ class Outbox {
   size_t begin_ = 0;
 };
 
+/// An IPv4 or IPv6 address with a port; length 0 is none.
 struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
-  bool is_loopback() const;
-  std::string host() const;
-  int port() const;
+  bool is_loopback() const;  ///< 127.0.0.0/8, ::1, or the former mapped into IPv6
+  std::string host() const;  ///< numeric address; "?" on an error
+  int port() const;          ///< port number
   std::string text() const;  ///< "127.0.0.1:29500", "[::1]:29500"
 };
 
-/// "host:port", with brackets around an IPv6 address.
+/// "host:port"; an IPv6 address gets brackets.
 std::string endpoint(const std::string& host, int port);
-/// Error naming the host when there is no such one.
+/// Addresses of a host. Error naming the host when it cannot be resolved.
 std::vector<SocketAddress> resolve(const std::string& host, int port);
+/// The local address of a socket.
 SocketAddress local_address(int fd);
+/// The remote address of a socket.
 SocketAddress peer_address(int fd);
 
-/// Error: port in use, address not of this machine, no descriptors left.
+/// A listening socket. Error: port in use, not an address of this machine, out of descriptors.
 Fd listen_at(const SocketAddress& address);
-/// Non-blocking afterwards. Without a descriptor: errno is in `problem`. Gives up at the deadline.
+/// A connected, non-blocking socket. On failure the result is empty and `problem` holds errno; gives up at the
+/// deadline.
 Fd connect_to(const SocketAddress& address, Clock::time_point deadline, int& problem);
-/// For accepted sockets: non-blocking, closed on exec, small messages at once.
+/// Makes an accepted socket non-blocking and close-on-exec, and disables Nagle's delay (TCP_NODELAY).
 void prepare(int fd);
 
-/// Error with the limit when `problem` says that descriptors ran out; else returns.
+/// Error naming the limit if errno `problem` means that descriptors ran out; else returns.
 void check_descriptors(int problem, const std::string& what);
 
-/// Address of this machine on an interface ("eth0") or in a subnet ("10.0.0.0/8", "fd00::/8"). Error listing what there
-/// is.
+/// Address of this machine on an interface ("eth0") or in a subnet ("10.0.0.0/8", "fd00::/8"). Error listing the
+/// available ones.
 std::string address_on(const std::string& interface);
-/// The same for two ranks that can share memory: boot, network and process namespaces, user.
+/// Equal for two ranks that can share memory: boot id, network and pid namespaces, user.
 std::string host_identity();
-/// For people.
+/// The host's name, for messages.
 std::string host_name();
 
-/// "5 s", "0.6 s".
+/// A duration as text: "5 s", "0.6 s".
 std::string text_of(std::chrono::duration<double> seconds);
-/// "2", "1, 2", "0-5, 7".
+/// A list of ranks as text: "2", "1, 2", "0-5, 7".
 std::string text_of(const std::vector<int>& ranks);
-/// "rank 2", "ranks 1, 2".
+/// A list of ranks with a noun: "rank 2", "ranks 1, 2".
 std::string named(const std::vector<int>& ranks);
 
 }  // namespace lockstep::dist

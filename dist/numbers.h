@@ -1,12 +1,13 @@
 #pragma once
-// A few numbers from rank to rank.
+// Collectives on a few numbers in a vector.
 #include <vector>
 
 #include "dist/process_group.h"
 
 namespace lockstep::dist {
 
-/// Those of all ranks one by one: their sum, or what `options` says. Called by all ranks.
+/// The elementwise sum of all ranks' vectors, or the reduction in `options`. Called by all ranks, with vectors of one
+/// length.
 template <class T>
 std::vector<T> all_reduced(const std::vector<T>& mine, ProcessGroup& group, const CollectiveOptions& options) {
   const Tensor all = Tensor::from(mine, {int64_t(mine.size())});
@@ -14,7 +15,7 @@ std::vector<T> all_reduced(const std::vector<T>& mine, ProcessGroup& group, cons
   return all.to_vector<T>();
 }
 
-/// Those of all ranks behind one another, as many of each. Called by all ranks.
+/// The concatenation of all ranks' vectors, by rank. Called by all ranks, with vectors of one length.
 template <class T>
 std::vector<T> all_gathered(const std::vector<T>& mine, ProcessGroup& group, const CollectiveOptions& options) {
   const Tensor own = Tensor::from(mine, {int64_t(mine.size())}),

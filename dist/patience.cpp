@@ -1,3 +1,4 @@
+// patience.cpp: waiting in a collective. See patience.h.
 #include "dist/patience.h"
 
 #include <thread>
@@ -11,7 +12,7 @@ std::string what(const Execution& call) {
 void Patience::wait(int rounds) {
   if (e_.control && e_.control->failed()) e_.control->raise();
   if (e_.transport) e_.transport->idle(rounds);
-  if (rounds % 8 != 0) return;  // the clock takes as long as the peer may need
+  if (rounds % 8 != 0) return;  // reading the clock takes as long as the peer may need
   const auto now = Clock::now();
   if (rounds == 0) {
     if (started_ == Clock::time_point()) started_ = now;
@@ -32,7 +33,7 @@ void Patience::wait(int rounds) {
 
 Patience::Whom Patience::whom() const {
   for (const bool silent : {true, false})
-    for (const PeerLink& link : links_) {  // those who have not said anything first
+    for (const PeerLink& link : links_) {  // first the ranks that have sent nothing yet
       if (!link.in.finished && (!silent || link.in.header_done == 0))
         return {link.world_rank, false, str("this rank waits to hear from rank ", link.world_rank)};
     }
@@ -54,7 +55,8 @@ void await_cause(Control& control, int rank) {
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(4 * heartbeat + Seconds(1));
   auto told = Clock::time_point();
   while (!control.failed() && Clock::now() < until) {
-    if (Clock::now() - told >= Seconds(0.05)) {  // whether it has left is told to who waits for it
+    // Asks: the store reports a rank that has left to the ranks that wait for it.
+    if (Clock::now() - told >= Seconds(0.05)) {
       control.waits(rank, 0, false);
       told = Clock::now();
     }

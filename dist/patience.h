@@ -1,6 +1,6 @@
 #pragma once
-// How a rank waits for others in a collective: it looks for failures, tells the others whom it waits for, and gives up
-// when the time is over.
+// How a rank waits in a collective: it checks for failures, reports which rank it waits for, and gives up at the
+// timeout.
 #include <chrono>
 #include <string>
 #include <vector>
@@ -10,16 +10,17 @@
 
 namespace lockstep::dist {
 
-/// What the call is, for messages.
+/// A short description of the call, for messages.
 std::string what(const Execution& call);
 
+/// The waiting loop of one call.
 class Patience {
  public:
-  /// Both must outlive it.
+  /// `call` and `links` must outlive this object.
   Patience(const Execution& call, const std::vector<PeerLink>& links) : e_(call), links_(links) {}
 
-  /// Calls visit(open), which gives back the bytes it moved, until it leaves `open` false. Throws DistError when
-  /// another rank failed or the time is over.
+  /// Calls visit(open) until it leaves `open` false; visit returns the bytes that it moved. Throws DistError when
+  /// another rank failed or the timeout is over.
   template <class Visit> void until_done(Visit&& visit) {
     for (int quiet = 0;;) {
       bool open = false;
@@ -37,11 +38,11 @@ class Patience {
     bool is_send = false;
     std::string text;
   };
-  /// Nothing moved, `rounds` times in a row before this one.
+  /// Called when nothing moved. `rounds`: how many times in a row before.
   void wait(int rounds);
-  /// The first rank that this one waits for.
+  /// The first rank that this one waits for, preferring ranks that have not sent anything yet.
   Whom whom() const;
-  void tell() const;
+  void tell() const;  ///< reports whom() to the control plane
 
   const Execution& e_;
   const std::vector<PeerLink>& links_;

@@ -1,4 +1,4 @@
-// What every engine shares: a call is checked before anything moves, then given to run().
+// process_group.cpp: the part common to all engines: checks a call before anything moves, then passes it to run().
 #include "dist/process_group.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ void check_pair(Collective c, const Tensor& output, const Tensor& input) {
 
 int64_t size_in_bytes(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
 
-// Two tensors share memory only where the call says that they may: `part` then starts at `allowed`.
+// Error if two tensors share memory, unless `part` starts at `allowed`.
 void check_overlap(Collective c, const Tensor& part, const Tensor& whole, const std::byte* allowed) {
   const auto* x = static_cast<const std::byte*>(part.raw_data());
   const auto* y = static_cast<const std::byte*>(whole.raw_data());
@@ -82,8 +82,8 @@ std::string Call::describe() const {
     }
     return text;
   }
-  const bool one_sided =
-      collective == Collective::gather || collective == Collective::scatter;  // the count is the root's secret
+  // Only the root knows the count.
+  const bool one_sided = collective == Collective::gather || collective == Collective::scatter;
   text += ' ';
   text += lockstep::name_of(dtype);
   if (!one_sided) text += " x " + std::to_string(count);
@@ -128,7 +128,7 @@ Work ProcessGroup::call(Collective collective, const Tensor& output, const Tenso
 }
 
 Work ProcessGroup::run_anywhere(Call call, bool async) {
-  if (size() == 1 && call.input.defined() && !call.input.device().is_cpu()) {  // nobody to wait for, nothing to watch
+  if (size() == 1 && call.input.defined() && !call.input.device().is_cpu()) {  // no other rank is involved
     if (call.output.defined() && call.output.raw_data() != call.input.raw_data())
       call.output.copy_(call.input.view(call.output.shape()));
     return Work();
@@ -228,7 +228,7 @@ Work ProcessGroup::all_to_all(const Tensor& output, const std::vector<int64_t>& 
                  own_in.shape());
   if (input.numel() > 0 && output.numel() > 0) check_overlap(c, output, input, nullptr);
   std::vector<PointToPoint> batch;
-  for (int step = 1; step < size(); ++step) {  // each at another peer
+  for (int step = 1; step < size(); ++step) {  // each rank starts with a different peer
     const int to = (rank() + step) % size(), from = (rank() + size() - step) % size();
     if (to_each[size_t(to)] > 0)
       batch.push_back({.is_send = true, .tensor = part(input, in, to), .peer = to, .tag = std::string(o.tag)});
@@ -290,7 +290,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
     if (!list.empty()) list += ',';
     list += std::to_string(r);
   }
-  // All ranks of this group agree that they make the same one; the barrier carries its name and ranks as its tag.
+  // All ranks of this group must create the same group: the barrier's tag carries its name and ranks.
   Call call;
   call.tag = "new_group " + name + " of " + list;
   run(std::move(call), false).wait();
@@ -307,7 +307,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const std:
                all = empty({2 * size()}, {.dtype = i64, .device = cpu});
   all_gather(all, mine, {.tag = "split " + name}).wait();
   const auto* values = all.data<int64_t>();
-  std::map<int64_t, std::vector<int>> members;  // every rank makes every group, in order of colour
+  std::map<int64_t, std::vector<int>> members;  // every rank creates every group, by ascending colour
   for (int r = 0; r < size(); ++r)
     if (values[2 * r] >= 0) members[values[2 * r]].push_back(r);
   std::shared_ptr<ProcessGroup> own;

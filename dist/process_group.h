@@ -1,6 +1,6 @@
 #pragma once
-// Process groups: the ranks that take part in a collective, and the collectives. Native (threads, shared memory, TCP;
-// NCCL for tensors on CUDA devices) or MPI: the same class, the same tests.
+// Process groups: a set of ranks, and the collectives among them. There are native groups (threads, shared memory, TCP;
+// NCCL for tensors on CUDA devices) and MPI groups, with the same interface and the same tests.
 //
 //   dist::init();                                  // RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 //   auto& world = dist::world();
@@ -26,171 +26,190 @@ namespace lockstep::dist {
 
 class DeviceWork;
 
-/// A collective that may still run. Every copy speaks of the same one.
+/// A handle of a collective that may still be running. Copies refer to the same collective.
 class Work {
  public:
-  Work() = default;  ///< done
-  bool done() const;
-  /// Returns when the tensors given to it hold the results and are free again; throws what the collective threw. For
-  /// tensors on a device that means: to what the thread's current stream is given from now on. This thread does not
-  /// wait for the device.
+  Work() = default;   ///< a completed one
+  bool done() const;  ///< true once the results are there; errors count as done too
+  /// Returns when the call's tensors hold the results and may be reused; rethrows an exception of the collective. For
+  /// tensors on a device, it only orders work queued later on this thread's current stream after the collective; the
+  /// host does not wait for the device.
   void wait();
-  /// The same, and waits until the device is done with it too.
+  /// wait(), and then waits until the device has finished too.
   void synchronize();
-  /// What the first wait() does at its end; at once for a default Work.
+  /// Sets a function that the first wait() calls when the collective is done; called at once for a default Work.
   void then(std::function<void()> finish);
 
   struct State;
+  /// A handle with the given state.
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  /// One whose host part is `host`.
+  /// A handle of a call on a device, whose host part is `host`.
   Work(const Work& host, std::shared_ptr<DeviceWork> device);
 
  private:
   std::shared_ptr<State> state_;
 };
 
+/// Options that all collectives take.
 struct CollectiveOptions {
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  std::string_view tag = {};  ///< what is moved, part of the fingerprint: ranks that swap two collectives are told
-  bool async = false;         ///< runs on the group's own thread, in the order of the calls
-  /// Send and receive: somebody waits for it only while this is true. A receive that was posted ahead, while its rank
-  /// computes, then does not count when ranks that wait in a circle are looked for. On a device, its tensor belongs to
-  /// the caller alone after Work::wait(), which is to be called with the stream on which the tensor was made.
+  std::string_view tag = {};  ///< name of the data, part of the fingerprint: detects ranks that swap two collectives
+  bool async = false;         ///< run on the group's own thread, in the order of the calls
+  /// Send and receive: the rank counts as waiting only while this is true. A receive that is posted ahead, while its
+  /// rank still computes, then does not look like a deadlock. On a device, the tensor belongs to the caller alone after
+  /// Work::wait(), which must be called with the stream on which the tensor was made.
   std::shared_ptr<const std::atomic<bool>> awaited = {};
 };
 
-/// One half of a batched exchange.
+/// One send or receive of a batched exchange.
 struct PointToPoint {
   bool is_send = true;
   Tensor tensor;
   int peer = 0;
   std::string tag = {};
-  int world_peer = 0;  ///< its rank in the world; set by exchange()
+  int world_peer = 0;  ///< world rank of the peer; set by exchange()
 };
 
-/// Bytes of data (headers not counted) that this rank moved through a group. Tests hold them against formulas.
+/// Payload bytes (without headers) that this rank moved through a group. Tests compare them with formulas.
 struct Traffic {
   int64_t sent = 0;
   int64_t received = 0;
   int64_t messages = 0;
   int64_t collectives = 0;
-  int64_t in_place =
-      0;  ///< collectives done on tensors in shared memory; the bytes are counted as if they had been sent
+  /// Collectives done on tensors in shared memory; their bytes count as if they had been sent.
+  int64_t in_place = 0;
 };
 
-/// One call, checked, as engines see it.
+/// One call after its checks, as engines receive it.
 struct Call {
   Collective collective = Collective::barrier;
-  Tensor input;   ///< what this rank gives; undefined where it gives nothing
-  Tensor output;  ///< where the result goes; the same tensor as input when in place
+  Tensor input;   ///< this rank's input; undefined if it has none
+  Tensor output;  ///< result; the same tensor as `input` when in place
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  int root = 0;        ///< or the peer of send and receive
-  int world_root = 0;  ///< its rank in the world, for messages and fingerprints
-  int64_t count = 0;   ///< elements of the whole; -1 for gather and scatter where only the root knows
+  int root = 0;        ///< or the peer of a send or receive
+  int world_root = 0;  ///< world rank of `root`, for messages and fingerprints
+  int64_t count = 0;   ///< elements of the whole tensor; -1 in gather and scatter where only the root knows it
   DType dtype = f32;
   std::string tag;
   std::vector<PointToPoint> batch;
   std::shared_ptr<const std::atomic<bool>> awaited;
   Seconds timeout{0};
-  std::shared_ptr<DeviceWork> work;  ///< when NCCL moves its tensors
-  uint64_t ticket = 0;               ///< in the flight record
-  std::function<void()> launch;      ///< of a replay: starts the graph
+  std::shared_ptr<DeviceWork> work;  ///< set when NCCL moves the tensors
+  uint64_t ticket = 0;               ///< entry of the flight record
+  std::function<void()> launch;      ///< of a replay: launches the graph
 
-  std::string describe() const;  ///< "all_reduce f32 x 8, tag w1"
+  std::string describe() const;  ///< text for messages: "all_reduce f32 x 8, tag w1"
 };
 
-/// A rank's place in a group.
+/// A rank's membership in a group.
 struct Membership {
-  std::string id;    ///< unique in the job, the same on all ranks of the group
+  std::string id;    ///< unique in the job, equal on all ranks of the group
   std::string name;  ///< "world", "dp", "pp.1", ...
   int rank = 0;
   std::vector<int> world_ranks;
 };
 
+/// A set of ranks with its collectives; the base class of all engines.
 class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
  public:
   virtual ~ProcessGroup() = default;
   ProcessGroup(const ProcessGroup&) = delete;
 
-  int rank() const { return member_.rank; }
-  int size() const { return int(member_.world_ranks.size()); }
-  const std::string& name() const { return member_.name; }
-  /// The rank in the world of a rank of this group.
+  int rank() const { return member_.rank; }                     ///< of this process in the group
+  int size() const { return int(member_.world_ranks.size()); }  ///< number of ranks
+  const std::string& name() const { return member_.name; }      ///< "world", "dp", ...
+  /// The world rank of a rank of this group.
   int world_rank(int rank) const { return member_.world_ranks.at(size_t(rank)); }
+  /// The world rank of each rank of this group.
   const std::vector<int>& world_ranks() const { return member_.world_ranks; }
   virtual const char* engine() const = 0;  ///< "native", "mpi"
-  /// What moves tensors that are not on the CPU: "nccl", or "host" where they go through its memory.
+  /// The engine for tensors that are not on the CPU: "nccl", or "host" if they are copied through host memory.
   virtual const char* device_engine() const { return "host"; }
 
-  // Every tensor must be contiguous, of one dtype, on one device. With device_engine() nccl one on a device is moved
-  // there, in the order of the thread's current stream; all those of a group must be on one device of each rank.
-  // Otherwise it goes through a copy on the host, which waits for what its device still does. While the thread records
-  // a graph, what NCCL moves is put into it, but not the first call between ranks. Results are equal on all
-  // ranks to the bit. A group of one copies, and does nothing in place. Errors: Error for a wrong call (nothing was
-  // moved); DistError when ranks disagree, fail or do not come: then the group is over.
+  // Collectives. All tensors of a call must be contiguous, of one dtype and on one device.
+  //
+  // With device_engine() "nccl", tensors on a device are moved there, in the order of the thread's current stream; each
+  // rank must use one device for all calls of a group. With "host" they are copied to the host, which waits for the
+  // pending work of the device. While the thread records a graph, calls that NCCL moves are recorded into it, except
+  // the first one between given ranks, which is an Error.
+  //
+  // Results are bitwise equal on all ranks. A group of one rank copies input to output; in place it does nothing. Error
+  // for invalid arguments, before any data moves. DistError when ranks disagree, fail or do not come; the group is
+  // unusable afterwards.
+  /// output = the reduction of all ranks' inputs, by o.op.
   Work all_reduce(const Tensor& data, const CollectiveOptions& o = {}) { return all_reduce(data, data, o); }
   Work all_reduce(const Tensor& output, const Tensor& input, const CollectiveOptions& o);
+  /// Copies the root's data to all ranks.
   Work broadcast(const Tensor& data, int root, const CollectiveOptions& o = {});
-  /// Only the root's `data` holds the result; elsewhere it is left unspecified.
+  /// Reduces to the root. The contents of `data` on other ranks are unspecified afterwards.
   Work reduce(const Tensor& data, int root, const CollectiveOptions& o = {});
-  /// part: this rank's shard_range() of whole's elements. In place when `part` is that part of `whole`.
+  /// whole = the concatenation of all ranks' parts. `part` has shard_range() of the elements of `whole`; in place if it
+  /// is that slice of `whole`.
   Work all_gather(const Tensor& whole, const Tensor& part, const CollectiveOptions& o = {});
+  /// Reduces `whole` over all ranks; each rank gets its part (as in all_gather).
   Work reduce_scatter(const Tensor& part, const Tensor& whole, const CollectiveOptions& o = {});
-  /// `whole` is needed at the root only.
+  /// Collects the parts at the root. `whole` is used at the root only.
   Work gather(const Tensor& whole, const Tensor& part, int root, const CollectiveOptions& o = {});
+  /// Distributes the parts of the root's `whole`.
   Work scatter(const Tensor& part, const Tensor& whole, int root, const CollectiveOptions& o = {});
-  /// Part j of input goes to rank j; part i of output comes from rank i. Sizes must divide by size().
+  /// Part j of `input` goes to rank j, part i of `output` comes from rank i. The number of elements must be divisible
+  /// by size().
   Work all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o = {});
-  /// The same with parts of any size: `to_each` and `from_each` count rows of dim 0, a number for every rank. Both ends
-  /// must agree (ranks that do not get an error). An exchange of messages.
+  /// The same with parts of different sizes: `to_each` and `from_each` give a number of rows (dim 0) for each rank.
+  /// Sender and receiver must agree on them, else a DistError. Implemented as an exchange of messages.
   Work all_to_all(const Tensor& output, const std::vector<int64_t>& from_each, const Tensor& input,
                   const std::vector<int64_t>& to_each, const CollectiveOptions& o = {});
+  /// Sends to rank `peer` of the group, which must call receive() with the same dtype, count and tag.
   Work send(const Tensor& data, int peer, const CollectiveOptions& o = {});
+  /// Receives from rank `peer`. Messages of one pair arrive in the order in which they were sent.
   Work receive(const Tensor& data, int peer, const CollectiveOptions& o = {});
-  /// Sends and receives at the same time, so that neighbours may swap in any order.
+  /// Sends and receives concurrently, so that neighbours may swap data without a deadlock.
   Work exchange(std::vector<PointToPoint> batch, const CollectiveOptions& o = {});
-  /// Names who is missing when it takes longer than `timeout` (0: the group's). `tag` as in CollectiveOptions.
+  /// Waits until all ranks have called it. Throws a DistError that names the missing ranks after `timeout` (0: that of
+  /// the job).
   void barrier(Seconds timeout = Seconds{0}, std::string_view tag = {});
 
-  /// Calls of this group that this thread has put into a graph (tensor/graph.h) since it was asked last, in their
-  /// order. Whoever records sees to it that all ranks have the same ones: while they record they do not compare them.
+  /// The calls of this group that this thread has recorded into a graph (tensor/graph.h) since the last call of this
+  /// function, in order. The caller must make sure that all ranks record the same calls: they are not compared while
+  /// recording.
   virtual std::vector<std::string> take_recorded() { return {}; }
-  /// Starts a graph that repeats these: one call of the group, which all ranks make, compared, watched and limited in
-  /// time as others are. Waits as Work::wait() does. traffic() counts the collectives. A graph with collectives of
-  /// several groups: `launch` is the replay of the next one.
+  /// Launches a graph that repeats these calls. All ranks must call it; it is one call of the group, compared, watched
+  /// and timed out like any other. Returns like Work::wait(). traffic() counts the collectives inside. For a graph with
+  /// collectives of several groups, `launch` calls replay() of the next group.
   virtual void replay(const std::vector<std::string>& calls, const std::function<void()>& launch);
 
-  /// A tensor, uninitialised, on which all_reduce, reduce_scatter (its `whole`), all_gather (its `whole`) and broadcast
-  /// work where it lies, without copies from rank to rank, when all ranks of the group are on one host and every rank
-  /// (broadcast: the root) gives such a tensor or a part of one. Elsewhere an ordinary tensor.
-  /// The same results either way. No other rank needs to make one at the same time. Each takes an open file; pages are
-  /// as in a file, so it is meant for what lasts.
+  /// A new, uninitialised tensor in memory shared by the ranks. all_reduce, reduce_scatter and all_gather (their
+  /// `whole`) and broadcast work on such tensors directly, without copies between ranks, if all ranks of the group are
+  /// on one host and every rank (broadcast: the root) passes such a tensor or a slice of one. Elsewhere it is an
+  /// ordinary tensor. Results are the same either way. Ranks need not create them at the same time. Each one uses a
+  /// file descriptor and page-backed memory, so it is meant for long-lived tensors.
   ///
-  /// On a device, where NCCL moves tensors, a window of it (nccl/window.h): all ranks make it at the same point and of
-  /// one size, and give the same part of it to the same collectives.
+  /// On a device with NCCL it is a symmetric window (nccl/window.h): all ranks must create it at the same point with
+  /// one size, and pass the same slice of it to the same collectives.
   virtual Tensor shared_empty(const Shape& shape, DType dtype = f32, Device device = cpu);
 
-  /// New groups are made by all ranks of this one, in the same order. nullptr for ranks that are not in it.
+  /// Creates a group of some ranks of this one. All ranks of this group must call it, in the same order. nullptr on
+  /// ranks that are not members.
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const std::string& name);
-  /// Ranks of equal colour form a group NAME.COLOUR, ordered by (key, rank). A negative colour gets nullptr.
+  /// Ranks with equal colour form a group NAME.COLOUR, ordered by (key, rank). nullptr for a negative colour.
   std::shared_ptr<ProcessGroup> split(int color, int key, const std::string& name);
 
-  const Traffic& traffic() const { return *traffic_; }
-  virtual Control& control() = 0;
+  const Traffic& traffic() const { return *traffic_; }  ///< bytes moved so far
+  virtual Control& control() = 0;                       ///< control plane of the job
 
  protected:
   explicit ProcessGroup(Membership member) : member_(std::move(member)) {}
-  /// Whether run() takes tensors that are not on the CPU.
+  /// True if run() accepts tensors that are not on the CPU.
   virtual bool moves_device_memory() const { return false; }
-  /// Runs a checked call, now or (async) on the group's thread.
+  /// Runs a checked call, synchronously or (async) on the group's thread.
   virtual Work run(Call call, bool async) = 0;
-  /// The last part of new_group(), on its members: all have agreed on the same `ranks` of this group.
+  /// The last step of new_group(), on its members only, after all ranks have agreed on `ranks` (of this group).
   virtual std::shared_ptr<ProcessGroup> make_group(Membership member, const std::vector<int>& ranks) = 0;
 
-  std::shared_ptr<Traffic> traffic_ =
-      std::make_shared<Traffic>();  // shared with what still runs when the group is gone
+  // Shared with calls that outlive the group.
+  std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();
 
  private:
   void check_rank(Collective collective, const char* role, int rank) const;
@@ -200,33 +219,37 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
             const CollectiveOptions& o);
 
   Membership member_;
-  uint64_t groups_ = 0;  // made of this one so far
+  uint64_t groups_ = 0;  // number of groups created from this one
 };
 
-/// Joins the job that the environment names and makes its world group that of this process (of this thread, for ranks
-/// made by spawn()). Error when called twice. `backend`: auto (NCCL for tensors on CUDA devices, where this build has
-/// it and no two ranks share a device), nccl (the same, and an Error where that cannot be), native (they go through the
-/// host), mpi.
+/// Joins the job described by the environment, and sets the world of this process (or of this thread, for ranks made by
+/// spawn()). Error when called twice. `backend`: auto (NCCL for tensors on CUDA devices if this build has it and no two
+/// ranks share a device), nccl (the same, but an Error if NCCL cannot be used), native (tensors on devices go through
+/// host memory), or mpi.
 ProcessGroup& init(const std::string& url = "env://", const std::string& backend = "auto");
 ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend = "auto");
+/// True between init() and shutdown(), and inside spawn().
 bool is_initialized();
 /// The group of all ranks. Error before init().
 ProcessGroup& world();
-/// Leaves the job in order. Called by itself at the end of main(); a process that ends without (a crash, exit()) is
-/// reported by the others.
+/// Leaves the job. Runs automatically at the end of main() or in exit(); a process that ends otherwise (a crash,
+/// _exit()) is reported as failed by the other ranks.
 void shutdown();
-/// Training step that this rank is in: errors and flight records name it.
+/// Sets this rank's training step, which errors and flight records name.
 void set_step(uint64_t step);
-/// Runs the body of a rank: an exception that leaves it becomes the error that every rank raises, and is thrown on.
+/// Runs the body of a rank. An exception that leaves it is reported, so that every rank raises it, and rethrown.
 void guard(const std::function<void()>& body);
 
-/// The world as a grid with named axes, last axis fastest: mesh({{"pp", 2}, {"dp", 4}}). A group per axis.
+/// The world as a grid with named axes, the last axis varying fastest: mesh({{"pp", 2}, {"dp", 4}}). There is a group
+/// for each axis.
 class Mesh {
  public:
+  /// Collective. Error unless the sizes of the axes multiply to world.size().
   Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes);
-  ProcessGroup& group(const std::string& axis) const;  ///< Error names the axes
-  int coordinate(const std::string& axis) const;
-  int size(const std::string& axis) const;
+  /// The ranks that differ from this one in `axis` only; Error listing the axes.
+  ProcessGroup& group(const std::string& axis) const;
+  int coordinate(const std::string& axis) const;  ///< of this rank along `axis`
+  int size(const std::string& axis) const;        ///< number of ranks along `axis`
 
  private:
   std::vector<std::pair<std::string, int>> axes_;
@@ -234,16 +257,19 @@ class Mesh {
   std::vector<std::shared_ptr<ProcessGroup>> groups_;
 };
 
+/// Options of spawn().
 struct SpawnOptions {
+  /// Ranks are threads of this process, or forked processes.
   enum class Kind { threads, processes } kind = Kind::threads;
-  std::string transport = "auto";  ///< threads (threads only), shm, tcp
-  std::string backend = "auto";    ///< auto, native, nccl, as for init()
-  Seconds timeout{600};
+  std::string transport = "auto";  ///< auto, threads (with Kind::threads only), shm, tcp
+  std::string backend = "auto";    ///< auto, native or nccl, as for init()
+  Seconds timeout{600};            ///< as in Rendezvous
   Seconds heartbeat{5};
 };
-/// Runs fn(rank) on n ranks that form a world: threads of this process, or forked processes. The first failure stops
-/// the rest and is thrown here with its rank. Threads share the threads that operations may use. Processes use one each
-/// (the OpenMP runtime does not survive a fork), and are to be made before this process starts threads of its own.
+/// Runs fn(rank) on n ranks that form a world, as threads of this process or forked processes. The first failure stops
+/// the other ranks and is thrown here, naming its rank. Threads divide get_threads() among themselves. Processes run
+/// with one compute thread each (the OpenMP runtime does not survive a fork); start them before this process creates
+/// threads of its own.
 void spawn(int n, const std::function<void(int rank)>& fn, const SpawnOptions& options = {});
 
 }  // namespace lockstep::dist

@@ -1,3 +1,4 @@
+// program.cpp: finds the dependencies between a rank's transfers. See program.h.
 #include "dist/program.h"
 
 #include <algorithm>
@@ -8,10 +9,10 @@
 namespace lockstep::dist {
 namespace {
 
-// What has been done with a place so far. Older transfers than these are implied: these wait for them.
+// The last uses of a place. Earlier ones are implied, since these depend on them.
 struct History {
-  int64_t writer = -1;            // the last one
-  std::vector<uint32_t> readers;  // since then
+  int64_t writer = -1;            // the last writer
+  std::vector<uint32_t> readers;  // since the last write
 };
 
 }  // namespace
@@ -53,7 +54,7 @@ Program::Program(std::span<const Transfer> list, int my_rank, int rank_count) : 
     if (t.from != t.to) {
       auto& [sends, receives] = by_peer[peer];
       (t.from == rank ? sends : receives).push_back(index);
-      item.peer = peer;  // an index further down
+      item.peer = peer;  // replaced by an index below
     } else {
       locals.push_back(index);
     }

@@ -1,6 +1,7 @@
 #pragma once
-// One rank's program, prepared for the executor: its transfers by peer, its places, and for every transfer those of
-// earlier steps that it must not overtake. Depends on the program alone, so it is made once and used for every call.
+// One rank's program, prepared for the executor: its transfers by peer, its places, and for each transfer the transfers
+// of earlier steps that it depends on. Depends on the schedule and the rank only, so it is built once and used for
+// every call.
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -9,34 +10,39 @@
 
 namespace lockstep::dist {
 
+/// A rank's program with its dependencies.
 struct Program {
+  /// A transfer, as seen from this rank.
   struct Item {
     int32_t step = 0;
-    int32_t peer = -1;    ///< index into `peers`, -1: local
-    int32_t source = -1;  ///< place here that is read, -1 when it lies at the peer
-    int32_t target = -1;  ///< place here that is written
-    int32_t chunk = 0;    ///< says how long it is
+    int32_t peer = -1;    ///< index into `peers`; -1: local
+    int32_t source = -1;  ///< index into `places` of the place that is read; -1: at the peer
+    int32_t target = -1;  ///< index into `places` of the place that is written; -1: at the peer
+    int32_t chunk = 0;    ///< determines the length
     Action action = Action::copy;
-    uint32_t first = 0, count = 0;  ///< part of `dependencies`
+    uint32_t first = 0, count = 0;  ///< range in `dependencies`
   };
+  /// The transfers with one peer.
   struct Peer {
     int rank = 0;
-    std::vector<uint32_t> sends, receives;  ///< items, in the order of the list
+    std::vector<uint32_t> sends, receives;  ///< item indices, in program order
   };
 
-  /// Error when the program is not one of this rank, or breaks a rule of schedule.h.
+  /// Error when a transfer does not involve this rank, or violates a rule of schedule.h.
   Program(std::span<const Transfer> program, int rank, int ranks);
 
+  /// The items that `item` depends on.
   std::span<const uint32_t> needs(const Item& item) const {
     return std::span(dependencies).subspan(item.first, item.count);
   }
 
   int rank = 0, ranks = 1;
-  std::vector<Item> items;             ///< as in the program
-  std::vector<uint32_t> dependencies;  ///< items of earlier steps: this one has done no more bytes than each of them
+  std::vector<Item> items;  ///< in program order
+  /// Items of earlier steps: an item must never have more bytes done than any item it depends on.
+  std::vector<uint32_t> dependencies;
   std::vector<Place> places;
-  std::vector<Peer> peers;  ///< ascending
-  std::vector<uint32_t> locals;
+  std::vector<Peer> peers;       ///< by ascending rank
+  std::vector<uint32_t> locals;  ///< items that work inside this rank
 };
 
 }  // namespace lockstep::dist

@@ -1,5 +1,5 @@
-// Sums and the like on raw bytes: plain loops over elements that memcpy loads from any address, which the compiler
-// turns into vector code. f16 and bf16 go sixteen at a time through f32.
+// Reductions on raw bytes: plain loops, in which memcpy loads elements from any address and which the compiler
+// vectorizes. f16 and bf16 are processed sixteen at a time in f32.
 #include "dist/reduce.h"
 
 #include <cstring>
@@ -20,7 +20,8 @@ template <class T> void store(std::byte* p, int64_t i, T value) {
   std::memcpy(p + i * int64_t(sizeof(T)), &value, sizeof(T));
 }
 
-// Operations on one number or on a vector of them. NaN wins: a != a takes a, a < b is false when b is NaN and takes b.
+// Operations on a number or a vector. Min and max propagate NaN: if a is NaN, a != a selects a; if b is NaN, a < b is
+// false and selects b.
 struct Sum {
   template <class V> static V apply(V a, V b) { return a + b; }
 };
@@ -34,7 +35,7 @@ struct Max {
   template <class V> static V apply(V a, V b) { return choose((a > b) | (a != a), a, b); }
 };
 
-// Integers wrap around: arithmetic is done without sign, and not in the int that short types are promoted to.
+// Integers wrap around: the arithmetic is unsigned, and at least 32 bits wide to avoid promotion to int.
 template <class Op, class T> T apply(T a, T b) {
   if constexpr (std::is_integral_v<T> && (std::is_same_v<Op, Sum> || std::is_same_v<Op, Product>)) {
     using U = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
@@ -44,7 +45,8 @@ template <class Op, class T> T apply(T a, T b) {
   }
 }
 
-/// target[i] = fn(target[i], source[i]) in f32 for sixteen f16 or bf16 at a time; the tail runs through the same code.
+/// target[i] = fn(target[i], source[i]) in f32, sixteen elements of f16 or bf16 at a time; the tail takes the same
+/// path.
 template <class T, class Fn>
 void each_half(std::byte* __restrict target, const std::byte* __restrict source, int64_t count, Fn&& fn) {
   using on_cpu::ShortWords;
@@ -52,7 +54,7 @@ void each_half(std::byte* __restrict target, const std::byte* __restrict source,
   for (int64_t i = 0; i < count; i += lanes) {
     const size_t bytes = sizeof(T) * size_t(std::min(lanes, count - i));
     ShortWords a = {}, b = {};
-    if (bytes == sizeof a) [[likely]] {  // a size known to the compiler
+    if (bytes == sizeof a) [[likely]] {  // a constant size, so that memcpy becomes one instruction
       std::memcpy(&a, target + i * 2, sizeof a);
       if (source) std::memcpy(&b, source + i * 2, sizeof b);
       a = on_cpu::encode(fn(on_cpu::decode(a, T()), on_cpu::decode(b, T())), T());
@@ -70,7 +72,7 @@ template <class Op, class T>
 void reduce(std::byte* __restrict target, const std::byte* __restrict source, int64_t count) {
   if constexpr (is_half<T>) {
     each_half<T>(target, source, count, [](on_cpu::Lanes<float> a, on_cpu::Lanes<float> b) { return Op::apply(a, b); });
-  } else if constexpr (std::is_same_v<T, bool>) {  // sum and max: or; product and min: and. Any byte but 0 is true
+  } else if constexpr (std::is_same_v<T, bool>) {  // sum, max: or; product, min: and. Any non-zero byte is true
     constexpr bool either = std::is_same_v<Op, Sum> || std::is_same_v<Op, Max>;
     for (int64_t i = 0; i < count; ++i) {
       const uint8_t a = load<uint8_t>(target, i) != 0, b = load<uint8_t>(source, i) != 0;

@@ -1,5 +1,5 @@
 #pragma once
-// Arithmetic of collectives on raw memory. Elements may lie at any address (they come out of sockets and rings).
+// Arithmetic of collectives on raw memory. Elements need not be aligned (they lie in socket buffers and rings).
 #include <cstddef>
 #include <cstdint>
 
@@ -7,14 +7,16 @@
 
 namespace lockstep::dist {
 
-/// For bool: sum and max are "or", product and min "and"; mean of integers is truncated, mean of bool is an Error.
+/// Reduction operators. For bool: sum and max are "or", product and min are "and". A mean of integers is truncated; a
+/// mean of bool is an Error.
 enum class ReduceOp : uint8_t { sum, mean, product, min, max };
+/// "sum", "mean", "product", "min", "max".
 const char* name_of(ReduceOp op);
 
-/// target[i] = target[i] op source[i]; mean adds. f16 and bf16 are computed in f32 and rounded once. NaN wins in min
-/// and max.
+/// target[i] = target[i] op source[i]; `mean` adds. f16 and bf16 are computed in f32 and rounded once. min and max
+/// propagate NaN. Error for a mean of bool.
 void reduce_into(DType dtype, ReduceOp op, std::byte* target, const std::byte* source, int64_t count);
-/// target[i] /= divisor; multiplies by the exact inverse when divisor is a power of two.
+/// target[i] /= divisor; a power of two multiplies by its exact inverse. Error for bool.
 void divide(DType dtype, std::byte* target, int64_t count, int64_t divisor);
 
 }  // namespace lockstep::dist

@@ -1,5 +1,5 @@
-// Where a rank finds its job: the environment of a launcher (ours, torchrun's, Open MPI's, SLURM's) or a URL. See
-// control.h.
+// rendezvous.cpp: finds a rank's job in a launcher's environment (Lockstep, torchrun, Open MPI, SLURM) or in a URL. See
+// Rendezvous in control.h.
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -27,7 +27,7 @@ int integer(const std::string& name, const std::string& text, int64_t low, int64
   return int(value);
 }
 
-// "node[03-07,9],other" -> "node03".
+// The first host of a SLURM node list: "node[03-07,9],other" gives "node03".
 std::string first_host(const std::string& list) {
   const size_t comma = list.find(','), open = list.find('[');
   if (open == std::string::npos || (comma != std::string::npos && comma < open)) return list.substr(0, comma);
@@ -40,7 +40,7 @@ std::string first_host(const std::string& list) {
          list.substr(close + 1, rest == std::string::npos ? rest : rest - close - 1);
 }
 
-// Entry `node` of "4(x2),3".
+// Entry `node` of a SLURM list of task counts such as "4(x2),3".
 std::optional<int> tasks_of(const std::string& list, int64_t node) {
   for (size_t begin = 0; begin < list.size();) {
     const size_t end = std::min(list.find(',', begin), list.size());
@@ -55,7 +55,7 @@ std::optional<int> tasks_of(const std::string& list, int64_t node) {
 
 constexpr int most_ranks = 65536;
 
-// Ranks of one launcher.
+// The variables of one launcher.
 struct Dialect {
   const char *rank, *world, *local_rank, *local_world;
 };
@@ -76,7 +76,7 @@ void read_settings(Rendezvous& place) {
 
 using Given = std::map<std::string, std::string>;
 
-// Ranks and sizes: from the URL, else from the environment. Gives back the dialect that the environment speaks.
+// Reads ranks and sizes from the URL, else from the environment. Returns the dialect that the environment uses.
 const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std::string>& unset) {
   const Dialect* speaks = &ours;
   for (const Dialect& dialect : dialects)
@@ -84,7 +84,7 @@ const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std
       speaks = &dialect;
       break;
     }
-  // Half of our own variables is a mistake, not somebody else's launcher.
+  // A partial set of our own variables is a mistake, not another launcher's environment.
   if (variable("RANK") || variable("WORLD_SIZE")) speaks = &ours;
   const auto find = [&](const char* key, const char* name) -> std::optional<std::pair<std::string, std::string>> {
     if (const auto found = given.find(key); found != given.end()) return std::pair(std::string(key), found->second);
@@ -99,8 +99,8 @@ const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std
   if (!rank || !world) return speaks;
   const auto local_world = find("local_world_size", speaks->local_world),
              local_rank = find("local_rank", speaks->local_rank);
-  // Without a word about hosts all ranks are taken to be on this one, unless they meet at another address
-  // (read_address).
+  // Without information about hosts, all ranks are assumed to be on this one, unless they meet at a remote address (see
+  // finish()).
   place.local_world_size = local_world ? integer(local_world->first, local_world->second, 1, place.world_size) : 0;
   if (!local_world && speaks == &dialects[2]) {
     const auto list = variable("SLURM_STEP_TASKS_PER_NODE") ? variable("SLURM_STEP_TASKS_PER_NODE")
@@ -117,7 +117,7 @@ const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std
 
 void read_address(Rendezvous& place, const Dialect* speaks, std::vector<std::string>& unset) {
   const auto address = variable("MASTER_ADDR"), port = variable("MASTER_PORT");
-  const bool alone = unset.empty() && place.world_size == 1;  // needs nobody
+  const bool alone = unset.empty() && place.world_size == 1;  // needs no address
   if (address) place.address = *address;
   if (port) place.port = integer("MASTER_PORT", *port, 1, 65535);
   if (speaks == &ours) {
@@ -129,7 +129,7 @@ void read_address(Rendezvous& place, const Dialect* speaks, std::vector<std::str
   const bool slurm = std::string(speaks->rank).starts_with("SLURM");
   const auto nodes = slurm ? variable("SLURM_NNODES") : std::nullopt;
   const bool one_host = place.local_world_size == place.world_size || (nodes && *nodes == "1");
-  if (one_host) return;  // 127.0.0.1
+  if (one_host) return;  // keep 127.0.0.1
   const auto list =
       slurm ? variable("SLURM_STEP_NODELIST") ? variable("SLURM_STEP_NODELIST") : variable("SLURM_JOB_NODELIST")
             : std::nullopt;

@@ -1,3 +1,4 @@
+// roster.cpp: the store's table of ranks and the failures that it detects. See roster.h.
 #include "dist/roster.h"
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 namespace lockstep::dist {
 namespace {
 
-// The first line in which two texts of key=value lines differ: "lr=0.1 here, lr=0.2 there".
+// The first line in which two texts of key=value lines differ: "'lr=0.1' at rank 0, 'lr=0.2'".
 std::string first_difference(const std::string& ours, const std::string& theirs) {
   std::istringstream a(ours), b(theirs);
   for (std::string left, right;;) {
@@ -110,8 +111,7 @@ std::string Roster::who(int rank) const {
   return str("rank ", rank, " (pid ", member.pid, " on ", member.host, ")");
 }
 
-// "seq 9 (all_reduce f32 x 8, tag w1)", with the group unless it is the world. Messages of two ranks have no number
-// there.
+// Text of a call: "seq 9 (all_reduce f32 x 8, tag w1)", with the group unless it is the world. Messages have no seq.
 std::string Roster::place_of(const Activity& a) const {
   if (a.messages > 0) return a.collective;
   return str("seq ", a.completed + 1, a.group.empty() || a.group == "world" ? "" : " of group " + a.group,
@@ -155,14 +155,14 @@ DistError Roster::gone_from(const std::string& what, int who, const std::vector<
               " the group in step ", seats_[size_t(ranks.front())].activity.step)};
 }
 
-// Whether this rank said lately that it waits, and has said the same since.
+// True if this rank waits for another one and has confirmed it within the last two heartbeats.
 bool Roster::waits(const Seat& seat, double now) const {
   return seat.state == State::seated && seat.activity.waiting && seat.activity.waits_for >= 0 &&
          now - seat.renewed <= 2 * heartbeat_;
 }
 
-// Ranks that left without having begun the collective that `rank` is in; or the one that it waits for, which cannot
-// send any more.
+// Ranks that left without starting the collective that `rank` is in, and the rank that it waits for, if that one has
+// left without sending what is needed.
 std::vector<int> Roster::left_behind(int rank) const {
   const Activity& a = seats_[size_t(rank)].activity;
   std::vector<int> out;
@@ -176,7 +176,7 @@ std::vector<int> Roster::left_behind(int rank) const {
   return out;
 }
 
-// Whether what `waiter` needs from this peer has not been sent, or taken, as far as counts are known.
+// True if `peer` has not done its part of the wait of rank `waiter`, as far as counts are known.
 bool Roster::is_real(int waiter, const Seat& peer) const {
   const Activity& a = seats_[size_t(waiter)].activity;
   if (a.messages == 0) {
@@ -202,9 +202,9 @@ std::optional<DistError> Roster::silent(double now) const {
   return std::nullopt;
 }
 
-// Follows who waits for whom from every rank; a circle in which nothing has moved for a while is a deadlock: of
-// messages, or of different calls in one group, such as a broadcast from rank 0 and one from rank 1. In one and the
-// same collective all wait for the slowest.
+// Finds deadlocks: follows the waits from every rank, and looks for a cycle in which nothing has moved for three
+// heartbeats. It counts if it consists of messages, or of different calls in one group, such as a broadcast from rank 0
+// and one from rank 1. Within one and the same collective, all ranks just wait for the slowest one.
 std::optional<DistError> Roster::circle(double now) const {
   const auto next = [&](int rank) {
     const Seat& seat = seats_[size_t(rank)];
@@ -214,7 +214,7 @@ std::optional<DistError> Roster::circle(double now) const {
   };
   for (int first = 0; first < size(); ++first) {
     std::vector<int> path{first};
-    // every circle is found from its lowest rank
+    // Each cycle is found from its lowest rank.
     for (int at = next(first); at > first && path.size() <= seats_.size(); at = next(at)) path.push_back(at);
     if (next(path.back()) != first) continue;
     const auto doing = [&](int rank) -> const Activity& { return seats_[size_t(rank)].activity; };
@@ -243,8 +243,8 @@ std::optional<DistError> Roster::judge(double now) const {
     const Seat& seat = seats_[size_t(rank)];
     if (!waits(seat, now)) continue;
     const std::vector<int> ranks = left_behind(rank);
-    // Who never came to this call has sent nothing for it; only others may be about to leave, too. What the others sent
-    // last may still be on its way.
+    // A rank that never started this call has sent nothing for it, so wait only briefly, in case other ranks are about
+    // to leave too. Otherwise its last data may still be on the way.
     const bool settled = std::any_of(ranks.begin(), ranks.end(), [&](int other) {
       const bool never_came = seat.activity.messages == 0 && is_real(rank, seats_[size_t(other)]);
       const double since =

@@ -1,6 +1,6 @@
 #pragma once
-// What the store knows about the ranks, and what it concludes: who is silent, who waits for a rank that has left, who
-// waits in a circle. No sockets and no clock in here; `now` is a number of seconds that the caller counts.
+// The store's table of ranks, and its conclusions: which rank is silent, which one waits for a rank that has left,
+// which ones deadlock. No sockets and no clock in here; `now` is in seconds and supplied by the caller.
 #include <map>
 #include <optional>
 #include <string>
@@ -11,49 +11,56 @@
 
 namespace lockstep::dist {
 
-/// What a rank says of itself when it joins.
+/// A rank's description of itself when it joins.
 struct Member {
   int rank = 0;
   int world_size = 1;
   uint32_t pid = 0;
-  std::string host;      ///< name, for people
+  std::string host;      ///< host name, for messages
   std::string identity;  ///< Rendezvous::identity
   std::string job;
-  uint64_t incarnation = 0;  ///< random; a rank that connects again is known by it
+  uint64_t incarnation = 0;  ///< random; identifies a rank that connects again
 };
 
+/// Membership and activity of all ranks.
 class Roster {
  public:
+  /// `heartbeat`: interval in seconds, which all limits are derived from.
   Roster(int world_size, double heartbeat) : heartbeat_(heartbeat), seats_(size_t(world_size)) {}
 
-  /// Why this member cannot take its seat, or nothing. `host` is the member of rank 0's process, that the others must
+  /// The reason why this member cannot join, or nothing. `host`: the member of rank 0's process, which the others must
   /// agree with.
   std::optional<std::string> objection(const Member& host, const Member& member) const;
+  /// A rank has joined.
   void sit(const Member& member, double now);
-  void stand_up(int rank) {
-    seats_[size_t(rank)].state = State::empty;
-  }  ///< before the job has begun: it may come again
-  void heard(int rank, double now) { seats_[size_t(rank)].heard = now; }
+  /// A rank's connection was lost before the job has begun; the rank may join again.
+  void stand_up(int rank) { seats_[size_t(rank)].state = State::empty; }
+
+  void heard(int rank, double now) { seats_[size_t(rank)].heard = now; }  ///< a rank sent something
+  /// A rank reported its activity. `renewed`: it is an explicit report of a wait, not only a heartbeat.
   void doing(int rank, const Activity& activity, bool renewed, double now);
+  /// A rank has left. `completed`: its number of completed collectives, by group.
   void left(int rank, const std::map<std::string, uint64_t>& completed, double now);
-  void begin(double now);  ///< all are there: silence counts from now on
+  void begin(double now);  ///< all ranks have joined: silence counts from now on
 
-  bool complete() const { return missing().empty(); }
-  bool has_left(int rank) const { return seats_[size_t(rank)].state == State::left; }
-  bool all_left() const;
-  int size() const { return int(seats_.size()); }
-  std::vector<int> missing() const;
-  std::vector<int> everybody() const;
+  bool complete() const { return missing().empty(); }                                  ///< all ranks have joined
+  bool has_left(int rank) const { return seats_[size_t(rank)].state == State::left; }  ///< the rank has left the job
+  bool all_left() const;                                                               ///< every rank has left the job
+  int size() const { return int(seats_.size()); }                                      ///< world size
+  std::vector<int> missing() const;                                                    ///< ranks that have not joined
+  std::vector<int> everybody() const;                                                  ///< 0 .. size() - 1
 
+  /// The failure of a rank whose connection was lost, naming its last known call.
   DistError died(int rank) const;
-  /// Rank `who` waits for ranks that have left, in what it does.
+  /// The failure of rank `who`, whose current call needs ranks that have left.
   DistError gone(int who, const std::vector<int>& ranks) const;
-  /// Rank `who` found that `rank` has left: names the others that left as well without what `who` is in.
+  /// The failure of rank `who`, which found that `rank` has left. Names the other ranks that left before that call too.
   DistError gone(int who, int rank) const;
-  /// Like gone(), for a wait that has a name: "barrier 'x'".
+  /// Like gone(), for a named wait such as "barrier 'x'".
   DistError gone_from(const std::string& what, int who, const std::vector<int>& ranks) const;
-  /// The first thing that is wrong, if any.
+  /// The first failure found, if any: a silent rank, a wait for a rank that has left, or a deadlock.
   std::optional<DistError> judge(double now) const;
+  /// One sentence about the state of these ranks.
   std::string explain(const std::vector<int>& ranks) const;
   std::string who(int rank) const;  ///< "rank 1 (pid 1234 on host)"
 
@@ -64,8 +71,8 @@ class Roster {
     Member member;
     double heard = 0, left_at = 0;
     Activity activity;
-    std::map<std::string, uint64_t> completed;  // per group
-    double waits_since = 0, renewed = 0;        // of the same wait
+    std::map<std::string, uint64_t> completed;  // by group
+    double waits_since = 0, renewed = 0;  // waits_since: start of the current wait; renewed: its last explicit report
   };
   bool waits(const Seat& seat, double now) const;
   bool is_real(int waiter, const Seat& peer) const;

@@ -1,3 +1,4 @@
+// schedule.cpp: names and properties of algorithms, and their schedules. See schedule.h.
 #include "dist/schedule.h"
 
 #include <algorithm>
@@ -25,7 +26,7 @@ const Rules* const table[] = {
 #include "dist/schedules/algorithms.def"
 #undef ALGORITHM
 };
-/// Error for automatic.
+/// The rules of an algorithm. Error for `automatic`.
 const Rules& rules_of(Algorithm algorithm) {
   LOCKSTEP_CHECK(algorithm != Algorithm::automatic, "[schedule] automatic chooses an algorithm, it has no schedule");
   return *table[size_t(algorithm)];
@@ -41,7 +42,7 @@ Name parse(const char* what, const std::string_view (&names)[n], std::string_vie
 
 }  // namespace
 
-// Headers of other ranks may hold any number.
+// Headers from other ranks may contain any number, so unknown ones are accepted here.
 std::string_view name_of(Collective collective) {
   return size_t(collective) < std::size(collectives) ? collectives[size_t(collective)] : "something unknown";
 }
@@ -116,7 +117,7 @@ std::optional<Costs> costs_of(Algorithm algorithm, const Request& request) {
 
 void visit_schedule(Algorithm algorithm, const Request& request, const Emit& emit) {
   check_request(algorithm, request);
-  const int64_t n = request.ranks, most = std::numeric_limits<int32_t>::max();  // of a chunk's number
+  const int64_t n = request.ranks, most = std::numeric_limits<int32_t>::max();  // highest number of a chunk
   LOCKSTEP_CHECK(request.collective != Collective::all_to_all || n * n <= most,
                  "[schedule] all_to_all goes up to 46340 ranks, got ", n);
   rules_of(algorithm).visit(request, emit);

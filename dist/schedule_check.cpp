@@ -1,3 +1,4 @@
+// schedule_check.cpp: runs a schedule on symbols. See schedule_check.h.
 #include "dist/schedule_check.h"
 
 #include <algorithm>
@@ -10,11 +11,11 @@ namespace {
 
 constexpr size_t max_errors = 8;
 
-/// A place during the run.
+/// A place during the symbolic run.
 struct Cell {
-  int64_t value = -1;                // -1: nothing was written yet
-  int32_t read = -1, written = -1;   // last step that did
-  int32_t reader = -1, writer = -1;  // the rank at the other side
+  int64_t value = -1;                // -1: not written yet
+  int32_t read = -1, written = -1;   // last step that read or wrote it
+  int32_t reader = -1, writer = -1;  // the rank at the other end of that transfer
 };
 
 template <class Visit> void visit_required(const Request& r, int rank, int64_t chunks, const Visit& visit) {
@@ -26,7 +27,7 @@ template <class Visit> void visit_required(const Request& r, int rank, int64_t c
   }
 }
 
-/// The rank whose data a chunk is, where nothing is added.
+/// The rank that a chunk's data comes from, in collectives that add nothing.
 int origin(const Request& r, int64_t chunk) {
   if (r.collective == Collective::all_to_all) return int(chunk / r.ranks);
   return r.collective == Collective::broadcast || r.collective == Collective::scatter ? r.root : int(chunk);
@@ -126,9 +127,9 @@ class Checker {
     check_.nodes.push_back({left, right, low});
     return check_.computed_from + int64_t(check_.nodes.size()) - 1;
   }
-  /// The side with the lowest rank comes first: a + b and b + a have the same bits.
+  /// Puts the side with the lowest rank first: a + b and b + a have the same bits.
   int64_t sum(int64_t a, int64_t b) { return lowest(a) <= lowest(b) ? node(a, b, lowest(a)) : node(b, a, lowest(b)); }
-  /// Whether two values are the same sum in the same order; `known` has no term twice.
+  /// True if two values are the same sum in the same order. `known` contains no term twice.
   bool same(int64_t known, int64_t other) const {
     std::vector<std::pair<int64_t, int64_t>> stack{{known, other}};
     while (!stack.empty()) {
@@ -145,7 +146,7 @@ class Checker {
 
   void check_sum(int rank, int64_t chunk, int64_t found) {
     int64_t& result = check_.results[size_t(chunk)];
-    if (result == found && found >= 0) return;  // looked at already
+    if (result == found && found >= 0) return;  // checked already
     if (result >= 0) {
       if (found >= 0 && (!check_.right() || same(result, found))) return;
       return error(str("at the end chunk ", chunk, " differs between ranks: rank ", rank, " has ", text(found),
@@ -190,7 +191,7 @@ class Checker {
       stack.pop_back();
       if ((p.end - p.begin == 1) != (p.value < check_.computed_from) || lowest(p.value) != p.begin) return false;
       if (p.end - p.begin == 1) continue;
-      const int64_t middle = tree_split(p.begin, p.end);  // what comes first is on the left: sum() sees to that
+      const int64_t middle = tree_split(p.begin, p.end);  // sum() puts the lower ranks on the left
       stack.push_back({nodes(p.value).left, p.begin, middle});
       stack.push_back({nodes(p.value).right, middle, p.end});
     }
@@ -216,7 +217,7 @@ class Checker {
   Check check_;
 };
 
-/// "((0+1)+(2+3))", "mean(0+1)"; the names of terms come from `name`.
+/// A sum as text: "((0+1)+(2+3))", "mean(0+1)". `name` prints a term.
 template <class Name> std::string write_sum(const Check& check, int64_t value, size_t longest, const Name& name) {
   std::string out;
   struct Item {

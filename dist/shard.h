@@ -1,18 +1,20 @@
 #pragma once
-// The one rule of splitting. Ring chunks, gradient buckets and ZeRO shards all cut a list of n elements this way.
+// The rule by which a list of n elements is cut into parts: used for chunks of collectives, gradient buckets and ZeRO
+// shards.
 #include <algorithm>
 #include <cstdint>
 
 namespace lockstep::dist {
 
+/// A half-open range of indices.
 struct Range {
   int64_t begin = 0;
   int64_t end = 0;
-  int64_t size() const { return end - begin; }
+  int64_t size() const { return end - begin; }  ///< number of indices
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-/// Part `rank` of `n` elements cut into `world` contiguous parts; the first n % world parts have one element more.
+/// Part `rank` of `n` elements cut into `world` contiguous parts; the first n % world parts have one more element.
 inline Range shard_range(int64_t n, int64_t world, int64_t rank) {
   const int64_t base = n / world, more = n % world;
   const int64_t begin = rank * base + std::min(rank, more);

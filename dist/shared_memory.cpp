@@ -1,4 +1,4 @@
-// Segments: made, found by address, mapped by peers, given back.
+// shared_memory.cpp: segments: created, found by address, mapped by peers, released. See shared_memory.h.
 #include "dist/shared_memory.h"
 
 #include <fcntl.h>
@@ -20,12 +20,12 @@ namespace lockstep::dist {
 namespace {
 
 constexpr uint64_t magic_value = 0x31474553'4b43'4f4c;  // "LOCKSEG1"
-constexpr size_t page = 4096;                           // of control; the bytes begin after it
+constexpr size_t page = 4096;                           // size of the control page; the tensor's bytes follow
 
-/// The first bytes of a segment's file.
+/// The start of a segment's file.
 struct ControlPage {
   uint64_t magic, serial;
-  std::atomic<uint32_t> released;  ///< its owner has given the bytes back
+  std::atomic<uint32_t> released;  ///< the owner has released the bytes
 };
 static_assert(sizeof(ControlPage) <= page && std::atomic<uint32_t>::is_always_lock_free);
 
@@ -34,7 +34,7 @@ std::string reason(int error) { return std::generic_category().message(error); }
 std::byte* map_file(int fd, size_t bytes) {
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (p == MAP_FAILED) return nullptr;
-  madvise(p, bytes, MADV_HUGEPAGE);  // a wish; systems that allow it for shared memory are few
+  madvise(p, bytes, MADV_HUGEPAGE);  // a hint; few systems allow huge pages for shared memory
   return static_cast<std::byte*>(p);
 }
 
@@ -42,14 +42,14 @@ std::byte* map_file(int fd, size_t bytes) {
 struct Segment {
   uint64_t serial;
   int fd;
-  std::byte* base;  ///< of the file; the tensor's bytes are a page further
-  size_t bytes;     ///< of the tensor
+  std::byte* base;  ///< start of the mapping; the tensor's bytes begin one page later
+  size_t bytes;     ///< size of the tensor
   Maker owner{};
 };
 
 struct Registry {
   std::mutex mutex;
-  std::map<const std::byte*, Segment> by_address;  // of the first byte of the tensor
+  std::map<const std::byte*, Segment> by_address;  // by the address of the tensor's first byte
 };
 Registry& registry() {
   static auto* all = new Registry;  // never destroyed: tensors may outlive static objects
@@ -65,10 +65,10 @@ void give_back(const std::byte* data) {
     segment = found->second;
     all.by_address.erase(found);
   }
-  if (segment.owner.is_here()) {  // else a forked copy: the bytes are the parent's
+  if (segment.owner.is_here()) {  // in a forked copy, the pages belong to the parent
     reinterpret_cast<ControlPage*>(segment.base)->released.store(1, std::memory_order_release);
-    fallocate(segment.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(page),
-              off_t(segment.bytes));  // also where peers still map it
+    // Frees the pages even while peers still have the file mapped.
+    fallocate(segment.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(page), off_t(segment.bytes));
   }
   munmap(segment.base, page + segment.bytes);
   close(segment.fd);
@@ -83,7 +83,7 @@ Segment make_segment(size_t bytes) {
   LOCKSTEP_CHECK(s.fd >= 0, "[shared_empty] expected a file in memory for ", bytes, " bytes, got: ", reason(errno),
                  errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
   randombytes_buf(&s.serial, sizeof s.serial);
-  // Sealed at its size, so that no peer can be hit by a page that has gone.
+  // Seal the size: a peer must never access a page that was truncated away (SIGBUS).
   const bool made = ftruncate(s.fd, off_t(page + bytes)) == 0 &&
                     fcntl(s.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0 &&
                     (s.base = map_file(s.fd, page + bytes));

@@ -1,11 +1,10 @@
 #pragma once
-// Tensors in memory that the ranks of a host share, so that collectives work on them where they lie (in_place.h).
+// Tensors in memory that the ranks of a host share, so that collectives work on them directly (in_place.h).
 //
-//   a file in memory, without a name:   │ control page │ bytes of the tensor │      its owner and its peers map all of
-//   it
+//   an unnamed file in memory:   │ control page │ bytes of the tensor │      mapped by its owner and by its peers
 //
-// A peer opens /proc/PID/fd/N of the owner. The bytes are given back when the owner lets go of the tensor, whoever
-// still maps the file; peers drop their mapping when they next look. When a process is killed nothing is left.
+// A peer opens /proc/PID/fd/N of the owner. When the owner releases the tensor, its pages are freed even while peers
+// still have the file mapped; peers unmap it at their next access. A killed process leaves nothing behind.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,31 +15,31 @@
 
 namespace lockstep::dist {
 
-/// Where bytes lie in a segment of a process; travels from rank to rank.
+/// Position of some bytes in a segment of a process; sent from rank to rank.
 struct Placement {
   uint64_t serial = 0;  ///< of the segment, random
-  uint64_t offset = 0;  ///< of the first byte, control page not counted
+  uint64_t offset = 0;  ///< of the first byte, not counting the control page
   int32_t fd = -1;      ///< -1: not in shared memory
   uint32_t reserved = 0;
-  explicit operator bool() const { return fd >= 0; }
+  explicit operator bool() const { return fd >= 0; }  ///< true if the bytes are in shared memory
 };
 static_assert(sizeof(Placement) == 24);
 
-/// A tensor with a segment of its own, uninitialised; an ordinary one when it has no elements. Booked as other tensors
-/// are.
+/// A tensor in a segment of its own, uninitialised; an ordinary tensor if it has no elements. Memory statistics count
+/// it like any other tensor. Error when the memory cannot be allocated.
 Tensor shared_tensor(const Shape& shape, DType dtype);
-/// Where these bytes lie; false when they are not in a segment of this process, or too many for it.
+/// The placement of these bytes; false unless they lie completely within one segment of this process.
 Placement placement_of(std::span<const std::byte> bytes);
 
-/// The segments of one process (which may be this one), as they are mapped here.
+/// The mapped segments of one process (which may be this one).
 class PeerSegments {
  public:
-  /// peer: world rank, for messages.
+  /// `peer`: its world rank, for messages.
   PeerSegments(int64_t pid, int peer) : pid_(pid), peer_(peer) {}
-  /// The bytes at a placement; maps the segment at its first use, and drops those that their owner has given back.
-  /// Error when the memory cannot be shared, DistError protocol when the segment has no such bytes.
+  /// The bytes at a placement. Maps the segment on first use, and unmaps segments that their owner has released. Error
+  /// when the memory cannot be shared; DistError protocol when the segment is too short.
   std::byte* reach(const Placement& placement, size_t bytes);
-  size_t size() const { return mapped_.size(); }
+  size_t size() const { return mapped_.size(); }  ///< number of mapped segments
 
  private:
   struct Mapped;

@@ -1,3 +1,4 @@
+// simulate.cpp: the two ways to simulate a schedule, transfer by transfer and by rounds. See simulate.h.
 #include "dist/simulate.h"
 
 #include <algorithm>
@@ -30,13 +31,13 @@ void check_simulation(Algorithm algorithm, const Request& request, int64_t eleme
   check_request(algorithm, request);
 }
 
-/// A schedule in which every rank does the same, as rounds: each rank sends a message and gets one (when it has a
-/// partner). The first chunks are the largest (shard_range()), and the ranks that move these wait for nobody: what they
-/// need, one round after the other, is what all need.
+/// A schedule in which all ranks do the same, as rounds: in each one, every rank sends a message and receives one (if
+/// it has a partner). The first chunks are the largest (shard_range()). The ranks that move them never wait for others,
+/// so the sum of their rounds is the time of the whole.
 struct Rounds {
   struct Alike {
-    int64_t count;           // so many rounds
-    int64_t chunks, stride;  // of their largest message: 0, stride, 2·stride, ...
+    int64_t count;           // number of equal rounds
+    int64_t chunks, stride;  // of their largest message: chunks 0, stride, 2·stride, ...
     Link link;
   };
   std::vector<Alike> list;
@@ -44,7 +45,7 @@ struct Rounds {
   bool exact = true;
 };
 
-/// Ranks of each host when all hosts have as many, side by side; else 0.
+/// Ranks per host if all hosts have the same number of consecutive ranks; else 0.
 int64_t ranks_of_host(const Request& r) {
   if (r.hosts.empty()) return r.ranks;
   const auto& hosts = r.hosts;
@@ -65,9 +66,9 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const Request& r, int64_t e
   const bool all = algorithm == Algorithm::direct && r.collective == Collective::all_to_all;
   if (!sums && !shares && !all) return std::nullopt;
   const int64_t n = r.ranks, p = int64_t(std::bit_floor(unsigned(n))), k = ranks_of_host(r), both = sums + shares;
-  const auto in_pairs = [](int64_t ranks) {
-    return int64_t(std::bit_ceil(unsigned(ranks))) - 1;
-  };  // no power of two: some have no partner at times
+  // Rounds of pairwise exchanges; unless `ranks` is a power of two, some ranks have no partner in some rounds.
+  const auto in_pairs = [](int64_t ranks) { return int64_t(std::bit_ceil(unsigned(ranks))) - 1; };
+
   const Link near = network.within.value_or(network.between), far = k == n ? near : network.between;
   const bool mixed = network.within && k > 1 && k < n;
   if (network.within && k == 0) return std::nullopt;
@@ -76,7 +77,7 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const Request& r, int64_t e
     case Algorithm::ring: {
       const double chunk = double((elements + n - 1) / n * element_size);
       const bool slow_near = mixed && near.latency + chunk / near.bandwidth > far.latency + chunk / far.bandwidth;
-      rounds.list = {{both * (n - 1), 1, n, slow_near ? near : far}};  // all wait for the slower ones
+      rounds.list = {{both * (n - 1), 1, n, slow_near ? near : far}};  // all ranks wait for the slower links
       rounds.messages = both * (n - 1) * n;
       rounds.exact = !mixed || elements % n == 0;
       return rounds;
@@ -117,7 +118,7 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const Request& r, int64_t e
   }
 }
 
-/// What each rank sends and gets in those rounds.
+/// Counts the bytes that each rank sends and receives in those rounds.
 void count_bytes(Algorithm algorithm, const Request& r, int64_t elements, int64_t element_size, Simulation& result) {
   const int64_t n = r.ranks, all = elements * element_size, p = int64_t(std::bit_floor(unsigned(n))),
                 k = std::max<int64_t>(ranks_of_host(r), 1);
@@ -177,21 +178,21 @@ Simulation by_rounds(const Rounds& rounds, Algorithm algorithm, const Request& r
   return result;
 }
 
-constexpr int64_t most_memory = 1'000'000'000;  // with what else there is, below 1 GiB
+constexpr int64_t most_memory = 1'000'000'000;  // keeps the whole process below 1 GiB
 
-/// Gathers and scatters touch few of their n·n places, but for the ring's, which passes all on.
+/// True for gathers and scatters, which use few of their n·n places, except by the ring, which forwards everything.
 bool touches_few_places(Algorithm algorithm, const Request& r) {
   return algorithm != Algorithm::ring && (r.collective == Collective::gather || r.collective == Collective::scatter);
 }
 
-/// What simulate_transfers() remembers, in bytes: 8 for a place in the table, about 64 for one that is hashed.
+/// Estimates the memory of simulate_transfers() in bytes: 8 for a place in the table, about 64 for a hashed one.
 int64_t memory_of_transfers(Algorithm algorithm, const Request& r) {
   const int64_t n = r.ranks, chunks = chunk_count(algorithm, r);
   if (algorithm == Algorithm::one_shot) return 64 * n * n;
   if (r.collective == Collective::all_to_all) return 64 * 3 * n * n;
   if (touches_few_places(algorithm, r)) return 64 * n * (std::bit_width(unsigned(n)) / 2 + 1);
   int64_t scratch = 0;
-  if (algorithm == Algorithm::hierarchical && chunks > 1) {  // partial sums of what a rank owns in its host
+  if (algorithm == Algorithm::hierarchical && chunks > 1) {  // partial sums of a rank's own chunks within its host
     std::map<int, int> sizes;
     for (const int host : r.hosts) ++sizes[host];
     for (const auto& [host, size] : sizes) scratch = std::max<int64_t>(scratch, std::bit_width(unsigned(size - 1)));
@@ -237,16 +238,16 @@ Simulation simulate_transfers(Algorithm algorithm, const Request& request, int64
   const int64_t n = request.ranks;
   Transfer last{-1, -1, -1, {}, {}, Action::copy};
   const int64_t chunks = chunk_count(algorithm, request);
-  PlaceMap<double> times(n, chunks, touches_few_places(algorithm, request));    // when a place has its data
-  std::vector<double> out(static_cast<size_t>(n)), in(static_cast<size_t>(n));  // when a port is free
-  std::vector<int64_t> bytes;                                                   // of a chunk
+  PlaceMap<double> times(n, chunks, touches_few_places(algorithm, request));    // time at which a place has its data
+  std::vector<double> out(static_cast<size_t>(n)), in(static_cast<size_t>(n));  // time at which a port is free
+  std::vector<int64_t> bytes;                                                   // size of each chunk
   const int64_t parts = request.collective == Collective::all_to_all ? n : chunks;
   for (int64_t c = 0; c < parts; ++c) bytes.push_back(shard_range(elements, parts, c).size() * element_size);
   result.sent.resize(size_t(n));
   result.received.resize(size_t(n));
   visit_schedule(algorithm, request, [&](const Transfer& t) {
     const double ready = times.at(t.from, t.source);
-    double& target = times.at(t.to, t.target);  // (`ready` is a copy: this may move it)
+    double& target = times.at(t.to, t.target);  // `ready` must be a copy: at() may move the table
     if (t.from == t.to) {
       target = t.action == Action::reduce ? std::max(target, ready) : ready;
       return;

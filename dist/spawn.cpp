@@ -1,4 +1,4 @@
-// Ranks without a launcher: threads of this process, or forked processes.
+// spawn.cpp: ranks without a launcher: threads of this process, or forked processes.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -23,7 +23,7 @@ namespace lockstep::dist {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto grace = std::chrono::seconds(2);       // for the others to hear the cause and end by themselves
+constexpr auto grace = std::chrono::seconds(2);       // for the other ranks to learn the cause and end by themselves
 constexpr auto after_term = std::chrono::seconds(5);  // then SIGKILL
 
 void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions& options) {
@@ -33,7 +33,7 @@ void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions
   place.timeout = options.timeout;
   place.heartbeat = options.heartbeat;
   const auto controls = local_controls(n, place);
-  const int share = std::max(1, get_threads() / n);  // OpenMP would start a whole team for every rank
+  const int share = std::max(1, get_threads() / n);  // otherwise every rank would start a full OpenMP team
   std::vector<std::thread> threads;
   const uint64_t seed = random_state().seed;
   const auto body = [&](int rank) {
@@ -44,7 +44,7 @@ void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions
       set_thread_world(&world);
       try {
         guard(world, [&] { fn(rank); });
-      } catch (...) {  // reported, and thrown from spawn()
+      } catch (...) {  // reported already; spawn() throws it
       }
       set_thread_world(nullptr);
       world.group.reset();
@@ -63,7 +63,7 @@ void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions
 
 struct Child {
   pid_t pid = -1;
-  int pipe = -1;  // what it has to say about its failure
+  int pipe = -1;  // where the child writes its failure
   bool closed = false;
   std::string said;
 };
@@ -71,9 +71,10 @@ struct Child {
 [[noreturn]] void run_child(const Rendezvous& place, const std::string& backend, const std::function<void(int)>& fn,
                             int out, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1);                                   // it was gone before
-  for (const int ending : {SIGTERM, SIGINT}) signal(ending, SIG_DFL);  // handlers of the parent are about the parent
-  set_threads(1);  // libgomp's threads are not there after a fork; it does not know
+  if (getppid() != parent) _exit(1);  // the parent had ended before prctl()
+  // The parent's handlers act on the parent's state.
+  for (const int ending : {SIGTERM, SIGINT}) signal(ending, SIG_DFL);
+  set_threads(1);  // libgomp's threads do not survive a fork, but libgomp does not notice
   omp_set_num_threads(1);
   int code = 1;
   std::string what;
@@ -97,15 +98,15 @@ struct Child {
     what = "an exception that is no std::exception";
   }
   if (code) {
-    what.resize(std::min<size_t>(what.size(), 4000));  // fits into a pipe
+    what.resize(std::min<size_t>(what.size(), 4000));  // so that it fits into a pipe
     what = str(int(fault), " ", rank, " ", what);
     if (write(out, what.data(), what.size()) < 0) code = 2;
     try {
-      shutdown();  // last words of rank 0's store
+      shutdown();  // lets rank 0's store send its last messages
     } catch (...) {}
   }
   std::fflush(nullptr);
-  _exit(code);  // not exit(): what the parent registered is its own
+  _exit(code);  // not exit(): the atexit handlers belong to the parent
 }
 
 std::string end_of(int status) {
@@ -116,7 +117,7 @@ std::string end_of(int status) {
 
 class Children {
  public:
-  ~Children() {  // when start() throws
+  ~Children() {  // used if start() throws
     for (const Child& c : children)
       if (c.pid > 0) kill(c.pid, SIGKILL);
     for (const Child& c : children)
@@ -145,7 +146,7 @@ class Children {
     LOCKSTEP_CHECK(pid > 0, "[spawn] expected to fork rank ", place.rank, ", got: ", std::strerror(error));
   }
 
-  // Waits for all; after the first failure the others get time to hear of it, then SIGTERM, then SIGKILL.
+  // Waits for all ranks. After the first failure, the others get time to learn of it, then SIGTERM, then SIGKILL.
   std::optional<DistError> wait() {
     std::optional<DistError> first;
     Clock::time_point failed;
@@ -172,7 +173,7 @@ class Children {
         if (waitpid(c.pid, &status, WNOHANG) != c.pid) continue;
         c.pid = -1;
         --left;
-        pollfd rest{c.pipe, POLLIN, 0};  // what it said after poll() had looked
+        pollfd rest{c.pipe, POLLIN, 0};  // output written after poll()
         char last[4096];
         for (ssize_t n; !c.closed && poll(&rest, 1, 0) > 0 && (n = read(c.pipe, last, sizeof last)) > 0;)
           c.said.append(last, size_t(n));
@@ -189,7 +190,7 @@ class Children {
         for (const Child& c : children) {
           if (c.pid < 0) continue;
           kill(c.pid, due == 1 ? SIGTERM : SIGKILL);
-          kill(c.pid, SIGCONT);  // one that is stopped would not hear it
+          kill(c.pid, SIGCONT);  // a stopped process would not handle the signal
         }
       }
     }
@@ -219,7 +220,7 @@ void spawn_processes(int n, const std::function<void(int)>& fn, const SpawnOptio
   place.heartbeat = options.heartbeat;
   place.port = 0;
   if (n > 1) place.listener = open_listener(place.address, place.port);
-  std::fflush(nullptr);  // or the children print it again
+  std::fflush(nullptr);  // otherwise the children would print the buffer again
   std::optional<DistError> failure;
   try {
     Children children;

@@ -1,3 +1,4 @@
+// staging.cpp: copies a call's tensors between device and host. See staging.h.
 #include "dist/staging.h"
 
 #include "tensor/ops.h"
@@ -7,7 +8,7 @@ namespace lockstep::dist {
 Staging::Staging(Call& call) {
   const auto on_host = [&](Tensor& t, bool receives) {
     if (!t.defined() || t.device().is_cpu()) return;
-    // What a message will fill is not read: that would wait for the device.
+    // Do not copy the old contents of a tensor that a message will fill: that would wait for the device.
     const bool fills = receives && (call.collective == Collective::receive || call.collective == Collective::batch);
     const Tensor here = fills ? empty(t.shape(), {.dtype = t.dtype(), .device = cpu}) : t.to(cpu);
     if (receives) results_.emplace_back(t, here);

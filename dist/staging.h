@@ -1,5 +1,5 @@
 #pragma once
-// A call whose tensors are on a device, done with copies of them on the host.
+// Runs a call on tensors on a device through copies in host memory.
 #include <utility>
 #include <vector>
 
@@ -7,16 +7,18 @@
 
 namespace lockstep::dist {
 
+/// Host copies of one call's tensors.
 class Staging {
  public:
-  /// Puts copies in the place of the call's tensors that are not on the CPU; waits for what their device still does.
+  /// Replaces the call's tensors that are not on the CPU by copies in host memory; waits for the pending work of their
+  /// device.
   explicit Staging(Call& call);
-  bool is_needed() const { return !results_.empty(); }
-  /// Copies what the call has received to the device.
+  bool is_needed() const { return !results_.empty(); }  ///< the call has a result to copy back
+  /// Copies the call's results back to the device.
   void finish() const;
 
  private:
-  std::vector<std::pair<Tensor, Tensor>> results_;  // on the device, and what it gets from the host
+  std::vector<std::pair<Tensor, Tensor>> results_;  // device tensor, host copy
 };
 
 }  // namespace lockstep::dist

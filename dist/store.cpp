@@ -1,4 +1,4 @@
-// The store's connections: the poll loop, strangers, failures. Joining is in store_join.cpp, requests are in
+// store.cpp: the store's poll loop, its connections, and failures. Joining is in store_join.cpp, requests are in
 // store_requests.cpp. See store.h.
 #include "dist/store.h"
 
@@ -16,14 +16,16 @@
 namespace lockstep::dist {
 namespace {
 
-// A rank has its answer ready before so many others have come after it, whoever floods the port.
+// Limit of unauthenticated connections. Even during a flood, a rank answers before so many others have connected after
+// it.
 constexpr int64_t most_strangers = 256;
-constexpr int most_accepts = 64;                  // in a row: then those who are there have their turn
-constexpr size_t most_unsent = size_t(64) << 20;  // of one rank, before it counts as one that does not read
+constexpr int most_accepts = 64;                  // accepted in a row, before existing connections are served
+constexpr size_t most_unsent = size_t(64) << 20;  // bytes queued for one rank before it counts as not reading
 constexpr std::chrono::seconds stranger_time{5};
 constexpr std::chrono::seconds last_words_time{2};
 
-// Open files that are left for strangers once every rank has its connection. Error when not even the ranks have.
+// The number of unauthenticated connections that the descriptor limit allows besides one connection for each rank.
+// Error when it does not even suffice for the ranks.
 int64_t room_for_strangers(int world_size) {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -107,11 +109,11 @@ void Store::serve() {
         if (polled[i + 2].revents & ~POLLOUT) read(*order[i]);
       }
     };
-    attend(true);  // whoever else wants something
+    attend(true);  // ranks first
     turn();
     attend(false);
     if (polled[1].revents) accept_some();
-    // Whoever broke off is dealt with after all that arrived: a goodbye may lie in another buffer.
+    // Handle closed connections after all received data: a rank's goodbye may be in another buffer.
     for (auto it = connections_.begin(); it != connections_.end();) {
       if (!it->dead) {
         ++it;
@@ -125,7 +127,7 @@ void Store::serve() {
   }
 }
 
-// What is due by time.
+// Does the work that is due by time.
 void Store::turn() {
   const auto now = Clock::now();
   const double passed = Seconds(now - last_turn_).count();
@@ -155,7 +157,7 @@ void Store::accept_some() {
       const auto oldest = std::find_if(connections_.begin(), connections_.end(), is_stranger);
       if (oldest != connections_.end()) {
         log(str("dropped a connection from ", oldest->peer.host(), " that had not said who it is: too many are open"));
-        connections_.erase(oldest);  // never has waiters
+        connections_.erase(oldest);  // it has no waiters
         --strangers;
         if (exhausted) continue;
       } else if (exhausted) {  // the program itself has used them up
@@ -181,7 +183,8 @@ void Store::accept_some() {
 
 void Store::read(Connection& connection) {
   char buffer[1 << 16];
-  // Not more than a few buffers in a row, and a small one of a stranger: the others want their turn.
+  // Read only a few buffers in a row, and a single small one from an unauthenticated connection, so that others get
+  // their turn.
   const bool stranger = connection.state == State::greeted || connection.state == State::closing;
   const size_t room = stranger ? stranger_limit : sizeof buffer;
   for (int i = 0; i < (stranger ? 1 : 16) && !connection.dead; ++i) {
@@ -201,17 +204,17 @@ void Store::read(Connection& connection) {
         if (!frame) break;
         handle(connection, *frame);
       }
-    } catch (const DistError& error) {  // bytes that are not ours
+    } catch (const DistError& error) {  // not a valid message
       if (connection.state == State::seated) {
         fail({Fault::protocol, connection.rank,
               str(roster_.who(connection.rank), " sent a message that is damaged: ", error.what())});
-        connection.state = State::closing;  // once it has read that
+        connection.state = State::closing;  // close once the rank has read the failure
         connection.deadline = Clock::now() + last_words_time;
       } else {
         log(str("dropped a connection from ", connection.peer.host(), ": ", error.what()));
         connection.dead = true;
       }
-    } catch (const std::exception& error) {  // no memory
+    } catch (const std::exception& error) {  // out of memory
       if (connection.rank >= 0) fail({Fault::rank_failed, 0, str("the store (rank 0) failed: ", error.what())});
       connection.dead = true;
     }
@@ -229,7 +232,7 @@ void Store::handle(Connection& connection, const Frame& frame) {
 
 void Store::refuse(Connection& connection, const std::string& why, bool taken) {
   send(connection, Kind::refused, 0, Writer().u8(taken).text(why).body);
-  connection.state = State::closing;  // until it has read that and closes
+  connection.state = State::closing;  // until the peer has read the refusal and closes
   connection.deadline = Clock::now() + std::chrono::seconds(1);
 }
 
@@ -242,7 +245,7 @@ void Store::send(Connection& connection, Kind kind, uint32_t request, const std:
   }
 }
 
-// A connection is gone.
+// Called when a connection was lost.
 void Store::lost(Connection& connection) {
   const int rank = connection.rank;
   if (rank < 0 || connection.state != State::seated || roster_.has_left(rank)) return;
@@ -309,7 +312,7 @@ void Store::check_ranks() {
   if (const auto found = roster_.judge(attended_)) fail(*found);
 }
 
-// At most one line a minute for the same thing, however many strangers there are.
+// Prints at most one line a minute of each kind, however many connections cause it.
 void Store::log(const std::string& what) {
   const std::string kind = what.substr(0, what.find(" from "));
   auto& [last, hidden] = logged_[kind];

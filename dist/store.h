@@ -1,7 +1,7 @@
 #pragma once
-// The store: a server in the process of rank 0. Holds keys and values, seats the ranks, listens to their heartbeats,
-// and tells everybody the first failure. One thread, one poll loop, bounded buffers; strangers cost a connection for 5
-// s at most.
+// The store: a server in rank 0's process. It holds keys and values, admits the ranks, receives their heartbeats, and
+// tells all ranks the first failure. One thread, one poll loop, bounded buffers; an unauthenticated connection is
+// closed after 5 s.
 #include <deque>
 #include <list>
 #include <map>
@@ -19,17 +19,19 @@
 
 namespace lockstep::dist {
 
+/// The server of one job.
 class Store {
  public:
-  /// Listens at rendezvous.address and port, or on rendezvous.listener. Error: port in use, no token, no such address.
+  /// Listens at rendezvous.address and port, or on rendezvous.listener. Error: port in use, no token, unknown address.
   Store(const Rendezvous& rendezvous, const Member& host);
-  /// Waits until all ranks have left, or have been told of a failure; see finish().
+  /// Calls finish().
   ~Store();
   Store(const Store&) = delete;
-  int port() const { return port_; }
-  const std::string& address() const { return address_; }
-  /// Rank 0 is done. Returns when nobody needs the store any more: all have left, or closed after a failure (2 s at
-  /// most); after `timeout` those that have not left are told that it goes away.
+  int port() const { return port_; }                       ///< the port it listens on
+  const std::string& address() const { return address_; }  ///< the address it listens on
+  /// Called when rank 0 is done. Returns when no rank needs the store any more: all ranks have left, or have closed
+  /// their connections after a failure (waits at most 2 s for that). After `timeout`, ranks that have not left get an
+  /// error.
   void finish();
 
  private:
@@ -40,7 +42,7 @@ class Store {
     FrameReader in{stranger_limit - wire_header};
     Outbox out;
     State state = State::greeted;
-    Clock::time_point deadline;  // of greeted, proved and closing
+    Clock::time_point deadline;  // unused in state seated
     Nonce challenge{};
     int rank = -1;
     bool dead = false;
@@ -49,7 +51,7 @@ class Store {
     Connection* connection;
     uint32_t request;
     std::string key;
-    std::vector<int> ranks;  // of a barrier; empty for get
+    std::vector<int> ranks;  // of a barrier; empty for a get
     Clock::time_point started, deadline;
   };
 
@@ -79,7 +81,7 @@ class Store {
   const Member host_;
   std::string address_;
   int port_ = 0;
-  int64_t strangers_ = 0;  // so many at once
+  int64_t strangers_ = 0;  // limit of unauthenticated connections
   Fd listener_, wake_;
   std::list<Connection> connections_;
   std::list<Waiter> waiters_;
@@ -89,8 +91,8 @@ class Store {
   bool begun_ = false;
   Clock::time_point started_, rendezvous_deadline_, next_heartbeat_, last_turn_, accept_again_;
   Seconds rendezvous_waited_;
-  // Seconds that this thread attended to its sockets: time in which the whole process was stopped says nothing about
-  // others.
+  // Seconds during which this thread served its sockets. Time in which the whole process was stopped is excluded, since
+  // silence during that time says nothing about the other ranks.
   double attended_ = 0;
   std::optional<DistError> failure_;
   struct Held {
@@ -98,11 +100,12 @@ class Store {
     int reporter;
     Clock::time_point until;
   };
-  std::optional<Held>
-      held_;  // "rank 2 closed its connection": a moment later rank 2 itself may say why, or be seen to be dead
+  // A report about another rank ("rank 2 closed its connection"), held back for a moment: rank 2 itself may still
+  // report the cause, or turn out to be dead.
+  std::optional<Held> held_;
   std::map<std::string, std::pair<Clock::time_point, int>> logged_;
   std::mutex mutex_;
-  std::optional<Clock::time_point> finishing_;  // under mutex_
+  std::optional<Clock::time_point> finishing_;  // protected by mutex_
   std::thread thread_;
 };
 

@@ -1,4 +1,4 @@
-// How a connection becomes a rank: it proves that it knows the token, then it takes a seat. See store.h.
+// store_join.cpp: how a connection becomes a rank: it proves that it knows the token, then it joins. See store.h.
 #include <algorithm>
 
 #include "dist/store.h"
@@ -55,8 +55,7 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
                        member.rank < host_.world_size && member.identity == host_.identity;
     log(str("refused a rank: ", *why));
     refuse(connection, *why, taken || begun_);
-    // A rank of this job that is set up differently means that the job cannot start; somebody who came second changes
-    // nothing.
+    // A rank of this job with different settings means that the job cannot start. A duplicate rank is only turned away.
     if (of_this_job && !taken && !begun_)
       fail({Fault::refused, member.rank >= 0 && member.rank < host_.world_size ? member.rank : -1,
             "[rendezvous] " + *why});
@@ -67,7 +66,8 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
         connection,
         str("rank ", member.rank, " has joined before and lost its connection: the job goes on without a second try"),
         true);
-  for (Connection& other : connections_) {  // its earlier connection broke, and this one came before we noticed
+  // Its earlier connection broke, and this one arrived before that was noticed.
+  for (Connection& other : connections_) {
     if (&other == &connection || other.rank != member.rank) continue;
     other.rank = -1;
     other.dead = true;

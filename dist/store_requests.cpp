@@ -1,4 +1,4 @@
-// What ranks ask of the store: keys, counters, barriers, reports, leaving. See store.h.
+// store_requests.cpp: the requests of ranks: keys, counters, barriers, reports, leaving. See store.h.
 #include <algorithm>
 #include <charconv>
 
@@ -23,7 +23,7 @@ void Store::send_error(Connection& connection, uint32_t request, const DistError
 }
 
 void Store::handle_request(Connection& connection, const Frame& frame) {
-  if (failure_ && frame.kind != Kind::leave) return;  // it has been told, or will be in a moment
+  if (failure_ && frame.kind != Kind::leave) return;  // the rank has been told of the failure, or will be
   Fields in(frame.body);
   const int rank = connection.rank;
   switch (frame.kind) {
@@ -95,7 +95,7 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
       roster_.doing(rank, activity, false, attended_);
       roster_.left(rank, completed, attended_);
       send(connection, Kind::reply, frame.request, {});
-      // Nobody passes a barrier that this rank belongs to any more.
+      // Barriers that include this rank can no longer complete.
       for (const Waiter& waiter : waiters_) {
         if (std::find(waiter.ranks.begin(), waiter.ranks.end(), rank) == waiter.ranks.end()) continue;
         fail(roster_.gone_from("barrier '" + waiter.key + "'", waiter.connection->rank, {rank}));
@@ -107,7 +107,7 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
   }
 }
 
-// Keeps a value and gives it to those who wait for it; false when there is no room, which the asker has then been told.
+// Stores a value and answers the ranks that wait for it. False when the store is full; then the sender has been told.
 bool Store::put(Connection& connection, uint32_t request, const std::string& key, const std::string& value) {
   const auto found = values_.find(key);
   const size_t now = key.size() + value.size(), before = found == values_.end() ? 0 : key.size() + found->second.size();

@@ -1,3 +1,4 @@
+// summation_tree.cpp: sums tensors in tree order. See summation_tree.h.
 #include "dist/summation_tree.h"
 
 #include "tensor/ops.h"

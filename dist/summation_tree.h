@@ -1,12 +1,14 @@
 #pragma once
-// The one order in which gradients are summed (promise 1: the same bits however a batch is cut over ranks).
+// The fixed order in which gradients are summed (promise 1: the same bits for any distribution of a batch over ranks).
 //
-// The leaves of a binary tree are the micro-batches of a step, 0 .. M-1. A rank holds M / world of them, next to each
-// other, so for powers of two its part is a whole subtree: it sums that by itself, and the exchange (`direct`) sums the
-// rest.
+// The leaves of a binary tree are the micro-batches of a step, 0 .. M-1. A rank holds M / world consecutive leaves; for
+// powers of two they form a complete subtree. The rank sums its subtree by itself, and the exchange (`direct`) adds the
+// upper part of the tree.
 //
-//        ((g0+g1)+(g2+g3)) + ((g4+g5)+(g6+g7))       2 ranks x 4: rank 0 makes the left bracket, rank 1 the right one,
-//                                                    the exchange the + between; 4 x 2 and 8 x 1 add in the same order.
+//        ((g0+g1)+(g2+g3)) + ((g4+g5)+(g6+g7))
+//
+//   2 ranks x 4 leaves: rank 0 computes the left bracket, rank 1 the right one, and the exchange the + in the middle.
+//   4 x 2 and 8 x 1 add in the same order.
 #include <bit>
 #include <cstdint>
 #include <functional>
@@ -16,21 +18,23 @@
 
 namespace lockstep::dist {
 
-/// Where [begin, end) of more than one leaf is cut in two: the left part is the largest power of two below the size.
+/// The position at which [begin, end), of more than one leaf, is split: the left part is the largest power of two below
+/// the size.
 inline int64_t tree_split(int64_t begin, int64_t end) {
   return begin + int64_t(std::bit_floor(uint64_t(end - begin - 1)));
 }
 
-/// Sums tensors that arrive one after another in tree order: a binary counter of partial sums, log2(count) + 1 at most.
+/// Sums tensors that arrive one after another in tree order. Works like a binary counter: it keeps at most 1 +
+/// log2(count) partial sums.
 class TreeSum {
  public:
-  /// Takes the next leaf, dense. Sums are made in its memory and in that of earlier leaves: give it away, or give a
-  /// copy.
+  /// Adds the next leaf, which must be contiguous. Sums are computed in the memory of the leaves: pass a copy if the
+  /// tensor is still needed.
   void add(Tensor leaf);
-  int64_t count() const { return count_; }
-  /// The partial sums; some are undefined.
+  int64_t count() const { return count_; }  ///< leaves so far
+  /// The partial sums; some entries are undefined.
   const std::vector<Tensor>& levels() const { return levels_; }
-  /// The sum of all leaves so far, in tree order; starts anew. Undefined when there were none.
+  /// The sum of all leaves so far, in tree order; undefined if there are none. Resets the object.
   Tensor take();
 
  private:

@@ -1,3 +1,4 @@
+// tcp_control.cpp: a rank's connection to the store and its thread. See tcp_control.h.
 #include "dist/tcp_control.h"
 
 #include <poll.h>
@@ -13,7 +14,7 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr Seconds answer_time{5};  // beyond three heartbeats, after which a store that does not answer is silent
+constexpr Seconds answer_time{5};  // added to three heartbeats, after which a store that does not answer is silent
 
 }  // namespace
 
@@ -38,7 +39,7 @@ TcpControl::TcpControl(Rendezvous place, Seat seat, std::unique_ptr<Store> store
 }
 
 TcpControl::~TcpControl() {
-  if (!maker_.is_here()) {  // a forked copy: threads and connections are the parent's
+  if (!maker_.is_here()) {  // in a forked copy, the thread and the connection belong to the parent
     (void)thread_.release();
     (void)store_.release();
     return;
@@ -68,11 +69,12 @@ void TcpControl::check_key(const std::string& key) const {
                  key.size());
 }
 
-// Asks the store and waits for its answer, for a failure, or for the deadline; the store keeps `timeout`, we add some.
+// Sends a request and waits for the reply, a failure, or the deadline. The store keeps to `timeout`; this rank waits
+// longer.
 Frame TcpControl::request(Kind kind, const std::string& body, Seconds timeout) {
   LOCKSTEP_CHECK(maker_.is_here(), "[control] expected a call of the process that joined the job, got one of a child ",
                  "that it forked: the connection is the parent's");
-  // What others are told when this rank does not come, or dies now, is up to date.
+  // Send the current activity first: error messages of other ranks quote it if this rank is missing or dies now.
   const std::string doing =
       kind == Kind::barrier || kind == Kind::explain ? encode(Kind::heartbeat, 0, activity_body()) : "";
   std::unique_lock lock(mutex_);
@@ -103,7 +105,7 @@ Frame TcpControl::request(Kind kind, const std::string& body, Seconds timeout) {
 void TcpControl::send_locked(const std::string& bytes) {
   out_.send(fd_.get(), bytes);
   if (out_.empty()) return;
-  const uint64_t one = 1;  // the thread goes on when the socket takes more
+  const uint64_t one = 1;  // wakes the thread, which sends the rest when the socket accepts more
   (void)!::write(wake_.get(), &one, sizeof one);
 }
 
@@ -238,7 +240,7 @@ std::string TcpControl::explain(const std::vector<int>& world_ranks) {
   for (const int rank : world_ranks) out.u32(uint32_t(rank));
   try {
     return request(Kind::explain, out.body, {}).body;
-  } catch (const Error& error) {  // it explains another error, which must not be lost
+  } catch (const Error& error) {  // this explains another error, which must not get lost
     return error.what();
   }
 }
@@ -258,7 +260,7 @@ void TcpControl::leave() {
   }
   try {
     request(Kind::leave, out.body, {});
-  } catch (const Error&) {  // a failure: there is nothing to leave any more
+  } catch (const Error&) {  // the job has failed, so there is nothing to leave
   }
   const std::lock_guard lock(mutex_);
   left_ = true;
@@ -286,7 +288,7 @@ void TcpControl::run() {
       if (stopping_) return;
       if (!out_.empty()) polled[1].events |= POLLOUT;
     }
-    // Of a young job the others hear often, so that where a rank was last seen is never long ago for the job's age.
+    // A young job sends heartbeats more often, so that the last known activity is recent compared with the job's age.
     const auto pace = std::min(usual, std::max<Clock::duration>((last - started) / 4, std::chrono::milliseconds(10)));
     ::poll(polled, 2, int(std::min(pause, std::chrono::ceil<std::chrono::milliseconds>(pace)).count()));
     if (polled[0].revents) {
@@ -308,7 +310,7 @@ void TcpControl::run() {
                          " died or is cut off")});
       return;
     }
-    if (failure_) continue;  // reads until the store closes
+    if (failure_) continue;  // keep reading until the store closes
     if (attended - heard > 3 * place_.heartbeat.count()) {
       fail_locked({Fault::rank_silent, 0,
                    str(store_name_, ", which hosts the store, is silent: no heartbeat for ",
@@ -321,13 +323,13 @@ void TcpControl::run() {
     }
     if (now >= next_heartbeat) {
       next_heartbeat = now + pace;
-      if (out_.empty()) send_locked(encode(Kind::heartbeat, 0, doing));  // else what is on its way is sign enough
+      if (out_.empty()) send_locked(encode(Kind::heartbeat, 0, doing));  // queued data is a sign of life too
     }
     out_.flush(fd_.get());
   }
 }
 
-// What has arrived; false when the connection has ended.
+// Handles received data; false when the connection has ended.
 bool TcpControl::read_all() {
   char buffer[1 << 16];
   for (;;) {
@@ -355,14 +357,14 @@ void TcpControl::take(const Frame& frame) {
     const std::lock_guard lock(mutex_);
     fail_locked(read_failure(in));
     out_.clear();
-    ::shutdown(fd_.get(), SHUT_WR);  // the store knows from it that the message has arrived
+    ::shutdown(fd_.get(), SHUT_WR);  // tells the store that the message has arrived
     return;
   }
   if (frame.kind != Kind::reply && frame.kind != Kind::no_reply && frame.kind != Kind::error)
     throw DistError(Fault::protocol, 0, str("expected an answer, got a message of kind ", int(frame.kind)));
   const std::lock_guard lock(mutex_);
   const auto found = waiting_.find(frame.request);
-  if (found == waiting_.end()) return;  // given up on
+  if (found == waiting_.end()) return;  // the request was given up
   *found->second = {true, frame};
   changed_.notify_all();
 }

@@ -1,6 +1,6 @@
 #pragma once
-// A rank's seat: one connection to the store, one thread that reads it, sends heartbeats, and notices when the store is
-// gone.
+// The control plane over TCP: a connection to the store, and a thread that reads it, sends heartbeats, and detects the
+// loss of the store.
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -13,8 +13,10 @@
 
 namespace lockstep::dist {
 
+/// A Control over one TCP connection.
 class TcpControl final : public Control {
  public:
+  /// Takes over a joined connection; `store` is set at rank 0 only.
   TcpControl(Rendezvous place, Seat seat, std::unique_ptr<Store> store);
   ~TcpControl() override;
 
@@ -35,7 +37,7 @@ class TcpControl final : public Control {
   void end() override;
   std::string explain(const std::vector<int>& world_ranks) override;
   void leave() override;
-  /// Leaves, ends the thread; rank 0 waits for the others to leave.
+  /// Leaves the job and ends the thread. Rank 0 waits for the other ranks to leave.
   void close();
 
  private:
@@ -43,11 +45,11 @@ class TcpControl final : public Control {
     bool done = false;
     Frame frame;
   };
-  /// A collective of one thread; a rank may be in several at once, in groups with threads of their own.
+  /// A collective of one thread. A rank may be in several at once, in groups with threads of their own.
   struct Call {
     std::thread::id thread;
     Activity activity;
-    uint64_t* completed = nullptr;  // of its group
+    uint64_t* completed = nullptr;  // counter of its group
   };
 
   Frame request(Kind kind, const std::string& body, Seconds timeout);
@@ -65,7 +67,7 @@ class TcpControl final : public Control {
   std::string own_address_, host_ = host_identity(), store_name_;
   const Maker maker_;
   Fd fd_, wake_;
-  FrameReader in_;  // of the thread
+  FrameReader in_;  // used by the thread only
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -77,7 +79,7 @@ class TcpControl final : public Control {
 
   std::mutex activity_mutex_;
   std::vector<Call> calls_;
-  size_t shown_ = 0;  // the call that others are told about
+  size_t shown_ = 0;  // index of the call that heartbeats report
   std::map<std::string, uint64_t> completed_;
 
   std::unique_ptr<Store> store_;

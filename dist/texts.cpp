@@ -1,3 +1,4 @@
+// texts.cpp: collectives on short texts. See texts.h.
 #include "dist/texts.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 #pragma once
-// Short texts from rank to rank: what they have, what went wrong.
+// Collectives on short texts.
 #include <string>
 #include <vector>
 
@@ -7,9 +7,9 @@
 
 namespace lockstep::dist {
 
-/// Everybody's text, by rank. Called by all ranks.
+/// All ranks' texts, by rank. Called by all ranks.
 std::vector<std::string> gather_texts(const std::string& mine, ProcessGroup& group, const std::string& tag);
-/// What rank `root` says, on all ranks, which call it.
+/// The text of rank `root`, on all ranks. Called by all ranks.
 std::string broadcast_text(const std::string& text, int root, ProcessGroup& group, const std::string& tag = "text");
 
 }  // namespace lockstep::dist

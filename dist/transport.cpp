@@ -1,3 +1,4 @@
+// transport.cpp: chooses and connects the channels of a group. See transport.h.
 #include "dist/transport.h"
 
 #include <poll.h>
@@ -15,7 +16,7 @@
 namespace lockstep::dist {
 namespace {
 
-// Rings between ranks of one host: large enough for a few blocks in flight, small enough to stay in the cache.
+// Size of the rings between ranks of one host: room for a few blocks, but small enough to stay in the cache.
 size_t fifo_capacity(size_t ranks) { return size_t(ranks <= 16 ? 256 : 64) << 10; }
 
 inline void pause() {
@@ -31,7 +32,7 @@ void sleep_for_us(long microseconds) {
   nanosleep(&time, nullptr);
 }
 
-/// What a rank says about itself in the store.
+/// The addresses of a rank, as published in the store.
 struct Whereabouts {
   std::string host;
   InboxAddress inbox;  // capacity 0: none
@@ -98,8 +99,8 @@ class NativeTransport final : public Transport {
   }
 
   void idle(int rounds) override {
-    // With a core for each rank a peer answers within microseconds; it may have lost its core, though, and without one
-    // for each the core is better lent to it at once.
+    // With a core for each rank, the peer usually answers within microseconds, so spin first; then yield, since it may
+    // have lost its core. With fewer cores than ranks, yield at once.
     if (rounds == 0) idle_polls_ = 0;
     const int spins = crowded_ ? 0 : 40, yields = spins + (by_tcp_ ? 20 : 400);
     if (rounds < spins) {
@@ -109,8 +110,8 @@ class NativeTransport final : public Transport {
     } else if (by_tcp_) {
       poll_sockets();
     } else {
-      // Whoever waits longer looks less often, 1 % late or so: a look costs a core some microseconds, and others
-      // compute on it.
+      // The longer the wait, the longer the sleep, which delays its end by about 1 %: each check costs some
+      // microseconds of a core on which others compute.
       sleep_for_us(std::clamp((rounds - yields) / 2, 50, 500));
     }
   }
@@ -143,7 +144,7 @@ class NativeTransport final : public Transport {
     return channel;
   }
 
-  /// Sleeps until a socket has something, or for a short time when the news may come through memory or the door.
+  /// Sleeps until a socket is ready; only briefly if data may also arrive through memory or the door.
   void poll_sockets() {
     descriptors_.clear();
     bool elsewhere = false;
@@ -158,7 +159,7 @@ class NativeTransport final : public Transport {
       entries_.push_back({d.fd, short(d.for_writing ? POLLIN | POLLOUT : POLLIN), 0});
     const timespec time{0, elsewhere ? 100'000 : 20'000'000};
     const bool ready = ppoll(entries_.data(), entries_.size(), &time, nullptr) > 0;
-    if (ready && ++idle_polls_ > 1000) sleep_for_us(50);  // what lies there waits for something else
+    if (ready && ++idle_polls_ > 1000) sleep_for_us(50);  // the data waits for another condition: avoid a busy loop
     else if (!ready) idle_polls_ = 0;
   }
 
@@ -172,7 +173,7 @@ class NativeTransport final : public Transport {
   Whereabouts mine_;
   std::shared_ptr<Inbox> inbox_;
   std::shared_ptr<Door> door_;
-  bool by_tcp_ = false;  // some channel is
+  bool by_tcp_ = false;  // at least one channel uses TCP
   std::vector<Descriptor> descriptors_;
   std::vector<pollfd> entries_;
   int idle_polls_ = 0;

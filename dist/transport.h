@@ -1,6 +1,6 @@
 #pragma once
-// How bytes get from rank to rank: a channel per pair of ranks and group, over memory (ranks that are threads, or
-// processes of one host) or TCP. Channels never wait; the executor does, with idle().
+// Byte streams between ranks: a channel for each pair of ranks of a group, over memory (threads, or processes of one
+// host) or TCP. Channels never block; the executor waits with idle().
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -15,25 +15,26 @@ namespace lockstep::dist {
 
 class Control;
 
+/// A descriptor to poll for reading, or also for writing.
 struct Descriptor {
   int fd = -1;
   bool for_writing = false;
 };
 
-/// Both directions between this rank and one peer: two ordered streams of bytes. Throws DistError when the peer closed
-/// it (rank_failed) or sends what it must not (protocol).
+/// Both directions between this rank and one peer: two ordered byte streams. Throws DistError when the peer closed it
+/// (rank_failed) or violates the protocol (protocol).
 class Channel {
  public:
   virtual ~Channel() = default;
-  /// Takes as many of the bytes as fit now; gives back how many (0: none fit). `more`: others follow at once, so that a
-  /// header and its data go into one packet.
+  /// Accepts as many of the bytes as fit now; returns their number, which may be 0. `more`: more bytes follow at once,
+  /// so that a header and its data share a packet.
   virtual size_t send(const std::byte* data, size_t bytes, bool more = false) = 0;
-  /// What has arrived and can be read where it lies. At least min(128, bytes not yet consumed) lie together.
+  /// Received bytes that can be read in place. At least min(128, bytes not yet consumed) of them are contiguous.
   virtual std::span<const std::byte> arrived() = 0;
-  virtual void consume(size_t bytes) = 0;
-  /// Whether nothing will follow what has arrived. Asked when that ends in the middle of something.
+  virtual void consume(size_t bytes) = 0;  ///< frees `bytes` from the front of arrived()
+  /// True if nothing follows the bytes that have arrived. Asked when they end in the middle of an element.
   virtual bool ended() = 0;
-  /// Moves up to `bytes` of what has arrived into `target` (TCP reads straight into it); gives back how many.
+  /// Moves up to `bytes` of the received bytes into `target` (TCP reads directly into it); returns their number.
   virtual size_t receive(std::byte* target, size_t bytes) {
     const auto here = arrived();
     const size_t n = std::min(bytes, here.size());
@@ -42,28 +43,29 @@ class Channel {
     consume(n);
     return n;
   }
-  /// What to poll for while nothing moves: none for memory.
+  /// Adds the descriptors to poll while nothing moves; none for memory channels.
   virtual void add_descriptors(std::vector<Descriptor>& /*to_poll*/) const {}
-  /// Whether both sides can map each other's memory; where a tensor of the peer lies here, then.
+  /// True if both sides can map each other's memory. Then reach() gives the local address of a peer's tensor.
   virtual bool shares_memory() const { return false; }
   virtual std::byte* reach(const Placement& /*theirs*/, size_t /*bytes*/) { return nullptr; }
   virtual const char* kind() const = 0;  ///< "threads", "shared memory", "tcp"
 };
 
-/// The channels of one group at one rank.
+/// The channels of one group on one rank.
 class Transport {
  public:
   virtual ~Transport() = default;
-  /// The channel to a rank of the group; connects on first use (both sides must ask). Never to oneself.
+  /// The channel to a rank of the group, not this one. Connects on first use; both sides must ask for it.
   virtual Channel& channel(int peer) = 0;
-  /// Called by a waiting executor with the number of times in a row that nothing moved: spins, then yields, then sleeps
-  /// (memory) or polls the sockets (TCP), so that a rank that waits long leaves the core to others.
+  /// Called by a waiting executor; `rounds` is the number of times in a row that nothing moved. Spins first, then
+  /// yields, then sleeps (memory) or polls the sockets (TCP), so that a long wait leaves the core to others.
   virtual void idle(int rounds) = 0;
 };
 
-/// The transport of a group: threads of one process share memory as it is, processes of one host share memory through a
-/// file without a name, hosts are linked by TCP; Rendezvous::transport forces one of them (threads, shm, tcp).
-/// `group` must be unique in the job: all its ranks meet under that name in the store. Collective, but does not wait.
+/// Creates the transport of a group. Threads of one process share memory directly, processes of one host share an
+/// unnamed file in memory, hosts communicate by TCP; Rendezvous::transport forces one of them (threads, shm, tcp).
+/// `group` must be unique in the job: its ranks publish their addresses in the store under this name. Collective, but
+/// does not wait.
 std::unique_ptr<Transport> make_transport(Control& control, const std::string& group, int rank,
                                           const std::vector<int>& world_ranks);
 

@@ -1,3 +1,4 @@
+// turns.cpp: runs the calls of a group in order. See turns.h.
 #include "dist/turns.h"
 
 #include <algorithm>
@@ -88,7 +89,7 @@ void Turns::perform(Call& call, uint64_t number) {
   if (traced) note(call, begun, sent, received);
   if (number > 0) completed_ = number;
   ++traffic_->collectives;
-  if (!call.work) job_.flight.finish(call.ticket);  // else when the device is done
+  if (!call.work) job_.flight.finish(call.ticket);  // otherwise it is completed when the device has finished
   job_.control->end();
 }
 
@@ -103,7 +104,7 @@ bool Turns::tell_late(Activity late, int peer) {
 bool Turns::tell_moved(Activity late) {
   const std::unique_lock lock(calls_, std::try_to_lock);
   if (!lock || !worker_.idle()) return false;
-  late.completed = completed_ - late.is_collective;  // end() counts one
+  late.completed = completed_ - late.is_collective;  // because end() adds one
   job_.control->begin(late);
   job_.control->end();
   return true;
@@ -128,8 +129,8 @@ std::vector<Message> Turns::begin_messages(const Call& call) {
   };
   if (call.collective != Collective::batch) add(call.collective == Collective::send, call.input, call.root, call.tag);
   for (const PointToPoint& p : call.batch) add(p.is_send, p.tensor, p.peer, p.tag.empty() ? call.tag : p.tag);
-  for (size_t r = 0; !call.awaited && r < sent_.size();
-       ++r) {  // other groups may move messages between the same ranks: no count
+  // With `awaited`, other groups may move messages between the same ranks, so the counts are left out.
+  for (size_t r = 0; !call.awaited && r < sent_.size(); ++r) {
     if (sent_[r]) activity.sent_to.emplace_back(group_.world_ranks[r], sent_[r]);
     if (received_[r]) activity.taken_from.emplace_back(group_.world_ranks[r], received_[r]);
   }

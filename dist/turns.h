@@ -1,7 +1,7 @@
 #pragma once
-// The calls of a group, one at a time and in order, whatever engine moves the data: on the thread of the caller while
-// nothing is queued, else on the group's own. Around each: flight record, control plane, and what happens when it
-// fails.
+// Runs the calls of a group one at a time and in order, for every engine: on the caller's thread while nothing is
+// queued, else on the group's own thread. Around each call it keeps the flight record, informs the control plane, and
+// handles failures.
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -15,60 +15,65 @@
 
 namespace lockstep::dist {
 
+/// True for send, receive and batch, which have no number in the order of the group.
 inline bool is_message(Collective c) {
   return c == Collective::send || c == Collective::receive || c == Collective::batch;
 }
 
+/// The queue of calls of one group.
 class Turns {
  public:
-  /// `move(call, number)` does the work and throws what goes wrong; number counts the calls of the group, 0 for
-  /// messages. Messages are begun by begin_messages(), collectives before.
+  /// `move(call, number)` does the work and throws on failure. `number` counts the group's collectives; 0 for messages,
+  /// for which `move` must call begin_messages().
   using Move = std::function<void(Call&, uint64_t)>;
-  /// `group` outlives it.
+  /// `group` must outlive this object.
   Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move);
 
+  /// Runs a call, now or (async) on the group's thread. After a failure, throws it for every further call.
   Work run(Call call, bool async);
-  /// Does what is no call of the group, between two of them. Error while one is queued.
+  /// Runs `fn` between two calls, not as a call of the group. Error while a call is queued.
   void aside(const std::function<void()>& fn);
-  bool idle() const { return worker_.idle(); }
-  uint64_t completed() const { return completed_; }
-  const std::vector<int>& world_ranks() const { return group_.world_ranks; }
+  bool idle() const { return worker_.idle(); }       ///< no call is queued or running
+  uint64_t completed() const { return completed_; }  ///< number of the last completed collective
+  const std::vector<int>& world_ranks() const { return group_.world_ranks; }  ///< of the group
+  /// The fingerprint of a call of this rank.
   Header header(const Call& call, uint64_t number) const {
     return header_of(call, hash_, number, group_.world_ranks[size_t(group_.rank)]);
   }
-  /// The messages of a send, receive or batch, numbered; tells the control plane how many there have been.
+  /// The messages of a send, receive or batch, with their numbers. Reports the message counts to the control plane.
   std::vector<Message> begin_messages(const Call& call);
+  /// The call's own timeout, else that of the job.
   Seconds timeout_of(const Call& call) const {
     return call.timeout.count() > 0 ? call.timeout : job_.control->place().timeout;
   }
 
-  /// A call on a device, begun with `activity`, takes long there: tells the control plane that it needs `peer` (of the
-  /// world), or that it no longer does. Does nothing, and gives back false, while another call is under way.
+  /// Reports that a call on a device, started with `activity`, takes long and needs world rank `peer`. Does nothing and
+  /// returns false while another call is running.
   bool tell_late(Activity activity, int peer);
-  bool tell_moved(Activity activity);
-  /// Returns when nothing is queued. Nothing may be added meanwhile.
+  bool tell_moved(Activity activity);  ///< reports that it has finished
+  /// Returns when nothing is queued. No other thread may add calls meanwhile.
   void drain();
 
-  Activity activity;  ///< of the call under way
+  Activity activity;  ///< of the current call
 
  private:
   void perform(Call& call, uint64_t number);
-  void note(const Call& call, int64_t begun, int64_t sent, int64_t received,
-            std::string_view error = {}) const;  // in the trace
+  void note(const Call& call, int64_t begun, int64_t sent, int64_t received, std::string_view error = {}) const;
 
   Job& job_;
   const Membership& group_;
-  const uint64_t hash_;  // of job and group
+  const uint64_t hash_;  // of the job and the group
   const std::shared_ptr<Traffic> traffic_;
   const Move move_;
   const trace::Row row_;
   std::vector<uint64_t> sent_, received_;  // messages so far, by rank of the group
-  std::mutex calls_;                       // one call at a time enters
-  uint64_t sequence_ = 0;                  // calls so far, messages not counted
+  std::mutex calls_;                       // held while a call is started
+  uint64_t sequence_ = 0;                  // collectives so far
   std::mutex failure_mutex_;
-  std::exception_ptr failure_;  // the group is over
-  uint64_t completed_ = 0;      // of whoever performs: the caller while nothing is queued, else the worker
-  Worker worker_;               // last: ends before what it uses
+  std::exception_ptr failure_;  // set once the group has failed
+  // Used by the running call: on the caller's thread while nothing is queued, else on the worker's.
+  uint64_t completed_ = 0;
+  Worker worker_;  // last: its thread ends before the members it uses
 };
 
 }  // namespace lockstep::dist

@@ -1,3 +1,4 @@
+// wire.cpp: encodes and decodes frames. See wire.h.
 #include "dist/wire.h"
 
 #include <bit>
@@ -8,8 +9,8 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr size_t name_limit = 1024;        // of groups and descriptions of collectives
-constexpr size_t message_limit = 1 << 16;  // of what a rank says about its failure
+constexpr size_t name_limit = 1024;        // longest name of a group or description of a collective
+constexpr size_t message_limit = 1 << 16;  // longest text of a failure
 
 [[noreturn]] void damaged(const std::string& what) { throw DistError(Fault::protocol, -1, "[wire] " + what); }
 
@@ -92,7 +93,7 @@ std::string encode(Kind kind, uint32_t request, std::string_view body) {
 
 std::optional<Frame> FrameReader::next() {
   const std::string_view rest = std::string_view(buffer_).substr(begin_);
-  // The magic is looked at byte by byte as it comes: who speaks another protocol is not waited for.
+  // Check the magic byte by byte as it arrives, to reject other protocols without waiting for a full header.
   for (size_t i = 0; i < std::min<size_t>(4, rest.size()); ++i)
     if (uint8_t(rest[i]) != uint8_t(wire_magic >> (8 * i))) damaged("this is not our protocol");
   if (rest.size() < wire_header) return std::nullopt;

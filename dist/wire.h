@@ -1,8 +1,8 @@
 #pragma once
-// Messages between a rank and the store: frames of a fixed header and a body of typed fields. Everything that arrives
-// is bounded before memory is taken for it, and refused with DistError protocol when it is not what it claims to be.
+// Messages between a rank and the store: frames of a fixed header and a body of typed fields. All sizes are checked
+// against limits before memory is allocated; malformed input is a DistError protocol.
 //
-//   | magic "LSc1" | length of the body | request | kind | 0 0 0 | body ...       little-endian, 16 bytes and the body
+//   | magic "LSc1" | length of the body | request | kind | 0 0 0 | body ...     little-endian; 16 bytes, then the body
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -14,26 +14,33 @@
 
 namespace lockstep::dist {
 
+/// Protocol version; both sides must have the same.
 inline constexpr uint32_t wire_protocol = 1;
+/// "LSc1" in little-endian order.
 inline constexpr uint32_t wire_magic = 0x3163534c;
+/// Bytes of the header of a frame.
 inline constexpr size_t wire_header = 16;
-inline constexpr size_t stranger_limit = 4096;  ///< bytes before a peer has proved that it knows the token
-inline constexpr size_t key_limit = size_t(8) << 10;
-inline constexpr size_t value_limit = size_t(8) << 20;
-inline constexpr size_t body_limit = key_limit + value_limit + 64;
+inline constexpr size_t stranger_limit = 4096;                      ///< largest frame from an unauthenticated peer
+inline constexpr size_t key_limit = size_t(8) << 10;                ///< longest key
+inline constexpr size_t value_limit = size_t(8) << 20;              ///< longest value
+inline constexpr size_t body_limit = key_limit + value_limit + 64;  ///< longest body: a key, a value, and other fields
 
+/// Kinds of frames.
 enum class Kind : uint8_t {
+  // Authentication
   challenge = 1,
   hello,
   welcome,
-  refused,  // who is there
+  refused,
+  // Membership, heartbeats and failures
   join,
   joined,
   heartbeat,
   activity,
   failure,
   report,
-  leave,  // the job
+  leave,
+  // Requests to the store
   set,
   get,
   try_get,
@@ -43,32 +50,36 @@ enum class Kind : uint8_t {
   explain,
   reply,
   no_reply,
-  error,  // the store
+  error,
 };
+/// The largest value of Kind.
 inline constexpr uint8_t last_kind = uint8_t(Kind::error);
 
+/// A frame; `request` links a reply to its request.
 struct Frame {
   Kind kind = Kind::heartbeat;
   uint32_t request = 0;
   std::string body;
 };
 
-/// Appends fields to a body.
+/// Appends fields to a body, little-endian.
 class Writer {
  public:
-  Writer& u8(uint8_t value) {
+  Writer& u8(uint8_t value) {  ///< a byte
     body.push_back(char(value));
     return *this;
   }
-  Writer& u32(uint32_t value) { return integer(value, 4); }
-  Writer& u64(uint64_t value) { return integer(value, 8); }
-  Writer& i64(int64_t value) { return integer(uint64_t(value), 8); }
-  Writer& seconds(double value);
+  Writer& u32(uint32_t value) { return integer(value, 4); }           ///< 4 bytes
+  Writer& u64(uint64_t value) { return integer(value, 8); }           ///< 8 bytes
+  Writer& i64(int64_t value) { return integer(uint64_t(value), 8); }  ///< 8 bytes, two's complement
+  Writer& seconds(double value);                                      ///< an f64
+  /// A length (4 bytes) and the text.
   Writer& text(std::string_view value) {
     u32(uint32_t(value.size()));
     body.append(value);
     return *this;
   }
+  /// Raw bytes without a length.
   Writer& bytes(const void* data, size_t size) {
     body.append(static_cast<const char*>(data), size);
     return *this;
@@ -82,26 +93,29 @@ class Writer {
   }
 };
 
-/// Takes fields out of a body; DistError protocol when there are fewer bytes than a field needs.
+/// Reads fields from a body. DistError protocol when bytes are missing.
 class Fields {
  public:
+  /// `body` must outlive this object.
   explicit Fields(std::string_view body) : rest_(body) {}
-  uint8_t u8() { return uint8_t(take(1)[0]); }
-  uint32_t u32() { return uint32_t(integer(4)); }
-  uint64_t u64() { return integer(8); }
-  int64_t i64() { return int64_t(integer(8)); }
-  /// Finite and not negative.
+  uint8_t u8() { return uint8_t(take(1)[0]); }     ///< a byte
+  uint32_t u32() { return uint32_t(integer(4)); }  ///< 4 bytes
+  uint64_t u64() { return integer(8); }            ///< 8 bytes
+  int64_t i64() { return int64_t(integer(8)); }    ///< 8 bytes, two's complement
+  /// DistError protocol unless finite and not negative.
   double seconds();
-  std::string text(size_t limit);
+  std::string text(size_t limit);  ///< DistError protocol when longer than `limit`
+  /// Raw bytes of a fixed number.
   template <size_t size> std::array<uint8_t, size> bytes() {
     std::array<uint8_t, size> out;
     const auto from = take(size);
     for (size_t i = 0; i < size; ++i) out[i] = uint8_t(from[i]);
     return out;
   }
-  /// A count of things that take at least `bytes_each` here.
+  /// A number of entries of at least `bytes_each` bytes. DistError protocol when the rest of the body is too short for
+  /// them.
   uint32_t count(size_t bytes_each);
-  void end() const;  ///< nothing may be left over
+  void end() const;  ///< DistError protocol when bytes are left over
 
  private:
   std::string_view take(size_t bytes);
@@ -109,17 +123,19 @@ class Fields {
   std::string_view rest_;
 };
 
+/// A frame as bytes. `request`: 0 when there is no reply.
 std::string encode(Kind kind, uint32_t request, std::string_view body);
 
-/// Cuts a stream of bytes, as they arrive, into frames.
+/// Splits a byte stream into frames.
 class FrameReader {
  public:
+  /// `limit`: the longest accepted body.
   explicit FrameReader(size_t limit) : limit_(limit) {}
-  void set_limit(size_t limit) { limit_ = limit; }
-  void push(const char* data, size_t size) { buffer_.append(data, size); }
-  /// The next whole frame, if there is one. DistError protocol: magic, kind, or a length above the limit.
+  void set_limit(size_t limit) { limit_ = limit; }                          ///< for the frames that follow
+  void push(const char* data, size_t size) { buffer_.append(data, size); }  ///< appends received bytes
+  /// The next complete frame, if any. DistError protocol: wrong magic, unknown kind, or a body above the limit.
   std::optional<Frame> next();
-  size_t pending() const { return buffer_.size() - begin_; }
+  size_t pending() const { return buffer_.size() - begin_; }  ///< bytes not yet returned
 
  private:
   size_t limit_;
@@ -127,10 +143,14 @@ class FrameReader {
   std::string buffer_;
 };
 
-// Bodies that both sides read and write.
+// Bodies that both sides read and write
+/// Appends an activity; long texts are truncated.
 void write_activity(Writer& out, const Activity& activity);
+/// Reads an activity.
 Activity read_activity(Fields& in);
+/// Appends a failure; a long message is truncated.
 void write_failure(Writer& out, Fault fault, int rank, std::string_view message);
+/// Reads a failure.
 DistError read_failure(Fields& in);
 
 }  // namespace lockstep::dist

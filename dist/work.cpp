@@ -1,3 +1,4 @@
+// work.cpp: handles of calls, and the group's thread. See work.h.
 #include "dist/work.h"
 
 #include <utility>
@@ -25,7 +26,7 @@ void Work::wait() {
   std::unique_lock lock(state_->mutex);
   if (!state_->done) {
     const trace::Scope scope("wait for a collective", trace::Category::wait);
-    state_->changed.wait(lock, [&] { return state_->done; });  // the collective has the deadline
+    state_->changed.wait(lock, [&] { return state_->done; });  // no timeout: the collective has one
   }
   if (state_->error) std::rethrow_exception(state_->error);
   if (state_->device) state_->device->wait();
@@ -76,7 +77,7 @@ void Worker::loop() {
     try {
       task();
     } catch (...) { error = std::current_exception(); }
-    task = nullptr;  // lets go of the tensors before anybody hears that they are free
+    task = nullptr;  // release the tensors before a waiter learns that they are free
     lock.lock();
     running_ = false;
     {

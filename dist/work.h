@@ -11,25 +11,26 @@
 
 namespace lockstep::dist {
 
-/// A call on a device.
+/// A running call on a device. wait() and synchronize() throw when the job has failed.
 class DeviceWork {
  public:
   virtual ~DeviceWork() = default;
-  virtual bool done() const = 0;
-  virtual void wait() = 0;         ///< what the thread's current stream is given from now on runs after it
-  virtual void synchronize() = 0;  ///< returns when the device is done with it; both throw when the job has failed
+  virtual bool done() const = 0;   ///< the device has finished it
+  virtual void wait() = 0;         ///< orders later work of the thread's current stream after it
+  virtual void synchronize() = 0;  ///< returns when the device has finished it
 };
 
+/// The shared state of a call's handles.
 struct Work::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
   std::exception_ptr error;
-  std::function<void()> finish;  // for the first wait()
+  std::function<void()> finish;  // called by the first wait()
   std::shared_ptr<DeviceWork> device;
 };
 
-/// Sets `stop` for a thread that waits for `changed`, and waits for its end, where it was started.
+/// Sets `stop` for a thread that waits on `changed`, and joins the thread if it was started.
 inline void end_thread(std::thread& thread, std::mutex& mutex, bool& stop, std::condition_variable& changed) {
   {
     const std::lock_guard lock(mutex);
@@ -39,16 +40,17 @@ inline void end_thread(std::thread& thread, std::mutex& mutex, bool& stop, std::
   if (thread.joinable()) thread.join();
 }
 
+/// Runs tasks in order on a thread of its own.
 class Worker {
  public:
   Worker() = default;
-  /// Runs what is queued, then ends the thread. Every task has a deadline of its own, so this ends too.
+  /// Runs all queued tasks, then ends the thread. Every task has a timeout, so this terminates.
   ~Worker();
   Worker(const Worker&) = delete;
 
-  /// Starts the thread on first use.
+  /// Queues a task. Starts the thread on first use.
   Work submit(std::function<void()> task);
-  /// Nothing is queued and nothing runs.
+  /// True if nothing is queued or running.
   bool idle() const;
 
  private:

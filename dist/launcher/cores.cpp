@@ -1,3 +1,4 @@
+// cores.cpp: reads the machine's topology and assigns cores to ranks. See cores.h.
 #include "dist/launcher/cores.h"
 
 #include <sched.h>
@@ -22,7 +23,7 @@ namespace {
 constexpr int most_cores = 65536;
 const std::string sys = "/sys/devices/system/";
 
-/// The number that a file starts with; of a list such as "4-7,12-15" the first, a name for the set.
+/// The first number in a file. For a list such as "4-7,12-15" it serves as the name of the set.
 int number_in(const std::string& file, int missing) {
   std::ifstream in(file);
   std::string word;
@@ -127,7 +128,7 @@ std::vector<std::vector<int>> deal_cores(Binding binding, int ranks, std::vector
   std::sort(cores.begin(), cores.end(), [](const Core& a, const Core& b) {
     return std::tie(a.socket, a.node, a.cache, a.unit, a.id) < std::tie(b.socket, b.node, b.cache, b.unit, b.id);
   });
-  std::vector<std::pair<int, std::vector<int>>> groups;  // by what the binding looks at, in the order of cores
+  std::vector<std::pair<int, std::vector<int>>> groups;  // by node, socket or cache, in core order
   for (const Core& core : cores) {
     const int key = binding == Binding::socket         ? core.socket
                     : binding == Binding::core_complex ? core.cache

@@ -1,4 +1,4 @@
-// What a rank finds in its environment, and where the secrets and numbers in it come from.
+// Environment variables of the ranks, and the token, port and thread counts in them. See launch.h.
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -54,7 +54,7 @@ Environment rank_environment(const LaunchOptions& o, const Attempt& attempt, int
   const std::string errors = attempt.folder + "/" + std::to_string(rank) + "/error.json";
   set("LOCKSTEP_ERROR_FILE", errors), set("TORCHELASTIC_ERROR_FILE", errors);
   all.emplace("LOCKSTEP_FLIGHT_DIR", attempt.folder);
-  // One rank has all cores, which is what a program takes anyway.
+  // A single rank uses all cores by default.
   if (o.ranks > 1 || o.binding != Binding::none) all.emplace("OMP_NUM_THREADS", std::to_string(threads));
   if (!o.devices.empty()) set("CUDA_VISIBLE_DEVICES", o.devices);
   return all;
@@ -93,7 +93,7 @@ Port::Port(const std::string& address, int wanted) {
     if (bind(made.get(), reinterpret_cast<sockaddr*>(&place), size) != 0) made.close();
     return made;
   };
-  {  // To listen is the test: with SO_REUSEADDR two may bind, but not beside one that listens.
+  {  // Listening is the real test: with SO_REUSEADDR two sockets may bind to a port, but not while another one listens.
     Fd test = bound();
     if (!test || listen(test.get(), 1) != 0) {
       LOCKSTEP_CHECK(errno != EADDRNOTAVAIL, "[run] ", address,

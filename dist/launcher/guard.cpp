@@ -1,4 +1,5 @@
-// The process that a user sees: it has nothing to do but outlive the supervisor, so that nothing below is ever lost.
+// The process that the user sees. It only forwards signals and outlives the supervisor, so that it can end all its
+// descendants if the supervisor is killed. See guarded() in launch.h.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -25,7 +26,7 @@ int pass_signals_on(int supervisor, const sigset_t& watched) {
     const int signal = sigwaitinfo(&watched, &info);
     if (signal < 0) continue;
     if (signal != SIGCHLD) kill(supervisor, signal);
-    if (signal == SIGTSTP) raise(SIGSTOP);  // Ctrl-Z: the ranks have been told
+    if (signal == SIGTSTP) raise(SIGSTOP);  // Ctrl-Z: the ranks have been told already
     int status = 0;
     if (waitpid(supervisor, &status, WNOHANG) != supervisor) continue;
     const auto left = kill_children(5);
@@ -57,7 +58,7 @@ int guarded(const std::function<int(int signals)>& body) {
   if (supervisor == 0) {
     int code = 1;
     try {
-      setpgid(0, 0);  // Ctrl-C reaches the process above, once
+      setpgid(0, 0);  // Ctrl-C reaches the parent process only, so the signal arrives once
       prctl(PR_SET_CHILD_SUBREAPER, 1);
       prctl(PR_SET_PDEATHSIG, parent_died);
       if (getppid() != self) _exit(1);

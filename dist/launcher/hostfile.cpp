@@ -1,3 +1,4 @@
+// hostfile.cpp: parses hostfiles and filters. See hostfile.h.
 #include "dist/launcher/hostfile.h"
 
 #include <algorithm>
@@ -22,14 +23,14 @@ std::string_view trim(std::string_view text) {
   return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-/// -1 for anything but digits, or more than INT_MAX.
+/// A non-negative decimal number; -1 for any other text.
 int number(std::string_view text) {
   int n = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
   return error == std::errc() && end == text.data() + text.size() && !text.empty() && text[0] != '-' ? n : -1;
 }
 
-/// It becomes an argument of ssh, which must not take it for an option. USER@ may stand before it.
+/// Error unless the name is safe as an argument of ssh: it must not look like an option. USER@ may precede it.
 void check_host(const std::string& name, const std::string& where) {
   const bool plain = std::all_of(name.begin(), name.end(),
                                  [](char c) { return is_letter(c) || is_digit(c) || std::strchr("._:-@", c); });
@@ -43,7 +44,7 @@ std::string names_of(const std::vector<Host>& hosts) {
   return all;
 }
 
-/// What a filter names: per host its slots, none for all of them.
+/// Parses a filter into a list of slots for each host; an empty list means all slots.
 std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& hosts, const std::string& text,
                                                      const char* option) {
   std::map<std::string, std::vector<int>> named;

@@ -1,27 +1,29 @@
 #pragma once
-// Which hosts take part, as DeepSpeed's launcher says it: a file of "host slots=N" lines, and filters on it.
+// The hosts of a job, in the format of DeepSpeed's launcher: a file of "host slots=N" lines, and filters.
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace lockstep::dist {
 
+/// A host of the job.
 struct Host {
   std::string name;
-  std::vector<int> slots;  ///< one rank each; with a filter, the numbers that it kept
+  std::vector<int> slots;  ///< each slot runs one rank; after filtering, the numbers of the remaining slots
   bool operator==(const Host&) const = default;
 };
 
-/// One `host slots=N` a line; blank lines and what follows a # are skipped. Error naming the line: malformed, a host
-/// twice, no slot; and for a file without hosts.
+/// Parses lines `host slots=N`; blank lines and comments after # are skipped. Error naming the line: malformed, a
+/// repeated host, no slot. Error for a file without hosts.
 std::vector<Host> parse_hostfile(std::string_view text, const std::string& file);
+/// parse_hostfile() on the contents of a file. Error when it cannot be read.
 std::vector<Host> read_hostfile(const std::string& file);
 
-/// `include` or `exclude`, not both: NODE[@NODE...] with NODE = NAME[:SLOT[,SLOT...]]; no slots means all of them. The
-/// order is that of the file. Error naming a host or slot that is not there, or when nothing is left.
+/// Applies `include` or `exclude` (not both): NODE[@NODE...] with NODE = NAME[:SLOT[,SLOT...]]; without slots, all of
+/// them. Keeps the order of the file. Error naming an unknown host or slot, or when nothing is left.
 std::vector<Host> filter_hosts(const std::vector<Host>& hosts, const std::string& include, const std::string& exclude);
 
-/// The first `nodes` hosts with the first `ranks` slots each; 0 takes all. Error when there are fewer.
+/// The first `nodes` hosts with the first `ranks` slots each; 0 keeps all. Error when there are fewer.
 std::vector<Host> limit_hosts(std::vector<Host> hosts, int nodes, int ranks);
 
 }  // namespace lockstep::dist

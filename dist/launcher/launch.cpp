@@ -1,3 +1,4 @@
+// launch.cpp: checks the options of `lockstep run`, and runs attempts until one succeeds. See launch.h.
 #include "dist/launcher/launch.h"
 
 #include <poll.h>
@@ -19,11 +20,12 @@ namespace lockstep::dist {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr int default_port = 29500;  // of several nodes, which cannot all look for a free one
+constexpr int default_port = 29500;  // with several nodes, which cannot agree on a free port
 constexpr double greeting_time = 30;
-constexpr double longest_pause = 60;  // between two attempts; one that lasted longer counts as a good start
+// Longest pause between two attempts; after an attempt that ran longer, the pause starts over.
+constexpr double longest_pause = 60;
 
-/// A name that another run started by the same person does not have.
+/// A job name that differs from those of other runs of the same user.
 std::string new_job() {
   char text[64];
   const time_t now = time(nullptr);
@@ -45,7 +47,7 @@ bool has_flight_records(const fs::path& folder) {
   return false;
 }
 
-/// The supervisor's work: attempts, until one succeeds or none is left.
+/// The supervisor's work: attempts, until one succeeds or the restarts are used up.
 class Launch {
  public:
   Launch(const LaunchOptions& options, int signals) : o_(options), base_(this_environment()) {
@@ -87,7 +89,7 @@ class Launch {
   }
 
  private:
-  /// Between two attempts; gives back the signal that asked to end meanwhile, or 0.
+  /// Waits between two attempts; returns the signal that asked to stop in the meantime, or 0.
   int wait(double seconds) {
     const double until = monotonic_seconds() + seconds;
     for (double left = seconds; left > 0; left = until - monotonic_seconds()) {
@@ -119,7 +121,7 @@ class Launch {
     if (!o_.log_dir.empty()) {
       if (o_.redirects.empty() && o_.tee.empty()) tee_ = Streams(3);
       folder_ = fs::absolute(o_.log_dir) / o_.job;
-      // Several nodes write to one folder, and so do the attempts; a run of its own does not write over another.
+      // Several nodes share one folder, and so do the attempts of a run. A separate run gets a folder of its own.
       for (int i = 2; o_.nodes == 1 && !o_.agent && fs::exists(folder_); ++i)
         folder_ = fs::absolute(o_.log_dir) / (o_.job + "-" + std::to_string(i));
       return;
@@ -193,7 +195,7 @@ class Launch {
                                   .argv = argv,
                                   .environment = rank_environment(o_, attempt, i, base_, threads(i)),
                                   .cores = cores_[size_t(i)]}};
-      // Input from a terminal would stop a rank, which is in the background.
+      // A rank is in a background process group: reading from a terminal would stop it.
       if (rank == 0 && !o_.agent && !isatty(STDIN_FILENO)) member.process.input = Input::inherited;
       if (rank == 0 && console_.terminal(2)) member.process.environment["LOCKSTEP_TERMINAL"] = "1";
       else member.process.environment.erase("LOCKSTEP_TERMINAL");
@@ -258,8 +260,8 @@ void check(const LaunchOptions& o) {
   LOCKSTEP_CHECK(o.times.grace >= 0 && o.times.stop >= 0,
                  "[run] expected --grace and --stop-timeout of 0 or more seconds");
   for (const auto& [text, option] : {std::pair(&o.redirects, "--redirects"), std::pair(&o.tee, "--tee")}) {
-    if (!text->empty() && o.hosts.empty())
-      Streams::parse(*text, o.ranks, option);  // hosts have numbers of ranks of their own
+    // Hosts may have different numbers of ranks.
+    if (!text->empty() && o.hosts.empty()) Streams::parse(*text, o.ranks, option);
   }
   line_prefix(o.prefix, 0, 0, o.role);
   check_job(o.job);
@@ -298,13 +300,13 @@ int launch(LaunchOptions o) {
   } else if (several && !o.agent) {
     if (o.job.empty()) o.job = "lockstep";
   } else if (!o.agent) {
-    o.token.clear();  // a fresh one each time
+    o.token.clear();  // a new one for each attempt
   }
   if (o.address.empty()) o.address = "127.0.0.1";
   if (several && o.port == 0) o.port = default_port;
   if (o.job.empty()) o.job = new_job();
   if (o.hosts.empty()) {
-    // What can be seen to be wrong is said before anything starts.
+    // Report errors that can be detected in advance before anything starts.
     find_program(o.command[0]);
     if (o.node == 0) Port(o.address, o.port);
   }

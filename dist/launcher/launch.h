@@ -1,11 +1,15 @@
 #pragma once
 // `lockstep run`: starts the ranks of a job, watches them, and ends them together.
 //
-//   lockstep run ──fork──▶ supervisor ──fork, exec──▶ rank 0 ── what it forks
-//   (passes signals on,     (output, signals,     ├──▶ rank 1      Whichever of these is killed, even with SIGKILL,
-//    outlives it)            restarts, report)    └──▶ ...         those to its right are ended by those to its left.
+//   lockstep run ──fork──▶ supervisor ──fork, exec──▶ rank 0 ──▶ its own children
+//   (forwards signals,     (output, signals,     ├──▶ rank 1
+//    outlives the           restarts, report)    └──▶ ...
+//    supervisor)
 //
-// With hosts the supervisor starts `lockstep run` on each of them through ssh; the token goes through ssh's input.
+// If one of these processes is killed, even with SIGKILL, all processes to its right are ended too.
+//
+// With hosts, the supervisor starts `lockstep run --agent` on each host through ssh; the token is sent through ssh's
+// input.
 #include <functional>
 #include <set>
 #include <string>
@@ -19,101 +23,106 @@
 
 namespace lockstep::dist {
 
+/// Options of `lockstep run`.
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program and arguments
   int ranks = 1;                     ///< on this node
   int nodes = 1, node = 0;           ///< each node runs its own launcher
-  std::vector<int> ranks_of_nodes;   ///< when they differ; empty: `ranks` on all
+  std::vector<int> ranks_of_nodes;   ///< number of ranks of each node, if they differ; empty: `ranks` on all
   std::string address;               ///< of rank 0; empty: this machine, or the first host
-  int port = 0;                      ///< 0: a free one
-  std::string job;                   ///< name of the run; empty: made of the time
+  int port = 0;                      ///< 0: any free one
+  std::string job;                   ///< name of the run; empty: made from the time
   std::string role = "default";
   int max_restarts = 0;
-  double restart_pause = 1;  ///< seconds before the first restart; doubles from one to the next, up to a minute
+  double restart_pause = 1;  ///< seconds before the first restart; doubled for each further one, up to a minute
 
-  std::string token;        ///< several nodes without hosts: the same secret everywhere
-  std::vector<Host> hosts;  ///< not empty: through ssh
-  bool force_ssh = false;   ///< also to a single host that is this machine
+  std::string token;        ///< several nodes without hosts: the same secret on all of them
+  std::vector<Host> hosts;  ///< if not empty, ranks are started on these hosts through ssh
+  bool force_ssh = false;   ///< use ssh even for a single host that is this machine
   int ssh_port = 0;
   std::vector<std::string> ssh_arguments;
-  std::string devices;  ///< for CUDA_VISIBLE_DEVICES; empty: as it is
+  std::string devices;  ///< value of CUDA_VISIBLE_DEVICES; empty: unchanged
 
   std::string log_dir;
-  std::string redirects, tee;  ///< as torchrun: 0 to 3, or RANK:VALUE,...; both empty with a log_dir: all is teed
+  std::string redirects, tee;  ///< as in torchrun: 0 to 3, or RANK:VALUE,...; both empty with a log_dir: tee everything
   std::set<int> shown;         ///< local ranks whose output reaches the console; empty: all
   std::string prefix = "[rank ${rank}] ";
-  bool quiet = false;  ///< no notices, only failures
+  bool quiet = false;  ///< print failures only, no notices
 
   Binding binding = Binding::none;
-  std::vector<int> cores;  ///< to bind to; empty: all that this process may use
+  std::vector<int> cores;  ///< to bind to; empty: all cores of this process
   Supervision times;
 
-  bool agent = false;    ///< started by another launcher: the rest of the job comes through stdin
-  int attempt = 0;       ///< of the launcher above
-  Environment exported;  ///< and what it wants to be set
+  bool agent = false;    ///< started by another launcher, which sends the token and variables through stdin
+  int attempt = 0;       ///< attempt number of the launcher above
+  Environment exported;  ///< variables that the launcher above asks to set
 };
 
-/// Runs the job to its end; the exit code: 0, that of the first rank that failed, or 128 + signal. Error when it cannot
-/// start. Call it from a process without other threads, and without children of its own.
+/// Runs the job to its end and returns the exit code: 0, that of the first failed rank, or 128 + signal. Error when the
+/// job cannot be started. The calling process must have no other threads and no children.
 int launch(LaunchOptions options);
-/// Error when the options contradict each other or name what cannot be; launch() begins with it.
+/// Error when the options contradict each other or are out of range. launch() calls it first.
 void check(const LaunchOptions& options);
 
-// Its parts, for tests and for each other.
+// Parts of launch(), for tests and for each other
 
-/// What one attempt of a job has in common.
+/// The parameters of one attempt of a job.
 struct Attempt {
   int number = 0;
   std::string address, token, job;
   int port = 0;
-  std::string folder;  ///< holds a folder per rank
-  bool keep = false;   ///< the folder is the user's
+  std::string folder;  ///< contains a folder for each rank
+  bool keep = false;   ///< the folder was asked for by the user, or is kept for its logs
 };
 
+/// Number of ranks on all nodes.
 int world_size(const LaunchOptions& options);
-int first_rank(const LaunchOptions& options);  ///< of this node
+int first_rank(const LaunchOptions& options);  ///< global rank of this node's first rank
+/// The environment of a local rank: `base`, with the variables of Lockstep, torchrun and DeepSpeed.
 Environment rank_environment(const LaunchOptions& options, const Attempt& attempt, int local_rank,
                              const Environment& base, int threads);
-/// Threads of a rank when OMP_NUM_THREADS does not say.
+/// Default of OMP_NUM_THREADS for a rank.
 int threads_of_rank(int cores, int ranks);
 
-/// A token from a file that nobody else can read.
+/// Reads a token from a file. Error when others can read the file, or its contents are no token.
 std::string read_token(const std::string& file);
 
-/// A port that was free a moment ago, kept from being given to somebody else until this object ends: bound, not
-/// listened to.
+/// Reserves a free port until this object ends: the socket is bound, so that nobody else gets the port, but does not
+/// listen.
 class Port {
  public:
-  /// Error "port N is used" at once when `wanted` is not 0.
+  /// `wanted`: the port, or 0 for any. Error when the port is in use, or `address` does not belong to this machine.
   Port(const std::string& address, int wanted);
-  int number() const { return number_; }
+  int number() const { return number_; }  ///< the reserved port
 
  private:
   int number_ = 0;
   Fd socket_;
 };
 
-/// ssh and its arguments that start this launcher on a host; or, for this machine, the launcher itself.
+/// The command that starts this launcher on a host: through ssh, or directly for this machine.
 std::vector<std::string> agent_command(const LaunchOptions& options, const Attempt& attempt, int node,
                                        const std::string& launcher, const std::string& folder);
+/// True if `host` is this machine's name or a loopback address.
 bool is_this_machine(const std::string& host);
-/// What goes through its input: token, attempt, variables.
+/// The text for the agent's stdin: token, attempt, variables.
 std::string agent_greeting(const LaunchOptions& options, const Attempt& attempt, const Environment& base);
-/// The other end. Error when it does not come within `seconds`.
+/// Reads that text from stdin into `options`. Error when it does not arrive within `seconds`.
 void read_greeting(LaunchOptions& options, double seconds);
+/// Quotes a word for a POSIX shell, if needed.
 std::string shell_quote(const std::string& text);
 
-/// The member whose failure came first. Who ends first is not always that one: it may still have been writing down why,
-/// while the others ended with the error that it told them.
+/// The member that failed first. That is not always the one that ended first: the first may still be writing its error
+/// file while others already end with the error that it reported to them.
 int find_cause(const LaunchOptions& options, const Attempt& attempt, const Outcome& outcome);
-/// What happened, for a person. Files of errors are looked up in attempt.folder.
+/// The report of a failed attempt, for the user. Error files are looked up in attempt.folder.
 std::string describe_failure(const LaunchOptions& options, const Attempt& attempt, const std::vector<Launched>& members,
                              const Outcome& outcome);
-/// Text of an error file: plain, or JSON with "message".
+/// The text of an error file, which is plain text, or JSON with "message". Empty if there is none.
 std::string read_error_file(const std::string& file);
 
-/// Runs `body` in a process of its own, in whose place this one stays: signals are passed on, and when it dies so does
-/// everything below it. Its exit code. `body` gets a signalfd.
+/// Runs `body` in a child process and returns its exit code. This process forwards signals to it; if the child dies,
+/// this process kills all its descendants. `body` gets a signalfd.
 int guarded(const std::function<int(int signals)>& body);
 
 }  // namespace lockstep::dist

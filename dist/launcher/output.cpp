@@ -1,3 +1,4 @@
+// output.cpp: merges the output of the ranks. See output.h.
 #include "dist/launcher/output.h"
 
 #include <fcntl.h>
@@ -17,8 +18,8 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr size_t kept = 4096;     // of the end of a stream
-constexpr double last_words = 2;  // seconds for a reader, when the job was told to end
+constexpr size_t kept = 4096;     // bytes kept of the end of each stream
+constexpr double last_words = 2;  // seconds that drain() waits for a slow reader after hurry()
 
 bool whole_number(std::string_view text, int& n) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
@@ -86,7 +87,7 @@ Console::Console() {
 void Console::put(int fd, std::string_view text) {
   if (text.empty() || (fd == 1 && lost_)) return;
   bytes_ += text.size();
-  // Small pieces are joined: one write for many lines.
+  // Small pieces are merged: one write for many lines.
   if (queue_.size() > 1 && queue_.back().fd == fd && queue_.back().text.size() + text.size() < 65536)
     queue_.back().text += text;
   else queue_.push_back({fd, std::string(text)});
@@ -107,8 +108,8 @@ void Console::pump() {
   while (!queue_.empty()) {
     Item& item = queue_.front();
     pollfd ready{item.fd, POLLOUT, 0};
-    if (poll(&ready, 1, 0) == 0) return;  // a terminal that was stopped, a pager that waits
-    // What poll promises for a pipe is room for PIPE_BUF bytes.
+    if (poll(&ready, 1, 0) == 0) return;  // a stopped terminal, a waiting pager
+    // For a pipe, POLLOUT guarantees room for PIPE_BUF bytes only.
     const size_t size = std::min<size_t>(item.text.size() - item.done, PIPE_BUF);
     const ssize_t written = write(item.fd, item.text.data() + item.done, size);
     if (written < 0 && errno == EINTR) continue;
@@ -164,7 +165,7 @@ void Relay::keep(std::string_view bytes) {
 }
 
 void Relay::show(std::string_view line, bool whole) {
-  // A carriage return goes back to the start of the line: the prefix comes after it.
+  // A carriage return moves back to the start of the line, so the prefix is printed after it.
   std::string text;
   while (!begun_ && line.starts_with("\r") && line != "\r\n") text += "\r", line.remove_prefix(1);
   if (!begun_) text += prefix_;
@@ -190,7 +191,7 @@ void Relay::take(std::string_view bytes) {
     line_.clear();
   }
   for (; line_.size() > longest_line; line_.erase(0, longest_line)) show(line_.substr(0, longest_line) + "\n", true);
-  // A progress bar redraws its line: on a terminal it is shown as it comes.
+  // A progress bar redraws its line: on a terminal, partial lines are shown at once.
   if (console_->terminal(fd_) && (begun_ || line_.starts_with('\r'))) {
     const size_t last = line_.rfind('\r');
     if (last != std::string::npos) line_.erase(0, last), begun_ = false;

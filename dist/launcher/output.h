@@ -1,5 +1,5 @@
 #pragma once
-// What ranks print, brought together: whole lines with the rank before them, stdout and stderr apart, nothing lost.
+// Merges the output of the ranks: whole lines, each with its rank in front, stdout and stderr separate, without loss.
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -10,51 +10,53 @@
 
 namespace lockstep::dist {
 
-/// Which of stdout (1) and stderr (2) something is meant for, one value for all local ranks or one each.
+/// A selection of stdout (1) and stderr (2): one value for all local ranks, or one for each.
 class Streams {
  public:
+  /// The same for all ranks: 0 (none), 1 (stdout), 2 (stderr) or 3 (both).
   Streams(int all = 0) : all_(all) {}
-  /// "3", or "0:1,1:2" (the others 0). Error naming `option` for anything else, and for a rank that is not there.
+  /// Parses "3", or "0:1,1:2" (other ranks 0). Error naming `option` for invalid text and for an unknown rank.
   static Streams parse(const std::string& text, int ranks, const char* option);
-  bool covers(int local_rank, int stream) const;
-  bool any() const { return all_ != 0 || !some_.empty(); }
+  bool covers(int local_rank, int stream) const;            ///< `stream`: 1 or 2
+  bool any() const { return all_ != 0 || !some_.empty(); }  ///< false if nothing is selected
 
  private:
   int all_;
   std::map<int, int> some_;
 };
 
-/// Fills ${rank}, ${local_rank} and ${role_name} in. Error naming an unknown variable.
+/// Replaces ${rank}, ${local_rank} and ${role_name}. Error naming an unknown variable.
 std::string line_prefix(const std::string& pattern, int rank, int local_rank, const std::string& role);
 
-/// The launcher's own stdout and stderr. What is put in comes out in that order and never blocks the caller; a line is
-/// written in one go, so lines of two ranks do not mix.
+/// The launcher's own stdout and stderr. Output is queued in order and never blocks the caller. A line is queued as a
+/// whole, so lines of two ranks do not mix.
 class Console {
  public:
   Console();
-  /// `fd` is 1 or 2.
+  /// Queues text for stdout or stderr (`fd` 1 or 2).
   void put(int fd, std::string_view text);
-  /// A message of the launcher itself, to stderr.
+  /// Prints a message of the launcher itself to stderr.
   void say(const std::string& line) { put_line(2, nullptr, "lockstep run: " + line + "\n"); }
+  /// Queues a whole line of `owner`. An unfinished line of another owner is ended first.
   void put_line(int fd, const void* owner, std::string_view text);
-  /// A part of a line, of which `owner` writes more; another's line ends it first.
+  /// Queues a partial line, which `owner` will continue.
   void put_part(int fd, const void* owner, std::string_view text);
 
-  bool terminal(int fd) const { return terminal_[fd - 1]; }
-  /// The fd to wait for, -1 when all is written.
+  bool terminal(int fd) const { return terminal_[fd - 1]; }  ///< true if it was a terminal at the start
+  /// The descriptor to poll for writing; -1 when everything is written.
   int pending() const { return queue_.empty() ? -1 : queue_.front().fd; }
-  bool full() const { return bytes_ > (size_t(1) << 20); }
-  /// The job is to end, whether somebody reads or not: from here on what ranks say while it is full() is lost.
+  bool full() const { return bytes_ > (size_t(1) << 20); }  ///< more than 1 MiB is queued
+  /// The job is about to end: from now on, output of ranks is dropped while full(), in case nobody reads it.
   void hurry() { hurries_ = true; }
-  bool loses() const { return hurries_ && full(); }
-  /// Writes what can be written without waiting.
+  bool loses() const { return hurries_ && full(); }  ///< output is being dropped
+  /// Writes as much as possible without blocking.
   void pump();
-  /// stdout could not be written.
+  /// True after stdout could not be written.
   bool lost() const { return lost_ != 0; }
-  std::string why_lost() const;
-  /// The launcher's exit code then: as if SIGPIPE had ended it, or 1.
+  std::string why_lost() const;  ///< text for the user
+  /// The launcher's exit code in that case: as if SIGPIPE had ended it, or 1.
   int lost_code() const;
-  /// Waits until all is written, or `stop` (a file descriptor) becomes readable; 2 s at most after hurry().
+  /// Waits until everything is written, or descriptor `stop` becomes readable; after hurry() for at most 2 s.
   void drain(int stop);
 
  private:
@@ -66,22 +68,23 @@ class Console {
   std::deque<Item> queue_;
   size_t bytes_ = 0;
   bool terminal_[2], hurries_ = false;
-  int lost_ = 0;                // errno of stdout
-  const void* open_ = nullptr;  ///< whose line is not finished
+  int lost_ = 0;                // errno of a failed write to stdout
+  const void* open_ = nullptr;  ///< owner of the unfinished line
   int open_fd_ = 2;
 };
 
-/// One stream of one process on its way: to the console by lines, to a file as it is, and its end kept for the report.
+/// Forwards one stream of a process: to the console by lines, to a file unchanged; keeps its end for the report.
 class Relay {
  public:
-  static constexpr size_t longest_line = size_t(1) << 20;  ///< longer ones are cut in pieces
+  static constexpr size_t longest_line = size_t(1) << 20;  ///< longer lines are split
 
   Relay() = default;
-  /// Without a prefix bytes pass as they come. `shown` false: not to the console. An empty file name: no file.
+  /// Without a prefix, bytes are forwarded as they come. `shown` false: nothing goes to the console. Empty `file`: no
+  /// file.
   Relay(Console* console, int fd, std::string prefix, bool shown, const std::string& file);
-  void take(std::string_view bytes);
-  void finish();  ///< the last line may lack its end
-  /// The last lines, at most `lines` and 4 KiB.
+  void take(std::string_view bytes);  ///< handles received bytes
+  void finish();                      ///< call at the end of the stream; the last line may be incomplete
+  /// The last lines of the stream: at most `lines`, and at most 4 KiB.
   std::string tail(int lines) const;
 
  private:

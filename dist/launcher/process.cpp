@@ -1,3 +1,4 @@
+// process.cpp: starts, finds and kills child processes. See process.h.
 #include "dist/launcher/process.h"
 
 #include <fcntl.h>
@@ -38,7 +39,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return all;
 }
 
-/// What the child could not do, sent back through a pipe that a successful exec closes.
+/// A step that failed in the child, sent to the parent through a pipe; a successful exec closes the pipe.
 struct Failure {
   int step = 0, error = 0;
 };
@@ -91,7 +92,7 @@ Started start(const Process& process) {
   if (process.input == Input::nothing) input = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
   for (const Fd* ours : {&s.output, &s.error}) fcntl(ours->get(), F_SETFL, O_NONBLOCK);
 
-  // Everything that allocates happens before the fork: the child only makes system calls.
+  // Allocate before the fork: the child may only make system calls.
   std::vector<std::string> variables;
   for (const auto& [key, value] : process.environment) variables.push_back(key + "=" + value);
   const std::vector<char*> arguments = pointers(process.argv), environment = pointers(variables);
@@ -112,7 +113,7 @@ Started start(const Process& process) {
     };
     setpgid(0, 0);
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) give_up(1);
-    if (getppid() != parent) _exit(127);  // it died before the line above
+    if (getppid() != parent) _exit(127);  // the parent died before prctl()
     for (const int ignored : {SIGPIPE, SIGTTOU, SIGTTIN, SIGXFSZ}) signal(ignored, SIG_DFL);
     sigset_t none;
     sigemptyset(&none);
@@ -123,7 +124,7 @@ Started start(const Process& process) {
     execve(arguments[0], arguments.data(), environment.data());
     give_up(4);
   }
-  setpgid(s.pid, s.pid);  // here too: whoever comes first
+  setpgid(s.pid, s.pid);  // also here: parent and child race for it
   report_end.close();
   Failure failure;
   ssize_t got;
@@ -153,7 +154,7 @@ std::vector<Child> children() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc", none)) {
     const std::string pid = entry.path().filename();
     if (pid.find_first_not_of("0123456789") != std::string::npos) continue;
-    std::ifstream in(entry.path() / "stat");  // pid (name) state parent ...
+    std::ifstream in(entry.path() / "stat");  // format: pid (name) state parent ...
     std::string line;
     if (!std::getline(in, line)) continue;
     const size_t open = line.find('('), end = line.rfind(')');
@@ -171,7 +172,7 @@ std::vector<Child> kill_children(double seconds) {
     int reaped;
     while ((reaped = waitpid(-1, nullptr, WNOHANG)) > 0) {}
     if ((reaped < 0 && errno == ECHILD) || monotonic_seconds() > deadline) return killed;
-    // The children of a child that dies become ours, so look again until there is nobody.
+    // Orphaned grandchildren become children of this process, so repeat until none are left.
     for (const Child& child : children()) {
       kill(child.pid, SIGKILL);
       if (std::none_of(killed.begin(), killed.end(), [&](const Child& k) { return k.pid == child.pid; }))

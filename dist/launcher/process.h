@@ -1,6 +1,6 @@
 #pragma once
-// Processes that cannot be lost: each leads a process group of its own, dies with the one that started it, and what it
-// leaves behind is found and ended.
+// Child processes that cannot get lost: each one leads a process group of its own, dies with its parent, and its
+// leftover descendants are found and killed.
 #include <map>
 #include <string>
 #include <vector>
@@ -9,45 +9,48 @@
 
 namespace lockstep::dist {
 
+/// Environment variables by name.
 using Environment = std::map<std::string, std::string>;
-Environment this_environment();
+Environment this_environment();  ///< of this process
 
-/// What a process reads: nothing, what this process reads, or what is written to Started::input.
+/// A process's stdin: /dev/null, this process's stdin, or a pipe from Started::input.
 enum class Input { nothing, inherited, pipe };
 
+/// A process to start.
 struct Process {
   std::string name;               ///< "rank 3", "host b"
-  std::vector<std::string> argv;  ///< argv[0] is a path
+  std::vector<std::string> argv;  ///< argv[0] must be a path
   Environment environment;
-  std::vector<int> cores;  ///< to run on; empty: as this process
+  std::vector<int> cores;  ///< CPU affinity; empty: inherited
   Input input = Input::nothing;
 };
 
+/// A started process and the parent's ends of its pipes.
 struct Started {
   int pid = -1;
-  Fd exited;  ///< a pidfd: readable when the process has ended
+  Fd exited;  ///< a pidfd: readable once the process has ended
   Fd input, output, error;
 };
 
-/// The path of a program, looked up in PATH as a shell does. Error: not there, a folder, not executable.
+/// The path of a program, searched in PATH like a shell does. Error: not found, a folder, not executable.
 std::string find_program(const std::string& name);
 
-/// Starts a process whose parent is this thread. Error when it cannot run.
+/// Starts a process as a child of this thread. Error when it cannot be executed.
 Started start(const Process& process);
 
-/// Children of this process (zombies not counted). With PR_SET_CHILD_SUBREAPER also what their parents left behind.
+/// A child of this process. With PR_SET_CHILD_SUBREAPER, orphaned descendants count as children.
 struct Child {
   int pid;
   std::string name;
 };
+/// All children that are not zombies.
 std::vector<Child> children();
-/// Kills and reaps all children, and theirs. Gives back the names of those that were still running; gives up after
-/// `seconds`.
+/// Kills and reaps all children and their descendants; gives up after `seconds`. Returns those that were still running.
 std::vector<Child> kill_children(double seconds);
 
-/// "SIGKILL".
+/// The name of a signal, such as "SIGKILL".
 std::string signal_name(int signal);
-/// Seconds of the monotonic clock.
+/// The time of the monotonic clock in seconds.
 double monotonic_seconds();
 
 }  // namespace lockstep::dist

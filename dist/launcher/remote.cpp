@@ -1,5 +1,5 @@
-// Launchers on other hosts: how they are started, and what passes through ssh's input instead of a command line that
-// everybody on the host can read.
+// Launchers on other hosts: the ssh command that starts them, and the greeting that passes secrets through ssh's input,
+// since every user of a host can read command lines.
 #include <poll.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@
 namespace lockstep::dist {
 namespace {
 
-// Variables that a program started by hand on that host would have, too.
+// Variables that also matter to a program started by hand on the remote host.
 constexpr const char* exported_prefixes[] = {"LOCKSTEP_", "OMP_",      "GOMP_", "KMP_",   "NCCL_",
                                              "UCX_",      "OMPI_MCA_", "DNNL_", "ONEDNN_"};
 constexpr const char* exported_names[] = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES"};
@@ -101,7 +101,7 @@ std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& at
 
   std::string line = "cd " + shell_quote(folder) + " && exec";
   for (const std::string& word : run) line += " " + shell_quote(word);
-  // No questions: there is nobody to answer them.
+  // Never ask questions: nobody is there to answer.
   std::vector<std::string> ssh = {
       find_program("ssh"), "-T", "-o",
       "BatchMode=yes",     "-o", "ConnectTimeout=" + std::to_string(std::max(1, int(o.times.connect)))};
@@ -129,7 +129,7 @@ void read_greeting(LaunchOptions& o, double seconds) {
                    "[run] --agent: the launcher that started this one did not say what to do within ", seconds,
                    " s; --agent is for launchers only");
     if (!ready.revents) continue;
-    char c;  // byte by byte: what follows is not ours to read here
+    char c;  // read byte by byte: later lines are for the supervisor
     const ssize_t got = read(STDIN_FILENO, &c, 1);
     if (got < 0 && errno == EINTR) continue;
     LOCKSTEP_CHECK(got == 1,

@@ -1,4 +1,4 @@
-// The closing report of a failed attempt: who was first, why, and the last thing it said.
+// The report of a failed attempt: the rank that failed first, the reason, and its last output.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,8 +41,8 @@ std::string error_of(const LaunchOptions& o, const Attempt& attempt, int member)
              : "";
 }
 
-/// The rank that a message blames: all ranks raise the error of the first, as "[rank 2] ..." or "rank 2 (pid ...) ...",
-/// with "rank 0: " before it, the one that says so.
+/// The rank that an error message blames, or -1. All ranks raise the first rank's error, as "[rank 2] ..." or "rank 2
+/// (pid ...) ...", possibly with the reporting rank in front: "rank 0: ".
 int blamed(std::string message) {
   if (const size_t colon = message.find(": ");
       message.starts_with("rank ") && message.find_first_not_of("0123456789", 5) == colon)
@@ -59,10 +59,10 @@ std::string read_error_file(const std::string& file) {
   std::string text;
   try {
     text = read_start(file, longest_error);
-  } catch (const Error&) { return ""; }  // it wrote none
+  } catch (const Error&) { return ""; }  // there is no file
   const ClassicLocale classic;
   const auto json = nlohmann::json::parse(text, nullptr, false);
-  if (json.is_object() && json.contains("message")) {  // torch's: {"message": {"message": "..."}}
+  if (json.is_object() && json.contains("message")) {  // torch nests it: {"message": {"message": "..."}}
     const auto& message = json["message"].is_object() && json["message"].contains("message")
                               ? json["message"]["message"]
                               : json["message"];
@@ -107,7 +107,7 @@ std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, con
                                : "") +
            ")";
     if (!error.empty()) text += "\n  its error:" + indented(error);
-    // What was shown a moment ago without anything in between need not be shown again.
+    // With a single rank, its stderr has just been shown without interruption: do not repeat it.
     if (!cause.last_lines.empty() && members.size() > 1)
       text += "\n  the last lines of its stderr:" + indented(cause.last_lines);
   }

@@ -1,5 +1,5 @@
 #pragma once
-// A folder for files between processes, removed with its object.
+// A temporary folder that is deleted together with its object.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@
 
 namespace lockstep::dist {
 
-/// $TMPDIR, or /tmp. Error that names it when it is no folder.
+/// $TMPDIR, or /tmp. Error naming it when it is not a folder.
 inline std::string temporary_folder() {
   const char* given = std::getenv("TMPDIR");
   const std::string folder = given && *given ? given : "/tmp";
@@ -27,6 +27,7 @@ inline std::string temporary_folder() {
   return folder;
 }
 
+/// A new folder "lockstep-XXXXXX" in temporary_folder().
 class Scratch {
  public:
   Scratch() : path_(temporary_folder() + "/lockstep-XXXXXX") {
@@ -39,10 +40,10 @@ class Scratch {
     else if (counted_) keep_last_ten();
   }
   Scratch(const Scratch&) = delete;
-  const std::string& path() const { return path_; }
-  bool is_kept() const { return kept_; }
+  const std::string& path() const { return path_; }  ///< of the folder
+  bool is_kept() const { return kept_; }             ///< true after keep()
 
-  /// There is something to read in it. counted: once this ends, the last ten such folders of this user stay.
+  /// Keeps the folder after this object ends. `counted`: then delete all but the last ten such folders of this user.
   void keep(bool counted) { kept_ = true, counted_ |= counted; }
 
  private:

@@ -1,3 +1,4 @@
+// supervisor.cpp: the event loop that supervises the members. See supervisor.h.
 #include "dist/launcher/supervisor.h"
 
 #include <poll.h>
@@ -18,16 +19,16 @@ namespace {
 
 static_assert(parent_died == SIGPWR);
 constexpr double never = std::numeric_limits<double>::infinity();
-constexpr double last_wait = 5;  // for what even SIGKILL does not end (a process stuck in the kernel)
-constexpr size_t longest_welcome = size_t(64) << 10;  // bytes of a login before the launcher behind it says hello
+constexpr double last_wait = 5;  // seconds to wait for processes that even SIGKILL does not end (stuck in the kernel)
+constexpr size_t longest_welcome = size_t(64) << 10;  // most bytes of login output before a remote launcher's hello
 
 struct Running {
   const Launched* member = nullptr;
   Started process;
   Relay output, error;
   bool alive = false;
-  bool connected = true;  // remote: has said hello
-  std::string hello;      // what came before it
+  bool connected = true;  // remote: it has said hello
+  std::string hello;      // output before the hello
   Ended ended;
 };
 
@@ -61,7 +62,7 @@ class Supervisor {
     r->process = start(member.process);
     for (std::string_view rest = member.greeting; !rest.empty();) {
       const ssize_t written = write(r->process.input.get(), rest.data(), rest.size());
-      if (written < 0 && errno != EINTR) break;  // it is gone: its end says so
+      if (written < 0 && errno != EINTR) break;  // it has ended: its exit status will tell
       rest.remove_prefix(size_t(std::max<ssize_t>(written, 0)));
     }
     r->alive = true, r->connected = !member.remote, r->ended.pid = r->process.pid;
@@ -72,7 +73,7 @@ class Supervisor {
     return int(std::count_if(running_.begin(), running_.end(), [](const auto& r) { return r->alive; }));
   }
 
-  // Sends a signal to all processes of every member; those who left their leader behind too.
+  // Sends a signal to all processes of every member, including those whose group leader has exited.
   void signal_all(int signal) {
     for (const auto& r : running_) {
       if (r->member->remote && r->alive && r->process.input) {
@@ -80,9 +81,10 @@ class Supervisor {
         [[maybe_unused]] const auto written = write(r->process.input.get(), line.data(), line.size());
         continue;
       }
-      // The leader is not reaped before the end, so this number is still its own.
+      // The leader is not reaped before the end, so its pid has not been reused.
       kill(-r->process.pid, signal);
-      if (signal != SIGSTOP && signal != SIGKILL) kill(-r->process.pid, SIGCONT);  // a stopped process hears nothing
+      // A stopped process does not handle signals.
+      if (signal != SIGSTOP && signal != SIGKILL) kill(-r->process.pid, SIGCONT);
     }
   }
 
@@ -94,7 +96,7 @@ class Supervisor {
     give_up_at_ = monotonic_seconds() + last_wait;
   }
 
-  // `told`: by a launcher above, which has said so already.
+  // `told`: by a launcher above, which has already printed a message.
   void interrupt(int signal, bool told = false) {
     if (outcome_.interrupted || signal == parent_died) {
       if (signal != parent_died && give_up_at_ == never && !told)
@@ -149,7 +151,7 @@ class Supervisor {
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) return from.close();
     std::string_view text(bytes, size_t(got));
-    if (!error && !r.connected) {  // what a login prints comes before the hello
+    if (!error && !r.connected) {  // login messages precede the hello
       if (!r.ended.chatters) r.hello += text;
       const size_t at = r.hello.find(remote_hello);
       r.ended.chatters = at == std::string::npos && r.hello.size() > longest_welcome;
@@ -165,7 +167,7 @@ class Supervisor {
 
   void take_end(Running& r) {
     siginfo_t info{};
-    // Looked at, not reaped: its number stays taken until its group has been swept.
+    // WNOWAIT: do not reap yet, so that the pid stays reserved until its process group has been killed.
     if (waitid(P_PID, id_t(r.process.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
     r.alive = false;
     r.ended.status = info.si_code == CLD_EXITED ? (info.si_status & 0xff) << 8 : info.si_status & 0x7f;
@@ -191,7 +193,7 @@ class Supervisor {
     add(console_.pending(), console);
     for (const auto& r : running_) {
       if (r->alive) add(r->process.exited.get(), exited, r.get());
-      if (console_.full() && !outcome_.interrupted) continue;  // ranks wait until somebody reads
+      if (console_.full() && !outcome_.interrupted) continue;  // backpressure: ranks block until the output is read
       add(r->process.output.get(), output, r.get());
       add(r->process.error.get(), error, r.get());
     }
@@ -204,7 +206,7 @@ class Supervisor {
       LOCKSTEP_CHECK(errno == EINTR, "[run] poll failed: ", errno);
       return;
     }
-    // Output first: what a process said before it died should be there when it is reported.
+    // Read output first, so that the last words of a dead process are in its report.
     for (size_t i = 0; i < fds.size(); ++i) {
       if (!fds[i].revents) continue;
       switch (sources[i].kind) {
@@ -219,10 +221,10 @@ class Supervisor {
     console_.pump();
   }
 
-  // What follows from what was seen, and from the time.
+  // Acts on the events seen by wait(), and on timeouts.
   void advance() {
-    // Several may have ended since the last look. Then one that was killed is the likelier cause: others notice, and
-    // exit.
+    // Several members may have ended since the last poll. One that was killed by a signal is then the likelier cause:
+    // the others notice its end and exit.
     std::vector<int> failed;
     for (Running* r : ended_) {
       take_end(*r);
@@ -251,19 +253,19 @@ class Supervisor {
     }
     if (now >= kill_at_) kill_all();
     if (now >= give_up_at_) {
-      for (const auto& r : running_) kill(-r->process.pid, SIGKILL);  // ssh itself, too
+      for (const auto& r : running_) kill(-r->process.pid, SIGKILL);  // the ssh process too
       gave_up_ = give_up_twice_;
       give_up_twice_ = true, give_up_at_ = now + last_wait;
     }
   }
 
-  // A training that a signal reached at one rank stops at all of them: the others are about to end too.
+  // A training program that a signal reaches on one rank stops on all ranks: the others are about to end too.
   void ends_by_itself(const Running& r) {
     if (outcome_.interrupted) return;
     outcome_.interrupted = r.ended.stop_signal();
     console_.hurry();
     kill_at_ = monotonic_seconds() + options_.grace;
-    if (alive() > 0)  // (the signal may have reached another one)
+    if (alive() > 0)  // the signal may have been meant for another rank
       console_.say(r.member->process.name + " ended with exit code " + std::to_string(r.ended.code()) +
                    ", which says that " + signal_name(outcome_.interrupted) + " stopped the job: the other " +
                    (alive() == 1 ? "rank has " : "ranks have ") + std::to_string(int(options_.grace)) +
@@ -288,7 +290,7 @@ class Supervisor {
     for (const Child& child : kill_children(last_wait))
       console_.say("ended a process that a rank had left behind: " + child.name + " (pid " + std::to_string(child.pid) +
                    ")");
-    // Everybody who could write is gone; what is in the pipes is the rest.
+    // All writers are gone; only the contents of the pipes are left.
     for (const auto& r : running_) {
       for (const bool error : {false, true}) {
         Fd& from = error ? r->process.error : r->process.output;

@@ -1,8 +1,8 @@
 #pragma once
-// Watches a set of processes that live and die together, until the last one is gone.
+// Supervises a set of processes that live and die together, until the last one has ended.
 //
-//   running ──one fails──▶ 1 s for the others to see it themselves ──▶ SIGTERM ──5 s──▶ SIGKILL ──▶ sweep
-//      └────── Ctrl-C ───▶ passed on, 30 s to end in order; a second one ───────────────▶ SIGKILL ──▶ sweep
+//   running ──one fails──▶ 1 s for the others to notice ──▶ SIGTERM ──5 s──▶ SIGKILL ──▶ clean up
+//      └────── Ctrl-C ───▶ forwarded; 30 s to end cleanly, or a second Ctrl-C ──▶ SIGKILL ──▶ clean up
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,52 +12,56 @@
 
 namespace lockstep::dist {
 
-/// A process and where its output goes.
+/// A process and the destinations of its output.
 struct Launched {
   Process process;
   std::string prefix;
   bool show_output = true, show_error = true;
-  std::string output_file, error_file;  ///< empty: none
-  /// Another launcher, on another host, behind ssh: signals are sent as lines to its input, and it says when it is
-  /// there.
+  std::string output_file, error_file;  ///< empty: no file
+  /// A launcher on another host, behind ssh: signals are sent as lines to its input, and it prints `remote_hello` once
+  /// it is up.
   bool remote = false;
-  std::string greeting;  ///< what is written to its input first
+  std::string greeting;  ///< written to its input first
 };
 
+/// Time limits and event sources of a supervisor.
 struct Supervision {
-  double notice = 1;    ///< seconds the others have to see a failure themselves, and to write down what they know
-  double stop = 5;      ///< between SIGTERM and SIGKILL
-  double grace = 30;    ///< to end in order after a signal
-  double connect = 60;  ///< for a remote launcher to answer
+  double notice = 1;    ///< seconds for the other members to notice a failure and write their records
+  double stop = 5;      ///< seconds between SIGTERM and SIGKILL
+  double grace = 30;    ///< seconds to end cleanly after a signal
+  double connect = 60;  ///< seconds for a remote launcher to answer
   int signals = -1;     ///< a signalfd
-  int control = -1;     ///< lines "signal N" from a launcher above; its end means that it is gone
+  int control = -1;     ///< pipe with lines "signal N" from a launcher above; its end means that this launcher is gone
 };
 
+/// The end of one member.
 struct Ended {
   int pid = -1;
-  int status = -1;           ///< of waitpid; -1 when it had to be given up
-  double after = 0;          ///< seconds since the start
-  bool stopped = false;      ///< by us: not its own failure
-  bool unreachable = false;  ///< a remote launcher that never answered
-  bool chatters = false;     ///< nor came to an end of what it said instead
-  std::string last_lines;    ///< of its stderr
-  int code() const;          ///< 128 + signal, or the exit code
-  bool failed() const { return status != 0; }
-  int stop_signal() const;  ///< it ended because SIGINT or SIGTERM asked it to, and said so by its exit code
+  int status = -1;                             ///< from waitpid(); -1 if it could not be ended
+  double after = 0;                            ///< seconds since the start
+  bool stopped = false;                        ///< ended by the supervisor: not a failure of its own
+  bool unreachable = false;                    ///< a remote launcher that never answered
+  bool chatters = false;                       ///< it printed too much without ever saying hello
+  std::string last_lines;                      ///< the end of its stderr
+  int code() const;                            ///< exit code, or 128 + signal
+  bool failed() const { return status != 0; }  ///< ended with an error, or not at all
+  int stop_signal() const;  ///< SIGINT or SIGTERM if its exit code says that this signal asked it to end; else 0
 };
 
+/// The result of supervise().
 struct Outcome {
   std::vector<Ended> members;
-  int first = -1;       ///< the member whose failure ended the rest
-  int interrupted = 0;  ///< the signal that asked to end
+  int first = -1;       ///< index of the member that failed first; -1: none
+  int interrupted = 0;  ///< the signal that asked the job to end; 0: none
 };
 
-/// Sent by the kernel when the process above dies.
+/// The signal that the kernel sends when the parent process dies.
 inline constexpr int parent_died = 30;  // SIGPWR
 
-/// The line by which a remote launcher says that it is there.
+/// The line by which a remote launcher reports that it is up.
 inline constexpr const char* remote_hello = "lockstep launcher ready\n";
 
+/// Starts the members and supervises them to the end.
 Outcome supervise(const std::vector<Launched>& members, const Supervision& supervision, Console& console);
 
 }  // namespace lockstep::dist

@@ -1,3 +1,4 @@
+// group.cpp: process groups over MPI. See group.h.
 #include "dist/mpi/group.h"
 
 #define OMPI_SKIP_MPICXX 1
@@ -30,7 +31,7 @@ void check(int code, const char* what) {
   throw DistError(Fault::rank_failed, -1, str("[mpi] ", what, " failed: ", std::string(text, size_t(length))));
 }
 
-// MPI adds with our arithmetic, so that f16, bf16, bool and NaN mean the same on every engine.
+// MPI calls our arithmetic, so that f16, bf16, bool and NaN behave the same in every engine.
 template <int dtype, int op> void reduce(void* source, void* target, int* count, MPI_Datatype*) {
   reduce_into(DType(dtype), ReduceOp(op), static_cast<std::byte*>(target), static_cast<const std::byte*>(source),
               *count);
@@ -95,13 +96,14 @@ class MpiGroup final : public ProcessGroup {
     std::shared_ptr<Job> job;
     MPI_Comm comm;
     std::shared_ptr<Traffic> traffic;
-    Turns turns;  // last: its thread ends before what it uses
+    Turns turns;  // last: its thread ends before the members it uses
   };
 
   std::shared_ptr<Engine> engine_;
 };
 
-// MPI waits for ever, we do not. What MPI may still write into after a failure is kept until the process ends.
+// MPI waits without a limit; this polls with a timeout. After a failure, memory that MPI may still write into is kept
+// until the process ends.
 void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call, int peer, uint64_t count,
                             bool is_send) {
   static auto* kept = new std::vector<std::pair<Call, std::vector<MPI_Request>>>;
@@ -134,10 +136,10 @@ void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call,
   }
 }
 
-// Every rank tells its header to all before data moves.
+// Exchanges headers among all ranks before data moves.
 void MpiGroup::Engine::agree(const Call& call, uint64_t number) {
   const bool one_sided = call.collective == Collective::gather || call.collective == Collective::scatter;
-  auto headers = std::make_unique<std::vector<Header>>(size_t(size() + 1));  // the last one is what this rank says
+  auto headers = std::make_unique<std::vector<Header>>(size_t(size() + 1));  // the last one is this rank's own
   Header& mine = headers->back();
   mine = turns.header(call, number);
   const Tensor& part = call.collective == Collective::gather ? call.input : call.output;
@@ -181,7 +183,7 @@ void MpiGroup::Engine::collective(const Call& call) {
   Tensor scratch;
   const void* source = input == output ? MPI_IN_PLACE : input;
   MPI_Request request = MPI_REQUEST_NULL;
-  int64_t result = count;  // elements of the result here
+  int64_t result = count;  // elements of this rank's result
   switch (call.collective) {
     case Collective::all_reduce:
       check(MPI_Iallreduce(source, output, count, element, op, comm, &request), "MPI_Iallreduce");
@@ -203,7 +205,7 @@ void MpiGroup::Engine::collective(const Call& call) {
       break;
     }
     case Collective::reduce_scatter:
-      if (output == input + start * bytes) scratch = call.output.clone();  // MPI must not write into what it reads
+      if (output == input + start * bytes) scratch = call.output.clone();  // MPI must not write into its input
       check(MPI_Ireduce_scatter(input, scratch.defined() ? scratch.raw_data() : output, counts.data(), element, op,
                                 comm, &request),
             "MPI_Ireduce_scatter");
@@ -231,7 +233,7 @@ void MpiGroup::Engine::collective(const Call& call) {
       break;
     default: return;
   }
-  Call kept = call;  // its tensors, and ours, outlive a wait that fails
+  Call kept = call;  // keeps its tensors and ours alive after a failed wait
   kept.batch.push_back({true, scratch, 0, {}, 0});
   wait({request}, kept, (rank + 1) % n);
   if (call.collective == Collective::reduce_scatter && scratch.defined() && own > 0)
@@ -239,7 +241,7 @@ void MpiGroup::Engine::collective(const Call& call) {
   if (is_reduction(call.collective) && call.op == ReduceOp::mean) divide(call.dtype, output, result, n);
 }
 
-// A message is a header, then (when both agree) the data. All headers of a batch go first.
+// A message is a header and, if both sides agree, the data. All headers of a batch are sent first.
 void MpiGroup::Engine::messages(const Call& call) {
   auto batch = std::make_unique<std::vector<Message>>(turns.begin_messages(call));
   auto theirs = std::make_unique<std::vector<Header>>(batch->size());
@@ -285,7 +287,7 @@ void MpiGroup::Engine::messages(const Call& call) {
 
 void MpiGroup::Engine::move(Call& call, uint64_t number) {
   if (is_message(call.collective)) return messages(call);
-  agree(call, number);  // a barrier is nothing more
+  agree(call, number);  // for a barrier, agreeing is all
   collective(call);
 }
 
@@ -310,7 +312,7 @@ std::shared_ptr<ProcessGroup> MpiGroup::make_group(Membership member, const std:
   return std::make_shared<MpiGroup>(engine_->job, std::move(member), comm);
 }
 
-// What rank 0 tells the others through MPI, so that they find its store.
+// Rank 0's store address, distributed through MPI.
 struct Meeting {
   char host[256] = {};
   char token[65] = {};

@@ -1,3 +1,4 @@
+// deadman.cpp: ends the process when a step exceeds its limit. See deadman.h.
 #include "dist/nccl/deadman.h"
 
 #include <execinfo.h>
@@ -16,7 +17,7 @@ namespace {
 
 std::atomic<bool> shown{false};
 
-// In the thread that hangs.
+// Runs in the hanging thread.
 void show_stack(int) {
   void* frames[64];
   backtrace_symbols_fd(frames, backtrace(frames, 64), STDERR_FILENO);
@@ -28,7 +29,7 @@ void show_stack(int) {
 Deadman::Deadman(std::function<void(const std::string&)> last_words)
     : last_words_(std::move(last_words)), thread_([this] { loop(); }) {
   void* frame[1];
-  backtrace(frame, 1);  // loads what it needs now, not in a signal handler
+  backtrace(frame, 1);  // the first call loads libgcc, which a signal handler must not do
 }
 
 Deadman::~Deadman() { end_thread(thread_, mutex_, stop_, changed_); }
@@ -52,11 +53,11 @@ void Deadman::loop() {
     const auto next = std::min_element(armed_.begin(), armed_.end(),
                                        [](const Armed& a, const Armed& b) { return a.until < b.until; });
     if (next == armed_.end()) changed_.wait(lock);
-    else if (std::chrono::steady_clock::now() > next->until)  // the innermost step of that thread says most
+    else if (std::chrono::steady_clock::now() > next->until)  // report the innermost step of that thread
       end_process(*std::find_if(armed_.rbegin(), armed_.rend(),
                                 [&](const Armed& a) { return pthread_equal(a.waits, next->waits); }));
     else {
-      const auto until = next->until;  // the step may end, and be erased, while this waits
+      const auto until = next->until;  // a copy: the step may end and be erased during the wait
       changed_.wait_until(lock, until);
     }
   }

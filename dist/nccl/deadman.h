@@ -1,6 +1,6 @@
 #pragma once
-// Ends the process when a step that must end does not: what hangs in a library cannot be ended otherwise. The process
-// says which step, and where its thread hangs.
+// Ends the process when a step exceeds its time limit: a call that hangs inside a library cannot be ended in any other
+// way. Prints the step and the stack of its thread first.
 //
 //   const Deadman::Step step(deadman, Seconds(60), "ncclCommAbort of group world");
 #include <pthread.h>
@@ -17,14 +17,15 @@
 
 namespace lockstep::dist {
 
+/// Watches steps with a time limit, on a thread of its own.
 class Deadman {
  public:
-  /// last_words: called before the end with what is printed too.
+  /// `last_words`: called with the printed text before the process ends.
   explicit Deadman(std::function<void(const std::string&)> last_words);
   ~Deadman();
   Deadman(const Deadman&) = delete;
 
-  static constexpr int exit_code = 70;  ///< of a process that it ends
+  static constexpr int exit_code = 70;  ///< exit code of a process that it ends
 
  private:
   struct Armed {
@@ -35,9 +36,11 @@ class Deadman {
   };
 
  public:
-  /// Must end within the limit. waits: the thread that it is a step of.
+  /// A step that must end within its limit; it ends with the object. `waits`: the thread that waits for this step, if
+  /// another one.
   class Step {
    public:
+    /// `what`: name of the step, for the message.
     Step(Deadman& deadman, Seconds limit, std::string what, pthread_t waits = pthread_self());
     ~Step();
     Step(const Step&) = delete;

@@ -1,3 +1,4 @@
+// engine.cpp: creates communicators and translates collectives into NCCL calls. See engine.h.
 #include "dist/nccl/engine.h"
 
 #include <algorithm>
@@ -13,12 +14,12 @@
 namespace lockstep::dist {
 namespace {
 
-/// Where a device is, the same text for ranks that NCCL will not have in one communicator.
+/// The location of a device: equal for ranks that share a device, which NCCL does not accept in one communicator.
 std::string place_of(Device device) {
   char bus[64] = "";
   const cudaError_t code = cudaDeviceGetPCIBusId(bus, int(sizeof bus), device.index);
   LOCKSTEP_CHECK(code == cudaSuccess, "[nccl] cannot tell where ", device, " is: ", cudaGetErrorString(code));
-  const char* chosen = std::getenv("NCCL_HOSTID");  // NCCL goes by it too
+  const char* chosen = std::getenv("NCCL_HOSTID");  // NCCL uses it too
   const std::string host = chosen && *chosen ? chosen : host_identity();
   return host.substr(0, host.find('/')) + " " + bus;
 }
@@ -75,7 +76,8 @@ std::shared_ptr<DeviceWork> NcclEngine::begin(const Call& call) {
   return std::make_shared<NcclWork>(*job->control, call, *device_);
 }
 
-/// The communicator of all ranks, or of this one and a peer; those call this at the same point.
+/// Creates the communicator of all ranks, or of this rank and a peer, unless it exists. All its ranks call this at the
+/// same point.
 NcclEngine::Link& NcclEngine::connect(int peer, const Call& call) {
   if (const auto found = links_.find(peer); found != links_.end()) return found->second;
   Control& control = *job->control;
@@ -149,7 +151,7 @@ void NcclEngine::move(Call& call, uint64_t sequence) {
     else if (call.collective == Collective::replay) start_graph(call, sequence);
     else device_collective(call, sequence);
   } catch (...) {
-    end(false);  // some of it may be on the stream
+    end(false);  // part of the work may be on the stream
     throw;
   }
   end(true);
@@ -161,9 +163,9 @@ Algorithm NcclEngine::algorithm_of(const Call& call) const {
 }
 
 void NcclEngine::device_collective(Call& call, uint64_t sequence) {
-  call.algorithm = algorithm_of(call);  // so that ranks compare this too
+  call.algorithm = algorithm_of(call);  // so that ranks compare the chosen algorithm too
   const auto known = links_.find(everybody);
-  const bool by_host = known != links_.end() && !known->second.comm;  // where headers travel with the data
+  const bool by_host = known != links_.end() && !known->second.comm;  // headers then travel with the data
   if (!by_host && (must_compare(++collectives_) || known == links_.end())) agree(call, sequence);
   if (const Link& link = connect(everybody, call); link.comm) {
     LOCKSTEP_CHECK(call.algorithm == Algorithm::automatic || call.algorithm == Algorithm::direct, "[",
@@ -187,7 +189,7 @@ void NcclEngine::enqueue(const Call& call, Communicator& comm) {
   const ncclDataType_t type = type_of(call.dtype);
   const ncclRedOp_t op = op_of(call.dtype, call.op);
   const bool is_root = rank == call.root;
-  // NCCL sums in an order of its own, and does with NaN in min and max what it likes.
+  // NCCL adds in an order of its own, and its min and max do not propagate NaN reliably.
   const bool exact = is_floating(call.dtype) && call.algorithm == Algorithm::direct;
   if (call.count == 0) return;
   switch (call.collective) {
@@ -256,7 +258,7 @@ void NcclEngine::enqueue(const Call& call, Communicator& comm) {
   }
 }
 
-/// Puts together the parts that ranks hold, at the root or everywhere. Inside a group of calls.
+/// Assembles the ranks' parts at the root, or on all ranks. Called inside an NCCL group call.
 void NcclEngine::gather_parts(const Tensor& whole, const Tensor& part, int root, ncclComm_t comm) {
   const auto own = [&] {
     const Tensor target = part_of(whole, rank);
@@ -279,8 +281,9 @@ void NcclEngine::gather_parts(const Tensor& whole, const Tensor& part, int root,
   }
 }
 
-/// `exact`: every rank gets the others' terms of its own part, and adds them in the order of summation_tree.h, as the
-/// engine for the CPU does: the same bits. Bytes as for a reduce_scatter by ring, and a copy of the tensor as scratch.
+/// Exact mode: every rank receives the other ranks' terms of its own part and adds them in the order of
+/// summation_tree.h, like the CPU engine, with the same bits. Moves as many bytes as a ring reduce_scatter, and needs a
+/// scratch copy of the tensor.
 void NcclEngine::sum_own_part(const Call& call, Communicator& comm, const Tensor& target) {
   const Tensor input = call.input.view({call.count});
   const int64_t own = target.numel();

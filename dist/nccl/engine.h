@@ -1,14 +1,14 @@
 #pragma once
-// Tensors on CUDA devices between ranks, by NCCL: no copy on the host, no wait of the host.
+// Collectives on tensors on CUDA devices, by NCCL: without copies through the host, and without blocking it.
 //
-// A group has one communicator of all its ranks, made at their first such call, and one for each pair that exchanges
-// messages: ranks that send need no others then. Everything is put on one stream of the group in the order of the
-// calls, which begins after what the caller's stream had been given, and which the caller's stream waits for in
-// Work::wait(). Messages of one exchange run side by side.
+// A group has one communicator of all its ranks, created at their first collective, and one for each pair that
+// exchanges messages, so that a message involves two ranks only. All calls go to one stream of the group, in order.
+// This stream waits for the caller's stream before a call, and Work::wait() makes the caller's stream wait for it. The
+// messages of one exchange run concurrently.
 //
-// NCCL does not notice when ranks ask for different things: it hangs, or gives garbage. So ranks compare their calls on
-// the host first: the first 100 of a group, then every 64th, and all with LOCKSTEP_NCCL_DEBUG=1. Messages: the receiver
-// looks at the sender's. Graphs: recorded.cpp.
+// NCCL does not detect ranks that make different calls: it hangs or returns garbage. So ranks compare their calls on
+// the host first: the first 100 of a group, then every 64th, and all of them with LOCKSTEP_NCCL_DEBUG=1. For messages,
+// the receiver checks the sender's header. For graphs see recorded.cpp.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -27,41 +27,46 @@
 
 namespace lockstep::dist {
 
+/// Calls that are compared: the first ones, then every so many.
 constexpr uint64_t compared_first = 100, compared_every = 64;
 
+/// Bytes of a tensor's elements.
 inline int64_t size_in_bytes(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
 
+/// The engine of a group whose tensors on devices move by NCCL.
 class NcclEngine final : public NativeEngine {
  public:
+  /// `member`: this rank's place in the group. Touches CUDA only at the first call on a device.
   NcclEngine(std::shared_ptr<Job> job, Membership member, std::shared_ptr<Traffic> traffic)
       : NativeEngine(std::move(job), std::move(member), std::move(traffic)),
         n_(int(world_ranks.size())),
         compares_all_(environment_flag("LOCKSTEP_NCCL_DEBUG")),
         exact_(environment_flag("LOCKSTEP_NCCL_EXACT")) {}
   ~NcclEngine() override {
-    turns.drain();  // what is queued needs the communicators
+    turns.drain();  // queued calls need the communicators
     std::vector<std::shared_ptr<Communicator>> comms;
     for (const auto& [peer, link] : links_)
       if (link.comm) comms.push_back(link.comm);
     if (watchdog_) watchdog_->close(turns, comms);
   }
 
-  /// "nccl", or "host" once it is known that tensors of the group go through the host's memory.
+  /// "nccl", or "host" once ranks were found to share a device, so that tensors go through host memory.
   const char* moved_by() const {
     const std::lock_guard lock(mutex_);
     const bool shares = std::any_of(links_.begin(), links_.end(), [](const auto& link) { return !link.second.comm; });
     return shares ? "host" : "nccl";
   }
-  /// On the thread that makes the call: keeps its tensors, and what its device does before is done before. Error:
-  /// another device than that of earlier calls, an algorithm that there is not.
+  /// Called on the caller's thread: keeps the call's tensors, and records the point in the caller's stream that the
+  /// call must follow. Error: a device other than that of earlier calls, an unsupported algorithm.
   std::shared_ptr<DeviceWork> begin(const Call& call);
-  /// In place of begin() and a turn, while this thread records: puts the call into the graph (recorded.cpp). Error:
-  /// ranks that have no communicator yet.
+  /// Used instead of begin() and a turn while this thread records a graph: adds the call to the graph (recorded.cpp).
+  /// Error when the ranks have no communicator yet.
   std::shared_ptr<DeviceWork> record(Call call);
+  /// See ProcessGroup::take_recorded().
   std::vector<std::string> take_recorded();
-  /// Whether the communicator of all ranks was made, or ranks share devices.
+  /// True once the communicator of all ranks exists, or ranks were found to share a device.
   bool is_connected() const;
-  /// Memory for collectives of all ranks, who make it together (window.h).
+  /// Memory for collectives of all ranks, which create it together (window.h).
   Tensor window(const Shape& shape, DType dtype);
   void move(Call& call, uint64_t sequence) override;
   bool idle() const override { return NativeEngine::idle() && (!watchdog_ || watchdog_->idle(turns)); }
@@ -70,7 +75,7 @@ class NcclEngine final : public NativeEngine {
   static constexpr int everybody = -1;
   struct Link {
     std::shared_ptr<Communicator> comm;  // null: ranks share a device
-    std::optional<Stream> stream;        // of a pair, beside others; else that of the group is used
+    std::optional<Stream> stream;        // of a pair in a larger group; else the group's stream is used
   };
 
   void check(const Call& call);
@@ -109,15 +114,15 @@ class NcclEngine final : public NativeEngine {
 
   const int n_;
   const bool compares_all_, exact_;
-  mutable std::mutex mutex_;  // of what begin() and name() look at
+  mutable std::mutex mutex_;  // protects members that other threads read
   std::optional<Device> device_;
   std::map<int, Link> links_;
-  // Of whoever has the turn
+  // Used by the thread whose turn it is
   std::shared_ptr<Watchdog> watchdog_;
   std::optional<Stream> stream_;
   uint64_t collectives_ = 0;
-  std::string what_;                   // the call, for messages
-  std::vector<std::string> recorded_;  // calls, since somebody took them
+  std::string what_;                   // the current call, for messages
+  std::vector<std::string> recorded_;  // calls since the last take_recorded()
 };
 
 }  // namespace lockstep::dist

@@ -1,5 +1,5 @@
-// The group whose tensors on devices NCCL moves. Calls on the CPU and on the device share one order (turns.h), so that
-// ranks which mix them agree on it.
+// The group that moves tensors on devices by NCCL. Calls on the CPU and on the device share one order (turns.h), so
+// that ranks which mix them agree on it.
 #include <algorithm>
 #include <cstring>
 
@@ -29,7 +29,7 @@ class NcclGroup final : public NativeGroup {
       return NativeGroup::shared_empty(shape, dtype, device);
     engine_->turns.drain();
     const std::string tag = str("window of ", dtype, " x ", numel_of(shape));
-    barrier(Seconds{0}, tag);  // ranks that make another one are told
+    barrier(Seconds{0}, tag);  // detects ranks that create a different one
     if (!nccl().is_connected()) all_reduce(zeros({1}, {.dtype = f32, .device = device}), {.tag = tag});
     const bool by_host = std::strcmp(device_engine(), "host") == 0;
     return by_host ? NativeGroup::shared_empty(shape, dtype, device) : nccl().window(shape, dtype);
@@ -45,7 +45,7 @@ class NcclGroup final : public NativeGroup {
     for (const std::string& one : calls) call.tag = std::to_string(hash_text(one, hash_text(call.tag)));
     const std::shared_ptr<DeviceWork> work = call.work = nccl().begin(call);
     call.launch = launch;
-    engine_->turns.drain();  // the generator that a graph draws from is this thread's
+    engine_->turns.drain();  // a graph draws from this thread's random generator
     Work(engine_->turns.run(std::move(call), false), work).wait();
     traffic_->collectives += int64_t(calls.size()) - 1;
   }
@@ -62,7 +62,8 @@ class NcclGroup final : public NativeGroup {
     }
     const bool by_host = std::strcmp(device_engine(), "host") == 0;
     if (by_host) (void)engine_->choose(call);
-    // The host takes time; ranks that are to begin a message may wait for each other (messages.cpp).
+    // Host copies take time, and ranks that start a message may have to wait for each other (messages.cpp), so both run
+    // on the group's thread.
     const bool takes_time = by_host || is_message(call.collective);
     const std::shared_ptr<DeviceWork> work = call.work = nccl().begin(call);
     Work result(engine_->turns.run(std::move(call), async && takes_time), work);

@@ -1,5 +1,5 @@
-// Messages between ranks: pairs that share a device, and tensors on the CPU, go through the host; the others by NCCL.
-// A graph takes those that go by NCCL between pairs that have met.
+// Messages between ranks. Tensors on the CPU, and those of pairs that share a device, go through the host; all others
+// by NCCL. A graph can record only messages by NCCL between pairs that already have a communicator.
 #include <algorithm>
 
 #include "dist/nccl/engine.h"
@@ -15,7 +15,7 @@ std::vector<PointToPoint> NcclEngine::messages_of(const Call& call) {
 void NcclEngine::device_messages(Call& call) {
   std::vector<Message> batch = turns.begin_messages(call);
   const std::vector<PointToPoint> all = messages_of(call);
-  std::vector<std::pair<Tensor, Tensor>> arrived;  // on the device, and what it gets from the host
+  std::vector<std::pair<Tensor, Tensor>> arrived;  // device tensor, host copy
   const auto exchange = [&](const std::vector<size_t>& by_host, std::vector<Message> more) {
     std::vector<Tensor> copies;
     for (const size_t i : by_host) {
@@ -29,7 +29,7 @@ void NcclEngine::device_messages(Call& call) {
     if (!more.empty()) NativeEngine::exchange(call, more);
   };
 
-  // Tensors on the CPU, those of ranks that share a device, and the headers of the others.
+  // Tensors on the CPU, and the headers of messages that may go by NCCL.
   std::vector<Message> first;
   std::vector<size_t> by_host, by_nccl;
   for (size_t i = 0; i < batch.size(); ++i) {
@@ -47,8 +47,8 @@ void NcclEngine::device_messages(Call& call) {
   }
   exchange(by_host, std::move(first));
 
-  // Pairs that meet for the first time find out whether they share a device. All in one order, so that no circle of
-  // ranks waits.
+  // Pairs that meet for the first time find out whether they share a device. All ranks visit pairs in the same order,
+  // so that no cycle of waits arises.
   std::vector<int> peers;
   for (const size_t i : by_nccl) peers.push_back(batch[i].peer);
   std::sort(peers.begin(), peers.end(), [&](int a, int b) {
@@ -71,7 +71,8 @@ void NcclEngine::device_messages(Call& call) {
   for (const auto& [to, here] : arrived) to.copy_(here);
 }
 
-/// Side by side on the streams of their pairs, behind what the group's was given, which goes on behind them.
+/// Queues the messages on the streams of their pairs, concurrently: after the earlier work of the group's stream, whose
+/// later work waits for them.
 void NcclEngine::put_messages(const Call& call, const std::vector<PointToPoint>& messages) {
   std::map<int, Link*> links;
   for (const PointToPoint& p : messages)
@@ -91,7 +92,7 @@ void NcclEngine::put_messages(const Call& call, const std::vector<PointToPoint>&
       if (p.tensor.numel() == 0) continue;
       const Link& link = *links[p.peer];
       const Stream& on = link.stream ? *link.stream : *stream_;
-      const int peer = p.peer > rank;  // of the two
+      const int peer = p.peer > rank;  // its rank in the pair's communicator
       if (p.is_send) send(p.tensor, peer, link.comm->handle(), on);
       else receive(p.tensor, peer, link.comm->handle(), on);
     }

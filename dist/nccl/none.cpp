@@ -1,4 +1,4 @@
-// In place of group.cpp in builds without NCCL: tensors on devices go through the host's memory.
+// Replaces group.cpp in builds without NCCL: tensors on devices go through host memory.
 #include "dist/native_group.h"
 
 namespace lockstep::dist {

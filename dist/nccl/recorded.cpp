@@ -1,25 +1,25 @@
-// Collectives and messages in graphs (tensor/graph.h).
+// Collectives and messages inside graphs (tensor/graph.h).
 //
-//   recording   caller's stream ──ready──┐                 ┌─end─▶ Work::wait(): goes on behind it
-//               stream of the group      └─▶ ncclAllReduce ┘       all of it becomes a part of the graph
-//   replay      one call of the group, in whose turn the graph is put on the group's stream
+//   recording   caller's stream ──ready──┐                  ┌─end──▶ Work::wait(): the caller's stream continues
+//               group's stream           └─▶ ncclAllReduce ─┘        all of this becomes part of the graph
+//   replay      one call of the group, which launches the graph on the group's stream
 //
-// What is recorded is not under way: nobody watches it, its events cannot be asked, and ranks do not compare it, as one
-// that fails in the middle would leave the others waiting. A replay is watched as a whole, with an event behind it.
+// A recorded call is not running: it is not watched, its events cannot be queried, and ranks do not compare it, since a
+// failure in the middle would leave the other ranks waiting. A replay is watched as a whole, by an event after it.
 //
-// NCCL keeps a communicator until the graphs that hold its collectives are gone, aborted or not: they have to be
-// dropped when a step fails.
+// NCCL keeps a communicator alive until the graphs with its collectives are destroyed, even after an abort. So these
+// graphs must be dropped when a step fails.
 #include "dist/nccl/engine.h"
 #include "tensor/graph.h"
 
 namespace lockstep::dist {
 namespace {
 
-/// The same on all ranks: of messages not whose they are.
+/// Text of a recorded call, equal on all ranks: for messages it leaves out the peers.
 std::string text_of(const Call& call, const std::vector<PointToPoint>& messages) {
   if (messages.empty()) return call.describe();
   std::string text;
-  const bool is_one = call.collective != Collective::batch;  // of which each end has another half
+  const bool is_one = call.collective != Collective::batch;  // each end records its own half
   for (const PointToPoint& p : messages)
     text += str(text.empty() ? "" : ", ",
                 is_one      ? "message "
@@ -32,18 +32,18 @@ std::string text_of(const Call& call, const std::vector<PointToPoint>& messages)
 class RecordedWork final : public DeviceWork {
  public:
   RecordedWork(Call call, Device device) : call_(std::move(call)), ready_(device), end_(device) { ready_.record(); }
-  /// Memory that others are given after this was forgotten is theirs behind the collective.
+  /// Waits, so that memory freed after this call was forgotten is reused only after the collective.
   ~RecordedWork() override {
     try {
       if (!joined_) wait();
-    } catch (...) {}  // NOLINT: the end of the recording says so, too
+    } catch (...) {}  // NOLINT: the end of the recording reports it too
   }
   RecordedWork(const RecordedWork&) = delete;
 
   bool done() const override { refuse(); }
   void synchronize() override { refuse(); }
   void wait() override {
-    if (!Graph::is_recording()) return;  // it was given up
+    if (!Graph::is_recording()) return;  // the recording was abandoned
     end_.wait();
     joined_ = true;
     if (call_.awaited) call_.input = call_.output = Tensor();  // as in NcclWork
@@ -57,7 +57,7 @@ class RecordedWork final : public DeviceWork {
         str("[", name_of(call_.collective), "] is recorded, so that the host cannot wait for it; wait for the replay"));
   }
 
-  Call call_;  // keeps its tensors
+  Call call_;  // keeps its tensors alive
   Event ready_, end_;
   bool joined_ = false;
 };
@@ -102,12 +102,12 @@ std::vector<std::string> NcclEngine::take_recorded() {
   return all;
 }
 
-/// On the stream of the group, behind what the caller's was given. With collectives of several groups in it, the launch
-/// is a replay of the next.
+/// Launches the graph on the group's stream, after the caller's earlier work. If the graph contains collectives of
+/// several groups, the launch replays the next group.
 void NcclEngine::start_graph(Call& call, uint64_t sequence) {
   if (must_compare(++collectives_)) agree(call, sequence);
   call.launch();
-  job->control->begin(turns.activity);  // it may have been a replay of another group
+  job->control->begin(turns.activity);  // the launch may have replayed another group
 }
 
 }  // namespace lockstep::dist

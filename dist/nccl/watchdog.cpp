@@ -1,3 +1,4 @@
+// watchdog.cpp: communicators, and the thread that supervises NCCL calls. See watchdog.h.
 #include "dist/nccl/watchdog.h"
 
 #include <algorithm>
@@ -14,8 +15,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr auto ending =
-    std::chrono::seconds(10);  // for a communicator to end in order, and for streams to come to their end
+// Limit for a communicator to shut down cleanly, and for streams to finish.
+constexpr auto ending = std::chrono::seconds(10);
 
 Seconds abort_limit() { return Seconds(environment_number("LOCKSTEP_NCCL_ABORT_TIMEOUT").value_or(60)); }
 
@@ -24,8 +25,8 @@ void pause(int round) {
   else std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-// Ranks of this process that work on each device. They share its default stream: what one of them lets that wait for is
-// waited for by all, and what it waits for may be another of them. So they wait on the host.
+// Ranks of this process that use each device. They share its default stream: if one rank made that stream wait, all
+// ranks would wait, possibly for each other. So with several ranks they wait on the host.
 std::array<std::atomic<int>, 64> users{};
 
 }  // namespace
@@ -58,15 +59,15 @@ void NcclWork::wait() {
   if (control_.failed()) control_.raise();
   if (begun_ && users[size_t(device_.index)] > 1) synchronize();
   else if (begun_) end_.wait();
-  // What a stage has received is now its own: in whose order it is freed has it behind this, and backward may only add
-  // to a gradient in place, with the bits that this has, when nobody else holds it.
+  // Release the tensors: a received one now belongs to the caller alone. The caller's stream orders its release after
+  // this call, and backward adds to a gradient in place only if nobody else holds it.
   if (call_.awaited) call_.input = call_.output = Tensor();
 }
 
 void NcclWork::synchronize() {
   for (int round = 0; !done(); ++round) {
     if (control_.failed()) control_.raise();
-    pause(round);  // the watchdog has the deadline
+    pause(round);  // the watchdog checks the timeout
   }
   if (control_.failed()) control_.raise();
 }
@@ -84,7 +85,7 @@ Watchdog::~Watchdog() {
 }
 
 std::shared_ptr<Watchdog> Watchdog::of(Job& job) {
-  static std::mutex mutex;  // groups may begin in several threads
+  static std::mutex mutex;  // groups may start in several threads
   const std::lock_guard lock(mutex);
   if (!job.watchdog) job.watchdog = std::make_shared<Watchdog>(job);
   return std::static_pointer_cast<Watchdog>(job.watchdog);
@@ -202,14 +203,14 @@ void Watchdog::loop() {
         told_->turns_->tell_moved(told_->activity_))
       told_ = nullptr;
     lock.unlock();
-    over.clear();  // lets go of tensors
+    over.clear();  // releases tensors
     lock.lock();
     changed_.notify_all();
     if (!stop_ && !works_.empty()) changed_.wait_for(lock, milliseconds(1));
   }
 }
 
-/// Gives back what is over.
+/// Returns the calls that are over.
 Watchdog::Works Watchdog::look(const Works& works, const std::vector<std::shared_ptr<Communicator>>& comms) {
   for (const auto& comm : comms) {
     if (given_up_) break;
@@ -225,7 +226,8 @@ Watchdog::Works Watchdog::look(const Works& works, const std::vector<std::shared
   Works over;
   std::vector<Turns*> busy, moved;
   for (const auto& work : works) {
-    if (std::find(busy.begin(), busy.end(), work->turns_) != busy.end()) continue;  // one after the other
+    // Calls of a group run one after another.
+    if (std::find(busy.begin(), busy.end(), work->turns_) != busy.end()) continue;
     if (work->done()) {
       if (work->ticket_ && !given_up_) job_.flight.finish(*work->ticket_);
       over.push_back(work);
@@ -234,7 +236,7 @@ Watchdog::Works Watchdog::look(const Works& works, const std::vector<std::shared
     }
     busy.push_back(work->turns_);
     if (std::find(moved.begin(), moved.end(), work->turns_) != moved.end())
-      work->started_ = work->told_ = Clock::now();  // it could not begin before
+      work->started_ = work->told_ = Clock::now();  // it could not start before
     if (given_up_) {
       if (Clock::now() - *given_up_ > ending) over.push_back(work);
       continue;
@@ -262,8 +264,8 @@ void Watchdog::look_at_late(NcclWork& work) {
     if (other.get() == &work) told_ = other;
 }
 
-/// What this rank has found. An error that may follow from another rank's end is that, once the control plane has heard
-/// of it.
+/// The error for a result code of NCCL. If it may be a consequence of another rank's end, it is rank_failed, which is
+/// replaced by that cause once the control plane knows it.
 std::exception_ptr Watchdog::error_of(ncclResult_t code, const Communicator& comm, const std::string& where) {
   std::string text = str("[nccl] ", where, " failed in ", comm.name_, ": ", ncclGetErrorString(code));
   if (const char* more = ncclGetLastError(nullptr); more && *more) text += str(": ", more);
@@ -272,9 +274,9 @@ std::exception_ptr Watchdog::error_of(ncclResult_t code, const Communicator& com
   return std::make_exception_ptr(Error(text));
 }
 
-// Everybody else does the same when they hear of it.
+// The other ranks do the same when they learn of the failure.
 void Watchdog::give_up(std::exception_ptr error) {
-  const std::string why = job_.fail(error).what();  // or what failed before; writes the flight record
+  const std::string why = job_.fail(error).what();  // or the earlier failure; writes the flight record
   given_up_ = Clock::now();
   std::vector<std::shared_ptr<Communicator>> comms;
   {
@@ -285,7 +287,8 @@ void Watchdog::give_up(std::exception_ptr error) {
     distrusted_.push_back(comm->device_);
     distrust(comm->device_, why);
   }
-  // At once: one that is in a graph ends when the graph is gone, and that when no other of its communicators waits.
+  // Abort all at once: a communicator in a graph ends only when the graph is destroyed, which requires that no other
+  // communicator in it still waits.
   std::vector<std::thread> threads;
   for (const auto& comm : comms) threads.emplace_back([this, comm, waits = pthread_self()] { abort(*comm, waits); });
   for (std::thread& thread : threads) thread.join();
@@ -295,7 +298,7 @@ void Watchdog::abort(Communicator& comm, pthread_t waits) {
   const Deadman::Step step(deadman_, abort_limit_, "ncclCommAbort of " + comm.name_, waits);
   const std::lock_guard lock(comm.mutex_);
   if (const ncclComm_t handle = std::exchange(comm.comm_, nullptr)) ncclCommAbort(handle);
-  comm.windows_.clear();  // they went with it
+  comm.windows_.clear();  // destroyed with the communicator
 }
 
 void Watchdog::finalize(Communicator& comm) {

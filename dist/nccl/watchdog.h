@@ -1,15 +1,16 @@
 #pragma once
-// Communicators of NCCL, and the one thread that looks after everything that a rank has on its way in them.
+// NCCL communicators, and the watchdog: one thread that supervises all NCCL calls of a rank.
 //
-//   caller      ──ready──┐                     ┌──▶ wait(): the stream goes on after `end`; the host does not wait
-//   stream of   ─────────┴─▶ ncclAllReduce ──end─
-//   the group                    ▲
-//   watchdog                     └ polls `end` and ncclCommGetAsyncError; deadline; failures of other ranks
+//   caller's stream ──ready──┐                            ┌──▶ wait(): the stream continues after `end`; the host does
+//                            │                            │    not wait
+//   group's stream  ─────────┴──▶ ncclAllReduce ──end─────┘
+//                                      ▲
+//   watchdog ──────────────────────────┘   polls `end` and ncclCommGetAsyncError, the timeout, and failures of others
 //
-// Communicators are non-blocking, since others cannot be aborted. While one is aborted no other thread may be inside
-// NCCL with it, so every call on it is made under its mutex. On an error, a timeout, or when another rank has failed:
-// flight record, the device's results are distrusted, every communicator of this rank is aborted. When that hangs too,
-// the process ends (deadman.h).
+// Communicators are non-blocking, since blocking ones cannot be aborted. While one is aborted, no other thread may be
+// inside NCCL with it, so every call on it is made under its mutex. On an error, a timeout, or a failure of another
+// rank, the watchdog writes the flight record, marks the device's results as untrusted, and aborts all communicators of
+// this rank. If that hangs too, the process ends (deadman.h).
 #include <nccl.h>
 
 #include <atomic>
@@ -32,10 +33,10 @@
 
 namespace lockstep::dist {
 
-/// Throws Error unless it is success or in progress.
+/// Error unless `code` is success or in progress. `what`: name of the call, for the message.
 void check_nccl(ncclResult_t code, const char* what, ncclComm_t comm);
 
-/// Ranks that talk through NCCL.
+/// An NCCL communicator of this rank.
 class Communicator {
  public:
   /// Returns at once; see Watchdog::settle().
@@ -44,15 +45,17 @@ class Communicator {
   Communicator(const Communicator&) = delete;
 
   const std::string& name() const { return name_; }  ///< for messages
-  Device device() const { return device_; }
-  std::mutex& mutex() { return mutex_; }
-  /// Under the mutex; null when it was given up.
+  Device device() const { return device_; }          ///< the device that it moves tensors of
+  std::mutex& mutex() { return mutex_; }             ///< held during every NCCL call
+  /// Call with the mutex held. Null after an abort.
   ncclComm_t handle() const { return comm_; }
-  // The same; see window.h.
+  // Call with the mutex held; see window.h.
+  /// Registers an open window, to be closed with the communicator.
   void keep(void* window) { windows_.push_back(window); }
+  /// Registers memory whose window can be closed and freed later.
   void forget(void* data, void* window) { forgotten_.emplace_back(data, window); }
-  void close_windows();  ///< all
-  /// Without the mutex. Waits for the device, and closes the windows of what was forgotten.
+  void close_windows();  ///< closes all windows
+  /// Call without the mutex. Waits for the device, then closes and frees forgotten windows.
   void free_forgotten();
 
  private:
@@ -62,20 +65,21 @@ class Communicator {
   const std::vector<int> world_ranks_;
   std::mutex mutex_;
   ncclComm_t comm_ = nullptr;
-  std::vector<void*> windows_;                      // that are open
-  std::vector<std::pair<void*, void*>> forgotten_;  // memory, and its window
+  std::vector<void*> windows_;                      // open windows
+  std::vector<std::pair<void*, void*>> forgotten_;  // memory and its window
 };
 
-/// A call on a device.
+/// A running call on a device.
 class NcclWork final : public DeviceWork {
  public:
+  /// Records `ready` on the thread's current stream.
   NcclWork(Control& control, const Call& call, Device device);
   bool done() const override { return begun_ && end_.done(); }
   void wait() override;
   void synchronize() override;
 
-  const Event& ready() const { return ready_; }  ///< when the tensors are there
-  /// The call is done when the thread's current stream is.
+  const Event& ready() const { return ready_; }  ///< recorded when the call's tensors are ready
+  /// Marks the end of the call on the thread's current stream.
   void end();
 
  private:
@@ -83,40 +87,42 @@ class NcclWork final : public DeviceWork {
   Control& control_;
   const Device device_;
   Event ready_, end_;
-  std::atomic<bool> begun_{false};  // end_ was recorded
-  Call call_;                       // keeps its tensors; those that are `awaited`, until wait()
-  // For the watchdog, once it is on its way
+  std::atomic<bool> begun_{false};  // end_ has been recorded
+  Call call_;                       // keeps its tensors alive; those of an `awaited` call until wait()
+  // For the watchdog, set by watch()
   std::string what_;
-  std::optional<uint64_t> ticket_;  // of the flight record, when it is to say how this ended
+  std::optional<uint64_t> ticket_;  // entry of the flight record to complete
   Seconds timeout_{0};
   Activity activity_;
   Turns* turns_ = nullptr;
   int neighbour_ = -1;
-  std::chrono::steady_clock::time_point started_, told_;  // told_: when the control plane heard last that it is late
+  std::chrono::steady_clock::time_point started_, told_;  // told_: last report to the control plane that it is late
 };
 
-/// One for a rank.
+/// Supervises the NCCL calls of one rank.
 class Watchdog {
  public:
+  /// Starts the thread.
   explicit Watchdog(Job& job);
   ~Watchdog();
+  /// The watchdog of a job, created at the first call.
   static std::shared_ptr<Watchdog> of(Job& job);
 
-  /// This rank works on the device.
+  /// Registers that this rank uses the device.
   void use(Device device);
-  void add(const std::shared_ptr<Communicator>& comm);
-  /// Makes calls on communicators, and returns when NCCL has put all on their streams. Throws DistError.
+  void add(const std::shared_ptr<Communicator>& comm);  ///< checks the communicator for errors from now on
+  /// Makes NCCL calls on communicators, and returns once NCCL has queued them all. Throws DistError.
   void run(const std::vector<Communicator*>& comms, Seconds timeout, const std::string& what,
            const std::function<void()>& calls);
-  /// Returns when the communicator is no longer busy with what it was told last.
+  /// Waits until NCCL has finished the last operation on the communicator. Throws DistError.
   void settle(Communicator& comm, Seconds timeout, const std::string& what);
-  /// Looks after a call from here on, of which all is on the stream that will be, or as much as there was before an
-  /// error. what: its name in messages. neighbour: a rank of the world that it needs.
+  /// Supervises a call from now on. `complete`: everything was queued, else an error came in between. `what`: its name
+  /// in messages. `neighbour`: a world rank that it depends on.
   void watch(const std::shared_ptr<NcclWork>& work, bool complete, const std::string& what, const Call& call,
              Turns& turns, int neighbour);
-  /// Whether nothing of these turns is on its way.
+  /// True if no call of these turns is running.
   bool idle(const Turns& turns) const;
-  /// Returns when that is so, and ends a communicator in order, or by force when that takes long.
+  /// Waits until idle(turns), then shuts the communicators down cleanly, or aborts them if that takes too long.
   void close(const Turns& turns, const std::vector<std::shared_ptr<Communicator>>& comms);
 
  private:
@@ -137,11 +143,11 @@ class Watchdog {
   Works works_;  // in the order of their calls
   std::vector<std::shared_ptr<Communicator>> comms_;
   std::vector<Device> used_;
-  std::shared_ptr<NcclWork> told_;  // the control plane knows that it is late
+  std::shared_ptr<NcclWork> told_;  // the call that was reported as late to the control plane
   bool stop_ = false;
-  std::vector<Device> distrusted_;  // of the thread from here on
+  std::vector<Device> distrusted_;  // used by the thread only, from here on
   std::optional<std::chrono::steady_clock::time_point> given_up_;
-  std::thread thread_;  // last
+  std::thread thread_;  // last: started after all other members are constructed
 };
 
 }  // namespace lockstep::dist

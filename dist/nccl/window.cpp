@@ -1,3 +1,4 @@
+// window.cpp: symmetric windows. See window.h.
 #include "dist/nccl/window.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr int64_t page = 4096;  // NCCL registers whole ones
+constexpr int64_t page = 4096;  // NCCL registers whole pages
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
 constexpr bool are_known = true;

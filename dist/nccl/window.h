@@ -1,38 +1,40 @@
 #pragma once
-// Memory that all ranks of a communicator know of, which NCCL calls a symmetric window (from 2.27 on): what lies there
-// is sent, and summed, where it is, without copies on the way.
+// Symmetric windows of NCCL (2.27 or later): memory registered by all ranks of a communicator. Collectives send and sum
+// it in place, without intermediate copies.
 //
 //   allocate (ncclMemAlloc) ─▶ register, all ranks together ─▶ collectives ─▶ deregister ─▶ free (ncclMemFree)
 //
-// NCCL wants all ranks to give a collective the same place of the same window, or none of them one. So ranks make
-// windows together, in one order and of one size.
+// NCCL requires that either all ranks pass the same place of the same window to a collective, or none passes a window.
+// So ranks create windows together, in one order and with one size.
 #include <memory>
 
 #include "dist/nccl/watchdog.h"
 
 namespace lockstep::dist {
 
-/// Whether this NCCL has windows, and LOCKSTEP_NCCL_WINDOWS does not turn them off.
+/// True if this NCCL supports windows and LOCKSTEP_NCCL_WINDOWS=0 is not set.
 bool has_windows();
 
+/// The memory of one window.
 class Window {
  public:
-  /// Allocates; this rank's alone.
+  /// Allocates the memory; not collective.
   Window(std::shared_ptr<Communicator> comm, int64_t bytes);
-  /// What is under way may be of this memory, and who forgets it last must not wait (the watchdog, say). So it is
-  /// closed and freed when the next one is made, or when the communicator goes.
+  /// The memory may still be in use, and the thread that drops the last reference must not wait (it may be the
+  /// watchdog). So the memory is freed when the next window is made, or with the communicator.
   ~Window();
   Window(const Window&) = delete;
-  void* data() const { return data_; }
-  /// All ranks together, inside Watchdog::run().
+  void* data() const { return data_; }  ///< the memory
+  /// Registers the window. Called by all ranks together, inside Watchdog::run().
   void open();
-  /// After it: the communicator closes the window before it goes.
+  /// Called after open(): makes the communicator close the window before it is destroyed.
   void keep();
 
  private:
   const std::shared_ptr<Communicator> comm_;
   const size_t bytes_;
-  void *data_ = nullptr, *handle_ = nullptr;  // a null handle: NCCL has no windows here, and takes it as any memory
+  // A null handle: NCCL does not support windows here and treats it as ordinary memory.
+  void *data_ = nullptr, *handle_ = nullptr;
 };
 
 }  // namespace lockstep::dist

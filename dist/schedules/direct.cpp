@@ -1,17 +1,22 @@
-// direct: everyone talks to everyone. Each rank owns a chunk, gets the n - 1 other terms of it straight from those who
-// have them, and adds them in the fixed binary tree of summation_tree.h: `exact` mode.
+// direct: every rank talks to every other. Each rank owns a chunk, receives the n - 1 other terms of it directly, and
+// adds them in the fixed binary tree of summation_tree.h (`exact` mode).
 //
-//   4 ranks, reduce_scatter. In step s rank r swaps with r xor s, so no two ranks ever send to the same one. Rank 0:
+//   4 ranks, reduce_scatter, on rank 0. In round s = 1, 2, 3 rank r exchanges terms with rank r xor s, so every rank
+//   receives from one rank at a time.
 //
-//   step 0   rank 1's term ──▶ + chunk 0           (0+1)                 a scratch copy (slot 1) holds the subtree that
-//   step 1   rank 2's term ──▶ slot 1                       (2           does not contain rank 0 until it is complete
-//   step 2   rank 3's term ──▶ + slot 1                      2+3)
-//   step 3   slot 1 ──▶ + chunk 0                ((0+1)  +  (2+3))       rank 2 adds (2+3), then (0+1): the same bits
+//            transfer                      chunk 0 (slot 0)     scratch copy (slot 1)
+//   step 0   rank 1's term ──▶ + slot 0    0+1
+//   step 1   rank 2's term ──▶ slot 1      0+1                  2
+//   step 2   rank 3's term ──▶ + slot 1    0+1                  2+3
+//   step 3   slot 1 ──▶ + slot 0           (0+1)+(2+3)
 //
-// Cost of all_reduce of S bytes: 2(n-1) messages and 2(n-1)/n·S bytes sent by each rank, as the ring, but chunks do not
-// wait for one another; n(n-1)/2 links, log2(n) scratch copies of a chunk.
-// The exchange in pairs: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH,
-// 2005; the order of addition is ours.
+// Slot 1 holds the subtree without rank 0 until it is complete. Rank 2 computes (2+3) first, then (0+1): the same bits.
+//
+// Cost of all_reduce of S bytes: 2(n-1) messages and 2(n-1)/n·S bytes sent by each rank, as in the ring, but chunks do
+// not wait for one another; n(n-1)/2 links, log2(n) scratch copies of a chunk.
+//
+// The pairwise exchange is from Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in
+// MPICH, 2005; the order of addition is our own.
 #include <algorithm>
 
 #include "dist/schedules/rules.h"
@@ -20,8 +25,9 @@
 namespace lockstep::dist {
 namespace {
 
-/// What an owner does with the term of position owner xor s: where it puts it, and how many partial sums it can then
-/// join, from that slot downwards. Positions of n and more are empty; a subtree with one term needs no slot of its own.
+/// The treatment of a term on its arrival at an owner: its slot, and the number of partial sums that can be joined
+/// afterwards, from that slot downwards. Tree positions are xor distances from the owner; positions of n and more are
+/// empty. A subtree with a single term needs no slot of its own.
 struct Arrival {
   int slot = 0;
   Action action = Action::reduce;
@@ -33,17 +39,17 @@ Arrival arrive(int owner, int s, int n) {
   const auto terms = [n](int position, int level) {
     return std::clamp(n - (position >> level << level), 0, 1 << level);
   };
-  int level =
-      std::bit_width(unsigned(s)) - 1;  // the peer is in the owner's sibling among subtrees of 2^level positions
+  // Among the subtrees of 2^level positions, the peer's one is the sibling of the owner's.
+  int level = std::bit_width(unsigned(s)) - 1;
   if (terms(peer, level) == 1) return {};
   Arrival a{1, Action::copy, 1};
-  while (terms(peer, level) > 1) {  // down to the peer; the half on the owner's side of things comes first
+  while (terms(peer, level) > 1) {  // descend to the peer; the half closer to the owner arrives first
     --level;
-    if (terms(peer ^ (1 << level), level) == 0) continue;  // no other half
+    if (terms(peer ^ (1 << level), level) == 0) continue;  // there is no other half
     if ((s >> level & 1) == 0) {
-      a.joins = 0;  // the other half is still to come
+      a.joins = 0;  // the other half has yet to arrive
     } else if (terms(peer, level) == 1) {
-      a.action = Action::reduce;  // onto the other half
+      a.action = Action::reduce;  // add it to the other half
     } else {
       ++a.slot;
       ++a.joins;

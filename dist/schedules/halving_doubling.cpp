@@ -1,18 +1,18 @@
-// halving_doubling: as few bytes as the ring in log2(n) steps. Partners at distance 1, 2, 4, .. swap half of what they
-// still have to sum (recursive halving), then the sums on the way back (recursive doubling).
+// halving_doubling: as few bytes as the ring, in log2(n) steps. Partners at distance 1, 2, 4, .. exchange halves of the
+// data that they still have to sum (recursive halving), then return the sums in reverse order (recursive doubling).
 //
-//   4 ranks, all_reduce; chunks that a rank sends
+//   4 ranks, all_reduce: chunks sent ──▶ receiving rank
 //
 //            rank 0        rank 1        rank 2        rank 3
-//   step 0   1,3 ──▶ 1     0,2 ──▶ 0     1,3 ──▶ 3     0,2 ──▶ 2     sums (0+1) and (2+3) of two chunks each
+//   step 0   1,3 ──▶ 1     0,2 ──▶ 0     1,3 ──▶ 3     0,2 ──▶ 2     partial sums (0+1) and (2+3) of two chunks each
 //   step 1     2 ──▶ 2       3 ──▶ 3       0 ──▶ 0       1 ──▶ 1     ((0+1)+(2+3)): chunk i is complete at rank i
 //   step 2     0 ──▶ 2       1 ──▶ 3       2 ──▶ 0       3 ──▶ 1
 //   step 3   0,2 ──▶ 1     1,3 ──▶ 0     0,2 ──▶ 3     1,3 ──▶ 2
 //
 // Cost of all_reduce of S bytes: 2·log2(n) steps, 2(n-1)/n·S bytes sent by each rank. The nearest partner comes first,
-// so for powers of two the order of addition is that of summation_tree.h. Otherwise the ranks from p = 2^floor(log2 n)
-// on hand their data to rank - p first and get theirs last: two steps and up to 2·S bytes more. Thakur, Rabenseifner
-// and Gropp, Optimization of collective communication operations in MPICH, 2005.
+// so for powers of two the order of addition is that of summation_tree.h. For other n, with p = 2^floor(log2 n), each
+// rank r >= p hands its data to rank r - p first and gets its result last: two more steps, and up to 2·S more bytes.
+// Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
 #include "dist/schedules/rules.h"
 #include "dist/schedules/writer.h"
 
@@ -21,8 +21,8 @@ namespace lockstep::dist {
 static void by_halves(const Request& request, const Emit& emit) {
   const int n = request.ranks, p = int(std::bit_floor(unsigned(n)));
   StepWriter w(emit);
-  // Chunk i belongs to rank i mod p until the end; with distance d still to go, a rank cares for chunks equal to it mod
-  // 2d.
+  // Chunk i is summed at rank i mod p. While distances up to d are still to come, a rank handles the chunks congruent
+  // to it mod 2d.
   const auto halve = [&] {
     for (int extra = p; extra < n; ++extra)
       for (int32_t c = 0; c < n; ++c) w.reduce(extra, extra - p, c);
@@ -56,7 +56,7 @@ static void by_halves(const Request& request, const Emit& emit) {
         if (!but_own || c != extra) w.copy(extra - p, extra, c);
     w.next();
   };
-  // A binomial tree cuts the data for broadcast, and puts it together for reduce.
+  // A binomial tree distributes the chunks for broadcast, and collects them for reduce.
   const Teams teams{{all_ranks(n, request.root)}};
   const auto move_subtree = [&](const Edge& e, int from, int to) {
     for (int i = e.begin; i < e.end; ++i) w.copy(from, to, e.team.ranks[size_t(i)]);

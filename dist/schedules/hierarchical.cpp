@@ -1,5 +1,5 @@
-// hierarchical: first within the hosts, over memory, then between them, over the network, then back. What crosses the
-// network is 1/k of what it would be if each of the k ranks of a host went by itself.
+// hierarchical: first within the hosts, over memory, then between the hosts, over the network, then back. The network
+// carries 1/k of the bytes that it would carry if each of the k ranks of a host communicated by itself.
 //
 //   2 hosts of 2 ranks, all_reduce
 //
@@ -10,10 +10,11 @@
 //   step 2   chunk 0, 1 ──────▶ 2, 3           chunk 2, 3 ──────▶ 0, 1          all_gather between hosts
 //   step 3   chunks 0,2 ─▶ 1   1,3 ─▶ 0        chunks 0,2 ─▶ 3   1,3 ─▶ 2       all_gather within a host
 //
-// Cost of all_reduce of S bytes, m hosts of k ranks: 2(k-1) + 2(m-1) messages, 2(k-1)/k·S bytes within and
-// 2(m-1)/(mk)·S between hosts by each rank. Both levels add as `direct` does, so with whole hosts of 2^i neighbours the
-// order of addition is that of summation_tree.h. Hosts of different sizes work through the first rank of each, their
-// leader. Mikami et al., Massively distributed SGD: ImageNet/ResNet-50 training in a flash, arXiv:1811.05233.
+// Cost of all_reduce of S bytes, m hosts of k ranks: 2(k-1) + 2(m-1) messages; each rank sends 2(k-1)/k·S bytes within
+// its host and 2(m-1)/(mk)·S between hosts. Both levels add like `direct`, so with hosts of 2^i consecutive ranks each
+// the order of addition is that of summation_tree.h. If hosts differ in size, only the first rank of each host, its
+// leader, uses the network. Mikami et al., Massively distributed SGD: ImageNet/ResNet-50 training in a flash,
+// arXiv:1811.05233.
 #include <algorithm>
 #include <map>
 
@@ -23,11 +24,11 @@
 namespace lockstep::dist {
 namespace {
 
-/// Who is where.
+/// The hosts of the ranks, and the groups that follow from them.
 struct HostGroups {
   std::vector<std::vector<int>> hosts;  // ranks of each host, in order of first appearance
   std::vector<int> host_of, position_of;
-  bool equal = true;  // all hosts have as many ranks
+  bool equal = true;  // all hosts have the same number of ranks
 
   explicit HostGroups(const Request& request) {
     std::map<int, int> index;
@@ -55,7 +56,7 @@ struct HostGroups {
     }
     return teams;
   }
-  /// The ranks of each position; everyone owns its own chunk.
+  /// The ranks of each position; every rank owns its own chunk.
   Teams between() const {
     Teams teams;
     for (size_t l = 0; l < hosts[0].size(); ++l) {
@@ -68,7 +69,7 @@ struct HostGroups {
     }
     return teams;
   }
-  /// For trees: `root` and its host come first.
+  /// The ranks of each host, as trees; `root` and its host come first.
   Teams trees_within(int root) const {
     Teams teams;
     for (const auto& ranks : hosts) {
@@ -80,7 +81,7 @@ struct HostGroups {
     std::rotate(teams.begin(), teams.begin() + host_of[size_t(root)], teams.end());
     return teams;
   }
-  /// Leaders of the hosts; each owns the chunks of its host's ranks.
+  /// The leaders of the hosts; each owns the chunks of its host's ranks.
   static Teams leaders(const Teams& trees) {
     Team team;
     for (const Team& host : trees) {
@@ -113,8 +114,8 @@ static void by_hosts(const Request& request, const Emit& emit) {
     }
     w.next();
   };
-  // Chunks of ranks, up and down trees within hosts, and between leaders. What is passed on for others lies in scratch
-  // copies where a rank has memory for its own part only.
+  // Moves chunks up and down the trees within hosts, and between leaders. A rank that has memory for its own part only
+  // keeps the chunks of other ranks in scratch copies.
   const bool whole = request.collective != Collective::gather && request.collective != Collective::scatter;
   const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !whole && rank != root && rank != chunk}; };
   const auto move = [&](int from, int to, int32_t c) { w.move(Action::copy, from, place(from, c), to, place(to, c)); };
@@ -159,7 +160,7 @@ static void by_hosts(const Request& request, const Emit& emit) {
       }
       up_the_tree(w, trees, part_up);
       share_from_owners(w, leaders);
-      return down_the_tree(w, trees, [&](const Edge& e) {  // all but what the child's subtree gave
+      return down_the_tree(w, trees, [&](const Edge& e) {  // all chunks except those of the child's subtree
         const auto gave = std::vector<int>(e.team.ranks.begin() + e.begin, e.team.ranks.begin() + e.end);
         for (int32_t c = 0; c < n; ++c)
           if (std::find(gave.begin(), gave.end(), c) == gave.end()) w.copy(e.parent, e.child, c);
@@ -173,8 +174,8 @@ static void by_hosts(const Request& request, const Emit& emit) {
     case Collective::gather: up_the_tree(w, trees, part_up); return up_the_tree(w, leaders, hosts_up);
     case Collective::scatter: down_the_tree(w, leaders, hosts_down); return down_the_tree(w, trees, part_down);
     case Collective::all_to_all: {
-      // Rank i gives what is for rank j of another host to its neighbour at about j's position, who sends it on
-      // together with what the other neighbours gave: few, large messages between hosts.
+      // Rank i sends its data for rank j of another host through the neighbour whose position corresponds to j's. The
+      // neighbour forwards it with the data of the other ranks of its host: few, large messages between hosts.
       const auto via = [&](int i, int j) {
         const auto& near = groups.hosts[size_t(groups.host_of[size_t(i)])];
         return groups.host_of[size_t(i)] == groups.host_of[size_t(j)]
@@ -191,7 +192,7 @@ static void by_hosts(const Request& request, const Emit& emit) {
         }
       }
       const int m = int(groups.hosts.size());
-      for (int h = 1; h < m; ++h, w.next()) {  // host by host; a rank's receivers there lie side by side
+      for (int h = 1; h < m; ++h, w.next()) {  // host by host; the receivers of a rank there are consecutive
         for (int rank = 0; rank < n; ++rank) {
           const auto& near = groups.hosts[size_t(groups.host_of[size_t(rank)])];
           for (const int j : groups.hosts[size_t((groups.host_of[size_t(rank)] + h) % m)]) {
@@ -209,7 +210,8 @@ static void by_hosts(const Request& request, const Emit& emit) {
 const Rules rules::hierarchical{
     .visit = by_hosts,
     .adds_in_tree_order =
-        [](const Request& r) {  // hosts of 2^i neighbours each, all alike
+        [](const Request& r) {
+          // Equal hosts of 2^i consecutive ranks each.
           if (r.collective == Collective::reduce && r.root != 0) return false;
           const auto size =
               r.hosts.empty() ? std::ptrdiff_t(r.ranks) : std::count(r.hosts.begin(), r.hosts.end(), r.hosts[0]);

@@ -1,14 +1,15 @@
-// in_place: for ranks that reach each other's memory. Whoever owns a chunk adds it up where the terms lie, a pair of
-// tensors at a time, in the order of summation_tree.h, and writes the sum into all of them. No scratch copies.
+// in_place: for ranks that can access each other's memory. The owner of a chunk adds its terms where they lie, a pair
+// of tensors at a time, in the order of summation_tree.h, and writes the sum into all tensors. No scratch copies.
 //
-//   4 ranks, all_reduce, chunk 0 (rank 0 does all of this, as the other ranks do with theirs)
+//   4 ranks, all_reduce, chunk 0: rank 0 does all of this; the other ranks do the same with their chunks
 //
 //   step 0      rank 1's ──▶ + rank 0's       rank 3's ──▶ + rank 2's            (0+1)   (2+3)
 //   step 1      rank 2's ──▶ + rank 0's                                          ((0+1)+(2+3))
 //   step 2-4    rank 0's ──▶ rank 1's, 2's, 3's
 //
-// reduce_scatter leaves the tensors of others alone: then owners read as in `direct`, and so does all_gather. Run over
-// a network, each arrow is a message like any other.
+// reduce_scatter must not change the other ranks' tensors, so there owners read as in `direct`; so does all_gather.
+// When run over a network, each arrow is a message.
+//
 // Cost of all_reduce of S bytes: log2(n) + n-1 steps, 2(n-1)/n·S bytes read and written by each rank.
 #include <bit>
 
@@ -18,8 +19,8 @@
 namespace lockstep::dist {
 namespace {
 
-/// The rank with the first term among `width` positions of an owner from `position` on, where position p is the rank
-/// owner xor p; -1: no rank is there.
+/// The rank with the first term among `width` positions from `position` on, where position p of an owner is rank owner
+/// xor p; -1: there is none.
 int first_term(int owner, int position, int width, int n) {
   const auto is_empty = [&] { return ((owner ^ position) & ~(width - 1)) >= n; };
   if (is_empty()) return -1;

@@ -1,5 +1,5 @@
-// one_shot: everybody sends all it has to everybody, and each rank adds up the terms for itself. One message each way
-// instead of two in a row: for what is so small that nothing else counts.
+// one_shot: every rank sends all its data to every other, and adds all terms by itself. One message in each direction
+// instead of two in sequence: for tensors so small that only latency counts.
 //
 //   3 ranks, all_reduce       rank 0                      rank 1                        rank 2
 //
@@ -9,8 +9,8 @@
 //   step 3       slot 2 + into slot 0          slot 2 + into slot 1           slot 0 + into slot 1
 //   step 4                                     slot 1 ──▶ slot 0              slot 1 ──▶ slot 0
 //
-// Slot 0 is a rank's own tensor. Each + has its terms in the order of ranks, so that all make the same bits, also of
-// NaN. Cost of all_reduce of S bytes: n-1 messages and (n-1)·S bytes sent by each rank, n-1 scratch copies.
+// Slot 0 is a rank's own tensor. Every addition has its operands in rank order, so all ranks compute the same bits,
+// even for NaN. Cost of all_reduce of S bytes: n-1 messages and (n-1)·S bytes sent by each rank, n-1 scratch copies.
 #include "dist/schedules/rules.h"
 #include "dist/schedules/writer.h"
 
@@ -18,9 +18,9 @@ namespace lockstep::dist {
 
 static void at_once(const Request& request, const Emit& emit) {
   const int n = request.ranks;
-  const auto slot_of = [](int rank, int term) {
-    return term == rank ? 0 : term < rank ? term + 1 : term;
-  };  // of a term, at a rank
+  // The slot in which `rank` keeps the given term.
+  const auto slot_of = [](int rank, int term) { return term == rank ? 0 : term < rank ? term + 1 : term; };
+
   StepWriter w(emit);
   for (int s = 1; s < n; ++s, w.next()) {
     for (int rank = 0; rank < n; ++rank) {

@@ -1,5 +1,5 @@
 #pragma once
-// Something per place, for the checker and the simulator: millions of places, most of them in slot 0.
+// A value for each place, for the checker and the simulator: millions of places, most of them in slot 0.
 #include <cstdint>
 #include <vector>
 
@@ -8,7 +8,7 @@
 
 namespace lockstep::dist {
 
-/// Hash table with open addressing. A key may be anything but all ones. References hold until the next call.
+/// A hash table with open addressing. Keys: any number but all ones. References are valid until the next call.
 template <class T> class FlatMap {
  public:
   T& operator[](uint64_t key) {
@@ -41,12 +41,13 @@ template <class T> class FlatMap {
   size_t used_ = 0;
 };
 
-/// Slot 0 lies in a table when there are no more chunks than ranks, by (chunk - rank) first: neighbours in a ring, and
-/// owners, so most algorithms walk along its rows. Scratch copies and n·n chunks are hashed, and all places when few of
-/// them are used (`sparse`). References as in FlatMap.
+/// Slot 0 is stored in a table, ordered by (chunk - rank), when there are no more chunks than ranks. Most algorithms
+/// walk along the rows of this table (ring neighbours, owners). All other places are hashed: scratch copies, n·n
+/// chunks, and everything if few places are used (`sparse`). References are valid until the next call.
 template <class T> class PlaceMap {
  public:
   static constexpr int max_slot = 4095;
+  /// Error when the table would exceed 4 GiB.
   PlaceMap(int64_t ranks, int64_t chunks, bool sparse = false) : ranks_(ranks), chunks_(chunks) {
     if (sparse || (chunks != 1 && chunks != ranks)) return;
     const int64_t bytes = ranks * chunks * int64_t(sizeof(T)), most = int64_t(4) << 30;

@@ -1,5 +1,6 @@
 #pragma once
-// What the file of an algorithm says: its schedule, for which collectives it has one, and what the textbook says of it.
+// The interface between an algorithm's file and the rest: its schedule, the collectives that it supports, and its
+// textbook cost.
 #include <bit>
 #include <optional>
 
@@ -7,34 +8,38 @@
 
 namespace lockstep::dist {
 
-/// Time of the textbook for S bytes over links of latency α and bandwidth β: messages·α + volume·S/β.
+/// Textbook cost for S bytes over links of latency α and bandwidth β: messages·α + volume·S/β.
 struct Costs {
   double messages, volume;
   const char* text;
 };
 
+/// The description of one algorithm.
 struct Rules {
-  void (*visit)(const Request& request, const Emit& emit);
-  bool (*has)(Collective collective) = [](Collective) { return true; };
-  /// Whether an all_reduce, broadcast or reduce moves the data as a whole, not in a chunk for each rank.
+  void (*visit)(const Request& request, const Emit& emit);               ///< emits the schedule
+  bool (*has)(Collective collective) = [](Collective) { return true; };  ///< true for the collectives that it supports
+  /// True if an all_reduce, broadcast or reduce moves the data as a whole, instead of in one chunk for each rank.
   bool (*is_whole)(Collective collective) = [](Collective c) { return c != Collective::all_reduce; };
-  /// Whether terms of more than two ranks are added in the order of summation_tree.h.
+  /// True if the terms of more than two ranks are added in the order of summation_tree.h.
   bool (*adds_in_tree_order)(const Request& request) = [](const Request&) { return false; };
-  /// Nothing where there is no short one.
+  /// The textbook cost; nothing if there is no short formula.
   std::optional<Costs> (*costs)(const Request& request) = [](const Request&) { return std::optional<Costs>(); };
 };
 
-// n - 1 messages one after another, `times` over: each with a rank's share of the data, or with all of it.
+/// Costs of n - 1 messages in a row, `times` over; each carries one rank's share of the data.
 inline Costs shares(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1) / n, times == 1 ? "(n-1)·α + (n-1)/n·S/β" : "2(n-1)·α + 2(n-1)/n·S/β"};
 }
+/// The same with messages that carry all the data.
 inline Costs wholes(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1), times == 1 ? "(n-1)·α + (n-1)·S/β" : "2(n-1)·α + 2(n-1)·S/β"};
 }
-inline double log2_of(int ranks) { return std::bit_width(unsigned(ranks - 1)); }  ///< rounded up
+inline double log2_of(int ranks) { return std::bit_width(unsigned(ranks - 1)); }  ///< base-2 logarithm, rounded up
+/// True for broadcast and reduce.
 inline bool moves_all(Collective c) { return c == Collective::broadcast || c == Collective::reduce; }
+/// True for 1, 2, 4, ...
 inline bool is_power_of_two(int ranks) { return std::has_single_bit(unsigned(ranks)); }
 
 #define ALGORITHM(x) extern const Rules x;
@@ -43,6 +48,7 @@ namespace rules {
 }
 #undef ALGORITHM
 
+/// The textbook cost of a schedule; nothing if there is no short formula.
 std::optional<Costs> costs_of(Algorithm algorithm, const Request& request);
 
 }  // namespace lockstep::dist

@@ -1,4 +1,4 @@
-// server: everything to one rank and back, the parameter server. The way not to do it, to compare with.
+// server: all data goes to one rank and back, as with a parameter server. A baseline for comparison.
 //
 //   4 ranks, all_reduce
 //
@@ -10,9 +10,9 @@
 //   step 4                  ────────────────────▶
 //   step 5                  ──────────────────────────────▶
 //
-// Cost of all_reduce of S bytes: 2(n-1) messages of S bytes, all through the server: (n-1)·S each way at one rank,
-// where the ring has 2(n-1)/n·S at each. The server adds in the order of the ranks. Li et al., Scaling distributed
-// machine learning with the parameter server, 2014.
+// Cost of all_reduce of S bytes: 2(n-1) messages of S bytes, all through the server: (n-1)·S in each direction at one
+// rank, where the ring has 2(n-1)/n·S at each. The server adds in rank order. Li et al., Scaling distributed machine
+// learning with the parameter server, 2014.
 #include "dist/schedules/rules.h"
 #include "dist/schedules/writer.h"
 
@@ -25,7 +25,8 @@ static void by_server(const Request& request, const Emit& emit) {
   const auto sum = [&] {
     for (int rank = 0; rank < n; ++rank) {
       if (rank == root) continue;
-      const bool before = rank < root && root > 1;  // terms that come before the server's own are added beside it
+      // Terms of ranks below the server are summed in a scratch copy first.
+      const bool before = rank < root && root > 1;
       for (int32_t c = 0; c < chunks; ++c)
         w.move(before && rank == 0 ? Action::copy : Action::reduce, rank, {c, 0}, root, {c, before});
       w.next();
@@ -58,7 +59,7 @@ static void by_server(const Request& request, const Emit& emit) {
     case Collective::broadcast: return all_back(false);
     case Collective::gather: return gather();
     case Collective::scatter: return scatter();
-    case Collective::all_to_all:  // what is for others lies in scratch copies at the server
+    case Collective::all_to_all:  // data for other ranks lies in scratch copies at the server
       each_other([&](int i) {
         for (int j = 0; j < n; ++j)
           if (j != i) w.move(Action::copy, i, {i * n + j, 0}, root, {i * n + j, j != root});

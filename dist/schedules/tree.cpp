@@ -1,15 +1,15 @@
-// tree: a binomial tree, for what is small: few steps, whole messages. Sums go up to the root, results come down.
+// tree: a binomial tree, for small tensors: few steps, whole messages. Sums go up to the root, results come down.
 //
 //   4 ranks, all_reduce
 //
-//            rank 0       rank 1       rank 2       rank 3
-//   step 0          ◀──── + (0+1)             ◀──── + (2+3)
-//   step 1          ◀───────────────── + ((0+1)+(2+3))
-//   step 2          ─────────────────▶
-//   step 3          ────▶                     ────▶
+//            rank 0         rank 1         rank 2         rank 3
+//   step 0   (0+1)  ◀────── term 1         (2+3)  ◀────── term 3
+//   step 1   ((0+1)+(2+3))  ◀───────────── (2+3)
+//   step 2   sum    ─────────────────────▶ sum
+//   step 3   sum    ──────▶ sum            sum    ──────▶ sum
 //
-// Cost of all_reduce of S bytes: 2·log2(n) steps, S bytes each on the way that counts; the root sends log2(n)·S. With
-// root 0 the order of addition is that of summation_tree.h for every n. Thakur, Rabenseifner and Gropp, Optimization of
+// Cost of all_reduce of S bytes: 2·log2(n) steps of S bytes on the critical path; the root sends log2(n)·S. With root 0
+// the order of addition is that of summation_tree.h for every n. Thakur, Rabenseifner and Gropp, Optimization of
 // collective communication operations in MPICH, 2005.
 #include <algorithm>
 
@@ -47,7 +47,7 @@ static void by_tree(const Request& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   const Teams teams{{all_ranks(n, root)}};
   const auto chunks = int32_t(chunk_count(Algorithm::tree, request));
-  // Where the data is not whole at every rank, what a rank passes on for others lies in a scratch copy.
+  // In gather and scatter a rank has memory for its own part only; data that it forwards lies in scratch copies.
   const bool whole = request.collective != Collective::gather && request.collective != Collective::scatter;
   const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !whole && rank != root && rank != chunk}; };
   StepWriter w(emit);
@@ -58,7 +58,7 @@ static void by_tree(const Request& request, const Emit& emit) {
   const EachEdge copy_all = [&](const Edge& e) {
     for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c);
   };
-  const EachEdge copy_missing = [&](const Edge& e) {  // the child has its own subtree already
+  const EachEdge copy_missing = [&](const Edge& e) {  // the child already has its own subtree
     for (int p = 0; p < n; ++p)
       if (p < e.begin || p >= e.end) w.copy(e.parent, e.child, e.team.ranks[size_t(p)]);
   };
@@ -88,7 +88,7 @@ static void by_tree(const Request& request, const Emit& emit) {
 
 const Rules rules::tree{
     .visit = by_tree,
-    .has = [](Collective c) { return c != Collective::all_to_all; },  // would pass everything on many times
+    .has = [](Collective c) { return c != Collective::all_to_all; },  // it would forward everything many times
     .is_whole = [](Collective) { return true; },
     .adds_in_tree_order = [](const Request& r) { return r.root == 0; },
     .costs = [](const Request& r) -> std::optional<Costs> {

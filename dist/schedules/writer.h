@@ -1,5 +1,5 @@
 #pragma once
-// What algorithms write their transfers with, and the exchanges that several of them are made of.
+// Helpers for writing schedules, and the exchanges that several algorithms are composed of.
 #include <bit>
 #include <numeric>
 #include <vector>
@@ -8,18 +8,23 @@
 
 namespace lockstep::dist {
 
-/// Counts the steps; a step without transfers is none.
+/// Emits transfers and numbers the steps; a step without transfers is not counted.
 class StepWriter {
  public:
+  /// `emit` must outlive this object.
   explicit StepWriter(const Emit& emit) : emit_(emit) {}
+  /// Copies a chunk from rank to rank, in slot 0.
   void copy(int from, int to, int32_t chunk) { move(Action::copy, from, {chunk, 0}, to, {chunk, 0}); }
+  /// Adds a chunk of rank `from` to that of rank `to`, in slot 0.
   void reduce(int from, int to, int32_t chunk) { move(Action::reduce, from, {chunk, 0}, to, {chunk, 0}); }
+  /// Divides a chunk by the number of ranks, in slot 0.
   void scale(int rank, int32_t chunk) { move(Action::scale, rank, {chunk, 0}, rank, {chunk, 0}); }
+  /// Any transfer, in the current step.
   void move(Action action, int from, Place source, int to, Place target) {
     emit_({step_, from, to, source, target, action});
     used_ = true;
   }
-  /// What follows comes after what was written so far.
+  /// Starts a new step: later transfers come after all earlier ones.
   void next() {
     step_ += used_;
     used_ = false;
@@ -31,21 +36,22 @@ class StepWriter {
   bool used_ = false;
 };
 
-/// Ranks that exchange something among themselves; chunks[i] are those that ranks[i] owns. Teams work side by side.
+/// Ranks that exchange data among themselves; chunks[i] are owned by ranks[i]. Several teams work side by side.
 struct Team {
   std::vector<int> ranks;
   std::vector<std::vector<int32_t>> chunks = {};
-  int size() const { return int(ranks.size()); }
+  int size() const { return int(ranks.size()); }  ///< number of ranks
 };
+/// Teams that work in the same steps.
 using Teams = std::vector<Team>;
 
-/// 0 .. n-1, from `first` on, around.
+/// The ranks 0 .. n-1 in cyclic order from `first` on.
 inline std::vector<int> all_ranks(int n, int first = 0) {
   std::vector<int> ranks(static_cast<size_t>(n));
   for (int i = 0; i < n; ++i) ranks[size_t(i)] = (first + i) % n;
   return ranks;
 }
-/// All ranks; chunk i belongs to rank i.
+/// One team of all ranks; chunk i belongs to rank i.
 inline Teams one_team(int n) {
   Teams teams(1);
   teams[0].ranks = all_ranks(n);
@@ -53,24 +59,29 @@ inline Teams one_team(int n) {
   return teams;
 }
 
-// direct.cpp
-/// Every owner gets the sum of its chunks over its team, in tree order over the team's list, in slot 0.
+// Defined in direct.cpp
+/// Every owner gets the sum of its chunks over its team in slot 0, added in tree order by position in the team's list.
 void sum_at_owners(StepWriter& w, const Teams& teams);
 /// Every owner sends its chunks to the rest of its team, except to rank `skip`.
 void share_from_owners(StepWriter& w, const Teams& teams, int skip = -1);
 
-// tree.cpp: binomial trees over the teams' lists, ranks[0] at the top.
+// Defined in tree.cpp: binomial trees over the positions of a team's list, with ranks[0] as the root. For 8 ranks:
 //
-//   0 ◀── 1     up, three steps for 8: odd ones to their left neighbours, then 2 and 6, then 4; down is the way back.
-//   0 ◀── 2 ◀── 3                      A rank at position p hands on the subtree [p, p + size).
-//   0 ◀── 4 ◀── 5,  4 ◀── 6 ◀── 7
+//   0 ◀─┬─ 1              Up, three steps: first 1, 3, 5, 7 send to the position on their left, then 2 and 6, then 4.
+//       ├─ 2 ◀── 3        Down runs the same steps in reverse. A child at position p carries the data of its subtree,
+//       └─ 4 ◀─┬─ 5       the positions [begin, end).
+//              └─ 6 ◀── 7
+/// A parent and child of a tree.
 struct Edge {
   const Team& team;
-  int child, parent;  ///< ranks
-  int begin, end;     ///< positions of the subtree of the child
+  int child, parent;  ///< as ranks
+  int begin, end;     ///< positions of the child's subtree
 };
+/// Emits the transfers of one edge.
 using EachEdge = std::function<void(const Edge&)>;
+/// Visits all edges from the leaves to the root, one level per step.
 void up_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each);
+/// Visits all edges from the root to the leaves, one level per step.
 void down_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each);
 
 }  // namespace lockstep::dist

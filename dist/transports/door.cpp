@@ -1,4 +1,4 @@
-// The listening side of data connections: who may come in, and where they wait until their channel asks for them.
+// The listening side of data connections: authenticates them, and keeps them until their channel claims them.
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -13,8 +13,8 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr size_t most_visitors = 256;  // who have not proved anything yet
-constexpr int most_entries = 32;       // in a row: then those who are there have their turn
+constexpr size_t most_visitors = 256;  // unauthenticated connections
+constexpr int most_entries = 32;       // accepted in a row, before existing connections are served
 constexpr std::chrono::seconds patience{5}, log_pause{60};
 
 }  // namespace
@@ -104,7 +104,7 @@ bool Door::enter(std::vector<Visitor>& visitors) {
     turn_away(visitors.front(), "too many strangers at once");
     visitors.erase(visitors.begin());
   } else if (exhausted) {
-    // Without descriptors the connection stays in the queue; look again a little later.
+    // Without descriptors the connection stays in the kernel's queue: retry a little later.
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     return false;
   }
@@ -119,8 +119,8 @@ bool Door::enter(std::vector<Visitor>& visitors) {
 
 bool Door::listen_to(Visitor& visitor) {
   char bytes[1024];
-  const size_t wanted =
-      handshake::wanted(visitor.heard);  // never more than the answer: what follows it is for the channel
+  // Never read more than the answer: the bytes after it belong to the channel.
+  const size_t wanted = handshake::wanted(visitor.heard);
   const ssize_t n = ::recv(visitor.fd.get(), bytes, std::min(sizeof bytes, wanted), 0);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (n <= 0) {

@@ -1,9 +1,9 @@
 #pragma once
-// The words of the handshake of data connections; auth.h says what they prove.
+// The wire format of the handshake of data connections; auth.h explains what it proves.
 //
-//   hello    "LSKDATA1", challenge (32)                                door -> caller
-//   answer   number (32), proof (32), length (2), purpose (length)     caller -> door
-//   reply    proof (32)                                                door -> caller; then the stream begins
+//   hello    "LSKDATA1", challenge (32)                                door ──▶ caller
+//   answer   number (32), proof (32), length (2), purpose (length)     caller ──▶ door
+//   reply    proof (32)                                                door ──▶ caller; then the stream begins
 #include <charconv>
 #include <cstdint>
 #include <cstring>
@@ -15,45 +15,52 @@
 
 namespace lockstep::dist::handshake {
 
+/// The first bytes of a hello.
 inline constexpr std::string_view magic = "LSKDATA1";
+/// Bytes of a hello, bytes of an answer without its purpose, and the longest purpose.
 inline constexpr size_t hello_bytes = 8 + sizeof(Nonce), fixed_bytes = sizeof(Nonce) + sizeof(Proof) + 2,
                         longest_purpose = 2048;
+/// Result of wanted() for an invalid answer.
 inline constexpr size_t too_long = size_t(-1);
 
+/// The bytes of a nonce or a proof.
 inline std::string text_of_bytes(const auto& array) {
   return std::string(reinterpret_cast<const char*>(array.data()), array.size());
 }
 
+/// The door's first message.
 inline std::string hello(const Nonce& challenge) { return std::string(magic) + text_of_bytes(challenge); }
+/// The door's last message.
 inline std::string reply(const Proof& proof) { return text_of_bytes(proof); }
 
-/// What a connection is for: `what` names the group and the pair, and is the same for all its stripes.
+/// The purpose of a connection. `what` names the group and the pair, and is the same for all stripes.
 struct Purpose {
   std::string job, what;
   size_t stripe = 0, stripes = 0;
-  std::string text() const {
+  std::string text() const {  ///< lines: job, what, stripe, stripes
     return job + '\n' + what + '\n' + std::to_string(stripe) + '\n' + std::to_string(stripes);
   }
 };
 
+/// The caller's message.
 struct Answer {
   Nonce number{};
   Proof proof{};
   std::string purpose;
-  std::string text() const {
+  std::string text() const {  ///< as bytes
     const size_t n = purpose.size();
     return text_of_bytes(number) + text_of_bytes(proof) + char(n & 255) + char(n >> 8) + purpose;
   }
 };
 
-/// Bytes of an answer that are still to come; too_long when it says that it is longer than one can be.
+/// Bytes of an answer that are still missing; too_long when its length is invalid.
 inline size_t wanted(std::string_view heard) {
   if (heard.size() < fixed_bytes) return fixed_bytes - heard.size();
   const size_t length = uint8_t(heard[fixed_bytes - 2]) | size_t(uint8_t(heard[fixed_bytes - 1])) << 8;
   return length > longest_purpose ? too_long : fixed_bytes + length - heard.size();
 }
 
-/// Of a whole answer.
+/// Parses a complete answer.
 inline Answer parse(std::string_view heard) {
   Answer answer;
   std::memcpy(answer.number.data(), heard.data(), sizeof(Nonce));
@@ -62,7 +69,7 @@ inline Answer parse(std::string_view heard) {
   return answer;
 }
 
-/// stripes is 0 when the text is not one of Purpose.
+/// Parses Purpose::text(). `stripes` is 0 when the text is invalid.
 inline Purpose parse_purpose(std::string_view text) {
   Purpose purpose;
   std::vector<std::string_view> lines;

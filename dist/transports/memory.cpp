@@ -1,3 +1,4 @@
+// memory.cpp: channels over rings in memory. See memory.h.
 #include "dist/transports/memory.h"
 
 #include <fcntl.h>
@@ -18,7 +19,7 @@ namespace {
 
 std::string reason(int error) { return std::generic_category().message(error); }
 
-// Inboxes of this process, for senders that are its threads.
+// Inboxes of this process, for senders that are threads of it.
 struct Registry {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<Inbox>> inboxes;
@@ -45,7 +46,7 @@ class MemoryChannel final : public Channel {
 
   size_t send(const std::byte* data, size_t bytes, bool /*more*/) override {
     if (!out_) [[unlikely]]
-      attach();  // not before: a peer that only sends may be gone when its bytes are read
+      attach();  // not earlier: a peer that only sends may be gone before its bytes are read
     const size_t n = out_.write(data, bytes);
     if (n == 0 && bytes > 0 && out_.is_abandoned()) gone();
     return n;
@@ -53,7 +54,7 @@ class MemoryChannel final : public Channel {
   std::span<const std::byte> arrived() override {
     auto here = in_.readable();
     if (here.empty() && in_.is_closed()) {
-      here = in_.readable();  // closed after its last bytes
+      here = in_.readable();  // read again: bytes may have arrived before the close
       if (here.empty()) gone();
     }
     return here;
@@ -73,10 +74,10 @@ class MemoryChannel final : public Channel {
   void attach();
   void attach_mapped();
 
-  std::shared_ptr<Inbox> mine_, theirs_;  // keep the mappings alive; theirs_ only when the peer is a thread
-  FifoMapping mapping_;                   // of the peer's fifo, when it is a process
+  std::shared_ptr<Inbox> mine_, theirs_;  // keep the mappings alive; theirs_ is set only if the peer is a thread
+  FifoMapping mapping_;                   // of the peer's ring, if it is a process
   const InboxAddress address_;
-  const int rank_, peer_;  // this rank in the group, the peer's in the world
+  const int rank_, peer_;  // this rank in the group, the peer in the world
   const bool mapped_;
   FifoReader in_;
   FifoWriter out_;
@@ -187,7 +188,7 @@ void* Inbox::fifo(int sender) {
 }
 
 void Inbox::abandon() noexcept {
-  const uint32_t yes = 1;  // through the file: also for senders whose fifo was never mapped here
+  const uint32_t yes = 1;  // written through the file, since some senders' rings were never mapped here
   for (size_t sender = 0; sender < fifos_.size(); ++sender) {
     const size_t at = offset_of_fifo(int(sender), address_.capacity) + offsetof(FifoControl, abandoned);
     [[maybe_unused]] const ssize_t written = pwrite(address_.fd, &yes, sizeof yes, off_t(at));
@@ -198,7 +199,7 @@ const std::string& process_nonce() {
   struct Name {
     std::string text = random_token();
   };
-  static auto* const names = new PerProcess<Name>;  // a forked child has the parent's memory
+  static auto* const names = new PerProcess<Name>;  // a forked child inherits the parent's memory
   return names->get().text;
 }
 

@@ -1,9 +1,9 @@
 #pragma once
-// Channels over memory, for ranks that are threads of one process and for processes of one host alike.
+// Channels over memory, for threads of one process and for processes of one host alike.
 //
-// Every rank of a group owns an inbox: a file in memory, without a name, that holds one fifo for each rank it may hear
-// from. A sender finds the inbox of a thread by its nonce, and opens /proc/PID/fd/N of another process. Nothing is left
-// behind when a process is killed: the pages live as long as somebody maps them.
+// Every rank of a group owns an inbox: an unnamed file in memory, with a ring (fifo.h) for each rank that may send to
+// it. A sender finds the inbox of a thread by its nonce; for another process it opens /proc/PID/fd/N. A killed process
+// leaves nothing behind: the pages live only as long as they are mapped.
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -16,10 +16,11 @@
 
 namespace lockstep::dist {
 
-/// A fifo of a file, mapped: a control page, then the data twice.
+/// A mapping of one ring of a file: its control page, then its data twice.
 class FifoMapping {
  public:
   FifoMapping() = default;
+  /// Maps the ring at `offset`. Error when the system refuses.
   FifoMapping(int fd, size_t offset, size_t capacity);
   FifoMapping(FifoMapping&& other) noexcept : address_(std::exchange(other.address_, nullptr)), bytes_(other.bytes_) {}
   FifoMapping& operator=(FifoMapping&& other) noexcept {
@@ -28,35 +29,38 @@ class FifoMapping {
     return *this;
   }
   ~FifoMapping();
-  void* address() const { return address_; }
+  void* address() const { return address_; }  ///< null if nothing is mapped
 
  private:
   void* address_ = nullptr;
   size_t bytes_ = 0;
 };
 
-/// Where to find an inbox; travels through the store.
+/// The location of an inbox; exchanged through the store.
 struct InboxAddress {
   int64_t pid = 0;
-  std::string process;  ///< random, one per process: pids mean something inside one pid namespace only
-  std::string nonce;    ///< random, one per inbox; the file begins with it
+  std::string process;  ///< random, one per process: a pid identifies a process within its pid namespace only
+  std::string nonce;    ///< random, one per inbox; the first bytes of the file
   int fd = -1;
   size_t capacity = 0;
 };
 
+/// The rings from which a rank receives.
 class Inbox {
  public:
+  /// A new inbox with a ring for each of `senders` ranks. Error when memory or descriptors are exhausted.
   static std::shared_ptr<Inbox> create(int senders, size_t capacity);
   /// The inbox of a thread of this process; nullptr when it is gone.
   static std::shared_ptr<Inbox> find(const std::string& nonce);
   ~Inbox();
   Inbox(const Inbox&) = delete;
 
-  const InboxAddress& address() const { return address_; }
-  /// Memory of the fifo from `sender`; one mapping for this process.
+  const InboxAddress& address() const { return address_; }  ///< for other ranks
+  /// The ring from `sender`, mapped at the first call.
   void* fifo(int sender);
-  /// The owner reads no more: senders are told when they next find no room.
+  /// The owner stops reading; senders notice when they find no more room.
   void abandon() noexcept;
+  /// Offset of a sender's ring in the file.
   static size_t offset_of_fifo(int sender, size_t capacity) {
     return FifoControl::bytes + size_t(sender) * (FifoControl::bytes + capacity);
   }
@@ -68,12 +72,12 @@ class Inbox {
   std::vector<FifoMapping> fifos_;
 };
 
-/// Random text that names this process.
+/// A random text that identifies this process.
 const std::string& process_nonce();
 
-/// One side of a pair: reads from a fifo of its own inbox, writes to one of the peer's. `mapped`: through a mapping of
-/// its own even when the peer is a thread of this process. Finds the peer's at the first send: Error when the memory
-/// cannot be shared, DistError when the peer is gone.
+/// One side of a pair: reads from a ring of its own inbox, and writes to one of the peer's. `mapped`: use a separate
+/// mapping even if the peer is a thread of this process. Attaches to the peer's inbox at the first send: Error when
+/// memory cannot be shared, DistError when the peer is gone.
 std::unique_ptr<Channel> make_memory_channel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank,
                                              const InboxAddress& theirs, bool mapped);
 

@@ -1,3 +1,4 @@
+// tcp.cpp: channels over TCP, and the caller's side of their handshake. See tcp.h.
 #include "dist/transports/tcp.h"
 
 #include <poll.h>
@@ -13,10 +14,10 @@ namespace lockstep::dist {
 namespace {
 
 constexpr size_t stripe_bytes = 64 << 10;
-constexpr size_t buffer_bytes = 128 << 10;  // of what has arrived and is used where it lies
-constexpr size_t together = 128;            // bytes that arrived() promises to lie together
+constexpr size_t buffer_bytes = 128 << 10;  // for received bytes that are used in place
+constexpr size_t together = 128;            // bytes that arrived() guarantees to be contiguous
 
-/// How many connections a pair opens.
+/// Number of connections for a pair.
 size_t streams_to(const SocketAddress& address) {
   const auto text = environment("LOCKSTEP_TCP_STREAMS");
   return text ? size_t(std::stoi(*text)) : address.is_loopback() ? 1 : 4;
@@ -73,7 +74,7 @@ class TcpChannel final : public Channel {
     if (n > 0) std::memcpy(target, buffer_.data() + begin_, n);
     begin_ += n;
     if (n == bytes) return n;
-    if (bytes - n < 4096) {  // a header, or little data: what follows comes along
+    if (bytes - n < 4096) {  // a header or little data: read ahead what follows
       begin_ = end_ = 0;
       end_ = read(buffer_.data(), buffer_bytes);
       const size_t rest = std::min(bytes - n, end_);
@@ -101,12 +102,12 @@ class TcpChannel final : public Channel {
     return !fds_.empty();
   }
 
-  /// What can be read now, at most `bytes`, in the order of the stream.
+  /// Reads what has arrived, at most `bytes`, in stream order; returns its size.
   size_t read(std::byte* target, size_t bytes) {
     size_t done = 0;
     while (done < bytes && !ended_) {
       const size_t stripe = received_ / stripe_bytes % fds_.size();
-      // A single connection has no blocks to keep apart.
+      // A single connection is not striped.
       const size_t n =
           fds_.size() == 1 ? bytes - done : std::min(bytes - done, stripe_bytes - received_ % stripe_bytes);
       const ssize_t got = ::recv(fds_[stripe].get(), target + done, n, MSG_DONTWAIT);
@@ -122,7 +123,8 @@ class TcpChannel final : public Channel {
         received_ += size_t(got);
         done += size_t(got);
       }
-      if (got > 0 && fds_.size() == 1 && size_t(got) < n) break;  // no more for now: saves a call that says so
+      // Nothing more for now: saves the call that would say so.
+      if (got > 0 && fds_.size() == 1 && size_t(got) < n) break;
     }
     return done;
   }
@@ -135,21 +137,22 @@ class TcpChannel final : public Channel {
 
   const std::shared_ptr<Door> door_;
   const std::string purpose_;
-  const int peer_;  // in the world
+  const int peer_;  // world rank
   std::vector<Fd> fds_;
   uint64_t sent_ = 0, received_ = 0;
   std::vector<std::byte> buffer_;
   size_t begin_ = 0, end_ = 0;
-  int full_ = -1;  // the connection that took no more
+  int full_ = -1;  // descriptor whose send buffer was full; -1: none
   bool ended_ = false;
 };
 
-/// Nobody let us in. A door that is flooded by strangers drops the oldest of them, and may drop a rank before it is
-/// heard.
+/// The peer closed the connection during the handshake. A door flooded by unauthenticated connections drops the oldest
+/// ones, and may drop a rank before it has read its message.
 struct HungUp {};
-constexpr std::chrono::seconds hello_within{2}, calling_time{10};  // of one attempt, and of all
+constexpr std::chrono::seconds hello_within{2}, calling_time{10};  // limits of one attempt, and of all
 
-/// Bytes of the handshake, waiting for them; looks for failures of others while it does.
+/// The caller's end of the handshake: blocking reads and writes with a deadline, which also check for failures of other
+/// ranks.
 class Caller {
  public:
   Caller(Control& control, Fd fd, int peer, std::string where)
@@ -192,7 +195,8 @@ class Caller {
       if (::poll(&entry, 1, 20) > 0) return;
       if (Clock::now() < deadline_) continue;
       if (!answered_) throw HungUp();
-      refused("it does not answer, or does not speak our protocol");  // or it has let us in, and is slow to say so
+      // Or it has admitted the connection, but is slow to answer.
+      refused("it does not answer, or does not speak our protocol");
     }
   }
 

@@ -1,11 +1,15 @@
 #pragma once
-// Channels over TCP, for ranks on different hosts: one connection for each pair of ranks of a group, or several, over
-// which the stream is dealt in blocks of 64 KiB (LOCKSTEP_TCP_STREAMS; 1 on loopback, else 4).
+// Channels over TCP, for ranks on different hosts. A pair of ranks of a group has one connection, or several, over
+// which the stream is striped in blocks of 64 KiB (LOCKSTEP_TCP_STREAMS; default 1 on loopback, else 4).
 //
-//   lower rank ── connects ──▶ door of the higher rank       challenge ◀──, proof and purpose ──▶, proof ◀── (auth.h)
+//   lower rank ─────────── connects ────────────▶ door of the higher rank
+//              ◀────────── challenge ────────────
+//              ──── number, proof, purpose ─────▶
+//              ◀──────────── proof ──────────────          (auth.h, handshake.h)
 //
-// A door is a listening socket and a thread that lets in those who know the job's token; nobody else gets further than
-// one message, 5 seconds and 4 KiB. What a connection is for (job, group, ranks, stripe) is part of the proof.
+// A door is a listening socket with a thread that admits connections which prove the job's token (auth.h). Others get
+// no further than one message, 5 seconds and 4 KiB. The purpose of a connection (job, group, ranks, stripe) is part of
+// the proof.
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -21,25 +25,26 @@
 
 namespace lockstep::dist {
 
+/// The listening socket of a rank for data connections.
 class Door {
  public:
-  /// The door of a rank, shared by its groups. Listens on the address under which others reach this rank, at any free
-  /// port.
+  /// The door of a rank, shared by its groups. Listens on the address under which other hosts reach this rank, at any
+  /// free port. Error when it cannot listen, or others could reach it and there is no token.
   static std::shared_ptr<Door> of(Control& control);
   ~Door();
   Door(const Door&) = delete;
 
-  const std::string& host() const { return host_; }
-  int port() const { return port_; }
-  /// The connections that came for this purpose, once they are all there; empty before.
+  const std::string& host() const { return host_; }  ///< the address it listens on
+  int port() const { return port_; }                 ///< the port it listens on
+  /// The connections for this purpose, by stripe, once all of them have arrived; empty before.
   std::vector<Fd> claim(const std::string& purpose);
 
  private:
   struct Visitor;
   explicit Door(Control& control);
   void run();
-  bool enter(std::vector<Visitor>& visitors);  ///< false: nobody is waiting outside
-  bool listen_to(Visitor& visitor);            ///< false: to be dropped
+  bool enter(std::vector<Visitor>& visitors);  ///< accepts one connection; false when no more are queued
+  bool listen_to(Visitor& visitor);  ///< reads from a connection; false when it is to be dropped, or was admitted
   void admit(Visitor& visitor, const std::string& purpose, size_t stripe, size_t stripes);
   void turn_away(const Visitor& visitor, const std::string& why);
 
@@ -52,14 +57,14 @@ class Door {
   std::thread thread_;
 };
 
-/// Where a rank's door is.
+/// The address of a rank's door.
 struct DoorAddress {
   std::string host;
   int port = 0;
 };
 
-/// Connects to the door of `peer` when this rank is the lower one, else waits (without blocking) until it comes.
-/// DistError when it is gone, or somebody else is there.
+/// The lower rank connects to the door of `peer`; the higher one waits, without blocking, for that connection.
+/// DistError when the peer is unreachable, or another program answers.
 std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Door> door, const std::string& group,
                                           int world_rank, int peer_world_rank, const DoorAddress& theirs);
 
