@@ -1,3 +1,4 @@
+// Comparing models between ranks by hash, then by text. See agreement.h.
 #include "parallel/agreement.h"
 
 #include <algorithm>
