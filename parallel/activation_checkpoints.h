@@ -38,7 +38,7 @@ struct CheckpointOptions {
 /// Checkpoints calls. Copies share their state, and may be used from several threads.
 class ActivationCheckpoints {
  public:
-  using Options = CheckpointOptions;  ///< a short name
+  using Options = CheckpointOptions;
   /// Error if contiguous_memory_optimization is set without partition_activations or number_checkpoints.
   explicit ActivationCheckpoints(const Options& options = {});
 

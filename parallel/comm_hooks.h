@@ -36,7 +36,7 @@ struct PowerSgdOptions {
 /// kept by parameter name: use one object per model.
 class PowerSgd {
  public:
-  using Options = PowerSgdOptions;  ///< a short name
+  using Options = PowerSgdOptions;
   /// Error for options out of range.
   explicit PowerSgd(const Options& options = {});
   CommHook hook() const;  ///< to be given to DDP; shares this object's state
@@ -59,7 +59,7 @@ struct PostLocalSgdOptions {
 /// Post-local SGD (Lin et al., ICLR 2020). Give hook() to DDP, and call step() after each optimizer step.
 class PostLocalSgd {
  public:
-  using Options = PostLocalSgdOptions;  ///< a short name
+  using Options = PostLocalSgdOptions;
   /// Error for options out of range.
   explicit PostLocalSgd(const Options& options = {});
   CommHook hook() const;  ///< to be given to DDP

@@ -82,7 +82,7 @@ class Replicas {
 /// - Hooks and prints run in the replicas' threads, concurrently.
 template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
  public:
-  using Options = DataParallelOptions;  ///< a short name
+  using Options = DataParallelOptions;
   /// `make` returns another module of the same structure, which becomes a replica; its values do not matter. `module`
   /// must outlive this object, and be on devices[0] when it is called. Error for a device that does not exist or is
   /// named twice.

@@ -54,7 +54,7 @@ class DistributedDataParallel final : Reducer::Policy {
   void leave_no_sync() { reducer_->leave_no_sync(); }
 
  public:
-  using Options = DdpOptions;  ///< a short name
+  using Options = DdpOptions;
   /// Collective. Checks that all ranks have the same parameters and options (the Error names the first difference and
   /// the ranks), then broadcasts rank 0's values. `group` defaults to dist::world(). `module` and `group` must outlive
   /// this object.

@@ -39,7 +39,7 @@ struct CompressionOptions {
 /// A compressed all-reduce for a fixed list of tensors, with its errors.
 class CompressedAllReduce {
  public:
-  using Options = CompressionOptions;  ///< a short name
+  using Options = CompressionOptions;
   /// sizes: the number of elements of each tensor, the same on all ranks and in all calls.
   CompressedAllReduce(std::vector<int64_t> sizes, dist::ProcessGroup& group, const Options& options = {});
 
