@@ -38,7 +38,7 @@ void orthonormalise(const Tensor& p) {
   for (int64_t i = 0; i < p.size(1); ++i) {
     const Tensor column = p.narrow(1, i, 1);
     const double before = norm(column).item();
-    for (int pass = 0; pass < 2 && i > 0; ++pass) {  // twice is enough (Kahan)
+    for (int pass = 0; pass < 2 && i > 0; ++pass) {  // two passes are enough (Kahan)
       const Tensor others = p.narrow(1, 0, i).contiguous();
       sub_(column, matmul(others, matmul(others.t(), column.contiguous())));
     }

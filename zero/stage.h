@@ -86,7 +86,7 @@ inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()});
 struct CapturedStep {
   std::vector<bool> used;     // parameters that it updates
   std::vector<Tensor> parts;  // gradients of all units
-  Tensor own_bad;             // Stage::own_bad_
+  Tensor own_bad;             // own_bad_ of the captured step
   bool has_norm = false;
 };
 

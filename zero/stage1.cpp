@@ -16,8 +16,9 @@
 // Vocabulary: whole, all elements of a unit; shard, the elements that one rank owns; master weights, the f32 copy of
 // 16-bit parameters that the optimizer updates, kept for the shard only.
 //
-// Cost: every rank sends 2(N-1)/N times the model per step, as in DDP. Memory for Ψ parameters in 16 bits with Adam: 4
-// Ψ + 12 Ψ / N bytes. Paper: Rajbhandari et al., SC 2020, section 5.1 (P_os).
+//   each rank sends      2 (N-1)/N times the model per step, as in DDP
+//   each rank holds      4 Ψ + 12 Ψ/N bytes, for Ψ parameters in 16 bits with Adam
+//   paper                Rajbhandari et al., SC 2020, section 5.1 (P_os)
 #include "tensor/ops.h"
 #include "zero/stage.h"
 

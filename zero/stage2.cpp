@@ -19,10 +19,11 @@
 // In DDP rank 0 takes 0 and 1, and rank 1 takes 2 and 3: there the + between the brackets is the reduction. See
 // Zero::micro_batch().
 //
-// Cost: every rank sends (N-1)/N of the gradients per micro-batch, and as much of the parameters per step; with one
-// micro-batch that makes 2(N-1)/N times the model, as in DDP. Memory for Ψ parameters in 16 bits with Adam: 2 Ψ + (2 +
-// 12) Ψ / N bytes, the two buffers, and log2(accumulation) more shards of gradients. Paper: Rajbhandari et al., SC
-// 2020, section 5.2 (P_os+g).
+//   each rank sends      (N-1)/N of the gradients per micro-batch, and (N-1)/N of the parameters per step;
+//                        with one micro-batch as much as in DDP
+//   each rank holds      2 Ψ + (2 + 12) Ψ/N bytes, for Ψ parameters in 16 bits with Adam;
+//                        two buffers, and log2(accumulation) more shards of gradients
+//   paper                Rajbhandari et al., SC 2020, section 5.2 (P_os+g)
 #include <algorithm>
 
 #include "tensor/ops.h"

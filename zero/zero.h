@@ -3,12 +3,12 @@
 // gradients and optimizer state on every rank. ZeRO keeps only a shard of them on each rank, and communicates shards
 // when they are needed. For Ψ parameters in 16 bits, Adam and N ranks:
 //
-//                                            bytes per parameter on each rank        elements that each rank sends
-//                                            parameters   gradients   optimizer      per step, times Ψ (N-1)/N
-//   stage 0   shards nothing    stage.cpp    2            2           12             2   gradients: reduce and gather
-//   stage 1   optimizer state   stage1.cpp   2            2           12/N           2   gradients, parameters
-//   stage 2   and gradients     stage2.cpp   2            2/N         12/N           2   gradients, parameters
-//   stage 3   and parameters    stage3.cpp   2/N          2/N         12/N           3   gradients, parameters twice
+//                                           bytes per parameter on each rank     elements sent by each rank
+//                                           parameters   gradients   optimizer   per step, times Ψ (N-1)/N
+//   stage 0   shards nothing   stage.cpp    2            2           12          2: all-reduce of gradients
+//   stage 1   optimizer state  stage1.cpp   2            2           12/N        2: reduce gradients, gather parameters
+//   stage 2   and gradients    stage2.cpp   2            2/N         12/N        2: the same, with one micro-batch
+//   stage 3   and parameters   stage3.cpp   2/N          2/N         12/N        3: the same, gather parameters twice
 //
 //   zero::Zero zero(model, optimizer, {.stage = 2});      // broadcasts rank 0's parameters
 //   for (int i = 0; i < accumulation; ++i) loss(zero.micro_batch(i, accumulation)).backward();

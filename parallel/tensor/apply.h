@@ -10,7 +10,6 @@
 //   model.loss(tokens, targets).backward();                              // the same tokens on all ranks of a tp group
 //   sliced.clip_grad_norm(1);
 //   optimizer.step();
-//   optimizer.step();
 #include <string>
 #include <vector>
 
