@@ -40,36 +40,36 @@ class Reducer {
   struct Parameter {
     std::string name;
     Variable variable;
-    bool spread = false;                // expert: other ranks have a different parameter at this place
-    size_t unit = SIZE_MAX, place = 0;  // unit: SIZE_MAX if it was frozen when the reducer was made
-    int expected = 1;                   // gradients expected in this pass
-    int seen = 0;                       // gradients that have arrived in this pass
-    bool used = false;                  // it had a gradient in some micro-batch of this step
-    bool held = false;                  // the reducer holds its gradients; .grad is the placeholder
-    bool stashed = false;               // the placeholder was removed because a gradient is about to be added
+    bool spread = false;                ///< expert: other ranks have a different parameter at this place
+    size_t unit = SIZE_MAX, place = 0;  ///< unit: SIZE_MAX if it was frozen when the reducer was made
+    int expected = 1;                   ///< gradients expected in this pass
+    int seen = 0;                       ///< gradients that have arrived in this pass
+    bool used = false;                  ///< it had a gradient in some micro-batch of this step
+    bool held = false;                  ///< the reducer holds its gradients; .grad is the placeholder
+    bool stashed = false;               ///< the placeholder was removed because a gradient is about to be added
     int hooks[2] = {0, 0};
-    bool trains() const { return unit != SIZE_MAX && variable.requires_grad(); }  // requires grad now
+    bool trains() const { return unit != SIZE_MAX && variable.requires_grad(); }  ///< requires grad now
   };
   /// Parameters whose gradients are reduced by one collective.
   struct Unit {
     FlatGradients gradients;
-    std::vector<size_t> members;   // indices of parameters; empty: a frozen unit, never reduced
-    int waiting = 0;               // members that still expect a gradient in this pass
-    bool settled = false;          // all gradients of this pass are in the flat memory
-    std::function<void()> finish;  // completes the reduction that was started; empty: none is running
+    std::vector<size_t> members;   ///< indices of parameters; empty: a frozen unit, never reduced
+    int waiting = 0;               ///< members that still expect a gradient in this pass
+    bool settled = false;          ///< all gradients of this pass are in the flat memory
+    std::function<void()> finish;  ///< completes the reduction that was started; empty: none is running
   };
   /// Behaviour that differs between DDP and ZeRO, fixed for the reducer's life.
   struct Rules {
-    const char* name;     // prefix of error messages: "ddp"
-    bool overlap = true;  // start units while backward runs; false: all at its end
+    const char* name;     ///< prefix of error messages: "ddp"
+    bool overlap = true;  ///< start units while backward runs; false: all at its end
     // Copy a gradient into flat memory as soon as it arrives. false: when its unit is complete, because there is not
     // enough flat memory for all units at once.
     bool at_once = true;
     // true: .grad becomes the reduced gradient, and gradients may be cleared one by one. false: the policy owns the
     // reduced gradients, and .grad is a placeholder.
     bool shows = false;
-    bool leaves = false;       // on one rank a gradient may become the flat memory itself (FlatGradients::offer)
-    const char* emptied = "";  // error text for reading a placeholder
+    bool leaves = false;       ///< on one rank a gradient may become the flat memory itself (FlatGradients::offer)
+    const char* emptied = "";  ///< error text for reading a placeholder
   };
   /// The part that differs between DDP and the ZeRO stages. The reducer calls it; `unit` is an index of `units`.
   class Policy {

@@ -15,7 +15,7 @@ namespace lockstep::zero {
 
 /// The order of gathers in a forward or backward, and in the one before it.
 struct Trace {
-  std::vector<size_t> recorded, now;  // indices of units
+  std::vector<size_t> recorded, now;  ///< indices of units
   bool follows = false;               ///< `now` equals the beginning of `recorded`
 };
 
@@ -24,12 +24,12 @@ class Gather {
  public:
   /// State of a unit.
   struct State {
-    bool gathered = false;     // the memory exists; it is filled when `fetch` is done
-    bool recorded = false;     // gathered inside a recording: happens in each replay, not now
+    bool gathered = false;     ///< the memory exists; it is filled when `fetch` is done
+    bool recorded = false;     ///< gathered inside a recording: happens in each replay, not now
     dist::Work fetch;          ///< the running all-gather
-    uint32_t version = 0;      // of the storage when it was gathered
-    int active = 0, pins = 0;  // running forwards, and gathered() scopes, that need it
-    uint64_t needed_from = 0;  // in backward: the tape's number before the first node of the call that needs it
+    uint32_t version = 0;      ///< of the storage when it was gathered
+    int active = 0, pins = 0;  ///< running forwards, and gathered() scopes, that need it
+    uint64_t needed_from = 0;  ///< in backward: the tape's number before the first node of the call that needs it
   };
   explicit Gather(Stage& stage) : store(stage), states(stage.units.size()), s_(stage) {}  ///< for the units of a stage
 
@@ -51,7 +51,7 @@ class Gather {
   bool is_worth_keeping(size_t unit, const Trace& backward) const;
 
   ShardStore store;           ///< of parameter shards
-  std::vector<State> states;  // by unit
+  std::vector<State> states;  ///< by unit
 
  private:
   bool is_whole(size_t unit);

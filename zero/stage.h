@@ -31,43 +31,43 @@ class ShardStore;
 struct Parameter {
   std::string name;
   Variable variable;
-  optim::Optimizer* optimizer = nullptr;  // null: frozen
-  int group = 0;                          // parameter group of the optimizer
-  dist::ProcessGroup* ranks = nullptr;    // the ranks that have it
-  size_t unit = SIZE_MAX, place = 0;      // unit: SIZE_MAX if frozen and below stage 3; place: index in the unit
-  int64_t steps = 0;                      // updates so far
-  int64_t first_block = 0;                // index of its first block among the norm blocks of all parameters
-  uint32_t seen = 0;                      // version that its master copy has seen (optim::ParameterState::seen)
+  optim::Optimizer* optimizer = nullptr;  ///< null: frozen
+  int group = 0;                          ///< parameter group of the optimizer
+  dist::ProcessGroup* ranks = nullptr;    ///< the ranks that have it
+  size_t unit = SIZE_MAX, place = 0;      ///< unit: SIZE_MAX if frozen and below stage 3; place: index in the unit
+  int64_t steps = 0;                      ///< updates so far
+  int64_t first_block = 0;                ///< index of its first block among the norm blocks of all parameters
+  uint32_t seen = 0;                      ///< version that its master copy has seen (optim::ParameterState::seen)
   bool trains() const { return optimizer != nullptr; }  ///< an optimizer has it
 };
 
 /// The part of a parameter that this rank owns; two pieces if offload_optimizer.ratio cuts it.
 struct Piece {
   size_t parameter = 0;
-  dist::Range range;  // of the parameter's elements
-  int64_t at = 0;     // first element in the shard
+  dist::Range range;  ///< of the parameter's elements
+  int64_t at = 0;     ///< first element in the shard
   // The optimizer's state of the piece, to be read by ShardedOptimizer::kept()
-  Offload home = Offload::none;              // nvme: the state lies in regions of the file
-  std::vector<std::string> keys = {};        // nvme: names of the state's tensors
-  bool started = false;                      // the state exists
-  std::map<std::string, Tensor> state = {};  // by name, flat, range.size() elements; "master" for 16-bit parameters
+  Offload home = Offload::none;              ///< nvme: the state lies in regions of the file
+  std::vector<std::string> keys = {};        ///< nvme: names of the state's tensors
+  bool started = false;                      ///< the state exists
+  std::map<std::string, Tensor> state = {};  ///< by name, flat, range.size() elements; "master" for 16-bit parameters
   // Names in `state` created by the current step: for its later tiles they count as missing.
   std::set<std::string> fresh = {};
 };
 
 /// Parameters that are communicated together, with this rank's part of them.
 struct Unit : PlannedUnit {
-  std::string tag;                          // of its collectives; ranks that disagree get an Error
-  dist::ProcessGroup* group = nullptr;      // the ranks that have its parameters
+  std::string tag;                          ///< of its collectives; ranks that disagree get an Error
+  dist::ProcessGroup* group = nullptr;      ///< the ranks that have its parameters
   bool trains = true;                       ///< frozen parameters have their own units
-  int64_t first = 0;                        // index of its first parameter among those of all units
+  int64_t first = 0;                        ///< index of its first parameter among those of all units
   DType dtype = f32, gradient_dtype = f32;  ///< gradient_dtype: in which gradients are summed
-  std::vector<Piece> pieces;                // this rank's pieces of trained parameters
+  std::vector<Piece> pieces;                ///< this rank's pieces of trained parameters
 
-  Tensor weights;         // from stage 1 on: the flat parameters, which are views of it
-  Tensor part;            // sum over ranks of the gradients that this rank owns, from the last reduction
-  dist::TreeSum reduced;  // sums of the reductions before it
-  dist::Work published;   // sharing of the updated parameters
+  Tensor weights;         ///< from stage 1 on: the flat parameters, which are views of it
+  Tensor part;            ///< sum over ranks of the gradients that this rank owns, from the last reduction
+  dist::TreeSum reduced;  ///< sums of the reductions before it
+  dist::Work published;   ///< sharing of the updated parameters
 };
 
 /// The range of the optimizer's state tensor `key` that belongs to elements of a parameter: the same elements; one
@@ -84,9 +84,9 @@ inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()});
 
 /// A step() that was captured in a graph.
 struct CapturedStep {
-  std::vector<bool> used;     // parameters that it updates
-  std::vector<Tensor> parts;  // gradients of all units
-  Tensor own_bad;             // own_bad_ of the captured step
+  std::vector<bool> used;     ///< parameters that it updates
+  std::vector<Tensor> parts;  ///< gradients of all units
+  Tensor own_bad;             ///< own_bad_ of the captured step
   bool has_norm = false;
 };
 
@@ -106,17 +106,17 @@ class Stage : public parallel::Reducer::Policy {
   const std::vector<optim::Optimizer*> optimizers;
   const ZeroOptions options;
   dist::ProcessGroup& group;
-  Device device = cpu;                // of all parameters; cpu stands for every CPU device
-  std::vector<Parameter> parameters;  // in the order of fields()
-  std::vector<Unit> units;            // planned by units.h, in the order in which gradients are expected
+  Device device = cpu;                ///< of all parameters; cpu stands for every CPU device
+  std::vector<Parameter> parameters;  ///< in the order of fields()
+  std::vector<Unit> units;            ///< planned by units.h, in the order in which gradients are expected
   int64_t norm_blocks_of_all = 0;     ///< norm blocks of all trained parameters
-  std::optional<StepBatch> batch;     // collected kernels of a step on a CUDA device
-  bool scaled = true;                 // step() has applied the scale to 32-bit gradients in `part`; false: kernels will
+  std::optional<StepBatch> batch;     ///< collected kernels of a step on a CUDA device
+  bool scaled = true;  ///< step() has applied the scale to 32-bit gradients in `part`; false: kernels will
 
   /// Index of a parameter; Error if it is not the module's.
   size_t index_of(const Variable& variable) const;
   int rank() const { return group.rank(); }          ///< in the group
-  bool is_cut() const { return options.stage > 0; }  // from stage 1 on, units are cut into a shard per rank
+  bool is_cut() const { return options.stage > 0; }  ///< from stage 1 on, units are cut into a shard per rank
   int shard_number(const Unit& unit) const { return is_cut() ? unit.group->rank() : 0; }  ///< this rank's shard
   /// This rank's range of the whole.
   dist::Range shard(const Unit& unit) const { return unit.layout.range(shard_number(unit)); }
@@ -141,7 +141,7 @@ class Stage : public parallel::Reducer::Policy {
   /// See Zero::after_replay().
   StepReport after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
   const std::shared_ptr<const CapturedStep>& captured() const { return captured_; }  ///< the last one
-  void forget() { reducer_->forget(); }                                              // discards all gradients
+  void forget() { reducer_->forget(); }                                              ///< discards all gradients
   virtual void enter_no_sync() { reducer_->enter_no_sync(); }                        ///< an Error from stage 2 on
   void leave_no_sync() { reducer_->leave_no_sync(); }                                ///< ends the scope
   void pause(bool wanted);                                                           ///< see Zero::Pause
@@ -163,18 +163,18 @@ class Stage : public parallel::Reducer::Policy {
   void loaded(bool masters);                                        ///< see Zero::loaded()
 
   // For ShardedOptimizer
-  virtual const ShardStore* store() const { return nullptr; }  // stage 3: the parameter shards
-  virtual Tensor weight(Unit& unit, const Piece& piece);       // the parameter's elements of a piece, flat
+  virtual const ShardStore* store() const { return nullptr; }  ///< stage 3: the parameter shards
+  virtual Tensor weight(Unit& unit, const Piece& piece);       ///< the parameter's elements of a piece, flat
   // Scaled gradients of n elements of the shard, in f32 or f64.
   Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale) const;
-  virtual void publish(Unit&) {}  // starts to share an updated unit
-  void see();                     // master copies have seen all writes to parameters up to now
+  virtual void publish(Unit&) {}  ///< starts to share an updated unit
+  void see();                     ///< master copies have seen all writes to parameters up to now
 
  protected:
   // Steps of build() that differ between stages
-  virtual void prepare() {}                    // called when the units are planned
-  virtual void place(Unit& unit);              // moves the parameters of a unit to their memory
-  static Tensor value_of(const Parameter& p);  // the whole tensor, also if it was built empty
+  virtual void prepare() {}                    ///< called when the units are planned
+  virtual void place(Unit& unit);              ///< moves the parameters of a unit to their memory
+  static Tensor value_of(const Parameter& p);  ///< the whole tensor, also if it was built empty
   // The reducer's policy; in stage 0 all_reduce. The function that start() returns leaves the sum over ranks in
   // unit.part.
   Tensor memory(size_t unit) override;
@@ -183,7 +183,7 @@ class Stage : public parallel::Reducer::Policy {
   void forgotten() override;
   void ordered(const std::vector<size_t>& parameters) override { reducer_->reorder(parameters); }
 
-  std::optional<parallel::Reducer> reducer_;  // its parameters and units have the same indices as those here
+  std::optional<parallel::Reducer> reducer_;  ///< its parameters and units have the same indices as those here
   std::unique_ptr<ShardedOptimizer> optimizer_;
 
  private:
@@ -226,8 +226,9 @@ class Stage1 : public Stage {
 
  protected:
   void place(Unit& unit) override;
-  void move_into_weights(Unit& unit);  // parameters become views of unit.weights, with their values
-  dist::Work reduce_to_owners(const Unit& unit, const Tensor& whole, const Tensor& part);  // part: receives this rank's
+  void move_into_weights(Unit& unit);  ///< parameters become views of unit.weights, with their values
+  /// Starts to reduce the gradients `whole` of a unit to their owners; `part` receives this rank's.
+  dist::Work reduce_to_owners(const Unit& unit, const Tensor& whole, const Tensor& part);
   std::function<void()> start(size_t unit, const Tensor& sum) override;
 };
 

@@ -55,7 +55,7 @@ enum class NonFinite {
 /// have the same ones. Gradients are still divided by the number of all ranks (an expert sees tokens of several), and
 /// norms cover all experts.
 struct Spread {
-  std::set<std::string> names;          ///< names of this rank's
+  std::set<std::string> names;          ///< names on this rank
   dist::ProcessGroup* group = nullptr;  ///< a subgroup of ZeRO's group
 };
 

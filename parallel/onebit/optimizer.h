@@ -98,7 +98,7 @@ class Optimizer : public optim::Optimizer {
     int group = 0;
     Variable variable;
     Tensor parameter, low, mask;
-    Tensor sent;  // all_reduce() replaces it by its mean
+    Tensor sent;  ///< all_reduce() replaces it by its mean
     optim::ParameterState* state = nullptr;
     Tensor& tensor(const char* name) { return state->zeros(name, parameter); }
   };
