@@ -28,7 +28,7 @@ struct CheckpointOptions {
   int64_t number_checkpoints = 0;                ///< inputs that the buffer has room for
   bool synchronize_checkpoint_boundary = false;  ///< synchronise the device before and after each run
   bool profile = false;                          ///< measure both runs, see report()
-  int64_t every = 1;                             ///< wrap_blocks() checkpoints the first of every so many blocks
+  int64_t every = 1;                             ///< wrap_blocks() checkpoints the first of every `every` blocks
   /// For wrap_blocks(): variables that a block's forward leaves behind for the loss, besides its output
   /// (moe::Layer::aux_loss).
   std::function<std::vector<Variable*>(nn::Module& block)> beside = {};

@@ -80,7 +80,7 @@ class FlatGradients {
   dist::TreeSum tree_;
 };
 
-/// Groups parameters into units of at most `cap` elements; the first unit of each kind holds at most `first_cap` (0:
+/// Groups parameters into units of total size at most `cap`; the first unit of each kind holds at most `first_cap` (0:
 /// `cap`). A parameter larger than that gets a unit of its own. All parameters of a unit are of one kind. Returns lists
 /// of indices: inside a list in the order given, the lists in the order in which they fill up.
 std::vector<std::vector<size_t>> plan_units(const std::vector<int64_t>& sizes, const std::vector<std::string>& kinds,

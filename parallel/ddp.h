@@ -8,8 +8,8 @@
 //   optimizer.step();
 //
 // Reproducibility: if all micro-batches have the same size, and the number of ranks and the accumulation are powers of
-// two, parameters are bit-identical however a step's micro-batches are dealt to the ranks (dist/summation_tree.h), for
-// any bucket size, with or without overlap.
+// two, parameters are bit-identical for every distribution of a step's micro-batches over ranks
+// (dist/summation_tree.h), for any bucket size, with or without overlap.
 #include <functional>
 #include <memory>
 #include <optional>

@@ -8,7 +8,7 @@
 //   mesh.tp().all_reduce(...);
 //
 // Axes from the slowest to the fastest: dp (replicas), pp (pipeline stages), cp (parts of a sequence), tp (slices of
-// layers). Ranks that communicate most are neighbours: tp in every layer, pp between stages, dp once a step.
+// layers). Ranks that communicate most are neighbours: tp in every layer, pp between stages, dp once per step.
 //
 //   dp2+pp2+tp2, rank = (dp·2 + pp)·2 + tp          stage 0     stage 1
 //                                       replica 0   ranks 0 1   ranks 2 3

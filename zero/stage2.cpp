@@ -11,8 +11,8 @@
 //
 // Micro-batches. DDP and stage 1 sum a rank's micro-batches before they meet those of other ranks. Here no rank has
 // memory for such a sum: every micro-batch is reduced over the ranks by itself, and the owner sums the results. To get
-// the same bits, micro-batches are dealt differently. With two ranks and four micro-batches, rank 0 takes 0 and 2, rank
-// 1 takes 1 and 3, so that every reduction makes a whole subtree of the one tree:
+// the same bits, ranks take other micro-batches. With two ranks and four micro-batches, rank 0 takes 0 and 2, rank 1
+// takes 1 and 3, so that every reduction makes a whole subtree of the one tree (dist/summation_tree.h):
 //
 //   ((g0 + g1) + (g2 + g3))        g0 + g1 and g2 + g3: reductions over the ranks;  the + between them: at the owner
 //

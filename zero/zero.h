@@ -79,7 +79,7 @@ struct ZeroOptions {
   int64_t param_persistence_threshold = 1000;       ///< smaller parameters are persistent: whole on every rank
   int64_t model_persistence_threshold = INT64_MAX;  ///< upper bound of all persistent parameters together
   int64_t max_live_parameters = 1'000'000'000;      ///< nothing is prefetched beyond this
-  int64_t max_reuse_distance = 0;  ///< keep a unit whole if it is needed again before so many other elements; 0: never
+  int64_t max_reuse_distance = 0;  ///< keep a unit whole if no more elements are gathered before its next use; 0: never
   int64_t module_size = 0;         ///< modules of at most this size are gathered together with all modules below them
   OffloadParam offload_param;      ///< offload of parameter shards
 };

@@ -74,14 +74,14 @@ struct ZeroOneAdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   /// Last step that may change the second moment. Gradients are exchanged until then; local steps begin after it.
   double var_freeze_step = 100000;
-  /// After so many changes of the second moment, the interval between them doubles.
+  /// Changes of the second moment after which the interval between them doubles.
   double var_update_scaler = 16;
-  double local_step_scaler = 32678;  ///< after so many steps, the number of local steps between exchanges doubles
-  double local_step_clipper = 16;    ///< upper bound of that number
-  bool bias_correction = true;       ///< as in OneBitAdamOptions
-  bool precondition = true;          ///< as in OneBitAdamOptions, for gradients too
-  std::vector<optim::OptionRange> table();                      ///< for optim::OptimizerOf
-  void check(const char* op) const;                             ///< Error for options out of range
+  double local_step_scaler = 32678;         ///< steps after which the number of local steps between exchanges doubles
+  double local_step_clipper = 16;           ///< upper bound of that number
+  bool bias_correction = true;              ///< as in OneBitAdamOptions
+  bool precondition = true;                 ///< as in OneBitAdamOptions, for gradients too
+  std::vector<optim::OptionRange> table();  ///< for optim::OptimizerOf
+  void check(const char* op) const;         ///< Error for options out of range
   static constexpr CompressedAllReduce::Options compression{};  ///< see CompressionOptions
 };
 /// 0/1 Adam (Lu et al., arXiv:2202.06009): 1-bit Adam without an exact warm-up phase, and without any communication in

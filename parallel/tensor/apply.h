@@ -3,7 +3,7 @@
 // the parameters by slices, in place, and inserts the communication.
 //
 //   nn::GPT model(options);                                              // the whole model, on every rank
-//   dist::Mesh mesh(dist::world(), {{"dp", 2}, {"tp", 4}});              // tp ranks are neighbours: they talk most
+//   dist::Mesh mesh(dist::world(), {{"dp", 2}, {"tp", 4}});              // tp fastest: its ranks communicate most
 //   auto sliced = tensor_parallel::apply(model, mesh.group("tp"));
 //   optim::AdamW optimizer(model.parameters(), {});                      // after apply(): it must see the slices
 //   parallel::DistributedDataParallel ddp(model, {}, &mesh.group("dp"));
