@@ -83,7 +83,7 @@ class DistributedDataParallel final : Reducer::Policy {
   /// took the most steps. With throw_on_early_end, every rank throws an Error as soon as one rank has run out of data.
   class Join {
    public:
-    /// Error when another Join of this model is alive.
+    /// Error if another Join of this model exists.
     explicit Join(DistributedDataParallel& ddp, bool divide_by_active = false, bool throw_on_early_end = false);
     ~Join() noexcept(false);
     Join(const Join&) = delete;

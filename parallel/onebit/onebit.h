@@ -45,6 +45,7 @@ class OneBitAdam : public optim::OptimizerOf<OneBitAdamOptions, Optimizer> {
 
 /// Options of OneBitLamb.
 struct OneBitLambOptions {
+  /// min_coeff and max_coeff bound LAMB's coefficient (trust ratio).
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, min_coeff = 0.01, max_coeff = 10;
   double freeze_step = 100000;              ///< number of exact steps
   double coeff_beta = 0.9;                  ///< of the running mean of LAMB's coefficient during the exact steps
