@@ -1,3 +1,4 @@
+// Checkpoints whose inputs are sharded, offloaded or kept in one buffer. See activation_checkpoints.h.
 #include "parallel/activation_checkpoints.h"
 
 #include <fmt/format.h>
@@ -16,12 +17,13 @@ namespace lockstep::parallel {
 
 namespace {
 
-/// Memory for a number of tensors of one size, made at once. Its users may be threads (replicas).
+/// Preallocated memory for several tensors of one size. Replicas may use it from several threads.
 class Buffer : public std::enable_shared_from_this<Buffer> {
  public:
   explicit Buffer(int64_t slots) : used_(size_t(slots)) {}
 
-  /// A free slot, as a flat tensor; kept until the handle is dropped.
+  /// A free slot as a flat tensor; it is returned when the handle is dropped. Errors: no slot is free, or a tensor of
+  /// another size.
   std::shared_ptr<Tensor> take(int64_t numel, DType dtype, Device device, Memory category) {
     const std::lock_guard lock(mutex_);
     const bool is_free = std::find(used_.begin(), used_.end(), true) == used_.end();
@@ -62,7 +64,7 @@ struct ActivationCheckpoints::State {
   Options o;
   std::vector<std::string> notes;
   std::mutex mutex;
-  std::map<size_t, std::shared_ptr<Buffer>> buffers;  // by number of the input
+  std::map<size_t, std::shared_ptr<Buffer>> buffers;  // by index of the input
   std::vector<Times> times;
   std::vector<nn::Module::Calls> wrapped;
 
@@ -121,7 +123,7 @@ class ActivationCheckpoints::Keeper final : public CheckpointKeeper {
     try {
       if (waits()) synchronize(device_);
       if (state_->o.profile) state_->add_time(name_, backward, 1e3 * (steady_seconds() - start_));
-    } catch (...) {}  // NOLINT: the device's error comes again with its next use
+    } catch (...) {}  // NOLINT: the device reports the error again at its next use
   }
 
  private:
@@ -169,7 +171,7 @@ std::vector<Variable> ActivationCheckpoints::many(
 std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) {
   std::vector<std::pair<std::string, nn::Module*>> blocks;
   for (const char* kind : {"ModuleList", "Sequential"}) {
-    std::vector<std::string> lists;  // outermost ones
+    std::vector<std::string> lists;  // names of the outermost lists
     for (const auto& [name, list] : module.named_modules()) {
       const auto holds = [&name = name](const std::string& outer) {
         return outer.empty() || name.starts_with(outer + ".");
@@ -197,7 +199,7 @@ std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) 
             for (const Variable* v : beside) before.push_back(*v);
             std::vector<Variable> made = run(in);
             for (size_t i = 0; i < beside.size(); ++i)
-              made.push_back(std::exchange(*beside[i], before[i]));  // those of the second run are not the caller's
+              made.push_back(std::exchange(*beside[i], before[i]));  // the second run must not overwrite the caller's
             return made;
           },
           inputs, name);

@@ -1,12 +1,12 @@
 #pragma once
-// Activation checkpointing with DeepSpeed's options: which pieces of a model are run again in backward instead of
-// keeping what they computed, and where their inputs stay until then.
+// Activation checkpointing with DeepSpeed's options: parts of a model keep only their inputs and are run again in
+// backward; the options say where the inputs are kept.
 //
 //   parallel::ActivationCheckpoints checkpoints({.cpu_checkpointing = true});
-//   checkpoints.wrap_blocks(model);                                        // every block of it; or piece by piece:
+//   checkpoints.wrap_blocks(model);                                        // every block; or part by part:
 //   y = checkpoints([&](const auto& in) { return block(in[0]); }, {x});
 //
-// Gradients have the same bits as without, for every option: dropout draws the same numbers again.
+// Gradients are bit-identical to those without checkpoints for every option: dropout draws the same numbers again.
 #include <functional>
 #include <memory>
 #include <string>
@@ -18,52 +18,58 @@
 
 namespace lockstep::parallel {
 
-/// Names are those of DeepSpeed's keys where it has one.
+/// Options of ActivationCheckpoints, with DeepSpeed's names where it has them.
 struct CheckpointOptions {
-  /// Each rank of `group` keeps a part of an input; they are gathered before the second run.
+  /// Each rank of `group` keeps a shard of every input; the shards are all-gathered before the second run.
   bool partition_activations = false;
-  bool cpu_checkpointing = false;  ///< inputs stay in host memory, booked as Memory::offload
-  /// In one buffer made in advance; needs partition_activations, as in DeepSpeed.
+  bool cpu_checkpointing = false;  ///< keep inputs in host memory (Memory::offload)
+  /// Keep inputs in one preallocated buffer; needs partition_activations, as in DeepSpeed.
   bool contiguous_memory_optimization = false;
-  int64_t number_checkpoints = 0;                ///< how many inputs the buffer has room for
-  bool synchronize_checkpoint_boundary = false;  ///< wait for the device before and after each run
-  bool profile = false;                          ///< measure both runs: report()
-  int64_t every = 1;                             ///< wrap_blocks(): the first of so many blocks
-  /// wrap_blocks(): what a block's forward leaves beside its output, for a loss (moe::Layer::aux_loss).
+  int64_t number_checkpoints = 0;                ///< inputs that the buffer has room for
+  bool synchronize_checkpoint_boundary = false;  ///< synchronise the device before and after each run
+  bool profile = false;                          ///< measure both runs, see report()
+  int64_t every = 1;                             ///< wrap_blocks() checkpoints the first of every `every` blocks
+  /// For wrap_blocks(): variables that a block's forward leaves behind for the loss, besides its output
+  /// (moe::Layer::aux_loss).
   std::function<std::vector<Variable*>(nn::Module& block)> beside = {};
-  dist::ProcessGroup* group = nullptr;  ///< ranks that have the same inputs (model parallel)
+  dist::ProcessGroup* group = nullptr;  ///< ranks that have the same inputs (model parallelism)
 };
 
+/// Checkpoints calls. Copies share their state, and may be used from several threads.
 class ActivationCheckpoints {
  public:
   using Options = CheckpointOptions;
-  /// Error when contiguous_memory_optimization lacks what it needs.
+  /// Error if contiguous_memory_optimization is set without partition_activations or number_checkpoints.
   explicit ActivationCheckpoints(const Options& options = {});
 
-  /// fn(inputs), as checkpoint() in autograd/checkpoint.h. partition_activations: backward is collective in `group`.
+  /// Runs fn(inputs) as checkpoint() in autograd/checkpoint.h. With partition_activations the backward is collective
+  /// over `group`. `name` is the row in report().
   Variable operator()(const std::function<Variable(const std::vector<Variable>&)>& fn,
                       const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
+  /// The same for a function that returns several variables.
   std::vector<Variable> many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn,
                              const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
-  /// Checkpoints calls of blocks from now on, the first of every `every`: those of the outermost ModuleLists below
-  /// `module`, or without one the layers of the outermost Sequential. Gives back their names; Error when there are
-  /// none. The model must not move.
+  /// Checkpoints all later calls of the first of every `every` blocks. Blocks are the elements of the outermost
+  /// ModuleLists below `module`, or without one the layers of the outermost Sequential. Returns their names; Error if
+  /// there are none. The modules must not move in memory.
   std::vector<std::string> wrap_blocks(nn::Module& module);
-  /// Takes all of that back, where the models are still there.
+  /// Undoes wrap_blocks() for the models that still exist.
   void unwrap_blocks();
 
-  /// Options that change nothing here, and why.
+  /// Options that have no effect here, and the reasons.
   const std::vector<std::string>& notes() const;
 
+  /// Calls of one name, and the milliseconds spent in them.
   struct Times {
     std::string name;
     int64_t forwards = 0, backwards = 0;
     double forward_ms = 0, backward_ms = 0;
   };
-  /// With `profile`: all calls by name since the last reset_times(). A backward's time holds its second forward.
+  /// All calls by name since the last reset_times(), measured with `profile`. The time of a backward includes the
+  /// second forward.
   std::vector<Times> times() const;
-  void reset_times();
-  /// The same as a table of milliseconds a call.
+  void reset_times();  ///< starts measuring anew
+  /// times() as a table of milliseconds per call.
   std::string report() const;
 
  private:

@@ -1,3 +1,4 @@
+// Comparing models between ranks by hash, then by text. See agreement.h.
 #include "parallel/agreement.h"
 
 #include <algorithm>
@@ -53,7 +54,7 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
     }
     LOCKSTEP_CHECK(differ.empty(), "[", op, "] expected the same model and options on all ranks; line ", i + 1,
                    " is the first that differs: rank ", group.world_rank(0), " has ", line(0), ", ", differ);
-    LOCKSTEP_CHECK(i < models[0].size(), "[", op, "] the models of the ranks differ");  // cannot be: the hashes did
+    LOCKSTEP_CHECK(i < models[0].size(), "[", op, "] the models of the ranks differ");  // their hashes did
   }
 }
 
@@ -77,7 +78,7 @@ void FrozenSince::agree(const char* op, const std::vector<std::string>& names, d
   last_ = names;
   if (group.size() == 1) return;
   const std::string all = names.empty() ? "none" : list_names(names, names.size());
-  group.barrier(dist::Seconds{0}, str(op, " frozen: ", all));  // others are elsewhere, or in one of another tag
+  group.barrier(dist::Seconds{0}, str(op, " frozen: ", all));  // fails: others are elsewhere or use another tag
 }
 
 std::vector<bool> used_by_any(const std::vector<bool>& mine, dist::ProcessGroup& group) {

@@ -1,5 +1,6 @@
 #pragma once
-// Do all ranks have the same model? One small all-gather when they do; the first line that differs when they do not.
+// Checks that all ranks have the same model. One small all-gather of hashes if they agree; else an Error with the first
+// line that differs.
 #include <functional>
 #include <string>
 #include <vector>
@@ -9,32 +10,36 @@
 
 namespace lockstep::parallel {
 
-/// One line a parameter and buffer: "parameter hidden.weight f32 (8, 4)", "frozen ...", "buffer ...".
+/// One line per parameter and buffer: "parameter hidden.weight f32 (8, 4)", "frozen ...", "buffer ...". Names for which
+/// `ignore` returns true are left out.
 std::vector<std::string> describe_model(nn::Module& module,
                                         const std::function<bool(const std::string& name)>& ignore = {});
 
-/// Called by all ranks. When the lines differ, all ranks throw the same Error, which names the first line that differs
-/// and the ranks that have another there than rank 0.
+/// Collective. If the lines differ between ranks, all ranks throw the same Error, which names the first differing line
+/// and the ranks whose line is not rank 0's. `op` begins the message.
 void check_agreement(const char* op, const std::vector<std::string>& lines, dist::ProcessGroup& group);
 
-/// Every rank of the group raises this, wherever it waits.
+/// Throws an Error with this message and makes every other rank of the group fail with it too, even inside a
+/// collective.
 [[noreturn]] void fail_everywhere(dist::ProcessGroup& group, const std::string& message);
 
-/// The same of a parameter that wants a gradient and was frozen when `op` was made. null: this rank is alone.
+/// fail_everywhere() for parameter `name`, which requires grad but was frozen when `op` wrapped the model. `group`
+/// null: throws on this rank only.
 [[noreturn]] void fail_unfrozen(const char* op, const std::string& name, dist::ProcessGroup* group);
 
-/// What was trained when something was made of a model may be frozen and trained again later, by all ranks alike.
+/// Watches parameters that were trainable when a model was wrapped and are frozen later. All ranks must freeze the same
+/// ones.
 class FrozenSince {
  public:
-  /// Called by all ranks, in every step, with the names of what is frozen now: ranks that differ all fail, and are told
-  /// these names. Costs nothing while nothing changes.
+  /// Collective, in every step. `names`: the parameters that are frozen now. Ranks that disagree all fail with an Error
+  /// that lists the names. Free while nothing changes; otherwise one barrier.
   void agree(const char* op, const std::vector<std::string>& names, dist::ProcessGroup& group);
 
  private:
   std::vector<std::string> last_;
 };
 
-/// Which of some things any rank of the group used; each says it of the same ones.
+/// Element-wise OR over the ranks of the group: true where any rank has true. All ranks pass the same number of flags.
 std::vector<bool> used_by_any(const std::vector<bool>& mine, dist::ProcessGroup& group);
 
 }  // namespace lockstep::parallel

@@ -1,3 +1,4 @@
+// Flat gradient memory, the plan of buckets, and the accumulator without hooks. See buckets.h.
 #include "parallel/buckets.h"
 
 #include <algorithm>
@@ -79,7 +80,7 @@ bool FlatGradients::take(size_t i, bool skip) {
                  "; change the dtype of a model (Module::to) before it is wrapped");
   parameters_[i].checked_grad("reducer");
   const bool in_place = grad.storage() == part.storage() && grad.offset() == part.offset() && grad.is_contiguous();
-  if (!in_place) part.copy_(grad);  // else the tape added to it where it lies
+  if (!in_place) part.copy_(grad);  // else the tape added to the flat memory directly
   grad = part;
   return true;
 }
@@ -125,7 +126,7 @@ std::vector<std::vector<size_t>> plan_units(const std::vector<int64_t>& sizes, c
     o.size += sizes[i];
     if (o.size >= o.cap) close(o);
   }
-  std::vector<Open*> rest;  // in the order of their first members
+  std::vector<Open*> rest;  // units that are not full, by their first member
   for (auto& [kind, o] : open)
     if (!o.members.empty()) rest.push_back(&o);
   std::sort(rest.begin(), rest.end(), [](const Open* a, const Open* b) { return a->members[0] < b->members[0]; });
@@ -149,11 +150,11 @@ GradientAccumulator::GradientAccumulator(const std::vector<Variable>& parameters
   for (const Variable& p : parameters) (p.requires_grad() ? trained : frozen_).push_back(p);
   LOCKSTEP_CHECK(!trained.empty(), "[GradientAccumulator] expected parameters that require grad, got none among ",
                  parameters.size());
-  constexpr int64_t cap = 25 << 20;  // pieces that caches and the allocator like; the bits do not depend on it
+  constexpr int64_t cap = 25 << 20;  // large enough for collectives, small enough for caches; does not change the bits
   for (const std::vector<size_t>& members : plan_buckets(trained, cap, cap)) {
     std::vector<Variable> bucket;
     for (const size_t i : members) bucket.push_back(trained[i]);
-    const bool is_here = bucket[0].device().is_cpu();  // on devices ranks would have to make their memory together
+    const bool is_here = bucket[0].device().is_cpu();  // sharing device memory is collective, this is not
     buckets_.emplace_back(std::move(bucket), is_here ? group : nullptr);
   }
   used_.assign(trained.size(), false);
@@ -196,7 +197,7 @@ void GradientAccumulator::finish(dist::ProcessGroup* agree) {
 
 std::vector<bool> GradientAccumulator::agree_on_used(dist::ProcessGroup* agree) {
   if (!agree) return used_;
-  if (Graph::is_recording()) {  // asked before
+  if (Graph::is_recording()) {  // ranks cannot be asked inside a recording: use the previous answer
     LOCKSTEP_CHECK(used_ == used_here_,
                    "[GradientAccumulator] a sum can be captured when the one before it was of the same parameters");
     return used_anywhere_;

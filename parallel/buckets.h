@@ -1,9 +1,9 @@
 #pragma once
-// Gradients in flat memory, summed over micro-batches in the order of the one tree (dist/summation_tree.h).
+// Flat memory for gradients, summed over micro-batches in the order of the one tree (dist/summation_tree.h).
 //
-//   a unit:   │ head.bias │ head.weight        │ hidden.bias │     one flat tensor; each .grad is copied to its part
+//   one unit:   │ head.bias │ head.weight        │ hidden.bias │     a flat tensor; each .grad is copied to its place
 //
-// Memory: 1 + log2(accumulation) copies of the gradients while micro-batches are collected, 1 after.
+// Memory: 1 + log2(accumulation) copies of the gradients while micro-batches are collected, 1 copy afterwards.
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -15,53 +15,57 @@
 
 namespace lockstep::parallel {
 
-/// Copies of tensors of one dtype and device in one, so that one collective moves all of them.
+/// Copies tensors of one dtype and device into one flat tensor, so that a single collective moves them all.
 struct Packed {
+  /// An empty list leaves `whole` undefined.
   explicit Packed(const std::vector<Tensor>& tensors);
-  Tensor whole;               ///< flat; undefined: of none
-  std::vector<Tensor> parts;  ///< views of it, in the tensors' shapes
+  Tensor whole;               ///< the flat tensor
+  std::vector<Tensor> parts;  ///< views of `whole`, in the tensors' shapes
 };
 
-/// The gradients of some parameters of one dtype on one device.
+/// The gradients of some parameters of one dtype and device, in one flat tensor.
 class FlatGradients {
  public:
-  /// Where the parts lie, in how much memory of which kind. Zeros between them.
+  /// The layout of the flat tensor: where each parameter begins, the total number of elements, dtype and device. Gaps
+  /// between parameters hold zeros.
   struct Offsets {
     std::vector<int64_t> offsets;
     int64_t whole = 0;
     TensorOptions options = {};
   };
-  FlatGradients() = default;  ///< of none
-  /// group: sums them, so its ranks share their memory where they can. Without a layout parts lie one after another.
+  FlatGradients() = default;  ///< no parameters
+  /// group: the ranks over which these gradients are summed; the memory is then shared between processes where
+  /// possible. Without a layout the parameters lie one after another.
   explicit FlatGradients(std::vector<Variable> parameters, dist::ProcessGroup* group = nullptr,
                          std::optional<Offsets> layout = {});
 
-  size_t size() const { return parameters_.size(); }
-  int64_t numel() const { return layout_.whole; }
-  int64_t count() const { return tree_.count(); }  ///< micro-batches that were folded
-  const Variable& parameter(size_t i) const { return parameters_[i]; }
-  /// Part i of a flat tensor, in its parameter's shape.
+  size_t size() const { return parameters_.size(); }                    ///< number of parameters
+  int64_t numel() const { return layout_.whole; }                       ///< elements of the flat tensor, gaps included
+  int64_t count() const { return tree_.count(); }                       ///< number of micro-batches folded so far
+  const Variable& parameter(size_t i) const { return parameters_[i]; }  ///< parameter number i
+  /// Parameter i's part of a flat tensor, in the parameter's shape.
   Tensor view(const Tensor& flat, size_t i) const;
 
-  /// Before own_memory(): a gradient that fills the unit, of one rank that shares with nobody, may be its memory. Then
-  /// nothing is copied, and nothing is held beside gradients.
+  /// Avoids a copy, called before own_memory(): if parameter i is the only one, no other rank takes part, and its
+  /// gradient is dense and held by nobody else, own_memory() will return the gradient's own memory.
   void offer(size_t i);
-  /// Memory for a micro-batch: what was offered, or of the first always the same, in which the tree makes its sums.
+  /// Memory for one micro-batch: the offered gradient if there is one; for the first micro-batch a buffer that is kept,
+  /// in which the tree makes its sums; else fresh memory.
   Tensor own_memory();
-  /// Begins a micro-batch, in `memory`.
+  /// Begins a micro-batch in `memory`, of numel() elements, and zeroes the gaps.
   void open(Tensor memory);
-  bool is_open() const { return flat_.defined(); }
-  /// Of the micro-batch that is open.
+  bool is_open() const { return flat_.defined(); }  ///< a micro-batch has begun and is not folded
+  /// The flat tensor of the current micro-batch.
   const Tensor& flat() const { return flat_; }
-  /// Moves .grad of parameter i into the flat tensor (of own_memory(), when none is open) and points .grad there.
-  /// Without one, or when `skip` is set: zeros, .grad stays as it is, and false is given back.
+  /// Moves .grad of parameter i into the flat tensor (opened in own_memory() if necessary) and makes .grad a view of
+  /// it. Without a gradient, or with `skip`, writes zeros, leaves .grad alone and returns false.
   bool take(size_t i, bool skip = false);
-  /// The micro-batch is complete (every part was taken): its flat tensor becomes the next leaf of the tree.
+  /// Ends a micro-batch of which every part was taken: its flat tensor becomes the next leaf of the tree.
   void fold();
-  /// The sum over all folded micro-batches, and over the one that is open when there is one; all of it is given away.
+  /// Returns the sum over all folded micro-batches and the current one, and gives it away: nothing is kept.
   Tensor sum();
 
-  /// Forgets what was collected: all of it, or one parameter's part.
+  /// Forgets everything collected, or the part of one parameter.
   void discard();
   void discard(size_t i);
 
@@ -69,47 +73,49 @@ class FlatGradients {
   std::vector<Variable> parameters_;
   dist::ProcessGroup* group_ = nullptr;
   Offsets layout_;
-  DType dtype_ = f32;  // of the parameters
-  Tensor buffer_;      // own_memory() that lasts
-  Tensor offered_;
-  Tensor flat_;  // of the micro-batch being taken
+  DType dtype_ = f32;  // dtype of the parameters
+  Tensor buffer_;      // memory that is kept between steps
+  Tensor offered_;     // a gradient that may serve as memory, see offer()
+  Tensor flat_;        // of the current micro-batch
   dist::TreeSum tree_;
 };
 
-/// Cuts a list of parameters into units of at most `cap` together, the first of a kind of `first_cap`; a larger one
-/// gets a unit of its own. A unit holds parameters of one kind. Gives back indices, each list in the order given, the
-/// lists in the order in which they are full.
+/// Groups parameters into units of total size at most `cap`; the first unit of each kind holds at most `first_cap` (0:
+/// `cap`). A parameter larger than that gets a unit of its own. All parameters of a unit are of one kind. Returns lists
+/// of indices: inside a list in the order given, the lists in the order in which they fill up.
 std::vector<std::vector<size_t>> plan_units(const std::vector<int64_t>& sizes, const std::vector<std::string>& kinds,
                                             int64_t cap, int64_t first_cap = 0);
-/// The same in bytes; a bucket holds one dtype and device.
+/// plan_units() with sizes in bytes; parameters of one dtype and device share a bucket.
 std::vector<std::vector<size_t>> plan_buckets(const std::vector<Variable>& parameters, int64_t cap, int64_t first_cap);
 
-/// Gradients that are handed in backward by backward, in tree order: for programs without DDP (the same bits as DDP on
-/// 1, 2, 4, ... ranks), for pipelines, and for whoever does not want backward itself to reduce.
+/// Sums gradients over micro-batches in tree order, without hooks: backward leaves .grad as usual, add() collects it.
+/// For programs without DDP (bit-identical to DDP on 1, 2, 4, ... ranks), for pipelines, and for code that must not
+/// reduce during backward.
 ///
 ///   parallel::GradientAccumulator sum(model.parameters());
-///   for (int m = 0; m < 4; ++m) { loss_of(m).backward(); sum.add(); }      // takes .grad away
+///   for (int m = 0; m < 4; ++m) { loss_of(m).backward(); sum.add(); }      // add() takes .grad away
 ///   sum.finish();                                                          // .grad is the sum of all four
 class GradientAccumulator {
  public:
-  /// Error when no parameter requires grad. group: finish() makes the mean over its ranks, in buckets.
+  /// Error if no parameter requires grad. With `group`, finish() averages over its ranks, bucket by bucket.
   explicit GradientAccumulator(const std::vector<Variable>& parameters, dist::ProcessGroup* group = nullptr);
-  /// Takes the gradients of a micro-batch. A parameter without one counts as zero. Error for one that was frozen when
-  /// this was made.
+  /// Takes the gradients of one micro-batch. A missing gradient counts as zero. Error for a parameter that was frozen
+  /// in the constructor and requires grad now.
   void add();
-  /// Puts the sum into .grad, where any micro-batch (agree: of any of its ranks) had a gradient. Error before add(),
-  /// and in a graph when other parameters had one than in the sum before it.
+  /// Puts the sum into .grad of every parameter that had a gradient in some micro-batch; with `agree`, in a micro-batch
+  /// of any rank of that group. Error without an add() before. While a graph is recorded, the parameters with a
+  /// gradient must be those of the previous sum.
   void finish(dist::ProcessGroup* agree = nullptr);
   /// Forgets what was added since finish().
   void discard();
-  int64_t count() const { return count_; }
+  int64_t count() const { return count_; }  ///< micro-batches added since finish()
 
  private:
   std::vector<FlatGradients> buckets_;
   std::vector<bool> agree_on_used(dist::ProcessGroup* agree);
   std::vector<Variable> frozen_;
-  std::vector<bool> used_;                       // of the parameters in all buckets
-  std::vector<bool> used_here_, used_anywhere_;  // in the last sum that was no recording
+  std::vector<bool> used_;  // for the parameters of all buckets in order: had a gradient since finish()
+  std::vector<bool> used_here_, used_anywhere_;  // used_ and its union over ranks in the last sum that was not recorded
   dist::ProcessGroup* group_;
   int64_t count_ = 0;
 };

@@ -1,3 +1,4 @@
+// The communication hooks: 16-bit rounding, PowerSGD, post-local SGD. See comm_hooks.h.
 #include "parallel/comm_hooks.h"
 
 #include <cmath>
@@ -32,12 +33,12 @@ CommHook compress_hook(DType low, const char* name) {
   };
 }
 
-/// Gram-Schmidt on the columns of p, in place. A column that the others explain becomes zero.
+/// Gram-Schmidt on the columns of p, in place. A column that depends linearly on those before it becomes zero.
 void orthonormalise(const Tensor& p) {
   for (int64_t i = 0; i < p.size(1); ++i) {
     const Tensor column = p.narrow(1, i, 1);
     const double before = norm(column).item();
-    for (int pass = 0; pass < 2 && i > 0; ++pass) {  // twice is enough (Kahan)
+    for (int pass = 0; pass < 2 && i > 0; ++pass) {  // two passes are enough (Kahan)
       const Tensor others = p.narrow(1, 0, i).contiguous();
       sub_(column, matmul(others, matmul(others.t(), column.contiguous())));
     }
@@ -59,7 +60,7 @@ struct PowerSgd::State {
   int64_t step = -1;
   std::map<std::string, Tensor> errors, q;
 
-  /// (n, m) when it is worth compressing.
+  /// True if a gradient of this shape, as a matrix (n, m), shrinks enough.
   bool compresses(const Tensor& gradient) const {
     if (gradient.dim() < 2 || gradient.numel() == 0) return false;
     const int64_t n = gradient.size(0), m = gradient.numel() / n, r = rank_of(n, m);
@@ -67,15 +68,16 @@ struct PowerSgd::State {
   }
   int64_t rank_of(int64_t n, int64_t m) const { return std::min({o.rank, n, m}); }
 
-  /// The same on all ranks: random by name, or what the last step agreed on.
+  /// The Q to start from, the same on all ranks: that of the last step, or random numbers seeded by the parameter's
+  /// name.
   Tensor start(const std::string& name, int64_t m, int64_t r) {
     Tensor& last = q[name];
     if (o.warm_start && last.defined()) {
-      bool alive = true;  // a gradient of zeros leaves no direction to go on from
+      bool alive = true;  // a zero column gives the power iteration no direction
       for (int64_t i = 0; i < r; ++i) alive &= norm(last.narrow(1, i, 1)).item() > 0;
       if (alive && all_finite(last)) return last;
     }
-    // The program's own numbers stay as they are.
+    // The scope leaves the program's own random state as it was.
     const RandomScope here({.seed = o.seed ^ dist::hash_text(name), .step = uint64_t(step)});
     return last = randn({m, r});
   }
@@ -104,7 +106,7 @@ CommHook PowerSgd::hook() const {
       Tensor place, m, p, q;
     };
     std::vector<Matrix> matrices;
-    std::vector<Tensor> plain;  // vectors and small matrices go as they are
+    std::vector<Tensor> plain;  // vectors and small matrices, sent uncompressed
     for (size_t i = 0; i < bucket.names.size(); ++i) {
       const Tensor& gradient = bucket.parameters[i];
       if (!s.compresses(gradient)) {

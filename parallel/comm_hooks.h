@@ -1,13 +1,13 @@
 #pragma once
-// Communication hooks for DDP: what is sent in place of a bucket's gradients.
+// Communication hooks for DDP: they send something smaller than a bucket's gradients.
 //
 //   DistributedDataParallel ddp(model, {.hook = parallel::bf16_compress_hook()});
 //
-//   fp16, bf16    half the bytes of f32; each rank's gradients are rounded once, sums in f32 per addition
-//   PowerSgd      a matrix (n, m) as P Q^T of rank r: r (n + m) numbers for n m (Vogels et al., NeurIPS 2019)
-//   PostLocalSgd  no gradients after the first steps, parameters are averaged now and then (Lin et al., ICLR 2020)
+//   fp16, bf16     half the bytes of f32; gradients are rounded once on each rank, each addition is made in f32
+//   PowerSgd       a matrix (n, m) is sent as P Qᵀ of rank r: r (n + m) numbers in place of n m (Vogels et al., 2019)
+//   PostLocalSgd   sends no gradients after the first steps, but averages parameters now and then (Lin et al., 2020)
 //
-// They trade promise 1 for bytes: results depend on the number of ranks.
+// All of them give up bit-identical results for different numbers of ranks.
 #include <memory>
 #include <string>
 
@@ -15,27 +15,32 @@
 
 namespace lockstep::parallel {
 
-/// Divides by the number of ranks, rounds, sums. fp16 overflows above 65504: scale the loss.
+/// Divides gradients by the number of ranks, rounds them to 16 bits and sums. f16 overflows above 65504: use a loss
+/// scale.
 CommHook fp16_compress_hook();
+/// The same in bf16, which has the range of f32.
 CommHook bf16_compress_hook();
 
+/// Options of PowerSgd.
 struct PowerSgdOptions {
-  int64_t rank = 1;            ///< of the approximation
-  int64_t start_step = 2;      ///< steps reduced exactly before compression starts
-  double min_compression = 2;  ///< a matrix that would not shrink by this factor is sent as it is
-  bool error_feedback = true;  ///< what was lost is added to the next gradient
-  bool warm_start = true;      ///< Q of the last step; off: a random one each time
-  uint64_t seed = 0;
+  int64_t rank = 1;            ///< rank r of the approximation
+  int64_t start_step = 2;      ///< steps that are all-reduced exactly before compression starts
+  double min_compression = 2;  ///< a matrix that would not shrink by this factor is sent uncompressed
+  bool error_feedback = true;  ///< add the approximation error to the next gradient
+  bool warm_start = true;      ///< start from the Q of the last step; false: from a new random Q
+  uint64_t seed = 0;           ///< of the random Q; all ranks need the same
 };
 
-/// One power iteration a step on M = gradient + error: P = mean(M Q), made orthonormal; Q = mean(M^T P); result P Q^T;
-/// error = M - P (M^T P)^T, this rank's own. Keeps state by name of the parameter: one object for one model.
+/// PowerSGD (Vogels et al., NeurIPS 2019). One power iteration per step on M = gradient + error: P = mean(M Q),
+/// orthonormalised; Q = mean(Mᵀ P); the result is P Qᵀ, and the new error M - P (Mᵀ P)ᵀ stays on its rank. State is
+/// kept by parameter name: use one object per model.
 class PowerSgd {
  public:
   using Options = PowerSgdOptions;
+  /// Error for options out of range.
   explicit PowerSgd(const Options& options = {});
-  CommHook hook() const;
-  /// What this rank still owes to the sum of a parameter's gradients; undefined where nothing was compressed.
+  CommHook hook() const;  ///< to be given to DDP; shares this object's state
+  /// This rank's error for a parameter, which its next gradient will include; undefined if nothing was compressed.
   Tensor error(const std::string& parameter) const;
 
  private:
@@ -43,25 +48,27 @@ class PowerSgd {
   std::shared_ptr<State> state_;
 };
 
+/// Options of PostLocalSgd.
 struct PostLocalSgdOptions {
-  int64_t start_step = 100;  ///< plain DDP until then
+  int64_t start_step = 100;  ///< plain DDP in the steps before this one
   int64_t period = 4;        ///< steps between two averagings
-  /// Gradients are still averaged here (the ranks of one host, say); null: not at all.
+  /// The group over which gradients are averaged from start_step on, such as the ranks of a host; null: not at all.
   dist::ProcessGroup* subgroup = nullptr;
 };
 
-/// Give hook() to DDP, and call step() after each optimizer step.
+/// Post-local SGD (Lin et al., ICLR 2020). Give hook() to DDP, and call step() after each optimizer step.
 class PostLocalSgd {
  public:
   using Options = PostLocalSgdOptions;
+  /// Error for options out of range.
   explicit PostLocalSgd(const Options& options = {});
-  CommHook hook() const;
-  /// Averages the parameters over `group` when it is time; tells whether it was.
+  CommHook hook() const;  ///< to be given to DDP
+  /// Averages the parameters over `group` if this step is due; returns whether it did. Collective.
   bool step(nn::Module& module, dist::ProcessGroup& group);
 
  private:
   Options o_;
-  std::shared_ptr<int64_t> step_ = std::make_shared<int64_t>(-1);  // of hook()
+  std::shared_ptr<int64_t> step_ = std::make_shared<int64_t>(-1);  // step counted by hook()
   int64_t taken_ = 0;
 };
 

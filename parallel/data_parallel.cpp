@@ -1,3 +1,4 @@
+// Replicas: copying parameters, running threads, summing gradients. See data_parallel.h.
 #include "parallel/data_parallel.h"
 
 #include <exception>
@@ -22,7 +23,7 @@ std::string describe(const NamedField& field) {
   return field.parameter ? str("parameter ", field.name, " ", field.parameter->shape()) : str("buffer ", field.name);
 }
 
-/// Copies of x for places 0 .. count-1 ([0] stays empty), each from where `reduce` says.
+/// Copies x to places 0 .. count-1, on the route that `reduce` gives. Copy [0] stays undefined.
 std::vector<Tensor> spread(const Tensor& x, size_t count, Reduce reduce, Traffic& traffic) {
   std::vector<Tensor> copies(count);
   const Tensor on_host = reduce == Reduce::cpu ? traffic.copy(x, 0, traffic.host(), Load::parameters) : Tensor();
@@ -39,10 +40,10 @@ struct Part {
   Tensor gradient;
 };
 
-/// The sum of one gradient over places, as a new tensor on the first device.
+/// The sum of a gradient over places, as a new tensor on the first device.
 Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
   const auto copy = [&](const Tensor& x, size_t from, size_t to) { return traffic.copy(x, from, to, Load::gradients); };
-  if (reduce != Reduce::ring) {  // a server that has no gradient of its own
+  if (reduce != Reduce::ring) {  // one place adds all of them
     const size_t server = reduce == Reduce::root ? 0 : traffic.host();
     Tensor sum;
     for (const Part& part : parts) {
@@ -51,7 +52,8 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
     }
     return server == 0 ? sum : copy(sum, server, 0);
   }
-  // Chunk c starts at member c + 1, visits every other member, is whole at member c, and goes to the first device.
+  // Chunk c starts at member c + 1, passes through every other member, is complete at member c, and goes to the first
+  // device.
   const size_t n = parts.size();
   const Tensor whole = empty(parts[0].gradient.shape(), {parts[0].gradient.dtype(), traffic.device(0)});
   const Tensor flat = whole.view({-1});
@@ -74,8 +76,8 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
   return whole;
 }
 
-/// x on places 0 .. count-1 as one operation, whose derivative adds the gradients of the copies. [0] is x itself: its
-/// gradient is on the first device already, and is taken into the sum where it lies.
+/// Copies of x on places 0 .. count-1, as one operation whose derivative adds the copies' gradients. [0] is x itself:
+/// its gradient is on the first device already, and the others are added to it in place.
 std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce,
                                 const std::shared_ptr<Traffic>& traffic) {
   std::vector<Tensor> tensors = spread(x.tensor(), count, reduce, *traffic);
@@ -105,7 +107,7 @@ std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce,
   return copies;
 }
 
-/// What a thread inherits from the one that started it.
+/// Thread-local modes that a replica's thread inherits from the caller.
 struct Modes {
   bool grad = NoGrad::grad_enabled(), anomaly = AnomalyMode::enabled(), autocast = Autocast::enabled();
   DType autocast_dtype = Autocast::dtype();
@@ -115,7 +117,7 @@ struct Modes {
 
 }  // namespace
 
-/// Error naming the first field that a replica has otherwise.
+/// Error that names the first field in which a replica differs from the module.
 void Replicas::check_alike(size_t replica) const {
   const std::vector<NamedField> mine = nn::named_fields(module_), theirs = nn::named_fields((*this)[replica]);
   for (size_t j = 0; j < std::max(mine.size(), theirs.size()); ++j) {
@@ -129,7 +131,7 @@ void Replicas::check_alike(size_t replica) const {
 Replicas::Replicas(nn::Module& module, DataParallelOptions options, const Make& make)
     : module_(module), o_(std::move(options)) {
   std::vector<Device>& devices = o_.devices;
-  if (devices.empty()) {  // all of the type that the module is on
+  if (devices.empty()) {  // all devices of the module's type
     const std::vector<NamedField> fields = nn::named_fields(module);
     devices = all_devices(fields.empty() ? Device::Type::cpu : fields[0].tensor().device().type);
   }
@@ -140,7 +142,7 @@ Replicas::Replicas(nn::Module& module, DataParallelOptions options, const Make& 
   }
   if (o_.output) check_device("DataParallel", *o_.output);
   traffic_ = std::make_shared<Traffic>(devices);
-  const RandomScope here;  // a factory that draws initial values must not shift the caller's numbers
+  const RandomScope here;  // a factory that draws initial values must not advance the caller's random state
   for (size_t i = 1; i < devices.size(); ++i) {
     others_.push_back(make());
     check_alike(i);
@@ -161,7 +163,7 @@ void Replicas::update(size_t count) {
     check_alike(i);
     theirs.push_back(nn::named_fields((*this)[i]));
     const auto from = module_.named_modules(), to = (*this)[i].named_modules();
-    for (size_t m = 0; m < from.size() && m < to.size(); ++m) {  // parents first
+    for (size_t m = 0; m < from.size() && m < to.size(); ++m) {  // parents first: train() also sets the children
       if (to[m].second->is_training() != from[m].second->is_training())
         to[m].second->train(from[m].second->is_training());
       to[m].second->copy_hooks(*from[m].second);
@@ -178,7 +180,7 @@ void Replicas::update(size_t count) {
     auto& list = copies[mine[j].key()];
     if (list.empty()) list = replicate(*mine[j].parameter, count, o_.reduce, traffic_);
     for (size_t i = 1; i < count; ++i)
-      rebase(*theirs[i - 1][j].parameter, list[i]);  // every handle of the replica sees it
+      rebase(*theirs[i - 1][j].parameter, list[i]);  // every handle on the replica's parameter sees the new value
   }
 }
 
@@ -201,7 +203,7 @@ void Replicas::run(const Cut& cut, const std::function<void(size_t)>& call) {
     return state;
   };
   {
-    std::vector<std::jthread> others;  // joined on every way out
+    std::vector<std::jthread> others;  // joined even when an exception is thrown
     for (size_t i = 1; i < count; ++i) {
       others.emplace_back([&, i] {
         const NoGrad grad(modes.grad);

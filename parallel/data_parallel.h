@@ -1,24 +1,25 @@
 #pragma once
-// DataParallel: one process, several devices. Every forward cuts the batch, copies the parameters to
-// each device, runs the replicas in threads and joins the outputs on the first device; backward sums the gradients
-// there. Devices may be virtual CPU devices (cpu:0 .. cpu:k), so it runs anywhere.
+// DataParallel: one process, several devices. Every forward cuts the batch, copies the parameters to each device, runs
+// the replicas in threads and joins the outputs on the first device; backward sums the gradients there. Devices may be
+// virtual CPU devices (cpu:0 .. cpu:k), so it runs anywhere.
 //
-//                 cut          parameters             join               backward: gradients of the copies
-//      batch ──┬─────► cpu:0 ── the module ──► y0 ──┬──► y          root  all to cpu:0, which adds them
-//              ├─────► cpu:1 ── a replica  ──► y1 ──┤               cpu   all to the host, the sum to cpu:0
-//              └─────► cpu:2 ── a replica  ──► y2 ──┘               ring  partial sums go round, a third of them each
+//              cut          replicas               join         backward, by Reduce:
+//   batch ──┬────► cpu:0 ── the module ──► y0 ──┬──► y          root  all gradients go to cpu:0, which adds them
+//           ├────► cpu:1 ── a replica  ──► y1 ──┤               cpu   all go to the host, which sends the sum to cpu:0
+//           └────► cpu:2 ── a replica  ──► y2 ──┘               ring  each third of the sum goes round all devices
 //
 //   Net net(5, 2);
 //   parallel::DataParallel model(net, [] { return Net(5, 2); });   // all devices
-//   auto loss = mse_loss(model(x), y);                             // then as with net itself
+//   auto loss = mse_loss(model(x), y);                             // from here on as with net itself
 //
-// The parameters are copied as an operation on the tape (one input, a copy per device), so the sum of their gradients
-// is its derivative. Per step, S bytes of parameters and n devices move:
+// Copying the parameters is an operation on the tape (one input, one output per device), so its derivative is the sum
+// of the copies' gradients. For parameters of S bytes on n devices, each step moves:
 //
-//   reduce   first device sends, receives     any other sends, receives    host sends, receives
-//   root     (n-1) S, (n-1) S                 S, S                         -
-//   cpu      2 S, S                           S, S                         n S, (n+1) S
-//   ring     S + (n-1)/n S, 2 (n-1)/n S       2 S (last: S), S + (n-1)/n S
+//            first device                     each other device                 host
+//   Reduce   sends           receives         sends           receives          sends     receives
+//   root     (n-1) S         (n-1) S          S               S                 -         -
+//   cpu      2 S             S                S               S                 n S       (n+1) S
+//   ring     S + (n-1)/n S   2 (n-1)/n S      2 S (last: S)   S + (n-1)/n S     -         -
 #include <functional>
 #include <memory>
 #include <optional>
@@ -31,19 +32,20 @@
 
 namespace lockstep::parallel {
 
-/// How copies of parameters are spread, and their gradients become one: see above.
+/// How parameters are copied to the devices and their gradients summed: see the top of the file.
 enum class Reduce { root, cpu, ring };
 
+/// Options of DataParallel.
 struct DataParallelOptions {
-  std::vector<Device> devices;   ///< empty: all
-  std::optional<Device> output;  ///< where outputs are joined; default: devices[0]
-  int64_t dim = 0;               ///< which dim of inputs and outputs is the batch
-  Reduce reduce = Reduce::root;
+  std::vector<Device> devices;   ///< empty: all devices of the module's type
+  std::optional<Device> output;  ///< device of the joined outputs; default: devices[0]
+  int64_t dim = 0;               ///< batch dimension of inputs and outputs
+  Reduce reduce = Reduce::root;  ///< how parameters and gradients are moved
 };
 
 namespace detail {
 
-/// The module on the first device, and one replica for each further one.
+/// The module itself, on the first device, and one replica for each further device.
 class Replicas {
  public:
   using Make = std::function<std::unique_ptr<nn::Module>()>;
@@ -52,10 +54,11 @@ class Replicas {
   const DataParallelOptions& options() const { return o_; }
   Cut cut() const { return {.devices = o_.devices, .dim = o_.dim, .traffic = traffic_}; }
   nn::Module& operator[](size_t i) const { return i == 0 ? module_ : *others_[i - 1]; }
-  /// Gives replicas 1 .. count-1 the module's parameters (on the tape), buffers, hooks and training flags.
+  /// Gives replicas 1 .. count-1 the module's parameters (on the tape), buffers, hooks and training flags. Errors: the
+  /// module is not on devices[0]; a replica has a different structure.
   void update(size_t count);
-  /// call(i) for every piece of the cut, each in a thread of its own with the caller's modes; the first exception, with
-  /// its replica's name.
+  /// Runs call(i) for every piece of the cut, each in its own thread with the caller's modes (recording, autocast,
+  /// anomaly, random state). Rethrows the first exception, with its replica's device in front.
   void run(const Cut& cut, const std::function<void(size_t)>& call);
   Traffic& traffic() const { return *traffic_; }
 
@@ -65,22 +68,24 @@ class Replicas {
   nn::Module& module_;
   DataParallelOptions o_;
   std::shared_ptr<Traffic> traffic_;
-  std::vector<std::unique_ptr<nn::Module>> others_;  // of devices 1 ..
+  std::vector<std::unique_ptr<nn::Module>> others_;  // replicas on devices 1 ..
 };
 
 }  // namespace detail
 
-/// M: a module with forward(). What differs from calling it directly:
-/// - Inputs and outputs are cut and joined by the rules of scatter.h. Scalars become a vector of one value per piece:
-///   take weighted_mean() of it, since a last piece may be smaller. A short batch may use fewer devices.
-/// - The module itself is replica 0. Buffers (running means) and plain fields that other replicas change are lost.
+/// M: a module with forward(). Differences from calling the module directly:
+/// - Inputs are cut and outputs joined by the rules of scatter.h. Scalar outputs become a vector of one value per
+///   piece: reduce it by weighted_mean(), since the last piece may be smaller. A short batch may use fewer devices.
+/// - The module itself is replica 0. Changes that the other replicas make to buffers (running means) or plain fields
+///   are lost.
 /// - Replica i draws random numbers as micro-batch micro_batch * devices + i of the step (tensor/random.h).
-/// - Hooks and prints run in the replicas' threads, at the same time.
+/// - Hooks and prints run in the replicas' threads, concurrently.
 template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
  public:
   using Options = DataParallelOptions;
-  /// `make` gives another module of the same structure, which becomes a replica; its values do not matter. `module`
-  /// must outlive this, and be on devices[0] when it is called.
+  /// `make` returns another module of the same structure, which becomes a replica; its values do not matter. `module`
+  /// must outlive this object, and be on devices[0] when it is called. Error for a device that does not exist or is
+  /// named twice.
   template <class Make>
   requires std::same_as<std::invoke_result_t<Make>, M> DataParallel(M& module, const Make& make, Options options = {})
       : module_(&module),
@@ -89,6 +94,7 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
       : DataParallel(
             module, [] { return M(); }, std::move(options)) {}
 
+  /// Runs the replicas on the pieces of `args` and joins what they return.
   template <class... Args>
   requires requires(M& m, Args&... args) { m.forward(std::declval<detail::Part<Args>>()...); }
   auto forward(Args&&... args) {
@@ -105,16 +111,17 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
     });
     const DataParallelOptions& o = replicas_.options();
     if (o.devices.size() == 1 && o.output.value_or(o.devices[0]) == o.devices[0])
-      return std::move(*outputs[0]);  // a plain call
+      return std::move(*outputs[0]);  // one device: a plain call
     std::vector<Output> all;
     for (auto& output : outputs) all.push_back(std::move(*output));
     return detail::join(cut, std::move(all), o.output.value_or(o.devices[0]));
   }
 
-  M& module() { return *module_; }
+  M& module() { return *module_; }  ///< the module, replica 0
   void fields(nn::Fields& f) override { f("module", *module_); }
   std::string kind() const override { return "DataParallel"; }
 
+  /// Bytes moved, samples and seconds of each device since the start; to_string() makes a table of them.
   std::vector<DeviceTraffic> bytes_moved() const { return replicas_.traffic().report(); }
 
  private:
@@ -122,7 +129,8 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
   detail::Replicas replicas_;
 };
 
-/// Mean of one value per piece, weighted by its samples, chunk_sizes(batch, devices): the mean over the whole batch.
+/// Mean of one value per piece, weighted by samples per piece (chunk_sizes(batch, devices)): the mean over the whole
+/// batch. Error if the numbers of values and samples differ.
 Variable weighted_mean(const Variable& values, const std::vector<int64_t>& samples);
 
 }  // namespace lockstep::parallel

@@ -1,9 +1,11 @@
-// DDP over the reducer (reducer.h, which draws a pass): a unit is a bucket, every rank holds its mean.
+// DDP as a policy of the reducer (reducer.h draws a backward pass). A unit is a bucket, and every rank ends with its
+// mean.
 //
-//   4 ranks, one bucket            backward            all_reduce          .grad
-//   rank r                         g g g g   (own)     G G G G / 4         views of it
+//   4 ranks, one bucket       backward            all_reduce (mean)       .grad
+//   rank r                    g g g g   (own)     G G G G  = Σ g / 4      views of the bucket
 //
-// Cost: 2(N-1)/N times the bytes of the gradients a step. The first bucket is small, so that it is on its way early.
+// Cost per step: every rank sends and receives 2(N-1)/N times the bytes of the gradients. The first bucket is small, so
+// that communication starts early.
 #include "parallel/ddp.h"
 
 #include <algorithm>
@@ -46,7 +48,8 @@ Ddp::DistributedDataParallel(nn::Module& module, Options options, dist::ProcessG
   make_buckets(order);
 }
 
-/// In the reverse order of fields() at first; then in that in which rank 0 saw gradients come: the first is full early.
+/// Cuts the parameters into buckets. The first plan takes them in reverse order of fields(); after the first backward,
+/// ordered() passes the order in which gradients arrived on rank 0, so that the first bucket fills early.
 void Ddp::make_buckets(const std::vector<size_t>& order) {
   std::vector<Variable> variables;
   for (const size_t i : order) variables.push_back(reducer_->parameters[i].variable);
@@ -73,7 +76,8 @@ void Ddp::make_buckets(const std::vector<size_t>& order) {
     units.push_back({.gradients = FlatGradients(std::move(members), &group_), .members = std::move(indices)});
   }
   reducer_->cut(std::move(units));
-  for (parallel::Reducer::Unit& unit : reducer_->units)  // on devices all ranks make it together
+  // On devices this memory is allocated collectively, so all ranks must do it here.
+  for (parallel::Reducer::Unit& unit : reducer_->units)
     if (group_.size() > 1 && unit.gradients.size() > 0 && !unit.gradients.parameter(0).device().is_cpu())
       unit.gradients.own_memory();
 }
@@ -130,7 +134,7 @@ void Ddp::forgotten() {
   }
 }
 
-// --- what users see ---
+// --- forward ---
 
 Variable Ddp::call(const std::function<Variable()>& forward) {
   if (!reducer_->in_no_sync() && group_.size() > 1) sync_buffers();

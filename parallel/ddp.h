@@ -1,15 +1,15 @@
 #pragma once
-// DistributedDataParallel (Li et al., VLDB 2020): every rank holds the whole model and sees its own data; gradients are
-// averaged in buckets while backward still runs.
+// DistributedDataParallel (Li et al., VLDB 2020): every rank holds a full replica of the model and computes on its own
+// part of the batch; gradients are averaged over the ranks in buckets while backward is still running.
 //
-//   parallel::DistributedDataParallel ddp(model);                       // same parameters everywhere from here on
-//   auto loss = cross_entropy(ddp.call([&] { return model(x); }), y);   // or model(x) when there are no buffers
-//   loss.backward();                                                    // .grad holds the mean over all ranks then
+//   parallel::DistributedDataParallel ddp(model);                       // broadcasts rank 0's parameters
+//   auto loss = cross_entropy(ddp.call([&] { return model(x); }), y);   // without buffers model(x) will do
+//   loss.backward();                                                    // .grad is now the mean over all ranks
 //   optimizer.step();
 //
-// Bits: with micro-batches that are all of one size and powers of two of ranks and of accumulation, parameters are the
-// same bit for bit however a step's micro-batches are cut over ranks (dist/summation_tree.h), for any bucket size,
-// overlap or not.
+// Reproducibility: if all micro-batches have the same size, and the number of ranks and the accumulation are powers of
+// two, parameters are bit-identical for every distribution of a step's micro-batches over ranks
+// (dist/summation_tree.h), for any bucket size, with or without overlap.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -22,79 +22,88 @@
 
 namespace lockstep::parallel {
 
-/// One bucket as a communication hook sees it: flat gradients of some parameters.
+/// A bucket as a communication hook sees it: the gradients of several parameters in one flat tensor.
 struct Bucket {
   int index = 0;
-  int count = 0;      ///< number of buckets
-  std::string label;  ///< "bucket 0 of 3, head.bias to hidden.weight", for tags
-  Tensor gradients;   ///< flat; the hook leaves the mean over ranks here
-  std::vector<std::string> names;
-  std::vector<Tensor> parameters;  ///< gradient of each parameter, views into `gradients`
+  int count = 0;                   ///< number of buckets
+  std::string label;               ///< "bucket 0 of 3, head.bias to hidden.weight", for tags
+  Tensor gradients;                ///< flat; the hook must leave the mean over the ranks here
+  std::vector<std::string> names;  ///< of the parameters in the bucket
+  std::vector<Tensor> parameters;  ///< the gradient of each parameter, a view into `gradients`
 };
 
-/// Replaces the all-reduce of a bucket: starts it, and gives back what finishes it, at the end of backward.
+/// A communication hook replaces the all-reduce of a bucket. It starts the communication and returns a function that
+/// completes it, which DDP calls at the end of backward. It may return an empty function.
 using CommHook = std::function<std::function<void()>(Bucket& bucket, dist::ProcessGroup& group)>;
 
+/// Options of DistributedDataParallel. They must be the same on all ranks.
 struct DdpOptions {
-  double bucket_mib = 25;  ///< first bucket 1 MiB when this is the default, as in PyTorch
-  bool overlap = true;     ///< reduce while backward runs; off: all buckets at the end. Same bits.
-  bool find_unused_parameters = false;
-  bool static_graph = false;
-  bool broadcast_buffers = true;  ///< rank 0's buffers before every forward
-  bool init_sync = true;
-  dist::Algorithm algorithm = dist::Algorithm::automatic;
-  CommHook hook;  ///< empty: mean by all_reduce
+  double bucket_mib = 25;  ///< capacity of a bucket; with this default the first bucket gets 1 MiB, as in PyTorch
+  bool overlap = true;     ///< reduce while backward runs; false: all buckets at its end. Same bits.
+  bool find_unused_parameters = false;  ///< walk the graph of each forward; parameters it does not reach count as zero
+  bool static_graph = false;            ///< the first backward records which parameters are used, and how often
+  bool broadcast_buffers = true;        ///< broadcast rank 0's buffers before every forward
+  bool init_sync = true;                ///< broadcast rank 0's parameters and buffers in the constructor
+  dist::Algorithm algorithm = dist::Algorithm::automatic;  ///< of the all-reduce
+  CommHook hook;                                           ///< empty: all_reduce with op mean
 };
 
-/// The reducer, with DDP's policy.
+/// Wraps a module for data parallel training: a Reducer (reducer.h) with DDP's policy.
 class DistributedDataParallel final : Reducer::Policy {
   void enter_no_sync() { reducer_->enter_no_sync(); }
   void leave_no_sync() { reducer_->leave_no_sync(); }
 
  public:
   using Options = DdpOptions;
-  /// Checks that all ranks have the same parameters (Error names the first that differs and the ranks), and copies rank
-  /// 0's values to all. `group`: default dist::world().
+  /// Collective. Checks that all ranks have the same parameters and options (the Error names the first difference and
+  /// the ranks), then broadcasts rank 0's values. `group` defaults to dist::world(). `module` and `group` must outlive
+  /// this object.
   explicit DistributedDataParallel(nn::Module& module, Options options = {}, dist::ProcessGroup* group = nullptr);
   DistributedDataParallel(const DistributedDataParallel&) = delete;
 
-  nn::Module& module() { return module_; }
-  dist::ProcessGroup& group() { return group_; }
+  nn::Module& module() { return module_; }        ///< the wrapped module
+  dist::ProcessGroup& group() { return group_; }  ///< the ranks that hold replicas
 
-  /// Runs a forward: synchronises buffers first and, with find_unused_parameters, looks at what `forward` returned.
+  /// Runs a forward pass: synchronises buffers first, and with find_unused_parameters walks the graph of the returned
+  /// variable. Inside no_sync() buffers are not synchronised.
   Variable call(const std::function<Variable()>& forward);
+  /// Runs the module on `x` through call().
   Variable operator()(const Variable& x);
 
-  /// While this lives, backward collects the gradients of this rank's micro-batches; the first backward after it
-  /// reduces the sum of all, added in tree order. Until then .grad is a placeholder whose memory is released: reading
-  /// it (or an optimizer step) is an Error, clearing it (zero_grad) forgets what was collected.
+  /// Gradient accumulation. While a NoSync lives, backward only collects this rank's gradients; the first backward
+  /// after it reduces the sum of all of them, added in tree order. Until then .grad is a placeholder without memory:
+  /// reading it (or an optimizer step) is an Error, clearing it (zero_grad) discards what was collected.
   using NoSync =
       While<DistributedDataParallel, &DistributedDataParallel::enter_no_sync, &DistributedDataParallel::leave_no_sync>;
-  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
+  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }  ///< begins the scope
 
-  /// Uneven inputs: while this lives, ranks that run out of data keep answering the others' collectives (in its
-  /// destructor), with zeros. Gradients are divided by the world size, or (divide_by_active) by the number of ranks
-  /// that still have data. At the end all ranks get the parameters and buffers of one that worked longest.
-  /// throw_on_early_end: instead, every rank throws an Error as soon as one has run out.
+  /// Join context for uneven inputs. While it lives, a rank that has run out of data keeps taking part in the others'
+  /// collectives, with zeros, inside the destructor. Gradients are divided by the world size, or with divide_by_active
+  /// by the number of ranks that still have data. At the end all ranks get the parameters and buffers of a rank that
+  /// took the most steps. With throw_on_early_end, every rank throws an Error as soon as one rank has run out of data.
   class Join {
    public:
+    /// Error if another Join of this model exists.
     explicit Join(DistributedDataParallel& ddp, bool divide_by_active = false, bool throw_on_early_end = false);
     ~Join() noexcept(false);
     Join(const Join&) = delete;
 
    private:
     DistributedDataParallel& ddp_;
-    int exceptions_;  // on their way when this was made
+    int exceptions_;  // uncaught exceptions when the scope began
   };
+  /// Begins the scope, see Join.
   [[nodiscard]] Join join(bool divide_by_active = false, bool throw_on_early_end = false) {
     return Join(*this, divide_by_active, throw_on_early_end);
   }
 
-  /// Names in each bucket, in the order they are reduced.
+  /// Parameter names of each bucket, in the order of reduction.
   std::vector<std::vector<std::string>> buckets() const;
 
-  /// The module's state with "module." before every name, as PyTorch saves it; load_state() takes both forms.
+  /// The module's state with "module." before every name, as PyTorch saves it. load_state() takes names with and
+  /// without that prefix.
   nn::State state();
+  /// See nn::Module::load_state(); strict: missing or unexpected names are an Error.
   nn::LoadReport load_state(const nn::State& state, bool strict = true);
 
  private:
@@ -103,11 +112,11 @@ class DistributedDataParallel final : Reducer::Policy {
   nn::Module& module_;
   const Options options_;
   dist::ProcessGroup& group_;
-  std::optional<Reducer> reducer_;  // in the order of fields()
-  std::vector<Bucket> buckets_;     // its units
-  std::vector<std::string> tags_;   // of their collectives
+  std::optional<Reducer> reducer_;  // its parameters are in the order of fields()
+  std::vector<Bucket> buckets_;     // one for each unit of the reducer
+  std::vector<std::string> tags_;   // tags of the buckets' collectives
 
-  // ddp.cpp: the policy
+  // ddp.cpp: the reducer's policy
   void make_buckets(const std::vector<size_t>& order);
   Tensor memory(size_t bucket) override { return reducer_->units[bucket].gradients.own_memory(); }
   std::function<void()> start(size_t bucket, const Tensor& sum) override;
@@ -116,29 +125,29 @@ class DistributedDataParallel final : Reducer::Policy {
   void ordered(const std::vector<size_t>& parameters) override { make_buckets(parameters); }
   void pass_begins() override;
 
-  // ddp_graph.cpp: which parameters get gradients, with find_unused_parameters and static_graph
-  bool saw_forward_ = false;  // what the forwards since the last backward depend on
-  int forwards_ = 0;
-  std::vector<bool> reachable_;
-  bool counted_ = false;  // static_graph: how many gradients each parameter gets,
-  std::vector<int> expected_;
-  std::vector<bool> used_anywhere_;                        // and whether any rank uses it
-  std::shared_ptr<int> alive_ = std::make_shared<int>(0);  // hooks on outputs may outlive this
+  // ddp_graph.cpp: finds the parameters that get gradients, for find_unused_parameters and static_graph
+  bool saw_forward_ = false;         // some forward has run through call()
+  int forwards_ = 0;                 // forwards whose backward has not begun
+  std::vector<bool> reachable_;      // parameters that the last forward's output depends on
+  bool counted_ = false;             // static_graph: expected_ is known
+  std::vector<int> expected_;        // static_graph: gradients that each parameter gets in a backward
+  std::vector<bool> used_anywhere_;  // parameters that any rank used
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);  // output hooks may outlive this object and check it
   void look_at(const Variable& output);
   void expect_gradients();
   void check_pass() override;
   std::string unexpected(const Reducer::Parameter& p) override;
   std::vector<bool> agree_on_used();
 
-  // ddp_join.cpp
+  // ddp_join.cpp: uneven inputs
   struct JoinState {
     bool divide_by_active = false, throw_on_early_end = false;
-    int active = 0;      // ranks that still have data
-    int authority = -1;  // one that has the newest parameters
+    int active = 0;      // number of ranks that still have data
+    int authority = -1;  // a rank that has the newest parameters
   };
   std::optional<JoinState> join_;
-  bool answering_ = false;  // for other ranks: this one's data has ended
-  /// Ranks tell each other which collectives come next; gives back which of them have data.
+  bool answering_ = false;  // this rank has no data left and only answers the others' collectives
+  /// The ranks tell each other which collective comes next. Returns that phase and the ranks that have data.
   struct Agreed {
     std::vector<int> active;
     Phase phase;
@@ -148,11 +157,11 @@ class DistributedDataParallel final : Reducer::Policy {
   void shadow_backward();
 
   std::vector<Tensor> module_buffers() const;
-  void sync_buffers();  // before a forward
+  void sync_buffers();  // called before a forward
   void receive_buffers(int root);
 };
 
-/// Takes one wrapper's prefix off, when every name has it.
+/// Removes `prefix` from all names if every name has it; otherwise returns the state as it is.
 nn::State without_wrapper(const nn::State& state, const std::string& prefix = "module.");
 
 }  // namespace lockstep::parallel

@@ -1,6 +1,6 @@
-// Which parameters get a gradient in a pass. Without options: every one, once in a step, and what is missing is an
-// error. find_unused_parameters walks the graph of what forward returned; static_graph counts in the first pass, and
-// expects as many in every other.
+// Decides which parameters get a gradient in a backward pass. By default every parameter must get one, exactly once per
+// step; a missing one is an Error. find_unused_parameters walks the graph of the forward's output. static_graph counts
+// the gradients in the first pass and expects the same counts in every later one.
 #include <algorithm>
 #include <limits>
 #include <unordered_map>
@@ -15,10 +15,10 @@ namespace lockstep::parallel {
 
 using Ddp = DistributedDataParallel;
 
-/// Notes which parameters a result depends on.
+/// Marks the parameters that `output` depends on.
 void Ddp::look_at(const Variable& output) {
   saw_forward_ = true;
-  if (++forwards_ > 1) return reachable_.clear();  // which of them backward will start from is not known
+  if (++forwards_ > 1) return reachable_.clear();  // it is unknown from which output backward will start
   std::unordered_map<const Node*, size_t> leaves;
   for (size_t i = 0; i < reducer_->parameters.size(); ++i)
     leaves.emplace(reducer_->parameters[i].variable.impl()->node.get(), i);
@@ -34,7 +34,7 @@ void Ddp::look_at(const Variable& output) {
       if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
   }
   if (any || output.is_leaf()) return;
-  // No gradient will arrive, yet the other ranks wait for this one's zeros.
+  // No gradient will arrive on this rank, but the other ranks wait for its zeros: begin the pass when backward starts.
   Variable(output).before_backward([this, exists = std::weak_ptr<int>(alive_)] {
     if (!exists.expired() && !reducer_->in_pass()) reducer_->begin_pass();
   });
@@ -42,7 +42,7 @@ void Ddp::look_at(const Variable& output) {
 
 void Ddp::expect_gradients() {
   std::vector<Reducer::Parameter>& parameters = reducer_->parameters;
-  if (options_.static_graph) {  // the first pass counts, and reduces at its end
+  if (options_.static_graph) {  // the first pass counts gradients, and reduces at its end
     for (size_t i = 0; i < parameters.size(); ++i)
       parameters[i].expected = counted_ ? expected_[i] : std::numeric_limits<int>::max();
   } else if (options_.find_unused_parameters) {
@@ -96,7 +96,8 @@ void Ddp::check_pass() {
                       "(requires_grad_(false))"));
 }
 
-/// What no rank used keeps an undefined gradient, so that the optimizer leaves it alone (weight decay, momentum).
+/// A parameter that no rank used keeps an undefined gradient, so that the optimizer leaves it alone (no weight decay,
+/// no momentum).
 std::vector<bool> Ddp::agree_on_used() {
   const bool all = !options_.find_unused_parameters && !options_.static_graph;
   if (options_.static_graph && !used_anywhere_.empty()) return used_anywhere_;

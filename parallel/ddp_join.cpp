@@ -1,8 +1,9 @@
-// Uneven inputs. Before its collectives a rank asks all what comes next: ranks with data say where they are, ranks
-// without say nothing, and do the same collectives with zeros. When no rank has data left, all are done together.
+// Uneven inputs. Before each of its collectives a rank gathers from all ranks what comes next. Ranks with data report
+// their phase; ranks without data report none and run the same collectives with zeros. When no rank has data left, all
+// of them leave together.
 //
-//   rank 0   f b s  f b s  f b s  ┐             f  buffers        b  backward: all buckets       s  optimizer step
-//   rank 1   f b s  f b s  · z    ┘ all ended   z  the same collectives with zeros, no step
+//   rank 0   f b s  f b s  f b s  ┐               f  sync of the buffers, forward   b  backward: all buckets
+//   rank 1   f b s  f b s  · z    ┘ all ended     s  optimizer step                 z  the same collectives with zeros
 #include <algorithm>
 #include <exception>
 #include <map>
@@ -48,11 +49,13 @@ void Ddp::shadow_until_all_ended() {
     else receive_buffers(agreed.active[0]);
   }
   reducer_->forget();
-  // Ranks that ended early took fewer steps: everybody gets what the longest made. All know whether there is any.
+  // Ranks that ended early took fewer steps, so all ranks get the parameters of one that took the most. Every rank
+  // knows whether there is such a rank.
   if (join_->active > 0 && join_->active < group_.size()) broadcast_module(module_, group_, join_->authority);
 }
 
-/// The collectives of a backward in which this rank has nothing but what it may have collected before.
+/// Runs the collectives of a backward on a rank without data. It contributes only what it collected earlier in
+/// no_sync().
 void Ddp::shadow_backward() {
   const NoGrad no_grad;
   for (Reducer::Parameter& p : reducer_->parameters)
@@ -74,7 +77,7 @@ Ddp::Join::~Join() noexcept(false) {
   if (std::uncaught_exceptions() == exceptions_) ddp_.shadow_until_all_ended();
 }
 
-// --- buffers, which forward changes, and state by name ---
+// --- buffers (changed by forward), and state by name ---
 
 void Ddp::sync_buffers() {
   if (options_.broadcast_buffers && !module_buffers().empty())
@@ -88,7 +91,7 @@ std::vector<Tensor> Ddp::module_buffers() const {
 }
 
 void Ddp::receive_buffers(int root) {
-  std::map<std::pair<int, std::string>, std::vector<Tensor>> kinds;  // one collective for each dtype and device
+  std::map<std::pair<int, std::string>, std::vector<Tensor>> kinds;  // one collective per dtype and device
   for (const Tensor& b : module_buffers()) kinds[{int(b.dtype()), str(b.device())}].push_back(b);
   for (const auto& [kind, tensors] : kinds) {
     const Packed packed(tensors);

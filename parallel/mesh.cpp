@@ -1,3 +1,4 @@
+// Parsing and checking plans, the search for the nearest valid one, and the groups of a mesh. See mesh.h.
 #include "parallel/mesh.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace {
 struct Axis {
   const char* name;
   int Plan::*size;
-  double weight;  // of a change
+  double weight;  // cost of a change, per factor of two
 };
 constexpr Axis axes[] = {{"dp", &Plan::dp, 1},
                          {"pp", &Plan::pp, 1.3},
@@ -23,7 +24,7 @@ constexpr Axis axes[] = {{"dp", &Plan::dp, 1},
                          {"ep", &Plan::ep, 1.1}};
 constexpr int most = 1 << 20;
 
-/// "dp2" -> "dp" and 2; nothing when it is not letters and a number.
+/// "dp2" -> "dp" and 2; nothing unless it is letters followed by a number.
 std::optional<std::pair<std::string, int>> word_of(std::string_view text) {
   constexpr const char* figures = "0123456789";
   const size_t letters = std::min(text.find_first_of(figures), text.size());
@@ -33,7 +34,7 @@ std::optional<std::pair<std::string, int>> word_of(std::string_view text) {
   return std::pair(std::string(text.substr(0, letters)), std::stoi(std::string(digits)));
 }
 
-/// How far a plan is from another: first by how many words change, then by how much. Copies give way first.
+/// Distance between two plans: first the number of axes that change, then by how much. dp is the cheapest to change.
 std::pair<int, double> distance(const Plan& from, const Plan& to) {
   int changes = from.zero != to.zero;
   double steps = from.zero == to.zero ? 0 : 1;
@@ -192,7 +193,7 @@ Mesh::Mesh(const Plan& plan, dist::ProcessGroup& world)
       world_(&world),
       at_(coordinates_of(plan, world.rank())),
       axes_(world, {{"dp", plan.dp}, {"pp", plan.pp}, {"cp", plan.cp}, {"tp", plan.tp}}) {
-  // Groups cost memory and round trips: where no one else talks, the same ranks in the same order are one group.
+  // A group costs memory and round trips. Reuse an existing group that has the same ranks in the same order.
   const auto same = [](dist::ProcessGroup& group) {
     return std::shared_ptr<dist::ProcessGroup>(std::shared_ptr<void>(), &group);
   };

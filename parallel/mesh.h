@@ -1,18 +1,20 @@
 #pragma once
-// How ranks share a model. A Plan says into how many copies, stages and slices it is cut; a Mesh says who is where, and
-// has a group for each axis.
+// A Plan says how ranks share a model: the number of replicas, pipeline stages, sequence parts and tensor slices. A
+// Mesh gives every rank its coordinates, and a process group for each axis.
 //
 //   const parallel::Plan plan = parallel::parse_plan("dp2+pp2+tp2+zero1");   // pure: asks no rank
-//   parallel::check_plan(plan, {.ranks = 8, .layers = 6, .heads = 4});       // Error: why not, and what can be
-//   const parallel::Mesh mesh(plan, dist::world());                          // on every rank
+//   parallel::check_plan(plan, {.ranks = 8, .layers = 6, .heads = 4});       // Error: reasons, nearest valid plan
+//   const parallel::Mesh mesh(plan, dist::world());                          // collective
 //   mesh.tp().all_reduce(...);
 //
-// Axes from the slowest to the fastest: dp (copies), pp (stages), cp (parts of a sequence), tp (slices of layers). What
-// talks most lies together: slices meet in every layer, stages at their ends, copies once a step.
+// Axes from the slowest to the fastest: dp (replicas), pp (pipeline stages), cp (parts of a sequence), tp (slices of
+// layers). Ranks that communicate most are neighbours: tp in every layer, pp between stages, dp once per step.
 //
-//   dp2+pp2+tp2, rank = (dp·2 + pp)·2 + tp     copy 0: stage 0 has ranks 0 1, stage 1 ranks 2 3;     copy 1: 4 5, 6 7
+//   dp2+pp2+tp2, rank = (dp·2 + pp)·2 + tp          stage 0     stage 1
+//                                       replica 0   ranks 0 1   ranks 2 3
+//                                       replica 1   ranks 4 5   ranks 6 7
 //
-// Experts (ep) are dealt over neighbouring copies: ep divides dp, and adds no ranks.
+// Experts (ep) are shared among neighbouring replicas: ep divides dp, and adds no ranks.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,65 +26,69 @@
 
 namespace lockstep::parallel {
 
+/// Sizes of the axes.
 struct Plan {
-  int dp = 1, pp = 1, cp = 1, tp = 1;
-  int ep = 1;     ///< of dp
-  int zero = -1;  ///< stage of ZeRO among the copies; -1: not said, which is 0
-  int ranks() const { return dp * pp * cp * tp; }
+  int dp = 1, pp = 1, cp = 1, tp = 1;              ///< replicas, pipeline stages, context- and tensor-parallel ranks
+  int ep = 1;                                      ///< expert-parallel ranks; divides dp
+  int zero = -1;                                   ///< ZeRO stage over the replicas; -1: not given, which means 0
+  int ranks() const { return dp * pp * cp * tp; }  ///< ranks that the plan needs
   friend bool operator==(const Plan&, const Plan&) = default;
 };
-/// "dp2+pp2+tp2+zero1": words in any order, each axis once; one that is not named is 1. Error that says what is known.
+/// Parses "dp2+pp2+tp2+zero1": words in any order, each axis at most once; an axis that is not named has size 1. Error
+/// for unknown words and sizes out of range.
 Plan parse_plan(std::string_view text);
-/// In the order above, without what is 1; "dp1" when nothing is left.
+/// The plan in the order above, without axes of size 1; "dp1" if nothing is left.
 std::string to_string(const Plan& plan);
 
-/// Where a rank stands.
+/// Coordinates of a rank on each axis.
 struct Coordinates {
   int dp = 0, pp = 0, cp = 0, tp = 0, ep = 0;
   friend bool operator==(const Coordinates&, const Coordinates&) = default;
 };
+/// The coordinates of a rank. Error for a rank outside the plan.
 Coordinates coordinates_of(const Plan& plan, int rank);
 
-/// What a plan must fit. 0: not known, and not checked.
+/// Sizes that a plan must fit. 0: unknown, not checked.
 struct PlanSizes {
-  int64_t ranks = 0;
-  int64_t layers = 0;                                     ///< that a pipeline can be cut into
-  int64_t chunks = 1;                                     ///< of layers at each stage
-  int64_t heads = 0, kv_heads = 0, width = 0, inner = 0;  ///< that slices cut evenly
-  int64_t vocab = 0;                                      ///< that they cut as it comes
-  int64_t context = 0;                                    ///< tokens of a sample, that cp cuts
-  int64_t context_parts = 1;                              ///< of them at each of its ranks (zigzag: 2)
-  bool context_by_heads = false;                          ///< its ranks share the heads, of each slice, too (Ulysses)
-  int64_t experts = 0;
-  int64_t micro_batches = 0;  ///< of a step, over all copies
+  int64_t ranks = 0;                                      ///< ranks available
+  int64_t layers = 0;                                     ///< layers that the pipeline distributes over stages
+  int64_t chunks = 1;                                     ///< chunks of layers per stage (interleaved schedules)
+  int64_t heads = 0, kv_heads = 0, width = 0, inner = 0;  ///< sizes that tp must divide
+  int64_t vocab = 0;              ///< size of the vocabulary, at least tp; need not be divisible
+  int64_t context = 0;            ///< tokens of a sample, which cp divides
+  int64_t context_parts = 1;      ///< pieces of a sequence on each cp rank (zigzag: 2)
+  bool context_by_heads = false;  ///< cp ranks also share the heads of each tp slice (Ulysses)
+  int64_t experts = 0;            ///< experts, which ep divides
+  int64_t micro_batches = 0;      ///< micro-batches of a step, over all replicas
 };
-/// Why the plan cannot be, a reason each; empty when it can.
+/// The reasons why the plan is invalid; empty if it is valid.
 std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& sizes);
-/// The plan that changes the fewest and the least, on the same ranks; itself when it can be, nothing when none can. An
-/// axis whose sizes are not known stays as it is, or goes: nobody could say whether another number can be. also: what
-/// else must hold.
+/// The nearest valid plan on the same number of ranks: it changes the fewest axes, and those by the smallest factors.
+/// Returns the plan itself if it is valid, null if no plan is. An axis whose sizes are unknown keeps its value or
+/// becomes 1. `also` adds a condition.
 std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes,
                                    const std::function<bool(const Plan&)>& also = {});
-/// Error with all reasons and the nearest plan.
+/// Error with all reasons and the nearest valid plan, if the plan is invalid.
 void check_plan(const Plan& plan, const PlanSizes& sizes);
 
-/// The ranks of `world` as the plan says. Groups are made once, by all ranks.
+/// The process groups of this rank under a plan. The constructor creates them, collectively.
 class Mesh {
  public:
+  /// Error if the plan does not fit the number of ranks. `world` must outlive the mesh.
   Mesh(const Plan& plan, dist::ProcessGroup& world);
-  const Plan& plan() const { return plan_; }
-  const Coordinates& at() const { return at_; }
-  dist::ProcessGroup& world() const { return *world_; }
-  dist::ProcessGroup& dp() const { return axes_.group("dp"); }
-  dist::ProcessGroup& pp() const { return axes_.group("pp"); }
-  dist::ProcessGroup& cp() const { return axes_.group("cp"); }
-  dist::ProcessGroup& tp() const { return axes_.group("tp"); }
-  /// dp and cp: ranks with the same parameters, whose gradients are summed.
+  const Plan& plan() const { return plan_; }                    ///< as given
+  const Coordinates& at() const { return at_; }                 ///< this rank's coordinates
+  dist::ProcessGroup& world() const { return *world_; }         ///< all ranks
+  dist::ProcessGroup& dp() const { return axes_.group("dp"); }  ///< one rank of each replica, at the same place in it
+  dist::ProcessGroup& pp() const { return axes_.group("pp"); }  ///< the stages of one replica
+  dist::ProcessGroup& cp() const { return axes_.group("cp"); }  ///< the ranks that share a sequence
+  dist::ProcessGroup& tp() const { return axes_.group("tp"); }  ///< the slices of one stage
+  /// dp and cp together: all ranks with the same parameters. Gradients are summed over it.
   dist::ProcessGroup& copies() const { return *copies_; }
-  dist::ProcessGroup& ep() const { return *ep_; }
-  /// Of copies(), the ranks with the same experts: gradients of those are summed here.
+  dist::ProcessGroup& ep() const { return *ep_; }  ///< ranks of dp() that share the experts
+  /// The ranks of copies() that have the same experts: their gradients are summed over it.
   dist::ProcessGroup& edp() const { return *edp_; }
-  dist::ProcessGroup& model() const { return *model_; }  ///< of one copy: all stages and slices
+  dist::ProcessGroup& model() const { return *model_; }  ///< all ranks of one replica
 
  private:
   const Plan plan_;

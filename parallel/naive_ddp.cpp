@@ -1,3 +1,4 @@
+// Data parallelism in two functions: one for the start, one to call after each backward. See naive_ddp.h.
 #include "parallel/naive_ddp.h"
 
 #include "nn/build_empty.h"

@@ -1,5 +1,5 @@
 #pragma once
-// Data parallelism in its simplest form, for reading: after backward, one all-reduce per parameter.
+// Data parallelism in its simplest form, meant for reading: after backward, one all-reduce per parameter.
 #include <functional>
 #include <string>
 
@@ -8,10 +8,12 @@
 
 namespace lockstep::parallel {
 
-/// Copies parameters and buffers of one rank of the group to all; not those whose names `ignore` knows.
+/// Broadcasts the module's parameters and buffers from rank `root` of the group to all its ranks. Names for which
+/// `ignore` returns true are left out. Parameters that were built empty are filled first.
 void broadcast_module(nn::Module& module, dist::ProcessGroup& group, int root = 0,
                       const std::function<bool(const std::string& name)>& ignore = {});
-/// grad = mean over ranks, parameter by parameter, in their order. A parameter without a gradient counts as zero.
+/// Replaces every .grad by its mean over the ranks, one all-reduce per parameter, in the order of named_parameters(). A
+/// parameter that requires grad but has no gradient counts as zero. Collective.
 void average_gradients(nn::Module& module, dist::ProcessGroup& group);
 
 }  // namespace lockstep::parallel

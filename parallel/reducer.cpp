@@ -1,3 +1,4 @@
+// The reducer: hooks on the tape, the placeholder in .grad, and the course of one pass. See reducer.h.
 #include "parallel/reducer.h"
 
 #include <algorithm>
@@ -68,15 +69,15 @@ void Reducer::reorder(const std::vector<size_t>& arrivals) {
   std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return last[a] < last[b]; });
 }
 
-// --- the placeholder: what .grad holds while gradients are collected: clearing it is noticed, reading it an error ---
+// --- the placeholder stands in .grad while gradients are collected: clearing it is noticed, reading it is an Error ---
 
 Tensor Reducer::placeholder(const Parameter& p) const {
   return Tensor(placeholder_.storage(), 0, p.variable.shape(), contiguous_strides(p.variable.shape()),
                 p.variable.dtype());
 }
 
-/// The tape is about to add to .grad (or, inside grad(), not to): it must not add to the placeholder, nor to a unit
-/// that is on its way, whose gradients arrived() then refuses.
+/// The tape is about to add a gradient to .grad (inside autograd's grad() it will not). It must not add to the
+/// placeholder, nor to a view of a unit whose reduction is running: arrived() refuses that gradient.
 void Reducer::before_add(size_t i) {
   if (paused_) return;
   Parameter& p = parameters[i];
@@ -122,7 +123,7 @@ void Reducer::forget() {
   for (size_t u = 0; u < units.size(); ++u) {
     try {
       finish(u);
-    } catch (...) {}  // NOLINT: what it would have brought is not wanted
+    } catch (...) {}  // NOLINT: the result of this reduction is not needed
     units[u].gradients.discard();
   }
   for (Parameter& p : parameters) {
@@ -136,7 +137,7 @@ bool Reducer::holds_gradients() const {
   return std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.held; });
 }
 
-// --- one pass ---
+// --- the course of a pass ---
 
 void Reducer::begin_pass() {
   after_backward([this] { end(); }, [this] { abandon(); });
@@ -187,7 +188,8 @@ void Reducer::arrived(size_t i) {
   policy_.complete(p.unit);
 }
 
-/// Into flat memory; zeros when there is none. What was not cleared since the last step is added to, as everywhere.
+/// Copies a gradient into flat memory; zeros if there is none. A gradient that was not cleared since the last step is
+/// included, as with a plain optimizer.
 void Reducer::take(size_t i) {
   Parameter& p = parameters[i];
   FlatGradients& gradients = units[p.unit].gradients;
@@ -202,7 +204,7 @@ void Reducer::take(size_t i) {
   else p.variable.clear_grad();
 }
 
-/// All gradients of this micro-batch are there.
+/// All gradients of this micro-batch have arrived.
 void Reducer::settle(size_t u) {
   Unit& unit = units[u];
   unit.settled = true;
@@ -213,7 +215,7 @@ void Reducer::settle(size_t u) {
   if (!syncing_ || !rules_.shows) hold(unit);
 }
 
-/// Starts the reductions of the units that are complete, never out of order.
+/// Starts the reductions of complete units, strictly in order.
 void Reducer::launch() {
   for (; next_ < order_.size() && units[order_[next_]].waiting == 0; ++next_) {
     const size_t u = order_[next_];
@@ -225,7 +227,7 @@ void Reducer::launch() {
 void Reducer::end() {
   policy_.check_pass();
   const bool any = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.seen > 0; });
-  if (any || rules_.shows) {  // else nobody reduces: a backward for gradients of inputs
+  if (any || rules_.shows) {  // else no rank reduces: this backward was for gradients of inputs only
     for (const size_t u : order_) {
       units[u].waiting = 0;
       if (!syncing_ && !units[u].settled) settle(u);
@@ -267,7 +269,7 @@ void Reducer::agree_on_order() {
   if (order != before) policy_.ordered({order.begin(), order.end()});
 }
 
-/// A pass ended by an exception: nothing of this step can be used.
+/// A pass was ended by an exception: the gradients of this step are unusable.
 void Reducer::abandon() noexcept {
   in_pass_ = false;
   for (Parameter& p : parameters)
@@ -275,7 +277,7 @@ void Reducer::abandon() noexcept {
   try {
     forget();
     policy_.pass_ended();
-  } catch (...) {}  // NOLINT: the group is over; the exception on its way says more
+  } catch (...) {}  // NOLINT: the group has failed; the exception in flight says why
 }
 
 }  // namespace lockstep::parallel

@@ -1,27 +1,27 @@
 #pragma once
-// The reducer under everything that sums gradients over ranks: DDP, ZeRO 0 to 3. It knows when a gradient has come,
-// holds the flat memory of units, sums micro-batches in the tree, starts units in an order on which ranks agree, and
-// refuses misuse.
+// The reducer: the engine under every scheme that reduces gradients during backward (DDP, ZeRO 0 to 3). It listens to
+// gradients as backward produces them, copies them into the flat memory of their unit, sums micro-batches in tree order
+// (dist/summation_tree.h), starts the reduction of complete units in an order that all ranks share, and refuses misuse.
 //
-//   gradient arrives ─▶ its part of the unit's flat memory ─▶ unit complete ─▶ [no_sync: leaf of the tree, done]
-//                                                            ─▶ sum of the tree ─▶ policy.start(): all_reduce,
-//                                                            reduce_scatter, ...
+//   gradient arrives ─▶ copied into its unit's flat memory ─▶ unit complete ─┬─ in no_sync ─▶ a leaf of the tree
+//                                                                            └─ else ─▶ sum of the tree
+//                                                                                       ─▶ policy.start(): all_reduce,
+//                                                                                          reduce_scatter, ...
+//
 //   end of backward  ─▶ all units have started, in one order on every rank ─▶ wait for them ─▶ policy.finished()
 //
-// What differs is a Policy: in what memory a unit's gradients are collected, what starts when it is complete, what
-// happens afterwards.
+// A Policy says in which memory a unit's gradients are collected, which collective reduces a complete unit, and what
+// happens afterwards:
 //
-//            unit                      when complete                            afterwards
-//   DDP      bucket                    all_reduce, or a hook                    .grad are views of the means
-//   ZeRO 0   the same                  the same                                 every rank updates all
-//   ZeRO 1   cut into owners' ranges   reduce_scatter, at the last micro-batch  owners update, all_gather
-//   ZeRO 2   the same                  reduce_scatter, at every micro-batch     the same
-//   ZeRO 3   the same, by module       the same                                 owners keep their shard
+//            file              unit              collective of a complete unit              afterwards
+//   DDP      ddp.cpp           a bucket          all_reduce, or a hook                      .grad: views of the mean
+//   ZeRO 0   zero/stage.cpp    a bucket          all_reduce                                 every rank updates all
+//   ZeRO 1   zero/stage1.cpp   cut into shards   reduce_scatter, at the last micro-batch    update shard, all_gather
+//   ZeRO 2   zero/stage2.cpp   cut into shards   reduce_scatter, at every micro-batch       update shard, all_gather
+//   ZeRO 3   zero/stage3.cpp   same, by module   reduce_scatter, at every micro-batch       update and keep shard
 //
-// They are ddp.cpp, zero/stage.cpp, stage1.cpp, stage2.cpp and stage3.cpp.
-//
-// Gradients that are handed in, not noticed (a pipeline's, a 1-bit optimizer's), go through GradientAccumulator
-// (buckets.h): the same flat memory and tree without hooks.
+// Code that collects its gradients itself (pipelines, 1-bit optimizers) uses GradientAccumulator (buckets.h) instead:
+// the same flat memory and tree, without hooks on the tape.
 #include <functional>
 #include <optional>
 #include <string>
@@ -33,98 +33,112 @@
 
 namespace lockstep::parallel {
 
+/// Collects and reduces the gradients of some parameters; see the top of the file. A pass is one backward.
 class Reducer {
  public:
+  /// A parameter of the model, and its state in the current pass and step.
   struct Parameter {
     std::string name;
     Variable variable;
-    bool spread = false;                // other ranks have another in its place
-    size_t unit = SIZE_MAX, place = 0;  // none: it was frozen when this was made
-    int expected = 1;                   // gradients in this pass
-    int seen = 0;                       // of which have come
-    bool used = false;                  // had a gradient in a micro-batch of this step
-    bool held = false;                  // its gradients lie in the reducer; .grad holds the placeholder
-    bool stashed = false;               // the placeholder was taken away because a gradient comes
+    bool spread = false;                ///< expert: other ranks have a different parameter at this place
+    size_t unit = SIZE_MAX, place = 0;  ///< unit: SIZE_MAX if it was frozen when the reducer was made
+    int expected = 1;                   ///< gradients expected in this pass
+    int seen = 0;                       ///< gradients that have arrived in this pass
+    bool used = false;                  ///< it had a gradient in some micro-batch of this step
+    bool held = false;                  ///< the reducer holds its gradients; .grad is the placeholder
+    bool stashed = false;               ///< the placeholder was removed because a gradient is about to be added
     int hooks[2] = {0, 0};
-    bool trains() const { return unit != SIZE_MAX && variable.requires_grad(); }  // now
+    bool trains() const { return unit != SIZE_MAX && variable.requires_grad(); }  ///< requires grad now
   };
-  /// Parameters whose gradients travel together.
+  /// Parameters whose gradients are reduced by one collective.
   struct Unit {
     FlatGradients gradients;
-    std::vector<size_t> members;   // parameters; none: frozen ones
-    int waiting = 0;               // members whose last gradient is still to come in this pass
-    bool settled = false;          // all of this pass is in the flat memory
-    std::function<void()> finish;  // ends the reduction that was started
+    std::vector<size_t> members;   ///< indices of parameters; empty: a frozen unit, never reduced
+    int waiting = 0;               ///< members that still expect a gradient in this pass
+    bool settled = false;          ///< all gradients of this pass are in the flat memory
+    std::function<void()> finish;  ///< completes the reduction that was started; empty: none is running
   };
+  /// Behaviour that differs between DDP and ZeRO, fixed for the reducer's life.
   struct Rules {
-    const char* name;     // in front of messages: "ddp"
-    bool overlap = true;  // start units while backward runs; off: all at its end
-    // A gradient goes into flat memory when it comes; off: with its unit, for no rank has memory for all.
+    const char* name;     ///< prefix of error messages: "ddp"
+    bool overlap = true;  ///< start units while backward runs; false: all at its end
+    // Copy a gradient into flat memory as soon as it arrives. false: when its unit is complete, because there is not
+    // enough flat memory for all units at once.
     bool at_once = true;
-    // .grad shows what was reduced, and may be cleared one by one; off: it is the policy's, .grad a placeholder.
+    // true: .grad becomes the reduced gradient, and gradients may be cleared one by one. false: the policy owns the
+    // reduced gradients, and .grad is a placeholder.
     bool shows = false;
-    bool leaves = false;       // one rank's gradients may stay in the memory in which they came (FlatGradients::offer)
-    const char* emptied = "";  // what reading a placeholder is told
+    bool leaves = false;       ///< on one rank a gradient may become the flat memory itself (FlatGradients::offer)
+    const char* emptied = "";  ///< error text for reading a placeholder
   };
+  /// The part that differs between DDP and the ZeRO stages. The reducer calls it; `unit` is an index of `units`.
   class Policy {
    public:
     virtual ~Policy() = default;
-    /// For the gradients of a micro-batch.
+    /// Returns the flat memory for the gradients of the next micro-batch.
     virtual Tensor memory(size_t unit) = 0;
-    /// All gradients of a micro-batch are in.
+    /// All gradients of a micro-batch are in `flat`.
     virtual void filled(size_t /*unit*/, const Tensor& /*flat*/) {}
-    /// Starts the reduction of this rank's sum over micro-batches; gives back what waits for it.
+    /// Starts the reduction of `sum`, this rank's sum over micro-batches. Returns a function that waits for the result.
     virtual std::function<void()> start(size_t unit, const Tensor& sum) = 0;
     /// All units have been reduced.
     virtual void finished() {}
-    /// May change what parameters expect.
+    /// A pass begins. May change the number of gradients that parameters expect.
     virtual void pass_begins() {}
-    /// No gradient of this unit will come any more in this pass.
+    /// No further gradient of this unit will arrive in this pass.
     virtual void complete(size_t /*unit*/) {}
-    /// All gradients of a pass have come; and the pass is over, or was ended by an exception.
+    /// Backward has ended: checks that every expected gradient arrived.
     virtual void check_pass() {}
+    /// The pass is over, normally or by an exception.
     virtual void pass_ended() {}
-    /// What was collected is not wanted any more.
+    /// The collected gradients have been discarded.
     virtual void forgotten() {}
-    /// Why a gradient more than expected cannot be.
+    /// Explains why one gradient more than expected arrived; the reducer makes an Error of it.
     virtual std::string unexpected(const Parameter& p);
-    /// After the first reduction: the order in which gradients came at rank 0, agreed.
+    /// After the first reduction: the order in which gradients arrived on rank 0, the same on all ranks.
     virtual void ordered(const std::vector<size_t>& parameters) = 0;
   };
 
-  /// Listens to those of the parameters that require grad; a gradient of one of the others is an Error on all ranks.
+  /// Puts hooks on the parameters that require grad. A gradient of any other parameter is an Error on all ranks.
   Reducer(Policy& policy, dist::ProcessGroup& group, const Rules& rules, std::vector<Parameter> parameters);
   ~Reducer();
   Reducer(const Reducer&) = delete;
 
-  /// Makes these the units, reduced in this order.
+  /// Makes these the units; they are reduced in this order.
   void cut(std::vector<Unit> units);
-  /// Reduces units in the order in which they are complete when gradients come in this one.
+  /// Reorders the reductions: units in the order in which they become complete if gradients arrive in this order.
   void reorder(const std::vector<size_t>& parameters);
 
-  // A pass begins with the first gradient; whoever must answer other ranks without one says so himself.
+  // A pass begins by itself with the first gradient. A rank that will get no gradient calls begin_pass() so that it
+  // takes part in the reductions.
   void begin_pass();
-  void answer();  ///< a pass without backward: what was collected, and zeros
-  bool in_pass() const { return in_pass_; }
-  bool is_syncing() const { return syncing_; }  ///< this pass reduces
+  void answer();  ///< runs a pass without a backward: reduces what was collected before, else zeros
+  bool in_pass() const { return in_pass_; }     ///< a backward is running
+  bool is_syncing() const { return syncing_; }  ///< the current pass ends with a reduction
 
+  /// no_sync scopes may nest: a pass that begins inside one only collects.
   void enter_no_sync() { ++no_sync_; }
+  /// Ends a no_sync scope.
   void leave_no_sync() { --no_sync_; }
-  bool in_no_sync() const { return no_sync_ > 0; }
-  void pause(bool wanted) { paused_ = wanted; }  ///< gradients are somebody else's
-  bool is_paused() const { return paused_; }
-  /// zero_grad() between micro-batches means: forget what was collected.
+  bool in_no_sync() const { return no_sync_ > 0; }  ///< inside at least one no_sync scope
+  void pause(bool wanted) { paused_ = wanted; }  ///< while paused, gradients stay in .grad and the reducer ignores them
+  bool is_paused() const { return paused_; }     ///< pause(true) is in force
+  /// Finds out whether .grad was cleared (zero_grad()) since the last micro-batch, and then discards what was
+  /// collected.
   void notice_cleared();
+  /// Discards all collected gradients and waits for reductions that are running.
   void forget();
-  bool holds_gradients() const;
+  bool holds_gradients() const;  ///< gradients of earlier micro-batches are collected
 
+  /// `grad` is the placeholder, not a gradient.
   bool is_placeholder(const Tensor& grad) const { return grad.defined() && grad.storage() == placeholder_.storage(); }
+  /// Waits for the reduction of a unit, if one is running.
   void finish(size_t unit) {
     if (units[unit].finish) std::exchange(units[unit].finish, nullptr)();
   }
 
-  std::vector<Parameter> parameters;
-  std::vector<Unit> units;
+  std::vector<Parameter> parameters;  ///< in the order given to the constructor
+  std::vector<Unit> units;            ///< as given to cut()
 
  private:
   Tensor placeholder(const Parameter& p) const;
@@ -142,13 +156,13 @@ class Reducer {
   Policy& policy_;
   dist::ProcessGroup& group_;
   const Rules rules_;
-  Tensor placeholder_;  // emptied storage: reading it is an error
+  Tensor placeholder_;  // its storage is emptied, so that reading it is an Error
   int no_sync_ = 0;
   bool paused_ = false, in_pass_ = false, syncing_ = false, ordered_ = false;
-  std::vector<size_t> order_;  // in which units are reduced
-  size_t next_ = 0;            // of them, the first that has not started
+  std::vector<size_t> order_;  // units in the order of their reductions
+  size_t next_ = 0;            // place in order_ of the first unit that has not started
   FrozenSince frozen_;
-  std::vector<size_t> arrivals_;  // parameters in the order of their gradients
+  std::vector<size_t> arrivals_;  // parameters in the order in which their gradients arrived
   std::optional<SharedParameters> shared_;
 };
 

@@ -1,3 +1,4 @@
+// Cutting, joining and counting for DataParallel. See scatter.h.
 #include "parallel/scatter.h"
 
 #include <fmt/format.h>
@@ -92,7 +93,7 @@ Tensor Traffic::copy(const Tensor& x, size_t from, size_t to, Load load) {
 Variable Traffic::move(const std::shared_ptr<Traffic>& traffic, const Variable& x, Device to, Load load) {
   if (x.device() == to) return x;
   const size_t there = traffic->place_of(to), here = traffic->place_of(x.device());
-  // `to` may be a device outside the list: then the place is the host, the tensor goes where it should.
+  // `to` may be outside the list of devices: the bytes are counted for the host, the tensor goes to `to`.
   const auto carry = [traffic, load](const Tensor& t, size_t a, size_t b, Device device) {
     return traffic->copy(t, a, b, load).to(device);
   };

@@ -1,7 +1,7 @@
 #pragma once
-// How values are cut over devices and joined again. Variables and tensors are cut along the batch dimension; vectors,
-// maps, pairs, tuples and optionals of them are walked; shared(x) goes whole to every device; anything else is passed
-// on as it is.
+// How DataParallel cuts inputs over devices and joins outputs. Variables and tensors are cut along the batch dimension;
+// vectors, maps, pairs, tuples and optionals are searched for them; shared(x) goes whole to every device; anything else
+// is passed to all replicas as it is.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -17,49 +17,53 @@
 
 namespace lockstep::parallel {
 
-/// Sizes of the pieces that torch.chunk makes of n: ceil(n / k) each, the last smaller, maybe fewer than k. 10 / 3 is
-/// 4, 4, 2; 5 / 4 is 2, 2, 1. Error when n < 1 or k < 1.
+/// Sizes of the pieces that torch.chunk makes of n: ceil(n / k) each, the last one smaller, possibly fewer than k
+/// pieces. 10 in 3 gives 4, 4, 2; 5 in 4 gives 2, 2, 1. Error if n < 1 or k < 1.
 std::vector<int64_t> chunk_sizes(int64_t n, int64_t k);
 
-/// Marks an input of DataParallel that every replica gets whole (a mask, a table).
+/// Wraps an input of DataParallel that every replica gets whole (a mask, a table). Made by shared().
 template <class T> struct Shared { T value; };
+/// Marks x as an input that every replica gets whole.
 template <class T> Shared<std::decay_t<T>> shared(T&& value) { return {std::forward<T>(value)}; }
 
+/// Bytes that a device sent and received.
 struct Moved {
   int64_t sent = 0, received = 0;
 };
 
-/// What went through one device since the start.
+/// Bytes that a device moved, and the work of its replica, since the start.
 struct DeviceTraffic {
-  std::string device;  ///< "cpu:1"; the last is "host", also for tensors that come from a device not in the list
-  Moved parameters, gradients;  ///< copies of parameters and buffers; gradients of parameters
-  Moved batch;                  ///< inputs, outputs, and their gradients
-  int64_t samples = 0;          ///< that its replica was given
-  double seconds = 0;           ///< that its replica's forwards took
-  int64_t sent() const { return parameters.sent + gradients.sent + batch.sent; }
-  int64_t received() const { return parameters.received + gradients.received + batch.received; }
+  std::string device;           ///< "cpu:1"; the last one is "host", which also stands for devices outside the list
+  Moved parameters, gradients;  ///< of parameters and buffers; of parameters' gradients
+  Moved batch;                  ///< of inputs and outputs and their gradients
+  int64_t samples = 0;          ///< samples that its replica was given
+  double seconds = 0;           ///< seconds spent in its replica's forwards
+  int64_t sent() const { return parameters.sent + gradients.sent + batch.sent; }                  ///< of all kinds
+  int64_t received() const { return parameters.received + gradients.received + batch.received; }  ///< of all kinds
 };
 
-/// DataParallel::bytes_moved() as a table, with the busiest device named.
+/// DataParallel::bytes_moved() as a table that names the busiest device.
 std::string to_string(const std::vector<DeviceTraffic>& traffic);
 
 namespace detail {
 
 enum class Load { parameters, gradients, batch };
 
-/// Who copied how many bytes to whom: every copy that DataParallel makes between devices goes through copy().
+/// Counts the bytes that each device sends and receives. Every copy that DataParallel makes between devices goes
+/// through copy().
 class Traffic {
  public:
   explicit Traffic(const std::vector<Device>& devices) : devices_(devices), rows_(devices.size() + 1) {}
 
-  /// A place is an index into the devices, or host().
+  /// A place is an index into the devices, or host() for anything else.
   size_t host() const { return devices_.size(); }
   size_t place_of(Device device) const;
   Device device(size_t place) const { return place < devices_.size() ? devices_[place] : cpu; }
 
-  /// A new tensor at `to`. (The host and cpu:0 are one device; what would be a copy between them is made, and counted.)
+  /// A copy of x at place `to`, counted. The host and cpu:0 are the same device; a copy between them is made all the
+  /// same.
   Tensor copy(const Tensor& x, size_t from, size_t to, Load load);
-  /// The same as an operation on the tape; itself when already there.
+  /// The same as an operation on the tape; returns x itself if it is on that device.
   static Variable move(const std::shared_ptr<Traffic>& traffic, const Variable& x, Device to, Load load);
   void count_forward(size_t place, int64_t samples, double seconds);
 
@@ -73,27 +77,27 @@ class Traffic {
   std::vector<Row> rows_;
 };
 
-/// One forward's cut: which devices, along which dim, and who counts the bytes.
+/// How one forward is cut: the devices, the batch dimension, and the counter of bytes.
 struct Cut {
   std::vector<Device> devices;
   int64_t dim = 0;
   std::shared_ptr<Traffic> traffic;
-  int64_t batch = -1;          ///< samples, known after measure()
-  std::vector<int64_t> sizes;  ///< one for each device in use, known after finish()
+  int64_t batch = -1;          ///< number of samples, known after measure()
+  std::vector<int64_t> sizes;  ///< samples of each device in use, known after finish()
 
-  /// Looks at one input: all must have the same size in `dim`.
+  /// Notes the batch size of an input. Error if it differs from that of the inputs before.
   void measure(const Tensor& x);
-  /// No input had a batch: Error. Else fixes the sizes.
+  /// Fixes `sizes`. Error if no input had a batch dimension.
   void finish();
   size_t count() const { return sizes.size(); }
 
-  // Undefined variables stay so.
+  // Undefined variables stay undefined.
   std::vector<Variable> pieces(const Variable& x) const;
   Variable on(size_t replica, const Variable& x) const;
   Variable join(const std::vector<Variable>& parts, Device target) const;
 };
 
-// --- which types hold tensors ---
+// --- types that hold tensors ---
 
 template <class T> inline constexpr bool is_shared = false;
 template <class T> inline constexpr bool is_shared<Shared<T>> = true;
@@ -107,13 +111,13 @@ struct HoldsTensors<std::pair<A, B>> : std::bool_constant<HoldsTensors<A>::value
 template <class... Ts> struct HoldsTensors<std::tuple<Ts...>> : std::bool_constant<(HoldsTensors<Ts>::value || ...)> {};
 template <class T> inline constexpr bool holds_tensors = HoldsTensors<std::remove_const_t<T>>::value;
 
-// --- the one walk: to measure inputs, to cut them, to join outputs ---
+// --- one traversal for measuring and cutting inputs and joining outputs ---
 
-/// Error when `alike` does not hold: what replicas gave cannot be joined.
+/// Error unless `alike`: the replicas' outputs cannot be joined.
 void expect_alike(bool alike, const char* what);
 
-/// Goes through values of one type side by side, which must be alike: fn(places) for each tensor in them, and for what
-/// holds none; a place for every value.
+/// Traverses values of one type in parallel; they must have the same structure. Calls fn(places) for every tensor and
+/// every value that holds no tensor; `places` has one pointer per value.
 template <class T, class Fn> void walk(const std::vector<T*>& values, const Fn& fn) {
   T& first = *values[0];
   const auto inside = [&](const auto& part_of) {
@@ -155,12 +159,12 @@ template <class T> void measure(Cut& cut, const T& x) {
   });
 }
 
-/// An input as replicas see it: replica i is called with [i].
+/// A cut input: replica i is called with [i].
 template <class T> struct Parts {
   std::vector<T> parts;
   const T& operator[](size_t i) const { return parts[i]; }
 };
-/// The same object for all, by reference.
+/// An input passed to all replicas by reference.
 template <class T> struct Same {
   T& value;
   T& operator[](size_t) const { return value; }
@@ -189,10 +193,10 @@ template <class T> auto parts_of(const Cut& cut, T& x) {
     return Same<T>{x};
   }
 }
-/// What a replica's forward() is called with for an input of type T.
+/// The type with which a replica's forward() is called for an input of type T.
 template <class T> using Part = decltype(parts_of(std::declval<const Cut&>(), std::declval<T&>())[0]);
 
-/// The outputs of all replicas as one.
+/// Joins the replicas' outputs into one on the device `target`.
 template <class T> T join(const Cut& cut, std::vector<T> outputs, Device target) {
   std::vector<T*> values;
   for (T& output : outputs) values.push_back(&output);

@@ -1,11 +1,12 @@
 #pragma once
-// Batch norm over the batches of all ranks: with DDP, small batches per rank normalise like one large batch.
+// Batch norm over the batches of all ranks: with DDP, many small batches are normalised like one large batch.
 //
-//   forward    every rank: count, mean, sum of squared distances of each channel  ─▶ gathered, merged by rank
-//              (Chan, Golub, LeVeque, 1979), so all ranks hold the same statistics to the bit
-//   backward   sum of gradients, sum of gradients times x̂  ─▶ summed over ranks
+//   forward    each rank: count, mean and sum of squared distances of every channel ─▶ all-gathered, merged in order
+//              of ranks (Chan, Golub, LeVeque, 1979), so that all ranks have bit-identical statistics
+//   backward   each rank: Σ dy and Σ dy x̂ of every channel ─▶ all-reduced
 //
-// 2 C + 1 numbers a layer each way. Ranks may have batches of any size, also empty ones, but all must run the layer.
+// A layer of C channels moves 2 C + 1 numbers (f64) forward and 2 C backward. Batches may differ in size and may be
+// empty on some ranks, but all ranks must run the layer.
 #include <memory>
 
 #include "dist/process_group.h"
@@ -13,14 +14,16 @@
 
 namespace lockstep::parallel {
 
-/// batch_norm() in training, with the statistics of all ranks of `group`. x (N, C, ...).
+/// batch_norm() in training mode with the statistics of all ranks of `group`. x (N, C, ...); the running statistics are
+/// updated unless undefined. Error if there is only one value per channel over all ranks. Collective, and so is its
+/// backward.
 Variable sync_batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
                          const Tensor& running_var, double momentum, double eps,
                          std::shared_ptr<dist::ProcessGroup> group);
 
-/// Synchronises every BatchNorm below `module`, or itself, over a new group of the ranks of `group` (default: the
-/// world), which serves nothing else, as its collectives run between DDP's: so all its ranks must call it. Gives back
-/// how many there were; parameters, buffers and names stay. Undone by over_batch = nullptr in each.
+/// Synchronises every BatchNorm in `module` over the ranks of `group` (default: the world). Creates a group of its own
+/// for that, because its collectives run in between DDP's; hence collective. Returns the number of layers; parameters,
+/// buffers and names do not change. Undo with over_batch = nullptr in each layer.
 int convert_sync_batch_norm(nn::Module& module, dist::ProcessGroup* group = nullptr);
 
 }  // namespace lockstep::parallel

@@ -1,3 +1,4 @@
+// io_uring and thread engines of the queue. See file_queue.h.
 #include "zero/file_queue.h"
 
 #include <unistd.h>
@@ -31,11 +32,11 @@ struct FileQueue::Transfer::State {
   FileQueue& queue;
   const SwapFile& file;
   bool writes;
-  int64_t left = 0;   // requests; under the queue's mutex, as is
-  std::string error;  // of the request that failed first
+  int64_t left = 0;   // requests in flight; guarded by the queue's mutex, as is `error`
+  std::string error;  // of the first request that failed
 };
 
-/// A piece of a transfer. What is done of it is cut off at its beginning.
+/// A piece of a transfer. After a partial result it is queued again, with `done` bytes behind it.
 struct FileQueue::Request {
   std::shared_ptr<Transfer::State> of;
   int64_t offset = 0;
@@ -47,7 +48,7 @@ struct FileQueue::Request {
 struct FileQueue::Ring {
 #if defined(LOCKSTEP_WITH_URING)
   io_uring ring{};
-  std::vector<Request> slots;  // on their way; a free one has no transfer
+  std::vector<Request> slots;  // requests in flight; a free slot has no transfer
   ~Ring() {
     if (!slots.empty()) io_uring_queue_exit(&ring);
   }
@@ -129,11 +130,11 @@ FileBuffer::~FileBuffer() {
   for (FileQueue::Transfer& transfer : transfers) {
     try {
       transfer.wait();
-    } catch (...) {}  // NOLINT: the error on its way says more, or nobody wants the bytes any more
+    } catch (...) {}  // NOLINT: another error is in flight, or the bytes are no longer needed
   }
 }
 
-/// result: bytes, or an errno below zero.
+/// result: number of bytes, or a negative errno.
 void FileQueue::finish(Request request, int64_t result) {
   if (requests_until_failure.load(std::memory_order_relaxed) > 0 && requests_until_failure.fetch_sub(1) == 1)
     result = -failure.load();
@@ -205,7 +206,7 @@ void FileQueue::run_ring(Ring& ring) {
     };
     for (const size_t k : fresh) {
       const Request& r = ring.slots[k];
-      io_uring_sqe* const entry = io_uring_get_sqe(&ring.ring);  // there are as many as slots
+      io_uring_sqe* const entry = io_uring_get_sqe(&ring.ring);  // never null: the ring has as many entries as slots
       const int fd = r.of->file.descriptor();
       if (r.of->writes)
         io_uring_prep_write(entry, fd, r.data + r.done, unsigned(r.bytes - r.done), uint64_t(r.offset + r.done));
@@ -217,10 +218,10 @@ void FileQueue::run_ring(Ring& ring) {
     submit();
     for (size_t i = submitted; broken != 0 && i < fresh.size(); ++i, --on_their_way)
       finish(std::exchange(ring.slots[fresh[i]], {}), broken);
-    if (broken != 0 && on_their_way == 0) return run_thread();  // the kernel takes no more from this ring
+    if (broken != 0 && on_their_way == 0) return run_thread();  // the ring is broken: go on with pread and pwrite
     if (on_their_way == 0) continue;
     io_uring_cqe* event = nullptr;
-    if (io_uring_wait_cqe(&ring.ring, &event) != 0) continue;  // a signal
+    if (io_uring_wait_cqe(&ring.ring, &event) != 0) continue;  // interrupted by a signal
     do {
       const size_t k = io_uring_cqe_get_data64(event);
       const int result = event->res;

@@ -1,7 +1,7 @@
 #pragma once
-// Reads and writes of files that go on while others compute. A transfer of any size is cut into requests of block_size
-// bytes; threads keep queue_depth of them on their way, by io_uring, or by pread and pwrite in as many threads (64 at
-// most) where the system has no io_uring (or forbids it).
+// Asynchronous reads and writes of files. A transfer of any size is split into requests of block_size bytes; worker
+// threads keep queue_depth requests in flight, by io_uring, or where that is missing or forbidden by pread and pwrite
+// in as many threads (at most 64).
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -15,35 +15,39 @@
 
 namespace lockstep::zero {
 
+/// A queue of transfers with its own worker threads.
 class FileQueue {
  public:
+  /// Error if Engine::uring is asked for and io_uring is unavailable, or if threads cannot be started.
   explicit FileQueue(const AioOptions& options);
-  /// Waits for what is on its way.
+  /// Waits for all transfers.
   ~FileQueue();
   FileQueue(const FileQueue&) = delete;
 
-  /// A read or write that was started; copies stand for the same one.
+  /// A read or write that was started. Copies stand for the same transfer.
   class Transfer {
    public:
-    /// Returns when it is done: the bytes are in memory, or handed to the disk. Error with file, offset, what was
-    /// expected and what came.
+    /// Blocks until the transfer is done: the bytes are in memory, or handed to the disk. Error with file, offset, and
+    /// the bytes expected and transferred.
     void wait();
-    explicit operator bool() const { return state_ != nullptr; }
+    explicit operator bool() const { return state_ != nullptr; }  ///< false if default-made or waited for
 
    private:
     friend class FileQueue;
     struct State;
     std::shared_ptr<State> state_;
   };
-  /// Memory, offset and size are multiples of file_block, and the memory must be left alone until wait() returns.
+  /// Starts a read. Memory address, offset and size must be multiples of file_block and lie inside the file (Error
+  /// otherwise). The memory must stay untouched until wait() returns.
   Transfer read(const SwapFile& file, int64_t offset, std::byte* to, int64_t bytes) {
     return start(file, offset, to, bytes, false);
   }
+  /// Starts a write, under the same conditions.
   Transfer write(const SwapFile& file, int64_t offset, const std::byte* from, int64_t bytes) {
     return start(file, offset, const_cast<std::byte*>(from), bytes, true);
   }
 
-  /// "io_uring" or "threads".
+  /// The engine in use: "io_uring" or "threads".
   const char* engine() const { return rings_.empty() ? "threads" : "io_uring"; }
 
  private:
@@ -64,18 +68,18 @@ class FileQueue {
   std::vector<std::thread> threads_;
 };
 
-/// Memory that a file is read into, or written from.
+/// Memory for a file's contents, and the transfers that use it.
 struct FileBuffer {
   FileBuffer() = default;
-  ~FileBuffer();  ///< what is on its way still uses the memory
+  ~FileBuffer();  ///< waits, because transfers in flight use the memory
   FileBuffer(const FileBuffer&) = delete;
-  void wait();
+  void wait();  ///< until all transfers are done
 
   Tensor bytes;
   std::vector<FileQueue::Transfer> transfers;
 };
 
-/// The n-th request from now gives this errno, or ends short when it is 0. For tests of disks that fail.
+/// For tests of failing disks: the n-th request from now fails with this errno, or if that is 0 ends short.
 void fail_request_after(int64_t n, int error);
 
 }  // namespace lockstep::zero

@@ -1,3 +1,4 @@
+// Gathering, prefetching and freeing units. See gather.h.
 #include "zero/gather.h"
 
 #include "tensor/graph.h"
@@ -11,7 +12,8 @@ void Gather::keep_shard(size_t u) {
   unit.weights.storage()->empty(unit.tag.c_str());
 }
 
-/// What a recording that failed has left was never gathered, and what was before a recording is not in its replays.
+/// True if the unit is whole. A gather that a failed recording left behind never ran, and one made before a recording
+/// is not part of its replays (Error).
 bool Gather::is_whole(size_t u) {
   const State& state = states[u];
   if (!state.gathered || state.recorded == Graph::is_recording()) return state.gathered;
@@ -34,7 +36,7 @@ void Gather::fetch(size_t u) {
   const Tensor shard = store.get(u, [this](size_t other) { states[other].fetch.wait(); }).to(s_.device);
   if (unit.layout.owner >= 0 && unit.layout.owner == unit.group->rank()) unit.weights.copy_(shard);
   state.fetch = s_.share(unit, shard);
-  storage.restore_version(version);  // the same bytes come back: what the tape saved is still right
+  storage.restore_version(version);  // the same bytes return, so tensors saved by the tape stay valid
 }
 
 /// Waits until the unit is whole.
@@ -72,7 +74,7 @@ void Gather::pin(size_t u) {
 
 void Gather::unpin(size_t u) {
   if (s_.units[u].persistent || --states[u].pins > 0) return;
-  states[u].version = s_.units[u].weights.storage()->version();  // gathered() has looked at it
+  states[u].version = s_.units[u].weights.storage()->version();  // gathered() has already checked for writes
   if (states[u].active == 0) release(u);
 }
 
@@ -101,7 +103,7 @@ void Gather::fetch_ahead() {
     if (!store.can_get(u)) return;
     fetch(u);
   }
-  for (; store.room() && k < trace_->recorded.size(); ++k) {  // and read what comes after those
+  for (; store.room() && k < trace_->recorded.size(); ++k) {  // prefetch from the file further ahead
     if (!states[trace_->recorded[k]].gathered) store.read_ahead(trace_->recorded[k]);
   }
 }
@@ -116,7 +118,7 @@ void Gather::end_trace() {
   if (trace_) trace_->recorded = std::move(trace_->now);
   trace_ = nullptr;
   for (const size_t u : store.read())
-    if (!states[u].gathered) store.give_back(u);  // read in vain; it may be changed before it is wanted
+    if (!states[u].gathered) store.give_back(u);  // read in vain; a step may change the file
 }
 
 bool Gather::is_worth_keeping(size_t u, const Trace& backward) const {

@@ -1,50 +1,57 @@
 #pragma once
-// Stage 3's units, whole and not: gathered when they are required, ahead of that while gathers come in the order of the
-// last time, and freed.
+// Stage 3 at run time: units of parameters are gathered when they are required, prefetched while the order of gathers
+// repeats, and freed.
 //
-// Vocabulary. Trace: the order of gathers in the last forward (or backward) that started at the same module; while the
-// present one follows it, the next units are gathered ahead. Persistent: too small to be worth it, whole everywhere, as
-// in stage 2. Live: whole now. Reuse distance: how many elements others will gather before this one is needed again.
+//   trace            the order of gathers in the last forward (or backward) that began at the same module; the next
+//                    units are prefetched as long as the current order follows it
+//   persistent       a unit too small to be cut: whole on every rank, as in stage 2
+//   live             whole at the moment
+//   reuse distance   number of elements of other units that will be gathered before a unit is needed again
 #include <vector>
 
 #include "zero/shard_store.h"
 
 namespace lockstep::zero {
 
+/// The order of gathers in a forward or backward, and in the one before it.
 struct Trace {
-  std::vector<size_t> recorded, now;  // units
-  bool follows = false;
+  std::vector<size_t> recorded, now;  ///< indices of units
+  bool follows = false;               ///< `now` equals the beginning of `recorded`
 };
 
+/// The state of all units, and the gathers that are running.
 class Gather {
  public:
+  /// State of a unit.
   struct State {
-    bool gathered = false;  // the memory is there, and filled when fetch is done
-    bool recorded = false;  // by replays of a graph, not now
-    dist::Work fetch;
-    uint32_t version = 0;      // of what was gathered
-    int active = 0, pins = 0;  // forwards and gathered() scopes that want it now
-    uint64_t needed_from = 0;  // in backward: the number before the first node of the call that needs it
+    bool gathered = false;     ///< the memory exists; it is filled when `fetch` is done
+    bool recorded = false;     ///< gathered inside a recording: happens in each replay, not now
+    dist::Work fetch;          ///< the running all-gather
+    uint32_t version = 0;      ///< of the storage when it was gathered
+    int active = 0, pins = 0;  ///< running forwards, and gathered() scopes, that need it
+    uint64_t needed_from = 0;  ///< in backward: the tape's number before the first node of the call that needs it
   };
-  explicit Gather(Stage& stage) : store(stage), states(stage.units.size()), s_(stage) {}
+  explicit Gather(Stage& stage) : store(stage), states(stage.units.size()), s_(stage) {}  ///< for the units of a stage
 
-  /// Takes over a unit that is whole: the shard stays.
+  /// Moves the shard of a unit that is whole into the store, and empties its memory.
   void keep_shard(size_t unit);
-  /// Returns when the unit is whole; gathers the next of the trace ahead.
+  /// Makes a unit whole, and prefetches the next units of the trace.
   void require(size_t unit);
-  /// Unless somebody holds it.
+  /// Frees a unit unless it is pinned or persistent. Error if it was written to while it was whole.
   void release(size_t unit);
-  void release_all();
-  void pin(size_t unit);
-  void unpin(size_t unit);
+  void release_all();       ///< release() for all units
+  void pin(size_t unit);    ///< keeps a unit whole until unpin(); scopes nest
+  void unpin(size_t unit);  ///< ends a pin()
 
+  /// Begins to record a trace, and to follow the previous one.
   void start_trace(Trace& trace);
-  void end_trace();
-  /// After a forward: whether it is needed again soon, in the rest of this forward or in the backward behind it.
+  void end_trace();  ///< stores the recorded trace
+  /// Asked after a forward: true if the unit will be needed again within max_reuse_distance, in the rest of this
+  /// forward or in the backward that follows.
   bool is_worth_keeping(size_t unit, const Trace& backward) const;
 
-  ShardStore store;
-  std::vector<State> states;  // by unit
+  ShardStore store;           ///< of parameter shards
+  std::vector<State> states;  ///< by unit
 
  private:
   bool is_whole(size_t unit);
@@ -54,7 +61,7 @@ class Gather {
 
   Stage& s_;
   Trace* trace_ = nullptr;
-  int64_t live_ = 0;  // elements of units that are whole now, without persistent ones
+  int64_t live_ = 0;  // elements of the live units, without persistent ones
 };
 
 }  // namespace lockstep::zero

@@ -1,3 +1,4 @@
+// Checks of offload options. See offload.h.
 #include "zero/offload.h"
 
 #include "tensor/check.h"

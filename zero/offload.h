@@ -1,55 +1,58 @@
 #pragma once
-// Options of offload: where ZeRO keeps what is used once a step, in place of the memory that computes.
+// Options of offload: state that is used once per step can be kept outside the memory of the computing device.
 //
-//                            optimizer state (offload_optimizer)              parameter shards (offload_param, stage 3)
-//   none                     Memory::optimizer                                Memory::parameter
-//   cpu                      host memory, Memory::offload                     host memory, Memory::offload
-//   nvme                     a file; buffer_count tiles in memory             a file; buffer_count shards in memory
+//          optimizer state (offload_optimizer)                parameter shards (offload_param, stage 3)
+//   none   device memory, Memory::optimizer                   device memory, Memory::parameter
+//   cpu    host memory, Memory::offload                       host memory, Memory::offload
+//   nvme   a file, and buffer_count tiles in host memory      a file, and buffer_count shards in host memory
 //
-// Names are those of DeepSpeed's keys. Sizes count elements, if nothing else is said. Bits are the same with every
-// choice.
+// Options have DeepSpeed's names. Sizes count elements unless they are said to be bytes. Results are bit-identical for
+// every choice.
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace lockstep::zero {
 
+/// Places for offloaded state.
 enum class Offload : uint8_t { none, cpu, nvme };
-std::string_view name_of(Offload device);
+std::string_view name_of(Offload device);  ///< "none", "cpu" or "nvme"
 
+/// Offload of optimizer state.
 struct OffloadOptimizer {
   Offload device = Offload::none;
-  std::string nvme_path = "";  ///< nvme: a folder for this rank's file, which has no name there
-  bool pin_memory = true;      ///< nvme: buffers are locked in memory, as far as `ulimit -l` allows
-  int buffer_count = 4;        ///< nvme: tiles in memory at a time; below 3 reading and writing wait for each other
-  bool pipeline_read = true;   ///< nvme: the next tiles are read while one is computed
-  bool pipeline_write = true;  ///< nvme: and the last ones written
-  bool fast_init = false;      ///< nvme: room on the disk is reserved, but not written once at the start
-  double ratio = 1;            ///< stage 3: this part of the elements is offloaded, the rest keeps its state in memory
+  std::string nvme_path = "";  ///< nvme: folder for this rank's file, which is unlinked at once
+  bool pin_memory = true;      ///< nvme: lock the buffers in memory, as far as `ulimit -l` allows
+  int buffer_count = 4;        ///< nvme: tiles in memory; with fewer than 3, reads and writes wait for each other
+  bool pipeline_read = true;   ///< nvme: read the next tiles while one is computed
+  bool pipeline_write = true;  ///< nvme: write the last tiles while one is computed
+  bool fast_init = false;      ///< nvme: only reserve the space on disk, without writing it once at the start
+  double ratio = 1;            ///< stage 3: fraction of the elements that is offloaded
 };
 
+/// Offload of parameter shards in stage 3.
 struct OffloadParam {
   Offload device = Offload::none;
-  std::string nvme_path = "";
-  bool pin_memory = true;
-  int buffer_count = 5;                ///< nvme: shards in memory at a time, on their way to be gathered
-  int64_t buffer_size = 100'000'000;   ///< nvme: the most that one of these shards may have
-  int64_t max_in_cpu = 1'000'000'000;  ///< nvme: so many elements of this rank's shards stay in memory
+  std::string nvme_path = "";          ///< see OffloadOptimizer
+  bool pin_memory = true;              ///< see OffloadOptimizer
+  int buffer_count = 5;                ///< nvme: shards in memory while they are gathered
+  int64_t buffer_size = 100'000'000;   ///< nvme: largest shard, in elements
+  int64_t max_in_cpu = 1'000'000'000;  ///< nvme: elements of this rank's shards that stay in memory
 };
 
-/// How files are read and written.
+/// Options of reading and writing files (FileQueue), with DeepSpeed's names.
 struct AioOptions {
-  enum class Engine : uint8_t { automatic, uring, threads };
-  int64_t block_size = 1 << 20;  ///< bytes of one request, a multiple of 4096
-  int queue_depth = 8;           ///< requests on their way at a time, for each thread
-  int thread_count = 1;
-  bool single_submit = false;  ///< one system call for each request, not for all that are ready
-  bool overlap_events = true;  ///< false: the next requests wait until all those before them are done
-  Engine engine =
-      Engine::automatic;  ///< uring: io_uring; threads: pread and pwrite; automatic: io_uring where the system has it
+  enum class Engine : uint8_t { automatic, uring, threads };  ///< how requests are submitted
+  int64_t block_size = 1 << 20;                               ///< bytes of a request, a multiple of 4096
+  int queue_depth = 8;                                        ///< requests in flight per thread
+  int thread_count = 1;                                       ///< worker threads
+  bool single_submit = false;  ///< one system call per request instead of one for all that are ready
+  bool overlap_events = true;  ///< false: wait for all requests in flight before submitting more
+  /// uring: io_uring; threads: pread and pwrite; automatic: io_uring if the system has it
+  Engine engine = Engine::automatic;
 };
 
-/// Errors that say what was expected.
+/// Error for options out of range, or that the stage does not support.
 void check(const OffloadOptimizer& o, int stage);
 void check(const OffloadParam& o, int stage);
 void check(const AioOptions& o);

@@ -1,3 +1,4 @@
+// Layouts of units, owners, and the paper's memory formulas. See partition.h.
 #include "zero/partition.h"
 
 #include <algorithm>
@@ -10,18 +11,18 @@ namespace {
 
 int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-/// Places the parameters for shards of this length, or says that they do not fit.
+/// Places the parameters for shards of this length; returns false if they do not fit.
 bool place(Layout& layout, int64_t shard) {
   layout.shard = shard;
   layout.offsets.clear();
   int64_t end = 0;
   for (const int64_t n : layout.sizes) {
     int64_t start = round_up(end, alignment);
-    const int64_t cut = (start / shard + 1) * shard;  // the first behind its start
+    const int64_t cut = (start / shard + 1) * shard;  // the first cut after its start
     if (start + n > cut) {
-      start = cut - (cut - start) / norm_block *
-                        norm_block;  // that cut now falls on a block boundary, perhaps the very first
-      if (start + n > cut + shard && shard % norm_block != 0) return false;  // the next ones would not
+      // Move the start so that the cut falls on a block boundary of the parameter, perhaps its very first element.
+      start = cut - (cut - start) / norm_block * norm_block;
+      if (start + n > cut + shard && shard % norm_block != 0) return false;  // later cuts would miss block boundaries
     }
     layout.offsets.push_back(start);
     end = start + n;
@@ -61,7 +62,7 @@ Layout lay_out(std::vector<int64_t> sizes, int world) {
   const int64_t total = layout.numel();
   layout.offsets.assign(layout.sizes.size(), 0);
   if (total == 0) return layout;
-  // The shortest shards into which everything fits. A multiple of norm_block always does in the end.
+  // The shortest shards into which everything fits. A multiple of norm_block always fits in the end.
   for (int64_t shard = round_up((total + world - 1) / world, alignment); !place(layout, shard);) shard += alignment;
   return layout;
 }

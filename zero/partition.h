@@ -1,23 +1,22 @@
 #pragma once
-// Who owns which part of which parameter: the one question that ZeRO asks (Rajbhandari et al., ZeRO: memory
+// Which rank owns which part of which parameter: the one question of ZeRO (Rajbhandari et al., ZeRO: memory
 // optimizations toward training trillion parameter models, SC 2020, arXiv:1910.02054). Pure functions of sizes, the
 // same on every rank.
 //
-// Parameters that travel together form a *unit*: they lie one after another in flat memory, the *whole*, which is cut
-// into one *shard* per rank, all of one length, as collectives want them. Three parameters a, b and c on 4 ranks:
+// Parameters that are communicated together form a *unit*. They lie one after another in flat memory, the *whole*,
+// which is cut into one *shard* per rank, all of the same length. Three parameters a, b and c on 4 ranks:
 //
-//              rank 0              rank 1              rank 2              rank 3
+//             rank 0              rank 1              rank 2              rank 3
 //   whole   │ a a a . b b b b b │ b b b b b b b b b │ b b b b c c c c c │ c c c c c . . . . │        . padding
-//              a whole, b from      b                   b to its end,       c to its end
-//              its beginning                            c from its beginning
+//             all of a,           b                   the end of b,       the end of c
+//             the start of b                          the start of c
 //
 // Cuts fall on block boundaries. The norm of a gradient is a sum over blocks of `norm_block` elements of each parameter
-// (tensor/cpu/reduce.cpp), so every block lies on one rank, and the norm has the same bits for any number of ranks.
-// Hence the gap before b.
+// (tensor/cpu/reduce.cpp), so every block must lie on one rank, and then the norm has the same bits for any number of
+// ranks. This is the reason for the gap before b.
 //
-// Cost: at most 16 elements of padding a parameter, and 2 * world * norm_block a unit, mostly far less; padding() says
-// how many exactly. Rules that look at a whole parameter (LAMB, Muon) cannot be cut: then one rank is the *owner* of
-// it, and the others have nothing.
+// Cost: at most 16 elements of padding per parameter, and 2 * world * norm_block per unit, usually far less; padding()
+// is exact. Rules that look at a whole parameter (LAMB, Muon) cannot be cut: one rank, the *owner*, has the whole unit.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -26,51 +25,53 @@
 
 namespace lockstep::zero {
 
-inline constexpr int64_t norm_block = 4096;  ///< elements of a parameter whose squares are summed in one go
-inline constexpr int64_t alignment = 16;     ///< parameters and shards start at a multiple of it
+inline constexpr int64_t norm_block = 4096;  ///< elements of a parameter whose squares are summed as one block
+inline constexpr int64_t alignment = 16;     ///< parameters and shards start at multiples of it
 
-inline int64_t norm_blocks(int64_t numel) { return (numel + norm_block - 1) / norm_block; }
+inline int64_t norm_blocks(int64_t numel) { return (numel + norm_block - 1) / norm_block; }  ///< blocks of a parameter
 
-/// A unit: where its parameters lie in the whole, and who has what.
+/// Layout of a unit: where its parameters lie in the whole, and how that is cut.
 struct Layout {
   int world = 1;
-  int owner = -1;                ///< the rank that has all of it; -1: every rank has a shard
-  int64_t shard = 0;             ///< elements of a rank's shard (of the owner's)
+  int owner = -1;                ///< the rank that has the whole unit; -1: every rank has a shard
+  int64_t shard = 0;             ///< elements of each rank's shard (with an owner: of the owner's)
   std::vector<int64_t> sizes;    ///< elements of each parameter
-  std::vector<int64_t> offsets;  ///< where it starts in the whole
+  std::vector<int64_t> offsets;  ///< first element of each parameter in the whole
 
-  int64_t numel() const;  ///< of the parameters together
-  int64_t whole() const { return owner < 0 ? world * shard : shard; }
-  int64_t padding() const { return whole() - numel(); }
-  /// A rank's part of the whole; dist::shard_range() when there is no owner.
+  int64_t numel() const;                                               ///< elements of all parameters
+  int64_t whole() const { return owner < 0 ? world * shard : shard; }  ///< elements of the whole, with padding
+  int64_t padding() const { return whole() - numel(); }                ///< elements of padding
+  /// A rank's range of the whole. Without an owner it is dist::shard_range().
   dist::Range range(int rank) const;
-  /// What of parameter i lies there, counted in elements of the parameter.
+  /// The elements of parameter i that a rank owns, counted from the parameter's start; {0, 0} for none.
   dist::Range owned(size_t i, int rank) const;
 };
 
-/// Parameters that travel together (units.h says which).
+/// Parameters that are communicated together, as planned by units.h.
 struct PlannedUnit {
-  std::string module;              ///< stage 3: who gathers it
-  std::vector<size_t> parameters;  ///< places in the list of all
+  std::string module;              ///< stage 3: the module that gathers them
+  std::vector<size_t> parameters;  ///< indices in the list of all parameters
   Layout layout;
-  bool persistent = true;  ///< whole on every rank at all times (always below stage 3)
-  int ranks = 1;           ///< that have its parameters, and sum their gradients
+  bool persistent = true;  ///< whole on every rank at all times (always so below stage 3)
+  int ranks = 1;           ///< number of ranks that have these parameters and sum their gradients
 };
 
-/// Cut into `world` shards.
+/// The layout of parameters of these sizes, cut into `world` shards.
 Layout lay_out(std::vector<int64_t> sizes, int world);
-/// Not cut: all of it belongs to `owner`.
+/// The layout of an uncut unit that belongs to `owner`.
 Layout lay_out_at(std::vector<int64_t> sizes, int world, int owner);
 
-/// An owner for each parameter: the largest first, always to the rank that has the least so far.
+/// An owner for each parameter: in order of decreasing size, each goes to the rank with the fewest elements so far.
 std::vector<int> assign_owners(const std::vector<int64_t>& sizes, int world);
 
-/// Bytes of model state at each rank, the paper's formulas for psi parameters without padding: `bytes` for a parameter
-/// and for a gradient (2 for f16 and bf16), k for what the optimizer keeps (12 for Adam with master weights).
+/// Bytes of model state on each rank by the paper's formulas, without padding. psi: number of parameters; bytes: of a
+/// parameter and of a gradient (2 for f16 and bf16); k: bytes per parameter that the optimizer keeps (12 for Adam with
+/// master weights).
 struct ModelState {
   double parameters = 0, gradients = 0, optimizer = 0;
-  double total() const { return parameters + gradients + optimizer; }
+  double total() const { return parameters + gradients + optimizer; }  ///< bytes of all three
 };
+/// Computes them for a stage 0 to 3.
 ModelState model_state(int stage, double psi, int world, double bytes = 2, double k = 12);
 
 }  // namespace lockstep::zero

@@ -1,12 +1,12 @@
-// A step that a graph repeats: the kernels of step.cpp, without a look at what they find.
+// A step inside a graph: the kernels of step.cpp, without the host looking at results.
 //
-//   before_replay()  numbers of the host ─▶ │ squares ─▶ norm, clip, skip ─▶ update │ ─▶ after_replay()  norm, finite?
-//                                           replay, after forward and backward
+//   before_replay()         replay, after forward and backward                            after_replay()
+//   numbers from host ─▶ │  squares ─▶ norm, clip factor, skip flag ─▶ update  │ ─▶      reads norm and skip flag
 //
-// Where units are cut, squares of several ranks are added up by NCCL: a block lies on one rank and is zero on the
-// others, so any order gives the bits of the host's sum. Behind them lies a place that counts the ranks which found
-// something that is not finite. Whose gradient that was is lost in the sum over ranks: own_bad_ has it, as in a step
-// that runs as it is. Other parts of the model add their sums, a number a parameter, in between (OtherParts).
+// If units are cut, NCCL sums the squares over ranks: each block lies on one rank and is zero on the others, so any
+// order gives the bits of the host's sum. One more element counts the ranks that found non-finite values. The sum over
+// ranks does not show whose gradient that was; own_bad_ does, as in a step that is not recorded. Other parts of the
+// model add their sums, one number per parameter, in between (OtherParts).
 #include <cmath>
 
 #include "tensor/ops.h"
@@ -27,7 +27,7 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
   LOCKSTEP_CHECK(!captured_ || captured_->used == used,
                  "[zero] expected all graphs to capture steps of the same parameters");
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
-  const AtEnd uncounted([&] {  // replays count
+  const AtEnd uncounted([&] {  // replays count them
     for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps -= used[i];
   });
   optimizer_->collect_numbers(used);
@@ -69,7 +69,7 @@ void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const Capt
   LOCKSTEP_CHECK(std::abs(scale) <= 1, "[zero] expected a scale of at most 1 for a captured step, got ", scale);
   LOCKSTEP_CHECK(step->has_norm || o.max_norm == 0, "[zero] the step was captured without max_norm");
   check_unpinned();
-  release();  // the replay changes what it was gathered of
+  release();  // the replay changes the parameters that were gathered
   ++steps_;
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += step->used[i];
   optimizer_->collect_numbers(step->used);

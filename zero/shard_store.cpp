@@ -1,3 +1,4 @@
+// Parameter shards in memory or in a file. See shard_store.h.
 #include "zero/shard_store.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ ShardStore::ShardStore(const Stage& stage) : s_(stage), tensors_(stage.units.siz
   for (size_t u = 0; u < stage.units.size(); ++u) {
     const Unit& unit = stage.units[u];
     if (unit.persistent) continue;
-    in_memory += unit.layout.shard;  // the same at all ranks, for it decides how they gather
+    in_memory += unit.layout.shard;  // the same on all ranks, since it decides the order of gathers
     if (in_memory <= o.max_in_cpu) continue;
     LOCKSTEP_CHECK(unit.layout.shard <= o.buffer_size, "[zero] offload_param.buffer_size ", o.buffer_size,
                    " is too small for ", unit.tag, ": expected at least ", unit.layout.shard);
@@ -24,7 +25,7 @@ ShardStore::ShardStore(const Stage& stage) : s_(stage), tensors_(stage.units.siz
   stage.on_files([&] {
     if (bytes > 0)
       file_.emplace(o.nvme_path, str("the parameter shards of rank ", stage.group.world_rank(stage.rank())), bytes,
-                    false);  // all of it is written next
+                    false);  // every byte is written next
     queue_.emplace(stage.options.aio);
     if (longest > 0) slots_ = std::vector<Slot>(size_t(o.buffer_count));
     for (Slot& slot : slots_) slot.bytes = aligned_bytes(longest, o.pin_memory);
@@ -52,7 +53,7 @@ ShardStore::Slot* ShardStore::slot_of(size_t u) const {
 
 Tensor ShardStore::get(size_t u, const std::function<void(size_t)>& gathered) {
   if (!is_in_file(u)) return tensors_[u];
-  if (!can_get(u)) {  // the oldest is gathered by now, or was read in vain
+  if (!can_get(u)) {  // its gather is done or waited for, or it was read in vain
     const size_t oldest = std::min_element(slots_.begin(), slots_.end(), [](const Slot& a, const Slot& b) {
                             return a.since < b.since;
                           })->unit;

@@ -1,5 +1,5 @@
 #pragma once
-// Where stage 3's shards of parameters lie between gathers: in memory, or in a file, from which they are read ahead.
+// The place of stage 3's parameter shards between gathers: memory, or a file with prefetch.
 #include <functional>
 #include <optional>
 #include <vector>
@@ -9,28 +9,29 @@
 
 namespace lockstep::zero {
 
+/// Parameter shards of this rank, by unit.
 class ShardStore {
  public:
-  /// Decides which of the units lie in a file: what offload_param.max_in_cpu has no room for.
+  /// Decides which units lie in the file: those that do not fit into offload_param.max_in_cpu. Collective errors.
   explicit ShardStore(const Stage& stage);
-  bool is_in_file(size_t unit) const { return offsets_[unit] >= 0; }
-  int64_t offset(size_t unit) const { return offsets_[unit]; }
-  const SwapFile& file() const { return *file_; }
-  void put(size_t unit, const Tensor& shard);
-  /// This rank's part, live, flat.
+  bool is_in_file(size_t unit) const { return offsets_[unit] >= 0; }  ///< the unit's shard lies in the file
+  int64_t offset(size_t unit) const { return offsets_[unit]; }        ///< of the shard in the file, in bytes
+  const SwapFile& file() const { return *file_; }                     ///< only if a shard lies in it
+  void put(size_t unit, const Tensor& shard);                         ///< stores a shard
+  /// This rank's shard, flat; writes to it change the store.
   Tensor live(size_t unit) const;
 
-  // To be gathered. One in a file is read into a slot, ahead of its need where there is one, and has it until
-  // give_back(). No decision depends on time, so that all ranks gather in one order.
-  /// Read by now, or read at last. gathered(u): waits until unit u does not need its slot any more.
+  // Shards to be gathered. A shard in the file is read into a slot, ahead of time if one is free, and keeps it until
+  // give_back(). No decision depends on timing, so all ranks gather in the same order.
+  /// The shard of a unit, for a gather; waits for the file if necessary. If all slots are taken, the oldest is freed
+  /// after gathered(u), which must wait for the gather of its unit u.
   Tensor get(size_t unit, const std::function<void(size_t)>& gathered);
-  void give_back(size_t unit);
-  void read_ahead(size_t unit);  ///< there must be room()
-  bool room() const { return slot_of(none) != nullptr; }
-  bool can_get(size_t unit) const {
-    return !is_in_file(unit) || slot_of(unit) || room();
-  }  ///< without taking another's slot
-  std::vector<size_t> read() const;
+  void give_back(size_t unit);                            ///< frees the slot of a unit, if it has one
+  void read_ahead(size_t unit);                           ///< starts to read a shard; needs room()
+  bool room() const { return slot_of(none) != nullptr; }  ///< a slot is free
+  /// True if get() would not have to free another unit's slot.
+  bool can_get(size_t unit) const { return !is_in_file(unit) || slot_of(unit) || room(); }
+  std::vector<size_t> read() const;  ///< units that have a slot
 
  private:
   static constexpr size_t none = SIZE_MAX;
@@ -41,9 +42,9 @@ class ShardStore {
   Slot* slot_of(size_t unit) const;
 
   const Stage& s_;
-  std::vector<Tensor> tensors_;   // by unit: in memory
-  std::vector<int64_t> offsets_;  // in the file; -1: in memory
-  std::optional<SwapFile> file_;  // none for a rank that has nothing of them
+  std::vector<Tensor> tensors_;   // shards in memory, by unit
+  std::vector<int64_t> offsets_;  // offsets in the file; -1: in memory
+  std::optional<SwapFile> file_;  // none if no shard of this rank lies in it
   std::optional<FileQueue> queue_;
   mutable std::vector<Slot> slots_;
   uint64_t turns_ = 0;

@@ -1,15 +1,17 @@
-// The optimizer, tile by tile: sub_group_size elements of a unit's shard at a time, so that what a tile needs beside
-// the state (gradients in f32, bytes of a file) is bounded. Rules that look at a whole parameter take a unit as one
-// tile.
+// The optimizer works tile by tile: sub_group_size elements of a unit's shard at a time, which bounds the memory for
+// f32 gradients and for bytes of files. For rules on whole parameters a tile is the whole unit.
 //
-//   gradient of the tile in f32 ─▶ clip ─▶ update of each piece ─▶ state and parameters are written where they live
+//   gradient of a tile in f32 ─▶ clip ─▶ update each piece ─▶ write state and parameters to their place
 //
-// Every element is updated by itself, so tiles change no bit. With files:
+// Each element is updated by itself, so tiles do not change results. With files, every unit has one region for each
+// state tensor in this rank's file:
 //
-//   unit 0                       unit 1                      file of optimizer state, this rank's
-//   shard  │ a a a b b b b b . │ shard │ c c c c c c . . │   │ exp_avg of unit 0 │ exp_avg_sq of unit 0 │ master ...
+//   shards    unit 0  │ a a a b b b b b . │     unit 1  │ c c c c c c . . │
 //
-// A region holds one value for each element of the unit's shard, padding included: a tile is one run of bytes in each.
+//   file      │ exp_avg of unit 0 │ exp_avg_sq of unit 0 │ master of unit 0 │ exp_avg of unit 1 │ ...
+//
+// A region holds one number for each element of the unit's shard, padding included, so a tile is one run of bytes in
+// each.
 #include "zero/sharded_optimizer.h"
 
 #include <algorithm>
@@ -24,7 +26,7 @@ namespace {
 
 DType state_dtype(const Unit& unit) { return unit.dtype == f64 ? f64 : f32; }
 
-/// Of the options that a parameter has.
+/// Key of the options that apply to a parameter, for StepBatch.
 int key_of(const Stage& stage, const Parameter& p) {
   const auto& all = stage.optimizers;
   return int(std::find(all.begin(), all.end(), p.optimizer) - all.begin()) << 16 | p.group;
@@ -33,12 +35,13 @@ int key_of(const Stage& stage, const Parameter& p) {
 }  // namespace
 
 struct ShardedOptimizer::Tile {
+  // A range of a unit's shard, and its bytes in files.
   size_t unit = 0;
   dist::Range range;                  // of the shard
-  std::vector<Extent> extents;        // what of it lies in files
-  int64_t bytes = 0;                  // of its buffer
-  std::map<std::string, int64_t> at;  // where in its buffer the values of each name are
-  int64_t shard_at = -1;              // and the parameters; -1: in memory
+  std::vector<Extent> extents;        // its parts in files
+  int64_t bytes = 0;                  // size of its buffer
+  std::map<std::string, int64_t> at;  // offset of each state tensor in its buffer
+  int64_t shard_at = -1;              // offset of the parameters in its buffer; -1: they are in memory
 
   Tensor view(const Tensor& buffer, int64_t where, dist::Range part, DType dtype) const {
     return Tensor(buffer.storage(), where / size_of(dtype) + part.begin - range.begin, {part.size()}, {1}, dtype);
@@ -68,8 +71,7 @@ ShardedOptimizer::ShardedOptimizer(Stage& stage) : s_(stage), store_(stage.store
   });
 }
 
-/// Which pieces are offloaded: the first, up to the ratio. A piece on the boundary is cut in two where a block of its
-/// norm begins.
+/// Chooses the pieces to offload: the first ones, up to the ratio. The piece at the boundary is split at a norm block.
 void ShardedOptimizer::find_homes() {
   const OffloadOptimizer& o = s_.options.offload_optimizer;
   if (o.device == Offload::none) return;
@@ -101,7 +103,7 @@ void ShardedOptimizer::find_homes() {
   }
 }
 
-/// Places the unit's regions behind `end`, and gives back where they end.
+/// Places the unit's regions in the file from offset `end` on, and returns where they end.
 int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
   Unit& unit = s_.units[u];
   std::set<std::string> keys;
@@ -126,7 +128,8 @@ int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
   return end;
 }
 
-/// What the optimizer keeps for a parameter. The rule alone knows, so it is asked with a part of one element.
+/// Names and dtypes of the state that the optimizer keeps for a parameter. Only the rule knows, so it is run on a
+/// tensor of one element.
 std::map<std::string, DType> ShardedOptimizer::keys_of(const Parameter& p) const {
   const bool wide = size_of(p.variable.dtype()) >= 4;
   const TensorOptions like{.dtype = wide ? p.variable.dtype() : f32, .device = cpu};
@@ -141,7 +144,7 @@ std::map<std::string, DType> ShardedOptimizer::keys_of(const Parameter& p) const
   return keys;
 }
 
-/// Whether a CUDA device updates the unit, together with all others, by one kernel for each dtype.
+/// True if the unit is updated on a CUDA device by the batch's kernels, together with other units.
 bool ShardedOptimizer::is_collected(const Unit& unit) const {
   const bool is_double = unit.dtype == f64, of_double = unit.gradient_dtype == f64;
   return !s_.device.is_cpu() && is_double == of_double && s_.options.offload_optimizer.device == Offload::none &&
@@ -150,7 +153,8 @@ bool ShardedOptimizer::is_collected(const Unit& unit) const {
                      [&](const Piece& piece) { return s_.parameters[piece.parameter].optimizer->can_be_collected(); });
 }
 
-/// Elements: blocks of a file hold whole elements of every type.
+/// Elements per tile. In a file, tiles begin at multiples of file_block elements, and so of file_block bytes for every
+/// dtype.
 int64_t ShardedOptimizer::tile_size(const Unit& unit) const {
   if (is_collected(unit)) return std::max<int64_t>(unit.layout.shard, 1);
   for (const Piece& piece : unit.pieces) {
@@ -160,7 +164,7 @@ int64_t ShardedOptimizer::tile_size(const Unit& unit) const {
   return std::max(s_.options.sub_group_size / file_block * file_block, file_block);
 }
 
-/// Those in which something is to do.
+/// Tiles that contain something to update.
 std::vector<ShardedOptimizer::Tile> ShardedOptimizer::tiles_of(size_t u, const std::vector<bool>& used) {
   const Unit& unit = s_.units[u];
   const int64_t width = size_of(state_dtype(unit)), step = tile_size(unit);
@@ -183,7 +187,7 @@ std::vector<ShardedOptimizer::Tile> ShardedOptimizer::tiles_of(size_t u, const s
     if (writes_state)
       for (const auto& [key, offset] : regions_[u])
         tile.at[key] = add(*file_, offset + begin * width, tile.range.size() * width, reads_state);
-    if (store_ && store_->is_in_file(u)) {  // 16-bit parameters are rounded anew from master weights
+    if (store_ && store_->is_in_file(u)) {  // 16-bit parameters need not be read if all are rounded from master weights
       tile.shard_at = add(store_->file(), store_->offset(u) + begin * size_of(unit.dtype),
                           tile.range.size() * size_of(unit.dtype), !all_rounded);
     }
@@ -256,13 +260,14 @@ void ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
   }
 }
 
-/// optim::Optimizer::step() for elements of the shard that a piece owns: 16-bit weights have an f32 master copy, and
-/// get it rounded.
+/// optim::Optimizer::step() for the elements `part` of a piece. 16-bit parameters are updated in an f32 master copy and
+/// then rounded from it.
 void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const Tensor& gradient, const Tile& tile,
                               const Tensor& buffer, bool collects) {
   const Parameter& p = s_.parameters[piece.parameter];
   const bool is_whole = part.size() == piece.range.size(), in_file = piece.home == Offload::nvme;
-  const auto place = [&](const std::string& key) {  // of the part's values of that name; undefined: there is none yet
+  // This part's values of a state tensor; undefined if there are none yet.
+  const auto place = [&](const std::string& key) {
     if (in_file) {
       const auto found = tile.at.find(key);
       LOCKSTEP_CHECK(found != tile.at.end(), "[offload] the optimizer now keeps '", key, "' for ", p.name,
@@ -296,7 +301,7 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
     w = master;
   }
   Tensor g = gradient;
-  if (!p.optimizer->is_elementwise()) {  // such a rule wants the parameter as it is
+  if (!p.optimizer->is_elementwise()) {  // such a rule needs the parameter's shape
     w = w.view(p.variable.shape());
     g = g.view(p.variable.shape());
     if (low.defined()) low = low.view(p.variable.shape());
@@ -308,11 +313,11 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
     if (collects) scope.emplace(*s_.batch, key_of(s_, p), p.steps);
     p.optimizer->advance(p.group, w, g, state, low, 1);
   }
-  if (here.storage() != lives.storage()) lives.copy_(here);  // on another device
+  if (here.storage() != lives.storage()) lives.copy_(here);  // the piece is updated on another device
   for (const auto& [key, tensor] : state.tensors) {
     const auto old = before.find(key);
     if (!tensor.defined() || (old != before.end() && tensor.storage() == old->second.storage()))
-      continue;  // it lies where it belongs
+      continue;  // it is in its place already
     tensor.storage()->book_as(MemoryScope::current());
     if (in_file || !is_whole) {
       if (!in_file && !piece.state[key].defined()) {

@@ -1,5 +1,5 @@
 #pragma once
-// The optimizer over shards: each rank updates what it owns, tile by tile, and what the optimizer keeps lies where
+// The optimizer over shards: each rank updates the elements that it owns, tile by tile. Its state is kept where
 // offload_optimizer says.
 #include <map>
 #include <optional>
@@ -11,32 +11,33 @@
 
 namespace lockstep::zero {
 
+/// Updates this rank's pieces of all parameters.
 class ShardedOptimizer {
  public:
-  /// Cuts pieces in two where offload_optimizer.ratio does.
+  /// Splits pieces in two at the boundary given by offload_optimizer.ratio, and creates the file if there is one.
   explicit ShardedOptimizer(Stage& stage);
-  /// Of parameters that were used; the others are left alone. Gradients are multiplied by both numbers.
+  /// Updates the parameters with used[i]; others stay as they are. Gradients are multiplied by `scale` and `clip`.
   void update(const std::vector<bool>& used, double scale, double clip);
-  /// Notes the numbers of such an update in the stage's batch, for one that is recorded. Error when not all is
-  /// collected.
+  /// Collects the numbers of such an update (learning rates, step counts) in the stage's batch, for a recorded step.
+  /// Error if some parameter cannot be updated by the batch's kernels.
   void collect_numbers(const std::vector<bool>& used);
 
-  /// What the optimizer keeps for a piece, live, flat; and the same, zeros when there was nothing.
+  /// The optimizer's state of a piece by name, flat; writes to it change the state. Empty before the first step.
   std::map<std::string, Tensor> kept(Unit& unit, Piece& piece);
+  /// The same; creates the state, zeros, if there is none.
   std::map<std::string, Tensor> make_kept(Unit& unit, Piece& piece);
-  /// A master copy takes over what others have written to its 16-bit parameter.
+  /// Updates the master copy of a 16-bit parameter that was written to since the last step.
   void follow_writes(Unit& unit, Piece& piece);
   void follow_writes();
 
  private:
   struct Tile;
-  Device home_of(const Piece& piece) const {
-    return piece.home == Offload::none ? s_.device : Device(cpu);
-  }  // where it is updated
+  Device home_of(const Piece& piece) const { return piece.home == Offload::none ? s_.device : Device(cpu); }
   std::map<std::string, DType> keys_of(const Parameter& p) const;
   void find_homes();
   int64_t plan_regions(size_t u, int64_t end);
-  /// Others can write to its parameters without a word (in stage 3 only inside of gathered()), and have.
+  /// True if a 16-bit parameter was written to since its master copy was made. In stage 3 only gathered() can write,
+  /// and updates the master copy itself.
   bool is_behind(const Unit& unit, const Piece& piece) const {
     if ((store_ && !unit.persistent) || size_of(unit.dtype) != 2) return false;
     const Parameter& p = s_.parameters[piece.parameter];
@@ -49,8 +50,8 @@ class ShardedOptimizer {
               const Tensor& buffer, bool collects);
 
   Stage& s_;
-  const ShardStore* const store_;                        // of parameters, in stage 3
-  std::vector<std::map<std::string, int64_t>> regions_;  // by unit, of the file: a shard of values of each name
+  const ShardStore* const store_;                        // parameter shards; null below stage 3
+  std::vector<std::map<std::string, int64_t>> regions_;  // by unit: offset in the file of each state name's region
   std::optional<SwapFile> file_;
   std::optional<FileQueue> queue_;
   std::optional<TileRing> ring_;

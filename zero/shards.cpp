@@ -1,4 +1,4 @@
-// How a stage begins: what it refuses, whether ranks agree, and the model cut into units and shards.
+// Building a stage: checks, agreement between ranks, and the plan of units and shards.
 #include "zero/sharded_optimizer.h"
 
 #include "nn/build_empty.h"
@@ -92,7 +92,7 @@ void Stage::check_spread() const {
                  " names, of which it has ", known);
 }
 
-/// All ranks have the same model and options, and start from rank 0's.
+/// Checks that all ranks have the same model and options, and broadcasts rank 0's values.
 void Stage::agree() {
   std::string line = str("options stage ", options.stage);
   for (const auto& [key, size, least] : sizes_of(options)) line += str(", ", key, " ", size);
@@ -104,7 +104,7 @@ void Stage::agree() {
               ", max_in_cpu ", options.offload_param.max_in_cpu, ", buffer_count ", options.offload_param.buffer_count);
   std::vector<std::string> lines{std::move(line)};
   const std::set<std::string>& spread = options.spread.names;
-  std::vector<std::string> own;  // lines of what some ranks have
+  std::vector<std::string> own;  // lines about parameters that only some ranks have
   for (std::string& line :
        parallel::describe_model(module, [&](const std::string& name) { return spread.count(name) > 0; }))
     lines.push_back(std::move(line));

@@ -1,4 +1,4 @@
-// Stage 0: every rank has all; gradients are all-reduced, as DDP does it (parallel/ddp.cpp), and every rank takes the
+// Stage 0: every rank has all state; gradients are all-reduced as in DDP (parallel/ddp.cpp), and every rank takes the
 // same step.
 #include "zero/stage.h"
 
@@ -21,7 +21,7 @@ void Stage::build() {
   listen();
 }
 
-/// Stage 0: they stay where they are.
+/// Stage 0: parameters stay where they are.
 void Stage::place(Unit& unit) {
   for (const size_t i : unit.parameters) {
     Parameter& p = parameters[i];
@@ -62,19 +62,21 @@ void Stage::listen() {
         parallel::FlatGradients::Offsets{unit.layout.offsets, unit.layout.whole(), {unit.gradient_dtype, device}});
   }
   reducer_->cut(std::move(reduced));
-  for (size_t u = 0; u < units.size(); ++u)  // on devices all ranks make it together
+  // On devices this memory is allocated collectively.
+  for (size_t u = 0; u < units.size(); ++u)
     if (options.stage < 2 && units[u].trains && units[u].group->size() > 1 && !device.is_cpu())
       reducer_->units[u].gradients.own_memory();
 }
 
-/// One flat tensor lasts. What was reduced lies there, too: when there was no step since, it makes room.
+/// The same flat tensor every time. If it still holds the last reduction, because no step() followed, that is copied
+/// away.
 Tensor Stage::memory(size_t u) {
   if (units[u].part.defined()) units[u].reduced.add(std::exchange(units[u].part, {}).clone());
   return reducer_->units[u].gradients.own_memory();
 }
 
-/// Whose gradient is not finite can only be seen before they are summed; a rank alone sees it in step(). What is found
-/// stays on the device, for the host waits for nothing in backward.
+/// Only before the sum over ranks can a NaN be traced to its rank; a single rank looks in step() instead. The result
+/// stays on the device, so that the host never waits during backward.
 void Stage::filled(size_t u, const Tensor& flat) {
   if (options.nonfinite == NonFinite::propagate || group.size() == 1) return;
   const MemoryScope scope(Memory::other);

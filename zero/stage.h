@@ -1,13 +1,13 @@
 #pragma once
-// What all stages share; stage 0 as it stands: every rank keeps everything, and gradients are all-reduced. Each stage
-// adds one thing:
+// The base of all stages, and stage 0 itself: every rank keeps all state, and gradients are all-reduced. Each further
+// stage shards one kind of state:
 //
-//   Stage   gradients of parallel/reducer.h, step            stage.cpp, step.cpp
-//   Stage1  optimizer state in parts                         stage1.cpp
-//   Stage2  and gradients                                    stage2.cpp
-//   Stage3  and parameters                                   stage3.cpp
+//   Stage    nothing: gradients by parallel/reducer.h, step      stage.cpp, step.cpp
+//   Stage1   optimizer state                                     stage1.cpp
+//   Stage2   and gradients                                       stage2.cpp
+//   Stage3   and parameters                                      stage3.cpp
 //
-// Not for users: they see zero.h.
+// Internal; users include zero.h.
 #include <functional>
 #include <map>
 #include <memory>
@@ -27,48 +27,51 @@ namespace lockstep::zero {
 class ShardedOptimizer;
 class ShardStore;
 
+/// A parameter of the module.
 struct Parameter {
   std::string name;
   Variable variable;
-  optim::Optimizer* optimizer = nullptr;  // none: frozen
-  int group = 0;                          // of the optimizer
-  dist::ProcessGroup* ranks = nullptr;    // that have it
-  size_t unit = SIZE_MAX, place = 0;      // no unit: frozen, below stage 3
-  int64_t steps = 0;                      // updates so far
-  int64_t first_block = 0;                // of its norm, among those of all
-  uint32_t seen = 0;                      // optim::ParameterState::seen
-  bool trains() const { return optimizer != nullptr; }
+  optim::Optimizer* optimizer = nullptr;  ///< null: frozen
+  int group = 0;                          ///< parameter group of the optimizer
+  dist::ProcessGroup* ranks = nullptr;    ///< the ranks that have it
+  size_t unit = SIZE_MAX, place = 0;      ///< unit: SIZE_MAX if frozen and below stage 3; place: index in the unit
+  int64_t steps = 0;                      ///< updates so far
+  int64_t first_block = 0;                ///< index of its first block among the norm blocks of all parameters
+  uint32_t seen = 0;                      ///< version that its master copy has seen (optim::ParameterState::seen)
+  bool trains() const { return optimizer != nullptr; }  ///< an optimizer has it
 };
 
-/// What this rank owns of a parameter; with a ratio of offload below 1 one parameter may have two.
+/// The part of a parameter that this rank owns; two pieces if offload_optimizer.ratio cuts it.
 struct Piece {
   size_t parameter = 0;
-  dist::Range range;  // of the parameter's elements
-  int64_t at = 0;     // where it starts in the shard
-  // What the optimizer keeps for it, ask ShardedOptimizer::kept()
-  Offload home = Offload::none;              // nvme: in regions of the unit
-  std::vector<std::string> keys = {};        // nvme: their names
-  bool started = false;                      // there is something
-  std::map<std::string, Tensor> state = {};  // flat, of range.size() elements; "master" for 16-bit parameters
-  std::set<std::string> fresh = {};  // names in it that this step has made: of its later tiles they are not there
+  dist::Range range;  ///< of the parameter's elements
+  int64_t at = 0;     ///< first element in the shard
+  // The optimizer's state of the piece, to be read by ShardedOptimizer::kept()
+  Offload home = Offload::none;              ///< nvme: the state lies in regions of the file
+  std::vector<std::string> keys = {};        ///< nvme: names of the state's tensors
+  bool started = false;                      ///< the state exists
+  std::map<std::string, Tensor> state = {};  ///< by name, flat, range.size() elements; "master" for 16-bit parameters
+  // Names in `state` created by the current step: for its later tiles they count as missing.
+  std::set<std::string> fresh = {};
 };
 
+/// Parameters that are communicated together, with this rank's part of them.
 struct Unit : PlannedUnit {
-  std::string tag;                      // of its collectives: ranks that disagree are told
-  dist::ProcessGroup* group = nullptr;  // of the ranks that have its parameters
-  bool trains = true;
-  int64_t first = 0;  // of its parameters, among those of all units
-  DType dtype = f32, gradient_dtype = f32;
-  std::vector<Piece> pieces;  // of trained parameters
+  std::string tag;                          ///< of its collectives; ranks that disagree get an Error
+  dist::ProcessGroup* group = nullptr;      ///< the ranks that have its parameters
+  bool trains = true;                       ///< frozen parameters have their own units
+  int64_t first = 0;                        ///< index of its first parameter among those of all units
+  DType dtype = f32, gradient_dtype = f32;  ///< gradient_dtype: in which gradients are summed
+  std::vector<Piece> pieces;                ///< this rank's pieces of trained parameters
 
-  Tensor weights;         // from stage 1 on: flat, the parameters are views of it
-  Tensor part;            // of the last reduction: the sum over ranks of what this rank owns
-  dist::TreeSum reduced;  // of those before it
-  dist::Work published;   // what was updated is shared
+  Tensor weights;         ///< from stage 1 on: the flat parameters, which are views of it
+  Tensor part;            ///< sum over ranks of the gradients that this rank owns, from the last reduction
+  dist::TreeSum reduced;  ///< sums of the reductions before it
+  dist::Work published;   ///< sharing of the updated parameters
 };
 
-/// What of a state's tensor of that name belongs to these elements: as many, a number for each block, or all that a
-/// rule of whole parameters keeps.
+/// The range of the optimizer's state tensor `key` that belongs to elements of a parameter: the same elements; one
+/// number per block for 8-bit state; or all of it, if the rule works on whole parameters.
 inline dist::Range entries(const Parameter& p, const std::string& key, dist::Range elements) {
   if (p.optimizer && !p.optimizer->is_elementwise())
     return {0, elements.size() > 0 ? numel_of(p.optimizer->state_shape(key, p.variable.shape())) : 0};
@@ -76,48 +79,53 @@ inline dist::Range entries(const Parameter& p, const std::string& key, dist::Ran
   return {elements.begin / block, (elements.end + block - 1) / block};
 }
 
+/// A tensor as one dim; it must be contiguous.
 inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
 
-/// What a graph does in step().
+/// A step() that was captured in a graph.
 struct CapturedStep {
-  std::vector<bool> used;     // parameters
-  std::vector<Tensor> parts;  // gradients, of all units
-  Tensor own_bad;             // Stage::own_bad_
+  std::vector<bool> used;     ///< parameters that it updates
+  std::vector<Tensor> parts;  ///< gradients of all units
+  Tensor own_bad;             ///< own_bad_ of the captured step
   bool has_norm = false;
 };
 
+/// A stage as the reducer's policy; Zero's calls end here.
 class Stage : public parallel::Reducer::Policy {
  public:
+  /// Checks the options and the optimizers' parameters; build() must follow.
   Stage(nn::Module& module, std::vector<optim::Optimizer*> optimizers, const ZeroOptions& options,
         dist::ProcessGroup& group);
   ~Stage() override;
   Stage(const Stage&) = delete;
-  /// The second half of the constructor, which asks the stage.
+  /// The second half of construction, which calls virtual functions. Collective.
   void build();
 
-  // The model in units and shards, at this rank.
+  // The model, in units and shards
   nn::Module& module;
   const std::vector<optim::Optimizer*> optimizers;
   const ZeroOptions options;
   dist::ProcessGroup& group;
-  Device device = cpu;                // of all parameters (cpu for any of the CPU's); what is offloaded is on the CPU
-  std::vector<Parameter> parameters;  // of the module, in the order of fields()
-  std::vector<Unit> units;            // of units.h, in the order in which gradients are expected
-  int64_t norm_blocks_of_all = 0;
-  std::optional<StepBatch> batch;  // of the steps of a CUDA device
-  bool scaled = true;              // `part` holds gradients that step() has multiplied, where they are wide
+  Device device = cpu;                ///< of all parameters; cpu stands for every CPU device
+  std::vector<Parameter> parameters;  ///< in the order of fields()
+  std::vector<Unit> units;            ///< planned by units.h, in the order in which gradients are expected
+  int64_t norm_blocks_of_all = 0;     ///< norm blocks of all trained parameters
+  std::optional<StepBatch> batch;     ///< collected kernels of a step on a CUDA device
+  bool scaled = true;  ///< step() has applied the scale to 32-bit gradients in `part`; false: kernels will
 
+  /// Index of a parameter; Error if it is not the module's.
   size_t index_of(const Variable& variable) const;
-  int rank() const { return group.rank(); }
-  bool is_cut() const { return options.stage > 0; }  // units are, into a shard for each rank
-  int shard_number(const Unit& unit) const { return is_cut() ? unit.group->rank() : 0; }
-  /// This rank's, of the whole.
+  int rank() const { return group.rank(); }          ///< in the group
+  bool is_cut() const { return options.stage > 0; }  ///< from stage 1 on, units are cut into a shard per rank
+  int shard_number(const Unit& unit) const { return is_cut() ? unit.group->rank() : 0; }  ///< this rank's shard
+  /// This rank's range of the whole.
   dist::Range shard(const Unit& unit) const { return unit.layout.range(shard_number(unit)); }
-  /// Starts to make unit.weights whole everywhere, from each rank's part of it.
+  /// Starts to fill unit.weights on all ranks from each rank's `part`.
   dist::Work share(const Unit& unit, const Tensor& part) const;
-  bool is_spread(const Parameter& p) const { return p.ranks != &group; }
+  bool is_spread(const Parameter& p) const { return p.ranks != &group; }  ///< an expert, which only some ranks have
+  /// Throws this Error on all ranks.
   [[noreturn]] void fail_everywhere(const std::string& message) const { parallel::fail_everywhere(group, message); }
-  /// What fails at a disk fails at all ranks.
+  /// Calls fn; an Error, such as that of a full disk, becomes one on all ranks.
   template <class Fn> auto on_files(Fn&& fn) const {
     std::string message;
     try {
@@ -126,51 +134,56 @@ class Stage : public parallel::Reducer::Policy {
     fail_everywhere(message);
   }
 
-  StepReport step(const StepOptions& o);
-  double scale_of(const StepOptions& o) const;
+  StepReport step(const StepOptions& o);        ///< see Zero::step()
+  double scale_of(const StepOptions& o) const;  ///< factor for the gradients: grad_scale / ranks / loss scale
+  /// See Zero::before_replay().
   void before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
+  /// See Zero::after_replay().
   StepReport after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
-  const std::shared_ptr<const CapturedStep>& captured() const { return captured_; }
-  void forget() { reducer_->forget(); }  // all gradients
-  virtual void enter_no_sync() { reducer_->enter_no_sync(); }
-  void leave_no_sync() { reducer_->leave_no_sync(); }
-  void pause(bool wanted);
+  const std::shared_ptr<const CapturedStep>& captured() const { return captured_; }  ///< the last one
+  void forget() { reducer_->forget(); }                                              ///< discards all gradients
+  virtual void enter_no_sync() { reducer_->enter_no_sync(); }                        ///< an Error from stage 2 on
+  void leave_no_sync() { reducer_->leave_no_sync(); }                                ///< ends the scope
+  void pause(bool wanted);                                                           ///< see Zero::Pause
 
+  /// Stage 3: keeps a unit whole until unpin(), see Gather. Other stages have nothing to do.
   virtual void pin(size_t /*unit*/) {}
-  virtual void unpin(size_t /*unit*/) {}
-  virtual bool is_pinned(size_t /*unit*/) const { return false; }
-  /// Everybody takes a rank's values of these parameters, which are pinned.
+  virtual void unpin(size_t /*unit*/) {}                           ///< ends a pin()
+  virtual bool is_pinned(size_t /*unit*/) const { return false; }  ///< a pin() is in force
+  /// Broadcasts a rank's values of these parameters, which must be pinned, and updates shards and master copies.
   void take_from(int rank, const std::vector<size_t>& parameters);
-  virtual void register_external(nn::Module&, const Variable&) {}
-  virtual int hooks_on(const nn::Module&) const { return 0; }
-  virtual void release() {}
+  virtual void register_external(nn::Module&, const Variable&) {}  ///< see Zero::register_external()
+  virtual int hooks_on(const nn::Module&) const { return 0; }      ///< see Zero::hooks_on()
+  virtual void release() {}                                        ///< see Zero::release()
 
   // state.cpp
-  std::vector<StatePiece> state(bool to_load, bool make);
-  std::map<std::string, double> numbers() const;
-  void load_numbers(const std::map<std::string, double>& numbers);
-  void loaded(bool masters);
+  std::vector<StatePiece> state(bool to_load, bool make);           ///< see Zero::state()
+  std::map<std::string, double> numbers() const;                    ///< see Zero::numbers()
+  void load_numbers(const std::map<std::string, double>& numbers);  ///< see Zero::load_numbers()
+  void loaded(bool masters);                                        ///< see Zero::loaded()
 
-  // What the optimizer over shards asks.
-  virtual const ShardStore* store() const { return nullptr; }  // stage 3: of parameters
-  virtual Tensor weight(Unit& unit, const Piece& piece);       // the parameter's elements that a piece owns, flat
-  Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale) const;  // of elements of the shard, in f32
-  virtual void publish(Unit&) {}                                           // starts to share what was updated
-  void see();  // masters have all that was written to parameters
+  // For ShardedOptimizer
+  virtual const ShardStore* store() const { return nullptr; }  ///< stage 3: the parameter shards
+  virtual Tensor weight(Unit& unit, const Piece& piece);       ///< the parameter's elements of a piece, flat
+  // Scaled gradients of n elements of the shard, in f32 or f64.
+  Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale) const;
+  virtual void publish(Unit&) {}  ///< starts to share an updated unit
+  void see();                     ///< master copies have seen all writes to parameters up to now
 
  protected:
-  // What a stage decides.
-  virtual void prepare() {}                    // the units are there
-  virtual void place(Unit& unit);              // puts the parameters where they are to live
-  static Tensor value_of(const Parameter& p);  // whole, also when it was built in an Init scope
-  // And as the reducer's policy, from stage 0: all_reduce. What is waited for leaves the sum of all ranks in unit.part.
+  // Steps of build() that differ between stages
+  virtual void prepare() {}                    ///< called when the units are planned
+  virtual void place(Unit& unit);              ///< moves the parameters of a unit to their memory
+  static Tensor value_of(const Parameter& p);  ///< the whole tensor, also if it was built empty
+  // The reducer's policy; in stage 0 all_reduce. The function that start() returns leaves the sum over ranks in
+  // unit.part.
   Tensor memory(size_t unit) override;
   std::function<void()> start(size_t unit, const Tensor& sum) override;
   void filled(size_t unit, const Tensor& flat) override;
   void forgotten() override;
   void ordered(const std::vector<size_t>& parameters) override { reducer_->reorder(parameters); }
 
-  std::optional<parallel::Reducer> reducer_;  // its parameters and units have the numbers of those here
+  std::optional<parallel::Reducer> reducer_;  ///< its parameters and units have the same indices as those here
   std::unique_ptr<ShardedOptimizer> optimizer_;
 
  private:
@@ -193,19 +206,19 @@ class Stage : public parallel::Reducer::Policy {
 
   // recorded_step.cpp
   void record(const StepOptions& o, const std::vector<bool>& used);
-  std::shared_ptr<const CapturedStep> captured_;  // the last
+  std::shared_ptr<const CapturedStep> captured_;  // the last one
 
   // state.cpp
-  Piece all_owned(const Parameter& p) const;  // at this rank
+  Piece all_owned(const Parameter& p) const;  // the part of it that this rank owns
 
-  std::vector<bool> used_here_, used_anywhere_;  // in the last step that ran as it is
-  // For each parameter of each unit, 1 where this rank's own gradients have NaN or infinity, since the last step. Where
-  // they are; none: nobody has looked.
+  std::vector<bool> used_here_, used_anywhere_;  // in the last step that was not recorded
+  // For each parameter of each unit, on the device: 1 if this rank's own gradients had NaN or infinity since the last
+  // step. Undefined: not checked.
   Tensor own_bad_;
   int64_t steps_ = 0;
 };
 
-/// Optimizer state in parts.
+/// Stage 1: shards optimizer state.
 class Stage1 : public Stage {
  public:
   using Stage::Stage;
@@ -213,12 +226,13 @@ class Stage1 : public Stage {
 
  protected:
   void place(Unit& unit) override;
-  void move_into_weights(Unit& unit);  // its parameters become views of unit.weights, with their values
-  dist::Work reduce_to_owners(const Unit& unit, const Tensor& whole, const Tensor& part);  // which is this rank's
+  void move_into_weights(Unit& unit);  ///< parameters become views of unit.weights, with their values
+  /// Starts to reduce the gradients `whole` of a unit to their owners; `part` receives this rank's.
+  dist::Work reduce_to_owners(const Unit& unit, const Tensor& whole, const Tensor& part);
   std::function<void()> start(size_t unit, const Tensor& sum) override;
 };
 
-/// And gradients.
+/// Stage 2: shards gradients as well.
 class Stage2 : public Stage1 {
  public:
   using Stage1::Stage1;
@@ -230,7 +244,7 @@ class Stage2 : public Stage1 {
   void forgotten() override;
 
  private:
-  struct Lent {  // memory that units take turns in
+  struct Lent {  // a buffer that units use in turn
     Tensor bytes;
     size_t unit = SIZE_MAX;
     uint64_t since = 0;
@@ -239,13 +253,14 @@ class Stage2 : public Stage1 {
   uint64_t turns_ = 0;
 };
 
-/// The loss scaler hears how the gradients of a step were; an Error where they had to be finite. `by`: "[zero] ".
+/// Tells the loss scaler the outcome of a step. Error if a gradient was not finite and the rule forbids it. `by` begins
+/// the message: "[zero] ".
 void settle(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinite rule, const char* by, int64_t step);
 
-/// Stage 3 is not seen by others: stage3.cpp.
+/// Makes stage 3, whose class is local to stage3.cpp.
 std::unique_ptr<Stage> make_stage3(nn::Module& module, std::vector<optim::Optimizer*> optimizers,
                                    const ZeroOptions& options, dist::ProcessGroup& group);
-/// Made and built.
+/// Makes and builds the stage given in the options.
 std::unique_ptr<Stage> make_stage(nn::Module& module, std::vector<optim::Optimizer*> optimizers,
                                   const ZeroOptions& options, dist::ProcessGroup& group);
 

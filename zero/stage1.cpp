@@ -1,27 +1,30 @@
-// ZeRO 1: each rank keeps the optimizer's state for its shard only, updates that, and shares the result.
+// ZeRO stage 1: each rank keeps optimizer state only for its shard, updates that shard, and shares the result.
 //
-//   4 ranks, one unit. g: gradients, w: parameters, s: optimizer state (moments, master weights)
+//   4 ranks, one unit:       g  gradients of the rank       G  their sum over ranks       W  updated parameters
 //
-//             backward            reduce_scatter           update              all_gather
-//   rank 0    g g g g   (own)     G . . .                  w s . . .           w w w w
-//   rank 1    g g g g             . G . .                    . w s .           w w w w
-//   rank 2    g g g g             . . G .                    . . w s           w w w w
-//   rank 3    g g g g             . . . G                    . . . w s         w w w w
+//             backward         reduce_scatter        update, with the       all_gather
+//                                                    shard's state
+//   rank 0    g g g g          G . . .               W . . .                W W W W
+//   rank 1    g g g g          . G . .               . W . .                W W W W
+//   rank 2    g g g g          . . G .               . . W .                W W W W
+//   rank 3    g g g g          . . . G               . . . W                W W W W
 //
-// DDP's all-reduce is a reduce_scatter and an all_gather of gradients. Here the update comes between the two, so
-// parameters are gathered in place of gradients: the same bytes, and 1/N of the work and of the state. Optimizer states
-// never move.
+// DDP's all-reduce is a reduce_scatter followed by an all_gather of gradients. Here the update comes in between, so
+// that parameters are gathered instead of gradients: the same bytes, and 1/N of the work and of the state. Optimizer
+// state is never communicated.
 //
-// Vocabulary: whole, all elements of a unit; shard, what one rank owns of it; master weights, the f32 copy of 16-bit
-// parameters that the optimizer updates, kept for the shard alone. Cost: 2(N-1)/N times the bytes of the model a step,
-// as DDP. Memory for psi parameters of 16 bits with Adam: 4 psi + 12 psi / N bytes. Paper: Rajbhandari et al., SC 2020,
-// section 5.1 (P_os).
+// Vocabulary: whole, all elements of a unit; shard, the elements that one rank owns; master weights, the f32 copy of
+// 16-bit parameters that the optimizer updates, kept for the shard only.
+//
+//   each rank sends      2 (N-1)/N times the model per step, as in DDP
+//   each rank holds      4 Ψ + 12 Ψ/N bytes, for Ψ parameters in 16 bits with Adam
+//   paper                Rajbhandari et al., SC 2020, section 5.1 (P_os)
 #include "tensor/ops.h"
 #include "zero/stage.h"
 
 namespace lockstep::zero {
 
-/// Parameters become views of one flat tensor, so that all_gather writes into them.
+/// Parameters become views of one flat tensor, so that all_gather writes directly into them.
 void Stage1::place(Unit& unit) {
   {
     const MemoryScope scope(Memory::parameter);
@@ -51,7 +54,7 @@ dist::Work Stage1::reduce_to_owners(const Unit& unit, const Tensor& whole, const
   return work;
 }
 
-/// Each rank's part is where it was in the whole.
+/// The sum of this rank's shard stays in its place in the whole.
 std::function<void()> Stage1::start(size_t u, const Tensor& sum) {
   Unit& unit = units[u];
   unit.part = sum.narrow(0, shard(unit).begin, shard(unit).size());

@@ -1,24 +1,29 @@
-// ZeRO 2: gradients, too, are kept for this rank's shard only. A unit is reduced to its owners as soon as it is
-// complete in backward, and its memory is given to the next one.
+// ZeRO stage 2: gradients, too, are kept only for this rank's shard. A unit is reduced to its owners as soon as it is
+// complete in backward; then its memory is used for another unit.
 //
-//   4 ranks, 3 units a, b, c of gradients; two buffers take turns       backward ──▶ time
+//   units a, b, c of gradients on 4 ranks, in two buffers that take turns:
 //
-//   buffer 1      a a a a ─▶ reduce_scatter           c c c c ─▶ reduce_scatter
-//   buffer 2                  b b b b ─▶ reduce_scatter
-//   kept, rank 0            A                      B                     C    (rank 1 keeps the second quarters, ...)
+//                      backward ──▶
+//   buffer 1           a a a a ─▶ reduce_scatter         c c c c ─▶ reduce_scatter
+//   buffer 2                       b b b b ─▶ reduce_scatter
+//   kept on rank 0                               A           B                     C      first quarters; rank 1 keeps
+//                                                                                         the second ones, ...
 //
-// Micro-batches: DDP and stage 1 sum those of a rank before they meet other ranks'. Here nobody has the memory for such
-// a sum, so every micro-batch is reduced by itself, and an owner sums the results. For the bits to be the same it takes
-// another deal: with two ranks and four micro-batches, rank 0 takes 0 and 2, rank 1 takes 1 and 3. Then every reduction
-// makes a whole subtree of the one tree,
+// Micro-batches. DDP and stage 1 sum a rank's micro-batches before they meet those of other ranks. Here no rank has
+// memory for such a sum: every micro-batch is reduced over the ranks by itself, and the owner sums the results. To get
+// the same bits, ranks take other micro-batches. With two ranks and four micro-batches, rank 0 takes 0 and 2, rank 1
+// takes 1 and 3, so that every reduction makes a whole subtree of the one tree (dist/summation_tree.h):
 //
-//        ((g0 + g1) + (g2 + g3))     + in a bracket: between ranks, in the exchange; between brackets: at the owner
+//   ((g0 + g1) + (g2 + g3))        g0 + g1 and g2 + g3: reductions over the ranks;  the + between them: at the owner
 //
-// where DDP, with 0 1 on rank 0 and 2 3 on rank 1, does it the other way round. Zero::micro_batch() deals.
+// In DDP rank 0 takes 0 and 1, and rank 1 takes 2 and 3: there the + between the brackets is the reduction. See
+// Zero::micro_batch().
 //
-// Cost: N-1 of N parts of the gradients are sent for every micro-batch. With one micro-batch a step that makes 2(N-1)/N
-// times the model, as DDP. Memory for psi parameters of 16 bits with Adam: 2 psi + (2 + 12) psi / N bytes, the buffers,
-// and log2(accumulation) further shards. Paper: Rajbhandari et al., SC 2020, section 5.2 (P_os+g).
+//   each rank sends      (N-1)/N of the gradients per micro-batch, and (N-1)/N of the parameters per step;
+//                        with one micro-batch as much as in DDP
+//   each rank holds      2 Ψ + (2 + 12) Ψ/N bytes, for Ψ parameters in 16 bits with Adam;
+//                        two buffers, and log2(accumulation) more shards of gradients
+//   paper                Rajbhandari et al., SC 2020, section 5.2 (P_os+g)
 #include <algorithm>
 
 #include "tensor/ops.h"
@@ -32,7 +37,7 @@ void Stage2::enter_no_sync() {
            "every backward reduces, and step() uses the sum of all since the last step"));
 }
 
-/// The next buffer of the pool. When all are on their way, the one that left first comes back first.
+/// The next buffer of the pool. If all are being reduced, waits for the one that started first.
 Tensor Stage2::memory(size_t u) {
   if (units[u].part.defined()) units[u].reduced.add(std::exchange(units[u].part, {}));
   if (pool_.empty()) {
@@ -50,14 +55,14 @@ Tensor Stage2::memory(size_t u) {
   return Tensor(next.bytes.storage(), next.bytes.offset(), {units[u].layout.whole()}, {1}, units[u].gradient_dtype);
 }
 
-/// Turns begin anew, so that all ranks have a unit in the same buffer, also when one of them could not end a pass.
+/// Turns restart, so that all ranks use the same buffer for a unit even if one rank could not finish a pass.
 void Stage2::forgotten() {
   Stage1::forgotten();
   for (Lent& lent : pool_) lent.unit = SIZE_MAX, lent.since = 0;
   turns_ = 0;
 }
 
-/// Each rank's part gets memory of its own, for the buffer goes to the next unit.
+/// The shard gets memory of its own, because the buffer is needed for the next unit.
 std::function<void()> Stage2::start(size_t u, const Tensor& sum) {
   Unit& unit = units[u];
   {

@@ -1,22 +1,23 @@
-// ZeRO 3: parameters, too, are kept as shards. A module's parameters are gathered before its forward and again before
-// its backward, and freed after each.
+// ZeRO stage 3: parameters, too, are kept as shards. A module's parameters are gathered before its forward and again
+// before its backward, and freed after each.
 //
-//   4 ranks, modules a, b, c.  [a] whole a in memory  A' gradient of a, reduced to its owners
+//   modules a, b, c on every rank       forward                          backward
 //
-//   rank 0   gather a ─▶ [a] forward ─▶ free      [c] backward ─▶ C' ─▶ free
-//                    gather b ─▶ [b] forward ─▶ free       gather b ─▶ [b] backward ─▶ B' ─▶ free ...
-//                              gather c ─▶ [c] forward
-//   kept        a/4 b/4 c/4 at every rank, at all times
+//   gather        all_gather            a    b    c                      c    b    a
+//   compute                                  a    b    c                      c    b    a
+//   gradients     reduce_scatter                                                   c    b    a
+//   free                                          a    b    c                      c    b    a
 //
-// Hooks around a module's forward gather and free; a hook on its output gathers again when backward comes to it. It is
-// freed when all its gradients are there, for nothing after that reads it, or when backward has passed the beginning of
-// its call. The tape holds tensors on storage that is emptied and refilled under it.
+//   kept at all times on each of 4 ranks: a/4, b/4, c/4
 //
-// gather.h holds what is whole, and gathers ahead.
+// Gathers run ahead of the computation (gather.h). Hooks around a module's forward gather and free; a hook on its
+// output gathers again when backward reaches it. In backward a unit is freed when all its gradients have arrived,
+// because nothing reads it after that, or when backward has passed the beginning of the call that needs it. Tensors on
+// the tape keep their storage, which is emptied and refilled underneath them.
 //
-// Cost: every parameter is gathered twice and reduced once: 3(N-1)/N times the model a step. Memory for psi parameters
-// of 16 bits with Adam: (4 + 12) psi / N bytes, and what is live. Paper: Rajbhandari et al., SC 2020, section 5.3
-// (P_os+g+p).
+//   each rank sends      3 (N-1)/N times the model per step: parameters are gathered twice, gradients reduced once
+//   each rank holds      (4 + 12) Ψ/N bytes, for Ψ parameters in 16 bits with Adam; and the units that are whole
+//   paper                Rajbhandari et al., SC 2020, section 5.3 (P_os+g+p)
 #include <algorithm>
 #include <map>
 
@@ -30,18 +31,19 @@
 namespace lockstep::zero {
 namespace {
 
-/// A module that needs units.
+/// A module that needs units to be gathered for its forward.
 struct Caller {
   nn::Module::Calls calls;
   std::string name;
   std::vector<size_t> units;
   int hooks[2] = {0, 0};
-  Trace traces[2];  // of forwards that start here, without and with gradients
+  Trace traces[2];  // of forwards that begin at this module: [0] without, [1] with gradients
 };
 
+// A forward that is running.
 struct Call {
   size_t caller = 0;
-  uint64_t mark = 0;  // number before its first node
+  uint64_t mark = 0;  // the tape's number before its first node
 };
 
 class Stage3 final : public Stage2 {
@@ -79,19 +81,19 @@ class Stage3 final : public Stage2 {
   std::optional<Gather> gather_;
   std::vector<Caller> callers_;
   std::map<const nn::Module*, size_t> caller_of_;
-  std::vector<Call> calls_;  // forwards that are running, innermost last
+  std::vector<Call> calls_;  // running forwards, innermost last
   Trace backward_;
-  uint64_t pass_mark_ = 0;                                 // number at the beginning of the backward pass
-  std::shared_ptr<int> alive_ = std::make_shared<int>(0);  // hooks on outputs may outlive this
+  uint64_t pass_mark_ = 0;                                 // the tape's number at the beginning of the backward pass
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);  // output hooks may outlive this object and check it
 };
 
 Stage3::~Stage3() {
   for (Caller& c : callers_)
-    for (const int hook : c.hooks) c.calls.remove_hook(hook);  // the module may be gone
-  optimizer_.reset();  // waits for its tiles, which may be on their way to gather_'s file
+    for (const int hook : c.hooks) c.calls.remove_hook(hook);  // does nothing if the module is gone
+  optimizer_.reset();  // waits for its tiles, which may be writing to gather_'s file
 }
 
-// --- units: what modules gather ---
+// --- units needed by modules ---
 
 std::vector<size_t> own_parameters(const Stage& stage, nn::Module& module) {
   nn::Fields fields;
@@ -166,19 +168,19 @@ void Stage3::publish(Unit& unit) {
 // --- forward ---
 
 void Stage3::enter(size_t c) {
-  // One that is on the list already was left by an exception.
+  // A call of this module on the stack was left by an exception.
   for (size_t k = 0; k < calls_.size(); ++k)
     if (calls_[k].caller == c) pop(k);
   const bool grad = NoGrad::grad_enabled();
   if (calls_.empty() && !reducer_->in_pass()) gather_->start_trace(callers_[c].traces[grad]);
-  // Checkpointing runs a piece again, forward and backward: what the one before it needed is done with.
+  // Checkpointing reruns a forward inside backward: the backward of the part before it is complete.
   if (calls_.empty() && reducer_->in_pass()) release_needed_from(pass_mark_ + 1);
   calls_.push_back({c, grad ? Mark().number() : 0});
   for (const size_t u : callers_[c].units) ++gather_->states[u].active;
   for (const size_t u : callers_[c].units) gather_->require(u);
 }
 
-/// Ends the calls from a depth on; gives back their units.
+/// Ends the calls above `depth`, and returns their units.
 std::vector<size_t> Stage3::pop(size_t depth) {
   std::vector<size_t> ended;
   for (; calls_.size() > depth; calls_.pop_back()) {
@@ -195,18 +197,19 @@ void Stage3::leave(size_t c, const std::vector<Variable>& outputs) {
   while (depth > 0 && calls_[depth - 1].caller != c) --depth;
   if (depth == 0) return;
   const uint64_t mark = calls_[depth - 1].mark;
-  const std::vector<size_t> ended = pop(depth - 1);  // those above gave back no variables, and were not seen to end
+  // Calls above this one returned no variables, so their end went unnoticed.
+  const std::vector<size_t> ended = pop(depth - 1);
   const bool grad = NoGrad::grad_enabled();
   for (const Variable& output : outputs) {
     if (!grad || !output.defined() || !output.requires_grad() || output.is_leaf()) continue;
     const uint64_t number = output.impl()->node->number();
-    if (number > mark) {  // made by this call
+    if (number > mark) {  // created by this call
       Variable(output).before_backward([this, c, number, mark, exists = std::weak_ptr<int>(alive_)] {
         if (!exists.expired()) before_backward(c, number, mark);
       });
     }
   }
-  if (reducer_->in_pass()) return;  // checkpointing runs a forward again, and its backward follows at once
+  if (reducer_->in_pass()) return;  // a checkpoint's second forward: its backward follows at once
   for (const size_t u : ended)
     if (gather_->states[u].active == 0 && !gather_->is_worth_keeping(u, backward_)) gather_->release(u);
   if (!calls_.empty()) return;
@@ -221,8 +224,8 @@ void Stage3::release_needed_from(uint64_t number) {
     if (gather_->states[u].needed_from >= number) gather_->release(u);
 }
 
-/// The gradient of a call's output is complete: its nodes run next. Nodes run by descending number, so calls that began
-/// behind this output are done.
+/// Called when the gradient of a call's output is complete, so that the call's nodes run next. Nodes run in descending
+/// order of their numbers: calls that began after this output have finished.
 void Stage3::before_backward(size_t c, uint64_t number, uint64_t mark) {
   LOCKSTEP_CHECK(!RecordedPass::running(),
                  "[zero] stage 3 gives parameters back before a recorded derivative (create_graph) could read them; "
@@ -230,7 +233,7 @@ void Stage3::before_backward(size_t c, uint64_t number, uint64_t mark) {
   if (!reducer_->in_pass()) reducer_->begin_pass();
   release_needed_from(number);
   for (const size_t u : callers_[c].units) {
-    if (units[u].trains && reducer_->units[u].waiting == 0) continue;  // its gradients are there
+    if (units[u].trains && reducer_->units[u].waiting == 0) continue;  // all its gradients have arrived
     gather_->require(u);
     gather_->states[u].needed_from = mark;
   }

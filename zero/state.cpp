@@ -1,4 +1,4 @@
-// What checkpoints store: tensors by logical name, in pieces, and numbers.
+// State for checkpoints: pieces of tensors by logical name, and numbers.
 #include "tensor/ops.h"
 #include "zero/sharded_optimizer.h"
 #include "zero/stage.h"
@@ -6,7 +6,7 @@
 namespace lockstep::zero {
 namespace {
 
-/// In front of the options of an optimizer's groups.
+/// Prefix of the options of an optimizer's groups.
 std::string prefix_of(size_t optimizer) { return optimizer == 0 ? "optimizer." : str("optimizer", optimizer, "."); }
 
 }  // namespace
@@ -22,7 +22,7 @@ Piece Stage::all_owned(const Parameter& p) const {
 std::vector<StatePiece> Stage::state(bool to_load, bool make) {
   optimizer_->follow_writes();
   std::vector<StatePiece> all;
-  // Where every rank has everything, each hands in its shard_range of it.
+  // A tensor that every rank has whole is stored in parts, one shard_range() per rank.
   const auto add = [&](const std::string& key, const Parameter& p, dist::Range elements, const Tensor& tensor,
                        bool everywhere) {
     const std::string name = key + "." + p.name;
@@ -84,7 +84,7 @@ void Stage::load_numbers(const std::map<std::string, double>& numbers) {
 }
 
 void Stage::loaded(bool masters) {
-  release();  // what was gathered of them is of before
+  release();  // parameters gathered before the load are stale
   for (Unit& unit : units) {
     for (Piece& piece : unit.pieces)
       if (masters) optimizer_->follow_writes(unit, piece);
@@ -95,7 +95,7 @@ void Stage::loaded(bool masters) {
   see();
 }
 
-/// Everybody takes a rank's values of these parameters.
+/// Broadcasts the values of one rank, and writes them to shards and master copies.
 void Stage::take_from(int from, const std::vector<size_t>& indices) {
   const NoGrad no_grad;
   for (const size_t i : indices) {

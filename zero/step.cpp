@@ -1,19 +1,19 @@
-// The optimizer step over shards, in every stage:
+// The optimizer step over shards, the same for all stages:
 //
-//   gradients x scale (f32) ─▶ squares, if a norm is wanted ─▶ all finite? agreed ─▶ norm
-//   ─▶ clip ─▶ update every tile (sharded_optimizer.cpp) ─▶ publish (stage 1: all_gather)
+//   gradients × scale (f32) ─▶ sums of squares, if a norm is wanted ─▶ agree: all finite? ─▶ norm
+//                           ─▶ clip ─▶ update every tile (sharded_optimizer.cpp) ─▶ publish (stage 1: all_gather)
 //
-// On a CUDA device both multiplications are in the kernels that read the gradients: one for all squares, one for each
-// dtype of all updates.
+// On a CUDA device scale and clip are applied by the kernels that read the gradients: one kernel for all squares, and
+// one per dtype for all updates.
 //
-// Gradients are read once: squares whose sums are finite are of finite gradients. Only where one is not, or no norm is
-// wanted, are elements looked at for NaN and infinity.
+// Gradients are read once: if a sum of squares is finite, so are its gradients. Elements are searched for NaN and
+// infinity only if a sum is not finite, or no norm is wanted.
 //
-// Bits. The scale holds all divisions at once (ranks, accumulation, loss scale), in f32 and after the sum, so they do
-// not depend on how the micro-batches were dealt. Norms are sums over fixed blocks of each parameter: a block lies on
-// one rank, its sum is added into a list that is zero on all others, so every rank adds up the same numbers in the same
-// order as optim::clip_grad_norm(). Blocks of spread parameters at the same place are added up with them, so the norm
-// is that of all there are.
+// Reproducibility. The scale contains all divisors (ranks, accumulation, loss scale) and is applied in f32 after the
+// sum, so results do not depend on which rank had which micro-batch. A norm is a sum over fixed blocks of each
+// parameter. Each block lies on one rank; its sum is added into a list that is zero on all other ranks, so every rank
+// adds the same numbers in the same order as optim::clip_grad_norm(). Blocks of spread parameters (experts) at the same
+// place are added together, so that the norm covers all experts.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -63,7 +63,7 @@ StepReport Stage::step(const StepOptions& o) {
                  "[zero] loss scaling needs .nonfinite = NonFinite::skip");
   check_unpinned();
   reducer_->notice_cleared();
-  trace::memory();  // with gradients in it
+  trace::memory();  // a sample while gradients exist
   const trace::Scope scope("zero step", trace::Category::optimizer);
   for (size_t u = 0; u < units.size(); ++u) {
     const Unit& unit = units[u];
@@ -77,7 +77,7 @@ StepReport Stage::step(const StepOptions& o) {
   const AtEnd forgets([this] { forget(); });
   const std::vector<bool> used = agree_on_used();
   const double scale = scale_of(o);
-  // A device's kernels multiply on the way. What is finite stays so only by a factor of at most 1.
+  // A device's kernels can apply the scale on the way: with a factor of at most 1 finite gradients stay finite.
   if (!device.is_cpu() && !batch) batch.emplace(device);
   scaled = !batch || !(std::abs(scale) <= 1);
   for (Unit& unit : units) {
@@ -106,7 +106,7 @@ StepReport Stage::step(const StepOptions& o) {
   return report;
 }
 
-/// Parameters get versions by which later writes of others are seen.
+/// Stamps parameters with new versions, by which later writes of others are noticed.
 void Stage::written() {
   for (const Parameter& p : parameters)
     if (p.trains()) optim::stamp(*p.variable.tensor().storage(), p.optimizer->name());
@@ -123,7 +123,7 @@ void Stage::check_unpinned() const {
                    parameters[units[u].parameters[0]].name, "; end that scope first");
 }
 
-/// A parameter that no rank used is left alone (weight decay, momentum), as one without .grad is.
+/// A parameter that no rank used is not updated (no weight decay, no momentum), like one without .grad.
 std::vector<bool> Stage::agree_on_used() {
   std::vector<bool> used(parameters.size());
   std::vector<std::string> unused;
@@ -139,7 +139,7 @@ std::vector<bool> Stage::agree_on_used() {
                         ". The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them "
                         "(requires_grad_(false))"));
   }
-  if (Graph::is_capturing()) {  // asked before
+  if (Graph::is_capturing()) {  // ranks cannot be asked inside a recording: use the previous answer
     LOCKSTEP_CHECK(used == used_here_,
                    "[zero] a step can be captured when it uses the parameters that the step before it has used");
     return used_anywhere_;
@@ -156,8 +156,8 @@ std::vector<bool> Stage::agree_on_used() {
   return used;
 }
 
-/// parameter * ranks + rank of the first NaN or infinity in this rank's own gradients; behind all those, of the first
-/// in its part of the sums. Of both, the host reads once.
+/// The key parameter * ranks + rank of the first NaN or infinity in this rank's own gradients. Keys of non-finite sums
+/// (in this rank's shards) are larger than all of those. The host reads both in one transfer.
 int64_t Stage::first_bad(bool looks_at_sums) const {
   std::vector<int64_t> numbers;
   std::vector<Tensor> sums, found;
@@ -184,8 +184,8 @@ int64_t Stage::first_bad(bool looks_at_sums) const {
   return first;
 }
 
-/// False when the step is to be skipped. What is not finite is found in the gradients of each rank, as they were
-/// collected, or, when only their sum is too large, in the shard of its owner.
+/// Returns false if the step must be skipped. Non-finite values are looked for in each rank's own gradients, as
+/// collected, and then, in case only a sum overflowed, in the owner's shard.
 bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport& report) {
   const int64_t count = int64_t(parameters.size());
   const bool known = squares.defined() && has_all_squares() && all_finite(squares);
@@ -203,7 +203,7 @@ bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport
   return !report.skipped;
 }
 
-/// What elements of the shard are updated with, scaled, in f32 (f64 for f64).
+/// Gradients for n elements of the shard from `at` on, scaled, in f32 (f64 for f64 parameters).
 Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
   const bool in_its_dtype = is_wide(unit.gradient_dtype);
   Tensor part = unit.part.narrow(0, at, n);
@@ -212,16 +212,16 @@ Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
   return in_its_dtype || scale == 1 ? wide : mul_scalar_(wide, scale);
 }
 
-/// Whether squares_of_blocks() are of all gradients that this rank has: where all ranks have the same ones of what is
-/// spread, one of them counts them.
+/// True if squares_of_blocks() covers all gradients of this rank. It does not if several ranks have the same spread
+/// parameters, which only one of them counts.
 bool Stage::has_all_squares() const { return options.spread.names.empty() || is_cut(); }
 
-/// The sum of squares of every block that this rank has; zeros elsewhere. On the CPU, unless it is recorded; then there
-/// is one place more.
+/// Sum of squares of each block that this rank owns; zero for all other blocks. Copied to the CPU, unless the step is
+/// being recorded; then it has one more element.
 Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
   const bool records = Graph::is_capturing();
   const Tensor squares = zeros({norm_blocks_of_all + records}, {.dtype = f64, .device = device});
-  std::vector<StepBatch::Squares> of_pieces;  // by one kernel
+  std::vector<StepBatch::Squares> of_pieces;  // for one kernel
   for (Unit& unit : units) {
     if (!has_all_squares() && unit.group->rank() != 0) continue;
     for (const Piece& piece : unit.pieces) {

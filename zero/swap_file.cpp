@@ -1,3 +1,4 @@
+// Nameless files, mappings of them, and aligned memory. See swap_file.h.
 #include "zero/swap_file.h"
 
 #include <fcntl.h>
@@ -19,7 +20,7 @@ namespace {
 
 std::string reason(int error) { return std::strerror(error); }
 
-/// O_TMPFILE never has a name; where the file system does not know it, a name is taken away at once.
+/// O_TMPFILE needs no name. On file systems without it the file gets a name and is unlinked at once.
 int open_nameless(const std::string& folder, int flags) {
   const int fd = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL | flags, 0600);
   if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)) return fd;
@@ -27,7 +28,7 @@ int open_nameless(const std::string& folder, int flags) {
   const int named = mkostemp(name.data(), O_CLOEXEC | flags);
   if (named < 0 && errno != EINVAL) return -1;
   const int error = errno;
-  unlink(name.c_str());  // with O_DIRECT refused the name may be there already
+  unlink(name.c_str());  // the file may exist even if O_DIRECT was refused
   errno = error;
   return named;
 }

@@ -1,7 +1,7 @@
 #pragma once
-// A file that holds what memory does not. It has no name from the start (O_TMPFILE, or unlinked at once), so its bytes
-// are given back when the process ends, however it ends. O_DIRECT where the file system knows it: the page cache would
-// only keep twice what is read once a step.
+// A file for state that does not fit into memory. It is nameless (O_TMPFILE, or unlinked at once), so its space is
+// freed when the process ends, however it ends. Opened with O_DIRECT where the file system supports it: the page cache
+// would only hold a second copy of bytes that are read once per step.
 #include <cstdint>
 #include <string>
 
@@ -11,21 +11,22 @@
 namespace lockstep::zero {
 
 inline constexpr int64_t file_block = 4096;  ///< offsets, sizes and addresses of requests are multiples of it
+/// The next multiple of file_block.
 inline int64_t round_to_block(int64_t bytes) { return (bytes + file_block - 1) / file_block * file_block; }
 
+/// A file of fixed size.
 class SwapFile {
  public:
-  /// Reserves the room; Error with what is needed and what is free. `what` it holds, for messages. write: also writes
-  /// zeros everywhere, so that a disk that cannot is found at once.
+  /// Creates the file and reserves its space; Error with the bytes needed and free. what: its contents, for error
+  /// messages. write: also fills it with zeros, so that a failing disk is found at once.
   SwapFile(const std::string& folder, std::string what, int64_t bytes, bool write);
 
-  int descriptor() const { return file_.get(); }
-  bool is_direct() const { return direct_; }
-  int64_t bytes() const { return bytes_; }
+  int descriptor() const { return file_.get(); }     ///< of the open file
+  bool is_direct() const { return direct_; }         ///< opened with O_DIRECT
+  int64_t bytes() const { return bytes_; }           ///< size, a multiple of file_block
   const std::string& what() const { return what_; }  ///< "the optimizer state of rank 1 in /nvme"
-  /// A part of the file as a tensor, whose pages come and go as they are used: for what happens seldom. The kernel
-  /// writes changed pages before it reads the file past its cache, so a FileQueue sees them. Error when the file is
-  /// shorter than it was made.
+  /// A part of the file as a tensor, mapped into memory, for occasional access. The kernel writes changed pages back
+  /// before it reads past its cache, so a FileQueue sees them. Error if the file was truncated.
   Tensor map(int64_t offset, int64_t numel, DType dtype) const;
 
  private:
@@ -35,7 +36,8 @@ class SwapFile {
   std::string what_;
 };
 
-/// Uninitialised bytes that a file can be read into, Memory::offload. pin: locked in memory, when the system allows it.
+/// Uninitialised, aligned memory for reading and writing files (Memory::offload). pin: lock it in memory, if the system
+/// allows it. Error if there is no memory.
 Tensor aligned_bytes(int64_t bytes, bool pin);
 
 }  // namespace lockstep::zero

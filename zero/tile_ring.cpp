@@ -1,3 +1,4 @@
+// Reading ahead and writing behind. See tile_ring.h.
 #include "zero/tile_ring.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@ void TileRing::begin(std::vector<std::vector<Extent>> tiles) {
   if (options_.read_ahead) read_until(1);
 }
 
-/// Starts reads up to that tile. Its buffer may still have to be written.
+/// Starts the reads of all tiles before `end`, after waiting for the writes from their buffers.
 void TileRing::read_until(size_t end) {
   for (; read_ < std::min(end, tiles_.size()); ++read_) {
     FileBuffer& b = buffer(read_);
@@ -29,7 +30,7 @@ void TileRing::read_until(size_t end) {
 
 const Tensor& TileRing::load() {
   LOCKSTEP_CHECK(next_ < tiles_.size(), "[offload] expected one of ", tiles_.size(), " tiles, got one more");
-  // With three buffers: the next tile is read into the one that was written while the last tile was computed.
+  // With three buffers, the next tile is read into the buffer that was written while the last tile was computed.
   const size_t ahead = options_.read_ahead && buffers_.size() > 1 ? std::max<size_t>(1, buffers_.size() - 2) : 0;
   read_until(next_ + 1);
   buffer(next_).wait();

@@ -1,12 +1,11 @@
 #pragma once
-// A walk over tiles that lie in files, each read, changed by the caller and written back:
+// Streams tiles through memory: each tile is read from files, changed by the caller, and written back. Reads of later
+// tiles and writes of earlier ones overlap with the caller's computation:
 //
-//   tile          0          1          2          3               buffer_count = 3 tiles in memory
-//   read        ▓▓▓▓       ▓▓▓▓       ▓▓▓▓       ▓▓▓▓
-//   compute          ████       ████       ████       ████
-//   write                 ░░░░       ░░░░       ░░░░       ░░░░
-//
-// The reads of the tiles behind this one, and the writes of those before it, go on while the caller computes.
+//   time      ──▶
+//   read      tile 0   tile 1   tile 2   tile 3
+//   compute            tile 0   tile 1   tile 2   tile 3
+//   write                       tile 0   tile 1   tile 2   tile 3        3 buffers: three tiles in memory at a time
 #include <cstdint>
 #include <vector>
 
@@ -14,28 +13,31 @@
 
 namespace lockstep::zero {
 
-/// One run of bytes of a tile: where it lies in a file, and in the tile's buffer.
+/// A run of bytes of a tile: its place in a file, and in the tile's buffer.
 struct Extent {
   const SwapFile* file = nullptr;
   int64_t offset = 0, at = 0, bytes = 0;
-  bool reads = true;  ///< false: what the file holds is not wanted
+  bool reads = true;  ///< false: the file's bytes are not needed
 };
 
+/// A ring of buffers for tiles.
 class TileRing {
  public:
+  /// Options of the ring.
   struct Options {
-    int count = 4;      ///< buffers
-    int64_t bytes = 0;  ///< of a buffer: of the largest tile
-    bool pin = true, read_ahead = true, write_behind = true;
+    int count = 4;                                            ///< buffers  ///<
+    int64_t bytes = 0;                                        ///< size of a buffer: of the largest tile
+    bool pin = true, read_ahead = true, write_behind = true;  ///< lock buffers in memory; overlap reads; overlap writes
   };
-  TileRing(FileQueue& queue, const Options& options);
+  TileRing(FileQueue& queue, const Options& options);  ///< `queue` must outlive the ring
 
-  /// Starts a walk, with the first reads.
+  /// Begins a pass over the tiles, and starts the first reads.
   void begin(std::vector<std::vector<Extent>> tiles);
-  /// The next tile's bytes, until store().
+  /// The bytes of the next tile, valid until store(). Error after the last tile.
   const Tensor& load();
-  void store();
-  /// After the last store(): all is written. Errors of reads and writes come out of any of these.
+  void store();  ///< starts to write the tile back
+  /// Ends the pass: waits until everything is written. begin(), load(), store() and end() throw Errors of reads and
+  /// writes.
   void end();
 
  private:
@@ -46,7 +48,7 @@ class TileRing {
   const Options options_;
   std::vector<FileBuffer> buffers_;
   std::vector<std::vector<Extent>> tiles_;
-  size_t next_ = 0, read_ = 0;  // the tile that load() gives, and the first that nobody has started to read
+  size_t next_ = 0, read_ = 0;  // next_: the tile that load() returns; read_: the first tile that is not being read
 };
 
 }  // namespace lockstep::zero

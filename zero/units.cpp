@@ -1,3 +1,4 @@
+// Planning units. See units.h.
 #include "zero/units.h"
 
 #include <algorithm>
@@ -42,9 +43,9 @@ class Planner {
       sizes.push_back(all_[i].numel);
       kinds.push_back(kind_of(i));
     }
-    const bool alone = options_.stage == 0 && std::all_of(all_.begin(), all_.end(), [](const PlannedParameter& p) {
-                         return p.ranks == 1;
-                       });  // nothing travels: every parameter by itself, whose gradient then stays where it is
+    // On one rank nothing is communicated: one unit per parameter lets its gradient stay in its own memory.
+    const bool alone = options_.stage == 0 &&
+                       std::all_of(all_.begin(), all_.end(), [](const PlannedParameter& p) { return p.ranks == 1; });
     for (const auto& places : parallel::plan_units(sizes, kinds, alone ? 1 : options_.reduce_bucket_size)) {
       std::vector<size_t> members;
       for (const size_t place : places) members.push_back(flat[place]);
@@ -69,7 +70,7 @@ class Planner {
     }
   }
 
-  /// A tied parameter belongs to the first that has it, after which it is named.
+  /// A tied parameter belongs to the first module that has it, which is the one in its name.
   void claim(const std::string& module) {
     const std::string below = module.empty() ? "" : module + ".";
     int64_t numel = 0;

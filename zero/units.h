@@ -1,6 +1,6 @@
 #pragma once
-// Which parameters travel together, in units, from their names and sizes alone: what ZeRO builds from a module, and
-// what a plan prints without one.
+// Plans units, the groups of parameters that are communicated together, from names and sizes alone: for ZeRO, and for
+// printing a plan without a model.
 #include <string>
 #include <vector>
 
@@ -8,19 +8,19 @@
 
 namespace lockstep::zero {
 
-/// A parameter as a plan sees it.
+/// A parameter as the planner sees it.
 struct PlannedParameter {
-  std::string name;  ///< its module is all but the last part
-  int64_t numel = 0;
-  std::string kind = {};  ///< a unit has parameters of one kind: dtype, trained or frozen
-  int ranks = 1;          ///< that have it
-  bool trains = true;
-  bool elementwise = true;  ///< its optimizer's rule: else it is not cut, and one rank owns it
+  std::string name;         ///< all but its last component name the module
+  int64_t numel = 0;        ///< elements
+  std::string kind = {};    ///< dtype, trained or frozen; a unit has parameters of one kind
+  int ranks = 1;            ///< number of ranks that have it
+  bool trains = true;       ///< an optimizer has it
+  bool elementwise = true;  ///< false: its rule needs the whole parameter, so that one rank owns it
 };
 
-/// In the order in which gradients are expected: backward makes them in the reverse order of forward, roughly that of
-/// fields(). In stage 3 a module has its own parameters, or all below it when it is small (module_size); what persists
-/// is handled as in stage 2.
+/// The units in the order in which gradients are expected: backward produces them in the reverse order of forward,
+/// which is roughly the reverse of fields(). In stage 3 every module has units of its own, which include the modules
+/// below it if it has at most module_size parameters; persistent parameters are planned as in stage 2.
 std::vector<PlannedUnit> plan_units(const std::vector<PlannedParameter>& parameters, const ZeroOptions& options);
 
 }  // namespace lockstep::zero

@@ -1,4 +1,4 @@
-// The interface: everything is the stage's, see stage.h.
+// The public interface; all work is done by the stage, see stage.h.
 #include "zero/zero.h"
 
 #include <algorithm>
@@ -60,7 +60,7 @@ void Zero::register_external(nn::Module& module, const Variable& parameter) {
 
 namespace {
 
-/// Units of these parameters, each once.
+/// Units of these parameters, without duplicates.
 std::vector<size_t> units_of(const Stage& stage, const std::vector<size_t>& parameters) {
   std::vector<size_t> units;
   for (const size_t i : parameters)

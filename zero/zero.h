@@ -1,20 +1,21 @@
 #pragma once
-// ZeRO: data parallelism in which no two ranks keep the same thing (Rajbhandari et al., SC 2020, arXiv:1910.02054). DDP
-// keeps parameters, gradients and optimizer state on every rank. ZeRO gives each rank a part of them, and moves the
-// parts when they are needed:
+// ZeRO: data parallelism without redundant state (Rajbhandari et al., SC 2020, arXiv:1910.02054). DDP keeps parameters,
+// gradients and optimizer state on every rank. ZeRO keeps only a shard of them on each rank, and communicates shards
+// when they are needed. For Ψ parameters in 16 bits, Adam and N ranks:
 //
-//   bytes a parameter, N ranks (16 bits, Adam)  parameters gradients optimizer  moved a step, times (N-1)/N psi bytes
-//   stage 0  DDP                      stage.cpp      2         2         12     2 (reduce and share gradients)
-//   stage 1  optimizer state in parts stage1.cpp     2         2         12/N   2 (reduce gradients, share parameters)
-//   stage 2  and gradients            stage2.cpp     2         2/N       12/N   2
-//   stage 3  and parameters           stage3.cpp     2/N       2/N       12/N   3 (parameters twice, gradients once)
+//                                           bytes per parameter on each rank     elements sent by each rank
+//                                           parameters   gradients   optimizer   per step, times Ψ (N-1)/N
+//   stage 0   shards nothing   stage.cpp    2            2           12          2: all-reduce of gradients
+//   stage 1   optimizer state  stage1.cpp   2            2           12/N        2: reduce gradients, gather parameters
+//   stage 2   and gradients    stage2.cpp   2            2/N         12/N        2: the same, with one micro-batch
+//   stage 3   and parameters   stage3.cpp   2/N          2/N         12/N        3: the same, gather parameters twice
 //
-//   zero::Zero zero(model, optimizer, {.stage = 2});      // same parameters everywhere from here on
+//   zero::Zero zero(model, optimizer, {.stage = 2});      // broadcasts rank 0's parameters
 //   for (int i = 0; i < accumulation; ++i) loss(zero.micro_batch(i, accumulation)).backward();
-//   zero.step({.grad_scale = 1. / accumulation});         // instead of optimizer.step(); gradients are gone afterwards
+//   zero.step({.grad_scale = 1. / accumulation});         // replaces optimizer.step(), and clears the gradients
 //
-// Bits: for powers of two of ranks and of accumulation, parameters are those of DDP bit for bit, in every stage,
-// overlap or not, for any size of units: see micro_batch().
+// Reproducibility: if the number of ranks and the accumulation are powers of two, parameters are bit-identical to DDP's
+// in every stage, with or without overlap, for any size of units: see micro_batch().
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -42,86 +43,89 @@ namespace lockstep::zero {
 class Stage;
 struct CapturedStep;
 
-/// What step() does about NaN and infinity in a gradient of any rank. Ranks always do the same.
+/// How step() handles NaN and infinity in a gradient of any rank. All ranks do the same.
 enum class NonFinite {
-  propagate,  ///< nothing: no check
-  skip,       ///< no rank changes anything; the report says so. As loss scaling wants it.
-  error,      ///< an Error on all ranks that names the first parameter, and the rank where it was found
+  propagate,  ///< no check
+  skip,       ///< no rank changes anything; the report says so. For loss scaling.
+  error,      ///< an Error on all ranks that names the first such parameter and the rank
 };
 
-/// Parameters and buffers that only some ranks have: experts. Where one rank has some, every other rank has as many of
-/// the same shapes, by other names; what a rank keeps of them, and their gradients, go by `group`, the ranks that have
-/// the same ones. Gradients are still divided by all ranks (an expert has seen the tokens of several), and norms are of
-/// all there are.
+/// Parameters and buffers that are not on every rank: experts. If one rank has some, every other rank has equally many
+/// of the same shapes under other names. Their state and gradients are sharded and summed over `group`, the ranks that
+/// have the same ones. Gradients are still divided by the number of all ranks (an expert sees tokens of several), and
+/// norms cover all experts.
 struct Spread {
-  std::set<std::string> names;
-  dist::ProcessGroup* group = nullptr;  ///< part of ZeRO's group
+  std::set<std::string> names;          ///< names on this rank
+  dist::ProcessGroup* group = nullptr;  ///< a subgroup of ZeRO's group
 };
 
-/// Names are those of DeepSpeed's keys where it has one. Sizes count elements.
+/// Options of Zero, with DeepSpeed's names where it has them. Sizes count elements. They must be the same on all ranks.
 struct ZeroOptions {
   int stage = 1;                                 ///< 0 to 3
-  bool overlap_comm = true;                      ///< move gradients and parameters while computing goes on. Same bits.
-  int64_t reduce_bucket_size = 6'500'000;        ///< parameters that travel together: a unit (25 MiB in f32)
-  bool reduce_scatter = true;                    ///< false: all-reduce instead, which moves twice the bytes. Same bits.
-  bool ignore_unused_parameters = false;         ///< false: an Error names parameters without a gradient
-  std::optional<DType> communication_data_type;  ///< of gradients that are summed and sent; else the parameters' own
-  NonFinite nonfinite = NonFinite::error;
-  bool init_sync = true;               ///< start from rank 0's parameters and buffers
-  int64_t sub_group_size = 1 << 21;    ///< elements that the optimizer takes at a time: a tile, see offload.h
-  OffloadOptimizer offload_optimizer;  ///< any stage
-  AioOptions aio;                      ///< how files of offload are read and written
-  Spread spread;                       ///< empty: all ranks have all parameters
+  bool overlap_comm = true;                      ///< overlap communication with computation. Same bits.
+  int64_t reduce_bucket_size = 6'500'000;        ///< size of a unit, parameters communicated together (25 MiB in f32)
+  bool reduce_scatter = true;                    ///< false: all-reduce instead, which sends twice the bytes. Same bits.
+  bool ignore_unused_parameters = false;         ///< false: a parameter without a gradient is an Error
+  std::optional<DType> communication_data_type;  ///< dtype in which gradients are reduced; default: the parameters'
+  NonFinite nonfinite = NonFinite::error;        ///< see NonFinite
+  bool init_sync = true;                         ///< broadcast rank 0's parameters and buffers in the constructor
+  int64_t sub_group_size = 1 << 21;              ///< elements that the optimizer updates at a time: a tile
+  OffloadOptimizer offload_optimizer;            ///< offload of optimizer state, in any stage
+  AioOptions aio;                                ///< reading and writing of files
+  Spread spread;                                 ///< parameters that are not on every rank; empty: none
 
   // Stage 3
-  int64_t prefetch_bucket_size = 5'000'000;         ///< elements gathered ahead; 0: none
-  int64_t param_persistence_threshold = 1000;       ///< smaller parameters stay whole on every rank
-  int64_t model_persistence_threshold = INT64_MAX;  ///< but no more of them than this together
-  int64_t max_live_parameters = 1'000'000'000;      ///< nothing is gathered ahead beyond it
-  int64_t max_reuse_distance = 0;  ///< keep what is needed again before so many other elements; 0: nothing
-  int64_t module_size = 0;         ///< modules of at most that many parameters are gathered as one, with all below them
-  OffloadParam offload_param;
+  int64_t prefetch_bucket_size = 5'000'000;         ///< elements to prefetch; 0: no prefetch
+  int64_t param_persistence_threshold = 1000;       ///< smaller parameters are persistent: whole on every rank
+  int64_t model_persistence_threshold = INT64_MAX;  ///< upper bound of all persistent parameters together
+  int64_t max_live_parameters = 1'000'000'000;      ///< nothing is prefetched beyond this
+  int64_t max_reuse_distance = 0;  ///< keep a unit whole if no more elements are gathered before its next use; 0: never
+  int64_t module_size = 0;         ///< modules of at most this size are gathered together with all modules below them
+  OffloadParam offload_param;      ///< offload of parameter shards
 };
 
 struct StepReport;
-/// The rest of a model of which `module` is a part only (a stage of a pipeline, slices of layers): step() asks it. Its
-/// ranks make the same calls in the same order.
+/// The other parts of a model of which `module` is only one (a pipeline stage, slices of layers): step() agrees with
+/// them on norms and skipped steps. All their ranks must make the same calls in the same order.
 class OtherParts {
  public:
   virtual ~OtherParts() = default;
-  /// Makes of what this part found what any part found: skipped, and where.
+  /// Combines reports: afterwards it says what any part found (skipped, first_nonfinite, rank).
   virtual void agree(StepReport& report) = 0;
-  /// The norm of all gradients from the sums of squares of this part's, by name.
+  /// The norm of all gradients of the model. squares: the sum of squares of each gradient of this part, by name.
   virtual double norm(const std::vector<std::pair<std::string, double>>& squares) = 0;
-  /// Both in a step that is captured, on the device. own: f64, the sums of squares of this part's trained parameters in
-  /// the order of named_parameters(), and behind them a count of what is not finite, which becomes that of all parts.
-  /// Gives back sums of all parts; `pieces`: where they lie, in the order of the norm.
+  /// norm() and agree() for a captured step, on the device. own: f64, the sums of squares of this part's trained
+  /// parameters in the order of named_parameters(), then the number of non-finite values, which is replaced by that of
+  /// all parts. Returns the sums of all parts; `pieces` receives their places, in the order of the norm.
   virtual Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) = 0;
 };
 
+/// Options of one step.
 struct StepOptions {
-  double grad_scale = 1;   ///< gradients are multiplied by it in f32, and divided by the number of ranks
-  double max_norm = 0;     ///< clip to this norm over all parameters; 0: no clipping
-  bool want_norm = false;  ///< compute the norm also without clipping
-  optim::DynamicLossScaler* scaler = nullptr;  ///< divides by its scale, tells it how the step went
-  OtherParts* others = nullptr;                ///< none: the module is the whole model
+  double grad_scale = 1;   ///< factor for the gradients, applied in f32; they are also divided by the number of ranks
+  double max_norm = 0;     ///< clip all gradients to this norm; 0: no clipping
+  bool want_norm = false;  ///< compute the norm even without clipping
+  optim::DynamicLossScaler* scaler = nullptr;  ///< gradients are divided by its scale; it learns of the outcome
+  OtherParts* others = nullptr;                ///< null: the module is the whole model
 };
 
+/// Outcome of one step.
 struct StepReport {
-  bool skipped = false;         ///< NonFinite::skip found something: nothing was changed
-  double norm = NAN;            ///< of all gradients, before clipping
-  std::string first_nonfinite;  ///< name of the first parameter with NaN or infinity
-  int rank = -1;                ///< and the rank where it was found
+  bool skipped = false;         ///< NonFinite::skip found a non-finite gradient: nothing was changed
+  double norm = NAN;            ///< of all gradients, before clipping; NaN if it was not computed
+  std::string first_nonfinite;  ///< the first parameter with a NaN or infinity in its gradient
+  int rank = -1;                ///< the rank where it was found
 };
 
-/// A part of something that a checkpoint stores whole: elements `range` of the tensor `name`, flat.
+/// A part of a tensor that checkpoints store whole: elements `range` of the flattened tensor `name`.
 struct StatePiece {
-  std::string name;  ///< "model.h.0.weight", "optimizer.exp_avg.h.0.weight"
-  Shape shape;       ///< of the whole
-  dist::Range range;
-  Tensor tensor;  ///< the live one: to be read, or written by a load
+  std::string name;   ///< "model.h.0.weight", "optimizer.exp_avg.h.0.weight"
+  Shape shape;        ///< of the whole tensor
+  dist::Range range;  ///< the elements of the piece
+  Tensor tensor;      ///< live: to be read, or overwritten by a load
 };
 
+/// ZeRO for a module and its optimizers.
 class Zero {
   void enter_no_sync();
   void leave_no_sync();
@@ -130,9 +134,9 @@ class Zero {
 
  public:
   using Options = ZeroOptions;
-  /// Every parameter of `module` that requires grad must be in exactly one of the optimizers; those may be frozen and
-  /// trained again later. They, the module and the group must be there while it is used. Frozen parameters stay as they
-  /// are below stage 3. Collective. `group`: default dist::world().
+  /// Collective. Every parameter of `module` that requires grad must be in exactly one optimizer (Error otherwise).
+  /// Trained parameters may be frozen and trained again later; below stage 3 parameters frozen from the start stay
+  /// untouched. Module, optimizers and group must outlive this object. `group` defaults to dist::world().
   Zero(nn::Module& module, optim::Optimizer& optimizer, const Options& options = {},
        dist::ProcessGroup* group = nullptr);
   Zero(nn::Module& module, std::vector<optim::Optimizer*> optimizers, const Options& options = {},
@@ -140,51 +144,54 @@ class Zero {
   ~Zero();
   Zero(const Zero&) = delete;
 
-  int stage() const;
-  dist::ProcessGroup& group() const;
+  int stage() const;                  ///< 0 to 3
+  dist::ProcessGroup& group() const;  ///< the ranks over which state is sharded
 
-  /// Which of a step's micro-batches 0 .. ranks * accumulation - 1 this rank takes as its i-th. Stages 0 and 1 sum
-  /// their own (inside no_sync(), all but the last) before they meet the others', so neighbours lie on one rank; stages
-  /// 2 and 3 reduce each at once, so neighbours lie on neighbouring ranks. Either way the sum is made in the order of
-  /// the one tree (dist/summation_tree.h), and has DDP's bits.
+  /// The index, among a step's micro-batches 0 .. ranks * accumulation - 1, of this rank's i-th micro-batch. Stages 0
+  /// and 1 sum a rank's micro-batches (in no_sync(), all but the last) before the exchange, so neighbours belong to one
+  /// rank. Stages 2 and 3 exchange each micro-batch, so neighbours belong to neighbouring ranks. Either way the sum has
+  /// the order of the one tree (dist/summation_tree.h), and DDP's bits. Error unless 0 <= i < accumulation.
   int64_t micro_batch(int64_t i, int64_t accumulation) const;
 
-  /// While this lives, backward sums gradients at this rank only; the first backward after it reduces the sum of all.
-  /// Stages 0 and 1: from stage 2 on nobody has the memory for it (Error).
+  /// While a NoSync lives, backward sums gradients on this rank only; the first backward after it reduces the sum of
+  /// all. For stages 0 and 1: in stages 2 and 3 no rank keeps whole gradients (Error).
   using NoSync = While<Zero, &Zero::enter_no_sync, &Zero::leave_no_sync>;
-  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
+  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }  ///< begins the scope
 
-  /// While this lives, backwards are not ZeRO's: gradients stay in .grad, for who adds them up himself and hands the
-  /// sum over as one backward (a pipeline). Between steps only, below stage 3.
+  /// While a Pause lives, ZeRO ignores backward: gradients stay in .grad for code that sums them itself and hands the
+  /// sum over as one backward (a pipeline). Error after a backward without its step, and in stage 3.
   using Pause = While<Zero, &Zero::enter_pause, &Zero::leave_pause>;
 
-  /// Updates this rank's part with the gradients of all backwards since the last step, and shares the result.
-  /// Collective. Until then .grad is a placeholder without memory: reading it is an Error, clearing it forgets what was
-  /// collected.
+  /// Updates this rank's shard with the gradients of all backwards since the last step, and shares the result.
+  /// Collective. Until then .grad is a placeholder without memory: reading it is an Error, clearing it discards what
+  /// was collected.
   StepReport step(const StepOptions& options = {});
-  /// step() may be captured in a Graph, where ranks have the whole model on CUDA devices. Before each replay
-  /// before_replay() counts the step and writes its numbers (learning rates, scale) where the graph reads them;
-  /// after it, after_replay() waits and says how it went, as step() does, and tells the scaler. The same options, but
-  /// for numbers. `of`: where there are several graphs, what captured() was behind the one that is replayed.
+  /// Support for graphs: step() may be captured in a Graph on CUDA devices (Error with offload or spread parameters).
+  /// before_replay() is called before each replay: it counts the step and writes its numbers (learning rates, scale)
+  /// where the graph reads them. after_replay() waits, reports like step(), and updates the scaler. Only numbers in
+  /// `options` may change between replays. of: the captured() step that is replayed, if there are several graphs.
   using Captured = std::shared_ptr<const CapturedStep>;
+  /// Prepares a replay, see Captured. Error for a scale above 1, see can_replay().
   void before_replay(const StepOptions& options = {}, const Captured& of = nullptr);
+  /// The outcome of the replay, see Captured.
   StepReport after_replay(const StepOptions& options = {}, const Captured& of = nullptr);
-  Captured captured() const;  ///< the last step that was captured
-  /// Hooks that it has on calls of this module: what a graph repeats without calling them.
+  Captured captured() const;  ///< the step captured last
+  /// Number of hooks that stage 3 has on calls of `module`; a graph repeats their work without calling them.
   int hooks_on(const nn::Module& module) const;
-  /// Stage 3: frees what a forward without a backward has left whole. To be called before a recording.
+  /// Stage 3: frees parameters that a forward without backward has left whole. To be called before a recording.
   void release();
-  /// Whether a replay can take these options: gradients may be multiplied by 1 at most.
+  /// True if a replay can take these options: the factor for the gradients may be at most 1.
   bool can_replay(const StepOptions& options) const;
-  /// Forgets the gradients collected since the last step.
+  /// Discards the gradients collected since the last step.
   void zero_grad();
 
-  /// While this lives, the given parameters (default: all) are whole on every rank, for reading. With a modifier rank
-  /// they may be changed there; at the end everybody gets that rank's values, and master copies follow (of what is
-  /// spread: those of the first rank that has it, and the modifier rank is 0). Collective at both ends. An Error when
-  /// they were changed without one.
+  /// While it lives, the given parameters (default: all) are whole on every rank, for reading. With a modifier rank,
+  /// that rank may write to them; at the end its values are broadcast, and master copies follow. Spread parameters take
+  /// the values of the first rank that has them, and need modifier rank 0. Collective at both ends. Error at the end if
+  /// parameters were written to without a modifier rank.
   class Gathered {
    public:
+    /// Error for a modifier rank outside the group or a parameter that is not the module's.
     Gathered(Zero& zero, const std::vector<Variable>& parameters, int modifier_rank = -1);
     ~Gathered() noexcept(false);
     Gathered(const Gathered&) = delete;
@@ -195,26 +202,30 @@ class Zero {
     std::vector<uint32_t> versions_;
     int modifier_rank_, exceptions_;
   };
+  /// Begins the scope, see Gathered.
   [[nodiscard]] Gathered gathered(const std::vector<Variable>& parameters, int modifier_rank = -1) {
     return Gathered(*this, parameters, modifier_rank);
   }
-  [[nodiscard]] Gathered gathered(int modifier_rank = -1);
+  [[nodiscard]] Gathered gathered(int modifier_rank = -1);  ///< all parameters
 
-  /// Stage 3: forward() of `module` reads a parameter of another module itself, instead of calling it.
-  /// nn::Module::reads() says the same from inside a module.
+  /// Stage 3: declares that forward() of `module` reads a parameter of another module directly instead of calling it.
+  /// nn::Module::reads() declares the same from inside a module. Error if `module` is not inside the wrapped one.
   void register_external(nn::Module& module, const Variable& parameter);
 
-  // What checkpoints store: pieces of logical tensors, whatever the stage and the number of ranks.
-  /// This rank's pieces: every element of every parameter and of what optimizers keep lies at one rank. to_load: what
-  /// this rank needs instead, the optimizer's tensors made (`make`) where there are none yet; write into them, then
-  /// call loaded().
+  // Checkpoints store pieces of logical tensors, independent of the stage and the number of ranks.
+  /// This rank's pieces: every element of every parameter and of the optimizers' state is stored by one rank. to_load:
+  /// the pieces that this rank needs to load instead; `make` creates optimizer state that does not exist yet. Write
+  /// into the pieces, then call loaded().
   std::vector<StatePiece> state(bool to_load = false, bool make = true);
-  std::map<std::string, double> numbers() const;  ///< "optimizer.step.h.0.weight", "optimizer.group.0.lr"
+  /// Step counts and options by name: "optimizer.step.h.0.weight", "optimizer.group.0.lr".
+  std::map<std::string, double> numbers() const;
+  /// Sets them. Error if one is missing; then nothing is changed.
   void load_numbers(const std::map<std::string, double>& numbers);
-  /// Parameters become what the pieces say, and f32 master copies, unless they were written to as well, follow those of
-  /// 16 bits. masters = false: they stay, for somebody who puts the parameters back before the next step. Collective.
+  /// Completes a load: shares the parameters written to pieces, and updates f32 master copies of 16-bit parameters
+  /// unless they were loaded too. masters = false leaves master copies alone, for callers that restore the parameters
+  /// before the next step. Collective.
   void loaded(bool masters = true);
-  /// For printing and tests; parameters are places in the module's named_parameters().
+  /// The units, for printing and tests. Their parameters are indices into the module's named_parameters().
   std::vector<PlannedUnit> units() const;
 
  private:

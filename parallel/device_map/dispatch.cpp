@@ -1,3 +1,4 @@
+// Placing tensors, and hooks that load parts and move inputs. See dispatch.h.
 #include "parallel/device_map/dispatch.h"
 
 #include <unistd.h>
@@ -21,9 +22,9 @@ constexpr const char* not_loaded = "a device map";
 
 /// A tensor that is on the main device only while its part runs.
 struct Visitor {
-  Tensor there;       // emptied in between
-  Tensor host;        // or
-  std::string saved;  // its name in the file
+  Tensor there;       // on the main device; its storage is empty in between
+  Tensor host;        // the values in host memory, or
+  std::string saved;  // the name of the values in the file
 };
 
 }  // namespace
@@ -47,13 +48,13 @@ struct Dispatched::Impl {
   std::optional<data::SafeTensors> file;
   bool all_from_file = false;
   std::map<const void*, Visitor> visitors;            // by NamedField::key()
-  std::map<const void*, std::weak_ptr<void>> loaded;  // who holds it now
+  std::map<const void*, std::weak_ptr<void>> loaded;  // handles that keep a tensor loaded
   std::set<const void*> placed;
   std::vector<nn::Module::Calls> running;
   int64_t loads = 0, bytes = 0;
 };
 
-/// A tensor of the model as it is, or as the file has it.
+/// The values of a tensor: the model's own, or those in the file.
 Tensor Dispatched::Impl::source(const NamedField& field) const {
   if (!all_from_file)
     return field.parameter && nn::is_built_empty(*field.parameter) ? nn::start_of(*field.parameter) : field.tensor();
@@ -61,7 +62,7 @@ Tensor Dispatched::Impl::source(const NamedField& field) const {
   return file->tensor(name_in_file(field));
 }
 
-/// A shared parameter may be there under any of its names.
+/// A shared parameter may be stored under any of its names.
 std::string Dispatched::Impl::name_in_file(const NamedField& field) const {
   if (file->contains(field.name)) return field.name;
   for (const auto& [name, other] : fields)
@@ -125,10 +126,10 @@ void Dispatched::Impl::open(const DispatchOptions& options) {
     std::error_code ignored;
     std::filesystem::remove(path, ignored);
   });
-  file = data::SafeTensors::open(path.string());  // its pages stay when the name goes
+  file = data::SafeTensors::open(path.string());  // the bytes stay readable after the file is unlinked
 }
 
-/// Puts the tensors of a part where they belong.
+/// Moves the tensors of a part to their place.
 void Dispatched::Impl::place(size_t part) {
   const Location& where = plan.places[part];
   for (const std::string& name : plan.parts[part].tensors) {
@@ -163,7 +164,7 @@ std::shared_ptr<void> Dispatched::Impl::load(size_t part) {
                  plan.places[part].name == "disk" ? "on disk" : "in host memory",
                  " and is dropped after it ran, so backward could not read it: run it under NoGrad, or map it to a "
                  "device to train it");
-  // One for all tensors of the part, and each by itself: a shared one may be there already.
+  // Each tensor has its own handle, since a shared one may be loaded already. The result keeps all of them.
   const auto all = std::make_shared<std::vector<std::shared_ptr<void>>>();
   for (const std::string& name : plan.parts[part].tensors) {
     const NamedField& field = fields.at(name);
@@ -187,25 +188,25 @@ std::shared_ptr<void> Dispatched::Impl::load(size_t part) {
   return all;
 }
 
-/// around: where the module that calls this one computes. chained: the next one takes what comes out.
+/// around: the caller's device. chained: the output goes straight to the next module, and is not moved back.
 void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Device around, bool chained) {
   std::vector<size_t> below;
-  std::optional<size_t> own;  // this module's part
+  std::optional<size_t> own;  // the part of this very module
   for (size_t i = 0; i < plan.parts.size(); ++i) {
     if (!is_below(plan.parts[i].name, name)) continue;
     below.push_back(i);
     if (plan.parts[i].name == name) own = i;
   }
-  if (below.empty()) return;  // runs wherever its input is
+  if (below.empty()) return;  // it runs wherever its input is
   const std::optional<Device> output = chained ? std::nullopt : std::optional(around);
-  const auto run = [&](Device device, std::optional<size_t> read = {}) {  // the part that it reads
+  const auto run = [&](Device device, std::optional<size_t> read = {}) {  // read: the part that it loads
     nn::Module::RunOn how{.device = device, .output = name.empty() ? std::optional(device) : output, .hold = {}};
     if (read && !plan.places[*read].is_device()) how.hold = [this, part = *read] { return load(part); };
     module.run_on(std::move(how));
     running.push_back(module.calls());
   };
   const bool is_list = module.kind() == "ModuleList",
-             is_chain = is_list || module.kind() == "Sequential";  // a list is never called
+             is_chain = is_list || module.kind() == "Sequential";  // a list is never called itself
   const bool together = !is_list && std::all_of(below.begin(), below.end(),
                                                 [&](size_t i) { return plan.places[i] == plan.places[below[0]]; });
   if (together && plan.places[below[0]].is_device()) return run(plan.places[below[0]].device());
@@ -225,7 +226,7 @@ void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Devic
 Dispatched::Impl::~Impl() {
   const bool is_gone = std::none_of(running.begin(), running.end(), [](const auto& calls) { return calls.exist(); });
   for (const nn::Module::Calls& calls : running) calls.run_here();
-  if (is_gone) return;  // the model
+  if (is_gone) return;  // the model no longer exists
   for (const auto& [name, field] : fields) {
     const auto visitor = visitors.find(field.key());
     if (visitor == visitors.end() || !visitor->second.host.defined()) continue;
@@ -246,7 +247,7 @@ std::shared_ptr<void> Dispatched::hold(const std::string& module) {
     if (impl_->plan.parts[i].name == module) return impl_->plan.places[i].is_device() ? nullptr : impl_->load(i);
   }
   for (const Part& part : impl_->plan.parts)
-    if (is_below(part.name, module)) return nullptr;  // it has nothing of its own
+    if (is_below(part.name, module)) return nullptr;  // it reads nothing itself
   fail(str("[device_map] expected the name of a module with parameters, got '", module, "'"));
 }
 
@@ -254,7 +255,7 @@ Dispatched dispatch(nn::Module& model, const Placement& plan, const DispatchOpti
   auto impl = std::make_unique<Dispatched::Impl>(model, plan);
   impl->open(options);
   const NoGrad no_grad;
-  // What will not stay goes first, so that its place on the main device is free for what will.
+  // Parts that leave the main device are placed first, to make room there for those that stay.
   const auto turn_of = [&](const Location& place) {
     return !place.is_device() ? 0 : place == Location(plan.main) ? 2 : 1;
   };

@@ -1,14 +1,14 @@
 #pragma once
-// Puts a model where a plan says, and makes its modules run there: what goes into a part is moved to its device, parts
-// from host memory and disk come to the main device when they run and are dropped afterwards. The model itself is not
+// Places a model as a plan says, and makes its modules run there: inputs of a part are moved to its device; parts in
+// host memory or on disk are copied to the main device when they run, and dropped afterwards. The model's code is not
 // changed.
 //
 //   auto dispatched = device_map::dispatch(model, plan, {.weights = "gpt2.safetensors"});
 //   const NoGrad no_grad;
-//   const Variable logits = model(tokens);   // on the device of what the model reads itself, else on the main one
+//   const Variable logits = model(tokens);   // on the device of the model's own tensors, else the main one
 //
-// Training: with everything on devices, as with any model. Parts from host memory and disk are for inference: their
-// weights would be gone when backward wants them (Error).
+// Models that lie on devices only can be trained. Parts in host memory or on disk are for inference: their weights are
+// gone when backward needs them (Error).
 #include <memory>
 #include <string>
 
@@ -16,25 +16,28 @@
 
 namespace lockstep::device_map {
 
+/// Options of dispatch().
 struct DispatchOptions {
-  /// A safetensors file that holds the model's parameters and buffers by name: they come from there.
+  /// A safetensors file with all of the model's parameters and buffers by name; their values are taken from it.
   std::string weights = {};
-  /// Without such a file: what lies on disk is written here first, to a file that has no name from then on.
+  /// Without such a file: a folder for a temporary file with the tensors placed on disk. It is unlinked at once.
   std::string offload_folder = {};
 };
 
-/// While it lives the model runs as planned. At its end parts from host memory are ordinary parameters there.
+/// While it lives, the model runs as planned. Its destructor turns parts in host memory into ordinary parameters there;
+/// parts on disk stay without values.
 class Dispatched {
  public:
   Dispatched(Dispatched&&) noexcept;
   ~Dispatched();
 
-  const Placement& plan() const;
-  /// Loads what `module` reads itself, or a part of that name, for as long as the result lives: for calls that are no
-  /// operator(), such as nn::generate(). Nothing to do for what is on a device.
+  const Placement& plan() const;  ///< as given
+  /// Loads the tensors that `module` reads itself, or the part of that name, and keeps them loaded while the result
+  /// lives: for calls other than operator(), such as nn::generate(). Null for a part on a device. Error for an unknown
+  /// name.
   [[nodiscard]] std::shared_ptr<void> hold(const std::string& module = "");
-  int64_t loads() const;  ///< how often a part came from host memory or disk
-  int64_t bytes_loaded() const;
+  int64_t loads() const;         ///< number of times a part was loaded from host memory or disk
+  int64_t bytes_loaded() const;  ///< bytes loaded so far
 
  private:
   struct Impl;
@@ -43,8 +46,9 @@ class Dispatched {
   friend Dispatched dispatch(nn::Module& model, const Placement& plan, const DispatchOptions& options);
 };
 
-/// The plan is one of this model. Errors, before anything is changed: a file that is missing, or lacks tensors, or has
-/// other shapes.
+/// Carries out a plan made for this model. Errors, before anything is changed: the file is missing, lacks tensors or
+/// has other shapes; tensors go to disk, but neither `weights` nor `offload_folder` is given; the plan is for another
+/// model.
 Dispatched dispatch(nn::Module& model, const Placement& plan, const DispatchOptions& options = {});
 
 }  // namespace lockstep::device_map

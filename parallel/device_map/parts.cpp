@@ -1,3 +1,4 @@
+// Finding the parts of a model. See parts.h.
 #include "parallel/device_map/parts.h"
 
 #include <algorithm>
@@ -22,7 +23,8 @@ class Finder {
       add(std::move(part));
       return;
     }
-    // What forward() reads itself: the module's own tensors, and all of the children that hold what reads() names.
+    // The tensors that forward() reads itself: the module's own, and all tensors of those children that hold a variable
+    // named by reads().
     Part own{.name = name, .module = &module, .own = true};
     std::set<const void*> read;
     for (const Variable& v : module.reads()) read.insert(v.impl().get());
@@ -89,7 +91,7 @@ int64_t reserve_of(const std::vector<Part>& parts, const std::vector<Location>& 
   int64_t most = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (places[i].is_device()) continue;
-    int64_t together = 0;  // what a module reads itself is there for as long as it runs
+    int64_t together = 0;  // tensors that an enclosing module reads itself stay while it runs
     for (size_t k = 0; k < parts.size(); ++k)
       if (!places[k].is_device() && (k == i || (parts[k].own && is_below(parts[i].name, parts[k].name))))
         together += parts[k].bytes_there;

@@ -1,5 +1,5 @@
 #pragma once
-// The parts of a model. Internal to device_map/.
+// The division of a model into parts. Internal to device_map/.
 #include <string>
 #include <vector>
 
@@ -10,12 +10,15 @@ namespace lockstep::device_map {
 
 using nn::NamedField;
 
+/// Bytes of a tensor's elements.
 inline int64_t bytes_of(const Tensor& tensor) { return tensor.numel() * size_of(tensor.dtype()); }
 
+/// All parts of a model, in the order of fields(). Error if it has no tensors.
 std::vector<Part> find_parts(nn::Module& model, const Options& options);
-/// What the main device must have room for: the largest part from elsewhere, with what modules around it hold then.
+/// Bytes that the main device must keep free: the largest part placed elsewhere, and the tensors that the modules
+/// around it have loaded at the same time.
 int64_t reserve_of(const std::vector<Part>& parts, const std::vector<Location>& places);
-/// Whether `name` is `prefix`, or below it.
+/// True if `name` is `prefix` or lies below it.
 inline bool is_below(const std::string& name, const std::string& prefix) {
   return prefix.empty() || name == prefix ||
          (name.size() > prefix.size() && name.starts_with(prefix) && name[prefix.size()] == '.');

@@ -1,3 +1,4 @@
+// Placing parts within limits of memory, reading maps, and drawing plans. See plan.h.
 #include "parallel/device_map/plan.h"
 
 #include <fmt/format.h>
@@ -24,7 +25,7 @@ struct Shelf {
   int64_t limit;
 };
 
-/// Devices by type and index, host memory, disk.
+/// The places to fill, in order: devices by type and index, host memory, disk.
 std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
   std::vector<Shelf> all;
   if (options.max_memory.empty()) {
@@ -32,7 +33,7 @@ std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
       int64_t left = unlimited;
       if (const int64_t limit = memory_limit(device); limit > 0) {
         left = limit - device_memory(device).total.current;
-        std::set<const void*> seen;  // what the model itself holds there will move
+        std::set<const void*> seen;  // the model's own tensors there will move
         for (const NamedField& field : nn::named_fields(model))
           if (seen.insert(field.key()).second && field.tensor().device() == device &&
               !field.tensor().storage()->is_empty())
@@ -54,7 +55,8 @@ std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
   return all;
 }
 
-/// Groups of parts in their order: each goes to the place of the one before, or to the next one that has room.
+/// Places groups of parts in order: each at the place of the one before if it fits, else at the next place that has
+/// room.
 struct Filler {
   explicit Filler(const std::vector<Part>& parts) : parts(parts) {
     for (const Part& p : parts) {
@@ -63,7 +65,7 @@ struct Filler {
       total += p.bytes;
     }
   }
-  /// The index of each part's place, or nothing; `stuck` is then the group that fits nowhere.
+  /// The index of each part's place; nothing if a group fits nowhere, which is then `stuck`.
   std::optional<std::vector<size_t>> operator()(const std::vector<int64_t>& limits) {
     std::map<size_t, size_t> place;
     size_t at = 0;
@@ -88,7 +90,7 @@ struct Filler {
   size_t stuck = 0;
 };
 
-/// The smallest bound in [low, high] for which `fits`; high fits.
+/// The smallest bound in [low, high] for which `fits` holds, by bisection; it holds for `high`.
 int64_t least(int64_t low, int64_t high, const std::function<bool(int64_t)>& fits) {
   while (low < high) {
     const int64_t middle = low + (high - low) / 2;
@@ -98,7 +100,7 @@ int64_t least(int64_t low, int64_t high, const std::function<bool(int64_t)>& fit
   return high;
 }
 
-/// Limits of devices under which they hold about the same, all of it on them. Nothing when it does not fit.
+/// Limits under which the devices hold about equally much. Nothing if the model does not fit on the devices alone.
 std::optional<std::vector<int64_t>> balance(Filler& fill, const std::vector<int64_t>& limits, bool low_0) {
   if (!fill(limits)) return std::nullopt;
   const auto capped = [&](int64_t first, int64_t rest) {
@@ -128,7 +130,7 @@ Location::Location(std::string wanted) : name(std::move(wanted)) {
   if (!is_device()) return;
   try {
     name = str(parse_device(name));
-    if (name == "cpu") name = "cpu:0";  // "cpu" alone is the host
+    if (name == "cpu") name = "cpu:0";  // "cpu" alone means host memory
   } catch (const Error&) {
     fail(str("[device_map] expected a device (cpu:0, cuda:0), cpu (host memory) or disk, got '", name, "'",
              suggestion(name, {"cpu", "disk", "cpu:0", "cuda:0"})));
@@ -179,7 +181,9 @@ Placement infer(nn::Module& model, const std::string& mode, const Options& optio
   int64_t room = 0;
   if (mode == "sequential") at = fill(on_devices);
   else if (const auto even = balance(fill, on_devices, mode == "balanced_low_0")) at = fill(*even);
-  while (!at) {  // not all of it fits on devices: the main one keeps room for the rest, and more as more is elsewhere
+  // The model does not fit on the devices: the main device keeps room for the parts placed elsewhere. The room grows
+  // until it is enough for all of them.
+  while (!at) {
     LOCKSTEP_CHECK(room <= limits[0], "[device_map] limits are too small: ", shelves[0].place.name, " may hold ",
                    limits[0], " bytes, and the largest part that has to come there to run needs ", room, ", ",
                    room - limits[0], " more");
@@ -227,7 +231,7 @@ Placement infer(nn::Module& model, const Map& map, const Options& options) {
                  list_names(without, 10), "; add their modules to the map, or \"\" for all that is left");
 
   std::vector<Location> places;
-  std::map<size_t, size_t> first;  // of each group
+  std::map<size_t, size_t> first;  // first part of each group
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& part = parts[i];
     const Location& place = *place_of(part.tensors[0]);

@@ -1,17 +1,17 @@
 #pragma once
-// Device maps: which part of a model lives where, for models that do not fit on one device (as Accelerate's
+// Device maps: where each part of a model is placed, for models that do not fit on one device (as Accelerate's
 // infer_auto_device_map).
 //
-//   cpu:0  cpu:1  cuda:0   a device (virtual CPU devices too): the part stays there, and runs there
-//   cpu                    host memory: it comes to the main device, the first one, when it runs, and is dropped then
+//   cpu:0  cpu:1  cuda:0   a device (virtual CPU devices too): the part is stored there, and runs there
+//   cpu                    host memory: the part is copied to the main device (the first one) whenever it runs
 //   disk                   a safetensors file: the same
 //
 //   const auto plan = device_map::infer(model, "auto", {.max_memory = {{"cpu:0", "1GiB"}, {"cpu", "4GiB"}}});
 //   auto dispatched = device_map::dispatch(model, plan, {.offload_folder = "/tmp"});        // dispatch.h
 //
-// What is placed are parts: a layer without layers below; a module of a class that is not split; what a module reads
-// itself, instead of calling it (its own parameters, and those that reads() names). Parts that share a parameter are
-// placed together.
+// A part is a layer without children; or a module of a class that must not be split; or the tensors that a module reads
+// itself instead of calling a child (its own parameters, and those that reads() names). Parts that share a parameter
+// are placed together.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -21,23 +21,23 @@
 
 namespace lockstep::device_map {
 
-/// "cpu:1", "cuda:0", "cpu" or "disk". Error when it is none of them.
+/// A place for a part: a device such as "cpu:1" or "cuda:0", host memory "cpu", or "disk". Error for any other name.
 struct Location {
-  Location(const char* name) : Location(std::string(name)) {}  // NOLINT: implicit on purpose
-  Location(std::string name);                                  // NOLINT
-  Location(Device device);                                     // NOLINT
-  bool is_device() const { return name != "cpu" && name != "disk"; }
-  Device device() const;  ///< Error for the other two
+  Location(const char* name) : Location(std::string(name)) {}         // NOLINT: implicit on purpose
+  Location(std::string name);                                         // NOLINT
+  Location(Device device);                                            // NOLINT
+  bool is_device() const { return name != "cpu" && name != "disk"; }  ///< false for host memory and disk
+  Device device() const;                                              ///< Error for host memory and disk
   std::string name;
   friend bool operator==(const Location&, const Location&) = default;
-  /// GPUs, virtual CPU devices, host memory, disk.
+  /// Order: GPUs, virtual CPU devices, host memory, disk.
   friend bool operator<(const Location& a, const Location& b);
 };
 
-/// Names of modules or parameters; the longest that begins a parameter's name counts. "" is the whole model.
+/// Places by name of a module or parameter; the longest name that is a prefix counts. "" is the whole model.
 using Map = std::map<std::string, Location>;
 
-/// A number, or "10GiB", "500 MB", "1.5e9".
+/// A number of bytes: 500000000, "10GiB", "500 MB", "1.5e9". Error for other texts.
 struct Bytes {
   Bytes(int64_t count) : count(count) {}                 // NOLINT: implicit on purpose
   Bytes(const char* text) : Bytes(std::string(text)) {}  // NOLINT
@@ -45,47 +45,52 @@ struct Bytes {
   int64_t count;
 };
 
+/// Options of infer().
 struct Options {
-  /// Bytes of weights that a place may hold. Empty: all devices, each with what set_memory_limit() leaves of it, then
-  /// host memory. Given: the places it names, and disk after them; {"disk", 0}: none there.
+  /// Bytes of weights that each place may hold. Empty: all devices, up to the limit of set_memory_limit(), then host
+  /// memory. Otherwise the places named, and then disk; {"disk", 0} excludes it.
   std::map<std::string, Bytes> max_memory = {};
-  /// kind() of modules that stay in one piece.
+  /// kind() of modules that must stay in one piece.
   std::vector<std::string> no_split_module_classes = {"TransformerBlock"};
 };
 
-/// Something that is placed as one.
+/// A unit of placement.
 struct Part {
-  std::string name;  ///< the module's; of what a module reads itself: that module's
+  std::string name;  ///< name of the module
   nn::Module* module = nullptr;
-  bool own = false;                  ///< what the module reads itself
+  bool own = false;                  ///< the tensors that the module reads itself, not those of its children
   std::vector<std::string> tensors;  ///< names of its parameters and buffers
-  int64_t bytes = 0;                 ///< a tensor that several parts share counts in the first
-  int64_t bytes_there = 0;           ///< in each
+  int64_t bytes = 0;                 ///< a tensor shared by several parts counts in the first
+  int64_t bytes_there = 0;           ///< a shared tensor counts in each part
   size_t group = 0;                  ///< parts of one group share parameters
 };
 
+/// A plan: the place of each part.
 struct Placement {
   std::vector<Part> parts;              ///< in the order of fields()
-  std::vector<Location> places;         ///< of each
-  std::map<std::string, int64_t> held;  ///< bytes of weights at each place that has any
-  Device main = cpu;                    ///< where parts from host memory and disk run
-  int64_t reserved = 0;                 ///< bytes it needs for them: the most that is there at once
-  /// Bytes that a place must have room for: its weights, and what is kept free there.
+  std::vector<Location> places;         ///< place of each part
+  std::map<std::string, int64_t> held;  ///< bytes of weights at each place that has some
+  Device main = cpu;                    ///< the device on which parts from host memory and disk run
+  int64_t reserved = 0;                 ///< bytes kept free there for such parts: the most that is loaded at a time
+  /// Bytes that a place needs: its weights, and what is kept free.
   int64_t needed(const Location& place) const;
-  /// In few words: a module all of whose parts lie together stands for them. infer(model, map) gives the plan back.
+  /// The plan as a short map: a module whose parts are all at one place stands for them. infer(model, map) restores the
+  /// plan.
   Map map() const;
-  /// A line a part, and what each place holds.
+  /// A table with a line per part, and the bytes at each place.
   std::string text() const;
 };
-/// The plan as a picture (SVG): a column a place, a box a part, as high as its bytes. Error for more than 16 places.
+/// The plan as a picture (SVG): a column per place, a box per part, as high as its bytes. Error for more than 16
+/// places.
 std::string draw_svg(const Placement& plan);
 
-/// mode: auto and balanced (devices hold about the same), balanced_low_0 (the first as little as possible), sequential
-/// (each is filled before the next). Devices come first, then host memory, then disk; when something lies there, the
-/// main device keeps room for the largest. Error when limits are too small, and by how much.
+/// Makes a plan. mode: auto or balanced (devices hold about equally much), balanced_low_0 (the first device holds as
+/// little as possible), sequential (each device is filled before the next). Devices are used first, then host memory,
+/// then disk; if something is placed there, the main device keeps room for the largest part. Error if the limits are
+/// too small, with the missing bytes.
 Placement infer(nn::Module& model, const std::string& mode = "auto", const Options& options = {});
-/// A map by hand. Errors: a name that the model has not, parameters that it leaves out, parts that cannot be cut so,
-/// limits (of options.max_memory, where given) passed.
+/// A plan from a map made by hand. Errors: the model has no module or parameter of a name; a parameter has no place; a
+/// part would be split; a limit in options.max_memory is exceeded.
 Placement infer(nn::Module& model, const Map& map, const Options& options = {});
 
 }  // namespace lockstep::device_map

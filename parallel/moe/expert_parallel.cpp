@@ -1,3 +1,4 @@
+// Replacing a model's MLPs by experts, and finding them again. See expert_parallel.h.
 #include "parallel/moe/expert_parallel.h"
 
 #include <algorithm>
@@ -67,7 +68,7 @@ void add_experts(nn::Module& model, Options options, int64_t every, const std::s
     layer->to(up.device());
     *places[i].other = layer;
     for (nn::Linear* unused : {mlp.gate ? &*mlp.gate : &mlp.up, &mlp.up, &mlp.down})
-      unused->weight = unused->bias = {};  // memory
+      unused->weight = unused->bias = {};  // frees the memory of the replaced MLP
   }
 }
 

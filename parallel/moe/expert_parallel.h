@@ -1,14 +1,14 @@
 #pragma once
-// Experts over ranks, beside data parallelism. World 8, 4 ranks to share the experts (DeepSpeed's ep_size):
+// Expert parallelism, combined with data parallelism. 8 ranks, 4 of which share the experts (DeepSpeed's ep_size):
 //
-//   rank          0 1 2 3   4 5 6 7
-//   expert group  0 1 2 3 | 4 5 6 7       all-to-all inside; rank 0 has experts 0 .. E/4
-//   data groups   0 - - - - 0             gradients of an expert: ranks 0 and 4, 1 and 5, ...
-//                   1 - - - - 1           of everything else: all ranks
+//   rank                  0 1 2 3   4 5 6 7
+//   expert groups        [0 1 2 3] [4 5 6 7]     all-to-all inside; ranks 0 and 4 hold experts 0 .. E/4 - 1
+//   expert data groups    a b c d   a b c d      sum the gradients of an expert: a = ranks 0 and 4, b = 1 and 5, ...
+//   data group            all ranks              sums the gradients of all other parameters
 //
-// The loss is the mean over all ranks; an expert has seen the tokens of its whole expert group, so its gradients are
-// summed over the data group and divided by all ranks too: zero::ZeroOptions::spread, in every stage. The groups are
-// parallel::Mesh::ep() and edp().
+// The loss is the mean over all ranks, and an expert sees the tokens of its whole expert group. Its gradients are
+// therefore summed over the expert data group, but divided by the number of all ranks: zero::ZeroOptions::spread does
+// that in every stage. The groups are parallel::Mesh::ep() and edp().
 #include <memory>
 #include <set>
 #include <string>
@@ -17,13 +17,14 @@
 
 namespace lockstep::moe {
 
-/// Names of the parameters and buffers of experts that only some ranks have.
+/// Names of the parameters and buffers of experts that are not on every rank.
 std::set<std::string> expert_names(nn::Module& model);
-/// How many ranks share the experts of a model; 1: each has all. Error when its layers differ.
+/// The number of ranks that share a model's experts; 1 if every rank has all of them. Error if its layers differ.
 int expert_ranks(nn::Module& model);
 
-/// Experts in place of the MLPs (nn::Module::feed_forward_place()) of every `every`-th block (the last of each so
-/// many), as wide as those, initialised like GPT-2's. `options`: width and inner are the model's.
+/// Replaces the MLP (nn::Module::feed_forward_place()) of every `every`-th block by a moe::Layer of experts with the
+/// same sizes, initialised like GPT-2's MLPs. options.width and options.inner are taken from the model. Errors: fewer
+/// than `every` blocks; a block that has experts already.
 void add_experts(nn::Module& model, Options options, int64_t every = 2,
                  const std::shared_ptr<dist::ProcessGroup>& group = nullptr);
 

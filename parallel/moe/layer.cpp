@@ -1,3 +1,4 @@
+// The gate, the exchange of tokens, and the auxiliary losses. See layer.h.
 #include "parallel/moe/layer.h"
 
 #include <algorithm>
@@ -47,7 +48,8 @@ Tensor exchange(const Tensor& x, const std::vector<int64_t>& to_each, const std:
   return out;
 }
 
-/// Rows of x (N, C), to_each[r] of them for rank r, in order; gives the from_each[r] rows of every rank r. On the tape.
+/// Exchanges rows of x (N, C): to_each[r] of them, in order, go to rank r; returns the from_each[r] rows from every
+/// rank r. Differentiable.
 Variable exchange_rows(const Variable& x, const std::vector<int64_t>& to_each, const std::vector<int64_t>& from_each,
                        const std::shared_ptr<dist::ProcessGroup>& group, const char* tag) {
   Tensor out = exchange(x.tensor(), to_each, from_each, *group, tag);
@@ -57,7 +59,7 @@ Variable exchange_rows(const Variable& x, const std::vector<int64_t>& to_each, c
   });
 }
 
-/// out[index[i]] += x[i], in the order of i; out (size, C). On the tape.
+/// out[index[i]] += x[i] in the order of i; out (size, C). Differentiable.
 Variable add_rows(const Variable& x, const Tensor& index, int64_t size) {
   Tensor out = zeros({size, x.size(1)}, {x.dtype(), x.device()});
   index_add_(out, 0, index, x.tensor());
@@ -73,7 +75,7 @@ Layer::Layer(const Options& options, std::shared_ptr<dist::ProcessGroup> group_)
     : o(checked(options, group_ ? group_->size() : 1)), group(std::move(group_)) {
   gate = parameter({o.experts, o.width});
   nn::init::kaiming_uniform(gate, std::sqrt(5.0));
-  // An expert's numbers follow from its own, not from what this rank made before.
+  // An expert's initial values depend on its number, not on the experts made before it on this rank.
   const RandomState before = random_state();
   const int64_t here = o.experts / (group ? group->size() : 1);
   for (int64_t e = rank() * here; e < (rank() + 1) * here; ++e) {
@@ -103,7 +105,7 @@ std::string Layer::options() const {
 }
 
 Layer::Gate Layer::choose(const Variable& x) {
-  const Autocast exact(f16, false);  // the gate is small, and rounding it moves tokens
+  const Autocast exact(f16, false);  // rounding the gate's logits would move tokens between experts
   const int64_t tokens = x.size(0);
   const auto wide = [](const Variable& v) { return size_of(v.dtype()) == 2 ? v.to(f32) : v; };
   Variable seen = wide(x);
@@ -153,7 +155,7 @@ Layer::Gate Layer::choose(const Variable& x) {
 
 void Layer::add_losses(const Variable& logits, const Variable& probabilities, const std::vector<int64_t>& choices) {
   const int64_t tokens = logits.size(0),
-                counted = o.top_k <= 2 ? 1 : o.top_k;  // first choices, or all of them, as DeepSpeed
+                counted = o.top_k <= 2 ? 1 : o.top_k;  // as in DeepSpeed: count first choices for k <= 2, else all
   std::vector<double> part(size_t(o.experts) + 1, 0);
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t i = 0; i < counted; ++i) part[size_t(choices[size_t(t * o.top_k + i)])] += 1;
@@ -179,8 +181,8 @@ void Layer::add_losses(const Variable& logits, const Variable& probabilities, co
 Variable Layer::run_experts(const Variable& rows, const std::vector<int64_t>& each) {
   std::vector<Variable> outs;
   int64_t at = 0;
-  for (size_t i = 0; i < experts.size();
-       ++i) {  // also those without rows: their gradients are zeros, and ZeRO gathers in step
+  // Experts without rows run too: they get gradients of zero, and ZeRO's gathers stay in step on all ranks.
+  for (size_t i = 0; i < experts.size(); ++i) {
     const Variable out = experts[i]->call(rows.narrow(0, at, each[i]));
     LOCKSTEP_CHECK(out.shape() == Shape({each[i], o.width}), "[moe] expected expert ", first_expert() + int64_t(i),
                    " to give (N, ", o.width, ") with N = ", each[i], ", got ", out.shape());
@@ -192,7 +194,7 @@ Variable Layer::run_experts(const Variable& rows, const std::vector<int64_t>& ea
 
 Variable Layer::compute(const Variable& rows, const std::vector<int64_t>& each) {
   if (!group || group->size() == 1) return run_experts(rows, each);
-  // How many rows go and come, for every expert.
+  // The ranks tell each other how many rows each expert gets.
   const int64_t ranks = group->size(), here = int64_t(experts.size());
   const Tensor going = Tensor::from(each, {o.experts}).to(cpu),
                coming = empty({o.experts}, {.dtype = i64, .device = cpu});
@@ -208,7 +210,8 @@ Variable Layer::compute(const Variable& rows, const std::vector<int64_t>& each) 
     begins[i] = std::exchange(at, at + from[i]);
   }
   const Variable arrived = exchange_rows(rows, to_each, from_each, group, "rows to experts");
-  std::vector<int64_t> sorted, back(static_cast<size_t>(at));  // by expert, then by rank; and the other way
+  // sorted: arrived rows in order of expert, then rank. back: the inverse permutation.
+  std::vector<int64_t> sorted, back(static_cast<size_t>(at));
   for (int64_t e = 0; e < here; ++e) {
     for (int64_t r = 0; r < ranks; ++r) {
       const size_t i = size_t(r * here + e);

@@ -1,16 +1,16 @@
 #pragma once
-// Mixture of experts: a gate sends each token to its top k of E experts, so that a model has E times the parameters of
-// its feed-forward layers at about k times the work. (Shazeer et al., 2017; GShard, Lepikhin et al., 2020; Switch,
-// Fedus et al., 2021.)
+// Mixture of experts: a gate sends each token to its top k of E experts. The model has E times the parameters of its
+// feed-forward layers, at about k times the work (Shazeer et al., 2017; GShard, Lepikhin et al., 2020; Switch, Fedus et
+// al., 2021).
 //
-//   moe::Layer layer({.width = 64, .experts = 8, .top_k = 2}, expert_group);   // this rank builds 8/P of them
-//   Variable y = layer(x);                                                      // (..., width), also of others'
-//   experts (loss + layer.aux_loss).backward();
+//   moe::Layer layer({.width = 64, .experts = 8, .top_k = 2}, expert_group);   // builds this rank's 8/P experts
+//   Variable y = layer(x);                                                      // (..., width), using all 8 experts
+//   (loss + layer.aux_loss).backward();
 //
-//        gate           dispatch: all-to-all          experts           combine: all-to-all back, weighted sum
-//   x ──▶ probabilities ──▶ rows sorted by expert ──▶ e0 e1 | e2 e3 ──▶ y = Σ weight_i expert_i(x)
+//         gate              dispatch: all-to-all        experts             combine: all-to-all back, weighted sum
+//   x ──▶ probabilities ──▶ rows sorted by expert ──▶   e0 e1 │ e2 e3 ──▶   y = Σ_i weight_i expert_i(x)
 //
-// Only rows that exist are sent, so an expert may take as many as it gets (drop_tokens off). Nothing is padded.
+// Only rows that exist are sent, without padding, so an expert can take any number of tokens (drop_tokens = false).
 #include <functional>
 #include <memory>
 #include <vector>
@@ -21,64 +21,71 @@
 
 namespace lockstep::moe {
 
-/// Which tokens stay when an expert is full: the first; any, drawn while training (DeepSpeed's use_rts); those with the
-/// highest probability. automatic, as DeepSpeed: random for k = 1, position for k = 2, probability for more.
+/// Rule by which tokens stay when an expert is full: position keeps the first ones; random draws them while training
+/// (DeepSpeed's use_rts); probability keeps the most probable ones. automatic, as in DeepSpeed: random for k = 1,
+/// position for k = 2, probability for more.
 enum class Drop { automatic, position, random, probability };
-/// What experts' outputs are multiplied by: the probability over all experts; the same divided by the sum over those
-/// that took the token; a softmax over the k chosen logits (Mixtral). automatic, as DeepSpeed: probability for k = 1,
-/// normalized for more.
+/// Weights of the experts' outputs: probability over all experts; normalized, the same divided by the sum over the
+/// experts that took the token; softmax_of_chosen, a softmax over the k chosen logits (Mixtral). automatic, as in
+/// DeepSpeed: probability for k = 1, normalized for more.
 enum class Weights { automatic, probability, normalized, softmax_of_chosen };
-/// While training. jitter: the gate's input times U(0.99, 1.01) (Switch); rsample: Gumbel noise on logits that choose.
+/// Noise of the gate while training. jitter: multiplies the gate's input by U(0.99, 1.01) (Switch). rsample: adds
+/// Gumbel noise to the logits that choose the experts.
 enum class Noise { none, jitter, rsample };
 
-/// DeepSpeed's names and defaults where it has them (MoE(hidden_size, expert, num_experts, ep_size, k, ...)).
+/// Options of a layer, with DeepSpeed's names and defaults where it has them (MoE(hidden_size, expert, num_experts,
+/// ep_size, k, ...)).
 struct Options {
-  int64_t width, experts;
-  int64_t inner = 0;  ///< of an expert, nn::Mlp; 0: 4 width
-  /// Another kind of expert: (N, width) to (N, width).
+  int64_t width, experts;  ///< width of tokens; number of experts over all ranks
+  int64_t inner = 0;       ///< hidden width of an expert's nn::Mlp; 0: 4 width
+  /// Makes another kind of expert, a module that maps (N, width) to (N, width).
   std::function<std::unique_ptr<nn::Module>(int64_t expert)> make = {};
-  int64_t top_k = 1;
-  double capacity_factor = 1, eval_capacity_factor = 1;  ///< see capacity(); every rank's tokens count for themselves
-  int64_t min_capacity = 4;
-  bool drop_tokens = true;
+  int64_t top_k = 1;                                     ///< experts per token
+  double capacity_factor = 1, eval_capacity_factor = 1;  ///< see capacity(); each rank counts its own tokens
+  int64_t min_capacity = 4;                              ///< lower bound of the capacity
+  bool drop_tokens = true;                               ///< false: experts take any number of tokens
   Drop drop = Drop::automatic;
   Weights weights = Weights::automatic;
   Noise noise = Noise::none;
-  /// k = 2, while training: the second is drawn (Gumbel noise), not the second best.
+  /// For k = 2, while training: draw the second expert (Gumbel noise) instead of taking the second best.
   bool second_expert_sampling = true;
-  /// Beside the experts an Mlp for every token, mixed by a learned softmax of two (Rajbhandari et al., 2022).
+  /// Residual MoE (Rajbhandari et al., 2022): an Mlp for every token beside the experts, mixed in by a learned softmax
+  /// of two.
   bool use_residual = false;
-  /// Of E Σ f_e p_e: f_e the part of the tokens that chose e, p_e its mean probability (Switch, eq. 4 to 6).
+  /// Coefficient of the load balancing loss E Σ_e f_e p_e: f_e is the fraction of tokens that chose expert e, p_e its
+  /// mean probability (Switch, eq. 4 to 6).
   double balance_coef = 0.01;
-  double z_coef = 0;                ///< of the mean of logsumexp(logits)² (ST-MoE, Zoph et al., 2022, eq. 5)
-  bool balance_over_group = false;  ///< f_e over all ranks of the group, not this one's tokens alone
+  double z_coef = 0;  ///< coefficient of the mean of logsumexp(logits)² (ST-MoE, Zoph et al., 2022, eq. 5)
+  bool balance_over_group = false;  ///< f_e over the tokens of all ranks of the group, not only this one's
 };
 
+/// A mixture-of-experts layer: the gate and this rank's experts.
 struct Layer : nn::Layer<Layer> {
-  /// `group`: the ranks that share the experts, E/P each, in order; null: all are here. An expert starts the same
-  /// wherever it is.
+  /// `group`: the ranks that share the experts, E/P each, in order; null: all experts are here. An expert's initial
+  /// values do not depend on the rank that holds it. Errors: P does not divide the experts; other options out of range.
   explicit Layer(const Options& options, std::shared_ptr<dist::ProcessGroup> group = nullptr);
-  /// All ranks of the group call it, and its backward, the same number of times; with any number of tokens, none too.
+  /// x (..., width) with any number of tokens, also none; returns the same shape. Collective, and so is its backward:
+  /// all ranks of the group must call it equally often.
   Variable forward(const Variable& x);
   void fields(nn::Fields& f) override;
   std::string options() const override;
   Variable own_loss() override { return aux_loss; }
 
-  /// Number of the first expert here.
+  /// Number of the first expert on this rank.
   int64_t first_expert() const { return rank() * int64_t(experts.size()); }
 
   Options o;
   Variable gate;                                     ///< (experts, width)
-  std::vector<std::shared_ptr<nn::Module>> experts;  ///< those of this rank, "experts.4", "experts.5", ...
-  std::shared_ptr<nn::Mlp> residual;
-  std::shared_ptr<nn::Linear> coefficient;
-  std::shared_ptr<dist::ProcessGroup> group;
+  std::vector<std::shared_ptr<nn::Module>> experts;  ///< of this rank: "experts.4", "experts.5", ...
+  std::shared_ptr<nn::Mlp> residual;                 ///< the Mlp of use_residual
+  std::shared_ptr<nn::Linear> coefficient;           ///< mixes `residual` with the experts: Linear(width, 2)
+  std::shared_ptr<dist::ProcessGroup> group;         ///< ranks that share the experts; may be null
 
-  // Of the last forward, this rank's tokens
+  // Results of the last forward for this rank's tokens
   Variable aux_loss;          ///< balance_coef * balance + z_coef * z, on the tape
-  double balance = 0, z = 0;  ///< read when `measure`
-  bool measure = false;       ///< waits for the device to have them
-  Routing routing;
+  double balance = 0, z = 0;  ///< the two losses; only updated with `measure`
+  bool measure = false;       ///< makes forward wait for the device to read them
+  Routing routing;            ///< assignment of tokens to experts
 
  private:
   struct Gate {
@@ -92,9 +99,9 @@ struct Layer : nn::Layer<Layer> {
   Variable run_experts(const Variable& rows, const std::vector<int64_t>& each);
 };
 
-/// All moe::Layers below a model, in the order of fields().
+/// All moe::Layers in a model, in the order of fields().
 std::vector<Layer*> layers_of(nn::Module& model);
-/// Theirs, for parallel::CheckpointOptions::beside.
+/// Their aux_loss variables, for parallel::CheckpointOptions::beside.
 std::vector<Variable*> aux_losses(nn::Module& model);
 
 }  // namespace lockstep::moe

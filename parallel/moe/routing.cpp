@@ -1,3 +1,4 @@
+// Sorting choices by expert and dropping those beyond capacity. See routing.h.
 #include "parallel/moe/routing.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ Routing route(const std::vector<int64_t>& choices, int64_t top_k, int64_t expert
   LOCKSTEP_CHECK(priority.empty() || priority.size() == choices.size(), "[route] expected a priority for each of ",
                  choices.size(), " choices, got ", priority.size());
   const int64_t tokens = int64_t(choices.size()) / top_k;
-  std::vector<std::vector<int64_t>> wanted(static_cast<size_t>(experts));  // choices of each expert
+  std::vector<std::vector<int64_t>> wanted(static_cast<size_t>(experts));  // choices, by expert
   for (int64_t i = 0; i < top_k; ++i) {
     for (int64_t t = 0; t < tokens; ++t) {
       const int64_t expert = choices[size_t(t * top_k + i)];
@@ -40,7 +41,7 @@ Routing route(const std::vector<int64_t>& choices, int64_t top_k, int64_t expert
         std::stable_sort(list.begin(), list.end(),
                          [&](int64_t a, int64_t b) { return priority[size_t(a)] > priority[size_t(b)]; });
       list.resize(size_t(capacity));
-      std::sort(list.begin(), list.end(), [top_k](int64_t a, int64_t b) {  // as they were
+      std::sort(list.begin(), list.end(), [top_k](int64_t a, int64_t b) {  // back in their order
         return std::pair(a % top_k, a / top_k) < std::pair(b % top_k, b / top_k);
       });
     }

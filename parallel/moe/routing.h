@@ -1,29 +1,34 @@
 #pragma once
-// Which token goes to which expert, on the host: a list of rows by expert, and what does not fit.
+// Assigns tokens to experts, on the host: a list of rows for each expert, without the tokens that do not fit.
 //
-//   tokens   a b c d e f        choices 1 0 1 1 0 1        capacity 3
+//   token    a b c d e f
+//   choice   1 0 1 1 0 1            capacity 3
+//
 //   expert 0:  b e
-//   expert 1:  a c d   (f is dropped: only the residual connection carries it on)
+//   expert 1:  a c d                f is dropped: only the residual connection carries it on
 #include <vector>
 
 #include "tensor/tensor.h"
 
 namespace lockstep::moe {
 
+/// The rows that experts process, sorted by expert.
 struct Routing {
-  /// Of every row: by expert; within one, first choices first, then in the order of the tokens.
+  /// The token of each row. Rows of one expert: first choices before second ones, and tokens in order.
   std::vector<int64_t> token;
-  std::vector<int64_t> choice;  ///< of every row: token * top_k + which choice of it
-  std::vector<int64_t> rows;    ///< of every expert
-  std::vector<int64_t> chosen;  ///< tokens that wanted it; more than `rows` where some were dropped
-  int64_t dropped() const;
+  std::vector<int64_t> choice;  ///< token * top_k + number of the choice, for each row
+  std::vector<int64_t> rows;    ///< rows of each expert
+  std::vector<int64_t> chosen;  ///< tokens that chose each expert; more than `rows` if some were dropped
+  int64_t dropped() const;      ///< choices that found their expert full
 };
 
-/// Tokens that one expert takes from one rank, as DeepSpeed: ceil(tokens / experts * factor * top_k), or min_capacity.
+/// Number of tokens that an expert takes from one rank, as in DeepSpeed: max(ceil(tokens / experts * factor * top_k),
+/// min_capacity).
 int64_t capacity(int64_t tokens, int64_t experts, int64_t top_k, double factor, int64_t min_capacity);
 
-/// choices[token * top_k + i]: expert of a token's choice i. capacity < 0: nothing is dropped. Of too many, those with
-/// the highest `priority` (one for every choice) stay; without priorities the first ones.
+/// choices[token * top_k + i] is the expert of a token's choice i. capacity < 0: nothing is dropped. If an expert is
+/// chosen more often than that, the choices of the highest `priority` (one number per choice) stay; without priorities
+/// the first ones. Error for an expert out of range.
 Routing route(const std::vector<int64_t>& choices, int64_t top_k, int64_t experts, int64_t capacity,
               const std::vector<double>& priority = {});
 

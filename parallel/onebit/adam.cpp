@@ -1,4 +1,4 @@
-// OneBitAdam.
+// OneBitAdam: AdamW until the freeze, then compressed momenta. See onebit.h.
 #include "parallel/onebit/rules.h"
 
 namespace lockstep::onebit {

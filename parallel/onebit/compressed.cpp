@@ -1,3 +1,4 @@
+// The compressed all-reduce. See compressed.h.
 #include "parallel/onebit/compressed.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace {
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// A message: the chunk's signs, then its scales, at any address.
+// A message holds the signs of a chunk, then its scales, which need not be aligned.
 float read_scale(const uint8_t* message, int64_t chunk, size_t i) {
   float scale;
   std::memcpy(&scale, message + chunk / 8 + i * sizeof scale, sizeof scale);
@@ -68,7 +69,7 @@ void CompressedAllReduce::check(const std::vector<Tensor>& tensors) const {
   }
 }
 
-/// values(piece): what is added to the errors first, or null.
+/// values(piece): what is first added to the errors; null: nothing.
 template <class Values>
 void CompressedAllReduce::compress(const Chunk& chunk, float* errors, const Values& values, uint8_t* message) const {
   std::vector<double> sums(chunk.counts.size());

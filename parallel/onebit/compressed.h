@@ -1,19 +1,21 @@
 #pragma once
-// The all-reduce that sends one bit for a number, and remembers what it lost (Seide et al., 2014; arXiv:2102.02888):
+// An all-reduce that sends one bit per element and compensates the error of compression (Seide et al., 2014;
+// arXiv:2102.02888). Each rank is a worker for all chunks and the server of one chunk:
 //
-//   worker, every rank      x + e, in one chunk for each rank ──▶ signs and a scale;  e = what they lose
-//   all_to_all: chunk r to rank r
-//   server, of its chunk    mean of the chunks + E ─────────────▶ signs and a scale;  E = what they lose
-//   all_gather
-//   every rank              the servers' signs and scales, the same bytes on all ranks
+//   worker, every rank     x + e, cut into a chunk per rank ──▶ signs and scales;  e = the error that this leaves
+//                          all_to_all: chunk r goes to rank r
+//   server of a chunk      mean of the chunks + E ───────────▶ signs and scales;  E = the error that this leaves
+//                          all_gather
+//   every rank             the servers' signs and scales, the same bytes on all ranks
 //
-// What is lost is added to the next call's numbers, so nothing is lost for good. At any time, over all calls so far:
+// Errors are added to the input of the next call, so that nothing is lost for good. Over all calls so far, up to
+// rounding:
 //
-//   sum of results + E + mean of e over ranks = sum of the means that an exact all-reduce gives   (but for rounding)
+//   sum of results + E + mean of e over ranks  =  sum of the exact means
 //
-// Cost: 2 (n - 1) messages of 1 / n of the elements, a bit each, and a scale for every part of a tensor in them. An
-// all-reduce of f32 moves 32 times that. Memory: 1 + 1 / n copies in f32 for e and E. The signs are made on the CPU;
-// other tensors go through its memory.
+// Cost: every rank sends 2 (n - 1) messages of 1/n of the elements, one bit each, plus a scale per tensor in a chunk:
+// 1/32 of what an f32 all-reduce sends. Memory: 1 + 1/n copies in f32 for e and E. Signs are computed on the CPU;
+// tensors on a device are copied to host memory and back.
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -22,55 +24,57 @@
 
 namespace lockstep::onebit {
 
-/// What one number stands for a list of n numbers x.
+/// The scale of n numbers x, which are sent as ±scale.
 enum class Scale : uint8_t {
-  rms,        ///< sqrt(sum x^2 / n), 1-bit Adam's
-  magnitude,  ///< sum |x| / n, EF-SGD's (Karimireddy et al., arXiv:1901.09847): the one that loses least
+  rms,        ///< sqrt(Σ x² / n), as in 1-bit Adam
+  magnitude,  ///< Σ |x| / n, as in EF-SGD (Karimireddy et al., arXiv:1901.09847); has the smallest error
 };
 
+/// Options of CompressedAllReduce.
 struct CompressionOptions {
   Scale scale = Scale::rms;
-  bool scale_per_tensor = true;  ///< a scale for each tensor in a chunk; false: one for the whole chunk
+  bool scale_per_tensor = true;  ///< one scale per tensor in a chunk; false: one per chunk
 };
 
+/// A compressed all-reduce for a fixed list of tensors, with its errors.
 class CompressedAllReduce {
  public:
   using Options = CompressionOptions;
-  /// Of tensors with that many elements, always the same ones. Ranks must agree.
+  /// sizes: the number of elements of each tensor, the same on all ranks and in all calls.
   CompressedAllReduce(std::vector<int64_t> sizes, dist::ProcessGroup& group, const Options& options = {});
 
-  /// Every tensor (f32, row-major) becomes the compressed mean over ranks, the same bits on all of them. 0 counts as
-  /// positive. NaN and infinity spread to all that shares their scale, on all ranks. A group of one leaves everything
-  /// as it is. Collective.
+  /// Replaces every tensor (f32, row-major) by its compressed mean over ranks, bit-identical on all of them. 0 has the
+  /// sign +. NaN and infinity spread to all elements with the same scale, on all ranks. In a group of one rank nothing
+  /// changes. Error for other sizes or dtypes. Collective.
   void operator()(const std::vector<Tensor>& tensors, std::string_view tag = "signs");
-  /// What this rank's signs lost, and what those of its chunk did, as they lie in memory: padded() and padded() / ranks
-  /// elements. Undefined in a group of one.
+  /// Error of this rank as a worker, in the layout of the messages: padded() elements. Undefined in a group of one.
   const Tensor& worker_errors() const { return worker_error_; }
+  /// Error of this rank as the server of its chunk: padded() / ranks elements. Undefined in a group of one.
   const Tensor& server_errors() const { return server_error_; }
-  /// What a call sends from this rank.
+  /// Bytes that this rank sends in a call.
   int64_t bytes_sent() const { return 2 * (group_.size() - 1) * message_bytes_; }
-  /// Elements with padding: a multiple of n lcm(n, 8).
+  /// Number of elements with padding: a multiple of n lcm(n, 8).
   int64_t padded() const { return chunk_ * group_.size(); }
 
  private:
-  /// Part of a tensor that lies in one chunk. It starts at a whole byte of signs.
+  /// The part of a tensor that lies in one chunk. It starts at a whole byte of signs.
   struct Piece {
     size_t tensor;
-    int64_t from;  // in the tensor
-    int64_t at;    // in the chunk
+    int64_t from;  // first element in the tensor
+    int64_t at;    // first element in the chunk
     int64_t count;
-    size_t scale;  // which of the chunk's
+    size_t scale;  // index of its scale in the chunk
   };
   struct Chunk {
     std::vector<Piece> pieces;
-    std::vector<int64_t> counts;  // elements of each scale
+    std::vector<int64_t> counts;  // elements that share each scale
   };
 
   template <class Values>
   void compress(const Chunk& chunk, float* errors, const Values& values, uint8_t* message) const;
   void check(const std::vector<Tensor>& tensors) const;
 
-  std::vector<int64_t> sizes_, offsets_;  // of the tensors; where they start
+  std::vector<int64_t> sizes_, offsets_;  // elements of each tensor, and its start in padded memory
   dist::ProcessGroup& group_;
   Options options_;
   int64_t chunk_ = 0, message_bytes_ = 0;

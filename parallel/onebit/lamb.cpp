@@ -1,4 +1,4 @@
-// OneBitLamb.
+// OneBitLamb: LAMB until the freeze, then compressed momenta and a slowly changing coefficient. See onebit.h.
 #include "parallel/onebit/rules.h"
 
 namespace lockstep::onebit {
@@ -34,7 +34,7 @@ void OneBitLamb::update(int group, Tensor& p, const Tensor& grad, optim::Paramet
                                            .max_trust = o.max_coeff,
                                            .bias_correction = o.bias_correction},
                                           p, grad, state, low, grad_scale);
-  if (coeff == 1) return;  // a norm was 0
+  if (coeff == 1) return;  // the norm of the parameter or of its update was 0
   state.numbers["coeff"] = o.coeff_beta * state.numbers["coeff"] + (1 - o.coeff_beta) * coeff;
   state.numbers["coeff_count"] += 1;
 }
@@ -44,8 +44,8 @@ Tensor OneBitLamb::frozen_denominator(Slot& slot) const {
   return denominator(o, slot.tensor("exp_avg_sq"), int64_t(o.freeze_step));
 }
 
-/// Before the first compressed step: what makes the momenta alike, the mean coefficients, and where the second moment
-/// is followed from.
+/// Before the first compressed step: computes the scaling coefficients and the mean LAMB coefficients, and starts the
+/// running second moment from the frozen one.
 void OneBitLamb::freeze(std::vector<Slot>& all) {
   std::vector<double> sizes;
   double mean = 0;
@@ -94,11 +94,11 @@ void OneBitLamb::compressed_step(int64_t step, double grad_scale) {
     const Tensor direction = o.precondition ? m.clone() : div(m, frozen);
     if (o.precondition) mul_(m, frozen);
     div_scalar_(direction, bias_correction(o.bias_correction, o.beta1, step));
-    // The mean gradient is what changed the momentum.
+    // Recovers the mean gradient from the change of the momentum.
     const Tensor gradient = div_scalar_(add_(mul_scalar_(last[i], -o.beta1), m, 1), 1 - o.beta1);
     add_(mul_scalar_(fresh, o.beta2), square(gradient), 1 - o.beta2);
     double factor = max(div(frozen, denominator(o, fresh, step))).item();
-    if (o.weight_decay != 0) {  // decay knows no second moment
+    if (o.weight_decay != 0) {  // the factor applies to the gradient's part only
       const double alone = norm(direction).item();
       add_(direction, slot.parameter, o.weight_decay);
       const double together = norm(direction).item(), part = together > 0 ? std::min(1., alone / together) : 1;

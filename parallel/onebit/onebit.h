@@ -1,16 +1,17 @@
 #pragma once
-// The 1-bit optimizers: what they exchange after a warm-up is one bit a number (docs/onebit.md). Options are designated
-// initialisers:
+// The 1-bit optimizers: after a warm-up they communicate one bit per element (docs/onebit.md). Options are given by
+// designated initialisers:
+//
 //   onebit::OneBitAdam opt(model.parameters(), {.lr = 3e-4, .freeze_step = 1000});
-//   opt.add_group(more, {.lr = 3e-4, .weight_decay = 0, .freeze_step = 1000});       // on all ranks, of the same ones
-// Steps count from 1, and the first is a step like the others. Weight decay is decoupled (AdamW's), except in
-// OneBitSGD.
+//   opt.add_group(more, {.lr = 3e-4, .weight_decay = 0, .freeze_step = 1000});       // the same groups on all ranks
+//
+// Steps count from 1. Weight decay is decoupled, as in AdamW, except in OneBitSGD.
 #include "optim/optim.h"
 #include "parallel/onebit/optimizer.h"
 
 namespace lockstep::onebit {
 
-/// Declares the constructors, which are collective, and the overrides of all. `group`: default dist::world().
+/// Declares the constructors (collective; `group` defaults to dist::world()) and overrides that all these classes have.
 #define LOCKSTEP_ONEBIT_OPTIMIZER(Class)                                                                       \
  public:                                                                                                       \
   Class(std::vector<Variable> parameters, const Class##Options& options, dist::ProcessGroup* group = nullptr); \
@@ -22,41 +23,45 @@ namespace lockstep::onebit {
  protected:                                                                                                    \
   void compressed_step(int64_t step, double grad_scale) override
 
+/// Options of OneBitAdam.
 struct OneBitAdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  double freeze_step = 100000;  ///< exact steps; the second moment stays as it is from then on
-  /// Adam's, and after the freeze that of the second moment stays too; false: none at all, as in DeepSpeed.
+  double freeze_step = 100000;  ///< number of exact steps; after them the second moment is frozen
+  /// Adam's bias correction. After the freeze, that of the second moment is frozen too. false: none, as in DeepSpeed.
   bool bias_correction = true;
-  /// Bound and send m / (sqrt(v) + eps), of one size everywhere; false: m itself, as in the paper: needs a v that is
-  /// nowhere tiny.
+  /// Send m / (sqrt(v) + eps), bounded, whose elements are of similar size. false: send m, as in the paper, which needs
+  /// a v that is nowhere tiny.
   bool precondition = true;
-  std::vector<optim::OptionRange> table();
-  void check(const char* op) const;
-  static constexpr CompressedAllReduce::Options compression{};
+  std::vector<optim::OptionRange> table();                      ///< for optim::OptimizerOf
+  void check(const char* op) const;                             ///< Error for options out of range
+  static constexpr CompressedAllReduce::Options compression{};  ///< see CompressionOptions
 };
 /// 1-bit Adam (Tang et al., arXiv:2102.02888). The first freeze_step steps are AdamW with the mean gradient. Then each
-/// rank adds its own gradient to the momentum, and the momenta are averaged with a bit a number; p -= lr (m / (sqrt(v)
-/// + eps) + weight_decay p).
+/// rank adds its own gradient to the momentum m, and the momenta are averaged with one bit per element: p -= lr (m /
+/// (sqrt(v) + eps) + weight_decay p).
 class OneBitAdam : public optim::OptimizerOf<OneBitAdamOptions, Optimizer> {
   LOCKSTEP_ONEBIT_OPTIMIZER(OneBitAdam);
 };
 
+/// Options of OneBitLamb.
 struct OneBitLambOptions {
+  /// min_coeff and max_coeff bound LAMB's coefficient (trust ratio).
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, min_coeff = 0.01, max_coeff = 10;
-  double freeze_step = 100000;
+  double freeze_step = 100000;              ///< number of exact steps
   double coeff_beta = 0.9;                  ///< of the running mean of LAMB's coefficient during the exact steps
-  double factor_min = 0.5, factor_max = 4;  ///< of the factor on its frozen value
-  double factor_threshold = 0.1;            ///< by how much of itself the factor may change in a step
-  bool bias_correction = true;
-  bool precondition = true;  ///< as OneBitAdam's
-  std::vector<optim::OptionRange> table();
-  void check(const char* op) const;
-  // A scale for all: that is what scaling coefficients are for.
+  double factor_min = 0.5, factor_max = 4;  ///< bounds of the factor by which the frozen coefficient is multiplied
+  double factor_threshold = 0.1;            ///< relative change of the factor allowed in one step
+  bool bias_correction = true;              ///< as in OneBitAdamOptions
+  bool precondition = true;                 ///< as in OneBitAdamOptions
+  std::vector<optim::OptionRange> table();  ///< for optim::OptimizerOf
+  void check(const char* op) const;         ///< Error for options out of range
+  // One scale for a chunk: the scaling coefficients make tensors alike.
   static constexpr CompressedAllReduce::Options compression{.scale_per_tensor = false};
 };
-/// 1-bit LAMB (Li et al., arXiv:2104.06069). Exact steps are LAMB's. Then momenta are averaged with a bit a number,
-/// each multiplied by a scaling coefficient that makes them alike, and LAMB's coefficient is its frozen mean times a
-/// factor: how much the second moment, followed from the change of the momentum, has fallen below the frozen one.
+/// 1-bit LAMB (Li et al., arXiv:2104.06069). The first freeze_step steps are LAMB's. Then momenta are averaged with one
+/// bit per element, each tensor multiplied by a scaling coefficient that brings all to the same size. LAMB's
+/// coefficient becomes its frozen mean times a factor: how far the second moment, estimated from the change of the
+/// momentum, has fallen below the frozen one.
 class OneBitLamb : public optim::OptimizerOf<OneBitLambOptions, Optimizer> {
   LOCKSTEP_ONEBIT_OPTIMIZER(OneBitLamb);
 
@@ -65,27 +70,30 @@ class OneBitLamb : public optim::OptimizerOf<OneBitLambOptions, Optimizer> {
   void freeze(std::vector<Slot>& slots);
 };
 
+/// Options of ZeroOneAdam.
 struct ZeroOneAdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  /// The last step that may change the second moment; gradients travel until then, local steps begin after.
+  /// Last step that may change the second moment. Gradients are exchanged until then; local steps begin after it.
   double var_freeze_step = 100000;
-  double var_update_scaler = 16;  ///< after so many changes of the second moment, the steps from one to the next double
-  double local_step_scaler = 32678;  ///< after so many steps, the local steps from one exchange to the next double
-  double local_step_clipper = 16;    ///< to that many at most
-  bool bias_correction = true;
-  bool precondition = true;  ///< as OneBitAdam's, for gradients too
-  std::vector<optim::OptionRange> table();
-  void check(const char* op) const;
-  static constexpr CompressedAllReduce::Options compression{};
+  /// Changes of the second moment after which the interval between them doubles.
+  double var_update_scaler = 16;
+  double local_step_scaler = 32678;         ///< steps after which the number of local steps between exchanges doubles
+  double local_step_clipper = 16;           ///< upper bound of that number
+  bool bias_correction = true;              ///< as in OneBitAdamOptions
+  bool precondition = true;                 ///< as in OneBitAdamOptions, for gradients too
+  std::vector<optim::OptionRange> table();  ///< for optim::OptimizerOf
+  void check(const char* op) const;         ///< Error for options out of range
+  static constexpr CompressedAllReduce::Options compression{};  ///< see CompressionOptions
 };
-/// 0/1 Adam (Lu et al., arXiv:2202.06009): 1-bit Adam without an exact warm-up, and without any exchange in most steps.
+/// 0/1 Adam (Lu et al., arXiv:2202.06009): 1-bit Adam without an exact warm-up phase, and without any communication in
+/// most steps.
 class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, Optimizer> {
   LOCKSTEP_ONEBIT_OPTIMIZER(ZeroOneAdam);
 
  public:
   bool is_synchronized() const override { return local_steps_ == 0; }
   void synchronize() override;
-  /// Error when the ranks are apart.
+  /// Error unless is_synchronized().
   optim::OptimizerState state() const override;
   void load_state(const optim::OptimizerState& state) override;
 
@@ -99,22 +107,23 @@ class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, Optimizer> {
   void exchange();
   void advance(int64_t step);
 
-  // Steps from one exchange to the next, of the second moment and of parameters: functions of the number of steps.
+  // Intervals between changes of the second moment and between exchanges; both follow from the number of steps.
   int64_t variance_interval_ = 1, variance_count_ = 0, variance_updates_ = 0, local_interval_ = 1, local_count_ = 0;
-  int64_t local_steps_ = 0;    // since parameters were the same on all ranks
-  std::vector<double> rates_;  // of each group: learning rates summed over them
+  int64_t local_steps_ = 0;    // since all ranks had the same parameters
+  std::vector<double> rates_;  // for each group, the learning rates summed over those steps
 };
 
+/// Options of OneBitSGD.
 struct OneBitSGDOptions {
   double lr = 1e-3, momentum = 0.9, dampening = 0, weight_decay = 0;
-  double freeze_step = 0;  ///< exact steps before compression starts
+  double freeze_step = 0;  ///< number of exact steps before compression starts
   bool nesterov = false;
-  std::vector<optim::OptionRange> table();
-  void check(const char* op) const;
-  static constexpr CompressedAllReduce::Options compression{.scale = Scale::magnitude};
+  std::vector<optim::OptionRange> table();  ///< for optim::OptimizerOf
+  void check(const char* op) const;         ///< Error for options out of range
+  static constexpr CompressedAllReduce::Options compression{.scale = Scale::magnitude};  ///< see CompressionOptions
 };
-/// 1-bit SGD (Seide et al., 2014; with the scale of EF-SGD, arXiv:1901.09847): gradients are averaged with a bit a
-/// number, the rest is SGD's.
+/// 1-bit SGD (Seide et al., 2014; with the scale of EF-SGD, arXiv:1901.09847): SGD whose gradients are averaged with
+/// one bit per element.
 class OneBitSGD : public optim::OptimizerOf<OneBitSGDOptions, Optimizer> {
   LOCKSTEP_ONEBIT_OPTIMIZER(OneBitSGD);
 };

@@ -1,3 +1,4 @@
+// The step that all 1-bit optimizers share, masks, state and errors. See optimizer.h.
 #include "parallel/onebit/optimizer.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ void Optimizer::start() {
   }
 }
 
-/// One line a parameter and a group's options, for check_agreement().
+/// One line per group with its options, and one per parameter, for check_agreement().
 std::vector<std::string> Optimizer::describe() {
   std::vector<std::string> lines;
   for (int g = 0; g < group_count(); ++g) {
@@ -36,7 +37,8 @@ std::vector<std::string> Optimizer::describe() {
   return lines;
 }
 
-/// What is trained: looked at in every step, as parameters may be frozen and groups added; then errors start anew.
+/// Looks for the trained parameters in every step, because parameters may be frozen and groups added. If they changed,
+/// errors of compression restart at zero.
 void Optimizer::notice_parameters() {
   std::vector<Variable> now;
   std::vector<int> groups;
@@ -77,14 +79,14 @@ void Optimizer::check_gradients() {
 
 StepReport Optimizer::step(const StepOptions& o) {
   const NoGrad no_grad;
-  trace::memory();  // with gradients in it
+  trace::memory();  // a sample while gradients exist
   const trace::Scope scope(name(), trace::Category::optimizer);
   notice_parameters();
   check_gradients();
   LOCKSTEP_CHECK(o.max_norm >= 0, "[", name(), "] expected max_norm >= 0, got ", o.max_norm);
   const int64_t step = steps_ + 1, sent = group_.traffic().sent;
   StepReport report{.compressed = !is_exact(step)};
-  if (!report.compressed) {  // as DDP does it at the end of a backward
+  if (!report.compressed) {  // average as DDP does at the end of backward
     if (!mean_) mean_.emplace(trained_, &group_);
     mean_->add();
     mean_->finish();
@@ -107,7 +109,7 @@ StepReport Optimizer::step(const StepOptions& o) {
     if (report.compressed) compressed_step(step, scale);
     else exact_step(step, scale);
     steps_ = step;
-    for (const Variable& p : trained_) state_of(p).seen = p.tensor().storage()->version();  // several may share one
+    for (const Variable& p : trained_) state_of(p).seen = p.tensor().storage()->version();  // storage may be shared
   }
   (report.compressed ? volume_.compressed_steps : volume_.exact_steps) += 1;
   (report.compressed ? volume_.compressed_bytes : volume_.exact_bytes) += group_.traffic().sent - sent;
@@ -125,7 +127,7 @@ int64_t Optimizer::common(const char* option) const {
 
 void Optimizer::update_exactly(Slot& slot, const Tensor& grad, double grad_scale) {
   update(slot.group, slot.parameter, grad, *slot.state, slot.low, grad_scale);
-  slot.low = {};  // update() has done it
+  slot.low = {};  // update() has written it
   changed(slot);
 }
 

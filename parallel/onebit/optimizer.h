@@ -1,12 +1,14 @@
 #pragma once
-// What the 1-bit optimizers share. They move gradients (or momenta) between ranks, so the model is in no wrapper:
+// Base class of the 1-bit optimizers. They move gradients or momenta between ranks themselves, so the model must not be
+// wrapped in DDP or ZeRO:
 //
-//   onebit::OneBitAdam opt(model.parameters(), {.lr = 3e-4, .freeze_step = 1000});   // now all have rank 0's
+//   onebit::OneBitAdam opt(model.parameters(), {.lr = 3e-4, .freeze_step = 1000});   // broadcasts rank 0's parameters
 //   loss.backward();                                                                 // this rank's gradients
-//   opt.step();                                                                      // the same on all ranks
+//   opt.step();                                                                      // the same update on all ranks
 //   opt.zero_grad();
 //
-// Exact steps average gradients as DDP does, and then are an ordinary optimizer's; compressed ones send a bit a number.
+// Exact steps average gradients with the bits of DDP and then run the plain optimizer; compressed steps send one bit
+// per element.
 #include <cmath>
 #include <functional>
 #include <map>
@@ -22,102 +24,108 @@
 
 namespace lockstep::onebit {
 
+/// Options of one step.
 struct StepOptions {
-  double grad_scale = 1;  ///< gradients are multiplied by it: 1 / micro-batches, 1 / loss scale
-  /// Clip to this norm (0: no clipping): of the mean gradient in exact steps, else see StepReport::norm.
+  double grad_scale = 1;  ///< factor for the gradients: 1 / micro-batches, 1 / loss scale
+  /// Clip to this norm; 0: no clipping. In exact steps it applies to the mean gradient, else to the norm of StepReport.
   double max_norm = 0;
-  bool skip_nonfinite = false;  ///< when any rank has NaN or infinity in a gradient, no rank changes anything
-  bool want_norm = false;       ///< report the norm also without these two
+  bool skip_nonfinite = false;  ///< if any rank has NaN or infinity in a gradient, no rank changes anything
+  bool want_norm = false;       ///< compute the norm even without the two above
 };
 
+/// Outcome of one step.
 struct StepReport {
-  bool compressed = false;
-  bool skipped = false;
-  /// With clipping, skip_nonfinite or want_norm, before clipping: the norm of the mean gradient; in compressed steps
-  /// nobody knows it, and this is the root mean square of the ranks' own norms, which is no smaller. All ranks clip by
-  /// the same factor.
+  bool compressed = false;  ///< this was a compressed step
+  bool skipped = false;     ///< a gradient was not finite: nothing was changed
+  /// Norm before clipping, if it was computed. In exact steps that of the mean gradient. In compressed steps no rank
+  /// knows the mean gradient: it is the root mean square of the ranks' own norms, an upper bound. All ranks clip by the
+  /// same factor.
   double norm = NAN;
 };
 
-/// Bytes that this rank has sent in its steps.
+/// Steps of both kinds so far, and the bytes that this rank has sent in them.
 struct Volume {
   int64_t exact_steps = 0, exact_bytes = 0, compressed_steps = 0, compressed_bytes = 0;
 };
 
-/// What compression took from numbers and still owes, flat: of this rank as a worker, and as the server of a chunk.
+/// Errors of compression on this rank, flat: as a worker, and as the server of a chunk (compressed.h).
 struct Errors {
   Tensor worker, server;
 };
 
+/// An optimizer that communicates. Subclasses define exact and compressed steps.
 class Optimizer : public optim::Optimizer {
  public:
-  /// Collective. Error when a trained parameter has no gradient, or when its gradients are already reduced by DDP.
+  /// Collective. Errors: a trained parameter has no gradient; its gradients were already reduced by DDP; inside a graph
+  /// capture.
   StepReport step(const StepOptions& options);
   void step(double grad_scale = 1) override { step(StepOptions{.grad_scale = grad_scale}); }
   bool communicates() const override { return true; }
-  dist::ProcessGroup& group() const { return group_; }
+  dist::ProcessGroup& group() const { return group_; }  ///< the ranks that train together
 
-  /// Multiplies the momentum of a parameter after each compressed exchange: 0 where gradients are always 0, as one bit
-  /// cannot say 0. Not part of the state.
+  /// Sets a factor for a parameter's momentum, applied after each compressed exchange: 0 where gradients are always 0,
+  /// because one bit cannot express 0. The mask has the parameter's shape (Error otherwise) and is not part of the
+  /// state.
   void set_exp_avg_mask(const Variable& parameter, const Tensor& mask);
 
-  /// Whether all ranks hold the same parameters now (0/1 Adam: not between two exchanges).
+  /// True while all ranks hold the same parameters; false for 0/1 Adam between two exchanges.
   virtual bool is_synchronized() const { return true; }
-  /// Makes it so, for evaluation and checkpoints. Collective.
+  /// Makes the parameters the same on all ranks, for evaluation and checkpoints. Collective.
   virtual void synchronize() {}
 
-  int64_t steps() const { return steps_; }
-  const Volume& volume() const { return volume_; }
+  int64_t steps() const { return steps_; }          ///< steps that were not skipped
+  const Volume& volume() const { return volume_; }  ///< communication so far
 
-  /// Errors of compression start at zero again, as in DeepSpeed: each rank has its own, load_errors() takes them.
+  /// Errors of compression restart at zero, as in DeepSpeed. Each rank has its own: restore them with load_errors().
   void load_state(const optim::OptimizerState& state) override;
-  /// Undefined before the first compressed exchange, and in a group of one.
+  /// The live tensors. Undefined before the first compressed exchange, and in a group of one.
   Errors errors() const;
-  /// After load_state(), by as many ranks as had them: the run then goes on to the bit.
+  /// Restores errors() after load_state(), so that training continues bit-identically. Error unless the number of ranks
+  /// is the same.
   void load_errors(const Errors& errors);
-  /// Elements of a rank's worker errors, padding included.
+  /// Number of elements of worker errors, padding included.
   int64_t error_size();
 
  protected:
-  /// group: null is dist::world().
+  /// group: null means dist::world().
   Optimizer(dist::ProcessGroup* group, const CompressedAllReduce::Options& options);
-  /// All ranks must have the same parameters and options; then rank 0's values go everywhere. Constructors end with it.
-  /// Collective.
+  /// Collective; the last call of a constructor. Error unless all ranks have the same parameters and options; then
+  /// broadcasts rank 0's values.
   void start();
 
-  /// A parameter in a step: `parameter` is its master copy where it has 16 bits.
+  /// A parameter during a step. `parameter` is the f32 master copy of a 16-bit parameter, which is then `low`.
   struct Slot {
     int group = 0;
     Variable variable;
     Tensor parameter, low, mask;
-    Tensor sent;  // what all_reduce() averages
+    Tensor sent;  ///< all_reduce() replaces it by its mean
     optim::ParameterState* state = nullptr;
     Tensor& tensor(const char* name) { return state->zeros(name, parameter); }
   };
-  /// Slots of all trained parameters, in their order; fn sees each with its gradient, in the parameter's precision, and
-  /// may keep it.
+  /// Slots of all trained parameters, in order. fn is called for each slot with its gradient, in the precision of
+  /// slot.parameter, which it may keep.
   std::vector<Slot> slots(const std::function<void(Slot& slot, const Tensor& grad)>& fn = {});
-  /// After a parameter was changed: its 16-bit copy, and its version.
+  /// To be called after a parameter was changed: updates its 16-bit copy and its version.
   void changed(Slot& slot);
-  /// Slot::sent becomes its compressed mean.
+  /// Replaces Slot::sent of all slots by the compressed mean over ranks.
   void all_reduce(const std::vector<Slot>& slots, std::string_view tag);
   void reset_errors() { compressed_.reset(); }
-  /// Error for a parameter that joined when the second moment was frozen already.
+  /// Error for a parameter that was added after the second moment was frozen.
   void check_has_variance(const Slot& slot) const;
-  /// Takes out of a compressed momentum (or gradient) what must be 0: by the user's mask, and where the second moment
-  /// is 0, as nothing was ever seen there: one bit cannot say 0, and the quotient would be anything. frozen: the second
-  /// moment does not change any more.
+  /// Sets elements of a compressed momentum (or gradient) to 0 where the user's mask says so, and where the second
+  /// moment is 0: these elements have never had a gradient, one bit cannot express 0, and the quotient would be
+  /// arbitrary. frozen: the second moment no longer changes.
   void apply_masks(Slot& slot, const Tensor& momentum, bool frozen);
 
-  /// An option that counts steps for the whole optimizer. Error when groups differ.
+  /// An option that counts steps, and so must have the same value in all groups (Error otherwise).
   int64_t common(const char* option) const;
-  /// Whether step number `step`, from 1, averages gradients exactly. Default: up to freeze_step.
+  /// True if step number `step`, counted from 1, averages gradients exactly. Default: up to freeze_step.
   virtual bool is_exact(int64_t step) const { return step <= common("freeze_step"); }
-  /// update() of one parameter.
+  /// Calls update() for one parameter.
   void update_exactly(Slot& slot, const Tensor& grad, double grad_scale);
-  /// An exact step: gradients are the mean over ranks. Default: update_exactly() for each parameter.
+  /// An exact step; gradients hold the mean over ranks. Default: update_exactly() for each parameter.
   virtual void exact_step(int64_t step, double grad_scale);
-  /// Gradients are this rank's own.
+  /// A compressed step; gradients are this rank's own.
   virtual void compressed_step(int64_t step, double grad_scale) = 0;
 
   dist::ProcessGroup& group_;
@@ -133,8 +141,8 @@ class Optimizer : public optim::Optimizer {
   std::vector<Variable> trained_;
   std::vector<int> group_of_;
   std::optional<parallel::GradientAccumulator> mean_;
-  std::map<const void*, Tensor> masks_;  // the user's
-  std::map<const void*, Tensor> seen_;   // where frozen second moments are not 0 (undefined: everywhere)
+  std::map<const void*, Tensor> masks_;  // set by set_exp_avg_mask()
+  std::map<const void*, Tensor> seen_;   // 1 where a frozen second moment is not 0; undefined: everywhere
   int64_t steps_ = 0;
   Volume volume_;
 };

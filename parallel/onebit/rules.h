@@ -1,5 +1,5 @@
 #pragma once
-// What the rules of parallel/onebit/ share. Internal.
+// Formulas and macros shared by the 1-bit optimizers. Internal.
 #include <algorithm>
 #include <cmath>
 
@@ -8,7 +8,7 @@
 
 namespace lockstep::onebit {
 
-/// Not in the header, as LOCKSTEP_OPTIMIZER_CONSTRUCTORS.
+/// Defines the constructors of a class; a counterpart of LOCKSTEP_OPTIMIZER_CONSTRUCTORS.
 #define LOCKSTEP_ONEBIT_CONSTRUCTORS(Class)                                                                \
   Class::Class(std::vector<Variable> parameters, const Class##Options& options, dist::ProcessGroup* group) \
       : Class(std::vector<Group>{{std::move(parameters), options}}, group) {}                              \
@@ -20,6 +20,7 @@ namespace lockstep::onebit {
 
 using optim::unchecked, optim::bias_correction, optim::OptionRange;
 
+/// Error unless `value` is a whole number >= least.
 inline void check_steps(const char* op, const char* option, double value, double least) {
   LOCKSTEP_CHECK(value >= least && value <= 0x1p53 && value == std::floor(value), "[", op,
                  "] expected a whole number >= ", least, " for ", option, ", got ", value);
@@ -30,14 +31,15 @@ inline void add_to_momentum(const Tensor& m, double beta1, const Tensor& grad, d
   add_(mul_scalar_(m, beta1), grad, (1 - beta1) * scale);
 }
 
-/// sqrt(v / correction) + eps, of a second moment that has changed `updates` times.
+/// sqrt(v / correction) + eps for a second moment v that has changed `updates` times.
 template <class Options> Tensor denominator(const Options& o, const Tensor& v, int64_t updates) {
   const double correction = bias_correction(o.bias_correction, o.beta2, updates);
   return add_scalar_(correction == 1 ? sqrt(v) : sqrt_(div_scalar(v, correction)), o.eps);
 }
 
-/// m / below, in place, and no more of it than a lone gradient makes of Adam's quotient when v follows: a frozen v does
-/// not, and where it is tiny a later gradient of ordinary size would be a step of any size, on one rank as on many.
+/// m / below, in place, clamped to the largest quotient that a single gradient can cause in Adam. There v grows with
+/// the gradient. A frozen v does not: where it is tiny, an ordinary gradient would cause a step of any size, even on
+/// one rank.
 template <class Options>
 void divide_bounded(const Options& o, const Tensor& m, const Tensor& below, double factor = 1) {
   const double most = factor * std::max(1., (1 - o.beta1) / std::sqrt(1 - o.beta2));

@@ -1,4 +1,4 @@
-// OneBitSGD.
+// OneBitSGD: SGD with compressed gradients. See onebit.h.
 #include "parallel/onebit/rules.h"
 
 namespace lockstep::onebit {

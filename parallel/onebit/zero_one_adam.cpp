@@ -1,10 +1,13 @@
-// ZeroOneAdam. Three kinds of steps:
+// ZeroOneAdam. p: parameter, m: momentum, v: second moment, U: sum of (learning rate) m since the last exchange.
 //
-//   up to var_freeze_step   exact     at growing intervals: AdamW with the mean gradient, the only steps that change v
-//                           gradient  between them: gradients are averaged with a bit a number, v stays
-//   after it                local     p moves by this rank's own momentum; after local_interval_ of them the ranks
-//                                     exchange U = sum of rate m over these steps, with a bit a number. Then on all,
-//                                     from where p was the same:  p -= U / (sqrt(v) + eps),  m = U / sum of rates
+//   step                      kind       communication            update
+//   up to var_freeze_step
+//     at growing intervals    exact      mean gradient            AdamW; only these steps change v
+//     all others              gradient   gradients, 1 bit each    AdamW with v constant
+//   after var_freeze_step
+//     every step              local      none                     p moves by this rank's own m
+//     every local_interval_   exchange   U, 1 bit each            from the p of the last exchange, common to all ranks:
+//                                                                 p -= U / (sqrt(v) + eps),  m = U / Σ learning rate
 #include "parallel/onebit/rules.h"
 
 namespace lockstep::onebit {
@@ -26,7 +29,7 @@ bool ZeroOneAdam::is_exact(int64_t step) const {
   return step <= common("var_freeze_step") && step % variance_interval_ == 0;
 }
 
-/// v has changed in some of the steps only.
+/// v changes only in exact steps, so its bias correction counts those.
 Tensor ZeroOneAdam::denominator_of(Slot& slot) const {
   return denominator(options_[size_t(slot.group)], slot.tensor("exp_avg_sq"), variance_updates_);
 }
@@ -46,13 +49,13 @@ void ZeroOneAdam::exact_step(int64_t step, double grad_scale) {
 
 void ZeroOneAdam::compressed_step(int64_t step, double grad_scale) {
   const int64_t last = common("var_freeze_step");
-  if (step == last + 1) reset_errors();  // they were of gradients, and will be of sums of momenta
+  if (step == last + 1) reset_errors();  // errors of gradients must not be added to sums of momenta
   if (step <= last) gradient_step(step, grad_scale);
   else local_step(step, grad_scale);
   advance(step);
 }
 
-/// Where the intervals stand after this step.
+/// Updates the intervals after a step.
 void ZeroOneAdam::advance(int64_t step) {
   if (step <= common("var_freeze_step")) {
     if (step % variance_interval_ != 0 || ++variance_count_ < common("var_update_scaler")) return;
@@ -85,7 +88,7 @@ void ZeroOneAdam::gradient_step(int64_t step, double grad_scale) {
   }
 }
 
-/// The next exchange sets parameters anew, from where they were at the last.
+/// The next exchange recomputes parameters from those of the last exchange, so writes in between would be lost.
 void ZeroOneAdam::check_unwritten() {
   if (local_steps_ == 0) return;
   for (const Slot& slot : slots()) {
@@ -130,7 +133,7 @@ void ZeroOneAdam::exchange() {
     slot.sent = slot.tensor("momentum_sum");
     if (options_[size_t(slot.group)].precondition) div_(slot.sent, denominator_of(slot));
   }
-  // With learning rates of 0 nothing has moved, and nothing is to be told.
+  // If all learning rates were 0 nothing has moved, and nothing is exchanged.
   if (std::any_of(rates_.begin(), rates_.end(), [](double rate) { return rate > 0; })) all_reduce(all, "momentum");
   for (Slot& slot : all) {
     const double rate = rates_[size_t(slot.group)];

@@ -1,27 +1,32 @@
 #pragma once
-// Attention over a sequence of which each rank of a group has T/P tokens: equal to attention() on the whole.
+// Attention over a sequence that the P ranks of a group share, T/P tokens each. The result equals attention() on the
+// whole sequence.
 //
-// Ulysses (Jacobs et al., 2023): an all-to-all turns T/P tokens of all heads into all tokens of H/P heads, attention
-// runs as in one process, a second all-to-all turns back.
+// Ulysses (Jacobs et al., 2023): an all-to-all turns T/P tokens of all heads into all T tokens of H/P heads; attention
+// runs as on one rank; a second all-to-all turns the result back. a: data on rank 0, b: data on rank 1.
 //
-//        tokens  0 1 2 3                      0 1 2 3
-//   head 0       a a b b                      a a a a          a, b: rank 0, rank 1
-//   head 1       a a b b    all-to-all ->     b b b b
+//            token                          token
+//            0 1 2 3                        0 1 2 3
+//   head 0   a a b b                        a a a a
+//   head 1   a a b b    ─ all-to-all ─▶     b b b b
 //
-// Ring attention (Liu et al., 2023): queries stay; keys and values go round, to the next rank while this one computes
-// with them. What a block gives is merged with what is there by the logarithms of the sums, as in FlashAttention.
-// Backward sends keys and values round again, and their gradients one hop behind, which end where they belong. No rank
-// holds more than two blocks of keys beside its own.
+// Ring attention (Liu et al., 2023): queries stay; blocks of keys and values go round the ring. Each rank sends its
+// current block on while it computes with it, and merges the results by their log-sum-exp, as FlashAttention does.
+// Backward sends keys and values round once more; their gradients follow one hop behind and end on the owner's rank. A
+// rank holds at most two blocks besides its own.
 //
-//   step   rank 0   rank 1   rank 2             causal: blocks that lie after the queries are left out;
-//    0       k0       k1       k2               zigzag (plan.h) then keeps the ranks equally busy
-//    1       k2       k0       k1
+//   step   rank 0   rank 1   rank 2
+//    0       k0       k1       k2           causal: blocks after all queries of a rank are skipped;
+//    1       k2       k0       k1           the zigzag order (plan.h) keeps the ranks equally busy
 //    2       k1       k2       k0
 //
-// Bytes that a rank sends, e each element, b = 2 B G (T/P) D for keys and values of G heads, q = B H (T/P) D:
-//            forward                 backward
-//   Ulysses  (P-1)/P (2q + b) e      the same
-//   ring     (P-1) b e               (P-1) b e + P b w        w: e; for 16 bits 4, as gradients are summed in f32
+// Bytes that a rank sends, for elements of e bytes, q = B H (T/P) D elements of queries, b = 2 B G (T/P) D of keys and
+// values (G key heads):
+//
+//              forward                   backward
+//   Ulysses    (P-1)/P (2q + b) e        the same
+//   ring       (P-1) b e                 (P-1) b e + P b w       w: bytes of a gradient, 4 for 16-bit inputs (summed in
+//                                                                f32), else e
 #include <memory>
 
 #include "autograd/ops.h"
@@ -30,13 +35,14 @@
 
 namespace lockstep::sequence {
 
-/// q (B, H, T/P, D), k and v (B, G, T/P, D): this rank's part, contiguous order. H must divide by P; keys of fewer
-/// heads than ranks are sent to every rank that reads them. Under dropout the mask is that of one process that draws
-/// the same key; ranks may draw others.
+/// Ulysses attention of q (B, H, T/P, D) with k and v (B, G, T/P, D), this rank's tokens in contiguous order. Error
+/// unless P divides H; if there are fewer key heads than ranks, they are sent to every rank that reads them. With
+/// dropout, ranks in the same random state use the mask of a single process. Collective, and so is the backward.
 Variable ulysses_attention(const Variable& q, const Variable& k, const Variable& v, AttentionArgs args,
                            const std::shared_ptr<dist::ProcessGroup>& group);
 
-/// The same by a ring; any H and G that attention() takes.
+/// Ring attention on the same shapes, for any H and G that attention() takes. Errors: an attention window shorter than
+/// the sequence; an odd number of tokens per rank in zigzag order.
 Variable ring_attention(const Variable& q, const Variable& k, const Variable& v, AttentionArgs args,
                         const std::shared_ptr<dist::ProcessGroup>& group, Order order = Order::contiguous);
 

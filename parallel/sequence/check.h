@@ -1,11 +1,12 @@
 #pragma once
-// What both ways of attention check and share. Not for users.
+// Checks and random keys shared by both kinds of attention. Internal.
 
 #include "autograd/autocast.h"
 #include "parallel/sequence/attention.h"
 
 namespace lockstep::sequence {
 
+/// Error unless q, k and v are parts of the same tokens, with heads and dtypes that fit.
 inline void check_parts(const char* op, const Variable& q, const Variable& k, const Variable& v,
                         const std::shared_ptr<dist::ProcessGroup>& group) {
   LOCKSTEP_CHECK(group, "[", op, "] expected a process group, got none");
@@ -19,7 +20,7 @@ inline void check_parts(const char* op, const Variable& q, const Variable& k, co
                  q.dtype(), ", ", k.dtype(), " and ", v.dtype());
 }
 
-/// Numbers of its own for part `n` of a dropout mask.
+/// A key with independent random numbers for part `n` of a dropout mask.
 inline PhiloxKey key_of(PhiloxKey key, int64_t n) {
   return {key.seed ^ (0x9E3779B97F4A7C15u * uint64_t(n + 1)), key.stream, key.recorded};
 }

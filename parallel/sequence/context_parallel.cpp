@@ -1,3 +1,4 @@
+// Context parallelism in the attention modules of a model. See context_parallel.h.
 #include "parallel/sequence/context_parallel.h"
 
 #include <map>
@@ -6,8 +7,8 @@
 namespace lockstep::sequence {
 namespace {
 
-/// Positions of a rank's tokens, kept on the device where attention met so many: a step that is recorded
-/// (tensor/graph.h) can copy nothing from the host.
+/// Positions of this rank's tokens. Those on a device are cached for each sequence length, because a step that is
+/// recorded (tensor/graph.h) cannot copy from the host.
 class Positions {
  public:
   Positions(int ranks, int rank, Order order) : ranks_(ranks), rank_(rank), order_(order) {}
@@ -24,10 +25,10 @@ class Positions {
   }
 
  private:
-  static constexpr size_t most = 16;  // lengths
+  static constexpr size_t most = 16;  // cached lengths
   const int ranks_, rank_;
   const Order order_;
-  std::mutex mutex_;  // replicas of a model may be threads
+  std::mutex mutex_;  // replicas of a model may run in several threads
   std::map<int64_t, Tensor> kept_;
 };
 

@@ -5,9 +5,9 @@
 //   const auto mine = [&](const Tensor& x) { return sequence::slice(x, 1, ranks, rank, Order::zigzag); };  // (B, T/P)
 //   model.loss(mine(tokens), mine(labels)).backward();          // mean over this rank's tokens; all have as many
 //
-// Gradients are then averaged over all ranks (DDP over data x context; parallel::Mesh::copies()). Attention is the one
-// place where tokens meet; all other layers work on a part as they are. Unlike Megatron's sequence parallelism, which
-// cuts up what lies between the parts of tensor parallelism.
+// Gradients are then averaged over all ranks (DDP over data x context: parallel::Mesh::copies()). Tokens meet only in
+// attention; all other layers work on a part unchanged. Megatron's sequence parallelism (parallel/tensor/) is
+// different: it cuts the activations between tensor-parallel layers.
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -17,20 +17,25 @@
 
 namespace lockstep::sequence {
 
+/// The two kinds of attention, see attention.h.
 enum class Kind { ulysses, ring };
-std::string_view name_of(Kind kind);
+std::string_view name_of(Kind kind);  ///< "ulysses" or "ring"
 
+/// Options of share_sequences().
 struct ContextOptions {
   Kind kind = Kind::ring;
-  std::optional<Order> order = {};  ///< default: zigzag for the ring, contiguous for Ulysses (which takes no other)
+  std::optional<Order> order = {};  ///< default: zigzag for the ring; Ulysses takes only contiguous
+  /// `order`, or the default for `kind`.
   Order order_or_default() const { return order.value_or(kind == Kind::ring ? Order::zigzag : Order::contiguous); }
 };
 
-/// From here on, modules below `model` take parts of sequences (nn::Module::share_sequence()), in a pipeline's stages
-/// too; slice() of plan.h cuts. Error when none attends to other tokens, or one whose heads Ulysses cannot share.
+/// From now on attention modules below `model` take parts of sequences (nn::Module::share_sequence()), also in pipeline
+/// stages; cut inputs by slice() of plan.h. Returns the state that they share. Errors: no module attends to other
+/// tokens; Ulysses cannot divide the heads of one.
 std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group,
                                                   ContextOptions options = {});
-/// They take whole sequences again, each rank its own: evaluation, generation. `part`: or what share_sequences() gave.
+/// The modules take whole sequences again, each rank its own, for evaluation or generation. A `part` returned by
+/// share_sequences() turns sharing on again.
 void take_sequences(nn::Module& model, const std::shared_ptr<nn::SequencePart>& part = nullptr);
 
 }  // namespace lockstep::sequence

@@ -1,3 +1,4 @@
+// Orders of tokens, steps of ring attention, and their picture. See plan.h.
 #include "parallel/sequence/plan.h"
 
 #include <algorithm>
@@ -30,7 +31,7 @@ Tensor slice(const Tensor& x, int64_t dim, int ranks, int rank, Order order) {
 
 Tensor join(const std::vector<Tensor>& parts, int64_t dim, Order order) {
   const Tensor all = cat(parts, dim);
-  std::vector<int64_t> place(size_t(all.size(dim)));  // in `all`, of each token
+  std::vector<int64_t> place(size_t(all.size(dim)));  // index in `all` of each token
   int64_t at = 0;
   for (size_t r = 0; r < parts.size(); ++r) {
     for (const int64_t position : positions(all.size(dim), int(parts.size()), int(r), order).to_vector<int64_t>())
@@ -43,8 +44,8 @@ std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, Order 
   const int from = owner(ranks, rank, step);
   if (!causal || from == rank) return Piece{0, tokens, 0, tokens, causal};
   if (order == Order::contiguous) return from < rank ? std::optional(Piece{0, tokens, 0, tokens, false}) : std::nullopt;
-  // Of an earlier rank the first half lies before all queries here, the second after all; of a later one both lie
-  // between the halves here.
+  // Zigzag. Keys of an earlier rank: the first half precedes all queries here, the second half follows all of them.
+  // Keys of a later rank all lie between the two halves here, so that the second half of the queries sees all of them.
   const int64_t half = tokens / 2;
   return from < rank ? Piece{0, tokens, 0, half, false} : Piece{half, half, 0, tokens, false};
 }
@@ -57,13 +58,13 @@ double scores(const std::optional<Piece>& p) {
 std::string draw_svg(int ranks) {
   LOCKSTEP_CHECK(ranks >= 1 && ranks <= 16, "[draw] expected 1 to 16 ranks, got ", ranks);
   constexpr int left = 60, top = 52, row = 24, unit = 96;
-  constexpr int64_t tokens = 512;  // a block of tokens^2 scores is `unit` wide
+  constexpr int64_t tokens = 512;  // a block of tokens² scores is `unit` pixels wide
   const auto width_of = [&](double work) { return int(std::lround(work / double(tokens * tokens) * unit)); };
   const int width = left + ranks * unit + 150, panel = row * ranks + 64, height = top + 2 * panel - 40;
   std::string out = svg::begin(width, height);
   int y = top;
   for (const Order order : {Order::contiguous, Order::zigzag}) {
-    std::vector<int> begins{left};  // a step lasts as long as its longest piece
+    std::vector<int> begins{left};  // a step takes as long as its longest piece
     double done = 0, lasted = 0;
     for (int step = 0; step < ranks; ++step) {
       double longest = 0;

@@ -1,11 +1,11 @@
-// Ring attention: keys and values go round.
+// Ring attention: blocks of keys and values go round the ring, and partial results are merged. See attention.h.
 #include "autograd/tape.h"
 #include "parallel/sequence/check.h"
 
 namespace lockstep::sequence {
 namespace {
 
-/// Sums of 16-bit values are carried in f32.
+/// 16-bit values are accumulated in f32.
 DType wide(DType dtype) { return size_of(dtype) == 2 ? f32 : dtype; }
 
 struct Ring {
@@ -23,7 +23,7 @@ struct Ring {
     a.key = key_of(args.key, int64_t(group->rank()) * ranks() + owner(ranks(), group->rank(), step));
     return a;
   }
-  /// To the next rank, from the one before; while this one computes.
+  /// Sends a block to the next rank and receives one from the previous rank, in the background.
   dist::Work pass(const Tensor& mine, const Tensor& coming, const char* what, int step) const {
     const int next = (group->rank() + 1) % ranks(), previous = (group->rank() + ranks() - 1) % ranks();
     const std::string tag = str(what, ", step ", step);
@@ -53,7 +53,8 @@ struct Ring {
     return {out.to(q.dtype()), lse};
   }
 
-  /// Of two sets of keys, exp(lse) are the sums that the outputs were divided by.
+  /// Merges the attention over two disjoint sets of keys. exp(lse) is the softmax denominator of each; out and lse are
+  /// updated in place.
   static void merge(const Tensor& out, const Tensor& lse, const AttentionResult& part) {
     const Tensor gap = sub(part.lse, lse);
     out.copy_(add(out, mul(sigmoid(gap).unsqueeze(-1), sub(part.out.to(out.dtype()), out))));
@@ -65,7 +66,7 @@ struct Ring {
     const TensorOptions sums{wide(q.dtype()), q.device()};
     Tensor held = stack({k, v}), coming = empty_like(held);
     const Tensor grad_q = zeros(q.shape(), sums);
-    Tensor collected;  // gradients of the block that is held, from the ranks that had it before
+    Tensor collected;  // gradients of the current block from the ranks that held it before
     dist::Work passing;
     for (int step = 0; step < ranks(); ++step) {
       const bool last = step + 1 == ranks();

@@ -1,16 +1,17 @@
-// Ulysses: tokens against heads.
+// Ulysses attention: an all-to-all exchanges tokens for heads. See attention.h.
 #include "autograd/tape.h"
 #include "parallel/sequence/check.h"
 
 namespace lockstep::sequence {
 namespace {
 
-/// (B, heads, T/P, D) of this rank's tokens <-> (B, heads/P, T, D) of its heads, several tensors in one all-to-all.
+/// Exchanges (B, heads, T/P, D) of this rank's tokens for (B, heads/P, T, D) of its heads (to_heads), or back; several
+/// tensors in one all-to-all.
 std::vector<Tensor> turn(const std::vector<Tensor>& parts, bool to_heads, dist::ProcessGroup& group) {
   const int64_t ranks = group.size();
-  const int cut = to_heads ? 1 : 2, joined = to_heads ? 2 : 1;  // dims
+  const int cut = to_heads ? 1 : 2, joined = to_heads ? 2 : 1;  // the dim that is cut, and the dim that is joined
   const TensorOptions options{parts[0].dtype(), parts[0].device()};
-  int64_t chunk = 0;  // elements for each rank
+  int64_t chunk = 0;  // elements sent to each rank
   std::vector<Tensor> results;
   for (const Tensor& x : parts) {
     chunk += x.numel() / ranks;
@@ -20,7 +21,7 @@ std::vector<Tensor> turn(const std::vector<Tensor>& parts, bool to_heads, dist::
     results.push_back(empty(shape, options));
   }
   const Tensor sent = empty({ranks, chunk}, options), received = empty_like(sent);
-  /// Calls fn(i, rank, part) for what goes to, or comes from, each rank of tensor i.
+  /// Calls fn(i, rank, part) for the part of tensor i that goes to, or comes from, each rank.
   const auto each = [&](const Tensor& buffer, const auto& fn) {
     int64_t at = 0;
     for (size_t i = 0; i < parts.size(); ++i) {
@@ -59,8 +60,8 @@ std::vector<Variable> turn(const std::vector<Variable>& parts, bool to_heads,
       });
 }
 
-/// Heads of k such that each rank's share is what its queries read: as they are, or each repeated, once for every rank
-/// or query head.
+/// Key heads such that each rank's share is what its queries read. If the ranks do not divide the heads of x, each is
+/// repeated: once per rank that reads it if its number divides the ranks, else once per query head.
 Variable spread(const Variable& x, int64_t heads, int64_t ranks) {
   const int64_t groups = x.size(1), wanted = groups % ranks == 0 ? groups : ranks % groups == 0 ? ranks : heads;
   if (wanted == groups) return x;
@@ -79,7 +80,7 @@ Variable ulysses_attention(const Variable& query, const Variable& key, const Var
   LOCKSTEP_CHECK(heads % ranks == 0, "[ulysses_attention] expected heads that divide by the ", ranks, " ranks, got ",
                  heads, "; ring_attention takes any number");
   const std::vector<Variable> whole = turn({q, spread(k, heads, ranks), spread(v, heads, ranks)}, true, group);
-  if (args.dropout > 0) {  // the masks of these heads among all
+  if (args.dropout > 0) {  // use this rank's share of the whole mask
     args.all_heads = std::max(args.all_heads, heads);
     args.first_head += group->rank() * (heads / ranks);
   }

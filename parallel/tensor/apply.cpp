@@ -1,3 +1,4 @@
+// Applying tensor parallelism: all cuts are found and checked first, then made. See apply.h.
 #include "parallel/tensor/apply.h"
 
 #include <algorithm>
@@ -32,7 +33,7 @@ bool glob(std::string_view pattern, std::string_view name) {
   return false;
 }
 
-/// The name, or the last parts of it; "*.x" also fits x itself.
+/// True if the pattern matches the name or its last components; "*.x" also matches x itself.
 bool fits(const std::string& pattern, const std::string& name) {
   if (glob(pattern, name) || glob(pattern, "." + name)) return true;
   if (pattern.empty()) return false;
@@ -43,7 +44,7 @@ bool fits(const std::string& pattern, const std::string& name) {
 
 std::string quoted(const std::string& module) { return module.empty() ? "the module itself" : "\"" + module + "\""; }
 
-/// A logits tensor's whole from everybody's, which need not be of one size.
+/// The whole logits from all ranks' parts, which may differ in size.
 Variable gather_logits(const Variable& x, int64_t vocab, dist::ProcessGroup& group) {
   Cut cut{.whole = x.shape(), .dim = x.dim() - 1};
   cut.whole[x.dim() - 1] = vocab;
@@ -54,7 +55,7 @@ Variable gather_logits(const Variable& x, int64_t vocab, dist::ProcessGroup& gro
   });
 }
 
-/// What is to be done, found and checked before anything is.
+/// Plans the changes to a model: the constructor finds and checks all of them, run() makes them.
 class Application {
  public:
   Application(nn::Module& module, const Options& options, dist::ProcessGroup& group)
@@ -105,7 +106,8 @@ class Application {
  private:
   std::string hint(const std::string& pattern) const {
     if (modules_.size() == 1) return "; there are no modules below this one";
-    std::vector<std::string> known, all;  // as many last parts of names as the pattern has; whole names
+    // known: as many last components of each name as the pattern has; all: whole names
+    std::vector<std::string> known, all;
     for (size_t i = 1; i < modules_.size(); ++i) {
       const std::string& name = modules_[i].first;
       size_t at = name.size();
@@ -118,7 +120,7 @@ class Application {
     return suggestion(pattern, known) + "; its modules are " + list_names(all, 12);
   }
 
-  /// Parameters have a rule of their own only where a slice of it needs nothing else.
+  /// A rule may name a single parameter only if its kind is features: its slice then needs no communication.
   const Rule* rule_for(const std::string& name, bool is_module = true) {
     const Rule* first = nullptr;
     for (size_t i = 0; i < used_.size(); ++i) {
@@ -133,7 +135,7 @@ class Application {
   void visit(nn::Module& m, const std::string& prefix) {
     nn::Fields fields;
     m.fields(fields);
-    bool own = false;  // something that it computes with is a slice
+    bool own = false;  // a field of this module is a slice
     for (nn::Fields::Entry& entry : fields.entries) {
       const std::string name = nn::joined(prefix, entry.name);
       const Rule* const rule = entry.buffer ? nullptr : rule_for(name, entry.module);
@@ -157,7 +159,7 @@ class Application {
     return layer;
   }
 
-  /// What a Cut means for one parameter of its field.
+  /// Notes the slice of one parameter under the cut of its field.
   void slice(const nn::Cut& how, const std::string& name, const Variable& parameter) {
     const int dim = dim_of(how, parameter.shape());
     if (dim < 0) return;
@@ -178,7 +180,7 @@ class Application {
     slices_.push_back({name, parameter, std::move(cut)});
   }
 
-  /// The same for the weight of a Linear or Head, which may be in codes.
+  /// slice() for the weight of a Linear or Head, which may be quantised.
   void slice_weight(const nn::Cut& how, const std::string& name, const Variable& weight,
                     const std::shared_ptr<nn::QuantizedWeight>& quantized) {
     const std::string field = nn::joined(name, "weight");
@@ -196,7 +198,7 @@ class Application {
                    " ranks of group ", group_.name(), " divide, got ", size);
   }
 
-  /// column_linear() in place of a layer's product.
+  /// A product hook that calls column_linear().
   auto column_product(bool to_whole = false) const {
     return [o = ColumnOptions{.gather_output = to_whole,
                               .sequence = options_.sequence,
@@ -207,7 +209,7 @@ class Application {
     };
   }
 
-  /// Later: `hook` of the module of that name computes so.
+  /// run() will set `hook` of the module `name` to fn. Error if it is set already.
   template <class Hook, class Fn> void replace(const std::string& name, Hook& hook, const Fn& fn) {
     LOCKSTEP_CHECK(!hook, "[tensor_parallel] ", quoted(name), " is cut already");
     changes_.push_back([&hook, fn] { hook = fn; });
@@ -313,11 +315,11 @@ class Application {
   int n_;
   std::vector<std::pair<std::string, nn::Module*>> modules_;
   std::map<const void*, std::vector<std::string>> owners_;
-  std::vector<bool> used_;  // rules
+  std::vector<bool> used_;  // rules that matched something
   bool has_any_ = false;
-  std::map<const void*, std::set<std::string>> cut_;  // the names under which they are
+  std::map<const void*, std::set<std::string>> cut_;  // names under which a parameter is cut
   std::set<const void*> summed_;
-  std::vector<std::string> partial_;  // their names
+  std::vector<std::string> partial_;  // names of the parameters of summed_
   std::vector<nn::Module*> sliced_;
   std::vector<TensorParallel::Slice> slices_;
   std::vector<std::function<void()>> changes_;
@@ -332,7 +334,7 @@ TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const Option
   lines.push_back(str("sequence ", options.sequence, ", overlap ", options.overlap, ", chunks ", options.chunks));
   if (group.size() > 1) parallel::check_agreement("tensor_parallel", lines, group);
   Application application(module, options, group);
-  std::set<std::string> empty;  // ranks agree on how these start
+  std::set<std::string> empty;  // all ranks will fill these from the same start
   for (auto& p : module.named_parameters())
     if (nn::is_built_empty(p.variable)) empty.insert(p.name);
   if (group.size() > 1)

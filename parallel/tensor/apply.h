@@ -1,13 +1,13 @@
 #pragma once
-// Tensor parallelism of a model as it is: its fields() say what is cut how (nn/cut.h), apply() cuts the parameters in
-// place and puts the communication in.
+// Tensor parallelism for an unmodified model: its fields() say how each layer can be cut (nn/cut.h); apply() replaces
+// the parameters by slices, in place, and inserts the communication.
 //
-//   nn::GPT model(options);                                              // whole, on every rank
-//   dist::Mesh mesh(dist::world(), {{"dp", 2}, {"tp", 4}});              // tp fastest: its ranks talk most
+//   nn::GPT model(options);                                              // the whole model, on every rank
+//   dist::Mesh mesh(dist::world(), {{"dp", 2}, {"tp", 4}});              // tp fastest: its ranks communicate most
 //   auto sliced = tensor_parallel::apply(model, mesh.group("tp"));
-//   optim::AdamW optimizer(model.parameters(), {});                      // after apply(): of slices
+//   optim::AdamW optimizer(model.parameters(), {});                      // after apply(): it must see the slices
 //   parallel::DistributedDataParallel ddp(model, {}, &mesh.group("dp"));
-//   model.loss(tokens, targets).backward();                              // ranks of a tp group with the same tokens
+//   model.loss(tokens, targets).backward();                              // the same tokens on all ranks of a tp group
 //   sliced.clip_grad_norm(1);
 //   optimizer.step();
 #include <string>
@@ -19,44 +19,48 @@
 
 namespace lockstep::tensor_parallel {
 
-/// What a model that cannot be edited would say in its fields(), or another Cut than it says there.
+/// Says how a module is cut, for models whose fields() do not, or in place of what they say.
 struct Rule {
-  /// Of names of modules (cut::features: of parameters, too): a name, or the last parts of one; * stands for anything.
-  /// The first rule that fits a name counts.
+  /// A module's name or its last components ("mlp.up"); * matches any characters. cut::features also takes names of
+  /// parameters. The first rule that matches a name counts.
   std::string pattern;
   nn::Cut cut;
 };
 
+/// Options of apply(); the same on all ranks.
 struct Options {
-  /// Columns, rows and heads take and give parts of the sequence, and so does what is cut by tokens.
+  /// Sequence parallelism: layers outside the cut weights work on parts of the sequence (Korthikanti et al., 2022).
   bool sequence = false;
-  /// Of a sequence: ranks add up the gradients of what sees a part of it as they arrive; false: see partial().
+  /// With `sequence`: all-reduce the gradients of parameters that see only a part of the sequence as they arrive;
+  /// false: the caller does it, see partial().
   bool sum = true;
-  bool overlap = true;  ///< see ColumnOptions, also for chunks
+  bool overlap = true;  ///< see ColumnOptions, as well as `chunks`
   int64_t chunks = 0;
-  std::vector<Rule> rules = {};
+  std::vector<Rule> rules = {};  ///< checked before what the model's fields() say
 };
 
-/// What apply() did: which parameters are cut, and what must be done over the group. Module and group live longer.
+/// The result of apply(): the parameters that are cut, and the norm of a model in slices. Module and group must outlive
+/// it.
 class TensorParallel {
  public:
+  /// A parameter that is cut, and how.
   struct Slice {
     std::string name;
     Variable parameter;
     Cut cut;
   };
-  nn::Module& module() const { return *module_; }
-  dist::ProcessGroup& group() const { return *group_; }
-  const std::vector<Slice>& slices() const { return slices_; }
-  /// Of parameters that are whole, but whose gradients each rank has a part of.
+  nn::Module& module() const { return *module_; }               ///< the model that was cut
+  dist::ProcessGroup& group() const { return *group_; }         ///< the tensor-parallel ranks
+  const std::vector<Slice>& slices() const { return slices_; }  ///< all cut parameters
+  /// Names of parameters that are whole on every rank, but whose gradient covers only this rank's part of the sequence.
   const std::vector<std::string>& partial() const { return partial_; }
-  /// Null for parameters that every rank has whole.
+  /// The slice of a parameter; null if every rank has the whole parameter.
   const Slice* find(const Variable& parameter) const;
 
-  /// Of the gradients of the whole model: slices of all ranks and, once, what all ranks have. The same bits on all.
-  /// Called by all ranks.
+  /// Norm of the gradients of the whole model: the slices of all ranks, and whole parameters once. Bit-identical on all
+  /// ranks. Collective.
   double grad_norm() const;
-  /// optim::clip_grad_norm() with that norm.
+  /// optim::clip_grad_norm() with that norm. Collective.
   double clip_grad_norm(double max_norm) const;
 
  private:
@@ -67,11 +71,12 @@ class TensorParallel {
   std::vector<std::string> partial_;
 };
 
-/// Called by all ranks of `group` before anything else holds the parameters' tensors (an optimizer's state, DDP, ZeRO).
-/// Copies rank 0's values to all, cuts them (of a model that was built empty: fill() makes slices). A parameter that
-/// several modules share is cut when all of them say the same. Errors, on all ranks and before anything is changed: a
-/// model of which nothing is cut, a pattern that nothing matches, a module or parameter that has no such form or is cut
-/// twice, heads or widths that the ranks do not divide.
+/// Collective, and to be called before anything else holds the parameters' tensors (an optimizer's state, DDP, ZeRO).
+/// Broadcasts rank 0's values and cuts them; of a model built empty (nn/build_empty.h) fill() makes slices. A parameter
+/// shared by several modules is cut if all of them ask for the same cut.
+///
+/// Errors, on all ranks and before anything is changed: nothing in the model is cut; a pattern matches nothing; a
+/// module or parameter cannot be cut that way, or would be cut twice; the ranks do not divide the heads or widths.
 TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const Options& options = {});
 
 }  // namespace lockstep::tensor_parallel

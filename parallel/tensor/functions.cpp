@@ -1,3 +1,4 @@
+// Differentiable collectives. See functions.h.
 #include "parallel/tensor/functions.h"
 
 #include "autograd/tape.h"
@@ -8,7 +9,7 @@ namespace {
 
 dist::CollectiveOptions how(bool background = true) { return {.tag = "tensor parallel", .async = background}; }
 
-/// The dim, counted from the front; Error unless the ranks divide its size.
+/// `dim` counted from the front; Error unless the ranks divide its size.
 int divided_dim(const char* op, const Tensor& x, int64_t dim, const dist::ProcessGroup& group) {
   const int d = normalize_dim(op, dim, x.dim());
   LOCKSTEP_CHECK(x.shape()[d] % group.size() == 0, "[", op, "] expected a size that ", group.size(),
@@ -16,11 +17,11 @@ int divided_dim(const char* op, const Tensor& x, int64_t dim, const dist::Proces
   return d;
 }
 
-/// Elements of the dims in front of one, and of the rest.
+/// Number of elements of the dims before d, and of those from d on.
 int64_t before(const Shape& shape, int d) { return numel_of(Shape(shape.begin(), shape.begin() + d)); }
 int64_t from(const Shape& shape, int d) { return numel_of(Shape(shape.begin() + d, shape.end())); }
 
-/// A tensor that may be overwritten.
+/// x itself if it may be overwritten, else a copy.
 Tensor owned(const Tensor& x) { return x.is_exclusive() && x.is_contiguous() ? x : x.clone(); }
 
 }  // namespace

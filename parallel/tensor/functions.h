@@ -1,17 +1,17 @@
 #pragma once
-// What tensor parallelism sends, as operations on the tape (Shoeybi et al., Megatron-LM, 2019; for parts of a sequence
-// Korthikanti et al., 2022). Each is the derivative of another:
+// The collectives of tensor parallelism as differentiable operations (Shoeybi et al., Megatron-LM, 2019; for parts of a
+// sequence Korthikanti et al., 2022). Each is the derivative of another:
 //
 //                      forward          backward
-//   copy_to            nothing          all-reduce        Megatron's f: in front of a layer whose weight is cut
-//   reduce_from        all-reduce       nothing           Megatron's g: behind one
-//   scatter_to         own part         all-gather        of a value that all ranks have
-//   gather_from        all-gather       own part          a value that all ranks use alike
-//   all_gather         all-gather       reduce-scatter    parts of a sequence become whole in front of a cut weight
-//   reduce_scatter     reduce-scatter   all-gather        and parts again behind one
+//   copy_to            identity         all-reduce        Megatron's f: before a layer whose weight is cut
+//   reduce_from        all-reduce       identity          Megatron's g: after one
+//   scatter_to         own part         all-gather        of a value that is the same on all ranks
+//   gather_from        all-gather       own part          if all ranks then compute the same with the whole
+//   all_gather         all-gather       reduce-scatter    parts of a sequence become whole before a cut weight
+//   reduce_scatter     reduce-scatter   all-gather        sums become parts of the sequence after one
 //
-// Called by all ranks of the group with tensors of one shape; the group must live as long as the graph. In a group of
-// one all are the identity.
+// Collective: all ranks of the group call them with tensors of one shape. The group must outlive the graph. In a group
+// of one rank they are the identity.
 #include <functional>
 #include <vector>
 
@@ -20,29 +20,32 @@
 
 namespace lockstep::tensor_parallel {
 
-constexpr int64_t along_sequence = -2;  ///< the dim of (..., tokens, width) that is cut into parts of a sequence
+constexpr int64_t along_sequence = -2;  ///< the dim of tokens in (..., tokens, width), cut in sequence parallelism
 
-Variable copy_to(const Variable& x, dist::ProcessGroup& group);
-Variable reduce_from(const Variable& x, dist::ProcessGroup& group);
-// `dim` counts from the end when negative. scatter_to and reduce_scatter: Error unless the ranks divide it.
+Variable copy_to(const Variable& x, dist::ProcessGroup& group);  ///< f: identity forward, all-reduce of the gradient
+Variable reduce_from(const Variable& x, dist::ProcessGroup& group);  ///< g: all-reduce forward, identity backward
+// `dim` counts from the end if negative. scatter_to and reduce_scatter: Error unless the ranks divide the size of
+// `dim`.
 Variable scatter_to(const Variable& x, int64_t dim, dist::ProcessGroup& group);
-Variable gather_from(const Variable& x, int64_t dim, dist::ProcessGroup& group);
-Variable all_gather(const Variable& x, int64_t dim, dist::ProcessGroup& group);
+Variable gather_from(const Variable& x, int64_t dim, dist::ProcessGroup& group);  ///< the whole from the ranks' parts
+Variable all_gather(const Variable& x, int64_t dim, dist::ProcessGroup& group);   ///< the whole from the ranks' parts
+/// This rank's part of the sum over the ranks.
 Variable reduce_scatter(const Variable& x, int64_t dim, dist::ProcessGroup& group);
 
-/// Collectives on tensors along any dim, begun and finished apart, so that something else may be computed between.
+/// A collective along any dim that has been started; wait() finishes it, so that other work can overlap with it.
 class Pending {
  public:
-  /// In place. Without `background` it is there when this returns.
+  /// Sums x over the ranks, in place or into `into`. Without `background` the sum is complete when this returns.
   static Pending all_reduce(const Tensor& x, dist::ProcessGroup& group, bool background = true);
   static Pending all_reduce(const Tensor& into, const Tensor& x, dist::ProcessGroup& group);
-  /// Into a contiguous tensor, when one is given.
+  /// Concatenates the ranks' x along `dim`; into `into`, a contiguous tensor, if it is given.
   static Pending all_gather(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into = {});
+  /// This rank's part along `dim` of the sum over the ranks. Error unless the ranks divide the size of `dim`.
   static Pending reduce_scatter(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into = {},
                                 bool background = true);
-  /// All of them, which fill `result`.
+  /// Joins several collectives that fill `result` together.
   static Pending all(std::vector<Pending> parts, const Tensor& result);
-  Tensor wait();
+  Tensor wait();  ///< waits, and returns the result; call it once
 
  private:
   dist::Work work_;

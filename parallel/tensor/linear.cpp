@@ -1,3 +1,4 @@
+// Column- and row-parallel linear maps, in ordinary and 8-bit floats. See linear.h.
 #include "parallel/tensor/linear.h"
 
 #include "autograd/autocast.h"
@@ -21,13 +22,13 @@ void check_input(const char* op, const Variable& x, const Variable& w, bool sequ
                  sequence ? "..., T, " : "..., ", w.size(1), "), got ", x.shape());
 }
 
-/// A weight that many products read: numbers in place of codes.
+/// The weight in floating point: a quantised one is dequantised, because several products will read it.
 Tensor in_numbers(const Tensor& w, DType dtype) {
   const QuantizedHandle* const codes = quantized_of(w);
   return codes ? dequantize(codes->weight, dtype) : w;
 }
 
-/// linear() of rows, into memory that need not be contiguous.
+/// linear() of `rows`, written to `place`, which need not be contiguous.
 void linear_at(const Tensor& place, const Tensor& pre, const Tensor& rows, const Tensor& w, const Tensor& bias,
                Activation activation) {
   if (place.is_contiguous()) return linear_into(place, rows, w, bias, activation, pre);
@@ -36,7 +37,8 @@ void linear_at(const Tensor& place, const Tensor& pre, const Tensor& rows, const
   if (pre.defined()) pre.copy_(before.view(pre.shape()));
 }
 
-/// A gradient that was gathered, for a backward in two parts: the weight's is computed later.
+/// Keeps a gathered gradient for a split backward (autograd/split_backward.h), which computes the weight's gradient
+/// later.
 struct Gathered {
   Saved part;
   Tensor whole;
@@ -90,7 +92,7 @@ Variable row_product(const Variable& input, const Variable& weight, const RowOpt
                 });
 }
 
-/// The same in 8-bit floats: x and the weight are cast once, and chunks are rows of x's codes.
+/// row_product() in 8-bit floats. x and the weight are cast once, and chunks are rows of x's codes.
 Variable row_product_fp8(const Variable& input, const Variable& weight, const RowOptions& options,
                          dist::ProcessGroup& group, const Fp8Scales& scales) {
   const Variable x = Autocast::low(input);
@@ -112,13 +114,14 @@ Variable row_product_fp8(const Variable& input, const Variable& weight, const Ro
                  return matmul_fp8({rows, of_x.format, of_x.scale_inv}, w8, {}, x.dtype());
                }).wait();
   if (!recorded) return out;
-  const Saved kept_w = x.requires_grad() ? Saved(weight) : Saved();  // cast again, so that ZeRO 3 may take it away
+  // The weight is kept, and cast again in backward, so that ZeRO-3 may free it in between.
+  const Saved kept_w = x.requires_grad() ? Saved(weight) : Saved();
   return record("row_linear_fp8", {&x, &weight}, std::move(out),
                 [x8 = Saved(x8.turned), w = kept_w, of_x, of_w, of_g, scale_x = Saved(of_x.scale_inv),
                  scale_w = Saved(of_w.scale_inv), cast, shape = x.shape(), dtype = x.dtype(), wide = weight.dtype(),
                  sequence = options.sequence, asked, &group, gathered = Gathered()](Backward& back) mutable {
                   const char* const name = "row_linear_fp8";
-                  scale_x.get(name), scale_w.get(name);  // are those of forward, or an error
+                  scale_x.get(name), scale_w.get(name);  // Error unless the scales are those of forward
                   const bool wants_x = back.needs(0), wants_w = back.needs(1);
                   const Chunks chunks(shape, sequence, sequence && wants_x ? asked : 1, back.grad().device(), group,
                                       fp8_multiple);
@@ -169,7 +172,7 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
   const Variable x = Autocast::low(input), w = Autocast::low(weight), bias = Autocast::low(shift);
   const bool recorded = needs_grad({&x, &w, &bias});
   const int64_t asked = options.overlap ? options.chunks : 1;
-  // As autograd/ops_matmul.cpp's linear(): relu's derivative reads the output, the others' the value before.
+  // As in linear() of autograd/ops_matmul.cpp: relu's derivative reads the output, the others read the pre-activation.
   const bool reads_pre = recorded && activation != Activation::none && activation != Activation::relu;
   Shape shape = x.shape();
   Tensor out, pre;
@@ -194,7 +197,7 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
       "column_linear", {&x, &w, &bias}, std::move(out),
       [x = kept_x, w = kept_w, kept, activation, options, asked, shape, &group](Backward& back) {
         const char* const name = "column_linear";
-        // Only this rank's part of the sequence was kept: the rest comes again while x's gradient is computed.
+        // Only this rank's part of x was kept. The rest is gathered again while x's gradient is computed.
         std::optional<Pending> gathered;
         if (options.sequence && back.needs(1)) gathered = Pending::all_gather(x.get(name), along_sequence, group);
         if (activation != Activation::none) {
@@ -204,7 +207,7 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
         }
         const Tensor g = as_matrix(back.grad());
         std::optional<Pending> grad_x;
-        if (back.needs(0)) {  // its sum is on its way while the weight's gradient is computed, else by chunks
+        if (back.needs(0)) {  // its sum overlaps with the weight's gradient, if wanted, else with itself by chunks
           const Chunks chunks(shape, options.sequence, back.needs(1) ? 1 : asked, g.device(), group);
           const Tensor weight = in_numbers(w.get(name), g.dtype());
           grad_x = sum_of_products(g, chunks, group, options.overlap,
@@ -222,7 +225,7 @@ Variable row_linear(const Variable& input, const Variable& weight, const Variabl
   const Variable own = options.input_is_parallel ? input : scatter_to(input, -1, group);
   check_input("row_linear", own, weight, options.sequence);
   if (group.size() == 1) return linear(own, weight, shift, activation);
-  // The bias comes once, behind the sum.
+  // The bias is added once, after the sum over ranks.
   const Fp8Scales* const scales = Fp8Scope::for_product(own, weight);
   Variable out =
       scales ? row_product_fp8(own, weight, options, group, *scales) : row_product(own, weight, options, group);

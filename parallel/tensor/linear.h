@@ -1,37 +1,46 @@
 #pragma once
-// Linear maps whose weight is cut over ranks (Shoeybi et al., 2019). Two need one all-reduce forward and one backward:
+// Linear maps whose weight is cut over ranks (Shoeybi et al., 2019). A column and a row layer in sequence, as in an MLP
+// or around attention, need one all-reduce forward (g) and one backward (f):
 //
-//            x (every rank has it)                W1 cut by rows (outputs)        W2 cut by columns (inputs)
-//            │                                    ┌────┐ rank 0                   ┌────┬────┐
-//   f ───────┼── column: y_r = act(x W1_rᵀ)       ├────┤                          │ 0  │ 1  │
-//            │      │ no communication            └────┘ rank 1                   └────┴────┘
-//            │   row: z_r = y_r W2_rᵀ
-//   g ───────┴── z = Σ z_r + b
+//          x, whole on every rank                W1 (hidden, in)         W2 (out, hidden)
+//          │                                     cut by rows             cut by columns
+//   f ─────┤ backward: all-reduce of dx
+//          │                                     ┌────────┐              ┌────┬────┐
+//   column_linear   y_r = act(x W1_rᵀ)           │ rank 0 │              │    │    │
+//          │                                     ├────────┤              │ 0  │ 1  │
+//   row_linear      z_r = y_r W2_rᵀ              │ rank 1 │              │    │    │
+//          │                                     └────────┘              └────┴────┘
+//   g ─────┤ forward: all-reduce of z_r
+//          z = Σ_r z_r + b
 //
-// With `sequence` x and z are parts of the sequence (dim -2), f gathers them and g is a reduce-scatter: the same bytes,
-// and what lies between two such pairs (norms, dropout, residuals) is computed and kept in parts.
+// With `sequence` x and z are parts of the sequence (dim -2): f is an all-gather and g a reduce-scatter. They move the
+// same bytes, and the layers between two such pairs (norms, dropout, residuals) compute and keep only parts.
 #include "autograd/ops.h"
 #include "parallel/tensor/functions.h"
 
 namespace lockstep::tensor_parallel {
 
+/// Options of column_linear().
 struct ColumnOptions {
-  bool gather_output = false;  ///< the whole output on every rank
-  bool sequence = false;       ///< x is a part of the sequence; the output is of all of it
-  bool overlap = true;         ///< something is multiplied while something else is on its way
-  int64_t chunks = 0;          ///< of rows, for that (overlap.h): 0 is automatic
+  bool gather_output = false;  ///< return the whole output on every rank
+  bool sequence = false;       ///< x is this rank's part of the sequence; the output covers the whole sequence
+  bool overlap = true;         ///< overlap communication with products
+  int64_t chunks = 0;          ///< chunks of rows for the overlap (overlap.h); 0: automatic
 };
-/// activation(x w^T + bias) with this rank's rows of w and bias.
+/// activation(x wᵀ + bias) with this rank's rows of w and bias: this rank's columns of the output. Collective, and so
+/// is the backward. Error for shapes that do not fit.
 Variable column_linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
                        const ColumnOptions& options, dist::ProcessGroup& group);
 
+/// Options of row_linear().
 struct RowOptions {
-  bool input_is_parallel = true;  ///< x is this rank's slice of the last dim; else it is whole
-  bool sequence = false;          ///< the output is this rank's part of the sequence
-  bool overlap = true;            ///< as above
-  int64_t chunks = 0;
+  bool input_is_parallel = true;  ///< x is this rank's slice of the last dim; false: x is whole
+  bool sequence = false;          ///< return this rank's part of the sequence
+  bool overlap = true;            ///< see ColumnOptions
+  int64_t chunks = 0;             ///< see ColumnOptions
 };
-/// activation(x w^T + bias) with this rank's columns of w; bias is whole, and its gradient is the sum over the ranks.
+/// activation(x wᵀ + bias) with this rank's columns of w: the whole output, summed over the ranks. `bias` is whole and
+/// added once, after the sum; its gradient is the same on all ranks. Collective, and so is the backward.
 Variable row_linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
                     const RowOptions& options, dist::ProcessGroup& group);
 

@@ -1,3 +1,4 @@
+// Chunks of products and collectives. See overlap.h.
 #include "parallel/tensor/overlap.h"
 
 #include <algorithm>
@@ -7,7 +8,7 @@
 
 namespace lockstep::tensor_parallel {
 
-// A product of 1024 rows still fills a card; what is left to wait for is the first or last chunk's way.
+// 1024 rows still keep a GPU busy. Only the communication of the first or the last chunk is not hidden.
 int64_t automatic_chunks(int64_t rows) { return std::clamp<int64_t>(rows / 1024, 1, 4); }
 
 Chunks::Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,

@@ -1,42 +1,45 @@
 #pragma once
-// Products in chunks of rows, so that one chunk is multiplied while another is on its way between the ranks:
+// Products in chunks of rows, so that one chunk is multiplied while another is communicated:
 //
-//   a weight cut by columns of inputs       product 0 │ product 1 │ product 2
-//                                                     │ sum 0     │ sum 1     │ sum 2
-//   a weight cut by rows of outputs,        gather 0  │ gather 1  │ gather 2
-//   whose input is in parts of a sequence             │ product 0 │ product 1 │ product 2
+//   row_linear: product, then sum over ranks               product 0 │ product 1 │ product 2 │
+//                                                                    │ sum 0     │ sum 1     │ sum 2
 //
-// On a device nobody waits but its streams. Of sequences a chunk has whole ones, or of one alone some tokens of each
-// rank's part. Bits are those of one product where they depend neither on the number of rows nor, of a sum, on where it
-// lies: on the CPU.
+//   column_linear with `sequence`: gather, then product    gather 0  │ gather 1  │ gather 2  │
+//                                                                    │ product 0 │ product 1 │ product 2
+//
+// On a device only streams wait, never the host. A chunk holds whole sequences; of a single sequence it holds some
+// tokens of every rank's part. On the CPU results are bit-identical to those of one product. On a device they may not
+// be, since there a product's bits can depend on the number of rows, and a sum's on the position in memory.
 #include <functional>
 
 #include "parallel/tensor/functions.h"
 
 namespace lockstep::tensor_parallel {
 
-/// How many on a device, of so many rows, where nobody says it: 4 as long as each has 1024.
+/// Number of chunks used on a device if none is asked for: up to 4, as long as each has 1024 rows.
 int64_t automatic_chunks(int64_t rows);
 
-/// How many: 0 is automatic, on the CPU 1.
+/// How the rows of a tensor are divided into chunks.
 class Chunks {
  public:
-  /// Of (..., width), or with `sequence` of (..., T, width), of which every rank has T / n tokens: Error unless the
-  /// ranks divide T. There are fewer than `asked` where there is less to cut, or no as many that have a multiple of
-  /// `multiple` rows each.
+  /// whole: the shape (..., width); with `sequence` (..., T, width), of which every rank has T / n tokens. asked: the
+  /// number of chunks; 0 means automatic_chunks() on a device and 1 on the CPU. There are fewer if there are not enough
+  /// sequences (or tokens), or if a chunk's rows would not be a multiple of `multiple`. Error unless the ranks divide
+  /// T.
   Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,
          int64_t multiple = 1);
-  int64_t count() const { return count_; }
-  /// Rows of a chunk lie apart in the whole.
+  int64_t count() const { return count_; }  ///< number of chunks
+  /// True if a chunk's rows are not contiguous in the whole, but come from every rank's part.
   bool apart() const { return apart_; }
-  /// Views (sequences, tokens, width) of a contiguous tensor with the rows of the whole, or of this rank's part. Those
-  /// of a part are contiguous.
+  /// Chunk i of a contiguous tensor that holds the whole, as a view (sequences, tokens, width).
   Tensor of_whole(const Tensor& x, int64_t i) const { return cut(x, i, ranks_); }
+  /// Chunk i of this rank's part, as a contiguous view.
   Tensor of_part(const Tensor& x, int64_t i) const { return cut(x, i, 1); }
-  /// The shape of a whole, or of a part, with another width.
+  /// Shape of the whole, with another width.
   Shape whole_shape(int64_t width) const { return shape_of(ranks_, width); }
+  /// Shape of this rank's part, with another width.
   Shape part_shape(int64_t width) const { return shape_of(1, width); }
-  bool of_sequence() const { return sequence_; }
+  bool of_sequence() const { return sequence_; }  ///< the tokens are shared by the ranks
 
  private:
   Tensor cut(const Tensor& x, int64_t i, int64_t parts) const;
@@ -44,17 +47,17 @@ class Chunks {
 
   Shape whole_;
   bool sequence_, apart_ = false;
-  int64_t ranks_, outer_, tokens_;  // sequences, and tokens of a part of each; or rows, and 1
+  int64_t ranks_, outer_, tokens_;  // sequences, and tokens of each in one part; without `sequence`: rows, and 1
   int64_t count_ = 1;
 };
 
-/// The sum over the ranks of product(x): whole, or this rank's part of the sequence. `product` makes of rows of x as
-/// many of the result. With one chunk and without `background` it is there when this returns.
+/// The sum over the ranks of product(x): the whole, or with `sequence` this rank's part. `product` maps rows of x to as
+/// many rows of the result. With one chunk and without `background` the sum is complete when this returns.
 Pending sum_of_products(const Tensor& x, const Chunks& chunks, dist::ProcessGroup& group, bool background,
                         const std::function<Tensor(const Tensor& rows)>& product);
 
-/// Calls use(rows, i) with each chunk of the whole of which every rank has a part, as a matrix. Gives back the whole
-/// when `keeps`.
+/// Gathers the ranks' parts chunk by chunk and calls use(rows, i) with each chunk as a matrix. Returns the gathered
+/// whole if `keeps`, else an undefined tensor.
 Tensor use_gathered(const Tensor& part, const Chunks& chunks, dist::ProcessGroup& group, bool keeps,
                     const std::function<void(const Tensor& rows, int64_t i)>& use);
 

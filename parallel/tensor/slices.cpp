@@ -1,3 +1,4 @@
+// Cutting and joining tensors. See slices.h.
 #include "parallel/tensor/slices.h"
 
 #include <numeric>
@@ -54,7 +55,7 @@ Tensor joined(const Tensor& slice, const Cut& cut, dist::ProcessGroup& group) {
   LOCKSTEP_CHECK(slice.shape() == own, "[tensor_parallel] expected a shard of shape ", own, " of ", cut.whole, ", got ",
                  slice.shape());
   if (n == 1) return slice.clone();
-  // The first rank has the most: the others' are filled up, so that all send the same.
+  // All ranks must send the same amount. Rank 0 has the largest slice: smaller ones are padded to its size.
   Shape each = slice_shape(cut, n, 0), all = each;
   Tensor mine = slice.contiguous();
   if (!(mine.shape() == each)) {

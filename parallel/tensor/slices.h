@@ -1,9 +1,9 @@
 #pragma once
-// How a tensor is cut over the ranks: along one dim, which may hold several blocks that are cut each for itself, by
-// dist::shard_range().
+// How a tensor is cut over the ranks: along one dim, by dist::shard_range(). The dim may hold several blocks, each of
+// which is cut by itself.
 //
-//   a packed projection, 2 ranks                 rank 0        rank 1
-//   q q q q │ k k k k │ v v v v                  q q k k v v   q q k k v v        blocks {4, 4, 4}
+//   a packed projection, 2 ranks                 rank 0          rank 1
+//   q q q q │ k k k k │ v v v v                  q q k k v v     q q k k v v          blocks {4, 4, 4}
 #include <vector>
 
 #include "dist/process_group.h"
@@ -11,19 +11,21 @@
 
 namespace lockstep::tensor_parallel {
 
+/// A cut of one tensor.
 struct Cut {
-  Shape whole;
-  int64_t dim = 0;
+  Shape whole;                       ///< shape of the whole tensor
+  int64_t dim = 0;                   ///< the dim that is cut
   std::vector<int64_t> blocks = {};  ///< sizes that add up to whole[dim]; empty: one block
   friend bool operator==(const Cut&, const Cut&) = default;
 };
 
-/// Where this rank's elements along the dim come from in the whole, in their order.
+/// The ranges of `dim` in the whole tensor that make up a rank's slice, in order, one per block.
 std::vector<dist::Range> ranges(const Cut& cut, int world, int rank);
+/// Shape of a rank's slice.
 Shape slice_shape(const Cut& cut, int world, int rank);
-/// This rank's slice, a copy.
+/// A copy of a rank's slice. Error unless `whole` has the shape cut.whole.
 Tensor slice_of(const Tensor& whole, const Cut& cut, int world, int rank);
-/// The whole tensor from everybody's slices, on all ranks. Called by all.
+/// The whole tensor from the ranks' slices, on all ranks. Collective.
 Tensor joined(const Tensor& slice, const Cut& cut, dist::ProcessGroup& group);
 
 }  // namespace lockstep::tensor_parallel

@@ -1,3 +1,4 @@
+// Embedding and cross entropy over a vocabulary in slices. See vocabulary.h.
 #include "parallel/tensor/vocabulary.h"
 
 #include <cmath>
@@ -8,7 +9,7 @@
 namespace lockstep::tensor_parallel {
 namespace {
 
-constexpr int64_t ignored_here = -100;  // and -1 is elsewhere, see CrossEntropyArgs
+constexpr int64_t ignored_here = -100;  // -1 marks targets on other ranks, see CrossEntropyArgs
 
 Tensor scalar(Scalar value, const Tensor& like) { return full({}, value, {like.dtype(), like.device()}); }
 Tensor outside(const Tensor& index, const dist::Range& range) {
@@ -39,7 +40,7 @@ Variable vocab_parallel_embedding(const Variable& w, const Tensor& index, int64_
   Shape shape = index.shape();
   shape.push_back(w.size(1));
   Variable rows;
-  if (mine.size() == 0) {  // so that its gradient is there, like that of other ranks
+  if (mine.size() == 0) {  // keeps w in the graph, so that it gets a gradient as on other ranks
     rows = add(sum(w), zeros(shape, {w.dtype(), w.device()}));
   } else {
     const Tensor elsewhere = outside(index, mine);
@@ -74,7 +75,7 @@ Variable vocab_parallel_cross_entropy(const Variable& logits, const Tensor& targ
 
   const DType dtype = logits.dtype() == f64 ? f64 : f32;
   const TensorOptions like{dtype, logits.device()};
-  // log sum exp of the logits here, and the target's if it is here
+  // For each token: log Σ exp of this rank's logits, and the target's logit if it is here.
   const Tensor both = zeros({2, count}, like), all = empty({group.size(), 2, count}, like);
   if (here == 0) {
     both.select(0, 0).fill_(-INFINITY);
@@ -100,7 +101,7 @@ Variable vocab_parallel_cross_entropy(const Variable& logits, const Tensor& targ
                   grad = is_none ? grad.reshape({count}) : grad.expand({count});
                   const Tensor x = back.retains() ? logits.get(op) : logits.take(op);
                   if (x.numel() == 0) return back.give(0, zeros_like(x));
-                  // As in cross_entropy(): the gradient takes the logits' place when nobody else holds them.
+                  // As in cross_entropy(): the gradient reuses the logits' memory if nobody else holds it.
                   back.give(0, cross_entropy_rows_grad(grad, x, lse, local, {}, args,
                                                        !back.retains() && x.is_exclusive() && x.is_contiguous()));
                 });

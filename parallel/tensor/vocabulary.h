@@ -1,24 +1,29 @@
 #pragma once
-// A vocabulary cut over the ranks: each has some rows of the table, looks up and scores only those. Any size will do:
-// dist::shard_range() cuts it, so nothing is padded that a softmax could choose; a rank may even have none.
+// A vocabulary cut over the ranks: each rank holds some rows of the table, and looks up and scores only those. Any size
+// works: dist::shard_range() cuts the rows without padding, which a softmax could choose, and a rank may have none.
 //
-//   tokens 0 1 2 3 4, 2 ranks:   rank 0 has 0 1 2, rank 1 has 3 4
-//   embedding       rows that are elsewhere give zeros, and an all-reduce adds up            B·T·C elements
-//   cross entropy   every rank: log Σ exp of its logits, and the target's logit if it has it;
-//                   an all-gather of these two per token; no logits are sent                 2·B·T elements of each
+//   tokens 0 1 2 3 4 on 2 ranks:  rank 0 has 0 1 2, rank 1 has 3 4
+//
+//                                                                                              moved, per rank
+//   embedding       rows on other ranks give zeros; an all-reduce adds up                      B·T·C elements
+//   cross entropy   each rank: log Σ exp of its logits, and the target's logit if it has it;
+//                   an all-gather of these two numbers per token; logits are never sent        2·B·T elements
 #include "autograd/ops.h"
 #include "parallel/tensor/functions.h"
 
 namespace lockstep::tensor_parallel {
 
-/// Rows of a table of `vocab` rows, of which `w` has this rank's. Error for an index outside the whole.
+/// Rows `index` of a table of `vocab` rows, of which `w` holds this rank's. Error for an index outside [0, vocab)
+/// (checked on the CPU). Collective.
 Variable vocab_parallel_embedding(const Variable& w, const Tensor& index, int64_t vocab, dist::ProcessGroup& group);
 
+/// Options of vocab_parallel_cross_entropy().
 struct VocabCrossEntropyOptions {
-  int64_t ignore_index = -100;
-  Reduction reduction = Reduction::mean;  ///< of the targets not ignored
+  int64_t ignore_index = -100;            ///< targets of this value do not count
+  Reduction reduction = Reduction::mean;  ///< mean: over the targets that are not ignored
 };
-/// cross_entropy() of logits (N, ..., this rank's of `vocab`) with targets i64 (N, ...), the same on all ranks.
+/// cross_entropy() of logits (N, ..., this rank's share of `vocab`) and targets i64 (N, ...), which are the same on all
+/// ranks. Returns the same loss on all ranks. Collective.
 Variable vocab_parallel_cross_entropy(const Variable& logits, const Tensor& target, int64_t vocab,
                                       dist::ProcessGroup& group, const VocabCrossEntropyOptions& options = {});
 
