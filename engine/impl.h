@@ -145,7 +145,7 @@ struct EngineBase::Impl {
   void load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer);
   std::map<std::string, double> told() const;  // numbers that both the program and a checkpoint define
 
-  const std::function<void(const std::string&)> log;
+  const std::function<void(const std::string&)> log;  // see say()
   optim::GradScaler* const grad_scaler;
   dist::ProcessGroup& world;  // all ranks
   Config config;              // resolved
