@@ -17,7 +17,7 @@ struct Owner {
 };
 struct Owned {
   std::vector<Owner> owners;
-  std::vector<int> ranks;  // that made their offers
+  std::vector<int> ranks;  // ranks that made their offers
 };
 struct Ranges {
   const Piece* first = nullptr;
