@@ -85,8 +85,8 @@ void EngineBase::Impl::gradient_arrives() {
   LOCKSTEP_CHECK(!failed,
                  "[engine] expected zero_grad() after a backward that ended with an exception, got another backward");
   const bool needs_scale = own_factor() != 1;
-  if ((needs_scale && !scaled) || (config.managed_gradient_accumulation && pending > 0))
-    failed = true;  // this backward has already written a gradient
+  // This backward has already written a gradient.
+  if ((needs_scale && !scaled) || (config.managed_gradient_accumulation && pending > 0)) failed = true;
   LOCKSTEP_CHECK(!needs_scale || scaled,
                  "[engine] expected a loss that was multiplied by the loss scale, got a plain loss.backward(); call "
                  "engine.backward(loss), or "
@@ -98,8 +98,8 @@ void EngineBase::Impl::gradient_arrives() {
   if (!scaled) backward_start = steady_seconds();
   if (zero && config.managed_gradient_accumulation && zero->stage() < 2 && !is_boundary()) local.emplace(*zero);
   const auto ended = [this] {
-    const double spent =
-        milliseconds_since(backward_start);  // ends before ZeRO's own callback, which waits for reductions
+    // Without ZeRO's own callback, which comes next and waits for reductions.
+    const double spent = milliseconds_since(backward_start);
     times.inner += spent;
     times.backward += spent;
     local.reset();

@@ -62,8 +62,9 @@ Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipel
     };
   }
   const Variable out = whole.forward ? whole.forward(sample.inputs[0]) : model.call(sample.inputs[0]);
-  const Variable value = of_none ? mul_scalar(sum(out.to(f32)), 0)  // the mean over no targets is NaN
-                                 : (measure ? *measure : whole.loss_fn)({out}, sample.targets);
+  // The mean over no targets would be NaN.
+  const Variable value =
+      of_none ? mul_scalar(sum(out.to(f32)), 0) : (measure ? *measure : whole.loss_fn)({out}, sample.targets);
   const Variable own = measure || !NoGrad::grad_enabled() ? Variable() : nn::own_loss(model);
   return own.defined() ? add(value, own.to(value.dtype())) : value;
 }
@@ -185,7 +186,7 @@ void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vecto
 Variable sum_and_tokens(const Variable& mean, int64_t tokens) {
   Variable loss = mean.to(f32).reshape({1});
   const Tensor count = full({1}, double(tokens), {.dtype = f32, .device = loss.device()});
-  if (tokens == 0) loss = count;  // the mean over no targets is NaN
+  if (tokens == 0) loss = count;  // the mean over no targets would be NaN
   if (tokens > 0) loss = mul_scalar(loss, double(tokens));
   return cat({loss, Variable(count)}, 0);
 }

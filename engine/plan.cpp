@@ -33,10 +33,8 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
   Asked asked;
   const std::string type = lower(config.optimizer.type);
   const bool one_bit = is_one_bit(type);
-  if (one_bit)
-    config.optimizer = {.type = type == "onebitsgd"    ? "SGD"
-                                : type == "onebitlamb" ? "Lamb"
-                                                       : "AdamW"};  // plus two error tensors, added below
+  // A 1-bit optimizer keeps the state of its base optimizer plus two error tensors, which are added below.
+  if (one_bit) config.optimizer = {.type = type == "onebitsgd" ? "SGD" : type == "onebitlamb" ? "Lamb" : "AdamW"};
   if (type == "onebitsgd") config.optimizer.params["momentum"] = 0.9;
   NamedParameters tiny;
   std::map<const void*, size_t> places;
@@ -349,8 +347,9 @@ PredictedTime predict(const PlanForecast& p, const Speeds& speeds) {
     const double compute = passes(c) * p.flops[s] * own / speeds.flops;
     t.compute = std::max(t.compute, compute), even += compute / double(p.stages.size());
     copies = std::max(copies, p.copy_traffic(s) / speeds.bandwidth);
-    const double sent = (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) /
-                        speeds.bandwidth;  // traffic between stages overlaps
+    // Traffic between stages overlaps with computation.
+    const double sent =
+        (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) / speeds.bandwidth;
     t.communication = std::max(t.communication, sent);
     waits = std::max(waits, sent - hidden_by_slices(p, s, speeds));
     t.optimizer = std::max(t.optimizer, stage.optimizer_traffic() / speeds.memory);

@@ -50,8 +50,8 @@ int64_t plan(State& state, Step& step, size_t i, int64_t rows) {
 bool start(State& state, Step& step) {
   Sequence& s = state.waiting.front();
   const auto length = int64_t(s.tokens.size());
-  if (!s.whole_prompt)  // always compute the last token: its logits are needed
-    s.blocks = state.blocks.share(s.tokens, (length - 1) / state.blocks.tokens());
+  // The last token is always computed: its logits are needed.
+  if (!s.whole_prompt) s.blocks = state.blocks.share(s.tokens, (length - 1) / state.blocks.tokens());
   const int64_t wanted = state.blocks.of(std::min(length + 1, s.most)) - int64_t(s.blocks.size());
   if (state.blocks.free() < wanted) {
     give_blocks_back(state, s);

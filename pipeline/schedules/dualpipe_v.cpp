@@ -34,8 +34,8 @@ static std::vector<Action> both_directions(const Request& r, int rank) {
   for (int i = 0; i < 2 * later; ++i) forward(0);                           // Fa
   for (int i = 0; i <= rank; ++i) forward(0), forward(1);                   // Fa Fb
   for (int i = 0; i < later; ++i) backward(1, true), weight(), forward(1);  // Ib Wb Fb
-  for (int i = 0; i < r.micro_batches - 2 * p + rank + 1; ++i)
-    forward(0), backward(1), forward(1), backward(0);                    // Fa Bb Fb Ba
+  // Fa Bb Fb Ba
+  for (int i = 0; i < r.micro_batches - 2 * p + rank + 1; ++i) forward(0), backward(1), forward(1), backward(0);
   for (int i = 0; i < later; ++i) backward(1), forward(1), backward(0);  // Bb Fb Ba
   const int half = (rank + 1) / 2;
   for (int i = 0; i <= rank; ++i) {  // Bb Ba, the second half Ib Ia
