@@ -39,7 +39,7 @@ struct Micro {
 /// The state and the parts of an engine. Functions are grouped by the file that defines them.
 struct EngineBase::Impl {
   struct Agreed;
-  /// Checks the configuration and the plan, then builds everything; the other one is its second step.
+  /// Checks the configuration and the plan (Agreed); the other constructor then builds everything.
   Impl(PipelineModule module, const InitializeArgs& args);
   Impl(const Agreed& agreed, PipelineModule& module, const InitializeArgs& args);
   ~Impl() { close(); }

@@ -24,7 +24,7 @@ namespace {
 
 struct Asked {
   std::string name;
-  std::vector<double> bytes;      ///< of state per element
+  std::vector<double> bytes;      ///< bytes of state per element
   std::vector<bool> elementwise;  ///< false: one rank owns the whole parameter
 };
 

@@ -20,7 +20,7 @@ namespace {
 // A key of the block.
 struct SparseKey {
   const char* name;
-  std::vector<Mode> modes;   ///< that it belongs to; empty: all
+  std::vector<Mode> modes;   ///< modes that use it; empty: all
   std::optional<Slot> slot;  ///< nullopt for mode and attention, which are handled separately
   int64_t least;             ///< smallest number allowed
   const char* doc;

@@ -150,7 +150,7 @@ class Engine {
     std::vector<int> stages;                    // rising
     std::vector<Variable> parameters;           // empty when this rank uses none
     std::shared_ptr<dist::ProcessGroup> ranks;  // ranks that use it; null for a single rank, and on other ranks
-    // Gradients on their way to a chunk of this rank, by the sending stage and micro-batch.
+    // Gradients for a chunk of this rank that it has not used yet, by the sending stage and micro-batch.
     std::map<std::pair<int, int64_t>, std::vector<Tensor>> waiting;
     int before(int stage) const;  // the previous stage that uses it; -1 for none
     int after(int stage) const;

@@ -22,7 +22,7 @@ struct SplitBy {
   /// known names.
   static SplitBy parse(std::string_view text);
 };
-/// The inverse of parse().
+/// The text that parse() reads; "time" for measured seconds.
 std::string to_string(const SplitBy& by);
 
 /// Cuts the weights into `parts` consecutive parts, none empty, so that the largest sum of a part is minimal. Returns
