@@ -177,11 +177,9 @@ struct Config {
 
   NamedConfig optimizer, scheduler;
   EmaConfig ema;
-  double gradient_clipping = 1;  ///< maximal norm of the gradients; 0: no clipping
-  /// Divide gradients by the number of ranks before the sum instead of after; or by a factor before, and the rest
-  /// after.
-  bool prescale_gradients = false;
-  double gradient_predivide_factor = 1;
+  double gradient_clipping = 1;          ///< maximal norm of the gradients; 0: no clipping
+  bool prescale_gradients = false;       ///< divide gradients by the number of ranks before the sum, not after it
+  double gradient_predivide_factor = 1;  ///< divide by this before the sum, and by the rest after it
   /// Dtype for sending gradients: "fp32", "fp16", "bf16"; default: dtype of the parameters.
   std::optional<std::string> communication_data_type;
 

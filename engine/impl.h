@@ -143,7 +143,7 @@ struct EngineBase::Impl {
   std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);  // EngineBase::load_checkpoint()
   /// Restores counters, schedules, loss scale, random state and the position in the data.
   void load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer);
-  std::map<std::string, double> told() const;  // numbers that both the program and a checkpoint define
+  std::map<std::string, double> told() const;  // the program's settings that a checkpoint also contains
 
   const std::function<void(const std::string&)> log;  // see say()
   optim::GradScaler* const grad_scaler;

@@ -11,7 +11,9 @@ namespace lockstep::pipeline {
 /// The result of layers_of().
 struct ModelLayers {
   std::vector<LayerSpec> layers;
-  Loss loss;  ///<
+  /// The model's own loss. In training it includes the own_loss() of the model's modules, which passes from layer to
+  /// layer as an additional last value. Empty if the model has no loss.
+  Loss loss;
 };
 /// The layers of `model`, which every rank holds; parameters keep their names in it. An Engine frees the parameters
 /// that its rank does not train. recompute: repeated layers store only their input and run again in backward. Error
