@@ -13,7 +13,8 @@
 //   auto engine = engine::initialize(net, {.config = "ds_config.json", .mesh = &mesh});
 //   const double loss = engine.train_batch(data);              // all micro-batches, clip, update, next learning rate
 //
-//   engine::PipelineModule module{.layers = {pipeline::layer<nn::Linear>({.in = 10, .out = 20}), ...}, .loss_fn = loss};
+//   engine::PipelineModule module{.layers = {pipeline::layer<nn::Linear>({.in = 10, .out = 20}), ...},
+//                                 .loss_fn = loss};
 //   auto engine = engine::initialize(module, {.config = "ds_config.json"});
 //
 // Reproducibility: for a given train_batch_size, micro-batch size and seed, parameters are bit-identical for any power

@@ -16,9 +16,9 @@ namespace lockstep::inference {
 void start_with_checkpoint(nn::GPT& model, const std::vector<std::string>& files, dist::ProcessGroup* group,
                            const std::function<void(const std::string&)>& warn);
 
-/// Saves a model as a folder that loads with any number of ranks: in Hugging Face's format, or as a checkpoint if it has
-/// experts. state: whole tensors of the parameters; experts only of this rank. tokenizer: folder whose files are copied,
-/// or "".
+/// Saves a model as a folder that loads with any number of ranks: in Hugging Face's format, or as a checkpoint if it
+/// has experts. state: whole tensors of the parameters; experts only of this rank. tokenizer: folder whose files are
+/// copied, or "".
 void save_model(const nn::GPT::Options& options, const nn::State& state, bool has_experts, const std::string& folder,
                 const std::string& tokenizer, dist::ProcessGroup* group);
 

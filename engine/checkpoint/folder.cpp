@@ -94,8 +94,8 @@ void check_size(const std::string& path, const FileSum& sum) {
 
 namespace {
 
-/// The newest complete checkpoint: its manifest is valid, and all files exist with the right sizes. Skips the folders in
-/// `but`. "" if there is none.
+/// The newest complete checkpoint: its manifest is valid, and all files exist with the right sizes. Skips the folders
+/// in `but`. "" if there is none.
 std::string newest_whole(const std::string& dir, const std::vector<std::string>& but) {
   int64_t newest = -1;
   std::string folder;
