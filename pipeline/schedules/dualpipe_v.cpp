@@ -7,8 +7,7 @@
 //   rank 2       chunk 2 ─▶ ... ─▶ chunk 5
 //   rank 3         chunk 3 ─▶ chunk 4
 //
-// The schedule has eight phases; a and b are the two chunks, B a whole backward, I and W its two parts. It needs m >=
-// 2p.
+// Needs m >= 2p. The schedule has eight phases; a and b are the two chunks, B is a whole backward, I and W its parts.
 //
 // Cost, with F, I and W of one chunk: each rank is idle for (p-1)(F+I-W), or, when F and B run as one computation of
 // length F&B, for (p-1)(F&B+B-3W). At most 2p+1 chunk activations are kept.
