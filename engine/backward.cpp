@@ -1,11 +1,11 @@
-// What happens in forward and backward of a model that runs as it is:
+// Forward and backward of a model that is not cut.
 //
-//   forward    first of a micro-batch: random numbers start at (step, micro-batch)
-//   backward   loss x factor ─▶ tape ─▶ first gradient: sum here only (stages 0 and 1, before the last micro-batch), or
-//   over ranks
+//   forward    the first of a micro-batch: starts the random stream at (step, micro-batch)
+//   backward   loss x factor ─▶ tape ─▶ first gradient: decides whether to sum on this rank only (ZeRO stages 0 and 1,
+//                                        before the last micro-batch) or over ranks
 //
-// The engine listens to the parameters' gradients, so it does not matter who calls backward: engine.backward(loss), or
-// loss.backward() of a loss that several engines had a part in.
+// The engine has hooks on the parameters' gradients, so it does not matter who runs the backward:
+// engine.backward(loss), or loss.backward() of a loss that several engines contribute to.
 #include "autograd/ops.h"
 #include "autograd/pass_end.h"
 #include "engine/impl.h"
@@ -36,7 +36,7 @@ int64_t EngineBase::Impl::micro_batch(int64_t ahead) const {
   return are_interleaved() ? i * replicas() + replica : replica * accumulation + i;
 }
 
-/// A step that goes on in another loop over a DataLoader: the last one of training will not be filled.
+/// Warns about a step that continues in another loop over a DataLoader: the last step of training will not be complete.
 void EngineBase::Impl::notice_end_of_loop() {
   data::LoopDepth& depth = data::loop_depth();
   if (micros.empty()) loops = depth.least = depth.now;
@@ -63,14 +63,15 @@ void EngineBase::Impl::after_forward() {
   timing_forward = false;
   const double spent = milliseconds_since(forward_start);
   times.forward += spent;
-  // train_batch() notes its own, loss and all; this is of a loop around the engine.
+  // train_batch() records its own trace event, including the loss; this one is for other training loops.
   if (const int64_t number = drawn || !trace::on() ? -1 : micro_batch(); number >= 0)
     trace::record(str("forward ", number), trace::Category::forward, forward_traced, trace::now(),
                   {{"micro_batch", number}});
   if (profiler && profiler->is_running()) profiler->stop(spent);
 }
 
-/// Random numbers of a micro-batch, of which `drawn` were drawn by its data. Ranks that share one have other tokens.
+/// Starts the random stream of a micro-batch whose data have drawn `drawn` numbers. Ranks that share a micro-batch hold
+/// different tokens and get different streams.
 void EngineBase::Impl::begin_random(int64_t micro_batch, uint64_t drawn) {
   set_random_step(uint64_t(global_steps), uint64_t(micro_batch * sharing + group->rank() % sharing));
   RandomState random = random_state();
@@ -78,14 +79,14 @@ void EngineBase::Impl::begin_random(int64_t micro_batch, uint64_t drawn) {
   set_random_state(random);
 }
 
-/// The first gradient of a backward.
+/// Runs at the first gradient of a backward.
 void EngineBase::Impl::gradient_arrives() {
   if (closed) return;
   LOCKSTEP_CHECK(!failed,
                  "[engine] expected zero_grad() after a backward that ended with an exception, got another backward");
   const bool needs_scale = own_factor() != 1;
-  if ((needs_scale && !scaled) || (config.managed_gradient_accumulation && pending > 0))
-    failed = true;  // its gradient is there already
+  // This backward has already written a gradient.
+  if ((needs_scale && !scaled) || (config.managed_gradient_accumulation && pending > 0)) failed = true;
   LOCKSTEP_CHECK(!needs_scale || scaled,
                  "[engine] expected a loss that was multiplied by the loss scale, got a plain loss.backward(); call "
                  "engine.backward(loss), or "
@@ -97,8 +98,8 @@ void EngineBase::Impl::gradient_arrives() {
   if (!scaled) backward_start = steady_seconds();
   if (zero && config.managed_gradient_accumulation && zero->stage() < 2 && !is_boundary()) local.emplace(*zero);
   const auto ended = [this] {
-    const double spent =
-        milliseconds_since(backward_start);  // ZeRO's own callback comes next, and waits for the reductions
+    // Without ZeRO's own callback, which comes next and waits for reductions.
+    const double spent = milliseconds_since(backward_start);
     times.inner += spent;
     times.backward += spent;
     local.reset();
@@ -116,8 +117,9 @@ void EngineBase::Impl::gradient_arrives() {
 }
 
 double EngineBase::Impl::own_factor() const {
-  // What is divided before the sum: by all micro-batches of the step, whose number ranks and accumulation leave the
-  // same, in f16 always, as a sum of many scaled gradients would not fit; and by a number that is given back after.
+  // Divisions before the sum: by the number of micro-batches of a step, which is the same for any split into ranks and
+  // accumulation (always with a loss scale, as a sum of many scaled gradients would overflow f16), and by
+  // gradient_predivide_factor, which the step multiplies back.
   const double ahead = scaler || config.prescale_gradients ? double(accumulation * group->size()) : 1;
   if (grad_scaler) return grad_scaler->scale_value() / config.gradient_predivide_factor;
   return loss_scale() / ahead / config.gradient_predivide_factor;
@@ -159,7 +161,7 @@ void EngineBase::Impl::backward(const Variable& loss_, int64_t tokens_) {
   pass(*factor == 1 ? loss_ : times_factor(loss_, *factor), loss_.tensor(), tokens_);
 }
 
-/// The backward of a micro-batch from `root`, its loss `value` times the factor.
+/// Runs the backward of a micro-batch from `root`, which is its loss `value` times the factor.
 void EngineBase::Impl::pass(const Variable& root, const Tensor& value, int64_t tokens_) {
   const int before = pending;
   const double inner = times.inner;

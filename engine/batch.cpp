@@ -1,9 +1,9 @@
-// A whole step in one call, and evaluation. A model that runs as it is takes its micro-batches one by one; of one that
-// is cut, this rank runs its part of a schedule:
+// Whole steps in one call, and evaluation. A model that is not cut runs its micro-batches one by one; for one that is
+// cut, this rank runs its part of a schedule:
 //
-//   train_batch ─▶ schedule: sums over this copy's micro-batches ─▶ ZeRO among the copies of the part ─▶ overflow?
-//   norm?
-//                  asked of all stages and slices (part.cpp) ─▶ clip, update ─▶ next learning rate
+//   train_batch ─▶ schedule: sums over this replica's micro-batches ─▶ ZeRO among the replicas of this part
+//               ─▶ overflow? norm? combined over all stages and slices (part.cpp)
+//               ─▶ clip, update ─▶ next learning rate
 #include <cmath>
 
 #include "autograd/autocast.h"
@@ -28,9 +28,9 @@ pipeline::Data EngineBase::Impl::with_cast(const pipeline::Data& data) const {
   };
 }
 
-// --- as it is ---
+// --- a model that is not cut ---
 
-/// A micro-batch's data, with random numbers of its own.
+/// Draws the data of a micro-batch with a random stream of its own.
 pipeline::Sample EngineBase::Impl::sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* calls) const {
   const RandomScope here;
   set_random_step(uint64_t(global_steps), uint64_t(micro_batch));
@@ -47,8 +47,8 @@ MicroBatch EngineBase::Impl::draw(const pipeline::Data& data, int64_t number) co
   return one;
 }
 
-/// The model's outputs and, unless `measure` is given, the loss with that of its own layers. of_none: it has no
-/// targets, and the loss is 0.
+/// The loss of a micro-batch plus the model's own losses, or `measure` instead of both. of_none: the micro-batch has no
+/// targets, and its loss is 0.
 Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none) {
   std::optional<Autocast> precise;
   if (whole.autocast) precise.emplace(*whole.autocast);
@@ -62,20 +62,21 @@ Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipel
     };
   }
   const Variable out = whole.forward ? whole.forward(sample.inputs[0]) : model.call(sample.inputs[0]);
-  const Variable value = of_none ? mul_scalar(sum(out.to(f32)), 0)  // the mean of none is NaN
-                                 : (measure ? *measure : whole.loss_fn)({out}, sample.targets);
+  // The mean over no targets would be NaN.
+  const Variable value =
+      of_none ? mul_scalar(sum(out.to(f32)), 0) : (measure ? *measure : whole.loss_fn)({out}, sample.targets);
   const Variable own = measure || !NoGrad::grad_enabled() ? Variable() : nn::own_loss(model);
   return own.defined() ? add(value, own.to(value.dtype())) : value;
 }
 
-/// The same, the sum over `tokens` targets where these are counted.
+/// mean_loss() as a sum over `tokens` targets if their number is known.
 Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens) {
   const Variable mean = mean_loss(sample, measure, tokens == 0);
   return tokens > 0 ? mul_scalar(size_of(mean.dtype()) < 4 ? mean.to(f32) : mean, double(tokens)) : mean;
 }
 
-/// The micro-batches of the coming step, for a graph; or some, where one would overwrite the one before. A stage in the
-/// middle has none, but their numbers.
+/// Draws the micro-batches of the coming step for a graph, but stops where drawing the next one would overwrite the
+/// last. A stage in the middle of the pipeline draws no data, only the numbers.
 std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data) const {
   std::vector<MicroBatch> ahead;
   if (!graphs.may_draw()) return ahead;
@@ -85,7 +86,7 @@ std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data)
       ahead.push_back(!part || part->has_data ? draw(data, number) : MicroBatch{.number = number});
     } while (int64_t(ahead.size()) < accumulation && ahead.back().keep());
   } catch (const std::exception& error) {
-    if (part && world.size() > 1) parallel::fail_everywhere(world, error.what());  // as a schedule does
+    if (part && world.size() > 1) parallel::fail_everywhere(world, error.what());  // as the schedule does
     throw;
   }
   return ahead;
@@ -96,7 +97,7 @@ void EngineBase::Impl::train_whole(const pipeline::Data& data, std::vector<Micro
   auto next = ahead.begin();
   do {
     const MicroBatch one = next == ahead.end() ? draw(data, micro_batch()) : std::move(*next++);
-    begin_random(one.number, one.calls);  // the forward goes on behind what its data have drawn
+    begin_random(one.number, one.calls);  // the forward continues the stream after the numbers that the data have drawn
     drawn = true;
     Variable loss;
     {
@@ -127,10 +128,10 @@ std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int
     const std::vector<double> numbers = found.to_vector<double>();
     for (size_t v = 0; v < numbers.size(); ++v) all[size_t(i) * numbers.size() + v] = numbers[v] / sharing;
   }
-  return sum_of_ranks(all, "evaluation");  // zeros but on one rank (with cp, on so many): exact
+  return sum_of_ranks(all, "evaluation");  // nonzero on one rank only (with cp, on cp ranks): exact
 }
 
-// --- in stages and slices ---
+// --- a model that is cut ---
 
 void EngineBase::Impl::train_part(const pipeline::Data& data, const std::vector<MicroBatch>& ahead,
                                   std::optional<double> metric) {
@@ -142,8 +143,8 @@ void EngineBase::Impl::train_part(const pipeline::Data& data, const std::vector<
   step(metric);
 }
 
-/// Forward and backward of all micro-batches. Their sums become the gradient of one backward, as if the last had it
-/// all: ZeRO adds up the copies.
+/// Forward and backward of all micro-batches. Their summed gradients then become the gradient of a single backward,
+/// which ZeRO reduces over replicas.
 void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead,
                                     const Scale& scale) {
   const double start = steady_seconds();
@@ -152,7 +153,7 @@ void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vecto
   const int64_t first = micro_batch();
   std::vector<Tensor> losses;
   {
-    const zero::Zero::Pause pause(*zero);  // sums of micro-batches are the schedule's
+    const zero::Zero::Pause pause(*zero);  // the schedule sums micro-batches itself
     const AtEnd goes_on([this] { paused = false; });
     paused = true;
     try {
@@ -160,7 +161,7 @@ void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vecto
           [&](int64_t number) -> std::optional<pipeline::Sample> {
             if (number - first >= int64_t(ahead.size())) return data(number);
             const MicroBatch& one = ahead[size_t(number - first)];
-            begin_random(number, one.calls);  // as if they were drawn here
+            begin_random(number, one.calls);  // as if the data had been drawn here
             return one.sample;
           },
           scale);
@@ -185,7 +186,7 @@ void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vecto
 Variable sum_and_tokens(const Variable& mean, int64_t tokens) {
   Variable loss = mean.to(f32).reshape({1});
   const Tensor count = full({1}, double(tokens), {.dtype = f32, .device = loss.device()});
-  if (tokens == 0) loss = count;  // the mean of none is NaN
+  if (tokens == 0) loss = count;  // the mean over no targets would be NaN
   if (tokens > 0) loss = mul_scalar(loss, double(tokens));
   return cat({loss, Variable(count)}, 0);
 }
@@ -216,7 +217,7 @@ double EngineBase::train_batch(std::optional<double> metric) {
   LOCKSTEP_CHECK(m.plan.cp == 1, "[train_batch] training_data gives whole sequences, and ", to_string(m.plan),
                  " wants each rank's part of them; call it with data that sequence::slice() has cut");
   if (!m.batches) {
-    m.loader->load_state(m.loader->state());  // a loop that was left early goes on
+    m.loader->load_state(m.loader->state());  // continues a loop that was left early
     m.batches.emplace(*m.loader);
     m.to_device.emplace(m.model.parameters().at(0).device());
   }

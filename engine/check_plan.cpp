@@ -1,3 +1,4 @@
+// Finds the reasons why a configuration cannot run under a plan. See check_plan.h.
 #include "engine/check_plan.h"
 
 #include <fmt/format.h>
@@ -15,7 +16,7 @@ bool is_one_bit(const std::string& optimizer) {
 
 namespace {
 
-/// What messages call it.
+/// The optimizer's name in messages.
 std::string named(const Config& c, const std::string& optimizer) {
   return optimizer.empty() ? "optimizer.type: " + c.optimizer.type : optimizer;
 }
@@ -44,7 +45,7 @@ void add_one_bit_reasons(std::vector<std::string>& reasons, const Config& c, con
     refuse(value.has_value(), str("in the parameters' type, ", key, " is ", value.value_or(""), "; leave it out"));
 }
 
-/// What is against state that is not for elements (in 8 bits, for rows), and against rules that want the loss.
+/// Optimizers whose state is not elementwise (8-bit state, rows and columns), and rules that need the loss.
 void add_state_reasons(std::vector<std::string>& reasons, const Config& c, const parallel::Plan& plan,
                        const std::string& name) {
   if (lower(name).ends_with("adafactor") && c.zero_optimization.offload_optimizer.device == zero::Offload::nvme)
@@ -64,7 +65,7 @@ void add_state_reasons(std::vector<std::string>& reasons, const Config& c, const
     reasons.push_back(str(name, " keeps bytes, and offload to nvme files of f32; offload to cpu, or take ", wide));
 }
 
-/// Whether a batch of which the file says the size can be dealt to so many copies.
+/// True if the configured batch size can be divided among the plan's replicas.
 bool batch_fits(const Config& c, const parallel::Plan& plan) {
   if (!c.has("train_batch_size")) return true;
   const bool micro = c.has("train_micro_batch_size_per_gpu"), accumulation = c.has("gradient_accumulation_steps");

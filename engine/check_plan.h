@@ -1,5 +1,5 @@
 #pragma once
-// The one place that says what cannot be trained: a configuration under a plan of ranks, asked before a rank starts.
+// Decides, before any rank starts, whether a configuration can be trained under a plan of ranks.
 #include <string>
 #include <vector>
 
@@ -8,19 +8,21 @@
 
 namespace lockstep::engine {
 
-/// Why this configuration cannot run under this plan, a reason each, parallel::reasons_against() among them. Empty: it
-/// can. optimizer: its name, where the program brings one.
+/// The reasons why this configuration cannot run under this plan, including those of parallel::reasons_against(); empty
+/// if it can. optimizer: name of the program's own optimizer, if any.
 std::vector<std::string> reasons_against(const Config& config, const parallel::Plan& plan,
                                          const parallel::PlanSizes& sizes, const std::string& optimizer = "");
-/// Error with all reasons, and the nearest plan on the same ranks that can be.
+/// Error with all reasons, and with the nearest plan on the same number of ranks that works.
 void check_plan(const Config& config, const parallel::Plan& plan, const parallel::PlanSizes& sizes,
                 const std::string& optimizer = "");
 
-/// Whether it moves gradients between ranks itself: "OneBitAdam" of the library and "onebitadam" of the files are one.
+/// True for optimizers that exchange gradients between ranks themselves. Accepts the library's "OneBitAdam" and the
+/// file's "onebitadam".
 bool is_one_bit(const std::string& optimizer);
-/// What of reasons_against() is against such an optimizer, for who knows no ranks yet; and what it ignores.
+/// The subset of reasons_against() that concerns the optimizer; needs no sizes.
 std::vector<std::string> optimizer_reasons(const Config& config, const parallel::Plan& plan,
                                            const std::string& optimizer = "");
+/// Keys of the config that a 1-bit optimizer ignores.
 std::vector<std::string> one_bit_warnings(const Config& config, const std::string& optimizer = "");
 
 }  // namespace lockstep::engine

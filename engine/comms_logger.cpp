@@ -1,4 +1,4 @@
-// The comms_logger.
+// Measures collectives: see CommsLogger in reports.h.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace lockstep::engine {
 
 namespace {
 
-/// "all_reduce f32 x 8, tag w1"
+/// A call as the flight recorder describes it: "all_reduce f32 x 8, tag w1".
 struct Parsed {
   std::string collective;
   int64_t bytes = 0;
@@ -24,7 +24,7 @@ Parsed parse(const std::string& call) {
   const size_t at = call.find(" x ");
   if (at == std::string::npos) return p;
   const size_t name = call.rfind(' ', at - 1) + 1;
-  const std::string dtype = call.substr(name, at - name);  // or a word of a tag
+  const std::string dtype = call.substr(name, at - name);  // or a word of the tag
   for (const DType d : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean})
     if (name_of(d) == dtype) p.bytes = std::atoll(call.c_str() + at + 3) * size_of(d);
   return p;
@@ -36,9 +36,9 @@ struct CommsLogger::State {
   CommsLoggerConfig config;
   int ranks = 1;
   std::function<void(const std::string&)> log;
-  std::mutex mutex;  // collectives end on the group's thread too
-  std::map<std::pair<std::string, int64_t>, std::vector<double>>
-      seconds;  // by collective and bytes, in the order of the calls
+  std::mutex mutex;  // collectives also end on the group's thread
+  /// Seconds of each call by collective and bytes, in the order of the calls.
+  std::map<std::pair<std::string, int64_t>, std::vector<double>> seconds;
 
   bool wants(const std::string& collective) const {
     return config.prof_all ||
@@ -94,7 +94,7 @@ std::string CommsLogger::summary(bool show_straggler) {
     names = names * 1000003 + std::hash<std::string>()(call.first) + uint64_t(call.second) + seconds.size();
     times.insert(times.end(), seconds.begin(), seconds.end());
   }
-  // The same calls everywhere?
+  // Did all ranks make the same calls?
   std::vector<double> least = times;
   const std::vector<int64_t> all = dist::all_gathered<int64_t>({int64_t(names)}, group_, {.tag = "comms_logger calls"});
   const bool same = std::all_of(all.begin(), all.end(), [&](int64_t h) { return h == all[0]; });

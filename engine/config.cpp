@@ -1,3 +1,4 @@
+// Reads configuration files: text or base64 to JSON, and JSON to a Config. See config.h.
 #include "engine/config.h"
 
 #include <sodium.h>
@@ -16,7 +17,7 @@ using data::Json;
 
 namespace {
 
-// --- from a file, JSON text or base64 to JSON as JSON has it ---
+// --- a file, JSON text or base64, to strict JSON ---
 
 constexpr int64_t most_bytes = 1 << 20;
 
@@ -28,14 +29,14 @@ std::string place(std::string_view text, size_t at, const std::string& origin) {
   return str(origin, ":", 1 + std::count(before.begin(), before.end(), '\n'), ":", at - (before.rfind('\n') + 1) + 1);
 }
 
-/// Where the string that begins at `at` ends: behind its closing quote, or at the end of a text that lacks it.
+/// End of the string that begins at `at`: after its closing quote, or at the end of the text if that is missing.
 size_t end_of_string(std::string_view text, size_t at) {
   for (++at; at < text.size() && text[at] != '"'; ++at)
     if (text[at] == '\\') ++at;
   return std::min(at + 1, text.size());
 }
 
-/// The bytes that base64 stands for, in either alphabet; "" when it is none.
+/// Decodes base64 in either alphabet; "" if the text is not base64.
 std::string from_base64(const std::string& text) {
   for (const int variant : {sodium_base64_VARIANT_ORIGINAL_NO_PADDING, sodium_base64_VARIANT_URLSAFE_NO_PADDING}) {
     const size_t size = std::min(text.find('='), text.size());
@@ -48,20 +49,20 @@ std::string from_base64(const std::string& text) {
   return "";
 }
 
-/// Whether it begins like a config: with '{', behind blanks and comments.
+/// True for a text that begins like a config: with '{', possibly after blanks and comments.
 bool looks_like_json(std::string_view text) {
   const size_t at = text.find_first_not_of(" \t\r\n");
   return at != text.npos && (text[at] == '{' || text[at] == '/' || text[at] == '#') && text.find('{') != text.npos;
 }
 
-/// Text of a config, blanked where JSON would not have it: comments and trailing commas.
+/// Replaces what JSON does not allow by blanks: comments and trailing commas.
 std::string plain_json(std::string_view text, const std::string& origin) {
   std::string out(text);
   const auto blank = [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i)
       if (out[i] != '\n') out[i] = ' ';
   };
-  size_t comma = text.npos;  // the last thing that was no blank and no comment, if it is a comma behind a value
+  size_t comma = text.npos;  // position of a comma that follows a value, if only blanks and comments came after it
   char last = 0;
   for (size_t i = 0; i < text.size();) {
     const char c = text[i];
@@ -105,10 +106,10 @@ std::string plain_json(std::string_view text, const std::string& origin) {
   return out;
 }
 
-/// The text of a source, and its name.
+/// The text of a source, and its name for messages.
 std::pair<std::string, std::string> text_of(const std::string& source) {
   std::error_code error;
-  const bool exists = std::filesystem::exists(source, error);  // false for what is too long for a name
+  const bool exists = std::filesystem::exists(source, error);  // false for texts that are too long for a name
   if (looks_like_json(source) && !exists) return {source, "config"};
   if (exists) {
     LOCKSTEP_CHECK(!std::filesystem::is_directory(source, error), source,
@@ -121,7 +122,7 @@ std::pair<std::string, std::string> text_of(const std::string& source) {
   return {decoded, "config in base64"};
 }
 
-/// The object that the text of a config is. Error with line and column.
+/// Parses the text as an object. Error with line and column.
 Json object_of(std::string_view text, const std::string& origin) {
   Json json = data::parse_json(plain_json(text, origin), origin);
   LOCKSTEP_CHECK(json.is_object(), origin, ": expected an object {...}, got ", json.kind());

@@ -1,12 +1,11 @@
 #pragma once
-// DeepSpeed's configuration file as plain structs. A field has the name and the place of its key: "zero_optimization":
-// {"stage": 2} is config.zero_optimization.stage. Defaults stand here and nowhere else; where they differ from
-// DeepSpeed's, config_keys.inc says so. That file is the one table of all keys: types, ranges, what works, what is
-// accepted and does nothing, what is refused, with a reason each.
+// DeepSpeed's configuration file as plain structs. Each field has the name and position of its key:
+// "zero_optimization": {"stage": 2} is config.zero_optimization.stage. Default values are defined here only.
+// config_keys.inc is the table of all keys: types, ranges, effect, DeepSpeed's default where it differs, and for keys
+// without effect or refused keys the reason. docs/config.md is generated from it.
 //
 //   engine::Config config = engine::resolve(engine::read_config("ds_config.json"), dist::world().size());
-//   engine::Config small{.train_micro_batch_size_per_gpu = 4, .zero_optimization = {.stage = 2}};        // the same
-//   without a file
+//   engine::Config small{.train_micro_batch_size_per_gpu = 4, .zero_optimization = {.stage = 2}};   // without a file
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -30,56 +29,61 @@
 
 namespace lockstep::engine {
 
-/// Where a config comes from: a file, JSON text, base64 of it, or a struct.
+/// The source of a config: a file's name, JSON text, base64 of JSON, or a struct.
 template <class Config> struct SourceOf {
   SourceOf() = default;
   SourceOf(const char* source) : text(source) {}                                // NOLINT: implicit on purpose
   SourceOf(std::string source) : text(std::move(source)) {}                     // NOLINT
   SourceOf(const data::Json& json) : text(json.dump()) {}                       // NOLINT
   SourceOf(Config made) : config(std::make_shared<Config>(std::move(made))) {}  // NOLINT
+  /// False if nothing was given.
   bool is_given() const { return config || !text.empty(); }
 
   std::string text;
   std::shared_ptr<Config> config;
 };
 
-/// What to build by name: "AdamW" and its params. Without a type there is none.
+/// An optimizer or schedule by its name, such as "AdamW", and its parameters. Empty type: none.
 struct NamedConfig {
   std::string type;
   data::Json params = data::Json::Object();
 };
 
+/// f16 training with loss scaling.
 struct Fp16Config {
   bool enabled = false;
-  bool auto_cast = false;  ///< cast floating inputs of forward
+  bool auto_cast = false;  ///< cast floating inputs of forward to f16
   double loss_scale = 0;   ///< 0: dynamic
+  /// Exponent of the first dynamic scale; steps without overflow until it doubles; overflows until it halves.
   int64_t initial_scale_power = 16, loss_scale_window = 1000, hysteresis = 2;
-  bool consecutive_hysteresis = false;
-  double min_loss_scale = 1;
+  bool consecutive_hysteresis = false;  ///< true: a step without overflow resets the count of overflows
+  double min_loss_scale = 1;            ///< overflow at this scale is an Error
 };
 
+/// bf16 training with f32 master weights.
 struct Bf16Config {
   bool enabled = false;
-  bool auto_cast = false;
-  bool check_grad_overflow = true;  ///< a step with NaN or infinity is skipped
+  bool auto_cast = false;           ///< cast floating inputs of forward to bf16
+  bool check_grad_overflow = true;  ///< skip steps with NaN or infinity in the gradients
 };
 
-/// Linears in 8-bit floats (nn/fp8.h); all else in bf16.
+/// Linear layers in 8-bit floats (nn/fp8.h); everything else in bf16.
 struct Fp8Config {
   bool enabled = false;
-  std::string format = "hybrid";  ///< "e4m3": gradients, too
+  std::string format = "hybrid";  ///< e4m3 forward, e5m2 gradients; "e4m3": both in e4m3
+  /// Powers of two below the format's maximum that scales leave free; steps whose maxima determine a scale.
   int64_t margin = 0, amax_history_len = 1024;
-  std::string amax_compute_algo = "max";  ///< "most_recent"
+  std::string amax_compute_algo = "max";  ///< or "most_recent"
 };
 
-/// Sizes count elements.
+/// ZeRO: sharding and communication. Sizes are numbers of elements.
 struct ZeroConfig {
   int64_t stage = 0;
-  std::optional<bool> overlap_comm;  ///< not given: yes
+  std::optional<bool> overlap_comm;  ///< default: true
   bool reduce_scatter = true;
   int64_t reduce_bucket_size = 6'500'000;
   bool ignore_unused_parameters = true;
-  int64_t sub_group_size = 1 << 21;  ///< the optimizer steps over so many at a time
+  int64_t sub_group_size = 1 << 21;  ///< elements per optimizer kernel call
   int64_t stage3_prefetch_bucket_size = 5'000'000;
   int64_t stage3_param_persistence_threshold = 1000;
   int64_t stage3_model_persistence_threshold = std::numeric_limits<int64_t>::max();
@@ -91,13 +95,15 @@ struct ZeroConfig {
   zero::OffloadParam offload_param;
 };
 
+/// Activation checkpointing; see parallel/activation_checkpoints.h.
 struct ActivationCheckpointingConfig {
-  bool enabled = false;  ///< checkpoint every block, whether or not the model asks for it
+  bool enabled = false;  ///< checkpoint every block, even if the model does not ask for it
   bool partition_activations = false, cpu_checkpointing = false, contiguous_memory_optimization = false;
   std::optional<int64_t> number_checkpoints;
   bool synchronize_checkpoint_boundary = false, profile = false;
 };
 
+/// The flops profiler; see engine/reports.h.
 struct FlopsProfilerConfig {
   bool enabled = false;
   int64_t profile_step = 1, module_depth = -1, top_modules = 1;
@@ -105,66 +111,77 @@ struct FlopsProfilerConfig {
   std::optional<std::string> output_file;
 };
 
+/// Files with training curves: TensorBoard or CSV.
 struct MonitorConfig {
   bool enabled = false;
   std::string output_path;
   std::string job_name = "DeepSpeedJobName";
 };
 
+/// Statistics of collectives; see engine/reports.h.
 struct CommsLoggerConfig {
   bool enabled = false, verbose = false, prof_all = true, debug = false;
   std::vector<std::string> prof_ops;
 };
 
+/// How checkpoints are written.
 struct CheckpointWriterConfig {
-  bool decoupled = false;  ///< save while training goes on
+  bool decoupled = false;  ///< write while training continues
 };
 
 /// An exponential moving average of the parameters, kept with the optimizer's state.
 struct EmaConfig {
-  double decay = 0;  ///< 0: none
+  double decay = 0;  ///< 0: no average
 };
 
+/// Options of save_checkpoint().
 struct CheckpointConfig {
-  int64_t keep = 0;                     ///< so many stay, the newest; 0: all
-  std::string tag_validation = "warn";  ///< "ignore", "warn" or "fail" when ranks save under different tags
+  int64_t keep = 0;                     ///< number of checkpoints kept, the newest; 0: all
+  std::string tag_validation = "warn";  ///< when ranks save under different tags: "ignore", "warn" or "fail"
   CheckpointWriterConfig writer;
 };
 
-/// Plans with tp and cp (train/).
+/// Plans with tp. sequence_parallel: between the matrices of a layer, each rank holds a part of the sequence.
 struct TensorParallelConfig {
   bool sequence_parallel = false;
-  int64_t overlap_chunks = 0;  ///< 0: automatic, 1: one product
+  /// Chunks of rows in which communication overlaps with matrix products; 0: automatic, 1: no overlap.
+  int64_t overlap_chunks = 0;
 };
+/// Plans with cp.
 struct ContextParallelConfig {
-  std::string attention = "ring";  ///< tokens in zigzag; "ring-contiguous"; "ulysses": heads against tokens
+  /// Ring attention on tokens in zigzag order; "ring-contiguous"; "ulysses": all-to-all between heads and tokens.
+  std::string attention = "ring";
 };
 
+/// Pipeline parallelism.
 struct PipelineConfig {
   int64_t stages = 1;
-  std::string partition = "best";              ///< as pipeline::SplitBy::parse() reads it
-  int64_t activation_checkpoint_interval = 0;  ///< layers; 0: none
-  std::string schedule = "1f1b";               ///< as pipeline::parse_kind() reads it
-  int64_t chunks = 0;                          ///< of layers at each stage; 0: as the schedule has by default
+  std::string partition = "best";              ///< see pipeline::SplitBy::parse()
+  int64_t activation_checkpoint_interval = 0;  ///< layers recomputed together; 0: none
+  std::string schedule = "1f1b";               ///< see pipeline::parse_kind()
+  int64_t chunks = 0;                          ///< chunks of layers per stage; 0: the schedule's default
 };
 
+/// Dtypes of sums.
 struct DataTypesConfig {
-  std::optional<std::string> grad_accum_dtype;  ///< "fp32", "fp16", "bf16"; not given: that of the parameters
+  std::optional<std::string> grad_accum_dtype;  ///< "fp32", "fp16", "bf16"; default: dtype of the parameters
 };
 
+/// The whole configuration. Construct it directly, or read it from a file with read_config().
 struct Config {
-  // train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * ranks; resolve() fills in what is
-  // missing.
+  // train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * data-parallel ranks; resolve()
+  // fills in missing ones.
   std::optional<int64_t> train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps;
-  /// false: step() is called at boundaries only, and the caller knows where these are
+  /// False: the caller calls step() at boundaries only, and decides when these are.
   bool managed_gradient_accumulation = true;
 
   NamedConfig optimizer, scheduler;
   EmaConfig ema;
-  double gradient_clipping = 1;  ///< 0: none
-  bool prescale_gradients = false;
-  double gradient_predivide_factor = 1;
-  std::optional<std::string> communication_data_type;  ///< "fp32", "fp16", "bf16"
+  double gradient_clipping = 1;          ///< maximal norm of the gradients; 0: no clipping
+  bool prescale_gradients = false;       ///< divide gradients by the number of ranks before the sum, not after it
+  double gradient_predivide_factor = 1;  ///< divide by this before the sum, and by the rest after it
+  /// Dtype for sending gradients: "fp32", "fp16", "bf16"; default: dtype of the parameters.
+  std::optional<std::string> communication_data_type;
 
   Fp16Config fp16;
   Bf16Config bf16;
@@ -177,60 +194,63 @@ struct Config {
   PipelineConfig pipeline;
   TensorParallelConfig tensor_parallel;
   ContextParallelConfig context_parallel;
-  data::Json sparse_attention;  ///< false or null: none; else an object, see sparse_attention()
+  data::Json sparse_attention;  ///< false or null: none; otherwise an object, see sparse_attention()
 
   bool dataloader_drop_last = false;
   int64_t seed = 1234;
-  std::optional<int64_t> steps_per_print;  ///< not given: never
+  std::optional<int64_t> steps_per_print;  ///< default: never
   bool wall_clock_breakdown = false, memory_breakdown = false, dump_state = false;
   FlopsProfilerConfig flops_profiler;
   MonitorConfig tensorboard, csv_monitor;
   CommsLoggerConfig comms_logger;
 
   std::string origin = "config";            ///< the file, for messages
-  std::set<std::string> given;              ///< keys that the file names: "zero_optimization.stage"
-  std::map<std::string, data::Json> inert;  ///< those of them that do nothing here
-  std::vector<std::string> warnings;  ///< keys that would do something elsewhere, deprecated keys, doubtful values
+  std::set<std::string> given;              ///< keys that the file sets: "zero_optimization.stage"
+  std::map<std::string, data::Json> inert;  ///< values of given keys that have no effect here
+  std::vector<std::string> warnings;        ///< about keys without effect, deprecated keys and doubtful values
 
+  /// True if the file sets the key.
   bool has(std::string_view path) const { return given.count(std::string(path)) != 0; }
 };
 
-/// A file's name, JSON text (begins with '{'), or that in base64 (URL-safe or not), as DeepSpeed takes them. JSON may
-/// have comments and trailing commas. One Error lists everything that is wrong.
+/// Reads a file by its name, JSON text (begins with '{'), or base64 of it (URL-safe or not), as DeepSpeed does. JSON
+/// may have comments and trailing commas. One Error lists all problems.
 Config read_config(const std::string& source);
+/// Reads JSON text; `origin` names it in messages.
 Config config_from_json(std::string_view text, const std::string& origin = "config");
-/// The same source as JSON that config_from_json() takes; nothing of it is checked yet.
+/// The JSON of the same source, for config_from_json(); its keys are not checked yet.
 data::Json read_config_json(const std::string& source);
 
-/// The config that `dp_world` data-parallel ranks train with: batch sizes filled in, ranges and pairs of keys checked.
-/// One Error lists everything that is wrong; what is only doubtful is added to warnings.
+/// The config for training on `dp_world` data-parallel ranks: fills in batch sizes, checks ranges and combinations of
+/// keys. One Error lists all problems; doubtful values are added to `warnings`.
 Config resolve(Config config, int dp_world);
 
-/// Every key with its value, a line each, and where it comes from: "(from file)", "(default)", "(default here;
-/// DeepSpeed: 5e8)".
+/// One line per key with its value and where it comes from: "(from file)", "(default)", "(default here; DeepSpeed:
+/// 5e8)".
 std::string to_text(const Config& config);
-/// The same as an object of objects that read_config() takes.
+/// The same as nested JSON objects, which read_config() accepts.
 data::Json to_json(const Config& config);
-/// docs/config.md
+/// The text of docs/config.md.
 std::string config_reference();
 
-// What the config asks for, as objects of the library.
+// The config's settings as objects of the library.
+/// Options of ZeRO.
 zero::ZeroOptions zero_options(const Config& config);
-/// Error for a block that is wrong. nullopt: none.
+/// nullopt when the config asks for none. Error for a wrong block.
 std::optional<nn::SparsityConfig> sparse_attention(const Config& config);
-/// f32, or what fp16 or bf16 ask for: the dtype of parameters.
+/// Dtype of the parameters: f32, or the 16-bit dtype of fp16 or bf16.
 DType parameter_dtype(const Config& config);
-/// nullopt without fp8.
+/// Options of fp8 training; nullopt without it.
 std::optional<nn::Fp8Options> fp8_options(const Config& config);
-/// nullopt without fp16. A static loss scale is one whose window never ends.
+/// Options of the loss scaler; nullopt without fp16. A static scale is a dynamic one with an infinite window.
 std::optional<optim::DynamicLossScaler::Options> loss_scaler_options(const Config& config);
 
 using NamedParameters = std::vector<nn::NamedParameter>;  // nn::Module::named_parameters()
-/// The optimizers that optimizer.type asks for: one, or two for Muon (matrices; AdamW for the rest). Empty without a
-/// type. Collective for the 1-bit ones, whose ranks are `group`, default dist::world().
+/// The optimizers that optimizer.type names: one, or two for Muon (AdamW trains what is not a matrix); empty without a
+/// type. 1-bit optimizers are collective over `group`, default dist::world().
 std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(const Config& config, const NamedParameters& parameters,
                                                                dist::ProcessGroup* group = nullptr);
-/// The schedule that scheduler.type asks for; null without a type.
+/// The schedule that scheduler.type names; null without a type.
 std::unique_ptr<optim::Schedule> make_schedule(const Config& config, optim::Optimizer& optimizer);
 
 }  // namespace lockstep::engine

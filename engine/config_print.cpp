@@ -1,4 +1,4 @@
-// A config as text, as JSON, and docs/config.md.
+// Prints a config as text and as JSON, and generates docs/config.md.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ using data::Json;
 
 namespace {
 
-/// The type and its params, in place of the two keys.
+/// Prints an optimizer or schedule as its type and all of its params.
 void add_named(std::vector<Line>& lines, const Config& config, Kind kind) {
   const std::string name = kind == Kind::optimizer ? "optimizer" : "scheduler";
   const NamedConfig& named = kind == Kind::optimizer ? config.optimizer : config.scheduler;
@@ -31,13 +31,13 @@ void add_named(std::vector<Line>& lines, const Config& config, Kind kind) {
   }
 }
 
-/// Text for a cell of a table.
+/// Escapes text for a cell of a table.
 std::string cell(std::string text) {
   for (size_t at = 0; (at = text.find('|', at)) != text.npos; at += 2) text.insert(at, "\\");
   return text;
 }
 
-/// 500000000 as 5e8.
+/// Prints 500000000 as 5e8.
 std::string brief(const Json& value) {
   if (value == Json("")) return "`\"\"`";
   if (value.is_int() && std::abs(value.as_int()) >= 1'000'000) {

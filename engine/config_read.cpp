@@ -1,4 +1,4 @@
-// The keys of a file, by their table: values are taken over, and whatever is wrong is said.
+// Stores a file's values in a config by the table of keys, and collects all problems.
 #include <algorithm>
 
 #include "engine/config_table.h"
@@ -11,8 +11,8 @@ using data::Json;
 
 namespace {
 
-/// Whether the file asks for nothing: false, null, 0 or less, "none", an empty list or object, or one that is not
-/// "enabled".
+/// True for values that switch a feature off: false, null, numbers <= 0, "none", an empty list or object, or an object
+/// that is not "enabled".
 bool asks_for_nothing(const Json& value) {
   if (value.is_null() || (value.is_bool() && !value.as_bool()) || (value.is_number() && value.as_number() <= 0))
     return true;
@@ -31,7 +31,7 @@ class Reader {
   Reader(const std::vector<Key>& keys, void* config, const Said& said, std::vector<std::string>& problems)
       : keys_(keys), config_(config), said_(said), problems_(problems) {}
 
-  /// All members of the object at `prefix` ("", "zero_optimization.").
+  /// Reads all members of the object at `prefix` ("", "zero_optimization.").
   void walk(const Json& object, const std::string& prefix) {
     for (const auto& [name, value] : object.as_object()) member(prefix, name, value);
   }
@@ -100,7 +100,7 @@ class Reader {
       case Status::works: break;
     }
     const Slot slot = key.slot(config_);
-    if (!said_.given.insert(key.path).second) {  // under another name, and it may say the same
+    if (!said_.given.insert(key.path).second) {  // set before by another name; the same value is allowed
       const Json before = json_of(slot);
       if (!assign(slot, value, key.range) || json_of(slot) != before)
         problems_.push_back(str(as, ": the file says ", key.path, " already, and it is ", shown(before)));

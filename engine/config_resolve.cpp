@@ -1,5 +1,5 @@
-// What a config must be as a whole: keys that go together, and the batch sizes of a number of ranks. And what it asks
-// for, as options of the library.
+// Checks a config as a whole: combinations of keys, and batch sizes for a number of ranks. Converts it to options of
+// the library.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -16,18 +16,18 @@ namespace lockstep::engine {
 
 namespace {
 
-/// Three batch sizes that fit, train = micro * accumulation * ranks, in the order of their keys.
+/// Three consistent batch sizes, train = micro * accumulation * ranks, in the order of their keys.
 using Batch = std::array<int64_t, 3>;
 constexpr const char* batch_keys[] = {"train_batch_size", "train_micro_batch_size_per_gpu",
                                       "gradient_accumulation_steps"};
 
-/// a * b * c, or nothing when that is beyond any batch.
+/// a * b * c, or nullopt if that exceeds every possible batch.
 std::optional<int64_t> product(int64_t a, int64_t b, int64_t c) {
   const double size = double(a) * double(b) * double(c);
   return size <= 1e15 ? std::optional(a * b * c) : std::nullopt;
 }
 
-/// What could be written instead, the least change first: few keys, and little.
+/// Suggests consistent batch sizes, those with the fewest and smallest changes first.
 std::vector<std::string> fixes(const Config& c, int64_t ranks) {
   const std::array<std::optional<int64_t>, 3> given = {c.train_batch_size, c.train_micro_batch_size_per_gpu,
                                                        c.gradient_accumulation_steps};
@@ -39,7 +39,7 @@ std::vector<std::string> fixes(const Config& c, int64_t ranks) {
   const int64_t m = micro.value_or(1), a = accumulation.value_or(1);
   if (micro || accumulation) add(m, a);
   if (train) {
-    const int64_t each = *train / ranks;  // samples of a rank in a step, about
+    const int64_t each = *train / ranks;  // samples per rank and step, rounded down
     for (const int64_t near : {each, each + 1}) {
       if (near < 1) continue;
       if (micro)
@@ -50,14 +50,14 @@ std::vector<std::string> fixes(const Config& c, int64_t ranks) {
         if (near % d == 0) add(d, near / d), add(near / d, d);
     }
   }
-  const auto changes = [&](const Batch& b) {  // how many, and how large
+  const auto changes = [&](const Batch& b) {  // number and size of the changes
     std::pair<int, double> all{0, 0};
     for (size_t i = 0; i < b.size(); ++i) {
       if (!given[i]) continue;
       all.first += b[i] != *given[i];
       all.second += (i == 0 ? 1.1 : 1) * std::abs(std::log(double(b[i]) / double(*given[i])));
     }
-    return all;  // results depend on the first key most
+    return all;  // train_batch_size weighs more, because results depend on it most
   };
   std::stable_sort(found.begin(), found.end(), [&](const Batch& x, const Batch& y) { return changes(x) < changes(y); });
   std::vector<std::string> texts;
@@ -71,7 +71,7 @@ std::vector<std::string> fixes(const Config& c, int64_t ranks) {
   return texts;
 }
 
-/// Fills in the batch sizes that were not given, by DeepSpeed's rules; "" or what is wrong.
+/// Fills in missing batch sizes by DeepSpeed's rules; returns the problem, or "".
 std::string fit_batch(Config& c, int64_t ranks) {
   const Config asked = c;
   auto &train = c.train_batch_size, &micro = c.train_micro_batch_size_per_gpu,
@@ -124,7 +124,7 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
     if (offload.device == Offload::cpu && !offload.nvme_path.empty())
       warnings.push_back(str("zero_optimization.", name, ".nvme_path: ignored, as the device is cpu"));
   };
-  // Without stage 3 parameters are not offloaded, and nothing else about it matters.
+  // Below stage 3, parameters are not offloaded, so the other keys of offload_param do not matter.
   if (z.stage == 3) check_folder("offload_param", z.offload_param);
   else if (z.offload_param.device != Offload::none)
     warnings.push_back(str("zero_optimization.offload_param: ignored below stage 3, and ", stage));
@@ -208,7 +208,7 @@ Config resolve(Config config, int dp_world) {
   return config;
 }
 
-// --- as options of the library ---
+// --- options of the library ---
 
 zero::ZeroOptions zero_options(const Config& config) {
   const ZeroConfig& z = config.zero_optimization;
@@ -217,12 +217,12 @@ zero::ZeroOptions zero_options(const Config& config) {
                       .reduce_bucket_size = std::max<int64_t>(1, z.reduce_bucket_size),
                       .reduce_scatter = z.reduce_scatter,
                       .ignore_unused_parameters = z.ignore_unused_parameters};
-  // Gradients are summed in what they are sent in, over micro-batches as over ranks.
+  // Gradients are summed in the dtype in which they are sent, over micro-batches as over ranks.
   if (const auto& name =
           config.communication_data_type ? config.communication_data_type : config.data_types.grad_accum_dtype)
     o.communication_data_type = dtype_of(*name);
-  // With a loss scale an overflow is part of the game; in bf16 check_grad_overflow says what it is; in f32 it is an
-  // error.
+  // With a loss scale, overflow is expected and the step is skipped; in bf16, check_grad_overflow decides; in f32, it
+  // is an error.
   if (config.fp16.enabled) o.nonfinite = zero::NonFinite::skip;
   else if (config.bf16.enabled)
     o.nonfinite = config.bf16.check_grad_overflow ? zero::NonFinite::skip : zero::NonFinite::propagate;
@@ -234,7 +234,7 @@ zero::ZeroOptions zero_options(const Config& config) {
   o.module_size = z.stage3_module_granularity_threshold;
   o.sub_group_size = z.sub_group_size;
   o.offload_optimizer = z.offload_optimizer;
-  if (z.stage == 3) o.offload_param = z.offload_param;  // ignored below, with a warning
+  if (z.stage == 3) o.offload_param = z.offload_param;  // ignored below stage 3, with a warning
   o.aio = config.aio;
   return o;
 }

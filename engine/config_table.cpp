@@ -1,4 +1,4 @@
-// The table of keys, and what can be said of a value by its key alone.
+// The table of keys, and all operations on a value that need only its key.
 #include "engine/config_table.h"
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@ using data::Json;
 
 namespace {
 
-// --- the types that a slot may have: to JSON, from JSON (false when it is none, or out of range), and in words ---
+// --- types of slots: to JSON, from JSON (false if the type or range is wrong), and in words ---
 
 template <class T> Json sample(const Range& range) {
   if constexpr (std::is_same_v<T, Json>) return range.anything ? Json() : Json::Object();
@@ -24,7 +24,7 @@ template <class T> Json sample(const Range& range) {
 template <class T> Json to(const T& value) { return Json(value); }
 template <class T> bool put(T& value, const Json& json, const Range& range) {
   if constexpr (std::is_same_v<T, std::string>)
-    if (json.is_null() && value.empty()) return true;  // a path may be null
+    if (json.is_null() && value.empty()) return true;  // null is an empty path
   const auto good = coerced(json, sample<T>(range), range);
   if (!good) return false;
   if constexpr (std::is_same_v<T, bool>) value = good->as_bool();
@@ -138,7 +138,7 @@ std::vector<Key> all_keys() {
 }  // namespace
 
 std::string lower(std::string text) {
-  for (char& c : text)  // not tolower(): with tr_TR it leaves I
+  for (char& c : text)  // tolower() depends on the locale: in tr_TR it does not convert I
     if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
   return text;
 }
@@ -192,7 +192,7 @@ std::string expected(const Json& fallback, const Range& range) {
   if (!fallback.is_int() && !fallback.is_number()) return what;
   if (range.least > -INFINITY && range.most <= 1e15) what += " from " + text(range.least) + " to " + text(range.most);
   else if (range.bounds())
-    what += (range.above ? " > " : " >= ") + text(range.least);  // a bound beyond 1e15 is that of the type
+    what += (range.above ? " > " : " >= ") + text(range.least);  // a bound beyond 1e15 only comes from the type
   return what;
 }
 
@@ -202,7 +202,7 @@ std::string shown(const Json& value) {
   std::string text = value.dump();
   if (text.size() > 60) {
     size_t end = 57;
-    while (end > 0 && (uint8_t(text[end]) & 0xC0) == 0x80) --end;  // not inside a character
+    while (end > 0 && (uint8_t(text[end]) & 0xC0) == 0x80) --end;  // not inside a UTF-8 sequence
     text = text.substr(0, end) + "...";
   }
   return text;
@@ -224,7 +224,7 @@ std::optional<Json> coerced(const Json& value, const Json& fallback, const Range
     if (!std::isfinite(number) || !range.holds(number)) return std::nullopt;
     if (!fallback.is_int()) return Json(number);
     if (value.is_int()) return value;
-    // 1e9 is how people write large integers. Beyond 2^63 a double is no int64.
+    // Large integers may be written as 1e9. A double beyond 2^63 does not fit int64.
     return number == std::floor(number) && std::abs(number) < 9.2e18 ? std::optional(Json(int64_t(number)))
                                                                      : std::nullopt;
   }

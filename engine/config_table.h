@@ -1,6 +1,6 @@
 #pragma once
-// Internal to engine/config*.cpp: the table of all keys (config_keys.inc) as data. Reading, checking, printing and
-// docs/config.md walk it.
+// Internal to engine/config*.cpp: the table of all keys (config_keys.inc) as data, with functions that read, check,
+// print and document a config.
 #include <cmath>
 #include <map>
 #include <optional>
@@ -13,126 +13,140 @@
 
 namespace lockstep::engine {
 
+/// How a key is treated.
 enum class Status {
   works,
-  inert,    ///< accepted, and has no effect here
-  off,      ///< accepted as long as it asks for nothing: what it switches on is not built
-  removed,  ///< as off, and DeepSpeed has it no more
+  inert,    ///< accepted without effect
+  off,      ///< accepted only at the value that switches it off: the feature is not built
+  removed,  ///< like `off`; DeepSpeed has removed the key
   renamed,  ///< deprecated name of another key
-  alias,    ///< another name of a key, as good as it
+  alias,    ///< equivalent name of another key
 };
 
-/// A whole number that the library counts in doubles.
+/// An integer that is stored as a double.
 struct Count {
   double* number;
 };
-/// Two numbers that the file writes as a list.
+/// Two numbers, written as a list in the file.
 struct Pair {
   double *first, *second;
 };
-/// Where a value lies in a Config, or in the options of an optimizer or a schedule. Its type is the key's type;
-/// optional: null is accepted.
+/// Address of a value in a Config, or in the options of an optimizer or a schedule. Its type determines the key's type;
+/// null is accepted for optional values.
 using Slot = std::variant<bool*, int*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
                           std::optional<double>*, std::optional<std::string>*, std::vector<std::string>*,
                           std::vector<int64_t>*, std::optional<std::vector<int64_t>>*, data::Json*, optim::PerGroup*,
                           std::optional<optim::PerGroup>*, optim::Warmup*, zero::Offload*, Count, Pair>;
 
-/// What a value must be, beyond its type.
+/// Constraints on a value besides its type.
 struct Range {
   double least = -INFINITY, most = INFINITY;
-  bool above = false;              ///< least itself is too small
-  bool anything = false;           ///< JSON that need not be an object
-  bool inf_is_null = false;        ///< "inf" says the same as null, as accelerate writes it
-  std::vector<std::string> words;  ///< one of these, in lower case
+  bool above = false;              ///< exclude `least` itself
+  bool anything = false;           ///< any JSON, not only an object
+  bool inf_is_null = false;        ///< "inf" means null, as accelerate writes it
+  std::vector<std::string> words;  ///< the allowed words, in lower case
 
+  /// True if the value is limited to an interval.
   bool bounds() const { return least > -INFINITY || most < INFINITY; }
+  /// True if the value is in the interval.
   bool holds(double value) const { return (above ? value > least : value >= least) && value <= most; }
 };
-inline Range any() { return {}; }
-inline Range anything() { return {.anything = true}; }
-inline Range least(double value) { return {.least = value}; }
-inline Range between(double low, double high) { return {.least = low, .most = high}; }
-inline Range or_inf(Range range) { return range.inf_is_null = true, range; }
-inline Range positive() { return {.least = 0, .above = true}; }
-inline Range words(std::vector<std::string> list) { return {.words = std::move(list)}; }
+inline Range any() { return {}; }                                                         ///< no constraint
+inline Range anything() { return {.anything = true}; }                                    ///< any JSON
+inline Range least(double value) { return {.least = value}; }                             ///< >= value
+inline Range between(double low, double high) { return {.least = low, .most = high}; }    ///< low <= x <= high
+inline Range or_inf(Range range) { return range.inf_is_null = true, range; }              ///< also "inf" for null
+inline Range positive() { return {.least = 0, .above = true}; }                           ///< > 0
+inline Range words(std::vector<std::string> list) { return {.words = std::move(list)}; }  ///< one of these
 
+/// A row of the table.
 struct Key {
   std::string path;
   Status status;
-  Slot (*slot)(void* config);  ///< of those that work; config: what the table is of
-  data::Json fallback;         ///< the default; what an `off` key may say; of renamed and alias the key of today
+  Slot (*slot)(void* config);  ///< of a key that works; config: the struct that the table describes
+  data::Json fallback;         ///< default; for `off` the allowed value; for renamed and alias the other key's name
   Range range;
-  std::string theirs;  ///< DeepSpeed's default, where ours is another
-  std::string doc;     ///< what it does; or why it does nothing, or what to do instead
-  bool automatic;      ///< "auto" leaves the choice to us
-  std::string wants;   ///< of those that work: expected()
+  std::string theirs;  ///< DeepSpeed's default, if ours differs
+  std::string doc;     ///< effect of the key, or why it has none, or what to write instead
+  bool automatic;      ///< "auto" lets us choose the value
+  std::string wants;   ///< expected(), for keys that work
 };
 
-/// Rows of a table: a key that works, whose default `defaults` has, and the others, with their default in JSON.
+/// Makes the row of a key that works; its default is read from `defaults`.
 Key working_key(const char* path, Slot (*slot)(void*), void* defaults, const Range& range, const char* theirs,
                 const char* doc, bool automatic = false);
+/// Makes the row of any other key; its default is JSON text.
 Key other_key(const char* path, Status status, const std::string& fallback, const Range& range, const char* doc);
 
+/// The rows of config_keys.inc.
 const std::vector<Key>& config_keys();
+/// The row of a dotted path; nullptr when there is none.
 const Key* find_key(const std::vector<Key>& keys, std::string_view path);
 
-/// What a file said, beside values: a config of ours has these.
+/// Information about a file besides its values; refers to members of the config.
 struct Said {
   std::set<std::string>& given;
   std::map<std::string, data::Json>& inert;
   std::vector<std::string>& warnings;
 };
-/// The members of a file's object into the config that `keys` is the table of.
+/// Stores the members of a file's object in `config`, whose keys are in the table `keys`. Errors go to `problems`.
 void read_keys(const data::Json& object, const std::vector<Key>& keys, void* config, const Said& said,
                std::vector<std::string>& problems);
 
-/// A line of a config as text: the key, its value, and where that comes from.
+/// A printed line of a config: the key, its value, and where the value comes from.
 struct Line {
   std::string key, value, mark;
 };
+/// The line of a key; nullopt for keys that are not printed.
 std::optional<Line> line_of(const Key& key, const void* config, const std::set<std::string>& given,
                             const std::map<std::string, data::Json>& inert);
+/// The lines as text in aligned columns.
 std::string aligned(const std::vector<Line>& lines);
-/// The table of the keys that work, and lists of the others, as docs/config.md has them.
+/// The keys that work as a Markdown table, for docs/config.md.
 std::string table_of(const std::vector<Key>& keys);
+/// The other keys as Markdown lists.
 std::string lists_of(const std::vector<Key>& keys);
-/// Where a dotted path leads; objects on the way are made.
+/// The value at a dotted path; creates missing objects on the way.
 data::Json& at_path(data::Json& root, const std::string& path);
-/// A config as an object of objects: the values of the keys that work, and what the file said of those that do not.
+/// A config as nested objects: values of keys that work, and the file's values of keys without effect.
 data::Json json_of(const std::vector<Key>& keys, const void* config, const std::map<std::string, data::Json>& inert);
 
+/// The value in a slot as JSON.
 data::Json json_of(const Slot& slot);
+/// The value of a key in `config` as JSON.
 data::Json value_of(const Key& key, const void* config);
-/// Takes a value of the file over; false when it is of another type or out of range.
+/// Stores a value of the file in a slot; false when it has a wrong type or is out of range.
 bool assign(const Slot& slot, const data::Json& value, const Range& range);
-/// What assign() takes: "an integer >= 1", "true or false", "cpu or nvme".
+/// Describes what assign() accepts: "an integer >= 1", "true or false", "cpu or nvme".
 std::string expected(const Slot& slot, const Range& range);
 std::string expected(const data::Json& fallback, const Range& range);
 std::string expected(const Key& key);
+/// The text in lower case (ASCII).
 std::string lower(std::string text);
-/// What a value of the file looks like in a message: short, on one line.
+/// A value of the file for messages: short, on one line.
 std::string shown(const data::Json& value);
-/// The value as one of the type of `fallback`, or nullopt. Numbers such as 1e9 are integers; words compare without
-/// case.
+/// The value converted to the type of `fallback`, or nullopt if that is impossible. Numbers such as 1e9 count as
+/// integers; words compare without case.
 std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range);
-/// Problems of values that are out of range, which only a program can have set.
+/// Adds a problem for each value that is out of range; only a program can have set such values.
 void check_ranges(const std::vector<Key>& keys, void* config, std::vector<std::string>& problems);
-/// "config.json: 2 problems\n  ...\n  ..." as an Error; nothing when there are none.
+/// Throws "config.json: 2 problems\n  ...\n  ..." as an Error if there are any.
 void fail_if_any(const std::string& origin, const std::vector<std::string>& problems);
 
-/// Problems of values that are out of range, of params, and of keys that do not go together. Warnings are added to the
+/// Adds problems of values out of range, of params, and of keys that contradict each other. Adds warnings to the
 /// config, once.
 void check_values(Config& config, std::vector<std::string>& problems);
 
-/// The params of an optimizer or a schedule (params.h): one row each.
+/// A parameter of an optimizer or a schedule (params.h).
 struct ParamInfo {
   std::string name;
-  data::Json value;  ///< effective; the default when not given
+  data::Json value;  ///< in effect: given, or the default
   bool given = false;
-  std::string doc;  ///< why it has no effect
+  std::string doc;  ///< reason, if it has no effect
 };
+/// Tables of named types.
 enum class Kind { optimizer, schedule };
-/// The type's params with the values of `config`; problems and notes as they are found.
+/// The parameters of the type with the values of `config`; adds problems and warnings.
 std::vector<ParamInfo> check_params(Kind kind, const NamedConfig& config, std::vector<std::string>& problems,
                                     std::vector<std::string>& warnings);
 

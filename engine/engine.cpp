@@ -1,6 +1,6 @@
-// What an engine is made of, from a configuration, a plan of ranks and a model:
+// Builds an engine from a configuration, a plan of ranks and a model:
 //
-//   config ─▶ plan, refused by check_plan() alone ─▶ this rank's part of the model ─▶ optimizers, schedules ─▶ ZeRO
+//   config ─▶ plan, checked by check_plan() ─▶ this rank's part of the model ─▶ optimizers, schedules ─▶ ZeRO
 #include "engine/engine.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace lockstep::engine {
 bool is_launched() {
   for (const char* name : {"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK"})
     if (std::getenv(name)) return true;
-  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");  // an interactive shell is a step of one task
+  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");  // an interactive shell runs as a step of one task
   return tasks && std::strcmp(tasks, "1") != 0;
 }
 
@@ -48,7 +48,7 @@ Config read(const InitializeArgs& args) {
   return in_args ? read_config(args.args->deepspeed_config) : args.config.read();
 }
 
-/// The stages that the module, the config and the mesh agree on.
+/// The number of stages on which the module, the config and the mesh agree; Error if they contradict each other.
 int stages_of(const PipelineModule& module, const Config& c, const parallel::Mesh* mesh) {
   const auto agree = [&](bool in_module, const char* name, const auto& own, bool in_config, const char* key,
                          const auto& there) {
@@ -73,7 +73,7 @@ int stages_of(const PipelineModule& module, const Config& c, const parallel::Mes
   return stages;
 }
 
-/// The plan of a mesh, or copies x stages of all ranks.
+/// The plan of the mesh, or replicas x stages over all ranks.
 parallel::Plan plan_of(const PipelineModule& module, const Config& config, const InitializeArgs& args, int ranks) {
   const int stages = stages_of(module, config, args.mesh);
   parallel::Plan plan = args.mesh ? args.mesh->plan() : parallel::Plan{.dp = std::max(1, ranks / stages), .pp = stages};
@@ -81,14 +81,14 @@ parallel::Plan plan_of(const PipelineModule& module, const Config& config, const
   return plan;
 }
 
-/// Whether this rank runs a schedule, with its part of the model.
+/// True if this rank runs a pipeline schedule on its part of the model.
 bool is_cut(const PipelineModule& module, const parallel::Plan& plan, const InitializeArgs& args) {
   return !module.model || plan.pp * plan.tp > 1 || args.sliced || module.schedule || !module.bounds.empty();
 }
 
 }  // namespace
 
-/// What is settled before a rank builds anything.
+/// Everything that is decided before a rank builds anything.
 struct EngineBase::Impl::Agreed {
   Agreed(PipelineModule& module, const InitializeArgs& args) : config(read(args)) {
     LOCKSTEP_CHECK(!module.model || module.layers.empty(),
@@ -119,9 +119,9 @@ struct EngineBase::Impl::Agreed {
     config = resolve(std::move(config), plan.dp);
     LOCKSTEP_CHECK(!args.grad_scaler || !config.fp16.enabled,
                    "[initialize] expected fp16.enabled or a grad_scaler, got both");
-    sparse = set_sparse_attention(module, config);  // before it is cut
+    sparse = set_sparse_attention(module, config);  // before the model is cut
   }
-  /// optimizer: the program's.
+  /// optimizer: name of the program's own optimizer, or "".
   void check(const std::string& optimizer) const {
     check_plan(config, plan, {.ranks = world->size(), .layers = layers}, optimizer);
   }
@@ -131,11 +131,11 @@ struct EngineBase::Impl::Agreed {
   parallel::Plan plan;
   bool is_cut = false;
   int64_t layers = 0;  // of a model that is cut
-  std::string sparse;  // what was set, for people
+  std::string sparse;  // message about the layout that was set
 };
 
 EngineBase::Impl::Impl(PipelineModule module, const InitializeArgs& args) : Impl(Agreed(module, args), module, args) {
-  start(args);  // close() undoes it when it fails, as all members are there
+  start(args);  // if it fails, close() cleans up, as all members exist
 }
 
 EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const InitializeArgs& args)
@@ -175,7 +175,7 @@ EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const Initi
   if (const auto options = loss_scaler_options(config)) scaler.emplace(*options);
 }
 
-/// The program's, or the config's.
+/// Uses the program's optimizer, or makes the config's.
 void EngineBase::Impl::choose_optimizers(const InitializeArgs& args) {
   if (args.optimizer.given) optimizers.push_back(args.optimizer.given);
   if (args.optimizer.is_none()) {
@@ -198,7 +198,7 @@ void EngineBase::Impl::choose_optimizers(const InitializeArgs& args) {
         config.origin + " is not");
 }
 
-/// One for each optimizer, or none.
+/// Uses the program's schedule, or makes the config's; one per optimizer, or none.
 void EngineBase::Impl::choose_schedules(const InitializeArgs& args) {
   const bool own = !args.lr_scheduler.is_none();
   if (own && !config.scheduler.type.empty())
@@ -215,7 +215,7 @@ void EngineBase::Impl::start(const InitializeArgs& args) {
   zero::ZeroOptions options = zero_options(config);
   if (scaler || grad_scaler) options.nonfinite = zero::NonFinite::skip;
   options.spread = spread_experts(args.mesh);
-  watch();  // before ZeRO does, so that no_sync() is known when it sees the first gradient
+  watch();  // before ZeRO installs its hooks, so that no_sync() is in effect when ZeRO sees the first gradient
   if (const auto how = fp8_options(config)) {
     fp8 = std::make_unique<nn::Fp8Scaling>(model, *how);
     say(fp8->text());
@@ -252,7 +252,7 @@ void EngineBase::Impl::start(const InitializeArgs& args) {
   group->control().set_step(1);
 }
 
-/// Experts that only some ranks have.
+/// The experts that only some ranks hold.
 zero::Spread EngineBase::Impl::spread_experts(const parallel::Mesh* mesh) {
   const std::set<std::string> names = moe::expert_names(model);
   if (names.empty()) return {};
@@ -298,10 +298,10 @@ void EngineBase::Impl::close() noexcept {
   if (closed) return;
   closed = true;
   for (auto& [parameter, id] : gradient_hooks) parameter.remove_hook(id);
-  for (const int id : module_hooks) model_calls.remove_hook(id);  // the model may be gone
+  for (const int id : module_hooks) model_calls.remove_hook(id);  // the model may have been destroyed
   profiler.reset();
   comms.reset();
-  saver.reset();  // waits; says what went wrong
+  saver.reset();  // waits; reports errors
   if (checkpoints) checkpoints->unwrap_blocks();
   local.reset(), caller_local.reset();
   graphs.drop();

@@ -1,25 +1,26 @@
 #pragma once
-// The engine: training as DeepSpeed's configuration file describes it, around a model of one's own, under any plan of
-// ranks. See docs/engine.md.
+// The engine: trains a model as a DeepSpeed configuration file describes, under any plan of ranks. See docs/engine.md.
 //
-//   auto engine = engine::initialize(net, "ds_config.json");   // on every rank; under the launcher, or alone
+//   auto engine = engine::initialize(net, "ds_config.json");   // on every rank; under a launcher, or alone
 //   for (auto& [x, y] : batches) {
 //     engine.backward(cross_entropy(engine(x), y));            // micro-batch by micro-batch
-//     engine.step();                                           // acts once every gradient_accumulation_steps
+//     engine.step();                                           // updates every gradient_accumulation_steps calls
 //   }
 //
-// A whole step in one call works under every plan. In stages (pp) and slices (tp) a rank holds its part of the model:
-// what it names in layers(), or a list of layers of which each rank builds its own.
+// A whole step in one call works under every plan. With pipeline stages (pp) or tensor parallelism (tp), each rank
+// holds its part of the model: a model is cut at its layers(), and from a list of layers each rank builds only its own.
 //
 //   auto engine = engine::initialize(net, {.config = "ds_config.json", .mesh = &mesh});
 //   const double loss = engine.train_batch(data);              // all micro-batches, clip, update, next learning rate
 //
-//   engine::PipelineModule module{.layers = {pipeline::layer<nn::Linear>({.in = 10, .out = 20}), ...}, .loss_fn =
-//   loss}; auto engine = engine::initialize(module, {.config = "ds_config.json"});
+//   engine::PipelineModule module{.layers = {pipeline::layer<nn::Linear>({.in = 10, .out = 20}), ...},
+//                                 .loss_fn = loss};
+//   auto engine = engine::initialize(module, {.config = "ds_config.json"});
 //
-// Bits: for a given train_batch_size, micro-batch and seed, parameters are the same bit for bit for any power of two of
-// ranks, any stage of ZeRO, any accumulation, any number of stages, schedule and cut: micro-batch m of step s has the
-// same data, dropout and place in every sum, whoever computes it. Slices and parts of sequences split sums: near them.
+// Reproducibility: for a given train_batch_size, micro-batch size and seed, parameters are bit-identical for any power
+// of two of ranks, any ZeRO stage, any accumulation, and any number of stages, schedule and split. Micro-batch m of
+// step s always has the same data, dropout and place in every sum. Tensor and context parallelism split the sums inside
+// a layer, so their results agree only up to rounding.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -45,229 +46,259 @@
 
 namespace lockstep::engine {
 
+/// The data loader of InitializeArgs::training_data.
 using Loader = data::DataLoader<data::Example>;
 
+/// The source of the engine's configuration.
 struct ConfigSource : SourceOf<Config> {
   using SourceOf::SourceOf;
+  /// The struct, or what read_config() makes of the text.
   Config read() const { return config ? *config : read_config(text); }
 };
 
-/// What DeepSpeed's programs take from the command line.
+/// The command-line arguments of DeepSpeed's programs.
 struct Arguments {
-  bool deepspeed = false;  ///< has no effect, as there
+  bool deepspeed = false;  ///< has no effect, as in DeepSpeed
   std::string deepspeed_config;
-  int local_rank = -1;  ///< some launchers give it; the environment counts
+  int local_rank = -1;  ///< passed by some launchers; ignored in favour of the environment
 };
-/// --deepspeed, --deepspeed_config FILE and --local_rank N for a CLI::App.
+/// Adds --deepspeed, --deepspeed_config FILE and --local_rank N to a CLI::App.
 template <class App> void add_config_arguments(App& app, Arguments& arguments) {
   app.add_flag("--deepspeed", arguments.deepspeed, "accepted, without effect: the config says what is done");
   app.add_option("--deepspeed_config", arguments.deepspeed_config, "configuration file");
   app.add_option("--local_rank", arguments.local_rank, "accepted, as launchers give it; the environment counts");
 }
 
-/// Whether a launcher (ours, torchrun, mpirun, srun) made this process a rank.
+/// True if a launcher (ours, torchrun, mpirun, srun) started this process as a rank.
 bool is_launched();
-/// Joins the job that the environment names, unless that was done. Without a launcher: alone, and a notice says so.
+/// Joins the job that the environment describes, once. Without a launcher the process runs alone, and says so.
 dist::ProcessGroup& init_distributed();
 
-/// Something of the program's own, which must be there while the engine is used (they may be destroyed in any order);
-/// or a function that makes it on every rank.
+/// An object of the caller, which must outlive the use of the engine (they may be destroyed in any order), or a
+/// function that makes one on every rank.
 template <class T, class From> struct GivenOrMade {
+  /// Makes the object from what it works on.
   using Make = std::function<std::unique_ptr<T>(From& from)>;
   GivenOrMade() = default;
   GivenOrMade(T* own) : given(own) {}  // NOLINT: implicit on purpose
   template <class F> GivenOrMade(F fn) requires std::is_invocable_v<F&, From&> : make(std::move(fn)) {}  // NOLINT
+  /// True if neither was given.
   bool is_none() const { return !given && !make; }
 
   T* given = nullptr;
   Make make = {};
 };
 
-/// A model, and how stages have it.
+/// A model or a list of layers, and how it is distributed over pipeline stages.
 struct PipelineModule {
-  /// Its own layers() are cut, and its own loss is taken where loss_fn is empty.
+  /// A model that is cut at its layers(); its own loss is the default of loss_fn.
   std::shared_ptr<nn::Module> model = {};
-  std::vector<pipeline::LayerSpec> layers = {};  ///< in place of a model
+  std::vector<pipeline::LayerSpec> layers = {};  ///< instead of a model
+  /// The mean loss of a micro-batch from outputs and targets.
   pipeline::Loss loss_fn = {};
-  int num_stages = 0;                                      ///< 0: pipeline.stages of the config
-  std::string partition_method = {};                       ///< empty: pipeline.partition
-  std::optional<int> activation_checkpoint_interval = {};  ///< not given: pipeline.activation_checkpoint_interval
-  /// Where each virtual stage begins, and the number of layers, in place of partition_method.
+  int num_stages = 0;                 ///< 0: pipeline.stages of the config
+  std::string partition_method = {};  ///< empty: pipeline.partition of the config
+  /// Default: pipeline.activation_checkpoint_interval of the config.
+  std::optional<int> activation_checkpoint_interval = {};
+  /// The first layer of each virtual stage, then the number of layers; overrides partition_method.
   std::vector<int> bounds = {};
-  std::optional<pipeline::Schedule> schedule = {};  ///< one of your own, in place of pipeline.schedule
+  std::optional<pipeline::Schedule> schedule = {};  ///< a schedule of your own; overrides pipeline.schedule
   std::optional<DType> autocast = {};               ///< f16 or bf16: forwards and losses run under Autocast
-  bool recompute = false;  ///< stages of a model: layers that repeat keep only what goes in, and run again in backward
-  /// In place of the model's own (DataParallel, say), where it runs as it is.
+  /// Pipeline stages of a model: repeated layers store only their input and run again in backward.
+  bool recompute = false;
+  /// Replaces the model's own forward (by DataParallel, for example) when the model is not cut.
   std::function<Variable(const Tensor& input)> forward = {};
-  /// Of how many targets the loss is the mean, where the model runs as it is: a step's loss and gradient are then means
-  /// over the targets of all micro-batches, which may have different numbers of them.
+  /// The number of targets that the loss of a micro-batch is averaged over, for a model that is not cut. Loss and
+  /// gradient of a step are then means over the targets of all micro-batches, which may have different numbers of them.
   std::function<int64_t(const std::vector<Tensor>& targets)> tokens = {};
 };
 
+/// Arguments of initialize().
 struct InitializeArgs {
-  /// In place of the config's. A function gets what this rank trains, a stage or the model; parameters have the names
-  /// of the whole model.
+  /// Replaces the config's optimizer. A function gets the module that this rank trains (the model or its stage);
+  /// parameters have their names in the whole model.
   GivenOrMade<optim::Optimizer, nn::Module> optimizer = {};
+  /// The data set of training_dataloader() and of train_batch() without data.
   data::DatasetPtr<data::Example> training_data = nullptr;
-  GivenOrMade<optim::Schedule, optim::Optimizer> lr_scheduler = {};  ///< of `optimizer`, in place of the config's
+  /// For `optimizer`; replaces the config's scheduler.
+  GivenOrMade<optim::Schedule, optim::Optimizer> lr_scheduler = {};
+  /// The configuration: a file, JSON text, or a Config.
   ConfigSource config = {};
-  const Arguments* args = nullptr;      ///< their config, where `config` is not given
+  const Arguments* args = nullptr;      ///< its deepspeed_config is read when `config` is not given
   dist::ProcessGroup* group = nullptr;  ///< all ranks of the job; default: dist::world()
-  /// In its place: who is where; must be there while the engine is used. Ranks along cp share each sample, those along
-  /// ep experts (moe::Layer on mesh->ep()). Default: copies x stages of all ranks.
+  /// Replaces `group` by a mesh of ranks, which must outlive the use of the engine. Ranks along cp share each sample,
+  /// ranks along ep hold different experts (moe::Layer on mesh->ep()). Default: replicas x stages over all ranks.
   const parallel::Mesh* mesh = nullptr;
-  int loader_workers = 0;                            ///< threads that make batches of training_data
-  std::function<void(const std::string&)> log = {};  ///< what rank 0 has to say; empty: lines on stderr
-  std::optional<DType> autocast = {};                ///< f16 or bf16: engine(x) runs under Autocast
-  optim::GradScaler* grad_scaler = nullptr;          ///< scales the loss where fp16 does not (autocast)
-  /// train_batch() on a CUDA device records a step of micro-batches of these shapes when they come the second time, and
-  /// replays it from then on (docs/cuda.md). Same bits.
+  int loader_workers = 0;  ///< threads that assemble batches of training_data
+  /// Called on rank 0 with messages for people; default: lines on stderr.
+  std::function<void(const std::string&)> log = {};
+  std::optional<DType> autocast = {};        ///< f16 or bf16: engine(x) runs under Autocast
+  optim::GradScaler* grad_scaler = nullptr;  ///< scales the loss when fp16 does not (autocast)
+  /// On a CUDA device, train_batch() captures a step as a graph when its shapes occur for the second time, and replays
+  /// it from then on (docs/cuda.md). The results are bit-identical.
   bool graphs = true;
-  std::optional<tensor_parallel::TensorParallel> sliced = {};  ///< what apply() did to the model over mesh->tp()
+  std::optional<tensor_parallel::TensorParallel> sliced = {};  ///< the result of apply() on the model over mesh->tp()
 };
 
+/// Options of save_checkpoint().
 struct SaveArgs {
-  std::string tag = {};                            ///< empty: global_step<N>
-  data::Json client_state = data::Json::Object();  ///< anything; load_checkpoint() gives it back
-  bool save_latest = true;                         ///< it is what load_checkpoint() takes by default
-  bool exclude_frozen_parameters = false;
-  bool async = false;  ///< write while training goes on
+  std::string tag = {};                            ///< folder name; empty: global_step<N>
+  data::Json client_state = data::Json::Object();  ///< any JSON; load_checkpoint() returns it
+  bool save_latest = true;                         ///< make it the default of load_checkpoint()
+  bool exclude_frozen_parameters = false;          ///< leave frozen parameters out
+  bool async = false;                              ///< write while training continues
 };
+/// Options of load_checkpoint().
 struct LoadArgs {
   std::string tag = {};            ///< empty: the latest
-  bool load_module_strict = true;  ///< the checkpoint must have all of the model, and nothing else
+  bool load_module_strict = true;  ///< Error unless the checkpoint has exactly the model's tensors
   bool load_optimizer_states = true, load_lr_scheduler_states = true;
-  bool load_module_only = false;  ///< neither these, nor counters, random numbers and the place in the data
+  bool load_module_only = false;  ///< load no optimizer, scheduler, counters, random state or position in the data
 };
+/// The result of load_checkpoint(): the manifest, and names of tensors that were not used.
 using checkpoints::Loaded;
 
-/// A loss that is the mean over so many targets as two numbers that can be added up over batches of different numbers
-/// of them: the sum and the number, both 0 for the mean of none. Of a number that is not known, -1, the loss and -1.
+/// Turns the mean loss over `tokens` targets into a tensor of two numbers that can be added up over batches of
+/// different sizes: the sum of the loss and the number of targets. Both are 0 for no targets. tokens = -1 (unknown)
+/// returns the loss and -1.
 Variable sum_and_tokens(const Variable& mean, int64_t tokens);
 
-/// The engine, but for the model's own type.
+/// The engine without the type of the model.
 class EngineBase {
   void enter_no_sync();
   void leave_no_sync();
 
  public:
-  /// Collective. Error on all ranks for a configuration and a plan that cannot be (check_plan.h).
+  /// Builds the engine. Collective. Error on all ranks when the configuration cannot run under the plan (check_plan.h).
   EngineBase(PipelineModule module, InitializeArgs args);
   EngineBase(EngineBase&&) noexcept;
-  ~EngineBase();  ///< close(), without errors
+  ~EngineBase();  ///< close(), ignoring errors
 
-  /// A step: gradient_accumulation_steps micro-batches of each copy of the model, and the update. Gives back their mean
-  /// loss.
+  /// One step: gradient_accumulation_steps micro-batches on each replica, and the update. Returns the mean loss of all
+  /// of them. `metric`: see step(). Collective.
   double train_batch(const pipeline::Data& data, std::optional<double> metric = {});
-  /// With the next micro-batches of training_data: an Example's input for the model, its target for the loss.
+  /// The same with the next micro-batches of training_data: an Example's input goes to the model, its target to the
+  /// loss.
   double train_batch(std::optional<double> metric = {});
-  /// The mean loss of so many micro-batches of each copy (0: as many as in training), of any size; without gradients.
-  /// With PipelineModule::tokens the mean over all of their targets.
+  /// The mean loss over `micro_batches` micro-batches of each replica (0: gradient_accumulation_steps), of any size,
+  /// without gradients. With PipelineModule::tokens it is the mean over all their targets. Collective.
   double eval_batch(const pipeline::Data& data, int micro_batches = 0);
-  /// What `measure` gives for each of them (default: the loss), so many `values`, in the order of the micro-batches;
-  /// the same on all ranks.
+  /// `measure` (default: the loss) of each micro-batch, `values` numbers each, in the order of the micro-batches; the
+  /// same on all ranks. Collective.
   std::vector<double> eval_batches(const pipeline::Data& data, int micro_batches, const pipeline::Loss& measure = {},
                                    int values = 1);
 
-  // Steps of one's own, of a model that runs as it is.
-  /// Gradients of a micro-batch's mean loss (of this rank's part of it). Those of a step are averaged over all
-  /// micro-batches of all ranks.
+  // For training loops of one's own, with a model that is not cut.
+  /// Runs backward from the mean loss of a micro-batch (of this rank's part of it). The gradients of a step are
+  /// averaged over all micro-batches of all ranks.
   void backward(const Variable& loss);
-  /// The same for a loss that is a sum over `tokens` tokens: a step's gradient is that of the mean over all tokens,
-  /// also where micro-batches and ranks have different numbers of them.
+  /// The same for a loss that is the sum over `tokens` tokens: the step's gradient is that of the mean over all tokens,
+  /// even if micro-batches and ranks have different numbers of tokens.
   void backward(const Variable& loss_sum, int64_t tokens);
-  /// The loss times what this engine wants to see in it, for loss.backward() by the caller.
+  /// The loss times the factor that the engine expects (loss scale, averaging), for a loss.backward() by the caller.
   Variable scale(const Variable& loss);
 
-  /// At a boundary: clip, update, next learning rate. Before it nothing. Call it after every backward
-  /// (managed_gradient_accumulation false: at boundaries only). `metric` is for ReduceLROnPlateau: the mean over ranks
-  /// counts, so all ranks give one, or none does.
+  /// Call it after every backward. At a boundary (the last micro-batch of a step) it clips, updates, and sets the next
+  /// learning rate; otherwise it does nothing. With managed_gradient_accumulation false, call it at boundaries only.
+  /// `metric` is for ReduceLROnPlateau, which takes the mean over ranks: all ranks pass one, or none does.
   void step(std::optional<double> metric = {});
-  bool wants_metric() const;  ///< whether step() does
-  /// Whether the step() that comes next updates.
+  bool wants_metric() const;  ///< true if a scheduler needs `metric`
+  /// True if the next step() updates the parameters.
   bool is_gradient_accumulation_boundary() const;
-  /// Forgets the gradients since the last boundary.
+  /// Drops the gradients accumulated since the last boundary.
   void zero_grad();
 
-  /// While it lives backwards sum at this rank only (stages 0 and 1); the accumulation does so by itself.
+  /// While it lives, backward sums gradients on this rank only (ZeRO stages 0 and 1). Accumulation does so by itself.
   using NoSync = While<EngineBase, &EngineBase::enter_no_sync, &EngineBase::leave_no_sync>;
+  /// Starts such a scope.
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
+  /// Switches the model to training or evaluation mode.
   void train(bool training = true);
-  void eval() { train(false); }
-  /// Gives all copies the first one's buffers, such as batch norm's statistics, which are those of a checkpoint.
-  /// Evaluations by eval_batch() and eval_batches() begin with it; one of your own calls it on all ranks.
+  void eval() { train(false); }  ///< train(false)
+  /// Broadcasts the buffers of replica 0, such as batch norm's statistics, which are also those that a checkpoint
+  /// saves. eval_batch() and eval_batches() start with it; call it on all ranks before an evaluation loop of your own.
   void sync_buffers();
 
-  /// All ranks together, at a boundary. Tensors by their names, so any number of ranks and any stage can load them;
-  /// with counters, schedule, loss scale, random numbers and the place in training_data.
+  /// Saves at a boundary. Collective. Tensors are stored by name, so any number of ranks and any ZeRO stage can load
+  /// them. Also saved: counters, schedules, loss scale, random state and the position in training_data.
   void save_checkpoint(const std::string& dir, const SaveArgs& args = {});
-  /// Nothing, with a warning, when there is no checkpoint in `dir`.
+  /// Returns nullopt, with a warning, when `dir` holds no checkpoint. Collective.
   std::optional<Loaded> load_checkpoint(const std::string& dir, const LoadArgs& args = {});
-  /// The whole model in its dtype as one safetensors file, by rank 0. False, with a warning, at stage 3 without
-  /// stage3_gather_16bit_weights_on_model_save. Collective.
+  /// Rank 0 writes the whole model in its dtype as one safetensors file. Returns false, with a warning, at ZeRO stage 3
+  /// without stage3_gather_16bit_weights_on_model_save. Collective.
   bool save_16bit_model(const std::string& dir, const std::string& name = "model.safetensors");
-  /// Waits until a checkpoint that is being written is there.
+  /// Waits for a checkpoint that is being written.
   void wait_for_checkpoint();
 
-  /// The whole model's tensors and the optimizer's state on rank 0 of all, as one process would have them. Collective,
-  /// and not small: save_checkpoint() is for large models.
+  /// The whole model and optimizer state as a single process would have them, gathered on rank 0. Collective. Needs
+  /// memory for all of it; use save_checkpoint() for large models.
   struct WholeState {
     nn::State model;
     optim::OptimizerState optimizer;
   };
+  /// Gathers the whole state; empty on the other ranks.
   WholeState whole_state();
 
-  // What the config says
+  // The configuration in effect
   const Config& config() const;
+  /// Samples per step, over all ranks.
   int64_t train_batch_size() const;
+  /// Samples per micro-batch.
   int64_t train_micro_batch_size_per_gpu() const;
+  /// Micro-batches per step and replica.
   int64_t gradient_accumulation_steps() const;
   int64_t steps_per_print() const;  ///< 0: never
 
-  // Where training is
-  int64_t global_steps() const;  ///< boundaries, also those that were skipped
+  // Progress of training
+  int64_t global_steps() const;  ///< boundaries so far, skipped ones included
+  /// Micro-batches of this rank so far.
   int64_t micro_steps() const;
-  int64_t skipped_steps() const;  ///< boundaries at which a gradient had overflowed
+  int64_t skipped_steps() const;  ///< boundaries with an overflow in the gradients
+  /// Samples of all ranks so far.
   int64_t global_samples() const;
   double loss_scale() const;  ///< 1 without fp16
-  double train_loss()
-      const;  ///< of the last boundary: the mean over its micro-batches (tokens) at all ranks. NaN when unknown
-  double get_global_grad_norm() const;  ///< of the last boundary, before clipping; NaN when it was skipped
+  /// Mean over all micro-batches (or tokens) of the last boundary, on all ranks; NaN when unknown.
+  double train_loss() const;
+  double get_global_grad_norm() const;  ///< before clipping, at the last boundary; NaN when it was skipped
   std::vector<double> get_lr() const;   ///< of each parameter group
+  /// Sets the learning rate of all parameter groups.
   void set_lr(double lr);
-  /// In place of gradient_clipping, from the next boundary on.
+  /// Replaces gradient_clipping from the next boundary on.
   void set_gradient_clipping(double max_norm);
-  /// Which of the step's train_batch_size / train_micro_batch_size_per_gpu micro-batches this rank does next; the same
-  /// where ranks share sequences.
+  /// Number of this rank's next micro-batch among the step's train_batch_size / train_micro_batch_size_per_gpu; the
+  /// same on ranks that share sequences.
   int64_t micro_batch() const;
 
-  /// What this rank trains: its stage, or the model.
+  /// The module that this rank trains: the model, or its part of a model that is cut.
   nn::Module& module() const;
-  /// Whether stages or slices make this rank's part of the model; otherwise it runs as it is.
+  /// True if the model is cut by pipeline stages or tensor parallelism.
   bool in_parts() const;
-  /// How many steps of train_batch() were replays of graphs, or why none was.
+  /// For people: how many steps of train_batch() were graph replays, or why none was.
   std::string graphs() const;
-  pipeline::Engine& pipeline() const;  ///< Error where the model runs as it is
+  pipeline::Engine& pipeline() const;  ///< Error when the model is not cut
+  /// The resolved plan of the ranks.
   const parallel::Plan& plan() const;
-  dist::ProcessGroup& group() const;  ///< ranks that sum gradients: copies, and those that share their samples
+  dist::ProcessGroup& group() const;  ///< ranks that sum gradients: replicas, and ranks that share samples
+  /// This rank's number among all ranks of the job.
   int global_rank() const;
+  /// The optimizer; the first one if there are several.
   optim::Optimizer& optimizer() const;
-  optim::Schedule* lr_scheduler() const;  ///< null when there is none
+  optim::Schedule* lr_scheduler() const;  ///< null without one
   Loader* training_dataloader() const;    ///< null without training_data
-  zero::Zero& zero() const;               ///< Error when the optimizer is a 1-bit one
-  onebit::Optimizer* onebit()
-      const;  ///< null when it is another. Before evaluation 0/1 Adam's ranks want its synchronize()
+  zero::Zero& zero() const;               ///< Error with a 1-bit optimizer
+  /// Null with other optimizers. Call its synchronize() before evaluating with 0/1 Adam.
+  onebit::Optimizer* onebit() const;
 
-  /// The comms_logger's table, with what ranks waited for each other. All ranks together.
+  /// The table of comms_logger, with the time that ranks waited for each other. Collective.
   std::string comms_summary(bool show_straggler = true);
-  /// Ends it: what is being written is waited for, and nothing else may be called.
+  /// Finishes pending writes. Only the destructor may be called afterwards.
   void close();
 
   struct Impl;
 
  protected:
-  /// Runs a forward, and says more when it fails over its inputs' dtype.
+  /// Runs a forward: casts its inputs, and adds a hint to errors caused by an input's dtype.
   class Forward {
    public:
     explicit Forward(EngineBase& engine);
@@ -289,11 +320,11 @@ class EngineBase {
   friend Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines);
 };
 
-/// One loss of several models: the loss times a scale that all of these engines then know. Call backward() on the
-/// result, then step() of each. Without loss scaling plain loss.backward() will do.
+/// Scales one loss of several models by a factor that all of their engines accept. Call backward() on the result, then
+/// step() of each engine. Without loss scaling, a plain loss.backward() works too.
 Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines);
 
-/// Calls the model: engine(x) is model(x), with inputs cast when the config says so.
+/// An engine that is called like its model: engine(x) is model(x), with inputs cast if the config says so.
 template <class M> class Engine : public EngineBase {
  public:
   Engine(M& model, InitializeArgs args)
@@ -313,6 +344,7 @@ template <class M> class Engine : public EngineBase {
   M* model_;
 };
 
+/// An engine and what it trains with, for structured bindings.
 template <class M> struct Initialized {
   Engine<M> engine;
   optim::Optimizer& optimizer;
@@ -320,8 +352,8 @@ template <class M> struct Initialized {
   optim::Schedule* lr_scheduler;
 };
 
-/// Collective. The model's parameters become what the config says (dtype, shards), and rank 0's everywhere. What is
-/// given must be there while the engine is used. No config, and two of them, are Errors.
+/// Builds an engine for a model. Collective. Parameters get the dtype and sharding of the config, and rank 0's values.
+/// Objects in `args` must outlive the use of the engine. Error without a config, or with two of them.
 template <class M> Initialized<M> initialize(M& model, InitializeArgs args) {
   Engine<M> engine(model, std::move(args));
   optim::Optimizer& optimizer = engine.optimizer();
@@ -329,14 +361,16 @@ template <class M> Initialized<M> initialize(M& model, InitializeArgs args) {
   optim::Schedule* const schedule = engine.lr_scheduler();
   return {std::move(engine), optimizer, loader, schedule};
 }
+/// The same with a configuration only.
 template <class M> Engine<M> initialize(M& model, ConfigSource config) {
   return Engine<M>(model, {.config = std::move(config)});
 }
+/// The same with an optimizer of the caller.
 template <class M> Engine<M> initialize(M& model, optim::Optimizer& optimizer, ConfigSource config) {
   return Engine<M>(model, {.optimizer = &optimizer, .config = std::move(config)});
 }
 
-/// Of a list of layers, or of a model that the engine keeps.
+/// Builds an engine for a list of layers, or for a model that the engine keeps.
 inline EngineBase initialize(PipelineModule module, InitializeArgs args) {
   return EngineBase(std::move(module), std::move(args));
 }

@@ -1,4 +1,4 @@
-// The flops_profiler.
+// Counts the FLOPs of modules: see FlopsProfiler in reports.h.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace lockstep::engine {
 
 namespace {
 
-/// 12.3 M
+/// Formats a number as 12.3 M.
 std::string short_number(double value) {
   const char* const units[] = {"", " K", " M", " G", " T", " P"};
   int unit = 0;
@@ -57,7 +57,8 @@ void FlopsProfiler::enter(size_t row) {
 
 void FlopsProfiler::leave(size_t row) {
   if (!running_) return;
-  while (!open_.empty()) {  // those above it gave back something that is not one variable: they are not seen to end
+  // Modules whose forward does not return one Variable have no end hook: end them with the module above.
+  while (!open_.empty()) {
     const Open ended = open_.back();
     open_.pop_back();
     rows_[ended.row].macs += counter_->count() - ended.macs;

@@ -1,5 +1,5 @@
 #pragma once
-// What an engine holds. Not for users: they see engine.h.
+// Internal state of an engine. Not for users: they see engine.h.
 #include <memory>
 #include <optional>
 #include <set>
@@ -19,162 +19,184 @@
 
 namespace lockstep::engine {
 
+/// Milliseconds since `start`, a time of steady_seconds().
 inline double milliseconds_since(double start) { return 1e3 * (steady_seconds() - start); }
 
-/// Milliseconds since the last boundary. backward is inner (the tape) plus reduce (what gradients were still waited for
-/// after it).
+/// Milliseconds since the last boundary. backward = inner (the tape) + reduce (waiting for gradients after it).
 struct Breakdown {
   double forward = 0, backward = 0, inner = 0, reduce = 0, step = 0;
 };
 
-/// In f32 where the loss is of 16 bits.
+/// loss * factor; in f32 if the loss has 16 bits.
 Variable times_factor(const Variable& loss, double factor);
 
 /// One backward of the current step.
 struct Micro {
-  Tensor loss;          // undefined when the caller ran backward
+  Tensor loss;          // undefined if the caller ran backward
   int64_t tokens = -1;  // -1: the loss is a mean
 };
 
+/// The state and the parts of an engine. Functions are grouped by the file that defines them.
 struct EngineBase::Impl {
   struct Agreed;
+  /// Checks the configuration and the plan (Agreed); the other constructor then builds everything.
   Impl(PipelineModule module, const InitializeArgs& args);
   Impl(const Agreed& agreed, PipelineModule& module, const InitializeArgs& args);
   ~Impl() { close(); }
 
-  // engine.cpp
-  void choose_optimizers(const InitializeArgs& args);
-  void choose_schedules(const InitializeArgs& args);
-  void start(const InitializeArgs& args);
-  zero::Spread spread_experts(const parallel::Mesh* mesh);
-  void make_loader(const InitializeArgs& args);
-  int replicas() const { return group->size() / sharing; }  // that take different micro-batches
-  bool are_interleaved() const {
-    return stage() >= 2 || !config.managed_gradient_accumulation;
-  }  // one takes every replicas()-th of them, else neighbours
+  // engine.cpp: construction
+  void choose_optimizers(const InitializeArgs& args);       // of the program, or of the config
+  void choose_schedules(const InitializeArgs& args);        // one per optimizer, or none
+  void start(const InitializeArgs& args);                   // hooks, ZeRO, data loader, reports
+  zero::Spread spread_experts(const parallel::Mesh* mesh);  // experts that only some ranks hold
+  void make_loader(const InitializeArgs& args);             // the loader of training_data
+  /// Number of replicas, which run different micro-batches.
+  int replicas() const { return group->size() / sharing; }
+  /// True if replica r runs micro-batches r, r + replicas(), ...; false if it runs consecutive ones.
+  bool are_interleaved() const { return stage() >= 2 || !config.managed_gradient_accumulation; }
+  /// ZeRO's stage; 0 without ZeRO.
   int stage() const { return zero ? zero->stage() : 0; }
-  void check_open(const char* call) const;
-  void check_whole(const char* call) const;
+  void check_open(const char* call) const;   // Error when the engine is closed, or a backward has failed
+  void check_whole(const char* call) const;  // Error when the model is cut
+  /// Logs a message on rank 0.
   void say(const std::string& text) const {
     if (world.rank() == 0) log(text);
   }
+  /// Finishes pending work and removes the hooks; errors are ignored.
   void close() noexcept;
 
-  // backward.cpp
-  void watch();  // the hooks below
-  void before_forward();
-  void notice_end_of_loop();
-  void after_forward();
-  void gradient_arrives();
-  void check_backward(int64_t tokens) const;
-  void backward(const Variable& loss, int64_t tokens);
+  // backward.cpp: one forward and backward
+  void watch();                                         // installs the hooks below
+  void before_forward();                                // starts the random stream, timing and profiler
+  void notice_end_of_loop();                            // warns if a DataLoader's loop has ended within a step
+  void after_forward();                                 // ends timing and profiler
+  void gradient_arrives();                              // at the first gradient of a backward
+  void check_backward(int64_t tokens) const;            // Error when a backward is not expected
+  void backward(const Variable& loss, int64_t tokens);  // scales the loss, then pass()
+  /// Runs a micro-batch's backward from `root`, which is its loss `value` times the factor.
   void pass(const Variable& root, const Tensor& value, int64_t tokens);
-  void run_scaled(const Variable& loss);  // the backward of one that is multiplied already
-  void set_factor(double factor);
-  double own_factor() const;  // what a loss is multiplied by
+  void run_scaled(const Variable& loss);  // runs the backward of a loss that is already scaled
+  void set_factor(double factor);         // Error unless it is that of the step's other losses
+  double own_factor() const;              // factor that this engine applies to a loss
+  /// True if the next step() updates the parameters.
   bool is_boundary() const { return !config.managed_gradient_accumulation || (micro_steps + 1) % accumulation == 0; }
-  int64_t micro_batch(int64_t ahead = 0) const;  // the next one, or that many behind it
+  int64_t micro_batch(int64_t ahead = 0) const;  // number of the next micro-batch, or of the one `ahead` later
+  /// Starts the random stream of a micro-batch, of which its data have used `drawn` numbers.
   void begin_random(int64_t micro_batch, uint64_t drawn = 0);
-  template <class T> T cast(const T& input) const {  // to the parameters' dtype, where the config says so
+  template <class T> T cast(const T& input) const {  // casts to the parameters' dtype if auto_cast is on
     return auto_cast && is_other_dtype(input) ? input.to(dtype) : input;
   }
+  /// True for floating inputs that do not have the 16-bit dtype of the parameters.
   template <class T> bool is_other_dtype(const T& input) const {
     return low_precision && input.defined() && is_floating(input.dtype()) && input.dtype() != dtype;
   }
-  void forget();
+  void forget();  // drops the gradients and state of the current step
 
-  // batch.cpp
-  pipeline::Data with_cast(const pipeline::Data& data) const;
+  // batch.cpp: whole steps and evaluation
+  pipeline::Data with_cast(const pipeline::Data& data) const;  // casts the inputs of each sample
+  /// The data of a micro-batch; calls: number of random calls made while it was drawn.
   pipeline::Sample sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* calls = nullptr) const;
-  MicroBatch draw(const pipeline::Data& data, int64_t number) const;
+  MicroBatch draw(const pipeline::Data& data, int64_t number) const;  // sample() with its number of tokens
+  /// Forward and loss (or `measure`) of a micro-batch; of_none: it has no targets, and the loss is 0.
   Variable mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none);
+  /// mean_loss(), times `tokens` if that is known.
   Variable run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens = -1);
-  std::vector<MicroBatch> draw_ahead(const pipeline::Data& data) const;
+  std::vector<MicroBatch> draw_ahead(const pipeline::Data& data) const;  // micro-batches of the coming step
+  /// A whole step of a model that is not cut.
   void train_whole(const pipeline::Data& data, std::vector<MicroBatch> ahead, std::optional<double> metric);
+  /// A whole step of a model that is cut.
   void train_part(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, std::optional<double> metric);
+  /// Transforms a loss before backward.
   using Scale = std::function<Variable(const Variable&)>;
+  /// Forward and backward of all micro-batches of a model that is cut.
   void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, const Scale& scale);
+  /// eval_batches() of a model that is not cut.
   std::vector<double> eval_whole(const pipeline::Data& data, int micro_batches, const pipeline::Loss* measure,
                                  int values);
 
-  // step.cpp
-  void step(std::optional<double> metric);
-  bool wants_metric() const;
-  zero::StepOptions step_options();
+  // step.cpp: the update
+  void step(std::optional<double> metric);  // EngineBase::step()
+  bool wants_metric() const;                // true for ReduceLROnPlateau
+  zero::StepOptions step_options();         // scaling and clipping of the coming update
+  /// Runs the update, then schedules, counters and reports.
   void end_step(double start, std::optional<double> metric,
                 const std::function<zero::StepReport(const zero::StepOptions&)>& run);
-  void gather_losses();
+  void gather_losses();  // loss and number of tokens of the step, over all ranks
+  /// The elementwise sum over the group.
   std::vector<double> sum_of_ranks(const std::vector<double>& mine, const char* tag) const;
-  void update_fp8();
-  void report(const zero::StepReport& done, double scale_before);
-  std::string memory_text();
-  std::vector<double> learning_rates() const;
-  double loss_scale() const { return scaler ? scaler->scale() : 1; }
+  void update_fp8();                                                  // scales of the next step
+  void report(const zero::StepReport& done, double scale_before);     // prints, and writes to monitors
+  std::string memory_text();                                          // the report of memory_breakdown
+  std::vector<double> learning_rates() const;                         // of all groups of all optimizers
+  double loss_scale() const { return scaler ? scaler->scale() : 1; }  // 1 without fp16
 
-  // save.cpp
+  // save.cpp: checkpoints
   checkpoints::Contents contents(const SaveArgs& args);
-  std::vector<checkpoints::Piece> pieces(
-      const std::set<std::string>& without);  // of the model and its optimizer, that this rank saves
+  /// Pieces of the model and optimizer that this rank saves.
+  std::vector<checkpoints::Piece> pieces(const std::set<std::string>& without);
+  /// False if this rank has no parameters to save.
   bool has_state() const { return !part || !part->nothing; }
-  std::vector<checkpoints::Piece> fp8_pieces() const;
+  std::vector<checkpoints::Piece> fp8_pieces() const;  // scales and histories of fp8
+  /// Adds the fp8 scales to the wanted pieces; false if the checkpoint has none.
   bool want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted);
-  checkpoints::Numbers own_numbers() const;  // the optimizer's
-  std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);
+  checkpoints::Numbers own_numbers() const;                                  // of the optimizer
+  std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);  // EngineBase::load_checkpoint()
+  /// Restores counters, schedules, loss scale, random state and the position in the data.
   void load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer);
-  std::map<std::string, double> told() const;  // what the program says that a checkpoint says, too
+  std::map<std::string, double> told() const;  // the program's settings that a checkpoint also contains
 
-  const std::function<void(const std::string&)> log;
+  const std::function<void(const std::string&)> log;  // see say()
   optim::GradScaler* const grad_scaler;
   dist::ProcessGroup& world;  // all ranks
   Config config;              // resolved
   const parallel::Plan plan;
-  const std::unique_ptr<parallel::Mesh> own_mesh;  // where parts need one, and none was given
-  const std::unique_ptr<Part> part;                // this rank's of a model that is cut; or
-  PipelineModule whole;                            // the model with its loss
-  nn::Module& model;                               // what is trained
-  dist::ProcessGroup* group = nullptr;             // whose gradients are summed
-  int sharing = 1;                                 // neighbours in it that share each micro-batch
-  dist::ProcessGroup* sharers = nullptr;           // they, where there are several
+  const std::unique_ptr<parallel::Mesh> own_mesh;  // made when the model is cut and no mesh was given
+  const std::unique_ptr<Part> part;                // this rank's part of a model that is cut; null otherwise
+  PipelineModule whole;                            // the model and its loss, if not cut
+  nn::Module& model;                               // the module that is trained
+  dist::ProcessGroup* group = nullptr;             // ranks that sum gradients
+  int sharing = 1;                                 // number of neighbouring ranks in it that share each micro-batch
+  dist::ProcessGroup* sharers = nullptr;           // these ranks; null when sharing is 1
   int64_t accumulation = 1;
-  DType dtype = f32;  // that inputs are cast to
+  DType dtype = f32;  // dtype of the parameters, to which inputs are cast
   bool low_precision = false, auto_cast = false;
   std::vector<std::unique_ptr<optim::Optimizer>> own_optimizers;
   std::vector<optim::Optimizer*> optimizers;
   std::vector<std::unique_ptr<optim::Schedule>> own_schedules;
-  std::vector<optim::Schedule*> schedules;  // one for each optimizer, or none
+  std::vector<optim::Schedule*> schedules;  // one per optimizer, or none
   std::optional<optim::DynamicLossScaler> scaler;
   std::optional<parallel::ActivationCheckpoints> checkpoints;
-  std::unique_ptr<zero::Zero> zero;  // or, when the optimizer moves gradients itself,
-  std::unique_ptr<OneBit> one_bit;
+  std::unique_ptr<zero::Zero> zero;  // null when the optimizer exchanges gradients itself,
+  std::unique_ptr<OneBit> one_bit;   // then this is set
   std::unique_ptr<nn::Fp8Scaling> fp8;
   std::unique_ptr<Loader> loader;
-  std::optional<data::RepeatingLoader<data::Example>> batches;  // of it, for train_batch()
+  std::optional<data::RepeatingLoader<data::Example>> batches;  // endless loop over `loader`, for train_batch()
   std::optional<data::ToDevice> to_device;
   StepGraphs graphs;
 
-  // The current step
+  // State of the current step
   std::vector<Micro> micros;
   int pending = 0;               // backwards since the last step()
-  int forwards = 0;              // and forwards
-  std::optional<double> factor;  // that its losses were multiplied by
-  bool scaled = false;           // the loss of the coming backward was
+  int forwards = 0;              // forwards since the last step()
+  std::optional<double> factor;  // factor of the step's losses
+  bool scaled = false;           // the loss of the coming backward is scaled already
   bool in_pass = false, failed = false, closed = false;
-  bool drawn = false;   // random numbers of the coming micro-batch were begun by its data
-  bool paused = false;  // a schedule's own backwards
-  int64_t loops = 0;    // over DataLoaders, in which the step began
+  bool drawn = false;   // the random stream of the coming micro-batch was started when its data were drawn
+  bool paused = false;  // backwards of a pipeline schedule: the hooks do nothing
+  int64_t loops = 0;    // depth of loops over DataLoaders in which the step began
   bool said_unfilled = false;
   int no_sync_depth = 0;
-  std::optional<zero::Zero::NoSync> local;         // this backward sums here only
-  std::optional<zero::Zero::NoSync> caller_local;  // and those while no_sync() lives
+  std::optional<zero::Zero::NoSync> local;         // while this backward sums on this rank only
+  std::optional<zero::Zero::NoSync> caller_local;  // while a no_sync() of the caller lives
 
   int64_t micro_steps = 0, global_steps = 0, skipped_steps = 0, global_samples = 0;
   double loss = NAN, norm = NAN;
   double tokens = 0;  // of the step, over all ranks; 0 when losses are means
 
-  Breakdown times, shown_times;  // since the last boundary; since the last line
+  Breakdown times, shown_times;  // times: since the last boundary; shown_times: since the last printed line
   int64_t timed_steps = 0;
-  double forward_start = 0, backward_start = 0;  // of steady_seconds()
-  int64_t forward_traced = 0;                    // of trace::now()
+  double forward_start = 0, backward_start = 0;  // by steady_seconds()
+  int64_t forward_traced = 0;                    // by trace::now()
   bool timing_forward = false;
   std::vector<std::unique_ptr<Monitor>> monitors;
   std::unique_ptr<CommsLogger> comms;

@@ -1,3 +1,4 @@
+// Derives a model's shape from the model, measures it, and converts it to JSON. See model_shape.h.
 #include "engine/model_shape.h"
 
 #include <algorithm>
@@ -49,7 +50,7 @@ int64_t ModelShape::trained() const {
 double ModelShape::flops(const Layer& layer, int ranks) const {
   const auto products = [&](int among) {
     double sum = 0;
-    for (const int64_t i : layer.multiplied) {  // of an expert, those times the part of tokens that choose it
+    for (const int64_t i : layer.multiplied) {  // an expert's products run for the fraction of tokens that choose it
       const Parameter& p = parameters[size_t(i)];
       sum += 2 * double(p.sliced(among).numel()) * (p.expert < 0 ? 1 : double(top_k) / double(experts));
     }
@@ -62,7 +63,8 @@ double ModelShape::flops(const Layer& layer, int ranks) const {
 LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
                               const LayerSeconds& own, int64_t chunks, const std::function<double(int64_t part)>& sum) {
   const double all = model.flops(layer, ranks);
-  const auto share = [&](int64_t dim, int64_t sums) {  // of the layer, in each product that is cut so
+  // Fraction of the layer's FLOPs in each product that is cut along `dim`.
+  const auto share = [&](int64_t dim, int64_t sums) {
     double products = 0;
     for (const int64_t i : layer.multiplied) {
       const ModelShape::Parameter& p = model.parameters[size_t(i)];
@@ -87,18 +89,19 @@ namespace {
 
 using CutKind = nn::Cut::Kind;
 
-/// Walks fields with the cuts that hold for them.
+/// Walks the fields of a module, with the cuts that apply to them.
 struct Asking {
   ModelShape& m;
-  std::map<const void*, size_t> places;  // of parameters
+  std::map<const void*, size_t> places;  // index of each parameter
   std::map<const nn::Module*, std::vector<nn::Fields::Entry>> fields;
 
   void parameters(nn::Module& module, const std::string& prefix, const nn::Cut& above, int64_t expert) {
     nn::Fields f;
     module.fields(f);
-    int64_t next = 0;  // expert
+    int64_t next = 0;  // number of the next expert
     for (const auto& entry : f.entries) {
-      // Columns and rows are a Linear's own; modules below it (adapters) say theirs.
+      // Cuts by columns and rows apply to a Linear's own parameters; modules inside it (adapters) define their own
+      // cuts.
       const bool own = above.kind == CutKind::columns || above.kind == CutKind::rows;
       const bool open = above.kind == CutKind::none || above.kind == CutKind::tokens || (own && entry.module);
       const nn::Cut& cut = open ? entry.cut : above;
@@ -123,7 +126,8 @@ struct Asking {
 
   void layer(ModelShape::Layer& l, nn::Module& module, const nn::Cut& cut) {
     l.beside += module.flops_beside(m.context);
-    // Columns and a head add up gradients of what came, rows and a lookup what goes.
+    // Column-parallel layers and heads sum input gradients in backward; row-parallel layers and lookups sum outputs in
+    // forward.
     const bool is_table = cut.kind == CutKind::vocabulary, picks = module.table() == nn::Module::Table::picked;
     l.reduces_back += cut.kind == CutKind::columns || (is_table && !picks);
     l.reduces += cut.kind == CutKind::rows || (is_table && picks);
@@ -223,11 +227,11 @@ void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, co
   }
 }
 
-// --- as text ---
+// --- as JSON ---
 
 namespace {
 
-/// Members by their names in the text, and where they lie.
+/// The members of a struct: their names in JSON and their addresses.
 using Members = std::vector<std::pair<const char*, Slot>>;
 
 Members members(ModelShape::Parameter& p) {

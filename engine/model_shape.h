@@ -1,6 +1,6 @@
 #pragma once
-// A model by the shapes of its parameters and by its layers: what `lockstep plan` and `lockstep simulate` count with.
-// Asked of the model itself, which may be built empty; one that has values may also be measured.
+// The shapes of a model's parameters and its list of layers, from which `lockstep plan` and `lockstep simulate` compute
+// costs. Taken from the model itself, which may be built empty; a model with values can also be measured.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,81 +13,87 @@
 
 namespace lockstep::engine {
 
-/// Parameters are in the order of named_parameters(). A "token" is what samples consist of and are counted in: where a
-/// model has none, the sample itself (context 1).
+/// Parameters are in the order of named_parameters(). A "token" is an element of a sample; for a model without tokens,
+/// the sample itself (context 1).
 struct ModelShape {
+  /// One parameter.
   struct Parameter {
     std::string name;
     Shape shape;
-    int64_t expert = -1;               ///< which one it is of
-    int64_t dim = -1;                  ///< along which tensor parallelism cuts it; -1: it stays whole
-    std::vector<int64_t> blocks = {};  ///< of that dim, cut each for itself
-    bool is_table = false;             ///< of tokens
-    bool trains = true;                ///< false: frozen
-    int64_t numel() const { return numel_of(shape); }
-    /// What the first of so many tensor-parallel ranks has of it.
+    int64_t expert = -1;                               ///< its expert's number; -1: none
+    int64_t dim = -1;                                  ///< dim that tensor parallelism cuts; -1: not cut
+    std::vector<int64_t> blocks = {};                  ///< sizes of blocks along dim that are cut separately
+    bool is_table = false;                             ///< a table of token embeddings
+    bool trains = true;                                ///< false: frozen
+    int64_t numel() const { return numel_of(shape); }  ///< elements of the whole parameter
+    /// The slice of it that the first of `ranks` tensor-parallel ranks holds.
     Parameter sliced(int ranks) const;
   };
-  /// Of nn::Module::layers().
+  /// One layer of nn::Module::layers().
   struct Layer {
     std::string kind;
-    std::vector<int64_t> parameters, multiplied;  ///< of the model: that it uses, and those with which it multiplies
-    double beside = 0;                            ///< FLOPs of a token beside those products
-    int64_t reduces = 0,
-            reduces_back = 0;  ///< all-reduces of activations with tensor parallelism, forward and backward
+    /// Indices of the model's parameters: used, and used as factors of matrix products.
+    std::vector<int64_t> parameters, multiplied;
+    double beside = 0;  ///< FLOPs per token besides those products
+    /// All-reduces of activations with tensor parallelism, in forward and in backward.
+    int64_t reduces = 0, reduces_back = 0;
     bool repeats = false, has_experts = false;
-    double out = 0;                    ///< elements of a token that it hands on
-    double measured = -1;              ///< FLOPs of a token's forward, counted in one; -1: parameters and `beside` say
-    double forward = 0, backward = 0;  ///< seconds of a sample; 0: not measured
+    double out = 0;        ///< elements per token of its output
+    double measured = -1;  ///< FLOPs of a token's forward, if counted; -1: computed from parameters and `beside`
+    double forward = 0, backward = 0;  ///< seconds per sample; 0: not measured
   };
   std::string name, unit = "tokens";
   std::vector<Parameter> parameters;
   std::vector<Layer> list;
-  int64_t layers = 0;  ///< of the list, that look at other tokens
-  int64_t heads = 0;   ///< the fewest that must stay together; 0: none
-  int64_t width = 0;   ///< the most that a layer hands on of a token
+  int64_t layers = 0;  ///< layers of the list that mix tokens (attention)
+  /// Smallest number of (key/value) heads of any attention, which tensor-parallel ranks must divide; 0: none.
+  int64_t heads = 0;
+  int64_t width = 0;  ///< largest number of elements per token between layers
   int64_t context = 1, vocab = 0;
-  int64_t experts = 0, top_k = 0;  ///< of a layer that has them
+  int64_t experts = 0, top_k = 0;  ///< of a layer with experts
+  /// Elements of all parameters.
   int64_t numel() const;
-  /// What tensor-parallel ranks must divide beside heads, in all layers at once; 0: nothing.
+  /// Greatest common divisor of the dims that tensor parallelism cuts, besides heads; 0: none.
   int64_t columns() const;
-  int64_t trained() const;  ///< elements of what is not frozen
-  /// FLOPs of one token's forward in a layer, at one of so many tensor-parallel ranks.
+  int64_t trained() const;  ///< elements of parameters that are not frozen
+  /// FLOPs of one token's forward in a layer, on one of `ranks` tensor-parallel ranks.
   double flops(const Layer& layer, int ranks = 1) const;
+  /// FLOPs of one token's forward in the whole model.
   double forward_flops() const;
 };
 
-/// Seconds of a layer's forward and backward.
+/// Times of a layer.
 struct LayerSeconds {
   double forward = 0, backward = 0;
 };
-/// What each of `ranks` tensor-parallel ranks waits for sums of activations in a layer whose own part takes `own`: a
-/// forward's go on beside the product of the next chunk of rows, a backward's beside the weight's gradient
-/// (parallel/tensor/overlap.h). sum(n): seconds of the sum of an n-th of the rows.
+/// Time that each of `ranks` tensor-parallel ranks waits for sums of activations in a layer whose own computation takes
+/// `own`. In forward, a sum overlaps with the product of the next chunk of rows; in backward, with the gradient of the
+/// weight (parallel/tensor/overlap.h). sum(n): seconds for the sum of one n-th of the rows.
 LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
                               const LayerSeconds& own, int64_t chunks, const std::function<double(int64_t part)>& sum);
 
-/// Of a model whose layers hand on `width` elements of each token, for samples of `context` tokens.
+/// The shape of a model whose layers pass on `width` elements per token, for samples of `context` tokens.
 ModelShape shape_of(nn::Module& model, int64_t width, int64_t context, int64_t vocab);
-/// Experts in place of the MLP of the last of every so many blocks, as moe::add_experts() puts them.
+/// Replaces the MLP of every `every`-th block by experts, as moe::add_experts() does.
 struct ExpertShape {
   int64_t experts = 0, top_k = 1, every = 2;
 };
-/// Of what `make` makes, built empty.
+/// The same for the model that `make` builds, which is built empty.
 ModelShape shape_of(const std::function<std::unique_ptr<nn::Module>()>& make, int64_t width, int64_t context,
                     int64_t vocab, const ExpertShape& experts = {});
-/// Of a model whose options say these.
+/// The same for a Model whose options contain width, context and vocab.
 template <class Model> ModelShape shape_of(const typename Model::Options& o, const ExpertShape& experts = {}) {
   return shape_of([&] { return std::make_unique<Model>(o); }, o.width, o.context, o.vocab, experts);
 }
 
-/// Runs each layer of `shape.list` (as `list` has it) on this micro-batch, forward and backward, a few times: fills in
-/// FLOPs, seconds and what is handed on. loss: of the last layer's output, part of that layer; may be null.
+/// Runs each layer of `list` forward and backward on a micro-batch, a few times, and fills in FLOPs, seconds and output
+/// sizes in shape.list. loss: computed from the last layer's output and counted as part of that layer; may be null.
 void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, const Tensor& input,
              const std::function<Variable(const Variable& output)>& loss);
 
+/// The shape as JSON, to be stored in a file.
 data::Json to_json(const ModelShape& shape);
-/// Error that names `origin` when it is none.
+/// The inverse; Error that names `origin` when the JSON is not a model shape.
 ModelShape model_shape_from(const data::Json& json, const std::string& origin);
 
 }  // namespace lockstep::engine

@@ -1,4 +1,4 @@
-// Curves: files that bytes are added to as a run goes on.
+// Writes curves to files, appending as the run goes on: see Monitor in reports.h.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 using Warn = std::function<void(const std::string&)>;
 
-/// A file that bytes are added to; they are with the system when add() returns.
+/// A file to which bytes are appended; add() returns after passing them to the operating system.
 class Appender {
  public:
   Appender(std::string path, Warn warn)
@@ -49,9 +49,9 @@ std::string folder_of(const MonitorConfig& config) {
   return folder.string();
 }
 
-// --- TensorBoard: TFRecord files of protocol buffers. Of these only what an event of one number needs:
+// --- TensorBoard: TFRecord files of protocol buffers. The subset for events with a single number:
 //
-//   Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5; }
+//   Event   { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5; }
 //   Summary { repeated Value value = 1; }      Value { string tag = 1; float simple_value = 2; }
 
 enum Wire { varint = 0, fixed64 = 1, bytes = 2, fixed32 = 5 };
@@ -80,7 +80,7 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// CRC-32C (Castagnoli), as TFRecord files keep it.
+/// The masked CRC-32C (Castagnoli) of TFRecord files.
 uint32_t masked_crc32c(std::string_view bytes) {
   const uint32_t crc = dist::crc32c(bytes.data(), bytes.size());
   return (crc >> 15 | crc << 17) + 0xa282ead8u;

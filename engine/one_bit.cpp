@@ -1,3 +1,4 @@
+// Steps and checkpoints of an engine with a 1-bit optimizer. See one_bit.h.
 #include "engine/one_bit.h"
 
 #include <algorithm>
@@ -58,8 +59,8 @@ int64_t OneBit::first_nonfinite() const {
   return none;
 }
 
-/// The first, in the order of the model, that any rank had; of those where only the ranks' sum is too large, what is
-/// seen now.
+/// Names the first parameter, in the order of the model, with a nonfinite gradient on any rank; if only the sum over
+/// ranks overflows, the first one in the sum.
 void OneBit::name_nonfinite(int64_t mine, zero::StepReport& report) const {
   const int64_t count = int64_t(trained_.size()), ranks = group_.size();
   if (mine == none) {
@@ -84,7 +85,8 @@ zero::StepReport OneBit::step(const zero::StepOptions& o) {
   frozen_.agree("engine", frozen, group_);
   if (sum_) sum_->finish();
   const bool check = options_.nonfinite != zero::NonFinite::propagate;
-  const int64_t bad = check ? first_nonfinite() : none;  // an exact step puts the mean over ranks in their place
+  // Checked before the step, which may replace gradients by their mean over ranks.
+  const int64_t bad = check ? first_nonfinite() : none;
   const onebit::StepReport done =
       optimizer_.step({.grad_scale = o.scaler ? o.grad_scale / o.scaler->scale() : o.grad_scale,
                        .max_norm = o.max_norm,
@@ -140,7 +142,7 @@ std::vector<zero::StatePiece> OneBit::state_to_load(const checkpoints::Info& sav
     all.push_back({name, shape, {0, tensor.numel()}, flat(tensor)});
     loading_[name] = tensor;
   };
-  for (const auto& [name, p] : by_name) {  // masters are the model in f32: it comes with them, or they with it
+  for (const auto& [name, p] : by_name) {  // master weights are the model in f32: both are always loaded together
     const std::string master = "optimizer.master." + name;
     auto& tensors = optimizer_.state_of(p).tensors;
     if (with_optimizer && size_of(p.dtype()) < 4) add(master, p.shape(), f32, p.device());

@@ -1,9 +1,9 @@
 #pragma once
-// What an engine does in ZeRO's place when its optimizer moves gradients between ranks itself (parallel/onebit/).
-// Internal to engine/.
+// Replaces ZeRO in an engine whose optimizer exchanges gradients between ranks itself (parallel/onebit/). Internal to
+// engine/.
 //
-//   backward ─▶ sum of this rank's micro-batches ─▶ onebit::Optimizer::step(): unscale, find overflow, clip, exchange,
-//   update
+//   backward ─▶ sum of this rank's micro-batches ─▶ onebit::Optimizer::step(): unscale, check overflow, clip,
+//                                                   exchange, update
 #include <functional>
 #include <map>
 #include <optional>
@@ -19,41 +19,46 @@
 
 namespace lockstep::engine {
 
+/// Accumulates gradients, runs the optimizer's step, and saves its state.
 class OneBit {
  public:
   struct Options {
-    zero::NonFinite nonfinite = zero::NonFinite::error;
-    bool accumulates = false;  ///< several micro-batches a step
-    std::function<void(const std::string&)> note;
+    zero::NonFinite nonfinite = zero::NonFinite::error;  ///< what to do with gradients that are not finite
+    bool accumulates = false;                            ///< more than one micro-batch per step
+    std::function<void(const std::string&)> note;        ///< called with messages for people
   };
-  /// Rank 0's frozen parameters and buffers go everywhere, as the trained ones did when the optimizer was made.
+  /// Broadcasts rank 0's frozen parameters and buffers; the optimizer's constructor has done so for trained parameters.
   /// Collective.
   OneBit(nn::Module& model, onebit::Optimizer& optimizer, dist::ProcessGroup& group, Options options);
 
+  /// The optimizer given to the constructor.
   onebit::Optimizer& optimizer() { return optimizer_; }
-  /// The gradients of a micro-batch are there.
+  /// Adds the gradients of a micro-batch to the sum.
   void add() {
     if (sum_) sum_->add();
   }
+  /// Drops the sum.
   void discard() {
     if (sum_) sum_->discard();
   }
-  /// As zero::Zero::step(). Collective.
+  /// See zero::Zero::step(). Collective.
   zero::StepReport step(const zero::StepOptions& options);
 
-  // Checkpoints, by the names that ZeRO gives. What compression owes each rank lies in two tensors that only as many
-  // ranks can load.
+  // Checkpoints use the names of ZeRO. The compression errors of each rank are two extra tensors, which only the same
+  // number of ranks can load.
   static constexpr const char* owed = "optimizer.onebit.";
-  /// This rank's tensors. Collective: 0/1 Adam's ranks exchange first.
+  /// This rank's tensors. Collective: with 0/1 Adam, the ranks first synchronize.
   std::vector<zero::StatePiece> state();
+  /// The optimizer's counters.
   std::map<std::string, double> numbers() const;
-  /// The tensors that a checkpoint is to fill; load_state() takes them over.
+  /// The tensors that a checkpoint fills; load_state() then takes them over.
   std::vector<zero::StatePiece> state_to_load(const checkpoints::Info& saved, bool with_optimizer);
+  /// Takes over the tensors of state_to_load(), and the counters.
   void load_state(const std::map<std::string, double>& numbers);
-  /// Parameters have been written.
+  /// To be called after parameters were overwritten.
   void loaded();
 
-  /// Of optimizer state, errors of compression included.
+  /// Bytes of optimizer state per parameter, including compression errors.
   double bytes_per_parameter() const;
 
  private:
@@ -66,10 +71,10 @@ class OneBit {
   onebit::Optimizer& optimizer_;
   dist::ProcessGroup& group_;
   Options options_;
-  std::vector<nn::NamedParameter> trained_, untrained_;  // when this was made
+  std::vector<nn::NamedParameter> trained_, untrained_;  // requires_grad when this was made
   std::optional<parallel::GradientAccumulator> sum_;
   parallel::FrozenSince frozen_;
-  std::map<std::string, Tensor> loading_;  // by their names in the checkpoint
+  std::map<std::string, Tensor> loading_;  // by name in the checkpoint
 };
 
 }  // namespace lockstep::engine

@@ -1,4 +1,5 @@
-// Optimizers by DeepSpeed's names, with its defaults: a file that says nothing of an option means what it means there.
+// Optimizers by DeepSpeed's names and with its defaults, so that options left out of a file have the same effect as
+// there.
 #include <limits>
 
 #include "engine/params.h"
@@ -21,7 +22,7 @@ std::vector<Variable> variables(const NamedParameters& parameters) {
   return all;
 }
 
-/// What most are: one class with its own options.
+/// The usual case: one class with its own options.
 template <class Class, class O>
 NamedType plain(const char* name, const char* doc, const O& defaults,
                 void (*fields)(Params& p, std::type_identity_t<O>& o)) {
@@ -45,7 +46,7 @@ NamedType plain(const char* name, const char* doc, const O& defaults,
           }};
 }
 
-// --- Adam and AdamW: one switch apart ---
+// --- Adam and AdamW differ in one switch ---
 
 struct AdamChoice : optim::AdamOptions {
   bool adam_w_mode = false;
@@ -86,17 +87,17 @@ Make adam(Params& p) {
   };
 }
 
-// --- Muon: matrices; AdamW for the rest ---
+// --- Muon for matrices, AdamW for the rest ---
 
-/// Matrices that are no tables of embeddings and no head: these have a row for each token, and belong to AdamW. Where
-/// the module does not say, its name does, as with DeepSpeed.
+/// True for matrices that are not token embeddings or heads: those have a row for each token, and are trained by AdamW.
+/// If the module does not mark its table, the parameter's name decides, as in DeepSpeed.
 bool is_for_muon(const nn::NamedParameter& p) {
   const auto called = [&](const char* name) { return p.name.find(name) != p.name.npos; };
   return p.variable.dim() == 2 && !p.is_table && !called("embed") && !called("head.");
 }
 
 Make muon(Params& p) {
-  optim::MuonOptions matrix{.lr = 1e-3, .weight_decay = 0};  // DeepSpeed's
+  optim::MuonOptions matrix{.lr = 1e-3, .weight_decay = 0};  // DeepSpeed's defaults
   AdamChoice other;
   other.adam_w_mode = true;
   std::optional<double> muon_lr, adam_lr;
@@ -127,7 +128,7 @@ Make muon(Params& p) {
   };
 }
 
-// --- state in 8 bits; tables of tokens have f32, as most rows have no gradient most of the time ---
+// --- 8-bit state; tables of tokens keep f32 state, since most of their rows have no gradient in most steps ---
 
 template <class Class, class O> NamedType eight_bit(const char* name, const char* doc) {
   return {name, doc, [name](Params& p) -> Make {
@@ -155,13 +156,13 @@ template <class Class, class O> NamedType eight_bit(const char* name, const char
           }};
 }
 
-/// What PyTorch's kinds of Adam have.
+/// The options that PyTorch's variants of Adam share.
 template <class O> Params& name_adam(Params& p, O& o) {
   p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps);
   return p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
 }
 
-/// What the 1-bit kinds of Adam name before their own options.
+/// The options that the 1-bit variants of Adam share.
 template <class O> Params& one_bit_adam(Params& p, O& o) {
   p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps)("bias_correction", &o.bias_correction);
   return p("weight_decay", &o.weight_decay, least(0))("precondition", &o.precondition);

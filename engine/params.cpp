@@ -1,3 +1,4 @@
+// Reads, checks and lists the options of optimizers and schedules. See params.h.
 #include "engine/params.h"
 
 #include <fmt/format.h>
@@ -62,7 +63,7 @@ void Params::check(const std::function<void()>& together) {
   if (!problems.empty()) return;
   try {
     together();
-  } catch (const Error& error) {  // "[AdamW] expected lr ..."
+  } catch (const Error& error) {  // its text is "[AdamW] expected lr ..."
     const std::string text = error.what();
     const size_t end = text.find("] ");
     problems.push_back(where_ + ": " + text.substr(end == text.npos ? 0 : end + 2));
@@ -76,7 +77,7 @@ const std::vector<NamedType>& list_of(Kind kind) {
 }
 std::string section_of(Kind kind) { return kind == Kind::optimizer ? "optimizer" : "scheduler"; }
 
-/// Error that names all when there is none of that name.
+/// The type with this name, ignoring case. Error lists all types.
 const NamedType& find_type(Kind kind, const std::string& name) {
   std::vector<std::string> known;
   for (const NamedType& type : list_of(kind)) {

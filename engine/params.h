@@ -1,6 +1,6 @@
 #pragma once
-// Internal to engine/: the options of optimizers and schedules. A type names its options once, and that one list reads,
-// checks, prints and documents them.
+// Internal to engine/: the options of optimizers and schedules. Each type lists its options once; the list is used to
+// read, check, print and document them.
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,57 +12,65 @@
 
 namespace lockstep::engine {
 
-/// The params of one optimizer or schedule. A type calls it with each of its options, in order: fields that hold their
-/// defaults, and what the file says otherwise afterwards.
+/// The params of one optimizer or schedule. A type calls it once per option, in order; the fields hold the defaults,
+/// and the file's values afterwards.
 class Params {
  public:
-  /// where: "optimizer.params"
+  /// where: prefix of messages, such as "optimizer.params"
   Params(std::string where, std::string type, const data::Json& given)
       : given(given), type(std::move(type)), where_(std::move(where)) {}
 
+  /// An optional option.
   Params& operator()(const char* name, const Slot& field, const Range& range = {}) {
     return add_field(name, field, range, false);
   }
-  /// The file must say it.
+  /// An option that the file must set.
   Params& required(const char* name, const Slot& field, const Range& range = {}) {
     return add_field(name, field, range, true);
   }
-  /// Accepted, and has no effect.
+  /// An option that is accepted without effect.
   Params& without_effect(const char* name, const data::Json& fallback, const char* why);
-  /// Accepted at its default only.
+  /// An option that is accepted only at its default.
   Params& fixed(const char* name, const data::Json& only, const char* why);
-  /// When all are named: others are problems, and so is the Error of `together`, which checks what they are together.
+  /// Ends the list: other names in the file become problems, and so does the Error of `together`, which checks
+  /// combinations of options.
   void check(const std::function<void()>& together);
 
-  const data::Json& given;  ///< what the file says
+  const data::Json& given;  ///< the file's params
   const std::string type;
   std::vector<ParamInfo> infos;
   std::vector<std::string> problems, warnings;
 
  private:
   Params& add_field(const char* name, const Slot& field, const Range& range, bool required);
-  /// option: with its default. take: the value as it now is, or nullopt for one that it does not take.
+  /// option: with its default. take: returns the value in effect, or nullopt if it rejects the file's value.
   Params& add(ParamInfo option, const std::string& wants, bool required,
               const std::function<std::optional<data::Json>(const data::Json&)>& take);
   std::string where_;
 };
 
+/// The result of creating an optimizer: several for Muon.
 using Optimizers = std::vector<std::unique_ptr<optim::Optimizer>>;
+/// Creates the optimizers of a type; 1-bit ones are collective over `group`.
 using MakeOptimizers = std::function<Optimizers(const NamedParameters& parameters, dist::ProcessGroup* group)>;
+/// Creates the schedule of a type.
 using MakeSchedule = optim::MakeSchedule;
+/// Either of them.
 using Make = std::variant<MakeOptimizers, MakeSchedule>;
 
-/// An optimizer or a schedule by its name in the file, whatever its case.
+/// An optimizer or a schedule by its name in the file, ignoring case.
 struct NamedType {
   std::string name, doc;
-  std::function<Make(Params& params)> read;  ///< what it gives back is not called when there are problems
+  std::function<Make(Params& params)> read;  ///< the result must not be called if there are problems
 };
+/// All optimizers that a file can name.
 const std::vector<NamedType>& optimizer_types();
+/// All schedules that a file can name.
 const std::vector<NamedType>& schedule_types();
-/// Its params with their defaults.
+/// The params of a type with their defaults.
 std::vector<ParamInfo> defaults_of(const NamedType& type);
 
-/// How to make what the config names. Error for params that are wrong.
+/// Reads the type and params that the config names. Error for wrong params.
 Make read_named(Kind kind, const NamedConfig& config);
 
 }  // namespace lockstep::engine

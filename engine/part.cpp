@@ -1,3 +1,4 @@
+// A rank's part of a model that is cut. See part.h.
 #include "engine/part.h"
 
 #include <algorithm>
@@ -19,13 +20,13 @@ using checkpoints::Piece;
 
 namespace {
 
-/// What a stage without parameters trains, so that it takes part in every step.
+/// The dummy module of a stage without parameters, with which it takes part in every step.
 struct Nothing : nn::Module {
   Variable none = parameter({1}, 0);
   void fields(nn::Fields& f) override { f("none", none); }
 };
 
-/// Layers and loss under Autocast.
+/// Runs all layers and the loss under Autocast.
 void cast_all(PipelineModule& module, DType to) {
   const auto precise = [to](const auto& fn) {
     return [to, fn](const auto&... in) {
@@ -132,12 +133,12 @@ std::vector<Piece> of_whole(const Piece& piece, const Shape& whole, int64_t dim,
   if (mine * inner == 0) return all;
   const Tensor flat = piece.tensor.view({piece.tensor.numel()});
   for (int64_t outer = piece.begin / (mine * inner); outer * mine * inner < piece.end; ++outer) {
-    int64_t here = outer * mine * inner;  // of the slice
+    int64_t here = outer * mine * inner;  // offset in the slice
     for (const dist::Range& r : ranges) {
       const int64_t begin = std::max(here, piece.begin), end = std::min(here + r.size() * inner, piece.end);
       if (begin < end) {
         const int64_t at = (outer * whole[int(dim)] + r.begin) * inner + begin - here;
-        if (!all.empty() && all.back().end == at) {  // goes on where the last one ended
+        if (!all.empty() && all.back().end == at) {  // continues the previous piece
           all.back().end += end - begin;
           all.back().tensor = flat.narrow(0, end - piece.begin - (all.back().end - all.back().begin),
                                           all.back().end - all.back().begin);
@@ -182,7 +183,8 @@ void Part::agree(zero::StepReport& report) {
   report.first_nonfinite = dist::broadcast_text(report.first_nonfinite, int(part), model);
 }
 
-/// Slices are added up, then stages: without slices the bits are those of one process.
+/// Sums over tensor-parallel ranks, then over stages. Without tensor parallelism, the result has the bits of one
+/// process.
 double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
   std::vector<std::pair<std::string, double>> squares =
       nothing ? std::vector<std::pair<std::string, double>>{} : squares_;
@@ -236,7 +238,7 @@ void Part::prepare_capture() {
   for (dist::ProcessGroup* group : {&mesh->tp(), &stages}) group->all_reduce(word, {.tag = "before a graph"});
 }
 
-/// Of each stage two rows: the sums of all slices, and the own ones, for what is not cut.
+/// Two rows per stage: sums over all tensor-parallel ranks for sliced parameters, and this rank's own for the others.
 Tensor Part::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
   const int64_t count = own.numel() - 1, row = places_ + 1;
   Tensor all = zeros({1, 2, row}, {.dtype = f64, .device = own.device()});
@@ -255,7 +257,7 @@ Tensor Part::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
   return all.view({all.numel()});
 }
 
-// --- whole tensors at one rank ---
+// --- whole tensors on one rank ---
 
 WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Numbers& numbers,
                            dist::ProcessGroup& group) {
@@ -273,7 +275,7 @@ WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Nu
     offers.push_back(checkpoints::parse_offer(lists[rank], str("state of rank ", rank)));
     LOCKSTEP_CHECK(offers.back().error.empty(), "[gather] rank ", rank, ": ", offers.back().error);
   }
-  // The bytes of all pieces, one after another.
+  // The bytes of all pieces, concatenated.
   const Tensor payload = size(own);
   auto* to = static_cast<std::byte*>(payload.raw_data());
   for (size_t i = 0; i < mine.size(); to += bytes_of(own.pieces[i++]))

@@ -1,3 +1,4 @@
+// Predicts bytes, traffic and time of a configuration. See plan.h.
 #include "engine/plan.h"
 
 #include <algorithm>
@@ -19,12 +20,12 @@ namespace lockstep::engine {
 
 namespace {
 
-// --- the optimizer, asked with parameters of one element each ---
+// --- the optimizer, probed with parameters of one element each ---
 
 struct Asked {
   std::string name;
-  std::vector<double> bytes;      ///< that it keeps for an element
-  std::vector<bool> elementwise;  ///< false: a parameter has one owner
+  std::vector<double> bytes;      ///< bytes of state per element
+  std::vector<bool> elementwise;  ///< false: one rank owns the whole parameter
 };
 
 Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
@@ -32,10 +33,8 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
   Asked asked;
   const std::string type = lower(config.optimizer.type);
   const bool one_bit = is_one_bit(type);
-  if (one_bit)
-    config.optimizer = {.type = type == "onebitsgd"    ? "SGD"
-                                : type == "onebitlamb" ? "Lamb"
-                                                       : "AdamW"};  // and two errors, added below
+  // A 1-bit optimizer keeps the state of its base optimizer plus two error tensors, which are added below.
+  if (one_bit) config.optimizer = {.type = type == "onebitsgd" ? "SGD" : type == "onebitlamb" ? "Lamb" : "AdamW"};
   if (type == "onebitsgd") config.optimizer.params["momentum"] = 0.9;
   NamedParameters tiny;
   std::map<const void*, size_t> places;
@@ -48,7 +47,7 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
   const size_t count = model.parameters.size();
   for (size_t i = 0; i < count; ++i)
     if (model.parameters[i].trains) add(model.parameters[i], i);
-  if (tiny.empty()) add({.name = "none"}, count);  // has a name, too
+  if (tiny.empty()) add({.name = "none"}, count);  // for the optimizer's name
   asked.bytes.resize(count + 1), asked.elementwise.resize(count + 1, true);
   for (const auto& o : make_optimizers(config, tiny)) {
     for (const Variable& p : o->parameters())
@@ -76,7 +75,8 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
 
 void add_bytes(Forecast& plan, const zero::ZeroOptions& o, int sharing) {
   const int64_t width = size_of(plan.parameter_dtype), gradient_width = size_of(plan.gradient_dtype);
-  int64_t largest = 0, beside = plan.model.numel() - plan.model.trained();  // of gradients; frozen, in no unit
+  // `largest` is for the gradients of a unit; `beside` counts frozen parameters that belong to no unit.
+  int64_t largest = 0, beside = plan.model.numel() - plan.model.trained();
   for (const zero::PlannedUnit& u : plan.units) {
     if (plan.trains(u)) largest = std::max(largest, u.layout.whole() * gradient_width);
     else beside -= u.layout.numel();
@@ -87,7 +87,7 @@ void add_bytes(Forecast& plan, const zero::ZeroOptions& o, int sharing) {
     int64_t in_memory = 0;
     for (const zero::PlannedUnit& u : plan.units) {
       const int among = rank / (plan.ranks / u.ranks * sharing) * sharing + rank % sharing,
-                number = o.stage == 0 ? 0 : among;  // of those that have it
+                number = o.stage == 0 ? 0 : among;  // among the ranks that share the unit
       const int64_t part = u.layout.range(number).size();
       if (plan.trains(u)) b.gradients += (o.stage >= 2 ? part : u.layout.whole()) * gradient_width;
       if (u.persistent) {
@@ -110,15 +110,15 @@ void add_bytes(Forecast& plan, const zero::ZeroOptions& o, int sharing) {
   }
 }
 
-/// A rank sends (N-1)/N of what is reduced and scattered, or gathered; twice that for an all-reduce.
+/// A reduce-scatter or all-gather sends (N-1)/N of the data per rank, an all-reduce twice as much.
 void add_traffic(Forecast& plan, const zero::ZeroOptions& o) {
   const double width = double(size_of(plan.parameter_dtype)), gradient_width = double(size_of(plan.gradient_dtype));
   const double passes = double(*plan.config.gradient_accumulation_steps);
   for (const zero::PlannedUnit& u : plan.units) {
     const double n = double(u.layout.whole()) * double(u.ranks - 1) / double(u.ranks);
-    const double times = (o.stage >= 2 ? passes : 1) * (o.stage == 0 || (!o.reduce_scatter && u.layout.owner < 0)
-                                                            ? 2
-                                                            : 1);  // from stage 2 on every micro-batch is reduced
+    // From stage 2 on, every micro-batch is reduced.
+    const double times =
+        (o.stage >= 2 ? passes : 1) * (o.stage == 0 || (!o.reduce_scatter && u.layout.owner < 0) ? 2 : 1);
     if (plan.trains(u)) plan.gradient_traffic += n * gradient_width * times;
     if (o.stage >= 1) plan.parameter_traffic += n * width * (u.persistent ? 1 : 2 * passes);
   }
@@ -160,11 +160,11 @@ Forecast plan(const Config& asked, const ModelShape& model, int ranks, int shari
   return p;
 }
 
-// --- a plan of axes: its stages, each as plan() counts it, and what goes between ranks of other axes ---
+// --- a plan with several axes: each stage as in plan(), plus traffic between ranks of other axes ---
 
 namespace {
 
-/// Forwards that a step takes the time of: a backward takes two, and one more where activations are computed again.
+/// Time of a step in units of a forward: a backward takes two, and recomputation of activations one more.
 double passes(const Config& c) {
   return c.activation_checkpointing.enabled || c.pipeline.activation_checkpoint_interval > 0 ? 4 : 3;
 }
@@ -203,7 +203,7 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
                                int(*sized.gradient_accumulation_steps), int(c.pipeline.chunks)});
   std::vector<double> weights;
   std::vector<std::string> kinds;
-  std::map<size_t, std::set<int>> users;  // of parameters: layers
+  std::map<size_t, std::set<int>> users;  // layers that use each parameter
   for (size_t i = 0; i < model.list.size(); ++i) {
     double n = 0;
     for (const size_t one : model.list[i].parameters) {
@@ -227,7 +227,8 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
     part.list.clear();
     part.layers = 0;
     p.flops.push_back(0);
-    // Elements of a token: handed on, whose gradients go back, added up by tensor-parallel ranks; layers with experts.
+    // Elements per token: activations sent, gradients sent, and sums over tensor-parallel ranks. exchanges: layers with
+    // experts.
     double activations = 0, gradients = 0, reduces = 0, exchanges = 0;
     std::set<size_t> has;
     for (int chunk = 0; chunk < schedule.request.chunks; ++chunk) {
@@ -254,8 +255,8 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
     const double tokens = double(*own.config.train_micro_batch_size_per_gpu) * double(model.context) / plan.cp,
                  element = tokens * double(size_of(own.parameter_dtype)), bytes = element * double(model.width);
     double between = (activations + gradients) * element * m;
-    for (const auto& [one, layers] :
-         users) {  // gradients of what several layers use go from the last stage that has one to the first
+    // Tied gradients travel from the last stage that uses a parameter to the first.
+    for (const auto& [one, layers] : users) {
       if (!model.parameters[size_t(one)].trains) continue;
       std::set<int> stages;
       for (const int layer : layers)
@@ -272,13 +273,13 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
                                   ? 0
                                   : m * (reduces * 2 * others * element +
                                          (rank == schedule.place(last).rank ? 2 * tokens * 4 * (plan.tp - 1) : 0)));
-    // Keys and values go round in a forward, in each again that activations are recomputed in, and in the backward,
-    // with their gradients in 32 bits or more.
+    // Keys and values travel around the ring in the forward, again if activations are recomputed, and in the backward
+    // together with their gradients, which have at least 32 bits.
     const double rounds = passes(c) - 1, keys = 2 * bytes / plan.tp,
                  wide = std::max(4., double(size_of(own.parameter_dtype))) / double(size_of(own.parameter_dtype));
     p.context_traffic.push_back(
         plan.cp == 1 ? 0 : m * double(part.layers) * keys * (rounds * (plan.cp - 1) + plan.cp * wide));
-    // Rows go to their experts and back, in the backward too, and how many come is said before (docs/moe.md).
+    // Rows travel to their experts and back, also in the backward; their numbers are exchanged first (docs/moe.md).
     const double forwards = rounds - 1, away = double(plan.ep - 1) / plan.ep;
     p.expert_traffic.push_back(m * exchanges * away *
                                (rounds * 2 * bytes * double(model.top_k) + forwards * 8 * double(model.experts)));
@@ -311,7 +312,7 @@ bool overlaps(const PlanForecast& p) {
 
 namespace {
 
-/// Of a step, seconds in which a rank of a stage computes while sums of activations are on their way.
+/// Seconds per step in which a rank of the stage computes while sums of activations are in transit.
 double hidden_by_slices(const PlanForecast& p, size_t rank, const Speeds& speeds) {
   const Forecast& stage = p.stages[rank];
   const double tokens = double(*stage.config.train_micro_batch_size_per_gpu) * double(p.model.context) / p.plan.cp;
@@ -339,15 +340,16 @@ PredictedTime predict(const PlanForecast& p, const Speeds& speeds) {
   PredictedTime t;
   const Config& c = p.config;
   const double tokens = double(*c.train_batch_size) * double(p.model.context), own = tokens / (p.plan.dp * p.plan.cp);
-  double even = 0, copies = 0, waits = 0;  // compute of a rank, were stages equal; communication of the replicas; and
-                                           // what computing does not hide of the others'
+  // Compute time of a rank if stages were equal; communication of replicas; other communication that is not hidden.
+  double even = 0, copies = 0, waits = 0;
   for (size_t s = 0; s < p.stages.size(); ++s) {
     const Forecast& stage = p.stages[s];
     const double compute = passes(c) * p.flops[s] * own / speeds.flops;
     t.compute = std::max(t.compute, compute), even += compute / double(p.stages.size());
     copies = std::max(copies, p.copy_traffic(s) / speeds.bandwidth);
-    const double sent = (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) /
-                        speeds.bandwidth;  // what goes between stages goes beside
+    // Traffic between stages overlaps with computation.
+    const double sent =
+        (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) / speeds.bandwidth;
     t.communication = std::max(t.communication, sent);
     waits = std::max(waits, sent - hidden_by_slices(p, s, speeds));
     t.optimizer = std::max(t.optimizer, stage.optimizer_traffic() / speeds.memory);
@@ -361,7 +363,7 @@ PredictedTime predict(const PlanForecast& p, const Speeds& speeds) {
 // --- time ---
 
 Speeds measure_speeds(DType dtype) {
-  /// Work of one call over its best time within a third of a second.
+  /// work / (best time of a call within a third of a second).
   const auto best = [&](double work, auto&& call) {
     double least = INFINITY;
     call();

@@ -1,6 +1,6 @@
 #pragma once
-// What an engine reports of a run: its curves (TensorBoard's event files, and CSV; rank 0 only), its collectives, and
-// the flops of its modules.
+// Reports of a training run: curves for TensorBoard and CSV files (rank 0 only), statistics of collectives, and FLOPs
+// of modules.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,48 +16,53 @@
 
 namespace lockstep::engine {
 
+/// A point of a curve.
 struct Event {
   std::string tag;  ///< "Train/Samples/train_loss"
   double value = 0;
   int64_t samples = 0;  ///< the x axis
 };
 
-/// Each event is with the system when write() returns: a kill loses nothing, a power cut what the system had not
-/// written. When writing fails (a full disk) training goes on without, and `warn` is told once.
+/// Writes curves. write() returns after the data are passed to the operating system: they survive a kill, but not
+/// necessarily a power cut. If writing fails (a full disk), training continues without it, and `warn` is called once.
 class Monitor {
  public:
   virtual ~Monitor() = default;
+  /// Appends points to their curves.
   virtual void write(const std::vector<Event>& events) = 0;
 };
 
-/// Those that the config enables. Error when a folder cannot be made.
+/// The monitors that the config enables. Error when a folder cannot be created.
 ///   tensorboard    OUTPUT_PATH/JOB_NAME/events.out.tfevents.<time>.<host>.<process>
-///   csv_monitor    OUTPUT_PATH/JOB_NAME/Train_Samples_lr.csv and so on, a line an event; a run that goes on appends
+///   csv_monitor    OUTPUT_PATH/JOB_NAME/Train_Samples_lr.csv and so on: a line per event; a resumed run appends
 std::vector<std::unique_ptr<Monitor>> make_monitors(const Config& config,
                                                     const std::function<void(const std::string&)>& warn);
 
-/// The comms_logger: how often each collective ran with how many bytes, how long it took, and what bandwidth that is.
-///   algbw = bytes / time, bytes of the whole tensor; busbw = algbw x the part that each link must carry at least:
-///   all_reduce 2(n-1)/n; reduce_scatter, all_gather, all_to_all (n-1)/n; the others 1
+/// The comms_logger of DeepSpeed: counts calls, bytes and time of each collective, and computes bandwidths.
+///   algbw = bytes of the whole tensor / time
+///   busbw = algbw x the fraction that each link must carry at least: all_reduce 2(n-1)/n;
+///           reduce_scatter, all_gather, all_to_all (n-1)/n; others 1
 class CommsLogger {
  public:
+  /// Starts to record the collectives of `group`; `log` prints lines of the verbose mode.
   CommsLogger(const CommsLoggerConfig& config, dist::ProcessGroup& group, std::function<void(const std::string&)> log);
   ~CommsLogger();
   CommsLogger(const CommsLogger&) = delete;
 
-  /// A table of what this rank did; with what it waited for others (the sum over calls of its time less the shortest of
-  /// all ranks'), when all ranks made the same calls. Collective.
+  /// A table of this rank's collectives. show_straggler: adds the time spent waiting for other ranks (over all calls,
+  /// this rank's time minus the shortest time of any rank), if all ranks made the same calls. Collective.
   std::string summary(bool show_straggler);
 
+  /// busbw / algbw of a collective on so many ranks.
   static double bus_factor(const std::string& collective, int ranks);
 
  private:
   struct State;
-  std::shared_ptr<State> state_;  // shared with the record's listener
+  std::shared_ptr<State> state_;  // shared with the listener that records calls
   dist::ProcessGroup& group_;
 };
 
-/// A module with all below it.
+/// Statistics of a module, including all modules below it.
 struct ModuleProfile {
   std::string name;  ///< "" for the model itself
   std::string kind, options;
@@ -66,24 +71,30 @@ struct ModuleProfile {
   double milliseconds = 0;
 };
 
-/// The flops_profiler: parameters, multiply-accumulates and time of every module in the forward of one micro-batch.
-/// MACs are counted where matrix products, convolutions and attention are dispatched (tensor/flops.h); one is two
-/// flops. Other operations count nothing. Causal attention counts the pairs that it looks at. Backward is twice the
-/// forward.
+/// The flops_profiler: parameters, multiply-accumulates (MACs) and time of every module in the forward of one
+/// micro-batch. MACs are counted where matrix products, convolutions and attention are dispatched (tensor/flops.h);
+/// other operations count nothing. One MAC is two FLOPs. Causal attention counts only the pairs that it computes. A
+/// backward counts as two forwards.
 class FlopsProfiler {
  public:
+  /// Profiles `model`; start() chooses the forward.
   FlopsProfiler(nn::Module& model, FlopsProfilerConfig config);
   ~FlopsProfiler();
   FlopsProfiler(const FlopsProfiler&) = delete;
 
-  void start();                    ///< the coming forward is the one
-  void stop(double milliseconds);  ///< it has ended
+  void start();                    ///< profile the coming forward
+  void stop(double milliseconds);  ///< that forward has ended
+  /// Notes the time of the first backward after it.
   void backward(double milliseconds) {
     if (is_done() && backward_ < 0) backward_ = milliseconds;
   }
+  /// True between start() and stop().
   bool is_running() const { return running_; }
+  /// True after stop().
   bool is_done() const { return done_; }
+  /// A row per module.
   const std::vector<ModuleProfile>& modules() const { return rows_; }
+  /// The printed report; also needs the time of a step.
   std::string report(double step_milliseconds) const;
 
  private:

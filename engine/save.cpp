@@ -1,7 +1,7 @@
-// Checkpoints of an engine: what goes into them, and the way back.
+// Saves an engine's state as a checkpoint, and loads it.
 //
-//   model.NAME, optimizer.KEY.NAME   pieces, as ZeRO has them         numbers: engine.*, schedule*.*, scaler.*,
-//   random.*, data.*, optimizer.*
+//   pieces     model.NAME, optimizer.KEY.NAME      as ZeRO partitions them
+//   numbers    engine.*, schedule*.*, scaler.*, random.*, data.*, optimizer.*
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -19,7 +19,7 @@ using checkpoints::integer;
 
 namespace {
 
-/// Other names of parameters that have several: tied ones.
+/// Other names of tied parameters, each with the name that is saved.
 std::map<std::string, std::string> tied_names(nn::Module& model) {
   std::map<std::string, std::string> aliases;
   std::map<const void*, std::string> first;
@@ -31,7 +31,7 @@ std::map<std::string, std::string> tied_names(nn::Module& model) {
   return aliases;
 }
 
-/// The name under which model.parameters() knows each: the first in the order of fields().
+/// Names of the frozen parameters, as in model.named_parameters().
 std::set<std::string> frozen_names(nn::Module& model) {
   std::set<std::string> names;
   for (const auto& p : model.named_parameters())
@@ -68,14 +68,15 @@ std::vector<checkpoints::Piece> EngineBase::Impl::pieces(const std::set<std::str
     else
       for (checkpoints::Piece& one : part->whole_pieces(as_piece(piece))) all.push_back(std::move(one));
   }
-  if (group->rank() == 0)  // copies may have others: batch norm's statistics are of each one's micro-batches
+  // Buffers of replica 0: replicas may differ, as batch norm's statistics depend on each one's micro-batches.
+  if (group->rank() == 0)
     for (const auto& b : model.named_buffers())
       all.push_back(checkpoints::whole("model." + b.name, b.tensor.contiguous()));
   return all;
 }
 
-/// "optimizer.fp8_scale.NAME" and "optimizer.fp8_amax_history.NAME" of each Linear: who reads the model alone passes
-/// them by.
+/// "optimizer.fp8_scale.NAME" and "optimizer.fp8_amax_history.NAME" of each Linear; programs that load only the model
+/// skip them by their prefix.
 std::vector<checkpoints::Piece> EngineBase::Impl::fp8_pieces() const {
   std::vector<checkpoints::Piece> all;
   if (!fp8) return all;
@@ -108,14 +109,13 @@ checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
   c.numbers["engine.global_samples"] = global_samples;
   const RandomState random = random_state();
   c.numbers["random.seed"] = int64_t(random.seed);
-  c.numbers["random.step"] =
-      global_steps;  // the next micro-batch starts there; where a rank's last one was is no one else's
+  c.numbers["random.step"] = global_steps;  // where the next micro-batch starts; positions within a step differ by rank
   if (loader && (!part || part->has_data)) {
     const data::LoaderState at = loader->state();
     c.numbers["data.seed"] = int64_t(at.seed);
     c.numbers["data.epoch"] = at.epoch;
     const int64_t unused = int64_t(micros.size()) * replicas() * *config.train_micro_batch_size_per_gpu;
-    c.numbers["data.samples"] = std::max<int64_t>(at.samples - unused, 0);  // a step that is not whole begins again
+    c.numbers["data.samples"] = std::max<int64_t>(at.samples - unused, 0);  // an incomplete step is repeated
     c.numbers["data.dataset_size"] = at.dataset_size;
   }
   c.client_state = args.client_state;
@@ -166,7 +166,7 @@ bool EngineBase::save_16bit_model(const std::string& dir, const std::string& nam
   std::vector<std::pair<std::string, Tensor>> tensors;
   for (auto& [key, tensor] : gather_pieces(own, {}, m.world).tensors)
     tensors.emplace_back(parameter_of(key), std::move(tensor));
-  // All know how it went: none may go on believing in a file that is not there.
+  // All ranks learn the result; otherwise some would assume that the file exists.
   const checkpoints::Ranks ranks{&m.world};
   const std::string error = ranks.broadcast(checkpoints::error_of([&] {
                                               if (!ranks.leads()) return;
@@ -207,7 +207,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     if (!low_precision && name.starts_with("optimizer.master.")) options.skip.push_back("model." + name.substr(17));
 
   forget();
-  graphs.drop();  // tensors of the optimizer may be others after it
+  graphs.drop();  // the optimizer's tensors may be replaced
   const std::string master = "optimizer.master.", average = "optimizer.ema.";
   const std::set<std::string> frozen = frozen_names(model);
   options.skip.push_back(OneBit::owed);
@@ -218,10 +218,11 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     checkpoints::Piece piece = as_piece(own);
     const bool is_model = own.name.starts_with("model.");
     if (!with_optimizer && !is_model) continue;
-    if (frozen.count(own.name) && !has(own.name)) continue;  // saved with exclude_frozen_parameters
-    // 16-bit parameters have master weights, f32 ones are their own.
+    if (frozen.count(own.name) && !has(own.name)) continue;  // was saved with exclude_frozen_parameters
+    // Parameters with 16 bits have master weights; f32 parameters are their own masters.
     if (own.name.starts_with(master) && !has(own.name)) piece.name = "model." + own.name.substr(master.size());
-    if (own.name.starts_with(average) && !has(own.name)) {  // switched on later: it begins at the parameters
+    // The average was enabled later: it starts from the parameters.
+    if (own.name.starts_with(average) && !has(own.name)) {
       const std::string name = own.name.substr(average.size());
       piece.name = has(master + name) ? master + name : "model." + name;
     }
@@ -232,7 +233,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     else
       for (checkpoints::Piece& one : part->whole_pieces(piece)) wanted.push_back(std::move(one));
   }
-  std::vector<std::pair<Tensor, Tensor>> buffers;  // on their way to another layout
+  std::vector<std::pair<Tensor, Tensor>> buffers;  // (buffer, contiguous copy) for buffers of another layout
   for (const auto& b : model.named_buffers()) {
     const Tensor here = b.tensor.contiguous();
     if (here.storage() != b.tensor.storage()) buffers.emplace_back(b.tensor, here);
@@ -244,7 +245,8 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   const auto found = checkpoints::load(info->path, wanted, all, options);
   LOCKSTEP_CHECK(found, "[load_checkpoint] ", info->path, " was there a moment ago, and is gone");
   for (auto& [to, from] : buffers) to.copy_(from);
-  for (const zero::StatePiece& own : pieces) {  // master weights are the model where they were not loaded, to the bit
+  // If the optimizer's state is not loaded, master weights are copied from the model.
+  for (const zero::StatePiece& own : pieces) {
     if (with_optimizer || !own.name.starts_with(master)) continue;
     for (const zero::StatePiece& weight : pieces) {
       if (weight.name == "model." + own.name.substr(master.size()))
@@ -255,11 +257,11 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   if (!args.load_module_only) load_numbers(*found, args, with_optimizer);
   if (zero) zero->loaded();
   else one_bit->loaded();
-  batches.reset();  // the training data go on elsewhere
+  batches.reset();  // the loader continues elsewhere
   return found;
 }
 
-/// Adds the scales of fp8 to what is wanted. False, where there are none.
+/// Adds the fp8 scales to the wanted pieces; false if the checkpoint has none.
 bool EngineBase::Impl::want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted) {
   const auto first = info.tensors.lower_bound("optimizer.fp8_");
   if (first == info.tensors.end() || !first->first.starts_with("optimizer.fp8_")) {
@@ -276,7 +278,8 @@ bool EngineBase::Impl::want_fp8(const checkpoints::Info& info, std::vector<check
   return true;
 }
 
-/// The seed, options of groups ("0.weight_decay") and base rates. What a schedule turns is not the program's.
+/// Options that the program defines: the seed, options of parameter groups ("0.weight_decay") and base learning rates,
+/// but not values that a schedule changes.
 std::map<std::string, double> EngineBase::Impl::told() const {
   std::map<std::string, double> all{{"seed", double(random_state().seed)}};
   for (const auto& [key, value] : with_prefix(own_numbers(), "optimizer.group.")) {
@@ -318,7 +321,7 @@ void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const Load
                      .step = uint64_t(integer(numbers, "random.step"))};
   set_random_state(random);
   const auto shown = [](double x) { return std::abs(x) >= 1 && x == std::floor(x) ? str(int64_t(x)) : str(x); };
-  std::map<std::string, std::string> others;  // of the first group that differs
+  std::map<std::string, std::string> others;  // differences of the first group that differs
   for (const auto& [key, value] : told())
     if (const auto asked = before.find(key); asked != before.end() && asked->second != value)
       others.emplace(key.substr(key.find('.') + 1), str(" stays ", shown(value), ", not ", shown(asked->second)));

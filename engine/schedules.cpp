@@ -1,4 +1,4 @@
-// Schedules of the learning rate by DeepSpeed's and PyTorch's names.
+// Learning rate schedules by DeepSpeed's and PyTorch's names.
 #include <algorithm>
 
 #include "engine/params.h"
@@ -12,8 +12,8 @@ namespace lockstep::engine {
 
 namespace {
 
-/// An optimizer of nothing, on which a schedule is tried before there is a model: of as many groups as the longest list
-/// in the params speaks of.
+/// A dummy optimizer for trying a schedule before a model exists; it has as many groups as the longest list in the
+/// params.
 std::unique_ptr<optim::Optimizer> trial_optimizer(const data::Json& params) {
   size_t groups = 1;
   for (const auto& [name, value] : params.as_object())
@@ -24,14 +24,14 @@ std::unique_ptr<optim::Optimizer> trial_optimizer(const data::Json& params) {
   return std::make_unique<optim::AdamW>(all);
 }
 
-/// A type by the class that it makes and the options that the file may say.
+/// A type from a schedule's class and the options that a file may set.
 template <class Class>
 NamedType schedule(const char* name, const char* doc, void (*fields)(Params& p, typename Class::Options& o)) {
   return {name, doc, [=](Params& p) -> Make {
             typename Class::Options o{};
             fields(p, o);
             p.without_effect("last_batch_iteration", -1, "a loaded checkpoint says where the schedule is");
-            p.check([&] {  // what they must be together, the schedule itself knows
+            p.check([&] {  // the constructor checks combinations of options
               const auto optimizer = trial_optimizer(p.given);
               Class(*optimizer, o);
             });
@@ -48,7 +48,7 @@ NamedType schedule(const char* name, const char* doc, void (*fields)(Params& p, 
           }};
 }
 
-/// One made of others: "schedulers", a list of {"type", "params"}.
+/// A schedule made of others: "schedulers" is a list of {"type", "params"}.
 Make list_schedule(Params& p) {
   const bool follows = p.type == "SequentialLR";
   data::Json list = data::Json::Array();

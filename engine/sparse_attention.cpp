@@ -1,3 +1,4 @@
+// Reads the "sparse_attention" block and applies it to a model. See sparse_attention.h.
 #include "engine/sparse_attention.h"
 
 #include <algorithm>
@@ -16,15 +17,16 @@ using Mode = SparsityConfig::Mode;
 
 namespace {
 
+// A key of the block.
 struct SparseKey {
   const char* name;
-  std::vector<Mode> modes;   ///< empty: all
-  std::optional<Slot> slot;  ///< none: mode and attention, which are more than a value
-  int64_t least;             ///< of a number
+  std::vector<Mode> modes;   ///< modes that use it; empty: all
+  std::optional<Slot> slot;  ///< nullopt for mode and attention, which are handled separately
+  int64_t least;             ///< smallest number allowed
   const char* doc;
 };
 
-/// Those of this config.
+/// All keys, with slots in `c`.
 std::vector<SparseKey> sparse_keys(SparsityConfig& c) {
   std::vector<SparseKey> keys;
   const auto add = [&](const char* name, std::vector<Mode> modes, std::optional<Slot> slot, int64_t least,
@@ -60,7 +62,7 @@ std::vector<std::string> names_of(const std::vector<Mode>& modes) {
   return names;
 }
 
-/// A value into its field; "" or what was expected.
+/// Stores a value in its field; returns "", or what was expected.
 std::string put_value(const SparseKey& key, const Json& value, SparsityConfig& to) {
   const Range range = between(double(key.least), 1 << 30);
   if (key.slot) return assign(*key.slot, value, range) ? "" : expected(*key.slot, range);
@@ -153,7 +155,8 @@ std::string set_sparse_attention(PipelineModule& module, const Config& config) {
   if (module.model) count = nn::set_sparse_attention(*module.model, sparse);
   for (pipeline::LayerSpec& layer : module.layers) {
     if (!layer.make) continue;
-    const nn::BuildEmpty scope;  // only to count: layers are numbered as in the whole list
+    // Layers are built only to count their attentions, which are numbered over the whole list.
+    const nn::BuildEmpty scope;
     const nn::SparseCount here = nn::set_sparse_attention(*layer.make(), sparse);
     if (here.all == 0) continue;
     layer.make = [make = layer.make, sparse] {

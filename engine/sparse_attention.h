@@ -1,6 +1,6 @@
 #pragma once
-// The block "sparse_attention" of a configuration file: its keys, and where they go. Not for users: they see config.h
-// and engine.h.
+// The "sparse_attention" block of a configuration file: reads its keys and applies it to a model. Not for users: they
+// see config.h and engine.h.
 #include <string>
 #include <vector>
 
@@ -9,12 +9,12 @@
 
 namespace lockstep::engine {
 
-/// nullopt where the block is false or null. What is wrong with it is added to `problems`.
+/// nullopt for false or null. Errors in the block are added to `problems`.
 std::optional<nn::SparsityConfig> read_sparse_attention(const data::Json& block, std::vector<std::string>& problems);
-/// Of docs/config.md: each key with its modes and its default.
+/// The section of docs/config.md: each key with the modes that it belongs to, and its default.
 std::string sparse_attention_reference();
-/// Sets it in every attention of the model, or of its layers when they are made, that has none. Gives what there is to
-/// say of it, "" when the config asks for nothing. Error for a model without attention.
+/// Sets the layout in every attention of the model (or of its layers, when they are built) that has none of its own.
+/// Returns a message about it, "" when the config asks for nothing. Error for a model without attention.
 std::string set_sparse_attention(PipelineModule& module, const Config& config);
 
 }  // namespace lockstep::engine

@@ -1,10 +1,10 @@
-// What happens at a boundary:
+// The work at a boundary:
 //
-//   losses and tokens of all ranks ─▶ ZeRO's step: unscale, find overflow, clip, update ─▶ next learning rate ─▶
-//   counters, print, monitors
+//   losses and tokens of all ranks ─▶ ZeRO's step: unscale, check overflow, clip, update ─▶ next learning rate
+//   ─▶ counters, printed line, monitors
 //
-// All divisions that backward() has not made ahead come at once, after the sum, and in f32. So a gradient's bits do not
-// depend on how the micro-batches of a step were dealt.
+// All divisions that backward() has not applied in advance are done in f32, once, after the sum. The bits of a gradient
+// therefore do not depend on how micro-batches are distributed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace lockstep::engine {
 namespace {
 
 struct BreakdownName {
-  const char *key, *name;  // of the monitors, and of the line
+  const char *key, *name;  // in monitors, and in the printed line
   double Breakdown::*of;
 };
 constexpr BreakdownName breakdown_names[] = {
@@ -37,7 +37,7 @@ std::vector<double> EngineBase::Impl::sum_of_ranks(const std::vector<double>& mi
   return group->size() == 1 ? mine : dist::all_reduced(mine, *group, {.tag = tag});
 }
 
-/// The step's loss, and the number of its tokens: added up in the order of the micro-batches, whoever had them.
+/// Computes the step's loss and number of tokens, summed in the order of the micro-batches.
 void EngineBase::Impl::gather_losses() {
   if (part) {
     std::vector<Tensor> losses;
@@ -48,7 +48,7 @@ void EngineBase::Impl::gather_losses() {
     return;
   }
   const int64_t count = int64_t(micros.size()), shares = count * group->size(), replica = group->rank() / sharing;
-  std::vector<double> all(size_t(2 * shares));  // a place for each share of a micro-batch: zeros but on one rank
+  std::vector<double> all(size_t(2 * shares));  // one entry for each share of a micro-batch; nonzero on one rank only
   for (int64_t i = 0; i < count; ++i) {
     const int64_t number = are_interleaved() ? i * replicas() + replica : replica * count + i,
                   at = number * sharing + group->rank() % sharing;
@@ -94,7 +94,7 @@ bool EngineBase::Impl::wants_metric() const {
                      [](const optim::Schedule* s) { return dynamic_cast<const optim::ReduceLROnPlateau*>(s); });
 }
 
-/// ZeRO divides by the ranks. The caller's backwards are divided as the config's are.
+/// ZeRO divides by the number of ranks; the rest of the divisor is grad_scale.
 zero::StepOptions EngineBase::Impl::step_options() {
   const double share = tokens > 0 ? group->size() / tokens : 1 / double(accumulation);
   return {.grad_scale = share * loss_scale() / factor.value_or(1),
@@ -104,7 +104,7 @@ zero::StepOptions EngineBase::Impl::step_options() {
           .others = part.get()};
 }
 
-/// `run` is the update, perhaps with all that is before it.
+/// run: does the update, and with a graph everything before it.
 void EngineBase::Impl::end_step(double start, std::optional<double> metric,
                                 const std::function<zero::StepReport(const zero::StepOptions&)>& run) {
   const double scale_before = loss_scale();
@@ -121,8 +121,8 @@ void EngineBase::Impl::end_step(double start, std::optional<double> metric,
   if (grad_scaler) grad_scaler->update(done.skipped);
   norm = done.norm;
   skipped_steps += done.skipped;
-  if (!done.skipped || grad_scaler) {  // a GradScaler knows of no schedule
-    if (metric && world.size() > 1)    // one decision for all stages, slices and copies
+  if (!done.skipped || grad_scaler) {  // a GradScaler does not stop the schedules
+    if (metric && world.size() > 1)    // all stages, slices and replicas must decide alike
       *metric = dist::all_reduced<double>({*metric}, world, {.tag = "metric of a step"})[0] / world.size();
     for (optim::Schedule* schedule : schedules) metric ? schedule->step(*metric) : schedule->step();
   }
@@ -135,7 +135,7 @@ void EngineBase::Impl::end_step(double start, std::optional<double> metric,
   report(done, scale_before);
 }
 
-/// Scales of the next step, of the largest numbers at all ranks that have these Linears or parts of them.
+/// Updates the fp8 scales for the next step, from the maxima over all ranks that hold these Linears or slices of them.
 void EngineBase::Impl::update_fp8() {
   fp8->update([this](const Tensor& amax) {
     const dist::CollectiveOptions how{.op = dist::ReduceOp::max, .tag = "largest numbers of a step"};
@@ -196,10 +196,10 @@ void EngineBase::Impl::report(const zero::StepReport& done, double scale_before)
   times = {};
 }
 
-/// What the ledger holds, next to ZeRO's formula.
+/// The ledger's bytes by category, next to the formula of ZeRO's paper.
 std::string EngineBase::Impl::memory_text() {
   const int64_t psi = model.parameter_count();
-  std::set<std::string> kinds;  // of the optimizer's state
+  std::set<std::string> kinds;  // of optimizer state
   if (zero)
     for (const zero::StatePiece& piece : zero->state())
       if (piece.name.starts_with("optimizer.")) kinds.insert(piece.name.substr(10, piece.name.find('.', 10) - 10));

@@ -1,4 +1,4 @@
-// When a step is recorded, and how: see step_graphs.h.
+// Records and replays steps: see step_graphs.h.
 #include "engine/step_graphs.h"
 
 #include <algorithm>
@@ -32,8 +32,8 @@ pipeline::Sample like(const pipeline::Sample& sample) {
   return made;
 }
 
-/// And what else a recording repeats: behind the first micro-batch, where random numbers begin; of stages, which begin
-/// them everywhere at 0, in all.
+/// Shapes of a step, and the positions in the random streams that a recording repeats: those of all micro-batches after
+/// the first, and with pipeline stages, which start all streams at 0, of the first too.
 std::string shapes_of(const std::vector<MicroBatch>& step, bool in_stages) {
   std::string key = step[0].tokens > 0 ? "sum" : "mean";
   for (const MicroBatch& one : step) {
@@ -43,14 +43,14 @@ std::string shapes_of(const std::vector<MicroBatch>& step, bool in_stages) {
   return key;
 }
 
-/// 0 of nothing alone.
+/// A hash that is 0 for the empty text only.
 int64_t hash_of(std::string_view text) {
   return text.empty() ? 0 : int64_t(std::max<uint64_t>(dist::hash_text(text), 1));
 }
 
 Variable in_f32(const Variable& x) { return size_of(x.dtype()) < 4 ? x.to(f32) : x; }
 
-/// x times a number that is in the device's memory, with the bits of mul_scalar.
+/// x times a number in device memory, bit-identical to mul_scalar.
 Variable times(const Variable& x, const Tensor& number) {
   const Variable wide = in_f32(x);
   return mul(wide, number.to(wide.dtype()));
@@ -69,7 +69,7 @@ bool MicroBatch::keep() {
 
 bool StepGraphs::is_shared() const { return m_.world.size() > 1; }
 
-/// Whose collectives a step has, in an order that all ranks share.
+/// The groups whose collectives a step calls, in an order that all ranks share.
 std::vector<dist::ProcessGroup*> StepGraphs::groups() const {
   std::vector<dist::ProcessGroup*> all{m_.group};
   if (m_.sharing > 1) all.push_back(m_.sharers);
@@ -97,13 +97,13 @@ void StepGraphs::agree() {
   if (m_.part) never_ = agreed_reason(reason_against_all());
 }
 
-/// Why no step of this engine is recorded, found once; empty: they are.
+/// The reason why no step of this engine is recorded, determined once; "" if there is none.
 const std::string& StepGraphs::why_never() {
   if (!never_) never_ = reason_against_all();
   return *never_;
 }
 
-/// Somebody who wants to be called, which a replay does not do.
+/// A hook that a replay would not call.
 std::string StepGraphs::who_listens(const Model& model) const {
   for (const auto& [name, module] : model.modules) {
     const int own = m_.zero->hooks_on(*module) + (module == &m_.model ? int(m_.module_hooks.size()) : 0);
@@ -114,7 +114,7 @@ std::string StepGraphs::who_listens(const Model& model) const {
     if (!p.variable.requires_grad()) continue;
     auto* const leaf = static_cast<Leaf*>(p.variable.impl()->node.get());
     const auto& hooks = leaf->outputs()[0].hooks;
-    // ZeRO has one of either kind, the engine one.
+    // ZeRO adds one hook of each kind, the engine one.
     if ((hooks ? hooks->size() : 0) != 1 || leaf->on_complete.size() != 2)
       return str("the gradient of ", p.name, " has hooks");
     if (leaf->grad.defined()) return str("there is a gradient of ", p.name, " already");
@@ -126,7 +126,7 @@ std::string StepGraphs::why_not(const Model& model, const std::vector<MicroBatch
   const Device device = model.parameters.at(0).variable.device();
   if (!may_draw()) return "train_batch() ends a step that backward() has begun";
   if (int64_t(step.size()) < m_.accumulation) return "a micro-batch is a part of other data";
-  if (m_.wants_metric() && !has_metric) return "there is no metric";  // step() says so
+  if (m_.wants_metric() && !has_metric) return "there is no metric";  // step() reports it
   if (m_.whole.forward) return "the forward is not the model's own";
   if (m_.profiler) return "the FLOPs profiler counts operations";
   if (trace::on()) return "a trace notes every operation";
@@ -143,7 +143,7 @@ std::string StepGraphs::why_not(const Model& model, const std::vector<MicroBatch
 
 int64_t StepGraphs::Model::state() const {
   std::vector<uint64_t> state;
-  const auto place = [&](const Tensor& x) {  // ZeRO 3 gives memory back
+  const auto place = [&](const Tensor& x) {  // ZeRO 3 frees this memory
     const void* const at = x.storage()->is_empty() ? static_cast<void*>(x.storage().get()) : x.raw_data();
     state.push_back(uint64_t(reinterpret_cast<uintptr_t>(at)));
   };
@@ -179,7 +179,7 @@ bool StepGraphs::are_wanted() {
   return true;
 }
 
-/// Between steps, where step() has nothing to complain of.
+/// True between steps, when step() would accept a call.
 bool StepGraphs::may_draw() const {
   return m_.micros.empty() && m_.pending == 0 && m_.micro_steps % m_.accumulation == 0 && m_.no_sync_depth == 0;
 }
@@ -193,7 +193,7 @@ std::vector<StepVote> StepGraphs::ask(const StepVote& mine, dist::ProcessGroup& 
   return votes;
 }
 
-/// Why one of the ranks does not want to; empty: all do.
+/// The reason of the first rank that cannot; "" if all can.
 std::string StepGraphs::agreed_reason(const std::string& mine, const std::vector<StepVote>& votes) {
   const auto first = std::find_if(votes.begin(), votes.end(), [](const StepVote& vote) { return vote.reason != 0; });
   if (first == votes.end()) return "";
@@ -211,7 +211,7 @@ std::string StepGraphs::agreed_reason(const std::string& mine) {
   return agreed_reason(mine, ask({.reason = hash_of(mine)}, m_.world));
 }
 
-/// Where the ranks of a group have recorded other collectives, the first that differs.
+/// The first difference between the collectives that the ranks of a group have recorded; "" if there is none.
 std::string StepGraphs::other_calls(const std::vector<std::string>& mine, dist::ProcessGroup& ranks) const {
   std::string text;
   for (const std::string& call : mine) text += call + "\n";
@@ -290,7 +290,7 @@ bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
   });
   std::string reason;
   const std::vector<dist::ProcessGroup*> all = groups();
-  for (dist::ProcessGroup* group : all) group->take_recorded();  // of others
+  for (dist::ProcessGroup* group : all) group->take_recorded();  // drop what others recorded
   if (m_.part) m_.part->prepare_capture();
   try {
     Graph graph(device);
@@ -301,7 +301,7 @@ bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
   for (dist::ProcessGroup* group : all) made.calls.push_back(group->take_recorded());
   reason = agreed_reason(reason);
   if (reason.empty()) {
-    for (size_t i = 0; i < all.size(); ++i)  // all of them, also behind a difference that others do not see
+    for (size_t i = 0; i < all.size(); ++i)  // call it for all groups, even after a difference that only some ranks see
       if (const std::string found = other_calls(made.calls[i], *all[i]); reason.empty()) reason = found;
     reason = agreed_reason(reason);
   }
@@ -314,7 +314,7 @@ bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
   return true;
 }
 
-/// train_batch(), with data and numbers from the device's memory.
+/// A step of train_batch() that reads data and numbers from device memory.
 void StepGraphs::step_on(Recorded& made, const std::vector<MicroBatch>& step) {
   m_.tokens = 0;
   if (m_.part) {
@@ -337,7 +337,7 @@ void StepGraphs::step_on(Recorded& made, const std::vector<MicroBatch>& step) {
     made.losses.push_back(loss.tensor());
     m_.tokens += double(std::max<int64_t>(tokens, 0));
     m_.drawn = false;
-    if (i + 1 < step.size()) m_.step({});  // is none yet
+    if (i + 1 < step.size()) m_.step({});  // not a boundary yet
   }
   m_.zero->step(m_.step_options());
   made.update = m_.zero->captured();
@@ -362,7 +362,7 @@ bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step,
   recorded.factor.fill_(*m_.factor);
   m_.begin_random(step[0].number, step[0].calls);
   m_.micro_steps += m_.accumulation;
-  m_.forwards = 0;  // somebody's own, before it
+  m_.forwards = 0;  // drop forwards that the caller ran before
   ++replays_;
   try {
     m_.end_step(start, metric, [&](const zero::StepOptions& options) {
@@ -372,11 +372,11 @@ bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step,
       for (size_t i = all.size(); i-- > 0;)
         launch = [&, i, next = std::move(launch)] { all[i]->replay(recorded.calls[i], next); };
       launch();
-      m_.gather_losses();  // waits
+      m_.gather_losses();  // waits for the device
       return m_.zero->after_replay(options, recorded.update);
     });
   } catch (...) {
-    drop();  // NCCL ends no communicator while a graph has its collectives
+    drop();  // NCCL cannot end a communicator while a graph contains its collectives
     throw;
   }
   return true;

@@ -1,18 +1,19 @@
 #pragma once
-// A whole step of train_batch() on a CUDA device as one recorded piece of work (tensor/graph.h). Internal to engine/.
+// Captures whole steps of train_batch() on a CUDA device as graphs (tensor/graph.h). Internal to engine/.
 //
-//   first of its shapes    runs as it is: what is made on first use exists
-//   second                 recorded, which does nothing, and replayed
-//   and all others         data, loss scale, learning rates ─▶ the recording's memory ─▶ replay: forward and backward
-//                          of all micro-batches, sums over ranks, norm, clip, update ─▶ losses, norm, overflow?
+//   first step of its shapes    runs normally, so that everything made on first use exists
+//   second                      is recorded, which executes nothing, then replayed
+//   later ones                  data, loss scale, learning rates ─▶ memory of the recording ─▶ replay: forward and
+//                               backward of all micro-batches, sums over ranks, norm, clip, update ─▶ losses, norm,
+//                               overflow?
 //
-// The recording calls what a step that runs as it is calls, so bits are the same. What a model decides on the host (a
-// branch on a member, a probability of dropout) is decided once a recording.
+// A recording makes the same calls as a normal step, so its results are bit-identical. Decisions that a model takes on
+// the host (a branch on a member, a probability of dropout) are taken once per recording.
 //
-// Several ranks do the same in each step: run it as it is, record it, or replay what they recorded together. Before it
-// they tell each other whether they can, the shapes of their data, and what their model is made of; the shapes of all
-// ranks are those of the step. Behind a recording they tell each other whether it went well, and the ranks of each
-// group which collectives of it are in it. Stages and slices do what copies do: their schedule is recorded as a whole.
+// With several ranks, all do the same in each step: run it normally, record it, or replay what they recorded together.
+// Before a step, they exchange whether they can, the shapes of their data, and the state of their model; a recording is
+// looked up by the shapes of all ranks. After a recording, they exchange whether it succeeded, and the ranks of each
+// group compare its collectives. With pipeline stages or tensor parallelism, a whole schedule is recorded.
 #include <map>
 #include <optional>
 #include <set>
@@ -25,68 +26,69 @@
 
 namespace lockstep::engine {
 
-/// One of train_batch()'s.
+/// One micro-batch of train_batch().
 struct MicroBatch {
   pipeline::Sample sample = {};
-  int64_t number = 0;   // in the step
-  uint64_t calls = 0;   // random numbers that its data have drawn
+  int64_t number = 0;   // number in the step
+  uint64_t calls = 0;   // random calls made while its data were drawn
   int64_t tokens = -1;  // -1: the loss is a mean
 
-  /// Makes the data last when the next micro-batch is drawn, perhaps into the same memory. False where a copy would lie
-  /// in another way.
+  /// Copies the data if drawing the next micro-batch may overwrite them. False if a copy would have other strides.
   bool keep();
 };
 
-/// What a rank says of the coming step.
+/// The state that a rank tells the others before a step.
 struct StepVote {
-  int64_t reason = 0;  // hash of why it is to run as it is; 0: it need not
-  int64_t shapes = 0;  // hashes of the data's, and of Model::state()
-  int64_t model = 0;
-  int64_t tokens = 0;
+  int64_t reason = 0;  // hash of the reason to run normally; 0: none
+  int64_t shapes = 0;  // hash of the data's shapes and dtypes
+  int64_t model = 0;   // hash of the model: Model::state()
+  int64_t tokens = 0;  // number of tokens
 };
 
+/// Decides for each step whether it runs normally, is recorded or replayed.
 class StepGraphs {
  public:
-  static constexpr size_t most = 4;  ///< shapes: each keeps the memory of a forward and backward
+  static constexpr size_t most = 4;  ///< recorded shapes; each keeps the memory of a forward and backward
   StepGraphs(EngineBase::Impl& engine, bool wanted) : m_(engine), wanted_(wanted) {}
 
-  /// Ranks that have different parts of a model agree on whether steps are recorded. Collective.
+  /// Ranks that hold different parts of a model agree on whether steps are recorded. Collective.
   void agree();
-  /// Whether steps may be replays, so that run() is to be called before each.
+  /// True if steps may be replayed; then run() must be called before each step.
   bool are_wanted();
-  /// Whether the data of the coming step may be drawn before it begins.
+  /// True if the data of the coming step may be drawn in advance.
   bool may_draw() const;
-  /// Runs a step. False, and nothing is done, where it is to run as it is, as when not all of it could be drawn.
-  /// Collective.
+  /// Records or replays a step. False, without effect, if the step must run normally. Collective.
   bool run(const std::vector<MicroBatch>& step, std::optional<double> metric);
-  void drop() { recorded_.clear(); }
-  /// "2 shapes recorded, 198 of 200 steps replayed", or why not.
+  void drop() { recorded_.clear(); }  ///< forgets all recordings
+  /// For people: "2 shapes recorded, 198 of 200 steps replayed", or the reason why none is.
   std::string status();
 
  private:
   struct Recorded {
-    std::vector<int64_t> models = {};  // of all ranks, when it ran last
-    int moves = 0;                     // how often they have changed
+    std::vector<int64_t> models = {};  // Model::state() of all ranks at the last run
+    int moves = 0;                     // number of times these have changed
     bool refused = false;
-    std::vector<std::vector<std::string>> calls = {};  // collectives, of each of groups()
-    // What it reads. Made before it is: memory of the recording may have held something else earlier in it.
+    std::vector<std::vector<std::string>> calls = {};  // collectives, for each of groups()
+    // Inputs of the recording. They are allocated before it, because memory allocated in it may be reused within it.
     std::vector<pipeline::Sample> samples = {};
-    Tensor factor = {};               // of one element
-    std::vector<Tensor> tokens = {};  // the same, of each micro-batch
-    std::vector<Tensor> losses = {};  // and makes
+    Tensor factor = {};               // one element: the loss factor
+    std::vector<Tensor> tokens = {};  // one element for each micro-batch: its number of tokens
+    std::vector<Tensor> losses = {};  // outputs of the recording
     zero::Zero::Captured update = {};
     std::optional<Graph> graph = {};
   };
-  /// What a model is made of now; gathered once a step.
+  /// The parts of a model; gathered once per step.
   struct Model {
     explicit Model(nn::Module& module)
         : parameters(module.named_parameters()), buffers(module.named_buffers()), modules(module.named_modules()) {}
     std::vector<nn::NamedParameter> parameters;
     std::vector<nn::NamedBuffer> buffers;
     std::vector<std::pair<std::string, nn::Module*>> modules;
-    /// Hash of what a recording takes for granted: where parameters and buffers lie, what is trained, and modes.
+    /// Hash of what a recording relies on: addresses of parameters and buffers, which parameters are trained, and
+    /// modes.
     int64_t state() const;
   };
+  /// Functions that return a text return the reason against a graph, or "".
   bool is_shared() const;
   std::vector<dist::ProcessGroup*> groups() const;
   std::string reason_against_all() const;
@@ -105,8 +107,8 @@ class StepGraphs {
   EngineBase::Impl& m_;
   const bool wanted_;
   std::optional<std::string> never_;
-  std::map<std::vector<int64_t>, Recorded> recorded_;  // by shapes of all ranks, on all of them
-  std::map<int64_t, std::string> reasons_;             // of all ranks, on all of them, by hash
+  std::map<std::vector<int64_t>, Recorded> recorded_;  // by shapes of all ranks; the same on all ranks
+  std::map<int64_t, std::string> reasons_;             // reasons of all ranks by hash; the same on all ranks
   double tokens_ = 0;                                  // of all ranks
   std::set<std::string> said_;
   std::string last_reason_;

@@ -1,3 +1,4 @@
+// Exchanges the top k logits instead of all. See candidates.h.
 #include "inference/candidates.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@ bool only_the_likeliest(const nn::Generation& g) {
 
 namespace {
 
-/// Pairs of (score, id), `count` for each row, highest first; NaN in front when a score is none.
+/// (score, id) pairs of this rank, `count` per row in descending order; NaN if a score of the row is not finite.
 std::vector<double> best_here(const Tensor& scores, int64_t rows, int64_t first, int64_t count) {
   std::vector<double> pairs;
   const int64_t here = rows == 0 ? 0 : scores.numel() / rows, most = std::min(count, here);
@@ -28,7 +29,7 @@ std::vector<double> best_here(const Tensor& scores, int64_t rows, int64_t first,
     const auto best = topk(matrix, most);
     values = best.values.to(f32).to(cpu).to_vector<float>();
     ids = best.indices.to(cpu).to_vector<int64_t>();
-    wrong = sum(matrix.to(f32), {1}).to(cpu);  // of infinities, too: then whole logits are looked at
+    wrong = sum(matrix.to(f32), {1}).to(cpu);  // not finite for infinities too; then the whole logits are used
   }
   for (int64_t row = 0; row < rows; ++row) {
     const bool numbers = most == 0 || std::isfinite(wrong.select(0, row).item());
@@ -45,9 +46,9 @@ std::vector<double> best_here(const Tensor& scores, int64_t rows, int64_t first,
 
 CandidateScope::CandidateScope(nn::Head& head, int64_t vocab, const nn::Generation& g, dist::ProcessGroup& group)
     : head_(head), whole_(head.gather) {
-  // One more than k shows whether the k-th has equals that were left out. Greedy takes the first of equals.
+  // One candidate more than k shows whether other scores equal the k-th. Greedy search takes the first of equal scores.
   const int64_t k = g.greedy() ? 1 : g.top_k, count = g.greedy() ? 1 : k + 1;
-  if (count * group.size() * 4 > vocab) return;  // no fewer bytes
+  if (count * group.size() * 4 > vocab) return;  // would not send fewer bytes
   head.gather = [whole = whole_, vocab, k, count, greedy = g.greedy(), &group](const Variable& scores) -> Variable {
     const int64_t rows = numel_of(Shape(scores.shape().begin(), scores.shape().end() - 1));
     const int64_t first = dist::shard_range(vocab, group.size(), group.rank()).begin;

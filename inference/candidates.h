@@ -1,5 +1,5 @@
 #pragma once
-// A vocabulary cut over ranks, when only the likeliest tokens matter: each rank sends its top k, not its logits.
+// Exchanges only candidates when the vocabulary is sharded: each rank sends its top k logits instead of all.
 //
 //   vocab 128,256, 2 ranks, greedy       2 x 1 pairs of 16 bytes instead of 2 x 256,512 bytes
 #include "dist/process_group.h"
@@ -7,11 +7,12 @@
 
 namespace lockstep::inference {
 
-/// Whether a draw looks at the k likeliest tokens alone, as they come from the model.
+/// True if generation needs only the k highest logits of the model: greedy or top-k sampling without penalties, bias,
+/// beams or log probabilities.
 bool only_the_likeliest(const nn::Generation& generation);
 
-/// While it lives `head` gives, in place of whole logits, the top k of all ranks; everything else is -infinity. Where
-/// equal scores stand at the border, and where one is not a number, whole logits.
+/// While it lives, `head` returns the top k logits over all ranks; all other entries are -infinity. It falls back to
+/// the whole logits when the k-th score is tied, or when a score is NaN.
 class CandidateScope {
  public:
   CandidateScope(nn::Head& head, int64_t vocab, const nn::Generation& generation, dist::ProcessGroup& group);

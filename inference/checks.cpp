@@ -1,3 +1,4 @@
+// Checks a configuration against a model. See checks.h.
 #include "inference/checks.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ using data::Json;
 
 namespace {
 
-/// Bytes that this rank can still allocate on a device; nullopt: not known.
+/// Bytes that this rank can still allocate on a device; nullopt if unknown.
 std::optional<int64_t> free_bytes(Device device) {
   if (const int64_t limit = memory_limit(device); limit > 0)
     return std::max<int64_t>(0, limit - device_memory(device).total.current);
@@ -97,7 +98,7 @@ nn::QuantizeOptions quantize_options(const Config& config, nn::GPT& model) {
   nn::QuantizeOptions o{.format = QuantFormat::row8, .dynamic = config.quant.activation.enabled};
   if (!config.quant.qkv.enabled) o.skip.emplace_back("in_proj");
   const WeightQuantConfig& w = config.quant.weight;
-  int64_t rows = INT64_MAX, groups = INT64_MAX;  // that every matrix has
+  int64_t rows = INT64_MAX, groups = INT64_MAX;  // minima over all matrices
   for (const auto& [name, module] : model.named_modules()) {
     const auto* const linear = dynamic_cast<const nn::Linear*>(module);
     if (!linear || !linear->weight.defined()) continue;

@@ -1,18 +1,20 @@
 #pragma once
-// What a configuration asks of a model, before anything of it is changed: an Error where it is another one.
+// Checks a configuration against a model before the model is changed. Each function raises an Error if they do not
+// match.
 #include "inference/config.h"
 #include "nn/models/gpt.h"
 #include "nn/quantize.h"
 
 namespace lockstep::inference {
 
-/// Experts, context, what is not built.
+/// Checks experts, context, and features that are not built.
 void check_model(const Config& config, nn::GPT& model);
-/// Layers whose outputs ranks add up: the model says which, and injection_policy must say the same.
+/// Checks that injection_policy names the layers whose outputs the model sums over ranks.
 void check_policy(const Config& config, nn::GPT& model);
-/// What dtype int8 and `quant` mean for a model: the coarsest format that has as many scales as q_groups asks for.
+/// The quantization of a model for dtype int8 and `quant`: the coarsest format with at least q_groups scales per
+/// matrix.
 nn::QuantizeOptions quantize_options(const Config& config, nn::GPT& model);
-/// Room for the keys and values of min_out_tokens, of a model that is cut.
+/// Checks that the keys and values of min_out_tokens fit into memory, after the model was cut.
 void check_memory(const Config& config, nn::GPT& model);
 
 }  // namespace lockstep::inference

@@ -1,3 +1,4 @@
+// Reads, checks and prints the inference configuration. See config.h.
 #include "inference/config.h"
 
 #include <algorithm>
@@ -9,9 +10,9 @@
 namespace lockstep::inference {
 
 using data::Json;
-using namespace engine;  // the machinery of tables
+using namespace engine;  // Key, Range and the functions of engine/config_table.h
 
-using Config = inference::Config;  // not engine's
+using Config = inference::Config;  // not engine::Config
 
 namespace {
 
@@ -39,8 +40,8 @@ const std::vector<Key>& table() {
   return keys;
 }
 
-/// What DeepSpeed also takes, as the table has it: "moe": true, one number of experts, "quant": [true, 8], a "dtype"
-/// under any of its names.
+/// Converts other forms that DeepSpeed accepts to the table's: "moe": true, a single number of experts, and "quant":
+/// [true, 8].
 Json usual_form(const Json& file) {
   Json::Object members = file.as_object();
   for (auto& [name, value] : members) {
@@ -77,7 +78,7 @@ void check_dtype(std::optional<std::string>& dtype, std::vector<std::string>& pr
   problems.push_back(str("dtype: '", *dtype, "' is not a dtype; there are ", known));
 }
 
-/// Of two keys for one thing: the one that says something.
+/// Error if two keys with the same meaning have different values.
 void check_same(const char* a, const std::string& one, const char* b, const std::string& other,
                 std::vector<std::string>& problems) {
   if (!one.empty() && !other.empty() && one != other)

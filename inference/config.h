@@ -1,9 +1,10 @@
 #pragma once
-// DeepSpeed's inference configuration as plain structs, as engine/config.h has the one for training: a field has the
-// name and the place of its key, defaults stand here, and inference/config_keys.inc is the one table of all keys.
+// DeepSpeed's inference configuration as plain structs, like the training configuration in engine/config.h: each field
+// has the name and position of its key, default values are defined here, and inference/config_keys.inc is the table of
+// all keys.
 //
 //   inference::Config config = inference::read_config("inference.json");
-//   inference::Config small{.dtype = "bf16", .tensor_parallel = {.tp_size = 2}};   // the same without a file
+//   inference::Config small{.dtype = "bf16", .tensor_parallel = {.tp_size = 2}};   // without a file
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -18,46 +19,52 @@
 
 namespace lockstep::inference {
 
+/// Tensor parallelism: ranks that share every layer.
 struct TensorParallelConfig {
   bool enabled = true;  ///< false: tp_size counts as 1
   int64_t tp_size = 1;
 };
 
+/// Expert parallelism, and the experts that the model must have.
 struct MoeConfig {
   bool enabled = true;                     ///< false: ep_size counts as 1
   int64_t ep_size = 1;                     ///< ranks that share the experts of a layer
-  std::vector<int64_t> num_experts = {1};  ///< when given: those of the model
-  std::string type = "standard";           ///< or residual
+  std::vector<int64_t> num_experts = {1};  ///< if given, must match the model
+  std::string type = "standard";           ///< or "residual"; if given, must match the model
 };
 
+/// Quantization of weights.
 struct WeightQuantConfig {
   bool enabled = true;
   int64_t num_bits = 8;
   std::string q_type = "symmetric";
-  int64_t q_groups = 1;  ///< of a whole matrix
+  int64_t q_groups = 1;  ///< minimal number of groups, each with its scale, per matrix
 };
+/// Switches a kind of quantization on or off.
 struct QuantSwitch {
   bool enabled = true;
 };
-/// Of dtype int8.
+/// Quantization for dtype int8.
 struct QuantConfig {
   bool enabled = true;
   WeightQuantConfig weight;
   QuantSwitch activation{.enabled = false}, qkv;
 };
 
+/// Another place for the keys `checkpoint`, save_mp_checkpoint_path and base_dir.
 struct CheckpointConfig {
   std::string checkpoint_dir, save_mp_checkpoint_path, base_dir;
 };
 
-/// ZeRO-Inference: with stage 3 blocks come from host memory or a file when they run.
+/// ZeRO-Inference: with stage 3, each block is fetched from host memory or a file when it runs.
 struct ZeroConfig {
   int64_t stage = 0;
   zero::OffloadParam offload_param;
 };
 
+/// The whole configuration. Construct it directly, or read it from a file with read_config().
 struct Config {
-  std::optional<std::string> dtype;  ///< "fp32", "fp16", "bf16" or "int8"; not given: as the weights are
+  std::optional<std::string> dtype;  ///< "fp32", "fp16", "bf16" or "int8"; default: dtype of the weights
   TensorParallelConfig tensor_parallel;
   MoeConfig moe;
   QuantConfig quant;
@@ -66,38 +73,42 @@ struct Config {
   std::string base_dir, save_mp_checkpoint_path;
   CheckpointConfig checkpoint_config;
   bool keep_module_on_host = false, triangular_masking = true, enable_cuda_graph = false;
-  std::optional<int64_t> max_out_tokens;  ///< prompt and answer; not given: the model's context
+  std::optional<int64_t> max_out_tokens;  ///< tokens of prompt and answer together; default: the model's context
   int64_t min_out_tokens = 1;
 
   std::string origin = "config";            ///< the file, for messages
-  std::set<std::string> given;              ///< keys that the file names
-  std::map<std::string, data::Json> inert;  ///< those of them that do nothing here
+  std::set<std::string> given;              ///< keys that the file sets
+  std::map<std::string, data::Json> inert;  ///< values of given keys that have no effect here
   std::vector<std::string> warnings;
 
+  /// True if the file sets the key.
   bool has(std::string_view path) const { return given.count(std::string(path)) != 0; }
+  /// Number of tensor-parallel ranks.
   int tp() const { return tensor_parallel.enabled ? int(tensor_parallel.tp_size) : 1; }
-  int ep() const { return moe.enabled ? int(moe.ep_size) : 1; }
-  bool is_int8() const { return dtype == "int8"; }
-  /// Of parameters; nullopt: as they are.
+  int ep() const { return moe.enabled ? int(moe.ep_size) : 1; }  ///< number of expert-parallel ranks
+  bool is_int8() const { return dtype == "int8"; }               ///< weights are quantized
+  /// Dtype of the parameters; nullopt: unchanged.
   std::optional<DType> parameter_dtype() const;
-  /// Where weights come from, base_dir in front; "": the model has them. Of a list of files: that.
+  /// The files or the folder with the weights, with base_dir prepended; empty if the model has its weights already.
   std::vector<std::string> checkpoint_files() const;
-  std::string save_path() const;
+  std::string save_path() const;  ///< folder for the converted model; "": none
 };
 
-/// As engine::read_config(): a file's name, JSON text or base64 of it. One Error lists everything that is wrong.
+/// Reads a file by its name, JSON text or base64 of it, as engine::read_config(). One Error lists all problems.
 Config read_config(const std::string& source);
-/// The same checks for one that a program has filled in.
+/// Checks a configuration that a program has filled in, as read_config() does.
 Config checked(Config config);
 
-/// A line a key, with where its value comes from, as engine::to_text() has them.
+/// One line per key with its value and where it comes from, as engine::to_text().
 std::string to_text(const Config& config);
-data::Json to_json(const Config& config);
-/// docs/inference-config.md
+data::Json to_json(const Config& config);  ///< nested objects, which read_config() accepts
+/// The text of docs/inference-config.md.
 std::string config_reference();
 
+/// The source of a configuration: a file, JSON text, base64 of it, or a Config; none means the defaults.
 struct ConfigSource : engine::SourceOf<Config> {
   using SourceOf::SourceOf;
+  /// The checked configuration.
   Config read() const { return !is_given() ? Config() : config ? checked(*config) : read_config(text); }
 };
 

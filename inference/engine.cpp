@@ -1,3 +1,4 @@
+// Prepares models for inference, and runs them. See engine.h.
 #include "inference/engine.h"
 
 #include <algorithm>
@@ -28,6 +29,7 @@ namespace lockstep::inference {
 
 using Group = std::shared_ptr<dist::ProcessGroup>;
 
+// The state of an engine, and the steps of init_inference().
 struct InferenceEngine::Impl {
   using Clock = std::chrono::steady_clock;
 
@@ -37,11 +39,11 @@ struct InferenceEngine::Impl {
   std::unique_ptr<nn::GPT> own;
   nn::GPT* model = nullptr;
   dist::ProcessGroup* world = nullptr;
-  Group tp, ep, all;  // ranks that share layers, experts, the model; null: this one alone
+  Group tp, ep, all;  // ranks that share layers, experts, the model; null: this rank only
   std::vector<Widened> widened;
   std::optional<tensor_parallel::TensorParallel> sliced;
   std::optional<device_map::Dispatched> dispatched;
-  int begins = 0, ends = 0;  // hooks, on these
+  int begins = 0, ends = 0;  // ids of hooks on table and head
   nn::Module::Calls table, head;
   std::optional<Clock::time_point> begun;
   std::vector<double> times;
@@ -59,10 +61,10 @@ struct InferenceEngine::Impl {
 
 namespace {
 
-/// Ranks that exist already, kept by somebody else.
+/// A shared pointer to a group that others own.
 Group same(dist::ProcessGroup& group) { return {std::shared_ptr<void>(), &group}; }
 
-/// The ranks of one colour, in order; null when that is this rank alone.
+/// The ranks with the same color, in order; null if that is only this rank.
 Group part_of(dist::ProcessGroup& world, int size, int color, const char* name) {
   return size == 1 ? nullptr : size == world.size() ? same(world) : world.split(color, world.rank(), name);
 }
@@ -94,7 +96,7 @@ std::vector<std::string> lines_of(const nn::Generation& g) {
           ", temperature ", g.temperature, ", top_k ", g.top_k, ", top_p ", g.top_p, ", min_p ", g.min_p)};
 }
 
-/// What `compute` gives, without a gradient: backward says what to use instead.
+/// Runs `compute` without recording; a backward from its result is an Error.
 Variable without_gradient(const std::function<Variable()>& compute) {
   const Variable value = [&] {
     const NoGrad no_grad;
@@ -145,7 +147,8 @@ void InferenceEngine::Impl::say(const std::string& text) const {
   else std::cerr << text << "\n";
 }
 
-/// Who shares what: neighbours the layers, then the experts; further ranks have models of their own.
+/// Forms groups: neighbouring ranks share layers, groups of those share experts, and further ranks run models of their
+/// own.
 void InferenceEngine::Impl::join(const InitArgs& args) {
   if (dist::is_initialized()) world = &dist::world();
   else if (engine::is_launched()) world = &engine::init_distributed();
@@ -167,7 +170,7 @@ void InferenceEngine::Impl::join(const InitArgs& args) {
   all = tp_size == each ? tp : ep_size == each ? ep : part_of(*world, each, rank / each, "model");
 }
 
-/// Each rank of `ep` keeps its own.
+/// Each rank of `ep` keeps only its own experts.
 void InferenceEngine::Impl::share_experts() {
   for (moe::Layer* layer : moe::layers_of(*model)) {
     const int there = layer->group ? layer->group->size() : 1;
@@ -188,7 +191,7 @@ void InferenceEngine::Impl::share_experts() {
   }
 }
 
-/// Fills what this rank has, there where it runs.
+/// Loads this rank's parameters on the device where they run.
 void InferenceEngine::Impl::place() {
   const zero::OffloadParam& offload = config.zero.offload_param;
   const bool moves = !config.keep_module_on_host && device().is_cpu() && !default_device().is_cpu();
@@ -263,7 +266,7 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
                  "false");
   nn::Generation g = generation;
   auto goes_on = emit;
-  if (m.all && emit)  // all ranks end a sequence together
+  if (m.all && emit)  // ranks end a sequence together
     goes_on = [&emit, all = m.all.get()](size_t sequence, int64_t token) {
       const std::vector<int32_t> wanted{emit(sequence, token)};
       return dist::all_reduced(wanted, *all, {.op = dist::ReduceOp::min, .tag = "whether a sequence goes on"})[0] != 0;
@@ -272,12 +275,12 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
     std::vector<std::string> lines = lines_of(g);
     for (size_t i = 0; i < prompts.size(); ++i) lines.push_back(str("prompt ", i, ": ") + text_of(prompts[i]));
     parallel::check_agreement("generate", lines, *m.all);
-    if (!g.greedy() && g.num_beams == 1 && !g.seed) {  // the draws of rank 0
+    if (!g.greedy() && g.num_beams == 1 && !g.seed) {  // use random draws of rank 0
       const auto drawn = int64_t(philox(next_random_key(), 0)[0]);
       g.seed = uint64_t(dist::all_gathered(std::vector<int64_t>{drawn}, *m.all, {.tag = "seed of the draws"})[0]);
     }
   }
-  g.check(m.model->o.vocab);  // as all ranks have it
+  g.check(m.model->o.vocab);  // all ranks raise the same Error
   if (m.config.max_out_tokens)
     for (size_t i = 0; i < prompts.size(); ++i)
       LOCKSTEP_CHECK(int64_t(prompts[i].size()) + g.max_new_tokens <= *m.config.max_out_tokens,
@@ -298,7 +301,8 @@ const Config& InferenceEngine::config() const { return open("config").config; }
 void InferenceEngine::profile_model_time() {
   Impl& m = open("profile_model_time");
   if (m.begins != 0) return;
-  m.begins = m.model->tokens_table.before_forward([&m](auto&&...) {  // a step looks each sequence's tokens up
+  // Each step looks up the tokens of all sequences first.
+  m.begins = m.model->tokens_table.before_forward([&m](auto&&...) {
     if (!m.begun) m.begun = Impl::Clock::now();
   });
   m.ends = m.model->head.after_forward([&m](auto&&...) {
@@ -332,7 +336,7 @@ InferenceEngine init_inference(const std::string& folder, const ConfigSource& co
     impl->own = std::make_unique<nn::GPT>(o);
     start_with_checkpoint(*impl->own, {folder}, nullptr, {});
   } else {
-    const nn::BuildEmpty scope;  // each rank fills what it has
+    const nn::BuildEmpty scope;  // each rank fills only its own part
     impl->own = nn::from_pretrained(folder, {.dtype = impl->config.parameter_dtype()});
   }
   impl->model = impl->own.get();

@@ -1,6 +1,6 @@
 #pragma once
-// Inference as DeepSpeed's init_inference() has it: a model, cut over ranks or loaded layer by layer where its
-// configuration says so, that answers. See docs/inference.md.
+// Inference with the interface of DeepSpeed's init_inference(): prepares a model as its configuration says (converted,
+// quantized, cut over ranks, loaded block by block), then computes logits and generates text. See docs/inference.md.
 //
 //   auto engine = inference::init_inference("folder", R"({"dtype": "bf16", "tensor_parallel": {"tp_size": 2}})");
 //   for (const Tensor& batch : batches) {
@@ -8,8 +8,8 @@
 //   }
 //   const auto answers = engine.generate(prompts, {.max_new_tokens = 64, .num_beams = 4});
 //
-// Ranks that share the model (tp_size x ep_size of them) make every call together, with the same prompts and settings:
-// calls that differ are an Error that names the rank.
+// All tp_size x ep_size ranks that share a model must make the same calls with the same prompts and settings; an Error
+// names the rank that differs.
 #include <functional>
 #include <memory>
 #include <span>
@@ -22,30 +22,32 @@
 
 namespace lockstep::inference {
 
+/// A model prepared for inference. Created by init_inference().
 class InferenceEngine {
  public:
   InferenceEngine(InferenceEngine&&) noexcept;
   ~InferenceEngine();
 
-  /// Logits (B, T, vocab) of tokens i64 (B, T), whole on every rank.
+  /// Logits (B, T, vocab) of tokens i64 (B, T), complete on every rank.
   Variable operator()(const Tensor& tokens);
-  /// Mean cross entropy with targets i64 (B, T).
+  /// Mean cross entropy of targets i64 (B, T).
   Variable loss(const Tensor& tokens, const Tensor& targets);
-  /// nn::generate(). emit is called on every rank; where it is false on one, the sequence ends on all.
+  /// nn::generate(). `emit` is called on every rank; if it returns false on one, the sequence ends on all.
   std::vector<nn::Generated> generate(std::span<const std::vector<int64_t>> prompts,
                                       const nn::Generation& generation = {},
                                       const std::function<bool(size_t sequence, int64_t token)>& emit = {});
-  /// One prompt, and its first continuation.
+  /// Generates for one prompt, and returns the first continuation.
   nn::Generated generate(const std::vector<int64_t>& prompt, const nn::Generation& generation = {});
 
-  /// What runs: of a model that is cut this rank's part.
+  /// The model that runs; with several ranks, this rank's part of it.
   nn::GPT& module();
+  /// The checked configuration.
   const Config& config() const;
-  /// From here on each run of the model is timed: of operator(), of loss(), of every step of generate().
+  /// Starts to time each run of the model: operator(), loss(), and each step of generate().
   void profile_model_time();
   /// Seconds of the runs since the last call.
   std::vector<double> model_times();
-  /// Gives memory and groups back; later calls are Errors. A model that was cut stays so, and is not to be run.
+  /// Releases memory and groups; later calls are Errors. A model that was cut remains cut and must not be run.
   void destroy();
 
   struct Impl;
@@ -56,16 +58,17 @@ class InferenceEngine {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Arguments of init_inference().
 struct InitArgs {
-  /// The ranks of tensor parallelism, in place of tp_size neighbours of dist::world(). Must outlive the engine.
+  /// The tensor-parallel ranks; default: tp_size neighbours in dist::world(). Must outlive the engine.
   dist::ProcessGroup* group = nullptr;
-  std::string tokenizer = {};  ///< folder of a tokenizer that save_mp_checkpoint_path gets, too; "": none
-  std::function<void(const std::string&)> log = {};  ///< what rank 0 has to say; empty: lines on stderr
+  std::string tokenizer = {};  ///< folder with a tokenizer to copy to save_mp_checkpoint_path; "": none
+  std::function<void(const std::string&)> log = {};  ///< called on rank 0 with messages; default: lines on stderr
 };
-/// Called by all ranks. The model itself is put into eval mode, converted and cut; it must outlive the engine. With
-/// several ranks its values are those of rank 0.
+/// Prepares `model` in place: eval mode, dtype, quantization, cutting. Collective. `model` must outlive the engine.
+/// With several ranks, rank 0's values are used.
 InferenceEngine init_inference(nn::GPT& model, const ConfigSource& config = {}, const InitArgs& args = {});
-/// The model of a Hugging Face folder, with its tokenizer: each rank reads its part.
+/// Loads the model and the tokenizer of a Hugging Face folder; each rank reads only its part. Collective.
 InferenceEngine init_inference(const std::string& folder, const ConfigSource& config = {}, const InitArgs& args = {});
 
 }  // namespace lockstep::inference

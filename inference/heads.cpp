@@ -1,3 +1,4 @@
+// Pads heads and widths. See heads.h.
 #include "inference/heads.h"
 
 #include <algorithm>
@@ -18,13 +19,13 @@ std::vector<int64_t> counted_up(int64_t count, int64_t all) {
 
 int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
-/// Every place of heads of `size`, behind `begin`.
+/// Appends the indices of all elements of `heads`, each of `size` elements, from offset `begin` on.
 void add_places(std::vector<int64_t>& to, const std::vector<int64_t>& heads, int64_t size, int64_t begin) {
   for (const int64_t head : heads)
     for (int64_t i = 0; i < size; ++i) to.push_back(head < 0 ? -1 : begin + head * size + i);
 }
 
-/// fn(first place, old first place or -1, length) for every run of places.
+/// Calls fn(first index, first original index or -1, length) for each run of consecutive indices.
 template <class Fn> void each_run(const std::vector<int64_t>& from, const Fn& fn) {
   for (size_t i = 0, end; i < from.size(); i = end) {
     for (end = i + 1; end < from.size() && from[end] == (from[i] < 0 ? -1 : from[i] + int64_t(end - i));) ++end;
@@ -60,14 +61,14 @@ void widen(std::vector<Widened>& all, nn::Linear& linear, int dim, const std::ve
 
 HeadPlan plan_heads(int64_t heads, int64_t kv_heads, int ranks) {
   const int64_t share = heads / kv_heads, together = std::lcm(kv_heads, int64_t(ranks));
-  if (heads % ranks == 0 && heads % together == 0) {  // the same heads; key heads are repeated
+  if (heads % ranks == 0 && heads % together == 0) {  // the same heads; key/value heads are repeated
     HeadPlan plan{counted_up(heads, heads), {}};
     for (int64_t i = 0; i < together; ++i) plan.keys.push_back(i / (together / kv_heads));
     return plan;
   }
   const int64_t groups = up_to(kv_heads, ranks), all = up_to(heads, ranks);
   if (groups * share <= all) return {counted_up(heads, groups * share), counted_up(kv_heads, groups)};
-  HeadPlan plan{counted_up(heads, all), {}};  // every head has a key head of its own
+  HeadPlan plan{counted_up(heads, all), {}};  // every head gets its own key/value head
   for (const int64_t head : plan.queries) plan.keys.push_back(head < 0 ? -1 : head / share);
   return plan;
 }
@@ -107,7 +108,7 @@ std::vector<Widened> fit_to_ranks(nn::Module& model, int ranks) {
       o.heads = heads, o.kv_heads = kv_heads;
     }
     const nn::Module::FeedForward place = module.feed_forward_place();
-    if (!place.mlp || *place.other || place.mlp->o.inner % ranks == 0) return;  // experts stay whole
+    if (!place.mlp || *place.other || place.mlp->o.inner % ranks == 0) return;  // experts are not cut
     nn::Mlp& mlp = *place.mlp;
     const std::vector<int64_t> units = counted_up(mlp.o.inner, up_to(mlp.o.inner, ranks));
     if (mlp.gate) widen(all, *mlp.gate, 0, units);

@@ -1,32 +1,34 @@
 #pragma once
-// Models whose heads and widths the ranks do not divide, made so that they do, and compute the same.
+// Pads models whose heads or widths the number of ranks does not divide. The padded model computes the same function.
 //
-//   3 heads, 2 ranks             0 1 | 2 -        one of zeros, whose column of out_proj is zeros, too
+//   3 heads, 2 ranks             0 1 | 2 -        a head of zeros; its columns of out_proj are zeros, too
 //   4 heads, 1 kv head, 2 ranks  0 1 | 2 3        kv head 0 on both ranks
-//   width 50, 4 ranks            13 | 13 | 13 | 11 and two of zeros
+//   width 50, 4 ranks            13 | 13 | 13 | 11 and two units of zeros
 #include <vector>
 
 #include "nn/module.h"
 
 namespace lockstep::inference {
 
-/// Which of the old heads a new one is, in order; -1: zeros.
+/// For each head of the padded model, the original head that it copies; -1: zeros.
 struct HeadPlan {
   std::vector<int64_t> queries, keys;
 };
-/// The fewest heads that `ranks` divide: key heads are repeated where that is enough, else heads of zeros are added.
+/// The smallest plan whose heads `ranks` divides: repeats key/value heads if that is enough, otherwise adds heads of
+/// zeros.
 HeadPlan plan_heads(int64_t heads, int64_t kv_heads, int ranks);
 
-/// A parameter that was made larger along a dim: which old place each of its places is; -1: zeros.
+/// A parameter that was enlarged along `dim`. from: for each new index, the original index that it copies; -1: zeros.
 struct Widened {
   Variable parameter;
   int dim = 0;
   std::vector<int64_t> from;
-  Tensor widened(const Tensor& tensor) const;
-  /// The way back.
+  Tensor widened(const Tensor& tensor) const;  ///< `tensor` padded
+  /// The inverse of widened().
   Tensor narrowed(const Tensor& tensor) const;
 };
-/// Before tensor parallelism over `ranks`. Parameters that were built empty stay so.
+/// Pads a model before tensor parallelism over `ranks`; returns the enlarged parameters. Parameters that were built
+/// empty remain empty.
 std::vector<Widened> fit_to_ranks(nn::Module& model, int ranks);
 
 }  // namespace lockstep::inference

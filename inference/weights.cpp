@@ -1,3 +1,4 @@
+// Loads and saves a model's weights. See weights.h.
 #include "inference/weights.h"
 
 #include <filesystem>
@@ -21,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What rank 0 says goes for all: an Error there is one everywhere.
+/// Runs a function on rank 0 only; its Error is raised on all ranks.
 void together(dist::ProcessGroup* group, const char* what, const std::function<void()>& at_rank_0) {
   std::string error;
   if (!group || group->rank() == 0) error = checkpoints::error_of(at_rank_0);
@@ -29,7 +30,7 @@ void together(dist::ProcessGroup* group, const char* what, const std::function<v
   LOCKSTEP_CHECK(error.empty(), error);
 }
 
-/// From a checkpoint of ours, a tensor at a time; hashes of its files are checked once.
+/// Loads a checkpoint of ours, tensor by tensor; the hashes of its files are checked once.
 void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGroup* group,
                       const std::function<void(const std::string&)>& warn) {
   const std::string below = fs::exists(folder + "/checkpoints") ? folder + "/checkpoints" : folder;
@@ -64,7 +65,7 @@ void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGr
   }
 }
 
-/// Under our names, with or without "model." in front; false when these files have others.
+/// Loads files with our names, with or without the prefix "model."; false if the files have other names.
 bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
   std::vector<std::shared_ptr<const data::SafeTensors>> files;
   std::map<std::string, size_t> place;
@@ -91,7 +92,7 @@ bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
   return true;
 }
 
-/// Codes, where the file holds some.
+/// Loads quantized weights; false if the file has none.
 bool load_codes(nn::GPT& model, const std::string& path) {
   const auto file = data::SafeTensors::open(path);
   if (!file.metadata().count("quantization")) return false;

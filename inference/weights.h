@@ -1,5 +1,5 @@
 #pragma once
-// Weights of a model from checkpoints of any kind, and into a folder.
+// Loads a model's weights from checkpoints of any kind, and saves them.
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,21 +10,23 @@
 
 namespace lockstep::inference {
 
-/// Gives a model that is whole the values of a Hugging Face folder, of a folder of checkpoints (any plan;
-/// "model.NAME"), or of safetensors files, under our names or Hugging Face's. One that was built empty stays so, and
-/// starts with them. `group`: ranks that call it together; null: this one alone.
+/// Loads the weights of a model that is not cut: from a Hugging Face folder, a folder of checkpoints (any plan;
+/// "model.NAME"), or safetensors files with our names or Hugging Face's. Empty parameters are loaded when they are
+/// filled. `group`: ranks that call it together; null: a single process.
 void start_with_checkpoint(nn::GPT& model, const std::vector<std::string>& files, dist::ProcessGroup* group,
                            const std::function<void(const std::string&)>& warn);
 
-/// A folder that loads at any number of ranks: Hugging Face's, or, of a model with experts, a checkpoint. state: whole
-/// tensors of model's parameters; of experts those of this rank. tokenizer: a folder whose files go with it, or "".
+/// Saves a model as a folder that loads with any number of ranks: in Hugging Face's format, or as a checkpoint if it
+/// has experts. state: whole tensors of the parameters; experts only of this rank. tokenizer: folder whose files are
+/// copied, or "".
 void save_model(const nn::GPT::Options& options, const nn::State& state, bool has_experts, const std::string& folder,
                 const std::string& tokenizer, dist::ProcessGroup* group);
 
-/// The state of a model whose weights are in codes: a file and a config.json.
+/// File name of quantized weights.
 inline constexpr const char* codes_file = "quantized.safetensors";
+/// Saves a quantized model: its codes and a config.json.
 void save_codes(nn::GPT& model, const nn::State& state, const std::string& folder, dist::ProcessGroup* group);
-/// What a safetensors file holds.
+/// Number and bytes of the tensors in a safetensors file.
 nn::Held held_in(const std::string& file);
 
 }  // namespace lockstep::inference

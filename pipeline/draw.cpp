@@ -1,4 +1,4 @@
-// A schedule for the eye.
+// Draws a schedule: as a text grid, and as an SVG picture. See simulate.h.
 #include <algorithm>
 #include <cmath>
 
@@ -17,7 +17,7 @@ char letter(What what) {
 }  // namespace
 
 std::string draw_grid(const Schedule& s) {
-  const double unit = s.request.chunks;  // a chunk's part of a forward takes one column
+  const double unit = s.request.chunks;  // one column per forward of a chunk
   const Simulation run = simulate(s, {.forward = unit, .input = unit, .weight = unit});
   size_t width = 2;
   const auto name = [&](const Action& a) {
@@ -61,7 +61,7 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
                        r.chunks > 1 ? str(", ", r.chunks, " chunks a rank (later ones darker)") : "",
                        format("; idle %.1f %%", 100 * run.bubble)),
                    14, ink);
-  // What is not covered by a box is idle.
+  // The background shows through where a rank is idle.
   out += svg::rect(left, top - 2, width, row * r.stages, svg::attribute("fill", "#f1f3f5"));
   const auto color = [&](const Action& a) {
     const int hue = a.what == What::forward          ? 212

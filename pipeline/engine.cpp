@@ -1,7 +1,7 @@
-// The executor: one switch over the actions of a schedule.
+// Executes a schedule: one switch over its actions.
 //
-//   receive_activation ─▶ forward ─▶ send_activation    sends are queued on the links and receives are posted ahead, so
-//   receive_gradient ─▶ backward ─▶ send_gradient       the ranks compute meanwhile
+//   receive_activation ─▶ forward ─▶ send_activation      sends are queued on the links, and receives are posted ahead,
+//   receive_gradient ─▶ backward ─▶ send_gradient         so messages overlap with computation
 #include "pipeline/engine.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ Engine::~Engine() = default;
 Engine::Flight& Engine::flight(const Action& a) { return flights_.at({a.chunk, a.micro_batch}); }
 Link& Engine::link(Road road, int from, int to) { return *links_.at({road, from, to}); }
 
-/// What each rank does, this one too.
+/// Executes this rank's list; `all` has the lists of every rank.
 void Engine::run(const std::vector<std::vector<Action>>& all) {
   expect(all);
   waited_ = ran_ = 0;
@@ -68,7 +68,7 @@ void Engine::forward(const Action& a) {
     const Held& one = sample(a.micro_batch);
     f.inputs.assign(one.sample.inputs.begin(), one.sample.inputs.end());
     f.random_call = one.random_call;
-  } else if (!remote(stage - 1)) {  // the turn of a V, or one rank
+  } else if (!remote(stage - 1)) {  // both stages on this rank: the turn of a V, or a single rank
     Flight& before = flights_.at({schedule_.place(stage - 1).chunk, a.micro_batch});
     f.inputs = Shapes::of(before.outputs, 0).leaves(tensors_of(before.outputs));
     f.random_call = before.random_call;
@@ -89,7 +89,7 @@ void Engine::forward(const Action& a) {
   }
   f.random_call = random_state().call;
   if (!now_.training) f.inputs.clear();
-  // The sample goes when both ends have had it.
+  // The sample is freed once both ends of the pipeline have used it.
   if (stage == 0 || last) {
     int& left = samples_.at(a.micro_batch).left;
     left -= (stage == 0) + last;
@@ -97,7 +97,7 @@ void Engine::forward(const Action& a) {
   }
 }
 
-/// Both ends ask for it, and draw the same random numbers for it.
+/// The first and the last stage both ask for it, and draw the same random numbers for it.
 const Engine::Held& Engine::sample(int64_t micro_batch) {
   const auto found = samples_.find(micro_batch);
   if (found != samples_.end()) return found->second;
@@ -156,8 +156,8 @@ void Engine::backward(const Action& a) {
   if (whole) collect(a);
 }
 
-// Gradients of tied layers, which come before this stage's own, may come long after the rest: the stage that makes them
-// takes its time with weights, too. So this stage's own wait for them, and it does not.
+// Tied gradients from later stages may arrive long after the rest, because their stage also postpones weight gradients.
+// This stage therefore stores its own gradients until they arrive, instead of blocking.
 void Engine::backward_weight(const Action& a) {
   std::vector<Variable> tied;
   for (const Tie& tie : ties_) tied.insert(tied.end(), tie.parameters.begin(), tie.parameters.end());
@@ -174,7 +174,7 @@ void Engine::backward_weight(const Action& a) {
 
 // --- a step ---
 
-/// Runs fn; what this rank throws is what all ranks raise.
+/// Runs fn. An exception of one rank is raised on all ranks.
 template <class Fn> auto Engine::together(const Fn& fn) {
   try {
     return fn();
@@ -183,7 +183,7 @@ template <class Fn> auto Engine::together(const Fn& fn) {
     throw;
   } catch (const std::exception& e) {
     abandon();
-    if (Graph::is_recording()) throw;  // whoever records tells the others
+    if (Graph::is_recording()) throw;  // the code that records informs the other ranks
     if (!world_) fail(e.what());
     parallel::fail_everywhere(*world_, e.what());
   }
@@ -212,7 +212,7 @@ std::vector<Tensor> Engine::forward_backward(const Data& data, const std::functi
     now_ = {.data = &data, .micro_batches = r.micro_batches, .training = true, .scale = &scale};
     const std::pair seconds(ran_, waited_);
     run(schedule_.ranks);
-    if (Graph::is_recording()) std::tie(ran_, waited_) = seconds;  // nothing has run
+    if (Graph::is_recording()) std::tie(ran_, waited_) = seconds;  // a recording executes nothing
     reduce();
     ++step_;
     std::vector<Tensor> losses(size_t(r.micro_batches));
@@ -228,7 +228,7 @@ double Engine::mean_loss(const std::vector<Tensor>& all) {
       if (all[i].defined()) losses_[int64_t(i)] = all[i];
     double sum = 0;
     const std::vector<double> losses = gather_losses();
-    for (const double loss : losses) sum += loss;  // in their order, whoever had them
+    for (const double loss : losses) sum += loss;  // in the order of micro-batches, not of ranks
     return sum / double(losses.size());
   });
 }

@@ -1,6 +1,6 @@
-// Gradients of a pipeline: summed over micro-batches in tree order at each rank, then over the copies of the pipeline.
-// Those of tied layers pass the stages that have them, last to first, for every micro-batch: so each is added as one
-// process would add it.
+// Gradients of a pipeline: summed over micro-batches in tree order on each rank, then over the replicas of the
+// pipeline. Tied gradients travel from the last stage that uses them to the first, micro-batch by micro-batch, so the
+// summation order is that of one process.
 #include <algorithm>
 #include <cmath>
 
@@ -21,6 +21,7 @@ int Engine::Tie::after(int stage) const {
   return at == stages.end() || at + 1 == stages.end() ? -1 : at[1];
 }
 
+// The tied gradients of a micro-batch, from the next stage that uses each tie; waits for remote ones.
 std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
   std::vector<std::pair<Variable, Tensor>> before;
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
@@ -37,6 +38,7 @@ std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
   return before;
 }
 
+// True if take_tied() would not wait.
 bool Engine::tied_have_come(const Action& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
   for (size_t t = 0; t < ties_.size(); ++t) {
@@ -49,8 +51,7 @@ bool Engine::tied_have_come(const Action& a) {
   return true;
 }
 
-/// Goes on with the micro-batches whose tied gradients have come, in their order, and waits until no more than `most`
-/// are left.
+/// Finishes, in order, the micro-batches whose tied gradients have arrived, and waits until at most `most` are left.
 void Engine::collect_late(size_t most) {
   while (!late_.empty() && (late_.size() > most || tied_have_come(late_.front().action))) {
     Late one = std::move(late_.front());
@@ -62,6 +63,7 @@ void Engine::collect_late(size_t most) {
   }
 }
 
+// Passes tied gradients on to the previous stage of each tie, and adds the other gradients to the chunk's sum.
 void Engine::collect(const Action& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
   for (Tie& tie : ties_) {
@@ -78,8 +80,8 @@ void Engine::collect(const Action& a) {
   if (auto& sum = sums_[size_t(a.chunk)]) sum->add();
 }
 
-/// .grad becomes the mean over all micro-batches of all copies of the pipeline, or (options.reduce false) the sum over
-/// those of this one.
+/// Turns .grad into the mean over all micro-batches of all replicas, or, without options.reduce, into the sum over the
+/// micro-batches of this replica.
 void Engine::reduce() {
   for (auto& sum : sums_)
     if (sum) sum->finish(copies_);
@@ -96,8 +98,8 @@ void Engine::reduce() {
   }
 }
 
-/// Gives back what was frozen since this was made, which trains during a step, as messages between stages stay as they
-/// are.
+/// Unfreezes, for the step, the parameters that were frozen after the engine was made, and returns them. The messages
+/// between stages therefore do not change.
 std::vector<Variable> Engine::train_frozen() {
   std::vector<std::string> names;
   std::vector<Variable> frozen;
@@ -115,7 +117,7 @@ std::vector<Variable> Engine::train_frozen() {
 }
 
 double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) const {
-  std::map<std::pair<int, int>, double> norms;  // by layer and place
+  std::map<std::pair<int, int>, double> norms;  // by layer and index in it
   for (const auto& [name, sum] : squares) {
     const Place& p = places_.at(name);
     if (p.leads) norms[{p.layer, p.place}] = optim::norm_of_squares(sum, p.parameter.dtype());
@@ -149,7 +151,7 @@ double Engine::clip_grad_norm(double max_norm) {
   return optim::clip_to_norm(module_->parameters(), norm(squares), max_norm);
 }
 
-/// After an error: nothing of this step can be used.
+/// Discards the state of a step that failed.
 void Engine::abandon() noexcept {
   for (auto& sum : sums_)
     if (sum) sum->discard();

@@ -1,3 +1,4 @@
+// Cuts a model at its layers() into pipeline layers. See layers.h.
 #include "pipeline/layers.h"
 
 #include "autograd/checkpoint.h"
@@ -6,14 +7,14 @@
 namespace lockstep::pipeline {
 namespace {
 
-/// A module or a parameter, as the model names it.
+/// A module or a parameter, with its name in the model.
 struct Part {
   std::string name;
   nn::LayerList::Field field;
   bool is_table = false;
 };
 
-/// What a layer uses.
+/// The modules and parameters that one layer uses.
 struct View : nn::Module {
   explicit View(std::shared_ptr<nn::Module> of) : model(std::move(of)) {}
   void fields(nn::Fields& f) override {
@@ -34,7 +35,7 @@ const void* key_of(const nn::LayerList::Field& field) {
 ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) {
   LOCKSTEP_CHECK(model, "[pipeline] expected a model, got none");
   const auto whole = std::make_shared<WholeModel>(WholeModel{.model = model});
-  std::map<const void*, Part> parts;  // what has several names goes by the first
+  std::map<const void*, Part> parts;  // shared modules and parameters go by their first name
   for (auto& [name, module] : model->named_modules()) parts.emplace(module, Part{name, *module});
   for (auto& p : model->named_parameters()) {
     parts.emplace(p.variable.impl().get(), Part{p.name, p.variable, p.is_table});
@@ -62,7 +63,7 @@ ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) 
   for (size_t i = 0; i < list.items.size(); ++i) {
     const nn::LayerList::Item& item = list.items[i];
     LayerSpec spec{.kind = item.kind, .parameters = 0, .name = "", .whole = whole};
-    std::vector<Part> own;  // first those that other layers use too
+    std::vector<Part> own;  // shared parameters come first
     for (auto& p : used[i]) {
       const auto& where = users.at(p.variable.impl().get());
       if (where[0] == i) spec.parameters += p.variable.numel();
@@ -87,7 +88,7 @@ ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) 
         LOCKSTEP_CHECK(in.size() == takes || in.size() == takes + 1, "expected ", takes, " tensors, got ", in.size());
         Values out = run(Values(in.begin(), in.begin() + int64_t(takes)));
         Variable extra = in.size() > takes ? in.back() : Variable();
-        for (nn::Module* module : below) {  // added up as nn::own_loss() of the whole model does
+        for (nn::Module* module : below) {  // in the order of nn::own_loss() of the whole model
           const Variable one = module->own_loss();
           if (one.defined()) extra = extra.defined() ? add(extra, one) : one;
         }

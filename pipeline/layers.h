@@ -1,5 +1,5 @@
 #pragma once
-// A model as pipelines take it: its own layers(), cut anywhere.
+// Turns a model into the list of layers that a pipeline cuts, from the model's own layers().
 #include <memory>
 #include <vector>
 
@@ -8,13 +8,16 @@
 
 namespace lockstep::pipeline {
 
+/// The result of layers_of().
 struct ModelLayers {
   std::vector<LayerSpec> layers;
-  Loss loss;  ///< the model's own, with the own_loss() of its modules in training (which goes along from layer to
-              ///< layer, as a last value); empty where it has none
+  /// The model's own loss. In training it includes the own_loss() of the model's modules, which passes from layer to
+  /// layer as an additional last value. Empty if the model has no loss.
+  Loss loss;
 };
-/// Parameters keep the names that they have in `model`, which every rank has: an Engine empties those that its rank
-/// does not train. recompute: layers that repeat keep only what goes in.
+/// The layers of `model`, which every rank holds; parameters keep their names in it. An Engine frees the parameters
+/// that its rank does not train. recompute: repeated layers store only their input and run again in backward. Error
+/// when layers() leaves out a parameter, or uses a module that fields() does not name.
 ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute = false);
 
 }  // namespace lockstep::pipeline

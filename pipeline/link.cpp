@@ -1,3 +1,4 @@
+// One-way messages between two ranks. See link.h.
 #include "pipeline/link.h"
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 namespace lockstep::pipeline {
 namespace {
 
+// Shapes travel as a fixed number of integers: counts, then dtype, flags, rank and dims of each tensor.
 constexpr int64_t most_dims = 8, length = 2 + int64_t(Shapes::most_tensors) * (3 + most_dims);
 
 Tensor pack(const Shapes& shapes) {
@@ -68,7 +70,7 @@ Link::Link(std::shared_ptr<dist::ProcessGroup> group, Device device, int ahead)
       {{.is_send = true, .tensor = mine, .peer = peer()}, {.is_send = false, .tensor = theirs, .peer = peer()}},
       {.tag = "device"});
   between_devices_ = !device_.is_cpu() && theirs.data<int64_t>()[0] != 0;
-  if (between_devices_) {  // NCCL makes its communicator here, not in the middle of a step, where ranks would wait
+  if (between_devices_) {  // create NCCL's communicator now: during a step it would block both ranks
     const Tensor word = zeros({1}, {.dtype = f32, .device = device_});
     const dist::CollectiveOptions first{.tag = "first message"};
     (group_->rank() == 0 ? group_->send(word, peer(), first) : group_->receive(word, peer(), first)).synchronize();
@@ -117,7 +119,8 @@ void Link::post(const std::vector<Shapes::One>& tensors, const std::string& tag)
   Message& message = posted_.emplace_back();
   message.awaited = std::make_shared<std::atomic<bool>>(false);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const bool lands = device_.is_cpu() || (between_devices_ && tensors[i].on_device);  // where it will be used
+    // received directly on the device
+    const bool lands = device_.is_cpu() || (between_devices_ && tensors[i].on_device);
     message.tensors.push_back(
         empty(tensors[i].shape, {.dtype = tensors[i].dtype, .device = lands ? device_ : Device(cpu)}));
     message.work.push_back(

@@ -1,16 +1,16 @@
 #pragma once
-// Messages one way between two ranks, in a group of their own: sending never waits for the other side, and receives are
-// posted ahead, so both go on while the rank computes.
+// One-way messages between two ranks, in a process group of their own. Sends never wait for the other side, and
+// receives are posted ahead, so both overlap with the rank's computation.
 //
-//   compute stream   ... forward 3 ─┬─ forward 4 ──────┬─ backward 1 ...
-//   link 0 ─▶ 1                     └▶ send 3           │
-//   link 1 ─▶ 0        receive 1 (posted ahead) ────────┘
+//   compute stream     ... forward 3 ─┬─ forward 4 ─────────┬─ backward 1 ...
+//   link 0 ─▶ 1                       └─▶ send 3            │
+//   link 1 ─▶ 0        receive 1 (posted ahead) ────────────┘
 //
-// Between CUDA devices a link is a communicator of NCCL and a stream. Both ranks put the same messages there in the
-// same order, that of the sender's schedule, so a receive that is posted ahead holds up nothing but later messages of
-// its link; streams wait for each other by events. check_streams() (schedule_check.h) shows of each schedule that no
-// circle of them waits. In a graph (tensor/graph.h) messages fork and join those streams; where the host would wait for
-// a message, the recorded stream does.
+// Between CUDA devices, a link is an NCCL communicator with its own stream. Both ranks enqueue the same messages there
+// in the order of the sender's schedule, so a receive that is posted ahead delays only later messages of the same link.
+// Streams wait for each other by events; check_streams() (schedule_check.h) proves for each schedule that these waits
+// cannot deadlock. In a graph (tensor/graph.h), messages fork from and join the recorded stream; the recorded stream
+// waits where the host would wait.
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -25,9 +25,10 @@
 
 namespace lockstep::pipeline {
 
-/// What the two ranks agree on before data moves: shapes and dtypes, who wants a gradient, and how many random numbers
-/// the micro-batch has drawn so far (the next stage goes on from there).
+/// Sent ahead of the data: shapes, dtypes, which tensors need a gradient, and how many random numbers the micro-batch
+/// has drawn so far (the next stage continues from there).
 struct Shapes {
+  /// One tensor.
   struct One {
     DType dtype;
     Shape shape;
@@ -39,42 +40,51 @@ struct Shapes {
   uint64_t random_call = 0;
   friend bool operator==(const Shapes&, const Shapes&) = default;
 
-  static constexpr size_t most_tensors = 16;
+  static constexpr size_t most_tensors = 16;  ///< per message
+  /// Describes `values`. Error for more than most_tensors.
   static Shapes of(const Values& values, uint64_t random_call);
-  /// Tensors that came, as leaves of the next stage.
+  /// Received tensors as leaves of the next stage's tape.
   Values leaves(const std::vector<Tensor>& tensors) const;
+  /// For messages: "f32 [4, 8], f32 [4] without gradient after 3 random calls".
   std::string text() const;
 };
 
+/// The tensors of `values`, without the tape.
 std::vector<Tensor> tensors_of(const Values& values);
 
+/// One end of a link.
 class Link {
  public:
-  /// `group` has the two ranks, the sender first; both make their end at the same time, and find out whether both are
-  /// on CUDA devices: else their messages go through the host. ahead: how many messages of a device its host may be
-  /// ahead of it, which bounds the memory that they hold.
+  /// `group` consists of the two ranks, sender first. Both ranks construct their ends at the same time and tell each
+  /// other whether they are on a CUDA device; unless both are, messages go through the host. ahead: number of messages
+  /// by which the host may run ahead of the device, which bounds their memory.
   Link(std::shared_ptr<dist::ProcessGroup> group, Device device, int ahead);
 
-  /// With shapes: sends them first. Keeps what it sends until it is gone.
+  /// Queues tensors; with `shapes`, sends these first. Keeps the tensors alive until they are sent.
   void send(const std::vector<Tensor>& tensors, const std::string& tag, const Shapes* shapes = nullptr);
-  /// Waits for the shapes.
+  /// Waits for the shapes of the next message.
   Shapes receive_shapes(const std::string& tag);
-  /// Starts to receive tensors of these shapes; arrive() waits for the oldest that was posted. By NCCL it is the
-  /// current stream that waits, as in flush(), and not the host.
+  /// post() starts to receive tensors of these shapes. arrive() waits for the oldest posted receive; with NCCL, the
+  /// current stream waits instead of the host.
   void post(const std::vector<Shapes::One>& tensors, const std::string& tag);
+  /// The tensors of the oldest posted message, on device().
   std::vector<Tensor> arrive();
-  /// Whether arrive() would not wait.
+  /// True if arrive() would return at once.
   bool has_come() const;
-  /// Returns when everything is gone.
+  /// Waits until everything is sent; with NCCL, the current stream waits.
   void flush();
-  /// After an error.
+  /// Drops all messages after an error.
   void forget();
+  /// Bytes sent over this link; its own set-up is not counted.
   int64_t bytes_sent() const { return group_->traffic().sent - sent_before_; }
+  /// The device that tensors are received on.
   Device device() const { return device_; }
+  /// The two ranks, sender first.
   dist::ProcessGroup& group() const { return *group_; }
-  /// Whether streams wait for what comes, and the host does not.
+  /// True if the stream, not the host, waits for messages.
   bool on_streams() const { return on_streams_; }
-  /// Then: seconds that the stream has waited in arrive() since the last call. All of it must be done.
+  /// Seconds that the stream has waited in arrive() since the last call, if on_streams(). All of that work must be
+  /// complete.
   double take_waited();
 
  private:
@@ -87,15 +97,15 @@ class Link {
   int peer() const { return 1 - group_->rank(); }
   static void wait(Message& message);
   static bool is_done(const Message& message);
-  /// Waits until no more than `most` of them are under way on the device.
+  /// Waits until at most `most` of the messages are in flight on the device.
   static void keep_pace(std::deque<Message>& messages, size_t most);
 
   const std::shared_ptr<dist::ProcessGroup> group_;
   const Device device_;
   const size_t ahead_;
   bool between_devices_ = false, on_streams_ = false;
-  int64_t sent_before_ = 0;                   // while it was made
-  std::deque<Message> sent_, posted_, came_;  // came_: what the device may still wait for
+  int64_t sent_before_ = 0;                   // traffic of the set-up
+  std::deque<Message> sent_, posted_, came_;  // came_: received messages that the device may still be waiting for
   std::vector<std::pair<Event, Event>> waits_;
 };
 

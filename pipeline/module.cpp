@@ -1,3 +1,4 @@
+// The layers of one stage. See module.h.
 #include "pipeline/module.h"
 
 #include <algorithm>
@@ -38,7 +39,7 @@ std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i) {
   const LayerSpec& spec = layers.at(size_t(i));
   if (!spec.make) return nullptr;
   const int first = first_of(layers, i);
-  constexpr auto no_step = ~uint64_t(0);  // of a training
+  constexpr auto no_step = ~uint64_t(0);  // a step number that training never reaches
   const RandomScope here({.seed = random_state().seed, .step = no_step, .micro_batch = uint64_t(first)});
   auto made = layers[size_t(first)].make();
   LOCKSTEP_CHECK(made, "[pipeline] layer ", i, ": expected make() to give a module, got none");
@@ -126,8 +127,8 @@ Values StageModule::forward(size_t chunk, const Values& inputs) {
     for (int i = begin; i < end; ++i) values = run_named(i, values);
     return values;
   }
-  // A tied table of tokens adds its rows to the gradient that is there, without a pass of its own in which they would
-  // be summed apart. It keeps nothing anyway.
+  // Tied token embeddings at the beginning are not recomputed: a checkpoint would sum their gradient separately,
+  // instead of adding rows to the existing one, and they store no activations anyway.
   int begins = begin;
   const auto is_data = [&] {
     return std::none_of(values.begin(), values.end(), [](const Variable& v) { return v.requires_grad(); });

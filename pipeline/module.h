@@ -1,10 +1,11 @@
 #pragma once
-// A model as a list of layers, of which a rank builds only its own.
+// A model as a list of layers. Each rank builds only the layers of its own stage.
 //
 //   std::vector<pipeline::LayerSpec> layers{pipeline::layer<nn::Embedding>({.num = 256, .dim = 64}).tie("table"), ...};
 //
-// A layer takes the tensors that the one before gives, of any dtype. Layers with the same tie are one module wherever
-// they stand: its gradients are summed over all stages that have it, and it starts with the same values everywhere.
+// A layer takes the tensors that the previous layer returns, of any dtype. Layers with the same tie share one module,
+// on whichever stages they are: the gradients of all these stages are summed, and every copy starts with the same
+// values.
 #include <functional>
 #include <map>
 #include <memory>
@@ -17,36 +18,45 @@
 
 namespace lockstep::pipeline {
 
+/// Tensors that pass from one layer to the next.
 using nn::Values;
 
-/// A model whose layers are listed (layers_of()): a stage has some of its modules, no others.
+/// A complete model that was cut into layers by layers_of(). Each stage trains some of its modules.
 struct WholeModel {
   std::shared_ptr<nn::Module> model;
-  std::map<std::string, int> places = {};  ///< of its parameters in the order of named_parameters()
+  std::map<std::string, int> places = {};  ///< position of each parameter in named_parameters()
 };
 
+/// One layer of a pipeline: how to build its module, and how to run it.
 struct LayerSpec {
+  /// Builds the module of a layer.
   using Make = std::function<std::unique_ptr<nn::Module>()>;
+  /// Runs a layer; `module` is what Make built, or null.
   using Forward = std::function<Values(nn::Module* module, const Values& inputs)>;
 
-  std::string kind = {};    ///< for messages, and for a split by type
-  Make make = {};           ///< empty: a function without parameters
-  Forward forward = {};     ///< empty: module.call() on the one input
-  int64_t parameters = -1;  ///< -1: is built once on every rank to count them, and dropped
-  /// Before its parameters' names: "blocks.3"; "": nothing is; not given: its number (tied: "tied.KEY").
+  std::string kind = {};    ///< shown in messages, and matched by a split by type
+  Make make = {};           ///< builds the module; empty for a function without parameters
+  Forward forward = {};     ///< empty: module.call() on the only input
+  int64_t parameters = -1;  ///< number of parameters; -1: every rank builds the layer once to count them, and drops it
+  /// Prefix of its parameters' names, such as "blocks.3"; "" for none. Not given: the layer's number, or "tied.KEY" for
+  /// a tied layer.
   std::optional<std::string> name = {};
-  std::shared_ptr<const WholeModel> whole = {};  ///< where this layer is one of a model
-  /// What it shares with others that say the same: one module; where it is one of a model, parameters by their names.
+  std::shared_ptr<const WholeModel> whole = {};  ///< the model that this layer was cut from, if any
+  /// Layers with the same ties share one module. For a layer cut from a model: names of the parameters that it shares
+  /// with other layers.
   std::vector<std::string> ties = {};
 
+  /// Sets the prefix of the parameters' names.
   LayerSpec& named(std::string text) {
     name = std::move(text);
     return *this;
   }
+  /// Shares one module among all layers with this key.
   LayerSpec& tie(std::string key) {
     ties = {std::move(key)};
     return *this;
   }
+  /// Replaces module.call() by `fn`, for layers with several inputs or outputs.
   LayerSpec& with(Forward fn) {
     forward = std::move(fn);
     return *this;
@@ -57,43 +67,50 @@ struct LayerSpec {
 template <class L> LayerSpec layer(const typename L::Options& options) {
   return {.make = [options] { return std::make_unique<L>(options); }};
 }
-/// A layer without parameters.
+/// A layer without parameters: a function of all tensors, or (below) of exactly one.
 LayerSpec layer(std::string kind, LayerSpec::Forward forward);
 LayerSpec layer(std::string kind, std::function<Variable(const Variable&)> forward);
 
-/// The layers of one rank. Parameters are called by LayerSpec::name, or the number of their layer in the whole model,
-/// "3.weight"; tied ones by the first name, or "tied.KEY.weight": the names of all ranks together are those of the
-/// whole model.
+/// The layers of one rank. Parameter names begin with LayerSpec::name, or else with the layer's number in the whole
+/// model: "3.weight". A tied layer goes by the name of its first use, or "tied.KEY.weight". The names of all ranks
+/// together are the names of the whole model.
 class StageModule : public nn::Module {
  public:
+  /// The layers [begin, end) of one virtual stage.
   struct Chunk {
     int begin = 0, end = 0;
-  };  ///< layers
-  /// Builds the layers of these chunks. A layer's start depends on the seed and its number (tied: of the first) only,
-  /// not on the split.
+  };
+  /// Builds the layers of these chunks. Initial values depend only on the seed and on the layer's number (tied layers:
+  /// the number of the first), not on the split. checkpoint_interval: see forward(); 0 for none. Error when two layers
+  /// have the same name, or when a layer has neither a module nor a function.
   StageModule(const std::vector<LayerSpec>& layers, std::vector<Chunk> chunks, int checkpoint_interval);
 
-  /// Runs a chunk. With a checkpoint interval, every so many layers keep only what goes in.
+  /// Runs a chunk. With a checkpoint interval of n > 0, every group of n layers stores only its input and is recomputed
+  /// in backward. An Error names the layer that failed.
   Values forward(size_t chunk, const Values& inputs);
+  /// A parameter with its position in the whole model.
   struct Numbered {
     std::string name;
     Variable variable;
-    int layer = 0, place = 0;  ///< the first layer that has it and its place there: an order that all ranks share
-    std::string tie = {};      ///< empty: no other layer has it
-    int user = 0;              ///< the first layer here that has it
+    int layer = 0, place = 0;  ///< first layer that uses it, and its index there: an order that all ranks share
+    std::string tie = {};      ///< key of the tie; empty when no other layer uses it
+    int user = 0;              ///< first layer of this rank that uses it
   };
+  /// All parameters of this rank, each once.
   std::vector<Numbered> numbered_parameters();
-  /// Trained parameters of a chunk, without tied ones; and those of a tie.
+  /// Trainable parameters of a chunk that are not tied.
   std::vector<nn::NamedParameter> own_parameters(size_t chunk);
+  /// Trainable parameters that belong to the tie `key`.
   std::vector<nn::NamedParameter> tied_parameters(const std::string& key);
 
   void fields(nn::Fields& f) override;
   std::string kind() const override { return "StageModule"; }
 
-  /// Those whose layers are in the list.
+  /// The models that layers of the list were cut from.
   std::set<const WholeModel*> models() const;
 
  private:
+  /// train() also switches the models that the layers were cut from.
   void on_train(bool training) override {
     for (const WholeModel* one : models()) one->model->train(training);
   }
@@ -105,12 +122,13 @@ class StageModule : public nn::Module {
   std::map<int, std::unique_ptr<nn::Module>> layers_;  // by first_of()
 };
 
-/// The first layer that is the same module as layer i.
+/// Number of the first layer that shares its module with layer i; i when there is none.
 int first_of(const std::vector<LayerSpec>& layers, int i);
-/// Makes layer i as every rank makes it.
+/// Builds the module of layer i with the same initial values on every rank; nullptr for a function.
 std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i);
-/// Kinds and numbers of parameters; a tied layer's count at its first place.
+/// The kind of each layer; builds a layer whose spec does not name its kind.
 std::vector<std::string> kinds_of(const std::vector<LayerSpec>& layers);
+/// Parameters of each layer; a tied module counts at its first layer only.
 std::vector<double> parameters_of(const std::vector<LayerSpec>& layers);
 
 }  // namespace lockstep::pipeline

@@ -1,3 +1,4 @@
+// Builds schedules from the rules of their kinds. See schedule.h.
 #include "pipeline/schedule.h"
 
 #include <algorithm>
@@ -26,7 +27,7 @@ constexpr std::string_view whats[] = {"forward",
                                       "receiving the gradient"};
 constexpr int most_stages = 4096, most_micro_batches = 1 << 20, most_chunks = 64;
 
-/// Fills in the chunks; Error when there is no schedule for these numbers.
+/// Fills in the number of chunks; Error if no schedule exists for these numbers.
 Request checked(Request r) {
   const Rules& rules = rules_of(r.kind);
   const std::string what = str("[schedule] ", name_of(r.kind), ": expected ");
@@ -91,7 +92,7 @@ Schedule::Position Schedule::place(int stage) const {
 
 namespace {
 
-/// The computations of a rank, with what it receives before and sends after each.
+/// The computations of a rank, each preceded by its receive and followed by its send.
 std::vector<Action> with_transfers(const Schedule& s, int rank, const std::vector<Action>& computations) {
   std::vector<Action> list;
   for (const Action& a : computations) {
@@ -121,7 +122,7 @@ Formula formula(const Request& request, const Costs& costs) {
   return rules_of(request.kind).bubble(checked(request), costs);
 }
 
-/// Groups of as many micro-batches as there are ranks pass the chunks in turn.
+/// Micro-batches run in groups, one per rank, that pass all chunks in turn.
 std::vector<std::vector<Action>> forwards_of(const Schedule& s, int micro_batches) {
   std::vector<std::vector<Action>> all;
   for (int rank = 0; rank < s.request.stages; ++rank) {

@@ -1,10 +1,11 @@
 #pragma once
-// A pipeline as data: for each rank a list of actions. One list is checked (schedule_check.h), simulated (simulate.h),
-// printed and drawn (there, too), and executed (engine.h).
+// A pipeline schedule as data: a list of actions for each rank. The same lists are checked (schedule_check.h),
+// simulated and drawn (simulate.h), and executed (engine.h).
 //
-// Vocabulary. p ranks ("stages") share the layers; a batch is m micro-batches. A rank holds v chunks of layers; all p·v
-// chunks in the order of the model are the virtual stages. Backward may be split: the gradient of a stage's input,
-// which the stage before waits for, and that of its weights, which nobody waits for.
+// Vocabulary. p ranks ("stages") share the layers; a batch is m micro-batches. Each rank holds v chunks of consecutive
+// layers; all p·v chunks, in the order of the model, are the virtual stages. A backward may be split into the gradient
+// of the stage's input, which the previous stage waits for, and the gradient of its weights, which no other stage waits
+// for.
 //
 //   1F1B, 4 ranks, 4 micro-batches (a column is the time of a forward; a backward takes two):
 //
@@ -19,18 +20,22 @@
 
 namespace lockstep::pipeline {
 
-/// gpipe: all forwards, then all backwards. one_f_one_b: a backward as soon as one can be. interleaved: that with v
-/// chunks a rank. zb_h1: split backwards fill the bubble. dualpipe_v: two chunks a rank, in a V.
+/// gpipe: all forwards, then all backwards. one_f_one_b: each backward as soon as possible. interleaved: 1F1B with v
+/// chunks per rank. zb_h1: split backwards fill the bubble. dualpipe_v: two chunks per rank, placed as a V. See the
+/// files in schedules/ for papers and costs.
 enum class Kind : uint8_t {
 #define KIND(x) x,
 #include "pipeline/schedules/kinds.def"
 #undef KIND
 };
+/// The names of all kinds, in the order of the enumerators.
 std::vector<std::string> names_of_kinds();
 std::string_view name_of(Kind kind);  ///< "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe-v"
+/// True for the name of a kind.
 bool is_kind(std::string_view name);
 Kind parse_kind(std::string_view name);  ///< Error with the known names and the nearest one
 
+/// A computation, or one end of a transfer.
 enum class What : uint8_t {
   forward,
   backward,
@@ -41,50 +46,58 @@ enum class What : uint8_t {
   send_gradient,
   receive_gradient
 };
+/// "forward", "sending the activation", ...
 std::string_view name_of(What what);
+/// True for computations, false for transfers.
 inline bool is_compute(What what) { return what <= What::backward_weight; }
+/// True for the sending end of a transfer.
 inline bool is_send(What what) { return what == What::send_activation || what == What::send_gradient; }
 
+/// One entry of a rank's list.
 struct Action {
   What what = What::forward;
   int32_t micro_batch = 0;
-  int32_t chunk = 0;  ///< of this rank; of a transfer: the chunk that makes or takes it
+  int32_t chunk = 0;  ///< of this rank; for a transfer, the chunk that produces or consumes the tensor
   friend bool operator==(const Action&, const Action&) = default;
 };
 std::string to_string(const Action& action);  ///< "forward of micro-batch 3, chunk 1"
 
+/// The parameters of a schedule.
 struct Request {
   Kind kind = Kind::one_f_one_b;
   int stages = 1;
   int micro_batches = 1;
-  int chunks = 0;  ///< a rank; 0: as the kind has it (1, or 2 for interleaved and dualpipe-v)
+  int chunks = 0;  ///< per rank; 0: the kind's default (2 for interleaved and dualpipe-v, otherwise 1)
 };
 
-/// The list for each rank, and where the virtual stages lie.
+/// The list of actions of each rank, and the placement of the virtual stages.
 struct Schedule {
-  Request request;  ///< chunks filled in
+  Request request;  ///< with `chunks` filled in
   std::vector<std::vector<Action>> ranks;
 
+  /// A rank, and one of its chunks.
   struct Position {
     int rank, chunk;
   };
+  /// Number of virtual stages, p·v.
   int virtual_stages() const { return request.stages * request.chunks; }
-  int virtual_stage(int rank, int chunk) const;  ///< round and round, or in a V
+  int virtual_stage(int rank, int chunk) const;  ///< round robin, or in a V for dualpipe-v
+  /// The inverse of virtual_stage().
   Position place(int virtual_stage) const;
-  /// Whether another rank has this virtual stage; nobody has those before the first and behind the last.
+  /// True if the virtual stage exists and another rank holds it.
   bool is_remote(int virtual_stage, int rank) const {
     return virtual_stage >= 0 && virtual_stage < virtual_stages() && place(virtual_stage).rank != rank;
   }
 };
 
-int chunks_of(const Request& request);  ///< a rank, also where none are asked
-/// Why there is no schedule for these numbers, with the nearest that there is: "interleaved: expected ..., got ...; use
-/// ..."; or nothing.
+int chunks_of(const Request& request);  ///< chunks per rank, with the default filled in
+/// The reason why no schedule exists for these numbers, with the nearest alternative: "interleaved: expected ..., got
+/// ...; use ...". Empty if the schedule exists.
 std::string refusal_of(const Request& request);
-/// Error when there is none for these numbers, with the nearest that there is. Pure: depends on its arguments only.
+/// The schedule for these numbers; Error with refusal_of() if none exists. Pure: depends only on its argument.
 Schedule make_schedule(const Request& request);
 
-/// The forwards alone of so many micro-batches, in the same stages: for evaluation.
+/// The forwards of `micro_batches` micro-batches on the same stages, with their transfers: for evaluation.
 std::vector<std::vector<Action>> forwards_of(const Schedule& schedule, int micro_batches);
 
 }  // namespace lockstep::pipeline

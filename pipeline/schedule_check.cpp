@@ -1,3 +1,4 @@
+// Checks the lists of a schedule. See schedule_check.h.
 #include "pipeline/schedule_check.h"
 
 #include <algorithm>
@@ -21,7 +22,7 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
   const int p = s.request.stages, v = s.request.chunks, m = s.request.micro_batches;
   if (int(s.ranks.size()) != p) error(str("expected a list for each of ", p, " ranks, got ", s.ranks.size()));
   for (int rank = 0; rank < int(s.ranks.size()) && check.right(); ++rank) {
-    std::vector<std::array<int, kinds_of_action>> count(size_t(v) * size_t(m));  // of each action; and where it stands
+    std::vector<std::array<int, kinds_of_action>> count(size_t(v) * size_t(m));  // number of times each action occurs
     std::vector<int> weights_done(static_cast<size_t>(v));
     const auto of = [&](int chunk, int micro) -> auto& { return count[size_t(chunk) * size_t(m) + size_t(micro)]; };
     for (const Action& a : s.ranks[size_t(rank)]) {
@@ -65,7 +66,7 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
           if (!after) wrong(str("stage ", stage, " gets no gradient"));
           break;
       }
-      // Gradients are summed in the order of the micro-batches on every rank: only so have they the same bits.
+      // Gradients must be summed in the order of the micro-batches on every rank, so that all sums have the same bits.
       if ((a.what == What::backward || a.what == What::backward_weight) &&
           weights_done[size_t(a.chunk)]++ != a.micro_batch) {
         wrong(str("expected the weights' gradients in the order of the micro-batches, ",
@@ -100,7 +101,7 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
   for (bool more = check.right(); more; check.ahead *= 2) {
     const std::vector<std::string> stuck = check_streams(s, ties, {.ahead = check.ahead});
     if (stuck.empty()) break;
-    more = check.ahead / 2 < v * m;  // that many are all of a link
+    more = check.ahead / 2 < v * m;  // at most v·m messages use a link
     if (!more) error(stuck[0]);
   }
   return check;

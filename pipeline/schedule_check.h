@@ -1,7 +1,7 @@
 #pragma once
-// Proves a pipeline schedule right before a rank starts: every computation once and in an order that can be, every
-// transfer at both ends, no deadlock: neither with receives that block, nor with messages on streams of devices, where
-// sends block, too. It takes any lists, which may be wrong in any way.
+// Proves a pipeline schedule correct before any rank starts: every computation runs once and after its inputs, every
+// transfer has both ends, and no deadlock is possible, neither with blocking receives nor with messages on device
+// streams, where sends block too. The lists may be wrong in any way.
 #include <string>
 #include <vector>
 
@@ -9,22 +9,26 @@
 
 namespace lockstep::pipeline {
 
+/// The result of check_schedule().
 struct Check {
   std::vector<std::string> errors;  ///< the first few, each naming rank, stage and micro-batch
-  std::vector<int> buffers;         ///< most activations held at once by each rank, in micro-batches of a chunk
-  int64_t messages = 0;             ///< between ranks, of a step
-  int ahead = 2;                    ///< of Streams: the fewest, a power of two, with which devices run it
+  std::vector<int> buffers;         ///< maximal number of activations held by each rank, in micro-batches of one chunk
+  int64_t messages = 0;             ///< between ranks, per step
+  int ahead = 2;                    ///< smallest power of two for Streams::ahead with which devices do not deadlock
+  /// True if no error was found.
   bool right() const { return errors.empty(); }
 };
 
+/// Checks the lists of all ranks, and with ties also that their gradients can be exchanged.
 Check check_schedule(const Schedule& schedule, const Ties& ties = {});
 
-/// How messages lie on streams (link.h).
+/// How messages are mapped to device streams (link.h).
 struct Streams {
-  int ahead = 2;                   ///< messages of a link that a rank has sent before the oldest has gone
-  bool one_for_both_ways = false;  ///< all that goes between two ranks on one stream, as with one communicator for them
+  int ahead = 2;                   ///< messages of a link that a rank may have in flight before it waits for the oldest
+  bool one_for_both_ways = false;  ///< one stream per pair of ranks for both directions, as with a single communicator
 };
-/// For a schedule whose lists are right: what each rank waits for when not all come to their end; empty: they do.
+/// Simulates messages on device streams, for a schedule without errors in its lists. Returns what each blocked rank
+/// waits for; empty if all ranks finish.
 std::vector<std::string> check_streams(const Schedule& schedule, const Ties& ties = {}, const Streams& streams = {});
 
 }  // namespace lockstep::pipeline

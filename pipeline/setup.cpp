@@ -1,4 +1,4 @@
-// How an engine is set up: who has which layers, and the groups over which its ranks talk. All ranks make the same
+// Sets up an engine: which rank holds which layers, and the process groups for messages. All ranks create the same
 // groups in the same order.
 #include <algorithm>
 #include <set>
@@ -15,7 +15,7 @@ namespace lockstep::pipeline {
 
 namespace {
 
-/// The ranks that train together; null: this one is alone.
+/// The ranks that train together; null for a single rank.
 dist::ProcessGroup* ranks_of(dist::ProcessGroup* given) {
   dist::ProcessGroup* const world = given ? given : dist::is_initialized() ? &dist::world() : nullptr;
   return world && world->size() > 1 ? world : nullptr;
@@ -106,7 +106,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
   }
 }
 
-/// Builds the layers of this rank, which begin as those of all copies do.
+/// Builds this rank's layers, with the same initial values on every replica.
 void Engine::make_module() {
   std::vector<StageModule::Chunk> chunks;
   for (int c = 0; c < schedule_.request.chunks; ++c) {
@@ -123,7 +123,7 @@ void Engine::make_module() {
   if (options_.dtype) module_->to(*options_.dtype);
   nn::fill(*module_);
   if (copies_) {
-    const std::set<std::string> experts = moe::expert_names(*module_);  // of which other copies have others
+    const std::set<std::string> experts = moe::expert_names(*module_);  // replicas hold different experts
     LOCKSTEP_CHECK(experts.empty() || !options_.reduce, "[pipeline] expected experts that all replicas have, got ",
                    experts.size(), " parameters that only some have: the engine adds up their gradients");
     const auto same = [&](dist::ProcessGroup& ranks, bool spread) {
@@ -151,7 +151,7 @@ void Engine::agree() const {
   parallel::check_agreement("pipeline", lines, *world_);
 }
 
-/// Gradients of tied layers go from the last stage that has them to the first, by way of the others.
+/// Tied gradients travel from the last stage that uses them to the first, through the stages between.
 Ties Engine::tie_pairs() const {
   Ties pairs;
   for (const Tie& tie : ties_)
@@ -159,6 +159,7 @@ Ties Engine::tie_pairs() const {
   return pairs;
 }
 
+// One link per pair of ranks and direction that exchange activations, gradients or tied gradients.
 void Engine::make_links() {
   std::set<std::tuple<Road, int, int>> wanted;
   for (int stage = 0; stage + 1 < virtual_stages_; ++stage) {
@@ -180,6 +181,7 @@ void Engine::make_links() {
   }
 }
 
+// Groups the ranks that share each tied parameter, and gives all of them the same values.
 void Engine::make_ties() {
   for (Tie& tie : ties_) {
     std::vector<std::string> lines;
@@ -193,7 +195,7 @@ void Engine::make_ties() {
       if (std::find(have.begin(), have.end(), at) == have.end()) have.push_back(at);
     }
     if (have.size() == 1) continue;
-    tie.ranks = pp_->new_group(have, "pp.tie." + tie.key);  // the first of them adds up
+    tie.ranks = pp_->new_group(have, "pp.tie." + tie.key);  // its first rank holds the sum
     if (!tie.ranks) continue;
     parallel::check_agreement("pipeline", lines, *tie.ranks);
     for (const Variable& p : tie.parameters) tie.ranks->broadcast(p.tensor(), 0, {.tag = "tied " + tie.key});

@@ -1,3 +1,4 @@
+// Simulates a schedule. See simulate.h.
 #include "pipeline/simulate.h"
 
 #include <algorithm>
@@ -13,8 +14,8 @@ enum Event : int { forward_done, input_done, weight_done, activation_sent, gradi
 
 constexpr double never = std::numeric_limits<double>::infinity();
 
-/// Where the whole backward stands that is done as one with the forward at `at`, nothing but transfers between them; 0:
-/// nowhere. Not with the last rank's first: that backward begins the other ranks'.
+/// Index of the whole backward that is paired with the forward at index `at`: only transfers may stand between them. 0
+/// if there is none. The last rank's first backward is never paired, since the other ranks' backwards wait for it.
 size_t other_of_pair(const Schedule& s, size_t rank, size_t at) {
   const auto& list = s.ranks[rank];
   if (list[at].what != What::forward) return 0;
@@ -25,7 +26,7 @@ size_t other_of_pair(const Schedule& s, size_t rank, size_t at) {
   return is_pair ? next : 0;
 }
 
-/// The same with both receives of a pair before it and both sends after it.
+/// Moves the receives of each pair before it, and the sends after it.
 Schedule pair_up(Schedule s) {
   const auto turn = [](const Action& a) { return is_send(a.what) ? 2 : is_compute(a.what) ? 1 : 0; };
   for (size_t rank = 0; rank < s.ranks.size(); ++rank) {
@@ -53,7 +54,7 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
   result.busy.resize(p);
   result.kept.resize(p);
   const auto micro_batches = size_t(s.request.micro_batches);
-  std::vector<double> times(size_t(s.virtual_stages()) * micro_batches * events, never);  // when things happened
+  std::vector<double> times(size_t(s.virtual_stages()) * micro_batches * events, never);  // time of each event
   const auto time = [&](Event event, int stage, int micro) -> double& {
     return times.at((size_t(stage) * micro_batches + size_t(micro)) * events + event);
   };
@@ -61,7 +62,7 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
   std::vector<double> clock(p);
   std::vector<int> kept(p);
 
-  // Does the next action of a rank when what it needs is there; gives back the virtual stage that it waits for, or -1.
+  // Runs the next action of a rank if its inputs are there; returns the virtual stage that it waits for, or -1.
   const auto step = [&](size_t rank) {
     const Action a = s.ranks[rank][next[rank]];
     const int stage = s.virtual_stage(int(rank), a.chunk), m = a.micro_batch;

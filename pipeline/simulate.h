@@ -1,6 +1,6 @@
 #pragma once
-// What a pipeline schedule does in time, with given costs: when each action runs, how long ranks are idle (the bubble),
-// and whether it ends at all. No rank is started.
+// Simulates a pipeline schedule with given costs: when each action runs, how long ranks are idle (the bubble), and
+// whether the schedule ends at all. No rank is started.
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,30 +9,32 @@
 
 namespace lockstep::pipeline {
 
-/// Seconds (or any unit) for one micro-batch in all layers of a rank; a chunk has its share. A whole backward is input
-/// + weight.
+/// Time, in seconds or any unit, of one micro-batch in all layers of a rank; a chunk takes 1/v of it. A whole backward
+/// takes input + weight.
 struct Costs {
   double forward = 1, input = 1, weight = 1;
-  double latency = 0;  ///< of a transfer; sending does not occupy a rank
-  /// dualpipe-v: a forward and the whole backward that follows it are one computation, as in the paper, whose two
-  /// results come at its end. Our engine does one after the other.
+  double latency = 0;  ///< of a transfer; sending does not occupy the rank
+  /// dualpipe-v only: a forward and the whole backward after it are one computation, as in the paper, and both results
+  /// are available at its end. Our engine runs one after the other.
   bool paired = false;
-  std::vector<double> weights = {};  ///< of each virtual stage, 1 being an even share; empty: all the same
+  std::vector<double> weights = {};  ///< relative cost of each virtual stage, 1 being an even share; empty: all equal
 };
 
+/// An action with its start and end time.
 struct Slot {
   Action action;
   double start, end;
 };
 
+/// The result of simulate().
 struct Simulation {
   double seconds = 0;                    ///< until the last rank is done
   std::vector<std::vector<Slot>> ranks;  ///< computations only
+  /// Computing time of each rank.
   std::vector<double> busy;
-  double bubble = 0;      ///< idle part of all ranks' time
-  std::vector<int> kept;  ///< most activations held at once by each rank, in micro-batches of a chunk
-  /// What each rank could not do, when the schedule does not end: a receive whose message never comes, first of a
-  /// circle of waits.
+  double bubble = 0;      ///< idle fraction of all ranks' time
+  std::vector<int> kept;  ///< maximal number of activations held by each rank, in micro-batches of one chunk
+  /// If the schedule deadlocks: the action at which each rank is blocked, and the rank that it waits for (-1: none).
   struct Stuck {
     int rank;
     Action action;
@@ -41,14 +43,16 @@ struct Simulation {
   std::vector<Stuck> stuck;
 };
 
-/// Ties are pairs of virtual stages (from, to): a weight of `from` is also one of `to`, which adds its gradient to that
-/// of `from`, so the weights' backward of `to` waits for that of `from`.
+/// Pairs of virtual stages (from, to) that share a weight: `to` adds its gradient to that of `from`, so the weight
+/// gradient of `to` waits for that of `from`.
 using Ties = std::vector<std::pair<int, int>>;
 
-/// Runs the lists as ranks do: in order, receives block, sends do not. The schedule may be wrong in any way.
+/// Runs the lists in order, as ranks do: receives block, sends do not. The lists may be wrong in any way. Error for
+/// costs that are negative or not finite.
 Simulation simulate(const Schedule& schedule, const Costs& costs = {}, const Ties& ties = {});
 
-/// What the papers say of the idle part, without latency, in a rank's F, I and W. It equals simulate()'s bubble for
+/// Idle fraction by the papers' formulas, without latency, from a rank's forward F, input gradient I and weight
+/// gradient W. It equals simulate()'s bubble under these conditions:
 ///   gpipe, 1f1b, interleaved    any costs
 ///   zb-h1                       m >= p, W <= I, W <= F
 ///   dualpipe-v                  I+W >= F >= I >= W; paired: F = I >= W
@@ -56,16 +60,17 @@ struct Formula {
   std::string text;
   double bubble = 0;
 };
+/// Evaluates the formula of request.kind. Error if no such schedule exists.
 Formula formula(const Request& request, const Costs& costs = {});
 
-// For the eye: a grid of text, and a picture (SVG).
+// Drawings: a text grid, and an SVG picture.
 
-/// A row per rank, a column per unit of time (forward, input and weight take one each): F3 forward, B3 backward, I3 and
-/// W3 its parts of micro-batch 3; a, b, ... its chunk; "." is idle.
+/// A row per rank, a column per unit of time (forward, input and weight take one each). F3 is the forward of
+/// micro-batch 3, B3 its backward, I3 and W3 the halves of a split backward; a, b, ... name the chunk; "." is idle.
 std::string draw_grid(const Schedule& schedule);
 
-/// Time goes right, ranks go down; a box is a computation with its micro-batch. Error for more than can be told apart
-/// (32 ranks).
+/// Time goes right, ranks go down; each box is a computation with its micro-batch. Error for more than 32 ranks, whose
+/// rows would be too thin.
 std::string draw_svg(const Schedule& schedule, const Costs& costs = {});
 
 }  // namespace lockstep::pipeline

@@ -1,3 +1,4 @@
+// Distributes layers over stages. See split.h.
 #include "pipeline/split.h"
 
 #include <algorithm>
@@ -36,8 +37,8 @@ std::vector<int> balance(const std::vector<double>& weights, int parts) {
                  n == 0 ? "a model with layers" : str("at most ", n, " stages"));
   for (const double w : weights)
     LOCKSTEP_CHECK(std::isfinite(w) && w >= 0, "[split] expected weights of 0 or more, got ", w);
-  // largest[k][j]: smallest possible largest part of the first j layers in k parts; from[k][j]: where its last part
-  // begins.
+  // largest[k][j]: the smallest possible maximum over k parts of the first j layers (`before` and `now` hold rows k - 1
+  // and k); from[k][j]: where the last of these parts begins.
   std::vector<double> before(size_t(n) + 1, std::numeric_limits<double>::infinity()), now;
   before[0] = 0;
   std::vector<std::vector<int>> from(size_t(parts) + 1, std::vector<int>(size_t(n) + 1, -1));
@@ -47,7 +48,7 @@ std::vector<int> balance(const std::vector<double>& weights, int parts) {
       double part = 0;
       for (int i = j - 1; i >= k - 1; --i) {  // the last part is [i, j)
         part += weights[size_t(i)];
-        if (from[size_t(k)][size_t(j)] >= 0 && part > now[size_t(j)]) break;  // it only grows
+        if (from[size_t(k)][size_t(j)] >= 0 && part > now[size_t(j)]) break;  // a longer part only weighs more
         const double largest = std::max(part, before[size_t(i)]);
         if (largest < now[size_t(j)] || from[size_t(k)][size_t(j)] < 0) {
           now[size_t(j)] = largest;
@@ -67,7 +68,7 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
   std::vector<int> best = balance(weights, parts);
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   if (schedule.request.chunks == 1 || schedule.request.stages == 1 || total == 0) return best;
-  // A few rounds of micro-batches show what many do.
+  // A few groups of micro-batches are representative of many.
   Request request = schedule.request;
   request.micro_batches = std::min(request.micro_batches, 4 * request.stages);
   const Schedule simulated =
@@ -80,19 +81,19 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
           std::accumulate(weights.begin() + bounds[i], weights.begin() + bounds[i + 1], 0.0) * parts / total;
     return simulate(simulated, costs).seconds;
   };
-  // The heavier parts first, or last.
+  // Equally balanced cuts may have their heavier parts first or, after mirroring, last; take the faster one.
   const std::vector<int> mirrored = balance({weights.rbegin(), weights.rend()}, parts);
   std::vector<int> last;
   for (auto bound = mirrored.rbegin(); bound != mirrored.rend(); ++bound) last.push_back(int(weights.size()) - *bound);
   double least = seconds(best);
   if (const double other = seconds(last); other < least) least = other, best = last;
   const double even = simulate(simulated).seconds;
-  int tries = (1 << 22) / (parts * request.micro_batches);  // a second or two
+  int tries = (1 << 22) / (parts * request.micro_batches);  // limits the search to a second or two
   for (bool better = true; better && tries > 0 && least > even * 1.001;) {
     better = false;
     for (int i = 1; i < parts; ++i)
       for (int j = i; j < parts; ++j)
-        for (const int by : {-1, 1}) {  // part j gives a layer and part i - 1 gets one, or the other way round
+        for (const int by : {-1, 1}) {  // by -1: part i - 1 gives a layer to part j; by 1: the other way round
           const size_t giver = size_t(by > 0 ? j : i - 1);
           if (best[giver + 1] - best[giver] == 1 || tries == 0) continue;
           --tries;
@@ -115,7 +116,7 @@ std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>
       return by.seconds;
     case Method::type: break;
   }
-  // The C++ library fills a table of the locale while it reads a pattern, and ranks may be threads.
+  // std::regex fills a table of the locale while it parses a pattern, and ranks may be threads.
   static std::mutex reading;
   const std::lock_guard lock(reading);
   std::regex pattern;

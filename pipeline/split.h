@@ -1,7 +1,7 @@
 #pragma once
-// Which layers a stage gets: consecutive ones, so that the heaviest stage is as light as can be. With several chunks a
-// rank the sum of a rank's chunks counts as well, and which of them are the heavier ones: there the schedule says how
-// long a step takes.
+// Assigns consecutive layers to stages so that the heaviest stage is as light as possible. With several chunks per
+// rank, the simulated step time decides, as it also depends on each rank's total and on the order of light and heavy
+// chunks.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,30 +10,32 @@
 
 namespace lockstep::pipeline {
 
-/// What a layer weighs: 1 (uniform), its parameters, its measured seconds, or 1 when its kind matches a pattern and 0
-/// otherwise (DeepSpeed's "type:PATTERN", case ignored).
+/// The weight of a layer: 1 (uniform), its number of parameters, its measured seconds, or 1 if its kind matches a
+/// pattern and 0 otherwise (DeepSpeed's "type:PATTERN", case ignored).
 struct SplitBy {
+  /// How layers are weighed.
   enum class Method { uniform, parameters, type, time } method = Method::parameters;
-  std::string pattern;          ///< type: a regular expression, found anywhere in the kind
-  std::vector<double> seconds;  ///< time: forward and backward of each layer (engine::measure())
+  std::string pattern;          ///< for type: a regular expression, searched in the layer's kind
+  std::vector<double> seconds;  ///< for time: forward plus backward of each layer (engine::measure())
 
-  /// "uniform", "parameters", "type:Block"; "best" is DeepSpeed's other name of "parameters". Error with the known
-  /// ones.
+  /// Parses "uniform", "parameters" or "type:Block"; "best" is DeepSpeed's other name of "parameters". Error lists the
+  /// known names.
   static SplitBy parse(std::string_view text);
 };
+/// The text that parse() reads; "time" for measured seconds.
 std::string to_string(const SplitBy& by);
 
-/// Where each of `parts` consecutive parts begins, and the end: n + 1 rising numbers. The largest sum of weights in a
-/// part is the smallest possible, and no part is empty. Error for fewer weights than parts, and for weights that are
-/// negative or not finite.
+/// Cuts the weights into `parts` consecutive parts, none empty, so that the largest sum of a part is minimal. Returns
+/// parts + 1 rising numbers: where each part begins, and the end. Error for fewer weights than parts, and for weights
+/// that are negative or not finite.
 std::vector<int> balance(const std::vector<double>& weights, int parts);
-/// The same for the virtual stages of `schedule`. With several chunks a rank: begins there, or at its mirror image, and
-/// moves a layer's place from one part to another as long as that makes the simulated step shorter, for a second or
-/// two.
+/// Cuts the weights into the virtual stages of `schedule`. With several chunks per rank, a local search starts from the
+/// cut above or its mirror image, and moves boundaries by one layer as long as that shortens the simulated step, for a
+/// second or two.
 std::vector<int> balance(const std::vector<double>& weights, const Schedule& schedule);
 
-/// The weights of layers under `by`. Error when no kind matches the pattern, or when the times are not those of the
-/// layers.
+/// The weight of each layer under `by`, from the layers' kinds and numbers of parameters. Error when no kind matches
+/// the pattern, or when the number of times is not the number of layers.
 std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>& kinds,
                                const std::vector<double>& parameters);
 

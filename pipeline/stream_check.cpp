@@ -1,9 +1,8 @@
-// Messages on streams of devices: which both ends begin when, and whether a circle of them waits. A stream does one
-// thing after another, and a message is done when both ends have come to it.
+// Checks messages on device streams for deadlocks. A stream runs one message at a time, in order; a message completes
+// when both ends have reached it.
 //
-// More waits are looked at than devices have: a rank goes on only when what it needs is there, as if its host waited
-// for every message. What its host puts on streams before that can only be done earlier, so a schedule without a circle
-// here has none there.
+// The check is stricter than the devices: a rank continues only when its inputs have arrived, as if its host waited for
+// every message. Real hosts run ahead and can only enqueue earlier, so a schedule that passes here cannot deadlock.
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -17,19 +16,21 @@ namespace {
 
 enum class Way : uint8_t { activation, gradient, tied };
 
-/// What a rank does with messages.
+/// One operation of a rank on a message.
 struct Move {
   enum What : uint8_t { send, post, arrive } what;
   int message;
 };
 
+// The messages of one virtual stage in one way, one for each micro-batch.
 struct Sent {
   Way way;
-  int stage;              // that sends
+  int stage;              // the sending virtual stage
   int from, to;           // ranks
-  int link = -1, stream;  // link: messages in the order of the sender; stream: on which both ranks put them
+  int link = -1, stream;  // link: defines the order of messages; stream: both ranks enqueue the messages on it
 };
 
+// All messages of a schedule, numbered slot · m + micro-batch.
 class Traffic {
  public:
   Traffic(const Schedule& s, const Ties& ties, const Streams& streams)
@@ -64,7 +65,7 @@ class Traffic {
     const Sent& slot = slot_of(message);
     return str("the ", names[int(slot.way)], " of micro-batch ", message % m_, ", stage ", slot.stage);
   }
-  /// Slots of what an action sends.
+  /// Calls fn with each message that an action sends.
   template <class Fn> void sends_of(int rank, const Action& a, const Fn& fn) const {
     const auto stage = size_t(s_.virtual_stage(rank, a.chunk)), stages = size_t(s_.virtual_stages());
     if (a.what == What::send_activation) fn(number(stage, a.micro_batch));
@@ -84,15 +85,15 @@ class Traffic {
   std::vector<Sent> slots_;  // activations and gradients by virtual stage, then ties
   std::map<std::tuple<Way, int, int>, int> links_;
   std::map<std::pair<int, int>, int> pairs_;
-  std::vector<std::vector<int>> orders_;  // of links
-  std::vector<std::vector<Move>> moves_;  // of ranks
+  std::vector<std::vector<int>> orders_;  // messages of each link
+  std::vector<std::vector<Move>> moves_;  // of each rank
 };
 
-/// As the engine does it (transfers.cpp): whoever wants a message takes those before it in its link, too, and posts the
-/// receive of the next one ahead. Shapes are known, as after the first step.
+/// The moves of the engine (transfers.cpp): a rank that wants a message also takes the earlier messages of its link,
+/// and posts the receive of the next one ahead. Shapes are known, as after the first step.
 std::vector<Move> Traffic::moves_of(int rank) const {
   std::vector<Move> moves;
-  std::vector<size_t> posted(links_.size()), taken(links_.size());  // of each link's order
+  std::vector<size_t> posted(links_.size()), taken(links_.size());  // positions in each link's order
   std::vector<bool> has_come(slots_.size() * size_t(m_)), has_run(has_come.size());
   const auto stages = size_t(s_.virtual_stages());
   const auto fetch = [&](size_t slot, int micro_batch) {
@@ -106,7 +107,7 @@ std::vector<Move> Traffic::moves_of(int rank) const {
       has_come[size_t(next)] = true;
     }
     if (posted[link] > taken[link] || posted[link] == order.size()) return;
-    const Sent& next = slot_of(order[posted[link]]);  // a gradient has the shapes of what went the other way
+    const Sent& next = slot_of(order[posted[link]]);  // its shapes are those of the activation that went the other way
     if (next.way != Way::gradient || has_run[size_t(number(size_t(next.stage) - 1, order[posted[link]] % m_))]) post();
   };
   for (const Action& a : s_.ranks[size_t(rank)]) {
@@ -122,14 +123,14 @@ std::vector<Move> Traffic::moves_of(int rank) const {
   return moves;
 }
 
-/// Runs all ranks as far as they come; what each waits for that has not come to its end.
+/// Runs all ranks as far as possible; returns what each blocked rank waits for.
 std::vector<std::string> Traffic::stuck(int ahead) const {
   const size_t ranks = moves_.size(), streams = pairs_.empty() ? links_.size() : pairs_.size();
   std::vector<size_t> next(ranks);
-  std::vector<int> under_way(links_.size());  // sends of a link
+  std::vector<int> under_way(links_.size());  // sends in flight on each link
   std::vector<bool> done(slots_.size() * size_t(m_));
   struct Ends {
-    std::deque<int> low, high;  // what each rank has put on a stream
+    std::deque<int> low, high;  // messages that each rank has enqueued on a stream
   };
   std::vector<Ends> all(streams);
   const auto end = [&](int message, int rank) -> std::deque<int>& {

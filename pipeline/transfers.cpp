@@ -1,5 +1,5 @@
-// What moves between stages: who sends what in which order follows from the schedule, so receives are posted ahead in
-// that order. And what all ranks learn of a step: losses, times, errors.
+// Messages between stages. The schedule determines who sends what in which order, so receives are posted ahead in that
+// order. At the end of a step, all ranks learn the losses and times.
 #include <utility>
 
 #include "dist/numbers.h"
@@ -48,8 +48,8 @@ void Engine::receive_gradient(const Action& a) {
   flight(a).gradients = fetch({Road::gradient, schedule_.virtual_stage(rank_, a.chunk) + 1, a.micro_batch});
 }
 
-/// Posts the next receive of a link, in the order in which the other side sends. Gives back whether it could: before
-/// the first message of a stage its shapes are not known, and only who must waits for them.
+/// Posts the next receive of a link, in the order of the sender. Returns false if it cannot: before a stage's first
+/// message its shapes are unknown, and only `must` waits for them.
 bool Engine::post(Road road, int from_rank, bool must) {
   auto& queue = expected_[{road, from_rank}];
   if (queue.empty()) return false;
@@ -80,6 +80,7 @@ bool Engine::post(Road road, int from_rank, bool must) {
   return true;
 }
 
+// Waits for a message; earlier messages of its link are stored until they are wanted.
 std::vector<Tensor> Engine::fetch(const Message& wanted) {
   const int from_rank = schedule_.place(wanted.stage).rank;
   auto& order = posted_[{wanted.road, from_rank}];
@@ -92,11 +93,11 @@ std::vector<Tensor> Engine::fetch(const Message& wanted) {
     arrived_[next] = link(wanted.road, from_rank, rank_).arrive();
   }
   std::vector<Tensor> tensors = std::move(arrived_.extract(wanted).mapped());
-  if (order.empty()) post(wanted.road, from_rank, false);  // the next one comes while this rank computes
+  if (order.empty()) post(wanted.road, from_rank, false);  // received while this rank computes
   return tensors;
 }
 
-/// Whether fetch() would give it back at once.
+/// True if fetch() would return at once.
 bool Engine::has_come(const Message& wanted) {
   if (arrived_.count(wanted)) return true;
   const int from_rank = schedule_.place(wanted.stage).rank;
@@ -105,7 +106,7 @@ bool Engine::has_come(const Message& wanted) {
   return order.front() == wanted && link(wanted.road, from_rank, rank_).has_come();
 }
 
-/// What will come over each link, from the lists of the ranks that send.
+/// Queues the messages that each link will receive, from the lists of the sending ranks.
 void Engine::expect(const std::vector<std::vector<Action>>& all) {
   for (int from = 0; from < int(all.size()); ++from) {
     if (from == rank_) continue;
@@ -126,19 +127,19 @@ void Engine::expect(const std::vector<std::vector<Action>>& all) {
 
 // --- at the end of a step ---
 
-/// Of all micro-batches; and everybody's times come along.
+/// The losses of all micro-batches, on all ranks; also exchanges the ranks' times.
 std::vector<double> Engine::gather_losses() {
   const size_t n = size_t(now_.micro_batches) * size_t(plan_.dp) * size_t(now_.values),
                ranks = world_ ? size_t(world_->size()) : 1, me = world_ ? size_t(world_->rank()) : 0;
   std::vector<double> all(n + 2 * ranks);
-  const bool counts = at_.tp == 0;  // slices all have them; parts of a sequence have as many tokens each
+  const bool counts = at_.tp == 0;  // tensor-parallel ranks hold the same loss; context-parallel ranks average theirs
   for (const auto& [micro_batch, loss] : losses_) {
     const std::vector<double> numbers = loss.to_vector<double>();
     for (size_t i = 0; i < numbers.size() && counts; ++i)
       all[size_t(number(micro_batch)) * numbers.size() + i] = numbers[i] / plan_.cp;
   }
   losses_.clear();
-  if (took_) {  // the device's seconds: the host was ahead of it
+  if (took_) {  // use the device's seconds: the host ran ahead of it
     took_->second.synchronize();
     ran_ = took_->second.milliseconds_since(took_->first) / 1000;
     waited_ = 0;
@@ -148,10 +149,10 @@ std::vector<double> Engine::gather_losses() {
   }
   all[n + 2 * me] = ran_;
   all[n + 2 * me + 1] = waited_;
-  // Zeros but on one rank (with cp, on so many): exact.
+  // Every number is nonzero on one rank only (with cp: on cp ranks), so the sum is exact.
   if (world_) all = dist::all_reduced(all, *world_, {.tag = "pipeline losses"});
   if (now_.training) {
-    std::map<int, double> longest;  // of each pipeline
+    std::map<int, double> longest;  // per replica of the pipeline
     const auto copy = [&](size_t rank) { return parallel::coordinates_of(plan_, int(rank)).dp; };
     for (size_t r = 0; r < ranks; ++r) longest[copy(r)] = std::max(longest[copy(r)], all[n + 2 * r]);
     times_.clear();

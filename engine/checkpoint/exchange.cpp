@@ -1,3 +1,4 @@
+// Communication of ranks during a save or load. See exchange.h.
 #include "engine/checkpoint/exchange.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 #pragma once
-// What ranks tell each other during a save or load: short texts.
+// Communication of ranks during a save or load: short texts.
 #include <functional>
 #include <string>
 #include <vector>
@@ -8,39 +8,41 @@
 
 namespace lockstep::checkpoints {
 
-/// The ranks that save or load together; a null group is a rank alone.
+/// The ranks that save or load together; a null group means a single rank.
 struct Ranks {
   dist::ProcessGroup* group = nullptr;
-  std::function<void(const std::string&)> hear = {};  ///< what warn() says; empty: a line on stderr
+  std::function<void(const std::string&)> hear = {};  ///< receives the text of warn(); default: a line on stderr
 
+  /// This rank's number in the group.
   int rank() const { return group ? group->rank() : 0; }
-  int world() const { return group ? group->size() : 1; }
-  bool leads() const { return rank() == 0; }
-  bool are_one() const { return world() == 1; }
-  void warn(const std::string& what) const;
-  /// Waits for all ranks, at most `timeout`: DistError that names those that do not come, or what they do instead.
+  int world() const { return group ? group->size() : 1; }  ///< number of ranks
+  bool leads() const { return rank() == 0; }               ///< true on rank 0
+  bool are_one() const { return world() == 1; }            ///< true for a single rank
+  void warn(const std::string& what) const;                ///< reports a warning
+  /// Waits for all ranks, at most `timeout`; a DistError names the ranks that are missing, or what they do instead.
   void meet(const std::string& what, dist::Seconds timeout) const {
     if (!are_one()) group->barrier(timeout, what);
   }
-  /// Everybody's text, by rank.
+  /// The texts of all ranks, by rank.
   std::vector<std::string> gather(const std::string& mine, const std::string& what) const;
-  /// Rank 0's text.
+  /// The text of rank 0.
   std::string broadcast(const std::string& text, const std::string& what) const;
 };
-/// A list as one text, whatever bytes are in it, and back.
+/// Encodes a list of texts, which may contain any bytes, as one text.
 std::string pack(const std::vector<std::string>& list);
+/// The inverse of pack().
 std::vector<std::string> unpack(const std::string& text);
-/// The message of the Error that fn throws, or "". A DistError, which all ranks raise anyway, goes through.
+/// The message of the Error that fn throws, or "". A DistError, which all ranks raise anyway, is rethrown.
 std::string error_of(const std::function<void()>& fn);
 
-/// Notes on a board in the job's store, from any thread: rank r pins a text to a place, others wait for it there. A
-/// place is used again in every round, so that a job may save for ever.
+/// A bulletin board in the job's store, usable from any thread: a rank pins a text to a place, and others wait for it.
+/// Places are reused in every round, so that the number of saves does not matter.
 class Board {
  public:
   Board(const Ranks& ranks, const std::string& id) : ranks_(ranks), prefix_("checkpoint/" + id + "/") {}
-  void next_round() { ++round_; }
-  void pin(const std::string& place, const std::string& text);
-  /// Error naming `who` when it takes longer than `timeout`.
+  void next_round() { ++round_; }                               ///< rounds separate the texts of successive saves
+  void pin(const std::string& place, const std::string& text);  ///< publishes a text
+  /// Waits for the text at a place. Error that names `who` after `timeout`.
   std::string read(const std::string& place, dist::Seconds timeout, const std::string& who);
 
  private:

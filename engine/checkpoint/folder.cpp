@@ -1,3 +1,4 @@
+// Names, search and integrity of checkpoint folders. See folder.h.
 #include "engine/checkpoint/folder.h"
 
 #include <algorithm>
@@ -93,8 +94,8 @@ void check_size(const std::string& path, const FileSum& sum) {
 
 namespace {
 
-/// The newest whose manifest is right and whose files are all there in their sizes, but not these; "" when there is
-/// none.
+/// The newest complete checkpoint: its manifest is valid, and all files exist with the right sizes. Skips the folders
+/// in `but`. "" if there is none.
 std::string newest_whole(const std::string& dir, const std::vector<std::string>& but) {
   int64_t newest = -1;
   std::string folder;
@@ -106,7 +107,7 @@ std::string newest_whole(const std::string& dir, const std::vector<std::string>&
       for (const auto& [name, sum] : manifest.files) check_size(str(dir, "/", found.folder, "/", name), sum);
       newest = manifest.sequence;
       folder = found.folder;
-    } catch (const Error&) {  // damaged: not whole
+    } catch (const Error&) {  // damaged
     }
   }
   return folder;

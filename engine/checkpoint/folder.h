@@ -1,11 +1,11 @@
 #pragma once
 // The names in a folder of checkpoints:
 //
-//   lock                    who saves here (lock.h)
-//   latest                  the name of the newest folder; moved last
-//   step-100/               a checkpoint: manifest.json and the files it lists
-//   step-200~2/             the second one saved under the tag step-200; the first is removed when this is committed
-//   step-300.tmp-ID/        being written, or what is left of a save that was killed; the next save removes it
+//   lock                    the job that saves here (lock.h)
+//   latest                  name of the newest checkpoint; updated last
+//   step-100/               a checkpoint: manifest.json and the files that it lists
+//   step-200~2/             the second checkpoint with the tag step-200; its commit removes the first
+//   step-300.tmp-ID/        being written, or left by a save that was killed; the next save removes it
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,33 +16,36 @@
 
 namespace lockstep::checkpoints {
 
-/// Error unless `tag` may be one: letters, digits, '.', '_' and '-'.
+/// Error unless `tag` is a valid tag: letters, digits, '.', '_' and '-'.
 void check_tag(const std::string& tag);
 
+/// A folder's name, parsed.
 struct Found {
-  std::string folder;  ///< its name
+  std::string folder;  ///< name of the folder
   std::string tag;
-  int64_t number = 1;  ///< of the checkpoints saved under this tag
+  int64_t number = 1;  ///< counts the checkpoints saved under this tag
 };
+/// Parses a folder's name; nullopt when it is not the name of a checkpoint.
 std::optional<Found> parse_folder(const std::string& name);
-/// Checkpoints in a folder, by tag and number. Those that have a manifest: whether it is right is not looked at.
+/// The checkpoints in a folder, sorted by tag and number. A manifest must exist, but is not read.
 std::vector<Found> list_checkpoints(const std::string& dir);
-/// The name under which a checkpoint of this tag is committed.
+/// The folder's name for the next checkpoint of this tag.
 std::string next_folder(const std::string& dir, const std::string& tag);
-bool is_temporary(const std::string& name);
-std::string temporary_name(const std::string& name, const std::string& id);
+bool is_temporary(const std::string& name);                                  ///< true for step-300.tmp-ID
+std::string temporary_name(const std::string& name, const std::string& id);  ///< step-300.tmp-ID
 
-/// What `latest` says; "" when there is none. Error when it names nothing that could be a checkpoint.
+/// The content of `latest`, or "" if there is none. Error when it cannot be the name of a checkpoint.
 std::string read_latest(const std::string& dir);
+/// The text of a checkpoint's manifest.
 std::string read_manifest_text(const std::string& folder);
-Manifest read_manifest(const std::string& folder);
-/// Error that names the file when it is missing or has another size.
+Manifest read_manifest(const std::string& folder);  ///< reads and parses it
+/// Error that names the file if it is missing or has a different size.
 void check_size(const std::string& path, const FileSum& sum);
 
-/// The folder of a checkpoint: DIR itself when it holds a manifest, else DIR/TAG, the last saved under this tag;
-/// without a tag the one that `latest` names. "" when DIR holds no checkpoint. When `latest` is missing, damaged or
-/// names nothing, the newest whole one, and `warning` says so. Error when there is no such tag, or checkpoints of which
-/// none is whole. `but`: names of folders not to take.
+/// The folder of a checkpoint: DIR itself if it holds a manifest, otherwise the last checkpoint under DIR with this
+/// tag, or without a tag the one that `latest` names. "" if DIR holds no checkpoint. If `latest` is missing, damaged or
+/// dangling, the newest complete checkpoint is used and `warning` says so. Error when there is no checkpoint of the
+/// tag, or no complete one. `but`: names of folders to skip.
 std::string find_checkpoint(const std::string& dir, const std::string& tag, std::string& warning,
                             const std::vector<std::string>& but = {});
 

@@ -1,3 +1,4 @@
+// BLAKE2b hashes by libsodium. See hash.h.
 #include "engine/checkpoint/hash.h"
 
 #include "tensor/check.h"

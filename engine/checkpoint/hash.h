@@ -8,19 +8,20 @@
 
 namespace lockstep::checkpoints {
 
+/// Computes a hash incrementally.
 class Hash {
  public:
   Hash();
-  void update(data::Bytes bytes);
-  /// 64 hexadecimal digits. Once.
+  void update(data::Bytes bytes);  ///< appends bytes
+  /// 64 hexadecimal digits. May be called once.
   std::string hex();
 
  private:
   crypto_generichash_state state_;
 };
 
-std::string hash_of(data::Bytes bytes);
-/// Random hexadecimal digits.
+std::string hash_of(data::Bytes bytes);  ///< hash of all bytes
+/// 16 random hexadecimal digits.
 std::string random_id();
 
 }  // namespace lockstep::checkpoints

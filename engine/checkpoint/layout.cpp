@@ -1,3 +1,4 @@
+// Combines the offers of all ranks into a layout. See layout.h.
 #include "engine/checkpoint/layout.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@ struct Owner {
 };
 struct Owned {
   std::vector<Owner> owners;
-  std::vector<int> ranks;  // that made their offers
+  std::vector<int> ranks;  // ranks that made their offers
 };
 struct Ranges {
   const Piece* first = nullptr;
@@ -26,7 +27,8 @@ struct Ranges {
 
 std::string describe(const Piece& held) { return str(name_of(held.dtype), held.shape); }
 
-/// The parts of `range`, which lies at `offset` bytes of all that these ranks share, by rank.
+/// Cuts `range`, which starts at byte `offset` of all bytes that these ranks share, so that each rank gets an equal
+/// share of all bytes.
 std::vector<dist::Range> cut(dist::Range range, int64_t offset, int64_t total, int64_t element, size_t ranks) {
   std::vector<dist::Range> parts(ranks);
   for (size_t i = 0; i < ranks; ++i) {
@@ -119,16 +121,16 @@ Offer parse_offer(std::string_view text, const std::string& origin) {
 }
 
 Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_t>& of_rank) {
-  std::vector<std::vector<int>> ranks(offers.size());  // that made each offer
+  std::vector<std::vector<int>> ranks(offers.size());  // ranks that made each offer
   for (size_t r = 0; r < of_rank.size(); ++r) ranks[of_rank[r]].push_back(int(r));
   const auto rank_of = [&](size_t offer) { return ranks[offer].front(); };
   for (size_t o = 0; o < offers.size(); ++o)
     LOCKSTEP_CHECK(offers[o].error.empty(), "rank ", rank_of(o), ": ", offers[o].error);
 
-  // 1. Every range of every tensor, and who has it.
+  // 1. Collect every range of every tensor, and its owners.
   Assignment layout;
   std::map<std::string, Ranges> all;
-  std::map<std::string, int> number_of, alias_of;  // the rank that gave it
+  std::map<std::string, int> number_of, alias_of;  // the first rank that gave it
   for (size_t o = 0; o < offers.size(); ++o) {
     for (size_t i = 0; i < offers[o].pieces.size(); ++i) {
       const Piece& held = offers[o].pieces[i];
@@ -161,8 +163,8 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
                    "expected an alias of a tensor that is saved, which is not saved itself, got \"", name, "\" for \"",
                    target, "\"");
 
-  // 2. Whole tensors, each element once.
-  std::map<std::vector<int>, int64_t> shared, done;  // bytes that these ranks all have
+  // 2. Check that tensors are complete, and each element exists once.
+  std::map<std::vector<int>, int64_t> shared, done;  // bytes that exactly these ranks hold
   for (auto& [name, ranges] : all) {
     int64_t reached = 0;
     const int64_t numel = numel_of(ranges.first->shape);
@@ -185,7 +187,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
                    ": no rank has elements [", reached, ", ", numel, ")");
   }
 
-  // 3. What is held by several is cut between them as if it were one list of bytes.
+  // 3. Divide ranges that several ranks hold among them, as if they were one list of bytes.
   layout.writes.resize(of_rank.size());
   for (const auto& [name, ranges] : all) {
     LogicalTensor& tensor = layout.manifest.tensors[name] = {ranges.first->dtype, ranges.first->shape, {}};
@@ -202,8 +204,8 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
         const int rank = held_by[i];
         const auto owner = std::find_if(owners.begin(), owners.end(),
                                         [&](const Owner& o) { return o.offer == of_rank[size_t(rank)]; });
-        // Ranges that follow each other at one rank are one part: so a rank that has all of a tensor in pieces writes
-        // it whole.
+        // Consecutive ranges on one rank form one part, so a rank that holds all of a tensor in pieces writes it as a
+        // whole.
         auto& writes = layout.writes[size_t(rank)];
         if (tensor.parts.empty() || tensor.parts.back().file != file_of_rank(rank)) {
           writes.push_back({name, tensor.parts.size(), {}});

@@ -1,6 +1,6 @@
 #pragma once
-// Who writes what: from what all ranks say that they have. Pure, so that every rank comes to the same without asking
-// again.
+// Decides which rank writes which bytes, from the offers of all ranks. A pure function: every rank computes the same
+// result without further communication.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,35 +9,40 @@
 
 namespace lockstep::checkpoints {
 
-/// What a rank has: its contents without the bytes.
+/// The contents of a rank without their bytes.
 struct Offer : Contents {
-  std::string error;  ///< why this rank cannot take part
+  std::string error;  ///< reason why this rank cannot take part
 };
-/// Checks the pieces of this rank; what is wrong becomes `error`.
+/// Checks the pieces of this rank; the first problem becomes `error`.
 Offer offer_of(const Contents& contents);
+/// An offer as text, to be sent to other ranks.
 std::string to_text(const Offer& offer);
-Offer parse_offer(std::string_view text, const std::string& origin);
+Offer parse_offer(std::string_view text, const std::string& origin);  ///< the inverse of to_text()
 
-/// What is wrong with a piece, or "".
+/// The problem of a piece, or "".
 std::string check_piece(const Piece& piece);
 
+/// The result of make_layout().
 struct Assignment {
+  /// A range of elements of one piece.
   struct Chunk {
-    size_t piece = 0;  ///< of the rank's pieces
+    size_t piece = 0;  ///< index among the rank's pieces
     int64_t begin = 0;
     int64_t end = 0;
   };
+  /// A part of a tensor that one rank writes.
   struct Write {
     std::string tensor;
-    size_t part = 0;            ///< of that tensor's parts
-    std::vector<Chunk> chunks;  ///< what it is made of, in order
+    size_t part = 0;            ///< index among the tensor's parts
+    std::vector<Chunk> chunks;  ///< ranges that it consists of, in order
   };
-  Manifest manifest;                       ///< its tensors, aliases and numbers
-  std::vector<std::vector<Write>> writes;  ///< by rank; in the order of tensors and parts
+  Manifest manifest;                       ///< with tensors, aliases and numbers only
+  std::vector<std::vector<Write>> writes;  ///< by rank, in the order of tensors and parts
 };
+/// "rank-00000.safetensors"
 std::string file_of_rank(int rank);
-/// `of_rank`: which of the offers each rank made, as many of them are equal. Error: names the tensor, the ranks and
-/// what is wrong: shapes that differ, gaps, overlaps, numbers that differ.
+/// of_rank: index of each rank's offer, as ranks with equal offers share one. Error names the tensor, the ranks and the
+/// problem: different shapes, gaps, overlaps, or different numbers.
 Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_t>& of_rank);
 
 }  // namespace lockstep::checkpoints

@@ -1,5 +1,5 @@
-// A load: rank 0 finds the checkpoint and tells all its manifest; every rank says what it misses, all files that
-// anybody needs are verified once, and only when all agree are tensors filled.
+// Loads a checkpoint: rank 0 finds it and broadcasts the manifest; every rank reports what does not fit; each file that
+// any rank needs is verified once; tensors are filled only if all ranks agree.
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -16,7 +16,7 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-/// "  line\n  line": what several ranks say alike is said once, with the first rank that does.
+/// Formats lines as "  line\n  line". Equal lines of several ranks are listed once, for the first rank.
 std::string listing(const std::vector<std::pair<int, std::string>>& lines, bool with_rank) {
   constexpr size_t most = 30;
   std::set<std::string> seen;
@@ -60,7 +60,7 @@ class Loading {
   }
 
  private:
-  /// Rank 0 looks, all get the same.
+  /// Rank 0 chooses a checkpoint, and all ranks get its manifest.
   std::optional<Info> choose(Lines damaged) {
     std::string told;
     if (ranks_.leads()) {
@@ -73,7 +73,7 @@ class Loading {
           try {
             const std::string text = read_manifest_text(folder);
             parse_manifest(text, folder + "/" + manifest_name);
-            told = "=" + folder + '\0' + text;  // a path has no zero byte
+            told = "=" + folder + '\0' + text;  // a path contains no zero byte
             return;
           } catch (const Error& error) {
             const bool alone = folder == dir_;
@@ -93,7 +93,7 @@ class Loading {
     return Info{parse_manifest(std::string_view(told).substr(end + 1), path + "/" + manifest_name), path};
   }
 
-  /// What is wrong with one wanted piece, or "".
+  /// The problem of a wanted piece, or "".
   std::string mismatch(const Piece& piece, const Manifest& manifest) const {
     if (std::string error = check_piece(piece); !error.empty()) return error;
     const LogicalTensor* tensor = find_tensor(manifest, piece.name);
@@ -106,7 +106,7 @@ class Loading {
     return "";
   }
 
-  /// What all ranks say, with the rank.
+  /// The lines of all ranks, each with its rank.
   std::vector<std::pair<int, std::string>> gather(const Lines& mine, const std::string& what) const {
     std::vector<std::pair<int, std::string>> all;
     const std::vector<std::string> texts = ranks_.gather(pack(mine), what);
@@ -115,7 +115,7 @@ class Loading {
     return all;
   }
 
-  /// Compares what all ranks want with what there is; keeps the files that any rank needs in files_.
+  /// Compares the wanted pieces of all ranks with the manifest, and stores in files_ the files that any rank needs.
   Loaded check_wanted(const Info& source) {
     Lines problems;
     std::set<std::string> used;
@@ -134,7 +134,7 @@ class Loading {
     files_.clear();
     for (auto& [rank, file] : gather({own_files_.begin(), own_files_.end()}, "checkpoint load, files"))
       files_.insert(file);
-    std::string bits;  // one a tensor: much shorter than names
+    std::string bits;  // one bit per tensor is much shorter than the names
     for (const auto& [name, tensor] : source.tensors) bits += used.count(name) ? '1' : '0';
     for (const auto& [rank, theirs] : gather({bits}, "checkpoint load, wanted"))
       for (size_t i = 0; i < bits.size(); ++i) bits[i] = std::max(bits[i], theirs[i]);
@@ -154,7 +154,7 @@ class Loading {
     return loaded;
   }
 
-  /// Every file that anybody needs, all of its bytes by one rank; its header also by each rank that needs it.
+  /// Verifies every file that any rank needs: one rank hashes all bytes, and each rank that needs it checks the header.
   std::string verify(const Info& source) {
     Lines damage;
     open_.clear();
@@ -193,7 +193,7 @@ class Loading {
   const std::vector<Piece> wanted_;
   const Ranks ranks_;
   const LoadOptions options_;
-  std::set<std::string> files_, own_files_;        // that any rank needs; that this one does
+  std::set<std::string> files_, own_files_;        // needed by any rank; needed by this one
   std::map<std::string, data::SafeTensors> open_;  // own_files_
 };
 

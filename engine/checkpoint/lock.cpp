@@ -1,3 +1,4 @@
+// Locks a folder of checkpoints. See lock.h.
 #include "engine/checkpoint/lock.h"
 
 #include <fmt/chrono.h>
@@ -15,7 +16,7 @@ namespace {
 
 using data::Json;
 
-constexpr size_t text_size = 512;  // always: nothing of an older text is left behind a shorter one
+constexpr size_t text_size = 512;  // constant, so that a shorter text overwrites a longer one completely
 
 struct Holder {
   std::string host;
@@ -35,7 +36,7 @@ std::optional<Holder> read_holder(const std::string& path) {
     const Json json = data::parse_json(data::read_file(path, text_size), path);
     const std::string& host = json.at("host").as_string();
     return Holder{host, str("pid ", json.at("pid").as_int(), " on ", host, " since ", json.at("since").as_string())};
-  } catch (const Error&) {  // empty: it is being taken or was cut short
+  } catch (const Error&) {  // empty: just created, or cut short
     return std::nullopt;
   }
 }
@@ -58,7 +59,7 @@ FolderLock::FolderLock(data::Files& files, const std::string& dir, bool take_ove
       fail(str(path_, ": another job saves into this folder: ", holder ? holder->text : "it does not say which",
                "; end it, or save into another folder"));
     }
-    if (is_same_file(fd_.get(), path_)) break;  // else its owner has just removed it
+    if (is_same_file(fd_.get(), path_)) break;  // otherwise the owner has just removed it
     files.close(fd_.release(), path_);
   }
   if (const auto holder = read_holder(path_)) {
@@ -73,8 +74,8 @@ FolderLock::FolderLock(data::Files& files, const std::string& dir, bool take_ove
 FolderLock::~FolderLock() {
   if (!maker_.is_here()) return;
   try {
-    files_.remove(path_);   // while it is locked: whoever opens it now sees that it is gone
-  } catch (const Error&) {  // a stale lock is told apart
+    files_.remove(path_);   // still locked, so that a job that opens it now notices the removal
+  } catch (const Error&) {  // a stale lock is recognized later
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// DIR/lock: one job saves into a folder at a time. The lock is the kernel's (flock), so that it ends with its process;
-// the file says who has it, for people and for file systems whose locks other hosts do not see.
+// DIR/lock lets only one job at a time save into a folder. It is a kernel lock (flock), which ends with its process.
+// The file's text says who holds it, for people, and for file systems whose locks other hosts do not see.
 #include <functional>
 #include <string>
 
@@ -10,9 +10,10 @@
 
 namespace lockstep::checkpoints {
 
+/// Holds the lock of a folder during its lifetime.
 class FolderLock {
  public:
-  /// Error that says who has it. One that an ended job of this host has left is taken, and `warn` is told; one of
+  /// Error that names the holder. A lock left by an ended job of this host is taken over, and `warn` is called; one of
   /// another host only with `take_over`.
   FolderLock(data::Files& files, const std::string& dir, bool take_over,
              const std::function<void(const std::string&)>& warn);

@@ -1,3 +1,4 @@
+// Writes and parses manifests. See manifest.h.
 #include "engine/checkpoint/manifest.h"
 
 #include <algorithm>
@@ -19,7 +20,7 @@ bool is_hash(std::string_view text) {
   return text.size() == hash_digits && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
 
-/// "key": {one member a line}
+/// Appends "key": {...} with one member per line.
 template <class Map, class Value>
 void add_object(std::string& out, const char* key, const Map& map, const Value& value) {
   out += str(",\n\"", key, "\": {");
@@ -31,7 +32,7 @@ void add_object(std::string& out, const char* key, const Map& map, const Value& 
   out += "}";
 }
 
-/// Reads the members of one object, each of which must be known.
+/// Reads the members of an object; unknown ones are Errors.
 class Reader {
  public:
   Reader(const Json& json, std::string where, std::initializer_list<std::string_view> keys)
@@ -64,7 +65,7 @@ Shape parse_shape(const Json::Array& list, const std::string& where) {
     shape.push_back(size.as_int(where));
     LOCKSTEP_CHECK(shape.back() >= 0, where, ": expected sizes from 0 up, got ", shape.back());
   }
-  int64_t bytes = 8;  // of the largest element
+  int64_t bytes = 8;  // size of the largest element type
   for (const int64_t size : shape)
     LOCKSTEP_CHECK(size == 0 || !__builtin_mul_overflow(bytes, size, &bytes), where, ": shape ", shape,
                    " has more elements than 63 bits can count");
@@ -100,7 +101,7 @@ LogicalTensor parse_tensor(const std::string& name, const Json& json, const std:
   return tensor;
 }
 
-/// Of a list or an object.
+/// Applies `change` to each element of a list, or each member of an object.
 Json each(const Json& json, Json (*change)(const Json&)) {
   if (json.is_array()) {
     Json::Array list;

@@ -1,6 +1,6 @@
 #pragma once
-// manifest.json: what a checkpoint consists of. Its first line holds the hash of the rest, so that no digit of it
-// changes unseen.
+// manifest.json describes the contents of a checkpoint. Its first line holds the hash of the rest, so that any change
+// is detected.
 #include <string>
 #include <string_view>
 
@@ -8,32 +8,35 @@
 
 namespace lockstep::checkpoints {
 
+/// File name of the manifest.
 constexpr const char* manifest_name = "manifest.json";
-constexpr const char* trainer_state_name =
-    "trainer_state.json";  // beside it, for people; the manifest has it in client_state
+/// A copy of the trainer's client_state for people, next to the manifest.
+constexpr const char* trainer_state_name = "trainer_state.json";
 
+/// The text of manifest.json.
 std::string to_text(const Manifest& manifest);
-/// Error that says what is wrong with it: then it is no manifest, or a damaged one. Whatever this gives back is
-/// consistent.
+/// Parses a manifest and checks its consistency. Error says what is wrong: not a manifest, or a damaged one.
 Manifest parse_manifest(std::string_view text, const std::string& origin);
-/// The text with its hash in front; `body` is that of the object, from the first key on. For to_text() and fuzzing.
+/// Prepends the hash to `body`, the text of the object from its first key on. For to_text() and fuzzing.
 std::string seal_manifest(std::string_view body);
 
+/// Numbers as a JSON object.
 data::Json to_json(const Numbers& numbers);
-/// JSON has no NaN and no infinity: these are written as {"double": "nan"}, wherever they are.
+/// Encodes NaN and infinity, which JSON lacks, as {"double": "nan"} at any depth.
 data::Json finite(const data::Json& json);
-data::Json with_infinities(const data::Json& json);  ///< back again
+data::Json with_infinities(const data::Json& json);  ///< the inverse of finite()
+/// The inverse of to_json(); Error names `where`.
 Numbers parse_numbers(const data::Json& json, const std::string& where);
-/// Shortened when long: "0.1", "\"text\"".
+/// A number or text for messages: "0.1", "\"text\""; long ones are shortened.
 std::string text_of(const data::Json& number);
 
-/// The tensor of that name or alias; nullptr when there is none.
+/// The tensor with this name or alias; nullptr if there is none.
 const LogicalTensor* find_tensor(const Manifest& manifest, const std::string& name);
-/// Name of a part in its file: that of the tensor when it is whole, else NAME[begin:end].
+/// Name of a part in its file: the tensor's name if the part is whole, otherwise NAME[begin:end].
 std::string part_name(const std::string& name, int64_t begin, int64_t end, int64_t numel);
-/// Error unless it may be the name of a logical tensor.
+/// Error unless `name` is a valid name of a logical tensor.
 void check_name(const std::string& name, const std::string& where);
-/// Letters, digits, '.', '_', '-', not first a '.', at most 200 bytes.
+/// True for names of letters, digits, '.', '_' and '-' that do not begin with '.' and have at most 200 bytes.
 bool is_plain_name(std::string_view name);
 
 }  // namespace lockstep::checkpoints

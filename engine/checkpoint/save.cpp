@@ -1,11 +1,11 @@
-// A save, in two phases. First every rank writes its own file into TAG.tmp-ID/ and flushes it; then rank 0 writes the
-// manifest, gives the folder its name, and moves `latest`. Until that first rename nothing that was there before is
-// touched.
+// Saves a checkpoint in two phases. First, every rank writes its own file into TAG.tmp-ID/ and flushes it. Then rank 0
+// writes the manifest, renames the folder, and updates `latest`. Earlier checkpoints are not touched before that first
+// rename.
 //
-//   all     meet, say what they have, agree on who writes what      (in the thread of save())
-//   rank 0  lock, clear what killed saves left, make the folder     (from here on in the other thread, when async)
-//   all     write, flush, tell rank 0 size and hash
-//   rank 0  manifest, flush | rename, flush | latest, flush | remove old ones
+//   all     meet, exchange their contents, compute the layout       (in the thread that calls save())
+//   rank 0  lock, remove leftovers of killed saves, make folder     (from here on in another thread, if async)
+//   all     write, flush, report size and hash to rank 0
+//   rank 0  manifest, flush | rename, flush | latest, flush | remove old checkpoints
 #include <algorithm>
 #include <filesystem>
 #include <future>
@@ -27,12 +27,12 @@ namespace {
 using data::Json;
 namespace fs = std::filesystem;
 
-/// What one rank does in one save.
+/// The work of one rank in one save.
 struct Job {
   Manifest manifest;
   std::vector<Assignment::Write> writes;
-  std::vector<std::vector<Tensor>> parts;  // of each, one behind the other
-  std::string error;                       // why this rank cannot write
+  std::vector<std::vector<Tensor>> parts;  // of each write, in order
+  std::string error;                       // reason why this rank cannot write
 };
 
 }  // namespace
@@ -47,7 +47,7 @@ struct Saver::State {
 
   std::string path_of(const std::string& name) const { return dir + "/" + name; }
 
-  /// Refuses what ranks do not agree on; `tag` becomes rank 0's.
+  /// Error if ranks disagree; `tag` becomes rank 0's.
   void agree(const std::vector<std::string>& texts, std::string& tag) {
     Json first;
     for (size_t r = 0; r < texts.size(); ++r) {
@@ -78,7 +78,7 @@ struct Saver::State {
                                  {"keep", options.keep},
                                  {"latest", options.latest},
                                  {"tag_validation", int(options.tag_validation)}});
-    // Most often all ranks say the same, word for word: then the hashes are enough.
+    // Usually all ranks have equal contents; then comparing hashes is enough.
     std::string text = call.dump() + "\n" + to_text(mine);
     const std::string id = random_id(), hash = hash_of(data::as_bytes(text));
     const std::vector<std::string> heads = ranks.gather(id + hash, "checkpoint save, hash of contents");
@@ -116,7 +116,7 @@ struct Saver::State {
     m.world = ranks.world();
     m.plan = contents.plan;
     m.client_state = contents.client_state;
-    // Pieces are numbered as in the offer, which holds all of them: one that is wrong would have been an error.
+    // Pieces have the same numbers as in the offer: a wrong piece would have raised an error before.
     for (const Assignment::Write& w : job.writes) {
       auto& parts = job.parts.emplace_back();
       for (const Assignment::Chunk& chunk : w.chunks) {
@@ -128,7 +128,7 @@ struct Saver::State {
     return job;
   }
 
-  /// Copies what is to be written, so that training may change it meanwhile.
+  /// Copies the tensors, so that training may change them while they are written.
   static void snapshot(Job& job) {
     for (auto& parts : job.parts) {
       for (Tensor& part : parts) part = part.device().is_cpu() ? part.clone() : part.to(cpu);
@@ -142,14 +142,14 @@ struct Saver::State {
                                           [this](const std::string& what) { ranks.warn(what); });
       kept.clear();
       for (const Found& found : list_checkpoints(dir)) {
-        int64_t sequence = 0;  // one that is damaged goes first
+        int64_t sequence = 0;  // damaged ones are removed first
         try {
           sequence = read_manifest(path_of(found.folder)).sequence;
         } catch (const Error& error) { ranks.warn(error.what()); }
         kept.push_back({sequence, found.folder, found.tag});
       }
     }
-    // With the lock nobody else writes here: what is unfinished stays so.
+    // With the lock held, no other job writes here: unfinished folders are leftovers.
     std::vector<std::string> stale;
     for (const auto& entry : fs::directory_iterator(dir))
       if (is_temporary(entry.path().filename().string())) stale.push_back(entry.path().string());
@@ -157,7 +157,7 @@ struct Saver::State {
     files.make_folder(path_of(temporary_name(job.manifest.tag, job.manifest.id)));
   }
 
-  /// Writes this rank's file; its size, hash and the crc of each part as a text.
+  /// Writes this rank's file; returns its size, hash and the crc of each part as a text.
   std::string write(const Job& job) {
     if (job.writes.empty()) return "{}";
     const Manifest& m = job.manifest;
@@ -187,7 +187,7 @@ struct Saver::State {
     return Json(Json::Object{{"bytes", sum.bytes}, {"blake2b", sum.hash}, {"crc32c", std::move(list)}}).dump();
   }
 
-  /// Rank 0: what all ranks have written goes into the manifest; gives back their errors.
+  /// On rank 0: adds the reports of all ranks to the manifest; returns their errors.
   std::vector<std::string> collect(const std::string& mine, Job& job) {
     Manifest& m = job.manifest;
     std::map<std::string, std::vector<Part*>> parts;  // of each file, in order
@@ -217,7 +217,7 @@ struct Saver::State {
     m.sequence = 1;
     for (const Kept& k : kept) m.sequence = std::max(m.sequence, k.sequence + 1);
     const std::string temporary = path_of(temporary_name(m.tag, m.id)), text = to_text(m);
-    parse_manifest(text, manifest_name);  // what would not load is not committed
+    parse_manifest(text, manifest_name);  // never commit a manifest that could not be loaded
     files.write_file(temporary + "/" + manifest_name, text);
     files.sync_folder(temporary);
     const std::string folder = next_folder(dir, m.tag);
@@ -235,7 +235,7 @@ struct Saver::State {
     committed = path_of(folder);
   }
 
-  /// Removes what is too old, or was saved under the same tag before; never what `latest` names.
+  /// Removes checkpoints that are too old or were replaced under the same tag, but never the one that `latest` names.
   void prune(const std::string& id) {
     const std::string latest = read_latest(dir);
     std::sort(kept.begin(), kept.end(), [](const Kept& a, const Kept& b) { return a.sequence > b.sequence; });
@@ -247,7 +247,8 @@ struct Saver::State {
         ++stay;
         continue;
       }
-      gone.push_back(path_of(temporary_name(k.folder, id)));  // no longer a checkpoint before its first file goes
+      // Renamed before any file is removed: a partly removed checkpoint is never listed.
+      gone.push_back(path_of(temporary_name(k.folder, id)));
       files.rename(path_of(k.folder), gone.back());
       std::erase_if(kept, [&](const Kept& other) { return other.folder == k.folder; });
     }
@@ -290,25 +291,25 @@ struct Saver::State {
 
   const std::string dir;
   const Ranks ranks;
-  const std::shared_ptr<dist::ProcessGroup> keeps_ranks;  // the thread that writes may be the last that wants them
+  const std::shared_ptr<dist::ProcessGroup> keeps_ranks;  // the writing thread may be the last user of the group
   const SaveOptions options;
   data::Files files;
   std::optional<Board> board;
 
   const Maker maker;
 
-  // Of rank 0
+  // On rank 0 only:
   std::unique_ptr<FolderLock> lock;
   struct Kept {
     int64_t sequence;
     std::string folder, tag;
   };
   std::vector<Kept> kept;
-  bool renamed = false;  // this save's folder has its name
+  bool renamed = false;  // the folder of the current save has its final name
 
-  std::future<void> running;  // in another thread
+  std::future<void> running;  // the writing thread
   mutable std::mutex mutex;
-  std::string committed;  // under mutex
+  std::string committed;  // guarded by mutex
 };
 
 Saver::Saver(const std::string& dir, dist::ProcessGroup* group, SaveOptions options)
@@ -331,7 +332,7 @@ Saver::~Saver() {
   } catch (const std::exception& error) {
     try {
       state_->ranks.warn(error.what());
-    } catch (...) {  // nobody is left to hear it
+    } catch (...) {  // nothing can be done about it
     }
   }
 }
@@ -350,7 +351,7 @@ void Saver::save(const std::string& tag, const Contents& contents) {
   auto work = std::make_shared<Job>(std::move(job));
   try {
     state_->running = std::async(std::launch::async, [state = state_.get(), work] { state->run(*work); });
-  } catch (const std::system_error& error) {  // the others wait to hear of this rank
+  } catch (const std::system_error& error) {  // the other ranks wait for this rank's report
     work->error = str("cannot start a thread: ", error.what());
     state_->run(*work);
   }

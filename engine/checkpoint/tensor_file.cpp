@@ -1,3 +1,4 @@
+// Writes and verifies the files of a checkpoint. See tensor_file.h.
 #include "engine/checkpoint/tensor_file.h"
 
 #include <algorithm>
@@ -18,7 +19,7 @@ const std::string& value_of(const data::Metadata& metadata, const char* key) {
   return found == metadata.end() ? none : found->second;
 }
 
-/// The tensors with bytes that are not those that were saved: " (differs: model.w, ...)".
+/// The tensors whose bytes differ from those saved: "; damaged: model.w, ...".
 std::string damaged_tensors(const data::SafeTensors& file, const Manifest& manifest, const std::string& name,
                             data::Bytes bytes) {
   std::map<std::string, uint32_t> crcs;
@@ -43,7 +44,7 @@ TensorFile::TensorFile(data::NewFile& file, const std::string& path, std::vector
 }
 
 void TensorFile::append(data::Bytes bytes) {
-  constexpr size_t piece = size_t(1) << 20;  // hashed while it is in the cache
+  constexpr size_t piece = size_t(1) << 20;  // hashed while it is still in the cache
   while (!bytes.empty()) {
     const data::Bytes now = bytes.first(std::min(bytes.size(), piece));
     hash_.update(now);

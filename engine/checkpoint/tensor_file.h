@@ -1,6 +1,6 @@
 #pragma once
-// One safetensors file of a checkpoint: written from start to end and hashed on the way; and whether it is what the
-// manifest says, which load() and `lockstep checkpoint verify` ask.
+// One safetensors file of a checkpoint: writes and hashes it in one pass, and verifies it against the manifest for
+// load() and `lockstep checkpoint verify`.
 #include <string>
 #include <vector>
 
@@ -11,16 +11,16 @@
 
 namespace lockstep::checkpoints {
 
+/// Writes a safetensors file.
 class TensorFile {
  public:
-  /// Writes its header. Puts `entries` (name, dtype, shape) into the order in which append() is to be
-  /// called.
+  /// Writes the header. Sorts `entries` (name, dtype, shape) into the order in which append() must be called.
   TensorFile(data::NewFile& file, const std::string& path, std::vector<data::SafeTensorsEntry>& entries,
              const data::Metadata& metadata);
-  void append(const Tensor& tensor);  ///< on the CPU, contiguous
-  /// When all is there, and the file flushed.
+  void append(const Tensor& tensor);  ///< must be contiguous and on the CPU
+  /// Size and hash, once everything is appended.
   FileSum sum() { return {file_.size(), hash_.hex()}; }
-  /// crc32c of what was appended since the last call.
+  /// crc32c of the bytes appended since the last call.
   uint32_t take_crc() { return std::exchange(crc_, 0); }
 
  private:
@@ -30,10 +30,10 @@ class TensorFile {
   uint32_t crc_ = 0;
 };
 
-/// Opens a file and compares its size, its header and what its metadata say with the manifest. Error names the file and
-/// what differs.
+/// Opens a file and compares its size, header and metadata with the manifest. Error names the file and the difference.
 data::SafeTensors open_part(const std::string& folder, const Manifest& manifest, const std::string& file);
-/// open_part(), and every byte. The Error also says which tensors are damaged, or that it is another file's content.
+/// open_part(), and verifies every byte. The Error also names the damaged tensors, or the other file whose content it
+/// is.
 void verify_file(const std::string& folder, const Manifest& manifest, const std::string& file);
 
 }  // namespace lockstep::checkpoints

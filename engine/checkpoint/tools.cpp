@@ -1,3 +1,4 @@
+// Verifies, merges and exports checkpoints. See tools.h.
 #include "engine/checkpoint/tools.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* op = "[checkpoint] ";
 
-/// A file of it, opened once. Its header is checked, not its bytes.
+/// A file of the checkpoint, opened once. Its header is checked, but not its bytes.
 const data::SafeTensors& file_of(Opened& checkpoint, const std::string& name) {
   const auto found = checkpoint.files.find(name);
   return found != checkpoint.files.end()
@@ -21,7 +22,7 @@ const data::SafeTensors& file_of(Opened& checkpoint, const std::string& name) {
              : checkpoint.files.emplace(name, open_part(checkpoint.folder, checkpoint.manifest, name)).first->second;
 }
 
-/// All of a tensor, put together in memory; as it lies in its file when it is there whole.
+/// A whole tensor: a view into its file if it has one part, otherwise assembled in memory.
 Tensor read_tensor(Opened& checkpoint, const std::string& name) {
   const LogicalTensor* tensor = find_tensor(checkpoint.manifest, name);
   LOCKSTEP_CHECK(tensor, op, checkpoint.folder, ": expected a tensor \"", name, "\", there is none");
@@ -66,7 +67,7 @@ std::string merge_checkpoint(Opened& checkpoint, const std::string& out,
   const Manifest& m = checkpoint.manifest;
   LOCKSTEP_CHECK(!fs::exists(out) || !fs::equivalent(out, fs::path(checkpoint.folder).parent_path()), op,
                  "expected another folder to merge into than that of the checkpoint, got ", out);
-  // Every part is a piece, in the pages of its file; those that follow each other are written as one.
+  // Each part is a piece that refers to the mapped file; consecutive ones are written as one.
   for (const auto& [name, sum] : m.files) verify_file(checkpoint.folder, m, name);
   Contents contents{.aliases = m.aliases, .numbers = m.numbers, .client_state = m.client_state, .plan = m.plan};
   for (const auto& [name, tensor] : m.tensors)
@@ -87,7 +88,7 @@ int64_t export_checkpoint(Opened& checkpoint, const std::string& path, const Exp
     std::string name;
     bool turned;
   };
-  std::map<std::string, Source> sources;  // by the name in the new file
+  std::map<std::string, Source> sources;  // by name in the new file
   std::vector<data::SafeTensorsEntry> entries;
   data::Metadata metadata{{"format", "pt"}};
   const auto renamed = [&](const std::string& name) {

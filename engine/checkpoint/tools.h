@@ -1,5 +1,5 @@
 #pragma once
-// What `lockstep checkpoint` does with a checkpoint: look at it, verify it, merge its files into one, export it.
+// The operations of `lockstep checkpoint`: inspect, verify, merge into one file, export.
 #include <functional>
 #include <map>
 #include <string>
@@ -11,31 +11,34 @@
 
 namespace lockstep::checkpoints {
 
+/// A checkpoint that was opened for reading.
 struct Opened {
   std::string folder;
   Manifest manifest;
-  std::map<std::string, data::SafeTensors> files = {};  ///< those that were looked into
+  std::map<std::string, data::SafeTensors> files = {};  ///< files opened so far
 };
-/// As find_checkpoint(); Error when there is none.
+/// Finds a checkpoint with find_checkpoint() and reads its manifest; Error if there is none.
 Opened open_checkpoint(const std::string& dir, const std::string& tag,
                        const std::function<void(const std::string&)>& warn);
 
-/// Everything that is wrong: files missing, damaged, swapped or foreign, and files that the manifest does not know.
+/// All problems of a checkpoint: missing, damaged, swapped and foreign files, and files that the manifest does not
+/// list.
 std::vector<std::string> verify_checkpoint(const Opened& checkpoint);
 
-/// Saves the same into OUT, which is another folder of checkpoints, as one file. Gives back the folder of the new one.
+/// Saves the checkpoint into OUT, another folder of checkpoints, as a single file. Returns the new checkpoint's folder.
 std::string merge_checkpoint(Opened& checkpoint, const std::string& out,
                              const std::function<void(const std::string&)>& warn);
 
+/// Options of export_checkpoint().
 struct ExportOptions {
-  std::string prefix = "model.";  ///< of the tensors to write; taken off their names
-  DType dtype = f32;              ///< floating tensors become this
-  /// Other names, and whether a matrix is turned.
+  std::string prefix = "model.";  ///< exports the tensors with this prefix, and removes it
+  DType dtype = f32;              ///< dtype of floating tensors in the file
+  /// Returns the new name of a tensor, and true if its matrix is to be transposed.
   std::function<std::pair<std::string, bool>(const std::string& name)> rename = {};
 };
-/// Writes a plain safetensors file, in one step: afterwards it is there whole, or what was there before. Tied tensors
-/// are written once, and the other names go into the metadata, as safetensors' own library does. Gives back the number
-/// of tensors.
+/// Writes a plain safetensors file atomically: an earlier file stays intact until the new one is complete. Tied tensors
+/// are written once, with their other names in the metadata, as in the safetensors library. Returns the number of
+/// tensors.
 int64_t export_checkpoint(Opened& checkpoint, const std::string& path, const ExportOptions& options = {});
 
 }  // namespace lockstep::checkpoints

@@ -1,3 +1,4 @@
+// Parses requests. See api.h.
 #include "inference/serve/api.h"
 
 #include <algorithm>
@@ -12,15 +13,15 @@ using data::Json;
 namespace {
 
 constexpr int64_t most_answers = 128;
-constexpr size_t longest_stop = 1024;  // each of the answers looks for it
+constexpr size_t longest_stop = 1024;  // limited, because each answer is searched for it
 
-/// Fields that clients send though they ask for nothing by them, and the values that do so.
+/// Fields that clients often send without asking for anything, and the values that mean this.
 const char* const no_requests = R"({"tools": [[]], "functions": [[]], "tool_choice": ["none", "auto"], "best_of": [1],
   "function_call": ["none", "auto"], "parallel_tool_calls": [true, false], "tool_calls": [[]], "annotations": [[]],
   "response_format": [{"type": "text"}], "modalities": [["text"]], "logit_bias": [{}], "suffix": [""], "metadata": [{}],
   "store": [false], "service_tier": ["auto", "default"], "include_obfuscation": [false]})";
 
-/// What fn gives; its Errors are the request's, about this field.
+/// Runs fn; its Errors become BadRequests about this field.
 auto as_request(const std::string& param, const auto& fn) {
   try {
     return fn();
@@ -35,12 +36,12 @@ Json parsed_body(std::string_view body) {
   return json;
 }
 
-/// Fields by name; refuse_others() rejects those that were not looked for and ask for something.
+/// Fields by name. refuse_others() rejects fields that were not looked up and ask for something.
 class Fields {
  public:
   explicit Fields(const Json& json) : json_(json) {}
 
-  /// Null when it is not there, or null.
+  /// The value of a field; null if it is missing or null.
   const Json* find(const std::string& name) {
     known_.push_back(name);
     const Json* value = json_.find(name);
@@ -49,7 +50,7 @@ class Fields {
   template <class Fn> void with(const std::string& name, const Fn& fn) {
     if (const Json* value = find(name)) as_request(name, [&] { fn(*value); });
   }
-  /// An option of nn::Generation.
+  /// Reads an option of nn::Generation.
   void option(const std::string& name, double& to) {
     with(name, [&](const Json& value) {
       const std::string wrong = nn::wrong_option(name, value.as_number(name));
@@ -57,7 +58,7 @@ class Fields {
       to = value.as_number(name);
     });
   }
-  /// 5.0 is 5: some clients have one kind of numbers.
+  /// Reads an integer. 5.0 counts as 5, since some clients have only one type of numbers.
   std::optional<int64_t> whole(const std::string& name, int64_t least, int64_t most) {
     std::optional<int64_t> out;
     with(name, [&](const Json& value) {
@@ -113,7 +114,7 @@ void read_prompt(const Json& prompt, Request& r) {
   }
 }
 
-/// A text, or parts of one: [{"type": "text", "text": "..."}].
+/// A text, or its parts: [{"type": "text", "text": "..."}].
 std::string content_of(const Json& content) {
   if (!content.is_array()) return content.as_string("content");
   std::string text;
@@ -178,7 +179,8 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
     r.parse_special = fields.flag("parse_special", true);
   }
   nn::Generation& g = r.generation;
-  for (const char* name : {"max_tokens", "max_completion_tokens"})  // two names of one; the newer one counts
+  // Two names for the same field; the newer one takes precedence.
+  for (const char* name : {"max_tokens", "max_completion_tokens"})
     if (const auto given = fields.whole(name, 0, int64_t(nn::most_of_option("max_new_tokens")))) r.max_tokens = given;
   for (const auto& [name, to] : {std::pair{"temperature", &g.temperature},
                                  {"top_p", &g.top_p},

@@ -1,5 +1,5 @@
 #pragma once
-// What a request may say: the fields of OpenAI's completions and chat that are honoured, from the text of its body.
+// Parses requests: the supported fields of OpenAI's completions and chat endpoints, from the body of a request.
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,39 +10,42 @@
 
 namespace lockstep::serve {
 
-/// The request is at fault: status 400, or 404 for a model that is not here.
+/// An invalid request: status 400, or 404 for an unknown model.
 struct BadRequest : Error {
   BadRequest(const std::string& param_, const std::string& message, int status_ = 400)
       : Error(message), param(param_), status(status_) {}
-  std::string param;  ///< the field; "": the whole
-  int status;
+  std::string param;  ///< the wrong field; "": the whole request
+  int status;         ///< HTTP status of the response
 };
 
+/// A message of a chat.
 struct Message {
-  std::string role, content;  ///< a developer is the system; a content in parts is joined by new lines
+  std::string role, content;  ///< role "developer" becomes "system"; parts of a content are joined by newlines
 };
 
+/// The kinds of requests.
 enum class Endpoint { completions, chat };
 
+/// A parsed request.
 struct Request {
-  std::vector<std::string> texts;         ///< prompts of completions, or
-  std::vector<std::vector<int64_t>> ids;  ///< the same as ids
-  std::vector<Message> messages;          ///< of chat
-  std::optional<int64_t> max_tokens;      ///< completions: 16
+  std::vector<std::string> texts;         ///< prompts of completions as texts, or
+  std::vector<std::vector<int64_t>> ids;  ///< as token ids
+  std::vector<Message> messages;          ///< of a chat
+  std::optional<int64_t> max_tokens;      ///< default: 16 for completions, the rest of the context for chats
   int64_t n = 1;
-  int logprobs = -1;  ///< so many likeliest tokens beside each; -1: none
+  int logprobs = -1;  ///< number of likeliest tokens listed for each token; -1: no log probabilities
   bool stream = false, echo = false;
-  bool parse_special = true;   ///< special tokens that stand in a prompt are these; else their text is text
-  bool include_usage = false;  ///< a stream ends with a piece that counts tokens
-  nn::Generation generation;   ///< what else was said
+  bool parse_special = true;   ///< parse special tokens in a prompt; false: treat them as text
+  bool include_usage = false;  ///< end a stream with a chunk that counts tokens
+  nn::Generation generation;   ///< all other settings
 };
 
-/// Error (BadRequest) for unknown fields that are not null and ask for something, for values out of range, for more
-/// than 1 MiB or a depth above 32. `model`: the only one there is.
+/// Parses the body of a request. BadRequest for unsupported fields (unless null or without effect), values out of
+/// range, bodies above 1 MiB and nesting deeper than 32. `model`: name of the only model.
 Request parse_request(Endpoint endpoint, std::string_view body, const std::string& model);
-/// /tokenize: {"prompt": TEXT, "parse_special": true}, of which a Request has only these.
+/// Parses a body of /tokenize, {"prompt": TEXT, "parse_special": true}; only these fields of the Request are set.
 Request parse_tokenize(std::string_view body);
-/// {"error": {"message", "type", "param"}}
+/// The body of an error: {"error": {"message", "type", "param"}}.
 data::Json error_json(const std::string& message, const std::string& type, const std::string& param = "");
 
 }  // namespace lockstep::serve

@@ -1,3 +1,4 @@
+// Runs the schedule with a model. See batcher.h.
 #include "inference/serve/batcher.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace lockstep::serve {
 namespace {
 
 constexpr int64_t block_tokens = 32;
-constexpr int64_t usual_memory = int64_t(4) << 30;  // bytes of keys and values at most, when nothing is said
+constexpr int64_t usual_memory = int64_t(4) << 30;  // default limit of bytes for keys and values
 
 int64_t blocks_for(const nn::GPT& model, const BatcherOptions& o) {
   if (o.blocks > 0) return o.blocks;
@@ -25,7 +26,7 @@ int64_t blocks_for(const nn::GPT& model, const BatcherOptions& o) {
   return std::clamp<int64_t>(usual_memory / bytes, 1, texts);
 }
 
-/// The ids of the `count` highest, the lowest first among equals; none of -infinity.
+/// The ids of the `count` highest scores, in descending order; equal scores by ascending id. Skips -infinity.
 std::vector<std::pair<int64_t, double>> highest(const std::vector<double>& of, int count) {
   std::vector<std::pair<int64_t, double>> best;
   for (int64_t id = 0; id < int64_t(of.size()); ++id) {
@@ -40,13 +41,13 @@ std::vector<std::pair<int64_t, double>> highest(const std::vector<double>& of, i
 
 }  // namespace
 
-/// A request, as the thread sees it.
+/// A request, as the batcher's thread sees it.
 struct Batcher::Running {
   Asked asked;
   std::shared_ptr<Answer> answer;
   uint64_t seed = 0;
   int64_t number = -1;
-  int64_t prompt_scored = 1;  // tokens of the prompt whose log probabilities were handed out; the first has none
+  int64_t prompt_scored = 1;  // prompt tokens whose log probabilities were returned; the first has none
   std::vector<int64_t> made;
   nn::TextStream text = nn::TextStream(std::vector<std::string>());
   std::optional<Answer::Reason> end;
@@ -167,7 +168,7 @@ void Batcher::run() {
   drop_all("[serve] the server is ending");
 }
 
-/// Takes what has arrived, ends what nobody wants, and computes. False: the end.
+/// Adds new requests, ends cancelled ones, and computes a step. False when the batcher ends.
 bool Batcher::step() {
   std::deque<std::unique_ptr<Running>> arrivals;
   bool stop = false;
@@ -208,8 +209,8 @@ void Batcher::compute(const Step& step) {
   std::vector<std::vector<nn::KvCache>> caches(step.work.size());
   std::vector<std::vector<nn::KvCache>*> given;
   std::vector<std::span<const int64_t>> tokens;
-  std::vector<int64_t> wanted;                      // rows whose scores are looked at
-  std::vector<std::pair<Running*, int64_t>> whose;  // and the place of the token behind each
+  std::vector<int64_t> wanted;                      // rows whose logits are used
+  std::vector<std::pair<Running*, int64_t>> whose;  // for each: its sequence, and the position of the next token
   int64_t row = 0;
   for (size_t i = 0; i < step.work.size(); ++i) {
     const Work& w = step.work[i];
@@ -228,13 +229,13 @@ void Batcher::compute(const Step& step) {
     }
   }
   std::vector<std::pair<int64_t, std::string>> failed;
-  if (wanted.empty()) wanted.push_back(0);  // the model gives at least one row
+  if (wanted.empty()) wanted.push_back(0);  // the model returns at least one row
   Tensor scores;
   try {
     scores = model_.scores_behind(wanted, tokens, given).tensor().to(cpu).to(f32).contiguous();
   } catch (const std::exception& error) {
     if (step.work.size() == 1) return drop(step.work[0].number, Answer::Reason::caller, error.what());
-    for (const Work& w : step.work) compute({.work = {w}});  // whose fault it is ends alone
+    for (const Work& w : step.work) compute({.work = {w}});  // run them one by one: only the sequence at fault ends
     return;
   }
   const auto vocab = size_t(scores.size(1));
@@ -257,7 +258,7 @@ void Batcher::compute(const Step& step) {
   for (const auto& [number, reason] : ended) drop(number, reason);
 }
 
-/// What stands at `place` of a sequence, by the scores behind all in front of it: of its prompt, or a new token.
+/// The token at `place` of a sequence, from the logits of the position before: the prompt's token, or a new one.
 Batcher::Chosen Batcher::choose(const Running& r, int64_t place, std::span<const float> logits) {
   Chosen out;
   try {
@@ -272,7 +273,7 @@ Batcher::Chosen Batcher::choose(const Running& r, int64_t place, std::span<const
     if (r.asked.logprobs >= 0) {
       std::vector<double> logprobs = nn::log_probabilities(logits);
       out.token.logprob = logprobs[size_t(out.token.id)];
-      for (const int64_t id : g.suppress_tokens) logprobs[size_t(id)] = -INFINITY;  // of padding: nobody knows a name
+      for (const int64_t id : g.suppress_tokens) logprobs[size_t(id)] = -INFINITY;  // ids of padding have no text
       out.token.likeliest = highest(logprobs, r.asked.logprobs);
     }
   } catch (const std::exception& error) { out.error = error.what(); }
@@ -295,7 +296,7 @@ void Batcher::take(Running& r, int64_t place, Token token) {
   r.answer->push(std::move(token));
 }
 
-/// A sequence has ended, by itself or not: its blocks are free.
+/// Removes a sequence that has ended or failed, and releases its blocks.
 void Batcher::drop(int64_t number, Answer::Reason reason, const std::string& error) {
   const auto found = std::find_if(running_.begin(), running_.end(), [&](const auto& r) { return r->number == number; });
   if (found == running_.end()) return;

@@ -1,6 +1,6 @@
 #pragma once
-// The thread that makes text for everyone at once: a step of the schedule, the model, a token for each sequence whose
-// rows reached its end, and again.
+// The thread that generates for all requests at once: it repeats a step of the schedule, a run of the model, and
+// sampling of a token for each sequence that was computed to its end.
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -14,31 +14,34 @@
 
 namespace lockstep::serve {
 
-/// A token, with log probabilities (natural logarithms) when they were asked for.
+/// A token, with natural log probabilities if requested.
 struct Token {
   int64_t id = 0;
   double logprob = 0;
-  std::vector<std::pair<int64_t, double>> likeliest;  ///< ids and log probabilities, likeliest first
+  std::vector<std::pair<int64_t, double>> likeliest;  ///< ids and log probabilities, in descending order
 };
 
+/// A request for one sequence.
 struct Asked {
   std::vector<int64_t> prompt;
-  nn::Generation generation;     ///< greedy or by draws; seed, stop, text, penalties and so on count
-  uint64_t sequence = 0;         ///< of its draws, among those with the same seed
-  int logprobs = -1;             ///< so many of the likeliest tokens beside each; -1: no log probabilities at all
-  bool prompt_logprobs = false;  ///< of the prompt's tokens, too: they come first, but for the very first one
+  nn::Generation generation;     ///< sampling or greedy search, not beams; seed, stop, text, penalties etc. are used
+  uint64_t sequence = 0;         ///< number of the random stream among sequences with the same seed
+  int logprobs = -1;             ///< number of likeliest tokens listed for each token; -1: no log probabilities
+  bool prompt_logprobs = false;  ///< also return the prompt's tokens with log probabilities, except for the first one
 };
 
-/// A request as the one who asked sees it. Any thread may call.
+/// The result of a request while it is generated. Thread-safe.
 class Answer {
  public:
+  /// The reason why a sequence has ended.
   using Reason = nn::Generated::Reason;
-  /// The next token; none: it has ended, or `milliseconds` have passed without one.
+  /// The next token; nullopt if the sequence has ended, or if no token arrives within `milliseconds`.
   std::optional<Token> next(int milliseconds);
+  /// True if the sequence has ended and all tokens were taken.
   bool ended();
-  /// When it has ended: why. Throws when the model failed.
+  /// The reason of the end. Error if the sequence has not ended, or if the model failed.
   Reason reason();
-  /// Nobody wants it any more: it ends before the next step.
+  /// Ends the sequence before the next step.
   void cancel() { cancelled_ = true; }
 
  private:
@@ -53,30 +56,33 @@ class Answer {
   std::atomic<bool> cancelled_ = false;
 };
 
+/// Options of a Batcher.
 struct BatcherOptions {
-  int64_t blocks = 0;  ///< for keys and values, of 32 tokens; 0: for 8 texts as long as the context, but 4 GiB at most
+  /// Blocks of 32 tokens for keys and values; 0: enough for 8 sequences of the context's length, but at most 4 GiB.
+  int64_t blocks = 0;
   Limits limits;
-  std::function<void(const State&, const Step&)> on_step;  ///< before the model computes it
+  std::function<void(const State&, const Step&)> on_step;  ///< called before the model computes the step
 };
 
-/// What a batcher has done so far.
+/// Statistics since the start.
 struct Figures {
   int64_t steps = 0, rows = 0, prompt_tokens = 0, tokens = 0, requests = 0, cancelled = 0;
   int64_t running = 0, waiting = 0, blocks = 0, blocks_used = 0, shared_tokens = 0, put_back = 0;
   double seconds = 0;  ///< within steps
 };
 
-/// A sequence has the same tokens as nn::generate() makes of it alone with the same options, whatever else runs.
+/// Generates many sequences at once. Each sequence gets the same tokens as from nn::generate() alone with the same
+/// options, independent of other requests.
 class Batcher {
  public:
-  /// The model must outlive it, and nobody else may use it meanwhile.
+  /// `model` must outlive it, and must not be used otherwise meanwhile.
   explicit Batcher(nn::GPT& model, const BatcherOptions& options = {});
-  /// Ends all that runs.
+  /// Ends all sequences.
   ~Batcher();
-  /// Error when the options or the prompt cannot be.
+  /// Queues a request. Error for invalid options or an invalid prompt.
   std::shared_ptr<Answer> submit(Asked asked);
-  Figures figures();
-  int64_t context() const { return model_.o.context; }
+  Figures figures();                                    ///< statistics since the start
+  int64_t context() const { return model_.o.context; }  ///< the model's maximal number of tokens
 
  private:
   struct Running;
@@ -93,14 +99,14 @@ class Batcher {
 
   nn::GPT& model_;
   BatcherOptions options_;
-  std::vector<nn::KvCache> memory_;  // a block of the model each: keys and values of all blocks of tokens
-  std::mutex mutex_;                 // of what is below, but for state_ and running_, which are the thread's
+  std::vector<nn::KvCache> memory_;  // one per block of the model, with keys and values of all blocks of tokens
+  std::mutex mutex_;  // guards the members below, except for state_ and running_, which belong to the thread
   std::condition_variable arrived_;
   std::deque<std::unique_ptr<Running>> arrivals_;
   Figures figures_;
   bool stop_ = false;
   State state_;
-  std::vector<std::unique_ptr<Running>> running_;  // all that have not ended
+  std::vector<std::unique_ptr<Running>> running_;  // all sequences that have not ended
   std::thread thread_;
 };
 

@@ -1,3 +1,4 @@
+// Blocks of keys and values with a prefix cache. See blocks.h.
 #include "inference/serve/blocks.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ Blocks::Blocks(int64_t count, int64_t tokens) : tokens_(tokens) {
   for (int32_t b = 0; b < int32_t(count); ++b) free_.insert(turn(b));
 }
 
-/// What is not known is taken first, then what has not been used for longest.
+/// Order in which free blocks are taken: uncached ones first, then the least recently used.
 std::tuple<bool, uint64_t, int32_t> Blocks::turn(int32_t block) const {
   const Block& b = blocks_[size_t(block)];
   return {b.content != 0, b.freed, block};

@@ -1,6 +1,6 @@
 #pragma once
-// The memory for keys and values as numbered blocks of tokens: which are in use, by how many sequences, and which hold
-// the beginning of a text that others may begin with, too.
+// Manages the memory for keys and values as numbered blocks of tokens: tracks the users of each block, and finds blocks
+// that hold a prefix which several sequences share.
 #include <cstdint>
 #include <set>
 #include <span>
@@ -10,31 +10,35 @@
 
 namespace lockstep::serve {
 
+/// A pool of blocks with reference counts and a prefix cache.
 class Blocks {
  public:
+  /// A pool of `count` blocks of `tokens` tokens each.
   explicit Blocks(int64_t count, int64_t tokens = 32);
-  int64_t count() const { return int64_t(blocks_.size()); }
-  int64_t tokens() const { return tokens_; }                ///< of a block
-  int64_t free() const { return int64_t(free_.size()); }    ///< not in use; some may still know what they hold
-  int64_t known() const { return int64_t(known_.size()); }  ///< in use or not
-  int64_t users(int32_t block) const { return blocks_[size_t(block)].users; }
-  int64_t of(int64_t length) const { return (length + tokens_ - 1) / tokens_; }
+  int64_t count() const { return int64_t(blocks_.size()); }  ///< number of blocks
+  int64_t tokens() const { return tokens_; }                 ///< tokens per block
+  int64_t free() const { return int64_t(free_.size()); }     ///< blocks without users; some still hold cached contents
+  int64_t known() const { return int64_t(known_.size()); }   ///< blocks with cached contents
+  int64_t users(int32_t block) const { return blocks_[size_t(block)].users; }    ///< sequences that use the block
+  int64_t of(int64_t length) const { return (length + tokens_ - 1) / tokens_; }  ///< blocks needed for so many tokens
 
-  /// A block for new content, of those that are free the one that was used last of all. Error when none is.
+  /// Takes a free block for new contents: an uncached one, or else the least recently used. Error when no block is
+  /// free.
   int32_t take();
-  /// By one sequence. The block goes on knowing what it holds until it is taken.
+  /// Removes one user. The contents remain cached until the block is taken.
   void release(int32_t block);
-  /// The blocks that hold the beginning of these tokens, as far as whole blocks of it are there, at most so many. They
-  /// are found by a hash, compared token by token, and used by one sequence more.
+  /// The cached blocks that hold the beginning of `tokens`, in whole blocks and at most `most`; adds a user to each.
+  /// Found by hash, and compared token by token.
   std::vector<int32_t> share(std::span<const int64_t> tokens, int64_t most);
-  /// `block` now holds all of these tokens, which follow those of block `before` (-1: none). The block to use from here
-  /// on: another, when that holds the same already; then this one is free again.
+  /// Caches `block`, which now holds `tokens`, as the successor of block `before` (-1: none). Returns the block to use
+  /// from now on: if another block holds the same contents, that one, and `block` is released.
   int32_t keep(int32_t block, int32_t before, std::span<const int64_t> tokens);
 
  private:
   struct Block {
     int64_t users = 0;
-    uint64_t content = 0, before = 0;  // a number that no other content ever has; that of the block in front. 0: none
+    // Unique number of the contents, and that of the preceding block; 0: none.
+    uint64_t content = 0, before = 0;
     uint64_t hash = 0, freed = 0;
     std::vector<int64_t> tokens;
   };

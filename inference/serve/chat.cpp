@@ -1,3 +1,4 @@
+// Known chat templates. See chat.h.
 #include "inference/serve/chat.h"
 
 #include <filesystem>
@@ -12,7 +13,7 @@ using Kind = ChatTemplate::Kind;
 
 namespace {
 
-/// The texts, by FNV-1a and length, with "\n" for a new line written either way and no blanks at the ends.
+/// Known template texts, by FNV-1a hash and length, after "\n" escapes are replaced and outer blanks are removed.
 struct KnownText {
   uint64_t hash;
   size_t length;
@@ -20,7 +21,8 @@ struct KnownText {
   const char* system;
 };
 constexpr KnownText known_texts[] = {
-    {0x88bf4138d5c826f0u, 196, Kind::chatml, ""},  // as Transformers documents it; with and without a blank, a default
+    // As documented by Transformers; variants with and without a blank or a default.
+    {0x88bf4138d5c826f0u, 196, Kind::chatml, ""},
     {0xbe10679872d5c79au, 198, Kind::chatml, ""},
     {0x773d13e188afc917u, 291, Kind::chatml, ""},
     {0xd42348f7b797adbdu, 293, Kind::chatml, ""},

@@ -1,6 +1,6 @@
 #pragma once
-// Chats as prompts. A model's template is a program in Jinja, which is not run here: the templates that are known are
-// written out, and a model has one of them when its own is that text, character by character.
+// Converts chats to prompts. A model's chat template is a Jinja program, which is not executed: known templates are
+// implemented here, and a model's template is recognized by its exact text.
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,28 +10,32 @@
 
 namespace lockstep::serve {
 
+/// A known chat template.
 struct ChatTemplate {
+  /// The implemented templates.
   enum class Kind { plain, chatml, llama2, llama3 } kind = Kind::plain;
-  std::string system = {};  ///< message in front when there is none
+  std::string system = {};  ///< system message if a chat has none
   friend bool operator==(const ChatTemplate&, const ChatTemplate&) = default;
 };
 
-/// By name: plain, chatml, llama2 or llama3. Error for others.
+/// The template with this name: plain, chatml, llama2 or llama3. Error for other names.
 ChatTemplate template_by_name(const std::string& name);
-/// Of tokenizer_config.json or chat_template.jinja in a folder; none: it says nothing. Error when it is not known.
+/// The template in tokenizer_config.json or chat_template.jinja of a folder; nullopt if there is none. Error if it is
+/// unknown.
 std::optional<ChatTemplate> template_of_folder(const std::string& folder);
-/// By its text; none: not known.
+/// The template with this text; nullopt if it is unknown.
 std::optional<ChatTemplate> template_by_text(const std::string& text);
 
-/// Error when the tokenizer has not the special tokens that the template writes.
+/// Error if the tokenizer lacks special tokens of the template.
 void check_template(const ChatTemplate& of, const data::Tokenizer& tokenizer);
-/// The text of a chat, up to where the assistant answers. BadRequest for an order of roles that it has no place for.
+/// The text of a chat up to the assistant's answer. BadRequest for an order of roles that the template does not allow.
 std::string render(const ChatTemplate& of, const std::vector<Message>& messages, const std::string& bos,
                    const std::string& eos);
-/// Its ids. BadRequest when a message has the text of a special token, which would be taken for one.
+/// The token ids of render(). BadRequest when a message contains the text of a special token, which would be parsed as
+/// that token.
 std::vector<int64_t> encode_chat(const ChatTemplate& of, const std::vector<Message>& messages,
                                  const data::Tokenizer& tokenizer);
-/// Ends of an answer, besides the model's own.
+/// Tokens that end an answer, besides the model's own.
 std::vector<int64_t> ends_of(const ChatTemplate& of, const data::Tokenizer& tokenizer);
 
 }  // namespace lockstep::serve

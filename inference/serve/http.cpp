@@ -1,3 +1,4 @@
+// The HTTP server: accepts connections and enforces the limits. See http.h.
 #include "inference/serve/http.h"
 
 #include <algorithm>
@@ -26,7 +27,7 @@ std::string HttpRequest::header(std::string_view name) const {
 namespace {
 
 HttpServer::HttpServer(const HttpOptions& options_) : options(options_) {
-  rlimit files{};  // a connection is one
+  rlimit files{};  // one per connection
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
   files.rlim_cur = std::min<rlim_t>(files.rlim_max, HttpLimits::connections + 256);
   setrlimit(RLIMIT_NOFILE, &files);
@@ -60,7 +61,7 @@ void HttpServer::run() {
   while (!io.stopped()) {
     try {
       io.run();
-    } catch (const std::exception&) {  // no memory: whose turn it was is dropped when it is late
+    } catch (const std::exception&) {  // out of memory: the affected connection is dropped at its deadline
     }
   }
 }
@@ -68,7 +69,7 @@ void HttpServer::run() {
 void HttpServer::accept() {
   acceptor_.async_accept([this](ErrorCode error, tcp::socket socket) {
     if (ending) return;
-    if (error) {  // no file descriptor, most likely
+    if (error) {  // most likely out of file descriptors
       if (!waiting.empty()) waiting.begin()->second->drop();
       pause_.expires_after(std::chrono::milliseconds(10));
       return pause_.async_wait([this](ErrorCode) { accept(); });

@@ -1,7 +1,8 @@
 #pragma once
-// HTTP/1.1 for strangers, by Boost.Beast, which only http.cpp sees; apps/ compiles it. One thread speaks to all
-// clients, so that those who say nothing, or little, cost no thread; a request gets one when all of it is here. Bytes
-// are counted as they come, all waiting has an end, and who waits longest goes first when there is no room.
+// An HTTP/1.1 server for untrusted clients, based on Boost.Beast, which only http.cpp includes; compiled in apps/. A
+// single thread handles all connections, so idle and slow clients occupy no thread; a request is given a thread when it
+// is complete. Received bytes are limited, all waits have timeouts, and when room runs out, the connections that have
+// waited longest are dropped first.
 #include <functional>
 #include <optional>
 #include <string>
@@ -11,64 +12,74 @@
 
 namespace lockstep::serve {
 
+/// Limits on clients.
 struct HttpLimits {
   static constexpr int headers = 64 << 10, body = 1 << 20;  ///< bytes of a request
-  static constexpr int received = 8 << 20;                  ///< of a body as it is sent, with what chunks add
-  static constexpr int reading = 32 << 20;                  ///< of all requests that are not whole yet
-  static constexpr int bodies = 32 << 20;                   ///< of all that are being answered
-  static constexpr int connections = 4096, answers = 64;    ///< at a time
-  static constexpr int request = 10'000, idle = 30'000;     ///< ms: from its first byte to its last; before the first
-  static constexpr int write = 10'000;                      ///< ms for a client to take 256 KiB of its answer
-  static constexpr int linger = 2'000, end = 2'000;  ///< ms for the rest of a refused request; at the server's end
+  static constexpr int received = 8 << 20;  ///< bytes of a body as it is sent, including the overhead of chunks
+  static constexpr int reading = 32 << 20;  ///< bytes of all incomplete requests
+  static constexpr int bodies = 32 << 20;   ///< bytes of all requests that are being answered
+  static constexpr int connections = 4096, answers = 64;  ///< at a time
+  /// Milliseconds from the first to the last byte of a request, and before the first byte.
+  static constexpr int request = 10'000, idle = 30'000;
+  static constexpr int write = 10'000;  ///< ms for a client to accept 256 KiB of its answer
+  /// Milliseconds for reading the rest of a refused request, and for finishing answers when the server ends.
+  static constexpr int linger = 2'000, end = 2'000;
 };
 
+/// Names and values, in order.
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
+/// A received request.
 struct HttpRequest {
-  std::string method, path;  ///< up to '?'
+  std::string method, path;  ///< path without the query
   HttpHeaders headers;
   std::string body;
-  /// "": it has none.
+  /// The value of a header, ignoring case; "" if it is missing.
   std::string header(std::string_view name) const;
 };
 
+/// A response to be sent.
 struct HttpResponse {
   int status = 200;
   std::string body, type = "application/json";
   HttpHeaders headers = {};
 };
 
-/// Who waits for an answer. Called by the thread that makes it: respond() once, or begin(), write()s and finish().
+/// The client of a request. The handler's thread calls respond() once, or begin(), write() repeatedly, and finish().
 class HttpClient {
  public:
   virtual ~HttpClient() = default;
+  /// Sends a complete response.
   virtual void respond(const HttpResponse& response) = 0;
-  /// A response in pieces; its body is the first.
+  /// Starts a response that is sent in pieces, with `body` as the first.
   virtual void begin(const HttpResponse& response) = 0;
-  /// Waits while the client is slow. False: it is gone.
+  /// Sends a piece; blocks while the client is slow. False if the client has disconnected.
   virtual bool write(std::string_view piece) = 0;
+  /// Ends a response that is sent in pieces.
   virtual void finish() = 0;
-  /// It went away. One that only said that it sends no more is still here.
+  /// True if the client has disconnected. A client that has only shut down its sending side is still connected.
   virtual bool gone() const = 0;
-  /// The server is about to end.
+  /// True if the server is shutting down.
   virtual bool ending() const = 0;
 };
 
+/// Options of run_http().
 struct HttpOptions {
   std::string host;
-  int port = 0;               ///< 0: any that is free
-  bool loopback_only = true;  ///< refuses to listen where others can reach it
-  HttpHeaders headers = {};   ///< beside every answer
+  int port = 0;               ///< 0: any free port
+  bool loopback_only = true;  ///< refuse to listen on addresses that other hosts can reach
+  HttpHeaders headers = {};   ///< added to every response
+  /// Makes the response for an error.
   std::function<HttpResponse(int status, const std::string& message)> error;
-  /// When the headers are here: the answer, if they are enough, else the body is read. Must be quick.
+  /// Called with the headers only: returns the response, or nullopt to read the body first. Must be fast.
   std::function<std::optional<HttpResponse>(const HttpRequest&)> look;
-  /// When the body is here, too, on a thread of its own.
+  /// Called with the complete request, on its own thread.
   std::function<void(HttpRequest, HttpClient&)> handle;
-  std::function<bool()> stop;  ///< looked at every now and then
-  std::function<void(int port)> started = {};
+  std::function<bool()> stop;                  ///< polled; true ends the server
+  std::function<void(int port)> started = {};  ///< called with the port when the server listens
 };
 
-/// Answers until stop() says so. Error when the port cannot be had.
+/// Serves until stop() returns true. Error when the port is not available, or when this build has no HTTP.
 void run_http(const HttpOptions& options);
 
 }  // namespace lockstep::serve

@@ -1,6 +1,5 @@
 #pragma once
-// A client's connection, from its first byte to the last of its answers: for http.cpp alone, with which it is the place
-// that knows Boost.
+// A client's connection. Included by http.cpp only; these two files are the only ones that use Boost.
 #include <poll.h>
 
 #include <algorithm>
@@ -28,7 +27,7 @@ using asio::ip::tcp;
 using Clock = std::chrono::steady_clock;
 using ErrorCode = boost::system::error_code;
 
-/// Beast's own body of a string takes as much memory as a client says that it will send.
+/// A body that grows as data arrive. Beast's string_body reserves the memory that the client announces.
 struct GrowingBody {
   using value_type = std::string;
   struct reader {
@@ -46,6 +45,7 @@ struct GrowingBody {
   };
 };
 
+/// The first bytes of every response.
 constexpr std::string_view all_begin_so = "HTTP/1.1 ";
 constexpr size_t piece = 4096, most_pending = 256 << 10;
 constexpr auto look_every = std::chrono::milliseconds(50);
@@ -56,24 +56,27 @@ std::string text(const auto& view) { return {view.data(), view.size()}; }
 
 class Connection;
 
+/// Accepts connections, and enforces the limits.
 class HttpServer {
  public:
   explicit HttpServer(const HttpOptions& options);
   int listen();
   void run();
   void make_room();
-  /// Counts what a connection has of a request that is not whole.
+  /// Updates the total bytes of incomplete requests for one connection.
   void count(size_t& counted, size_t now) { reading += now - counted, counted = now; }
 
   const HttpOptions& options;
   asio::io_context io{1};
   std::set<std::shared_ptr<Connection>> connections;
-  std::map<uint64_t, Connection*> waiting;  // for a request, or the rest of one, longest first
+  // Connections that wait for a request or the rest of one; the longest wait comes first.
+  std::map<uint64_t, Connection*> waiting;
   uint64_t numbers = 0;
-  size_t reading = 0, bodies = 0;  // bytes
+  size_t reading = 0, bodies = 0;  // total bytes: of incomplete requests, and of requests being answered
   int answers = 0;
   std::atomic<bool> ending = false;
-  asio::thread_pool threads{HttpLimits::answers};  // all that they use is there until they have ended
+  // Destroyed first, while everything that the threads use still exists.
+  asio::thread_pool threads{HttpLimits::answers};
 
  private:
   void accept();
@@ -84,7 +87,7 @@ class HttpServer {
   size_t most_connections_ = HttpLimits::connections;
 };
 
-/// Functions are the network thread's, but those of HttpClient.
+/// One client. Except for HttpClient's functions, everything runs on the network thread.
 class Connection : public HttpClient, public std::enable_shared_from_this<Connection> {
  public:
   Connection(HttpServer& server, tcp::socket socket) : server_(server), socket_(std::move(socket)) {
@@ -103,6 +106,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     deadline_ = in(buffer_.size() > 0 ? HttpLimits::request : HttpLimits::idle);
     parse();
   }
+  /// Called regularly: drops the client after its deadline, and detects a disconnected one.
   void check() {
     if (working_) look_at_client();
     if (Clock::now() < deadline_) return;
@@ -110,8 +114,9 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     ErrorCode ignored;
     socket_.cancel(ignored);
   }
-  bool waits() const { return number_ != 0; }
-  bool has_bytes() const { return counted_ > 0; }
+  bool waits() const { return number_ != 0; }      ///< waits for a request, or the rest of one
+  bool has_bytes() const { return counted_ > 0; }  ///< has received a part of a request
+  /// Closes the connection.
   void drop() {
     {
       const std::lock_guard lock(mutex_);
@@ -129,7 +134,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     push(head(r, str("Content-Length: ", r.body.size(), "\r\n")) + (head_only_ ? "" : r.body), true);
   }
   void begin(const HttpResponse& r) override {
-    if (!chunked_) closing_ = true;  // its end is the body's
+    if (!chunked_) closing_ = true;  // the end of the connection marks the end of the body
     push(head(r, chunked_ ? "Transfer-Encoding: chunked\r\n" : ""), false);
   }
   bool write(std::string_view more) override {
@@ -172,7 +177,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     if (parser_->is_done()) return hand_over();
     server_.count(counted_, buffer_.capacity() + parser_->get().body().capacity());
     read();
-    server_.make_room();  // perhaps by this one
+    server_.make_room();  // which may drop this connection
   }
   void read() {
     socket_.async_read_some(buffer_.prepare(piece), [self = shared_from_this(), this](ErrorCode error, size_t size) {
@@ -189,7 +194,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     server_.waiting.erase(std::exchange(number_, 0));
     server_.count(counted_, 0);
   }
-  /// The headers are here. False: that was enough.
+  /// Handles complete headers. False if the response was sent already.
   bool look() {
     looked_ = true;
     const auto& message = parser_->get();
@@ -201,7 +206,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
                       expects = request_.header("Expect");
     const bool empty = parser_->is_done(), plain = encoding.empty() || encoding == "identity";
     if (message.version() != 11 && message.version() != 10) return refuse(505, "expected HTTP/1.1"), false;
-    const size_t hosts = message.count(http::field::host);  // HTTP/1.0 need not have it
+    const size_t hosts = message.count(http::field::host);  // optional in HTTP/1.0
     if (hosts > 1 || (hosts == 0 && message.version() == 11)) return refuse(400, "expected one header Host"), false;
     if (!plain || !(transfer.empty() || boost::beast::iequals(transfer, "chunked")))
       return refuse(415, "expected a body as it is, got Content-Encoding or Transfer-Encoding '" +
@@ -249,14 +254,14 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
       });
     });
   }
-  /// Its answer is sent, or nobody wants it: there is room for another one.
+  /// Frees this request's share of the limits, when its answer is sent or the client has gone.
   void release() {
     if (!held_) return;
     --server_.answers, server_.bodies -= *held_;
     held_.reset();
   }
-  /// A client that closed its socket looks like one that only said that it sends no more. The first bytes of the answer
-  /// show which it is: they come back as an error.
+  /// A closed socket looks like one whose client has only shut down its sending side. Sending the first bytes of the
+  /// answer tells them apart: a closed socket reports an error.
   void look_at_client() {
     pollfd wanted{socket_.native_handle(), POLLRDHUP, 0};
     if (poll(&wanted, 1, 0) <= 0) return;
@@ -309,13 +314,14 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
                         flush();
                       });
   }
-  /// The answer is sent.
+  /// Called when the answer is sent: waits for the next request, or closes.
   void next() {
     if (!socket_.is_open()) return;
     done_ = false;
     release();
     if (keep_alive_ && !closing_ && !server_.ending) return begin_request();
-    ErrorCode ignored;  // What it still sends is read, so that the answer is not lost by a reset.
+    ErrorCode ignored;
+    // Read and drop further data: closing with unread data would reset the connection, and the answer could be lost.
     socket_.shutdown(tcp::socket::shutdown_send, ignored);
     deadline_ = in(HttpLimits::linger);
     received_ = 0;
@@ -336,15 +342,15 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
   std::optional<http::request_parser<GrowingBody>> parser_;
   HttpRequest request_;
   Clock::time_point deadline_ = never;
-  uint64_t number_ = 0;  // in the list of who waits
+  uint64_t number_ = 0;  // in server_.waiting
   size_t received_ = 0, counted_ = 0;
   bool looked_ = false, closing_ = false, keep_alive_ = true, chunked_ = true, head_only_ = false;
   bool late_ = false, working_ = false, writing_ = false, done_ = false, probed_ = false;
   std::optional<size_t> held_;  // bytes of the request that is being answered
-  std::string sent_;            // from sent_to_ on
+  std::string sent_;            // data to be sent, from sent_to_ on
   size_t sent_to_ = 0;
 
-  std::mutex mutex_;  // of what two threads use
+  std::mutex mutex_;  // guards the members below, which two threads use
   std::condition_variable room_;
   std::string pending_;
   bool over_ = false;

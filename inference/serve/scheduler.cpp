@@ -1,3 +1,4 @@
+// Continuous batching. See scheduler.h.
 #include "inference/serve/scheduler.h"
 
 #include <algorithm>
@@ -12,12 +13,12 @@ namespace {
 
 void give_blocks_back(State& state, Sequence& s) {
   for (auto block = s.blocks.rbegin(); block != s.blocks.rend(); ++block)
-    if (*block >= 0) state.blocks.release(*block);  // ends first
+    if (*block >= 0) state.blocks.release(*block);  // in reverse, so that beginnings stay cached longest
   s.blocks.clear();
   s.computed = 0;
 }
 
-/// The youngest that runs waits again.
+/// Preempts the youngest running sequence; returns the rows that it had in this step.
 int64_t put_back_youngest(State& state, Step& step) {
   Sequence s = std::move(state.running.back());
   state.running.pop_back();
@@ -27,11 +28,11 @@ int64_t put_back_youngest(State& state, Step& step) {
   int64_t rows = 0;
   std::erase_if(step.work, [&](const Work& w) { return w.number == s.number && ((rows += w.count), true); });
   state.waiting.insert(state.waiting.begin(), std::move(s));
-  return rows;  // of the step that are free again
+  return rows;
 }
 
-/// Plans up to `rows` rows of the i-th sequence that runs, and takes their blocks, from younger ones if need be. When
-/// there is none even so, it gives way itself. Gives back by how many the rows become fewer.
+/// Plans up to `rows` rows of the i-th running sequence and takes blocks for them, preempting younger sequences if
+/// necessary, or else the sequence itself. Returns the number of rows used, minus those freed by preemption.
 int64_t plan(State& state, Step& step, size_t i, int64_t rows) {
   const int64_t count = std::min(rows, state.running[i].left());
   const int64_t needed = state.blocks.of(state.running[i].computed + count) - int64_t(state.running[i].blocks.size());
@@ -45,12 +46,12 @@ int64_t plan(State& state, Step& step, size_t i, int64_t rows) {
   return spent + room;
 }
 
-/// Lets the one that has waited longest run, when there are blocks for all of it and a token more.
+/// Starts the sequence that has waited longest, if there are blocks for all of it and one more token.
 bool start(State& state, Step& step) {
   Sequence& s = state.waiting.front();
   const auto length = int64_t(s.tokens.size());
-  if (!s.whole_prompt)  // the last token is always computed: its scores are what is wanted
-    s.blocks = state.blocks.share(s.tokens, (length - 1) / state.blocks.tokens());
+  // The last token is always computed: its logits are needed.
+  if (!s.whole_prompt) s.blocks = state.blocks.share(s.tokens, (length - 1) / state.blocks.tokens());
   const int64_t wanted = state.blocks.of(std::min(length + 1, s.most)) - int64_t(s.blocks.size());
   if (state.blocks.free() < wanted) {
     give_blocks_back(state, s);
@@ -99,7 +100,7 @@ int64_t add(State& state, std::vector<int64_t> prompt, int64_t most, bool whole_
 Step next_step(State& state) {
   Step step;
   int64_t rows = state.limits.rows;
-  for (const bool prompts : {false, true})  // text first
+  for (const bool prompts : {false, true})  // generating sequences first
     for (size_t i = 0; i < state.running.size() && rows > 0; ++i)
       if ((state.running[i].left() > 1) == prompts) rows -= plan(state, step, i, rows);
   while (rows > 0 && step.put_back.empty() && !state.waiting.empty() &&
@@ -116,7 +117,7 @@ void done(State& state, const Step& step) {
     for (int64_t b = w.first / size; (b + 1) * size <= s.computed; ++b)
       s.blocks[size_t(b)] = state.blocks.keep(s.blocks[size_t(b)], b == 0 ? -1 : s.blocks[size_t(b - 1)],
                                               std::span(s.tokens).subspan(size_t(b * size), size_t(size)));
-    // The last whole block stays: the next is known as what follows it.
+    // Keep the last complete block, because the next one is cached as its successor.
     const int64_t hidden = std::min(before_window(s.computed, state.window), (s.computed / size - 1) * size);
     for (int64_t b = 0; (b + 1) * size <= hidden; ++b)
       if (int32_t& block = s.blocks[size_t(b)]; block >= 0) state.blocks.release(std::exchange(block, -1));

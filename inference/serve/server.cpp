@@ -1,3 +1,4 @@
+// Routes, access control and streaming. See server.h.
 #include "inference/serve/server.h"
 
 #include <arpa/inet.h>
@@ -13,7 +14,7 @@ namespace {
 
 using data::Json;
 
-constexpr int look = 20;  // ms between looks at whether the client is still there
+constexpr int look = 20;  // ms between checks whether the client is still connected
 
 HttpResponse json_response(const Json& json, int status = 200) { return {.status = status, .body = json.dump()}; }
 
@@ -24,7 +25,7 @@ HttpResponse refused(int status, const std::string& message, const std::string& 
   return json_response(error_json(message, type, param), status);
 }
 
-/// What fn gives; what it throws becomes the response.
+/// Runs fn; its exceptions become responses.
 HttpResponse guarded(const std::function<HttpResponse()>& fn) {
   try {
     return fn();
@@ -35,14 +36,14 @@ HttpResponse guarded(const std::function<HttpResponse()>& fn) {
 
 std::string event(const Json& json) { return "data: " + json.dump() + "\n\n"; }
 
-/// In a time that does not depend on where they differ.
+/// Compares in a time that does not depend on the position of the first difference.
 bool same_key(const std::string& a, const std::string& b) {
   unsigned different = a.size() != b.size();
   for (size_t i = 0; i < a.size() && !b.empty(); ++i) different |= unsigned(a[i] ^ b[i % b.size()]);
   return different == 0;
 }
 
-/// "%2F" is a slash.
+/// Decodes percent escapes: "%2F" is a slash.
 std::string decoded(std::string_view path) {
   std::string out;
   for (size_t i = 0; i < path.size(); ++i) {
@@ -56,7 +57,7 @@ std::string decoded(std::string_view path) {
   return out;
 }
 
-/// Of "localhost:8000" or "[::1]:8000".
+/// The host's name in "localhost:8000" or "[::1]:8000".
 std::string name_of_host(const std::string& host) {
   const size_t end = host.find(':', host.starts_with('[') ? std::min(host.find(']'), host.size()) : 0);
   std::string name = host.substr(0, end);
@@ -76,7 +77,7 @@ class Front {
   std::optional<HttpResponse> look_at(const HttpRequest& q) const {
     if (auto stranger = refusal_of_page(q)) return stranger;
     const bool open = o_.api_key.empty() || q.path == "/health";
-    if (q.method == "OPTIONS" && !o_.allow_origin.empty()) {  // what a browser asks before it sends a request
+    if (q.method == "OPTIONS" && !o_.allow_origin.empty()) {  // a preflight request
       return HttpResponse{.status = 204,
                           .headers = {{"Access-Control-Allow-Methods", "GET, POST, OPTIONS"},
                                       {"Access-Control-Allow-Headers", q.header("Access-Control-Request-Headers")},
@@ -114,7 +115,8 @@ class Front {
   }
 
  private:
-  /// A page in a browser of this machine may not ask in its user's place, whatever name its server gave itself.
+  /// Refuses requests that a web page sends through its user's browser: those with a foreign Origin, and those whose
+  /// Host is a name that was bound to this machine's address (DNS rebinding).
   std::optional<HttpResponse> refusal_of_page(const HttpRequest& q) const {
     const std::string host = q.header("Host"), name = name_of_host(host), origin = q.header("Origin");
     if (o_.api_key.empty() && !name.empty() && name != "localhost" && name != o_.host && !is_address(name))
@@ -158,7 +160,7 @@ class Front {
   }
 
   Service& service_;
-  mutable std::mutex reading_;  // JSON takes many times the memory of its text, so one at a time is looked at
+  mutable std::mutex reading_;  // JSON takes much more memory than its text: parse one request at a time
   const ServerOptions& o_;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// What a Service answers over HTTP, and to whom; apps/ compiles it.
+// The HTTP interface of a Service, with access control; compiled in apps/.
 #include <functional>
 #include <string>
 
@@ -7,16 +7,17 @@
 
 namespace lockstep::serve {
 
+/// Options of run_server().
 struct ServerOptions {
   std::string host = "127.0.0.1";
-  int port = 8000;                ///< 0: any that is free
-  std::string api_key = {};       ///< "": none is asked for, and only this machine can ask
-  std::string allow_origin = {};  ///< whose pages browsers let ask, or "*"; "": none but its own
-  std::function<bool()> stop;     ///< looked at every now and then
-  std::function<void(int port)> started = {};
+  int port = 8000;                ///< 0: any free port
+  std::string api_key = {};       ///< "": no key is needed, and only this machine is served
+  std::string allow_origin = {};  ///< origin whose web pages may send requests, or "*"; "": only the server's own
+  std::function<bool()> stop;     ///< polled; true ends the server
+  std::function<void(int port)> started = {};  ///< called with the port when the server listens
 };
 
-/// Answers until stop() says so. Error when the port cannot be had, or when this build has no HTTP.
+/// Serves until stop() returns true. Error when the port is not available, or when this build has no HTTP.
 void run_server(Service& service, const ServerOptions& options);
 
 }  // namespace lockstep::serve

@@ -1,3 +1,4 @@
+// Answers requests with a model. See service.h.
 #include "inference/serve/service.h"
 
 #include <algorithm>
@@ -12,23 +13,23 @@ using data::Json;
 
 namespace {
 
-constexpr int64_t most_prompt_tokens = 1 << 18;  // of a request: every answer has its own
+constexpr int64_t most_prompt_tokens = 1 << 18;  // per request: every answer has its own prompt
 
-/// Of a text in UTF-8.
+/// Number of characters in UTF-8 text.
 int64_t characters_of(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (uint8_t(c) & 0xc0) != 0x80; });
 }
 
-/// Characters between what a decoder has given and a token's own text: what waits is U+FFFD unless the token goes on
-/// with it.
+/// Number of characters that the decoder adds before a token's own text: an incomplete character becomes U+FFFD, unless
+/// this token continues it.
 int64_t before_own(data::Decoder decoder, std::string_view bytes) {
   return !bytes.empty() && (uint8_t(bytes[0]) & 0xc0) == 0x80 ? 0 : characters_of(decoder.flush());
 }
 
-/// As a client can read it: JSON has no infinity, and OpenAI has this number for what is never drawn.
+/// JSON has no infinity; OpenAI uses this number for tokens that are never sampled.
 double readable(double logprob) { return std::max(logprob, -9999.0); }
 
-/// The text of a token, or "bytes:\xe2\x80" where it is no text.
+/// The text of a token, or "bytes:\xe2\x80" if it is not valid UTF-8.
 std::string token_name(std::string_view bytes) {
   nn::TextStream stream;
   std::string text = stream.push(std::string(bytes));
@@ -44,21 +45,21 @@ std::string token_name(std::string_view bytes) {
 
 }  // namespace
 
-/// An answer on its way to text. What `pieces` hands out is taken from it.
+/// An answer being converted to text. pieces() removes what it returns.
 struct Reply::One {
   int64_t index = 0;
   std::vector<int64_t> prompt;
   std::shared_ptr<Answer> answer;
   data::Decoder decoder;
   nn::TextStream stream;
-  std::string text;                          // since the last piece
-  int64_t shown = 0, decoded = 0, made = 0;  // characters before it; those that tokens made, shown or not; tokens
-  std::vector<int64_t> prompt_offsets;       // when its log probabilities are wanted
+  std::string text;                          // not sent yet
+  int64_t shown = 0, decoded = 0, made = 0;  // characters sent before; characters decoded; tokens generated
+  std::vector<int64_t> prompt_offsets;       // used when the prompt's log probabilities are wanted
   struct Placed : Token {
-    int64_t offset;  // in the text that is sent, in characters: where its own begins
+    int64_t offset;  // where its text begins in the answer, in characters
   };
   std::vector<Placed> tokens;
-  /// How many of them can be shown: their text has been, or never will be.
+  /// Number of tokens that can be sent: their text was sent, or will never be.
   size_t ready() const {
     const int64_t end = shown + characters_of(text);
     const auto shows = [&](const Placed& t) { return ended || t.offset < end; };
@@ -144,7 +145,8 @@ Reply::Reply(Service& service, Endpoint endpoint, Request request)
   g.eos_token_id = service.options_.eos;
   if (chat)
     for (const int64_t end : ends_of(*service.options_.chat, service.tokenizer_)) g.eos_token_id.push_back(end);
-  std::erase_if(g.eos_token_id, [&](int64_t id) { return id >= service.vocab_; });  // tokenizers may have more
+  // A tokenizer may have more ids than the model.
+  std::erase_if(g.eos_token_id, [&](int64_t id) { return id >= service.vocab_; });
   g.suppress_tokens = service.padding_;
   g.text = [&tokenizer = service.tokenizer_](int64_t id) { return std::string(tokenizer.token_bytes(int32_t(id))); };
   const int64_t context = service.batcher_.context();
@@ -188,7 +190,7 @@ Reply::Reply(Service& service, Endpoint endpoint, Request request)
   }
 }
 
-/// Feeds the decoder, so that what comes is not taken for the beginning of a text; with echo, what is sent of it.
+/// Feeds the prompt to the decoder, so that the answer continues its text; with echo, also prepares the prompt's text.
 void Reply::read_prompt(One& one, const std::string* text) const {
   const bool wanted = request_.echo && request_.logprobs >= 0;
   std::string sent;
@@ -197,7 +199,7 @@ void Reply::read_prompt(One& one, const std::string* text) const {
     const std::string_view bytes = service_.tokenizer_.token_bytes(int32_t(id));
     if (wanted) one.prompt_offsets.push_back(characters + before_own(one.decoder, bytes));
     std::string more = one.decoder.push(int32_t(id));
-    // Special tokens decode to nothing, but those that stand in the text are a part of it.
+    // Special tokens decode to nothing, unless they occur in the prompt's text.
     if (text && service_.tokenizer_.is_special(int32_t(id)) &&
         text->substr(std::min(sent.size(), text->size())).starts_with(bytes))
       more = bytes;
@@ -208,7 +210,7 @@ void Reply::read_prompt(One& one, const std::string* text) const {
   if (!request_.echo) return;
   one.text = text ? *text : sent;
   one.decoded = characters_of(one.text);
-  if (wanted) one.tokens.push_back({{.id = one.prompt[0]}, 0});  // nothing is in front of it
+  if (wanted) one.tokens.push_back({{.id = one.prompt[0]}, 0});  // the first token has no log probability
 }
 
 Reply::~Reply() {

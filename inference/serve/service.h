@@ -1,31 +1,35 @@
 #pragma once
-// A model that answers requests: from what was asked to ids, through the batcher, and back to text and JSON. Knows
-// nothing of HTTP.
+// Answers requests with a model: converts a request to token ids, runs them in the batcher, and converts the result to
+// text and JSON. Independent of HTTP.
 #include "inference/serve/batcher.h"
 #include "inference/serve/chat.h"
 
 namespace lockstep::serve {
 
+/// Options of a Service.
 struct ServiceOptions {
   std::string name;                       ///< of the model
-  std::optional<ChatTemplate> chat = {};  ///< none: no chats
-  std::vector<int64_t> eos = {};          ///< ends of texts
+  std::optional<ChatTemplate> chat = {};  ///< nullopt: no chats
+  std::vector<int64_t> eos = {};          ///< token ids that end a text
   BatcherOptions batcher = {};
 };
 
 class Reply;
 
+/// A model with its tokenizer that answers requests.
 class Service {
  public:
-  /// Both must outlive it.
+  /// `model` and `tokenizer` must outlive it.
   Service(nn::GPT& model, const data::Tokenizer& tokenizer, const ServiceOptions& options);
-  /// Error: BadRequest.
+  /// Starts to answer a request. Error: BadRequest.
   std::unique_ptr<Reply> answer(Endpoint endpoint, std::string_view body);
+  /// The list of models, which has one entry.
   data::Json models() const;
-  /// One of them. Error (BadRequest, 404) when it is another.
+  /// The entry of a model. BadRequest (404) for an unknown id.
   data::Json model(const std::string& id) const;
+  /// The token ids of a text; `body` as for parse_tokenize().
   data::Json tokenize(std::string_view body) const;
-  /// In the text format of Prometheus.
+  /// Statistics in the text format of Prometheus.
   std::string metrics();
 
  private:
@@ -34,21 +38,22 @@ class Service {
   const data::Tokenizer& tokenizer_;
   ServiceOptions options_;
   int64_t created_, vocab_;
-  std::vector<int64_t> padding_;  // ids of the model that the tokenizer does not know
+  std::vector<int64_t> padding_;  // ids of the model's vocabulary that the tokenizer lacks
   std::atomic<int64_t> numbers_ = 0;
   Batcher batcher_;
 };
 
-/// What one request gets. When it is destroyed before its end, its sequences end, too.
+/// The answer to one request. Destroying it early cancels its sequences.
 class Reply {
  public:
   ~Reply();
+  /// True if the client wants the answer in pieces.
   bool streams() const { return request_.stream; }
-  /// What has come within so many milliseconds, as objects to be sent one by one; ended(): there is no more. Throws
-  /// when the model failed.
+  /// The results of at most `milliseconds`, as objects to be sent one by one; see ended(). Error if the model failed.
   std::vector<data::Json> pieces(int milliseconds);
+  /// True if no more pieces will follow.
   bool ended() const;
-  /// All of it, after the end.
+  /// The whole answer, once ended() is true.
   data::Json whole() const;
 
  private:

@@ -1,3 +1,4 @@
+// Simulates serving. See simulate.h.
 #include "inference/serve/simulate.h"
 
 #include <algorithm>
@@ -15,8 +16,8 @@ namespace {
 
 constexpr size_t most_requests_drawn = 40, most_columns = 400;
 
-/// What a request does in a step, for the eye: prompt tokens, 0: an answer's token, -1: waits, -2: gave way, -3: not
-/// there.
+/// The state of each request in a step, for drawing. > 0: prompt tokens; 0: a token of the answer; -1: waiting; -2:
+/// preempted; -3: absent.
 std::vector<int64_t> column(const Simulated& run, const Simulated::Slot& slot) {
   std::vector<int64_t> cells(run.requests.size(), -3);
   for (size_t r = 0; r < cells.size(); ++r)
@@ -59,13 +60,13 @@ std::vector<Arrival> parse_arrivals(const std::string& text) {
 
 Simulated simulate(const std::vector<Arrival>& arrivals, State state, const StepCosts& costs) {
   Simulated run{.limits = state.limits, .block_count = state.blocks.count()};
-  std::vector<int64_t> left;  // of the answers
+  std::vector<int64_t> left;  // tokens of each answer
   double now = 0;
   for (size_t next = 0; next < arrivals.size() || !state.running.empty() || !state.waiting.empty();) {
     if (state.running.empty() && state.waiting.empty()) now = std::max(now, arrivals[next].time);
     for (; next < arrivals.size() && arrivals[next].time <= now; ++next) {
       const Arrival& a = arrivals[next];
-      std::vector<int64_t> prompt;  // tokens that nobody else has, behind the common ones
+      std::vector<int64_t> prompt;  // after the common prefix, each prompt has unique tokens
       for (int64_t t = 0; t < a.prompt; ++t) prompt.push_back(t < a.common ? t : (int64_t(next) + 1) * (1 << 24) + t);
       add(state, std::move(prompt), a.prompt + a.answer);
       run.requests.push_back({.arrived = a.time});

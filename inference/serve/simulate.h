@@ -1,46 +1,53 @@
 #pragma once
-// A schedule of serving without a model: requests arrive, steps take the time that their rows cost, and what happened
-// is there to be printed and drawn.
+// Simulates a serving schedule without a model: requests arrive, each step takes a time that depends on its rows, and
+// the result can be printed and drawn.
 #include "inference/serve/scheduler.h"
 
 namespace lockstep::serve {
 
+/// A simulated request.
 struct Arrival {
-  double time = 0;     ///< ms
-  int64_t prompt = 0;  ///< tokens
-  int64_t answer = 1;  ///< tokens, at least one
-  int64_t common = 0;  ///< so many of the prompt's first tokens are those of the others that say so
+  double time = 0;     ///< in ms
+  int64_t prompt = 0;  ///< number of tokens
+  int64_t answer = 1;  ///< number of tokens, at least 1
+  int64_t common = 0;  ///< length of the prefix that the prompt shares with other requests
 };
-/// "0:300+20": at 0 ms a prompt of 300 tokens, answered with 20; "0:300+20/256": of which 256 are common.
+/// Parses "0:300+20": at 0 ms a prompt of 300 tokens with an answer of 20; in "0:300+20/256", 256 prompt tokens are
+/// common.
 std::vector<Arrival> parse_arrivals(const std::string& text);
 
-/// What a step costs, in ms: once for reading the weights, and for each row.
+/// The cost of a step in ms: a constant for reading the weights, plus a cost per row.
 struct StepCosts {
   double step = 9, row = 0.5;
 };
 
+/// The result of simulate().
 struct Simulated {
+  /// A step with its times.
   struct Slot {
     double start, end;
     Step step;
     int64_t blocks;  ///< in use
   };
+  /// Times of a request.
   struct Request {
-    double arrived, started = 0, first = 0, ended = 0;  ///< first: token of the answer
+    double arrived, started = 0, first = 0, ended = 0;  ///< first: when the first token of the answer is ready
   };
   std::vector<Slot> slots;
   std::vector<Request> requests;
-  int64_t tokens = 0, rows = 0, shared_tokens = 0, put_back = 0;  ///< made; computed for them; not computed
+  /// Tokens generated; rows computed; tokens found in shared blocks; times a sequence yielded.
+  int64_t tokens = 0, rows = 0, shared_tokens = 0, put_back = 0;
   Limits limits;
   int64_t block_count = 0;
 };
+/// Runs the schedule on these requests, from the empty `state`.
 Simulated simulate(const std::vector<Arrival>& arrivals, State state, const StepCosts& costs = {});
 
-/// A row per request, a column per step: how many of its prompt's tokens, "#" for a token of the answer, "." waits, "x"
-/// gave way.
+/// A row per request, a column per step. A number: prompt tokens computed; "#": a token of the answer; ".": waiting;
+/// "x": yielded.
 std::string draw_grid(const Simulated& run);
-/// Time goes right, requests go down; below them the rows of each step and the blocks in use. Error for more than can
-/// be told apart.
+/// Time goes right, requests go down; below them are the rows of each step and the blocks in use. Error for too many
+/// requests or steps to be legible.
 std::string draw_svg(const Simulated& run);
 
 }  // namespace lockstep::serve

@@ -1,15 +1,16 @@
 // DualPipe-V (DeepSeek-AI, 2024, cut in half by Qi et al.): each rank holds two chunks of the model, placed as a V, so
-// the first rank has the first chunk and the last. The backward of the second chunk begins while forwards of the first
-// still come in: the ranks are busy with both directions at once.
+// that the first rank holds the first and the last chunk. Backwards of the second chunk start while forwards of the
+// first still arrive: ranks work in both directions at once.
 //
 //   rank 0   chunk 0 ─▶ ... ─▶ chunk 7        rank r: chunks r and 2p-1-r
 //   rank 1     chunk 1 ─▶ ... ─▶ chunk 6
-//   rank 2       chunk 2 ─▶  chunk 5
+//   rank 2       chunk 2 ─▶ ... ─▶ chunk 5
 //   rank 3         chunk 3 ─▶ chunk 4
 //
-// Eight phases; a and b are the two chunks, B a whole backward, I and W its parts. Needs m >= 2p.
-// Cost, with F, I and W of one chunk: rank idle for (p-1)(F+I-W), or, when F and B run as one of length F&B,
-// (p-1)(F&B+B-3W); the activations of 2p+1 chunks kept at most.
+// Needs m >= 2p. The schedule has eight phases; a and b are the two chunks, B is a whole backward, I and W its parts.
+//
+// Cost, with F, I and W of one chunk: each rank is idle for (p-1)(F+I-W), or, when F and B run as one computation of
+// length F&B, for (p-1)(F&B+B-3W). At most 2p+1 chunk activations are kept.
 #include "pipeline/schedules/rules.h"
 #include "tensor/check.h"
 
@@ -19,7 +20,7 @@ static std::vector<Action> both_directions(const Request& r, int rank) {
   const int p = r.stages, later = p - rank - 1;
   std::vector<Action> list;
   int forwards[2] = {0, 0}, backwards[2] = {0, 0};
-  std::vector<Action> postponed;  // weights' parts, first come first served
+  std::vector<Action> postponed;  // weight gradients, first in, first out
   size_t done = 0;
   const auto forward = [&](int chunk) { list.push_back({What::forward, forwards[chunk]++, chunk}); };
   const auto backward = [&](int chunk, bool split = false) {
@@ -32,8 +33,8 @@ static std::vector<Action> both_directions(const Request& r, int rank) {
   for (int i = 0; i < 2 * later; ++i) forward(0);                           // Fa
   for (int i = 0; i <= rank; ++i) forward(0), forward(1);                   // Fa Fb
   for (int i = 0; i < later; ++i) backward(1, true), weight(), forward(1);  // Ib Wb Fb
-  for (int i = 0; i < r.micro_batches - 2 * p + rank + 1; ++i)
-    forward(0), backward(1), forward(1), backward(0);                    // Fa Bb Fb Ba
+  // Fa Bb Fb Ba
+  for (int i = 0; i < r.micro_batches - 2 * p + rank + 1; ++i) forward(0), backward(1), forward(1), backward(0);
   for (int i = 0; i < later; ++i) backward(1), forward(1), backward(0);  // Bb Fb Ba
   const int half = (rank + 1) / 2;
   for (int i = 0; i <= rank; ++i) {  // Bb Ba, the second half Ib Ia

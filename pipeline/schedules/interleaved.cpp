@@ -1,12 +1,11 @@
-// Interleaved 1F1B (Narayanan et al., 2021): rank r holds the chunks r, p+r, 2p+r, ... of the model. Micro-batches go
-// in groups of p: a group passes the first chunk of every rank, then the second, ..., and comes back the other way
-// round.
+// Interleaved 1F1B (Narayanan et al., 2021): rank r holds the chunks r, p+r, 2p+r, ... of the model. Micro-batches run
+// in groups of p: a group passes the first chunk of every rank, then the second, and so on; backwards visit the chunks
+// in reverse.
 //
 //   p = 2, v = 2 (a: first chunk, b: second):      rank 0   F0a F1a F0b F1b F2a .   B0b B0b F3a B1b ...
 //                                                  rank 1   .   F0a F1a F0b B0b B0b F1b B1b B1b F2a ...
 //
-// Cost: bubble (p-1)/(m·v+p-1); v messages where 1F1B has one; activations of min(2(p-r-1) + (v-1)p + 1, m·v) chunks
-// kept.
+// Cost: bubble (p-1)/(m·v+p-1); v times the messages of 1F1B; min(2(p-r-1) + (v-1)p + 1, m·v) chunk activations kept.
 #include "pipeline/schedules/rules.h"
 #include "tensor/check.h"
 

@@ -1,5 +1,5 @@
-// 1F1B (PipeDream-flush; Narayanan et al., 2019): rank s begins with p-s-1 forwards, then does one forward and one
-// backward by turns, then the backwards that are left. Picture in schedule.h.
+// 1F1B (PipeDream-flush; Narayanan et al., 2019): rank s starts with p-s-1 forwards, then alternates one forward and
+// one backward, and ends with the remaining backwards. Picture in schedule.h.
 //
 // Cost: bubble (p-1)/(m+p-1); min(p-s, m) activations kept at rank s.
 #include "pipeline/schedules/rules.h"

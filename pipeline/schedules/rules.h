@@ -1,31 +1,32 @@
 #pragma once
-// What the file of a kind of schedule says: how it is called, what it does, what it asks for, and what its paper says
-// of it, which the tests hold the lists against.
+// The interface of a kind of schedule. Each file of this folder defines one Rules: its name, its lists, its
+// constraints, and the bubble of its paper, against which tests check the lists.
 #include <algorithm>
 
 #include "pipeline/simulate.h"
 
 namespace lockstep::pipeline {
 
+/// A kind of schedule.
 struct Rules {
   std::string_view name;  ///< in configurations and on command lines
-  /// The computations of one rank in order; make_schedule() adds the transfers.
+  /// The computations of one rank, in order; make_schedule() adds the transfers.
   std::vector<Action> (*computations)(const Request& request, int rank);
-  /// The idle part of all ranks' time.
+  /// Idle fraction of all ranks' time.
   Formula (*bubble)(const Request& request, const Costs& costs);
-  /// What is wrong with these numbers of stages, micro-batches and chunks: "expected ..., got ...; use ..."; or
-  /// nothing.
+  /// The reason why these numbers of stages, micro-batches and chunks are not possible: "expected ..., got ...; use
+  /// ..."; empty if they are. Null: all are.
   std::string (*refusal)(const Request& request) = nullptr;
-  int chunks = 1;           ///< of a rank, when nothing else is asked
-  bool any_chunks = false;  ///< whether something else may be asked
-  bool is_v = false;        ///< the second chunks lie in the opposite order, so that the first rank holds both ends
+  int chunks = 1;           ///< default number per rank
+  bool any_chunks = false;  ///< true if other numbers than the default are allowed
+  bool is_v = false;        ///< the second chunks are placed in reverse order, so the first rank holds both ends
 };
 
-/// Of 1F1B, and of all that is idle for as long.
+/// The bubble of 1F1B, and of schedules that idle as long.
 inline Formula bubble_of_1f1b(const Request& r, const Costs&) {
   return {"(p-1)/(m+p-1)", double(r.stages - 1) / (r.micro_batches + r.stages - 1)};
 }
-/// Idle for a time `one` beside the work of all micro-batches.
+/// The bubble when each rank is idle for `one` besides the work of its micro-batches.
 inline Formula idle(const char* text, double one, const Request& r, const Costs& c) {
   const double all = one + r.micro_batches * (c.forward + c.input + c.weight);
   return {text, all > 0 ? one / all : 0};

@@ -1,13 +1,13 @@
-// ZB-H1 (Qi et al., arXiv:2401.10241): 1F1B whose backward is split. Rank s does the weights' part s micro-batches
-// later than the input's, so the last ranks, which begin their backwards first, send gradients early and have weights
-// left to fill the end with.
+// ZB-H1 (Qi et al., arXiv:2401.10241): 1F1B with split backwards. Rank s computes weight gradients s micro-batches
+// later than input gradients. The last ranks start their backwards first; they send input gradients early, and fill the
+// end of the step with the postponed weight gradients.
 //
 //   rank 0   F0 F1 F2 F3 .  .  .  I0 W0 F4 I1 W1 ...
 //   rank 3   .  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 ...
 //
-// Cost, with forward F, input I and weight W, the smallest of them: rank idle for (p-1)(F+I-W) instead of 1F1B's
-// (p-1)(F+I+W), where there is a micro-batch for each stage; min(p, m) activations kept at every rank, as many as 1F1B
-// keeps at its first.
+// Cost, with forward F, input gradient I and weight gradient W, the smallest of the three: each rank is idle for
+// (p-1)(F+I-W) instead of 1F1B's (p-1)(F+I+W), if m >= p. Every rank keeps min(p, m) activations, as many as the first
+// rank of 1F1B.
 #include "pipeline/schedules/rules.h"
 
 namespace lockstep::pipeline {
