@@ -1,6 +1,7 @@
 #pragma once
 // Files in folders that others may write to: never through a symbolic link, and never waiting for who is at the other
-// end of a pipe. What stands below /dev and /proc (/dev/stdout, /dev/null) is the system's, and opened as it is.
+// end of a pipe. What stands in /dev, /dev/fd or below /proc (/dev/stdout, /dev/null) is the system's, and opened as it
+// is.
 #include <string>
 #include <string_view>
 
