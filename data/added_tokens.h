@@ -19,8 +19,8 @@ struct AddedToken {
 /// backwards (Aho and Corasick, 1975), which knows the longest token that begins at each byte.
 class AddedTokens {
  public:
-  static constexpr size_t most_bytes = 4096;            ///< of a token
-  static constexpr size_t most_bytes_of_all = 4 << 20;  ///< which take 24 bytes of memory each
+  static constexpr size_t most_bytes = 4096;     ///< of a token
+  static constexpr size_t most_nodes = 4 << 20;  ///< bytes of all tokens, those of an ending that they share once
 
   void add(AddedToken token) { tokens_.push_back(std::move(token)); }
   void finish(const std::string& where);  ///< after the last add(); Error when one is there twice
@@ -44,7 +44,7 @@ class AddedTokens {
     size_t start;
     const AddedToken* token;
   };
-  void make_nodes(size_t bytes);
+  void make_nodes(const std::string& where);
   /// Where one more byte before it leads.
   uint32_t step(uint32_t at, uint8_t byte) const;
   /// From right to left.
