@@ -1,7 +1,4 @@
 // Loss scaling, schedules by name, and what a run writes: monitors, times, memory, collectives, flops.
-#include <sys/resource.h>
-
-#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -10,6 +7,7 @@
 #include "dist/fingerprint.h"
 #include "engine/reports.h"
 #include "tests/engine/util.h"
+#include "tests/file_limit.h"
 #include "tests/golden_folder.h"
 
 using namespace lockstep;
@@ -343,17 +341,13 @@ TEST_CASE("engine: a full disk ends the curves, not the run") {
   const TempDir folder;
   constexpr rlim_t most = 1 << 20;  // bytes of a file: one is as long as it can be
   folder.write("Train_Samples_lr.csv", std::string(most, '\n'));
-  rlimit before{};
-  REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
-  const rlimit tight{most, before.rlim_max};
-  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
-  REQUIRE(setrlimit(RLIMIT_FSIZE, &tight) == 0);
   int warnings = 0;
   const auto monitor = csv_monitor(
       folder.str(), "", [&](const std::string& text) { warnings += contains(text, "writing failed: File too large"); });
-  for (int i = 0; i < 3; ++i) monitor->write({{"Train/Samples/lr", 1, i}, {"Train/Samples/train_loss", 2, i}});
-  setrlimit(RLIMIT_FSIZE, &before);
-  std::signal(SIGXFSZ, old_handler);
+  {
+    const testing::FileLimit full(most);
+    for (int i = 0; i < 3; ++i) monitor->write({{"Train/Samples/lr", 1, i}, {"Train/Samples/train_loss", 2, i}});
+  }
   CHECK(warnings == 1);
   CHECK(read(folder / "Train_Samples_train_loss.csv") == "step,train_loss\n0,2\n1,2\n2,2\n");
 }
