@@ -36,22 +36,18 @@ size_t spaces_after(std::string_view text, size_t at) {
 
 void AddedTokens::finish(const std::string& where) {
   std::sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
-  size_t bytes = 0;
   for (size_t i = 0; i < tokens_.size(); ++i) {
     const std::string& text = tokens_[i].text;
     LOCKSTEP_CHECK(!text.empty() && text.size() <= most_bytes, where, ": expected added tokens of 1 to ", most_bytes,
                    " bytes, got ", text.size());
     LOCKSTEP_CHECK(i == 0 || text != tokens_[i - 1].text, where, ": added token \"", text, "\" appears twice");
     ends_[uint8_t(text.back())] = true;
-    bytes += text.size();
   }
-  LOCKSTEP_CHECK(bytes <= most_bytes_of_all, where, ": expected added tokens of at most ", most_bytes_of_all,
-                 " bytes together, got ", bytes);
-  make_nodes(bytes);
+  make_nodes(where);
 }
 
 /// Builds the nodes breadth-first: a node's children are contiguous, and its suffix link already exists.
-void AddedTokens::make_nodes(size_t bytes) {
+void AddedTokens::make_nodes(const std::string& where) {
   struct Range {
     uint32_t first, last;  // indices into `order`: the tokens with this node's suffix
   };
@@ -67,9 +63,10 @@ void AddedTokens::make_nodes(size_t bytes) {
                                         [](char c, char d) { return uint8_t(c) < uint8_t(d); });
   });
   std::vector<Range> ranges{{0, uint32_t(order.size())}};
-  nodes_.reserve(bytes + 1), ranges.reserve(bytes + 1);
   nodes_.assign(1, {});
-  for (size_t begin = 0, end = 1, depth = 0; begin < end; begin = end, end = nodes_.size(), ++depth)
+  for (size_t begin = 0, end = 1, depth = 0; begin < end; begin = end, end = nodes_.size(), ++depth) {
+    LOCKSTEP_CHECK(end <= most_nodes, where, ": expected added tokens of at most ", most_nodes,
+                   " bytes together, with endings that they share counted once");
     for (size_t at = begin; at < end; ++at) {
       auto [first, last] = ranges[at];
       if (first < last && tokens_[order[first]].text.size() == depth) nodes_[at].token = int32_t(order[first++]);
@@ -83,6 +80,7 @@ void AddedTokens::make_nodes(size_t bytes) {
         ++nodes_[at].children;
       }
     }
+  }
 }
 
 uint32_t AddedTokens::step(uint32_t at, uint8_t byte) const {

@@ -21,8 +21,8 @@ struct AddedToken {
 /// token that begins at each byte.
 class AddedTokens {
  public:
-  static constexpr size_t most_bytes = 4096;            ///< limit for one token
-  static constexpr size_t most_bytes_of_all = 4 << 20;  ///< limit for all tokens; a byte takes 24 bytes of memory
+  static constexpr size_t most_bytes = 4096;     ///< limit for one token
+  static constexpr size_t most_nodes = 4 << 20;  ///< limit for all: their bytes, a suffix that tokens share counted once
 
   /// Adds a token. Call finish() after the last one.
   void add(AddedToken token) { tokens_.push_back(std::move(token)); }
@@ -48,7 +48,7 @@ class AddedTokens {
     size_t start;
     const AddedToken* token;
   };
-  void make_nodes(size_t bytes);
+  void make_nodes(const std::string& where);
   /// The node reached from `at` when `byte` is put in front.
   uint32_t step(uint32_t at, uint8_t byte) const;
   /// The longest match at each start, from right to left.

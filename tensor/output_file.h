@@ -1,6 +1,6 @@
 #pragma once
 // Files in folders that other users may write to: never opened through a symbolic link, and never blocking on a pipe.
-// Paths below /dev and /proc (/dev/stdout, /dev/null) belong to the system and are opened as they are.
+// Paths in /dev and /dev/fd and below /proc (/dev/stdout, /dev/null) belong to the system and are opened as they are.
 #include <string>
 #include <string_view>
 

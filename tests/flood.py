@@ -20,7 +20,7 @@ import uuid
 from leftovers import processes_with
 from programs import APPS, check, finish, saved
 
-SECONDS, STEPS = (30, 12000) if os.environ.get("LONG") else (2, 800)
+SECONDS, STEPS = (30, 40000) if os.environ.get("LONG") else (2, 3000)
 RANKS, FLOODERS, DELAY = 4, 4, 5
 
 # Each holds 250 connections, of which it drops the oldest for a new one: without a word, in the middle of one, with a wrong

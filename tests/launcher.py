@@ -338,7 +338,7 @@ with tempfile.TemporaryDirectory() as folder:
     def unread(name, script, code):
         process = begin("-n", 2, "sh", "-c", script)
         waiting = lambda: sum(struct.unpack("i", fcntl.ioctl(stream, termios.FIONREAD, b"    "))[0] for stream in (process.stdout, process.stderr))
-        check(f"{name}, unread: starts", settle(lambda: waiting() > 60000), waiting())
+        check(f"{name}, unread: starts", settle(lambda: waiting() > 20000), waiting())
         time.sleep(0.5)  # the launcher's own room is full, too
         process.send_signal(signal.SIGTERM)
         try:

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs a suite of tests in a program whose C and C++ locales are another: numbers must be read and written as before.
 
-    tests/locales.py LOCALE TEST_PROGRAM [ARGUMENTS...]
+    tests/locales.py LOCALE TEST_PROGRAM FILES
 
-Takes the system's locale, or makes it (localedef). Exit code 77 (skipped) with a reason where neither can be.
+FILES names the tests' sources that read and write numbers, as doctest's --source-file; with LONG=1 the whole suite runs. Takes the
+system's locale, or makes it (localedef). Exit code 77 (skipped) with a reason where neither can be.
 """
 import locale
 import os
@@ -22,7 +23,8 @@ def has(name):
 
 
 def main():
-    name, command = sys.argv[1], sys.argv[2:]
+    name, program, files = sys.argv[1:]
+    command = [program] if os.environ.get("LONG") == "1" else [program, "--source-file=" + files]
     env = dict(os.environ, LOCKSTEP_TEST_LOCALE=name)
     with tempfile.TemporaryDirectory() as folder:
         if not has(name):
