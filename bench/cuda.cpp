@@ -1,4 +1,4 @@
-// bench_cuda: what each kernel reaches on a device, against what its bytes and operations allow (docs/cuda.md).
+// bench_cuda: what each kernel reaches on a device, against what its bytes and operations allow (docs/cuda-kernels.md).
 //
 //   bench_cuda [--device cuda:0] [--shrink N] [--gbps 4800] [--tflops 989] [--only TEXT]
 //
