@@ -1,5 +1,5 @@
 // bench_cuda: speed of each kernel on a device, compared with the bound from memory bandwidth and peak FLOP/s
-// (docs/cuda.md).
+// (docs/cuda-kernels.md).
 //
 //   bench_cuda [--device cuda:0] [--shrink N] [--gbps 4800] [--tflops 989] [--only TEXT]
 //
