@@ -15,8 +15,9 @@ PAGE = ROOT / "docs/options.md"
 PROGRAMS = ("lockstep", "mlp", "cnn", "gpt")
 OPENING = """# Options
 
-Written by `scripts/options_page.py build` from `--help`. Most options of a training program come from
-`train/`, so that a program of your own has them too: [a training program](train.md).
+All options of every program and command, as `--help` prints them. Most options of a training program
+come from the folder `train/`, so your own program has them too: [a training program](train.md). The
+page is written by `scripts/options_page.py build`.
 """
 
 
