@@ -1,6 +1,6 @@
 #pragma once
-// Runs a kernel on the CPU and on the device with the same arguments and compares what it writes; on the simulated
-// device in three orders of threads, which must agree in every bit.
+// Runs a kernel on the CPU and on the device with the same arguments and compares their outputs. The simulated device
+// runs it with three orders of threads, which must agree in every bit.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -33,12 +33,12 @@ inline Tensor random_integers(const Shape& shape, int64_t end, uint32_t seed = 1
   return Tensor::from(values, shape).to(cpu);
 }
 
-/// One unit in the last place of results around 1, roughly, with what sums lose.
+/// About one unit in the last place of values around 1, plus the error of sums.
 inline double tolerance(DType dtype) {
   return dtype == f64 ? 1e-12 : dtype == f32 ? 2e-5 : dtype == f16 ? 2e-3 : 1.6e-2;
 }
 
-/// x on a device, with the same strides; an undefined tensor stays one.
+/// A copy of x on a device with the same strides; undefined if x is.
 inline Tensor like_on(const Tensor& x, Device device) {
   if (!x.defined() || device.is_cpu()) return x;
   const Tensor whole = Tensor(x.storage(), 0, {x.storage()->bytes() / size_of(x.dtype())}, {1}, x.dtype());
@@ -58,7 +58,7 @@ inline void check_close(const Tensor& got, const Tensor& expected, double bound,
   }
 }
 
-/// Every byte, for comparisons between orders.
+/// All bytes of x, to compare orders of threads.
 inline std::vector<unsigned char> bytes_of(const Tensor& x) {
   const Tensor there = x.to(cpu).contiguous();
   const auto* p = static_cast<const unsigned char*>(there.raw_data());
@@ -67,7 +67,8 @@ inline std::vector<unsigned char> bytes_of(const Tensor& x) {
 
 using Arguments = std::vector<Tensor>;
 
-/// run(kernels, inputs, outputs) on both devices. `outputs` are made like the given ones, and hold NaN (or -1) before.
+/// Calls run(kernels, inputs, outputs) on both devices. The outputs have the shape and dtype of `outputs` and are first
+/// filled with NaN (integers: -1).
 inline void against_cpu(const std::string& what, const Arguments& inputs, const Arguments& outputs,
                         const std::function<void(const Kernels&, const Arguments&, Arguments&)>& run,
                         double bound = -1) {
