@@ -180,8 +180,7 @@ TEST_CASE("cuda: random numbers have the CPU's bits") {
             str("iota ", dtype), {}, {to_fill(dtype)},
             [&](const Kernels& k, const Arguments&, Arguments& to) {
               if (is_floating(dtype)) k.iota(to[0], 0.3, 0.1);
-              // f32 and narrower: only the integer's low bits would be lost
-              else k.iota(to[0], (int64_t(1) << 53) + 1, -3);
+              else k.iota(to[0], (int64_t(1) << 53) + 1, -3);  // narrow integers keep the low bits
             },
             0);
       }

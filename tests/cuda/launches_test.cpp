@@ -131,11 +131,13 @@ TEST_CASE("launches: attention of whole 128 tokens is cuDNN's, on the packed pro
 #endif
 
 TEST_CASE("traffic: what a block reads and writes beside products and attention") {
-  // The least traffic of a block, in activations (batch, context, width). Each half of the block
-  //  reads its residual sum (written by a product) and writes its norm:    2 + 2, with dropout 4 + 4 (both summands, too);
-  //  in backward reads both gradients and the sum, and writes its own:     4 + 4, with dropout 5 + 5 (the dropped one, too).
-  //  A Llama rotates queries and half as many keys in both directions: 6. Its gate is four times as wide; it reads two
-  //  and writes one in forward, and reads three and writes two in backward: 32.
+  // The least traffic of a block, in activations of (batch, context, width):
+  //   each half, forward: reads its residual sum and writes its norm: 2 + 2; with dropout it reads both summands and
+  //     writes the sum, too: 4 + 4
+  //   each half, backward: reads the gradients of both and the sum, writes its own gradient: 4 + 4; with dropout that of
+  //     the dropped summand, too: 5 + 5
+  //   Llama's rotary embedding: queries and half as many keys, forward and backward: 6
+  //   Llama's gate, four times as wide: 2 reads and 1 write forward, 3 reads and 2 writes backward: 32
   struct Row {
     nn::GPT::Options options;
     double least;
