@@ -6,7 +6,7 @@
 
 struct GroupBody {
   bool schedules = true;  ///< the group runs our schedules: test every algorithm, and count traffic to the byte
-  // The only other algorithm of a group without our schedules.
+  /// The only other algorithm of a group without our schedules.
   lockstep::dist::Algorithm exact = lockstep::dist::Algorithm::automatic;
   lockstep::Device device = lockstep::default_device();
 };
