@@ -1,5 +1,5 @@
 #pragma once
-// Golden folders of Hugging Face's that tests change.
+// Golden Hugging Face folders that tests modify.
 #include <functional>
 #include <string>
 #include <utility>
@@ -30,7 +30,7 @@ inline bool same(lockstep::nn::Module& a, lockstep::nn::Module& b) {
   return true;
 }
 
-/// A copy of a golden folder that may be changed.
+/// A copy of a golden folder that a test may change.
 struct Folder {
   TempDir at;
   Json config;
@@ -56,7 +56,7 @@ struct Folder {
     lockstep::data::save_safetensors(at / "model.safetensors", tensors);
     return at.str();
   }
-  /// Two shards and an index.
+  /// Writes the weights as two shards and an index.
   std::string write_shards(const std::function<void(Json& weight_map)>& change = {}) const {
     write_config();
     Json map(Json::Object{});
