@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of sequence parallelism share: ranks, and one run of attention cut over them.
+// Shared by the tests of sequence parallelism: ranks, and attention distributed over them.
 #include <vector>
 
 #include "parallel/sequence/context_parallel.h"
