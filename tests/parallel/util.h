@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of data parallelism share: small models, and a run of a few steps cut over ranks and accumulation.
+// Shared by the tests of data parallelism: small models, and a short training distributed over ranks and accumulation.
 #include <functional>
 #include <map>
 #include <string>
@@ -21,7 +21,7 @@ inline nn::Linear linear(int64_t in, int64_t out) {
   return nn::Linear(options);
 }
 
-/// Two hidden layers with dropout: its bits tell whether dropout is keyed by micro-batch.
+/// Two hidden layers with dropout. Its bits reveal whether dropout is keyed by micro-batch.
 struct Mlp : nn::Layer<Mlp> {
   nn::Linear a = linear(6, 40), b = linear(40, 24), c = linear(24, 3);
   double p = 0;
@@ -31,7 +31,7 @@ struct Mlp : nn::Layer<Mlp> {
   void fields(nn::Fields& f) override { f("a", a)("b", b)("c", c); }
 };
 
-/// A model of which forward uses only what `uses` says.
+/// A model whose forward uses only the branches that its flags select.
 struct Branches : nn::Layer<Branches> {
   nn::Linear left = linear(3, 2), right = linear(3, 2), never = linear(3, 2);
   bool use_left = true, use_right = true, use_never = false;
@@ -45,7 +45,7 @@ struct Branches : nn::Layer<Branches> {
   void fields(nn::Fields& f) override { f("left", left)("right", right)("never", never); }
 };
 
-/// The loss of one micro-batch of a step: data and dropout depend on these two numbers only.
+/// The loss of a micro-batch. Data and dropout depend on `step` and `micro_batch` only.
 inline Variable loss_of(Mlp& net, int step, int micro_batch,
                         const std::function<Variable(const Variable&)>& forward = {}) {
   manual_seed(99);
@@ -70,7 +70,7 @@ inline Tensors copy_gradients(nn::Module& module) {
   return all;
 }
 
-/// The first name whose tensors are not equal bit for bit, or "".
+/// The first name whose tensors differ in any bit; "" if none does.
 inline std::string differing(const Tensors& a, const Tensors& b) {
   if (a.size() != b.size()) return "sizes";
   for (const auto& [name, tensor] : a)
