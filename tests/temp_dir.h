@@ -1,5 +1,5 @@
 #pragma once
-// A folder that is there while its object is.
+// A temporary folder that exists as long as its object.
 #include <stdlib.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace testing {
 
-/// Where tests of files have a real disk (tests/run_all.py keeps the others in memory).
+/// A folder on a real disk, for tests of files; tests/run_all.py keeps other temporary files in memory.
 inline std::filesystem::path disk() {
   const char* named = ::getenv("LOCKSTEP_TEST_DISK");
   return named ? std::filesystem::path(named) : std::filesystem::temp_directory_path();
@@ -39,7 +39,7 @@ struct TempDir {
     std::ifstream in(path / name, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
   }
-  /// Names in it, sorted, with blanks between.
+  /// The sorted names of its entries, separated by blanks.
   std::string list(const std::string& below = "") const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(path / below))

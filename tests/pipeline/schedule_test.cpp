@@ -210,9 +210,8 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
     auto& list = s.ranks[size_t(row.rank)];
     list.erase(list.begin() + std::ptrdiff_t(index(list, row.action)));
     CHECK(contains(errors(s), row.expected));
-    // Every action that is missing or doubled is noticed.
   }
-  {
+  {  // Every action that is missing or doubled is noticed.
     int unnoticed = 0;
     for (size_t rank = 0; rank < 3; ++rank) {
       for (size_t i = 0; i < good.ranks[rank].size(); ++i) {

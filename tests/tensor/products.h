@@ -1,5 +1,5 @@
 #pragma once
-// What tests of products share: operands whose sums are exact, and products in double to compare with.
+// Shared by tests of matrix products: operands whose sums are exact, and reference products in double.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ inline Tensor values(const Shape& shape, uint32_t seed, DType dtype = f32) {
   return Tensor::from(v, shape).to(dtype);
 }
 
-/// Row-major product of (batch, m, k) and (batch, k, n) in double.
+/// The row-major product of (batch, m, k) and (batch, k, n) in double.
 inline std::vector<double> reference(const Tensor& a, const Tensor& b, int64_t batch, int64_t m, int64_t n, int64_t k) {
   const auto va = a.to_vector<double>(), vb = b.to_vector<double>();
   std::vector<double> out(size_t(batch * m * n), 0);

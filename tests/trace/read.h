@@ -1,5 +1,5 @@
 #pragma once
-// The records of a trace, whole or cut short.
+// Reads the records of a trace, complete or truncated.
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -8,7 +8,7 @@
 
 using Record = nlohmann::json;
 
-/// As viewers read it: an array whose end may be missing.
+/// Reads a trace like a viewer does: an array whose end may be missing. whole: the file must be complete.
 inline std::vector<Record> read_trace(const std::string& path, bool whole = true) {
   std::ifstream in(path);
   std::string text{std::istreambuf_iterator<char>(in), {}};
