@@ -340,8 +340,7 @@ TEST_CASE("cross entropy: masked and huge logits, long rows, threads") {
     CHECK(grad[6] == doctest::Approx(std::exp(-0.5) / sum).epsilon(1e-6));
     CHECK(grad[8] == doctest::Approx(1 / sum - 1).epsilon(1e-6));
   }
-  // only two entries are not -inf: whole blocks of -inf before, between and after them
-  Tensor far = full({1, 10000}, -inf);
+  Tensor far = full({1, 10000}, -inf);  // whole blocks of -inf before and after the only two finite entries
   far.narrow(1, 5000, 2).fill_(3);
   CHECK(list(cross_entropy_rows(far, Tensor::from<int64_t>({5001})).loss)[0] == doctest::Approx(std::log(2.0)));
   const Tensor big = random_tensor({37, 5001}, f32), t = arange(37);

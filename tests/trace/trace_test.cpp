@@ -81,7 +81,7 @@ TEST_CASE("trace: scopes, counters, notes") {
                                    {"c", "text"},
                                    {"d", nullptr},
                                    {"late", int64_t(1) << 60},
-                                   {"six", 1}});  // one more than the limit
+                                   {"six", 1}});  // the sixth argument; any more are dropped
   CHECK(outer[0]["dur"].get<double>() >= 2000);   // microseconds
   CHECK(add[0]["cat"] == "operation");
   CHECK(inner[0]["ts"].get<double>() <= add[0]["ts"].get<double>());
@@ -115,7 +115,7 @@ TEST_CASE("trace: a killed process leaves what a viewer reads") {
   close(ready[1]);
   const auto all = read_trace(folder / "rank-2.json", false);
   for (const char* name : {"step 0", "step 1"})
-    CHECK(with(all, "name", name).size() == 1);  // the third thread's own record may not have been written
+    CHECK(with(all, "name", name).size() == 1);  // the record of step 2 may still be buffered
   CHECK(with(all, "name", "memory").size() == 3);
   CHECK(with(all, "name", "trace ends").empty());
   for (const Record& r : all) CHECK(r["pid"] == 2);
@@ -176,7 +176,7 @@ TEST_CASE("trace: threads and ranks") {
         for (const Record& r : found) CHECK(r["args"]["rank"] == rank);
       }
       CHECK(with(all, "name", "collective").size() == scopes);
-      CHECK(with(all, "name", "whose").size() == (ranks == 1));  // ambiguous if there are several ranks
+      CHECK(with(all, "name", "whose").size() == (ranks == 1));  // with several ranks, this row belongs to none of them
       const int main = with(all, "name", "work")[0]["tid"], helper = with(all, "name", "help")[0]["tid"],
                 group = with(all, "name", "collective")[0]["tid"];
       CHECK(main == 0);
