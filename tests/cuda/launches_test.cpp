@@ -134,8 +134,8 @@ TEST_CASE("traffic: what a block reads and writes beside products and attention"
   // The least traffic of a block, in activations of (batch, context, width):
   //   each half, forward: reads its residual sum and writes its norm: 2 + 2; with dropout it reads both summands and
   //     writes the sum, too: 4 + 4
-  //   each half, backward: reads the gradients of both and the sum, writes its own gradient: 4 + 4; with dropout that of
-  //     the dropped summand, too: 5 + 5
+  //   each half, backward: reads the gradients of both and the sum, writes its own gradient: 4 + 4; with dropout also
+  //     that of the dropped summand: 5 + 5
   //   Llama's rotary embedding: queries and half as many keys, forward and backward: 6
   //   Llama's gate, four times as wide: 2 reads and 1 write forward, 3 reads and 2 writes backward: 32
   struct Row {

@@ -107,8 +107,8 @@ TEST_CASE(
     world().barrier();
     if (rank == 1) until([] { return world().control().failed(); });  // rank 0 must be the one that fails
     const Tensor x = ones_on(rank);
-    // The call itself may already report the failure.
     if (rank == 0) {
+      // The call itself may already report the failure.
       read[0] = message([&] { world().all_reduce(x, {.tag = "w7", .async = true}).synchronize(); });
       read[1] = message([&] {
         until([&] {

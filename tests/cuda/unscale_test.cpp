@@ -22,8 +22,8 @@ TEST_CASE("unscale_, find_nonfinite: as the CPU does it, for any number, size an
           const Tensor x = arange(-3, double(sizes[i % 6]) - 3, 1, {.dtype = f32, .device = cpu}).to(dtypes[i % 4]);
           const bool marked = bad != 0 && i == at && x.numel() > 0;
           if (marked) x.slice(0, x.numel() - 1).fill_(bad);
-          // Some tensors are not aligned.
           here.push_back(x);
+          // Some tensors are not aligned.
           there.push_back(i % 5 == 4 && x.numel() > 1 ? cat({x, x}).to(cuda0).slice(0, 1, x.numel()) : x.to(cuda0));
           if (i % 5 == 4 && x.numel() > 1) here.back() = cat({x, x}).slice(0, 1, x.numel());
         }

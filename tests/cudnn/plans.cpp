@@ -1,7 +1,9 @@
 // The plans that the real cuDNN chooses for our convolutions and attention on an H200, without such a device: given a
 // description of a device, cuDNN answers what it would run there. Nothing is computed.
 //
-//   cudnn_plans [--update]   compares with tests/golden/cudnn_plans.txt, or writes it; ends with "N passed, N failed"
+//   cudnn_plans [--update]   compares with tests/golden/cudnn_plans.txt, or writes it
+//
+// Ends with "N passed, N failed".
 //
 // For each shape, layout, dtype and direction it checks that the plan's engine claims to be deterministic and as exact as
 // requested, that a second plan is identical to the letter, and that cuDNN has a plan where the golden file says so.

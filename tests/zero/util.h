@@ -72,7 +72,7 @@ inline std::unique_ptr<optim::Optimizer> adamw(std::vector<Variable> parameters)
 
 struct ZeroPlan {
   int ranks = 1, accumulation = 8;
-  // Without: the optimizer's own step, after DDP or, on one rank, a GradientAccumulator.
+  /// Without: the optimizer's own step, after DDP or, on one rank, a GradientAccumulator.
   std::optional<zero::ZeroOptions> options = {};
   std::optional<parallel::DdpOptions> ddp = {};
   DType dtype = f32;

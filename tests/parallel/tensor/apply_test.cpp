@@ -242,8 +242,8 @@ TEST_CASE(
   }
 }
 
-// Bytes of the activations in f64: more than the small tensors that are sent without a schedule.
 TEST_CASE("bytes of a layer, by formula") {
+  // Bytes of the activations in f64: more than the small tensors that are sent without a schedule.
   constexpr int64_t width = 48, size = batch * tokens * width * 8;
   const nn::TransformerBlock::Options o{.width = width, .heads = 24};
   for (const int n : {2, 3, 4, 8}) {
