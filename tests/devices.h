@@ -6,6 +6,7 @@
 
 #include "tensor/device.h"
 
+/// cpu:1, the second virtual device.
 inline constexpr lockstep::Device second{lockstep::Device::Type::cpu, 1};
 
 /// `n` virtual devices.

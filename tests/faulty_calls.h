@@ -13,6 +13,7 @@ namespace testing {
 /// writes half of the bytes; kill ends the process with exit code 137.
 class FaultyCalls : public lockstep::data::FileCalls {
  public:
+  /// none; the k-th call fails; all from the k-th on fail; writes from the k-th on are short; the k-th kills.
   enum class Fault { none, fail, fail_from, shorten, kill };
   FaultyCalls() = default;
   FaultyCalls(Fault fault, int64_t k, int error = EIO) : fault_(fault), k_(k), error_(error) {}

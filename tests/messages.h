@@ -15,6 +15,7 @@ inline std::string message(const std::function<void()>& fn) {
   } catch (const lockstep::Error& error) { return error.what(); }
   return "(no error)";
 }
+/// True if `part` occurs in `text`.
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 /// The text that an error about values on the default device must contain. On a device a kernel finds the error: it

@@ -18,6 +18,7 @@ inline std::filesystem::path disk() {
   return named ? std::filesystem::path(named) : std::filesystem::temp_directory_path();
 }
 
+/// A new folder below `in`; the destructor removes it with everything in it.
 struct TempDir {
   std::filesystem::path path;
   explicit TempDir(const std::filesystem::path& in = std::filesystem::temp_directory_path()) {
@@ -29,12 +30,16 @@ struct TempDir {
   ~TempDir() { std::filesystem::remove_all(path); }
   TempDir(const TempDir&) = delete;
 
+  /// Its path.
   std::string str() const { return path.string(); }
+  /// The path of an entry.
   std::string operator/(const std::string& name) const { return (path / name).string(); }
+  /// Writes a file and returns its path.
   std::string write(const std::string& name, const std::string& content) const {
     std::ofstream(path / name, std::ios::binary) << content;
     return *this / name;
   }
+  /// The content of a file.
   std::string read(const std::string& name) const {
     std::ifstream in(path / name, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
@@ -49,6 +54,7 @@ struct TempDir {
     for (const std::string& name : names) text += (text.empty() ? "" : " ") + name;
     return text;
   }
+  /// The number of entries.
   int files() const { return int(std::distance(std::filesystem::directory_iterator(path), {})); }
 };
 

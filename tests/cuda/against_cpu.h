@@ -18,14 +18,17 @@
 
 namespace lockstep::testing {
 
+/// The device under test.
 inline const Device cuda0{Device::Type::cuda, 0};
 
+/// Uniform values in [-scale, scale), reproducible by seed, on the CPU.
 inline Tensor random_tensor(const Shape& shape, DType dtype, uint32_t seed = 1, double scale = 1) {
   std::mt19937 engine(seed);
   std::vector<double> values(static_cast<size_t>(numel_of(shape)));
   for (double& value : values) value = scale * (double(engine()) / 4294967296.0 * 2 - 1);
   return Tensor::from(values, shape).to(cpu).to(dtype);
 }
+/// Integers from 0 to end - 1 (i64), reproducible by seed, on the CPU.
 inline Tensor random_integers(const Shape& shape, int64_t end, uint32_t seed = 1) {
   std::mt19937 engine(seed);
   std::vector<int64_t> values(static_cast<size_t>(numel_of(shape)));
@@ -45,6 +48,7 @@ inline Tensor like_on(const Tensor& x, Device device) {
   return Tensor(whole.to(device).storage(), x.offset(), x.shape(), x.strides(), x.dtype());
 }
 
+/// Checks |got - expected| <= bound max(1, |expected|); NaN equals NaN. Reports the first difference, named `what`.
 inline void check_close(const Tensor& got, const Tensor& expected, double bound, const std::string& what) {
   if (!expected.defined()) return;
   if (got.shape() != expected.shape()) FAIL(what << ": shape " << got.shape());
@@ -65,6 +69,7 @@ inline std::vector<unsigned char> bytes_of(const Tensor& x) {
   return {p, p + there.numel() * size_of(there.dtype())};
 }
 
+/// Inputs or outputs of a kernel.
 using Arguments = std::vector<Tensor>;
 
 /// Calls run(kernels, inputs, outputs) on both devices. The outputs have the shape and dtype of `outputs` and are first

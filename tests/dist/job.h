@@ -11,13 +11,16 @@
 
 #include "dist/control.h"
 
+/// A job of `world` ranks on this machine, with the listener of rank 0's store. Times are in seconds.
 struct Job {
   explicit Job(int world, double heartbeat = 1, double timeout = 20);
   ~Job();
-  lockstep::dist::Rendezvous place(int rank);  ///< Call once per rank: the one of rank 0 owns the listener.
+  /// The rendezvous of a rank. Rank 0's owns the listener, so call it once per rank.
+  lockstep::dist::Rendezvous place(int rank);
   /// Joins `ranks`, each on its own thread, and runs body there. Returns the error of each rank; "" if there was none.
   std::map<int, std::string> run(const std::vector<int>& ranks,
                                  const std::function<void(lockstep::dist::Control&)>& body);
+  /// All ranks, 0 to world - 1.
   std::vector<int> all() const;
 
   lockstep::dist::Rendezvous base;
@@ -31,6 +34,7 @@ class Child {
   Child(const std::string& script, const lockstep::dist::Rendezvous& place, int descriptors = 0);
   ~Child();
   Child(const Child&) = delete;
+  /// Sends a signal to the process.
   void signal(int number) const;
   /// Waits until the process has written `word` to its standard output. False after 20 s.
   bool says(const std::string& word);
@@ -52,12 +56,14 @@ void until_failed(lockstep::dist::Control& control);
 /// Seconds of a monotonic clock.
 double now_seconds();
 #ifdef __SANITIZE_THREAD__
+/// True under ThreadSanitizer.
 inline constexpr bool thread_sanitized = true;
 #else
 inline constexpr bool thread_sanitized = false;
 #endif
 // .ci/run defines the second one, as g++ has no such macro
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_UNDEFINED__)
+/// True under any sanitizer.
 inline constexpr bool sanitized = true;
 #else
 inline constexpr bool sanitized = thread_sanitized;

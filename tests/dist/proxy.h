@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+/// The faults that a proxy injects.
 struct ProxyFaults {
   double delay = 0;             ///< delay of every piece, in seconds
   int reset_first = 0;          ///< resets the first connections, this many, as soon as they arrive
@@ -18,12 +19,14 @@ struct ProxyFaults {
   uint64_t seed = 1;
 };
 
+/// A proxy with a thread of its own.
 class Proxy {
  public:
   /// Listens on a free port of 127.0.0.1 and opens a connection to host:port for each client.
   Proxy(std::string host, int port, ProxyFaults faults = {});
   ~Proxy();
   Proxy(const Proxy&) = delete;
+  /// The port that it listens on.
   int port() const;
   int connections() const;  ///< number of clients so far
   int64_t bytes() const;    ///< bytes forwarded so far

@@ -11,6 +11,7 @@
 
 namespace lockstep::dist {
 
+/// The control planes of `n` ranks that are threads of this process.
 struct Seats {
   explicit Seats(int n, const std::string& transport = "threads", Rendezvous place = {}) {
     place.world_size = place.local_world_size = n;

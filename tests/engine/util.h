@@ -10,6 +10,7 @@ namespace testing {
 
 using engine::Config;
 
+/// A log that ignores everything.
 constexpr auto quiet = [](const std::string&) {};
 
 /// `count` samples of 6 numbers in 3 classes.
@@ -30,15 +31,18 @@ inline Config config_of(int stage, int64_t accumulation, DType dtype = f32) {
   return c;
 }
 
+/// The model; its values differ between ranks.
 inline std::unique_ptr<Net> make_net(int rank = 0) {
   manual_seed(1 + uint64_t(rank));  // only the values of rank 0 matter: they are broadcast
   return std::make_unique<Net>();
 }
 
+/// AdamW with lr 1e-2 and weight decay 0.1.
 inline std::unique_ptr<optim::Optimizer> make_adamw(nn::Module& m) {
   return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
 }
 
+/// A copy of all parameters, gathered from all ranks.
 inline Tensors whole_parameters(engine::EngineBase& e, nn::Module& net) {
   const auto whole = e.zero().gathered();
   return copy_parameters(net);
@@ -57,6 +61,7 @@ template <class M> void train_steps(engine::Engine<M>& e, int64_t steps) {
   }
 }
 
+/// A training by an engine: ranks, configuration, steps, and samples in the data set.
 struct EnginePlan {
   int ranks = 1;
   Config config;

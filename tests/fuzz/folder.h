@@ -13,6 +13,7 @@
 
 namespace fuzz {
 
+/// A temporary folder in /dev/shm, removed at the end of the process.
 class Folder {
  public:
   Folder() : path_("/dev/shm/lockstep-fuzz-XXXXXX") {

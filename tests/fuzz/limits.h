@@ -11,6 +11,7 @@
 
 namespace fuzz {
 
+/// Aborts if the limits for an input of `input` bytes are exceeded while it lives.
 class Limits {
  public:
   explicit Limits(size_t input) : seconds_(1 + double(input / 1'000'000)), start_(now()) {

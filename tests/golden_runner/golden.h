@@ -26,12 +26,15 @@ class Case {
   const std::string& name() const { return name_; }
   const Json& json() const { return json_; }
   const std::string& folder() const { return folder_; }
+  /// True if the case has the tensor <case>/<what>.
   bool has(const std::string& what) const { return tensors_.count(what) > 0; }
+  /// The tensor <case>/<what>; an error if there is none.
   const Tensor& tensor(const std::string& what) const;
   /// Every <what> that starts with `prefix`.
   std::vector<std::string> names(const std::string& prefix) const;
   /// A tensor of another case of the same file ("common/param0").
   Tensor shared(const std::string& full_name) const;
+  /// True if the file has a tensor of this full name.
   bool has_shared(const std::string& full_name) const { return file_.contains(full_name); }
 
   // Options in "args". Without a default, a missing option is an error.
@@ -66,7 +69,9 @@ class Report {
   /// Compares two tensors: equal shapes; NaN and infinities at the same positions (with `reach` also where b overflows
   /// our dtype); |a - b| <= tolerance max(1, |b|); integers must be equal.
   void compare(const std::string& what, const Tensor& ours, const Tensor& golden);
+  /// Adds a problem.
   void wrong(const std::string& message) { problems_.push_back(message); }
+  /// True if there are no problems.
   bool ok() const { return problems_.empty(); }
   const std::vector<std::string>& problems() const { return problems_; }
   int compared() const { return compared_; }
@@ -79,6 +84,7 @@ class Report {
   std::vector<std::string> problems_;
 };
 
+/// A number or a list of numbers.
 Dims to_dims(const Json& json);
 /// Applies the views that a list in a case's JSON describes: slice, transpose, permute, expand.
 Variable apply_views(Variable x, const Json& views);

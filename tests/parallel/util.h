@@ -16,6 +16,7 @@ namespace testing {
 
 using namespace lockstep;
 
+/// A Linear(in, out) with bias.
 inline nn::Linear linear(int64_t in, int64_t out) {
   const nn::Linear::Options options{.in = in, .out = out};
   return nn::Linear(options);
@@ -56,13 +57,16 @@ inline Variable loss_of(Mlp& net, int step, int micro_batch,
   return cross_entropy(forward ? forward(x) : net(x), y);
 }
 
+/// Tensors by name.
 using Tensors = std::map<std::string, Tensor>;
 
+/// Copies of all parameters.
 inline Tensors copy_parameters(nn::Module& module) {
   Tensors all;
   for (auto& p : module.named_parameters()) all[p.name] = p.variable.tensor().clone();
   return all;
 }
+/// Copies of all gradients that are defined.
 inline Tensors copy_gradients(nn::Module& module) {
   Tensors all;
   for (auto& p : module.named_parameters())
@@ -77,6 +81,7 @@ inline std::string differing(const Tensors& a, const Tensors& b) {
     if (!b.count(name) || !equal(tensor, b.at(name))) return name;
   return "";
 }
+/// The largest absolute difference; 1e9 if names differ.
 inline double distance(const Tensors& a, const Tensors& b) {
   double most = a.size() == b.size() ? 0 : 1e9;
   for (const auto& [name, tensor] : a)

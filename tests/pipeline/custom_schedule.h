@@ -6,6 +6,7 @@
 
 namespace testing {
 
+/// The schedule described above.
 inline lockstep::pipeline::Schedule chunk_by_chunk(int stages, int micro_batches, int chunks) {
   using namespace lockstep::pipeline;
   Schedule s = make_schedule({Kind::interleaved, stages, micro_batches, chunks});

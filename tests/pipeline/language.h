@@ -15,8 +15,10 @@ namespace testing {
 
 using namespace lockstep::pipeline;
 
+/// Sizes of the model and of a micro-batch.
 constexpr int64_t vocab = 11, width = 8, micro_batch = 4;
 
+/// A single value.
 inline Values one(Variable v) { return {std::move(v)}; }
 
 /// A small language model: an embedding table tied to the head, layers with dropout, and two that pass on a second
@@ -52,10 +54,12 @@ inline std::vector<LayerSpec> model(double p = 0.25) {
   return layers;
 }
 
+/// Cross entropy of the outputs.
 inline Variable loss_of_tokens(const Values& outputs, const std::vector<Tensor>& targets) {
   return cross_entropy(outputs[0], targets[0]);
 }
 
+/// Inputs and targets of a micro-batch, which depend on step and micro-batch only.
 inline std::optional<Sample> sample_of(int step, int64_t micro, int64_t size = micro_batch) {
   std::vector<int64_t> x, y;
   for (int64_t i = 0; i < size; ++i) {
@@ -66,6 +70,7 @@ inline std::optional<Sample> sample_of(int step, int64_t micro, int64_t size = m
   return Sample{{Tensor::from(x, {size})}, {Tensor::from(y, {size})}};
 }
 
+/// Training steps of each run.
 constexpr int steps = 3;
 
 /// AdamW, or nothing for a stage without parameters.
@@ -73,6 +78,7 @@ struct Optimizer {
   explicit Optimizer(nn::Module& m) {
     if (!m.parameters().empty()) adamw.emplace(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
   }
+  /// A step, and zero_grad().
   void step() {
     if (!adamw) return;
     adamw->step();

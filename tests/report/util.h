@@ -16,8 +16,11 @@ namespace fs = std::filesystem;
 namespace trace = lockstep::trace;
 using trace::Category;
 
+/// The beginning of all traces in nanoseconds of the clock.
 constexpr int64_t zero_ns = 1'000'000'000'000;
+/// The clock's time `seconds` after that.
 inline int64_t ns(double seconds) { return zero_ns + int64_t(seconds * 1e9 + 0.5); }
+/// Records an event from `begin` to `end` (seconds after the beginning).
 inline void put(std::string_view name, Category category, double begin, double end, trace::Args args = {},
                 const trace::Row* row = nullptr) {
   trace::record(name, category, ns(begin), ns(end), args, row);

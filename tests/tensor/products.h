@@ -33,6 +33,7 @@ inline std::vector<double> reference(const Tensor& a, const Tensor& b, int64_t b
   return out;
 }
 
+/// Checks |got - wanted| <= tolerance max(1, |wanted|) for all elements.
 inline void check_close(const Tensor& got, const std::vector<double>& wanted, double tolerance) {
   const auto v = got.to_vector<double>();
   REQUIRE(v.size() == wanted.size());
@@ -42,6 +43,7 @@ inline void check_close(const Tensor& got, const std::vector<double>& wanted, do
   CHECK(worst <= tolerance);
 }
 
+/// The tolerance for products of values().
 inline double tolerance_of(DType dtype) {
   return dtype == f64 ? 1e-14 : dtype == f32 ? 1e-5 : dtype == f16 ? 1e-3 : 8e-3;
 }

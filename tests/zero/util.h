@@ -28,6 +28,7 @@ struct Net : nn::Layer<Net> {
   void fields(nn::Fields& f) override { f("a", a)("norm", norm)("b", b)("c", c); }
 };
 
+/// A Linear(in, out) without bias.
 inline nn::Linear matrix(int64_t in, int64_t out) {
   const nn::Linear::Options options{.in = in, .out = out, .bias = false};
   return nn::Linear(options);
@@ -39,7 +40,9 @@ struct Even : nn::Layer<Even> {
   Variable forward(const Variable& x) { return c(gelu(b(gelu(a(x))))); }
   void fields(nn::Fields& f) override { f("a", a)("b", b)("c", c); }
 };
+/// The number of parameters of Even.
 constexpr int64_t psi = 64 * 512 + 512 * 512 + 512 * 64;
+/// Throws unless `got` bytes are as expected.
 inline void expect(const char* what, int64_t got, double wanted) {
   LOCKSTEP_CHECK(double(got) == wanted, what, ": ", got, " bytes, expected ", wanted);
 }
@@ -65,11 +68,14 @@ inline void backwards(Zero& zero, int accumulation, const std::function<void(int
   }
 }
 
+/// Creates an optimizer for parameters.
 using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(std::vector<Variable>)>;
+/// AdamW with lr 1e-2 and weight decay 0.1.
 inline std::unique_ptr<optim::Optimizer> adamw(std::vector<Variable> parameters) {
   return std::make_unique<optim::AdamW>(std::move(parameters), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
 }
 
+/// A short training.
 struct ZeroPlan {
   int ranks = 1, accumulation = 8;
   /// Without: the optimizer's own step, after DDP or, on one rank, a GradientAccumulator.
@@ -80,6 +86,7 @@ struct ZeroPlan {
   int steps = 4;
   bool no_sync = true;  // for stages 0 and 1
   MakeOptimizer make = adamw;
+  /// the device of each rank
   std::function<Device(int rank)> device = [](int) { return cpu; };
 };
 

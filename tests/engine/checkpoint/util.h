@@ -21,6 +21,7 @@
 namespace lockstep::checkpoints {
 
 #if defined(__SANITIZE_THREAD__)
+/// True under ThreadSanitizer, which is slow.
 inline constexpr bool thread_sanitized = true;
 #else
 inline constexpr bool thread_sanitized = false;
@@ -35,6 +36,7 @@ struct Entry {
   Shape shape;
   DType dtype;
 };
+/// The tensors of the model.
 inline const std::vector<Entry>& small_model() {
   static const std::vector<Entry> entries = {{"model.h.0.attn.weight", {13, 7}, f32},
                                              {"model.h.0.attn.bias", {13}, bf16},
@@ -55,6 +57,7 @@ inline std::byte byte_at(const Entry& e, int64_t i, int v) {
   x ^= x >> 29;
   return std::byte(e.dtype == boolean ? x & 1 : x & 255);
 }
+/// A tensor on the CPU whose values are not initialized.
 inline Tensor bytes_tensor(int64_t elements, DType dtype) {
   return Tensor(Storage::allocate(elements * size_of(dtype), cpu), 0, {elements}, {1}, dtype);
 }
@@ -78,8 +81,10 @@ inline void save(const std::string& dir, const std::string& tag, const Contents&
 /// How the model is distributed over ranks: replicated; one flat list cut into shards (ZeRO); whole tensors assigned in
 /// turn (a pipeline); or mixed: parameters replicated, the rest in shards that two ranks each hold.
 enum class Cut { replicated, flat, dealt, mixed };
+/// All of them.
 inline constexpr Cut all_cuts[] = {Cut::replicated, Cut::flat, Cut::dealt, Cut::mixed};
 
+/// The pieces of version `v` that rank `rank` of `world` holds; v < 0: uninitialized, to be loaded.
 inline std::vector<Piece> pieces_of(Cut cut, int world, int rank, int v) {
   std::vector<Piece> pieces;
   int64_t total = 0, at = 0;
@@ -105,6 +110,7 @@ inline std::vector<Piece> pieces_of(Cut cut, int world, int rank, int v) {
   return pieces;
 }
 
+/// True if the pieces have the bytes of version `v`.
 inline bool is_version(const std::vector<Piece>& pieces, int v) {
   for (const Piece& p : pieces) {
     const auto e = std::find_if(small_model().begin(), small_model().end(),
@@ -116,6 +122,7 @@ inline bool is_version(const std::vector<Piece>& pieces, int v) {
   return true;
 }
 
+/// What rank `rank` of `world` saves: its pieces of version `v`, and the number "step", which is v.
 inline Contents contents_of(Cut cut, int world, int rank, int v) {
   Contents c{.pieces = pieces_of(cut, world, rank, v), .numbers = {{"step", int64_t(v)}}, .plan = "test"};
   c.aliases["model.head"] = "model.h.0.attn.weight";
@@ -136,10 +143,13 @@ inline int load_version(const std::string& dir, LoadOptions options = {}) {
 using data::FileCalls;
 using testing::FaultyCalls;
 
+/// A log that ignores everything.
 inline constexpr auto quiet = [](const std::string&) {};
 
+/// File calls without faults.
 inline FaultyCalls healthy;
 
+/// Options that keep one checkpoint and use `calls`.
 inline SaveOptions options_with(FileCalls* calls, bool async = false) {
   return {.async = async, .keep = 1, .calls = calls, .warn = quiet};
 }
@@ -147,6 +157,7 @@ inline SaveOptions options_with(FileCalls* calls, bool async = false) {
 /// A new temporary folder that holds version 1.
 struct Run {
   Run() { save(path(), "one", contents_of(Cut::replicated, 1, 0, 1), nullptr, options_with(&healthy)); }
+  /// The run's folder.
   std::string path() const { return dir / "run"; }
   TempDir dir;
 };
@@ -155,12 +166,14 @@ struct Run {
 struct Warnings {
   std::mutex mutex;
   std::string text;
+  /// The function that collects; give it to a Saver or to load().
   std::function<void(const std::string&)> sink() {
     return [this](const std::string& what) {
       const std::lock_guard lock(mutex);
       text += what + "\n";
     };
   }
+  /// Returns the collected warnings, one per line, and clears them.
   std::string take() {
     const std::lock_guard lock(mutex);
     return std::exchange(text, "");

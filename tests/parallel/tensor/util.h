@@ -14,8 +14,10 @@ namespace testing {
 
 using namespace lockstep;
 
+/// The numbers of ranks that are tested.
 inline const std::vector<int> worlds{1, 2, 3, 4, 8};
 
+/// Runs fn on n ranks, which are threads, with a group of all of them.
 inline void on_ranks(int n, const std::function<void(dist::ProcessGroup& group)>& fn) {
   dist::spawn(n, [&](int) { fn(dist::world()); }, {.timeout = dist::Seconds(60)});
 }
@@ -28,6 +30,7 @@ inline Tensor values(uint64_t number, const Shape& shape, DType dtype = f64) {
   set_random_state(before);
   return x;
 }
+/// Random integers from 0 to end - 1 that depend on `number` only.
 inline Tensor ids(uint64_t number, const Shape& shape, int64_t end) {
   const RandomState before = random_state();
   set_random_state({.seed = 8, .step = number});
@@ -35,6 +38,7 @@ inline Tensor ids(uint64_t number, const Shape& shape, int64_t end) {
   set_random_state(before);
   return x;
 }
+/// A leaf with a copy of x, which requires grad.
 inline Variable leaf(const Tensor& x) { return Variable(x.clone(), true); }
 
 /// Throws, which ends the test, unless a equals b within `tolerance` (absolute).
@@ -45,6 +49,7 @@ inline void expect_near(const Tensor& a, const Tensor& b, const std::string& wha
   const double distance = max(abs(sub(a.to(f64), b.to(f64)))).item();
   LOCKSTEP_CHECK(distance <= tolerance, what, ": off by ", distance);
 }
+/// Throws unless fn throws an Error that contains `part`.
 inline void expect_message(const std::function<void()>& fn, const std::string& part) {
   const std::string text = message(fn);
   LOCKSTEP_CHECK(contains(text, part), "expected an Error with \"", part, "\", got: ", text);
