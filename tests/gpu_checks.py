@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/gpu_checks.sh only names targets, options and test cases that exist: GPU time is too scarce to find typos
-there.
+"""scripts/gpu_checks.sh only names targets, options and test cases that exist: it runs on GPU machines, where a failed
+run may not be repeatable.
 
 tests/gpu_checks.py        ends with "N passed, N failed"
 """

@@ -137,7 +137,7 @@ def two_jobs(d, command):
     until = time.monotonic() + LIMIT
     while not (out / "config.json").exists() and time.monotonic() < until:
         time.sleep(0.005)
-    first.send_signal(signal.SIGSTOP)  # keeps it running for as long as this test needs
+    first.send_signal(signal.SIGSTOP)  # keeps it alive for as long as this test needs
     for resume in (["--resume"], []):
         r = run(*command, "--steps", 40, "--save-every", 2, *resume, "--out", out, timeout=LIMIT)
         check("a second job is refused and says why" + f" {resume}", one_line(r) and str(out) in r.stderr, f"exit {r.returncode}: {r.stderr}")

@@ -75,7 +75,7 @@ inline pipeline::Loss on_loss(std::function<void(const Variable&)> look) {
   };
 }
 
-/// What a training run leaves behind.
+/// The results of a training run.
 struct Result {
   std::vector<double> losses, norms;
   nn::State state;

@@ -26,7 +26,7 @@ struct LimitCase {
   std::vector<LimitInput> inputs;
   std::function<Tensors(Tensors)> run;  ///< may write to its inputs
   int64_t width = 0;                    ///< elements of a row of the largest tensor, if that is not an input
-  double bound = -1;                    ///< of the error; -1: the default of against_cpu()
+  double bound = -1;                    ///< bound of the error; -1: the default of against_cpu()
   /// Parts of the grid (0 to 1) that work on a row, if that is not row / rows.
   std::function<std::vector<double>(int64_t row, int64_t rows)> places = {};
   bool slow = false;  ///< each block does much work

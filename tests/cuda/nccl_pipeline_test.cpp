@@ -46,7 +46,7 @@ struct StagePlan {
   int steps = testing::steps;
 };
 
-/// Parameters and losses of all ranks; checks that what several ranks have is equal.
+/// Parameters and losses of all ranks; checks that values held by several ranks are equal.
 Tensors train_stages(const StagePlan& plan) {
   const auto all = on_ranks<Tensors>(
       plan.ranks,

@@ -63,7 +63,7 @@ TEST_CASE("step graphs: the bits of steps run one by one, with dropout, in every
     CHECK(r.graphs == "1 shape recorded, 5 of 6 steps replayed");
     CHECK(r.said.empty());
 #if defined(SIMT_CPU)
-    // Beside the graph, only kernels for data, loss scale, random keys, learning rates and the next fp8 scales start.
+    // Besides the graph, only kernels for data, loss scale, random keys, learning rates and the next fp8 scales start.
     int64_t others = 0;
     for (const auto& [name, count] : r.launches) others += name == "graph" ? 0 : count;
     CHECK(r.launches.at("graph") == 1);

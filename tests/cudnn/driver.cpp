@@ -1,6 +1,6 @@
 // A stub of the CUDA driver, for cuDNN without a device: engines that compile their kernels also load them. Here
-// loading always succeeds, and there is no device. The stub has libcuda's soname, so cuDNN finds it if it is loaded
-// before.
+// loading always succeeds, and there is no device. The stub has libcuda's soname, so cuDNN finds the stub if that was
+// loaded first.
 extern "C" {
 
 #define LOCKSTEP_SUCCEEDS(name) \

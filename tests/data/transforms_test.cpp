@@ -13,7 +13,7 @@ using namespace lockstep::data;
 
 namespace {
 
-/// Image number i is filled with i, then transformed.
+/// Image number i has pixel values that count up from 7 i, and is then transformed; its target is i.
 struct Changed : Dataset<Example> {
   Transform transform;
   int64_t n;

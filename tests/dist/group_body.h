@@ -4,7 +4,7 @@
 
 #include "dist/process_group.h"
 
-/// What kind of group check_group() tests.
+/// Properties of the group under test.
 struct GroupBody {
   bool schedules = true;  ///< the group runs our schedules: test every algorithm, and count traffic to the byte
   /// The only other algorithm of a group without our schedules.

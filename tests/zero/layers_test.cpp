@@ -66,7 +66,7 @@ struct Volumes : nn::Layer<Volumes> {
   void fields(nn::Fields& f) override { f("first", first)("second", second)("head", head); }
 };
 
-/// A head tied to the embedding table, whose loss is computed in chunks of `rows_at_once` rows; 0 or many: as a whole.
+/// A head tied to the embedding table, whose loss is computed in chunks of `rows_at_once` rows.
 struct Words : nn::Layer<Words> {
   nn::Embedding table{{.num = 11, .dim = 6}};
   nn::Linear inner = linear(6, 6);

@@ -122,7 +122,7 @@ inline bool is_version(const std::vector<Piece>& pieces, int v) {
   return true;
 }
 
-/// What rank `rank` of `world` saves: its pieces of version `v`, and the number "step", which is v.
+/// The contents that rank `rank` of `world` saves: its pieces of version `v`, and the number "step", which is v.
 inline Contents contents_of(Cut cut, int world, int rank, int v) {
   Contents c{.pieces = pieces_of(cut, world, rank, v), .numbers = {{"step", int64_t(v)}}, .plan = "test"};
   c.aliases["model.head"] = "model.h.0.attn.weight";

@@ -204,7 +204,7 @@ TEST_CASE("device map: shared parameters and what a module reads itself stay tog
       const auto dispatched =
           device_map::dispatch(tied, infer(tied, Map{{"", place}, {"b", "cpu:0"}}), {.weights = file});
       CHECK(all(eq(tied(x).tensor().to(cpu), expected)).item<bool>());
-      // loaded twice, because b runs between a and c
+      // the shared weight is loaded twice, because b runs between a and c
       CHECK(dispatched.bytes_loaded() == (*place == 'd' ? 96 + 64 : 0));
     }
     std::filesystem::remove(file);
