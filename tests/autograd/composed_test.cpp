@@ -83,8 +83,8 @@ TEST_CASE("composed: integers, ties, NaN, infinities and tensors off the tape") 
   const Variable same(ones({1, 3}), true);
   sum(cdist(same, same.detach())).backward();
   CHECK(numbers(same.grad()) == List{0, 0, 0});
-  CHECK(cdist(full({1, 2}, 200, {.dtype = f16}), full({1, 2}, -100, {.dtype = f16})).item() ==
-        doctest::Approx(424.25));  // its square overflows f16
+  // Its square overflows f16.
+  CHECK(cdist(full({1, 2}, 200, {.dtype = f16}), full({1, 2}, -100, {.dtype = f16})).item() == doctest::Approx(424.25));
 
   const auto [rows, columns] = [] {
     const std::vector<Tensor> grid = meshgrid({arange(2), arange(3)});

@@ -421,8 +421,8 @@ namespace {
 /// A graph of two all-reduces.
 struct Recorded {
   explicit Recorded(int rank) : x(full({8}, 1, {.dtype = f32, .device = device_of(rank)})), graph(device_of(rank)) {
-    for (int i = 0; i < 101; ++i)
-      world().all_reduce(x.clone()).synchronize();  // past the first 100 calls, which are all compared among ranks
+    // Past the first 100 calls, which are all compared among ranks.
+    for (int i = 0; i < 101; ++i) world().all_reduce(x.clone()).synchronize();
     graph.record([&] {
       world().all_reduce(x);
       world().all_reduce(x);

@@ -190,8 +190,8 @@ TEST_CASE("control: the first report is what every rank raises") {
         first = won.rank;
         CHECK(contains(message([&] { control.set("k", "v"); }), won.what()));
       }
-      if (rank == 0)
-        CHECK(contains(message([&] { control.get("never", Seconds(20)); }), "broken by"));  // ends a pending wait, too
+      // Ends a pending wait, too.
+      if (rank == 0) CHECK(contains(message([&] { control.get("never", Seconds(20)); }), "broken by"));
       until_failed(control);
     });
     check_all(said, str("[rank ", first, "] broken by ", first));
@@ -339,8 +339,8 @@ TEST_CASE("control: a rank that left after its part of a collective is not blame
   check_calm(job.run(job.all(), [&](Control& control) {
     control.begin(in_seq(9));
     if (control.place().rank == 1) return control.end();
-    for (int i = 0; i < 20; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(50)))
-      control.waits(1, 0, false);  // no error: the bytes of rank 1 are still in transit
+    // No error: the bytes of rank 1 are still in transit.
+    for (int i = 0; i < 20; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(50))) control.waits(1, 0, false);
     CHECK(!control.failed());
     control.end();
   }));

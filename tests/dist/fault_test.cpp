@@ -289,8 +289,9 @@ TEST_CASE("faults 5: a rank that hears nobody is ended by spawn()") {
   const double start = now();
   const std::string text = run(shared, [&](int rank) {
     if (rank == 1) throw Error("stop");
+    // Never calls a collective.
     if (rank == 2)
-      while (true) sleep_ms(1000);  // never calls a collective
+      while (true) sleep_ms(1000);
     world().barrier();
   });
   CHECK(text == "[rank 1] stop");

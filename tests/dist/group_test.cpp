@@ -194,8 +194,8 @@ TEST_CASE("group 13: ranks that wait for each other") {
 TEST_CASE("group: a slow rank is no deadlock") {
   CHECK(outcome(2,
                 [](int rank) {
-                  if (rank == 1)
-                    std::this_thread::sleep_for(std::chrono::milliseconds(700));  // longer than three heartbeats
+                  // Longer than three heartbeats.
+                  if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(700));
                   const Tensor t = ones(4);
                   if (rank == 0) world().receive(t, 1);
                   else world().send(t, 0);

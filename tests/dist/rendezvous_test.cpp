@@ -521,8 +521,8 @@ TEST_CASE("rendezvous: IPv6, other addresses with a token, interfaces and subnet
   for (const std::string address : {"::1", "127.0.0.2", "localhost", "0.0.0.0"}) {
     int port = 0;
     int fd = -1;
-    if (contains(message([&] { fd = open_listener(address, port); }), "cannot make a socket"))
-      continue;  // this machine has no IPv6
+    // This machine has no IPv6.
+    if (contains(message([&] { fd = open_listener(address, port); }), "cannot make a socket")) continue;
     if (fd < 0) {
       MESSAGE(address, " is not available");
       continue;

@@ -434,8 +434,8 @@ TEST_CASE("very many ranks are simulated") {
                       describe(a, {Collective::all_reduce, n}), " ", expected->text);
     }
   }
-  const Simulation gather =
-      simulate(Algorithm::tree, {Collective::gather, many / 4}, bytes, 1, network);  // most of its places are unused
+  // Most of its places are unused.
+  const Simulation gather = simulate(Algorithm::tree, {Collective::gather, many / 4}, bytes, 1, network);
   CHECK(gather.received[0] == bytes - shard_range(bytes, many / 4, 0).size());
   const Request broadcast{Collective::broadcast, many};
   CHECK_FALSE(can_simulate(Algorithm::direct, broadcast, network));

@@ -152,8 +152,8 @@ TEST_CASE("transport: bytes that were sent are read after the sender has gone, t
             for (size_t done = 0; done < 5;)
               done += channel.send(reinterpret_cast<const std::byte*>("hello") + done, 5 - done);
             if (std::string(transport) == "tcp")
-              for (int i = 0; channel.receive(reinterpret_cast<std::byte*>(text), 1) == 0; ++i)
-                link.idle(i);  // until the connection is established
+              // Until the connection is established.
+              for (int i = 0; channel.receive(reinterpret_cast<std::byte*>(text), 1) == 0; ++i) link.idle(i);
             throw Error("done");
           }
           if (std::string(transport) == "tcp")

@@ -266,8 +266,8 @@ TEST_CASE("context: the ring sends what lockstep plan says") {
       return mesh.cp().traffic().sent - before;
     });
     for (int rank = 0; rank < axes.ranks(); ++rank)
-      CHECK(double(sent[size_t(rank)]) ==
-            2 * planned.context_traffic[size_t(coordinates_of(axes, rank).pp)]);  // twice, because this run is in f64
+      // Twice, because this run is in f64.
+      CHECK(double(sent[size_t(rank)]) == 2 * planned.context_traffic[size_t(coordinates_of(axes, rank).pp)]);
   }
 }
 

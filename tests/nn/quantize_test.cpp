@@ -244,8 +244,8 @@ TEST_CASE("quantize: a model's Linears, its report, and what stays") {
     CHECK(report.layers == 8);
     CHECK(report.relative_error.count("blocks.1.mlp.down.weight") == 1);
     CHECK(report.relative_error.at("blocks.0.attention.in_proj.weight") < 0.01);
-    CHECK(report.bytes_before - report.bytes_after ==
-          2 * 12 * 128 * 128 * 4 - 2 * 12 * 128 * 128 * 34 / 32);  // 8.5 bits per weight
+    // 8.5 bits per weight.
+    CHECK(report.bytes_before - report.bytes_after == 2 * 12 * 128 * 128 * 4 - 2 * 12 * 128 * 128 * 34 / 32);
     const Tensor after = (*model)(x).tensor();
     CHECK(difference_of(after, before) < 0.05);
     CHECK(difference_of(after, (*dequantized(*model, small(tied)))(x).tensor()) < 1e-5);

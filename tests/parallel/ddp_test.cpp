@@ -115,8 +115,8 @@ TEST_CASE(
       for (const char c : log)
         if (c >= '0' && c <= '9') launched += c;
       CHECK(launched == "012345");
-      if (&log != &logs[1])
-        CHECK((log.find('0') < log.find("left")) == overlap);  // on rank 1 `left` has the first gradient
+      // On rank 1 `left` has the first gradient.
+      if (&log != &logs[1]) CHECK((log.find('0') < log.find("left")) == overlap);
       CHECK(log.find('w') > log.find('5'));
     }
   }
@@ -279,8 +279,8 @@ TEST_CASE("DDP: bytes moved are those of the formula; 16-bit and mixed models; p
     loss_of(net, 0, rank).backward();
     const int64_t bytes = net.parameter_count() * 4;
     CHECK(dist::world().traffic().collectives - before.collectives == 1);
-    CHECK(std::abs(dist::world().traffic().sent - before.sent - bytes * 2 * 3 / 4) <=
-          64);  // 2 (n - 1) / n of the bytes; shards differ by one element
+    // 2 (n - 1) / n of the bytes; shards differ by one element.
+    CHECK(std::abs(dist::world().traffic().sent - before.sent - bytes * 2 * 3 / 4) <= 64);
     return 0;
   });
   on_ranks<int>(2, [&](int rank) {

@@ -108,8 +108,8 @@ Problem make(const Case& c, DType dtype) {
   std::mt19937 engine(4);
   if (c.mask == 1) {
     std::vector<double> values(size_t(c.batch * c.queries * c.keys));
-    for (size_t i = 0; i < values.size(); ++i)
-      values[i] = engine() % 3 != 0 && int64_t(i) / c.keys != 2;  // row 2 is fully masked
+    // Row 2 is fully masked.
+    for (size_t i = 0; i < values.size(); ++i) values[i] = engine() % 3 != 0 && int64_t(i) / c.keys != 2;
     p.mask = Tensor::from(values, {c.batch, 1, c.queries, c.keys}).to(boolean);
   } else if (c.mask == 2) {
     p.mask = random_tensor({c.heads, 1, c.keys}, dtype, 5);

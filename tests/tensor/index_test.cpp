@@ -113,8 +113,8 @@ TEST_CASE("gather, scatter and scatter_add agree with loops") {
     }
   }
   CHECK(gather(full({}, 7), 0, zeros({}, {.dtype = i64})).item() == 7);
-  CHECK(list(scatter(zeros({2}, {.dtype = i64}), 0, ints({0, 0, 0}), ints({4, 5, 6}))) ==
-        Ints{6, 0});  // the last one wins
+  // The last one wins.
+  CHECK(list(scatter(zeros({2}, {.dtype = i64}), 0, ints({0, 0, 0}), ints({4, 5, 6}))) == Ints{6, 0});
   const Tensor view = zeros({3, 2}).t();
   scatter_add_(view, 1, zeros({2, 3}, {.dtype = i64}), ones({2, 3}));
   CHECK(equal(view, Tensor::from<float>({3, 0, 0, 3, 0, 0}, {2, 3})));

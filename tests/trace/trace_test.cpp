@@ -114,8 +114,8 @@ TEST_CASE("trace: a killed process leaves what a viewer reads") {
   close(ready[0]);
   close(ready[1]);
   const auto all = read_trace(folder / "rank-2.json", false);
-  for (const char* name : {"step 0", "step 1"})
-    CHECK(with(all, "name", name).size() == 1);  // the record of step 2 may still be buffered
+  // The record of step 2 may still be buffered.
+  for (const char* name : {"step 0", "step 1"}) CHECK(with(all, "name", name).size() == 1);
   CHECK(with(all, "name", "memory").size() == 3);
   CHECK(with(all, "name", "trace ends").empty());
   for (const Record& r : all) CHECK(r["pid"] == 2);

@@ -115,8 +115,9 @@ Trained train_spread(const SpreadPlan& plan, const std::vector<double>& norms = 
     }
     net.to(plan.dtype);
     if (same->rank() > 0)
+      // Overwritten by the values of the first rank.
       for (const auto& p : net.named_parameters())
-        if (names.count(p.name)) add_scalar_(p.variable.tensor(), 1);  // overwritten by the values of the first rank
+        if (names.count(p.name)) add_scalar_(p.variable.tensor(), 1);
     const auto optimizers = make_optimizers(net, plan.muon);
     std::vector<optim::Optimizer*> pointers;
     for (const auto& one : optimizers) pointers.push_back(one.get());

@@ -51,8 +51,8 @@ TEST_CASE("zero: bf16 and f16 parameters with f32 master weights: the same bits 
   for (const DType dtype : {bf16, f16}) {
     for (const double max_norm : {0., 0.05}) {
       const Tensors one = train({.options = ZeroOptions{.stage = 0}, .dtype = dtype, .max_norm = max_norm});
-      if (dtype == bf16 && max_norm == 0)
-        CHECK(differing(one, train({.dtype = dtype})) == "");  // without ZeRO, with the optimizer's own master weights
+      // Without ZeRO, with the optimizer's own master weights.
+      if (dtype == bf16 && max_norm == 0) CHECK(differing(one, train({.dtype = dtype})) == "");
       for (const int stage : stages) {
         for (const auto& [ranks, accumulation] : cuts) {
           CAPTURE(stage);

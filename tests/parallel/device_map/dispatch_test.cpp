@@ -304,8 +304,8 @@ TEST_CASE("device map: files that are missing, damaged or of another model") {
     const nn::BuildEmpty scope;
     other = nn::Linear({.in = 3, .out = 2});
   }
-  CHECK((nn::is_built_empty(other.weight) &&
-         !nn::is_built_empty((dispatch(other, infer(other), {}), other.weight))));  // filled directly at its place
+  // Filled directly at its place.
+  CHECK((nn::is_built_empty(other.weight) && !nn::is_built_empty((dispatch(other, infer(other), {}), other.weight))));
   CHECK(folder.files() == 2);
   const NoGrad scope;
   CHECK(gpt(tokens()).defined());  // unchanged
