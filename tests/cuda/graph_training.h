@@ -31,7 +31,6 @@ namespace testing {
 
 using namespace lockstep;
 
-/// Options of a training run.
 struct Plan {
   int64_t accumulation = 1, steps = 6;
   int stage = 0;
@@ -49,7 +48,6 @@ struct Plan {
   bool checkpoints = false;
   bool fp8 = false;
   std::string saves = {}, loads = {};  // checkpoint folders: saved at the end, loaded at the start
-  /// changes the model before the engine takes it
   std::function<void(nn::GPT&)> prepare = {};
   pipeline::Loss loss = {};
   int bucket = 6'500'000;
@@ -61,7 +59,6 @@ struct Plan {
   int64_t chunks = 0;
   const char* schedule = "1f1b";
   int64_t recompute = 0;
-  /// called before each step
   std::function<void(engine::EngineBase& e, int64_t step)> before = {};
   std::function<int64_t(int64_t micro)> length = {};  // replaces `lengths` if set
 };
@@ -75,7 +72,6 @@ inline pipeline::Loss on_loss(std::function<void(const Variable&)> look) {
   };
 }
 
-/// The results of a training run.
 struct Result {
   std::vector<double> losses, norms;
   nn::State state;
@@ -180,7 +176,6 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
   return result;
 }
 
-/// Equal, or both NaN.
 inline bool same_number(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 /// The names of the fields that differ in any bit; "" if none does.

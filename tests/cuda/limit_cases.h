@@ -18,9 +18,7 @@ struct LimitInput {
   int64_t below = 0;   ///< integers from 0 up to this bound; 0: 100
   bool whole = false;  ///< shared by all rows
 };
-/// Inputs or results of a case.
 using Tensors = std::vector<Tensor>;
-/// An operation with its inputs.
 struct LimitCase {
   std::string name;
   std::vector<LimitInput> inputs;
@@ -31,12 +29,10 @@ struct LimitCase {
   std::function<std::vector<double>(int64_t row, int64_t rows)> places = {};
   bool slow = false;  ///< each block does much work
 };
-/// All cases.
 std::vector<LimitCase> limit_cases();
 
 /// Rows [begin, end) of input number `number`, on the CPU.
 Tensor limit_rows(const LimitInput& input, int number, int64_t begin, int64_t end);
-/// The shape (rows, shape...).
 inline Shape with_rows(int64_t rows, const Shape& shape) {
   Shape all{rows};
   for (int d = 0; d < shape.rank(); ++d) all.push_back(shape[d]);

@@ -16,7 +16,7 @@ namespace {
 
 const Device cuda0{Device::Type::cuda, 0};
 
-/// Integers over 8.
+/// Integers divided by 8.
 Tensor values(const Shape& shape, uint32_t seed, DType dtype) {
   std::vector<double> v(size_t(numel_of(shape)));
   uint32_t state = seed * 2654435761u + 1;

@@ -21,7 +21,6 @@ inline void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
 
-/// The error of spawn() with NCCL on `n` ranks; "(no error)" if there was none.
 inline std::string outcome(int n, const std::function<void(int)>& fn,
                            const lockstep::dist::SpawnOptions& options = {}) {
   return message([&] { lockstep::dist::spawn(n, fn, options); });
