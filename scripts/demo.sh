@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Trains a small GPT on this repository's own sources and docs on two ranks, for about a minute and a half, and lets it write.
+# Trains a small GPT on this repository's sources and docs, on two ranks for about a minute and a half, and generates
+# text.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/build.sh apps/gpt
 seconds=${DEMO_SECONDS:-95}
 shape=(--model gpt:4x128x4 --context 128 --batch 8 --lr 2e-3 --warmup 50 --seed 1)
 
-# How fast is this machine? Twenty steps tell how many fit.
+# Times twenty steps to find out how many fit.
 train=(build/apps/gpt train --ranks 2 "${shape[@]}")
 probe=$("${train[@]}" --steps 20 --json | tail -1)
 steps=$(python3 -c 'import json, sys; r = json.loads(sys.argv[1][sys.argv[1].index("{"):]); print(max(100, min(4000, int(float(sys.argv[2]) * r["tokens_per_second"] / (16 * 128)) // 50 * 50)))' "$probe" "$seconds")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Do our files compile against Debian 13's versions of the libraries that they include? This takes the host's compiler, and only the
-# headers of Debian 13's packages, which it unpacks into build-headers/. Nothing is linked or run.
-#   scripts/foreign_headers.sh [FILE...]          default: every .cpp file that includes a library's header
-# Ends with "N passed, N failed". Where the archive cannot be reached, it says so and passes nothing.
+# Do our files compile with Debian 13's versions of third-party headers? Uses this system's compiler, and only the
+# headers of Debian 13's packages, which are unpacked into build-headers/. Nothing is linked or run.
+#   scripts/foreign_headers.sh [FILE...]          default: every .cpp file that includes a third-party header
+# Ends with "N passed, N failed". If the archive cannot be reached, it says so and counts nothing.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 packages=(libdnnl-dev libboost1.83-dev libfmt-dev nlohmann-json3-dev libcli11-dev doctest-dev libeigen3-dev liburing-dev
@@ -20,21 +20,21 @@ include=$folder/root/usr/include library=$folder/root/usr/lib/$machine
 flags=(-std=c++20 -w -I. -I"$folder/generated" -DLOCKSTEP_WITH_ONEDNN -DLOCKSTEP_WITH_HTTP -DLOCKSTEP_WITH_URING -DOMPI_SKIP_MPICXX '-DLOCKSTEP_VERSION=""')
 for part in "$include" "$include/$machine" "$include/eigen3" "$library"/openmpi/include; do flags+=(-isystem "$part"); done
 
-# meson would write these headers. Any values do here.
+# Headers that meson would generate. Any values do.
 mkdir -p $folder/generated/apps
 for file in apps/*.h.in; do sed -E 's/@[A-Z_]+@//' "$file" >"$folder/generated/apps/$(basename "$file" .in)"; done
 
 files=("$@")
 if [[ $# -eq 0 ]]; then
   mapfile -t all < <(git ls-files '*.cpp' | xargs grep -lE "^ *# *include *<($headers)")
-  # Tests include doctest and nothing else: one stands for them.
+  # Most tests include doctest and no other library: one of them is enough.
   one=
   for file in "${all[@]}"; do
     if grep -E "^ *# *include *<($headers)" "$file" | grep -qv doctest/; then files+=("$file"); elif [[ -z $one ]]; then one=$file files+=("$file"); fi
   done
 fi
 
-# A header that the host has too must come from the folder.
+# A header that this system has as well must be taken from the folder.
 if ! taken=$(grep -hE "^ *# *include *<($headers)" "${files[@]}" | sort -u | g++ "${flags[@]}" -M -x c++ - 2>&1); then
   grep -m 5 error <<<"$taken"
   echo "these headers cannot be included together, or one is in no package above"
@@ -44,7 +44,7 @@ fi
 wrong=$(grep -oE '/usr/include/[^ ]+' <<<"${taken//$folder\/root\/usr/}" | sort -u | while read -r file; do if [[ -e $folder/root$file ]]; then echo "$file"; fi; done)
 if [[ -n $wrong ]]; then echo "the host's headers were taken:" "${wrong//$'\n'/ }"; echo "0 passed, 1 failed"; exit 1; fi
 
-# The files of a folder and its subfolders are compiled as one, which is three times as fast. Where that fails, one by one.
+# All files below a top-level folder are compiled as one, which is three times as fast; if that fails, one by one.
 compile() {  # files...
   local file number=0
   for file in "$@"; do
@@ -66,7 +66,7 @@ check() {  # files...: writes which of them fail, and how many pass
 declare -A groups=()
 for file in "${files[@]}"; do
   group=${file%%/*}
-  # Programs that use names of others in their folder.
+  # Programs that define the same names as others in their folder.
   if [[ $file =~ ^(bench/(cuda|offload|quantized|sparse)|examples/guide_b/train)\.cpp$ ]]; then group=$file; fi
   groups[$group]+=" $file"
 done

@@ -24,7 +24,7 @@ pack() {
   (cd "$deps/debs" && apt-get download -qq "${packages[@]}") || { echo "the packages could not be fetched: is there a network?" >&2; exit 1; }
   for folder in "$deps"/debs/*.deb; do dpkg-deb -x "$folder" "$deps"; done
   rm -rf "$deps/debs" "$deps"/usr/share/{doc,man,cmake,lintian,locale}
-  find "$deps" -type l -lname '/*' -delete  # to what the machine may not have
+  find "$deps" -type l -lname '/*' -delete  # links to files that the GPU machine may not have
   echo "$deps holds $(du -sm "$deps" | cut -f1) MiB. Take the repository with it to the machine, and there, one after the other:"
   for part in 1 2 3 4; do echo "  scripts/gpu_checks.sh --part $part"; done
 }
@@ -43,7 +43,8 @@ started=$SECONDS failures=0 budget=${BUDGET:-560}
 left() { echo $((budget - (SECONDS - started))); }
 say() { printf '%s\n' "$*" | tee -a "$report"; }
 
-# step NAME SECONDS COMMAND...: its output goes to NAME.log, a line to the report. COMMAND may be an exported function.
+# step NAME SECONDS COMMAND...: writes its output to NAME.log, and a line to the report. COMMAND may be an exported
+# function.
 step() {
   local name=$1 limit=$2 begin=$SECONDS code
   shift 2
@@ -94,13 +95,13 @@ say "|---|---|---|"
 
 suites="tests/test_cuda tests/test_cuda_steps tests/test_tensor tests/test_autograd tests/test_nn tests/test_optim"
 gpt=$build/apps/gpt
-configured() {  # folder, meson's options
+configured() {  # folder, meson options
   [[ -f $1/build.ninja ]] || meson setup "$@" --buildtype release -Dunity=on -Dunity_size=20 -Donednn=auto -Dmpi=disabled
 }
 export -f configured
 export build out gpt logs
 
-# Builds what a part needs, in the folder that the parts share; ends the part where that fails.
+# Builds the targets of a part in the folder shared by all parts; ends the part if that fails.
 needs() {
   if ! step configure 90 configured "$build" -Dcuda=enabled -Dgpu_arch="${arch:-90a}" || ! step build 480 ninja -C "$build" "$@"; then
     say ""
@@ -117,8 +118,8 @@ part_1() {
   for suite in $suites; do LOCKSTEP_TEST_DEVICE=cuda step "$(basename "$suite")" 120 "$build/$suite"; done
   LOCKSTEP_TEST_DEVICE=cuda step golden 60 "$build/tests/golden"
   step cudnn_plans 60 "$build/tests/cudnn_plans"
-  # Convolutions and attention by cuDNN (the log says which engine, and where our kernel had to) and by our kernels: on Hopper's own
-  # tensor cores, with which the tests compare those of all cards, and without.
+  # Convolutions and attention by cuDNN (the log names its engines, and where our kernel had to run) and by our kernels:
+  # with Hopper's own tensor core instructions, against which the tests compare the kernels for all GPUs, and without.
   for cudnn in log 0; do
     LOCKSTEP_CUDNN=$cudnn step "attention-cudnn-$cudnn" 60 "$build/tests/test_cuda" -tc="*attention*"
     LOCKSTEP_CUDNN=$cudnn step "conv-cudnn-$cudnn" 60 "$build/tests/test_cuda" -tc="*convolution*"
@@ -131,7 +132,7 @@ train() {  # name, device, more options
   rm -rf "$logs/run-$1"
   "$gpt" train --device "$2" --steps 20 --model gpt:2x64x2 --context 64 --batch 4 --dropout 0.1 --eval-every 100 --out "$logs/run-$1" --json "${@:3}"
 }
-compare() {  # two names, by how much losses may differ
+compare() {  # two names, the allowed difference of losses
   python3 - "$logs" "$@" <<'PYTHON'
 import json, sys
 a, b = ([json.loads(line)["loss"] for line in open(f"{sys.argv[1]}/run-{d}/metrics.jsonl")] for d in sys.argv[2:4])
@@ -161,8 +162,9 @@ part_2() {
   step losses-graphs 60 losses_graphs
   step losses-fp8 60 losses_fp8
   step emulator-card 200 emulator_card
-  # NCCL: one rank, and two replicas or stages (on two cards, or sharing one through the host); then between two processes on one card,
-  # which to it are two hosts: replicas, stages, slices and shared sequences, with step graphs ("graphs" in the result).
+  # NCCL: one rank; two replicas, stages and so on (on two GPUs, or sharing one through the host); then two processes on
+  # one GPU that NCCL takes for two hosts: replicas, stages, tensor and context parallelism, with step graphs ("graphs"
+  # in the result).
   local small=("$gpt" train --device cuda --steps 5 --model gpt:2x32x2 --context 32 --batch 2 --json)
   step ranks-1 60 "$build/apps/lockstep" run -n 1 -- "${small[@]}"
   for plan in dp2 pp2 tp2 cp2; do
@@ -177,7 +179,7 @@ part_3() {
   if step bench_cuda 120 "$build/bench/bench_cuda"; then
     if sees_card; then step pytorch 150 python3 bench/cuda_compare.py "$logs/bench_cuda.log"; else skip pytorch "no PyTorch that sees the card"; fi
   fi
-  # Convolutions and attention once more by our kernels, to compare.
+  # Convolutions and attention again by our kernels, for comparison.
   for cudnn in 1 0; do
     LOCKSTEP_CUDNN=$cudnn step "bench-conv-cudnn-$cudnn" 40 "$build/bench/bench_cuda" --only conv2d
     LOCKSTEP_CUDNN=$cudnn step "bench-attention-cudnn-$cudnn" 40 "$build/bench/bench_cuda" --only attention
@@ -192,7 +194,7 @@ part_4() {
   step gpt2-124m 90 "${run[@]}" --precision bf16 --batch 16 --steps 25
   step gpt2-124m-no-graph 60 "${run[@]}" --precision bf16 --batch 16 --steps 25 --no-graph
   step gpt2-124m-fp8 60 "${run[@]}" --precision fp8 --batch 16 --steps 25
-  # llm.c's: 524,288 tokens a step.
+  # The recipe of llm.c: 524,288 tokens per step.
   step gpt2-124m-recipe 90 "${run[@]}" --precision bf16 --batch 64 --accumulate 8 --steps 5 --warmup 1 --lr 6e-4
   if sees_card; then
     step pytorch-gpt2 200 python3 bench/cuda_gpt.py --batch 16 --steps 20

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Makes sure that what a build needs is installed (Debian 12 and 13, Ubuntu 24.04 or newer). As root it installs what is missing
-# and says so; otherwise it prints the one command that does, and exits with 1.
+# Installs the packages that a build needs (Debian 12 and 13, Ubuntu 24.04 or newer). As root it installs what is
+# missing and says so; otherwise it prints the command for that and exits with 1.
 #   scripts/install_dependencies.sh [--ci | --systems]
 # --ci: also clang with libFuzzer, clang-format 14, Open MPI, ip for network namespaces, ccache, locales and yamllint.
-# --systems: only what scripts/try_systems.sh needs. CXX may name a compiler to install, too: g++-13, clang++-19 ...
+# --systems: only what scripts/try_systems.sh needs.
+# CXX may name a compiler that is installed, too: g++-13, clang++-19 ...
 set -euo pipefail
 
 packages=(g++ meson ninja-build pkg-config python3 git libdnnl-dev zlib1g-dev libpng-dev libjpeg-dev nlohmann-json3-dev libcli11-dev libfmt-dev doctest-dev libsodium-dev liburing-dev libboost-dev libeigen3-dev)
@@ -23,20 +24,21 @@ if [[ "${1:-}" == --systems ]]; then
   packages=(mmdebstrap git)
 elif [[ "${1:-}" == --ci ]]; then
   packages+=(libopenmpi-dev openmpi-bin iproute2 ccache locales yamllint)
-  # An installed clang is taken, else the oldest that this system has. A bare system knows of no packages before an update.
+  # Uses an installed clang, else the oldest one that this system offers. A bare system lists packages only after an
+  # update.
   version=
   for other in 16 17 18 19 20; do if is_installed clang-$other; then version=$other; break; fi; done
   if [[ -z $version ]] || ! is_installed clang-format-14; then update || true; fi
   for other in 16 17 18 19 20; do if [[ -z $version ]] && is_offered clang-$other; then version=$other; fi; done
   version=${version:-16}
   packages+=("clang-$version" "libclang-rt-$version-dev" "libomp-$version-dev")
-  # Only version 14 writes our format. Where a system does not have it, CI says so.
+  # Only version 14 reproduces our format. If a system does not offer it, CI says so.
   if is_offered clang-format-14; then packages+=(clang-format-14); fi
 fi
 if [[ "${1:-}" != --systems && "${CXX:-}" =~ ^(g|clang)\+\+(-[0-9]+)$ ]]; then
   compiler=("$CXX")
   if [[ $CXX == clang* ]]; then compiler=("clang${BASH_REMATCH[2]}" "libomp${BASH_REMATCH[2]}-dev"); fi
-  # One that was not installed as a package is left as it is.
+  # A compiler that is not from a package is left alone.
   if ! command -v "$CXX" >/dev/null || is_installed "${compiler[0]}"; then packages+=("${compiler[@]}"); fi
 fi
 missing=()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the manual page of a program from what its --help and that of its commands say.
+"""Writes the manual page of a program from its --help and that of its commands.
 
-    scripts/man_page.py PROGRAM PAGE
+scripts/man_page.py PROGRAM PAGE
 """
 import pathlib
 import sys
@@ -16,7 +16,7 @@ def escaped(line):
 
 
 def manual(program):
-    """Each command's help as it is laid out, under a heading of its own."""
+    """The help of each command, preformatted, under a heading of its own."""
     name = program.name
     parts = [f'.TH {name.upper()} 1 "" Lockstep']
     for title, text in options_page.sections([program], name):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes one static library of others (thin archives, as meson leaves them).
+# Merges static libraries (thin archives, as meson creates them) into one.
 #   scripts/merge_archives.sh OUTPUT.a INPUT.a ...
 set -euo pipefail
 output=$1

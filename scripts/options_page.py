@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes docs/options.md, the options of every program and command, from what their --help says.
+"""Writes docs/options.md, the options of every program and command, from their --help.
 
-    scripts/options_page.py BUILD            writes the page
-    scripts/options_page.py BUILD --check    fails when the page names other options, or a table of another page names an option that
-                                             no program has; ends with "N passed, M failed"
+scripts/options_page.py BUILD            writes the page
+scripts/options_page.py BUILD --check    fails if the page has other options, or if a table of another page has an option
+                                         that no program has; ends with "N passed, M failed"
 """
 import pathlib
 import re
@@ -29,7 +29,7 @@ def help_of(command):
 
 
 def sections(command, title):
-    """The help of a command, then of its own commands."""
+    """The help of a command, followed by that of its subcommands."""
     text = help_of(command)
     yield title, text
     below = re.search(r"^Subcommands:\n((?:  .*\n?)*)", text, re.M | re.I)
@@ -47,7 +47,7 @@ def page(build):
 
 
 def unknown_options(text):
-    """What a page's table names in its first column and no program has, save what it says is refused."""
+    """Options in the first column of a page's tables that no program has, except those marked as refused."""
     known = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", text))
     for path in sorted((ROOT / "docs").glob("*.md")):
         for row, rest in re.findall(r"^\| (`-[^|]*)\|(.*)", path.read_text(), re.M):
@@ -57,7 +57,7 @@ def unknown_options(text):
 
 
 def names(text):
-    """Of each section, its options: how --help lays them out differs between versions of CLI11."""
+    """The options of each section. Their layout in --help differs between versions of CLI11."""
     return {title: set(re.findall(r"(?<![\w-])--[a-z][\w-]*", body)) for title, body in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.M | re.S)}
 
 

@@ -1,1 +1,1 @@
-// Compiled with precompiled.h, which is what is wanted of it.
+// Compiled only to produce the precompiled header.

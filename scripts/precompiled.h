@@ -1,5 +1,5 @@
-// What most files include of the standard library, compiled once for all libraries and programs (meson.build).
-// A file still includes what it uses: -Db_pch=false compiles without this one.
+// Standard headers that most files include, compiled once for all libraries and programs (meson.build).
+// Files must still include what they use: -Db_pch=false compiles without this header.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The public headers: lockstep.h and whatever it includes, followed to the end, and those that one includes on purpose.
+"""The public headers: lockstep.h and everything that it includes, directly or indirectly, and headers that users
+include separately.
 
-With no argument prints them. As meson's install script (MESON_INSTALL_DESTDIR_PREFIX is set) copies them into
-PREFIX/<first argument>, in their folders.
+Prints them if there is no argument. As meson's install script (MESON_INSTALL_DESTDIR_PREFIX is set) it copies them to
+PREFIX/<first argument>, with their folders.
 """
 import os
 import pathlib
@@ -13,12 +14,12 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-# They include a third-party header, which lockstep.h must not.
+# These include a third-party header, which lockstep.h must not.
 ON_PURPOSE = ["tensor/eigen.h"]
 
 
 def public_headers():
-    """Paths below the root, sorted."""
+    """The paths below the root, sorted."""
     found, todo = set(), ["lockstep.h", *ON_PURPOSE]
     while todo:
         name = todo.pop()

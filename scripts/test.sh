@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds everything and runs every test. The last line is "N passed, N failed".
-#   scripts/test.sh [--changed]        --changed: only the suites that see what differs from main, for seconds (tests/changed.py)
+#   scripts/test.sh [--changed]
+# --changed: only suites affected by the differences from main, for some seconds (tests/changed.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [[ $# -gt 1 || "${1:---changed}" != --changed ]]; then echo "expected --changed or nothing, got: $*" >&2; exit 2; fi

@@ -43,18 +43,18 @@ if [[ -n ${CCACHE_DIR:-} ]]; then mkdir -p "$CCACHE_DIR" && CCACHE_DIR=$(cd "$CC
 exec 9>"$cache/lock"
 flock -n 9 || { echo "another $0 uses $cache" >&2; exit 1; }
 
-# Prints the options of mmdebstrap that make the smallest root of a suite.
+# Prints mmdebstrap's options for the smallest root of a suite.
 options_of() {
   local keys=/usr/share/keyrings/ubuntu-archive-keyring.gpg
   echo --variant=minbase
   if [[ $1 != noble ]]; then return; fi
-  echo --components=main,universe --include=apt  # to Ubuntu, apt is not a part of the smallest root
-  if [[ -r $keys ]]; then return; fi  # Debian 12 does not have Ubuntu's keys, Debian 13's archive does
+  echo --components=main,universe --include=apt  # Ubuntu's smallest root does not include apt
+  if [[ -r $keys ]]; then return; fi  # Debian 12 does not have Ubuntu's keys, but Debian 13's archive does
   if [[ ! -r $cache/keys$keys ]]; then scripts/unpack_debian.sh trixie "$cache/keys" ubuntu-keyring || return; fi
   echo "--keyring=$cache/keys$keys"
 }
 
-smallest_root() {  # system: makes its tar, or says why not
+smallest_root() {  # system: makes the tar of its root, or says why not
   local name=${1/:/-} suite=${suites[$1]} options
   if [[ -s $cache/$name.tar ]]; then return; fi
   if options=$(options_of "$suite" 2>"$cache/$name.log"); then
@@ -66,7 +66,8 @@ smallest_root() {  # system: makes its tar, or says why not
   return 1
 }
 
-# Process 1 of the system, which waits for the command and for orphans. /proc and /dev/shm are its own, devices and network the machine's.
+# Process 1 of the system; it waits for the command and for orphans. /proc and /dev/shm are separate, devices and
+# network are the machine's.
 read -r -d '' enter <<'END'
 set -e
 mount --rbind "$1" "$1" && cd "$1"
@@ -87,7 +88,7 @@ code=0
 exit $code
 END
 
-run_in() {  # name, command...: its exit code
+run_in() {  # name, command...: returns the command's exit code
   local name=$1 variables=(PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 "DEMO_SECONDS=${DEMO_SECONDS:-5}") variable
   shift
   for variable in http_proxy https_proxy no_proxy; do if [[ -n ${!variable:-} ]]; then variables+=("$variable=${!variable}"); fi; done
@@ -96,7 +97,7 @@ run_in() {  # name, command...: its exit code
     env -i "${variables[@]}" "$@" 9>&- </dev/null
 }
 
-# A fresh root with a clone of this commit. Exits with 3 where the system has no package of the compiler.
+# Creates a fresh root with a clone of this commit. Exits with 3 if the system has no package of the compiler.
 prepare() {  # name, compiler
   local name=$1 package=${2/clang++/clang}
   rm -rf --one-file-system "${cache:?}/$name" && mkdir -p "$cache/$name" "$cache/packages-$system/partial" && tar -C "$cache/$name" -xf "$cache/$system.tar" || return

@@ -13,7 +13,7 @@ for tool in apt-get dpkg-deb; do command -v $tool >/dev/null || { echo "$tool is
 mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -E '/debian/?$' | head -1 || true)}
 [[ -n $mirror ]] || { echo "apt's sources here name no archive of Debian: set DEBIAN_MIRROR" >&2; exit 1; }
 
-# An apt with its own sources, lists and cache, which leaves the system's alone.
+# A separate apt with its own sources, lists and cache, which does not touch the system's.
 mkdir -p "$folder"
 apt=$(mktemp -d)
 trap 'rm -rf "$apt"' EXIT

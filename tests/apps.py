@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The programs as a user meets them: help, wrong options, bad files, resuming with the same bits, Ctrl-C.
+"""The programs as a user runs them: help, wrong options, bad files, resuming with the same bits, Ctrl-C.
 
-    tests/apps.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/apps.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import json
 import os
@@ -20,7 +20,7 @@ from programs import APPS, RECOMPUTE, check, finish, refused, result, run, saved
 
 
 def write_chain(path, words=200, length=50_000):
-    """A text of a Markov chain: every word has four that may follow it."""
+    """Writes the text of a Markov chain, in which each word has four possible successors."""
     chance = random.Random(7)
     names = ["".join(chance.choice("aeiou" if i % 2 else "bdfgklmnprst") for i in range(chance.randint(3, 6))) for _ in range(words)]
     follow = [chance.sample(range(words), 4) for _ in range(words)]
@@ -32,7 +32,7 @@ def write_chain(path, words=200, length=50_000):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    os.environ["TMPDIR"] = folder  # for what launchers keep of runs that fail
+    os.environ["TMPDIR"] = folder  # launchers keep the folders of failed runs here
     d = pathlib.Path(folder)
     text = d / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
@@ -62,7 +62,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("lockstep simulate", r.returncode == 0 and abs(result(r)["asked"]["seconds"] / expected - 1) < 0.01 and abs(result(r)["asked"]["formula_seconds"] / expected - 1) < 1e-9, r.stderr)
     r = run("lockstep", "simulate", "--ranks", 64, "--bytes", "64KiB", "--hosts", "8x8", "--host-latency", "1us", "--host-bandwidth", "800Gbit/s")
     check("lockstep simulate compares", r.returncode == 0 and all(a in r.stdout for a in ("65536 bytes", "hierarchical", "within a host 1.00 us, 100 GB/s")), r.stdout + r.stderr)
-    for ranks in (65536, 1048576):  # in seconds, and below 1 GiB
+    for ranks in (65536, 1048576):  # seconds; less than 1 GiB
         r = subprocess.run(["sh", "-c", 'ulimit -v 1048576; exec "$@"', "sh", str(APPS / "lockstep"), "simulate", "ring", "--ranks", str(ranks), "--json"], capture_output=True, text=True, timeout=60)
         check(f"lockstep simulate, {ranks} ranks", r.returncode == 0 and abs(result(r)["asked"]["seconds"] / (2 * (ranks - 1) * 5e-6 + 2 * (ranks - 1) / ranks * 100e6 / 25e9) - 1) < 0.01, r.stderr)
     r = run("lockstep", "simulate", "--collective", "all_gather", "--ranks", 100000)
@@ -106,7 +106,7 @@ with tempfile.TemporaryDirectory() as folder:
     refused("broken config", ["gpt", "sample", d / "broken"], "config.json:1:")
     refused("no checkpoint", ["mlp", "eval", d / "broken"], "expected the folder of a run, or of its checkpoints; it holds none")
 
-    # A run that stops and goes on ends with the same bits as one that does not stop.
+    # A run that stops and is resumed ends with the same bits as one that runs through.
     def checkpoint(name):
         return saved(d / name)
 
@@ -120,7 +120,8 @@ with tempfile.TemporaryDirectory() as folder:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     check("46: Ctrl-C saves and stops", process.returncode == 130 and "--resume" in err and (d / "stopped/checkpoints/latest").exists(), err)
-    # (Its schedule is that of 100,000 steps; the one to compare is stopped by --save-every and killed.)
+    # The learning rate schedule is that of 100,000 steps. The run to compare with has the same one, saves by
+    # --save-every and is killed.
     process = subprocess.Popen([str(APPS / "gpt"), "train", *map(str, tiny), "--steps", "30", "--save-every", "7", "--out", str(d / "killed")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (d / "killed/checkpoints/latest").exists() and process.poll() is None:
         time.sleep(0.001)
@@ -175,7 +176,8 @@ with tempfile.TemporaryDirectory() as folder:
     tested = run("mlp", "eval", d / "mlp", "--samples", 600, "--json", "--seed", 3)
     check("mlp eval", tested.returncode == 0 and result(tested)["test_accuracy"] == result(whole)["test_accuracy"], tested.stderr)
 
-    # Ranks. A fixed list of micro-batches gives the same bits whoever computes it: parameters, optimizer, metrics.
+    # Ranks. A fixed list of micro-batches gives the same bits however they are distributed: parameters, optimizer,
+    # metrics.
     def on(ranks, *args, **variables):
         return run("lockstep", "run", "-n", ranks, "--", APPS / args[0], *args[1:], LOCKSTEP_TIMEOUT="120", **variables)
 
@@ -203,7 +205,7 @@ with tempfile.TemporaryDirectory() as folder:
     whole = run("gpt", "train", *tiny, "--steps", 30, "--accumulate", 4, "--out", d / "whole4")
     moved = on(2, "gpt", "train", *tiny, "--steps", 30, "--accumulate", 2, "--out", d / "moved", "--resume")
     check("a run killed on 4 ranks goes on with 2", moved.returncode == 0 and checkpoint("moved") == checkpoint("whole4"), moved.stderr)
-    # Rank 1 dies twice, once before there is a checkpoint; the launcher starts all of them again.
+    # Rank 1 dies twice, once before the first checkpoint; the launcher restarts all ranks.
     dying = f'''[ $RANK = 1 ] && case $TORCHELASTIC_RESTART_COUNT in 0) kill -9 $$;; 1) (while [ ! -e "{d}/again/checkpoints/latest" ]; do sleep 0.01; done; kill -9 $$) & esac; exec "$@"'''
     r = run("lockstep", "run", "-n", 2, "--max-restarts", 2, "--restart-pause", 0, "--", "sh", "-c", dying, "sh", APPS / "gpt", "train", *tiny, "--steps", 300, "--save-every", 10, "--out", d / "again")
     calm2 = on(2, "gpt", "train", *tiny, "--steps", 300, "--save-every", 10, "--out", d / "calm2")
@@ -211,7 +213,7 @@ with tempfile.TemporaryDirectory() as folder:
     other = on(2, "gpt", "train", *tiny, "--steps", 32, "--out", d / "moved", "--resume")
     check("another list of micro-batches is said", other.returncode == 0 and "train_batch_size was 16 and is now 8" in other.stderr, other.stderr)
 
-    # ZeRO writes the checkpoints of DDP, and goes on from them at any stage.
+    # ZeRO reads and writes the same checkpoints as DDP, at every stage.
     short = ["gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--batch", 2, "--warmup", 2, "--dropout", 0.1, "--ranks", 2]
     run(*short, "--steps", 4, "--out", d / "ddp4")
     shutil.copytree(d / "ddp4", d / "ddp7")
@@ -224,7 +226,8 @@ with tempfile.TemporaryDirectory() as folder:
         r = run(*short, "--steps", 7, "--plan", f"zero{stage}", "--offload", offload, "--out", d / f"on{stage}", "--resume")
         check(f"ZeRO {stage} goes on from DDP's checkpoint", r.returncode == 0 and checkpoint(f"on{stage}") == checkpoint("ddp7") != checkpoint("ddp4"), r.stderr)
 
-    mlp = ["mlp", "train", "--epochs", 2, "--samples", 613, "--batch", 32, "--json", "--seed", 3]  # 19.2 micro-batches: 9 or 4 steps, the rest is left out
+    # 19.2 micro-batches: 9 or 4 steps; the rest is dropped
+    mlp = ["mlp", "train", "--epochs", 2, "--samples", 613, "--batch", 32, "--json", "--seed", 3]
     whole = run(*mlp, "--accumulate", 4, "--out", d / "mlp1x4")
     check("mlp with accumulation", whole.returncode == 0 and result(whole)["steps"] == 8, whole.stdout + whole.stderr)
     for name, r in {"mlp2x2": on(2, *mlp, "--accumulate", 2, "--out", d / "mlp2x2"), "mlp4x1": run(*mlp, "--ranks", 4, "--out", d / "mlp4x1"),
@@ -248,7 +251,8 @@ with tempfile.TemporaryDirectory() as folder:
     out, err = process.communicate(timeout=120)
     check("46: Ctrl-C on 2 ranks saves and stops", process.returncode == 130 and "stopped at step" in err and "--resume" in err and (d / "both/checkpoints/latest").exists(), out + err)
 
-    # SIGTERM at one rank stops all of them, with the checkpoint whole; a job that was asked to stop is not started again.
+    # SIGTERM at one rank stops all of them and leaves a complete checkpoint; the launcher does not restart a job that
+    # was asked to stop.
     for exit_zero in (False, True):
         out = d / f"term{exit_zero}"
         process = subprocess.Popen([str(a) for a in (APPS / "lockstep", "run", "-n", 2, "--max-restarts", 2, "--", APPS / "gpt", "train", *tiny, "--steps", 100000, "--out", out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ, LOCKSTEP_SIGNAL_EXIT_ZERO=str(int(exit_zero))))
@@ -261,7 +265,8 @@ with tempfile.TemporaryDirectory() as folder:
         r = run("gpt", "eval", out, "--text", text, "--json")
         check(f"46: SIGTERM at one rank, {exit_zero}: the checkpoint is whole", r.returncode == 0 and result(r)["loss"] > 0, r.stderr)
 
-    # --resume where nothing was saved yet begins, and leaves nothing of another model's run changed.
+    # --resume without a checkpoint starts from the beginning, and a folder with a run of another model is left
+    # unchanged.
     short = [*tiny, "--steps", 2, "--out", d / "unsaved"]
     run("gpt", "train", *short)
     shutil.rmtree(d / "unsaved/checkpoints")
@@ -278,7 +283,7 @@ with tempfile.TemporaryDirectory() as folder:
     r = run("gpt", "train", *tiny, "--steps", 2, "--validation", 0)
     check("without validation", r.returncode == 0 and result(r)["steps"] == 2 and "val_loss" not in result(r), r.stdout + r.stderr)
 
-    # A run keeps its tokenizer.
+    # A run's folder contains its tokenizer.
     (d / "no_tokens").mkdir()
     tokens = d / "tokens"
     shutil.copytree(pathlib.Path(__file__).parent / "golden/tokenizer", tokens)
@@ -291,7 +296,8 @@ with tempfile.TemporaryDirectory() as folder:
     for name, args in (("sample", ["sample", d / "words", "--prompt", "the quick", "--tokens", 3]), ("eval", ["eval", d / "words", "--text", text]), ("resume", [*words[1:], "--steps", 3, "--resume"]), ("sample of an export", ["sample", d / "words_exported", "--prompt", "the", "--tokens", 2])):
         r = run("gpt", *args)
         check(f"{name}, with the tokenizer moved away", r.returncode == 0 and (name == "resume") == (f"note: --tokenizer {tokens} holds no tokenizer" in r.stderr), r.stderr)
-    # A text ends at a folder's eos: what is there with --init stays with a run, and beside it what Transformers reads of it.
+    # Generation ends at the eos of the folder given by --init. The run keeps that folder's files, and the other files
+    # that Transformers reads.
     exported = d / "words_exported"
     (exported / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "model_max_length": 10**30}))
     (exported / "chat_template.jinja").write_text("{{ messages }}")
@@ -318,12 +324,12 @@ with tempfile.TemporaryDirectory() as folder:
     shutil.rmtree(d / "words/tokenizer")
     refused("a run that has lost its tokenizer", ["gpt", "sample", d / "words", "--prompt", "a"], "[tokenizer]", "words/tokenizer")
 
-    # Places to write are tried before the first step.
+    # Output paths are opened before the first step.
     for option, path in (("--export", "/proc/none"), ("--out", "/proc/none"), ("--trace", "/proc/none/x"), ("--trace-bits", "/proc/none/x"), ("--export", text)):
         r = run("gpt", "train", *tiny, "--steps", 100000, option, path, timeout=60)
         check(f"{option} {path} is refused at once", r.returncode == 1 and str(path).split("/x")[0] in r.stderr, r.stderr)
 
-    # Everything is checked before a run's folder is touched: the places to write, and the checkpoint.
+    # Output paths and the checkpoint are checked before a run's folder is changed.
     def content(folder_):
         return {str(p.relative_to(folder_)): p.read_bytes() if p.is_file() else None for p in sorted(folder_.rglob("*"))} if folder_.exists() else None
 
@@ -345,7 +351,7 @@ with tempfile.TemporaryDirectory() as folder:
         refused(f"{name}: a damaged checkpoint", [*args, "--steps", 3, "--out", out, "--resume"], "safetensors")
         check(f"{name}: a damaged checkpoint leaves all as it was", content(out) == before)
 
-    # Output that is lost, and a process without standard streams.
+    # Output that cannot be written, and processes without standard streams.
     full = [("gpt train", ["gpt", "train", *tiny, "--steps", 1]), ("gpt sample", ["gpt", "sample", d / "whole", "--tokens", 2]), ("lockstep env", ["lockstep", "env"]), ("lockstep config", ["lockstep", "config", "--reference"]),
             ("lockstep schedule", ["lockstep", "schedule", "ring", "--ranks", 4]), ("mlp --help", ["mlp", "--help"]), ("a launcher", ["lockstep", "run", "-q", "-n", 2, "--", APPS / "gpt", "train", *tiny, "--steps", 1])]
     for name, args in full:
@@ -355,7 +361,7 @@ with tempfile.TemporaryDirectory() as folder:
     r = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", str(APPS / "gpt"), "train", *map(str, tiny[:-1]), "--steps", "3", "--out", str(d / "closed")], timeout=120)
     check("without standard streams", r.returncode == 0 and [json.loads(line)["step"] for line in (d / "closed/metrics.jsonl").read_text().splitlines()] == [1, 2, 3])
 
-    # Limits of the shell, each with its reason.
+    # Resource limits of the shell; each error names the limit.
     for limit, args, said in (("-s 64", ["gpt", "train", *tiny, "--steps", 1], "limited to 64 KiB, expected 1024 KiB"), ("-S -s 64", ["mlp", "train", "--samples", 64, "--steps", 1, "--json"], None),
                               ("-f 100", ["gpt", "train", *tiny, "--steps", 1, "--out", d / "limited"], "limited/checkpoints")):
         r = subprocess.run(["bash", "-c", f'ulimit {limit}; exec "$@"', "bash", str(APPS / args[0]), *map(str, args[1:])], capture_output=True, text=True, timeout=120)
@@ -363,7 +369,7 @@ with tempfile.TemporaryDirectory() as folder:
     r = run("lockstep", "run", "-n", 1, "true", TMPDIR="/no/such")
     check("TMPDIR that is not there", r.returncode == 1 and "TMPDIR=/no/such" in r.stderr, r.stderr)
 
-    # Wrong usage ends with 2, alone and before ranks start.
+    # Invalid command lines exit with 2, both with one process and before ranks start.
     for args in (["gpt", "train", "--device", "tpu"], ["gpt", "train", "--plan", "xx2"], ["gpt", "train", "--optimizer", "adamw,beta1=1"], ["gpt", "train", "--model", "gpt:4x33x2"], ["gpt", "train", "--save-every", 3], ["mlp", "train", "--save-every", 3], ["mlp", "train", "--freeze-step", 3], ["mlp", "train", "--device", "cuda:x"],
                  ["lockstep", "run", "-n", 0, "--", "true"], ["lockstep", "run", "-n", 2], ["lockstep", "run", "-n", 2, "--nnodes", 2, "--", "true"], ["lockstep", "verify", "--plans", "ddp"], ["lockstep", "simulate", "ring", "--ranks", 4, "--bytes", "x"]):
         refused(" ".join(map(str, args)), args, code=2)
@@ -384,13 +390,13 @@ with tempfile.TemporaryDirectory() as folder:
         r = run("gpt", "train", *chain, "--optimizer", "onebit-adam,freeze_step=200", "--precision", precision)
         check(f"onebit-adam in {precision}: within 2 % of AdamW's loss, with a sixteenth of the bytes", r.returncode == 0 and result(r)["val_loss"] < 1.02 * result(exact)["val_loss"]
               and 0 < result(r)["bytes_of_compressed_step"] * 16 <= result(r)["bytes_of_exact_step"], r.stdout + r.stderr + exact.stdout)
-    # By DeepSpeed's names in its configuration file.
+    # The 1-bit optimizers, by DeepSpeed's names in a configuration file.
     config = d / "onebit.json"
     for name, params in (("OneBitAdam", {"freeze_step": 6}), ("OneBitLamb", {"freeze_step": 6}), ("ZeroOneAdam", {"var_freeze_step": 6}), ("OneBitSGD", {"freeze_step": 6})):
         config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "optimizer": {"type": name, "params": {"lr": 0.001, **params}}, "fp16": {"enabled": name == "OneBitAdam"}}))
         args = ["gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--dropout", 0.1, "--json", "--config", config]
         r = run(*args, "--steps", 12, "--ranks", 2, "--out", d / name)
-        least = 8 if name == "OneBitAdam" else 16  # its exact steps send 16 bits a number
+        least = 8 if name == "OneBitAdam" else 16  # its uncompressed steps send 16 bits per number
         check(f"{name} by --config", r.returncode == 0 and result(r)["compressed_steps"] >= 6 and 0 < result(r)["bytes_of_compressed_step"] * least < result(r)["bytes_of_exact_step"], r.stdout + r.stderr)
         shutil.copytree(d / name, d / f"{name}2")
         more = [run(*args, "--steps", 16, "--ranks", 2, "--out", d / out, "--resume") for out in (name, f"{name}2")]
@@ -406,9 +412,10 @@ with tempfile.TemporaryDirectory() as folder:
     refused("offload without zero", ["gpt", "train", "--text", text, "--ranks", 2, "--offload", "cpu"], "needs ZeRO: --plan zero1", code=2)
     refused("offload without a folder", ["gpt", "train", "--text", text, "--plan", "zero3", "--ranks", 2, "--offload", f"nvme:{d}/none"], "expected a folder where a file can be made", f"{d}/none")
     refused("devices that are none", ["gpt", "train", "--text", text, "--parallel", "dp:0"], "from 1 to 64", code=2)
-    calm = tiny[: tiny.index("--dropout")] + ["--json"]  # (devices have dropout numbers of their own)
+    # Without dropout, because each device has its own dropout numbers.
+    calm = tiny[: tiny.index("--dropout")] + ["--json"]
     plain = run("gpt", "train", *calm, "--steps", 5)
-    for devices in (1, 3):  # 4 sequences on 3 devices: 2, 2
+    for devices in (1, 3):  # 4 sequences on 3 devices: 2 and 2
         r = run("gpt", "train", *calm, "--steps", 5, "--parallel", f"dp:{devices}")
         check(f"gpt on {devices} devices", r.returncode == 0 and abs(result(r)["loss"] - result(plain)["loss"]) < 1e-4, r.stdout + r.stderr)
     refused("none with ranks", ["gpt", "train", "--text", text, "--parallel", "none", "--ranks", 2], "one rank", code=2)
@@ -418,7 +425,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("eval in a job", r.returncode == 1 and "eval runs in one process" in r.stderr, r.stderr)
     r = on(2, "gpt", "train", "--text", text, "--ranks", 2)
     check("--ranks in a job", r.returncode == 2 and "not both" in r.stderr, r.stderr)
-    # The first cause is what every rank says, and what the launcher finds in the error file.
+    # The first cause is reported by every rank, and the launcher finds it in the error file.
     (d / "file").write_text("")
     r = on(2, "gpt", "train", *tiny, "--steps", 3, "--out", d / "file" / "run")
     check("an error of rank 0 ends all ranks", r.returncode == 1 and "error: rank 0: " in r.stderr and "cannot make this folder" in r.stderr, r.stderr)
@@ -426,7 +433,7 @@ with tempfile.TemporaryDirectory() as folder:
     r = run("lockstep", "run", "-n", 2, "--", "sh", "-c", script)
     check("29: ranks with different options do not meet", r.returncode != 0 and "gpt:4x64x2" in r.stderr, r.stderr)
 
-    # A rank that dies is named by the others, and the flight records say where they were.
+    # A rank that dies is named by the others, and the flight records tell where the others were.
     process = subprocess.Popen([str(a) for a in (APPS / "lockstep", "run", "-n", 3, "--log-dir", d / "logs", "--", "sh", "-c", f'echo $$ > {d}/pid$RANK; exec "$@"', "sh", APPS / "gpt", "train", *tiny, "--steps", 100000, "--out", d / "dies")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not ((d / "dies/metrics.jsonl").exists() and (d / "dies/metrics.jsonl").read_text().count("\n") >= 3) and process.poll() is None:
         time.sleep(0.01)
@@ -446,7 +453,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("verify with options", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and len(r.stdout.splitlines()) == 4, r.stdout + r.stderr)
     r = run("lockstep", "verify", "--plans", "ddp:1x4,zero0:2x2,zero1:2x2,zero2:4x1,zero2@bucket=0.001:2x2,zero3:1x4,zero3:4x1,zero3@overlap=off:2x2,zero1-cpu:2x2,zero2-nvme:2x2,zero3-cpu:4x1,zero3-nvme:2x2", "--vary", "transport=threads", "--", *verify)
     check("verify ZeRO", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and r.stdout.count("same bits") == 11, r.stdout + r.stderr)
-    fake = d / "fake.py"  # differs from step 2 on when there are two ranks
+    fake = d / "fake.py"  # with two ranks it differs from step 2 on
     fake.write_text("""import os, sys
 a = sys.argv
 if os.environ.get("RANK", "0") == "0":
@@ -476,7 +483,8 @@ if os.environ.get("RANK", "0") == "0":
     refused("a plan of slices without heads", ["gpt", "train", "--text", text, "--model", "gpt:4x48x3", "--ranks", 2, "--plan", "tp2"], "tp2 does not divide the 3 attention heads", "nearest plan that can: dp2")
     refused("a plan of experts that are not there", ["gpt", "train", "--text", text, "--ranks", 2, "--plan", "dp2+ep2"], "shares experts, and the model has none")
 
-    # One file, whoever wrote it: 3 steps by one plan and 3 by another are 6 of one process, to the byte.
+    # A checkpoint does not depend on the plan: 3 steps under one plan and 3 under another equal 6 steps of one process,
+    # byte for byte.
     parts = ["gpt", "train", "--text", text, "--model", "gpt:2x16x2", "--context", 16, "--batch", 2, "--dropout", 0.1, "--eval-every", 100, "--json"]
     for precision in ("f32", "f16"):
         whole, first = d / f"whole-{precision}", d / f"first-{precision}"

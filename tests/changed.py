@@ -25,13 +25,13 @@ def said(*command):
 
 
 def differing():
-    """Files that differ from main, also those that git does not know yet."""
+    """Files that differ from main, including untracked ones."""
     main = "main" if subprocess.run(["git", "rev-parse", "-q", "--verify", "main"], cwd=ROOT, capture_output=True).returncode == 0 else "HEAD"
     return sorted({*said("git", "diff", "--name-only", main).split("\n"), *said("git", "ls-files", "--others", "--exclude-standard").split("\n")} - {""})
 
 
 def edges(build):
-    """{input: outputs} of all that ninja knows: its file's rules, and the headers that compilers named."""
+    """{input: outputs} of everything that ninja knows: its build rules, and the headers that compilers reported."""
     found = collections.defaultdict(set)
     for line in (build / "build.ninja").read_text().replace("$\n", "").splitlines():
         if match := re.match(r"build (.*?): \S+ ?(.*)", line):
@@ -48,7 +48,7 @@ def edges(build):
 
 
 def reached(build, files):
-    """All that is made of these files of the sources, by its path in the build folder."""
+    """Everything that is built from these source files, by its path in the build folder."""
     graph = edges(build)
     up = os.path.relpath(ROOT, build)
     waiting = [name for file in files for name in (f"{up}/{file}", str(ROOT / file), f"{build}/{up}/{file}")]

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""`lockstep checkpoint` on checkpoints written here, from the format alone: what docs/checkpoints.md says is enough to read and write them.
+"""`lockstep checkpoint` on checkpoints written by this script: docs/checkpoints.md alone suffices to read and write
+them.
 
-    checkpoint_command.py BUILD
+checkpoint_command.py BUILD
 """
 import hashlib
 import json
@@ -53,7 +54,7 @@ def read_safetensors(path):
 
 
 def write_checkpoint(folder, tensors, cuts, **more):
-    """tensors: name -> (shape, values); cuts: the first element of each part, for all."""
+    """tensors: name -> (shape, values); cuts: the first element of each part, the same for all tensors."""
     folder.mkdir(parents=True)
     logical, held = {}, {}
     for name, (shape, values) in tensors.items():
@@ -86,7 +87,7 @@ with tempfile.TemporaryDirectory() as name:
     words = ("step-1", "3 ranks, plan by hand", "3 in 3 files", "model.tokens.weight", "(6, 2)", "3 parts", "is model.tokens.weight", "lr  0.1", "best  inf", '{"epoch": 2}')
     check("inspect", r.returncode == 0 and all(w in r.stdout for w in words), r.stdout + r.stderr)
     shutil.copytree(d / "run", d / "of a program/checkpoints")
-    r = run("inspect", d / "of a program")  # a run's folder
+    r = run("inspect", d / "of a program")  # the folder of a run
     check("inspect a run", r.returncode == 0 and all(w in r.stdout for w in words), r.stdout + r.stderr)
     r = run("inspect", d / "run/step-1", "--json")
     check("inspect --json", r.returncode == 0 and json.loads(r.stdout)["tensors"]["model.tokens.weight"] == {"dtype": "f32", "shape": [2, 2], "parts": 2} and json.loads(r.stdout)["world"] == 3, r.stdout + r.stderr)
@@ -108,7 +109,7 @@ with tempfile.TemporaryDirectory() as name:
     r = run("export", d / "run", d / "model.safetensors", "--dtype", "bf16", "--hugging-face")
     metadata, plain = read_safetensors(d / "model.safetensors")
     turned = [attention[2 * column + row] for row in range(2) for column in range(6)]
-    expected = b"".join(struct.pack("<f", value)[2:] for value in turned)  # these are exact in bf16
+    expected = b"".join(struct.pack("<f", value)[2:] for value in turned)  # exact in bf16
     check("export as Transformers has it", r.returncode == 0 and plain["transformer.h.0.attn.c_attn.weight"] == ("BF16", [2, 6], expected) and "transformer.wte.weight" in plain, r.stderr + str(plain))
     r = run("export", d / "run", d / "x", "--prefix", "optimizer.")
     check("export another part", read_safetensors(d / "x")[1] == {"exp_avg": ("F32", [1], struct.pack("<f", 0.5))}, r.stderr)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""`lockstep config`: the typical files of tests/golden/configs, what is printed of them, refusals, and docs/config.md, which it writes itself. And `lockstep plan`.
+"""`lockstep config`: the typical files of tests/golden/configs, its output, rejected files, and docs/config.md, which
+it generates. And `lockstep plan`.
 
-    config_command.py BUILD
+config_command.py BUILD
 """
 import base64
 import json

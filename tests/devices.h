@@ -1,28 +1,29 @@
 #pragma once
-// Devices while a test runs.
+// Sets devices for the duration of a test.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 
 #include "tensor/device.h"
 
+/// cpu:1, the second virtual device.
 inline constexpr lockstep::Device second{lockstep::Device::Type::cpu, 1};
 
-/// Several virtual ones.
+/// `n` virtual devices.
 struct Devices {
   explicit Devices(int n = 2) { lockstep::set_virtual_devices(n); }
   ~Devices() { lockstep::set_virtual_devices(before); }
   const int before = lockstep::device_count();
 };
 
-/// The CPU is the default device: for tests of what only it has, or that touch memory by pointer.
+/// Makes the CPU the default device, for CPU-only features and for tests that access memory by pointer.
 struct OnCpu {
   OnCpu() { lockstep::set_default_device(lockstep::cpu); }
   ~OnCpu() { lockstep::set_default_device(before); }
   const lockstep::Device before = lockstep::default_device();
 };
 
-/// LOCKSTEP_TEST_DEVICE=cuda makes that the default device, so that the tests run there. False, with a text, when there
+/// If LOCKSTEP_TEST_DEVICE is cuda, makes that the default device for all tests. Prints why and returns false if there
 /// is none.
 inline bool use_test_device() {
   const char* name = std::getenv("LOCKSTEP_TEST_DEVICE");

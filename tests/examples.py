@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The example programs print what their readers expect.
+"""The example programs print what their comments and pages promise.
 
-    tests/examples.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/examples.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import os
 import pathlib
@@ -24,7 +24,7 @@ def example(name):
     return BUILD / "examples" / name
 
 
-# DataParallel: batches of 30, 30, 30 and 10 rows, cut over the devices.
+# DataParallel: batches of 30, 30, 30 and 10 rows, scattered over the devices.
 for devices, pieces in (("1", {30: [30], 10: [10]}), ("2", {30: [15, 15], 10: [5, 5]}), ("3", {30: [10, 10, 10], 10: [4, 4, 2]}), ("8", {30: [4] * 7 + [2], 10: [2] * 5})):
     r = run(example("data_parallel"), LOCKSTEP_CPU_DEVICES=devices)
     check(f"data_parallel, {devices} devices, ends well", r.returncode == 0 and "warning" not in r.stderr, r.stdout + r.stderr)
@@ -49,21 +49,21 @@ check("model_parallel", one.returncode == 0 and two.returncode == 0 and len(loss
 check("model_parallel, places", "net2.weight\t(5, 10)\tcpu:1" in two.stdout and "net1.weight\t(10, 10000)\tcpu:0" in two.stdout, two.stdout)
 check("model_parallel, label elsewhere", re.search(r"expected one device, got \(20, 5\) on cpu:1 and \(20, 5\) on cpu:0", two.stdout), two.stdout)
 
-# The batch in splits: sums of rows, so the same losses but for rounding.
+# The batch in splits: sums are in another order, so losses agree up to rounding.
 for devices in ("1", "2"):
     r = run(example("model_parallel_pipelined"), LOCKSTEP_CPU_DEVICES=devices)
     losses = [[float(x) for x in line.split("losses ")[1].split()] for line in r.stdout.splitlines() if "losses" in line]
     check(f"model_parallel_pipelined, {devices} devices", r.returncode == 0 and len(losses) == 3 and all(len(row) == 3 and row[2] < row[0] for row in losses)
           and all(abs(a - b) < 1e-5 * b for row in losses for a, b in zip(row, losses[0])), r.stdout + r.stderr)
 
-# A language model by an LSTM: it learns this repository's front page by heart as far as it gets in a few seconds.
+# An LSTM language model: in a few seconds it starts to memorize CONTRIBUTING.md.
 r = run(example("char_lstm"), pathlib.Path(__file__).resolve().parent.parent / "CONTRIBUTING.md", "--steps", 60, "--width", 96, OMP_NUM_THREADS="1")
 losses = [float(x) for x in re.findall(r"^step \d+ loss (\S+)$", r.stdout, re.M)]
 check("char_lstm learns", r.returncode == 0 and len(losses) == 4 and losses[0] > 5 and losses[-1] < 2.4 and "says The " in r.stdout, r.stdout + r.stderr)
 r = run(example("char_lstm"), __file__, "--batch", 100000)
 check("char_lstm, a short text", r.returncode == 1 and "expected a text of more than 3200000 characters" in r.stderr, r.stdout + r.stderr)
 
-# Device maps: the same text wherever parts lie, and everything where the limits say.
+# Device maps: the same text wherever parts are placed, and every part is placed within the limits.
 said = set()
 for devices, words in (("1", []), ("2", []), ("2", ["balanced_low_0"]), ("3", ["sequential", "cpu:0=64KiB", "cpu:1=40KiB", "cpu=30KiB"]), ("2", ["auto", "cpu:0=60000", "disk=1GB"])):
     with tempfile.TemporaryDirectory() as d:
@@ -79,7 +79,8 @@ for words, text in ((["even"], "expected auto, balanced"), (["auto", "cpu:0=9KiB
     r = run(example("device_map"), *words)
     check(f"device_map refuses {words}", r.returncode == 1 and text in r.stderr, r.stdout + r.stderr)
 
-# DDP: started by itself, or by the launcher. 2048 samples in batches of 32 are 64 steps of one rank, 32 of each of two.
+# DDP: ranks spawned by the program itself, or by the launcher. 2048 samples in batches of 32 are 64 steps of one rank,
+# or 32 of two ranks.
 lockstep = BUILD / "apps/lockstep"
 ways = [(n, [example("ddp_spawn"), "--world_size", n, *more]) for n in (1, 2, 3) for more in ([], ["--threads"])] + [(2, [lockstep, "run", "--nproc", 2, "--", example("ddp")])]
 for ranks, command in ways:
@@ -95,7 +96,8 @@ for ranks, command in ways:
 r = run(example("ddp"))
 check("ddp without a launcher", r.returncode == 1 and "WORLD_SIZE" in r.stderr, r.stdout + r.stderr)
 
-# The guide's loop under accelerate's names: the same losses and learning rates, to the last digit.
+# The guide's training loop with accelerate's names: the same losses and learning rates to the last digit, for any
+# number of ranks.
 finished = {}
 for ranks in (1, 2, 4):
     with tempfile.TemporaryDirectory() as d:
@@ -111,7 +113,7 @@ r = run(lockstep, "plan", "--ranks", 1, "--", example("guide_a_accelerate"))
 check("guide_a_accelerate, asked what it trains", r.returncode == 0 and "2125 parameters" in r.stdout, r.stdout + r.stderr)
 check("guide_a_accelerate, the same losses and rates", len(finished[1]) == 3 and finished[1][2][2] == "0.0125" and finished[1] == finished[2] == finished[4], str(finished))
 
-# The guide's configuration and training script: the same losses, to the last digit, for any number of ranks.
+# The guide's configuration and training script: the same losses to the last digit, for any number of ranks.
 config = pathlib.Path(__file__).resolve().parent.parent / "examples/guide_b/ds_config.json"
 finished = {}
 for ranks in (1, 2, 4):
@@ -138,7 +140,7 @@ with tempfile.TemporaryDirectory() as d:
     r = run(example("guide_b"), "--deepspeed_config", pathlib.Path(d) / "none.json", cwd=d)
     check("guide_b, no such file", r.returncode == 1 and "none.json" in r.stderr, r.stderr)
 
-# The guide's pipeline: the same losses with one copy and with two, and without stages.
+# The guide's pipeline: the same losses with one replica, with two, and without stages.
 config = config.parent / "pipeline_config.json"
 finished = {}
 with tempfile.TemporaryDirectory() as d:
@@ -152,7 +154,7 @@ with tempfile.TemporaryDirectory() as d:
     r = run(lockstep, "run", "--nproc", 3, "--", example("guide_b_pipeline"), "--deepspeed_config", config, cwd=d)
     check("guide_b pipeline, on three ranks", r.returncode != 0 and "it is for 2 ranks, and there are 3" in r.stderr, r.stderr)
 
-# The guide's inference: two ranks share the model, and say what one says.
+# The guide's inference: two ranks that share the model print the same as one.
 config = config.parent / "inference_config.json"
 said = {}
 with tempfile.TemporaryDirectory() as d:
@@ -170,12 +172,12 @@ with tempfile.TemporaryDirectory() as d:
     r = run(lockstep, "config", "--inference", config)
     check("guide_b inference, its configuration", r.returncode == 0 and "quant.weight.num_bits: no effect, as dtype is not int8" in r.stderr, r.stdout + r.stderr)
 
-# The other guide's loads, over two devices: what lies where, in which dtype.
+# The other guide's model loading on two devices: the place and dtype of each part.
 for words, dtype in (([], "f32"), (["--load-in-8bit"], "i8"), (["--dtype", "fp16"], "f16")):
     r = run(example("guide_a_device_map"), pathlib.Path(__file__).resolve().parent / "golden/inference/llama_main", *words, LOCKSTEP_CPU_DEVICES="2")
     check(f"guide_a device map {words}", r.returncode == 0 and len(re.findall(rf"^\d+,\tblocks\.\d\.mlp\.up\.\S+\tcpu:[01]\t{dtype}$", r.stdout, re.M)) == 2 and "cpu:1" in r.stdout, r.stdout + r.stderr)
 
-# Its training by DeepSpeed: begins, and goes on from its checkpoint on another number of ranks.
+# Its training with DeepSpeed: starts, and resumes from its checkpoint with another number of ranks.
 with tempfile.TemporaryDirectory() as d:
     for ranks, text in ((2, "began, step 24, "), (1, "went on, step 72, ")):
         r = run(lockstep, "run", "--nproc", ranks, "--", example("guide_a_deepspeed"), "--deepspeed", "--deepspeed_config", pathlib.Path(__file__).resolve().parent.parent / "examples/guide_a/deepspeed_config.json", cwd=d)

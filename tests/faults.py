@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Bad data and bad options as programs show them, alone and on two ranks: one error that says what was expected, soon, on all ranks.
+"""Errors of programs on bad data and bad options, alone and on two ranks: one message that says what was expected,
+without delay, on all ranks.
 
-    tests/faults.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/faults.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import ctypes
 import os
@@ -33,7 +34,7 @@ def refused(name, code, args, *parts, ranks=(1, 2), **kw):
 
 
 def obey_permissions():
-    """Takes from a program of root the right to read any file: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH."""
+    """Drops root's right to read any file: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH."""
     for capability in (1, 2):
         ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 
@@ -55,7 +56,7 @@ with tempfile.TemporaryDirectory() as folder:
              "t10k-images-idx3-ubyte": idx((10, 8, 8), (i % 251 for i in range(10 * 64))), "t10k-labels-idx1-ubyte": idx((10,), (i % 10 for i in range(10)))}
 
     def images(name, **changed):
-        """A folder with the files of MNIST, some of them changed: other bytes, "folder", or None for a missing one."""
+        """A folder with the files of MNIST, some of them changed: other bytes, "folder", or None if missing."""
         (d / name).mkdir()
         for file, data in {**mnist, **{key.replace("_", "-"): value for key, value in changed.items()}}.items():
             if data == "folder":
@@ -64,7 +65,7 @@ with tempfile.TemporaryDirectory() as folder:
                 (d / name / file).write_bytes(data)
         return ["mlp", "train", "--data", d / name, "--batch", 4, "--epochs", 1, "--json"]
 
-    # 42: data that are missing, empty, short, or no file
+    # 42: data files that are missing, empty, truncated or folders
     for name, text, parts in (
         ("missing", d / "none", ["cannot open", "none: No such file"]),
         ("empty", d / "empty", ["empty has 0 tokens", "a sample takes 33 each", "a shorter context"]),
@@ -88,7 +89,7 @@ with tempfile.TemporaryDirectory() as folder:
         refused(f"42: images: {name}", 1, args, *parts)
     (d / "secret").chmod(0)
     refused("42: text: unreadable", 1, [*gpt, "--text", d / "secret"], "cannot open", "secret: Permission denied", preexec_fn=obey_permissions, ranks=[1])
-    # Everything is read before the first step, so what happens to the file then does not matter.
+    # All data is read before the first step, so later changes of the file have no effect.
     changing = d / "changing"
     results = []
     for change in (None, lambda: os.truncate(changing, 0), changing.unlink):
@@ -103,14 +104,14 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"42: text that changes during the run, {len(results)}", process.returncode == 0, said)
         results.append(saved(out) if process.returncode == 0 else said)
     check("42: a text that changes or goes away during the run changes nothing", results[0] == results[1] == results[2] != [])
-    # Two hosts, one with an old copy: ranks that are started in different folders and read the same relative path.
+    # Two hosts, one with an outdated copy: ranks start in different folders and read the same relative path.
     for k in (0, 1):
         (d / f"host{k}").mkdir()
         (d / f"host{k}/text").write_text("the quick brown fox jumps over the lazy dog. " * 200 + str(k))
     apart = ["lockstep", "run", "-q", "-n", 2, "--", "sh", "-c", f'cd {d}/host$RANK && exec "$@"', "sh", APPS / gpt[0], *gpt[1:], "--text", "text", "--steps", 3]
     refused("42: ranks with different data", 1, apart, "text: ranks 0 and 1 hold different data, 9001 elements", "give every host the same files", ranks=[1])
 
-    # 43: data that do not divide: the rest of an epoch is left out, the same on all ranks
+    # 43: sizes that do not divide: the rest of an epoch is dropped, the same on all ranks
     for samples in (41, 47, 48):
         r = run(3, "mlp", "train", "--samples", samples, "--batch", 4, "--epochs", 2, "--json")
         check(f"43: {samples} samples over 3 ranks", r.returncode == 0 and f'"steps": {samples // 12 * 2},' in r.stdout, r.stdout + r.stderr)

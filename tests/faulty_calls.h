@@ -1,5 +1,5 @@
 #pragma once
-// File calls that go wrong.
+// File operations with injected faults.
 #include <unistd.h>
 
 #include <atomic>
@@ -9,14 +9,16 @@
 
 namespace testing {
 
-/// Passes everything to the system, but the k-th call of all and those after may meet something else. Thread-safe.
+/// Passes operations to the system; the k-th operation, or all from there on, meet the fault. Thread-safe. shorten
+/// writes half of the bytes; kill ends the process with exit code 137.
 class FaultyCalls : public lockstep::data::FileCalls {
  public:
+  /// none; the k-th call fails; all from the k-th on fail; writes from the k-th on are short; the k-th kills.
   enum class Fault { none, fail, fail_from, shorten, kill };
   FaultyCalls() = default;
   FaultyCalls(Fault fault, int64_t k, int error = EIO) : fault_(fault), k_(k), error_(error) {}
   int64_t calls() const { return calls_; }
-  /// From here on all goes well.
+  /// Ends the fault.
   void repair() { repaired_ = true; }
 
   int open(const char* path, int flags) override { return hit() ? -1 : FileCalls::open(path, flags); }
@@ -25,10 +27,11 @@ class FaultyCalls : public lockstep::data::FileCalls {
     const bool now = !repaired_ && fault_ == Fault::shorten && bytes > 1 && calls_ >= k_;
     return FileCalls::write(fd, data, now ? (bytes + 1) / 2 : bytes, offset);
   }
-  int sync(int) override { return hit() ? -1 : 0; }  // nobody pulls the plug, and it takes long
+  // does not flush: tests simulate no power cut here, and flushing is slow
+  int sync(int) override { return hit() ? -1 : 0; }
   int close(int fd) override {
     const bool failed = hit();
-    const int error = errno, result = FileCalls::close(fd);  // gone either way
+    const int error = errno, result = FileCalls::close(fd);  // close() releases fd even if it fails
     return failed ? errno = error, -1 : result;
   }
   int rename(const char* from, const char* to) override { return hit() ? -1 : FileCalls::rename(from, to); }

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A flood of strangers at the ports of a job, while its ranks meet and while they train: it starts, trains, and ends with the
-bits of a calm run.
+"""Strangers flood the ports of a job with connections, while its ranks meet and while they train: it starts, trains,
+and ends with the bits of an undisturbed run.
 
-    tests/flood.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/flood.py BUILD_FOLDER          ends with "N passed, N failed"
 
-Four processes without rights connect to all ports of the job as often as they can. 2 seconds while the ranks meet and 2 while
-they train; with LONG=1 30 seconds each.
+Four unprivileged processes connect to all ports of the job as often as they can: 2 seconds while the ranks meet and 2
+while they train; 30 seconds each with LONG=1.
 """
 import os
 import pathlib
@@ -23,8 +23,8 @@ from programs import APPS, check, finish, saved
 SECONDS, STEPS = (30, 40000) if os.environ.get("LONG") else (2, 3000)
 RANKS, FLOODERS, DELAY = 4, 4, 5
 
-# Each holds 250 connections, of which it drops the oldest for a new one: without a word, in the middle of one, with a wrong
-# answer. It ends when its input does.
+# Each process holds up to 250 connections and replaces the oldest by a new one: silent, in the middle of a message, or
+# with a wrong answer. It ends at the end of its input.
 FLOODER = r"""
 import collections, os, select, socket, struct, sys
 if os.geteuid() == 0:
@@ -59,7 +59,7 @@ print(made)
 
 
 def ports_of(mark):
-    """Ports on which processes with this in their environment listen."""
+    """The ports on which processes with this mark in their environment listen."""
     sockets = set()
     for pid in processes_with(mark):
         try:
@@ -80,7 +80,7 @@ def first_step(folder):
 
 
 def job(d, name, flooded):
-    """Trains; gives back the seconds from the last rank's start to the first step, and connections a second."""
+    """Trains. Returns the seconds from the start of the last rank to the first step, and the connections per second."""
     mark = f"LOCKSTEP_TEST_MARK={uuid.uuid4().hex}"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -88,7 +88,8 @@ def job(d, name, flooded):
     kept = {k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|OMP_|RANK$|WORLD_SIZE$|MASTER_)", k)}
     gpt = [APPS / "gpt", "train", "--text", d / "text.txt", "--model", "gpt:1x16x2", "--context", 16, "--batch", 2, "--warmup", 5, "--dropout", 0.1, "--eval-every", 1 << 30,
            "--steps", STEPS, "--save-every", STEPS, "--out", d / name, "--json"]
-    late = f'if [ $RANK = 3 ]; then sleep {SECONDS}; fi; exec "$@"'  # the others wait so long, and the store listens
+    # the other ranks wait this long, while the store listens
+    late = f'if [ $RANK = 3 ]; then sleep {SECONDS}; fi; exec "$@"'
     log = open(d / f"{name}.log", "w+")
     flooders = [subprocess.Popen([sys.executable, "-c", FLOODER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(FLOODERS if flooded else 0)]
     process = subprocess.Popen([str(word) for word in (APPS / "lockstep", "run", "-n", RANKS, "--master-port", port, "--", "sh", "-c", late, "sh", *gpt)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,

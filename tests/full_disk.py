@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """A disk that is really full: checkpoints and NVMe offload on a file system of a few hundred KiB.
 
-    tests/full_disk.py BUILD_FOLDER          ends with "N passed, N failed"; exit code 77 (skipped) where mounting is not permitted
+tests/full_disk.py BUILD_FOLDER          ends with "N passed, N failed"; exit code 77 (skipped) if mounting is not
+                                       permitted
 
-The file systems are in a mount namespace, and end with the processes in it.
+The file systems are in a mount namespace, which ends with its processes.
 """
 import json
 import os
@@ -19,7 +20,7 @@ INSIDE = "LOCKSTEP_TEST_INSIDE"
 
 
 def enter():
-    """Starts this script again with mounts of its own, as the root of a new user namespace where that is allowed."""
+    """Starts this script again with its own mount namespace, as root of a new user namespace if that is allowed."""
     why = ""
     for flags in ("-Urm", "-m"):
         try:
@@ -35,7 +36,7 @@ def enter():
 
 
 def files(folder):
-    """Of a folder and all below: names and contents."""
+    """The names and contents of all files below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
@@ -55,7 +56,7 @@ def tests(d):
     gpt = ["gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--batch", 2, "--warmup", 2, "--json"]
     resize(16384, "")
 
-    # A run's checkpoint is whole, or the old one: of one process, and of two ranks.
+    # A run's last checkpoint is complete, the old or the new one: with one process and with two ranks.
     config = d / "config.json"
     config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": 1}}))
     shape = gpt[2:gpt.index("--batch")]
@@ -66,7 +67,7 @@ def tests(d):
         first = run(*program, "--steps", 6, "--out", disk / name)
         check(f"{name}: the first checkpoint", first.returncode == 0, first.stderr)
         before = files(disk / name / "checkpoints")
-        resize(used() + room)  # less than another one
+        resize(used() + room)  # less than another checkpoint needs
         r = run(*program, "--steps", 12, "--out", disk / name, "--resume")
         check(f"{name}, full disk: the error names the file", r.returncode == 1 and f"{name}/checkpoints/" in r.stderr and "No space left on device (free space, then save again)" in r.stderr, f"{r.returncode}: {r.stderr}")
         now = files(disk / name / "checkpoints")
@@ -77,7 +78,7 @@ def tests(d):
         r = run(*program, "--steps", 12, "--out", disk / name, "--resume")
         check(f"{name}, with space again: the bits of a calm run", r.returncode == 0 and saved(disk / name) == saved(d / name) != [], r.stderr + str(list(files(disk / name / "checkpoints"))))
 
-    # Offload: the file is made whole at the start, or not at all.
+    # Offload: the file is allocated completely at the start, or the run fails.
     swap = disk / "swap"
     swap.mkdir()
     offload = ["gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--batch", 2, "--steps", 3, "--json", "--ranks", 2, "--plan", "zero3", "--offload", f"nvme:{swap}"]
@@ -96,7 +97,7 @@ def main():
     if INSIDE not in os.environ:
         enter()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TMPDIR"] = folder  # for what launchers keep of runs that fail
+        os.environ["TMPDIR"] = folder  # launchers keep the folders of failed runs here
         tests(pathlib.Path(folder))
         check("nothing is left", not left_behind(folder), left_behind(folder))
     finish()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""gpt train --config: the same bits in every stage and world, resuming, and what is refused.
+"""gpt train --config: the same bits in every stage and number of ranks, resuming, and rejected files.
 
-    tests/gpt_config.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/gpt_config.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import json
 import os
@@ -24,7 +24,7 @@ with tempfile.TemporaryDirectory() as folder:
         return path
 
     def train(name, plan, file, *more, launcher=False):
-        """plan: (ranks, accumulation). Gives back what --trace-bits wrote."""
+        """plan: (ranks, accumulation). Returns what --trace-bits wrote."""
         ranks, accumulation = plan
         trace = d / f"{name}.trace"
         ours = [*model, "--config", file, "--accumulate", accumulation, "--trace-bits", trace, *more]
@@ -32,7 +32,8 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"{name} ends well", r.returncode == 0, r.stdout + r.stderr)
         return trace.read_text() if trace.exists() else "none"
 
-    # Nothing but the batch: the optimizer and its schedule are gpt's own, and the bits those of gpt without a configuration.
+    # A file that only has the batch size: optimizer and schedule are gpt's own, with the bits of gpt without a
+    # configuration.
     plain = run(*model, "--batch", 2, "--steps", 5, "--warmup", 2, "--accumulate", 4, "--trace-bits", d / "plain.trace")
     check("gpt without a configuration", plain.returncode == 0, plain.stderr)
     bare = config("bare", train_micro_batch_size_per_gpu=2)
@@ -40,7 +41,7 @@ with tempfile.TemporaryDirectory() as folder:
         got = train(f"bare{stage}", plan, bare, "--steps", 5, "--warmup", 2, "--plan", f"zero{stage}")
         check(f"stage {stage} on {plan[0]} ranks: the bits of gpt without a configuration", got == (d / "plain.trace").read_text(), got)
 
-    # All of it from the file, with processes.
+    # A complete file, with ranks in processes.
     full = dict(train_batch_size=8, train_micro_batch_size_per_gpu=2, optimizer={"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}},
                 scheduler={"type": "WarmupDecayLR", "params": {"warmup_max_lr": 3e-3, "warmup_num_steps": 3, "total_num_steps": 12}}, gradient_clipping=0.5, seed=7)
     for precision in ({}, {"bf16": {"enabled": True}}, {"fp16": {"enabled": True, "initial_scale_power": 8}}):
@@ -54,13 +55,13 @@ with tempfile.TemporaryDirectory() as folder:
             traces[name] = train(f"{which} {name}", plan, file, "--steps", 6)
         check(f"{which}: the same bits in every stage, with a pipeline too", len(set(traces.values())) == 1 and traces[0].count("\n") == 6, str(traces))
 
-    # What the file leaves to the program.
+    # Values that the file leaves to the program.
     said = config("said", **{**full, "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_max_lr": 3e-3, "warmup_num_steps": 3, "total_num_steps": 6}}})
     left = config("left", **{**full, "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "optimizer": {"type": "AdamW", "params": {**full["optimizer"]["params"], "lr": "auto"}},
                              "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}}})
     check("auto is filled in", train("said", (1, 4), said, "--steps", 6) == train("left", (1, 4), left, "--steps", 6, "--lr", 3e-3, "--warmup", 3, "--batch", 2))
 
-    # Resume in another stage and world.
+    # Resumes with another stage and number of ranks.
     end = train("whole", (1, 4), d / "f320.json", "--steps", 8, "--out", d / "whole").splitlines()
     train("first half", (4, 1), d / "f323.json", "--steps", 5, "--out", d / "half")
     rest = train("second half", (2, 2), d / "f321.json", "--steps", 8, "--out", d / "half", "--resume").splitlines()
@@ -75,7 +76,7 @@ with tempfile.TemporaryDirectory() as folder:
     r = run("lockstep", "checkpoint", "verify", d / "half/checkpoints")
     check("its checkpoint is whole", r.returncode == 0, r.stdout + r.stderr)
 
-    # Sparse attention: of the file, on any plan, and of what a run's folder holds.
+    # Sparse attention: from the file, under any plan, and from the run's folder when resumed.
     sparse = config("sparse", sparse_attention={"mode": "bigbird", "block": 4, "num_random_blocks": 1}, **full)
     r = run(*model, "--config", sparse, "--accumulate", 4, "--steps", 6, "--out", d / "sparse")
     check("gpt with sparse attention says where", r.returncode == 0 and "sparse_attention: bigbird, blocks of 4, in 1 of 1 MultiHeadAttention" in r.stderr, r.stderr)

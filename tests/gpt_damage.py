@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Damaged and foreign folders of models, and calls that cannot be: gpt ends with one line that says what is wrong, before it writes a text.
+"""Damaged and foreign model folders, and invalid calls: gpt exits with one line that names the problem, before it
+generates text.
 
-    tests/gpt_damage.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/gpt_damage.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import concurrent.futures
 import json
@@ -40,7 +41,7 @@ for name, shape in shapes():
 
 
 def tensors(weights, **header):
-    """A safetensors file."""
+    """The bytes of a safetensors file."""
     at, entries, data = 0, dict(header), []
     for name, (dtype, shape, raw) in weights.items():
         entries[name] = dict(dtype=dtype, shape=list(shape), data_offsets=[at, at + len(raw)])
@@ -68,7 +69,7 @@ def remove(name):
 
 
 def weights(**changes):
-    """Changes of tensors by name, with - for . ; None removes one."""
+    """A change of tensors by name, with - in place of dots; None removes a tensor."""
     def damage(d):
         all_ = dict(WEIGHTS)
         for name, value in changes.items():
@@ -97,7 +98,7 @@ def header(change):
 
 
 def index(change=lambda index: None, shard=lambda data: data, text=None):
-    """In two shards."""
+    """A change that splits the weights into two shards with an index."""
     def damage(d):
         names = list(WEIGHTS)
         parts = {"model-00001-of-00002.safetensors": names[:8], "model-00002-of-00002.safetensors": names[8:]}
@@ -122,7 +123,7 @@ def tokenizer(change, of="sp_prepend"):
 
 
 def put(path, value):
-    """Sets told[a][b]... of a tokenizer."""
+    """Sets told[a][b]... in tokenizer.json."""
     def change(told):
         *way, last = path
         for key in way:
@@ -149,7 +150,7 @@ def nothing(d):
     pass
 
 
-# What is done to the folder, what the line must say, and the call.
+# (name, change of the folder, required part of the message, call)
 ROWS = [
     # config.json
     ("no config.json", remove("config.json"), "config.json"),
@@ -189,7 +190,7 @@ ROWS = [
     ("quantised weights of another kind", config(quantization_config=dict(quant_method="gptq", bits=4)), "quantization_config"),
     ("a window below nothing", config(model_type="mistral", sliding_window=-4), "sliding_window"),
     ("a window as a word", config(model_type="mistral", sliding_window="wide"), "sliding_window"),
-    # Weights
+    # Weights.
     ("no weights", remove("model.safetensors"), "model.safetensors"),
     ("pickled weights only", lambda d: move(d, "model.safetensors", "pytorch_model.bin"), "safetensors"),
     ("an empty file", raw(lambda f: b""), "model.safetensors"),
@@ -219,7 +220,7 @@ ROWS = [
     ("an index that is no JSON", index(text="{"), "model.safetensors.index.json"),
     ("NaN in the weights", weights(**{"model-norm-weight": NAN}), "not numbers"),
     ("infinity in the weights", weights(**{"lm_head-weight": INF}), "not numbers"),
-    # Tokenizers
+    # Tokenizers.
     ("no tokenizer", remove("tokenizer.json"), "tokenizer"),
     ("SentencePiece's only", lambda d: move(d, "tokenizer.json", "tokenizer.model"), "tokenizer.model"),
     ("half a tokenizer.json", write("tokenizer.json", '{"version": "1.0", "model"'), "tokenizer.json"),
@@ -239,7 +240,7 @@ ROWS = [
     ("an added token with no id", tokenizer(lambda t: t["added_tokens"][0].pop("id") and None), "added_tokens"),
     ("an empty added token", tokenizer(put(["added_tokens", 0, "content"], "")), "added_tokens"),
     ("an id that the model has not, in the tokenizer", tokenizer(lambda t: t["model"]["vocab"].update({word: id + 5000 for word, id in t["model"]["vocab"].items() if id >= 300})), "5"),
-    # Calls
+    # Calls.
     ("no folder", lambda d: shutil.rmtree(d), "FOLDER"),
     ("a file in place of the folder", lambda d: (shutil.rmtree(d), d.write_text("x")), "FOLDER"),
     ("--top-p 0", nothing, "top", sample("--top-p", "0")),
@@ -286,7 +287,7 @@ with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for outcome in pool.map(end_of, ROWS):
         check(*outcome)
 
-# One word of 4 MB is cut in a moment.
+# A word of 4 MB is tokenized quickly.
 with tempfile.TemporaryDirectory() as folder:
     d = pathlib.Path(folder)
     (d / "config.json").write_text(json.dumps(CONFIG))

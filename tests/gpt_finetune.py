@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""gpt finetune: Hugging Face's options, a DeepSpeed file with "auto", ranks, checkpoint-N and resume, and the folder that it leaves.
+"""gpt finetune: Hugging Face's options, a DeepSpeed file with "auto", ranks, checkpoint-N and resuming, and the
+exported folder.
 
-    tests/gpt_finetune.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/gpt_finetune.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import json
 import os

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""gpt with Llamas: trains one by its config.json, the same bits under every plan, runs and folders that load again.
+"""gpt with Llamas: trains one from its config.json, with the same bits under every plan; runs and folders that can be
+loaded again.
 
-    tests/gpt_llama.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/gpt_llama.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import json
 import os
@@ -31,7 +32,7 @@ with tempfile.TemporaryDirectory() as folder:
         losses[plan] = result(r)["val_loss"] if r.returncode == 0 else r.stdout + r.stderr
     check("tp and cp to a tolerance", all(isinstance(v, float) and abs(v / losses["dp1"] - 1) < 1e-4 for v in losses.values()), str(losses))
 
-    # A run knows all its options; what it exports gives the same logits, bit by bit.
+    # A run stores all its options; the exported model gives the same logits, bit by bit.
     r = run(*train, "--steps", 6, "--out", d / "run", "--export", d / "exported", "--json")
     check("train, keep and export", r.returncode == 0 and result(r)["steps"] == 6, r.stdout + r.stderr)
     facts = json.loads((d / "run/config.json").read_text())
@@ -42,7 +43,8 @@ with tempfile.TemporaryDirectory() as folder:
     check("the same logits", (d / "run.safetensors").read_bytes() == (d / "exported.safetensors").read_bytes())
     texts = [run("gpt", "sample", d / folder, "--prompt", "the ", "--tokens", 20, "--greedy").stdout for folder in ("run", "exported")]
     check("the same text", len(texts[0]) > 20 and texts[0] == texts[1], str(texts))
-    # By an inference configuration, one process or two that share the model; a run, and a Hugging Face folder.
+    # With an inference configuration, in one process and with tensor parallelism on two; from a run and from a Hugging
+    # Face folder.
     (d / "tp.json").write_text('{"tensor_parallel": {"tp_size": 2}}')
     (d / "nvme.json").write_text(json.dumps({"zero": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": str(d)}}}))
     for name, ranks, file in (("run", 2, "tp"), ("exported", 2, "tp"), ("exported", 1, "nvme")):
@@ -58,7 +60,7 @@ with tempfile.TemporaryDirectory() as folder:
     config.write_text(json.dumps(dict(sizes, head_dim=8)))
     refused("resume with other options", [*train, "--steps", 9, "--out", d / "run", "--resume"], "head_size was 12 and is now 8")
 
-    # From a folder, on one rank and where ranks fill what they hold.
+    # Starts from a folder, on one rank and with ranks that load only their own shards.
     start = ["gpt", "train", "--text", text, "--init", d / "exported", "--batch", 2, "--warmup", 2, "--steps", 2, "--accumulate", 2]
     traces = {}
     for plan, ranks in (("dp1", 1), ("pp2", 2)):

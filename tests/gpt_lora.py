@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""gpt with adapters: trained beside a folder's weights, the same bits under every plan, kept, exported, used again.
+"""gpt with adapters: trained on a folder's weights with the same bits under every plan, saved, exported, and used
+again.
 
-    tests/gpt_lora.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/gpt_lora.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import json
 import os
@@ -47,7 +48,7 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"{kind}: resume", r.returncode == 0 and result(r)["steps"] == 62, r.stdout + r.stderr)
         refused(f"{kind}: resume with another rank", [str(w).replace("lora=4", "lora=5") for w in tune] + ["--steps", 63, "--out", runs, "--resume"], "lora was")
         refused(f"{kind}: --ema of an adapter", ["gpt", "sample", adapter, "--ema"], "--ema is for runs")
-    # Adapters beside weights in codes: the run and the exported adapter are one model.
+    # Adapters on quantized weights: the run and the exported adapter are the same model.
     for codes in ("group8", "group4", "row8"):
         at, adapter = d / f"run_{codes}", d / f"adapter_{codes}"
         init = f"{base},lora=4,alpha=32,targets=in_proj+up,quantize={codes}"

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""gpt serve over HTTP: texts are those of gpt sample and the same for everyone at once, streams, refusals, clients that go away.
+"""gpt serve over HTTP: the texts of gpt sample, the same for concurrent clients, streams, rejected requests, clients
+that disconnect.
 
-    tests/gpt_serve.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/gpt_serve.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import concurrent.futures
 import http.client
@@ -19,7 +20,9 @@ from serving import Server
 
 
 def llama(folder, rows, kind="F32", scale=0.2, head=None):
-    """A small Llama of random weights with the 656 tokens of the golden tokenizer of Qwen 2. head: the value of all of row 70 of its head."""
+    """A small Llama with random weights for the 656 tokens of the golden tokenizer of Qwen 2. head: the value of all
+    elements in row 70 of its head.
+    """
     draw, at, entries, data = random.Random(1), 0, {}, b""
     shapes = {"model.embed_tokens": (rows, 16), "model.norm": (16,), "lm_head": (rows, 16), "model.layers.0.input_layernorm": (16,), "model.layers.0.post_attention_layernorm": (16,)}
     shapes |= {f"model.layers.0.{name}_proj": shape for name, shape in {"self_attn.q": (16, 16), "self_attn.k": (16, 16), "self_attn.v": (16, 16), "self_attn.o": (16, 16), "mlp.gate": (24, 16), "mlp.up": (24, 16), "mlp.down": (16, 24)}.items()}
@@ -54,7 +57,7 @@ with tempfile.TemporaryDirectory() as folder:
         check("no other pages", s.ask("OPTIONS", "/v1/completions")[0] == 404)
         check("tokenize", s.ask("POST", "/tokenize", {"prompt": "abc"}) == (200, {"tokens": [97, 98, 99], "count": 3, "max_model_len": 2048}))
 
-        # What gpt sample says, too.
+        # The same text as from gpt sample.
         sampled = run("gpt", "sample", d / "run", "--prompt", "the ", "--tokens", 40, "--greedy").stdout
         said = s.complete(model="m", max_tokens=40, temperature=0)
         check("the text of gpt sample", sampled == "the " + said["choices"][0]["text"] + "\n", f"{sampled!r}\n{said}")
@@ -70,12 +73,12 @@ with tempfile.TemporaryDirectory() as folder:
         stopped = s.complete(max_tokens=40, temperature=2, seed=9, stop=["never", ends])["choices"][0]
         check("stop", stopped["text"] == whole[:whole.index(ends)] and stopped["finish_reason"] == "stop", str(stopped))
 
-        # The log probabilities that lm-eval asks for.
+        # Log probabilities, as lm-eval requests them.
         scored = s.complete("the quick", max_tokens=0, echo=True, logprobs=2)["choices"][0]
         values = scored["logprobs"]["token_logprobs"]
         check("echo with logprobs", scored["text"] == "the quick" and len(values) == 9 and values[0] is None and all(v < 0 for v in values[1:]) and len(scored["logprobs"]["top_logprobs"][1]) == 2, str(scored))
 
-        # Streams say the same in pieces.
+        # Streams deliver the same in pieces.
         ask = dict(prompt="dog", max_tokens=50, temperature=1.5, seed=3, logprobs=0)
         pieces = s.events("/v1/completions", ask)
         alone = s.complete(**ask)["choices"][0]
@@ -87,14 +90,14 @@ with tempfile.TemporaryDirectory() as folder:
         check("chat", status == 200 and said["choices"][0]["message"]["role"] == "assistant" and said["usage"]["prompt_tokens"] == len("System: Be kind.\nUser: hi\nAssistant:"), str(said))
         check("chat as a stream", pieces[0]["choices"][0]["delta"]["role"] == "assistant" and "".join(p["choices"][0]["delta"].get("content", "") for p in pieces) == said["choices"][0]["message"]["content"], str(pieces))
 
-        # 32 at once: each gets the bytes that it gets alone.
+        # 32 concurrent requests: each gets the same bytes as alone.
         asks = [dict(prompt="the quick brown fox "[: 3 + i % 17] * (1 + i % 9), max_tokens=10 + i, temperature=(0, 1, 2)[i % 3], top_p=0.9, seed=i, logprobs=i % 3) for i in range(32)]
         alone = [s.complete(**a)["choices"] for a in asks]
         with concurrent.futures.ThreadPoolExecutor(32) as pool:
             together = list(pool.map(lambda a: s.complete(**a)["choices"], asks))
         check("32 at once, the same bytes", together == alone, str([i for i in range(32) if together[i] != alone[i]]))
 
-        # Who goes away frees the blocks, with a stream and without.
+        # A client that disconnects frees its blocks, with a stream and without.
         before = s.figures()["requests_cancelled_total"]
         for stream in (True, False):
             gone = socket.create_connection(("127.0.0.1", s.port))
@@ -105,7 +108,7 @@ with tempfile.TemporaryDirectory() as folder:
             s.until("its blocks are free", lambda f: f["blocks_used"] == 0 and f["requests_running"] == 0)
         s.until("both are counted", lambda f: f["requests_cancelled_total"] == before + 2)
 
-        # Refusals name the field.
+        # Errors name the field.
         for name, status, param, body in (("unknown field", 400, "best_of", {"prompt": "x", "best_of": 2}), ("no JSON", 400, None, "{"), ("depth", 400, None, '{"user":' + "[" * 40 + "]" * 40 + "}"),
                                           ("too long", 400, "prompt", {"prompt": "x" * 5000}), ("token", 400, "prompt", {"prompt": [256]}), ("other model", 404, "model", {"prompt": "x", "model": "gpt-4"}),
                                           ("body", 413, None, {"prompt": "x" * (1 << 20)})):
@@ -114,7 +117,7 @@ with tempfile.TemporaryDirectory() as folder:
         check("no such page", s.ask("GET", "/v2")[0] == 404)
         refused("port in use", ["gpt", "serve", d / "run", "--port", s.port], "cannot be had")
 
-    # A Hugging Face folder, with a key and a template that is not known.
+    # A Hugging Face folder, with an API key and an unknown chat template.
     shutil.copytree(d / "folder", d / "strange")
     (d / "folder/config.json").write_text(json.dumps({**json.loads((d / "folder/config.json").read_text()), "eos_token_id": 101}))
     with Server(d / "folder", "--api-key", "secret", "--allow-origin", "http://localhost:3000") as s:
@@ -137,7 +140,8 @@ with tempfile.TemporaryDirectory() as folder:
     refused("an origin with a path", ["gpt", "serve", d / "run", "--allow-origin", "http://localhost/page"], "--allow-origin", "expected * or SCHEME://HOST[:PORT]", code=2)
     refused("options that do not go together, before the model is read", ["gpt", "sample", d / "none", "--beams", 2, "--stop", "x"], "stop strings with num_beams", code=2)
 
-    # Rows beyond the tokenizer's 656 ids are never drawn; one row fewer than it has, and only that id is refused; an infinite score is a token.
+    # Rows of the head beyond the tokenizer's 656 ids are never sampled. If the head has a row too few, only that id is
+    # rejected. A token with an infinite score is chosen.
     chat = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     with Server(llama(d / "padded", 900)) as s:
         counts = [s.ask("POST", "/tokenize", {"prompt": chat, **more})[1]["count"] for more in ({}, {"parse_special": False})]
@@ -162,7 +166,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     refused("template that the tokenizer has no tokens for", ["gpt", "serve", d / "run", "--template", "llama3"], "<|start_header_id|>")
 
-    # Scores of texts, alone and over HTTP.
+    # Scores of texts, from the command line and over HTTP.
     (d / "score.jsonl").write_text("".join(json.dumps(dict(context=c, continuation=t)) + "\n" for c, t in (("the quick ", "brown"), ("the", " quick"), ("x", "yz"))))
     r = run("gpt", "score", d / "run", d / "score.jsonl")
     scores = [json.loads(line) for line in r.stdout.splitlines()]
@@ -173,7 +177,7 @@ with tempfile.TemporaryDirectory() as folder:
     strided = [json.loads(run("gpt", "eval", d / "run", "--text", d / "short.txt", "--stride", n, "--json").stdout) for n in (2048, 700)]
     check("eval --stride", all(s["tokens"] == 2999 and s["bytes"] == 2999 for s in strided) and strided[0]["loss"] != strided[1]["loss"] and abs(strided[0]["loss"] / strided[0]["bits_per_byte"] - 0.6931471805599453) < 1e-9, str(strided))
 
-    # The schedule without a model; the picture of docs/serving.md is the one that is drawn now.
+    # The schedule without a model; the picture in docs/serving.md is up to date.
     page = (pathlib.Path(__file__).resolve().parent.parent / "docs/serving.md").read_text()
     words = page.split("lockstep schedule serving ")[1].split("\n```")[0].replace("\\\n", " ").split()
     words[words.index("--svg") + 1] = d / "serving.svg"

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""gpt serve among strangers: limits of a request hold while it is read, and neither many nor slow clients keep others out.
+"""gpt serve among strangers: limits apply while a request is read, and neither many nor slow clients block others.
 
-    tests/gpt_serve_limits.py BUILD_FOLDER          ends with "N passed, N failed"; LONG=1: the mix for 60 s, with 2,000 idle clients
+tests/gpt_serve_limits.py BUILD_FOLDER          ends with "N passed, N failed"
+
+LONG=1: the mix lasts 60 s, with 2,000 idle clients.
 """
 import json
 import multiprocessing
@@ -17,8 +19,9 @@ import time
 from programs import check, finish, refused, run
 from serving import Server
 
-IDLE, EACH, SECONDS = (2000, 64, 60) if os.environ.get("LONG") == "1" else (300, 16, 13)  # longer than a request may take
-MOST = 100 << 20  # bytes more than before
+# SECONDS: longer than a request may take
+IDLE, EACH, SECONDS = (2000, 64, 60) if os.environ.get("LONG") == "1" else (300, 16, 13)
+MOST = 100 << 20  # bytes that the server's memory may grow
 JSON = "Content-Type: application/json\r\n"
 MIB = 1 << 20
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -33,7 +36,7 @@ def post(body, more="", **fields):
 
 
 def answers(port, request, endless=b"", half=False):
-    """All that comes back on a connection on which this is sent, then `endless` until that fails."""
+    """Sends a request, then `endless` repeatedly until that fails; returns all that comes back."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as s:
         try:
             s.sendall(request)
@@ -59,7 +62,7 @@ def resident(server):
 ASK = json.dumps(dict(prompt="the ", max_tokens=5, temperature=0)).encode()
 CLOSE = "Connection: close\r\n"
 CHUNKED = head(more=f"{JSON}Transfer-Encoding: chunked\r\n")
-# What is sent, then again and again; the status, a part of what is said.
+# name: (request, data sent repeatedly, status, part of the message)
 REFUSED = {
     "brotli": (post(b"x" * 700, "Content-Encoding: br\r\n"), b"", 415, "Content-Encoding"),
     "gzip": (post(b"x" * 700, "Content-Encoding: gzip\r\n"), b"", 415, "gzip"),
@@ -97,7 +100,7 @@ WHOLE = {
 
 
 def attack(port, until):
-    """Of every kind so many, again and again."""
+    """Sends requests of every kind, repeatedly, until the given time."""
     idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(IDLE)]
     endless = [REFUSED[name][:2] for name in ("brotli", "gzip", "endless chunks", "endless headers", "an endless size of a chunk", "HTTP/1.0 without a length", "a long body")]
 
@@ -147,7 +150,7 @@ with tempfile.TemporaryDirectory() as folder:
         for name, request in WHOLE.items():
             said = answers(s.port, request)
             check(f"whole: {name}", said.startswith(b"HTTP/1.1 200 OK\r\n") and json.loads(said.split(b"\r\n\r\n")[-1])["choices"][0]["text"] == usual, f"{said}")
-        # Who only says that it sends no more gets all of a long answer, in one and in pieces.
+        # A client that only closes its sending side gets all of a long answer, as a whole and as a stream.
         for stream in (False, True):
             body = json.dumps(dict(prompt="the ", max_tokens=600, seed=1, stream=stream)).encode()
             said = answers(s.port, post(body, CLOSE), half=True)
@@ -161,7 +164,7 @@ with tempfile.TemporaryDirectory() as folder:
             c.sendall(ASK)
             check("and then", c.recv(1000).startswith(b"HTTP/1.1 200 OK"))
 
-        # So many at a time; those that wait cost the others nothing.
+        # The maximum number of concurrent requests; waiting ones do not slow down the others.
         body = json.dumps(dict(prompt="x", max_tokens=4000, stream=True)).encode()
         held = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(64)]
         for one in held:
@@ -177,7 +180,7 @@ with tempfile.TemporaryDirectory() as folder:
         said = late.recv(1000)
         check("a request has a deadline", said.startswith(b"HTTP/1.1 408 ") and b"within 10 s" in said, f"{said}")
 
-        # The mix.
+        # A mix of all kinds of clients.
         before, until, slowest, most = resident(s), time.time() + SECONDS, 0, 0
         deaf, silent = socket.socket(), socket.create_connection(("127.0.0.1", s.port), timeout=30)
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -213,14 +216,14 @@ with tempfile.TemporaryDirectory() as folder:
         attackers.join(30)
         check("the attackers end", attackers.exitcode == 0, str(attackers.exitcode))
 
-        # SIGTERM ends it in spite of those who stay.
+        # SIGTERM ends the server although clients stay connected.
         kept = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(50)]
         for i, one in enumerate(kept):
             one.sendall(post(body) if i < 10 else CHUNKED if i < 20 else b"GET / HT" if i < 30 else b"")
         time.sleep(0.5)
         s.signal = signal.SIGTERM
 
-    # Keys, and who may listen where.
+    # API keys, and the addresses on which it may listen.
     refused("others could reach it", ["gpt", "serve", d / "run", "--host", "0.0.0.0", "--port", 0], "expected a key to listen at 0.0.0.0", "--api-key-file")
     (d / "key").write_text("secret\n")
     (d / "empty").write_text("\n")

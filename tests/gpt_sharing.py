@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""gpt train with shared sequences and experts: the losses of one process, ZeRO beside it, what is saved, what is refused.
+"""gpt train with context and expert parallelism: the losses of one process, combined with ZeRO, checkpoints, rejected
+plans.
 
-    tests/gpt_sharing.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/gpt_sharing.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import json
 import os
@@ -14,7 +15,7 @@ from programs import APPS, RECOMPUTE, check, finish, refused, result, run
 
 
 with tempfile.TemporaryDirectory() as folder:
-    os.environ["TMPDIR"] = folder  # for what launchers keep of runs that fail
+    os.environ["TMPDIR"] = folder  # launchers keep the folders of failed runs here
     d = pathlib.Path(folder)
     text = d / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
@@ -24,7 +25,7 @@ with tempfile.TemporaryDirectory() as folder:
         close = r.returncode == 0 and all(abs(result(r)[key] / result(expected)[key] - 1) < tolerance for key in ("loss", "val_loss"))
         check(name, close, r.stdout + r.stderr + expected.stdout)
 
-    # Sequences: one rank with two micro-batches, and 2 x 2 ranks with one each.
+    # Context parallelism: one rank with two micro-batches equals 2 x 2 ranks with one each.
     alone, two = run(*small), run(*small, "--accumulate", 2)
     for options in ([], ["--set", "context_parallel.attention=ulysses"], ["--set", "context_parallel.attention=ring-contiguous"]):
         near(f"context parallel {options}", run(*small, "--ranks", 2, "--plan", "cp2", *options), alone)
@@ -43,7 +44,7 @@ with tempfile.TemporaryDirectory() as folder:
     refused("no ranks", [*small, "--plan", "cp2"], "it is for 2 ranks, and there is 1", code=2)
     refused("heads that cannot be shared", [*small, "--ranks", 8, "--plan", "cp8", "--set", "context_parallel.attention=ulysses"], "cp8 does not divide the 4 heads")
     refused("a context that cannot be cut", [*small, "--ranks", 3, "--plan", "cp3"], "cp3 does not divide the 32 tokens of a sample (context) into 6 parts")
-    # Shared sequences in plans: stages, slices, a configuration file.
+    # Context parallelism in plans: pipeline stages, tensor parallelism, a configuration file.
     small[small.index("--model") + 1] = "gpt:1x32x4"
     alone, two = run(*small), run(*small, "--accumulate", 2)
     plans = {"cp2": [], "pp2+cp2": [], "cp2+tp2": ["--set", "context_parallel.attention=ulysses"], "dp2+cp2": ["--set", "context_parallel.attention=ring-contiguous"], "dp2+cp2+zero3": [], "dp2+pp2+cp2+zero1": []}
@@ -70,7 +71,7 @@ with tempfile.TemporaryDirectory() as folder:
     refused("attention of sequences that are not shared", [*small, "--set", "context_parallel.attention=ulysses"], "add cpN to the plan")
     small[small.index("--model") + 1] = "gpt:2x32x4"
 
-    # Experts
+    # Expert parallelism.
     chosen = ["--experts", "4,top_k=2,drop_tokens=false"]
     experts = [*small, *chosen]
     alone, two = run(*experts), run(*experts, "--accumulate", 2)
@@ -81,7 +82,8 @@ with tempfile.TemporaryDirectory() as folder:
     check("as many parameters as in one process", result(spread)["parameters"] == result(alone)["parameters"], spread.stdout)
     near("experts over 2 of 4 ranks, accumulation", run(*experts, "--ranks", 4, "--plan", "ep2", "--accumulate", 2), run(*experts, "--accumulate", 8))
     near("experts under ZeRO 3", run(*experts, "--ranks", 2, "--plan", "zero3"), two)
-    near("experts and shared sequences", run(*small, "--experts", "4,top_k=2,drop_tokens=false,balance_coef=0", "--ranks", 2, "--plan", "cp2"), run(*small, "--experts", "4,top_k=2,drop_tokens=false,balance_coef=0"), 0.05)  # other draws of second experts
+    # second experts are sampled differently
+    near("experts and shared sequences", run(*small, "--experts", "4,top_k=2,drop_tokens=false,balance_coef=0", "--ranks", 2, "--plan", "cp2"), run(*small, "--experts", "4,top_k=2,drop_tokens=false,balance_coef=0"), 0.05)
     lines = [json.loads(line) for line in (d / "moe/metrics.jsonl").read_text().splitlines()]
     check("tokens of every expert", len(lines) == 6 and all(sum(line["expert_tokens"]) == 2 * 2 * 32 * 2 and line["aux_loss"] > 0 for line in lines), str(lines[0]))
     evaluated = run("gpt", "eval", d / "moe", "--text", text, "--json")
@@ -98,7 +100,7 @@ with tempfile.TemporaryDirectory() as folder:
     refused("a key of experts that is none", [*small, "--experts", "4,topk=2"], "expected KEY=VALUE after the first word, got 'topk=2'", "did you mean top_k?", code=2)
     refused("experts that cannot be shared", [*small, "--experts", 3, "--ranks", 2, "--plan", "ep2"], "ep2 does not divide the 3 experts")
     refused("ranks that cannot share", [*small, "--experts", 4, "--ranks", 2, "--plan", "ep4"], "ep4 does not divide", code=2)
-    # Experts with everything else: the losses of one process
+    # Experts combined with everything else: the losses of one process.
     def same(name, r, expected):
         check(name, r.returncode == 0 and result(r)["loss"] == result(expected)["loss"] and result(r)["val_loss"] == result(expected)["val_loss"], r.stdout + r.stderr + expected.stdout)
 
@@ -112,7 +114,7 @@ with tempfile.TemporaryDirectory() as folder:
     near("experts over ranks in a pipeline", staged, four)
     check("and what is told of them", all(abs(result(staged)[key] / result(four)[key] - 1) < 1e-5 for key in ("aux_loss", "busiest_expert", "parameters")), staged.stdout + four.stdout)
     near("experts over ranks in slices", run(*experts, "--ranks", 4, "--plan", "dp2+tp2+ep2", "--accumulate", 2), four)
-    # All of them at once. Every rank's tokens count for themselves in the balance.
+    # Everything combined. The balance loss is computed from each rank's tokens alone.
     one_each = [*small, "--experts", "4,drop_tokens=false,balance_coef=0"]
     pair = run(*one_each, "--accumulate", 2)
     near("experts over ranks, and shared sequences", run(*one_each, "--ranks", 4, "--plan", "cp2+ep2+zero2"), pair)
@@ -137,7 +139,7 @@ with tempfile.TemporaryDirectory() as folder:
     r = run("lockstep", "verify", "--plans", "ddp:2x1,dp2+ep2:2x1", "--", APPS / small[0], *small[1:], "--experts", 4)
     check("verify compares losses of experts over ranks", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and "losses within" in r.stdout, r.stdout + r.stderr)
 
-    # What a refusal suggests can be: every suggestion trains.
+    # Every plan that an error message suggests can train.
     tiny = ["gpt", "train", "--text", text, "--model", "gpt:4x24x3", "--context", 24, "--batch", 1, "--warmup", 1, "--steps", 1, "--json"]
     six = ["--experts", 6]
     for ranks, plan, *more in ((4, "tp3"), (2, "tp2"), (4, "tp2"), (4, "dp2+tp2"), (6, "tp4"), (3, "dp2+pp2"), (6, "pp5"), (8, "pp3+tp3"), (5, "cp5"), (3, "dp2+cp2"), (4, "ep3", *six), (4, "ep4", *six), (8, "dp2+pp2"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""gpt tokenize, and training, evaluation and finetuning on the file it writes.
+"""gpt tokenize, and training, evaluation and fine-tuning on the token file that it writes.
 
-    tests/gpt_tokenize.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/gpt_tokenize.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import pathlib
 import tempfile

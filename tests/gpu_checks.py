@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""scripts/gpu_checks.sh names targets, options and test cases that exist: it runs on machines that nobody can try again on.
+"""scripts/gpu_checks.sh only names targets, options and test cases that exist: it runs on GPU machines, where a failed
+run may not be repeatable.
 
-    tests/gpu_checks.py        ends with "N passed, N failed"
+tests/gpu_checks.py        ends with "N passed, N failed"
 """
 import pathlib
 import re
@@ -33,7 +34,7 @@ usage = run()
 check("its usage names all calls", usage.returncode == 2 and all(f"--part {i}" in usage.stdout for i in range(1, 5)) and "--pack" in usage.stdout)
 check("no fifth part", run("--part", "5").returncode == 2)
 
-# Targets: an executable or a suite of the folder's meson.build.
+# Targets: executables or suites in the folder's meson.build.
 for folder, name in sorted(set(re.findall(r"\b(tests|apps|bench)/([a-z_]+)\b(?!\.py)", text))):
     build = (ROOT / folder / "meson.build").read_text() + (ROOT / "apps/meson.build").read_text()
     check(f"target {folder}/{name}", f"'{name}'" in build or (name.startswith("test_") and f"'{name[5:]}': {{" in build))
@@ -42,7 +43,7 @@ for option in re.findall(r" -D([a-z]+)=", text):
 for path in re.findall(r"bench/[a-z_]+\.py", text):
     check(path, (ROOT / path).exists())
 
-# Options: of each program, where it says what it takes.
+# Options: each must be in the help of its program.
 known = (ROOT / "docs/options.md").read_text()
 trains = known[known.index("## gpt train"):known.index("## gpt eval")]
 gpt = [line for line in text.splitlines() if '"$gpt"' in line or "${run[@]}" in line or "${small[@]}" in line or re.match(r"losses_\w+\(\)", line)]
@@ -57,12 +58,12 @@ for name, source in places.items():
                 check(f"{name} {option}", f'"{option}"' in source.read_text())
 check("lines that train were found", len(gpt) > 8)
 
-# Test cases that are asked for by a part of their names.
+# Test cases that are selected by a part of their names.
 for target, pattern in re.findall(r'tests/(test_\w+)" -tce?="\*(\w+)\*"', text):
     files = (ROOT / "tests" / target[5:]).glob("*.cpp")
     check(f"a test of {target} with {pattern}", any(re.search(rf'TEST_CASE\("[^"]*{pattern}', f.read_text()) for f in files))
 
-# What a part says of its steps at the end is of steps that it has.
+# The steps that a part's summary mentions are steps of that part.
 steps = subprocess.run(["bash", "-c", "echo " + " ".join(re.findall(r"^for log in (.*); do$", text, re.M)[:1])], capture_output=True, text=True).stdout.split()
 named = [re.sub(r"\$\w+", r"\\w+", name) for name in re.findall(r"(?:step|skip) \"?([\w$-]+)", text)]
 check("steps that the report shows were found", len(steps) > 15)

@@ -1,7 +1,8 @@
-// Preloaded into a program (LD_PRELOAD), ends its process with SIGKILL at the k-th operation that changes a file below
-// a folder, before or after the system did it: LOCKSTEP_TEST_KILL_FOLDER, _KILL_AT (k; 0: never), _KILL_RANK (of RANK;
-// none: any process), _KILL_COUNT (a file that gets the number of operations at the end). tests/kill_sweep.py draws k.
-#undef _FILE_OFFSET_BITS  // with it, open and pwrite would be other names of open64 and pwrite64
+// Preloaded into a program (LD_PRELOAD), kills its process with SIGKILL at the k-th operation that changes a file below
+// a folder, before or after the system call. Variables: LOCKSTEP_TEST_KILL_FOLDER, _KILL_AT (k; 0: never), _KILL_RANK
+// (kill only this RANK; none: any process), _KILL_COUNT (a file that gets the number of operations at the end).
+// tests/kill_sweep.py chooses k.
+#undef _FILE_OFFSET_BITS  // otherwise open and pwrite would be aliases of open64 and pwrite64
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -56,7 +57,7 @@ bool below(int fd) {
   return below(path);
 }
 
-/// Every operation is two places to die at: just before it (odd), and just after (even).
+/// An operation has two points at which the process may be killed: just before it (odd) and just after it (even).
 struct Operation {
   explicit Operation(bool counts) : counts(counts) { step(); }
   ~Operation() { step(); }

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Folders of whole programs: killed at random file operations, with flipped bytes, and shared by two jobs.
 
-    tests/kill_sweep.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/kill_sweep.py BUILD_FOLDER          ends with "N passed, N failed"
 
-Whatever happens, going on ends with the bits of a calm run, or says in a line why it cannot. LOCKSTEP_TEST_SEED (1)
-is what the draws follow from.
+In every case, resuming ends with the bits of an undisturbed run or fails with one line that says why.
+LOCKSTEP_TEST_SEED (1) seeds the random choices.
 """
 import concurrent.futures
 import os
@@ -23,7 +23,7 @@ KILLS, FLIPS = 200, 50
 SEED = int(os.environ.get("LOCKSTEP_TEST_SEED", 1))
 SHIM = APPS.parent / "tests" / "libkill_at.so"
 LIMIT = 60
-# Programs as users start them; each trains some steps and saves every second one.
+# Programs as users start them; each trains for some steps and saves every second one.
 TEXT = "the quick brown fox jumps over the lazy dog. " * 200
 GPT = ["--model", "gpt:1x16x2", "--context", 16, "--batch", 2, "--warmup", 2, "--eval-every", 4, "--eval-batches", 1, "--dropout", 0.1]
 
@@ -41,18 +41,18 @@ def train(command, out, steps=6, **variables):
 
 
 def one_line(r):
-    """An error as it should be: code 1, and something to read that is no crash."""
+    """A proper error: exit code 1, and a message that is not a crash."""
     return r.returncode == 1 and r.stderr.strip() and "terminate called" not in r.stderr and "std::" not in r.stderr
 
 
 def side_by_side(case, rows):
-    """What the cases say, each in a folder of its own; one a core."""
+    """Runs the cases in parallel, one per core, each in a folder of its own."""
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         return [said for said in pool.map(lambda row: case(*row), rows) if said]
 
 
 def kill_sweep(d, draw, all_commands):
-    """Every kill is in a folder that holds nothing yet, or a run that goes on; then the run goes on to its end."""
+    """Kills runs in empty folders and resumed runs; then the run continues to its end."""
     for name, command in all_commands.items():
         ranks = 2 if "-n" in command else 1
         calm, half, counted = d / "calm", d / "half", d / "count"
@@ -61,7 +61,8 @@ def kill_sweep(d, draw, all_commands):
         r = train(command, calm)
         wanted = saved(calm)
         check(f"{name}: the calm run", r.returncode == 0 and wanted, r.stderr)
-        check(f"{name}: half of a run", train(command, half, 3).returncode == 0)  # whose learning rates are those of the whole
+        # with the learning rates of the whole run
+        check(f"{name}: half of a run", train(command, half, 3).returncode == 0)
         counts = {}
         for start in ("nothing", "half"):
             for rank in range(ranks):
@@ -117,14 +118,15 @@ def flip_sweep(d, draw, command):
             return f"{file}, byte {at}: exit {r.returncode}: {r.stderr}"
         ends["same" if r.returncode == 0 else "refused"] += 1
 
-    in_turn = [files[i % len(files)] for i in range(FLIPS)]  # every file in turn, large ones are not drawn more often
+    # every file in turn, so that large files are not chosen more often
+    in_turn = [files[i % len(files)] for i in range(FLIPS)]
     broken = side_by_side(flipped, [(i, file, draw.randrange((half / file).stat().st_size), draw.randrange(8)) for i, file in enumerate(in_turn)])
     check("flipped bytes: the same bits, or an error that says why", not broken, "\n".join(broken[:5]))
     check("flipped bytes: some runs go on, some are refused", all(ends.values()), ends)
 
 
 def two_jobs(d, command):
-    """The second is refused while the first lives, and changes nothing."""
+    """The second job is rejected while the first one runs, and changes nothing."""
     calm, out = d / "calm", d / "shared"
     for folder in (calm, out):
         shutil.rmtree(folder, ignore_errors=True)
@@ -135,7 +137,7 @@ def two_jobs(d, command):
     until = time.monotonic() + LIMIT
     while not (out / "config.json").exists() and time.monotonic() < until:
         time.sleep(0.005)
-    first.send_signal(signal.SIGSTOP)  # so that it is there for as long as this test wants
+    first.send_signal(signal.SIGSTOP)  # keeps it alive for as long as this test needs
     for resume in (["--resume"], []):
         r = run(*command, "--steps", 40, "--save-every", 2, *resume, "--out", out, timeout=LIMIT)
         check("a second job is refused and says why" + f" {resume}", one_line(r) and str(out) in r.stderr, f"exit {r.returncode}: {r.stderr}")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""`lockstep run` as a user meets it: environment, output, failures, signals, restarts, hosts behind a stand-in for ssh.
+"""`lockstep run` as a user runs it: environment, output, failures, signals, restarts, hosts behind a stand-in for ssh.
 
-    tests/launcher.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/launcher.py BUILD_FOLDER          ends with "N passed, N failed"
 
-Ranks are shell scripts. Every one of them carries a mark in its environment, by which leftovers are found.
+Ranks are shell scripts. Each carries a mark in its environment, by which leftover processes are found.
 """
 import concurrent.futures
 import fcntl
@@ -26,10 +26,10 @@ import uuid
 from programs import check, finish
 
 LOCKSTEP = str(pathlib.Path(sys.argv[1]).resolve() / "apps/lockstep")
-LIMIT = 60  # seconds that nothing here should come near
+LIMIT = 60  # seconds; far longer than anything here takes
 MARK = "LAUNCHER_TEST_MARK"
-test = threading.local()  # test.mark: of the process that this thread began last
-# A job in the background of a shell starts with these ignored, and programs inherit that.
+test = threading.local()  # test.mark: the mark of the process that this thread started last
+# A background job of a shell starts with these signals ignored, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -45,7 +45,7 @@ def begin(*args, stdin=subprocess.DEVNULL, env=None, **kw):
 
 
 def end(name, process, data=None):
-    """Waits for it, checks that nothing is left. The result has returncode, stdout, stderr."""
+    """Waits for a process and checks that nothing is left behind. The result has returncode, stdout, stderr."""
     try:
         out, err = process.communicate(data, timeout=LIMIT)
     except subprocess.TimeoutExpired:
@@ -68,7 +68,7 @@ def expect(name, r, code, *parts, absent=()):
 
 
 def marked():
-    """Processes of the current test: {pid: command line}."""
+    """The processes of the current test: {pid: command line}."""
     found = {}
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -95,7 +95,7 @@ def settle(condition, seconds=20):
 
 
 def state(pid):
-    """The letter ps shows: T for stopped."""
+    """The state letter of ps: T for stopped."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
@@ -103,7 +103,7 @@ def state(pid):
 
 
 def side_by_side(case, rows):
-    """Calls case(*row) for all rows at once: launchers that wait for ranks, or ranks that wait for a signal."""
+    """Calls case(*row) for all rows in parallel: launchers mostly wait for ranks, and ranks for signals."""
     with concurrent.futures.ThreadPoolExecutor(len(rows)) as pool:
         list(pool.map(lambda row: case(*row), rows))
 
@@ -117,7 +117,7 @@ with tempfile.TemporaryDirectory() as folder:
     os.environ["TMPDIR"] = folder
     temporary = lambda: [p.name for p in d.iterdir() if p.name.startswith("lockstep-") or p.name.endswith(".lockstep")]
 
-    # Environment
+    # Environment.
     names = ("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE CROSS_RANK CROSS_SIZE LOCAL_SIZE MASTER_ADDR MASTER_PORT "
              "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID LOCKSTEP_JOB LOCKSTEP_TOKEN LOCKSTEP_FLIGHT_DIR LOCKSTEP_ERROR_FILE OMP_NUM_THREADS").split()
     show = "; ".join(f"echo {n}=${n}" for n in names)
@@ -144,7 +144,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("threads are said once", run("notice", "-n", 2, "true").stderr.count("OMP_NUM_THREADS") == 1)
     check("quiet", run("quiet", "-q", "-n", 2, "true").stderr == "")
 
-    # Command line
+    # Command line.
     check("without --, arguments of the program are its own", run("own", "-n", 1, "sh", "-c", 'echo "$@"', "x", "--help", "-n", "9", "--", "a b").stdout == "--help -n 9 -- a b\n")
     check("underscores and =", lines(run("names", "--nproc_per_node=2", "--max_restarts", 0, "--standalone", "echo", "x").stdout) == ["[rank 0] x", "[rank 1] x"])
     check("PET_NPROC_PER_NODE", lines(run("PET", "echo", "x", env={"PET_NPROC_PER_NODE": 2}).stdout) == ["[rank 0] x", "[rank 1] x"])
@@ -194,7 +194,7 @@ with tempfile.TemporaryDirectory() as folder:
         expect(name, run(name, *args), code, *parts, absent=["rank 0 ended"])
     used.close()
 
-    # Output
+    # Output.
     r = run("streams", "-n", 2, "sh", "-c", "echo out; echo err >&2")
     check("stdout and stderr stay apart", lines(r.stdout) == ["[rank 0] out", "[rank 1] out"] and "[rank 1] err" in r.stderr and "out" not in r.stderr, r.stdout + r.stderr)
     process = begin("-n", 1, "sh", "-c", r"printf 'a\000\377\r\n\nlast'; printf 'e' >&2")
@@ -226,11 +226,11 @@ with tempfile.TemporaryDirectory() as folder:
     process.stdout = None
     expect("nobody reads", end("nobody reads", process), 128 + signal.SIGPIPE, "nobody reads")
     process = begin("-n", 2, "sh", "-c", "head -c 5000000 /dev/zero | tr '\\0' 'x'; echo; exit 3")
-    time.sleep(0.5)  # the pipe is full by now
+    time.sleep(0.5)  # by now the pipe is full
     r = expect("slow reader", end("slow reader", process), 3)
     check("a slow reader gets everything", r.stdout.count("x") >= 5000000, r.stdout.count("x"))
 
-    # On a terminal
+    # On a terminal.
     def on_terminal(name, *args):
         test.mark = uuid.uuid4().hex
         ours, theirs = pty.openpty()
@@ -255,7 +255,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("a progress bar on a terminal", all(f"\r[rank 0] \033[Kbar {i}" in shown for i in (1, 2, 3)) and re.search(r"(^|[\n\r]|\033\[K)\[rank 1\] other\r\n", shown) and "[rank 0] done" in shown, repr(shown))
     check("one rank on a terminal", on_terminal("one on a terminal", "-n", 1, "sh", "-c", r"printf 'x\ry\n'") == "x\ry\r\n")
 
-    # Failures
+    # Failures.
     def fails(name, code, parts, *args):
         start = time.monotonic()
         expect(name, run(name, *args), code, *parts)
@@ -286,13 +286,13 @@ with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["rm", "-r", str(pathlib.Path(kept[1]).parent)], check=True)
     check("no temporary files are left", temporary() == [], temporary())
 
-    # What ranks leave behind, and launchers that are killed
+    # Processes that ranks leave behind, and launchers that are killed.
     litter = "sleep 1000 & setsid sleep 1000 & (setsid sh -c 'setsid sleep 1000 & sleep 1000' &) ; echo ready; "
     expect("leftovers of a good run", run("litter", "-n", 2, "sh", "-c", litter + "sleep 0.3"), 0, "ended a process that a rank had left behind: sleep")
     expect("leftovers of a bad run", run("bad litter", "-n", 2, "sh", "-c", litter + "exit 3"), 3)
 
     def ready(process, ranks):
-        """Reads until every rank has said so."""
+        """Reads until every rank has printed "ready"."""
         seen = b""
         while seen.count(b"ready") < ranks:
             more = os.read(process.stdout.fileno(), 4096)
@@ -305,7 +305,7 @@ with tempfile.TemporaryDirectory() as folder:
         listed = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         return int(listed[0])
 
-    # Which rank a signal reached is not known: a rank says by its exit code that the job was asked to stop.
+    # The launcher does not know which rank got a signal: a rank's exit code says that the job was asked to stop.
     said = run("asked to stop", "-n", 2, "--max-restarts", 3, "sh", "-c", "test $RANK = 1 || sleep 0.2; exit 143")
     expect("46: ranks that stop", said, 143, "rank 1 ended with exit code 143, which says that SIGTERM stopped the job: the other rank has 30 s to end too", absent=["rank 1 ended after", "starting all ranks again"])
 
@@ -319,10 +319,10 @@ with tempfile.TemporaryDirectory() as folder:
         r = end(f"kill -9 {victim}", process)
         if victim == "supervisor":
             expect("a killed supervisor is reported", r, 137, "was killed by SIGKILL", "its ranks were ended")
-    for left in temporary():  # nobody was there to remove it
+    for left in temporary():  # nothing was left to remove it
         subprocess.run(["rm", "-r", str(d / left)], check=True)
 
-    # Both at once: nobody is left to look, but the kernel ends the ranks.
+    # Both the launcher and its supervisor are killed: the kernel ends the ranks.
     process = begin("-n", 3, "sh", "-c", "trap '' TERM HUP INT; echo ready; exec sleep 1000")
     check("kill -9 both: starts", ready(process, 3))
     both = [supervisor_of(process), process.pid]
@@ -334,12 +334,12 @@ with tempfile.TemporaryDirectory() as folder:
     for left in temporary():
         subprocess.run(["rm", "-r", str(d / left)], check=True)
 
-    # Nobody reads what ranks write: they wait, until the job is to end.
+    # If nobody reads their output, ranks block until the job is ended.
     def unread(name, script, code):
         process = begin("-n", 2, "sh", "-c", script)
         waiting = lambda: sum(struct.unpack("i", fcntl.ioctl(stream, termios.FIONREAD, b"    "))[0] for stream in (process.stdout, process.stderr))
         check(f"{name}, unread: starts", settle(lambda: waiting() > 20000), waiting())
-        time.sleep(0.5)  # the launcher's own room is full, too
+        time.sleep(0.5)  # by now the launcher's buffer is full, too
         process.send_signal(signal.SIGTERM)
         try:
             got = process.wait(5)
@@ -354,7 +354,7 @@ with tempfile.TemporaryDirectory() as folder:
         ("ranks that complain", "exec yes 0123456789012345678901234567890123456789 | tee /dev/stderr", 143),
     ))
 
-    # Signals
+    # Signals.
     good = "trap 'echo saved; exit 0' INT TERM HUP; echo ready; while :; do sleep 0.05; done"
     deaf = "trap '' INT TERM; echo ready; while :; do sleep 0.05; done"
     plain = "echo ready; exec sleep 1000"
@@ -383,14 +383,16 @@ with tempfile.TemporaryDirectory() as folder:
     process = begin("-n", 2, "sh", "-c", good)
     ready(process, 2)
     process.send_signal(signal.SIGTSTP)
-    states = lambda: [state(pid) for pid, line in marked().items() if re.match(r"\S*/sh -c trap", line)]  # more than 2 while one forks
-    check("Ctrl-Z stops the ranks too", settle(lambda: state(process.pid) == "T" and len(s := states()) >= 2 and set(s) <= {"T", "D"}), states())  # D: a fork whose child is stopped
+    # more than 2 while a rank forks
+    states = lambda: [state(pid) for pid, line in marked().items() if re.match(r"\S*/sh -c trap", line)]
+    # D: a fork whose child is stopped
+    check("Ctrl-Z stops the ranks too", settle(lambda: state(process.pid) == "T" and len(s := states()) >= 2 and set(s) <= {"T", "D"}), states())
     process.send_signal(signal.SIGCONT)
     check("and they go on", settle(lambda: len(s := states()) >= 2 and "T" not in s))
     process.send_signal(signal.SIGINT)
     expect("after Ctrl-Z", end("after Ctrl-Z", process), 0, "saved")
 
-    # Restarts
+    # Restarts.
     r = run("restart", "-n", 2, "--max-restarts", 3, "--restart-pause", 0, "sh", "-c", 'echo try $TORCHELASTIC_RESTART_COUNT $LOCKSTEP_TOKEN; if [ $TORCHELASTIC_RESTART_COUNT -lt 2 ] && [ $RANK = 1 ]; then exit 9; fi; test $TORCHELASTIC_RESTART_COUNT = 2 || sleep 1000')
     expect("restarts until it works", r, 0, "rank 1 ended with exit code 9", "restart 1 of 3", "restart 2 of 3", "[rank 0] try 2")
     check("a fresh token each time", len({line.split()[-1] for line in r.stdout.splitlines()}) == 3, r.stdout)
@@ -405,13 +407,13 @@ with tempfile.TemporaryDirectory() as folder:
     check("SIGTERM ends a pause", end("SIGTERM in a pause", process).returncode == 143 and time.monotonic() - start < 10)
     expect("a pause that is too long", run("too long", "--restart-pause", 61, "true"), 2, "--restart-pause from 0 to 60")
 
-    # Cores
+    # Cores.
     r = run("cores", "-n", cores, "--bind-cores-to-rank", "sh", "-c", "echo $(grep Cpus_allowed_list /proc/self/status) $OMP_NUM_THREADS")
     allowed = sorted(re.findall(r"Cpus_allowed_list: (\d+) 1$", r.stdout, re.M), key=int)
     check("each rank has a core of its own", allowed == [str(c) for c in sorted(os.sched_getaffinity(0))], r.stdout)
     expect("NUMA", run("NUMA", "-n", 2, "--numa-binding", "node", "true"), 0, "rank 1 runs on cores")
 
-    # Two launchers, one a node
+    # Two launchers, one per node.
     (d / "token").write_text("0123456789abcdef0123456789abcdef\n")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -424,7 +426,7 @@ with tempfile.TemporaryDirectory() as folder:
     want = dict(WORLD_SIZE="4", GROUP_RANK="1", LOCAL_WORLD_SIZE="2", CROSS_SIZE="2", MASTER_PORT=str(port), LOCKSTEP_TOKEN="0123456789abcdef0123456789abcdef")
     check("ranks of the second node", sorted(ranks) == [2, 3] and all(ranks[2][n] == w for n, w in want.items()) and ranks[3]["LOCAL_RANK"] == "1", ranks)
 
-    # Hosts behind ssh: a stand-in that says what it was asked, and runs it here
+    # Hosts behind ssh: a stand-in that prints its arguments and runs the command here.
     (d / "bin").mkdir()
     ssh = d / "bin/ssh"
     ssh.write_text(f"""#!/bin/sh
@@ -478,7 +480,7 @@ cd / && FAKE_HOST=$host exec sh -c "$*"
     for left in temporary():
         if (d / left).is_dir() and not any((d / left).rglob("flight-*")):
             subprocess.run(["rm", "-r", str(d / left)], check=True)
-    trap = d / "trap"  # a link where the file will be: the launcher's number is that of its shell
+    trap = d / "trap"  # a link in place of the file; the launcher has the process id of its shell
     r = subprocess.run(["sh", "-c", f'ln -s {trap} {d}/$$.lockstep && exec "$@"', "sh", str(LOCKSTEP), "run", "--save-pid", "true"], capture_output=True, text=True, env=os.environ)
     check("--save-pid follows no link", r.returncode == 1 and "--save-pid cannot make" in r.stderr and not trap.exists(), r.stderr)
     for link in d.glob("*.lockstep"):
@@ -486,7 +488,7 @@ cd / && FAKE_HOST=$host exec sh -c "$*"
     r = run("pid", "--save-pid", "sh", "-c", f"cat {d}/*.lockstep")
     check("--save-pid", re.fullmatch(r"\d+\n", r.stdout) and temporary() == [], r.stdout + str(temporary()))
 
-    # How long it takes: 4 ranks that do nothing
+    # Start-up time: 4 ranks that do nothing.
     times = []
     for _ in range(5):
         start = time.monotonic()

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The rules about files that a compiler does not check: who may include whom, what public headers need, how long files are.
+"""Rules about files that a compiler does not check: which folders may include which, what public headers need, how long
+files may be.
 
-Prints what is wrong, then "N passed, M failed"; a case is one rule for one folder.
+Prints violations, then "N passed, M failed"; a case is one rule for one folder.
 """
 import ast
 import pathlib
@@ -12,11 +13,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 from public_headers import ON_PURPOSE, public_headers  # noqa: E402
 
-# The table of folders, as the build has it: a folder may include only from those named there, and from what they may use.
+# The table of folders in meson.build: a folder may include the folders listed there, and what those may include.
 USES = ast.literal_eval(re.search(r"^folders = (\{.*?^\})", (ROOT / "meson.build").read_text(), re.M | re.S)[1])
 USES["apps"] = ["report", "train", "parallel/device_map", "nn/hugging_face", "inference/serve"]
 
-# Files that people come to study have a budget of lines of their own; every other source has the general one.
+# Files that people come to study have their own budgets of lines; every other source has the general one.
 GENERAL_BUDGET = 400
 BUDGETS = {"autograd/tape.cpp": 250, "autograd/tape.h": 220, "tensor/kernels.h": 150, "optim/loss_scaler.cpp": 150,
            "dist/schedules/ring.cpp": 70, "dist/executor.cpp": 280,
@@ -49,7 +50,7 @@ def includes(path, pattern):
 
 
 def folder_of(path):
-    """The row of the table that a path below the root belongs to; its first folder when there is none."""
+    """The folder in the table that a path below the root belongs to; its first folder if there is none."""
     parents = [str(p) for p in pathlib.PurePath(path).parents]
     return next((p for p in parents if p in USES), str(path).split("/")[0])
 
@@ -91,14 +92,14 @@ def check_length(folder):
 
 def check_opening(folder):
     for path in sources(folder):
-        if path.suffix == ".cpp" and path.with_suffix(".h").exists():  # the header says it
+        if path.suffix == ".cpp" and path.with_suffix(".h").exists():  # its header has the comment
             continue
         head = path.read_text(errors="replace").split("\n")[:2]
         if not any(line.startswith("//") for line in head):
             yield f"{path.relative_to(ROOT)}:1: a file opens with a line that says what it is"
 
 
-# What the locale of a program changes, where tensor/classic_text.h and str() do the same without it.
+# Functions that depend on the program's locale; tensor/classic_text.h and str() do the same without it.
 BY_LOCALE = re.compile(r"""\b(sto[df]|stold|strto[df]|strtold|atof|tolower|toupper|isalpha|isalnum|isspace)\(|\bostringstream\b
                            |scanf\(.*%l?[efg]|printf\(.*"[^"]*%[-+0-9.*]*[efg]|\bsetprecision\(""", re.X)
 

@@ -1,11 +1,13 @@
-"""What tests of programs may not leave behind. Shared memory and sockets of ranks have no names: they end with the processes."""
+"""What tests of programs must not leave behind. Shared memory and sockets of ranks have no names: they end with their
+processes.
+"""
 import os
 import pathlib
 import time
 
 
 def processes_with(variable):
-    """Processes, besides this one, that were started with this in their environment ("NAME=value"): {pid: command line}."""
+    """Other processes with this variable in their environment ("NAME=value"): {pid: command line}."""
     found = {}
     for entry in pathlib.Path("/proc").iterdir():
         try:
@@ -13,15 +15,16 @@ def processes_with(variable):
                 found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
             pass
-    return {pid: line for pid, line in found.items() if line}  # else it has ended
+    return {pid: line for pid, line in found.items() if line}  # no command line: it has ended
 
 
 def left_behind(folder, seconds=20):
-    """After a while: processes whose TMPDIR is this folder, and what launchers and ranks keep there for a while only."""
+    """Processes whose TMPDIR is this folder, and temporary files of launchers and ranks, that remain after some time.
+    """
     until = time.monotonic() + seconds
     while True:
         left = [f"process {pid}: {line}" for pid, line in processes_with(f"TMPDIR={folder}").items()]
-        # The launcher keeps the folder of a job whose ranks wrote flight records, and says so.
+        # The launcher intentionally keeps the folder of a job whose ranks wrote flight records.
         left += [f"file {path}" for path in pathlib.Path(folder).iterdir() if path.name.startswith("lockstep-") and not any(path.rglob("flight-*"))]
         if not left or time.monotonic() > until:
             return left

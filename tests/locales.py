@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs a suite of tests in a program whose C and C++ locales are another: numbers must be read and written as before.
+"""Runs a test suite in a process with another C and C++ locale: numbers must be read and written as before.
 
     tests/locales.py LOCALE TEST_PROGRAM FILES
 
-FILES names the tests' sources that read and write numbers, as doctest's --source-file; with LONG=1 the whole suite runs. Takes the
-system's locale, or makes it (localedef). Exit code 77 (skipped) with a reason where neither can be.
+FILES names the test sources that read and write numbers, as doctest's --source-file does; LONG=1 runs the whole suite. Uses the
+system's locale, or generates it (localedef). Exit code 77 (skipped) with a reason if neither is possible.
 """
 import locale
 import os
@@ -30,7 +30,7 @@ def main():
         if not has(name):
             language, coding = name.split(".")
             maker = shutil.which("localedef", path=os.environ.get("PATH", "") + ":/usr/bin:/usr/sbin")
-            if maker:  # its exit code also counts warnings
+            if maker:  # localedef's exit code also reflects warnings
                 subprocess.run([maker, "-i", language, "-f", coding, f"{folder}/{name}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             if not os.path.exists(f"{folder}/{name}/LC_NUMERIC"):
                 print(f"skipped: {name} is not here and cannot be made; the package locales has what that needs")

@@ -1,5 +1,5 @@
-// The main() of every suite of tests: when they are done, no process, descriptor, shared memory or temporary file of
-// theirs is left.
+// The main() of every test suite. Afterwards it checks that the tests left no process, descriptor, shared memory or
+// temporary file behind.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 #include <sys/wait.h>
@@ -23,10 +23,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Open files by number, with what they are.
+/// Open descriptors by number, with their targets.
 std::map<std::string, std::string> descriptors() {
   std::map<std::string, std::string> open;
-  std::error_code gone;  // the folder's own descriptor
+  std::error_code gone;  // the descriptor of the folder itself is closed by then
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
     const fs::path what = fs::read_symlink(entry.path(), gone);
     if (!gone && what != "/proc/" + std::to_string(getpid()) + "/fd") open[entry.path().filename()] = what;
@@ -52,10 +52,11 @@ std::string left_behind(const std::map<std::string, std::string>& before, const 
 
 int main(int argc, char** argv) {
   if (const char* name = std::getenv("LOCKSTEP_TEST_LOCALE")) std::locale::global(std::locale(name));
-  std::setlocale(LC_MESSAGES, "C");  // numbers must be as in C, what strerror() says need not
+  std::setlocale(LC_MESSAGES, "C");  // numbers follow the locale under test, strerror() stays English
   if (!use_test_device()) return 2;
   doctest::Context context(argc, argv);
-  if (std::getenv("LOCKSTEP_TEST_CHILD")) return context.run();  // a rank of another test, which looks after it
+  // a rank that another test started; that test cleans up
+  if (std::getenv("LOCKSTEP_TEST_CHILD")) return context.run();
   const testing::TempDir folder;
   setenv("TMPDIR", folder.str().c_str(), 1);
   const auto before = descriptors();

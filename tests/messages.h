@@ -1,12 +1,13 @@
 #pragma once
-// What went wrong, as text.
+// Errors as text.
 #include <functional>
 #include <string>
 
 #include "tensor/check.h"
 #include "tensor/stream.h"
 
-/// The message of the Error that fn raises. On a device the last of it may come with the next synchronisation.
+/// The message of the Error that fn throws; "(no error)" if none. A device may report errors only when it is
+/// synchronized.
 inline std::string message(const std::function<void()>& fn) {
   try {
     fn();
@@ -14,10 +15,11 @@ inline std::string message(const std::function<void()>& fn) {
   } catch (const lockstep::Error& error) { return error.what(); }
   return "(no error)";
 }
+/// True if `part` occurs in `text`.
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// What to expect of an error of values that are on the default device. Elsewhere than on the CPU a kernel finds it: it
-/// names itself, and any one of the wrong values.
+/// The text that an error about values on the default device must contain. On a device a kernel finds the error: it
+/// names itself, and any of the wrong values, so only the part from "expected" to ", got" is fixed.
 inline std::string found_in_values(const std::string& text) {
   if (lockstep::default_device().is_cpu()) return text;
   const size_t begin = text.find("expected"), end = text.find(", got");

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Two hosts in network namespaces: what a job over a real network stack does, also when the cable is cut, is slow, or loses packets.
+"""Two hosts in network namespaces: a job over a real network stack, also if the cable is cut, is slow, or loses
+packets.
 
-    tests/namespaces.py BUILD_FOLDER          ends with "N passed, N failed"; exit code 77 (skipped) where namespaces are not permitted
+tests/namespaces.py BUILD_FOLDER          ends with "N passed, N failed"; exit code 77 (skipped) if namespaces are not
+                                        permitted
 
-    host 0, this process's namespace      lan0 ======= lan1       host 1
-    10.77.0.1, fd77::1                   data0 ======= data1      10.77.0.2, fd77::2
-    10.78.0.1                             slow0 - us - slow1      10.78.0.2
-    10.79.0.1                                                     10.79.0.2
+host 0, this process's namespace                            host 1
+10.77.0.1, fd77::1                lan0 ======= lan1         10.77.0.2, fd77::2
+10.78.0.1                        data0 ======= data1        10.78.0.2
+10.79.0.1                        slow0 -- us -- slow1       10.79.0.2
 
-Both namespaces are anonymous: they end with the processes in them, and the cables with them, also when this script is killed.
+Both namespaces are anonymous: they and their cables end with their processes, also if this script is killed.
 """
 import concurrent.futures
 import ctypes
@@ -44,7 +46,7 @@ def skip(reason):
 
 
 def enter():
-    """Starts this script again in a namespace of its own, as the root of a new user namespace where that is allowed."""
+    """Starts this script again in its own network namespace, as root of a new user namespace if that is allowed."""
     why = ""
     for flags in ("-Urn", "-n"):
         try:
@@ -75,7 +77,7 @@ def settle(condition, seconds=20):
 
 
 class Hosts:
-    """Host 0 is this namespace; host 1 is held by a process that ends when our end of its pipe closes."""
+    """Host 0 is this namespace. A process holds host 1, until our end of its pipe closes."""
 
     def __init__(self):
         self.holder = subprocess.Popen(["unshare", "-n", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, preexec_fn=die_with_us)
@@ -106,14 +108,17 @@ class Hosts:
         return json.loads(self.on(0, "ip", "-s", "-j", "link", "show", "dev", name))[0]["stats64"]["tx"]["bytes"]
 
     def close(self):
-        for name in ("lan0", "data0"):  # at once: a connection that waits for its last answer keeps a namespace for a while
+        # now, because a connection that waits for its last acknowledgement keeps a namespace for a while
+        for name in ("lan0", "data0"):
             ip("link", "del", name)
         self.holder.stdin.close()
         self.holder.wait(20)
 
 
 class SlowCable(threading.Thread):
-    """A cable between the hosts that is this process: every packet waits, some get lost. The kernel's netem, where there is none."""
+    """A cable between the hosts, emulated by this process: every packet is delayed, some are lost. Used if the kernel
+    has no netem.
+    """
 
     TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
 
@@ -129,7 +134,7 @@ class SlowCable(threading.Thread):
         self.start()
 
     def run(self):
-        lucky, order, waiting = random.Random(7), 0, []  # (due, number, end, packet)
+        lucky, order, waiting = random.Random(7), 0, []  # waiting: (due, number, end, packet)
         while not self.stopped:
             wait = max(0.0, waiting[0][0] - time.monotonic()) if waiting else 0.2
             for end in select.select(self.ends, [], [], min(wait, 0.2))[0]:
@@ -155,7 +160,7 @@ class SlowCable(threading.Thread):
 
 
 class Job:
-    """`lockstep run` once on each host."""
+    """`lockstep run` on each of the two hosts."""
 
     def __init__(self, hosts, folder, program, ranks=(2, 2), address="10.77.0.1", port=29500, **variables):
         self.processes = []
@@ -168,7 +173,7 @@ class Job:
                                                    env={**environment(), **own}, preexec_fn=die_with_us))
 
     def end(self, seconds=240):
-        """(exit codes, what each launcher and its ranks said)"""
+        """(exit codes, output of each launcher and its ranks)"""
         said, until = ["", ""], time.monotonic() + seconds
         for host, process in enumerate(self.processes):
             try:
@@ -193,7 +198,7 @@ def tests(hosts, d, pool):
     whole = {}
 
     def one_host(name, program, **variables):
-        """What a run of 4 ranks on one host leaves."""
+        """The results of a run of 4 ranks on one host."""
         if name not in whole:
             r = subprocess.run([str(w) for w in [BUILD / "apps/lockstep", "run", "-n", 4, "--", *program, "--out", d / name]], capture_output=True, text=True, env={**environment(), **variables}, timeout=240)
             check(f"{name} on one host", r.returncode == 0, r.stdout + r.stderr)
@@ -208,7 +213,7 @@ def tests(hosts, d, pool):
         out = d / re.sub(r"\W", "_", name)
         ends_well(name, *Job(hosts, d, [*program, "--out", out], ranks, **variables).end(), out, expected)
 
-    # 21: 200 ms each way, and 1 packet of 100 lost. It waits most of the time, so the rest of the tests run meanwhile.
+    # 21: 200 ms in each direction, and 1% of packets lost. It mostly waits, so the other tests run meanwhile.
     slow, few, small = None, d / "few over a slow network", [{"gpt:1x32x2": "gpt:1x8x2", 32: 8}.get(word, word) for word in gpt]
     try:
         cable = SlowCable(hosts, 0.2, 0.01)
@@ -219,15 +224,16 @@ def tests(hosts, d, pool):
         slow = pool.submit(lambda: (*slow_job.end(), time.monotonic() - started_slow))
 
     short = [*gpt, "--steps", 12]
-    # Shared memory within a host, TCP between them. Each algorithm gives the bits that it gives on one host; direct, tree and
-    # halving_doubling add in one order, and so does hierarchical when hosts have equal, power of two numbers of ranks.
+    # Shared memory within a host, TCP between hosts. Each algorithm gives the bits that it gives on one host; direct,
+    # tree and halving_doubling add in the same order, and so does hierarchical if hosts have equal numbers of ranks
+    # that are powers of two.
     for algorithm in ("direct", "tree", "halving_doubling", "hierarchical", "server", "ring"):
         as_one = "calm" if algorithm in ("direct", "tree", "halving_doubling", "hierarchical") else algorithm
         trains(f"two hosts, {algorithm}", short, one_host(as_one, short, **({} if as_one == "calm" else {"LOCKSTEP_ALGORITHM": algorithm})), LOCKSTEP_ALGORITHM=algorithm)
     calm = one_host("calm", short)
     trains("two hosts, 3 + 1 ranks", short, calm, ranks=(3, 1))
     trains("two hosts, IPv6", short, calm, address="[fd77::1]")
-    # The store is reached over lan; data go where they are told to.
+    # The store is reached over lan; data goes over the selected interface.
     for name, interface in (("an interface by name", ("data0", "data1")), ("an interface by subnet", "10.78.0.0/24")):
         before = hosts.sent("lan0"), hosts.sent("data0")
         trains(name, short, calm, LOCKSTEP_INTERFACE=interface)
@@ -241,7 +247,7 @@ def tests(hosts, d, pool):
         check(f"every collective on {ranks[0]} + {ranks[1]} ranks", codes == [0, 0] and "".join(said).count("1 passed") == sum(ranks), said)
 
     def begun(name):
-        """A run that would last for ever, when its first steps are done."""
+        """Starts an endless run; returns it after its first steps."""
         metrics = d / name / "metrics.jsonl"
         job = Job(hosts, d, [*gpt, "--steps", 1_000_000, "--eval-every", 1_000_000, "--out", d / name], LOCKSTEP_HEARTBEAT=0.5)
         check(f"{name}: starts", settle(lambda: metrics.exists() and metrics.read_text().count("\n") >= 5, 60), job.processes[0].poll())
@@ -259,7 +265,7 @@ def tests(hosts, d, pool):
         for here, silent in ((0, "[23]"), (1, "0")):
             check(f"20: host {here} names the silent rank", re.search(rf"error: rank \d: rank {silent} \(pid \d+ on [^)]*\)(, which hosts the store,)? is silent: no heartbeat for 1\.\d* s", said[here]), said[here])
         check(f"20: three heartbeats of 0.5 s, and the launchers' own time: {seconds:.1f} s", seconds < 10, said)
-    # A cable that is out for less than three heartbeats is no failure.
+    # A cable that is unplugged for less than three heartbeats is no failure.
     out = d / "unplugged"
     job = Job(hosts, d, [*gpt, "--steps", 300, "--out", out], LOCKSTEP_HEARTBEAT=2)
     metrics = out / "metrics.jsonl"
@@ -284,7 +290,7 @@ def main():
         enter()
     hosts = Hosts()
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        os.environ["TMPDIR"] = folder  # for what launchers keep of runs that fail
+        os.environ["TMPDIR"] = folder  # launchers keep the folders of failed runs here
         tests(hosts, pathlib.Path(folder), pool)
         check("nothing is left", not left_behind(folder), left_behind(folder))
     hosts.close()

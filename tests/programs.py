@@ -1,4 +1,4 @@
-"""For the tests of whole programs: how they are run, and counts of checks, of which those that fail are printed."""
+"""For tests of whole programs: runs them, and counts checks, of which it prints those that fail."""
 import hashlib
 import json
 import os
@@ -8,9 +8,10 @@ import sys
 import tempfile
 import threading
 
-APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"  # of the build folder
-OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # variables that a launcher around a test would hand on
-RECOMPUTE = ["--set", "activation_checkpointing.enabled=true"]  # blocks run again in backward
+APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"  # in the build folder
+# variables that a launcher around a test would pass on
+OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+RECOMPUTE = ["--set", "activation_checkpointing.enabled=true"]  # recomputes blocks in backward
 passed = failed = 0
 counting = threading.Lock()
 
@@ -24,7 +25,7 @@ def check(name, condition, shown=""):
 
 
 def run(program, *args, timeout=300, **variables):
-    """Runs one of our programs to its end. Keywords in capitals are variables of its environment."""
+    """Runs one of our programs to its end. Keyword arguments in capitals are environment variables."""
     env = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
     return subprocess.run([str(APPS / program), *map(str, args)], capture_output=True, text=True, errors="replace", timeout=timeout, env={**env, **variables})
 
@@ -35,19 +36,20 @@ def refused(name, args, *parts, code=1):
 
 
 def result(r):
-    """What a program says with --json in its last line."""
+    """The last line that a program prints with --json."""
     return json.loads(r.stdout.strip().splitlines()[-1])
 
 
 def saved(folder):
-    """Hashes of all tensors in the last checkpoint of a run, whichever ranks had what of them."""
+    """Hashes of all tensors in a run's last checkpoint, independent of the ranks that wrote them."""
     with tempfile.TemporaryDirectory() as merged:
         run("lockstep", "checkpoint", "merge", pathlib.Path(folder) / "checkpoints", pathlib.Path(merged) / "one")
         files = [f.read_bytes() for f in sorted(pathlib.Path(merged).rglob("*.safetensors"))]
-    return [hashlib.sha256(f[8 + int.from_bytes(f[:8], "little"):]).hexdigest() for f in files]  # the header has the checkpoint's id
+    # skips the header, which has the checkpoint's id
+    return [hashlib.sha256(f[8 + int.from_bytes(f[:8], "little"):]).hexdigest() for f in files]
 
 
 def finish():
-    """The last line that tests/run_all.py counts, and the exit code."""
+    """Prints the last line, which tests/run_all.py reads; the exit code."""
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)

@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as threads of a test.
+// Ranks in threads of a test.
 #include <functional>
 #include <mutex>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace testing {
 
-/// Runs fn on n ranks and gives back what each returned. Throws what the first failing rank threw.
+/// Runs fn on n ranks and returns the result of each. Throws the error of the first rank that fails.
 template <class Result>
 std::vector<Result> on_ranks(int n, const std::function<Result(int rank)>& fn,
                              const lockstep::dist::SpawnOptions& options = {.timeout = lockstep::dist::Seconds(60)}) {

@@ -54,7 +54,7 @@ def count(output, code):
 
 
 def run(test, options, until):
-    """(name, line to print, output, passed, failed) of one test, which ends at its own limit or when the time is over."""
+    """(name, line to print, output, passed, failed) of one test, which ends at its own time limit or at `until`."""
     name, start = test["name"], time.time()
     limit = min(test["timeout"] * options.timeout if test["timeout"] > 0 else float("inf"), until - start)
     if limit <= 0:
@@ -76,7 +76,9 @@ def run(test, options, until):
 
 
 def results(tests, options, until):
-    """The results as tests end. `jobs` of them run at a time, long ones first; then, each by itself, what measures time."""
+    """The results as tests end. Runs `jobs` tests at a time, long ones first; then tests that measure time, one at a
+    time.
+    """
     together, alone = ([test for test in tests if test["is_parallel"] == parallel] for parallel in (True, False))
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         started = [pool.submit(run, test, options, until) for test in sorted(together, key=lambda test: -test["priority"])]
@@ -96,13 +98,13 @@ def main():
     parser.add_argument("--seconds", type=float, default=float("inf"), help="what has not ended by then is left out")
     parser.add_argument("--timeout", type=float, default=1, help="multiplies the tests' own limits (sanitizers are slow)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 1, help="tests that run at a time (default: one more than there are cores, as some wait)")
-    options = parser.parse_intermixed_args()  # names may follow options
+    options = parser.parse_intermixed_args()  # names may come after options
 
     tests = list(listed(options.build, options))
-    # A thread that waits for others would spin. Beside another test it spins on the core that the others need: hundredfold times.
+    # OpenMP threads that wait would spin, on cores that another test needs: up to a hundred times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # Disks of shared machines can be slow by turns. What tests write goes to memory, but for the tests of files and disks: into a
-    # folder there, as one test looks for what our shared memory leaves in /dev/shm itself.
+    # Disks of shared machines can be slow at times. Temporary files of tests are in memory, except in tests of files
+    # and disks; in a subfolder, because one test checks that our shared memory leaves nothing in /dev/shm itself.
     os.environ.setdefault("LOCKSTEP_TEST_DISK", tempfile.gettempdir())
     memory = "/dev/shm"
     if "TMPDIR" not in os.environ and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2**31:

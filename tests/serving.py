@@ -1,4 +1,4 @@
-"""gpt serve for tests: a server that runs while a block does, and what clients ask it."""
+"""gpt serve for tests: a server for the duration of a block, and requests of clients."""
 import http.client
 import json
 import os
@@ -10,7 +10,7 @@ from programs import APPS, check
 
 
 class Server:
-    """gpt serve until the block ends; then Ctrl-C."""
+    """Runs gpt serve until the block ends, then sends Ctrl-C."""
 
     def __init__(self, *args, **variables):
         self.args = [str(APPS / "gpt"), "serve", *map(str, args), "--port", "0", "--threads", "2"]
@@ -55,7 +55,7 @@ class Server:
         return {k.removeprefix("lockstep_"): float(v) for k, v in (line.split() for line in text.splitlines() if not line.startswith("#"))}
 
     def until(self, name, condition):
-        """Looks at the figures until they are as wished, for some seconds."""
+        """Polls the server's metrics until they meet a condition, for some seconds."""
         for _ in range(300):
             figures = self.figures()
             if condition(figures):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Soak: training on 4 ranks that are killed, stopped and stopped for a moment again and again ends with the bits of a calm run,
-and nothing grows: memory and descriptors of ranks over a calm run, and of the launcher over all restarts.
+"""Soak: training on 4 ranks that are repeatedly killed, stopped or paused ends with the bits of an undisturbed run, and
+nothing grows: memory and descriptors of ranks over an undisturbed run, and of the launcher over all restarts.
 
-    tests/soak.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/soak.py BUILD_FOLDER          ends with "N passed, N failed"
 
-LOCKSTEP_SOAK_STEPS (1500: half a minute on 2 cores) is the number of steps, LOCKSTEP_SOAK_SEED (1) what faults follow from.
+LOCKSTEP_SOAK_STEPS (1500: half a minute on 2 cores) is the number of steps; LOCKSTEP_SOAK_SEED (1) seeds the faults.
 """
 import collections
 import os
@@ -29,13 +29,13 @@ mark = uuid.uuid4().hex
 
 
 def processes():
-    """What carries our mark: {pid: rank}, -1 for launchers."""
+    """Processes with our mark: {pid: rank}, -1 for launchers."""
     found = {}
     for entry in pathlib.Path("/proc").iterdir():
         try:
             if not entry.name.isdigit() or f"{MARK}={mark}".encode() not in (variables := (entry / "environ").read_bytes()):
                 continue
-            if (entry / "cmdline").read_bytes():  # else it has ended
+            if (entry / "cmdline").read_bytes():  # no command line: it has ended
                 rank = re.search(rb"(?:^|\0)RANK=(\d+)\0", variables)
                 found[int(entry.name)] = int(rank[1]) if rank else -1
         except OSError:
@@ -44,7 +44,7 @@ def processes():
 
 
 def use_of(pid):
-    """(bytes of memory, open files), or nothing when the process has gone."""
+    """(bytes of memory, open files); None if the process has ended."""
     try:
         return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE, len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
@@ -63,7 +63,7 @@ class Training:
                                         env={**kept, MARK: mark, "OMP_NUM_THREADS": "1", "LOCKSTEP_TIMEOUT": "60", "LOCKSTEP_HEARTBEAT": str(heartbeat)})
 
     def step(self):
-        """The last step that rank 0 has written down; 0 before."""
+        """The last step that rank 0 has logged; 0 before the first one."""
         try:
             with open(self.metrics, "rb") as f:
                 f.seek(max(0, f.seek(0, os.SEEK_END) - 1000))
@@ -73,7 +73,7 @@ class Training:
             return 0
 
     def sample(self):
-        """Notes what every process uses."""
+        """Records the resources of every process."""
         step = self.step()
         self.rounds += 1
         for pid, rank in processes().items():
@@ -90,7 +90,7 @@ class Training:
 
 
 def check_flat(name, uses):
-    """Of one process, in order of time: what it used from a quarter of the time on does not grow."""
+    """Checks that a process's use does not grow after a quarter of the time."""
     if len(uses) < 12:
         return check(f"{name}: there are samples", False, len(uses))
     quarter = len(uses) // 4
@@ -103,7 +103,7 @@ def calm(folder):
     training = Training(folder, 0, 5)
     while training.process.poll() is None:
         training.sample()
-        time.sleep(0.02)  # a fast machine needs a second for all steps
+        time.sleep(0.02)  # a fast machine makes all steps in a second
     code, said = training.end()
     check("the calm run", code == 0, said)
     for rank in range(RANKS):
@@ -112,7 +112,7 @@ def calm(folder):
 
 
 def chaos(folder):
-    """Kills and stops ranks at steps drawn by the seed. A pause between two faults is longer than that between two checkpoints."""
+    """Kills and stops ranks at random steps. Pauses between faults are longer than those between checkpoints."""
     draw = random.Random(SEED)
     training = Training(folder, 1_000_000, HEARTBEAT)
     faults = {"kill": 0, "kill two": 0, "stop": 0, "stop for a moment": 0}
@@ -121,7 +121,7 @@ def chaos(folder):
         training.sample()
         step = training.step()
         if step >= due and step < STEPS - SAVE_EVERY:
-            kinds = kinds or draw.sample(sorted(faults), len(faults))  # each kind comes as often as any other
+            kinds = kinds or draw.sample(sorted(faults), len(faults))  # each kind occurs equally often
             kind, victims = kinds.pop(), draw.sample(range(RANKS), 2)
             pause, moment = draw.randint(SAVE_EVERY, 6 * SAVE_EVERY), draw.uniform(0.05, 2 * HEARTBEAT)
             pids = {rank: pid for pid, rank in processes().items()}
@@ -133,14 +133,14 @@ def chaos(folder):
                     os.kill(pids[victims[0]], signal.SIGCONT)
                 faults[kind] += 1
                 due = step + pause
-            except (KeyError, ProcessLookupError):  # it is being started, or has just ended
+            except (KeyError, ProcessLookupError):  # it is just starting, or has just ended
                 kinds.append(kind)
         time.sleep(0.1)
     code, said = training.end()
     print("soak: " + ", ".join(f"{count} x {kind}" for kind, count in faults.items()) + f"; {said.count('starting all ranks again')} restarts", flush=True)
     check("the chaotic run ends well", code == 0, said[-4000:])
     check("it was disturbed", sum(faults.values()) >= STEPS // (20 * SAVE_EVERY) and said.count("starting all ranks again") >= 2, faults)
-    # (A rank that is just being forked looks like a launcher.)
+    # A rank that is just being forked looks like a launcher.
     launchers = {pid: count for pid, count in collections.Counter(pid for _, rank, pid, *_ in training.samples if rank < 0).items() if count > 0.9 * training.rounds}
     check("the launcher and its supervisor live through all restarts", len(launchers) == 2, launchers)
     for pid in launchers:
@@ -149,7 +149,8 @@ def chaos(folder):
 
 
 def usual_files(training, rank):
-    """Open files of the process that was this rank for longest, the first one aside where there were others."""
+    """The open files of the process that was this rank for the longest time, except the first one if there were others.
+    """
     samples = [(pid, files) for step, r, pid, _, files in training.samples if r == rank]
     later = [sample for sample in samples if sample[0] != samples[0][0]] or samples
     longest = statistics.mode(pid for pid, _ in later)

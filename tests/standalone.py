@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Installs the build into a fresh prefix, and builds and runs examples/standalone/ against that copy: with one g++ line
-that asks pkg-config, and with its own meson project. Nothing of the repository is on the include path then.
+"""Installs the build into a fresh prefix, and builds and runs examples/standalone/ against it: with one g++ line that
+uses pkg-config, and with its own meson project. Nothing of the repository is on the include path.
 
 Usage: standalone.py BUILD
 """
@@ -42,12 +42,12 @@ def main(build):
         pc_file = next(prefix.rglob("lockstep.pc"))
         env = dict(os.environ, PKG_CONFIG_PATH=str(pc_file.parent))
         flags = shlex.split(run(["pkg-config", "--cflags", "--libs", "lockstep"], env=env))
-        setup = ["meson", "setup", "-Doptimization=0", "-Ddebug=false"]  # to compile takes longer than to run
+        setup = ["meson", "setup", "-Doptimization=0", "-Ddebug=false"]  # compiling takes longer than running
 
         def headers_alone():
-            """Every installed header compiles by itself, with no flag but -I."""
+            """Every installed header compiles by itself, with only -I."""
             include = prefix / "include" / "lockstep"
-            eigen = include / "tensor" / "eigen.h"  # needs Eigen, which whoever includes it has
+            eigen = include / "tensor" / "eigen.h"  # needs Eigen, which its users have
             text = "".join(f'#include "{h.relative_to(include)}"\n' for h in sorted(include.rglob("*.h")) if h != eigen)
             (work / "all.cpp").write_text(text)
             (work / "eigen.cpp").write_text('#include "tensor/eigen.h"\n')
@@ -56,7 +56,7 @@ def main(build):
             run(compiler + ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers", "-I", str(include), str(work / "all.cpp")])
 
         def mistakes():
-            """What the compiler says of usual ones, each on a line of its own."""
+            """Compiler messages for common mistakes, one per line."""
             rows = {
                 "void a(Net& m) { m(3, 4); }": "a layer is called with what its forward() takes",
                 "void b(Net& m) { Net n = m; }": "a module is not copied: std::move(it), or pass it by reference",
@@ -83,7 +83,7 @@ def main(build):
             check_trained(run([str(work / "build" / "example")]))
 
         def own_models():
-            """A project of a user's own: two models, each under several plans, a kill -9, and the same bits."""
+            """A user's project: two models, each under several plans, a kill -9, and the same bits."""
             run([*setup, str(work / "models"), str(ROOT / "examples" / "my_model")], env=env)
             run(["ninja", "-C", str(work / "models")], env=env)
             lockstep, vit, characters = str(prefix / "bin" / "lockstep"), str(work / "models" / "vit"), str(work / "models" / "characters")
@@ -93,7 +93,7 @@ def main(build):
                     raise RuntimeError(said)
             run([vit, "--ranks", "2", "--plan", "tp2", "--steps", "2"])
             for program, plan in ((vit, "dp2+pp2+tp2+zero1"), (characters, "dp4+pp2")):
-                # Bytes and traffic of what the program would train, before a rank starts.
+                # Bytes and traffic of the planned training, before ranks start.
                 said = json.loads(run([lockstep, "plan", "--json", "--flops", "1e12", "--bandwidth", "1e10", "--memory-bandwidth", "1e10", "--", program, "--batch", "8", "--plan", plan]))
                 if said["plan"] != plan or len(said["stages"]) != 2 or min(stage["traffic"]["gradients"] for stage in said["stages"]) <= 0:
                     raise RuntimeError(f"plan: {said}")
@@ -117,7 +117,7 @@ def main(build):
                 raise RuntimeError("a killed run ended with other bits")
 
         def new_project():
-            """What `lockstep new` writes builds with meson and, where it is there, with CMake; and it trains, on ranks too."""
+            """What `lockstep new` writes builds with meson and, if installed, with CMake; it trains, also on ranks."""
             project, lockstep = work / "shapes", str(prefix / "bin" / "lockstep")
             run([lockstep, "new", str(project)])
             run([*setup, str(work / "made"), str(project)], env=env)

@@ -1,5 +1,5 @@
 #pragma once
-// A folder that is there while its object is.
+// A temporary folder that exists as long as its object.
 #include <stdlib.h>
 
 #include <algorithm>
@@ -12,12 +12,13 @@
 
 namespace testing {
 
-/// Where tests of files have a real disk (tests/run_all.py keeps the others in memory).
+/// A folder on a real disk, for tests of files; tests/run_all.py keeps other temporary files in memory.
 inline std::filesystem::path disk() {
   const char* named = ::getenv("LOCKSTEP_TEST_DISK");
   return named ? std::filesystem::path(named) : std::filesystem::temp_directory_path();
 }
 
+/// A new folder below `in`; the destructor removes it with everything in it.
 struct TempDir {
   std::filesystem::path path;
   explicit TempDir(const std::filesystem::path& in = std::filesystem::temp_directory_path()) {
@@ -29,17 +30,21 @@ struct TempDir {
   ~TempDir() { std::filesystem::remove_all(path); }
   TempDir(const TempDir&) = delete;
 
+  /// Its path.
   std::string str() const { return path.string(); }
+  /// The path of an entry.
   std::string operator/(const std::string& name) const { return (path / name).string(); }
+  /// Writes a file and returns its path.
   std::string write(const std::string& name, const std::string& content) const {
     std::ofstream(path / name, std::ios::binary) << content;
     return *this / name;
   }
+  /// The content of a file.
   std::string read(const std::string& name) const {
     std::ifstream in(path / name, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
   }
-  /// Names in it, sorted, with blanks between.
+  /// The sorted names of its entries, separated by blanks.
   std::string list(const std::string& below = "") const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(path / below))
@@ -49,6 +54,7 @@ struct TempDir {
     for (const std::string& name : names) text += (text.empty() ? "" : " ") + name;
     return text;
   }
+  /// The number of entries.
   int files() const { return int(std::distance(std::filesystem::directory_iterator(path), {})); }
 };
 

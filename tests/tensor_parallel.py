@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""gpt train --plan tpN: the losses of one process, resuming with other numbers of slices, and what is refused.
+"""gpt train --plan tpN: the losses of one process, resuming with other numbers of ranks, and rejected plans.
 
-    tests/tensor_parallel.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/tensor_parallel.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import json
 import os
@@ -46,7 +46,7 @@ with tempfile.TemporaryDirectory() as folder:
         last = json.loads(r.stdout)
         check(f"{name}: figures", abs(last["val_loss"] - whole["val_loss"]) < 1e-5 * whole["val_loss"] and last["parameters"] == whole["parameters"], r.stdout)
 
-    # A run goes on with other slices, and ends where one process does; what it saves is an ordinary model.
+    # A run that is resumed with another number of slices ends like one process, and its checkpoints are ordinary ones.
     r = train("moving", "--steps", 10, "--save-every", 4, "--ranks", 4, "--plan", "tp2")
     check("first part", r.returncode == 0, r.stderr)
     train("still", "--steps", 10, "--accumulate", 2)

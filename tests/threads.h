@@ -1,5 +1,5 @@
 #pragma once
-// Numbers of threads while a test runs.
+// Sets the number of threads during a test.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -8,14 +8,14 @@
 #include "tensor/ops.h"
 #include "tensor/threads.h"
 
-/// So many, while this lives.
+/// `n` threads while this lives.
 struct Threads {
   explicit Threads(int n) { lockstep::set_threads(n); }
   ~Threads() { lockstep::set_threads(before); }
   const int before = lockstep::get_threads();
 };
 
-/// Results of `f` with 1 thread and with others have the same bits.
+/// Checks that f gives the same bits with 1 thread and with other numbers of threads.
 inline void check_threads(const std::function<std::vector<lockstep::Tensor>()>& f,
                           const std::vector<int>& others = {2, 3}) {
   const auto with = [&](int n) {

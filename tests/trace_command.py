@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""--trace of the programs, `lockstep trace`, `report` and `simulate` as a user meets them, with ranks that are killed.
+"""--trace of the programs, and `lockstep trace`, `report` and `simulate` as a user runs them, also with killed ranks.
 
-    tests/trace_command.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/trace_command.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import html.parser
 import json
@@ -23,7 +23,7 @@ def records(path, whole=True):
 
 
 class Page(html.parser.HTMLParser):
-    """Text of a page, and what it would load from elsewhere."""
+    """The text of a page, and external resources that it would load."""
 
     def __init__(self, path):
         super().__init__()
@@ -50,7 +50,8 @@ with tempfile.TemporaryDirectory() as folder:
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
     gpt = ["gpt", "train", "--text", text, "--model", "gpt:2x32x2", "--context", 32, "--batch", 4, "--eval-every", 100, "--json"]
 
-    wide = ["gpt:2x128x2" if before == "--model" else word for before, word in zip([None, *gpt], gpt)]  # shards are cut at blocks: small ones are mostly padding
+    # shards are cut at blocks, so small ones would be mostly padding
+    wide = ["gpt:2x128x2" if before == "--model" else word for before, word in zip([None, *gpt], gpt)]
 
     # One rank: a file, a run's folder, its report.
     r = run(*gpt, "--steps", 6, "--out", d / "run", "--trace", d / "run/trace/rank-0.json")
@@ -71,7 +72,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("the page is whole and alone", not page.outside and not page.open and all(w in page.words for w in ("Loss", "Timeline", "Memory", "Operations", "Settings", "matmul")), str(page.outside) + str(page.open))
     check("its timeline is a picture", (d / "t.svg").read_text().startswith("<svg xmlns"), "")
 
-    # Ranks: threads and processes.
+    # Ranks in threads and in processes.
     for name, start, more in (("threads", [], ["--ranks", 2]), ("processes", ["lockstep", "run", "-q", "-n", 2, "--"], [])):
         command = [*start, *([APPS / "gpt", *gpt[1:]] if start else gpt), *more]
         r = run(*command, "--steps", 5, "--trace", d / name)
@@ -99,7 +100,7 @@ with tempfile.TemporaryDirectory() as folder:
     figures = json.loads(run("lockstep", "report", d / "own", "--json").stdout)
     check("a program of the Trainer: traffic is the formula's", r.returncode == 0 and abs(figures["sent"] / figures["sent_formula"] - 1) < 0.1, str(figures) + r.stderr)
 
-    # Killed runs, missing ranks, files that are none.
+    # Killed runs, missing ranks, invalid files.
     p = subprocess.Popen([str(w) for w in [APPS / "lockstep", "run", "-q", "-n", 2, "--", APPS / "gpt", *gpt[1:], "--steps", 100000, "--trace", d / "killed"]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     file = d / "killed/rank-1.json"
     for _ in range(600):
@@ -145,7 +146,7 @@ with tempfile.TemporaryDirectory() as folder:
     refused("a plan that is none", [*step, "--plan", "dp2,pp2", *given], "such as dp2+pp2+tp2+zero1", '"dp2,pp2"', code=2)
     refused("a plan of shared sequences", [*step, "--plan", "dp2+cp2", *given], "cp", "not modelled", "lockstep plan", code=2)
     refused("heads that do not divide", [*step, "--plan", "tp5", *given], "tp5 does not divide the 12 attention heads", code=2)
-    # As many layers for whoever counts them.
+    # All commands count the same number of layers.
     config = '{"train_micro_batch_size_per_gpu": 1}'
     for args, code, *words in ((["lockstep", "simulate", "--model", "gpt:1x32x4", *given], 2, "7 stages need 7 layers, the model has 6"),
                                (["lockstep", "plan", "--config", config, "--model", "gpt:1x32x4"], 2, "7 stages need 7 layers, the model has 6"),

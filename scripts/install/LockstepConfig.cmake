@@ -1,4 +1,4 @@
-# find_package(Lockstep): the target Lockstep::Lockstep. What to compile and link with stands in one place, lockstep.pc.
+# find_package(Lockstep): defines the target Lockstep::Lockstep. Its flags are taken from lockstep.pc, the only place that lists them.
 if(NOT TARGET Lockstep::Lockstep)
   find_package(PkgConfig REQUIRED)
   set(lockstep_path_before "$ENV{PKG_CONFIG_PATH}")

@@ -1,4 +1,4 @@
-# Completion for lockstep, gpt, gpt-serve, mlp and cnn: commands and options are asked of the program's own --help.
+# Completion for lockstep, gpt, gpt-serve, mlp and cnn: commands and options come from the program's --help.
 _lockstep() {
   local program=${COMP_WORDS[0]} word=${COMP_WORDS[COMP_CWORD]} commands=() help below other
   help=$("$program" --help 2>/dev/null) || return

@@ -1,5 +1,5 @@
-// State that a checkpointed piece changes counts once, in whatever way it is changed; the second run sees it as the
-// first did.
+// A checkpointed piece that changes state (buffers, counters) changes it once, however it is written: the recomputation
+// starts from the state that the first forward saw.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -13,7 +13,7 @@ using namespace lockstep;
 
 namespace {
 
-/// How a piece may change a tensor that stays: rows of the operations that write in place.
+/// One operation that writes to a kept tensor in place.
 struct Writer {
   const char* name;
   std::function<void(const Tensor& state, const Tensor& x)> write;
@@ -60,7 +60,7 @@ template <class Way> Outcome run(const Writer& writer, Way way) {
   for (int step = 0; step < 3; ++step) {
     const Variable x(randn({4, 4}), true);
     const std::function<Variable(const Variable&)> piece = [&](const Variable& in) {
-      const Variable before = Variable(state.clone());  // what was there counts, too
+      const Variable before = Variable(state.clone());  // the value before the write is read as well
       writer.write(state, in.tensor());
       return tanh(linear(mul(add(in, before), Variable(state)), w));  // the tape saves the state itself
     };
@@ -107,7 +107,7 @@ TEST_CASE("checkpoints in flight together, a graph that is kept, and a backward 
     outputs.push_back(sum(checkpoint(piece, inputs.back())));
   }
   CHECK(equal(state, full({2}, 3)));
-  outputs[2].backward({}, true);  // each sees the state of its own forward, and more than once
+  outputs[2].backward({}, true);  // each backward restores the state that its own forward saw, also when repeated
   outputs[2].backward();
   outputs[0].backward();
   SplitBackward halves(outputs[1], {inputs[1]});
@@ -133,7 +133,7 @@ TEST_CASE("a second run that fails, or no run at all, leaves state as it was; ot
   const Variable reader = sum(mul(Variable(ones({2}), true), Variable(state)));  // saves the state itself
   CHECK_THROWS_AS(y.backward(), Error);
   CHECK(equal(state, full({2}, 6)));
-  reader.backward();  // its version is what it was
+  reader.backward();  // restored to the version that was saved
   add_scalar_(state, 1);
   CHECK(equal(state, full({2}, 7)));
   { const Variable dropped = checkpoint(piece, x); }
@@ -169,6 +169,6 @@ TEST_CASE("results that a piece makes and overwrites are no state: nothing is ke
         return mul(in, Variable(own));
       },
       x));
-  CHECK(bytes() - before < 8 << 16);  // the result's; a copy of `own` would be as many again
+  CHECK(bytes() - before < 8 << 16);  // Only the result is allocated; a copy of `own` would double that.
   y.backward();
 }

@@ -1,4 +1,4 @@
-// Activation checkpointing gives the bits of the plain run; autocast gives the dtypes of its lists.
+// Activation checkpointing gives the same bits as the plain run; autocast gives the dtypes of its lists.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -31,7 +31,7 @@ template <class Forward> std::vector<Tensor> run(const Variable& x, const std::v
   std::vector<Tensor> results{loss.tensor()};
   loss.backward();
   for (const Variable& leaf : leaves) results.push_back(leaf.grad().clone());
-  results.push_back(rand({4}));  // the generator must stand where it would have
+  results.push_back(rand({4}));  // the generator must have advanced as in the plain run
   return results;
 }
 
@@ -61,7 +61,7 @@ TEST_CASE("a checkpointed model gives the same bits, dropout included") {
                for (const Block& b : blocks) h = checkpoint([&b](const Variable& h) { return b(h); }, h);
                return h;
              }));
-  // Nested: the outer piece checkpoints its own pieces.
+  // Nested: the outer piece checkpoints pieces of its own.
   check_same(
       plain, run(x, blocks, [&](const Variable& h) {
         return checkpoint(
@@ -87,7 +87,8 @@ TEST_CASE("checkpointing under autocast, with shared weights and several inputs"
   });
   check_same(plain, run(x, blocks, [&](const Variable& h) {
                const Autocast scope(bf16);
-               linear(h.detach(), b.w1);  // the scope has the cast of w1 already: the checkpoint must still find w1
+               // autocast has already cached the cast of w1: the checkpoint must still find w1
+               linear(h.detach(), b.w1);
                return checkpoint([&](const std::vector<Variable>& in) { return b(b(in[0])) * in[1]; }, {h, h * 2.0});
              }));
 }
@@ -95,7 +96,7 @@ TEST_CASE("checkpointing under autocast, with shared weights and several inputs"
 TEST_CASE("a checkpoint reads variables of the outer tape that are no inputs") {
   const Variable x(arange(3).to(f32), true), w(full({3}, 2), true);
   const auto gradients = [&](bool checkpointed) {
-    const Variable hidden = x * w, again = hidden * hidden;  // two outputs of the outer tape, each with other uses
+    const Variable hidden = x * w, again = hidden * hidden;  // two outputs of the outer tape, used differently
     const auto piece = [&](const Variable& h) { return h * hidden + w * again; };
     const auto nested = [&](const Variable& h) {
       return checkpoint([&](const Variable& z) { return checkpoint(piece, z) * hidden; }, h);
@@ -173,7 +174,7 @@ TEST_CASE("autocast: matrix work in 16 bits, sensitive work in f32, gradients in
     CHECK(w.grad().dtype() == f32);
     CHECK(allclose(w.grad(), expected, 0.1, 0.05));
     w.grad() = {};
-    // A second forward and backward in the same scope: the cast whose node is gone is made anew.
+    // A second forward and backward in the same scope: a cast whose node was freed is recorded again.
     sum(linear(x, w)).backward();
     CHECK(w.grad().defined());
     w.grad() = {};
@@ -254,7 +255,7 @@ TEST_CASE("autocast: every operation with several operands promotes to the wides
       CAPTURE(row.name);
       CAPTURE(first);
       CAPTURE(second);
-      if (row.name.starts_with("logical")) continue;  // of bools
+      if (row.name.starts_with("logical")) continue;  // their results are bool
       const Variable a(left.to(first), true), b(right.to(second), true);
       const DType wide = Autocast::wider(first, second);
       const Variable y = row.fn(a, b);

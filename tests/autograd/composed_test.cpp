@@ -1,4 +1,4 @@
-// Functions made of other operations, on Tensor and on Variable: gradients, ties, NaN, and what is refused. Their
+// Functions composed of other operations, on Tensor and on Variable: gradients, ties, NaN and rejected arguments. Their
 // values are golden cases (tests/golden/composed.safetensors).
 #include "autograd/composed.h"
 
@@ -60,7 +60,7 @@ TEST_CASE("composed: integers, ties, NaN, infinities and tensors off the tape") 
   const Tensor whole = Tensor::from<int64_t>({5, 1, 5, 2, 9, 9}, {2, 3});
   const auto [values, indices] = median(whole, 1);
   CHECK(numbers(values) == List{5, 9});
-  CHECK(numbers(indices) == List{0, 1});  // the first of equal elements that sorting brings there
+  CHECK(numbers(indices) == List{0, 1});  // sorting is stable: the first of equal elements
   CHECK(values.dtype() == i64);
   CHECK(!median(Variable(whole), 1).values.requires_grad());
   CHECK(median(whole).item() == 5);
@@ -71,7 +71,7 @@ TEST_CASE("composed: integers, ties, NaN, infinities and tensors off the tape") 
   CHECK(std::isnan(quantile(holes, 0.5).item()));
   CHECK(numbers(quantile(holes, 0.25, 1, true).narrow(0, 1, 1)) == List{1.75});
   const Tensor ends = Tensor::from<float>({-INFINITY, 1, INFINITY}, {3});
-  CHECK(quantile(ends, 0).item() == -INFINITY);  // no NaN from infinity minus itself
+  CHECK(quantile(ends, 0).item() == -INFINITY);  // infinity minus itself must not make a NaN
   CHECK(quantile(ends, 0.5).item() == 1);
 
   CHECK(numbers(logcumsumexp(Tensor::from<float>({-INFINITY, 1000, -1000}, {3}), 0)) == List{-INFINITY, 1000, 1000});
@@ -83,8 +83,8 @@ TEST_CASE("composed: integers, ties, NaN, infinities and tensors off the tape") 
   const Variable same(ones({1, 3}), true);
   sum(cdist(same, same.detach())).backward();
   CHECK(numbers(same.grad()) == List{0, 0, 0});
-  CHECK(cdist(full({1, 2}, 200, {.dtype = f16}), full({1, 2}, -100, {.dtype = f16})).item() ==
-        doctest::Approx(424.25));  // its squares are no f16
+  // Its square overflows f16.
+  CHECK(cdist(full({1, 2}, 200, {.dtype = f16}), full({1, 2}, -100, {.dtype = f16})).item() == doctest::Approx(424.25));
 
   const auto [rows, columns] = [] {
     const std::vector<Tensor> grid = meshgrid({arange(2), arange(3)});

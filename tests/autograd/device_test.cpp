@@ -1,4 +1,4 @@
-// Every operation stays on its device, forward and backward, with the bits that it has on cpu:0.
+// Every operation stays on its device, forward and backward, with the same bits as on cpu:0.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -17,7 +17,8 @@ using namespace lockstep;
 namespace {
 
 using Inputs = std::vector<Variable>;
-/// Made of x[0] (4, 6), x[1] (4, 6), x[2] (6), x[3] (2, 4, 6, 6), x[4] (4, 4, 3, 3); `on` puts data beside them.
+/// The inputs: x[0] (4, 6), x[1] (4, 6), x[2] (6), x[3] (2, 4, 6, 6), x[4] (4, 4, 3, 3). `on` moves other tensors to
+/// their device.
 struct Row {
   const char* name;
   std::function<Variable(const Inputs& x, const std::function<Tensor(Tensor)>& on)> op;
@@ -188,7 +189,7 @@ TEST_CASE("moving a variable is an operation: its gradient moves back") {
   const Variable there = w.to(second);
   CHECK(there.device() == second);
   CHECK(w.to(cpu).impl() == w.impl());
-  sum((there * v).to(cpu) * w).backward();  // w v w
+  sum((there * v).to(cpu) * w).backward();  // the sum of w * v * w
   CHECK(w.grad().device() == cpu);
   CHECK(w.grad().to_vector<float>() == std::vector<float>{8, 20, 36});
   CHECK(v.grad().device() == second);

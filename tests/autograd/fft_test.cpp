@@ -31,7 +31,7 @@ struct Row {
   Fn fn;
 };
 
-/// First and second derivatives of rows; a pair is a number.
+/// First and second derivatives of each row; an element is the pair of its real and imaginary part.
 void check_rows(const std::vector<Row>& rows) {
   for (const Row& row : rows) {
     CAPTURE(row.name);
@@ -44,7 +44,7 @@ void check_rows(const std::vector<Row>& rows) {
 }  // namespace
 
 TEST_CASE("complex: derivatives, first and second") {
-  const OnCpu on_cpu;  // complex tensors are there only
+  const OnCpu on_cpu;  // complex tensors exist on the CPU only
   const auto z = [](const Variable& x) { return view_as_complex(x); };
   check_rows({
       {"add", {pairs_leaf({3, 1}), pairs_leaf({2})}, [&](auto& in) { return z(in[0]) + z(in[1]); }},
@@ -82,24 +82,24 @@ TEST_CASE("complex: derivatives, first and second") {
        }},
       {"from real", {real_leaf({3})}, [](auto& in) { return square(in[0].to(c128)); }},
   });
-  // 0 has no direction.
+  // The direction of 0 is undefined; its gradient is 0.
   const Variable zero(zeros({2}, {.dtype = c128}), true);
   sum(abs(zero) + angle(zero)).backward();
   CHECK(equal(zero.grad(), zeros({2}, {.dtype = c128})));
 }
 
 TEST_CASE("complex: gradients are PyTorch's") {
-  const OnCpu on_cpu;  // complex tensors are there only
+  const OnCpu on_cpu;  // complex tensors exist on the CPU only
   const Variable x(Tensor::from<Number>({{1, 2}, {-3, 0.5}}), true);
   sum(square(abs(x))).backward();  // d |z|^2 = 2 z
   CHECK(allclose(x.grad(), x.tensor() * 2.0));
   sum(square(abs(x))).backward();
   CHECK(allclose(x.grad(), x.tensor() * 4.0));
   const Variable y(Tensor::from<Number>({{1, 2}, {-3, 0.5}}), true), w(Tensor::from<Number>({{2, -1}}), true);
-  sum(real(y * w)).backward();  // conj of the other factor, summed where it was broadcast
+  sum(real(y * w)).backward();  // the conjugate of the other factor, summed over the broadcast dimensions
   CHECK(allclose(y.grad(), conj(w.tensor()).expand({2})));
   CHECK(allclose(w.grad(), sum(conj(y.tensor()), {0}, true)));
-  // A holomorphic function has grad conj(f').
+  // The grad of a holomorphic function is conj(f').
   const Variable v(Tensor::from<Number>({{1, 2}}), true);
   square(v).backward(Tensor::from<Number>({{1, 0}}));
   CHECK(v.grad().item<Number>() == Number(2, -4));
@@ -110,7 +110,7 @@ TEST_CASE("complex: gradients are PyTorch's") {
 }
 
 TEST_CASE("fft: derivatives, first and second") {
-  const OnCpu on_cpu;  // complex tensors are there only
+  const OnCpu on_cpu;  // complex tensors exist on the CPU only
   const auto z = [](const Variable& x) { return view_as_complex(x); };
   using fft::Norm;
   for (const int64_t n : {1, 2, 5, 6}) {

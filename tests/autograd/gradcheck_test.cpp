@@ -1,4 +1,4 @@
-// The gradient check itself: it finds what is wrong, and says where.
+// gradcheck() itself: it finds wrong gradients and says where they are.
 #include <doctest/doctest.h>
 
 #include "autograd/gradcheck.h"
@@ -11,7 +11,7 @@ namespace {
 
 using Inputs = std::vector<Variable>;
 
-/// 3 x with the gradient `slope`, or none at all.
+/// 3 x with the gradient `slope`; 0: no gradient at all.
 Variable triple(const Variable& x, double slope) {
   return record("triple", {&x}, mul_scalar(x.tensor(), 3), [slope](Backward& back) {
     if (slope != 0) back.give(0, mul_scalar(back.grad(), slope));
@@ -34,7 +34,7 @@ TEST_CASE("gradcheck accepts what is right and names what is wrong") {
   CHECK(wrong.find("input 0, element (0, 0): the tape gives") == 0);
   CHECK(gradcheck([](const Inputs& x) { return triple(x[0], 0); }, x).find("the tape gives 0, differences give") !=
         std::string::npos);
-  // One wrong element among many.
+  // One wrong element among many right ones.
   const std::string one = gradcheck(
       [](const Inputs& x) {
         const Variable rest = x[0].narrow(1, 0, 2) * 1.0;

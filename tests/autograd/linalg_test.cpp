@@ -1,5 +1,5 @@
-// linalg:: on variables: gradients of differences for every function, where a matrix is singular or a gradient is
-// refused, and the same values as on tensors. PyTorch's gradients are golden cases (tests/golden/linalg.safetensors).
+// linalg:: on variables: gradients against finite differences for every function, singular matrices, gradients that are
+// rejected, and the same values as on tensors. PyTorch's gradients are golden cases (tests/golden/linalg.safetensors).
 #include "autograd/linalg.h"
 
 #include <doctest/doctest.h>
@@ -19,7 +19,7 @@ using Inputs = std::vector<Variable>;
 
 Variable drawn(const Shape& shape) { return Variable(randn(shape, {.dtype = f64}), true); }
 Variable t(const Variable& x) { return x.transpose(-2, -1); }
-/// Symmetric and positive definite, as a function of any square matrix.
+/// A symmetric positive definite matrix from any square one.
 Variable positive(const Variable& x) { return matmul(x, t(x)) + Variable(eye(x.size(-1), -1, {.dtype = f64})) * 0.5; }
 Variable regular(const Variable& x) { return x + Variable(eye(x.size(-1), -1, {.dtype = f64})) * 3.0; }
 
@@ -136,19 +136,19 @@ TEST_CASE("linalg: gradients of differences") {
 
 TEST_CASE("linalg: gradients at the edges") {
   using List = std::vector<double>;
-  // A singular matrix has a determinant's gradient all the same: its cofactors.
+  // The determinant of a singular matrix still has a gradient: the cofactors.
   const Variable singular(Tensor::from<double>({1, 2, 2, 4, 0, 0, 0, 0}, {2, 2, 2}), true);
   sum(la::det(singular)).backward();
   const List expected{4, -2, -2, 1, 0, 0, 0, 0}, got = singular.grad().to_vector<double>();
   for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(expected[i]));
-  // Equal singular values are no trouble while nobody asks for vectors.
+  // Equal singular values are fine as long as no vectors are computed.
   const Variable one(eye(3, -1, {.dtype = f64}), true);
   sum(la::svdvals(one)).backward();
   CHECK(allclose(one.grad(), eye(3, -1, {.dtype = f64})));
   const Variable zero(zeros({4}, {.dtype = f64}), true);
   la::vector_norm(zero, 3).backward();
   CHECK(zero.grad().to_vector<double>() == List(4, 0));
-  // No elements, no numbers, and no error.
+  // Empty matrices give empty results, not errors.
   for (const Shape& shape : {Shape{0, 3, 3}, Shape{2, 0, 0}}) {
     const Variable x(zeros(shape), true);
     sum(la::inv(x)).backward();

@@ -1,4 +1,5 @@
-// The head's product and its loss in chunks of rows against both in one piece.
+// linear_cross_entropy(), which computes the output projection and the loss in chunks of rows, against both as one
+// piece.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -32,7 +33,7 @@ HeadCase head_case(int64_t rows, int64_t width, int64_t classes, DType dtype = f
 
 using HeadLoss = std::function<Variable(const Variable& x, const Variable& weight)>;
 
-/// The loss, and the gradients of x and weight for a gradient of `up` (or of any, for several losses).
+/// The loss, and the gradients of x and weight. The upstream gradient is `up`, or random if there are several losses.
 std::vector<Tensor> three(const HeadLoss& loss, const HeadCase& c, double up = 1) {
   const Variable out = loss(c.x, c.weight);
   manual_seed(3);
@@ -42,7 +43,7 @@ std::vector<Tensor> three(const HeadLoss& loss, const HeadCase& c, double up = 1
   return {out.tensor(), grads[0].tensor(), grads[1].tensor()};
 }
 
-/// The largest distance over the largest value, if that is not nearly 0.
+/// The largest difference relative to the largest expected value (absolute if that is nearly 0).
 double apart(const Tensor& got, const Tensor& expected) {
   REQUIRE(got.shape() == expected.shape());
   if (got.numel() == 0) return 0;
@@ -67,7 +68,7 @@ TEST_CASE("linear_cross_entropy: loss and gradients are those of cross_entropy(l
     for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none})
       for (const double smoothing : {0., 0.1})
         for (const bool weighs : {false, true})
-          for (const int ignored : {0, 1, 2}) {  // none, some, all
+          for (const int ignored : {0, 1, 2}) {  // number of ignored rows: none, some, all
             HeadCase c = head_case(rows, 6, classes);
             if (ignored == 1) c.target = masked_fill(c.target, lt(c.target, full({}, 3, {.dtype = i64})), -7);
             if (ignored == 2) c.target.fill_(-7);
@@ -86,7 +87,7 @@ TEST_CASE("linear_cross_entropy: loss and gradients are those of cross_entropy(l
                 CHECK(apart(got[i], expected[i]) <= 1e-12);
                 CHECK(got[i].dtype() == expected[i].dtype());
               }
-              const NoGrad no_grad;  // losses alone
+              const NoGrad no_grad;  // the losses without gradients
               CHECK(equal(by_rows(c.target, options, at_once)(c.x, c.weight).tensor(), got[0]));
             }
           }
@@ -138,7 +139,7 @@ TEST_CASE("linear_cross_entropy: f32 and 16 bits are near f64 on the same number
       CAPTURE(int(reduction));
       const HeadCase c = head_case(211, 24, 503, row.dtype);
       HeadCase exact{Variable(c.x.tensor().to(f64), true), Variable(c.weight.tensor().to(f64), true), c.target};
-      // As loss scaling asks for: gradients of 1 / 211 and less that f16 itself has no numbers for.
+      // Loss scaling: gradients as small as 1 / 211 of what f16 can represent.
       const double up = 1024;
       const auto expected = three(whole(c.target, {.reduction = reduction}), exact, up),
                  got = three(by_rows(c.target, {.reduction = reduction}, 32), c, up);
@@ -146,14 +147,14 @@ TEST_CASE("linear_cross_entropy: f32 and 16 bits are near f64 on the same number
       CHECK(got[1].dtype() == row.dtype);
       CHECK(got[2].dtype() == row.dtype);
       CHECK(apart(got[0], expected[0]) <= row.loss);
-      if (reduction == Reduction::none) continue;  // their upstream gradients are drawn, in another dtype
+      if (reduction == Reduction::none) continue;  // their upstream gradients are random, in another dtype
       CHECK(apart(got[1], expected[1]) <= row.gradients);
       CHECK(apart(got[2], expected[2]) <= row.gradients);
     }
 }
 
 TEST_CASE("linear_cross_entropy: f16 keeps probabilities that it has no normal numbers for") {
-  // 4001 classes of nearly one probability and small weights: p w / rows is 1e-8.
+  // 4001 classes of nearly equal probability and small weights: p w / rows is 1e-8.
   manual_seed(4);
   const Tensor x = mul_scalar(randn({64, 8}), 0.1).to(f16), w = mul_scalar(randn({4001, 8}), 0.1).to(f16);
   const HeadCase low{Variable(x, true), Variable(w, true), randint(0, 4001, {64})};
@@ -182,8 +183,8 @@ TEST_CASE("linear_cross_entropy: autocast multiplies in 16 bits, and gradients a
       CHECK(got[i].dtype() == f32);
       CHECK(apart(got[i], expected[i]) <= near);
     }
-    CHECK(!equal(got[0], expected[0]));               // it did multiply in 16 bits
-    CHECK(!equal(got[2], got[2].to(dtype).to(f32)));  // not by way of 16 bits
+    CHECK(!equal(got[0], expected[0]));               // the products were computed in 16 bits
+    CHECK(!equal(got[2], got[2].to(dtype).to(f32)));  // was never rounded to 16 bits
   }
 }
 
@@ -215,7 +216,7 @@ TEST_CASE("linear_cross_entropy: memory is that of one chunk's logits and the gr
           }) < chunk + packing);
   }
   CHECK(peak([&] { three(whole(c.target, {}), c); }) > rows * classes * 4);
-  // Unless told otherwise.
+  // The default number of rows.
   CHECK(linear_cross_entropy_rows(1000) == 25152);
   CHECK(linear_cross_entropy_rows(classes) == 512);
 }

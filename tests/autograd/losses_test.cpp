@@ -1,5 +1,5 @@
-// Losses of autograd/losses.h: gradients, numbers at the edges, and what is refused. Values and gradients of all their
-// options are golden cases (tests/golden/losses.safetensors).
+// The losses of autograd/losses.h: gradients, edge cases and rejected arguments. Values and gradients with all options
+// are golden cases (tests/golden/losses.safetensors).
 #include "autograd/losses.h"
 
 #include <doctest/doctest.h>
@@ -57,7 +57,7 @@ TEST_CASE("losses: CTC is the sum over all ways to say a target") {
   }
   const auto losses = ctc_loss(logs(x), target, lengths, words, {}, Reduction::none).tensor().to_vector<double>();
   for (size_t i = 0; i < 3; ++i) CHECK(losses[i] == doctest::Approx(expected[i]).epsilon(1e-12));
-  CHECK(losses[3] == INFINITY);  // 2, 2 needs three steps
+  CHECK(losses[3] == INFINITY);  // the pair 2, 2 needs three frames (a blank in between)
   const CtcOptions zero{.zero_infinity = true};
   CHECK(ctc_loss(logs(x), target, lengths, words, zero).item() ==
         doctest::Approx((losses[0] / 2 + losses[1] / 3 + losses[2]) / 4).epsilon(1e-12));
@@ -134,27 +134,27 @@ TEST_CASE("losses: numbers at the edges") {
   const auto list = [](std::initializer_list<double> values) {
     return Tensor::from<double>(values, {int64_t(values.size())});
   };
-  // A logarithm counts as -100 at least, and gradients are those of PyTorch.
+  // A logarithm is clamped at -100; the gradients are PyTorch's.
   CHECK(bce_loss(list({0, 1, 0, 1}), list({0, 0, 1, 1}), {}, Reduction::none).tensor().to_vector<double>() ==
         List{0, 100, 100, 0});
   CHECK(grads({0, 1, 0}, [&](auto& x) { return bce_loss(x, list({0, 0, 1})); })[1] == doctest::Approx(1e12 / 3));
-  // What is far on the wrong side is neither infinite nor NaN.
+  // A score far on the wrong side gives neither infinity nor NaN.
   CHECK(soft_margin_loss(full({1}, -1000.0), ones({1})).item() == 1000);
   CHECK(grads({2000}, [&](auto& x) { return soft_margin_loss(x, -ones({1})); }) == List{1});
   CHECK(grads({-2000, 2000}, [&](auto& x) {
           return sigmoid_focal_loss(x, list({0, 1}), {.gamma = 0.5});
         }) == List{0, 0});
-  // Stirling's part is of targets above 1 alone.
+  // Stirling's approximation applies to targets above 1 only.
   CHECK(grads({0, 1}, [&](auto& t) { return poisson_nll_loss(list({0, 0}), t, {.full = true}); }) == List{0, 0});
-  // A variance below eps counts as eps; its gradient goes through.
+  // A variance below eps is clamped to eps; its gradient passes through.
   CHECK(gaussian_nll_loss(list({3}), list({1}), list({0}), {.eps = 0.5}).item() ==
         doctest::Approx(0.5 * (std::log(0.5) + 8)));
   CHECK(grads({0}, [&](auto& v) { return gaussian_nll_loss(list({3}), list({1}), v, {.eps = 0.5}); })[0] ==
         doctest::Approx(0.5 * (2 - 16)));
-  // Equal vectors have distance 0 in every norm, and a gradient of 0.
+  // The distance of equal vectors is 0 in every norm, with gradient 0.
   for (const double p : {0.5, 1.0, 2.0, 3.0, double(INFINITY)})
     CHECK(grads({1, 2}, [&](auto& x) { return pairwise_distance(x, x.detach(), p, 0); }) == List{0, 0});
-  // A class twice in a list counts twice; what follows -1 does not count.
+  // A class listed twice counts twice; classes behind a -1 do not count.
   const Variable scores(list({0.1, 0.4, 0.2}));
   CHECK(multilabel_margin_loss(scores, integers({1, 1, -1}, {3})).item() == doctest::Approx(2 * (0.7 + 0.8) / 3));
   CHECK(multilabel_margin_loss(scores, integers({1, -1, 0}, {3})).item() == doctest::Approx((0.7 + 0.8) / 3));

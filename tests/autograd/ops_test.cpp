@@ -1,4 +1,4 @@
-// Every differentiable operation against central differences in f64: one row each. A new line of pointwise.def is
+// Every differentiable operation against central differences in f64, one table row each. A new row of pointwise.def is
 // tested without a change here.
 #include <doctest/doctest.h>
 
@@ -40,10 +40,10 @@ void check_row(const Row& row) {
   CHECK(gradcheck(row.fn, inputs) == "");
   int64_t elements = 0;
   for (const Variable& input : inputs) elements += input.numel();
-  // A device computes with the same formulas: small rows are enough there.
+  // A device uses the same formulas: second derivatives of small rows are enough there.
   if (!row.name.starts_with("trigamma") && (default_device().is_cpu() || elements <= 24))
     CHECK(gradgradcheck(row.fn, inputs) == "");
-  // The same through views with odd strides: every second column of a transposed tensor.
+  // The same with strided views: every second column of a transposed tensor.
   Inputs views;
   for (const Shape& shape : row.shapes) {
     Shape wide = shape;
@@ -58,7 +58,7 @@ void check_row(const Row& row) {
     views.push_back(Variable(shape.empty() ? flipped.select(0, 1) : flipped.slice(-1, 1, end_of_dim, 2), true));
   }
   CHECK(gradcheck(row.fn, views) == "");
-  // Each input alone: what the others need is not kept, and not computed.
+  // A gradient for one input at a time: nothing is saved or computed for the others.
   for (size_t only = 0; only < inputs.size() && inputs.size() > 1; ++only) {
     Inputs one;
     for (size_t i = 0; i < inputs.size(); ++i) one.push_back(Variable(inputs[i].tensor(), i == only));
@@ -67,7 +67,7 @@ void check_row(const Row& row) {
   }
 }
 
-/// Where a pointwise operation is defined and smooth.
+/// The interval on which a pointwise operation is defined and smooth.
 std::pair<double, double> range_of(const std::string& name) {
   for (const char* positive : {"log", "log2", "sqrt", "rsqrt", "reciprocal", "rdiv_scalar", "pow_scalar", "pow", "div",
                                "floor_divide", "remainder"})
@@ -135,7 +135,7 @@ Tensor mask_of(const Shape& shape) {
 
 TEST_CASE("dividing by a number divides the gradient") {
   for (const DType dtype : {f32, f64}) {
-    const double by = dtype == f32 ? 1e-40 : 1e-310;  // whose reciprocal is infinite
+    const double by = dtype == f32 ? 1e-40 : 1e-310;  // a beta whose reciprocal is infinite
     const TensorOptions like{.dtype = dtype};
     const Variable x(full({2}, 3 * by, like), true);
     const Variable y = x / by;
@@ -146,7 +146,7 @@ TEST_CASE("dividing by a number divides the gradient") {
     sum((z / 49) * (z - 9)).backward();
     CHECK(z.grad().item() == doctest::Approx(1 + 40. / 49));
     CHECK(mean(full({49}, 1, like)).item() == 1);
-    const Variable d(full({1}, by / 10, like), true);  // 0.5 / beta is infinite, and d^2 is 0
+    const Variable d(full({1}, by / 10, like), true);  // 0.5 / beta is infinite and d^2 is 0
     const Variable loss = smooth_l1_loss(d, zeros({1}, like), by);
     CHECK(loss.item() == doctest::Approx(0).epsilon(by));
     loss.backward();
@@ -495,7 +495,7 @@ TEST_CASE("wrong arguments are named") {
       {[&] { embedding(x, index_of({0}, {1}), 64); }, "[embedding] expected padding_index in [-1, 64), got 64"},
   };
   for (auto& row : rows) {
-    // Shapes print as they do everywhere; compare without the comma that a tuple of one has.
+    // PyTorch prints a shape of one dimension with a comma, (3,); compare without it.
     std::string text = message(row.call), expected = row.text;
     for (std::string* s : {&text, &expected})
       for (size_t at; (at = s->find(",)")) != std::string::npos;) s->erase(at, 1);
@@ -505,7 +505,7 @@ TEST_CASE("wrong arguments are named") {
 
 TEST_CASE("convolutions and pools have the gradient of differences, whatever their options") {
   manual_seed(7);
-  // Options of rows and of columns go through all pairs: column options are those of another row.
+  // All pairs of options for rows and columns: the options of columns are taken from another row.
   struct One {
     int64_t stride, padding, dilation, output_padding;
   };
@@ -539,7 +539,7 @@ TEST_CASE("convolutions and pools have the gradient of differences, whatever the
     wide.dilation = {1 + int64_t(i % 2), 1 + int64_t(i / 2 % 2)};
     check_row({str("max_pool2d ", i), {{1, 2, 6, 7}}, [&](const Inputs& x) { return max_pool2d(x[0], wide); }});
   }
-  // By hand: padding brings pixels of output padding back into reach.
+  // Checked by hand: padding brings pixels of the output padding back into reach.
   const Variable x(Tensor::from({1., 2., 3.}, {1, 1, 1, 3}), true), w(Tensor::from({1., 10.}, {1, 1, 1, 2}), true);
   const Variable y = conv_transpose2d(x, w, {}, {.padding = {0, 1}, .dilation = {1, 2}}, {0, 1});
   y.backward(arange(1, double(y.numel()) + 1, 1, {.dtype = f64}).view(y.shape()));

@@ -1,5 +1,5 @@
-// What picks elements by value or place, and what counts them: gradients, edges, order, and what is refused. Values are
-// golden cases (tests/golden/picking.safetensors).
+// Functions that pick elements by value or position, and functions that count them: gradients, edge cases, order and
+// rejected arguments. Values are golden cases (tests/golden/picking.safetensors).
 #include "autograd/composed.h"
 
 #include <doctest/doctest.h>
@@ -81,7 +81,7 @@ TEST_CASE("picking: edges") {
   CHECK(numbers(nonzero(Tensor::from({0.f, NAN, -0.f}))) == List{1});
   CHECK(nonzero_places(full({}, 2)).size() == 1);
   CHECK(unique(none).values.shape() == Shape{0});
-  CHECK(unique(holes).values.numel() == 4);  // a NaN equals none
+  CHECK(unique(holes).values.numel() == 4);  // a NaN equals no other NaN
   CHECK(numbers(unique(holes).values.narrow(0, 0, 2)) == List{1, 2});
   const Unique flags = unique(Tensor::from<int64_t>({1, 0, 1}).to(boolean));
   CHECK(numbers(flags.values) == List{0, 1});
@@ -98,7 +98,7 @@ TEST_CASE("picking: edges") {
   CHECK(bincount(none.to(i64)).shape() == Shape{0});
   CHECK(bincount(none.to(i64), none, 3).dtype() == i64);
   CHECK(bincount(Tensor::from<int64_t>({1, 1}).to(u8), Tensor::from<int64_t>({2, 3})).dtype() == f64);
-  CHECK(numbers(histc(Tensor::from({1.f, 1.f}), 3)) == List{0, 2, 0});  // the range is 0 to 2
+  CHECK(numbers(histc(Tensor::from({1.f, 1.f}), 3)) == List{0, 2, 0});  // equal values: the range becomes 0 to 2
   CHECK(numbers(histc(Tensor::from({0.f, 4.f, 5.f, float(NAN)}), 2, 0, 4)) == List{1, 1});
   CHECK(numbers(histc(none, 2)) == List{0, 0});
   CHECK(numbers(searchsorted(none, Tensor::from({1.f}))) == List{0});

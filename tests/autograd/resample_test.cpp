@@ -1,5 +1,5 @@
-// Convolutions, pooling and resampling made of others: gradients, odd sizes, threads, 16 bits, and what is refused.
-// Their values are golden cases (tests/golden/called.safetensors).
+// Convolutions, pooling and resampling composed of other operations: gradients, odd sizes, threads, 16 bits and
+// rejected arguments. Their values are golden cases (tests/golden/called.safetensors).
 #include "autograd/resample.h"
 
 #include <doctest/doctest.h>
@@ -30,12 +30,12 @@ PoolArgs cube(int64_t kernel, int64_t stride, int64_t padding) {
 }  // namespace
 
 TEST_CASE("resample: places of maxima in planes whose number of places has no exact reciprocal") {
-  for (const int64_t width : {1, 7, 41, 47, 49}) {  // 49 (1 / 49.) is below 1
+  for (const int64_t width : {1, 7, 41, 47, 49}) {  // 49: 49 (1 / 49.) rounds to less than 1
     CAPTURE(width);
     const Tensor x = arange(6 * width, {.dtype = f32}).view({1, 1, 6, 1, width});
     const auto [values, places] =
         max_pool_indices(x, {.kernel = {2, 1, 1}, .stride = {2, 1, 1}, .padding = {0, 0, 0}, .dilation = {1, 1, 1}});
-    CHECK(equal(places.to(f32), values.tensor()));  // each number is its own place
+    CHECK(equal(places.to(f32), values.tensor()));  // each value equals its position
   }
 }
 
@@ -93,7 +93,8 @@ TEST_CASE("resample: gradients") {
        [](auto& x) {
          return interpolate(x[0], {.size = {3, 2, 7}, .mode = Resampling::linear, .align_corners = true});
        }},
-      {"interpolate of its derivative",  // linear: the same again
+      // the operation is linear: the gradient of its gradient is the interpolation again
+      {"interpolate of its derivative",
        {{1, 2, 5}},
        [](auto& x) { return resample(x[0], {transposed(resample_axis(3, 5, Resampling::linear))}); }},
       {"grid_sample", {{1, 2, 4, 5}, {1, 2, 3, 2}}, [](auto& x) { return grid_sample(x[0], tanh(x[1])); }},
@@ -135,16 +136,16 @@ TEST_CASE("resample: gradients") {
 TEST_CASE("resample: what is known of it") {
   manual_seed(32);
   const Tensor x = randn({2, 3, 11, 13}), t = randn({2, 3, 17, 7});
-  // Its derivative is its transpose: <A x, y> = <x, A^T y>.
+  // The gradient is the transpose: <A x, y> = <x, A^T y>.
   for (const Resampling how : {Resampling::nearest, Resampling::linear, Resampling::cubic, Resampling::area}) {
     const std::vector<ResampleAxis> axes{resample_axis(11, 17, how), resample_axis(13, 7, how)};
     const Tensor there = resample(x.to(f64), axes),
                  back = resample(t.to(f64), {transposed(axes[0]), transposed(axes[1])});
     CHECK(sum(there * t.to(f64)).item() == doctest::Approx(sum(x.to(f64) * back).item()));
-    // Constants stay, whatever the size.
+    // A constant image stays constant at every size.
     CHECK(allclose(interpolate(ones({1, 1, 5, 4}), {.size = {9, 3}, .mode = how}).tensor(), ones({1, 1, 9, 3})));
     CHECK(equal(interpolate(x, {.size = {11, 13}, .mode = how}).tensor(), x));
-    // Channels last, other strides and 16 bits.
+    // Channels last, other strides, and 16 bits.
     const InterpolateOptions o{.size = {17, 7}, .mode = how};
     const Tensor plain = interpolate(x, o).tensor();
     const Tensor last = x.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2});
@@ -160,7 +161,8 @@ TEST_CASE("resample: what is known of it") {
     CHECK(allclose(grid_sample(image, grid, {.align_corners = align}).tensor(), image, 1e-4, 1e-5));
   }
   CHECK(allclose(grid_sample(image, full({1, 1, 2, 2}, INFINITY)).tensor(), zeros({1, 2, 1, 2})));
-  // A place that is NaN is seen, in all channels of its own pixel alone; so is infinity where places are thrown back.
+  // A NaN coordinate makes its own pixel NaN in all channels, and no other; so does an infinite one under reflection
+  // padding.
   const Tensor places = Tensor::from<float>({0.1, NAN, 0.2, 0.3, NAN, -0.4}, {1, 1, 3, 2});
   for (const Resampling how : {Resampling::nearest, Resampling::linear, Resampling::cubic})
     for (const GridPadding padding : {GridPadding::zeros, GridPadding::border, GridPadding::reflection})
@@ -178,12 +180,12 @@ TEST_CASE("resample: what is known of it") {
   CHECK(std::isfinite(moved.grad().select(2, 1).select(2, 0).item()));
   const Tensor holes = Tensor::from<float>({1, INFINITY, NAN, 2}, {1, 1, 4});
   CHECK(equal(interpolate(holes, {.scale = {2}}).tensor().slice(2, 0, 8, 2), holes));
-  // Empty batches.
+  // Empty inputs.
   CHECK(interpolate(zeros({0, 2, 3, 4}), {.size = {5}}).shape() == Shape{0, 2, 5, 5});
   CHECK(conv3d(zeros({0, 2, 3, 4, 5}), zeros({3, 2, 1, 1, 1})).shape() == Shape{0, 3, 3, 4, 5});
   CHECK(conv_transpose3d(zeros({0, 2, 3, 4, 5}), zeros({2, 3, 2, 1, 1})).shape() == Shape{0, 3, 4, 4, 5});
   CHECK(grid_sample(zeros({0, 2, 3, 4}), zeros({0, 2, 2, 2})).shape() == Shape{0, 2, 2, 2});
-  const Variable still(zeros({1, 1, 4, 4}), true);  // a length of 0 has no NaN for a gradient
+  const Variable still(zeros({1, 1, 4, 4}), true);  // the gradient of a length of 0 is not NaN
   sum(lp_pool(still, 2, PoolArgs())).backward();
   CHECK(equal(still.grad(), zeros({1, 1, 4, 4})));
   const Variable none(zeros({0, 2, 3, 4}), true);

@@ -1,5 +1,5 @@
-// Derivatives of derivatives: grad() and backward() with create_graph, and the functions on top. That each operation's
-// derivative can be differentiated is checked beside its first (gradgradcheck in ops_test.cpp).
+// Higher derivatives: grad() and backward() with create_graph, and the functions built on them. ops_test.cpp checks the
+// second derivative of each operation (gradgradcheck).
 #include <doctest/doctest.h>
 
 #include "autograd/checkpoint.h"
@@ -36,7 +36,7 @@ TEST_CASE("second derivatives: a chain of them is that of the function") {
     y = sum(grad(y, {x}, recorded)[0]);
     derivatives.push_back(y);
   }
-  // By differences of the order before.
+  // Against finite differences of the order below.
   const double eps = 1e-5;
   for (int order = 1; order < 4; ++order) {
     const auto at = [&](double shift) {
@@ -71,11 +71,11 @@ TEST_CASE("second derivatives: grad() takes several outputs, their gradients, an
           }) == "[grad] expected a grad_output for each of 2 outputs, got 1");
     CHECK(message([&] { grad(h, {Variable(ones({1}))}, keep); }) ==
           "[grad] expected every input to require grad, input 0 does not");
-    // What is asked for in between counts from there on.
+    // A gradient asked for at an intermediate node is the derivative from that node on.
     CHECK(grad(h * h, {h, x}, keep)[0].item() == 12);
     CHECK(grad(h, {x}, keep)[0].requires_grad() == create);
   }
-  // The gradient that an output is given is differentiated, too.
+  // The upstream gradients are differentiated as well.
   const Variable v = f64_leaf({5});
   const Variable g = grad(other, {x}, {.grad_outputs = {v}, .create_graph = true})[0];
   CHECK(grad(g, {v})[0].item() == 6);
@@ -92,7 +92,7 @@ TEST_CASE("second derivatives: backward leaves gradients on the tape") {
   CHECK(grad(sum(x.recorded_grad()), {x})[0].tensor().to_vector<double>() == std::vector<double>{24, -12});
   x.clear_grad();
   CHECK(!x.recorded_grad().defined());
-  // Without create_graph it is backward as ever.
+  // Without create_graph it is an ordinary backward.
   (x * x).backward({.gradient = ones({2}, {.dtype = f64})});
   CHECK(x.grad().to_vector<double>() == std::vector<double>{4, -2});
   CHECK(!x.recorded_grad().defined());
@@ -110,7 +110,7 @@ TEST_CASE("second derivatives: listeners hear of a recorded pass; a hook may loo
   sum(y).backward({.create_graph = true});
   CHECK(told == 1);
   CHECK(completed == 1);
-  x.clear_grad();  // a leaf and its recorded gradient hold each other until then
+  x.clear_grad();  // breaks the cycle: the leaf and its recorded gradient own each other
   x.remove_hook(looks);
   x.on_grad([](const Tensor& g) { return g * 0.5; });
   CHECK(message([&] { grad(y, {x}, recorded); }) ==
@@ -126,7 +126,7 @@ TEST_CASE("second derivatives: what has none says so by name, where it is on the
       "compose this step from other operations";
   CHECK(message([&] { grad(loss, {x}, recorded); }) == none);
   const Variable w = f64_leaf({2});
-  CHECK(grad(w * w + loss, {w}, recorded)[0].item() == 4);  // not on the way to w
+  CHECK(grad(w * w + loss, {w}, recorded)[0].item() == 4);  // not on the path to w
   const Variable again = checkpoint([](const Variable& in) { return in * in; }, w);
   CHECK(contains(message([&] { grad(again, {w}, recorded); }), "the derivative of 'checkpoint'"));
   Variable freed = w * w;
@@ -178,7 +178,7 @@ TEST_CASE("functional: jacobian, hessian and their products agree with each othe
   const Variable x = random_f64({3}), z = random_f64({2, 2});
   const auto quadratic = [&](const Inputs& in) { return sum(mul(in[0], matmul(a, in[0]))); };
   const auto both = [&](const Inputs& in) { return mul(matmul(a, tanh(in[0])), sum(square(in[1]))); };
-  // Of x'Ax: (A + A') x and A + A'.
+  // The gradient and Hessian of x'Ax: (A + A') x and A + A'.
   const Tensor symmetric = add(a, a.t());
   CHECK(most(jacobian(quadratic, {x})[0].tensor(), matmul(symmetric, x.tensor())) < 1e-12);
   CHECK(most(hessian(quadratic, {x})[0][0].tensor(), symmetric) < 1e-12);
@@ -201,11 +201,11 @@ TEST_CASE("functional: jacobian, hessian and their products agree with each othe
   const auto product = hvp(scalar, {x, z}, {vx, vz});
   CHECK(most(product.products[0].tensor(),
              add(matmul(h[0][0].tensor(), vx), einsum("ijk,jk->i", {h[0][1].tensor(), vz}))) < 1e-10);
-  // They can be differentiated again: d/dx of the sum of the Hessian of sum x^3 is 6.
+  // Hessians can be differentiated again: d/dx of the sum of the Hessian of sum x^3 is 6.
   const auto cube = [](const Inputs& in) { return sum(in[0] * in[0] * in[0]); };
   const Variable sum_of_hessian = sum(hessian(cube, {x}, {.create_graph = true})[0][0]);
   CHECK(most(grad(sum_of_hessian, {x})[0].tensor(), full({3}, 6, {.dtype = f64})) < 1e-12);
-  // Linear functions, and those that do not read an input.
+  // Linear functions, and functions that do not depend on an input.
   CHECK(most(hessian([](const Inputs& in) { return sum(in[0]); }, {x})[0][0].tensor(), zeros({3, 3}, {.dtype = f64})) ==
         0);
   CHECK(jacobian([](const Inputs& in) { return in[0] * 2.0; }, {x, z})[1].shape() == Shape{3, 2, 2});

@@ -1,5 +1,4 @@
-// Reductions, norms and losses of f16 and bf16 over all magnitudes, values and gradients: as f64 gives them, rounded
-// once.
+// Reductions, norms and losses in f16 and bf16 over all magnitudes, values and gradients: the f64 result, rounded once.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -17,13 +16,14 @@ using Inputs = std::vector<Variable>;
 struct Row {
   std::string name;
   std::function<Variable(const Inputs&)> fn;
-  double slack = 0;  // roundings of 1, where the derivative is made from a result that was rounded
+  // extra error in units of the rounding of 1, for derivatives computed from an already rounded result
+  double slack = 0;
 };
 
 Tensor labels() { return Tensor::from<int64_t>({1, 0, 4, 2, 4, 3}, {6}).to(default_device()); }
 Variable half_of(const Variable& x, bool first) { return x.narrow(0, first ? 0 : 3, 3); }
 
-// x[0] is (6, 5), x[1] (5), x[2] probabilities (3, 5), x[3] their logarithms.
+// The inputs: x[0] (6, 5), x[1] (5), x[2] probabilities (3, 5), x[3] their logarithms.
 const Row rows[] = {
     {"sum", [](const Inputs& x) { return sum(x[0], {1}); }},
     {"sum of all", [](const Inputs& x) { return sum(x[0]); }},
@@ -68,7 +68,7 @@ const Row rows[] = {
     {"nll_loss", [](const Inputs& x) { return nll_loss(x[0], labels()); }},
 };
 
-/// Empty, or where `got` is not `exact` rounded to its dtype.
+/// "" if `got` is `exact` rounded to its dtype; else the first difference.
 std::string difference(const Tensor& got, const Tensor& exact, double slack) {
   const std::vector<double> a = got.to(cpu).to(f64).contiguous().to_vector<double>(),
                             b = exact.to(cpu).contiguous().to_vector<double>();
@@ -114,7 +114,8 @@ TEST_CASE("f16 and bf16: reductions, norms and losses are computed wide and roun
         CAPTURE(dtype);
         CAPTURE(magnitude);
         const Variable y = row.fn(low), y_exact = row.fn(exact);
-        CHECK((y.dtype() == dtype || row.name.starts_with("cross_entropy")));  // of indices it gives f32
+        // cross_entropy of class indices returns f32
+        CHECK((y.dtype() == dtype || row.name.starts_with("cross_entropy")));
         CHECK(difference(y.tensor(), y_exact.tensor(), 0) == "");
         const Tensor up = empty(y.shape(), {.dtype = f64});
         uniform_(up, 0.5, 2);
@@ -138,7 +139,7 @@ TEST_CASE("numbers in between may be larger or smaller than what comes out") {
   CHECK(deviation({0, 1000}, f16) == 707);
   CHECK(deviation({1e-4, 2e-4, 4e-4}, f16) == doctest::Approx(1.527e-4).epsilon(2e-3));
   CHECK(deviation({0, 3e19}, f32) == doctest::Approx(2.1213203e19));
-  // As many equal maxima as f16 cannot count share the gradient.
+  // The gradient is shared by more equal maxima than f16 can count.
   const Variable x(ones({100000}, {.dtype = f16}), true);
   amax(x).backward();
   CHECK(x.grad().to(f32).narrow(0, 0, 1).item() == doctest::Approx(1e-5).epsilon(2e-2));

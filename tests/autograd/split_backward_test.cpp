@@ -1,4 +1,4 @@
-// A backward in two parts gives the bits of one.
+// SplitBackward: a backward in two parts gives the same bits as one.
 #include <doctest/doctest.h>
 
 #include "autograd/checkpoint.h"
@@ -17,7 +17,7 @@ Variable body(const Variable& x, const std::vector<Variable>& w, bool recompute)
   const auto piece = [&](const Variable& in) { return gelu(linear(layer_norm(in, {8}, w[2], w[3]), w[0], w[1])); };
   const Variable y = recompute ? checkpoint(piece, x) : piece(x);
   const Variable z = add(mul(linear(linear(y, w[0], w[1], Activation::gelu_erf), w[0], w[1], Activation::relu), y),
-                         w[4]);  // a leaf that is broadcast
+                         w[4]);  // broadcast
   return mean(mul(softmax(z, -1), z));
 }
 
@@ -44,7 +44,8 @@ TEST_CASE("split backward: the bits of one backward, for inputs at once and weig
       split.finish();
     }
     for (size_t i = 0; i < whole.size(); ++i) CHECK(equal(whole[i].grad(), parts[i].grad()));
-    // Again, onto gradients that are there, and with one that comes from elsewhere and counts first.
+    // A second backward: it accumulates into existing gradients, and the gradient of the output comes from another
+    // graph and is added first.
     body(x, whole, recompute).backward();
     SplitBackward again(body(y, parts, recompute), {y});
     again.finish();
@@ -55,7 +56,7 @@ TEST_CASE("split backward: the bits of one backward, for inputs at once and weig
 TEST_CASE("split backward: an activation inside linear() is differentiated once") {
   const auto w = weights();
   const Variable out = linear(Variable(randn({5, 8}), true), w[0], w[1], Activation::silu);
-  const Ref<Node> after = out.impl()->node;  // holds no weights, so no part of it waits
+  const Ref<Node> after = out.impl()->node;  // needs no weights, so none of its work is deferred
   CHECK(std::string(after->name()) == "activation");
   REQUIRE(after->inputs().size() == 1);
   CHECK(std::string(after->inputs()[0].node->name()) == "linear");
@@ -64,7 +65,7 @@ TEST_CASE("split backward: an activation inside linear() is differentiated once"
 TEST_CASE("split backward: gradients from elsewhere, several roots, and nothing to do") {
   Variable table(ones({3, 2}), true), shared(ones({3, 2}), true);
   const Tensor index = Tensor::from(std::vector<int64_t>{0, 2, 2}, {3}), before = mul_scalar(ones({3, 2}), 0.3);
-  {  // as one process: head first, then the rows that were looked up
+  {  // the order of a single process: first the head, then the embedding rows
     const Variable looked = embedding(table, index);
     joined({looked, table}, {ones({3, 2}), before.clone()}).backward();
   }

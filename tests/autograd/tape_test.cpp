@@ -1,4 +1,4 @@
-// The tape: what is accumulated, freed, kept, refused, and in which order things happen.
+// The tape: accumulation, what is freed and what is kept, rejected uses, and the order of backward.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -71,7 +71,7 @@ TEST_CASE("graphs of several micro-batches are in flight at once") {
   Variable w = leaf({3});
   std::vector<Variable> losses;
   for (int i = 0; i < 4; ++i) losses.push_back(w * double(i + 1));
-  for (int i : {0, 1, 2, 3}) losses[size_t(i)].backward();  // 1F1B runs the oldest first
+  for (int i : {0, 1, 2, 3}) losses[size_t(i)].backward();  // oldest micro-batch first, as 1F1B runs them
   CHECK(w.grad().item() == 10);
 }
 
@@ -108,7 +108,7 @@ TEST_CASE("hooks see, replace and are removed; leaves tell when they are complet
   CHECK(x.grad().item() == 100);
   y.remove_hook(id);
 
-  // A leaf is complete as soon as its last use is done, before earlier operations have run.
+  // A leaf's gradient is complete right after its last use, before earlier operations have run.
   Variable first = leaf({1}), last = leaf({1});
   std::vector<std::string> order;
   first.on_grad_complete([&](Tensor&) { order.push_back("first"); });
@@ -141,13 +141,13 @@ TEST_CASE("a product folds the derivative before it into its gradient, unless so
       manual_seed(8);
       const Tensor data = randn({3, 5, 7}).to(dtype);
       Variable up(randn({33, 7}).to(dtype), true), down(randn({4, 33}).to(dtype), true);
-      std::vector<Tensor> expected;  // of the first row
+      std::vector<Tensor> expected;  // the gradients of the first row
       for (const Row& row : rows) {
         CAPTURE(row.what);
         Variable x(data, true), hidden = activate(x, up), loss = sum(linear(hidden, down));
         row.change(hidden, loss);
         const Node& node = *hidden.impl()->node;
-        for (const bool again : {true, false}) {  // the graph is kept, then freed
+        for (const bool again : {true, false}) {  // the graph is kept first, then freed
           for (Variable* v : {&x, &up, &down}) v->clear_grad();
           bool folded = false;
           hidden.before_backward([&] { folded = node.is_folded(); });
@@ -159,7 +159,7 @@ TEST_CASE("a product folds the derivative before it into its gradient, unless so
           CHECK(equal(down.grad(), expected[2]));
         }
       }
-      // Asked for its gradient; and where NaNs are looked for, the operation that makes one is named.
+      // grad() reaches it, and anomaly detection names the operation that makes a NaN.
       Variable hidden = activate(Variable(data, true), up);
       const Variable loss = sum(linear(hidden, down));
       CHECK(equal(grad(loss, {hidden}, {.retain_graph = true})[0].tensor(),
@@ -236,7 +236,7 @@ TEST_CASE("anomaly mode names the first operation that makes a NaN") {
 }
 
 TEST_CASE("a chain of a million operations runs backward and is freed, without recursion") {
-  const OnCpu on_cpu;  // the simulated device has room for fewer allocations
+  const OnCpu on_cpu;  // the simulated device limits the number of allocations
   Variable x(ones({1}), true);
   std::thread small_stack([&] {
     Variable y = x;
@@ -296,8 +296,9 @@ TEST_CASE("neither a view on the tape nor its base is changed in place") {
 }
 
 namespace {
-Variable kept_until_exit;  // with a graph: it ends after the thread's own variables, and must do so quietly
-}
+// Holds a graph. It is destroyed after the thread's own thread_local variables and must not fail.
+Variable kept_until_exit;
+}  // namespace
 
 TEST_CASE("a static variable may hold a graph") {
   kept_until_exit = exp(leaf({1}) * 2.0);

@@ -1,6 +1,6 @@
 #pragma once
-// Runs a kernel on the CPU and on the device with the same arguments and compares what it writes; on the simulated
-// device in three orders of threads, which must agree in every bit.
+// Runs a kernel on the CPU and on the device with the same arguments and compares their outputs. The simulated device
+// runs it with three orders of threads, which must agree in every bit.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -18,14 +18,17 @@
 
 namespace lockstep::testing {
 
+/// The device under test.
 inline const Device cuda0{Device::Type::cuda, 0};
 
+/// Uniform values in [-scale, scale), reproducible by seed, on the CPU.
 inline Tensor random_tensor(const Shape& shape, DType dtype, uint32_t seed = 1, double scale = 1) {
   std::mt19937 engine(seed);
   std::vector<double> values(static_cast<size_t>(numel_of(shape)));
   for (double& value : values) value = scale * (double(engine()) / 4294967296.0 * 2 - 1);
   return Tensor::from(values, shape).to(cpu).to(dtype);
 }
+/// Integers from 0 to end - 1 (i64), reproducible by seed, on the CPU.
 inline Tensor random_integers(const Shape& shape, int64_t end, uint32_t seed = 1) {
   std::mt19937 engine(seed);
   std::vector<int64_t> values(static_cast<size_t>(numel_of(shape)));
@@ -33,18 +36,19 @@ inline Tensor random_integers(const Shape& shape, int64_t end, uint32_t seed = 1
   return Tensor::from(values, shape).to(cpu);
 }
 
-/// One unit in the last place of results around 1, roughly, with what sums lose.
+/// About one unit in the last place of values around 1, plus the error of sums.
 inline double tolerance(DType dtype) {
   return dtype == f64 ? 1e-12 : dtype == f32 ? 2e-5 : dtype == f16 ? 2e-3 : 1.6e-2;
 }
 
-/// x on a device, with the same strides; an undefined tensor stays one.
+/// A copy of x on a device with the same strides; undefined if x is.
 inline Tensor like_on(const Tensor& x, Device device) {
   if (!x.defined() || device.is_cpu()) return x;
   const Tensor whole = Tensor(x.storage(), 0, {x.storage()->bytes() / size_of(x.dtype())}, {1}, x.dtype());
   return Tensor(whole.to(device).storage(), x.offset(), x.shape(), x.strides(), x.dtype());
 }
 
+/// Checks |got - expected| <= bound max(1, |expected|); NaN equals NaN. Reports the first difference, named `what`.
 inline void check_close(const Tensor& got, const Tensor& expected, double bound, const std::string& what) {
   if (!expected.defined()) return;
   if (got.shape() != expected.shape()) FAIL(what << ": shape " << got.shape());
@@ -58,16 +62,18 @@ inline void check_close(const Tensor& got, const Tensor& expected, double bound,
   }
 }
 
-/// Every byte, for comparisons between orders.
+/// All bytes of x, to compare orders of threads.
 inline std::vector<unsigned char> bytes_of(const Tensor& x) {
   const Tensor there = x.to(cpu).contiguous();
   const auto* p = static_cast<const unsigned char*>(there.raw_data());
   return {p, p + there.numel() * size_of(there.dtype())};
 }
 
+/// Inputs or outputs of a kernel.
 using Arguments = std::vector<Tensor>;
 
-/// run(kernels, inputs, outputs) on both devices. `outputs` are made like the given ones, and hold NaN (or -1) before.
+/// Calls run(kernels, inputs, outputs) on both devices. The outputs have the shape and dtype of `outputs` and are first
+/// filled with NaN (integers: -1).
 inline void against_cpu(const std::string& what, const Arguments& inputs, const Arguments& outputs,
                         const std::function<void(const Kernels&, const Arguments&, Arguments&)>& run,
                         double bound = -1) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The programs on a CUDA device: losses equal to the CPU's, ranks, checkpoints that change devices, reasons for a missing one.
+"""The programs on a CUDA device: losses equal to the CPU's, ranks, checkpoints that move between devices, and the error
+when there is no device.
 
-    tests/cuda/apps.py BUILD_FOLDER [simulated]       ends with "N passed, N failed"
+tests/cuda/apps.py BUILD_FOLDER [simulated]       ends with "N passed, N failed"
 """
 import functools
 import json
@@ -57,7 +58,7 @@ with tempfile.TemporaryDirectory() as folder:
         both = here.returncode == there.returncode == 0
         check(f"{app} trains as on the CPU", both and abs(result(here)["test_loss"] - result(there)["test_loss"]) < 1e-4, here.stderr + there.stderr + there.stdout)
         check(f"{app} counts the device's memory", both and result(there)["peak_memory_mib"] > 0.1, there.stdout)
-        if both:  # either's checkpoint on the other
+        if both:  # loads each one's checkpoint on the other
             crossed = [run(app, "eval", d / f"{app}-{a}", "--samples", 64, "--device", b, "--json") for a, b in (("cpu", "cuda"), ("cuda", "cpu"))]
             check(f"{app}: checkpoints change devices", all(r.returncode == 0 for r in crossed) and all(abs(result(r)["test_loss"] - result(here)["test_loss"]) < 1e-4 for r in crossed),
                   "".join(r.stderr for r in crossed))
@@ -109,7 +110,8 @@ with tempfile.TemporaryDirectory() as folder:
     config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "bf16": {"enabled": True},
                                   "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}))
     def engine(device, name, steps, *more):
-        model = ["--text", text, "--model", "gpt:1x32x2", "--context", 16]  # the file has the rest
+        # the configuration file has the other options
+        model = ["--text", text, "--model", "gpt:1x32x2", "--context", 16]
         return run("lockstep", "run", "-n", 2, "--", APPS / "gpt", "train", *model, "--steps", steps, "--device", device, "--out", d / name, "--config", config, *more)
 
     here, there = engine("cpu", "engine-cpu", 5), engine("cuda", "engine-cuda", 5)

@@ -1,4 +1,4 @@
-// Attention, its gradient and rotary embedding of the device against the CPU's.
+// Attention, its gradient and rotary embedding on the device against the CPU.
 #include "tensor/block_layout.h"
 #include "tests/cuda/against_cpu.h"
 #if defined(SIMT_CPU)
@@ -14,9 +14,9 @@ namespace {
 struct Case {
   int64_t batch, heads, groups, queries, keys, width;
   bool causal = false;
-  int mask = 0;  // 1: bool of (T, S), 2: added, of (H, 1, S)
+  int mask = 0;  // 1: a bool mask (T, S); 2: an additive mask (H, 1, S)
   double dropout = 0;
-  bool transposed = false;  // tokens before heads, with a gap between rows
+  bool transposed = false;  // tokens before heads, with padding between rows
   int64_t window = 0;
 };
 const Case cases[] = {
@@ -36,11 +36,11 @@ const Case cases[] = {
     {1, 1, 1, 5, 67, 256, false, 2},
     {1, 1, 1, 3, 4, 300, true, 0, 1.0},
     {1, 1, 1, 130, 7, 16, true},
-    // Blocks of keys take turns to add to the queries' gradient.
+    // Blocks of keys add to the queries' gradient in a fixed order.
     {1, 4, 2, 140, 300, 16, true},
     {1, 2, 1, 290, 260, 8, true, 0, 0.1, true},
     {1, 1, 1, 40, 270, 128, false, 1},
-    // Windows, from one key to a tile's more and less.
+    // Sliding windows, from one key to more than a tile.
     {1, 1, 1, 70, 70, 8, true, 0, 0, false, 1},
     {1, 2, 1, 140, 140, 16, true, 0, 0.1, true, 31},
     {1, 1, 1, 200, 200, 8, true, 0, 0, false, 64},
@@ -49,7 +49,8 @@ const Case cases[] = {
     {1, 2, 2, 3, 280, 16, true, 0, 0, false, 17},
     {1, 1, 1, 130, 66, 72, true, 1, 0, false, 3},
 };
-// Tails, more keys than queries and fewer, rows that see nothing, shared keys, turns, whole tiles.
+// Partial tiles, more and fewer keys than queries, fully masked rows, shared key heads, ordered accumulation, whole
+// tiles.
 const Case hopper_cases[] = {
     {1, 2, 1, 130, 300, 64, true},
     {2, 2, 2, 40, 129, 128, false, 0, 0, true},
@@ -69,11 +70,11 @@ Tensor mask_of(const Case& c, DType dtype) {
   if (c.mask == 0) return {};
   if (c.mask == 2) return random_tensor({c.heads, 1, c.keys}, dtype, 9).expand({c.batch, c.heads, c.queries, c.keys});
   Tensor mask = gt(random_tensor({c.queries, c.keys}, f32, 9), full({}, -0.3, {.device = cpu}));
-  if (c.queries > 3) mask.select(0, 3).fill_(0);  // attends to nothing
+  if (c.queries > 3) mask.select(0, 3).fill_(0);  // query 3 attends to no key
   return mask.expand({c.batch, c.heads, c.queries, c.keys});
 }
 
-/// Both directions on the CPU and on the device.
+/// The arguments and expected results of forward and backward.
 struct Call {
   std::string what;
   AttentionArgs args;
@@ -110,7 +111,7 @@ struct Call {
         },
         tolerance(q.dtype()) * 3);
   }
-  /// out, lse and the gradients of the device.
+  /// Output, lse and the gradients, computed on the device.
   Arguments on_device() const {
     const auto there = [](const Tensor& x) { return like_on(x, cuda0); };
     const Tensor a = there(q), b = there(k), c = there(v), g = there(grad);
@@ -150,7 +151,7 @@ TEST_CASE("cuda: attention on Hopper's own tensor cores, and on those that came 
 #endif
     }
   }
-  setenv(name, before.c_str(), 1);  // what is set to nothing counts as not set
+  setenv(name, before.c_str(), 1);  // an empty variable counts as unset
 }
 
 #if defined(SIMT_CPU)
@@ -194,7 +195,7 @@ TEST_CASE("cuda: attention and its gradient with a layout of blocks") {
     const int64_t blocks = (keys + block - 1) / block;
     std::vector<std::vector<int32_t>> rows(static_cast<size_t>(heads * blocks));
     std::mt19937 engine(3);
-    for (size_t r = 1; r < rows.size(); ++r)  // the first one attends to nothing, some not to the first or last keys
+    for (size_t r = 1; r < rows.size(); ++r)  // the first row attends to no key, some rows skip the first or last keys
       for (int32_t column = 0; column < blocks; ++column)
         if (engine() % 4 == 0) rows[r].push_back(column);
     const BlockLayout layout = BlockLayout::of_rows(block, heads, rows);

@@ -1,4 +1,4 @@
-// The CUDA backend: memory, copies, streams and events. Runs on the simulated device and on a card.
+// The CUDA backend: memory, copies, streams and events. Runs on the simulated device and on a GPU.
 #include <doctest/doctest.h>
 
 #include "tensor/ops.h"

@@ -1,5 +1,5 @@
-// Attention that goes to cuDNN: against the CPU, by parts, in graphs, and which calls go there. The simulated device
-// runs the graphs of operations one operation after the other (tests/cudasim/cudnn.cpp).
+// Attention through cuDNN: results against the CPU, in parts, in graphs, and which calls go to cuDNN. The simulated
+// device runs cuDNN's operation graphs one operation after the other (tests/cudasim/cudnn.cpp).
 #include <cstdlib>
 
 #include "tensor/graph.h"
@@ -16,7 +16,7 @@ using namespace lockstep::testing;
 namespace {
 
 #if defined(SIMT_CPU) && defined(LOCKSTEP_WITH_CUDNN)
-/// Since the last call; and whether our own kernels ran.
+/// Launches of cuDNN graphs and of our own attention kernels since the last call.
 struct Started {
   int64_t cudnn = 0, own = 0;
 };
@@ -42,7 +42,7 @@ struct Problem {
   int64_t window = 0;
 };
 
-/// (B, heads, tokens, D); packed: a part of (B, tokens, heads of all, D).
+/// A tensor (B, heads, tokens, D) in the layout of `p`; packed: a slice of (B, tokens, q, k and v heads, D).
 Tensor cut(const Problem& p, int64_t heads, int64_t tokens, DType dtype, uint32_t seed) {
   if (p.layout == Problem::plain) return random_tensor({p.batch, heads, tokens, p.width}, dtype, seed);
   const int64_t first = p.layout == Problem::packed ? 2 : 0;
@@ -65,7 +65,7 @@ struct Operands {
         args{.scale = 1 / std::sqrt(double(p.width)), .causal = p.causal, .window = p.window} {}
 };
 
-/// Both directions against the CPU; returns what the device was asked for.
+/// Runs forward and backward against the CPU; returns what was launched.
 Started compare(const std::string& what, Operands o) {
   started();
   against_cpu(what, {o.q, o.k, o.v}, {o.out, o.lse}, [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
@@ -102,7 +102,7 @@ TEST_CASE("cudnn: attention and its gradient") {
                                    p.queries, " x ", p.keys, p.causal ? " causal" : "");
       const Started did = compare(what, Operands(p, dtype));
       if (!counts) continue;
-      CHECK_MESSAGE(did.cudnn == 6, what);  // three orders of threads, two directions
+      CHECK_MESSAGE(did.cudnn == 6, what);  // three orders of threads, forward and backward
       CHECK_MESSAGE(did.own == 0, what);
     }
   }
@@ -123,11 +123,12 @@ TEST_CASE("cudnn: attention that is not for it goes to our kernels") {
   own("heads wider than any engine's", Operands({1, 1, 1, 128, 128, 264}, f16));
   own("f32", Operands(usual, f32));
   const Started narrow = compare("a narrow window", Operands({1, 1, 1, 256, 256, 16, true, Problem::plain, 63}, bf16));
-  if (counts) CHECK((narrow.cudnn == 3 && narrow.own > 0));  // forward alone
+  // only the forward: the backward of a window runs our kernel
+  if (counts) CHECK((narrow.cudnn == 3 && narrow.own > 0));
   Operands o(usual, bf16);
   o.args.dropout = 0.5, o.args.key = {1, 2}, o.args.all_heads = 2;
   own("dropout", o);
-  for (const int64_t shift : {4, 8}) {  // 8 bytes, 16 bytes
+  for (const int64_t shift : {4, 8}) {  // row strides that are a multiple of 8 bytes and of 16 bytes
     Operands moved(usual, f16);
     moved.q = random_tensor({1, 2, 128, 16 + shift}, f16, 7).narrow(3, shift, 16);
     const Started did = compare("rows of an odd stride", moved);
@@ -136,7 +137,7 @@ TEST_CASE("cudnn: attention that is not for it goes to our kernels") {
 }
 
 TEST_CASE("cudnn: attention's backward goes by parts") {
-  setenv("LOCKSTEP_CUDNN_WORKSPACE", "1", 1);  // two heads of 512 x 512 scores in 16 bits
+  setenv("LOCKSTEP_CUDNN_WORKSPACE", "1", 1);  // 1 MiB: scores of two heads, 512 x 512 in 16 bits
   const Started did = compare("parts", Operands({2, 4, 2, 512, 512, 8, true, Problem::packed}, bf16));
   unsetenv("LOCKSTEP_CUDNN_WORKSPACE");
   if (counts) CHECK(did.cudnn == 3 * (1 + 4));
@@ -164,8 +165,8 @@ TEST_CASE("cudnn: attention in a graph") {
   });
   if (counts) {
     const Started did = started();
-    CHECK(did.cudnn == 2);  // the run before, and the recording
-    CHECK(did.own == 1);    // what only the recording met
+    CHECK(did.cudnn == 2);  // the run before the capture, and the capture
+    CHECK(did.own == 1);    // first called during the capture: there is no plan yet
   }
   known.fill_(0), met_late.fill_(0);
   graph.replay();
@@ -175,7 +176,7 @@ TEST_CASE("cudnn: attention in a graph") {
     table(cpu).attention(x.q, x.k, x.v, {}, x.args, out, sums);
     check_close(late ? met_late : known, out, tolerance(bf16), "a replay");
   }
-  on_device(other, met_late);  // now there is a plan
+  on_device(other, met_late);  // cuDNN has a plan by now
   if (counts) CHECK(started().cudnn == 1);
 }
 

@@ -1,7 +1,8 @@
-// dump: runs every family of kernels on fixed inputs on the device, and writes the results to a file; or compares two
-// such files, case by case: the simulated device's against a card's.
+// dump: runs every family of kernels on fixed inputs on the device and writes the results to a file, or compares two
+// such files case by case, for example the simulated device's with a GPU's.
 //
-//   dump OUT.safetensors            dump --compare A.safetensors B.safetensors [TOLERANCE]
+//    dump OUT.safetensors
+//    dump --compare A.safetensors B.safetensors [TOLERANCE]
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -21,7 +22,7 @@ namespace {
 const Device cuda0{Device::Type::cuda, 0};
 using Results = std::vector<std::pair<std::string, Tensor>>;
 
-/// Numbers between -2 and 2 that no case finds special, the same everywhere.
+/// Pseudo-random values between -2 and 2 that no operation treats specially; the same on every system.
 Tensor values(const Shape& shape, uint32_t seed, DType dtype) {
   const Tensor x = empty(shape, {.dtype = f32, .device = cpu});
   uint32_t state = seed * 2654435761u + 1;

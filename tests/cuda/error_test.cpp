@@ -1,5 +1,4 @@
-// What the device does wrong, made to happen by the fake runtime: every error says what failed, where, and what would
-// help.
+// Device errors, provoked by the fake runtime: each message says what failed, where, and what would help.
 #include <doctest/doctest.h>
 
 #include "tensor/linalg.h"
@@ -25,7 +24,7 @@ bool contains_all(const std::string& text, std::initializer_list<const char*> pa
   return true;
 }
 
-/// No fault outlives its test.
+/// Clears all injected faults at the end of a test.
 struct Clean {
   ~Clean() {
     fake::fail_allocation(0);
@@ -43,11 +42,11 @@ TEST_CASE("cuda errors: out of memory names the request, the device and who hold
   CHECK(contains_all(message([] { empty({int64_t(1) << 40}, there); }),
                      {"[memory] could not allocate 4398046511104 bytes on cuda:0", "bytes free", "held by this process",
                       "activation checkpointing"}));
-  CHECK(full({2}, 3, there).to_vector<float>()[1] == 3);  // nothing is broken
+  CHECK(full({2}, 3, there).to_vector<float>()[1] == 3);  // the device is still usable
   const int64_t before = memory_report(cuda0).total.current;
   const size_t allocations = fake::held().allocations;
-  for (int64_t nth = 1;;
-       ++nth) {  // whichever allocation fails, the next try works: what the pool keeps has been given back
+  // Whichever allocation fails, the retry succeeds: the pool first returns its cached memory to the device.
+  for (int64_t nth = 1;; ++nth) {
     fake::fail_allocation(nth);
     const std::string text = message([&] { matmul(full({70, 70}, 1, there), full({70, 70}, 2, there)); });
     CHECK(text == "(no error)");
@@ -56,7 +55,7 @@ TEST_CASE("cuda errors: out of memory names the request, the device and who hold
   fake::fail_allocation(0);
   synchronize(cuda0);
   CHECK(memory_report(cuda0).total.current == before);
-  CHECK(fake::held().allocations <= allocations);  // less where the pool had something to give back
+  CHECK(fake::held().allocations <= allocations);  // fewer if the pool returned cached memory
 }
 
 TEST_CASE("cuda errors: a launch that fails names operation, shape and stream, and the next one works") {
@@ -109,7 +108,7 @@ TEST_CASE("cuda errors: linear algebra names the library's call") {
               {[&] { linalg::solve_triangular(one, one, true); }, "cuBLAS's trsm failed"},
               {[&] { linalg::solve_triangular(many, many, true); }, "cuBLAS's trsmBatched failed"}};
   for (const auto& row : rows) {
-    std::string all;  // what each of its launches says when it fails
+    std::string all;  // the messages of all its launches when they fail
     for (int64_t nth = 1; nth < 30; ++nth) {
       fake::fail_launch(nth);
       all += message(row.call) + "\n";

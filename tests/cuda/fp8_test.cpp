@@ -1,4 +1,5 @@
-// 8-bit floats on the device: codes have the CPU's bits, products are near, by cuBLASLt or without.
+// 8-bit floats on the device: codes equal the CPU's bit for bit; products are close to exact, with cuBLASLt and
+// without.
 #include "tensor/fp8.h"
 #include "tests/cuda/against_cpu.h"
 #if defined(SIMT_CPU)
@@ -84,7 +85,8 @@ TEST_CASE("cuda fp8: products, with and without cuBLASLt's") {
           CHECK((fake::take_launches().count("read_fp8") == 0) == r.by_library);
 #endif
         }
-        // The sum of products of numbers, within what f32 and the last rounding lose.
+        // The product of the decoded values in f64; results may differ by the error of an f32 sum and the final
+        // rounding.
         const auto read = [](const Fp8Matrix& m) { return mul(read_fp8(m.codes, m.format), m.scale_inv).to(f64); };
         Tensor exact = matmul(read(matrix(a, r.a, 100)), read(matrix(b, r.b, 30)).t());
         if (with_bias) exact = add(exact, bias.to(f64));

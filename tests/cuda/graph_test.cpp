@@ -1,4 +1,5 @@
-// Graphs on the device: what was recorded is repeated with new values, memory included, and what cannot be is refused.
+// Graphs on the device: a recorded function is replayed with new values, its memory included; whatever cannot be
+// recorded is rejected.
 #include <doctest/doctest.h>
 
 #include <optional>
@@ -30,7 +31,7 @@ TEST_CASE("graph: replays follow the values of the inputs") {
   CHECK(!graph.is_captured());
   graph.capture([&] {
     ++calls;
-    const Tensor a = matmul(x, w);  // made and dropped inside: its memory serves b
+    const Tensor a = matmul(x, w);  // allocated and freed inside: b reuses its memory
     const Tensor b = matmul(x, w);
     y = matmul(a, b.t().contiguous());
   });
@@ -51,7 +52,7 @@ TEST_CASE("graph: the memory that it made stays as long as the graph or a tensor
   Tensor y;
   {
     std::optional<Graph> graph(std::in_place, cuda0);
-    Tensor old = full({500}, 2, there);  // freed by the recorded function, and read by every replay
+    Tensor old = full({500}, 2, there);  // freed by the recorded function, but read by every replay
     graph->capture([&] {
       y = empty({1000}, there);
       y.copy_(x);
@@ -61,7 +62,7 @@ TEST_CASE("graph: the memory that it made stays as long as the graph or a tensor
     for (int i = 0; i < 3; ++i) {
       x.fill_(i);
       graph->replay();
-      const Tensor other = full({500}, 9, there);  // must not get the memory of `old`
+      const Tensor other = full({500}, 9, there);  // must not reuse the memory of `old`
       CHECK(y.to_vector<float>()[0] == 2);
       CHECK(y.to_vector<float>()[999] == i);
     }
@@ -139,7 +140,7 @@ TEST_CASE("graph: what a replay would get wrong is an error, and a capture can b
                  "one inside another"));
   CHECK(!graph.is_captured());
   CHECK(!Graph::is_capturing());
-  x.fill_(2);  // the stream works as before
+  x.fill_(2);  // the stream is usable again
   CHECK(x.to_vector<float>()[0] == 2);
   graph.capture([&] { x.fill_(7); });
   graph.replay();
@@ -165,7 +166,7 @@ TEST_CASE("graph: on the CPU the function itself runs again") {
 
 namespace {
 
-/// Everything that draws on the device, forward and (by the same key) backward.
+/// Every operation that draws random numbers on the device, forward and (with the same key) backward.
 std::vector<Tensor> draw_all(const Tensor& x, const Tensor& heads) {
   std::vector<Tensor> all{rand({5, 3}, there), randn({7}, {.dtype = f64, .device = cuda0}),
                           randint(-3, 40, {9}, {.dtype = i64, .device = cuda0}),
@@ -193,12 +194,12 @@ TEST_CASE("graph: random numbers are those of the generator at each replay, whic
   set_random_state({.seed = 77});
   const Tensor as_keys = numbers({512}, 1).to(cuda0);
   graph.capture([&] {
-    (void)(as_keys * 2);  // memory of a table's size is free again: keys must not lie there
+    (void)(as_keys * 2);  // frees a block as large as the table of random keys: the keys must not be placed there
     made = draw_all(x, heads);
   });
   const RandomState behind = random_state();
   for (const RandomState& start : starts) {
-    for (int twice = 0; twice < 2; ++twice) {  // the second goes on where the first ended
+    for (int twice = 0; twice < 2; ++twice) {  // the second replay continues the random sequence of the first
       if (twice == 0) set_random_state(start);
       const RandomState before = random_state();
       const std::vector<Tensor> wanted = draw_all(x, heads);
@@ -213,7 +214,7 @@ TEST_CASE("graph: random numbers are those of the generator at each replay, whic
       CHECK(!equal(made[5].to(cpu), x.to(cpu)));
     }
   }
-  // Recording itself draws nothing.
+  // Recording itself does not advance the generator.
   set_random_state({.seed = 77});
   draw_all(x, heads);
   CHECK(random_state() == behind);
@@ -225,10 +226,10 @@ TEST_CASE("graph: a draw that is made again, draws that are left out, and more o
     made.clear();
     const RandomState start = random_state();
     made.push_back(rand({3}, there));
-    set_random_state(start);  // as a checkpoint's second forward
+    set_random_state(start);  // like the recomputation of a checkpoint
     made.push_back(rand({3}, there));
     RandomState far = random_state();
-    far.call += uint64_t(1) << 32;  // as an expert
+    far.call += uint64_t(1) << 32;  // like the offset of an expert's generator
     set_random_state(far);
     made.push_back(rand({3}, there));
     set_random_state({start.seed, start.step, start.micro_batch, start.call + 5});
@@ -277,18 +278,18 @@ TEST_CASE("graph: draws of other micro-batches of the step, counted from the one
 TEST_CASE("graph: what it reads is kept, also when its owner frees it later") {
   const int64_t before = memory_report(cuda0).total.current;
   {
-    Tensor table = full({500}, 2, there);  // a cache, that another call then makes anew
+    Tensor table = full({500}, 2, there);  // a cache that a later call replaces
     Tensor y, z;
     Graph first(cuda0), second(cuda0);
     first.record([&] { y = table * 3; });
     second.record([&] { z = y + table; });
     table = full({500}, 9, there);
-    const Tensor other = full({500}, 9, there);  // must not get its memory
+    const Tensor other = full({500}, 9, there);  // must not reuse the table's memory
     first.replay();
     second.replay();
     CHECK(y.to_vector<float>()[499] == 6);
     CHECK(z.to_vector<float>()[499] == 8);
-    y = Tensor();  // second reads it
+    y = Tensor();  // `second` still reads it
     first = Graph(cuda0);
     const Tensor third = full({500}, 7, there);
     second.replay();

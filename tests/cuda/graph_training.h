@@ -1,5 +1,5 @@
 #pragma once
-// A GPT that trains with graphs or without, for tests that compare both.
+// Trains a small GPT with or without graphs, for tests that compare the two.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -36,34 +36,34 @@ struct Plan {
   int stage = 0;
   double clipping = 0;
   nn::GPT::Options model{.vocab = 17, .context = 8, .layers = 2, .width = 16, .heads = 2, .dropout = 0.1};
-  std::vector<int64_t> lengths{8};  // of micro-batches, in turn
+  std::vector<int64_t> lengths{8};  // context lengths that micro-batches cycle through
   std::optional<DType> autocast = {};
   bool half = false;    // f16 with a loss scale that grows until gradients overflow
-  bool tokens = false;  // losses are sums, divided by the targets of a step
+  bool tokens = false;  // losses are sums, divided by the number of targets in a step
   bool grad_scaler = false;
-  bool reuses = false;  // each micro-batch is in the memory of the one before
-  bool draws = false;   // data draw numbers of their own, now more, now less
+  bool reuses = false;  // every micro-batch is written to the same memory
+  bool draws = false;   // the data loader also draws random numbers, a varying count
   double average = 0;
   bool breakdown = false;
   bool checkpoints = false;
   bool fp8 = false;
-  std::string saves = {}, loads = {};  // folders, at the end and at the start
+  std::string saves = {}, loads = {};  // checkpoint folders: saved at the end, loaded at the start
   std::function<void(nn::GPT&)> prepare = {};
   pipeline::Loss loss = {};
   int bucket = 6'500'000;
   bool overlap = true;
-  int64_t reuse = 0;          // of parameters that ZeRO 3 has gathered
-  const char* parallel = "";  // a plan of ranks; "": copies
+  int64_t reuse = 0;          // ZeRO 3's reuse distance of gathered parameters
+  const char* parallel = "";  // a parallel plan; "": plain data parallelism
   sequence::ContextOptions context = {};
-  bool cuts_sequences = false;  // tensor-parallel ranks do
+  bool cuts_sequences = false;  // sequence parallelism of tensor-parallel ranks
   int64_t chunks = 0;
   const char* schedule = "1f1b";
   int64_t recompute = 0;
   std::function<void(engine::EngineBase& e, int64_t step)> before = {};
-  std::function<int64_t(int64_t micro)> length = {};  // in place of `lengths`
+  std::function<int64_t(int64_t micro)> length = {};  // replaces `lengths` if set
 };
 
-/// The loss of a Plan's model, at which somebody looks.
+/// The loss of a Plan's model; calls look(loss) for each micro-batch.
 inline pipeline::Loss on_loss(std::function<void(const Variable&)> look) {
   return [look](const pipeline::Values& out, const std::vector<Tensor>& targets) {
     const Variable loss = cross_entropy(out[0].reshape({-1, 17}), targets[0].reshape({-1}));
@@ -77,13 +77,13 @@ struct Result {
   nn::State state;
   RandomState random;
   std::vector<int64_t> skipped_steps;
-  std::vector<std::string> skips;           // what was said of them
-  std::map<std::string, int64_t> launches;  // of the last step
+  std::vector<std::string> skips;           // the messages about skipped steps
+  std::map<std::string, int64_t> launches;  // of the last step, by kernel
   std::string graphs;
   std::vector<std::string> said;
 };
 
-/// On this rank's `device`.
+/// Trains the plan's model on this rank's `device`.
 inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type::cuda, 0}) {
   Result result;
   manual_seed(4);
@@ -99,7 +99,8 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
   config.zero_optimization.stage = plan.stage;
   config.zero_optimization.reduce_bucket_size = plan.bucket;
   config.zero_optimization.overlap_comm = plan.overlap;
-  config.zero_optimization.stage3_param_persistence_threshold = 100;  // of these small ones
+  // low enough that even these small parameters are partitioned
+  config.zero_optimization.stage3_param_persistence_threshold = 100;
   config.zero_optimization.stage3_max_reuse_distance = plan.reuse;
   config.fp16 = {.enabled = plan.half, .initial_scale_power = 12, .loss_scale_window = 1, .hysteresis = 1};
   config.activation_checkpointing.enabled = plan.checkpoints;
@@ -177,7 +178,7 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
 
 inline bool same_number(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-/// What is not the same to the bit; empty: nothing.
+/// The names of the fields that differ in any bit; "" if none does.
 inline std::string differing(const Result& a, const Result& b) {
   std::string all;
   const auto check = [&](const char* what, bool equal) { all += equal ? "" : std::string(what) + " "; };

@@ -1,4 +1,4 @@
-// Convolution and pooling of the device against the CPU's, in both layouts.
+// Convolution and pooling on the device against the CPU, in both layouts.
 #include "tests/cuda/against_cpu.h"
 
 using namespace lockstep;
@@ -96,7 +96,8 @@ TEST_CASE("cuda: pooling and its gradients") {
         for (const bool last : {false, true}) {
           Tensor x = images(xs, dtype, 1, last), g = images(ys, dtype, 2, last), places = images(ys, i32, 3, last);
           if (x.numel() > 20)
-            x.narrow(3, 1, 1).fill_(0.5), x.narrow(2, 2, 1).narrow(3, 3, 1).fill_(std::nan(""));  // ties, and NaN
+            // equal maxima, and NaN
+            x.narrow(3, 1, 1).fill_(0.5), x.narrow(2, 2, 1).narrow(3, 3, 1).fill_(std::nan(""));
           const std::string what = str("pool ", dtype, " ", xs, " ", args.kernel, last ? " channels last" : "");
           against_cpu(
               "max " + what, {x}, {g, places},

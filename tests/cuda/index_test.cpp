@@ -1,4 +1,4 @@
-// Moving by index and random numbers of the device against the CPU's: the same bits.
+// Gather, scatter and other index operations, and random numbers, on the device: the same bits as on the CPU.
 #include "tests/cuda/against_cpu.h"
 
 using namespace lockstep;
@@ -53,7 +53,7 @@ TEST_CASE("cuda: rows by index, and what is added to them") {
           0);
     }
   }
-  // Long runs of one index, and more indices than a block sorts.
+  // Long runs of one index, and more indices than one block sorts.
   const Tensor weight = values({3, 20}, bf16, 1), index = random_integers({5000}, 3, 2),
                grad = values({5000, 20}, bf16, 3);
   against_cpu(
@@ -88,7 +88,7 @@ TEST_CASE("cuda: gather and scatter") {
       }
     }
   }
-  // Strides of their own, an index smaller than the tensors, one place for all.
+  // Strided views, an index smaller than the tensors, and all indices equal.
   const Tensor x = values({9, 8}, f32, 1).t(), index = random_integers({6, 5}, 8, 2).t(),
                source = values({9, 7}, f32, 3).t(), all_to_one = full({3000}, 2, {i64, cpu});
   against_cpu(
@@ -180,7 +180,7 @@ TEST_CASE("cuda: random numbers have the CPU's bits") {
             str("iota ", dtype), {}, {to_fill(dtype)},
             [&](const Kernels& k, const Arguments&, Arguments& to) {
               if (is_floating(dtype)) k.iota(to[0], 0.3, 0.1);
-              else k.iota(to[0], (int64_t(1) << 53) + 1, -3);  // narrow ones keep the last bits
+              else k.iota(to[0], (int64_t(1) << 53) + 1, -3);  // narrow integers keep the low bits
             },
             0);
       }

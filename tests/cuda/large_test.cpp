@@ -1,6 +1,6 @@
-// Tensors of more than 2^32 elements on the simulated device: their memory takes what is touched, and of each kernel
-// only the blocks run that own the first rows, the last ones, and those around elements 2^31 and 2^32
-// (fake::SomeBlocks). A device with enough multiprocessors gives each block one piece of work.
+// Tensors of more than 2^32 elements on the simulated device. Memory is only committed where it is touched, and of each
+// kernel only those blocks run that handle the first and last rows and the rows around elements 2^31 and 2^32
+// (fake::SomeBlocks). The device claims so many multiprocessors that each block handles one work item.
 #include <algorithm>
 
 #include "tensor/cuda/runtime.h"
@@ -18,12 +18,12 @@ namespace {
 
 constexpr int64_t billions[] = {int64_t(1) << 31, int64_t(1) << 32};
 
-/// Blocks stride over nothing.
+/// So many multiprocessors that no block loops over several work items.
 struct ManyMultiprocessors {
   ManyMultiprocessors() : before(change(1 << 26)) {}
   ~ManyMultiprocessors() { change(before); }
   static int change(int count) {
-    full({1}, 0, {.device = cuda0});  // the device is known
+    full({1}, 0, {.device = cuda0});  // makes sure that the device's limits have been read
     return std::exchange(const_cast<cuda::DeviceLimits&>(cuda::limits()).multiprocessors, count);
   }
   const int before;
@@ -33,7 +33,7 @@ struct Range {
   int64_t begin, end;
 };
 
-/// Rows around those that hold element 2^31 and 2^32, and at both ends.
+/// The rows around elements 2^31 and 2^32, and the first and last ones.
 std::vector<Range> looked_at(int64_t rows, int64_t width) {
   std::vector<Range> ranges{{0, std::min<int64_t>(2, rows)}};
   for (const int64_t element : billions) {
@@ -44,7 +44,7 @@ std::vector<Range> looked_at(int64_t rows, int64_t width) {
   return ranges;
 }
 
-/// Memory of a tensor that is zero but in these rows.
+/// A tensor that is zero except for these rows.
 Tensor made_large(const LimitInput& input, int number, int64_t rows, const std::vector<Range>& ranges) {
   if (input.whole) return limit_rows(input, number, 0, 0).to(cuda0);
   const Tensor x = empty(with_rows(rows, input.shape), {input.dtype, cuda0});
@@ -53,14 +53,14 @@ Tensor made_large(const LimitInput& input, int number, int64_t rows, const std::
   return x;
 }
 
-/// Positions of a flat tensor as parts of the grid.
+/// The positions of elements of a flat tensor, as parts of the grid.
 std::vector<fake::Part> parts_of(int64_t n, std::initializer_list<int64_t> elements) {
   std::vector<fake::Part> parts;
   for (const int64_t at : elements) parts.push_back({double(at) / double(n), double(at + 1) / double(n)});
   return parts;
 }
 
-/// A flat tensor's elements around 2^31 and 2^32 and at its ends, as expected(i) has them.
+/// Compares a flat tensor's elements around 2^31 and 2^32 and at both ends with expected(i).
 void check_elements(const std::string& what, const Tensor& x, const std::function<double(int64_t)>& expected) {
   for (const int64_t at : {int64_t(0), billions[0] - 4, billions[1] - 4, x.numel() - 8}) {
     const auto got = x.narrow(0, at, 8).to(cpu).to_vector<double>();
@@ -75,7 +75,7 @@ void check_elements(const std::string& what, const Tensor& x, const std::functio
 }  // namespace
 
 TEST_CASE("large: kernels find elements beyond 2^32") {
-  if (simt::with_tsan()) return;  // which has no addresses for them
+  if (simt::with_tsan()) return;  // its shadow memory does not cover such large tensors
   const ManyMultiprocessors many;
   for (const LimitCase& c : limit_cases()) {
     CAPTURE(c.name);
@@ -152,7 +152,7 @@ TEST_CASE("large: places in a large tensor, and what is found in all of it") {
     for (const int64_t i : index.to(cpu).to_vector<int64_t>()) parts.push_back(from.narrow(0, i, 1).to(cpu));
     return cat(parts);
   };
-  // Views of it.
+  // The same for views.
   for (const Range& r : ranges)
     check_close(x.narrow(0, r.begin, r.end - r.begin) * 2, limit_rows(row, 0, r.begin, r.end) * 2, 8, "a view");
   const Tensor before = picked(x);
@@ -193,7 +193,7 @@ TEST_CASE("large: what an operation cannot do is refused before anything runs") 
     const char* name;
     std::function<void()> call;
     std::vector<const char*> parts;
-    std::string copies = "";  // of what it would have written to
+    std::string copies = "";  // the operation that would write the result
   } rows[] = {
       {"sort", [&] { sort(sized({n})); }, {"[sort] expected fewer than 2^32 elements along dim 0"}},
       {"topk", [&] { topk(sized({n}), 3); }, {"[topk] expected fewer than 2^32 elements"}},

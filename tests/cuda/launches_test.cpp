@@ -1,6 +1,6 @@
-// How many kernels a training step of a GPT starts: as many for each layer as its arithmetic needs, and none for what
-// could have been done in passing. Counted by the emulator, at sizes where every kernel takes the form that it has at
-// large ones.
+// How many kernels a GPT's training step starts: per layer no more than its arithmetic needs, and none for work that
+// can be fused into another kernel. The emulator counts them, at sizes where each kernel takes the form that it has at
+// large sizes.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ Launches launches_of_step(const nn::GPT::Options& o, DType dtype) {
   model.to(dtype).to(cuda0);
   const Tensor tokens = randint(0, o.vocab, {batch, o.context}, {.dtype = i64, .device = cpu}).to(cuda0),
                targets = randint(0, o.vocab, {batch, o.context}, {.dtype = i64, .device = cpu}).to(cuda0);
-  for (int pass = 0; pass < 2; ++pass) {  // the first one makes what stays, such as tables of angles
+  for (int pass = 0; pass < 2; ++pass) {  // the first pass also fills caches such as rotary tables
     model.zero_grad();
     synchronize(cuda0);
     fake::take_launches();
@@ -67,12 +67,12 @@ int64_t sum_of(const Launches& launches) {
 }  // namespace
 
 TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
-  // (with its clipping and unscaling; see the tests of optimizers)
+  // Includes clipping and unscaling; see the tests of optimizers.
   constexpr int64_t of_optimizer = 6;
   struct Row {
     const char* name;
     nn::GPT::Options options;
-    int64_t by_layer;  // in f32; in 16 bits one less, attention's backward
+    int64_t by_layer;  // in f32; one less in 16 bits, for attention's backward
   };
   const Row rows[] = {
       {"GPT-2", {}, 22},
@@ -131,11 +131,13 @@ TEST_CASE("launches: attention of whole 128 tokens is cuDNN's, on the packed pro
 #endif
 
 TEST_CASE("traffic: what a block reads and writes beside products and attention") {
-  // In activations of a block (batch, context, width). At the least each half reads its sum, which a product has made,
-  // and writes its norm (2 and 2), with dropout it reads the sum's two parts and writes both (4 and 4); backward reads
-  // the gradients of both and the sum, and writes its own (4 and 4), with dropout the dropped one too (5 and 5). A
-  // Llama turns queries and the half as many keys, there and back (6), and its gate, four times as wide, reads two and
-  // writes one, and backward reads three and writes two (32).
+  // The least traffic of a block, in activations of (batch, context, width):
+  //   each half, forward: reads its residual sum and writes its norm: 2 + 2; with dropout it reads both summands and
+  //     writes the sum, too: 4 + 4
+  //   each half, backward: reads the gradients of both and the sum, writes its own gradient: 4 + 4; with dropout also
+  //     that of the dropped summand: 5 + 5
+  //   Llama's rotary embedding: queries and half as many keys, forward and backward: 6
+  //   Llama's gate, four times as wide: 2 reads and 1 write forward, 3 reads and 2 writes backward: 32
   struct Row {
     nn::GPT::Options options;
     double least;
@@ -144,7 +146,7 @@ TEST_CASE("traffic: what a block reads and writes beside products and attention"
     double bytes[2] = {};
     for (const int64_t layers : {2, 4}) {
       nn::GPT::Options o = sized(row.options, layers);
-      o.width = 512, o.context = 256;  // so that weights do not count
+      o.width = 512, o.context = 256;  // large enough that weights do not matter
       for (const DryKernel& k : report::dry_step(o, batch, bf16, false).kernels) {
         const std::string& name = k.name;
         if (name.starts_with("matmul") || name.starts_with("attention")) continue;

@@ -1,3 +1,4 @@
+// limit_cases(): the table of operations of limit_cases.h, and the inputs that they get.
 #include "tests/cuda/limit_cases.h"
 
 #include "tensor/fp8.h"
@@ -9,7 +10,7 @@ namespace {
 
 using T = Tensors;
 
-/// Depends on every bit of i.
+/// A hash of i in which every bit counts.
 uint64_t mixed_bits(uint64_t i) {
   i = (i + 0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9;
   i = (i ^ i >> 31) * 0x94d049bb133111eb;
@@ -25,7 +26,7 @@ LimitCase binary(std::string name, LimitInput a, LimitInput b, std::function<Ten
 }
 T both(const ValuesIndices& found) { return {found.values, found.indices}; }
 
-/// p, its gradient in 16 bits, two states and a copy of p in 16 bits.
+/// Runs `step` on p, its 16-bit gradient, two states and a 16-bit copy of p.
 LimitCase optimizer(std::string name, std::function<void(const Kernels&, T&)> step, bool together = false) {
   const LimitInput state{{1000}, f32}, half{{1000}, bf16};
   return {std::move(name), {state, half, state, state, half}, [=](T in) {
@@ -33,7 +34,7 @@ LimitCase optimizer(std::string name, std::function<void(const Kernels&, T&)> st
             const Device device = in[0].device();
             if (!together || device.is_cpu()) {
               step(table(device), in);
-            } else {  // in chunks, as for all parameters at once
+            } else {  // in chunks, as when one kernel steps all parameters
               StepBatch batch(device);
               {
                 const StepBatch::Scope scope(batch, 0, 1);
@@ -233,7 +234,7 @@ void add_layers(std::vector<LimitCase>& cases) {
        },
        0,
        1e-2,
-       [](int64_t row, int64_t rows) {  // one group, then the other
+       [](int64_t row, int64_t rows) {  // all rows of one group, then those of the other
          return std::vector<double>{.5 * double(row) / double(rows), .5 + .5 * double(row) / double(rows)};
        }},
       {"conv2d to many channels",
@@ -276,7 +277,7 @@ void add_layers(std::vector<LimitCase>& cases) {
       unary("adaptive pool", {{2, 8, 16}}, [](const Tensor& a) { return adaptive_avg_pool2d(a, 3, 5); }),
   };
   cases.insert(cases.end(), all.begin(), all.end());
-  for (const DType dtype : {f16, f32}) {  // tensor cores, and not
+  for (const DType dtype : {f16, f32}) {  // with tensor cores and without
     const LimitInput head{{2, 9, 32}, dtype}, more{{1, 9, 32}, dtype};
     cases.push_back({str("attention ", dtype), {head, more, more}, [](T in) {
                        const AttentionResult made = attention(in[0], in[1], in[2], {}, {.scale = 0, .causal = true});
@@ -293,7 +294,7 @@ void add_layers(std::vector<LimitCase>& cases) {
                      0,
                      1e-2});
   }
-  // The sums of weight and bias need all rows, which 512 blocks take by turns.
+  // The gradients of weight and bias sum over all rows, which 512 blocks share in a strided loop.
   cases.push_back({.name = "gradient of layer norm",
                    .inputs = {{{1 << 18}}, {{1 << 18}}, {{}, f32}, {{}, f32}},
                    .run =
@@ -337,7 +338,7 @@ void add_others(std::vector<LimitCase>& cases) {
                      batch.add_squares({{in[0].view({-1})}}, sums);
                      return T{sums};
                    }});
-  // Blocks in y take rows by turns.
+  // Blocks along y stride over the rows.
   const auto by_turns = [](int64_t rows_of_block) {
     return [=](int64_t row, int64_t rows) {
       return std::vector<double>{double(row) / double(rows), double(row / rows_of_block % 65535) / 65535};

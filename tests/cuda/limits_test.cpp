@@ -1,5 +1,5 @@
-// Sizes at the edge: no rows, memory that begins at odd elements, 64 streams, every device of a process; and what the
-// driver refuses of a launch.
+// Limits: no rows, memory that begins at odd elements, 64 streams, all devices of a process, and launches that the
+// driver rejects.
 #include "tensor/cuda/runtime.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/limit_cases.h"
@@ -10,14 +10,14 @@ using namespace lockstep::testing;
 
 namespace {
 
-/// A copy on the device that begins `shift` elements behind what an allocation is aligned to.
+/// A copy on the device whose memory begins `shift` elements past an aligned address.
 Tensor shifted(const Tensor& x, int64_t shift) {
   const Tensor there = empty({x.numel() + shift}, {x.dtype(), cuda0}).narrow(0, shift, x.numel()).view(x.shape());
   there.copy_(x);
   return there;
 }
 
-/// Of one case, where no row is too long for a test.
+/// Checks one case at a number of rows that fits a test.
 void check_rows(const LimitCase& c, int64_t rows, int64_t shift) {
   CAPTURE(c.name);
   CAPTURE(shift);
@@ -52,7 +52,7 @@ TEST_CASE("cuda limits: memory that begins at odd elements") {
 }
 
 TEST_CASE("cuda limits: 64 streams") {
-  // Each takes over from the one before, and from its own last round.
+  // Each stream adds the value of the stream before it, across all rounds.
   constexpr int count = 64, rounds = 3;
   std::vector<Stream> streams;
   std::vector<Event> done;
@@ -83,7 +83,7 @@ TEST_CASE("cuda limits: 64 streams") {
 TEST_CASE("cuda limits: every device of the process") {
   const std::vector<Device> devices = all_devices(Device::Type::cuda);
   Tensor sum;
-  for (size_t i = 0; i < devices.size(); ++i) {  // round all of them, and back
+  for (size_t i = 0; i < devices.size(); ++i) {  // across all devices and back
     const Tensor x = full({1001}, double(i + 1), {.device = devices[i]}),
                  w = full({1001, 3}, 1, {.device = devices[i]});
     const Tensor here = softmax(matmul(x.view({1, 1001}), w), 1);
@@ -122,7 +122,7 @@ TEST_CASE("cuda limits: what the driver refuses of a launch") {
     INFO(row.grid.x << " x " << row.grid.y << " x " << row.grid.z << " of " << row.block.x);
     CHECK(refused(row.grid, row.block) == (row.good ? cudaSuccess : cudaErrorInvalidConfiguration));
   }
-  // Dynamic shared memory: 48 KiB for all, more for a kernel that has asked for it, on the device where it has.
+  // Dynamic shared memory: every kernel may use 48 KiB; more must be requested for the kernel, per device.
   constexpr size_t unasked = 48 * 1024, asked = 100 * 1024;
   const auto ask = [](void (*kernel)(int), size_t bytes) {
     return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,

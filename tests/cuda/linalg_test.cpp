@@ -1,5 +1,5 @@
-// linalg:: on the device: results are there, and what the conventions fix is as on the CPU.
-// tests/tensor/linalg_test.cpp runs on it, too.
+// linalg:: on the device: results stay on the device, and everything that the conventions fix equals the CPU.
+// tests/tensor/linalg_test.cpp runs on the device, too.
 #include "tensor/linalg.h"
 
 #include <thread>
@@ -15,7 +15,7 @@ using lockstep::testing::cuda0;
 
 namespace {
 
-/// All that does not depend on the choice of a sign.
+/// All results that do not depend on a choice of sign.
 std::vector<Tensor> decomposed(const Tensor& a, const Tensor& b) {
   const Tensor s = matmul(a, a.transpose(-2, -1)) + eye(a.size(-1), -1, {a.dtype(), a.device()});
   const auto [q, r] = la::qr(a);
@@ -66,7 +66,7 @@ TEST_CASE("cuda linalg: on streams and threads of their own") {
       const Stream stream(cuda0);
       const StreamScope scope(stream);
       for (int i = 0; i < 3; ++i) result = decomposed(a, b);
-      for (Tensor& x : result) x = x.to(cpu);  // their memory is the stream's
+      for (Tensor& x : result) x = x.to(cpu);  // moved while the stream that owns their memory exists
     });
   for (auto& thread : threads) thread.join();
   for (const auto& result : results)

@@ -1,6 +1,6 @@
-// Matrix products on the device against the CPU's: layouts, batches, what follows the product. Plans are kept, so that
-// every case runs twice. (Shapes and dtypes at large: tests/tensor/matmul_test.cpp, run with
-// LOCKSTEP_TEST_DEVICE=cuda.)
+// Matrix products on the device against the CPU: layouts, batches and fused epilogues. Every case runs twice, because
+// plans are cached. Shapes and dtypes at large are tested by tests/tensor/matmul_test.cpp, run with
+// LOCKSTEP_TEST_DEVICE=cuda.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@ namespace {
 
 const Device cuda0{Device::Type::cuda, 0};
 
-/// Small integers over 8.
+/// Integers divided by 8.
 Tensor values(const Shape& shape, uint32_t seed, DType dtype) {
   std::vector<double> v(size_t(numel_of(shape)));
   uint32_t state = seed * 2654435761u + 1;
@@ -44,7 +44,7 @@ TEST_CASE("cuda matmul: layouts and batches") {
     Shape a, b;
     bool a_t, b_t;
     Shape expand;
-  };  // a_t: stored transposed; expand: a repeated over these batch dims
+  };  // a_t: a is stored transposed; expand: a is broadcast along these batch dimensions
   const Row rows[] = {
       {{1, 1}, {1, 1}, 0, 0, {}},       {{33, 31}, {31, 5}, 0, 0, {}},        {{33, 31}, {31, 5}, 1, 0, {}},
       {{33, 31}, {31, 5}, 0, 1, {}},    {{33, 31}, {31, 5}, 1, 1, {}},        {{1, 64}, {64, 40}, 1, 1, {}},
@@ -204,7 +204,7 @@ TEST_CASE("cuda matmul: weights in codes") {
   for (const auto& [out, in] : {std::pair<int64_t, int64_t>{9, 96}, {5, 50}, {1, 1}})
     for (const QuantFormat format : {QuantFormat::row8, QuantFormat::group8, QuantFormat::group4})
       for (const int64_t rows : {1, 7, 8}) {
-        // 8: scales of groups in f32, as f16 would lose them
+        // 8 rows: scales so small that f16 would lose them; those of groups are f32
         const Tensor w = values({out, in}, 1, f32) * (rows == 8 ? 1e-8 : 1.0),
                      x = values({rows, in}, 2, f32) * (rows == 8 ? 1e8 : 1.0), b = values({out}, 3, f32);
         const Quantized here = quantize(w, format), there = quantize(w.to(cuda0), format);

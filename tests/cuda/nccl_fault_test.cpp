@@ -1,5 +1,5 @@
-// What goes wrong in collectives by NCCL: every rank is told the same, in time, with the call named; results are not to
-// be believed.
+// Faults in NCCL collectives: every rank gets the same error in time, with the call named; the results of failed calls
+// are never returned.
 #include <doctest/doctest.h>
 #include <nccl.h>
 
@@ -23,12 +23,12 @@ namespace {
 Tensor ones_on(int rank, int64_t n = 8, DType dtype = f32) {
   return full({n}, 1, {.dtype = dtype, .device = device_of(rank)});
 }
-void warm_up(int rank) {  // beyond the calls that are all compared
+void warm_up(int rank) {  // past the first 100 calls, which are all compared among ranks
   for (int i = 0; i < 101; ++i) world().all_reduce(ones_on(rank, 3)).synchronize();
 }
 void until_failed() {
   until([] { return world().control().failed(); });
-  world().barrier();  // raises it
+  world().barrier();  // throws the error
 }
 
 struct Setting {
@@ -105,12 +105,11 @@ TEST_CASE(
     world().barrier();
     if (rank == 0) fake::inject_nccl_error(ncclInternalError);
     world().barrier();
-    if (rank == 1) until([] { return world().control().failed(); });  // its error may not be taken for rank 0's
+    if (rank == 1) until([] { return world().control().failed(); });  // rank 0 must be the one that fails
     const Tensor x = ones_on(rank);
     if (rank == 0) {
-      read[0] = message([&] {
-        world().all_reduce(x, {.tag = "w7", .async = true}).synchronize();
-      });  // the call itself may find it already
+      // The call itself may already report the failure.
+      read[0] = message([&] { world().all_reduce(x, {.tag = "w7", .async = true}).synchronize(); });
       read[1] = message([&] {
         until([&] {
           (void)x.to_vector<float>();
@@ -144,7 +143,7 @@ TEST_CASE("nccl 51: a call that others do not make ends at its deadline, whoever
         if (rank == 1) until_failed();
         const Tensor x = ones_on(rank);
         world().all_reduce(x, {.tag = "g"});
-        (void)x.to_vector<float>();  // the host waits for the device: ended by the abort, and not believed
+        (void)x.to_vector<float>();  // the host waits for the device: the abort ends the wait, and the read throws
         FAIL("results of a collective that was given up");
       },
       1.5);
@@ -179,7 +178,7 @@ TEST_CASE("nccl 51: a rank that throws, leaves, or does not come to the first ca
   CHECK(contains(late[0], "rank 1 is in step 0, in no collective yet"));
 }
 
-TEST_CASE("nccl: a group that cannot be made says why") {  // as when another rank has gone meanwhile
+TEST_CASE("nccl: a group that cannot be made says why") {  // as if another rank had gone meanwhile
   const auto texts = outcomes(2, [](int rank) {
     make_nccl_group(current_world()->job, {"pair", "pair", rank + 2, {0, 1}});
   });
@@ -200,7 +199,7 @@ TEST_CASE("nccl 52: when an abort hangs the process ends, and says where") {
     spawn(2,
           [&](int rank) {
             warm_up(rank);
-            if (rank == 1) until([] { return false; });  // it hears of nothing; ended by spawn()
+            if (rank == 1) until([] { return false; });  // never learns of the failure; spawn() kills it
             REQUIRE(std::freopen(file.c_str(), "w", stderr));
             fake::hang_nccl_abort(true);
             world().all_reduce(ones_on(rank)).synchronize();
@@ -213,5 +212,5 @@ TEST_CASE("nccl 52: when an abort hangs the process ends, and says where") {
   CAPTURE(said.str());
   CHECK(contains(text, "waited 1 s in group world for call 102"));
   CHECK(contains(said.str(), "[lockstep] ncclCommAbort of group world has not returned for 1 s: this process ends"));
-  CHECK(contains(said.str(), "[0x"));  // the stack
+  CHECK(contains(said.str(), "[0x"));  // a stack trace
 }

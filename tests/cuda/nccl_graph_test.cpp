@@ -1,5 +1,5 @@
-// Graphs with collectives in them: steps of several ranks that are recorded once and replayed have the bits of those
-// that run as they are, ranks agree on what each step is, and what fails in a replay is told as elsewhere.
+// Graphs with collectives: steps of several ranks are recorded once and replayed with the bits of eager steps; ranks
+// agree whether a step records, replays or runs eagerly; failures in a replay are reported as usual.
 #include <doctest/doctest.h>
 #include <nccl.h>
 #include <signal.h>
@@ -24,7 +24,8 @@ Results train_all(int ranks, const PlanOf& plan, bool graphs) {
   return on_ranks<Result>(ranks, [&](int rank) { return train(plan(rank), graphs, device_of(rank)); });
 }
 
-/// With graphs, having ended with the bits of the runs without, and said the same on all ranks.
+/// Trains with and without graphs; checks that both end with the same bits and that all ranks report the same. Returns
+/// the results with graphs.
 Results both_ways(int ranks, const PlanOf& plan) {
   const Results replayed = train_all(ranks, plan, true), eager = train_all(ranks, plan, false);
   for (size_t r = 0; r < replayed.size(); ++r) {
@@ -36,7 +37,7 @@ Results both_ways(int ranks, const PlanOf& plan) {
   return replayed;
 }
 
-/// A model and units as small as make several of them.
+/// A small model, with buckets so small that there are several.
 Plan small(Plan plan) {
   const bool in_parts = contains(plan.parallel, "pp") || contains(plan.parallel, "tp");
   plan.model.layers = in_parts ? 2 : 1, plan.model.width = 8, plan.bucket = 300;
@@ -44,7 +45,7 @@ Plan small(Plan plan) {
   return plan;
 }
 
-/// ThreadSanitizer, which is slow, gets two ranks, and no plan that is for more.
+/// ThreadSanitizer is slow: at most two ranks, and no plan that needs more.
 constexpr int most_ranks = thread_sanitized ? 2 : 8;
 bool too_many(const auto& row) { return *row.plan.parallel && row.ranks > most_ranks; }
 
@@ -202,7 +203,7 @@ TEST_CASE("nccl graphs: f16 with steps that are skipped, and who had what was no
                       {2, {.parallel = "cp2"}},
                       {2, {.accumulation = 2, .stage = 3, .parallel = "cp2"}}};
   for (const Row& row : rows) {
-    if (thread_sanitized && (&row - rows) % 2 == 1) continue;  // two minutes each
+    if (thread_sanitized && (&row - rows) % 2 == 1) continue;  // each takes two minutes
     CAPTURE(&row - rows);
     Plan plan = small(row.plan);
     plan.steps = 10, plan.half = true;
@@ -216,7 +217,7 @@ TEST_CASE("nccl graphs: f16 with steps that are skipped, and who had what was no
 }
 
 TEST_CASE("nccl graphs: ranks whose data have other shapes, and one that has another for a step") {
-  // Shapes of a step are those of all ranks.
+  // The shape of a step is the combination of all ranks' shapes.
   Results r = both_ways(2, [](int rank) { return small({.lengths = {rank == 0 ? 8 : 5}}); });
   CHECK(r[0].graphs == "1 shape recorded, 5 of 6 steps replayed");
   r = both_ways(2, [](int rank) {
@@ -225,7 +226,7 @@ TEST_CASE("nccl graphs: ranks whose data have other shapes, and one that has ano
     return plan;
   });
   CHECK(r[0].graphs == "1 shape recorded, 5 of 7 steps replayed");
-  // Each of two shapes on either rank: four of both.
+  // Two shapes on either rank make four combinations.
   r = both_ways(2, [](int rank) {
     Plan plan = small({.steps = 12});
     plan.length = [rank](int64_t micro) { return (rank == 0 ? micro : micro / 2) % 2 ? 5 : 8; };
@@ -393,7 +394,7 @@ TEST_CASE("nccl graphs: each collective, replayed with other values, counted, an
                 fourth.wait();
                 third.wait();
                 first.wait();
-                world().reduce(to_root, 0, {.async = true});  // nobody waits for it
+                world().reduce(to_root, 0, {.async = true});  // never waited for
               });
               const std::vector<std::string> calls = world().take_recorded();
               require(calls.size() == (n > 1 ? 6 : 0) && world().take_recorded().empty(), "calls of a recording");
@@ -417,11 +418,11 @@ TEST_CASE("nccl graphs: each collective, replayed with other values, counted, an
 
 namespace {
 
-/// A graph of two sums.
+/// A graph of two all-reduces.
 struct Recorded {
   explicit Recorded(int rank) : x(full({8}, 1, {.dtype = f32, .device = device_of(rank)})), graph(device_of(rank)) {
-    for (int i = 0; i < 101; ++i)
-      world().all_reduce(x.clone()).synchronize();  // beyond the calls that are all compared
+    // Past the first 100 calls, which are all compared among ranks.
+    for (int i = 0; i < 101; ++i) world().all_reduce(x.clone()).synchronize();
     graph.record([&] {
       world().all_reduce(x);
       world().all_reduce(x);
@@ -481,7 +482,7 @@ struct Ending {
 };
 const Ending endings[] = {{"", 2}, {"cp3", 3}, {"tp2", 2}, {"pp2", 2}};
 
-/// Trains in graphs; rank 1 does `end` in step 4, among replays.
+/// Trains with graphs; rank 1 calls `end` in step 4, in the middle of replays.
 void train_until(const char* parallel, int rank, const std::function<void()>& end) {
   Plan plan = small({.steps = 40, .parallel = parallel});
   plan.model.context = plan.lengths[0] = 12;
@@ -499,7 +500,8 @@ TEST_CASE("nccl graphs: a rank that throws or fails among replays of steps ends 
     const auto ended = [&, parallel = parallel](const std::function<void()>& end) {
       return outcomes(ranks, [&](int rank) { train_until(parallel, rank, end); });
     };
-    // In the middle of a replay: NCCL ends no communicator before the engine has dropped its graphs.
+    // A failure in the middle of a replay: NCCL must not destroy a communicator before the engine has dropped its
+    // graphs.
     const auto failed = ended([] { fake::inject_nccl_error(ncclInternalError); });
     fake::inject_nccl_error(ncclSuccess);
     for (const std::string& text : failed)

@@ -1,4 +1,4 @@
-// Stages of a pipeline on devices of their own: what goes between them goes by NCCL, with the bits of one device.
+// Pipeline stages on devices of their own: NCCL carries their messages, and the results have the bits of one device.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -19,7 +19,7 @@ using namespace lockstep::pipeline;
 
 namespace {
 
-/// The same layers, made on a device.
+/// The same layers, created on a device.
 std::vector<LayerSpec> placed(std::vector<LayerSpec> layers, Device device) {
   for (LayerSpec& layer : layers) {
     if (!layer.make) continue;
@@ -46,7 +46,7 @@ struct StagePlan {
   int steps = testing::steps;
 };
 
-/// All ranks' parameters and losses; those on several ranks must be equal.
+/// Parameters and losses of all ranks; checks that values held by several ranks are equal.
 Tensors train_stages(const StagePlan& plan) {
   const auto all = on_ranks<Tensors>(
       plan.ranks,
@@ -132,7 +132,7 @@ TEST_CASE("nccl pipeline: the same bits whenever streams do their work, and behi
 
 TEST_CASE("nccl pipeline: the same bits when ranks no longer compare their messages, and hosts are ahead of devices") {
   const auto of = [](int ranks, const EngineOptions& options, const char* backend = "nccl") {
-    return StagePlan{ranks, options, backend, device_of, thread_sanitized ? 2 : 16};  // 8 messages and more a step
+    return StagePlan{ranks, options, backend, device_of, thread_sanitized ? 2 : 16};  // at least 8 messages a step
   };
   const Tensors one = train_stages(of(1, {.micro_batches = 8}, "auto"));
   CHECK(differing(one, train_stages(of(2, {.micro_batches = 8}, "native"))) == "");
@@ -160,7 +160,8 @@ TEST_CASE("nccl pipeline: the memory of a stage does not grow with the micro-bat
               [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
           const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
           int64_t most = 0;
-          for (int sent = 0; sent < 3 * 128; sent += micro_batches) {  // the first are compared by hosts
+          // the first 100 messages are compared on the host
+          for (int sent = 0; sent < 3 * 128; sent += micro_batches) {
             synchronize(device);
             dist::world().barrier();
             reset_peak_memory(device);
@@ -175,7 +176,7 @@ TEST_CASE("nccl pipeline: the memory of a stage does not grow with the micro-bat
   const auto few = peaks(16), many = peaks(128);
   for (size_t rank = 0; rank < 3; ++rank) {
     CAPTURE(rank);
-    CHECK(many[rank] <= few[rank] + 6 * rows * wide * 4);  // sums of gradients are a tree; losses
+    CHECK(many[rank] <= few[rank] + 6 * rows * wide * 4);  // gradients are summed in a tree; and the losses
   }
 }
 
@@ -196,7 +197,7 @@ TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few
                 {.micro_batches = int(many), .schedule = kind},
                 [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
             const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
-            for (int step = 0; step < 15; ++step) {  // more than 100 messages, which are compared
+            for (int step = 0; step < 15; ++step) {  // more than the first 100 messages, which are compared on the host
               synchronize(device);
               dist::world().barrier();
               if (rank == 0) fake::take_to_host();
@@ -210,13 +211,13 @@ TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few
             return 0;
           },
           {.backend = backend, .timeout = dist::Seconds(60)});
-      const int64_t activations = 2 * 2 * many * rows * wide * 4;  // both ways over two links
+      const int64_t activations = 2 * 2 * many * rows * wide * 4;  // forward and backward over two links
       if (std::string(backend) == "native") {
         CHECK(seen.bytes >= activations);
       } else {
-        CHECK(seen.copies == many);  // losses
+        CHECK(seen.copies == many);  // one loss per micro-batch
         CHECK(seen.bytes <= many * 8);
-        CHECK(seen.waits <= 2 * many + 3);  // for those, and for the end of each rank's step
+        CHECK(seen.waits <= 2 * many + 3);  // for the losses, and one at the end of each rank's step
       }
     }
   }

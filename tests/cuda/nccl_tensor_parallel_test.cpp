@@ -1,5 +1,5 @@
-// Tensor parallelism on devices: products in chunks have the bits of whole ones, under every policy of streams and with
-// all that a training combines, and their sums and gathers are on their way meanwhile.
+// Tensor parallelism on devices: products in chunks have the bits of whole ones under every stream policy and with all
+// features of training combined, and their collectives overlap with the products.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -25,7 +25,7 @@ namespace tp = lockstep::tensor_parallel;
 
 namespace {
 
-/// Of streams and of threads and blocks; neither outlives its test.
+/// Sets the order of streams, and of threads and blocks, for one test.
 struct Orders {
   Orders(fake::Policy policy, simt::Order order, uint64_t seed) {
     fake::set_policy(policy, seed);
@@ -42,7 +42,7 @@ Tensor noise_at(uint64_t seed, const Shape& shape, Device device) {
   return randn(shape, {.device = cpu}).to(device);
 }
 
-/// Outputs and gradients of two layers, by columns and by rows, on the host.
+/// Outputs and gradients (on the host) of two layers, one column-parallel and one row-parallel.
 std::vector<Tensor> two_layers(Device device, bool sequence, int64_t chunks, const Shape& rows) {
   dist::ProcessGroup& g = world();
   Shape shape = rows;
@@ -71,7 +71,7 @@ struct Training {
   const char* schedule = "1f1b";
 };
 
-/// Losses of some steps of a GPT.
+/// The losses of some training steps of a GPT.
 std::vector<double> train_in_chunks(const Training& t, int64_t chunks) {
   const parallel::Plan plan = parallel::parse_plan(t.plan);
   const auto all = on_ranks<std::vector<double>>(plan.ranks(), [&](int rank) {
@@ -154,16 +154,17 @@ TEST_CASE("nccl, tensor parallel: chunks are multiplied while others are on thei
     CHECK(outcome(2, [&](int rank) {
             dist::ProcessGroup& g = world();
             const Device device = device_of(rank);
-            for (int i = 0; i < 110; ++i)
-              g.all_reduce(full({3}, 1, {.dtype = f32, .device = device}));  // no more compared
-            // Rank 1 calls nothing before rank 0's device has made all products, so none waited for another's sum.
+            // More calls than the first 100, which are compared among ranks.
+            for (int i = 0; i < 110; ++i) g.all_reduce(full({3}, 1, {.dtype = f32, .device = device}));
+            // Rank 1 makes no call until rank 0's device has computed all products: none of them waited for another
+            // chunk's sum.
             const Shape shape = sequence ? Shape{1, 16, 8} : Shape{8, 8};
             const Tensor x = noise_at(1, shape, device), w = noise_at(2, {8, 8}, device);
             const tp::Chunks chunks(shape, sequence, 4, device, g);
             if (rank == 1) until([&] { return products == 4; });
             tp::Pending sum = tp::sum_of_products(x, chunks, g, false, [&](const Tensor& rows) {
               const Tensor y = linear(rows, w);
-              (void)y.to_vector<float>();  // the stream of products is done
+              (void)y.to_vector<float>();  // waits until the stream has computed the products
               if (rank == 0) ++products;
               return y;
             });
@@ -172,7 +173,7 @@ TEST_CASE("nccl, tensor parallel: chunks are multiplied while others are on thei
             require(allclose(got, expected, 1e-5, 1e-5), "sums");
           }) == "(no error)");
   }
-  // And of a gather rank 1 calls the first chunk only, until rank 0 has its product.
+  // The same for a gather: rank 1 gathers only the first chunk until rank 0 has computed its product.
   std::atomic<bool> multiplied{false};
   CHECK(outcome(2, [&](int rank) {
           dist::ProcessGroup& g = world();

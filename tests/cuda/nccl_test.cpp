@@ -1,5 +1,5 @@
-// Collectives of tensors on devices by NCCL: the shared body over threads and processes, bits of the exact sums, order
-// with the work of streams, ranks that share a device, DDP.
+// Collectives of device tensors by NCCL: the tests shared by all backends, over threads and processes; bits of exact
+// sums, order relative to the work of streams, ranks that share a device, DDP.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -25,10 +25,10 @@ namespace {
 
 using Kind = SpawnOptions::Kind;
 
-// Before anybody asks for devices.
+// Set before anything asks for devices.
 const bool eight_devices = setenv("LOCKSTEP_FAKE_CUDA_DEVICES", "8", 0) == 0;
 
-/// No policy outlives its test.
+/// Sets the stream policy for one test.
 struct Streams {
   explicit Streams(fake::Policy policy, uint64_t seed = 1) { fake::set_policy(policy, seed); }
   ~Streams() { fake::set_policy(fake::Policy::lazy); }
@@ -38,7 +38,7 @@ void body(int rank) {
   const GroupBody options{.schedules = false, .exact = Algorithm::direct, .device = device_of(rank)};
   if (std::string(world().device_engine()) != "nccl") throw Error(str("expected NCCL, got ", world().device_engine()));
   check_group(world(), options);
-  check_group(world(), {.schedules = false, .device = cpu});  // the same group for tensors on the CPU
+  check_group(world(), {.schedules = false, .device = cpu});  // the same group also reduces tensors on the CPU
 }
 
 std::vector<unsigned char> bits(const Tensor& t) {
@@ -113,13 +113,14 @@ TEST_CASE("nccl: a call returns before the other ranks make theirs, and streams 
     std::atomic<bool> returned{false};
     CHECK(outcome(2, [&](int rank) {
             const TensorOptions there{.dtype = f32, .device = device_of(rank)};
-            for (int i = 0; i < 100; ++i)
-              world().all_reduce(full({3}, 1, there));  // from here on ranks compare every 64th
+            // From here on ranks compare only every 64th call.
+            for (int i = 0; i < 100; ++i) world().all_reduce(full({3}, 1, there));
             if (rank == 1) until([&] { return returned.load(); });
             std::vector<Tensor> results;
             std::vector<Work> works;
             for (int i = 0; i < 5; ++i) {
-              const Tensor x = mul_scalar(full({1000}, rank + 1, there), i + 1);  // on the caller's stream, maybe later
+              // the caller's stream may run this later
+              const Tensor x = mul_scalar(full({1000}, rank + 1, there), i + 1);
               works.push_back(world().all_reduce(x, {.async = true}));
               results.push_back(x);
               if (rank == 0 && i == 1) returned = true;
@@ -129,7 +130,7 @@ TEST_CASE("nccl: a call returns before the other ranks make theirs, and streams 
               works[size_t(i)].wait();
               doubled.push_back(mul_scalar(results[size_t(i)], 2));
             }
-            results.clear();  // memory may go while NCCL is at work
+            results.clear();  // freeing the memory while NCCL uses it is allowed
             for (int i = 0; i < 5; ++i)
               for (const float v : doubled[size_t(i)].to_vector<float>())
                 require(v == float(6 * (i + 1)), str("sum ", i, " is ", v));
@@ -143,7 +144,7 @@ TEST_CASE("nccl: a call returns before the other ranks make theirs, and streams 
 
 TEST_CASE("nccl: ranks that share a device go through the host, others do not") {
   CHECK(outcome(3, [](int rank) {
-          const Device device{Device::Type::cuda, int16_t(rank == 2 ? 1 : 0)};  // ranks 0 and 1 share
+          const Device device{Device::Type::cuda, int16_t(rank == 2 ? 1 : 0)};  // ranks 0 and 1 share a device
           const TensorOptions there{.dtype = f32, .device = device};
           check_group(world(), {.device = device});
           require(std::string(world().device_engine()) == "host", "expected the host");

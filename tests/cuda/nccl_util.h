@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of NCCL share: ranks with devices of their own, and what they throw.
+// Shared by the tests of NCCL: ranks with devices of their own, and the errors that they throw.
 #include <chrono>
 #include <functional>
 #include <stdexcept>
@@ -13,10 +13,10 @@
 
 namespace testing {
 
-/// The device of a rank. There are eight.
+/// The device of a rank; there are eight.
 inline lockstep::Device device_of(int rank) { return {lockstep::Device::Type::cuda, int16_t(rank % 8)}; }
 
-/// Ends the rank, unless `holds`.
+/// Throws unless `holds`, which ends the rank.
 inline void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
@@ -26,7 +26,7 @@ inline std::string outcome(int n, const std::function<void(int)>& fn,
   return message([&] { lockstep::dist::spawn(n, fn, options); });
 }
 
-/// What each rank throws.
+/// The error of each of `n` ranks that run fn; "(no error)" if it threw none.
 inline std::vector<std::string> outcomes(int n, const std::function<void(int)>& fn, double timeout = 20) {
   std::vector<std::string> texts(size_t(n), "(no error)");
   (void)outcome(n,
@@ -42,7 +42,7 @@ inline std::vector<std::string> outcomes(int n, const std::function<void(int)>& 
   return texts;
 }
 
-/// Waits, 60 s at most.
+/// Waits until condition(), for at most 60 s.
 template <class Condition> void until(Condition condition) {
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!condition()) {

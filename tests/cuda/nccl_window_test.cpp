@@ -1,4 +1,4 @@
-// Buffers that all ranks know of (dist/nccl/window.h): made together, used, and gone in time.
+// Buffers registered with NCCL by all ranks (dist/nccl/window.h): created together, used, and closed in time.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -80,7 +80,8 @@ TEST_CASE("nccl windows: memory that a graph reads stays as long as the graph") 
           const auto calls = world().take_recorded();
           world().barrier();
           x = Tensor();
-          const Tensor other = world().shared_empty({4}, f32, device);  // what was forgotten is closed before
+          // creating a buffer first closes those that were freed
+          const Tensor other = world().shared_empty({4}, f32, device);
           world().barrier();
           require(fake::nccl_windows().open == 4, "a graph reads it");
           world().replay(calls, [&] { graph->replay(); });
@@ -90,7 +91,7 @@ TEST_CASE("nccl windows: memory that a graph reads stays as long as the graph") 
           const Tensor third = world().shared_empty({4}, f32, device);
           world().barrier();
           require(fake::nccl_windows().open == 4 && fake::nccl_windows().allocations == 4, "closed");
-          world().barrier();  // a rank that ends closes its own
+          world().barrier();  // a rank that ends closes its own windows
         }) == "(no error)");
 }
 

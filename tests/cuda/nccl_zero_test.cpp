@@ -1,4 +1,4 @@
-// ZeRO with parameters on devices: gradients and parameters go by NCCL, what is offloaded is updated on the host.
+// ZeRO with parameters on devices: NCCL carries gradients and parameters, and offloaded state is updated on the host.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using zero::ZeroOptions;
 
 namespace {
 
-struct Exact {  // sums in the order of the CPU's engine
+struct Exact {  // makes NCCL sum in the order of the CPU's backend
   Exact() { setenv("LOCKSTEP_NCCL_EXACT", "1", 1); }
   ~Exact() { unsetenv("LOCKSTEP_NCCL_EXACT"); }
 };
@@ -37,11 +37,11 @@ TEST_CASE(
     "nccl: every stage of ZeRO, with state and shards on the device, on the host and in files: the bits of one "
     "device") {
   const Exact exact;
-  // Under ThreadSanitizer a row takes a minute: one of each kind.
+  // Under ThreadSanitizer a row takes a minute: only one row of each kind.
   const auto dtypes = thread_sanitized ? std::vector{f32} : std::vector{f32, bf16};
   const auto worlds = thread_sanitized ? std::vector{2} : std::vector{1, 2, 4};
   for (const DType dtype : dtypes) {
-    // In 16 bits only a plan's own kind has its bits: master weights are ZeRO's.
+    // In 16 bits only another ZeRO run has the same bits, since ZeRO keeps f32 master weights.
     const ZeroPlan one{.options = dtype == f32 ? std::nullopt : std::optional(options(0)),
                        .dtype = dtype,
                        .max_norm = 0.5,
@@ -62,7 +62,7 @@ TEST_CASE(
     };
     for (int stage = 0; stage <= 3; ++stage)
       for (const int ranks : worlds) check(ranks, options(stage));
-    ZeroOptions whole = options(2);  // owners take their part of the sum
+    ZeroOptions whole = options(2);  // all-reduce instead of reduce-scatter
     whole.reduce_scatter = false;
     check(2, whole);
     for (const Offload state : {Offload::cpu, Offload::nvme})
@@ -129,7 +129,7 @@ TEST_CASE("nccl: the host waits for nothing in forward and backward, in every st
             }) == "(no error)");
       CHECK(seen.copies == 0);
       CHECK(seen.waits == 0);
-      CHECK(in_step.copies == 4);  // one of each rank
+      CHECK(in_step.copies == 4);  // one per rank
     }
   }
 }
@@ -205,7 +205,7 @@ TEST_CASE("nccl: a graph of ZeRO 3 has room for what is whole at a time, not for
   };
   const int64_t matrix = 256 * 256 * 4, each = (grown_by(16) - grown_by(8)) / 8;
   CHECK_MESSAGE(each < matrix / 2, each);
-  CHECK_MESSAGE(each >= matrix / 4, each);  // its gradient, of which a rank has a quarter
+  CHECK_MESSAGE(each >= matrix / 4, each);  // the gradient, of which a rank holds a quarter
 }
 
 TEST_CASE("nccl: a step of ZeRO in a graph has the bits of steps that are not, skips and loss scale and all") {

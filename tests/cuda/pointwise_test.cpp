@@ -1,5 +1,5 @@
-// Pointwise operations, copies, fills and optimizer steps of the device against the CPU's: every operation, part and
-// dtype, shapes that end within a vector, operands that are broadcast, transposed, sliced and shifted.
+// Pointwise operations, copies, fills and optimizer steps on the device against the CPU: every operation, part and
+// dtype, shapes that end within a vector, and operands that are broadcast, transposed, sliced or unaligned.
 #include "tensor/convert.h"
 #include "tensor/functors.h"
 #include "tests/cuda/against_cpu.h"
@@ -73,7 +73,7 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
         for (int i = 0; i < row.inputs; ++i) in.push_back(values({n}, dtype, uint32_t(i + 1), row.positive));
         const Tensor out = empty({n}, {row.types == "compare" ? boolean : dtype, cpu});
         const std::string what = str(row.name, " ", dtype, " (", n, ")");
-        // f32's functions are the same polynomials, fused differently.
+        // The f32 functions use the same polynomials on both sides; only fused multiply-adds differ.
         const double bound = tolerance(dtype) * (dtype == f32 ? 0.2 : 1);
         against_cpu(
             what, in, {out},
@@ -308,7 +308,7 @@ TEST_CASE("cuda: optimizer steps have the CPU's bits") {
               });
             for (const bool centered : {true, false})
               compare("rmsprop", [&](const Kernels& k, const Tensor& g, Arguments& to) {
-                to[2].fill_(1);  // so that the variance is positive
+                to[2].fill_(1);  // keeps the variance positive
                 k.rmsprop(to[0], g, to[2], to[1], to[3], to[4], {1e-2, 0.9, 1e-3, 0.1, momentum, centered});
               });
           }

@@ -1,5 +1,5 @@
-// Reductions, arg max, running sums, sorts and top k of the device against the CPU's: every operation and dtype, dims
-// in all combinations, few long lines and many short ones, any strides, and the order of equal values.
+// Reductions, arg max, cumulative sums, sorts and top k on the device against the CPU: every operation and dtype, all
+// combinations of dims, few long rows and many short ones, arbitrary strides, and the order of equal values.
 #include "tests/cuda/against_cpu.h"
 
 using namespace lockstep;
@@ -43,7 +43,7 @@ void check_reduce(const Op& op, const Tensor& x, uint32_t dims) {
   }
   if (x.numel() == 0 && numel_of(shape) > 0 && (op.op == ReduceOp::max || op.op == ReduceOp::min)) return;
   const DType dtype = result_of(op.op, x.dtype());
-  // A product of many is small or large; a sum of many in f32 may lose a little.
+  // Products of many elements are tiny or huge; f32 sums of many elements have some rounding error.
   against_cpu(
       str(op.name, " ", x.dtype(), " ", x.shape(), " strides ", x.strides(), " dims ", dims), {x},
       {empty(shape, {dtype, cpu})},
@@ -104,7 +104,7 @@ TEST_CASE("cuda: reductions of infinities and NaN") {
   x.select(0, 1).fill_(-inf), x.select(0, 2).narrow(0, 50, 1).fill_(std::nan("")),
       x.select(0, 3).narrow(0, 99, 1).fill_(inf), x.select(0, 4).fill_(inf), x.select(0, 5).fill_(0);
   for (const Op& op : ops) check_reduce(op, x, 2), check_reduce(op, x.t().contiguous(), 1), check_reduce(op, x, 3);
-  // Squares of large f32 numbers fit the f64 of the sum only.
+  // The sum of the squares of large f32 values only fits f64.
   const Tensor large = random_tensor({1000}, f32, 2, 1e30);
   against_cpu(
       "sum of squares in f64", {large}, {empty({1}, {f64, cpu})},
@@ -167,11 +167,11 @@ TEST_CASE("cuda: running sums and products") {
 
 TEST_CASE("cuda: stable sort and top k") {
   for (const DType dtype : all_dtypes) {
-    // Long lines and many of them for one dtype of each size: the key is what differs.
+    // Long and many rows only for one dtype of each size, because kernels differ by the size of the sort key.
     std::vector<Shape> shapes{{}, {0}, {1}, {2}, {3, 31}, {33, 5}};
     if (dtype == f32 || dtype == i64 || dtype == bf16) shapes.insert(shapes.end(), {{1025}, {2, 2051}, {60, 2}});
     for (const Shape& shape : shapes) {
-      // Many equal values, -0 among zeros, NaN.
+      // Many equal values, -0 among the zeros, and NaN.
       Tensor x = is_floating(dtype) ? round(random_tensor(shape, f64, 1, 40)).to(dtype) : values(shape, dtype, 1);
       if (is_floating(dtype) && x.numel() > 40) x.reshape({x.numel()}).slice(0, 3, x.numel(), 37).fill_(std::nan(""));
       for (int dim = 0; dim < std::max(1, shape.rank()); ++dim) {

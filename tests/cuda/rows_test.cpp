@@ -1,5 +1,5 @@
-// Softmax, norms, batch norm and cross entropy of the device against the CPU's: every way in which rows are dealt to
-// threads (a warp, blocks, rows too long to hold), aligned and not, every dtype.
+// Softmax, norms, batch norm and cross entropy on the device against the CPU: every way of assigning rows to threads (a
+// warp, a block, rows too long for registers), aligned and unaligned, every dtype.
 #include "tests/cuda/against_cpu.h"
 
 using namespace lockstep;
@@ -19,7 +19,7 @@ std::string named(const char* op, DType dtype, int64_t rows, int64_t n) {
   return str(op, " ", dtype, " (", rows, ", ", n, ")");
 }
 
-/// Longer rows lose more digits in 16 bits' sums only through the result's rounding; in f32 with the length.
+/// The error of an f32 result grows with the length of the row; in 16 bits the rounding of the result dominates.
 double bound_of(DType dtype, int64_t n) { return tolerance(dtype) * (dtype == f32 && n > 1000 ? 4 : 1); }
 
 }  // namespace
@@ -145,7 +145,7 @@ TEST_CASE("cuda: the norm of a sum with dropout, and its gradient") {
                   k.add_norm_grad(in[0], in[1], in[2], in[3], in[4], in[5], args, to[0], to[1], to[2], to[3]);
                 },
                 bound * 2);
-          // The bits of one after the other, and of a gradient that is added to where it lies.
+          // The fused kernels have the bits of the separate ones, also if the gradient is accumulated in place.
           const auto on = [](const Tensor& t) { return like_on(t, cuda0); };
           const Kernels& k = table(cuda0);
           const auto fresh = [](const Tensor& t) { return t.defined() ? empty(t.shape(), {t.dtype(), cuda0}) : t; };

@@ -1,5 +1,5 @@
-// Training steps that are recorded once and replayed: the bits of the same steps run one by one, and the reasons for
-// which they are run so.
+// Training steps that are recorded once and replayed: the same bits as eager steps, and the reasons why a step runs
+// eagerly.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 const Device cuda0{Device::Type::cuda, 0};
 
-/// The runs with and without graphs, which must end with the same bits; gives back the first.
+/// Trains with and without graphs, checks that both end with the same bits, and returns the result with graphs.
 Result both(const Plan& plan) {
   const Result replayed = train(plan, true), eager = train(plan, false);
   CHECK(eager.graphs == "none: they are turned off");
@@ -63,8 +63,7 @@ TEST_CASE("step graphs: the bits of steps run one by one, with dropout, in every
     CHECK(r.graphs == "1 shape recorded, 5 of 6 steps replayed");
     CHECK(r.said.empty());
 #if defined(SIMT_CPU)
-    // What data, loss scale, random keys, learning rates and fp8's next scales take is all that starts beside the
-    // graph.
+    // Besides the graph, only kernels for data, loss scale, random keys, learning rates and the next fp8 scales start.
     int64_t others = 0;
     for (const auto& [name, count] : r.launches) others += name == "graph" ? 0 : count;
     CHECK(r.launches.at("graph") == 1);
@@ -89,7 +88,7 @@ TEST_CASE("step graphs: two shapes, also where a table of angles grows, and a li
 }
 
 TEST_CASE("step graphs: f16 with steps that are skipped, replayed ones among them") {
-  // Of two shapes, each of which finds the first parameter in gradients of its own.
+  // Two shapes of steps; each graph holds gradient buffers of its own.
   const Result r = both({.steps = 12, .lengths = {8, 8, 4}, .half = true});
   CHECK(contains(r.graphs, "2 shapes recorded, 10 of 12"));
   REQUIRE(!r.skipped_steps.empty());
@@ -140,7 +139,7 @@ TEST_CASE("step graphs: steps that run as they are, and why") {
 
 namespace {
 
-/// Buffers that are written in forward, and a parameter that is frozen on the way.
+/// Its forward writes to buffers, and it changes its mode between steps.
 struct Normed : nn::Layer<Normed> {
   nn::Linear a{{.in = 5, .out = 8}}, b{{.in = 8, .out = 3}};
   nn::BatchNorm1d norm{{.channels = 8}};
@@ -162,7 +161,7 @@ TEST_CASE("step graphs: buffers that forward writes, and a model that is changed
         {.optimizer = &optimizer, .config = config, .log = [](const auto&) {}, .graphs = graphs});
     std::vector<double> losses;
     for (int step = 0; step < 12; ++step) {
-      if (step == 4) net->norm.train(false);  // recorded anew
+      if (step == 4) net->norm.train(false);  // needs a new recording
       if (step == 8) net->norm.train();
       losses.push_back(e.train_batch([](int64_t) {
         return pipeline::Sample{{randn({4, 5}, {.dtype = f32, .device = cuda0})},

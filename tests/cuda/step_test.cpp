@@ -1,5 +1,5 @@
-// Steps of optimizers over many parameters by one kernel: the bits of the CPU, how many kernels start, and recorded
-// steps, whose rates, step numbers and skips are those of steps that are not.
+// Optimizer steps over many parameters in one kernel: the bits of the CPU, the number of kernels, and recorded steps,
+// which use the current learning rates, step numbers and skips when replayed.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -26,7 +26,7 @@ using optim::ClippedStep;
 using Parameters = std::vector<Variable>;
 using Make = std::function<std::unique_ptr<optim::Optimizer>(const Parameters&, const Parameters&)>;
 
-/// Two groups, of rates of their own.
+/// An optimizer of two groups with different learning rates.
 template <class Rule, class Options> Make made(Options options) {
   return [options](const Parameters& a, const Parameters& b) {
     Options slower = options;
@@ -58,7 +58,7 @@ std::vector<NamedRule> step_rules() {
   };
 }
 
-/// Parameters of all sorts of sizes, some of which begin at odd places.
+/// Parameters of many sizes, some of them not aligned.
 struct Model {
   Parameters all;
   std::unique_ptr<optim::Optimizer> optimizer;
@@ -75,7 +75,7 @@ struct Model {
     }
     optimizer = make(groups[0], groups[1]);
   }
-  /// New values in place; `bad` goes into one of them.
+  /// Writes new gradients in place; `bad` is put into one of them.
   void set_gradients(int step, double bad = 0) {
     for (size_t i = 0; i < all.size(); ++i) {
       Tensor& grad = all[i].grad();
@@ -117,7 +117,7 @@ TEST_CASE("cuda: a step over all parameters has the CPU's bits, for every rule a
         for (Model* model : {&here, &there}) {
           model->set_gradients(step);
           model->optimizer->set_lr(0.1 / step);
-          if (step == 3) {  // one is left out, and then a step behind
+          if (step == 3) {  // parameter 1 misses a step, so its step number lags behind
             Tensor kept = model->all[1].grad();
             model->clear(1);
             model->optimizer->step(0.5);
@@ -148,11 +148,11 @@ TEST_CASE("cuda: a clipped step has the bits of unscale_, clip_grad_norm and ste
           const bool finite = unscale_(grads, 1.0 / 3);
           double norm = NAN;
           if (finite) {
-            norm = optim::clip_grad_norm(a.optimizer->parameters(), max_norm);  // by groups
+            norm = optim::clip_grad_norm(a.optimizer->parameters(), max_norm);  // gradients in the order of the groups
             a.optimizer->step();
           }
           b.optimizer->clipped_step({.grad_scale = 1.0 / 3, .max_norm = max_norm, .skip_nonfinite = true});
-          if (step == 2) continue;  // nobody asks
+          if (step == 2) continue;  // last_step() is not called, so nothing waits for the outcome
           const optim::StepOutcome outcome = b.optimizer->last_step();
           CHECK(outcome.skipped == !finite);
           CHECK(finite == (bad == 0));
@@ -175,7 +175,7 @@ TEST_CASE("cuda: norms are the CPU's, whatever the order of threads") {
 }
 
 #if defined(SIMT_CPU)
-uint64_t kernels() {  // that were started since the last call
+uint64_t kernels() {  // started since the last call
   uint64_t all = 0;
   for (const auto& [name, count] : fake::take_launches()) all += name == "memcpy" ? 0 : uint64_t(count);
   return all;
@@ -191,7 +191,7 @@ TEST_CASE("cuda: a step over many parameters, clipped and unscaled, is at most s
         kernels();
         model.optimizer->clipped_step(request);
         const uint64_t started = kernels();
-        if (step > 0) counted.push_back(started);  // tables are there
+        if (step > 0) counted.push_back(started);  // the first step also creates the tables
       }
       model.optimizer->step();
       CHECK(kernels() == 1 + dtypes.size());
@@ -223,14 +223,14 @@ TEST_CASE("cuda: a recorded step has the bits of one that is not: rates, step nu
         for (Graph& graph : graphs) {
           ++step;
           eager(a);
-          graph.capture([&] {  // the first time as it is
+          graph.capture([&] {  // the first call runs eagerly
             if (Graph::is_capturing()) b.optimizer->clipped_step(request_of(step));
             else eager(b);
           });
         }
         for (step = 3; step <= 10; ++step) {
           eager(a);
-          if (step == 7) {  // between replays
+          if (step == 7) {  // an eager step between replays
             eager(b);
             continue;
           }

@@ -1,4 +1,4 @@
-// The search for infinities, and the division by the loss scale, over many tensors at once.
+// The search for infinities and NaN, and unscaling, over many tensors at once.
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -23,15 +23,15 @@ TEST_CASE("unscale_, find_nonfinite: as the CPU does it, for any number, size an
           const bool marked = bad != 0 && i == at && x.numel() > 0;
           if (marked) x.slice(0, x.numel() - 1).fill_(bad);
           here.push_back(x);
-          there.push_back(i % 5 == 4 && x.numel() > 1 ? cat({x, x}).to(cuda0).slice(0, 1, x.numel())
-                                                      : x.to(cuda0));  // not aligned
+          // Some tensors are not aligned.
+          there.push_back(i % 5 == 4 && x.numel() > 1 ? cat({x, x}).to(cuda0).slice(0, 1, x.numel()) : x.to(cuda0));
           if (i % 5 == 4 && x.numel() > 1) here.back() = cat({x, x}).slice(0, 1, x.numel());
         }
         CAPTURE(count);
         CAPTURE(bad);
         CAPTURE(at);
         const Tensor found = zeros({count}, {.dtype = i32, .device = cpu});
-        if (count > 1) found.select(0, at == 0 ? 1 : 0).fill_(1);  // is left
+        if (count > 1) found.select(0, at == 0 ? 1 : 0).fill_(1);  // a flag that is already set must stay
         const Tensor found_there = found.to(cuda0);
         find_nonfinite(here, found);
         find_nonfinite(there, found_there);
@@ -45,7 +45,7 @@ TEST_CASE("unscale_, find_nonfinite: as the CPU does it, for any number, size an
     }
   }
   const Tensor wide = ones({4, 6}, {.dtype = f32, .device = cuda0});
-  CHECK(unscale_({wide.t(), wide}, 0.5));  // not contiguous, and twice
+  CHECK(unscale_({wide.t(), wide}, 0.5));  // not contiguous, and the same memory twice
   CHECK(wide.to_vector<float>()[5] == 0.25f);
   CHECK(contains(message([&] { unscale_({wide, ones({2}, {.device = cpu})}, 1); }), "one device"));
   CHECK(contains(message([&] { unscale_({ones({2}, {.dtype = i64, .device = cuda0})}, 1); }), "floating"));

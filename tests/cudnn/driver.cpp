@@ -1,6 +1,6 @@
-// A driver in name only, for cuDNN without a device: its engines that compile kernels want to load what they compiled.
-// Compiling and loading go well here, and there is no device. It has libcuda's soname, so that cuDNN, which looks for
-// that, finds this one where it is in the process already.
+// A stub of the CUDA driver, for cuDNN without a device: engines that compile their kernels also load them. Here
+// loading always succeeds, and there is no device. The stub has libcuda's soname, so cuDNN finds the stub if that was
+// loaded first.
 extern "C" {
 
 #define LOCKSTEP_SUCCEEDS(name) \
@@ -21,7 +21,7 @@ LOCKSTEP_SUCCEEDS(cuKernelSetAttribute)
 LOCKSTEP_SUCCEEDS(cuOccupancyMaxActiveBlocksPerMultiprocessor)
 LOCKSTEP_SUCCEEDS(cuOccupancyMaxPotentialClusterSize)
 
-// What it wants to see, and does not call.
+// Symbols that cuDNN looks up but does not call.
 LOCKSTEP_HAS_NO_DEVICE(cuCtxGetCurrent)
 LOCKSTEP_HAS_NO_DEVICE(cuCtxGetDevice)
 LOCKSTEP_HAS_NO_DEVICE(cuCtxGetLimit)

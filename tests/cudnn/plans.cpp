@@ -1,12 +1,13 @@
-// What real cuDNN says of our convolutions and attention on an H200, without one: given a description of a device it
-// answers what it would run there. Nothing is computed.
+// The plans that the real cuDNN chooses for our convolutions and attention on an H200, without such a device: given a
+// description of a device, cuDNN answers what it would run there. Nothing is computed.
 //
-//   cudnn_plans [--update]        compares with tests/golden/cudnn_plans.txt, or writes it; ends with "N passed, N
-//   failed"
+//   cudnn_plans [--update]   compares with tests/golden/cudnn_plans.txt, or writes it
 //
-// For each shape, layout, dtype and direction: the plan's own engine says that it is deterministic and as exact as was
-// asked for, a second plan is the same to the letter, and whether there is a plan is what the golden file says. A plan
-// of attention takes seconds, as its kernels are compiled: some are asked for twice.
+// Ends with "N passed, N failed".
+//
+// For each shape, layout, dtype and direction it checks that the plan's engine claims to be deterministic and as exact as
+// requested, that a second plan is identical to the letter, and that cuDNN has a plan where the golden file says so.
+// A plan of attention takes seconds, because its kernels are compiled: only some of them are requested twice.
 #include <cstdio>
 #include <cstring>
 
@@ -29,7 +30,7 @@ using namespace lockstep::cuda;
 
 namespace {
 
-/// Square images and kernels, but for those of one row.
+/// Images and kernels are square, except one of a single row.
 struct Case {
   const char* name;
   int64_t n, c, h, w, k, r, s, stride, padding, dilation, groups;
@@ -64,8 +65,8 @@ constexpr Precision precisions[] = {
     {"f32", f32, false}, {"tf32", f32, true}, {"f16", f16, false}, {"bf16", bf16, false}};
 constexpr ConvDirection directions[] = {ConvDirection::forward, ConvDirection::grad_input, ConvDirection::grad_weight};
 
-/// Of the images; weights are row-major always, as in the framework. Mixed: the input channels last, the output
-/// row-major.
+/// The layout of images; weights are always row-major, as in the framework. Mixed: channels-last input, row-major
+/// output.
 enum class Layout : uint8_t { row_major, channels_last, mixed };
 constexpr const char* layout_names[] = {"row-major", "channels last", "mixed"};
 
@@ -96,8 +97,8 @@ void expect(bool condition, const std::string& what) {
   if (!condition) std::printf("FAIL %s\n", what.c_str());
 }
 
-/// All that cuDNN says of a plan: engine, knobs, tensors; and the kernels that it compiled. Of these without what they
-/// are called with, whose gaps hold anything.
+/// All that cuDNN says of a plan: engine, knobs, tensors, and the kernels that it compiled. Their launch parameters are
+/// left out, because padding in them is not initialized.
 std::string json_of(EnginePlan& plan, size_t most = 1 << 16) {
   std::string text(most, '\0');
   text.resize(size_t(plan.plan.get(CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, int64_t(text.size()),
@@ -108,7 +109,7 @@ std::string json_of(EnginePlan& plan, size_t most = 1 << 16) {
   return text;
 }
 
-/// Asked of the finished plan, not of what the choice remembers.
+/// Reads the note from the finished plan, not from the heuristic that chose it.
 bool has_note(EnginePlan& plan, cudnnBackendNumericalNote_t wanted) {
   Descriptor configuration(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR), engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t handle = configuration.get();
@@ -123,7 +124,7 @@ bool has_note(EnginePlan& plan, cudnnBackendNumericalNote_t wanted) {
   return std::find(notes, notes + count, wanted) != notes + count;
 }
 
-/// Checks a plan, and says what it is: T on tensor cores, + without them, - refused: our kernel.
+/// Checks a plan and returns its kind: T with tensor cores, + without, - if there is none (then our kernel runs).
 char check_plan(const ConvProblem& p, const PlanTarget& target, const std::string& what) {
   const int64_t limit = workspace_limit(p);
   EnginePlan plan = plan_convolution(p, target, limit), again = plan_convolution(p, target, limit);
@@ -143,20 +144,20 @@ char check_plan(const ConvProblem& p, const PlanTarget& target, const std::strin
   if (p.dtype == f32 && !p.tf32)
     expect(!tensor_cores && !has_note(plan, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS),
            what + ": exact f32 rounded to tf32");
-  if (plan.workspace > 0) {  // one byte less: another engine or none, and no more than that
+  if (plan.workspace > 0) {  // with one byte less: a plan that needs less workspace, or none
     const EnginePlan smaller = plan_convolution(p, target, plan.workspace - 1);
     expect(!smaller.supported() || smaller.workspace < plan.workspace, what + ": takes more workspace than allowed");
   }
   return tensor_cores ? 'T' : '+';
 }
 
-/// Strides as attention gets them: packed, q, k and v are parts of (batch, tokens, heads of all, width).
+/// Operand layouts of attention; packed: q, k and v are slices of (batch, tokens, q, k and v heads, width).
 struct AttentionCase {
   const char* name;
   int64_t batch, heads, groups, queries, keys, width;
   bool causal, packed;
   DType dtype = bf16;
-  bool again = false;  // asked for twice
+  bool again = false;  // request the plan twice and compare
   int64_t window = 0;
 };
 constexpr AttentionCase attention_cases[] = {
@@ -188,10 +189,10 @@ AttentionProblem problem(const AttentionCase& t, bool backward) {
   return made;
 }
 
-/// Checks a plan, and says what it is.
+/// Checks a plan and returns its description.
 std::string check_attention(const AttentionCase& t, bool backward, const PlanTarget& target) {
   const std::string what = str(t.name, backward ? ", backward" : ", forward");
-  constexpr int64_t scores = int64_t(1) << 30;  // as attention takes, if nothing else is said
+  constexpr int64_t scores = int64_t(1) << 30;  // attention's default workspace limit
   AttentionProblem p = problem(t, backward);
   if (backward) p = part_of(p, scores);
   const int64_t limit = workspace_limit(p, scores);
@@ -250,9 +251,9 @@ int main(int argc, char** argv) {
       table += '\n';
     }
   }
-  // Engines of attention compile their kernels, and want a driver that loads them: one in name, as a real one would
-  // want a device. Those of convolutions would, too: without one they are passed over, and what is compiled already
-  // answers in milliseconds.
+  // Engines of attention compile their kernels and need a driver to load them: the stub will do, while a real driver
+  // would need a device. It is loaded only now, because with a driver convolution engines would compile, too; without
+  // one, cuDNN skips those engines, and precompiled ones answer within milliseconds.
   const bool has_driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) != nullptr;
   if (has_driver) {
     std::puts("skipped: attention, as this process has a driver already");
@@ -273,7 +274,7 @@ int main(int argc, char** argv) {
     std::ofstream(LOCKSTEP_PLANS) << table;
   } else if (const std::string golden = read(LOCKSTEP_PLANS);
              golden.compare(0, golden.find(" on"), first, 0, first.find(" on")) != 0) {
-    // Another version may know other engines: the checks above hold all the same.
+    // Another version of cuDNN may have other engines; only the checks above apply to it.
     std::printf("The golden file is of %s; what this version says is not compared:\n%s",
                 golden.substr(2, golden.find(" on") - 2).c_str(), table.c_str());
   } else {

@@ -1,4 +1,4 @@
-// Files and JSON: atomic writes under every fault, limits, and what strict parsing refuses.
+// Files and JSON: atomic writes under every fault, limits, and what strict parsing rejects.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -24,7 +24,7 @@ using Fault = FaultyCalls::Fault;
 
 namespace {
 
-/// These are what write_atomically() calls, while it lives.
+/// While it lives, write_atomically() uses these calls.
 struct Use {
   explicit Use(FaultyCalls& calls) { use_file_calls(&calls); }
   ~Use() { use_file_calls(nullptr); }
@@ -56,7 +56,7 @@ TEST_CASE("the k-th file operation fails: an Error, the old file, no temporary f
       });
       const std::string now = read_file(dir / "a", 2000);
       CHECK(dir.files() == 1);
-      if (error.empty()) {  // also where the flushed folder cannot be closed
+      if (error.empty()) {  // only closing the folder, after it was flushed, may fail without an error
         CHECK(now == new_text + "!");
         CHECK(k > 6);
         if (calls.calls() < k) break;
@@ -117,7 +117,7 @@ TEST_CASE("mapped files are opened and closed by some threads while another chec
     --running;
   };
   std::thread first(open_often), second(open_often);
-  while (running) check_mapped_files();  // reads what the two are about to write: for ThreadSanitizer
+  while (running) check_mapped_files();  // reads what both threads write: a race that ThreadSanitizer would report
   first.join();
   second.join();
   CHECK_NOTHROW(check_mapped_files());
@@ -139,16 +139,16 @@ TEST_CASE("files 42: a mapped file that changes is told; what it loses reads as 
                 "mapped to stay as it is while it is in use: it had 12388 bytes, now it has " + std::to_string(left));
     CHECK_ERROR(check_mapped_files(), "it had 12388 bytes");
     CHECK_NOTHROW(other->check());
-    file->data()[size - 1] = std::byte('y');  // still memory
+    file->data()[size - 1] = std::byte('y');  // the mapping stays writable
   }
-  CHECK_NOTHROW(check_mapped_files());  // all are closed
+  CHECK_NOTHROW(check_mapped_files());  // all of them are closed
   const std::string path = dir.write("same size", "12345");
   const auto file = MappedFile::open(path);
   std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
   CHECK_ERROR(file->check(), "but it was written to");
   const std::string kept = dir.write("kept", "12345");
   const auto mapped = MappedFile::open(kept);
-  write_atomically(kept, "another");  // a new file with the old one's name
+  write_atomically(kept, "another");  // replaces the path by a new file; the mapped one stays
   CHECK_NOTHROW(mapped->check());
   CHECK(mapped->size() == 5);
 }
@@ -166,7 +166,8 @@ TEST_CASE("files 42: any other SIGBUS still ends the process") {
   }
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
-  CHECK((WIFSIGNALED(status) ? WTERMSIG(status) == SIGBUS : WEXITSTATUS(status) > 1));  // a sanitizer reports it
+  // a sanitizer reports it and exits
+  CHECK((WIFSIGNALED(status) ? WTERMSIG(status) == SIGBUS : WEXITSTATUS(status) > 1));
 }
 
 TEST_CASE("files 42: files that cannot be read are named") {

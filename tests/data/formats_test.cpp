@@ -1,4 +1,4 @@
-// CSV, JSON Lines and WAV: what they read and write, and damaged files.
+// CSV, JSON Lines and WAV: reading, writing and damaged files.
 #include <cmath>
 #include <limits>
 
@@ -20,7 +20,7 @@ std::string wav_file(const std::string& chunks) {
   for (int i = 0; i < 4; ++i) text += char((chunks.size() + 4) >> (8 * i));
   return text + "WAVE" + chunks;
 }
-/// A chunk "fmt ": format, channels, 8000 frames a second, bytes of a frame, bits; then `more`.
+/// A chunk "fmt ": format, channels, 8000 frames/s, bytes per frame, bits per sample; then `more`.
 std::string fmt_chunk(int format, int channels, int block, int bits, const std::string& more = "") {
   std::string text = "fmt " + std::string{char(16 + more.size()), 0, 0, 0};
   for (const int value : {format, channels, 8000, 0, 0, 0, block, bits}) text += {char(value & 255), char(value >> 8)};
@@ -67,7 +67,7 @@ TEST_CASE("csv: lines of blanks are left out, as empty ones are") {
   CHECK(parse_csv("a,b\n1,2\n \n3,4\n", "f").values.to_vector<double>() == std::vector<double>{1, 2, 3, 4});
   CHECK(parse_csv(" \t\r\n\na\n1\n\t \n2\n  ", "f").values.to_vector<double>() == std::vector<double>{1, 2});
   CHECK(parse_csv("1\n \n2", "f", {.header = false, .empty_is_nan = true}).values.numel() == 2);
-  // A tab may be a delimiter: then it stands between two empty fields.
+  // If tabs are the delimiter, a lone tab is a record of two empty fields.
   const CsvOptions tabs{.delimiter = '\t', .header = false, .empty_is_nan = true};
   CHECK(parse_csv("1\t2\n \t\n \n", "f", tabs).values.shape() == Shape{2, 2});
   CHECK_ERROR(parse_csv("a,b\n1,2\n \n3\n", "f"), "[csv] f:4: expected 2 fields as in line 1, got 1");
@@ -114,7 +114,7 @@ TEST_CASE("csv 42: what is refused, with its line") {
 
 TEST_CASE("json lines: one by one, with the numbers of lines") {
   TempDir dir;
-  const std::string long_text(100'000, 'x');  // longer than what is read at once
+  const std::string long_text(100'000, 'x');  // longer than the read buffer
   JsonLines lines(dir.write("a.jsonl", "{\"a\": 1}\r\n\n  \n[2, \"" + long_text + "\"]\nnull\n\"last\""));
   CHECK(lines.next()->at("a").as_int() == 1);
   CHECK(lines.line() == 1);
@@ -126,7 +126,7 @@ TEST_CASE("json lines: one by one, with the numbers of lines") {
   CHECK(!lines.next());
   CHECK(!lines.next());
   CHECK(!JsonLines(dir.write("empty", "")).next());
-  JsonLines python(dir.write("p.jsonl", "{\"x\": NaN, \"id\": 18446744073709551615}\n"));  // as pandas writes it
+  JsonLines python(dir.write("p.jsonl", "{\"x\": NaN, \"id\": 18446744073709551615}\n"));  // as written by pandas
   const auto row = python.next();
   CHECK(std::isnan(row->at("x").as_number()));
   CHECK(row->at("id").as_number() == 0x1p64);
@@ -203,15 +203,17 @@ TEST_CASE("wav: what was written into a pipe lasts to the end of the file") {
   const std::string one = fmt_chunk(1, 1, 2, 16),
                     all = wav_file(one + data_chunk(std::string("\0\0d\0\0\x80\xff\x7f", 8)));
   const std::vector<double> wanted{0, 100 / 32768., -1, 32767 / 32768.};
-  for (const char byte : {'\xff', '\0'}) {  // as ffmpeg has it, and as it stands where nobody came back to it
+  // sizes as ffmpeg writes them to a pipe, and sizes that were never filled in
+  for (const char byte : {'\xff', '\0'}) {
     const std::string sizes(4, byte), stream = same_length(same_length(all, 4, sizes), 40, sizes);
     CHECK(parse_wav(as_bytes(stream), "f").samples.to_vector<double>() == wanted);
-    CHECK(parse_wav(as_bytes(stream + "x"), "f").samples.to_vector<double>() == wanted);  // half a frame
+    // half a frame at the end is ignored
+    CHECK(parse_wav(as_bytes(stream + "x"), "f").samples.to_vector<double>() == wanted);
     CHECK(parse_wav(as_bytes(same_length(all, 4, sizes)), "f").samples.to_vector<double>() == wanted);
     CHECK(parse_wav(as_bytes(stream.substr(0, 44)), "f").samples.numel() == 0);
     for (size_t n = 0; n < 44; ++n) CHECK_THROWS_AS(parse_wav(as_bytes(stream.substr(0, n)), "f"), Error);
   }
-  // A file that knows its own size is held to what its chunks say.
+  // If the RIFF size is known, chunks that exceed the file are errors.
   CHECK_ERROR(parse_wav(as_bytes(same_length(all, 40, "\xff\xff\xff\xff")), "f"), "is the file truncated?");
   CHECK(parse_wav(as_bytes(same_length(all, 40, std::string(4, '\0'))), "f").samples.numel() == 0);
 }

@@ -1,4 +1,4 @@
-// Datasets and DataLoader: order, workers, errors, and states that resume exactly.
+// Datasets and DataLoader: order, workers, errors and exact resuming.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,7 +20,7 @@ namespace {
 /// Sample i is (i, 10 i).
 TensorDataset numbers(int64_t n) { return {arange(n), arange(0, double(10 * n), 10)}; }
 
-/// Has no fast path, may fail, be slow or draw random numbers.
+/// A dataset without a fast path for batches; it may fail, be slow or draw random numbers.
 struct Slow : Dataset<Example> {
   int64_t n = 10, bad = -1;
   double seconds = 0;
@@ -140,7 +140,7 @@ TEST_CASE("a state saved after any batch resumes without a sample skipped or rep
           if (++batches == stop) break;
         }
       }
-      auto second = make(99);  // the seed comes from the state
+      auto second = make(99);  // the state's seed replaces 99
       second.load_state(state);
       CHECK(second.state() == state);
       while (second.epoch() < 3)
@@ -163,14 +163,14 @@ TEST_CASE("a state holds for another number of ranks") {
   std::vector<std::vector<int64_t>> rest;
   LoaderState state;
   for (auto& [x, y] : one) {
-    if (++count == 8) state = one.state();  // two steps
+    if (++count == 8) state = one.state();  // after two steps
     if (count > 8) rest.push_back(x.to_vector<int64_t>());
   }
   CHECK(state.samples == 16);
   for (int64_t rank = 0; rank < 2; ++rank) {
     auto half = make(2, rank);
     half.load_state(state);
-    int64_t at = 0;  // rank r gets micro-batches 2r and 2r+1 of each step of 4
+    int64_t at = 0;  // rank r gets micro-batches 2r and 2r+1 of the 4 of each step
     for (auto& [x, y] : half) {
       CHECK(x.to_vector<int64_t>() == rest[size_t(at / 2 * 4 + rank * 2 + at % 2)]);
       ++at;
@@ -215,7 +215,7 @@ TEST_CASE("loader 45: a stuck worker is named after the timeout") {
   CHECK_ERROR(epoch_of(DataLoader(slow, {.workers = 1, .timeout = 0.05})),
               "no batch after 0.05 s: worker 0 at sample 0");
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::milliseconds(900));
-  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // let the worker end before the test does
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // let the worker finish before the test ends
 }
 
 TEST_CASE("samplers and collate of one's own") {
@@ -318,7 +318,7 @@ TEST_CASE("text: windows, and batches that depend on step, micro-batch and row o
     CHECK(big.input.to_vector<int64_t>() != batches.sample(3, 1, 8, 4).input.to_vector<int64_t>());
     CHECK(big.input.to_vector<int64_t>() != batches.sample(4, 2, 8, 4).input.to_vector<int64_t>());
   }
-  // The last window is drawn too.
+  // The last window is drawn as well.
   int64_t last = 0;
   for (int64_t step = 0; step < 20; ++step)
     for (const int64_t start : TokenBatches(tokens).sample(step, 0, 16, 18).input.select(1, 0).to_vector<int64_t>())
@@ -371,17 +371,17 @@ TEST_CASE("two loaders without a seed differ, by the order of their making; a se
   manual_seed(7);
   auto a = make(), b = make(), given = make(7), c = make({}, false), d = make({}, false);
   const LoaderState of_b = b.state();
-  CHECK(a.seed() == 7);  // as before
+  CHECK(a.seed() == 7);  // the seed of manual_seed()
   const auto first = order(a), second = order(b);
   CHECK(first == permutation(12, 7, 0));
   CHECK(order(given) == first);
   CHECK(second != first);
-  CHECK(epoch_of(c) != epoch_of(d));  // what get() draws
+  CHECK(epoch_of(c) != epoch_of(d));  // unshuffled: only the draws of get() differ
   manual_seed(7);
   auto again = make(), other = make();
   CHECK(order(again) == first);
   CHECK(order(other) == second);
-  auto late = make();  // the third
+  auto late = make();  // the third loader since manual_seed()
   late.load_state(of_b);
   CHECK(order(late) == second);
 }

@@ -1,4 +1,4 @@
-// .npy and .npz: files of NumPy's, read exactly and written byte for byte; damaged files.
+// .npy and .npz: NumPy's files are read exactly and written byte for byte; damaged files.
 #include <cstring>
 
 #include "data/file_calls.h"
@@ -17,7 +17,7 @@ using Named = std::vector<std::pair<std::string, Tensor>>;
 std::string whole(const std::string& path) { return read_file(path, 1 << 20); }
 std::vector<double> count_up(int64_t count) { return arange(0, double(count)).to_vector<double>(); }
 
-/// A file of version 1 with this header, as it is, and so many zeros.
+/// A file of version 1: this header verbatim, then `bytes` zero bytes.
 std::string npy_file(const std::string& header, size_t bytes) {
   return std::string("\x93NUMPY\1\0", 8) + char(header.size() & 255) + char(header.size() >> 8) + header +
          std::string(bytes, '\0');
@@ -51,7 +51,7 @@ TEST_CASE("npy: what NumPy wrote is read exactly, and written again byte for byt
     DType dtype;
     Shape shape;
     std::vector<double> values;
-    bool same = true;  // written by us, it is the same file
+    bool same = true;  // saving it reproduces the file byte for byte
   } rows[] = {
       {"f2", f16, {2, 3}, signs},
       {"f4", f32, {2, 3}, signs},
@@ -98,7 +98,7 @@ TEST_CASE("npy: what NumPy wrote is read exactly, and written again byte for byt
     CHECK((whole(dir / "a.npy") == whole(path)) == row.same);
     CHECK(read_npy(dir / "a.npy").to_vector<double>() == row.values);
   }
-  save_npy(dir / "t.npy", read_npy(golden("npy/f4.npy")).t());  // any strides
+  save_npy(dir / "t.npy", read_npy(golden("npy/f4.npy")).t());  // strided tensors
   CHECK(read_npy(dir / "t.npy").to_vector<double>() == std::vector<double>{0, 3, -1, -100, 2, 5});
 }
 
@@ -186,7 +186,7 @@ TEST_CASE("npz: what NumPy wrote is read, and written again byte for byte") {
     CHECK_ERROR(read_npz(path, "b"), "no array \"b\" among: a, b/c, é");
     save_npz(dir / "a.npz", read, deflated);
     if (!deflated) CHECK(whole(dir / "a.npz") == whole(path));
-    else CHECK(whole(dir / "a.npz").size() < 1000);  // deflate's bytes are its library's own
+    else CHECK(whole(dir / "a.npz").size() < 1000);  // compressed bytes depend on the version of the library
     for (const auto& [name, tensor] : read) {
       CAPTURE(name);
       const Tensor again = read_npz(dir / "a.npz", name);

@@ -1,4 +1,4 @@
-// PNG, JPEG, and what is done to pictures: golden files of Pillow and torchvision, damage, and folders of pictures.
+// PNG, JPEG and image operations: golden files of Pillow and torchvision, damaged files, and folders of pictures.
 #include <zlib.h>
 
 #include <cmath>
@@ -27,7 +27,7 @@ std::map<std::string, Tensor> arrays_of(const std::string& name) {
 
 std::string text_of(const std::string& path) { return read_file(path, 1 << 20); }
 
-/// The largest difference; shapes and types must agree.
+/// The largest difference; infinity if shapes or dtypes differ.
 double off(const Tensor& a, const Tensor& b) {
   if (!(a.shape() == b.shape()) || a.dtype() != b.dtype()) return INFINITY;
   return max(abs(sub(a.to(f64), b.to(f64)))).item();
@@ -42,7 +42,7 @@ std::string big_endian(uint32_t value, int bytes) {
   return text;
 }
 
-/// Arithmetic-coded, in scans of brightness alone that hold no bytes: zeros, as a reader fills up.
+/// An arithmetic-coded JPEG whose scans contain no data; decoders fill in zeros.
 std::string arithmetic_jpeg(uint32_t height, uint32_t width, int colours, int scans) {
   std::string text("\xff\xd8\xff\xdb\0\x43\0", 7);
   text += std::string(64, 1) + "\xff\xca" + big_endian(uint32_t(8 + 3 * colours), 2) + "\x08" + big_endian(height, 2) +
@@ -56,7 +56,7 @@ std::string arithmetic_jpeg(uint32_t height, uint32_t width, int colours, int sc
   return text + "\xff\xd9";
 }
 
-/// The most that this process had in memory since reset() was last called, in bytes.
+/// The peak memory of this process since reset(), in bytes.
 struct PeakMemory {
   static void reset() { std::ofstream("/proc/self/clear_refs") << "5"; }
   static int64_t now() {
@@ -78,7 +78,7 @@ TEST_CASE("pictures: files are read as Pillow reads them") {
     const bool gray = name == "as_gray";
     const Tensor ours = read_image(golden("pictures/" + (gray ? "rgb.png" : name)),
                                    {.mode = gray ? ImageMode::gray : ImageMode::unchanged});
-    // Inks are mixed by a formula; all else is exact.
+    // The conversion from CMYK is approximate; everything else is exact.
     CHECK(off(ours, entry.second) <= (name == "cmyk.jpg" ? 1 : 0));
     ++read;
   }
@@ -131,7 +131,7 @@ TEST_CASE("pictures: JPEG has the bytes of Pillow's, and comes back nearly as it
   CHECK(written == 8);
 
   TempDir dir;
-  // Waves that are long for blocks of 8 x 8 pixels; a square of the largest value by a mean square, in dB.
+  // Smooth waves, longer than the blocks of 8 x 8 pixels. Quality is measured by the peak signal-to-noise ratio in dB.
   const auto waves = [](int64_t channels, int64_t h, int64_t w) {
     const Tensor y = arange(h, {.dtype = f64}).reshape({1, h, 1}) * 0.05,
                  x = arange(w, {.dtype = f64}).reshape({1, 1, w}) * 0.07,
@@ -154,7 +154,7 @@ TEST_CASE("pictures: JPEG has the bytes of Pillow's, and comes back nearly as it
         before = ratio;
       }
     }
-  // Of several parts in memory: as noise.
+  // Noise, so that the encoded file needs several output buffers.
   const Tensor noise = randint(0, 256, {1, 300, 290}).to(u8);
   const std::string large = encode_jpeg(noise, 100);
   CHECK(large.size() > 3 << 14);
@@ -172,7 +172,7 @@ TEST_CASE("pictures: JPEG has the bytes of Pillow's, and comes back nearly as it
     CHECK_ERROR(encode_jpeg(slope(1, 1, 1), quality),
                 str("[encode_jpeg] expected a quality from 1 to 100, got ", quality));
   CHECK_ERROR(save_jpeg(dir / "a.jpg", slope(2, 1, 1)), "expected 1 or 3 channels");
-  CHECK(read_image(dir / "a.jpg").shape() == Shape{3, 64, 33});  // the old file stays
+  CHECK(read_image(dir / "a.jpg").shape() == Shape{3, 64, 33});  // the old file is kept
 }
 
 TEST_CASE("pictures: damage at every byte is an Error of one line, or a picture") {
@@ -199,7 +199,7 @@ TEST_CASE("pictures: damage at every byte is an Error of one line, or a picture"
         read(text);
       }
       const bool cut_is_seen = !read(whole.substr(0, at)).empty();
-      // The last two bytes of a JPEG file only say that it ends.
+      // The last two bytes of a JPEG file are the end marker; a file without them is still read.
       CHECK((cut_is_seen || at + 2 >= whole.size()));
     }
     CHECK(read(whole).empty());
@@ -215,7 +215,7 @@ TEST_CASE("pictures: limits come before memory") {
   CHECK_NOTHROW(decode_image(as_bytes(png), "f", {.most_pixels = 143}));
   CHECK_ERROR(decode_image(as_bytes(text_of(golden("pictures/rgb.jpg"))), "f", {.most_pixels = 1154}),
               "[jpeg] f: expected at most 1154 pixels, got 33 x 35");
-  // A header with its checksum that asks for more than the file can hold.
+  // A header with a valid checksum that announces more pixels than the file can hold.
   const std::string huge = std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x20\0\0\0\x20\0\x08\x02\0\0\0", 29) +
                            std::string("\x31\x14\x20\x5d", 4) + png.substr(33);
   CHECK(error_of([&] { decode_image(as_bytes(huge), "f"); }).starts_with("[png] f: "));
@@ -241,7 +241,7 @@ TEST_CASE("pictures: a PNG's texts are passed over") {
   PeakMemory::reset();
   const int64_t before = PeakMemory::now();
   CHECK(off(decode_image(as_bytes(file), "f"), read_image(golden("pictures/rgb.png"))) == 0);
-  CHECK(PeakMemory::now() - before < 64 << 20);  // 30 texts are 237 MB
+  CHECK(PeakMemory::now() - before < 64 << 20);  // the 30 texts would take 237 MB
 }
 
 TEST_CASE("pictures: a JPEG has limits of pixels, memory and scans") {
@@ -336,7 +336,7 @@ TEST_CASE("ImageFolder: classes and pictures in order") {
     save_png(dir / name, full({1, 2, 2}, value, {.dtype = u8}));
   };
   put("b/2.PNG", 2), put("b/1.png", 1), put("a/z/9.png", 9), put("a/8.png", 8), put("c d/3.png", 3);
-  put("b/x/z/5.png", 5), put("b/x-y/4.png", 4);  // '-' comes before '/'
+  put("b/x/z/5.png", 5), put("b/x-y/4.png", 4);  // '-' sorts before '/'
   dir.write("b/notes.txt", "no picture");
   dir.write("readme.md", "no class");
   const ImageFolder images(dir.str());

@@ -1,4 +1,4 @@
-// Samplers: PyTorch's golden numbers, and what must not depend on the number of ranks.
+// Samplers: PyTorch's golden numbers, and independence of the number of ranks.
 #include <algorithm>
 #include <numeric>
 
@@ -44,7 +44,7 @@ TEST_CASE("permutations are permutations, and differ by seed and epoch") {
     std::iota(all.begin(), all.end(), 0);
     CHECK(order == all);
   }
-  // Every place is as likely for every index: 6000 shuffles of 4, 1500 expected in each cell.
+  // Each index is equally likely at each position: 6000 shuffles of 4 give 1500 expected in each cell.
   int64_t seen[4][4] = {};
   for (int64_t epoch = 0; epoch < 6000; ++epoch) {
     const auto order = permutation(4, 5, epoch);
@@ -81,7 +81,7 @@ TEST_CASE("sampler 43: the ranks of a shuffled epoch cover it; the exact form co
 }
 
 TEST_CASE("sampler 43: MicroBatchSampler: the same micro-batches for every world") {
-  const auto micro_batches = [](int64_t world, int64_t epoch) {  // in the order of steps, then ranks
+  const auto micro_batches = [](int64_t world, int64_t epoch) {  // ordered by step, then by rank
     const int64_t m = 8, size = 3;
     std::vector<std::vector<int64_t>> ranks;
     for (int64_t rank = 0; rank < world; ++rank)

@@ -14,7 +14,7 @@ using namespace lockstep::data;
 
 namespace {
 
-/// Shards of so many lines, which are numbers from 0 on; some with blank lines, the last without a line end.
+/// Shards of `sizes` lines that count up from 0; some with blank lines, the last without a newline at its end.
 std::vector<std::string> shards_of(const TempDir& dir, const std::vector<int>& sizes) {
   std::vector<std::string> shards;
   int next = 0;
@@ -69,7 +69,7 @@ TEST_CASE("stream: a round has every record once, in another order in each") {
   CHECK(first_of(numbers_in(shards, two), 200) == first_of(numbers_in(shards, two), 200));
   CHECK(first_of(numbers_in(shards, two), 200) !=
         first_of(numbers_in(shards, {.block = 4, .lanes = 2, .run = 3, .seed = 9}), 200));
-  // Lanes in turn: lane 0 has shards 0, 2, 4, 6, and lane 1 the others.
+  // Lanes alternate: lane 0 reads shards 0, 2, 4, 6, lane 1 the others.
   const auto plain = first_of(numbers_in(shards, {.lanes = 2, .run = 3}), 12);
   CHECK(plain == std::vector<int64_t>{0, 1, 2, 22, 32, 33, 3, 4, 5, 34, 35, 36});
 }
@@ -105,8 +105,8 @@ TEST_CASE("stream: the same micro-batches for any ranks and workers, and after a
   const auto shards = shards_of(dir, {40, 11, 60, 33, 25});
   const StreamOptions options{.block = 10, .shuffle_shards = true, .lanes = 4, .run = 3, .seed = 6};
   constexpr int64_t samples = 3 * 4 * 5, micro_batches = 4;  // 5 steps of 4 micro-batches of 3
-  using Steps = std::vector<std::vector<int64_t>>;           // micro-batches, in order
-  // One loader for each rank; from a state, or from the start. Gives epochs 0 and 1, or what is left of them.
+  using Steps = std::vector<std::vector<int64_t>>;           // the values of each micro-batch, in order
+  // Runs one loader per rank, from a state or from the start; returns the micro-batches of epochs 0 and 1, or the rest.
   const auto run = [&](int64_t world, int workers, const LoaderState* from, int64_t stop_after, LoaderState* at) {
     std::vector<DataLoader<Example>> loaders;
     for (int64_t rank = 0; rank < world; ++rank) {
@@ -141,13 +141,14 @@ TEST_CASE("stream: the same micro-batches for any ranks and workers, and after a
       CHECK(all == want);
     }
   const auto stream = numbers_in(shards, options);
-  for (int64_t number : {0, 7, 3, 19}) {  // as Trainer::batches has them
+  for (int64_t number : {0, 7, 3, 19}) {  // random access, as Trainer::batches does it
     manual_seed(uint64_t(number));
     const RandomState before = random_state();
     const Example batch = stream.micro_batch(number);
     CHECK(random_state() == before);
     manual_seed(99);
-    CHECK(equal(stream.micro_batch(number).target, batch.target));  // draws, too
+    // its random draws do not depend on the global generator
+    CHECK(equal(stream.micro_batch(number).target, batch.target));
     const auto values = batch.input.to_vector<int64_t>();
     CHECK(std::equal(values.begin(), values.end(), want[size_t(number)].begin()));
   }
@@ -164,7 +165,7 @@ TEST_CASE("stream: places make a resume start where it was") {
     const auto resumed = numbers_in(shards, options);
     resumed.records().load_places(places);
     CHECK(first_of(resumed, 50, at) == std::vector<int64_t>(want.begin() + at, want.begin() + at + 50));
-    CHECK(first_of(resumed, 20) == std::vector<int64_t>(want.begin(), want.begin() + 20));  // and back
+    CHECK(first_of(resumed, 20) == std::vector<int64_t>(want.begin(), want.begin() + 20));  // going back works, too
     const auto& lane = places.at("lanes").as_array()[0].as_array();
     CHECK(lane[0].as_int() <= at / 2 + 2);
     CHECK(lane[0].as_int() >= at / 2 - 52);
@@ -208,7 +209,7 @@ TEST_CASE("stream: JSON Lines, tokens, and what is refused") {
     windows.insert(window + char(y[2].item<int64_t>()));
   }
   CHECK(windows == std::set<std::string>{"abcd", "defg", "ghij", "0123", "3456"});
-  CHECK(equal(tokens.get(5).input, tokens.get(0).input));  // the next round
+  CHECK(equal(tokens.get(5).input, tokens.get(0).input));  // the next epoch
   CHECK_ERROR(stream_tokens(shards, 3, bytes, "others"), "expected tokens of the tokenizer (others; 256 tokens)");
   CHECK_ERROR(stream_tokens(shards, 20, bytes, "bytes").get(0), "[stream] expected shards with records, found none in");
 

@@ -1,5 +1,5 @@
 // Ids and texts of six tokenizers against Hugging Face's package (tests/golden/tokenizer/cases.json.gz, made by
-// tests/interop/tokenizers_golden.py), and decoding as ids come.
+// tests/interop/tokenizers_golden.py), and incremental decoding.
 #include <zlib.h>
 
 #include "data/bpe.h"
@@ -37,7 +37,7 @@ std::vector<int32_t> ids_of(const Json& list) {
   return ids;
 }
 
-/// What a Decoder gives, which must be whole characters every time.
+/// Decodes ids one by one; each piece of text must consist of whole characters.
 std::string streamed(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, bool skip_special) {
   Decoder decoder(tokenizer, skip_special);
   std::string all;
@@ -148,7 +148,7 @@ TEST_CASE("a SentencePiece-like tokenizer, by hand") {
   CHECK(tokenizer->bos() == 1);
   CHECK(tokenizer->eos() == 2);
 
-  // A space in front of a token is left out at the very beginning only, and half a character waits.
+  // The leading space of a token is dropped only at the very beginning; an incomplete character waits for its rest.
   Decoder decoder(*tokenizer);
   const auto hello = tokenizer->encode("hello", {.add_special = false}),
              world = tokenizer->encode("world", {.add_special = false});
@@ -163,7 +163,7 @@ TEST_CASE("a SentencePiece-like tokenizer, by hand") {
   CHECK(decoder.flush() == "\ufffd");
   CHECK(decoder.flush().empty());
 
-  // tokenizer_config.json says what stands around a text.
+  // tokenizer_config.json defines the tokens before and after a text.
   const struct {
     const char *config, *tokens;
   } configs[] = {{"{}", "<s>| hello"},
@@ -186,7 +186,7 @@ TEST_CASE("a SentencePiece-like tokenizer, by hand") {
   dir.write("tokenizer_config.json", R"({"bos_token": null, "add_bos_token": true})");
   CHECK_ERROR(Tokenizer::from_folder(dir / "."), "add_bos_token true: there is no such token");
 
-  // Copied with what it needs.
+  // A copy includes this configuration.
   dir.write("tokenizer_config.json", R"({"add_bos_token": false})");
   copy_tokenizer(dir / ".", dir / "copy");
   CHECK(Tokenizer::from_folder(dir / "copy")->encode("hello") == hello);
@@ -263,7 +263,8 @@ TEST_CASE("canonical composition of every character, and of many together, is Py
 TEST_CASE("merging is that of a search through all pairs after every merge") {
   Draws draws({.seed = 3});
   for (int round = 0; round < 200; ++round) {
-    // Tokens are digits of base 3 behind a 1; merges come in any order, as no training writes them.
+    // Tokens are base-3 digits after a leading 1. The merges are in arbitrary order, which training would never
+    // produce.
     Merges merges;
     std::vector<std::array<int32_t, 3>> rows;
     const auto join = [](int32_t a, int32_t b) {
@@ -303,8 +304,7 @@ TEST_CASE("merging is that of a search through all pairs after every merge") {
   }
 }
 
-TEST_CASE(
-    "one word of millions of letters") {  // 100 MB take 3 to 12 s of a processor; quadratic merging would take years
+TEST_CASE("one word of millions of letters") {  // 100 MB take 3 to 12 s of CPU time; quadratic merging would take years
   for (const char* name : {"sp_prepend", "llama3"}) {
     const auto tokenizer = Tokenizer::from_folder(folder_of(name));
     Draws draws({.seed = 4});

@@ -1,5 +1,5 @@
-// Tokenizers: the ids of Hugging Face's tokenizers library (tests/golden/tokenizer), round trips, corrupt files.
-// The golden files were made by training a byte-level BPE of 640 tokens with `tokenizers` 0.23.3.
+// Tokenizers: the ids of Hugging Face's tokenizers library (tests/golden/tokenizer), round trips, corrupt files. For
+// the golden files, `tokenizers` 0.23.3 trained a byte-level BPE of 640 tokens.
 #include <ctime>
 #include <set>
 
@@ -17,7 +17,7 @@ namespace {
 std::string folder() { return golden("tokenizer"); }
 BpeTokenizer from_files() { return BpeTokenizer::from_files(folder() + "/vocab.json", folder() + "/merges.txt"); }
 
-/// What the ids stand for, whole characters or not.
+/// The bytes that the ids stand for, which need not be whole characters.
 std::string bytes_of(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   std::string all;
   for (const int32_t id : ids) all += tokenizer.token_bytes(id);
@@ -90,7 +90,7 @@ TEST_CASE("special tokens, and ids that are none") {
   CHECK(ids.size() == 2);
   CHECK(tokenizer.decode(ids) == "a");
   CHECK(tokenizer.decode(ids, false) == "a<|endoftext|>");
-  // What a user types is text; what is trained on is not.
+  // Special tokens in user input are encoded as plain text; in training data they are special.
   const auto typed = tokenizer.encode("a<|endoftext|>");
   CHECK(typed.size() > 4);
   CHECK(tokenizer.decode(typed) == "a<|endoftext|>");
@@ -107,7 +107,7 @@ TEST_CASE("tokens beside the vocabulary, in the files of every version of Transf
   const std::string text = "<|user|>the cat<|bot|>the dog<|endoftext|>",
                     user = R"({"content": "<|user|>", "special": true,
     "lstrip": false, "rstrip": false, "normalized": false, "single_word": false})";
-  const std::vector<int32_t> wanted{640, 84, 258, 277, 299, 641, 84, 258, 371, 71, 0};  // of Transformers 5.24
+  const std::vector<int32_t> wanted{640, 84, 258, 277, 299, 641, 84, 258, 371, 71, 0};  // the ids of Transformers 5.24
   struct Row {
     const char* what;
     std::vector<std::pair<std::string, std::string>> files;
@@ -146,9 +146,10 @@ TEST_CASE("tokens beside the vocabulary, in the files of every version of Transf
       CHECK(tokenizer->is_special(641) == row.special);
       CHECK(tokenizer->vocab_size() == 642);
       CHECK(tokenizer->eos() == 0);
-      CHECK(tokenizer_identity(dir.str()).starts_with(before));  // training sees these tokens
+      // the added tokens are part of the identity, because training uses them
+      CHECK(tokenizer_identity(dir.str()).starts_with(before));
       CHECK(tokenizer_identity(dir.str()).find(", tokens beside 25 bytes, crc ") != std::string::npos);
-      const TempDir copy;  // what was there before goes
+      const TempDir copy;  // existing tokenizer files in the target are removed
       copy.write("added_tokens.json", R"({"<|other|>": 640})"), copy.write("chat_template.jinja", "old");
       dir.write("tokenizer.model", "model");
       copy_tokenizer(dir.str(), copy.str());
@@ -158,7 +159,8 @@ TEST_CASE("tokens beside the vocabulary, in the files of every version of Transf
       CHECK(copy.read("tokenizer.model") == "model");
     }
 
-  // Flags of added_tokens_decoder win over tokenizer.json's; of added_tokens.json, which has none, they do not.
+  // The flags in added_tokens_decoder override those in tokenizer.json; added_tokens.json has no flags and overrides
+  // nothing.
   TempDir dir;
   std::filesystem::copy(golden("tokenizer/qwen2/tokenizer.json"), dir / "tokenizer.json");
   const auto ids = [&] { return Tokenizer::from_folder(dir.str())->encode("a <tool_call> b").size(); };
@@ -168,7 +170,7 @@ TEST_CASE("tokens beside the vocabulary, in the files of every version of Transf
   dir.write("tokenizer_config.json",
             R"({"added_tokens_decoder": {"653": {"content": "<tool_call>", "lstrip": true, "rstrip": true}}})");
   CHECK(ids() == 3);
-  // A special token that the vocabulary has is one, though no list says it.
+  // A special token named in the configuration is special if the vocabulary contains it, even if no list does.
   dir.write("tokenizer_config.json",
             R"({"added_tokens_decoder": {}, "eos_token": "he", "image_token": {"content": "in"}})");
   const auto named = Tokenizer::from_folder(dir.str());
@@ -188,7 +190,7 @@ TEST_CASE("tokens beside the vocabulary, in the files of every version of Transf
     dir.write("tokenizer_config.json", config);
     CHECK_ERROR(Tokenizer::from_folder(dir.str()), said);
   }
-  // vocab.json says nothing of how words are cut: GPT-2's way is meant.
+  // vocab.json does not say how words are split; GPT-2's rule applies.
   TempDir parts;
   for (const char* file : {"vocab.json", "merges.txt"}) std::filesystem::copy(folder() + "/" + file, parts / file);
   parts.write("tokenizer_config.json", R"({"tokenizer_class": "Qwen2Tokenizer"})");
@@ -202,7 +204,8 @@ TEST_CASE("an added token whose id the vocabulary has, too, is decoded as there"
   const auto plain = from_files();
   for (const bool normalized : {true, false}) {
     Json file = read_json(folder() + "/tokenizer.json");
-    const int64_t byte = file.at("model").at("vocab").at("é").as_int();  // 0xe9, with which "香" begins
+    // the token of the byte 0xe9, the first byte of "香"
+    const int64_t byte = file.at("model").at("vocab").at("é").as_int();
     file["normalizer"] = Json(Json::Object{{"type", "NFC"}});
     file["added_tokens"].push_back(Json::Object{{"id", byte}, {"content", "é"}, {"normalized", normalized}});
     file["added_tokens"].push_back(Json::Object{{"id", 640}, {"content", "éx"}, {"normalized", normalized}});
@@ -212,7 +215,8 @@ TEST_CASE("an added token whose id the vocabulary has, too, is decoded as there"
     CHECK(ids.front() == byte);
     CHECK(tokenizer.decode(ids) == "香");
     CHECK(tokenizer.encode("éxé") == std::vector<int32_t>{640, int32_t(byte)});
-    CHECK(tokenizer.decode(std::vector<int32_t>{640, int32_t(byte)}) == "éx\xef\xbf\xbd");  // 640 is its own
+    // id 640 is not in the vocabulary: it is the added token
+    CHECK(tokenizer.decode(std::vector<int32_t>{640, int32_t(byte)}) == "éx\xef\xbf\xbd");
   }
 }
 
@@ -316,7 +320,7 @@ TEST_CASE("corrupt files are refused with file and key") {
   const auto pairs = BpeTokenizer::from_tokenizer_json(
       dir.write("t.json", whole(R"("dropout": 0.0, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]])")));
   CHECK(pairs.encode("abab") == std::vector<int32_t>{2, 2});
-  // Files that would fill the memory, or take for ever.
+  // Files that would exhaust memory or run forever.
   std::string doubling;
   for (int i = 0; i < 40; ++i)
     doubling += str(i ? ", " : "", R"({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"})");

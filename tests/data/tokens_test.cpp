@@ -1,4 +1,4 @@
-// Files of tokens: the ids of the whole text however it is cut, damage, and training data from a mapped file.
+// Token files: the same ids however the text is split, damaged files, and training data from a mapped file.
 #include "data/tokens.h"
 #include "data/bpe.h"
 #include "data/files.h"
@@ -38,7 +38,7 @@ TEST_CASE("tokens: a text in pieces has the ids of the whole") {
     const std::string identity = tokenizer_identity(folder);
     std::vector<int64_t> want;
     const std::string error = error_of([&] { want = tokenizer->encode_tensor(long_text).to_vector<int64_t>(); });
-    if (!error.empty()) continue;  // a vocabulary that has not all bytes
+    if (!error.empty()) continue;  // a vocabulary without all bytes
     ++folders;
     for (const int64_t piece : {1, 5, 64, 1 << 20}) {
       int64_t pieces = 0;
@@ -51,7 +51,7 @@ TEST_CASE("tokens: a text in pieces has the ids of the whole") {
     }
   }
   CHECK(folders >= 3);
-  CHECK(cut >= 3);  // byte-level ones are read in pieces
+  CHECK(cut >= 3);  // byte-level tokenizers read the text in pieces
   const ByteTokenizer bytes;
   tokenize_file(path, dir / "a.tokens", bytes, "bytes", 100);
   CHECK(std::filesystem::file_size(dir / "a.tokens") == 512 + 2 * long_text.size() + 16);

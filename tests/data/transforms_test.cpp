@@ -1,4 +1,4 @@
-// Random changes of pictures: what they draw depends on (seed, epoch, sample) alone; ranges, shapes, and mixed batches.
+// Random image transforms: draws depend only on (seed, epoch, sample); ranges, shapes and mixed batches.
 #include <cmath>
 #include <set>
 
@@ -13,7 +13,7 @@ using namespace lockstep::data;
 
 namespace {
 
-/// Pictures made of their number, changed.
+/// Image number i has pixel values that count up from 7 i, and is then transformed; its target is i.
 struct Changed : Dataset<Example> {
   Transform transform;
   int64_t n;
@@ -56,13 +56,13 @@ TEST_CASE("transforms: the same bits for any workers, and after a resume in the 
     };
     auto alone = make(0);
     const auto first = pixels_of(alone), second = pixels_of(alone);
-    CHECK(first != second);  // another epoch draws otherwise
+    CHECK(first != second);  // each epoch has its own draws
     for (const int workers : {1, 4}) {
       auto loader = make(workers);
-      manual_seed(uint64_t(workers));  // nobody else's draws matter
+      manual_seed(uint64_t(workers));  // the global generator does not matter
       CHECK(pixels_of(loader) == first);
       CHECK(pixels_of(loader) == second);
-      // Two batches of the second epoch, and the rest by another loader.
+      // Two batches of the second epoch from one loader, the rest from another one.
       auto begun = make(workers);
       pixels_of(begun);
       LoaderState state;
@@ -114,7 +114,8 @@ TEST_CASE("transforms: what they draw lies where it should") {
   CHECK(equal(RandomVerticalFlip{.p = 0}(u), u));
   CHECK(equal(RandomVerticalFlip{.p = 1}(u), flip_vertically(u)));
   CHECK(RandomCrop{.height = 20, .width = 3, .pad_if_needed = true}(u).shape() == Shape{1, 20, 3});
-  CHECK(RandomResizedCrop{.height = 3, .width = 4, .ratio = {100, 200}}(u).shape() == Shape{1, 3, 4});  // the middle
+  // no such crop exists: the center
+  CHECK(RandomResizedCrop{.height = 3, .width = 4, .ratio = {100, 200}}(u).shape() == Shape{1, 3, 4});
   CHECK(equal(ColorJitter{}(u), u));
   for (int64_t magnitude = 0; magnitude < 31; ++magnitude)
     CHECK(RandAugment{.operations = 20, .magnitude = magnitude}(u).shape() == u.shape());
@@ -139,12 +140,12 @@ TEST_CASE("transforms: mixed batches") {
   double total = 0;
   for (int i = 0; i < 200; ++i) {
     const Example up = MixUp{.classes = 3, .alpha = 0.4}({x, y}), cut = CutMix{.classes = 3}({x, y});
-    const double part = up.target[0][2].item();  // the one before is of class 1
+    const double part = up.target[0][2].item();  // the sample that it is mixed with has class 1
     total += part / 200;
     CHECK(allclose(up.input, x * part + roll(x, {1}, {0}) * (1 - part), 1e-4, 1e-3));
     CHECK(allclose(sum(up.target, {1}), ones({4})));
     CHECK(up.target[2][0].item() == doctest::Approx(1 - part));
-    const double same = mean(eq(cut.input, x).to(f32)).item();  // of the pixels
+    const double same = mean(eq(cut.input, x).to(f32)).item();  // fraction of unchanged pixels
     CHECK(cut.target[0][2].item() == doctest::Approx(same));
     const Tensor either = mul(sub(cut.input, x), sub(cut.input, roll(x, {1}, {0})));
     CHECK(max(abs(either)).item() == 0);

@@ -1,5 +1,5 @@
 #pragma once
-// For the tests of data/: golden files, temporary folders, and the message of an Error.
+// Helpers for the tests of data/: golden files, temporary folders, error messages.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -9,12 +9,12 @@
 #include "tests/golden_folder.h"
 #include "tests/temp_dir.h"
 
-/// tests/golden/NAME: by the define of the build, else beside this file.
+/// The path of tests/golden/NAME; the folder is a define of the build.
 inline std::string golden(const std::string& name) { return (std::filesystem::path(golden_folder) / name).string(); }
 
 using testing::TempDir;
 
-/// The message of the Error that fn throws; "" when it throws none.
+/// The message of the Error that fn throws; "" if it throws none.
 template <class Fn> std::string error_of(Fn&& fn) {
   try {
     fn();

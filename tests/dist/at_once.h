@@ -1,12 +1,12 @@
 #pragma once
-// Rows of a test that mostly wait, or that use one core each: all at the same time.
+// Runs rows of a test in parallel, if they mostly wait or use one core each.
 #include <doctest/doctest.h>
 
 #include <atomic>
 #include <thread>
 #include <vector>
 
-/// fn(row) for every row, on at most `threads` threads. What it throws fails the test.
+/// Calls fn(row) for every row on at most `threads` threads. An exception fails the test.
 template <class Rows, class Fn> void at_once(const Rows& rows, const Fn& fn, size_t threads = 16) {
   std::atomic<size_t> next{0};
   std::vector<std::thread> workers;
@@ -17,7 +17,7 @@ template <class Rows, class Fn> void at_once(const Rows& rows, const Fn& fn, siz
           fn(std::begin(rows)[row]);
         } catch (const std::exception& error) {
           FAIL_CHECK("row ", row, ": ", error.what());
-        } catch (...) {  // a REQUIRE, which is counted
+        } catch (...) {  // a failed REQUIRE, which doctest has counted
         }
       }
     });

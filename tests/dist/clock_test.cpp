@@ -1,4 +1,4 @@
-// Clocks of ranks, and their traces on one clock.
+// Clocks of ranks, and traces of several ranks on one clock.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -64,9 +64,9 @@ TEST_CASE("clock: a trace of every rank, with its collectives on rows of their o
       CHECK(r["args"]["ranks"] == ranks);
       CHECK(r["args"]["group"] == "world");
     }
-    CHECK(reduced[0]["args"]["sent"] == 2 * 16 * (ranks - 1));  // a ring: 2(n-1) parts
+    CHECK(reduced[0]["args"]["sent"] == 2 * 16 * (ranks - 1));  // a ring all-reduce sends 2(n-1) parts
     CHECK(contains(reduced[0]["args"]["call"], "tag now"));
-    // Nobody ends it before everybody has begun: on one clock.
+    // On one clock, no rank ends the all-reduce before all ranks have begun it.
     const double begun = reduced[0]["ts"], ended = begun + reduced[0]["dur"].get<double>();
     if (rank == 0) zero = begun;
     CHECK(ended >= zero);

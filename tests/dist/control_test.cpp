@@ -1,5 +1,5 @@
-// A job's control plane as its ranks see it: the store, failures of every kind with their texts and time limits,
-// leaving.
+// The control plane of a job, as its ranks see it: the store, every kind of failure with its message and time limit,
+// and leaving.
 #include "dist/control.h"
 
 #include <doctest/doctest.h>
@@ -48,7 +48,7 @@ Activity message_to(const std::string& text) {
   return activity;
 }
 
-// Says that it waits, again and again, as an executor does; throws the failure.
+// Reports again and again that this rank waits, as an executor does; throws the job's failure.
 void wait_for(Control& control, int peer, uint64_t messages, bool is_send) {
   for (const double end = now_seconds() + 20; now_seconds() < end;
        std::this_thread::sleep_for(control.place().heartbeat / 2)) {
@@ -77,7 +77,7 @@ TEST_CASE("control: keys, values, counters and barriers, worlds 1 to 8") {
       control.barrier("a", job.all(), Seconds(10));
       CHECK(control.add("sum", 0) == world * (world + 1) / 2);
       CHECK(control.get("sum", Seconds(1)) == std::to_string(world * (world + 1) / 2));
-      for (int i = 0; i < 20; ++i) control.barrier("again", job.all(), Seconds(10));  // a name may be used again
+      for (int i = 0; i < 20; ++i) control.barrier("again", job.all(), Seconds(10));  // a barrier's name may be reused
       if (rank < 2 && world >= 3) control.barrier("some", {0, 1}, Seconds(10));
       CHECK(!control.try_get("nothing"));
     }));
@@ -120,11 +120,12 @@ TEST_CASE("control: sizes of keys and values") {
   }));
 }
 
-TEST_CASE("control: the store holds 256 MiB and then says so" * doctest::skip(sanitized)) {  // half a minute there
+// takes half a minute with a sanitizer
+TEST_CASE("control: the store holds 256 MiB and then says so" * doctest::skip(sanitized)) {
   Job job(1, 5, 60);
   check_calm(job.run({0}, [&](Control& control) {
     const std::string value(value_limit, 'v');
-    for (int i = 0; i < 3; ++i) control.set("same", value);  // replaced, not added up
+    for (int i = 0; i < 3; ++i) control.set("same", value);  // replacing a value frees the old one
     std::string said;
     int kept = 0;
     for (; kept < 200 && said.empty(); ++kept) {
@@ -134,7 +135,7 @@ TEST_CASE("control: the store holds 256 MiB and then says so" * doctest::skip(sa
     }
     CHECK(kept == 31);
     CHECK(contains(said, "[store] is full: it holds at most 256 MiB"));
-    control.set("key 0", "small");  // makes room
+    control.set("key 0", "small");  // frees memory
     control.set("key 30", value);
   }));
 }
@@ -181,7 +182,7 @@ TEST_CASE("control: the first report is what every rank raises") {
     const auto said = job.run(job.all(), [&](Control& control) {
       const int rank = control.place().rank;
       control.barrier("begin", job.all(), Seconds(20));
-      if (rank >= world - 2) {  // two at once
+      if (rank >= world - 2) {  // two ranks fail at the same time
         const DistError won = control.report(Fault::mismatch, rank, str("broken by ", rank));
         CHECK(control.failed());
         CHECK(contains(message([&] { control.raise(); }), won.what()));
@@ -189,8 +190,8 @@ TEST_CASE("control: the first report is what every rank raises") {
         first = won.rank;
         CHECK(contains(message([&] { control.set("k", "v"); }), won.what()));
       }
-      if (rank == 0)
-        CHECK(contains(message([&] { control.get("never", Seconds(20)); }), "broken by"));  // a wait ends too
+      // Ends a pending wait, too.
+      if (rank == 0) CHECK(contains(message([&] { control.get("never", Seconds(20)); }), "broken by"));
       until_failed(control);
     });
     check_all(said, str("[rank ", first, "] broken by ", first));
@@ -259,7 +260,7 @@ TEST_CASE("control 3: a rank that is stopped is silent after three heartbeats") 
                         : str("rank 0 (pid ", child.pid()));
     check_all(said, "(stopped, swapped out, or cut off)");
     if (stopped == 1) check_all(said, "it was in step 3, after seq 8");
-    child.signal(SIGCONT);  // finds the failure when it goes on, and blames nobody else for its own absence
+    child.signal(SIGCONT);  // when it continues it learns of the failure, and does not report the others as silent
     CHECK(child.wait() == 3);
     CHECK(contains(child.output(), stopped == 1 ? "fault rank silent 1" : "fault "));
   }
@@ -274,7 +275,8 @@ TEST_CASE("control 4: a rank that stops for less than three heartbeats goes on")
       control.barrier("meet", {0, 1, 2}, Seconds(20));
       if (++ready == 2) {
         child.signal(SIGSTOP);
-        std::this_thread::sleep_for(std::chrono::milliseconds(1200));  // more than the time between two signs of life
+        // longer than the interval between two heartbeats
+        std::this_thread::sleep_for(std::chrono::milliseconds(1200));
         child.signal(SIGCONT);
       }
       control.barrier("meet", {0, 1, 2}, Seconds(20));
@@ -308,7 +310,8 @@ TEST_CASE("control 6: a rank that calls exit(0) early has left, and others that 
   Child early("step3 meet exit", second.place(1));
   said = second.run({0, 2}, [&](Control& control) {
     control.barrier("meet", {0, 1, 2}, Seconds(20));
-    if (control.place().rank == 2) control.barrier("end", {0, 1, 2}, Seconds(20));  // one at a barrier is enough
+    // the job fails although only one rank is at the barrier
+    if (control.place().rank == 2) control.barrier("end", {0, 1, 2}, Seconds(20));
     until_failed(control);
   });
   check_all(said, "rank 2 waits at barrier 'end'; rank 1 has left the group in step 3");
@@ -336,8 +339,8 @@ TEST_CASE("control: a rank that left after its part of a collective is not blame
   check_calm(job.run(job.all(), [&](Control& control) {
     control.begin(in_seq(9));
     if (control.place().rank == 1) return control.end();
-    for (int i = 0; i < 20; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(50)))
-      control.waits(1, 0, false);  // its bytes are still on their way
+    // No error: the bytes of rank 1 are still in transit.
+    for (int i = 0; i < 20; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(50))) control.waits(1, 0, false);
     CHECK(!control.failed());
     control.end();
   }));
@@ -467,7 +470,7 @@ TEST_CASE("control 21: a slow network is slow, not wrong") {
 
 TEST_CASE("control 15, 16: damaged and cut streams end in an error, never in a hang or a wrong answer") {
   std::atomic<int> errors{0};
-  std::vector<std::thread> threads;  // most of the time they wait
+  std::vector<std::thread> threads;  // threads, because most of the time they wait
   for (uint64_t seed = 1; seed <= 18; ++seed) {
     threads.emplace_back([&, seed] {
       const double start = now_seconds();
@@ -491,7 +494,8 @@ TEST_CASE("control 15, 16: damaged and cut streams end in an error, never in a h
       })[0];
       other.join();
       INFO("seed ", seed, ": ", said, " / ", near);
-      CHECK((said != "(no error)" || near == "" || contains(near, "has left")));  // who is cut off knows
+      // the disconnected rank gets an error; the other may see it leave
+      CHECK((said != "(no error)" || near == "" || contains(near, "has left")));
       CHECK(now_seconds() - start < 5 * slack());
       errors += said != "(no error)";
     });
@@ -506,7 +510,7 @@ TEST_CASE("control 30: too few descriptors is an error that names the limit") {
   CHECK(child.wait() == 4);
   CHECK(contains(child.output(), "open files for a world of 48, its limit is 32: raise it with ulimit -n"));
   Job second(2);
-  Child none("never", second.place(0), 11);  // 9 is the listener
+  Child none("never", second.place(0), 11);  // the listener already takes descriptor 9
   CHECK(none.wait() == 4);
   CHECK(contains(none.output(), "its limit is 11: raise it with ulimit -n"));
   if (sanitized) return;  // the sanitizer itself needs descriptors
@@ -517,7 +521,7 @@ TEST_CASE("control 30: too few descriptors is an error that names the limit") {
 }
 
 TEST_CASE("control 30: too few threads is an error that says so" *
-          doctest::skip(sanitized)) {  // whose own memory is larger than any limit
+          doctest::skip(sanitized)) {  // the sanitizer's own memory exceeds any limit
   for (const int rank : {0, 1}) {
     Job job(2, 1, 5);
     Child child("no_threads", job.place(rank));
@@ -554,13 +558,13 @@ TEST_CASE("roster 49: conclusions depend on the time they are given, not on a cl
   };
   for (const double now : {20.0, 21.0, 22.0, 22.9}) CHECK(!both_wait(now));
   CHECK(both_wait(23)->fault == Fault::deadlock);
-  b.sent_to = {{2, 5}, {0, 1}};  // what rank 0 waits for has been sent: it is on its way
+  b.sent_to = {{2, 5}, {0, 1}};  // not a deadlock: the message that rank 0 waits for has been sent and is in transit
   for (const double now : {24.0, 25.0, 26.0, 27.0, 28.0}) CHECK(!both_wait(now));
   b.sent_to = {{2, 5}};
   for (const double now : {29.0, 30.0, 31.0}) CHECK(!both_wait(now));
   CHECK(both_wait(32)->fault == Fault::deadlock);
   for (int rank = 0; rank < 3; ++rank) roster.heard(rank, 35);
-  CHECK(!roster.judge(35));  // not renewed: it may have gone on
+  CHECK(!roster.judge(35));  // their states are not renewed: they may have continued
 
   CHECK(roster.explain({0, 1, 2, 7}) ==
         "rank 0 waits in receive f32 x 8, tag a for rank 1, step 0; rank 1 waits in receive f32 x 8, tag b for rank 0, "

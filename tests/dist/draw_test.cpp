@@ -1,5 +1,5 @@
-// What a schedule looks like: the table is what the transfers say, the picture is whole, and those in the documents are
-// true.
+// Drawings of schedules: the table matches the transfers, the SVG is complete, and the pictures in docs/ are up to
+// date.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -28,11 +28,11 @@ TEST_CASE("the table of a schedule") {
   CHECK(contains(draw_table(Algorithm::direct, {Collective::reduce_scatter, 4}), "     3   0[1] +> own"));
   CHECK(contains(draw_table(Algorithm::halving_doubling, {Collective::all_reduce, 5}), "0-4 +> 0"));
   CHECK(contains(draw_table(Algorithm::tree, {Collective::gather, 20, 3}),
-                 "  step    from  what\n     0       4  4 -> 3\n"));  // too wide: lines
+                 "  step    from  what\n     0       4  4 -> 3\n"));  // too wide for a table: one line per transfer
   CHECK(draw_table(Algorithm::ring, {Collective::all_reduce, 1}) == "  step   rank 0\n");
 }
 
-// Every tag is closed, every attribute quoted: what a browser needs.
+// Every tag is closed and every attribute is quoted, as a browser requires.
 static bool well_formed(const std::string& svg) {
   std::vector<std::string> open;
   const std::regex tag("<(/?)([a-z]+)((?: [A-Za-z-]+=\"[^\"<]*\")*)(/?)>");
@@ -64,7 +64,7 @@ TEST_CASE("the picture of a schedule") {
         CHECK(well_formed(svg));
         CHECK(svg.size() < 120000);
         CHECK(svg.find("nan") == std::string::npos);
-        // An arrow for every transfer: its curve is in one of the paths. Squares have none.
+        // One arrow for every transfer; only arrows contain a curve.
         const Check check = check_schedule(a, r);
         CHECK(std::count(svg.begin(), svg.end(), 'C') ==
               check.transfers + check.joins -

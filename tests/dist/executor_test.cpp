@@ -1,5 +1,4 @@
-// The executor: what plans demand, results and traffic over every transport, and what happens when a rank does not play
-// along.
+// The executor: rejected programs, results and traffic over every transport, and ranks that misbehave.
 #include "dist/executor.h"
 
 #include <doctest/doctest.h>
@@ -27,7 +26,7 @@ Rendezvous brisk() {
   return place;
 }
 
-/// An execution over one flat tensor, cut by shard_range.
+/// An execution over one flat tensor, divided into chunks by shard_range.
 template <class T> struct Job {
   Program program;
   std::vector<int> world;
@@ -67,18 +66,15 @@ template <class T> struct Job {
 TEST_CASE("program: a transfer waits for what earlier steps do with its places, and for nothing else") {
   const Place a{0, 0}, b{1, 0}, scratch{0, 1};
   const std::vector<Transfer> program = {
-      {.step = 0, .from = 0, .to = 1, .source = a, .target = a},        // 0: reads a
-      {.step = 0, .from = 1, .to = 0, .source = b, .target = scratch},  // 1: writes scratch
-      {.step = 1,
-       .from = 0,
-       .to = 0,
-       .source = scratch,
-       .target = a,
-       .action = Action::reduce},                                 // 2: after 1 (its source), and 0 (reads its target)
-      {.step = 2, .from = 0, .to = 1, .source = a, .target = a},  // 3: after 2
-      {.step = 2, .from = 1, .to = 0, .source = b, .target = b},  // 4: nothing
-      {.step = 3, .from = 2, .to = 0, .source = a, .target = a},  // 5: after 3 (reads), not after 2 again
-      {.step = 4, .from = 0, .to = 0, .source = a, .target = a, .action = Action::scale},  // 6: after 5
+      {.step = 0, .from = 0, .to = 1, .source = a, .target = a},        // 0: reads a, depends on nothing
+      {.step = 0, .from = 1, .to = 0, .source = b, .target = scratch},  // 1: writes scratch, depends on nothing
+      // 2: depends on 1, which writes its source, and 0, which reads its target
+      {.step = 1, .from = 0, .to = 0, .source = scratch, .target = a, .action = Action::reduce},
+      {.step = 2, .from = 0, .to = 1, .source = a, .target = a},  // 3: depends on 2
+      {.step = 2, .from = 1, .to = 0, .source = b, .target = b},  // 4: depends on nothing
+      // 5: depends on 3, which reads its target; 3 implies 2
+      {.step = 3, .from = 2, .to = 0, .source = a, .target = a},
+      {.step = 4, .from = 0, .to = 0, .source = a, .target = a, .action = Action::scale},  // 6: depends on 5
   };
   const Program prepared(program, 0, 3);
   const std::vector<std::vector<uint32_t>> expected = {{}, {}, {0, 1}, {2}, {}, {3}, {5}};
@@ -137,8 +133,8 @@ TEST_CASE(
               differ += data[size_t(i)] != sum;
             }
             if (differ) wrong[size_t(rank)].push_back(str(name_of(algorithm), " of ", count, ": ", differ, " differ"));
-            if (algorithm == Algorithm::ring ||
-                algorithm == Algorithm::direct) {  // 2 (n-1)/n of the bytes each way; shares differ by an element
+            // Each rank sends and receives 2 (n-1)/n of the bytes; chunks differ by at most one element.
+            if (algorithm == Algorithm::ring || algorithm == Algorithm::direct) {
               int64_t sent = 0, received = 0;
               for (int r = 0; r < n; ++r) {
                 const int64_t chunk = shard_range(count, n, r).size() * 4;
@@ -297,7 +293,7 @@ TEST_CASE("executor 15: a rank whose side closes is named, also in the middle of
       stream.header.payload = 16;
       seal(stream.header);
       link.channel(0).send(reinterpret_cast<const std::byte*>(&stream), bytes);
-      fail("gone");  // its transport goes away
+      fail("gone");  // destroys its transport
     });
     CHECK_MESSAGE(contains(errors[0], "rank 1 closed its side"), errors[0]);
   });

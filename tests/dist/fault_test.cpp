@@ -1,4 +1,4 @@
-// Faults of real processes: what the others are told, how soon, and that nothing is left.
+// Faults of real processes: what the other ranks are told and how soon, and that nothing is left behind.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -31,7 +31,7 @@ constexpr int64_t large = 16 << 20;  // elements: 64 MiB
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-/// What ranks write down, in memory that outlives them.
+/// Notes of each rank, in shared memory that outlives the processes.
 struct Notes {
   struct Rank {
     char text[1024];
@@ -39,7 +39,7 @@ struct Notes {
     std::atomic<pid_t> pid;
   };
   Rank rank[ranks];
-  std::atomic<double> fault;  // when it happened
+  std::atomic<double> fault;  // time of the fault
 };
 
 struct Shared {
@@ -57,7 +57,7 @@ size_t open_files() {
   return n;
 }
 
-/// Runs `fn` on three processes; each notes what it raises. Gives back what spawn() throws.
+/// Runs `fn` on three processes; each one notes its error. Returns the error of spawn().
 std::string run(const Shared& shared, const std::function<void(int)>& fn, double timeout = 60) {
   std::memset(static_cast<void*>(shared.notes), 0, sizeof(Notes));
   const size_t files = open_files();
@@ -80,22 +80,22 @@ std::string run(const Shared& shared, const std::function<void(int)>& fn, double
            .heartbeat = Seconds(0.5)});
   });
   CHECK(open_files() == files);
-  CHECK((waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD));  // every rank is gone
+  CHECK((waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD));  // every process has ended
   return text;
 }
 
 Tensor ones(int64_t n) { return Tensor::from(std::vector<float>(size_t(n), 1.f), {n}); }
 
-/// Raises a signal in this rank a little later, while it does something else.
+/// Raises `signal` in this rank after a second, from another thread.
 void signal_soon(const Shared& shared, int signal) {
   std::thread([&shared, signal] {
-    sleep_ms(1000);  // the others have heard since what it does
+    sleep_ms(1000);  // by then the others have received a heartbeat with its current call
     shared->fault = now();
     kill(getpid(), signal);
   }).detach();
 }
 
-/// `begun` is called when the first two are done.
+/// All-reduces a large tensor forever; calls begun() after the second one.
 void reduce_for_ever(const std::function<void()>& begun) {
   const Tensor data = ones(large);
   for (uint64_t step = 1;; ++step) {
@@ -289,8 +289,9 @@ TEST_CASE("faults 5: a rank that hears nobody is ended by spawn()") {
   const double start = now();
   const std::string text = run(shared, [&](int rank) {
     if (rank == 1) throw Error("stop");
+    // Never calls a collective.
     if (rank == 2)
-      while (true) sleep_ms(1000);  // calls no collective
+      while (true) sleep_ms(1000);
     world().barrier();
   });
   CHECK(text == "[rank 1] stop");

@@ -1,4 +1,4 @@
-// Headers of collectives: sealed, compared, and described.
+// Headers of collectives: sealing, comparison and description.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -27,9 +27,9 @@ Header make(Collective kind = Collective::all_reduce, int rank = 0) {
 
 TEST_CASE("fingerprint: crc32c") {
   CHECK(crc32c("", 0) == 0);
-  CHECK(crc32c("123456789", 9) == 0xe3069283);  // the check value of the catalogue
+  CHECK(crc32c("123456789", 9) == 0xe3069283);  // the check value of the CRC catalogue
   const std::string zeros(32, '\0');
-  CHECK(crc32c(zeros.data(), 32) == 0x8a9136aa);  // RFC 3720, B.4
+  CHECK(crc32c(zeros.data(), 32) == 0x8a9136aa);  // RFC 3720, appendix B.4
   for (size_t cut = 0; cut <= 9; ++cut)
     CHECK(crc32c("123456789" + cut, 9 - cut, crc32c("123456789", cut)) == 0xe3069283);
 }
@@ -113,7 +113,7 @@ TEST_CASE("fingerprint: a send meets a receive") {
   send.count = 9;
   CHECK(contains(message([&] { check_same(receive, send, "world"); }),
                  "rank 0 calls send f32 x 9 to rank 1, tag w1; rank 1 calls receive f32 x 8 from rank 0, tag w1"));
-  // Tags longer than their place differ by their hash.
+  // Tags that are too long for the header are told apart by their hash.
   Call call;
   call.tag = std::string(100, 'x') + "1";
   const Header a = header_of(call, 1, 1, 0);

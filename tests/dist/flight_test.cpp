@@ -1,4 +1,4 @@
-// The flight record: what it keeps, what it writes, and what it says about who is late.
+// The flight record: what it keeps and writes, and which rank it reports as late.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -78,7 +78,7 @@ TEST_CASE("flight: says who is late, where") {
        {{{"world", 5, "all_reduce f32 x 8", false}},
         {{"world", 5, "all_reduce f32 x 9", false}},
         {{"world", 5, "all_reduce f32 x 8", false}}}},
-      // Rank 2 is late in dp because rank 1 is late in pp: the cause comes first.
+      // Rank 2 is late in dp because rank 1 is late in pp: the cause is listed first.
       {"rank 1 is late: it left seq 2 (barrier) and is in no collective; rank 2 waits in seq 3 (barrier) of group pp\n"
        "rank 2 is late: it left seq 6 (barrier) and is in seq 3 (barrier) of group pp; rank 0 waits in seq 7 "
        "(all_reduce f32 x 1) of group dp\n",
@@ -105,7 +105,7 @@ TEST_CASE("flight: missing and damaged records") {
   CHECK(contains(message([&] { explain_flight(folder.path); }), "expected files flight-RANK.json in " + folder.path));
   record(folder, 1, 3, {{"world", 5, "barrier", false}});
   CHECK(contains(explain_flight(folder.path), "ranks 0, 2 left no record: killed, or lost before it could write one"));
-  record(folder, 1, 3, {{"world", 6, "barrier", false}});  // replaces
+  record(folder, 1, 3, {{"world", 6, "barrier", false}});  // replaces the older file
   CHECK(contains(explain_flight(folder.path), "seq 6"));
   std::string good;
   std::getline(std::ifstream(folder.path + "/flight-1.json"), good, '\0');
@@ -115,14 +115,14 @@ TEST_CASE("flight: missing and damaged records") {
     std::ofstream(folder.path + "/flight-0.json") << bad;
     CHECK(contains(message([&] { explain_flight(folder.path); }), "expected a flight record in"));
   }
-  // A pipe makes nobody wait, neither who reads nor who writes.
+  // Pipes in the folder block neither reading nor writing.
   std::filesystem::remove(folder.path + "/flight-0.json");
   for (const char* name : {"/flight-0.json", "/flight-4.json.tmp"})
     REQUIRE(mkfifo((folder.path + name).c_str(), 0600) == 0);
   CHECK(contains(message([&] { explain_flight(folder.path); }), "flight-0.json: cannot be read: it is a pipe"));
-  record(folder, 4, 5, {{"world", 6, "barrier", false}});  // says so on stderr
+  record(folder, 4, 5, {{"world", 6, "barrier", false}});  // prints an error to stderr
   CHECK(!std::filesystem::exists(folder.path + "/flight-4.json"));
-  // A folder that cannot be made: a line on stderr, no exception.
+  // If the folder cannot be created: a line on stderr, no exception.
   std::ofstream(folder.path + "/file") << "x";
   Flight().write(folder.path + "/file/sub", 0, 1, "why");
 }

@@ -1,4 +1,4 @@
-// Strangers that connect as often as they can, to the port of a job that meets and works.
+// Strangers that flood the port of a job with connections, while it starts and while it works.
 #include <doctest/doctest.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -20,7 +20,7 @@ using namespace lockstep::dist;
 
 namespace {
 
-/// Processes that flood a port, each with 250 connections at a time, until this object ends.
+/// Processes that flood a port, each with 250 connections at a time, until this object is destroyed.
 class Flood {
  public:
   Flood(int port, int processes) {
@@ -49,7 +49,7 @@ class Flood {
     for (size_t i = 0;; i = (i + 1) % most) {
       if (held[i] >= 0) ::close(held[i]);
       held[i] = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-      const linger none{1, 0};  // no port stays taken behind it
+      const linger none{1, 0};  // closes with a reset, so that no port stays in TIME_WAIT
       ::setsockopt(held[i], SOL_SOCKET, SO_LINGER, &none, sizeof none);
       (void)::connect(held[i], reinterpret_cast<const sockaddr*>(&address), sizeof address);
       if (i % 3 == 0) (void)::send(held[i], "LSc1", 4, MSG_NOSIGNAL);

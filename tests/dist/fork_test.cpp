@@ -1,4 +1,4 @@
-// What a forked child does to its parent's job when it ends, lets go of what it has copies of, or fails: nothing.
+// A forked child that exits, destroys its copies of objects, or fails must not affect its parent's job.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-/// Exit code of a child that does this and calls exit(), or 128 + signal. It has 10 s.
+/// The exit code of a child that runs fn and calls exit(), or 128 + its signal. Limit: 10 s.
 int in_child(const std::function<void(Group&)>& fn, Group& group) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -73,7 +73,7 @@ TEST_CASE("fork: a child that exits, lets go or fails leaves its parent's job al
             [&](int) {
               Group group = world().new_group({0, 1}, "pair");
               const Tensor t = ones({100});
-              world().all_reduce(t, {.async = true}).wait();  // there are channels, and a thread
+              world().all_reduce(t, {.async = true}).wait();  // creates channels and a worker thread
               for (const auto& [name, fn] : children) {
                 const int code = in_child(fn, group);
                 LOCKSTEP_CHECK(code == 0, "a child that ", name, " ended with ", code);

@@ -1,3 +1,4 @@
+// check_group(): tests every function of a process group. See group_body.h.
 #include "group_body.h"
 
 #include <algorithm>
@@ -26,7 +27,7 @@ template <class... Args> void expect(bool condition, const Args&... what) {
 constexpr DType all_types[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
 constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::product, ReduceOp::min, ReduceOp::max};
 
-// Small whole numbers, so that every order of summation and every dtype gives the same.
+// Small integers, whose sum is the same in every order and dtype.
 double value(DType dtype, ReduceOp op, int rank, int64_t i) {
   if (dtype == boolean) return (rank + i) % 3 == 0;
   if (op == ReduceOp::product) return (rank + i) % 4 == 0 ? 2 : 1;
@@ -43,7 +44,7 @@ double combine(DType dtype, ReduceOp op, double a, double b) {
   }
 }
 
-thread_local Device where;  // tensors of this rank
+thread_local Device where;  // the device of this rank's tensors
 template <class T> Tensor from(std::initializer_list<T> values) { return Tensor::from(values).to(where); }
 template <class T> Tensor from(const std::vector<T>& values, const Shape& shape) {
   return Tensor::from(values, shape).to(where);
@@ -85,7 +86,8 @@ class Body {
     for (const Algorithm algorithm : choices()) {
       if (!options.schedules && algorithm != Algorithm::automatic && algorithm != options.exact) continue;
       for (const DType dtype : all_types) {
-        // Every dtype and operation with the default algorithm in small worlds; elsewhere those whose code differs.
+        // The default algorithm runs with every dtype in small worlds. Other algorithms and larger worlds only run
+        // dtypes with separate code paths.
         if (algorithm != Algorithm::automatic && dtype != f32 && dtype != bf16) continue;
         if (n > 4 && dtype != f32 && dtype != bf16 && dtype != boolean) continue;
         for (const int64_t count : {0, 1, 13, 257}) all_collectives(algorithm, dtype, count);
@@ -122,7 +124,7 @@ class Body {
   void reductions(Algorithm a, DType dtype, ReduceOp op, int64_t count) {
     const CollectiveOptions o{.op = op, .algorithm = a, .tag = "body"};
     const Tensor input = given(dtype, op, rank, count), untouched = input.clone();
-    Tensor& sum = sums_[{dtype, op, count}];  // the same for every algorithm
+    Tensor& sum = sums_[{dtype, op, count}];  // expected to have the same bits with every algorithm
     if (!sum.defined()) sum = reduced(dtype, op, n, count);
     const Range own = shard_range(count, n, rank);
     const auto what = [&](Collective c, const char* place) {
@@ -158,7 +160,7 @@ class Body {
     const auto of = [&](int r) { return given(dtype, ReduceOp::sum, r, count); };
     const Range own = shard_range(count, n, rank);
     const auto what = [&](Collective c, const char* place) { return text(c, a, dtype, count, place); };
-    // The whole whose part i is rank i's.
+    // The concatenation in which part i comes from rank i.
     const Tensor joined = make(dtype, 0, count, [&, owner = 0](int64_t i) mutable {
       while (shard_range(count, n, owner).end <= i) ++owner;
       return value(dtype, ReduceOp::sum, owner, i);
@@ -208,7 +210,7 @@ class Body {
       expect_equal(copy, input, what(Collective::all_to_all, "its input"));
       g.all_to_all(copy, copy, o);
       expect_equal(copy, expected, what(Collective::all_to_all, "in place"));
-      // Parts of other sizes: rank `from` gives `to` (from + 2 to) % 3 rows of two elements, so none to some.
+      // Uneven parts: rank `from` gives rank `to` (from + 2 to) % 3 rows of two elements; some get none.
       std::vector<int64_t> to_each, from_each;
       int64_t given = 0, taken = 0;
       for (int r = 0; r < n; ++r) {
@@ -243,24 +245,24 @@ class Body {
       works.push_back(g.all_reduce(data.back(), {.async = true}));
     }
     const Tensor last = given(f32, ReduceOp::sum, rank, 5);
-    g.all_reduce(last);  // queues behind them
+    g.all_reduce(last);  // runs after them
     expect_equal(last, reduced(f32, ReduceOp::sum, n, 5), "a call behind asynchronous ones");
     for (int i = 20; i-- > 0;) {
       expect(works[size_t(i)].done(), "asynchronous calls end in order");
       works[size_t(i)].wait();
-      works[size_t(i)].wait();  // any number of times
+      works[size_t(i)].wait();  // waiting twice is allowed
       expect_equal(data[size_t(i)], reduced(f32, ReduceOp::sum, n, 1000 + i), "asynchronous all_reduce");
     }
     expect(Work().done(), "no work is done");
     Work().wait();
-    (void)g.all_reduce(data[0], {.async = true});  // nobody waits for it: the next call does
+    (void)g.all_reduce(data[0], {.async = true});  // never waited for; the next call completes it
     g.barrier();
   }
 
   void messages() {
     if (n == 1) return;
     const int next = (rank + 1) % n, before = (rank + n - 1) % n;
-    for (const int64_t count : {0, 1, 1000, 400009}) {  // the last one is larger than a ring between ranks
+    for (const int64_t count : {0, 1, 1000, 400009}) {  // the last one is larger than the ring buffer between two ranks
       for (const bool send_first : {true, false}) {
         const Tensor out = make(i32, 0, count, [&](int64_t i) { return double(rank * 10 + i % 7); }),
                      in = make(i32, 0, count, [](int64_t) { return -1; });
@@ -270,13 +272,13 @@ class Body {
                      str("exchange of ", count));
       }
     }
-    // A chain: each rank adds one and passes it on.
+    // A chain: each rank adds one and passes the token on.
     const Tensor token = from({0.f});
     if (rank > 0) g.receive(token, rank - 1, {.tag = "token"});
     token.fill_(token.item() + 1);
     if (rank + 1 < n) g.send(token, rank + 1, {.tag = "token"});
     expect(token.item() == rank + 1, "chain of messages");
-    // Several messages between two ranks keep their order, in a batch or one by one, asynchronous or not.
+    // Messages between two ranks keep their order, batched or single, asynchronous or not.
     if (rank == 0) {
       std::vector<PointToPoint> batch;
       for (int i = 0; i < 5; ++i) batch.push_back({true, from({float(i), 0.f}), 1, str("m", i)});
@@ -312,9 +314,9 @@ class Body {
     return numbers;
   }
 
-  // Bytes per rank: what the schedule says, and for ring and direct the formula 2 (n-1)/n S.
+  // Bytes per rank must match the schedule, and for ring and direct also the formula 2 (n-1)/n S.
   void traffic() {
-    const int64_t count = 5040;  // divides by 1 to 10
+    const int64_t count = 5040;  // divisible by 1 to 10
     const std::vector<int> places = hosts();
     const Tensor data = given(f32, ReduceOp::sum, rank, count);
     for (const Algorithm a : choices()) {
@@ -369,7 +371,7 @@ class Body {
       expect((inner != nullptr) == (rank == 0), "a group of a group");
       if (inner) inner->all_reduce(data);
     }
-    // Halves, in reversed order of ranks.
+    // Two halves, each in reversed order of ranks.
     const auto half = g.split(rank < n / 2 ? 0 : 1, -rank, "half");
     const int size = rank < n / 2 ? n / 2 : n - n / 2, last = rank < n / 2 ? n / 2 - 1 : n - 1;
     expect(half && half->size() == size && half->rank() == last - rank &&
@@ -379,7 +381,7 @@ class Body {
     half->broadcast(root, 0);
     expect(root.item() == last, "broadcast in a half");
     expect(g.split(-1, 0, "nobody") == nullptr, "split without colour");
-    // Two groups at work at once, on threads of their own.
+    // Two groups work at the same time, each on its own thread.
     const Tensor a = from({1.f}), b = from({1.f});
     Work x = g.all_reduce(a, {.async = true}), y = half->all_reduce(b, {.async = true});
     y.wait();
@@ -401,7 +403,7 @@ class Body {
            "axes that do not fit");
   }
 
-  // Wrong calls are told before anything moves, and the group goes on.
+  // Invalid calls throw before any data moves, and the group stays usable.
   void refusals() {
     const Tensor x = from({1.f, 2.f, 3.f, 4.f, 5.f, 6.f}), y = from({1.0, 2.0});
     const auto refused = [&](const char* part, const std::function<void()>& call) {

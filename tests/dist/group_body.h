@@ -1,15 +1,16 @@
 #pragma once
-// One test body for every kind of process group: threads, shared memory, TCP, MPI, NCCL.
+// One test body for all process groups: threads, shared memory, TCP, MPI, NCCL.
 #include <string>
 
 #include "dist/process_group.h"
 
+/// Properties of the group under test.
 struct GroupBody {
-  bool schedules = true;  ///< the group runs our schedules: every algorithm, and traffic counted to the byte
-  lockstep::dist::Algorithm exact =
-      lockstep::dist::Algorithm::automatic;  ///< without: the one other algorithm that it has
+  bool schedules = true;  ///< the group runs our schedules: test every algorithm, and count traffic to the byte
+  /// The only other algorithm of a group without our schedules.
+  lockstep::dist::Algorithm exact = lockstep::dist::Algorithm::automatic;
   lockstep::Device device = lockstep::default_device();
 };
 
-/// Throws std::runtime_error on the first thing that is wrong (ranks may be processes that no test framework counts).
+/// Throws std::runtime_error at the first failed check: ranks may be processes, whose failures doctest cannot count.
 void check_group(lockstep::dist::ProcessGroup& group, const GroupBody& options = {});

@@ -1,4 +1,4 @@
-// Process groups: the shared body over every transport, what ranks that disagree are told, and order under chaos.
+// Process groups: the shared body over every transport, the errors when ranks disagree, and order under random delays.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -25,7 +25,7 @@ std::string outcome(int n, const std::function<void(int)>& fn, const SpawnOption
   return message([&] { spawn(n, fn, options); });
 }
 
-/// What each rank throws, in threads with short times.
+/// Runs fn on `n` threads with short timeouts; returns each rank's error.
 std::vector<std::string> outcomes(int n, const std::function<void(int)>& fn, double timeout = 20) {
   std::vector<std::string> texts(size_t(n), "(no error)");
   (void)outcome(n,
@@ -46,7 +46,7 @@ Tensor ones(int64_t n, DType dtype = f32) { return Tensor::from(std::vector<floa
 }  // namespace
 
 TEST_CASE("group: every collective over threads") {
-  for (int n = 1; n <= (thread_sanitized ? 3 : 8); ++n) {  // eight ranks take two minutes there
+  for (int n = 1; n <= (thread_sanitized ? 3 : 8); ++n) {  // eight ranks would take two minutes with ThreadSanitizer
     CAPTURE(n);
     CHECK(outcome(n, [](int) { check_group(world()); }) == "(no error)");
   }
@@ -63,7 +63,7 @@ TEST_CASE("group: every collective over processes") {
   }
 }
 
-// Run by tests/namespaces.py: what a rank of a launched job does, here on one host of several.
+// One rank of a launched job, started by tests/namespaces.py on one of several hosts.
 TEST_CASE("group: a rank of a job" * doctest::skip()) {
   REQUIRE(getenv("RANK"));
   CHECK(message([] {
@@ -175,7 +175,7 @@ TEST_CASE("group 13: ranks that wait for each other") {
         receive = outcomes(2, [](int rank) { world().receive(ones(8), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); });
       },
       [&] { send = outcomes(3, [](int rank) { world().send(ones(3000000), (rank + 1) % 3); }); },
-      [&] {  // a stage that forgets to receive: named with the tag of its micro-batch
+      [&] {  // a stage that forgets to receive: the error has the tag of its micro-batch
         stage = outcomes(2, [](int rank) {
           if (rank == 0) world().receive(ones(4), 1, {.tag = "gradient of micro-batch 3"});
           else world().receive(ones(4), 0, {.tag = "activation of micro-batch 4"});
@@ -194,8 +194,8 @@ TEST_CASE("group 13: ranks that wait for each other") {
 TEST_CASE("group: a slow rank is no deadlock") {
   CHECK(outcome(2,
                 [](int rank) {
-                  if (rank == 1)
-                    std::this_thread::sleep_for(std::chrono::milliseconds(700));  // more than three heartbeats
+                  // Longer than three heartbeats.
+                  if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(700));
                   const Tensor t = ones(4);
                   if (rank == 0) world().receive(t, 1);
                   else world().send(t, 0);
@@ -268,10 +268,10 @@ TEST_CASE("group: destroyed with work on its way") {
           }
           work.wait();
           if (t.to_vector<float>()[12345] != 2) throw Error("wrong sum");
-          const auto again = world().new_group({1, 0}, "short");  // a name may be used again
+          const auto again = world().new_group({1, 0}, "short");  // a name may be reused
           again->barrier();
         }) == "(no error)");
-  // The one that throws does not wait for the other's part.
+  // The rank that throws does not wait for the other rank's part of the collective.
   const auto texts = outcomes(2, [](int rank) {
     const auto group = world().new_group({0, 1}, "half");
     if (rank == 0) {
@@ -292,14 +292,14 @@ TEST_CASE("group: worlds of this process and of its threads") {
   CHECK(contains(message([] { init(Rendezvous{.rank = 2, .world_size = 2}); }), "got rank 2 of 2"));
   CHECK(contains(message([] { init(Rendezvous{}, "gloo"); }),
                  "[init] expected backend auto, native, nccl or mpi, got \"gloo\""));
-  ProcessGroup& alone = init(Rendezvous{.port = 1});  // needs no store, so no port
+  ProcessGroup& alone = init(Rendezvous{.port = 1});  // a world of one needs no store, so the port is not used
   CHECK(&alone == &world());
   CHECK(alone.size() == 1);
   check_group(alone);
   CHECK(contains(message([] { init(Rendezvous{}); }), "[init] expected one call, got a second one"));
   CHECK(contains(outcome(2, [](int) {}), "[spawn] expected a process without a world"));
   CHECK(message([] { guard([] { throw Error("x"); }); }) == "x");
-  CHECK(message([&] { alone.barrier(); }) == "[rank 0] x");  // it has failed
+  CHECK(message([&] { alone.barrier(); }) == "[rank 0] x");  // guard() has marked the group as failed
   shutdown();
   shutdown();
   CHECK(!is_initialized());
@@ -312,7 +312,7 @@ TEST_CASE("group: worlds of this process and of its threads") {
 }
 
 TEST_CASE("group: random collectives under random delays give the bits of a calm run") {
-  // Every rank draws the same list of calls; delays and the mix of asynchronous calls are its own.
+  // All ranks draw the same calls; delays and the choice of asynchronous calls differ by rank.
   const auto run = [](bool chaos) {
     std::vector<float> result;
     const std::string error = outcome(4, [&](int rank) {
@@ -388,7 +388,7 @@ TEST_CASE("group: a forced algorithm") {
   setenv("LOCKSTEP_ALGORITHM", "ring", 1);
   CHECK(outcome(3, [](int) {
           const Tensor t = ones(6);
-          world().all_reduce(t);  // two steps of two messages each way
+          world().all_reduce(t);  // two steps, each with one message out and one in
           if (world().traffic().messages != 4) throw Error(str("messages: ", world().traffic().messages));
           world().gather(world().rank() == 0 ? ones(3) : Tensor(), ones(1), 0);
         }) == "(no error)");

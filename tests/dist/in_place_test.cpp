@@ -1,5 +1,5 @@
-// Tensors in memory that ranks share: segments and who maps them; collectives on them give the bits that they give on
-// others.
+// Tensors in memory shared by ranks: segments, their mappings, and collectives in place, which give the same bits as
+// collectives over messages.
 #include "dist/in_place.h"
 
 #include <doctest/doctest.h>
@@ -42,14 +42,14 @@ int64_t blocks_of(int fd) {
   return fstat(fd, &status) == 0 ? int64_t(status.st_blocks) : -1;
 }
 
-size_t mappings() {  // of segments, in this process
+size_t mappings() {  // of segments into this process
   std::ifstream maps("/proc/self/maps");
   size_t n = 0;
   for (std::string line; std::getline(maps, line);) n += contains(line, "memfd:lockstep-tensor");
   return n;
 }
 
-/// Random bits, so that NaN, infinities, denormals and zeros of both signs are among them.
+/// Random bits, which include NaN, infinities, subnormals and zeros of both signs.
 Tensor random_bits(DType dtype, int64_t n, uint32_t seed) {
   const Tensor t = empty({n}, {.dtype = dtype});
   std::mt19937 random(seed);
@@ -58,7 +58,7 @@ Tensor random_bits(DType dtype, int64_t n, uint32_t seed) {
   return t;
 }
 
-/// A copy inside a shared tensor, `shift` elements from its beginning; or an ordinary one.
+/// A copy of t inside a shared tensor, `shift` elements from its beginning; or in ordinary memory.
 Tensor home(ProcessGroup& g, const Tensor& t, bool shared, int64_t shift = 3) {
   if (!shared) return t.clone();
   const Tensor copy = g.shared_empty({t.numel() + 2 * shift}, t.dtype()).narrow(0, shift, t.numel());
@@ -72,7 +72,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 
 void expect(bool condition, const std::string& what) { LOCKSTEP_CHECK(condition, what); }
 
-/// The four collectives once on ordinary tensors and once on shared ones.
+/// Runs the collectives on ordinary and on shared tensors and compares the results.
 void compare(ProcessGroup& g, DType dtype, dist::ReduceOp op, int64_t count, Algorithm algorithm = Algorithm::direct) {
   const int n = g.size(), rank = g.rank();
   const std::string what = str("rank ", rank, " of ", n, ": ", dtype, " x ", count, " ", name_of(op));
@@ -81,13 +81,13 @@ void compare(ProcessGroup& g, DType dtype, dist::ReduceOp op, int64_t count, Alg
   Tensor results[2][7];
   for (const bool shared : {false, true}) {
     Tensor* result = results[shared];
-    // Over messages always `direct`: the reference.
+    // The reference over messages always uses `direct`.
     const CollectiveOptions o{.op = op, .algorithm = shared ? algorithm : Algorithm::direct};
     const int64_t before = g.traffic().in_place;
     result[0] = home(g, given, shared);
     g.all_reduce(result[0], o);
     result[1] = home(g, zeros({count}, {.dtype = dtype}), shared, 0);
-    g.all_reduce(result[1], given, o);  // only the output has to be there
+    g.all_reduce(result[1], given, o);  // only the output needs to be shared
     const Tensor whole = home(g, given, shared, 1);
     result[2] = zeros({own.size()}, {.dtype = dtype});
     g.reduce_scatter(result[2], whole, o);
@@ -96,7 +96,7 @@ void compare(ProcessGroup& g, DType dtype, dist::ReduceOp op, int64_t count, Alg
     result[3] = whole.narrow(0, own.begin, own.size()).clone();
     result[4] = home(g, zeros({count}, {.dtype = dtype}), shared);
     g.all_gather(result[4], given.narrow(0, own.begin, own.size()).clone());
-    result[5] = home(g, given, shared && rank == 0);  // broadcast: the root's is enough
+    result[5] = home(g, given, shared && rank == 0);  // broadcast: only the root's tensor needs to be shared
     g.broadcast(result[5], 0);
     result[6] = home(g, given, shared);
     g.broadcast(result[6], n - 1);
@@ -120,8 +120,8 @@ void compare_all(ProcessGroup& g) {
       for (const int64_t count : {0, 1, 2, 13, 1009}) compare(g, dtype, op, count);
     }
   for (const int64_t count : {1, 13, 1009}) compare(g, bf16, dist::ReduceOp::mean, count, Algorithm::in_place);
-  for (const DType dtype : {f32, bf16, i8})
-    compare(g, dtype, dist::ReduceOp::mean, 50021);  // more than a block of each rank's
+  // More than one block per rank.
+  for (const DType dtype : {f32, bf16, i8}) compare(g, dtype, dist::ReduceOp::mean, 50021);
   g.barrier();
 }
 
@@ -139,7 +139,7 @@ TEST_CASE("segments: where bytes lie, and who has them") {
   CHECK(whole.offset == 0);
   CHECK(part.offset == 4000);
   CHECK(part.serial == whole.serial);
-  CHECK(bool(placement_of(bytes.subspan(12000))));  // nothing, at the end
+  CHECK(bool(placement_of(bytes.subspan(12000))));  // empty, at the end of the tensor
   CHECK_FALSE(bool(placement_of({bytes.data() + 8, 12000})));
   CHECK_FALSE(bool(placement_of(bytes_of(ordinary))));
   CHECK(placement_of(bytes_of(other)).serial != whole.serial);
@@ -160,7 +160,7 @@ TEST_CASE("segments: a peer sees the same bytes, and lets go of what its owner h
     t.fill_(1);
     const Placement at = placement_of(bytes_of(t.narrow(0, 10, 5)));
     auto* there = reinterpret_cast<float*>(peer.reach(at, 20));
-    REQUIRE(there != t.data<float>() + 10);  // a mapping of its own
+    REQUIRE(there != t.data<float>() + 10);  // a separate mapping
     CHECK(there[4] == 1);
     there[4] = 2;
     CHECK(t.data<float>()[14] == 2);
@@ -194,7 +194,7 @@ TEST_CASE("segments: memory is given back at once, also while a peer maps it") {
   CHECK(blocks_of(fd) >= (1 << 20) / 512);
   t = Tensor();
   CHECK(blocks_of(fd) <= 16);
-  CHECK(there[12345] == std::byte(0));  // no fault
+  CHECK(there[12345] == std::byte(0));  // no fault although the pages were released
   close(fd);
 }
 
@@ -233,7 +233,7 @@ TEST_CASE("in place: ranks share the schedule out so that none waits for another
       CAPTURE(name_of(c));
       CAPTURE(n);
       struct Use {
-        std::set<int> readers, writers;  // ranks that do the work
+        std::set<int> readers, writers;  // ranks that do the reads and writes of this place
       };
       std::map<std::array<int, 3>, Use> places;
       size_t transfers = 0;

@@ -1,3 +1,4 @@
+// Ranks in threads and in child processes for tests of the control plane. See job.h.
 #include "tests/dist/job.h"
 
 #include <doctest/doctest.h>
@@ -178,14 +179,15 @@ Activity activity_at(uint64_t completed) {
 
 }  // namespace
 
-// What a Child does: words of its script, one after another. Ends with _exit unless the script says otherwise.
+// The child process: executes the words of its script one by one, then ends with _exit() unless the script says
+// otherwise.
 TEST_CASE("child of a test" * doctest::skip()) {
   const char* script = std::getenv("LOCKSTEP_TEST_CHILD");
   if (!script) return;
   const int descriptors = std::atoi(std::getenv("LOCKSTEP_TEST_DESCRIPTORS"));
   const rlimit limit{rlim_t(descriptors), rlim_t(descriptors)};
   if (descriptors > 0) ::setrlimit(RLIMIT_NOFILE, &limit);
-  if (std::string(script) == "no_threads") {  // no room for the stack of another one
+  if (std::string(script) == "no_threads") {  // leaves no memory for another thread's stack
     int64_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
     const rlim_t bytes = rlim_t(pages * ::sysconf(_SC_PAGESIZE) + (4 << 20));
@@ -204,7 +206,7 @@ TEST_CASE("child of a test" * doctest::skip()) {
       else if (word == "in9") control->begin(activity_at(8)), control->waits(0, 0, false);
       else if (word == "after8") control->begin(activity_at(7)), control->end();
       else if (word == "meet") control->barrier("meet", {0, 1, 2}, Seconds(20));
-      else if (word == "ask") control->try_get("x");  // what was said before has arrived
+      else if (word == "ask") control->try_get("x");  // a round trip: rank 0 has received all earlier messages
       else if (word == "report") control->report(Fault::rank_failed, place.rank, "forward: no such layer");
       else if (word == "kill") ::raise(SIGKILL);
       else if (word == "exit") std::exit(0);

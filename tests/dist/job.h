@@ -1,7 +1,6 @@
 #pragma once
-// Jobs for tests of the control plane: ranks that are threads of the test, and ranks that are processes of their own
-// (the test program started again, so that it has no threads yet) which do what a script says and may be killed or
-// stopped.
+// Jobs for tests of the control plane. Ranks are threads of the test, or child processes that run a script and may be
+// killed or stopped. A child is the test program started anew, so that it begins with a single thread.
 #include <sys/types.h>
 
 #include <functional>
@@ -12,29 +11,34 @@
 
 #include "dist/control.h"
 
+/// A job of `world` ranks on this machine, with the listener of rank 0's store. Times are in seconds.
 struct Job {
   explicit Job(int world, double heartbeat = 1, double timeout = 20);
   ~Job();
-  lockstep::dist::Rendezvous place(int rank);  ///< rank 0's has the listener; ask once
-  /// Joins `ranks`, each in its own thread, and runs body there; gives back what each threw ("" when nothing).
+  /// The rendezvous of a rank. Rank 0's owns the listener, so call it once per rank.
+  lockstep::dist::Rendezvous place(int rank);
+  /// Joins `ranks`, each on its own thread, and runs body there. Returns the error of each rank; "" if there was none.
   std::map<int, std::string> run(const std::vector<int>& ranks,
                                  const std::function<void(lockstep::dist::Control&)>& body);
+  /// All ranks, 0 to world - 1.
   std::vector<int> all() const;
 
   lockstep::dist::Rendezvous base;
   int listener = -1;
 };
 
-/// Another process that does `script`: see child_ranks in job.cpp. Killed when it is still there at the end.
+/// A process that runs `script`: see the test case "child of a test" in job.cpp. The destructor kills it if it still
+/// runs.
 class Child {
  public:
   Child(const std::string& script, const lockstep::dist::Rendezvous& place, int descriptors = 0);
   ~Child();
   Child(const Child&) = delete;
+  /// Sends a signal to the process.
   void signal(int number) const;
   /// Waits until the process has written `word` to its standard output. False after 20 s.
   bool says(const std::string& word);
-  /// Exit code, or 128 + signal; -1 after 30 s.
+  /// The exit code, or 128 + signal; -1 after 30 s.
   int wait();
   const std::string& output() const { return output_; }
   pid_t pid() const { return pid_; }
@@ -47,20 +51,23 @@ class Child {
   std::string output_;
 };
 
-/// Waits until the job failed, and throws that failure; 20 s at most.
+/// Waits until the job has failed, for at most 20 s, and throws its failure.
 void until_failed(lockstep::dist::Control& control);
-/// Seconds since some fixed moment.
+/// Seconds of a monotonic clock.
 double now_seconds();
 #ifdef __SANITIZE_THREAD__
+/// True under ThreadSanitizer.
 inline constexpr bool thread_sanitized = true;
 #else
 inline constexpr bool thread_sanitized = false;
 #endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_UNDEFINED__)  // the second by .ci/run: g++ does not say it
+// .ci/run defines the second one, as g++ has no such macro
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_UNDEFINED__)
+/// True under any sanitizer.
 inline constexpr bool sanitized = true;
 #else
 inline constexpr bool sanitized = thread_sanitized;
 #endif
-/// Seconds that a fault may take to be told: 3 on a free machine; more under sanitizers, and as much more as the
-/// machine is loaded.
+/// The longest time in seconds until a fault is reported: 3 on an idle machine, more under sanitizers and in proportion
+/// to the machine's load.
 double slack();

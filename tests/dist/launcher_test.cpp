@@ -1,4 +1,5 @@
-// The launcher's parts that need no processes: hosts, cores, environment, output. tests/launcher.py runs it as a whole.
+// The launcher's parts that need no processes: hosts, cores, environment, output. tests/launcher.py tests the launcher
+// as a whole.
 #include <doctest/doctest.h>
 
 #include <sys/stat.h>
@@ -117,7 +118,7 @@ TEST_CASE("lists of cores") {
 }
 
 TEST_CASE("cores are dealt to ranks") {
-  // Two sockets of two NUMA nodes of two physical cores with two threads each: threads of a core are 8 apart.
+  // Two sockets of two NUMA nodes of two cores with two hardware threads each, whose numbers differ by 8.
   std::vector<Core> cores;
   for (int id = 0; id < 16; ++id)
     cores.push_back({.id = id, .unit = id % 8, .socket = id % 8 / 4, .node = id % 8 / 2, .cache = id % 8 / 4 * 4});
@@ -140,7 +141,7 @@ TEST_CASE("cores are dealt to ranks") {
   CHECK(contains(message([&] { text(Binding::exclusive, 17); }), "got 4 for 5 ranks"));
   CHECK(contains(message([] { deal_cores(Binding::cores, 1, {}); }), "got none"));
   CHECK(contains(message([] { parse_binding("die"); }), "'die'"));
-  // This machine: at least the core that we are running on.
+  // This machine has at least the core that this test runs on.
   const auto here = allowed_cores();
   CHECK(!here.empty());
   CHECK(usable_cores() >= 1);
@@ -208,7 +209,7 @@ TEST_CASE("a port is kept from others, and one in use is refused") {
   const Port any("127.0.0.1", 0), other("127.0.0.1", 0);
   CHECK(any.number() > 0);
   CHECK(any.number() != other.number());
-  const Port same("127.0.0.1", any.number());  // held, but nobody listens: rank 0 may
+  const Port same("127.0.0.1", any.number());  // reserved but not listened on, so rank 0 can still bind it
   CHECK(same.number() == any.number());
   CHECK(contains(message([] { Port("127.0.0.1", 65536); }), "65536"));
   CHECK(contains(message([] { Port("192.0.2.1", 0); }), "not an address of this machine"));
@@ -291,7 +292,7 @@ TEST_CASE("error files") {
   CHECK(read_error_file(file).size() == 8192);
   std::filesystem::remove(file);
   REQUIRE(mkfifo(file.c_str(), 0600) == 0);
-  CHECK(read_error_file(file).empty());  // and nobody waits
+  CHECK(read_error_file(file).empty());  // without waiting for a writer
 }
 
 TEST_CASE("the first cause is the rank that all errors name, if it failed") {
@@ -340,7 +341,7 @@ TEST_CASE(
   for (int i = 0; i < 13; ++i) {
     Scratch scratch;
     all.push_back(scratch.path());
-    if (i != 1) scratch.keep(i != 2);  // 2: logs that somebody asked for
+    if (i != 1) scratch.keep(i != 2);  // 2: its logs were requested by the user
   }
   before ? setenv("TMPDIR", kept.c_str(), 1) : unsetenv("TMPDIR");
   for (int i = 0; i < 13; ++i) CHECK(std::filesystem::exists(all[size_t(i)]) == (i == 2 || i > 2));

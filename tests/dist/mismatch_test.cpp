@@ -1,5 +1,6 @@
-// What a rank is told when another one has called something else, or is gone: the cause, and at once, however long a
-// heartbeat is. The others need not be there any more: who only sends is soon done with a call, and may leave.
+// Errors when another rank calls a different collective, or is gone: they name the cause, and arrive immediately
+// whatever the heartbeat is. The other ranks may have left already, because a rank that only sends completes a call
+// early.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -54,7 +55,7 @@ void send_away(int rank) { world().send(ones({8}), 1 - rank); }
 void leave(int) {}
 void leave_late(int) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
 
-constexpr double soon = 3;  // seconds; a heartbeat is five
+constexpr double soon = 3;  // seconds; shorter than a heartbeat, which is five
 
 }  // namespace
 
@@ -127,7 +128,7 @@ TEST_CASE("mismatch 1: where a rank was last seen is known of a job younger than
       }
       if (rank == 1) kill(getpid(), SIGKILL);
       world().all_reduce(ones({8}));
-    } catch (const DistError& error) {  // spawn() itself may be told first that the process is gone
+    } catch (const DistError& error) {  // spawn() itself may notice first that the process is gone
       (void)!write(notes[1], error.what(), std::strlen(error.what()));
       throw;
     }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Runs test_mpi under mpirun: the body that all groups share, then faults, whose messages are compared.
+"""Runs test_mpi under mpirun: the body shared by all process groups, then faults, whose messages are compared.
 
-Prints "N passed, M failed"; exit code 77 (skipped) with a reason where there is no MPI.
+Prints "N passed, M failed"; exit code 77 (skipped) with a reason if there is no MPI.
 """
 import os
 import pathlib
@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 
-# Case, ranks, and what must be said (empty: it must succeed).
+# (case, ranks, required part of the output; "": it must succeed)
 CASES = [
     ("body", 1, ""),
     ("body", 3, ""),
@@ -33,7 +33,7 @@ def kill_session(session):
             if entry.name.isdigit() and os.getsid(int(entry.name)) == session:
                 os.kill(int(entry.name), signal.SIGKILL)
         except OSError:
-            pass  # it has ended
+            pass  # it has ended already
 
 
 def main():
@@ -49,12 +49,12 @@ def main():
     for case, ranks, said in CASES:
         command = [mpirun, *root, "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", str(ranks), sys.argv[1], case]
         should_fail = bool(said) or case == "kill"
-        # Open MPI 4.1's mpirun, having said that it ends the job, now and then never ends itself.
+        # mpirun of Open MPI 4.1 sometimes hangs after it announces that it ends the job.
         process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             output, code = process.communicate(timeout=60 if should_fail else 300)[0], process.returncode
         except subprocess.TimeoutExpired:
-            kill_session(process.pid)  # mpirun and its ranks, which have process groups of their own
+            kill_session(process.pid)  # mpirun and its ranks, which are in process groups of their own
             output = process.communicate()[0]
             code = 1 if should_fail and "mpirun" in output and "exited" in output else -1
         good = said in output and code != -1 and (code != 0) == should_fail

@@ -1,4 +1,4 @@
-// Groups over MPI, one process of `mpirun -n N test_mpi CASE`: prints what it raises and ends with 1, or prints
+// Groups over MPI. This is one process of `mpirun -n N test_mpi CASE`; it prints its error and exits with 1, or prints
 // nothing.
 #include <cstdio>
 #include <cstring>

@@ -1,3 +1,4 @@
+// A TCP proxy that injects faults. See proxy.h.
 #include "tests/dist/proxy.h"
 
 #include <poll.h>
@@ -23,7 +24,7 @@ struct Proxy::State {
     Fd fd;
     std::list<Piece> out;
     bool ended = false, told = false;
-  };  // out: still to be written to fd; ended: it sends no more
+  };  // out: not yet written to fd; ended: the peer sends no more
   struct Link {
     Side caller, target;
     int64_t passed = 0, from_caller = 0;
@@ -42,7 +43,7 @@ struct Proxy::State {
   std::thread thread;
 
   static void reset(Fd& fd) {
-    const linger now{1, 0};  // close() sends a reset
+    const linger now{1, 0};  // makes close() send a reset
     ::setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
     fd.close();
   }
@@ -65,7 +66,7 @@ struct Proxy::State {
     link.target.fd = std::move(target);
   }
 
-  // Takes what `from` has sent; it goes out to `to` when it is due.
+  // Reads what `from` has sent; it is forwarded to `to` when it is due.
   void take(Link& link, Side& from, Side& to, bool is_caller) {
     std::vector<char> buffer(size_t(faults.piece));
     const ssize_t got = ::recv(from.fd.get(), buffer.data(), buffer.size(), 0);

@@ -1,5 +1,5 @@
 #pragma once
-// Ranks that are threads, each with its seat in a job and a transport, for tests of what lies below process groups.
+// Ranks in threads, each with its control plane and transport, for tests of the layers below process groups.
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,6 +11,7 @@
 
 namespace lockstep::dist {
 
+/// The control planes of `n` ranks that are threads of this process.
 struct Seats {
   explicit Seats(int n, const std::string& transport = "threads", Rendezvous place = {}) {
     place.world_size = place.local_world_size = n;
@@ -18,8 +19,8 @@ struct Seats {
     controls = local_controls(n, place);
     for (int i = 0; i < n; ++i) world.push_back(i);
   }
-  /// Runs body(rank, control, transport) on all ranks; gives back what each threw ("" when nothing).
-  /// `after` is called when its transport is gone.
+  /// Runs body(rank, control, transport) on all ranks; returns the error of each, "" if there was none. Calls `after`
+  /// when the rank's transport has been destroyed.
   std::vector<std::string> run(
       const std::function<void(int, Control&, Transport&)>& body, const std::string& group = "world",
       const std::function<void(int)>& after = [](int) {}) {
@@ -30,8 +31,8 @@ struct Seats {
         try {
           const auto transport = make_transport(*controls[size_t(rank)], group, rank, world);
           body(rank, *controls[size_t(rank)], *transport);
-          controls[size_t(rank)]->barrier(group + " ends", world,
-                                          Seconds(30));  // a transport that goes away is an error to others
+          // Other ranks would see a transport that is destroyed early as an error.
+          controls[size_t(rank)]->barrier(group + " ends", world, Seconds(30));
         } catch (const std::exception& e) { errors[size_t(rank)] = e.what(); }
         after(rank);
       });

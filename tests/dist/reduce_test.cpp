@@ -1,4 +1,4 @@
-// Arithmetic of collectives: every type and operation, at any address, against a loop over numbers.
+// Arithmetic of collectives: every dtype and operation, at any alignment, against a scalar loop.
 #include "dist/reduce.h"
 
 #include <doctest/doctest.h>
@@ -20,7 +20,7 @@ namespace {
 constexpr DType all_dtypes[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
 constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::product, ReduceOp::min, ReduceOp::max};
 
-/// The definition for one pair of numbers, in the widest type of the kind.
+/// The operation on one pair of values, defined in the widest type of the kind.
 template <class T> T expected(ReduceOp op, T a, T b) {
   if constexpr (std::is_same_v<T, bool>) {
     return op == ReduceOp::sum || op == ReduceOp::max ? a || b : a && b;
@@ -49,7 +49,7 @@ template <class T> bool same(T a, T b) {
   else return a == b;
 }
 
-/// Numbers of the type: ordinary ones, and in between those where arithmetic has corners.
+/// Values of the type: ordinary ones mixed with special cases.
 template <class T> std::vector<T> numbers(int64_t count, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<T> all;
@@ -98,7 +98,8 @@ TEST_CASE("reduce_into equals the definition for every type, operation, length a
               wrong += !same(got, expected<T>(op, a[size_t(i)], b[size_t(i)]));
             }
             CHECK(wrong == 0);
-            for (size_t i = 0; i < shift; ++i) CHECK(target[i] == std::byte(0x5a));  // nothing around it was touched
+            // bytes around the target are unchanged
+            for (size_t i = 0; i < shift; ++i) CHECK(target[i] == std::byte(0x5a));
             for (size_t i = shift + size_t(count) * sizeof(T); i < target.size(); ++i)
               CHECK(target[i] == std::byte(0x5a));
           }
@@ -113,8 +114,8 @@ TEST_CASE("sums of f16 and bf16 are computed in f32 and rounded to nearest even 
                 1);
     return float(x);
   };
-  CHECK(sum(2048, 1, Half()) == 2048);  // halfway, 2048 is even
-  CHECK(sum(2050, 1, Half()) == 2052);  // halfway, to even upwards
+  CHECK(sum(2048, 1, Half()) == 2048);  // a tie: 2048 is even
+  CHECK(sum(2050, 1, Half()) == 2052);  // a tie: rounds up to even
   CHECK(sum(65504, 16, Half()) == std::numeric_limits<float>::infinity());
   CHECK(sum(0x1p-24f, 0x1p-24f, Half()) == 0x1p-23f);  // subnormal
   CHECK(sum(256, 1, BFloat16()) == 256);

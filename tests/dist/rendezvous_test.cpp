@@ -1,4 +1,4 @@
-// How ranks find their job, and why they are refused.
+// How ranks find their job, and why a rank is rejected.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -27,7 +27,7 @@ namespace {
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-// The environment of a rank, for the time of a test: all other variables that we know are unset.
+// Sets the environment of a rank during a test; unsets all other variables that Lockstep reads.
 class Environment {
  public:
   explicit Environment(const Variables& variables) {
@@ -40,7 +40,7 @@ class Environment {
                              "LOCKSTEP_TOKEN",
                              "LOCKSTEP_JOB",
                              "LOCKSTEP_TIMEOUT",
-                             "LOCKSTEP_TIMEUOT",  // misspelt by a test
+                             "LOCKSTEP_TIMEUOT",  // misspelled on purpose by a test
                              "LOCKSTEP_HEARTBEAT",
                              "LOCKSTEP_INTERFACE",
                              "LOCKSTEP_TRANSPORT",
@@ -83,7 +83,7 @@ std::string join_says(const Rendezvous& place) {
   return message([&] { Control::join(place); });
 }
 
-// Something that listens and is not ours: says what it is given to say to each who comes, then nothing.
+// A foreign server: sends `text` to every client, then stays silent.
 class Listener {
  public:
   explicit Listener(std::string text) : fd_(open_listener("127.0.0.1", port)) {
@@ -140,7 +140,7 @@ TEST_CASE("rendezvous: from the environment of torchrun, Open MPI and SLURM") {
       {{{"RANK", "0"}, {"WORLD_SIZE", "1"}}, 0, 1, 0, 1, "127.0.0.1", 29500},
       {ompi, 3, 4, 3, 4, "127.0.0.1", 29500},
       {ompi + Variables{{"MASTER_ADDR", "n1"}, {"MASTER_PORT", "77"}}, 3, 4, 3, 4, "n1", 77},
-      {ompi + torchrun, 5, 8, 0, 1, "10.0.0.1", 1234},  // ours go first
+      {ompi + torchrun, 5, 8, 0, 1, "10.0.0.1", 1234},  // RANK and WORLD_SIZE take precedence over Open MPI's variables
       {slurm + Variables{{"SLURM_NNODES", "1"}}, 6, 8, 2, 8, "127.0.0.1", 29500},
       {slurm + Variables{{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "gpu[07-08,11]"}}, 6, 8, 2, 3, "gpu07", 29500},
       {slurm + Variables{{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "x,y"}, {"SLURM_STEP_NODELIST", "a1,b[2-3]"}}, 6,
@@ -302,7 +302,7 @@ TEST_CASE("rendezvous 22: a port in use is an error at once, also for the ranks 
   std::string second, stray;
   job.run({0, 1}, [&](Control& control) {
     if (control.place().rank == 0) return control.barrier("end", {0, 1}, Seconds(20));
-    Rendezvous other;  // a second job that was told the same port
+    Rendezvous other;  // a second job that was given the same port
     other.world_size = 2;
     other.port = control.place().port;
     other.token = "another secret";
@@ -334,7 +334,7 @@ TEST_CASE("rendezvous 23: a listener that is silent, or speaks something else") 
       place.world_size = 2;
       place.rank = 1;
       place.port = listener.port;
-      place.timeout = Seconds(5.5);  // else one that is silent has 20 s
+      place.timeout = Seconds(5.5);  // otherwise a silent peer would have 20 s
       const double start = now_seconds();
       const std::string said = join_says(place);
       INFO(said);
@@ -380,7 +380,7 @@ TEST_CASE("rendezvous 19: connections that are reset are tried again") {
     });
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  proxy.cut();  // also whoever waits for rank 0 by now
+  proxy.cut();  // also resets ranks that already wait for rank 0
   const auto said = job.run({0}, [](Control& control) { control.barrier("meet", {0, 1, 2}, Seconds(10)); });
   CHECK(said.at(0) == "");
   for (std::thread& thread : threads) thread.join();
@@ -413,11 +413,11 @@ TEST_CASE("rendezvous 26, 28, 29: who does not belong is refused, with both side
     job.base.identity = "build=2\nmodel=gpt\nlr=0.1\n";
     Rendezvous wrong = job.place(1), right = job.place(1);
     row.change(wrong);
-    if (wrong.rank == 0) {  // takes part as a process of its own: it must not start a store
+    if (wrong.rank == 0) {  // joins as a separate process: it must not start a store
       wrong.listener = -1;
       std::map<int, std::string> said = job.run({0, 1}, [&](Control& control) {
         if (control.place().rank == 1) {
-          Rendezvous again = control.place();  // rank 1 a second time
+          Rendezvous again = control.place();  // a second rank 1
           again.listener = -1;
           const std::string twice = join_says(again);
           INFO(twice);
@@ -433,7 +433,7 @@ TEST_CASE("rendezvous 26, 28, 29: who does not belong is refused, with both side
     std::string refused, joined;
     std::thread other([&] {
       refused = join_says(wrong);
-      if (!row.job_fails) joined = join_says(right);  // the job goes on
+      if (!row.job_fails) joined = join_says(right);  // the job still accepts the right rank
     });
     const auto said = job.run({0}, [](Control&) {});
     other.join();
@@ -467,8 +467,8 @@ TEST_CASE("rendezvous: over a file, whatever lies there from earlier runs") {
         said[size_t(rank)] = message([&] {
           Rendezvous place = Rendezvous::from_url(str("file://", path, "?rank=", rank, "&world_size=", world));
           place.timeout = Seconds(20);
-          if (rank == 0)
-            std::this_thread::sleep_for(std::chrono::milliseconds(60));  // the others look at the old file first
+          // The others see the old file first.
+          if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(60));
           const auto control = Control::join(place);
           CHECK(control->place().token.size() == 64);
           std::vector<int> all;
@@ -479,7 +479,7 @@ TEST_CASE("rendezvous: over a file, whatever lies there from earlier runs") {
     }
     for (std::thread& thread : threads) thread.join();
     for (const std::string& text : said) CHECK(text == "(no error)");
-    CHECK(!std::filesystem::exists(path));  // nothing stays
+    CHECK(!std::filesystem::exists(path));  // the file is removed
   };
   const auto leave_behind = [&](int port, const std::string& token) {
     std::ofstream(path) << "lockstep rendezvous 1\nhost=127.0.0.1\nport=" << port << "\ntoken=" << token << "\nend\n";
@@ -493,7 +493,7 @@ TEST_CASE("rendezvous: over a file, whatever lies there from earlier runs") {
   Listener other("HTTP/1.1 400 Bad Request\r\n");
   leave_behind(other.port, "old");
   run(3);
-  Job job(1);  // the port now belongs to another job
+  Job job(1);  // another job now listens on the old port
   job.run({0}, [&](Control& control) {
     leave_behind(control.place().port, "old");
     run(3);
@@ -521,8 +521,8 @@ TEST_CASE("rendezvous: IPv6, other addresses with a token, interfaces and subnet
   for (const std::string address : {"::1", "127.0.0.2", "localhost", "0.0.0.0"}) {
     int port = 0;
     int fd = -1;
-    if (contains(message([&] { fd = open_listener(address, port); }), "cannot make a socket"))
-      continue;  // no IPv6 here
+    // This machine has no IPv6.
+    if (contains(message([&] { fd = open_listener(address, port); }), "cannot make a socket")) continue;
     if (fd < 0) {
       MESSAGE(address, " is not available");
       continue;

@@ -1,5 +1,5 @@
-// Schedules: every algorithm, collective and number of ranks is right; the checker finds what is planted; simulated
-// times and counted bytes are those of the textbook.
+// Schedules: every algorithm is right for every collective and number of ranks, the checker finds planted errors, and
+// simulated times and counted bytes match the textbook formulas.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ using namespace lockstep::dist;
 
 namespace {
 
-// Code with sanitizers in it is many times slower, and finds nothing more in more ranks.
+// Sanitizers slow this down many times and find nothing new with more ranks.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int thousand = 200, most = 1024;
 #else
@@ -41,7 +41,7 @@ std::string describe(Algorithm a, const Request& r) {
              hosts.empty() ? "" : ", hosts", hosts);
 }
 
-/// Rank i of n on a host: m hosts side by side, dealt like cards, and of very different sizes.
+/// Placements of n ranks on m hosts: contiguous, round-robin, and hosts of very different sizes.
 std::vector<std::vector<int>> layouts(int n) {
   std::vector<std::vector<int>> all{{}};
   for (const int m : {2, 3, 4}) {
@@ -56,7 +56,7 @@ std::vector<std::vector<int>> layouts(int n) {
   return all;
 }
 
-/// "((0+1)+2)": the definition of the order, written down a second time.
+/// "((0+1)+2)": the order of summation, defined independently of the code under test.
 std::string tree_text(int64_t begin, int64_t end) {
   if (end - begin == 1) return str(begin);
   const int64_t middle = tree_split(begin, end);
@@ -84,7 +84,7 @@ TEST_CASE("every schedule is right: all algorithms, collectives, roots, 1 to 64 
             ++checked;
             if (!check.right()) FAIL_CHECK(describe(a, r), ": ", check.errors[0]);
             CHECK(std::accumulate(check.sent.begin(), check.sent.end(), int64_t(0)) == check.transfers);
-            // What is promised is what is found; what is found by chance is not promised.
+            // If an algorithm claims tree order, its schedule must have it; a schedule may also have it by chance.
             if (is_reduction(c) && adds_in_tree_order(a, r))
               CHECK_MESSAGE(check.all_in_tree_order(), describe(a, r), ": ", check.order(0));
           }
@@ -169,7 +169,7 @@ TEST_CASE("steps, messages and chunks are those of the formulas") {
       CHECK(check.rounds == row.rounds);
       CHECK(*std::max_element(check.sent.begin(), check.sent.end()) == row.sent);
     }
-    // No rank sends or gets more than another, and all of them as little as can be.
+    // All ranks send and receive the same number of chunks, and that is the minimum.
     for (const Algorithm a : {Algorithm::ring, Algorithm::direct, Algorithm::halving_doubling}) {
       if (a == Algorithm::halving_doubling && !std::has_single_bit(unsigned(n))) continue;
       const Check check = check_schedule(a, {Collective::all_reduce, n});
@@ -210,7 +210,7 @@ TEST_CASE("programs are the parts of a schedule") {
       for (const Transfer& t : program_of(a, r, rank)) seen += t.from == t.to ? 2 : 1;
     }
     CHECK(seen == 2 * all.size());
-    CHECK(make_schedule(a, r) == all);  // pure
+    CHECK(make_schedule(a, r) == all);  // make_schedule() is a pure function
   });
   CHECK(contains(message([] {
                    program_of(Algorithm::ring, {Collective::all_reduce, 4}, 4);
@@ -230,7 +230,7 @@ TEST_CASE("the checker finds what is planted") {
     return list;
   };
   REQUIRE(errors(ring, all_reduce).empty());
-  // ring[1]: step 0, rank 1 -> rank 2, chunk 0
+  // ring[1] is: step 0, rank 1 -> rank 2, chunk 0
   struct Row {
     const char* what;
     std::vector<Transfer> list;
@@ -287,7 +287,7 @@ TEST_CASE("the checker finds what is planted") {
                  "at the end rank 0 should have chunk 0 of rank 1 as chunk 0, but has nothing"));
   CHECK(contains(errors({}, {Collective::gather, 2, 1}, 2)[0],
                  "should have chunk 0 of rank 0 as chunk 0, but has nothing"));
-  // Sums that two ranks make by themselves are equal when they are made in the same way, and are not otherwise.
+  // Sums computed on several ranks count as equal only if they are added in the same order.
   const Request two{Collective::all_reduce, 2}, three{Collective::all_reduce, 3};
   const std::vector<Transfer> swap{{0, 0, 1, {0, 0}, {0, 1}, Action::copy},
                                    {0, 1, 0, {0, 0}, {0, 1}, Action::copy},
@@ -315,7 +315,7 @@ TEST_CASE("the checker finds every single transfer that is lost, and every one t
         lost.erase(lost.begin() + std::ptrdiff_t(i));
         CAPTURE(describe(a, r));
         CAPTURE(i);
-        // halving_doubling's broadcast gives some chunks twice: there one may be lost.
+        // halving_doubling's broadcast sends some chunks twice, so losing one copy is harmless.
         if (!(a == Algorithm::halving_doubling && c == Collective::broadcast))
           CHECK_FALSE(check_transfers(lost, r, chunks).right());
         if (list[i].action == Action::copy) continue;
@@ -346,7 +346,7 @@ TEST_CASE("simulated times are those of the textbook") {
     }
   });
   CHECK(compared > 180);
-  // Where there is none, no time is below what the bytes need.
+  // Without a formula: no time is below the minimum for the bytes.
   CHECK_FALSE(formula(Algorithm::halving_doubling, {Collective::all_reduce, 6}, 1, network.between).has_value());
   CHECK_FALSE(formula(Algorithm::ring, {Collective::all_to_all, 6}, 1, network.between).has_value());
   for (int n = 2; n < 20; ++n) {
@@ -371,7 +371,7 @@ TEST_CASE("rounds of ranks that all do the same give what their transfers give")
   int64_t exact = 0, compared = 0;
   for_each_pair([&](Algorithm a, Collective c) {
     for (const int n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 24, 27, 32}) {
-      for (const int k : {0, 1, 2, 3, 4, 8}) {  // ranks of a host
+      for (const int k : {0, 1, 2, 3, 4, 8}) {  // ranks per host
         if (k > 0 && (n % k != 0 || n == k)) continue;
         Request r{c, n};
         for (int i = 0; k > 0 && i < n; ++i) r.hosts.push_back(100 - i / k);
@@ -383,7 +383,7 @@ TEST_CASE("rounds of ranks that all do the same give what their transfers give")
             const bool power = std::has_single_bit(unsigned(n)), mixed = network.within && k > 1;
             const double element =
                 4 / std::min(network.between.bandwidth, network.within ? network.within->bandwidth : 1e30);
-            double over = 0;  // in seconds, where rounds are not exact
+            double over = 0;  // tolerance in seconds where rounds are not exact
             if (a == Algorithm::halving_doubling && !power) over = element * double((elements + n - 1) / n);
             if (elements % n != 0 &&
                 ((a == Algorithm::ring && mixed) ||
@@ -405,7 +405,7 @@ TEST_CASE("rounds of ranks that all do the same give what their transfers give")
   });
   CHECK(compared > 9000);
   CHECK(exact > 7000);
-  // Ranks that do different things, links that are not alike, hosts that are dealt.
+  // Not possible if ranks do different things, links differ, or ranks are not contiguous on their hosts.
   CHECK_FALSE(simulate_rounds(Algorithm::tree, {Collective::all_reduce, 4}, 1, 4, {}).has_value());
   CHECK_FALSE(simulate_rounds(Algorithm::direct, {Collective::broadcast, 4}, 1, 4, {}).has_value());
   CHECK_FALSE(simulate_rounds(Algorithm::direct, {Collective::all_reduce, 4, 0, false, {0, 0, 1, 1}}, 1, 4, networks[2])
@@ -423,7 +423,7 @@ TEST_CASE("very many ranks are simulated") {
   const int many = 1 << 16;
   for (const int n : {many, many - 1}) {
     for (const Algorithm a : all_algorithms()) {
-      if (a == Algorithm::in_place) continue;  // so many ranks do not share a memory
+      if (a == Algorithm::in_place) continue;  // so many ranks do not share memory
       Request r{Collective::all_reduce, n};
       for (int i = 0; a == Algorithm::hierarchical && i < n; ++i) r.hosts.push_back(i / (n == many ? 8 : 3));
       CHECK(can_simulate(a, r, network));
@@ -434,8 +434,8 @@ TEST_CASE("very many ranks are simulated") {
                       describe(a, {Collective::all_reduce, n}), " ", expected->text);
     }
   }
-  const Simulation gather =
-      simulate(Algorithm::tree, {Collective::gather, many / 4}, bytes, 1, network);  // of its places few are used
+  // Most of its places are unused.
+  const Simulation gather = simulate(Algorithm::tree, {Collective::gather, many / 4}, bytes, 1, network);
   CHECK(gather.received[0] == bytes - shard_range(bytes, many / 4, 0).size());
   const Request broadcast{Collective::broadcast, many};
   CHECK_FALSE(can_simulate(Algorithm::direct, broadcast, network));
@@ -459,8 +459,8 @@ TEST_CASE("bytes of a simulation are counted exactly, whatever the size") {
                            a == Algorithm::in_place || std::has_single_bit(unsigned(n));
         if (least || a == Algorithm::tree || a == Algorithm::server) CHECK(sent == 2 * (n - 1) * elements * 4);
         if (a != Algorithm::ring) continue;
-        for (int rank = 0; rank < n;
-             ++rank) {  // all but two chunks: its right neighbour's sum, and in the end what that one began with
+        // In two rounds over all chunks, a rank leaves out its own chunk once and its right neighbor's once.
+        for (int rank = 0; rank < n; ++rank) {
           const int64_t next = shard_range(elements, n, (rank + 1) % n).size(),
                         own = shard_range(elements, n, rank).size();
           CHECK(s.sent[size_t(rank)] == 4 * (2 * elements - next - own));
@@ -478,7 +478,7 @@ TEST_CASE("hierarchical is faster where hosts are") {
     return simulate(a, {Collective::all_reduce, 64, 0, false, hosts}, 1 << 24, 1, network).seconds;
   };
   CHECK(time(Algorithm::hierarchical) < 0.25 * time(Algorithm::ring));
-  CHECK(time(Algorithm::halving_doubling) < 0.25 * time(Algorithm::ring));  // its first partners are neighbours
+  CHECK(time(Algorithm::halving_doubling) < 0.25 * time(Algorithm::ring));  // its first partners are on the same host
 }
 
 TEST_CASE("names, and what is refused") {

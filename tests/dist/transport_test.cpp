@@ -1,5 +1,5 @@
-// Channels of every kind: bytes arrive whole and in order however they are cut; who is gone is said; strangers stay
-// outside.
+// Channels of every kind: bytes arrive complete and in order however they are split, peers that are gone are reported,
+// and strangers are rejected.
 #include "dist/transport.h"
 
 #include <doctest/doctest.h>
@@ -27,7 +27,7 @@ namespace {
 
 std::byte pattern(uint64_t i) { return std::byte((i * 2654435761u >> 13) & 255); }
 
-/// Sends and receives `total` bytes at once, in pieces of odd sizes; gives back how many came wrong.
+/// Sends and receives `total` bytes at the same time, in pieces of odd sizes; returns the number of wrong bytes.
 int64_t swap(Channel& channel, Transport& transport, size_t total, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<std::byte> out(200000), in(200000);
@@ -68,7 +68,7 @@ int count_descriptors() {
   return n;
 }
 
-struct Streams {  // LOCKSTEP_TCP_STREAMS while it lives
+struct Streams {  // sets LOCKSTEP_TCP_STREAMS while it lives
   explicit Streams(const char* value) { setenv("LOCKSTEP_TCP_STREAMS", value, 1); }
   ~Streams() { unsetenv("LOCKSTEP_TCP_STREAMS"); }
 };
@@ -120,7 +120,8 @@ TEST_CASE("transport: every kind of channel keeps the order of bytes, both ways 
     const Streams streams(row.streams);
     Seats seats(3, row.transport);
     const auto errors = seats.run([&](int rank, Control&, Transport& transport) {
-      for (int peer = 0; peer < 3; ++peer) {  // ascending: the smallest open pair can always go on
+      // in ascending order: then the smallest unfinished pair can always continue
+      for (int peer = 0; peer < 3; ++peer) {
         if (peer == rank) continue;
         Channel& channel = transport.channel(peer);
         LOCKSTEP_CHECK(&channel == &transport.channel(peer) && std::string(channel.kind()) == row.kind, "kind ",
@@ -151,8 +152,8 @@ TEST_CASE("transport: bytes that were sent are read after the sender has gone, t
             for (size_t done = 0; done < 5;)
               done += channel.send(reinterpret_cast<const std::byte*>("hello") + done, 5 - done);
             if (std::string(transport) == "tcp")
-              for (int i = 0; channel.receive(reinterpret_cast<std::byte*>(text), 1) == 0; ++i)
-                link.idle(i);  // until it is connected
+              // Until the connection is established.
+              for (int i = 0; channel.receive(reinterpret_cast<std::byte*>(text), 1) == 0; ++i) link.idle(i);
             throw Error("done");
           }
           if (std::string(transport) == "tcp")
@@ -169,7 +170,7 @@ TEST_CASE("transport: bytes that were sent are read after the sender has gone, t
           for (int i = 0;; ++i) {
             channel.receive(reinterpret_cast<std::byte*>(text), 1);
             link.idle(i);
-          }  // throws
+          }  // the loop ends when receive() throws
         },
         "world",
         [&](int rank) {
@@ -181,7 +182,8 @@ TEST_CASE("transport: bytes that were sent are read after the sender has gone, t
 }
 
 TEST_CASE("transport: shared memory between processes; kill -9 leaves nothing") {
-  // What the store would carry goes through a pipe here: the parent reads, the child writes and is killed.
+  // A parent reads and a child writes and is killed. The addresses that normally travel through the store are known to
+  // both.
   const auto inbox = Inbox::create(2, 1 << 16);
   const InboxAddress address = inbox->address();
   const pid_t child = fork();
@@ -212,7 +214,7 @@ TEST_CASE("transport: shared memory between processes; kill -9 leaves nothing") 
   CHECK(waitpid(child, &status, 0) == child);
   CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
   std::byte one{};
-  CHECK(contains(message([&] { channel->send(&one, 1); }), "rank 1 closed its side"));  // no such process any more
+  CHECK(contains(message([&] { channel->send(&one, 1); }), "rank 1 closed its side"));  // the process is gone
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
     CHECK_FALSE(contains(entry.path().string(), "lockstep"));
 }
@@ -241,13 +243,13 @@ TEST_CASE("transport: strangers at the door get nowhere, and do not disturb the 
   Seats seats(2, "tcp");
   const auto errors = seats.run([&](int rank, Control& control, Transport& transport) {
     if (rank == 1) {
-      const auto door = Door::of(control);  // the one of this rank
+      const auto door = Door::of(control);  // this rank's listener
       const SocketAddress address = resolve(door->host(), door->port()).front();
       const auto visit = [&](const std::function<void(int, const Nonce&)>& talk) {
         int problem = 0;
         Fd fd = connect_to(address, Clock::now() + std::chrono::seconds(10), problem);
         LOCKSTEP_CHECK(fd, "cannot connect: ", std::strerror(problem));
-        const auto read = [&](std::byte* to, size_t bytes) {  // false when the door hung up
+        const auto read = [&](std::byte* to, size_t bytes) {  // false if the listener closed the connection
           for (size_t n = 0; n < bytes;) {
             pollfd entry{fd.get(), POLLIN, 0};
             LOCKSTEP_CHECK(poll(&entry, 1, 30000) == 1, "the door says nothing");
@@ -278,7 +280,7 @@ TEST_CASE("transport: strangers at the door get nowhere, and do not disturb the 
         say(fd, replay.text());
       });
       visit([&](int fd, const Nonce&) { say(fd, replay.text()); });
-      visit([&](int fd, const Nonce& challenge) {  // knows the token, is of another job
+      visit([&](int fd, const Nonce& challenge) {  // knows the token, but belongs to another job
         handshake::Answer answer{
             .number = random_nonce(),
             .proof = {},
@@ -292,7 +294,7 @@ TEST_CASE("transport: strangers at the door get nowhere, and do not disturb the 
         half_open.push_back(connect_to(address, Clock::now() + std::chrono::seconds(10), problem));
       const int64_t wrong = swap(transport.channel(0), transport, 100000, 1);
       LOCKSTEP_CHECK(wrong == 0, wrong, " bytes differ");
-      visit([&](int fd, const Nonce&) { say(fd, "slow"); });  // is dropped at its deadline
+      visit([&](int fd, const Nonce&) { say(fd, "slow"); });  // closed at its deadline
       return;
     }
     const int64_t wrong = swap(transport.channel(1), transport, 100000, 2);

@@ -1,4 +1,4 @@
-// The rule of splitting and the order of summation.
+// The rule by which trees are split, and the order of summation.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -25,7 +25,7 @@ TEST_CASE("shard_range covers everything once, in order, sizes differ by one at 
     }
 }
 
-// The definition, written down a second time.
+// The definition, written independently.
 static float tree(const std::vector<float>& leaves, int64_t begin, int64_t end) {
   if (end - begin == 1) return leaves[size_t(begin)];
   const int64_t middle = tree_split(begin, end);

@@ -1,4 +1,4 @@
-// Bytes that are not ours, or damaged: frames on their own, and strangers at the door of a job that goes on.
+// Foreign or damaged bytes: frames by themselves, and strangers that connect to the port of a running job.
 #include "dist/wire.h"
 
 #include <doctest/doctest.h>
@@ -23,7 +23,7 @@ using namespace lockstep::dist;
 
 namespace {
 
-// A stranger's connection.
+// A connection of a stranger.
 struct Stranger {
   Fd fd;
   std::string got;
@@ -39,7 +39,7 @@ struct Stranger {
       if (n > 0) sent += size_t(n);
     }
   }
-  /// Reads until the other side closes; seconds that took, or -1 after 20 s.
+  /// Reads until the other side closes; returns how many seconds that took, -1 after 20 s.
   double until_closed() {
     const double start = now_seconds();
     while (now_seconds() - start < 20) {
@@ -138,7 +138,7 @@ TEST_CASE("wire: fields and frames come back as they went, however they are cut"
     CHECK((failure.fault == Fault::deadlock && failure.rank == -1 && std::string(failure.what()) == "why"));
     in.end();
   }
-  // A body that is cut anywhere is refused.
+  // A truncated body is rejected, wherever it is cut.
   for (size_t size = 0; size < out.body.size(); ++size) {
     Fields in(std::string_view(out.body).substr(0, size));
     CHECK(contains(message([&] {
@@ -217,7 +217,7 @@ TEST_CASE("auth: a proof depends on all that goes into it") {
   CHECK(!same_proof(proof, prove("token", "store", a, b, "control")));
   CHECK(!same_proof(proof, prove("token", "rank", b, a, "control")));
   CHECK(!same_proof(proof, prove("token", "rank", a, b, "control2")));
-  // HMAC-SHA-256 by another implementation (Python's hmac) over the same bytes.
+  // HMAC-SHA-256 of the same bytes by another implementation (Python's hmac).
   Nonce zero{}, one;
   one.fill(1);
   const Proof known = prove("key", "rank", zero, one, "x");
@@ -236,8 +236,8 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
     if (control.place().rank == 1) return control.barrier("end", {0, 1}, Seconds(60));
     const int port = control.place().port;
     control.set("secret", "value");
-    // 1,000 half-open connections: few are kept, and none for long. One byte at a time is no way around the limit of 5
-    // s.
+    // 1,000 half-open connections: only a few are kept, and none for long. Sending one byte at a time does not extend
+    // the limit of 5 s.
     Stranger slow(port);
     const double start = now_seconds();
     {
@@ -247,12 +247,12 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
         if (i == 0) many[0].say("L");
       }
       const auto open = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
-      CHECK(open < 1000 + 256 + 60);  // ours, and at most 256 on the other side
+      CHECK(open < 1000 + 256 + 60);  // the clients' ends, and at most 256 on the server's side
       control.set("while it lasts", "works");
       CHECK(control.get("while it lasts", Seconds(5)) == "works");
     }
     Stranger drip(port);
-    std::jthread drops([&](std::stop_token over) {  // while the others below come and go
+    std::jthread drops([&](std::stop_token over) {  // connects and disconnects during the checks below
       for (const char c : encode(Kind::hello, 0, std::string(2000, 'x'))) {
         if (over.stop_requested()) break;
         drip.say(std::string(1, c));
@@ -273,7 +273,7 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
       noise.say(bytes);
       CHECK(noise.until_closed() >= 0);
     }
-    // Well-formed, without the token.
+    // Well-formed, but with the wrong token.
     for (const std::string token : {"", "a secres", "A secret"}) {
       Stranger thief(port);
       thief.say(hello(challenge_of(thief.read()), token));
@@ -284,7 +284,7 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
       CHECK(thief.until_closed() >= 0);
       CHECK(!contains(thief.got, "value"));
     }
-    {  // asks before it has proved anything
+    {  // a request before authentication
       Stranger thief(port);
       thief.read();
       thief.say(encode(Kind::try_get, 1, Writer().text("secret").body));
@@ -296,7 +296,7 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
       old.say(hello(challenge_of(old.read()), "a secret", 9));
       CHECK(contains(old.read().body, "the store speaks protocol 1, you speak 9"));
     }
-    {  // a proof that was overheard is worth nothing on another connection
+    {  // a proof recorded on another connection is worthless
       Stranger first(port);
       const std::string overheard = hello(challenge_of(first.read()), "a secret");
       first.say(overheard);
@@ -306,7 +306,7 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
       second.say(overheard);
       CHECK(second.read().kind == Kind::refused);
     }
-    {  // more than 4 KiB before the proof
+    {  // more than 4 KiB before authentication
       Stranger large(port);
       large.say(encode(Kind::hello, 0, std::string(5000, 'x')));
       CHECK(large.until_closed() >= 0);

@@ -1,5 +1,6 @@
-// Distributions: moments of samples, gradients, that densities sum to 1, edges, errors, and that threads change no bit.
-// Values and gradients beside PyTorch's are golden cases (tests/golden/distributions.safetensors).
+// Distributions: moments of samples, gradients, densities that integrate to 1, edge cases, errors, and the same bits
+// for any number of threads. Values and gradients from PyTorch are golden cases
+// (tests/golden/distributions.safetensors).
 #include "distributions/distributions.h"
 
 #include <doctest/doctest.h>
@@ -36,7 +37,7 @@ struct Row {
   bool has_entropy = true;
 };
 
-/// One of each, with several parameters.
+/// One of each distribution, with several parameters.
 std::vector<Row> rows() {
   return {
       {"Normal", {leaf({0, -3, 2}), leaf({1, 0.2, 5})}, [](auto& p) { return make<Normal>(p[0], p[1]); }},
@@ -64,8 +65,8 @@ std::vector<Row> rows() {
 
 double sum_of(const Tensor& x) { return sum(x).item(); }
 
-/// By how many deviations two lists of equal length differ, by the chi-squared test of how often they have each value
-/// (neighbours together where there are few). 5 and more are never chance.
+/// The difference between two samples of equal size in standard deviations: a chi-squared test of how often each value
+/// occurs, where rare neighboring values are merged. 5 or more is never chance.
 double misfit(std::vector<double> a, std::vector<double> b) {
   std::sort(a.begin(), a.end());
   std::sort(b.begin(), b.end());
@@ -80,7 +81,8 @@ double misfit(std::vector<double> a, std::vector<double> b) {
     squares += (in_a - in_b) * (in_a - in_b) / (in_a + in_b);
     ++cells, begin_i = i, begin_j = j;
   }
-  const double k = std::max(1, cells - 1), spread = 2 / (9 * k);  // Wilson and Hilferty, 1931
+  // the normal approximation of chi-squared by Wilson and Hilferty, 1931
+  const double k = std::max(1, cells - 1), spread = 2 / (9 * k);
   return (std::cbrt(squares / k) - (1 - spread)) / std::sqrt(spread);
 }
 
@@ -103,7 +105,7 @@ TEST_CASE("distributions: samples have the moments that they should have") {
       const auto fourth = mean(square(square(x - mean(x, {0}))), {0}).to_vector<double>();
       for (size_t i = 0; i < means.size(); ++i) {
         CAPTURE(i);
-        // Five deviations of the mean, and of the variance, by the fourth moment.
+        // Within five standard deviations of the mean, and six of the variance (from the fourth moment).
         CHECK(std::abs(got[i] - means[i]) < 5 * std::sqrt(variances[i] / n));
         CHECK(std::abs(spread[i] - variances[i]) <
               6 * std::sqrt(std::max(0.0, fourth[i] - spread[i] * spread[i]) / n) + 1e-4 * spread[i]);
@@ -150,11 +152,11 @@ TEST_CASE("distributions: draws in 16 bits have f32's law, rounded once") {
       CHECK(draws.dtype() == (name == "Categorical" ? i64 : dtype));
       manual_seed(12);
       Tensor law = row.of(wide)->sample({n}).to(draws.dtype());
-      if (name == "Uniform") {  // f32's may round to the upper end
+      if (name == "Uniform") {  // in f32 a sample may round to the upper bound
         CHECK(lockstep::all(lt(draws, given[1].tensor())).item<bool>());
         law = minimum(law, amax(draws, {0}));
       }
-      if (name == "Gamma" || name == "Beta")  // which stay off 0 and 1 in their own dtype
+      if (name == "Gamma" || name == "Beta")  // samples stay strictly between the bounds in their own dtype
         law = clamp(law, dtype == f16 ? 0x1p-14 : 0x1p-126,
                     name == "Gamma" ? INFINITY : 1 - (dtype == f16 ? 0x1p-11 : 0x1p-8));
       draws = draws.reshape({n, draws.numel() / n}), law = law.reshape(draws.shape());
@@ -191,7 +193,7 @@ TEST_CASE("distributions: Categorical in 16 bits knows all classes") {
       const Categorical other(weights.to(dtype)), exact(weights), even(Variable(ones({classes}, {.dtype = f64})));
       CHECK(kl_divergence(d, other).item() == doctest::Approx(kl_divergence(even, exact).item()).epsilon(8e-3));
     }
-    // Together more than the largest number of f16.
+    // The weights add up to more than the largest f16.
     const Categorical many(Variable(ones({100000}, options)));
     const Tensor drawn = many.sample({1000});
     CHECK((min(drawn).item() >= 0 && max(drawn).item() < 100000 && max(drawn).item() > 90000));
@@ -241,7 +243,7 @@ TEST_CASE("distributions: gradients of differences") {
     }
     const std::string name = row.name;
     const bool implicit = name == "Gamma" || name == "Beta" || name == "Dirichlet" || name == "StudentT";
-    if (!d->has_rsample() || implicit) continue;  // those draw again for other parameters
+    if (!d->has_rsample() || implicit) continue;  // rejection samplers draw other numbers if a parameter changes
     CHECK(gradcheck([&](const Inputs& p) { return row.of(p)->rsample({4}); }, row.parameters) == "");
   }
   const Variable weights = leaf({0.2, 1, 3, 0.5});
@@ -252,7 +254,7 @@ TEST_CASE("distributions: gradients of differences") {
 }
 
 TEST_CASE("distributions: a gamma variate moves with its shape so that the probability below it stays") {
-  // P(a, x) by its series, and by 1 - Q's sum of squares where that is large: f64 differences of it are the slope.
+  // P(a, x) by its series, or as 1 - Q if x is large; central differences of it in f64 give the slope.
   const auto below = [](double a, double x) {
     double term = 1 / a, total = term;
     for (int n = 1; n < 20000 && term > 1e-18 * total; ++n) total += term *= x / (a + n);
@@ -268,18 +270,19 @@ TEST_CASE("distributions: a gamma variate moves with its shape so that the proba
       const double slope = log_gamma_sample_grad(numbers({a}), numbers({std::log(x)})).item() * x;
       CHECK(slope == doctest::Approx(-by_a / density).epsilon(2e-5));
     }
-  // Both ways of computing agree where one takes over.
+  // The two methods agree where one takes over from the other.
   for (const double z : {-3.0, -0.5, 0.0, 1.0, 4.0}) {
     const auto at = [&](double a) {
       return log_gamma_sample_grad(numbers({a}), numbers({std::log(a + z * std::sqrt(a))})).item() * a;
     };
     CHECK(at(9999.99) == doctest::Approx(at(10000.01)).epsilon(1e-6));
   }
-  // Of shape 1, x = -log(1 - p): known by hand at the median. Far below, and far above.
+  // For shape 1, x = -log(1 - p): the derivative at the median is known in closed form. Far below and far above it
+  // stays finite.
   CHECK(log_gamma_sample_grad(numbers({1e-5}), numbers({-1e5})).item() ==
         doctest::Approx((-0.5772 + 1e5) / 1e-5).epsilon(1e-4));
   CHECK(std::isfinite(log_gamma_sample_grad(numbers({0.5}), numbers({std::log(700.0)})).item()));
-  // E[x] = a / rate and E[x^2]: gradients of means of samples are those of the moments.
+  // E[x] = a / rate, and E[x^2]: gradients of sample means match the gradients of the moments.
   manual_seed(3);
   const Variable a = leaf({0.3, 1.5, 20}), rate = leaf({1, 2, 0.5});
   const auto moment = [](const Tensor& grad) { return grad.to_vector<double>(); };
@@ -365,7 +368,7 @@ TEST_CASE("distributions: shapes, dtypes, and numbers at the edges") {
   CHECK(Categorical(Variable(ones({2, 3}))).sample({4}).shape() == Shape({4, 2}));
   CHECK(Categorical(Variable(ones({3}))).log_prob(Variable(full({}, 2))).item() == doctest::Approx(-std::log(3.0)));
   for (const DType dtype : {f16, bf16}) CHECK(Normal(zeros({3}, {.dtype = dtype}), 1.0).sample().dtype() == dtype);
-  // Shapes near 0 leave the range of numbers, but not that of their logarithms.
+  // With shapes near 0, samples underflow but their logarithms do not.
   const Tensor small = Gamma(full({1000}, 1e-3), 1.0).sample();
   CHECK((min(small).item() > 0 && all_finite(small)));
   const Tensor beta = Beta(full({1000}, 1e-3), 1e-3).sample();
@@ -402,7 +405,7 @@ TEST_CASE("distributions: errors say what was expected") {
   struct {
     std::function<void()> call;
     const char* part;
-    bool of_values = true;  // found on the CPU alone
+    bool of_values = true;  // the error depends on values, which are only checked on the CPU
   } rows[] = {
       {[&] {
          Normal(one, Tensor::from<float>({1, 0}));

@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 WRAPPED = "#include <lockstep.h>\n#include <iostream>\nnamespace ls = lockstep;\nint main() {\n%s\nreturn 0;\n}\n"
 INCLUDE = re.compile(r"^#include.*\n", re.M)
 RUN = re.compile(r"(^int run\(\) \{\n.*?)^\}\n", re.M | re.S)
-# No -march: a document's program holds no kernels, and baseline code may call the library built for any processor.
+# No -march: programs in documents contain no kernels, and baseline code may call a library built for any processor.
 FLAGS = ["-std=c++20", "-O0", "-I", str(ROOT)]
 LIBRARIES = ["-fopenmp", "-pthread", "-lz", "-lpng", "-ljpeg", "-lsodium", "-lfmt"]
 
@@ -40,9 +40,9 @@ class Block:
         self.includes = "".join(INCLUDE.findall(self.program))
 
     def joined(self, number):
-        """Its includes, and in a namespace the rest with run() for main()."""
+        """Its includes, then everything else in a namespace, with run() instead of main()."""
         text = self.program.replace("int main() {", "int run() {")
-        if self.kind == "run":  # main() ends at the first brace that begins a line
+        if self.kind == "run":  # main() ends at the first brace at the beginning of a line
             text = RUN.sub(r"\1return 0; }\n", text)
         return f"{self.includes}namespace block_{number} {{\n{INCLUDE.sub(chr(10), text)}}}\n"
 
@@ -65,13 +65,13 @@ def check_quote(text, path):
 
 
 def precompile(folder, options):
-    """g++ takes our header from `folder`, compiled, where a program includes it first."""
+    """Makes g++ use a precompiled header of ours in `folder`, for programs that include it first."""
     subprocess.run(options.compiler + FLAGS + ["-w", "-x", "c++-header", str(ROOT / "lockstep.h"), "-o", f"{folder}/lockstep.h.gch"], check=True)
     options.compiler = options.compiler + ["-I", folder]
 
 
 def build(text, program, options):
-    """What the compiler says where this is no program."""
+    """The compiler's errors; "" if the program is valid."""
     source = program.with_suffix(".cpp")
     source.write_text(text)
     command = options.compiler + FLAGS + [str(source), "-o", str(program), options.library] + options.link + LIBRARIES
@@ -86,7 +86,9 @@ def run_program(program, *args):
 
 
 def check_programs(together, options, headers):
-    """[(block, problem or None)] of blocks in one program. Where they do not compile together, each half is tried."""
+    """[(block, problem or None)] of blocks joined into one program. If they do not compile together, each half is tried
+    separately.
+    """
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder) / "blocks"
         if len(together) == 1:
@@ -97,7 +99,7 @@ def check_programs(together, options, headers):
         if not build(text, program, options):
             return [(block, run_program(program, str(i))) for i, block in enumerate(together)]
     if not (pathlib.Path(headers) / "lockstep.h.gch").exists():
-        precompile(headers, options)  # for the many compilations that follow
+        precompile(headers, options)  # worthwhile for the many compilations that follow
     half = len(together) // 2
     return check_programs(together[:half], options, headers) + check_programs(together[half:], options, headers)
 
@@ -116,7 +118,7 @@ def dead_links(document):
 
 
 def missing_tests(document):
-    """In tables whose last column is "tests", every `name` must open the name of a test."""
+    """In tables whose last column is "tests", every `name` must be the beginning of a test's name."""
     tests = "".join(path.read_text() for path in sorted((ROOT / "tests").rglob("*")) if path.suffix in (".cpp", ".py") and path != pathlib.Path(__file__))
     listed = False
     for line in document.read_text().splitlines():
@@ -128,7 +130,7 @@ def missing_tests(document):
 
 
 def wrong_decisions(document):
-    """A decision that replaces another is named there, and the index has all of them."""
+    """A decision that replaces another must be named there, and the index must list all decisions."""
     if document.name != "decisions.md":
         return
     text = document.read_text()
@@ -155,7 +157,8 @@ def main():
     passed = failed = 0
     all_blocks = [block for document in documents() for block in blocks(document)]
     programs = [block for block in all_blocks if block.kind in ("run", "body")]
-    programs.sort(key=lambda block: block.includes.count("\n"))  # a block must not find what only an earlier one includes
+    # a block must not depend on an include of an earlier one
+    programs.sort(key=lambda block: block.includes.count("\n"))
     results = [(block, check_other(block)) for block in all_blocks if block not in programs]
     with tempfile.TemporaryDirectory() as folder:
         results += check_programs(programs, options, folder)

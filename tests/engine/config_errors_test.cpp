@@ -1,4 +1,4 @@
-// What a configuration file that is wrong is told: the key, what was expected, what was given, what to do.
+// Error messages for invalid configuration files: the key, what was expected, what was given, and what to do.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 
@@ -25,7 +25,7 @@ TEST_CASE("config: malformed files, one problem each") {
     const char *json, *expected;
   };
   const Row rows[] = {
-      // No JSON
+      // Invalid JSON.
       {"", "c.json:1:1: "},
       {"{", "c.json:1:2: "},
       {"[]", "c.json: expected an object {...}, got a list"},
@@ -46,7 +46,7 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"optimizer": {"type": AdamW}})", "got AdamW; strings and names of keys stand in double quotes"},
       {"{\"seed\": 1 /* no end", "c.json:1:12: this comment does not end"},
       {"{\"se\x80\": 1}", "c.json:1:"},
-      // Keys
+      // Unknown keys.
       {R"({"optimzer": {"type": "AdamW"}})", "optimzer: no such key; did you mean optimizer?"},
       {R"({"zero_optimization": {"stagee": 2}})", "zero_optimization.stagee: no such key; did you mean stage?"},
       {R"({"zero_optimization": {"offload_optimizer": {"devise": "cpu"}}})",
@@ -64,7 +64,7 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"a\nb": 1})", R"(a\nb: no such key)"},
       {R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": false}})",
        "bf16.enabled: the file says bf16.enabled already, and it is true"},
-      // Types
+      // Wrong types.
       {R"({"fp16": true})", "fp16: expected an object {...}, got true"},
       {R"({"zero_optimization": true})",
        "zero_optimization: expected an object {...}, got true; write {\"stage\": 1} for true"},
@@ -84,7 +84,7 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"comms_logger": {"prof_ops": [1]}})", "comms_logger.prof_ops: expected a list of strings, got [1]"},
       {R"({"csv_monitor": {"output_path": {"a very long value": "that nobody wants to see whole in a message"}}})",
        "got {\"a very long value\": \"that nobody wants to see whole in ..."},
-      // Ranges and words
+      // Ranges and words.
       {R"({"train_batch_size": 0})", "train_batch_size: expected an integer from 1 to 1e9, or null, got "},
       {R"({"gradient_accumulation_steps": -1})",
        "gradient_accumulation_steps: expected an integer from 1 to 1e9, or null, got "},
@@ -107,7 +107,7 @@ TEST_CASE("config: malformed files, one problem each") {
        "checkpoint.tag_validation: expected ignore, warn or fail, got \"Never\""},
       {R"({"zero_optimization": {"offload_optimizer": {"ratio": 1.5}}})",
        "zero_optimization.offload_optimizer.ratio: expected a number from 0 to 1, got 1.5"},
-      // auto
+      // "auto".
       {R"({"fp16": {"enabled": "auto"}})",
        "fp16.enabled: expected true or false, got \"auto\", which Hugging Face's Trainer fills in; write the value, "
        "such as false (the default)"},
@@ -117,7 +117,7 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}})",
        "scheduler.params.total_num_steps: expected an integer >= 1, got \"auto\", which Hugging Face's Trainer fills "
        "in; write the value"},
-      // Removed, and not built
+      // Removed or unimplemented keys.
       {R"({"sparse_gradients": true})",
        "sparse_gradients: DeepSpeed has removed this key; gradients are dense; leave it out"},
       {R"({"elasticity": {"enabled": true}})",
@@ -144,7 +144,7 @@ TEST_CASE("config: malformed files, one problem each") {
        "zero_optimization.contiguous_gradients: expected true or false, got \"yes\""},
       {R"({"zero_optimization": {"cpu_offload": "cpu"}})",
        "zero_optimization.cpu_offload: expected true or false, got \"cpu\""},
-      // Keys that do not go together
+      // Conflicting keys.
       {R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
        "fp16.enabled and bf16.enabled: expected one of them at most"},
       {R"({"fp16": {"enabled": true, "initial_scale_power": 2, "min_loss_scale": 8}})",
@@ -180,7 +180,7 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"communication_data_type": "bf16", "data_types": {"grad_accum_dtype": "fp32"}})",
        "data_types.grad_accum_dtype and communication_data_type: expected the same"},
       {R"({"optimizer": {"params": {"lr": 1}}})", "optimizer.params: expected optimizer.type too, got params only"},
-      // Optimizers and schedules
+      // Optimizers and schedules.
       {R"({"optimizer": {"type": "AdmaW"}})", "optimizer.type: expected one of AdamW, Adam, "},
       {R"({"optimizer": {"type": "AdmaW"}})", "got \"AdmaW\"; did you mean Adam"},
       {R"({"optimizer": {"type": "AdamW", "params": {"beta": 1}}})",
@@ -212,7 +212,7 @@ TEST_CASE("config: malformed files, one problem each") {
        "scheduler.params: expected start_factor in (0, 1], got 2"},
       {R"({"scheduler": {"params": {"gamma": 2}}})",
        "scheduler.type: expected a name with scheduler.params, got params only"},
-      // Batch sizes, on 2 ranks
+      // Batch sizes on 2 ranks.
       {R"({"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8})",
        "train_batch_size 16 is not train_micro_batch_size_per_gpu 2 * gradient_accumulation_steps 8 * 2 ranks = 32; "
        "write one of\n    \"gradient_accumulation_steps\": 4\n    \"train_micro_batch_size_per_gpu\": 1\n    "

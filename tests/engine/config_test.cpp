@@ -1,5 +1,4 @@
-// The configuration file: what it may say, and what it means. What it says when it is wrong is in
-// config_errors_test.cpp.
+// The configuration file: what it may contain and what it means. Errors are tested in config_errors_test.cpp.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -23,7 +22,7 @@ bool warns(const Config& config, const std::string& part) {
   return false;
 }
 
-/// The line of to_text() that is about a key.
+/// The line of to_text() for `key`.
 std::string line_of(const Config& config, const std::string& key) {
   const std::string text = "\n" + to_text(config);
   const size_t at = text.find("\n" + key + " ");
@@ -143,7 +142,7 @@ TEST_CASE("config: typical files") {
     CHECK(*c.train_batch_size == row.batch);
     CHECK(*c.train_micro_batch_size_per_gpu * *c.gradient_accumulation_steps * row.ranks == row.batch);
     CHECK(parameter_dtype(c) == row.dtype);
-    // What is printed reads back as the same.
+    // The printed configuration parses to the same one.
     const Config again = resolve(config_from_json(to_json(c).dump()), row.ranks);
     CHECK(to_json(again) == to_json(c));
   }
@@ -151,7 +150,7 @@ TEST_CASE("config: typical files") {
   CHECK(old.zero_optimization.offload_optimizer.device == zero::Offload::cpu);
   CHECK(warns(old, "bfloat16: a deprecated name of bf16"));
   CHECK(warns(old, "zero_optimization.cpu_offload: a deprecated name of zero_optimization.offload_optimizer.device"));
-  CHECK(config_from_json(rows[6].json).warnings.size() == 1);  // autotp_size 1 is no 0
+  CHECK(config_from_json(rows[6].json).warnings.size() == 1);  // a warning, because autotp_size is 1, not 0
   CHECK(config_from_json(rows[9].json).csv_monitor.output_path == "/a//b#c/*d*/,}");
 }
 
@@ -267,7 +266,7 @@ TEST_CASE("config: values and where they come from") {
     CHECK_MESSAGE(contains(line, std::string(" ") + row.value + " "), line);
     CHECK_MESSAGE(contains(line, row.mark), line);
   }
-  CHECK(line_of(c, "optimizer.params.torch_adam") == "(no line)");  // without effect, and not asked for
+  CHECK(line_of(c, "optimizer.params.torch_adam") == "(no line)");  // not printed: it has no effect and was not set
 }
 
 TEST_CASE("config: the table of keys") {
@@ -282,7 +281,7 @@ TEST_CASE("config: the table of keys") {
     if (key.status != Status::works) continue;
     CHECK(value_of(key, &defaults) == key.fallback);
     if (key.path.ends_with(".params")) continue;
-    // Its own default is a value that it accepts.
+    // Each key accepts its own default.
     Json root = Json::Object(), *at = &root;
     for (size_t begin = 0; begin <= key.path.size();) {
       const size_t end = std::min(key.path.find('.', begin), key.path.size());
@@ -294,8 +293,7 @@ TEST_CASE("config: the table of keys") {
       *at = key.path == "optimizer.type" ? "SGD" : "WarmupLR";
     CHECK(message([&] { config_from_json(root.dump()); }) == "(no error)");
   }
-  // Every field of a Config is in the table: to_json of a config that differs everywhere differs everywhere. (Counted:
-  // a field without a row would be forgotten.)
+  // The table covers every field of Config. A field without a row would be forgotten, so the rows are counted.
   CHECK(paths.size() > 150);
 }
 
@@ -435,7 +433,7 @@ TEST_CASE("config: options of ZeRO and of loss scaling") {
   CHECK((o.model_persistence_threshold == 8 && o.max_live_parameters == 9 && o.max_reuse_distance == 10 &&
          o.module_size == 11 && o.communication_data_type == f32));
   CHECK(o.nonfinite == zero::NonFinite::error);
-  // Without a file they are those of zero/.
+  // Without a file, the defaults are those of zero/.
   const zero::ZeroOptions ours = zero_options({.zero_optimization = {.stage = 1}}), plain;
   CHECK((ours.overlap_comm == plain.overlap_comm && ours.reduce_bucket_size == plain.reduce_bucket_size &&
          ours.prefetch_bucket_size == plain.prefetch_bucket_size));

@@ -1,5 +1,5 @@
-// Sequences that ranks share, under the engine: loss, norm and parameters of one process, with ZeRO 0 to 3, stages and
-// slices; checkpoints of any plan.
+// Context parallelism under the engine: loss, norm and parameters equal those of one process, with ZeRO 0 to 3,
+// pipeline stages and tensor parallelism; checkpoints move between any plans.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -32,8 +32,7 @@ std::shared_ptr<nn::GPT> make_gpt(double dropout = 0) {
   return model;
 }
 
-/// A micro-batch of whole sequences: tokens, and targets of which some are not counted, more of them later in a
-/// sequence.
+/// A micro-batch of whole sequences: tokens and targets, some of them ignored, more so towards the end of a sequence.
 data::Example sample_of(int64_t step, int64_t micro) {
   const RandomState before = random_state();
   manual_seed(9);
@@ -44,11 +43,11 @@ data::Example sample_of(int64_t step, int64_t micro) {
   return {tokens, masked_fill(targets, lt(chance, arange(0, double(length)).to(f32).expand({2, length})), -100)};
 }
 
-/// The ranks that share sequences; the mesh outlives it.
+/// The context-parallel group of a mesh that outlives it.
 std::shared_ptr<dist::ProcessGroup> cp_of(const parallel::Mesh& mesh) { return {std::shared_ptr<void>(), &mesh.cp()}; }
 
-/// Micro-batches of a step: accumulation x dp = 4. SGD: Adam would make much of gradients that are zero but for
-/// rounding.
+/// A training run whose steps have accumulation x dp = 4 micro-batches. It uses SGD, because Adam would amplify
+/// gradients that are zero except for rounding.
 struct Case {
   std::string plan = "dp1";
   ContextOptions context = {};
@@ -67,7 +66,7 @@ struct Case {
 };
 const optim::SGDOptions sgd{.lr = 0.3, .momentum = 0.9};
 
-/// What a run leaves: the whole model, and in "report" loss and norm of each step.
+/// The result of a run: the whole model, and loss and norm of each step in "report".
 Tensors with_report(Tensors model, const std::vector<double>& report) {
   model["report"] = Tensor::from(report, {int64_t(report.size())});
   return model;
@@ -189,13 +188,13 @@ TEST_CASE("context: dropout in stages has the bits that it has without") {
   for (const ContextOptions& options : {ring, ulysses}) {
     const auto run = [&](const char* plan, auto&& train) {
       Tensors model = train(Case{.plan = plan, .context = options, .dropout = 0.2});
-      model.erase("report");  // whose losses are added up in another order
+      model.erase("report");  // the losses are summed in another order
       return model;
     };
     const Tensors whole = run("cp2", engine_run);
     for (const char* plan : {"cp2", "pp2+cp2"})
       CHECK_MESSAGE(differing(whole, run(plan, pipeline_run)) == "", str(plan, ", ", name_of(options.kind)));
-    CHECK(distance(whole, run("dp2+cp2", engine_run)) < 1e-12);  // numbers of micro-batches, not of ranks
+    CHECK(distance(whole, run("dp2+cp2", engine_run)) < 1e-12);  // dropout depends on micro-batches, not on ranks
     CHECK(distance(whole, run("dp1", engine_run)) > 1e-3);
   }
 }
@@ -267,8 +266,8 @@ TEST_CASE("context: the ring sends what lockstep plan says") {
       return mesh.cp().traffic().sent - before;
     });
     for (int rank = 0; rank < axes.ranks(); ++rank)
-      CHECK(double(sent[size_t(rank)]) ==
-            2 * planned.context_traffic[size_t(coordinates_of(axes, rank).pp)]);  // in f64
+      // Twice, because this run is in f64.
+      CHECK(double(sent[size_t(rank)]) == 2 * planned.context_traffic[size_t(coordinates_of(axes, rank).pp)]);
   }
 }
 

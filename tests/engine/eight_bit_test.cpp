@@ -1,5 +1,5 @@
-// Optimizers with state in 8 bits: bitsandbytes' values and codes, and in an engine the same bits for every number of
-// ranks and stage of ZeRO, through checkpoints, too.
+// Optimizers with 8-bit state: bitsandbytes' values and codes, and under the engine the same bits for every number of
+// ranks and stage of ZeRO, also through checkpoints.
 #include "data/safetensors.h"
 #include "engine/check_plan.h"
 #include "engine/plan.h"
@@ -22,7 +22,7 @@ Config with(const std::string& type, int stage, int64_t accumulation, DType dtyp
 }
 
 struct Run {
-  std::unique_ptr<Net> net = make_net();  // b.weight has 12 610 elements, 50 blocks; the others are small
+  std::unique_ptr<Net> net = make_net();  // b.weight has 12,610 elements, 50 blocks; the others are small
   engine::Engine<Net> e;
   explicit Run(const Config& config)
       : e(*net, {.training_data = data::share(samples()), .config = config, .log = quiet}) {}
@@ -62,7 +62,7 @@ TEST_CASE("8 bits: values, scales and codes are bitsandbytes'; a second moment a
     const Tensor back = decode_blocks({codes, absmax, is_signed});
     CHECK(amax(abs(sub(back, x))).item() < 0.02 * amax(abs(x)).item());
   }
-  for (const bool is_signed : {true, false}) {  // the nearest, by looking at all
+  for (const bool is_signed : {true, false}) {  // the nearest code, by exhaustive search
     manual_seed(2);
     Tensor x = mul(randn({64 * 256}), randn({64 * 256})), codes = zeros(x.shape(), {.dtype = u8}), absmax = zeros({64});
     if (!is_signed) x = mul(x, x);

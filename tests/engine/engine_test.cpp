@@ -1,4 +1,4 @@
-// The engine's bits, its order of calls, and what it refuses.
+// The engine: bits, the order of calls, and what it rejects.
 #include <fstream>
 
 #include "tests/engine/util.h"
@@ -9,7 +9,7 @@ using engine::initialize;
 
 namespace {
 
-/// A small engine on `ranks` ranks; what body throws on any is the message.
+/// Runs body with a small engine on `ranks` ranks; returns the error that a rank throws.
 std::string error_of(int ranks, const Config& config,
                      const std::function<void(engine::Engine<Net>&, Net&, int rank)>& body) {
   return message([&] {
@@ -91,13 +91,13 @@ TEST_CASE("engine: an epoch that is no whole number of steps") {
           *net, {.optimizer = &optimizer, .training_data = data::share(samples(19)), .config = c, .log = quiet});
       return made.training_dataloader->size();
     });
-    CHECK(batches ==
-          std::vector<int64_t>{drop ? 4 : 6, drop ? 4 : 6});  // micro-batches of 2 in steps of 8 samples: 2 steps, or 3
+    // Micro-batches of 2 in steps of 8 samples: 2 steps, or 3 with the incomplete one.
+    CHECK(batches == std::vector<int64_t>{drop ? 4 : 6, drop ? 4 : 6});
   }
 }
 
 TEST_CASE("engine: losses weighted by tokens are the mean over all tokens, however they are dealt") {
-  // 24 rows in 4 micro-batches of different length are one batch of 24.
+  // Four micro-batches of different sizes, 24 rows in all, equal one batch of 24.
   const std::vector<int64_t> lengths{1, 5, 11, 7};
   const auto run = [&](int ranks, int stage) {
     return on_ranks<Tensors>(ranks, [&](int) {
@@ -176,7 +176,7 @@ TEST_CASE("engine: counters, boundaries and getters") {
 }
 
 TEST_CASE("engine: the caller knows where boundaries are") {
-  // 2 ranks x 3 backwards = 6 equal micro-batches; their sum over gradient_accumulation_steps 3 is the mean.
+  // 2 ranks x 3 backwards = 6 equal micro-batches; their sum divided by gradient_accumulation_steps 3 is the mean.
   const auto run = [](int stage, bool managed) {
     return on_ranks<Tensors>(2, [&](int) {
       const auto net = make_net();
@@ -234,7 +234,7 @@ TEST_CASE("engine: several engines, one loss") {
   CHECK(contains(error_of(2, config_of(1, 1, f16),
                           [](auto& e, Net&, int) { some_loss([&](const Tensor& x) { return e(x); }).backward(); }),
                  "engine.scale(loss).backward()"));
-  // Without loss scaling whoever calls backward is right.
+  // Without loss scaling, calling backward() directly is fine.
   CHECK(error_of(2, config_of(1, 2), [](auto& e, Net&, int) {
           for (int i = 0; i < 4; ++i) {
             some_loss([&](const Tensor& x) { return e(x); }).backward();
@@ -283,7 +283,7 @@ TEST_CASE("engine: blocks computed again in backward, the same bits") {
                                   .synchronize_checkpoint_boundary = true,
                                   .profile = true})) == "");
   }
-  // The model is as before when the engine has ended, and another one can begin.
+  // An engine that is destroyed restores the model, so that another engine can use it.
   nn::Sequential model(nn::Linear({.in = 2, .out = 2}), nn::Linear({.in = 2, .out = 2}));
   Config c = config_of(0, 1);
   c.activation_checkpointing.enabled = true;
@@ -471,9 +471,9 @@ TEST_CASE("engine: what initialize() refuses, and what it says") {
                    "expected a module with blocks (a ModuleList or Sequential), got Net"));
     return 0;
   });
-  // What failed left no hook behind.
+  // The failed calls left no hooks behind.
   some_loss([&](const Tensor& x) { return (*net)(x); }).backward();
-  // Alone, without a launcher; asking twice is no error.
+  // A single process without a launcher; a second call is no error.
   if (!engine::is_launched()) {
     CHECK(engine::init_distributed().size() == 1);
     CHECK(&engine::init_distributed() == &dist::world());

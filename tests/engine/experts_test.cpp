@@ -1,5 +1,5 @@
-// Engines of a GPT with experts: shared by ranks, in stages and slices; losses of one process, checkpoints for any
-// number of ranks.
+// Engines for a GPT with experts, under expert parallelism, pipeline stages and tensor parallelism: the losses of one
+// process, and checkpoints for any number of ranks.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -43,7 +43,7 @@ std::shared_ptr<nn::GPT> make_gpt(const moe::Options& experts, dist::ProcessGrou
   return model;
 }
 
-Sample sample_of(int64_t step, int64_t micro) {  // draws nothing
+Sample sample_of(int64_t step, int64_t micro) {  // independent of the random generator
   std::vector<int64_t> tokens;
   for (int64_t i = 0; i < 24; ++i) tokens.push_back((i * i * 3 + step * 5 + micro * 7 + i / 5) % 11);
   const Tensor all = Tensor::from(tokens, {2, 12});
@@ -64,7 +64,7 @@ struct Result {
 
 optim::AdamWOptions adam{.lr = 1e-2, .weight_decay = 0.1};
 
-/// As one writes it without an engine.
+/// Training written by hand, without an engine.
 Result alone(const moe::Options& experts, int64_t steps, double dropout = 0) {
   Result r;
   const auto model = make_gpt(experts, nullptr, dropout);
@@ -102,11 +102,11 @@ struct Run {
   int64_t steps = 4;
   std::string load = {}, save = {};
   DType dtype = f32;
-  double power = 8;  // of the loss scale
+  double power = 8;  // the initial loss scale is 2 to this power
   bool recompute = false;
 };
 
-/// engine::Engine; experts shared by `parallel` ranks.
+/// Trains with engine::Engine; `parallel` ranks share the experts.
 Result train_shared(const Run& run) {
   std::mutex mutex;
   Result whole;
@@ -165,7 +165,7 @@ struct Stages {
   std::string load = {}, save = {};
 };
 
-/// EngineBase of its layers.
+/// Trains the model's layers with EngineBase, under any plan.
 Result train_parts(const Stages& run) {
   const parallel::Plan plan = parallel::parse_plan(run.plan);
   const auto all = on_ranks<Result>(plan.ranks(), [&](int rank) {
@@ -256,7 +256,7 @@ TEST_CASE("engine: experts are saved with all they have, and loaded by any numbe
   close(train_shared({.ranks = 4, .parallel = 2, .stage = 3, .steps = 6, .load = (dir.path / "one").string()}).losses,
         rest, 2e-5);
   close(train_parts({.plan = "dp2+pp2+ep2+zero1", .steps = 6, .load = (dir.path / "one").string()}).losses, rest, 2e-5);
-  // Nothing is lost on the way, and the model for others is whole.
+  // Nothing is lost when the number of ranks changes, and the exported model contains every tensor.
   const Tensors before = train_shared({.stage = 3, .steps = 3, .load = (dir.path / "one").string()}).parameters;
   CHECK(differing(
             before,
@@ -293,7 +293,7 @@ TEST_CASE("engine: stages with experts have the bits of one process; what is sha
     }
   }
   const Result sliced = train_parts({.plan = "tp2", .experts = drawn, .dropout = 0.1}),
-               whole = alone(drawn, 4, 0.1);  // the same draws
+               whole = alone(drawn, 4, 0.1);  // with the same random numbers
   close(sliced.losses, whole.losses, 1e-3);
   close(train_parts({.plan = "dp2+pp2+ep2", .dtype = f16}).losses, expected.losses, 1e-2);
 }

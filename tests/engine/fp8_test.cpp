@@ -1,5 +1,5 @@
-// 8-bit floats: PyTorch's codes, Transformer Engine's delayed scaling, linear layers in them; and in an engine the same
-// bits for every number of ranks and stage of ZeRO, through checkpoints, too, and losses near those of bf16.
+// 8-bit floats: PyTorch's codes, Transformer Engine's delayed scaling, linear layers in fp8; and under the engine the
+// same bits for every number of ranks and stage of ZeRO, also through checkpoints, and losses close to those of bf16.
 #include "autograd/fp8.h"
 #include "data/safetensors.h"
 #include "engine/check_plan.h"
@@ -18,7 +18,7 @@ namespace {
 
 data::SafeTensors golden() { return data::SafeTensors::open(std::string(golden_folder) + "/fp8.safetensors"); }
 
-/// A Linear(32, 16) with its scales.
+/// A model of one Linear(32, 16).
 struct OneLinear : nn::Layer<OneLinear> {
   nn::Linear one{{.in = 32, .out = 16, .bias = false}};
   Variable forward(const Variable& x) { return one(x); }
@@ -42,7 +42,7 @@ struct Fp8Run {
   nn::GPT::Options model = {.vocab = 40, .context = 16, .layers = 2, .width = 32, .heads = 2, .dropout = 0.1};
 };
 
-/// Counts from anywhere, and three tokens in ten are others.
+/// A sequence that counts up from a random token, with three of ten tokens replaced at random.
 pipeline::Sample sentence(int64_t step, int64_t micro) {
   manual_seed(9);
   set_random_step(uint64_t(step), uint64_t(micro));
@@ -62,7 +62,7 @@ Config fp8_config(const Fp8Run& run) {
   return c;
 }
 
-/// Losses of each step; the same at all ranks.
+/// The losses of each step, which must be equal on all ranks.
 std::vector<double> losses(const Fp8Run& run, const std::string& name) {
   const parallel::Plan plan = parallel::parse_plan(name);
   const auto all = on_ranks<std::vector<double>>(plan.ranks(), [&](int) {
@@ -176,7 +176,7 @@ TEST_CASE("fp8: which layers, when, and what is noted") {
     CHECK(is_fp8(in(bf16, x), plain));
     CHECK(in(bf16, x).dtype() == bf16);
     CHECK_FALSE(is_fp8(in(bf16, Variable(x.tensor().narrow(0, 0, 15))), Variable(plain.tensor().narrow(0, 0, 15))));
-    CHECK(model(x).dtype() == f32);  // outside of autocast f32 stays what it is
+    CHECK(model(x).dtype() == f32);  // outside of autocast, f32 stays f32
     CHECK_FALSE(is_fp8(model(x), linear(x, model.one.weight, {}, Activation::none)));
     const auto noted = [&](int role) { return model.one.fp8.lock()->of[size_t(role)].amax.item(); };
     const double largest = amax(abs(x.tensor().to(bf16).to(f32))).item();
@@ -196,7 +196,7 @@ TEST_CASE("fp8: which layers, when, and what is noted") {
     sum(in(bf16, x).to(f32)).backward();
     CHECK(noted(2) == 1);
     CHECK(model.one.weight.grad().dtype() == f32);
-    // An infinity leaves the history as it was, and a number that is none does not count.
+    // An infinite amax leaves the scale as it is, and NaN is ignored.
     Tensor bad = x.tensor().clone();
     bad[0].fill_(INFINITY), bad[1].fill_(NAN);
     const auto scale = fp8.state()[0].scale.to_vector<float>();
@@ -205,7 +205,7 @@ TEST_CASE("fp8: which layers, when, and what is noted") {
     fp8.update();
     CHECK(fp8.state()[0].scale.to_vector<float>()[0] == scale[0]);
     CHECK(fp8.state()[0].history.to_vector<float>()[0] == 0);
-    // Scales that changed between forward and backward are an error.
+    // Updating the scales between forward and backward is an error.
     const Variable y = sum(in(bf16, x).to(f32));
     fp8.update();
     CHECK(contains(message([&] { y.backward(); }), "linear_fp8"));
@@ -264,7 +264,7 @@ TEST_CASE("fp8: ranks that share sequences are near one process, with the same b
     fewer.accumulation = sharded.accumulation = 2;
     sharded.stage = 3, sharded.checkpoints = true;
     const std::vector<double> copies = losses(fewer, "dp2+cp2");
-    is_near(copies, shared);  // copies' shares are added up in another order
+    is_near(copies, shared);  // gradients of replicas are summed in another order
     CHECK(copies == losses(sharded, "dp2+cp2"));
     CHECK(shared == losses(run, "pp2+cp2"));
     const TempDir d;
@@ -284,7 +284,7 @@ TEST_CASE("fp8: a run goes on with the same bits, on other ranks, too") {
   CHECK(end == losses({.accumulation = 4, .load = d / "one", .steps = 8}, "pp2"));
   losses({.accumulation = 2, .stage = 1, .save = d / "two", .steps = 4}, "dp2+pp2");
   CHECK(end == losses({.accumulation = 4, .load = d / "two", .steps = 8}, "dp1"));
-  // Without the scales it is another run; without fp8 they are passed by.
+  // Losses differ without the saved scales. Loading them without fp8 ignores them.
   Fp8Run fresh{.accumulation = 4, .load = d / "one", .steps = 8};
   fresh.fp8.enabled = false;
   CHECK(losses(fresh, "dp1") != end);

@@ -1,5 +1,5 @@
-// The 1-bit optimizers by DeepSpeed's names in an engine: exact steps have the plain optimizer's bits, compressed ones
-// keep ranks equal and send little, a resumed run goes on to the bit.
+// The 1-bit optimizers (by their DeepSpeed names) under the engine: steps before compression have the bits of the plain
+// optimizer, compressed steps keep ranks equal and send little, a resumed run continues bit for bit.
 #include "parallel/onebit/onebit.h"
 #include "tests/engine/util.h"
 
@@ -27,7 +27,7 @@ const Optimizer compressing[] = {
     {"OneBitSGD", R"({"lr": 0.05, "freeze_step": 2})"},
 };
 
-/// An engine over a loader, and what it said.
+/// An engine with a data loader, and its log.
 struct Trainer {
   std::unique_ptr<Net> net;
   std::vector<std::string> said;
@@ -41,7 +41,7 @@ struct Trainer {
   bool has_said(const std::string& text) const {
     return std::any_of(said.begin(), said.end(), [&](const std::string& line) { return contains(line, text); });
   }
-  /// Everything that a checkpoint would hold.
+  /// Everything that a checkpoint would contain.
   Tensors everything() {
     if (e.onebit()) e.onebit()->synchronize();
     else return whole_parameters(e, *net);
@@ -80,7 +80,7 @@ TEST_CASE(
       const auto run = [&](int ranks, const char* name, const char* params) {
         const auto all = on_ranks<Tensors>(ranks, [&](int rank) {
           Config config = with(name, params, 4 / ranks, dtype);
-          config.fp16.initial_scale_power = 14;  // no subnormal gradients: their mean over ranks would be rounded
+          config.fp16.initial_scale_power = 14;  // avoids subnormal gradients, whose mean over ranks would be rounded
           Trainer t(config, rank);
           train_steps(t.e, 3);
           return copy_parameters(*t.net);
@@ -111,7 +111,7 @@ TEST_CASE("engine, 1-bit: a run goes on from its checkpoint to the bit, and on o
                           .params = data::parse_json(R"({"warmup_max_lr": 0.02, "warmup_num_steps": 8})", "params")};
       const auto whole = on_ranks<Tensors>(2, [&](int rank) {
         Trainer t(config, rank);
-        train_steps(t.e, 6);  // compressed since the fourth; 0/1 Adam's ranks may be apart
+        train_steps(t.e, 6);  // compressed since step 4; with 0/1 Adam, ranks may differ here
         t.e.save_checkpoint(folder / "run");
         train_steps(t.e, 5);
         CHECK(t.e.onebit()->volume().compressed_steps >= 5);
@@ -165,7 +165,8 @@ TEST_CASE("engine, 1-bit: between f32 and 16 bits, from AdamW, and a model alone
     CHECK(differing(low.everything(), back.everything()) == "");
 
     train_steps(back.e, 1);
-    back.e.load_checkpoint(folder / "wide", {.load_module_only = true});  // its masters follow
+    // the master weights are reset to the loaded parameters
+    back.e.load_checkpoint(folder / "wide", {.load_module_only = true});
     CHECK(back.e.onebit()->steps() == 8);
     back.e.save_checkpoint(folder / "again");
     wide.e.load_checkpoint(folder / "again");

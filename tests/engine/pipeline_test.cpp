@@ -1,5 +1,5 @@
-// A pipeline under the engine: the bits of one engine on one rank, with ZeRO 1, loss scaling, bf16, clipping and
-// schedules; checkpoints of any plan.
+// Pipelines under the engine: the bits of one engine on one rank, with ZeRO 1, loss scaling, bf16, clipping and every
+// schedule; checkpoints of any plan.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -15,7 +15,7 @@ using pipeline::LayerSpec, pipeline::Values, pipeline::layer;
 
 namespace {
 
-/// Net of util.h as layers, with its names; `wide` adds nothing to train at the end, for a stage without parameters.
+/// Net of util.h as a list of layers with the same names, followed by a layer without parameters.
 std::vector<LayerSpec> net_layers() {
   const auto with = [](auto fn) {
     return [fn](nn::Module* m, const Values& in) { return Values{fn(m->call(in.at(0)), m->is_training())}; };
@@ -29,7 +29,8 @@ std::vector<LayerSpec> net_layers() {
     return dropout(relu(x), 0.2, training);
   })));
   layers.push_back(layer<nn::Linear>({.in = 97, .out = 3}).named("c"));
-  layers.push_back(layer("identity", [](const Variable& x) { return x; }));  // a stage may have nothing to train
+  // makes the last of three stages one without parameters
+  layers.push_back(layer("identity", [](const Variable& x) { return x; }));
   return layers;
 }
 
@@ -43,7 +44,7 @@ PipelineModule module_of(int stages) {
   return m;
 }
 
-/// The whole model on one rank, starting from the same values.
+/// The whole model on one rank, with the same initial values.
 struct StackedNet : Net {
   StackedNet() {
     pipeline::StageModule whole(net_layers(), {{0, 5}}, 0);
@@ -66,7 +67,7 @@ struct Case {
 Config case_config(const Case& c) {
   Config config = config_of(c.stage, c.accumulation, c.dtype);
   config.gradient_clipping = c.clip;
-  config.fp16.initial_scale_power = 22;  // the first steps overflow
+  config.fp16.initial_scale_power = 22;  // so large that the first steps overflow
   config.fp16.loss_scale_window = 2;
   config.pipeline.schedule = c.schedule;
   config.pipeline.chunks = c.chunks;
@@ -87,7 +88,7 @@ EngineBase make_engine(const Case& c) {
                                                   .log = quiet});
 }
 
-/// What a run leaves: parameters of all stages, and in "report" of each step loss, norm, loss scale and learning rate.
+/// Appends loss, norm, loss scale, learning rate and skipped steps to the report of a run.
 void note(engine::EngineBase& e, std::vector<double>& report) {
   for (const double value : {e.train_loss(), std::isnan(e.get_global_grad_norm()) ? -1 : e.get_global_grad_norm(),
                              e.loss_scale(), e.get_lr()[0], double(e.skipped_steps())})
@@ -162,7 +163,7 @@ TEST_CASE(
     for (Case c : std::vector<Case>{
              {.ranks = 1, .stages = 1},
              {.ranks = 2, .stages = 2},
-             {.ranks = 3, .stages = 3},  // the last trains nothing
+             {.ranks = 3, .stages = 3},  // the last stage has no parameters
              {.ranks = 4, .stages = 2, .accumulation = 4, .stage = 1},
              {.ranks = 4, .stages = 1, .accumulation = 2, .stage = 1},
              {.ranks = 6, .stages = 3, .accumulation = 4, .stage = 1},

@@ -1,4 +1,4 @@
-// Plans made of shapes alone, against real models, optimizers and ranks.
+// Plans computed from shapes alone, compared with real models, optimizers and ranks.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ const nn::GPT::Options large{.vocab = 50257, .context = 2048, .layers = 96, .wid
 
 Config config(const std::string& json) { return config_from_json(json); }
 
-/// Every other parameter.
+/// Freezes every other parameter.
 void freeze(nn::Module& model) {
   const auto all = model.parameters();
   for (size_t i = 1; i < all.size(); i += 2) Variable(all[i]).requires_grad_(false);
@@ -36,10 +36,10 @@ ModelShape shape_of_small(bool frozen) {
   return shape_of(make, small.width, small.context, small.vocab);
 }
 
-/// How many ranks, and whether a part of the model is frozen.
+/// (number of ranks, freeze part of the model)
 using Rows = std::vector<std::pair<int, bool>>;
 
-/// A real model under a config: the backward of one batch, and what comes of it.
+/// A real model under a configuration, and the backward of one batch.
 struct Trained {
   nn::GPT model;
   std::vector<std::unique_ptr<optim::Optimizer>> optimizers;
@@ -211,12 +211,13 @@ TEST_CASE("plan: traffic of a step is what ranks send") {
       CAPTURE(ranks);
       CAPTURE(frozen);
       const Config c = config(str(
+          // Overflow checks are off, because they would send data, too.
           R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true, "check_grad_overflow": false}, "optimizer": {"type": "AdamW"}, "zero_optimization": {"ignore_unused_parameters": false, "stage": )",
-          stage, "}}"));  // no checks, which would be sent too
+          stage, "}}"));
       const Forecast p = plan(c, shape_of_small(frozen), ranks);
       on_ranks<int>(ranks, [&](int) {
         Trained t(small, c, frozen);
-        for (int step = 0; step < 3; ++step) {  // the first one agrees on an order
+        for (int step = 0; step < 3; ++step) {  // in the first step, ranks also agree on an order
           const dist::Traffic before = dist::world().traffic();
           t.backward(small);
           t.zero->step();
@@ -240,10 +241,10 @@ TEST_CASE("plan: a model of 175 billion parameters on 1024 ranks, without its me
   CHECK(p.formula.total() == doctest::Approx(16 * psi / 1024));
   int64_t optimizer = 0;
   for (const RankBytes& b : p.bytes) optimizer += b.optimizer;
-  CHECK(optimizer == 12 * p.model.numel());  // every element has one owner
+  CHECK(optimizer == 12 * p.model.numel());  // each element's state has one owner
   CHECK(double(p.bytes[0].total() - p.bytes[0].buffers) < 1.05 * p.formula.total());
-  CHECK(p.gradient_traffic + p.parameter_traffic ==
-        doctest::Approx(2 * 3 * 2 * psi).epsilon(0.02));  // two micro-batches, 3 psi each, 2 bytes
+  // Two micro-batches, 3 psi elements each, 2 bytes per element.
+  CHECK(p.gradient_traffic + p.parameter_traffic == doctest::Approx(2 * 3 * 2 * psi).epsilon(0.02));
 
   const Speeds speeds{.flops = 1e14, .bandwidth = 1e11, .memory = 1e12};
   const auto whole = [&](const Config& with) { return plan_parts(with, p.model, {.dp = 1024}); };
@@ -296,17 +297,16 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
 
   const auto two = made("pp2", c);
   CHECK(two.bounds.size() == 3);
-  CHECK(two.stages[0].model.numel() + two.stages[1].model.numel() ==
-        model.numel() + int64_t(table));  // the tied table stands in both
+  // Both stages hold the tied embedding table.
+  CHECK(two.stages[0].model.numel() + two.stages[1].model.numel() == model.numel() + int64_t(table));
   CHECK(two.stage_traffic == std::vector<double>{4 * activation, 4 * activation + 4 * table * 4});
   CHECK(two.copy_traffic(0) == 0);
   CHECK(two.slice_traffic[1] == 0);
   CHECK(two.formula == doctest::Approx(1. / 5));
   CHECK(two.bubble >= two.formula);
   CHECK(two.flops[0] + two.flops[1] == doctest::Approx(model.forward_flops()));
-  for (const char* schedule :
-       {"1f1b", "zb-h1", "dualpipe-v"}) {  // of many micro-batches only what the slowest stage has more is idle, and
-                                           // the step is as long as that stage
+  // With many micro-batches a pipeline idles only because stages differ, and a step takes as long as its slowest stage.
+  for (const char* schedule : {"1f1b", "zb-h1", "dualpipe-v"}) {
     Config many = engine::config_from_json(
         str(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 400, "pipeline": {"schedule": ")",
             schedule, R"("}})"));
@@ -322,7 +322,7 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
   }
 
   const auto sliced = made("tp2", c);
-  int64_t whole = 0;  // what slices have whole: positions, norms, biases behind rows
+  int64_t whole = 0;  // replicated by tensor-parallel ranks: positions, norms, biases of row-parallel layers
   for (const auto& p : model.parameters)
     if (p.name.find("norm") != p.name.npos || p.name == "positions.weight" || p.name.ends_with("out_proj.bias") ||
         p.name.ends_with("down.bias"))
@@ -331,7 +331,7 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
   CHECK(sliced.slice_traffic[0] == 4 * ((4 * 4 + 2) * 2 * 0.5 * activation + 2 * 2 * 16 * 4));
   CHECK(sliced.flops[0] == doctest::Approx(model.forward_flops() / 2));
 
-  // What is on its way while something is multiplied takes no time: all where computing takes longer, but a chunk.
+  // Communication that overlaps with products costs no time: all of it except one chunk, if computing takes longer.
   Config in_chunks = c;
   in_chunks.tensor_parallel.overlap_chunks = 2;
   const Speeds slow{.flops = 1e6, .bandwidth = 1e9, .memory = 1e18},
@@ -349,8 +349,9 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
   const auto all = made("dp2+pp2+tp2+zero1", zero);
   CHECK(all.config.zero_optimization.stage == 1);
   CHECK(all.stages[0].bytes.size() == 2);
+  // Shards consist of whole blocks.
   CHECK(double(all.stages[1].bytes[0].optimizer) ==
-        doctest::Approx(double(all.stages[1].model.numel()) * 8 / 2).epsilon(0.1));  // shards are whole blocks
+        doctest::Approx(double(all.stages[1].model.numel()) * 8 / 2).epsilon(0.1));
   CHECK(all.copy_traffic(0) > 0);
   const auto shared = made("dp2+pp2+cp2+zero1", zero), copies = made("dp4+pp2+zero1", zero);
   CHECK(*shared.config.train_batch_size == 16);
@@ -359,18 +360,19 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
     CHECK(shared.copy_traffic(s) == copies.copy_traffic(s));
     CHECK(shared.context_traffic[s] == 4 * double(shared.stages[s].model.layers) * (2 * activation / 2) * (2 * 1 + 2));
   }
-  // Experts: a rank has its part of them, and ZeRO deals those over the ranks that have the same.
+  // Experts: each rank holds a part of them, which ZeRO shards over the ranks with the same part.
   const ModelShape spread =
       shape_of<nn::GPT>({.vocab = 64, .context = 16, .layers = 4, .width = 32, .heads = 4}, {.experts = 4, .top_k = 2});
-  CHECK(spread.numel() ==
-        model.numel() + 2 * (3 * (2 * 4 * 32 * 32 + 5 * 32) + 4 * 32));  // in two blocks three more, and a gate
+  // Two blocks have three more experts and a gate each.
+  CHECK(spread.numel() == model.numel() + 2 * (3 * (2 * 4 * 32 * 32 + 5 * 32) + 4 * 32));
   const auto dealt = engine::plan_parts(zero, spread, parallel::parse_plan("dp4+ep2+zero1")),
              together = engine::plan_parts(zero, spread, parallel::parse_plan("dp4+zero1"));
   int64_t experts = 0;
   for (const auto& p : spread.parameters)
     if (p.expert >= 0) experts += p.numel();
   CHECK(dealt.stages[0].model.numel() == spread.numel() - experts / 2);
-  int64_t kept = 0, all_kept = 0;  // by every rank; of experts each has 2 x 1/2 of a half
+  // summed over ranks; two replicas of each half of the experts keep half of its state each
+  int64_t kept = 0, all_kept = 0;
   for (const auto& b : dealt.stages[0].bytes) kept += b.optimizer;
   for (const auto& b : together.stages[0].bytes) all_kept += b.optimizer;
   CHECK(kept == all_kept);

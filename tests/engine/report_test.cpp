@@ -1,4 +1,4 @@
-// Loss scaling, schedules by name, and what a run writes: monitors, times, memory, collectives, flops.
+// Loss scaling, schedules by name, and what a run reports: monitors, times, memory, collectives, flops.
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -17,12 +17,13 @@ using engine::initialize;
 
 namespace {
 
-/// One weight per input; the loss is what the test says it is.
+/// A model with one weight per input, whose loss the test chooses.
 struct One : nn::Layer<One> {
   Variable w = parameter({3}, 1);
   Variable forward(const Tensor& x) {
+    // In f32, because a loss in f16 times 2^16 would overflow.
     return sum(w.to(f32) * Variable(x.to(f32)));
-  }  // an f16 loss times 2^16 would not fit
+  }
   void fields(nn::Fields& f) override { f("w", w); }
 };
 
@@ -72,7 +73,7 @@ TEST_CASE("engine: DeepSpeed's loss scales, step by step, overflowing at one ran
       for (size_t k = 0; k + 1 < scales.size(); ++k) {
         CHECK(e.loss_scale() == scales[k]);
         const Tensor before = net.w.tensor().clone();
-        // A gradient of 1 / scale does not overflow at any scale; infinity does.
+        // A gradient of 1 / scale overflows at no scale; infinity always does.
         e.backward(e(full({3}, overflow[k] != 0 && rank == int(k % 2) ? INFINITY : 1 / e.loss_scale())));
         e.step();
         skipped += overflow[k] != 0;
@@ -186,7 +187,7 @@ TEST_CASE("engine: schedules by name, against PyTorch's and DeepSpeed's own") {
 
 namespace {
 
-/// CRC-32C, as files of TensorBoard have it.
+/// The masked CRC-32C of TensorBoard's files.
 uint32_t masked_crc32c(std::string_view bytes) {
   const uint32_t crc = dist::crc32c(bytes.data(), bytes.size());
   return (crc >> 15 | crc << 17) + 0xa282ead8u;
@@ -198,7 +199,7 @@ std::unique_ptr<engine::Monitor> csv_monitor(const std::string& folder, const st
   return std::move(engine::make_monitors(config, warn).at(0));
 }
 
-/// A reader of event files of its own, to the format's description.
+/// An independent reader of event files, written from the format's description.
 struct Record {
   double wall = 0;
   int64_t step = 0;
@@ -287,7 +288,7 @@ TEST_CASE("engine: TensorBoard and CSV, by rank 0, at every boundary, with sampl
     for (int k = 0; k < 3; ++k) {
       train_steps(e, 1);
       if (rank == 0) losses.push_back(e.train_loss()), rates.push_back(e.get_lr()[0]);
-      // As a kill would find it: everything is in the file while the engine lives.
+      // While the engine lives, everything is already in the file, as after a kill.
       if (rank == 0)
         CHECK(read_events(read(std::filesystem::directory_iterator(folder / "tb/job")->path())).size() ==
               size_t(1 + (k + 1) * 8));
@@ -331,7 +332,7 @@ TEST_CASE("engine: TensorBoard and CSV, by rank 0, at every boundary, with sampl
   for (size_t k = 0; k < 3; ++k) expected << 8 * (k + 1) << "," << rates[k] << "\n";
   CHECK(read(folder / "csv/job/Train_Samples_lr.csv") == expected.str());
   csv_monitor(folder / "csv", "job", [](const std::string&) {
-  })->write({{"Train/Samples/lr", 0.5, 32}});  // a run that goes on appends
+  })->write({{"Train/Samples/lr", 0.5, 32}});  // a resumed run appends
   CHECK(read(folder / "csv/job/Train_Samples_lr.csv") == expected.str() + "32,0.5\n");
   std::ofstream(folder / "file") << "x";
   CHECK(contains(message([&] { csv_monitor(folder / "file", "below", {}); }), "cannot make this folder"));
@@ -380,13 +381,13 @@ TEST_CASE("engine: what is printed, and when") {
   CHECK(count("| bwd_allreduce: ") == 2);
   CHECK(count("memory of this process after step") == 2);
   CHECK(count("stage") >= 1);
-  CHECK(count("train_micro_batch_size_per_gpu") >= 1);  // dump_state
+  CHECK(count("train_micro_batch_size_per_gpu") >= 1);  // dump_state prints the configuration
   for (const std::string& text : said) {
     if (!contains(text, "memory of this process")) continue;
     const int64_t psi = make_net()->parameter_count();
     for (const char* row : {"parameter", "gradient", "optimizer", "total"}) CHECK(contains(text, row));
-    CHECK(contains(text, std::to_string(2 * psi)));  // parameters, whole in stage 2
-    CHECK(contains(text, std::to_string(6 * psi)));  // 12 bytes a parameter over two ranks
+    CHECK(contains(text, std::to_string(2 * psi)));  // parameters, which stage 2 does not partition
+    CHECK(contains(text, std::to_string(6 * psi)));  // 12 bytes per parameter, sharded over two ranks
   }
 }
 
@@ -414,7 +415,7 @@ TEST_CASE("engine: the comms_logger counts what ZeRO sends") {
     std::string line, op;
     std::getline(in, line);
     CHECK(contains(line, "busbw (GB/s)"));
-    std::map<std::string, std::pair<int64_t, int64_t>> calls;  // count and bytes of the largest
+    std::map<std::string, std::pair<int64_t, int64_t>> calls;  // count, and bytes of the largest call
     while (std::getline(in, line)) {
       std::istringstream row(line);
       row.imbue(std::locale::classic());

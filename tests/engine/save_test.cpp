@@ -1,4 +1,4 @@
-// Checkpoints of an engine: resuming in any stage and any world, what is and is not loaded, and what is refused.
+// Checkpoints of an engine: resuming under any stage and number of ranks, partial loading, and rejected files.
 #include <fstream>
 
 #include "data/safetensors.h"
@@ -15,7 +15,7 @@ struct Job {
   Config config;
 };
 
-/// An engine with everything that has a state: AdamW with a warm-up, loss scaling, a loader, dropout.
+/// An engine with every kind of state: AdamW with warm-up, loss scaling, a data loader, dropout.
 struct SavingTrainer {
   std::unique_ptr<Net> net;
   optim::AdamW optimizer;
@@ -92,7 +92,7 @@ TEST_CASE("engine: a run goes on from a checkpoint in any stage and world, bit f
   for (const DType dtype : {f32, bf16, f16}) whole[dtype] = uninterrupted(saved_config(1, 4, dtype), 12);
   for (const Row& row : rows) {
     const TempDir folder;
-    save_after(row.from, folder / "run", 7);  // 40 samples, 8 a step: in the middle of the second epoch
+    save_after(row.from, folder / "run", 7);  // 40 samples, 8 per step: the middle of the second epoch
     const auto after = on_ranks<Tensors>(row.to.ranks, [&](int) {
       manual_seed(77);
       SavingTrainer t(row.to.config);
@@ -159,7 +159,7 @@ TEST_CASE("engine: tags, latest, client state, async, and an engine that saves a
       data::Json state{data::Json::Object{}};
       state["epoch"] = 3;
       t.e.save_checkpoint(dir, {.client_state = state});
-      train_steps(t.e, 1);  // what is being written is of step 2
+      train_steps(t.e, 1);  // trains while the state after step 2 is being written
       t.e.save_checkpoint(dir, {.tag = "other", .save_latest = false, .async = async});
       t.e.wait_for_checkpoint();
       const Tensors third = whole_parameters(t.e, *t.net);
@@ -241,7 +241,7 @@ TEST_CASE("engine: an average that a checkpoint does not have begins at the para
           for (const auto& [name, tensor] : with.e.whole_state().optimizer.tensors) all[name] = tensor;
           const Tensors parameters = whole_parameters(with.e, *with.net);
           for (const auto& [name, tensor] : parameters) {
-            if (rank != 0) break;  // it alone has the whole state
+            if (rank != 0) break;  // only rank 0 gets the whole state
             const Tensor average = all.at("state." + name + ".ema");
             CHECK_MESSAGE(equal(average, dtype == f32 ? tensor : all.at("state." + name + ".master")), name);
           }
@@ -287,7 +287,8 @@ TEST_CASE("engine: a model alone gives master weights to 16 bits") {
       t.e.load_checkpoint(folder / "run", {.load_module_only = true});
       CHECK(differing(saved, whole_parameters(t.e, *t.net)) == "");
       t.e.set_lr(0);
-      for (auto& [x, y] : *t.e.training_dataloader()) {  // a step of nothing leaves them: the masters are the same
+      // a step with learning rate 0 changes nothing, so the master weights equal the parameters
+      for (auto& [x, y] : *t.e.training_dataloader()) {
         t.e.backward(cross_entropy(t.e(x), y));
         t.e.step();
         break;
@@ -379,7 +380,7 @@ TEST_CASE("engine: checkpoints that are refused") {
       error_of(
           1, [&](SavingTrainer& t, int) { t.e.save_checkpoint(folder / "a", {.tag = "../up"}); }, saved_config(1, 1)),
       "../up"));
-  // A model with other parameters.
+  // A model with different parameters.
   save_after({1, saved_config(1, 1)}, folder / "run", 1);
   CHECK(contains(message([&] {
                    on_ranks<int>(1, [&](int) {
@@ -423,7 +424,8 @@ TEST_CASE("engine: micro-batches that fill no step are said in time, and the las
       data::DataLoader batches(own, {.batch_size = 2});
       const auto epoch = [&] {
         for (auto& [x, y] : batches) {
-          for (auto& [u, v] : data::DataLoader(own, {.batch_size = 5})) {  // an evaluation within: none of this
+          // an evaluation in the middle of a step does not count as micro-batches
+          for (auto& [u, v] : data::DataLoader(own, {.batch_size = 5})) {
             const NoGrad no_grad;
             t.net->eval();
             t.e(u);
@@ -438,7 +440,7 @@ TEST_CASE("engine: micro-batches that fill no step are said in time, and the las
       t.net->eval();
       {
         const NoGrad no_grad;
-        t.e(own.get(0).input.reshape({1, 6}));  // the evaluation behind an epoch
+        t.e(own.get(0).input.reshape({1, 6}));  // an evaluation after the epoch
       }
       t.net->train();
       if (rank == 0) CHECK(is_said(t, "a loop over a DataLoader ended with 1 of the 4 micro-batches of a step"));
@@ -455,7 +457,7 @@ TEST_CASE("engine: micro-batches that fill no step are said in time, and the las
       return 0;
     });
   }
-  // One of the engine's own loader begins the step again.
+  // With the engine's own loader, the incomplete step is repeated.
   const TempDir folder;
   const Tensors whole = uninterrupted(saved_config(1, 4), 3);
   on_ranks<int>(1, [&](int) {

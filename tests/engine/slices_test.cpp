@@ -1,4 +1,5 @@
-// Stages of slices of layers under the engine: losses near those of one process, checkpoints of any plan, faults.
+// Pipeline stages with tensor parallelism under the engine: losses close to those of one process, checkpoints of any
+// plan, faults.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int64_t width = 8, length = 5;
 
-/// Two blocks between linear layers, which say how they are cut.
+/// Two transformer blocks between linear layers; layers() splits the blocks for tensor parallelism.
 struct Two : nn::Layer<Two> {
   nn::Linear in{{.in = 3, .out = width}}, out{{.in = width, .out = 2}};
   nn::ModuleList<nn::TransformerBlock> blocks;
@@ -55,7 +56,7 @@ struct SlicedRun {
   std::string load = {}, save = {};
 };
 
-/// Loss, norm and loss scale of each step; the same on all ranks.
+/// Loss, norm and loss scale of each step, which must be equal on all ranks.
 std::vector<double> train(const SlicedRun& run) {
   const parallel::Plan plan = parallel::parse_plan(run.plan);
   const auto all = on_ranks<std::vector<double>>(plan.ranks(), [&](int) {
@@ -93,7 +94,7 @@ void check_near(const std::vector<double>& a, const std::vector<double>& b, doub
 
 TEST_CASE("slices: losses, norms and loss scales near those of one process, in any mix") {
   const std::vector<double> one = train({.plan = "dp1"}), half = train({.plan = "dp1", .dtype = f16});
-  CHECK(std::find(half.begin(), half.end(), -1) != half.end());  // a step overflowed
+  CHECK(std::find(half.begin(), half.end(), -1) != half.end());  // one step overflowed
   for (const auto& [plan, accumulation] : std::vector<std::pair<std::string, int64_t>>{
            {"tp2", 4}, {"tp4", 4}, {"pp2+tp2", 4}, {"dp2+tp2+zero1", 2}, {"dp2+pp2+tp2+zero1", 2}, {"dp2+pp4", 2}}) {
     check_near(one, train({.plan = plan, .accumulation = accumulation}), 1e-5, plan);

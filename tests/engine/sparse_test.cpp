@@ -1,4 +1,4 @@
-// sparse_attention of the configuration file: its keys and refusals, the original's layouts and results, and models
+// sparse_attention of the configuration file: keys and rejected values, DeepSpeed's layouts and results, and models
 // that train with it under any plan.
 #include <doctest/doctest.h>
 
@@ -26,7 +26,7 @@ nn::SparsityConfig sparsity(const std::string& block) {
       engine::config_from_json(R"({"train_batch_size": 1, "sparse_attention": )" + block + "}"));
 }
 
-/// Of a from b, where b's largest element (or 1) counts as 1.
+/// The largest difference relative to the largest element of b (at least 1).
 double distance(const Tensor& a, const Tensor& b) {
   return max(abs(sub(a, b))).item() / std::max(1., max(abs(b)).item());
 }
@@ -36,7 +36,7 @@ double distance(const Tensor& a, const Tensor& b) {
 TEST_CASE("sparse_attention: the layouts and the results of DeepSpeed's own classes") {
   struct Row {
     const char *name, *block;
-    int64_t sum, ours;  // ones of head 0; ours is without those above the diagonal
+    int64_t sum, ours;  // number of ones of head 0; ours leaves out those above the diagonal
   };
   const Row rows[] = {
       {"fixed_default", R"({"mode": "fixed"})", 51, 51},
@@ -150,7 +150,7 @@ struct Trained {
   std::string said;
 };
 
-/// by_list: the layers of a list, in place of a model's own.
+/// by_list: train the model's layers as a list, not the model itself.
 Trained train_gpt(const char* block, const std::string& named, bool by_list = false) {
   const parallel::Plan plan = parallel::parse_plan(named);
   std::string said;
@@ -250,7 +250,7 @@ TEST_CASE("sparse_attention: models and plans that it cannot be with") {
   CHECK(contains(message([] { engine::check_plan(with_sparse("{}", 0, 1), {.cp = 2}, {.ranks = 2}); }),
                  "leave one of them out. The nearest plan that can: dp2"));
   CHECK(engine::reasons_against(with_sparse("false", 0, 1), {.cp = 2}, {.ranks = 2}).empty());
-  if (!engine::is_launched()) dist::shutdown();  // engines were made without a world
+  if (!engine::is_launched()) dist::shutdown();  // the engines above have created a world
 }
 
 }  // namespace sparse_attention_test

@@ -1,4 +1,5 @@
-// What a trace says of an engine's steps: a forward lasts as long as the forward, whoever's loop it is in.
+// Traces of an engine's steps: the recorded forward ends when the forward ends, whether the engine or the user runs the
+// loop.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -26,7 +27,7 @@ data::Json records_of(const std::string& path) {
   return data::parse_json(text.str(), path);
 }
 
-/// What `run` does on one rank, on a timeline: its records, by their beginning.
+/// Runs `run` on one rank; returns the records of its trace, sorted by their beginning.
 std::vector<Span> traced(const std::function<void()>& run) {
   const TempDir folder;
   dist::spawn(1, [&](int) {
@@ -45,7 +46,7 @@ std::vector<Span> traced(const std::function<void()>& run) {
   return all;
 }
 
-/// Each forward is over when the next backward, or step of the optimizer, begins.
+/// Each forward ends before the next backward or optimizer step begins.
 void check_forwards(const std::vector<Span>& spans, const std::vector<std::string>& names) {
   std::vector<std::string> found;
   for (const Span& forward : spans) {
@@ -101,7 +102,7 @@ TEST_CASE("trace of an engine: a loop of one's own has its forwards, too") {
     }
   };
   check_forwards(traced([&] { loop(false); }), two_steps);
-  check_forwards(traced([&] { loop(true); }), {});  // no forward of training
+  check_forwards(traced([&] { loop(true); }), {});  // evaluation is not recorded as a forward
 }
 
 TEST_CASE("trace of an engine: what a rank waits for in a collective is no part of the forward around it") {
@@ -122,6 +123,6 @@ TEST_CASE("trace of an engine: what a rank waits for in a collective is no part 
       const data::Json* category = one.find("cat");
       waits += category && category->as_string() == "wait";
     }
-    CHECK(waits == 2);  // the sum, and the barrier
+    CHECK(waits == 2);  // one for the all-reduce, one for the barrier
   }
 }

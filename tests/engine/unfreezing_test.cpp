@@ -1,5 +1,5 @@
-// Gradual unfreezing: what requires grad when something is wrapped may be frozen and trained again later, under every
-// wrapper; what did not is an error by name on all ranks, before the step.
+// Gradual unfreezing under every wrapper: parameters that require grad when the model is wrapped may be frozen and
+// trained again later. Training one that was frozen then is an error on all ranks, with its name, before the step.
 #include <doctest/doctest.h>
 
 #include "nn/layer_list.h"
@@ -16,7 +16,7 @@ using namespace testing;
 
 namespace {
 
-/// Three layers, the last of which is trained in every phase.
+/// Three layers; the last one is trained in every phase.
 struct ThreeLayers : nn::Layer<ThreeLayers> {
   nn::Linear a{{.in = 4, .out = 6}}, b{{.in = 6, .out = 6}}, c{{.in = 6, .out = 2}};
   Variable forward(const Variable& x) { return c(tanh(b(tanh(a(x))))); }
@@ -37,7 +37,7 @@ Tensor data_of(int step, int part, int64_t width) {
 }
 Variable loss_of_part(const Variable& y, int step, int part) { return mse_loss(y, data_of(step, part, 2)); }
 
-/// A wrapper at a rank: a step, and the parameters that are there.
+/// A wrapped model on a rank: a training step, and the parameters that this rank holds.
 struct Wrapped {
   std::function<void(int step)> step;
   std::function<Tensors()> read;
@@ -70,7 +70,7 @@ Wrapped by_ddp(const Shared& net, int rank, const parallel::DdpOptions& options)
           [=] { return copy_parameters(*net); }};
 }
 
-/// Without a wrapper, and with one that looks at no set of its own.
+/// Trains without a wrapper, or with one that keeps no list of trained parameters.
 Wrapped by_hand(const Shared& net, int, const std::function<Variable(const Variable&)>& forward) {
   auto adamw = adamw_of(*net);
   return {[=](int step) {
@@ -89,7 +89,7 @@ Wrapped by_zero(const Shared& net, int rank, int stage) {
       std::make_shared<zero::Zero>(*net, *adamw, zero::ZeroOptions{.stage = stage, .param_persistence_threshold = 7});
   return {[=](int step) {
             loss_of_part((*net)(data_of(step, rank, 4)), step, rank).backward();
-            const auto kept = adamw;  // ZeRO borrows it
+            const auto kept = adamw;  // keeps the optimizer alive, because ZeRO only refers to it
             zero->step();
           },
           [=] {
@@ -174,7 +174,7 @@ const std::vector<Wrapper> wrappers = {
     {"pipeline", 2, [](const Shared& net, int) { return by_pipeline(net); }},
     {"accumulator", 2, [](const Shared& net, int rank) { return by_accumulator(net, rank); }},
 };
-/// Whose set of trained parameters is none: all takes part.
+/// Wrappers without a list of trained parameters: any parameter may be trained later.
 const std::vector<Wrapper> free_ones = {
     {"DataParallel", 1,
      [](const Shared& net, int rank) {
@@ -200,7 +200,7 @@ Shared make_three() {
   return std::make_shared<ThreeLayers>();
 }
 
-/// The phases of a training: which layers are trained, beside c.
+/// The layers that are trained in each phase, besides c.
 const std::vector<std::vector<std::string>> phases = {{"b"}, {"a", "b"}, {}, {"a"}};
 
 void set_phase(ThreeLayers& net, const std::vector<std::string>& trained, bool biases_too = true) {
@@ -211,7 +211,7 @@ void set_phase(ThreeLayers& net, const std::vector<std::string>& trained, bool b
   }
 }
 
-/// Parameters after each phase, by "phase name".
+/// The parameters after each phase, keyed by "phase name".
 Tensors train_in_phases(const Wrapper& wrapper, int rank, bool whole_stages) {
   const Shared net = make_three();
   const Wrapped w = wrapper.wrap(net, rank);
@@ -225,7 +225,7 @@ Tensors train_in_phases(const Wrapper& wrapper, int rank, bool whole_stages) {
   return all;
 }
 
-/// What each rank says of its failure; then the whole job has failed.
+/// The error of each rank; afterwards the whole job has failed.
 std::vector<std::string> said_on_ranks(int ranks, const std::function<std::string(int rank)>& fn) {
   std::vector<std::string> all(static_cast<size_t>(ranks));
   std::mutex mutex;
@@ -246,7 +246,7 @@ TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again 
   const Wrapper alone{"alone", 1, [](const Shared& net, int rank) {
                         return by_hand(net, rank, [net](const Variable& x) { return (*net)(x); });
                       }};
-  for (const bool whole : {true, false}) {  // in a stage something must train
+  for (const bool whole : {true, false}) {  // every stage must train something: false leaves the biases trained
     const Tensors one = train_in_phases(alone, 0, whole);
     std::vector<Wrapper> all = wrappers;
     all.insert(all.end(), free_ones.begin(), free_ones.end());
@@ -264,7 +264,7 @@ TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again 
           if (name != "engine, 1 bit") CHECK(allclose(tensor, one.at(key), 1e-4, 1e-5));
           for (const Tensors& other : found)
             if (other.count(key)) CHECK(equal(tensor, other.at(key)));
-          if (whole && key.starts_with("2 a"))  // frozen in phase 2: no weight decay, no momentum
+          if (whole && key.starts_with("2 a"))  // frozen in phase 2: neither weight decay nor momentum changes it
             CHECK(equal(tensor, rank.at("1" + key.substr(1))));
         }
         seen += rank.size();
@@ -276,17 +276,19 @@ TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again 
 
 TEST_CASE("unfreezing: what was frozen when it was wrapped is refused by name, on all ranks, before the step") {
   for (const Wrapper& wrapper : wrappers) {
-    for (const bool alone : {false, true}) {  // everything else is frozen then: nobody waits for its gradient
+    // all other parameters are frozen in that step, so no gradient is waited for
+    for (const bool alone : {false, true}) {
       CAPTURE(wrapper.name);
       CAPTURE(alone);
       const std::string name = wrapper.name;
-      if (alone && (name == "engine, 2 stages" || name == "engine, 1 bit")) continue;  // no gradient: an error anyway
+      // without any gradient they raise another error
+      if (alone && (name == "engine, 2 stages" || name == "engine, 1 bit")) continue;
       const auto found = said_on_ranks(wrapper.ranks, [&](int rank) {
         const Shared net = make_three();
         net->a.weight.requires_grad_(false);
         Wrapped w;
         Tensors before;
-        const std::string said = message([&] {  // the other rank may fail while this one is not there yet
+        const std::string said = message([&] {  // the other rank may fail before this one gets there
           w = wrapper.wrap(net, rank);
           if (!alone) w.step(0), before = w.read();
           if (alone) set_phase(*net, {}), net->c.requires_grad_(false);
@@ -339,7 +341,8 @@ TEST_CASE("unfreezing: wrapped anew, the same optimizer goes on") {
 TEST_CASE("unfreezing: ranks that freeze other parameters all fail, and are told which") {
   for (const Wrapper& wrapper : wrappers) {
     const std::string name = wrapper.name;
-    if (name.starts_with("engine, 2") || name == "pipeline" || name == "accumulator") continue;  // one copy; no names
+    // a single replica, or no names
+    if (name.starts_with("engine, 2") || name == "pipeline" || name == "accumulator") continue;
     CAPTURE(wrapper.name);
     const auto found = said_on_ranks(2, [&](int rank) {
       const Shared net = make_three();

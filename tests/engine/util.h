@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of the engine share: a data set, and a few steps by an engine or by a plain loop over DDP.
+// Shared by the tests of the engine: a data set, and training steps by an engine or by a plain loop over DDP.
 #include <doctest/doctest.h>
 
 #include "engine/engine.h"
@@ -10,9 +10,10 @@ namespace testing {
 
 using engine::Config;
 
+/// A log that ignores everything.
 constexpr auto quiet = [](const std::string&) {};
 
-/// 64 samples of 6 numbers in 3 classes.
+/// `count` samples of 6 numbers in 3 classes.
 inline data::TensorDataset samples(int64_t count = 64) {
   manual_seed(3);
   set_random_step(5);
@@ -20,7 +21,7 @@ inline data::TensorDataset samples(int64_t count = 64) {
   return {x, argmax(x.narrow(1, 0, 3), 1)};
 }
 
-/// Quiet, and learns fast enough for differences to show.
+/// Settings under which `stage` and `dtype` make a difference in a few steps.
 inline Config config_of(int stage, int64_t accumulation, DType dtype = f32) {
   Config c{.train_micro_batch_size_per_gpu = 2, .gradient_accumulation_steps = accumulation, .gradient_clipping = 0};
   c.zero_optimization.stage = stage;
@@ -30,24 +31,27 @@ inline Config config_of(int stage, int64_t accumulation, DType dtype = f32) {
   return c;
 }
 
+/// The model; its values differ between ranks.
 inline std::unique_ptr<Net> make_net(int rank = 0) {
-  manual_seed(1 + uint64_t(rank));  // rank 0's values count
+  manual_seed(1 + uint64_t(rank));  // only the values of rank 0 matter: they are broadcast
   return std::make_unique<Net>();
 }
 
+/// AdamW with lr 1e-2 and weight decay 0.1.
 inline std::unique_ptr<optim::Optimizer> make_adamw(nn::Module& m) {
   return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
 }
 
+/// A copy of all parameters, gathered from all ranks.
 inline Tensors whole_parameters(engine::EngineBase& e, nn::Module& net) {
   const auto whole = e.zero().gathered();
   return copy_parameters(net);
 }
 
-/// `steps` boundaries of an engine over its own loader, from where it is.
+/// Trains `steps` steps of an engine with its own loader, from the current position.
 template <class M> void train_steps(engine::Engine<M>& e, int64_t steps) {
   const int64_t until = e.global_steps() + steps;
-  e.training_dataloader()->load_state(e.training_dataloader()->state());  // a loop that was left early goes on
+  e.training_dataloader()->load_state(e.training_dataloader()->state());  // resumes an epoch whose loop was left early
   while (e.global_steps() < until) {
     for (auto& [x, y] : *e.training_dataloader()) {
       e.backward(cross_entropy(e(x), y));
@@ -57,6 +61,7 @@ template <class M> void train_steps(engine::Engine<M>& e, int64_t steps) {
   }
 }
 
+/// A training by an engine: ranks, configuration, steps, and samples in the data set.
 struct EnginePlan {
   int ranks = 1;
   Config config;
@@ -64,7 +69,7 @@ struct EnginePlan {
   int64_t dataset = 64;
 };
 
-/// Parameters after some steps, the same on all ranks.
+/// The parameters after some steps, which must be equal on all ranks.
 inline Tensors train_engine(const EnginePlan& plan) {
   const auto all = on_ranks<Tensors>(plan.ranks, [&](int rank) {
     const auto net = make_net(rank);
@@ -80,7 +85,7 @@ inline Tensors train_engine(const EnginePlan& plan) {
   return all[0];
 }
 
-/// The same by DistributedDataParallel, as one writes it without an engine.
+/// The same with DistributedDataParallel, written by hand without an engine.
 inline Tensors train_plain(int ranks, int64_t accumulation, DType dtype, int64_t steps = 4, double clip = 0) {
   return on_ranks<Tensors>(ranks, [&](int rank) {
     const auto net = make_net(rank);
@@ -88,7 +93,7 @@ inline Tensors train_plain(int ranks, int64_t accumulation, DType dtype, int64_t
     optim::AdamW optimizer(net->parameters(), {.lr = 1e-2, .weight_decay = 0.1});
     parallel::DistributedDataParallel ddp(*net);
     const int64_t count = accumulation * ranks;
-    const double scale = dtype == f16 ? 256. / double(count) : 1;  // sums of f16 gradients are divided before
+    const double scale = dtype == f16 ? 256. / double(count) : 1;  // f16 gradients are divided before they are summed
     data::DataLoader<data::Example> loader(
         samples(),
         {.batch_size = 2,

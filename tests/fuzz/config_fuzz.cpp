@@ -1,4 +1,5 @@
-// libFuzzer: any text as a configuration file is refused with an Error, or means something that reads back as the same.
+// libFuzzer: any text as a configuration file is rejected with an Error, or parses to a configuration that survives a
+// round trip.
 #include <cstdlib>
 
 #include "engine/config.h"

@@ -1,5 +1,5 @@
-// libFuzzer: any bytes as a .npy, .npz, WAV, PNG, JPEG or CSV file (by how they begin) are read whole or refused with
-// an Error.
+// libFuzzer: any bytes as a .npy, .npz, WAV, PNG, JPEG or CSV file (by their first bytes) are read completely or
+// rejected with an Error.
 #include <cstdlib>
 #include <cstring>
 
@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       default: parse_csv({reinterpret_cast<const char*>(data), size}, "fuzz", {.empty_is_nan = true});
     }
   } catch (const lockstep::Error& error) {
-    if (std::strchr(error.what(), '\n')) std::abort();  // one line, whatever the file holds
+    if (std::strchr(error.what(), '\n')) std::abort();  // error messages have one line, whatever the file contains
   }
   return 0;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// A folder in memory whose files are the parts of an input, for readers of folders.
+// A folder in memory whose files are parts of the input, for readers of folders.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -13,6 +13,7 @@
 
 namespace fuzz {
 
+/// A temporary folder in /dev/shm, removed at the end of the process.
 class Folder {
  public:
   Folder() : path_("/dev/shm/lockstep-fuzz-XXXXXX") {
@@ -27,7 +28,7 @@ class Folder {
   Folder(const Folder&) = delete;
   const std::string& path() const { return path_; }
 
-  /// The parts of `text`, between zero bytes, as these files; one that is empty is not there.
+  /// Writes the parts of `text`, which zero bytes separate, to the files `names`; an empty part removes its file.
   void write(std::string_view text, std::initializer_list<const char*> names) const {
     for (const char* name : names) {
       const std::string_view part = text.substr(0, text.find('\0'));

@@ -1,5 +1,5 @@
-// libFuzzer: any bytes as an IDX file, plain or gzip, are read whole or refused with an Error. The limit is low so that
-// a decompression bomb would show.
+// libFuzzer: any bytes as an IDX file, plain or gzip, are read completely or rejected with an Error. The limit is low,
+// so that a decompression bomb would exceed it.
 #include "data/idx.h"
 #include "tests/fuzz/limits.h"
 

@@ -1,4 +1,4 @@
-// libFuzzer: any text as JSON is refused with an Error, or comes back the same after being written and read again.
+// libFuzzer: any text as JSON is rejected with an Error, or survives being written and parsed again.
 #include <cstdlib>
 
 #include "data/json.h"

@@ -1,6 +1,6 @@
 #pragma once
-// What every reader is held to: 256 MB of memory above the input, and 1 s of computing for each MB of it that has
-// begun. The time and the memory are AddressSanitizer's, which takes some times those of a user's build.
+// Limits of every reader: 256 MB of memory plus the size of the input, and 1 s of CPU time for each MB of input or part
+// of it. Both are measured under AddressSanitizer, which needs a multiple of what a release build does.
 #include <sanitizer/allocator_interface.h>
 #include <time.h>
 
@@ -11,6 +11,7 @@
 
 namespace fuzz {
 
+/// Aborts if the limits for an input of `input` bytes are exceeded while it lives.
 class Limits {
  public:
   explicit Limits(size_t input) : seconds_(1 + double(input / 1'000'000)), start_(now()) {

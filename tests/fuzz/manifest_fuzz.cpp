@@ -1,5 +1,5 @@
-// libFuzzer: any text as a checkpoint's manifest is refused with an Error, or describes whole tensors and comes back
-// the same.
+// libFuzzer: any text as a checkpoint's manifest is rejected with an Error, or describes complete tensors and survives
+// a round trip.
 #include <cstdlib>
 
 #include "engine/checkpoint/manifest.h"

@@ -1,5 +1,5 @@
-// libFuzzer: any config.json and other texts of a folder of weights or adapters, chat template and configuration of
-// inference, by the first byte, are read or refused with an Error.
+// libFuzzer: any config.json, other JSON files of a folder of weights or adapters, chat template or inference
+// configuration (chosen by the first byte) is read or rejected with an Error.
 #include <cstdlib>
 
 #include "inference/config.h"
@@ -17,7 +17,7 @@ namespace {
 
 const nn::GPT::Options sizes{.vocab = 8, .context = 4, .layers = 1, .width = 4, .heads = 2};
 
-/// Weights and adapters, beside which the texts change.
+/// A folder of weights and adapters, in which the fuzzer replaces the text files.
 const fuzz::Folder& weights() {
   static const fuzz::Folder folder;
   static const bool made = [] {

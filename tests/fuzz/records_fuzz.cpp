@@ -1,6 +1,6 @@
-// libFuzzer: any records that a job leaves (a run's folder, a flight record, an error file, a checkpoint's `latest`),
-// list of hosts, greeting of a data connection and of a launcher to one on another host, by the first byte, are read or
-// refused with an Error.
+// libFuzzer: any record that a job leaves (a run's folder, a flight record, an error file, a checkpoint's `latest`),
+// host list, handshake of a data connection, or handshake between launchers on two hosts (chosen by the first byte) is
+// read or rejected with an Error.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -53,7 +53,7 @@ void read(char kind, std::string_view text) {
       break;
     default: {
       namespace handshake = dist::handshake;
-      std::string_view heard;  // as a door reads it: what is wanted, and no more
+      std::string_view heard;  // like a data listener: reads only as many bytes as the handshake wants
       for (size_t more; (more = handshake::wanted(heard)) > 0;) {
         if (more == handshake::too_long || more > text.size() - heard.size()) return;
         heard = text.substr(0, heard.size() + more);

@@ -1,4 +1,4 @@
-// libFuzzer: any body of a request is refused with BadRequest, or is within its limits and can be made a prompt.
+// libFuzzer: any request body is rejected with BadRequest, or respects its limits and can be made a prompt.
 #include <cstdlib>
 
 #include "inference/serve/chat.h"

@@ -1,4 +1,4 @@
-// libFuzzer: any bytes as a safetensors file are read whole or refused with an Error.
+// libFuzzer: any bytes as a safetensors file are read completely or rejected with an Error.
 #include <cstdlib>
 
 #include "data/safetensors.h"

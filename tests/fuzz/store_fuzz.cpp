@@ -1,6 +1,6 @@
-// libFuzzer: a rank that has joined asks the store for anything. It is answered, or told of a failure; the store goes
-// on to its end, and its own messages can be read. The first four bytes of each message say its kind and the length of
-// its body.
+// libFuzzer: a joined rank sends arbitrary requests to the store. Each is answered or fails the job; the store keeps
+// running, and its own messages can be parsed. The first four bytes of each message give its kind and the length of its
+// body.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -32,13 +32,13 @@ std::string messages(std::string_view data) {
   return out + encode(Kind::leave, last_request, bye.u32(0).body);
 }
 
-/// Until the store says that this rank has left, or that the job has failed.
+/// Reads until the store confirms that this rank has left, or reports that the job has failed.
 void listen(int fd, FrameReader in) {
   for (char buffer[4096];;) {
     while (const auto frame = in.next())
       if (frame->request == last_request || frame->kind == Kind::failure) return;
     pollfd entry{fd, POLLIN, 0};
-    if (::poll(&entry, 1, 5000) != 1) std::abort();  // it says nothing
+    if (::poll(&entry, 1, 5000) != 1) std::abort();  // the store does not answer
     const ssize_t got = ::recv(fd, buffer, sizeof buffer, 0);
     if (got <= 0) return;
     in.push(buffer, size_t(got));
@@ -55,14 +55,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Store store(place, member);
   place.port = store.port();
   Seat seat = take_seat(place, member, Clock::now() + std::chrono::seconds(10));
-  const linger at_once{1, 0};  // no port is kept for a minute
+  const linger at_once{1, 0};  // resets on close, so that no port stays in TIME_WAIT
   ::setsockopt(seat.fd.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
   for (size_t sent = 0; sent < all.size();) {
     pollfd entry{seat.fd.get(), POLLOUT, 0};
     if (::poll(&entry, 1, 5000) != 1) std::abort();
     const ssize_t n = ::send(seat.fd.get(), all.data() + sent, all.size() - sent, MSG_NOSIGNAL);
     if (n > 0) sent += size_t(n);
-    else if (errno != EAGAIN && errno != EINTR) break;  // it was refused
+    else if (errno != EAGAIN && errno != EINTR) break;  // the store closed the connection
   }
   listen(seat.fd.get(), std::move(seat.in));
   return 0;

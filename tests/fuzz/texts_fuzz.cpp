@@ -1,5 +1,5 @@
-// libFuzzer: any files of a tokenizer's folder, JSON Lines, .tokens file and text, by the first byte, are read whole or
-// refused with an Error of one line.
+// libFuzzer: any files of a tokenizer's folder, JSON Lines file, .tokens file or text (chosen by the first byte) are
+// read completely or rejected with an Error of one line.
 #include <zlib.h>
 
 #include <cstdlib>
@@ -15,7 +15,7 @@ using namespace lockstep::data;
 
 namespace {
 
-/// With the checksum that a header must have.
+/// A token file with a valid header checksum.
 std::string sealed(std::string_view text) {
   std::string file = "LSTOKENS" + std::string(text);
   constexpr size_t crc_at = size_t(tokens_header_bytes) - 4;

@@ -1,5 +1,5 @@
-// libFuzzer: any tokenizer.json is read or refused with an Error, and what it makes of any text are ids that it knows;
-// decoding as they come gives the same as decoding them all.
+// libFuzzer: any tokenizer.json is read or rejected with an Error. Any text encodes to ids of the vocabulary, and
+// decoding them one by one gives the same as decoding all of them.
 #include <cstdlib>
 #include <string>
 
@@ -19,7 +19,7 @@ struct Bytes {
   int take() { return at < end ? *at++ : 0; }
 };
 
-/// A tokenizer whose parts the bytes choose: nearly always one that can be read.
+/// A tokenizer assembled from parts that the bytes choose; it is nearly always valid.
 Json chosen(Bytes& bytes) {
   const char* letters[] = {"a", "b", "c", "▁", "é", "<", "'", "1", "\u0301", "<0xC3>", "<0xA9>", "<s>"};
   const auto typed = [](const char* type) { return Json(Json::Object{{"type", type}}); };
@@ -126,7 +126,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const int mode = bytes.take();
     Json file;
-    if (mode % 4 == 0) {  // JSON, a zero byte, the text
+    if (mode % 4 == 0) {  // layout of the input: JSON, a zero byte, the text
       const std::string_view all(reinterpret_cast<const char*>(bytes.at), size_t(bytes.end - bytes.at));
       const size_t json = std::min(all.find('\0'), all.size());
       file = parse_json(all.substr(0, json), "fuzz", {.bytes = 1 << 20});

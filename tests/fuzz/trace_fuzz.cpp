@@ -1,4 +1,4 @@
-// libFuzzer: any text as the trace of a rank is refused with an Error, or gives a report and a merged file.
+// libFuzzer: any text as the trace of a rank is rejected with an Error, or gives a report and a merged file.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lockstep::report;
   const int file = memfd_create("trace", 0);
   if (file < 0) std::abort();
-  // Half of the inputs begin as ours do, so that what comes after is reached.
+  // Half of the inputs get a valid beginning, so that the fuzzer reaches the rest.
   const std::string head =
       "[\n{\"name\":\"trace\",\"ph\":\"M\",\"args\":{\"rank\":0,\"ranks\":1,\"run\":1,\"offset_ns\":0,\"error_ns\":0}},"
       "\n";

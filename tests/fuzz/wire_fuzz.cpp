@@ -1,5 +1,5 @@
-// libFuzzer: any bytes from a socket are frames whose bodies are read whole, or refused with DistError protocol. The
-// first byte chooses the size of the pieces in which they arrive; how a stream is cut must make no difference.
+// libFuzzer: any bytes from a socket are frames whose bodies are read completely, or rejected with a DistError
+// (protocol). The first byte chooses the size of the pieces in which they arrive, which must make no difference.
 #include <cstdlib>
 #include <optional>
 #include <vector>
@@ -49,7 +49,7 @@ void read(const Frame& frame) {
       default: {
         const Activity activity = read_activity(in);
         in.end();
-        Writer again;  // what was understood is written as it came
+        Writer again;  // writing the parsed fields must reproduce the bytes
         write_activity(again, activity);
         if (again.body.size() != frame.body.size()) std::abort();
       }
@@ -72,7 +72,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (whole.frames[i].body != pieces.frames[i].body || whole.frames[i].kind != pieces.frames[i].kind) std::abort();
     read(whole.frames[i]);
   }
-  // The fields of a body without a frame around it, which the fuzzer would have to build first.
+  // The fields of a body without a frame, which the fuzzer would otherwise have to produce first.
   for (const Kind kind : {Kind::activity, Kind::failure, Kind::barrier, Kind::hello})
     read({kind, 0, std::string(bytes, size - 1)});
   return 0;

@@ -1,4 +1,4 @@
-// Cases of layers and functions that take masks, places or options of several dims: transformers, convolutions and
+// Cases of layers and functions that take masks, positions or options per dimension: transformers, convolutions and
 // pooling of volumes, resampling.
 #include <functional>
 
@@ -13,7 +13,7 @@ using namespace lockstep::nn;
 namespace {
 
 using In = const std::vector<Variable>&;
-/// The results of a call: the first one is what gradients start from.
+/// The results of a call; backward starts from the first one.
 using Outs = std::vector<Variable>;
 struct Callee {
   std::unique_ptr<Module> module;
@@ -48,7 +48,7 @@ DecoderMasks decoder_masks(const Case& c) {
           .memory = masks(c, "memory_mask", "memory_key_padding_mask", "memory_causal")};
 }
 
-/// A number for all dims, or as many as there are.
+/// One number for all dimensions, or one per dimension.
 Dims dims_of(const Case& c, const std::string& key, int rank, int64_t otherwise) {
   if (!c.arg(key)) return Dims::filled(rank, otherwise);
   const Dims d = c.dims(key);
@@ -277,7 +277,7 @@ void add_transformers(Table& t) {
   };
 }
 
-/// PyTorch's packed projections of attention have no dot in their names, and its stacks are called "layers".
+/// Translates PyTorch's name of a packed attention projection, which has no dot.
 std::string name_here(std::string name) {
   const size_t at = name.find("in_proj_");
   if (at != std::string::npos) name[at + 7] = '.';

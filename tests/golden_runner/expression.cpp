@@ -1,8 +1,12 @@
-// A small reader of expressions such as "gelu_tanh(layer_norm(x) @ w1 + b1) @ w2", for cases that chain operations:
-//   sum     = product (("+" | "-") product)*          product = factor (("*" | "/" | "@") factor)*
+// A small interpreter of expressions such as "gelu_tanh(layer_norm(x) @ w1 + b1) @ w2", for cases that chain
+// operations:
+//
+//   sum     = product (("+" | "-") product)*
+//   product = factor (("*" | "/" | "@") factor)*
 //   factor  = "-" factor | item ("." name "(" arguments ")" | "[" number "]")*
 //   item    = number | name | name "(" arguments ")" | "(" sum ")"
-// and "sum over i of (E) for i in A..B" around it, B included. A name that is no function is the next input.
+//
+// "sum over i of (E) for i in A..B" (B included) may enclose a sum. A name that is not a function is the next input.
 #include <cctype>
 #include <charconv>
 
@@ -18,7 +22,7 @@ struct Value {
   Value(double n) : number(n) {}               // NOLINT: implicit on purpose
   Value(Variable t) : tensor(std::move(t)) {}  // NOLINT
   double number = 0;
-  Variable tensor;  // undefined for a number
+  Variable tensor;  // undefined if this is a number
 };
 
 class Reader {
@@ -57,7 +61,8 @@ class Reader {
     const auto read = std::from_chars(begin, text_.data() + text_.size(), value);
     LOCKSTEP_CHECK(read.ec == std::errc(), "expected a number at place ", at_, " of \"", text_, "\"");
     size_t used = size_t(read.ptr - begin);
-    if (text_[at_ + used - 1] == '.' && text_.compare(at_ + used, 1, ".") == 0) --used;  // "0..4"
+    // in "0..4", the first dot is not part of the number
+    if (text_[at_ + used - 1] == '.' && text_.compare(at_ + used, 1, ".") == 0) --used;
     at_ += used;
     return value;
   }

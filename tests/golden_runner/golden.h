@@ -1,6 +1,6 @@
 #pragma once
-// The golden runner: what the kinds of cases share. A golden file (format "golden-1") is a safetensors file whose
-// metadata lists its cases as JSON: a name, what to compute, options. Tensors are called <case>/<what>.
+// Shared by all kinds of golden cases. A golden file (format "golden-1") is a safetensors file whose metadata lists its
+// cases as JSON: a name, what to compute, options. Its tensors are named <case>/<what>.
 #include <functional>
 #include <map>
 #include <optional>
@@ -18,7 +18,7 @@ using lockstep::Tensor;
 using lockstep::Variable;
 using lockstep::data::Json;
 
-/// One case of a file: its JSON, its tensors by <what>, and the folder the file lies in.
+/// One case of a file: its JSON, its tensors by <what>, and the folder of the file.
 class Case {
  public:
   Case(const lockstep::data::SafeTensors& file, const Json& json, std::string folder);
@@ -26,15 +26,18 @@ class Case {
   const std::string& name() const { return name_; }
   const Json& json() const { return json_; }
   const std::string& folder() const { return folder_; }
+  /// True if the case has the tensor <case>/<what>.
   bool has(const std::string& what) const { return tensors_.count(what) > 0; }
+  /// The tensor <case>/<what>; an error if there is none.
   const Tensor& tensor(const std::string& what) const;
   /// Every <what> that starts with `prefix`.
   std::vector<std::string> names(const std::string& prefix) const;
   /// A tensor of another case of the same file ("common/param0").
   Tensor shared(const std::string& full_name) const;
+  /// True if the file has a tensor of this full name.
   bool has_shared(const std::string& full_name) const { return file_.contains(full_name); }
 
-  // Options in "args"; without a default they must be there.
+  // Options in "args". Without a default, a missing option is an error.
   const Json* arg(const std::string& key) const;
   double number(const std::string& key) const;
   double number(const std::string& key, double otherwise) const;
@@ -42,7 +45,7 @@ class Case {
   int64_t integer(const std::string& key, int64_t otherwise) const;
   bool flag(const std::string& key, bool otherwise) const;
   std::string text(const std::string& key, const std::string& otherwise) const;
-  /// A number or a list of them; null gives an empty list.
+  /// A number or a list of numbers; null gives an empty list.
   Dims dims(const std::string& key) const;
 
   /// max(1e-5, 20 x torch's own f32 error), or the case's own "tolerance".
@@ -55,18 +58,20 @@ class Case {
   std::map<std::string, Tensor> tensors_;
 };
 
-/// Collects what is wrong with a case.
+/// Collects the differences of a case.
 class Report {
  public:
-  /// reach: differences are measured against |b| + reach max |b| of the whole tensor, in place of max(1, |b|); of
-  /// gradients grad_reach, which from 1 on counts at least numbers of size 1: sums of gradients that were rounded each
-  /// for itself.
+  /// reach: if set, differences are relative to |b| + reach max |b| over the whole tensor, instead of max(1, |b|).
+  /// grad_reach is the reach of gradients; from 1 on, the scale is at least 1, for gradients that are sums of
+  /// separately rounded terms.
   explicit Report(double tolerance, std::optional<double> reach = {}, double grad_reach = 0)
       : tolerance_(tolerance), reach_(reach), grad_reach_(grad_reach) {}
-  /// Shapes equal, NaN and infinities at the same places (with reach also where b is too large for our dtype), |a - b|
-  /// <= tolerance max(1, |b|); integers equal.
+  /// Compares two tensors: equal shapes; NaN and infinities at the same positions (with `reach` also where b overflows
+  /// our dtype); |a - b| <= tolerance max(1, |b|); integers must be equal.
   void compare(const std::string& what, const Tensor& ours, const Tensor& golden);
+  /// Adds a problem.
   void wrong(const std::string& message) { problems_.push_back(message); }
+  /// True if there are no problems.
   bool ok() const { return problems_.empty(); }
   const std::vector<std::string>& problems() const { return problems_; }
   int compared() const { return compared_; }
@@ -79,16 +84,17 @@ class Report {
   std::vector<std::string> problems_;
 };
 
+/// A number or a list of numbers.
 Dims to_dims(const Json& json);
-/// The list under a key of a case's JSON, applied as views: slice, transpose, permute, expand.
+/// Applies the views that a list in a case's JSON describes: slice, transpose, permute, expand.
 Variable apply_views(Variable x, const Json& views);
 
-// Tables from an op's name to what computes it (run_op).
+// Add the functions that compute each op, by name, to the table of run_op.
 using Run = std::function<std::vector<Variable>(const std::vector<Variable>&, const Case&)>;
 void add_linalg(std::map<std::string, Run>& table);
 void add_distributions(std::map<std::string, Run>& table);
 
-// One function for each kind of case.
+// One function per kind of case.
 void run_op(const Case& c, Report& report);
 void run_layer(const Case& c, Report& report);
 void run_called(const Case& c, Report& report);
@@ -100,7 +106,8 @@ void run_scaler(const Case& c, Report& report);
 void run_sampler(const Case& c, Report& report);
 void run_gpt2(const Case& c, Report& report);
 
-/// Evaluates "(x.exp() * x.sin()).sum(0) + x[0]" on inputs named in the order in which they appear.
+/// Evaluates an expression such as "(x.exp() * x.sin()).sum(0) + x[0]". Names refer to inputs in the order of their
+/// first use.
 Variable evaluate(const std::string& expression, const std::vector<Variable>& inputs, const Case& c);
 
 }  // namespace golden

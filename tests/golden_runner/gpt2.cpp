@@ -1,4 +1,5 @@
-// Cases of whole models: GPT-2 in Hugging Face's files, its logits, gradients, a few training steps and greedy text.
+// Cases of whole models: GPT-2 from Hugging Face's files; logits, gradients, a few training steps and greedy
+// generation.
 #include <cmath>
 
 #include "nn/generate.h"
@@ -14,7 +15,7 @@ using namespace lockstep;
 
 namespace {
 
-/// Transformers shifts by itself: position t predicts label t + 1.
+/// Transformers shifts the labels itself: position t predicts label t + 1.
 Variable shifted_loss(nn::GPT& model, const Tensor& tokens, const Tensor& labels) {
   const Variable logits = model(tokens);
   const int64_t t = tokens.size(1) - 1;

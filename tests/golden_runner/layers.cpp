@@ -36,7 +36,7 @@ InstanceNorm::Options instance_norm(const Case& c) {
           c.flag("track", o.track)};
 }
 
-/// What `change` makes of the case's layer.
+/// Applies `change` to the layer that the case names in "of".
 template <class Change> std::unique_ptr<Module> of_kind(const Case& c, Change change) {
   const auto moved = [](auto layer) -> std::unique_ptr<Module> {
     return std::make_unique<decltype(layer)>(std::move(layer));
@@ -45,7 +45,7 @@ template <class Change> std::unique_ptr<Module> of_kind(const Case& c, Change ch
   return moved(change(Conv2d({c.integer("in"), c.integer("out")})));
 }
 
-/// Several inputs of a layer that takes one are several calls; the result is the last one's.
+/// If a layer takes one input, several inputs are separate calls; returns the last result.
 Variable call_layer(Module& layer, const std::vector<Variable>& in) {
   if (auto* embedding = dynamic_cast<Embedding*>(&layer)) return (*embedding)(in.back().tensor());
   if (auto* bilinear = dynamic_cast<Bilinear*>(&layer)) return (*bilinear)(in[0], in[1]);
@@ -237,7 +237,7 @@ std::map<std::string, Loss> make_losses() {
   return t;
 }
 
-/// The file has PyTorch's names of attention's packed projection.
+/// The file uses PyTorch's names of attention's packed projection.
 std::string our_name(std::string name) {
   if (name == "in_proj_weight") return "in_proj.weight";
   if (name == "in_proj_bias") return "in_proj.bias";

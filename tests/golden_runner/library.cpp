@@ -21,13 +21,13 @@ std::optional<double> maybe(const Case& c, const char* key) {
   return c.arg(key) ? std::optional<double>(c.number(key)) : std::nullopt;
 }
 
-/// Of vectors that are known up to their signs.
+/// Singular values, and the absolute values of vectors, whose signs are arbitrary.
 Outputs decomposed(const linalg::SvdOf<Variable>& made) {
   const int64_t k = made.s.size(-1);
   return {made.s, abs(made.u.narrow(-1, 0, k)), abs(made.vh.narrow(-2, 0, k))};
 }
 
-/// All that a distribution says: of the parameters, and of the value that comes after them.
+/// All functions of a distribution: log_prob of the value, and functions of the parameters.
 Outputs told(const Distribution& d, const Variable& value, bool has_entropy = true) {
   Outputs all{d.log_prob(value), d.mean(), d.variance()};
   if (has_entropy) all.push_back(d.entropy());

@@ -1,5 +1,4 @@
-// Runs every case of every golden file in golden_folder_DIR (default: tests/golden of the repository, as the build
-// knew it).
+// Runs every case of every golden file in golden_folder_DIR (default: tests/golden of the repository that was built).
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -149,7 +148,7 @@ Variable apply_views(Variable x, const Json& views) {
 
 namespace {
 
-/// Which kind a case is, from the keys that it has.
+/// The function that runs a case, chosen by the case's keys.
 auto kind_of(const Json& c) -> void (*)(const Case&, Report&) {
   const Json* what = c.find("what");
   if (c.find("op")) return run_op;
@@ -165,17 +164,17 @@ auto kind_of(const Json& c) -> void (*)(const Case&, Report&) {
   return nullptr;
 }
 
-/// Passed and failed cases of one file.
+/// Returns the numbers of passed and failed cases of one file.
 std::pair<int, int> run_file(const fs::path& path) {
   std::optional<OnCpu> on_cpu;
-  if (path.filename() == "fft.safetensors") on_cpu.emplace();  // complex tensors are there only
+  if (path.filename() == "fft.safetensors") on_cpu.emplace();  // complex tensors exist on the CPU only
   const auto file = data::SafeTensors::open(path.string());
   const auto found = file.metadata().find("cases");
   if (found == file.metadata().end()) return {0, 0};
   const Json cases = data::parse_json(found->second, path.string() + ": cases");
   int passed = 0, failed = 0;
   for (const Json& json : cases.as_array()) {
-    if (json.at("name").as_string() == "common") continue;  // inputs that other cases share
+    if (json.at("name").as_string() == "common") continue;  // holds inputs that other cases share
     std::vector<std::string> problems;
     try {
       const Case c(file, json, path.parent_path().string());

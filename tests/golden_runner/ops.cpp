@@ -1,4 +1,4 @@
-// Cases of single operations: a table from the op's name to a call.
+// Cases of single operations: a table from the op's name to a function that calls it.
 #include <cmath>
 #include <functional>
 
@@ -37,7 +37,7 @@ Reduction reduction_of(const Case& c) {
   return text == "none" ? Reduction::none : text == "sum" ? Reduction::sum : Reduction::mean;
 }
 
-/// Those of autograd/composed.h.
+/// Operations of autograd/composed.h.
 void add_composed(std::map<std::string, Run>& t) {
   t["cdist"] = binary([](const Variable& a, const Variable& b) { return cdist(a, b); });
   t["take_along_dim"] = [](const Inputs& in, const Case& c) {
@@ -60,12 +60,12 @@ void add_composed(std::map<std::string, Run>& t) {
   t["meshgrid"] = [](const Inputs& in, const Case& c) { return Outputs(meshgrid(in, c.flag("xy", false))); };
 }
 
-/// Those of autograd/composed.h and tensor/search.h.
+/// Operations of autograd/composed.h and tensor/search.h that pick elements.
 void add_picking(std::map<std::string, Run>& t) {
   t["masked_select"] = [](const Inputs& in, const Case&) {
     return Outputs{masked_select(in[0], in[1].tensor().to(boolean))};
   };
-  t["index_put"] = [](const Inputs& in, const Case& c) {  // x, values, then an index for each letter of "how"
+  t["index_put"] = [](const Inputs& in, const Case& c) {  // inputs: x, values, then an index for each letter of "how"
     std::vector<Tensor> indices;
     size_t next = 2;
     for (const char kind : c.text("how", "")) {
@@ -103,7 +103,7 @@ void add_picking(std::map<std::string, Run>& t) {
   t["nonzero"] = [](const Inputs& in, const Case&) { return Outputs{nonzero(in[0].tensor())}; };
 }
 
-/// Those of autograd/fft.h and complex.h; complex numbers come and go as pairs.
+/// Operations of autograd/fft.h and complex.h; complex numbers are passed as pairs.
 void add_fft(std::map<std::string, Run>& t) {
   const auto numbers = [](const Variable& x, const Case& c) {
     return c.flag("real", false) ? x : complex(x.select(-1, 0), x.select(-1, 1));
@@ -165,7 +165,7 @@ void add_fft(std::map<std::string, Run>& t) {
   each("complex_sum", [](const auto& a, const auto&) { return sum(a); });
 }
 
-/// Those of autograd/losses.h.
+/// The losses of autograd/losses.h.
 void add_losses(std::map<std::string, Run>& t) {
   const auto add = [&](const char* name, auto loss) {
     t[name] = [loss](const Inputs& in, const Case& c) { return Outputs{loss(in, c, reduction_of(c))}; };
@@ -415,7 +415,7 @@ std::map<std::string, Run> make_table() {
 
 namespace {
 
-/// The gradients' derivative in the direction `along`: of the sum of gradients times it.
+/// Compares second derivatives: gradients of the inner product of the gradients with `along`.
 void compare_second(const Case& c, const Variable& loss, const Inputs& bases, Report& report) {
   Inputs wanted;
   std::vector<int> places;
@@ -458,7 +458,7 @@ void run_op(const Case& c, Report& report) {
     LOCKSTEP_CHECK(run != table.end(), "unknown op '", op, "'");
     outputs = run->second(inputs, c);
   }
-  // The gradients of several outputs meet in one sum, as when a loss uses all of them.
+  // Several outputs are combined in one sum, as in a loss that uses all of them.
   Variable loss;
   for (size_t i = 0; i < outputs.size(); ++i) {
     report.compare(str("out", i), outputs[i].tensor(), c.tensor(str("out", i)));

@@ -13,7 +13,7 @@ using namespace lockstep::nn;
 
 namespace {
 
-/// What a layer or a cell made: undefined where it has none.
+/// The results of a layer or a cell; c is undefined if there is none.
 struct Results {
   Variable out, h, c;
 };

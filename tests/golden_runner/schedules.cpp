@@ -25,7 +25,7 @@ std::optional<PerGroup> maybe_per_group(const Case& c, const std::string& key) {
   return c.arg(key) ? std::optional<PerGroup>(per_group(c, key, 0)) : std::nullopt;
 }
 
-/// A list of {"type": ..., "params": {...}}, of the types that lists have.
+/// Schedules from a list of {"type": ..., "params": {...}}; only some types may be in a list.
 std::vector<MakeSchedule> schedule_list(const Case& c) {
   std::vector<MakeSchedule> list;
   for (const Json& part : c.arg("schedulers")->as_array()) {

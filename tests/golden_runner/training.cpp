@@ -22,7 +22,7 @@ std::pair<double, double> betas(const Case& c) {
               : std::pair(0.9, 0.999);
 }
 
-/// An optimizer of the case over `parameters`; groups, when the case has them, override options by name.
+/// An optimizer over `parameters`; if the case has groups, they override options by name.
 template <class Opt, class Options>
 std::unique_ptr<Optimizer> grouped(const Case& c, const std::vector<Variable>& parameters, const Options& options) {
   const Json* groups = c.json().find("groups");
@@ -38,7 +38,7 @@ std::unique_ptr<Optimizer> grouped(const Case& c, const std::vector<Variable>& p
   return std::make_unique<Opt>(list);
 }
 
-/// An optimizer whose cases call options by our names.
+/// An optimizer whose options have our own names in the case.
 template <class Opt, class Options>
 std::unique_ptr<Optimizer> by_name(const Case& c, const std::vector<Variable>& p, Options o) {
   for (const auto& [key, value] : c.json().at("args").as_object()) {
@@ -148,8 +148,9 @@ void run_optimizer(const Case& c, Report& report) {
       const std::string key = what.substr(prefix.size());
       const auto found = tensors.find(tensors.count(key)    ? key
                                       : key == "exp_avg_sq" ? "sum"
-                                                            : key);  // DeepSpeed's name of Adagrad's sum
-      if (found == tensors.end() && sum(abs(c.tensor(what))).item() == 0) continue;  // kept there but never used
+                                                            : key);  // DeepSpeed's name for Adagrad's sum
+      // DeepSpeed keeps it without using it
+      if (found == tensors.end() && sum(abs(c.tensor(what))).item() == 0) continue;
       if (found == tensors.end()) report.wrong("no state " + what);
       else report.compare(what, found->second, c.tensor(what));
     }
@@ -207,7 +208,7 @@ void run_scaler(const Case& c, Report& report) {
                             .hysteresis = c.integer("delayed_shift", 1),
                             .consecutive_hysteresis = c.flag("consecutive_hysteresis", false),
                             .raise_error_at_min_scale = c.flag("raise_error_at_min_scale", true)});
-  // The trace ends where DeepSpeed's own call raised.
+  // The trace ends at the step at which DeepSpeed raised.
   const int64_t rows = c.tensor("scale").numel();
   std::vector<double> hysteresis;
   for (int64_t k = 0; k < rows; ++k) {

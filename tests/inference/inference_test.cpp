@@ -1,5 +1,5 @@
-// init_inference: its configuration, Llamas of Transformers cut over ranks (tests/golden/inference), weights from
-// checkpoints of every kind, blocks from host memory and files, experts over ranks, and what is refused.
+// init_inference(): its configuration, Transformers' Llamas under tensor parallelism (tests/golden/inference), weights
+// from checkpoints of every kind, blocks offloaded to host memory and files, expert parallelism, and rejected calls.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -45,7 +45,7 @@ std::string line_of(const inference::Config& c, const std::string& key) {
   return at == std::string::npos ? "(no line)" : text.substr(at, text.find('\n', at) - at);
 }
 
-/// What every rank throws.
+/// The errors of all ranks, one per line.
 std::string message_of_ranks(int n, const std::function<void(int)>& fn) {
   std::string text;
   for (const std::string& one : on_ranks<std::string>(n, [&](int rank) { return message([&] { fn(rank); }); }))
@@ -217,9 +217,10 @@ TEST_CASE("inference: draws and candidates of a cut vocabulary are those of one 
   const std::vector<Ids> prompts{{1, 2, 3}, {7}};
   const auto texts = [&](int ranks, bool equals) {
     return on_ranks<std::vector<Ids>>(ranks, [&](int rank) {
-      manual_seed(uint64_t(ranks == 1 || rank == 0 ? 1 : 99));  // without a seed the draws are rank 0's
+      manual_seed(uint64_t(ranks == 1 || rank == 0 ? 1 : 99));  // without a seed, rank 0's generator decides
       nn::GPT model(wide);
-      if (equals) nn::init::zeros(model.tokens_table.weight);  // all scores are equal: the first id, and any draw
+      // all scores are equal: greedy takes the first id, sampling any
+      if (equals) nn::init::zeros(model.tokens_table.weight);
       auto engine = init_inference(model, inference::Config{.tensor_parallel = {.tp_size = ranks}}, quiet);
       std::vector<Ids> all;
       const nn::Generation hows[] = {{.max_new_tokens = 6},
@@ -237,7 +238,7 @@ TEST_CASE("inference: draws and candidates of a cut vocabulary are those of one 
     for (const auto& made : texts(3, equals)) CHECK(made == one);
     if (equals) CHECK(one[0] == Ids(6, 0));
   }
-  // A score that is no number is named, though it is another rank's.
+  // A NaN among the scores is reported on all ranks, although it is in one rank's shard.
   const std::string wrong = message_of_ranks(2, [&](int) {
     nn::GPT model(wide);
     model.tokens_table.weight.tensor().narrow(0, 700, 1).fill_(NAN);
@@ -277,7 +278,7 @@ TEST_CASE("inference: calls that differ name the rank") {
       nn::GPT model(small);
       auto engine = init_inference(model, tp2, quiet);
       const std::string first = message([&] { row.call(engine, rank); });
-      engine.generate(Ids{1, 2}, {.max_new_tokens = 2});  // and they go on
+      engine.generate(Ids{1, 2}, {.max_new_tokens = 2});  // the engines stay usable
       fail(first);
     });
     CHECK_MESSAGE(contains(text, row.text), text);
@@ -288,7 +289,8 @@ TEST_CASE("inference: calls that differ name the rank") {
   });
   CHECK_MESSAGE(contains(other, "triangular_masking"), other);
 
-  // Ranks of other models may be asked something else: neighbours share one, or those of a group of one's own.
+  // Ranks with different models may get different requests, whether neighboring ranks share a model or a process group
+  // does.
   const auto answers = [&](bool own_group) {
     return on_ranks<Ids>(4, [&](int rank) {
       const int which = own_group ? rank % 2 : rank / 2;
@@ -340,7 +342,7 @@ TEST_CASE("inference: weights from checkpoints of every kind, and into a folder"
            }))
         CHECK(difference(got, logits) <= (ranks == 1 ? 0 : 1e-5));
     }
-    // What is in memory, written whole, and loaded by another number of ranks.
+    // Saves a model from memory without sharding; any number of ranks can load it.
     const std::string to = d / str("saved", ranks);
     on_ranks<int>(ranks, [&](int) {
       init_inference(llama, Json(Json::Object{{"save_mp_checkpoint_path", to}, {"mp_size", ranks}}), quiet);
@@ -361,7 +363,7 @@ TEST_CASE("inference: weights from checkpoints of every kind, and into a folder"
     });
     CHECK_MESSAGE(contains(text, row.text), text);
   }
-  // A damaged checkpoint is not used.
+  // A damaged checkpoint is rejected.
   const std::string at = d / "run/checkpoints/global_step3";
   for (const auto& file : std::filesystem::directory_iterator(at))
     if (file.path().extension() == ".safetensors") {
@@ -487,12 +489,12 @@ TEST_CASE("inference: dtypes, times, losses, and what an engine refuses") {
                  "prompt 0 has 3 tokens, and max_new_tokens is 18: expected at most max_out_tokens 20 together"));
   engine->destroy();
   CHECK(contains(message([&] { engine->generate(Ids{1}); }), "generate() after destroy()"));
-  (*model)(some_tokens);  // its hooks are gone
+  (*model)(some_tokens);  // destroy() has removed the hooks
 
   const auto both_ways = with(R"({"triangular_masking": false})");
   const auto encoder = both_ways.second;
   Tensor other = some_tokens.clone();
-  other.narrow(1, 4, 1).fill_(7);  // the last token is seen by the first
+  other.narrow(1, 4, 1).fill_(7);  // without a causal mask, the first token attends to the last one
   CHECK(difference((*encoder)(some_tokens).tensor().narrow(1, 0, 1), (*encoder)(other).tensor().narrow(1, 0, 1)) >
         1e-6);
   CHECK(contains(message([&] { encoder->generate(Ids{1}); }), "triangular_masking is false"));
@@ -560,7 +562,7 @@ TEST_CASE("inference: weights in 8 and 4 bits, the same codes on every rank") {
                                  quiet);
     CHECK(engine.module().blocks[0].mlp.up.quantized->format == row.format);
     CHECK(!engine.module().head.quantized);
-    // What is in memory is written, and is the same codes at any number of ranks.
+    // Saving a quantized model from memory writes the same codes with any number of ranks.
     const TempDir d;
     for (const int ranks : {1, 2}) {
       on_ranks<int>(ranks, [&](int) {

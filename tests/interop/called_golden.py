@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Golden cases of transformers, convolutions and pooling of all dims, and resampling, made with PyTorch: called_golden.py FILE
-(tests/golden/called.safetensors).
+"""Golden cases of transformers, convolutions and pooling in all dimensions, and resampling, made with PyTorch:
+called_golden.py FILE (tests/golden/called.safetensors).
 
-As layers_golden.py: results in f64 from inputs in f32, torch_f32_err for how far PyTorch's own f32 is from them. Names and options are ours;
-tests/golden_runner/called.cpp reads them. Without PyTorch exit code 77.
+As in layers_golden.py, results are in f64 from inputs in f32, and torch_f32_err is the error of PyTorch's own f32.
+Names and options are ours; tests/golden_runner/called.cpp reads them. Exit code 77 without PyTorch.
 """
 import copy
 import json
@@ -33,7 +33,7 @@ CASES = []
 
 
 def case(kind, args, inputs, call=one, module=None, **extra):
-    """extra: tensors that are no inputs on the tape."""
+    """extra: tensors that are not inputs on the tape."""
     module = module or nn.Module()
     for p in module.parameters():
         p.data.copy_(torch.randn_like(p) * (0.4 if p.dim() > 1 else 0.7))
@@ -41,7 +41,7 @@ def case(kind, args, inputs, call=one, module=None, **extra):
 
 
 def hidden(*shape):
-    """A bool mask that leaves every row something to see."""
+    """A bool mask that leaves at least one key visible in every row."""
     mask = torch.rand(*shape) < 0.4
     mask[..., 0] = False
     return mask
@@ -101,7 +101,7 @@ def convolutions():
 
 
 def ties(*shape):
-    """Numbers of which many are equal."""
+    """Values of which many are equal."""
     return (draw(*shape) * 1.2).round()
 
 
@@ -161,7 +161,7 @@ def resampling():
                 add(mode, n, {"scale": [0.5, 3.0, 1.0][:n]}, shape)
             add(mode, n, {"size": 4}, (1, 1) + (1,) * n)
             if mode == "linear":
-                add(mode, n, {"scale": 1.1}, shape)  # the sizes stay, and then all does
+                add(mode, n, {"scale": 1.1}, shape)  # the size does not change, so neither do the values
     for n, places in ((2, (4, 3)), (3, (2, 3, 2))):
         for mode, theirs in (("linear", "bilinear"), ("nearest", "nearest"), ("cubic", "bicubic")):
             for padding in ("zeros", "border", "reflection"):

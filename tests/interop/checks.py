@@ -1,4 +1,6 @@
-"""What tests of interoperation share. need(): without its modules a test is skipped (exit code 77), or $PYTHON runs it, which may have them."""
+"""Shared by tests of interoperability. need() skips a test (exit code 77) if its modules are missing, or runs it with
+$PYTHON, which may have them.
+"""
 import importlib.util
 import os
 import subprocess
@@ -22,7 +24,7 @@ def run(*command):
 
 
 def count(checks):
-    """Runs each, which gives its largest difference or raises; exit code 1 when one raised."""
+    """Runs the checks, which return their largest difference or raise; exit code 1 if one raised."""
     passed = failed = 0
     for name, check in checks.items():
         try:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Golden files of data/npy.h and data/wav.h, made by NumPy (2.4.6) and soundfile (libsndfile 1.2.2).
+"""Golden files of data/npy.h and data/wav.h, made with NumPy (2.4.6) and soundfile (libsndfile 1.2.2).
 
-  files_golden.py FOLDER     writes FOLDER/npy and FOLDER/wav (FOLDER: tests/golden)
+files_golden.py FOLDER     writes FOLDER/npy and FOLDER/wav (FOLDER: tests/golden)
 
-wav/expected.npz holds what soundfile reads from each file, which is what torchaudio.load() gives. The C++ side of the comparison is
-tests/data/npy_test.cpp and tests/data/formats_test.cpp. Needs `pip install numpy soundfile`.
+wav/expected.npz has what soundfile reads from each file, which torchaudio.load() returns as well. The C++ side of the
+comparison is tests/data/npy_test.cpp and tests/data/formats_test.cpp. Needs `pip install numpy soundfile`.
 """
 import pathlib
 import sys
@@ -47,14 +47,14 @@ def make_npy(folder):
 
 
 def make_wav(folder):
-    frames = np.array([[0, 0.5], [-1, 0.999], [0.25, -0.3], [1 / 3, 1e-3]])  # frames, channels
+    frames = np.array([[0, 0.5], [-1, 0.999], [0.25, -0.3], [1 / 3, 1e-3]])  # (frames, channels)
     kinds = {"u8": "PCM_U8", "i16": "PCM_16", "i24": "PCM_24", "i32": "PCM_32", "f32": "FLOAT", "f64": "DOUBLE"}
     expected = {}
     for channels, extensible in ((1, False), (2, False), (2, True)):
         for name, kind in kinds.items():
             name += f"_{channels}" + ("_extensible" if extensible else "")
             path = folder / f"{name}.wav"
-            values = frames[:3, :1] if channels == 1 else frames  # an odd number of bytes, where a sample has one
+            values = frames[:3, :1] if channels == 1 else frames  # an odd number of bytes if a sample has one byte
             soundfile.write(path, values, 8000, kind, format="WAVEX" if extensible else "WAV")
             expected[name] = soundfile.read(path, dtype="float32", always_2d=True)[0].T.copy()
     np.savez(folder / "expected.npz", **expected)

@@ -21,7 +21,7 @@ import tempfile
 from checks import count, need, run
 
 TOKENIZERS = pathlib.Path(__file__).parent.parent / "golden/tokenizer"
-HUGE = 1000000000000000019884624838656  # of a tokenizer that has no length
+HUGE = 1000000000000000019884624838656  # of a tokenizer without a maximum length
 SIZES = dict(vocab_size=656, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
 TEMPLATE = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
 NAMES = ["<|user|>", "<|bot|>", "<new>", "[PAD]", "éx", "the cat", " in", "<|user", "zz"]
@@ -38,14 +38,15 @@ def configs():
 
 
 def tokens_of(path):
-    """Of a .tokens file (data/tokens.h)."""
+    """The ids in a .tokens file (data/tokens.h)."""
     raw = path.read_bytes()
     width = struct.unpack_from("<I", raw, 12)[0]
     return list(struct.unpack(f"<{(len(raw) - 528) // width}{'H' if width == 2 else 'I'}", raw[512:-16]))
 
 
 def draw_tokenizer(draw, folder):
-    """A tokenizer of the golden ones, with tokens in other files as Transformers of some version would have left them."""
+    """One of the golden tokenizers, with its tokens in the files that some version of Transformers would have written.
+    """
     folder.mkdir()
     name = draw.choice(["", "", "gpt2", "llama3", "qwen2", "sp_prepend", "sp_metaspace"])
     if name:
@@ -64,7 +65,7 @@ def draw_tokenizer(draw, folder):
         config = {"tokenizer_class": "GPT2Tokenizer"}
     first = max([*vocab.values(), *own.values()]) + 1
     names = draw.sample(NAMES, draw.randrange(1, 6))
-    if draw.random() < 0.3:  # flags of a token that tokenizer.json has
+    if draw.random() < 0.3:  # flags of a token that is in tokenizer.json
         names = [n for n in names if n not in own] + draw.sample(sorted(own), 1)
     added, more = {}, 0
     for token in names:
@@ -109,7 +110,7 @@ def check_tokenizer(gpt, draw, folder):
 
 
 def check_saved(before, after, ids):
-    """What `before` means in Transformers, `after` means, too."""
+    """Checks that `before` and `after` mean the same to Transformers."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     def differ(what, a, b, leave=()):
@@ -118,7 +119,7 @@ def check_saved(before, after, ids):
                 raise RuntimeError(f"{after.name}: {what}: {key} was {a.get(key)}, and is {b.get(key)}")
 
     if not (after / "adapter_config.json").exists():
-        # head_dim and n_ctx that are the usual ones may come, and keys that nobody knows go.
+        # head_dim and n_ctx with their usual values may be added, and unknown keys may be dropped.
         differ("config.json", *(AutoConfig.from_pretrained(str(f)).to_dict() for f in (before, after)), leave=("head_dim", "n_ctx", "someones_limit", "someones_count"))
         differ("generation_config.json", *(GenerationConfig.from_pretrained(str(f)).to_dict() for f in (before, after)), leave=("_from_model_config",))
     one, other = (AutoTokenizer.from_pretrained(str(f)) for f in (before, after))

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Golden values of 8-bit floats and delayed scaling, made with PyTorch: fp8_golden.py FILE (tests/golden/fp8.safetensors).
-tests/engine/fp8_test.cpp reads them. Without PyTorch exit code 77.
+"""Golden values of 8-bit floats and delayed scaling, made with PyTorch: fp8_golden.py FILE
+(tests/golden/fp8.safetensors). tests/engine/fp8_test.cpp reads them. Exit code 77 without PyTorch.
 
-PyTorch's e4m3 makes NaN of what is too large: numbers are clamped before, as Transformer Engine saturates. The scaling is a
-reference of its DelayedScaling: scale = largest of the format / largest of the history / 2^margin, which stays where that is 0.
+PyTorch's e4m3 turns values that are too large into NaN, so they are clamped before, as Transformer Engine saturates.
+The scaling is a reference of its DelayedScaling: scale = largest value of the format / largest of the history /
+2^margin; it stays unchanged if the history's largest is 0.
 """
 import sys
 
@@ -23,7 +24,7 @@ def cast(x, name):
 
 
 def halfway(name):
-    """Between every two neighbours, and a float to either side."""
+    """The midpoint between every two neighboring codes, and one f32 to either side."""
     dtype, _ = FORMATS[name]
     numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float()
     numbers = numbers[numbers.isfinite()].sort().values.unique()
@@ -32,7 +33,7 @@ def halfway(name):
 
 
 class Scaling:
-    """One tensor's."""
+    """The scaling of one tensor."""
 
     def __init__(self, name, margin, length, most_recent):
         self.name, self.margin, self.length, self.most_recent = name, margin, length, most_recent
@@ -63,7 +64,7 @@ def main():
                        torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1e-38, 3e38, -3e38, 447.9, 464, 465, 57344, 61440, 70000, float("inf"), -float("inf"), float("nan")])])
         tensors[f"x_{name}"] = x
         tensors[f"codes_{name}"] = cast(x, name).view(torch.uint8)
-    # Two micro-batches a step, whose numbers grow, shrink and vanish.
+    # Two micro-batches per step, whose values grow, shrink and vanish.
     sizes = torch.tensor([1, 3, 0.5, 1e-3, 0, 0, 40, 2e4, 1e-6, 1, 1, 1])
     x, g = torch.randn(len(sizes), 2, 16, 32), torch.randn(len(sizes), 2, 16, 16)
     x, g = x * sizes[:, None, None, None], g * sizes.flip(0)[:, None, None, None] * 10
@@ -75,7 +76,7 @@ def main():
         for step in range(len(sizes)):
             for micro in range(2):
                 x8, w8, g8 = roles[0].cast(x[step, micro]), roles[1].cast(w[step]), roles[2].cast(g[step, micro])
-            made["y"].append((x8 @ w8.T).float())  # of the second
+            made["y"].append((x8 @ w8.T).float())  # of the second micro-batch
             made["dx"].append((g8 @ w8).float())
             made["dw"].append((g8.T @ x8).float())
             for role in roles:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What gpt exports loads in Transformers, and gives the same logits there; and the other way round.
+"""Models that gpt exports load in Transformers and give the same logits there, and vice versa.
 
-GPT-2, and Llama, Mistral and Qwen 2 with each kind of rotary scaling: tiny models, trained here and exported, or made by
-Transformers (whole and in shards), compared by `gpt logits`. Exit code 77 (skipped) where torch or transformers is
-missing; $PYTHON names another interpreter to look for them in.
+GPT-2, and Llama, Mistral and Qwen 2 with each kind of rotary scaling: tiny models, trained here and exported, or
+created by Transformers (whole and in shards), compared with `gpt logits`. Exit code 77 (skipped) if torch or
+transformers is missing; $PYTHON names another interpreter that may have them.
 
 Usage: hugging_face.py PATH/TO/gpt
 """
@@ -78,7 +78,7 @@ def main(gpt):
             checks["theirs: " + name] = check
 
         def theirs_again(name, make, kind):
-            """Made there, loaded, trained a little and exported here."""
+            """Created by Transformers, then loaded, trained a little and exported by us."""
             def check():
                 make().save_pretrained(work / "from", safe_serialization=True)
                 run(gpt, "train", "--text", work / "text.txt", "--init", work / "from", "--batch", 2, "--steps", 2, "--export",
@@ -92,11 +92,12 @@ def main(gpt):
                "GPT2LMHeadModel")
         ours("llama", "llama:2x32x2", "LlamaForCausalLM")
         for name, rope in ROPES.items():
-            sizes = dict(SIZES, max_position_embeddings=8) if name == "dynamic" else SIZES  # of which it is longer
+            # the text is longer than this
+            sizes = dict(SIZES, max_position_embeddings=8) if name == "dynamic" else SIZES
             make = lambda rope=rope, sizes=sizes: LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=dict(rope, rope_theta=1e4)))
             theirs(f"llama_{name}", make, "LlamaForCausalLM")
             theirs_again(f"llama_{name}_again", make, "LlamaForCausalLM")
-            old = work / f"old_{name}.json"  # as Transformers 4 wrote them
+            old = work / f"old_{name}.json"  # as written by Transformers 4
             scaling = {{"rope_type": "type"}.get(key, key): value for key, value in rope.items()}
             old.write_text(json.dumps(dict(SIZES, model_type="llama", rope_theta=1e4, rope_scaling=None if name == "default" else scaling)))
             ours(f"llama_old_{name}", old, "LlamaForCausalLM")

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Golden cases of layers, made with PyTorch (2.15.0): layers_golden.py FILE (tests/golden/more_layers.safetensors).
 
-Results are computed in f64 from inputs in f32, and rounded once; torch_f32_err is how far PyTorch's own f32 is from them. Names and
-options of layers are ours, those of tensors PyTorch's. tests/golden_runner/layers.cpp reads them. Without PyTorch exit code 77.
+Results are computed in f64 from inputs in f32 and rounded once; torch_f32_err is the error of PyTorch's own f32. Names
+and options of layers are ours, names of tensors are PyTorch's. tests/golden_runner/layers.cpp reads them. Exit code 77
+without PyTorch.
 """
 import copy
 import json
@@ -25,7 +26,7 @@ def draw(*shape):
 
 
 def kinks(*more):
-    """Numbers where functions have corners, and others."""
+    """Values where functions have kinks, and others."""
     return torch.cat([torch.tensor([0.0, 0.5, -0.5, 0.75, -0.75, 1, -1, 3, -3, 6, 6.5, -20, 30, 90, -90, *more]), draw(25 - len(more))]).view(5, 8)
 
 
@@ -98,7 +99,7 @@ def bags():
 
 def cases():
     for kind, module, args in POINTWISE:
-        clean = kind in ("Softsign", "PReLU", "GLU")  # infinities become NaN in them
+        clean = kind in ("Softsign", "PReLU", "GLU")  # infinities would become NaN in these
         yield kind, module, args, [kinks() if clean else kinks(INF)]
     yield from ((kind, module, args, inputs) for kind, module, args, inputs in MIXED)
     for mode, args, inputs in bags():

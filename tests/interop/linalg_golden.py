@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Golden cases of linalg:: and distributions::, made with PyTorch in f64: linalg_golden.py FOLDER writes linalg.safetensors and
-distributions.safetensors there (tests/golden). tests/golden_runner/library.cpp reads them. Without PyTorch exit code 77.
+"""Golden cases of linalg:: and distributions::, made with PyTorch in f64: linalg_golden.py FOLDER writes
+linalg.safetensors and distributions.safetensors there (tests/golden). tests/golden_runner/library.cpp reads them. Exit
+code 77 without PyTorch.
 
-Vectors of svd and eigh are compared up to their signs: as absolute values.
+Vectors of svd and eigh are compared up to their signs, as absolute values.
 """
 import json
 import pathlib
@@ -61,7 +62,7 @@ def eigh(uplo):
 
 def lstsq(rcond=None):
     def run(a, b):
-        made = L.lstsq(a, b, rcond=rcond, driver="gelsd")  # by singular values, as ours
+        made = L.lstsq(a, b, rcond=rcond, driver="gelsd")  # uses singular values, as we do
         return made.solution, made.rank
     return run
 
@@ -118,7 +119,7 @@ def linalg_cases():
         for shape, dims, keep in (((3, 4), (-2, -1), False), ((2, 4, 3), (-2, -1), True), ((3, 2, 4), (2, 0), False)):
             yield ("matrix_norm", {**args, "dim": list(dims), "keepdim": keep}, [draw(*shape)],
                    lambda a, order=order, dims=dims, keep=keep: L.matrix_norm(a, order, dim=dims, keepdim=keep))
-        # torch.linalg.cond writes over what its own gradient needs, in these norms.
+        # torch.linalg.cond overwrites what its own gradient needs in these norms.
         product = order not in (2, -2)
         yield ("cond", args, [regular(2, 3, 3)],
                lambda a, order=order, product=product: L.matrix_norm(a, order) * L.matrix_norm(L.inv(a), order) if product else L.cond(a, order))

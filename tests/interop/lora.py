@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Adapters of gpt load in Hugging Face's peft, and give the same logits there; and the other way round.
+"""Adapters of gpt load in Hugging Face's peft and give the same logits there, and vice versa.
 
-Exit code 77 (skipped) where torch, transformers or peft is missing; $PYTHON names another interpreter to look for them in.
+Exit code 77 (skipped) if torch, transformers or peft is missing; $PYTHON names another interpreter that may have them.
 
 Usage: lora.py PATH/TO/gpt
        lora.py --golden      writes tests/golden/lora/
@@ -17,7 +17,7 @@ TOLERANCE = 1e-4
 IDS = [7, 41, 3, 58, 60, 12, 5, 53, 2, 30]
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden"
 LLAMA, GPT2 = GOLDEN / "inference/llama_linear", GOLDEN / "hf_gpt2_odd"
-CASES = {  # by name: the base's folder, and what peft is told
+CASES = {  # name: (folder of the base model, options for peft)
     "llama": (LLAMA, dict(r=3, lora_alpha=6, target_modules=["q_proj", "k_proj", "v_proj", "down_proj"], modules_to_save=["norm"])),
     "llama_rslora": (LLAMA, dict(r=4, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj", "o_proj"])),
     "gpt2": (GPT2, dict(r=3, lora_alpha=7, target_modules=["c_attn", "mlp.c_proj"])),
@@ -31,7 +31,7 @@ def logits_of(model):
 
 
 def adapted(name, dtype):
-    """A model with an adapter whose numbers are drawn."""
+    """A model with an adapter of random values."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -82,7 +82,7 @@ def compare(ours, theirs):
 
 
 def loaded_by_peft(folder, base):
-    """What peft makes of a folder of ours; every tensor must have its place."""
+    """The model that peft loads from a folder of ours; every tensor must be used."""
     from peft import AutoPeftModelForCausalLM, get_peft_model_state_dict
     from safetensors.torch import load_file
     model = AutoPeftModelForCausalLM.from_pretrained(folder)
@@ -106,7 +106,7 @@ def main(gpt):
             return compare(ours_of(gpt, work / name, work), logits_of(model))
 
         def ours(name, model, options):
-            """A base of ours (of bytes), an adapter trained here, used by peft."""
+            """A base model of ours (on bytes) and an adapter trained here, used by peft."""
             run(gpt, "train", "--text", work / "text.txt", "--model", model, "--context", 32, "--batch", 4, "--steps", 3, "--export", work / name)
             run(gpt, "train", "--text", work / "text.txt", "--init", f"{work / name},{options}", "--batch", 4, "--steps", 8, "--warmup", 1, "--lr", 0.02,
                 "--export", work / (name + "_adapter"))

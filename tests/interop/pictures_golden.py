@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Golden files of data/pictures/image_files.h and data/pictures/pictures.h, made by Pillow (13.0.0) and torchvision (0.29.2).
+"""Golden files of data/pictures/image_files.h and data/pictures/pictures.h, made with Pillow (13.0.0) and torchvision
+(0.29.2).
 
-  pictures_golden.py FOLDER     writes FOLDER/pictures (FOLDER: tests/golden)
+pictures_golden.py FOLDER     writes FOLDER/pictures (FOLDER: tests/golden)
 
-files.npz holds what Pillow reads from each file; changes.npz a picture and what torchvision makes of it (Pillow, where u8 is resized);
-written.npz two pictures, and the bytes of the JPEG files that Pillow writes of them, by quality. The C++
-side of the comparison is tests/data/pictures_test.cpp. Needs `pip install torch torchvision numpy pillow`.
+files.npz has what Pillow reads from each file; changes.npz has a picture and torchvision's results (Pillow's, if u8 is
+resized); written.npz has two pictures and the bytes of the JPEG files that Pillow writes, by quality. The C++ side of
+the comparison is tests/data/pictures_test.cpp. Needs `pip install torch torchvision numpy pillow`.
 """
 import io
 import pathlib
@@ -21,7 +22,7 @@ from torchvision.transforms import InterpolationMode
 
 
 def smooth(height, width, channels, seed):
-    """Pixels with edges and slopes."""
+    """A picture with edges and gradients."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     planes = [(a * x + b * y + 60 * ((x * (c + 1) // 5 + y // 4) % 2) + rng.integers(0, 9, (height, width))) % 256 for c, (a, b) in enumerate([(7, 3), (2, 9), (11, -5), (-4, 6)][:channels])]
@@ -75,7 +76,7 @@ def make_files(folder):
     save("progressive.jpg", Image.fromarray(smooth(24, 17, 3, 6)), quality=70, progressive=True)
     save("full_colour.jpg", rgb, quality=95, subsampling=0)
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned
+    exif[0x0112] = 6  # rotated
     save("exif.jpg", rgb, exif=exif)
     inks = Image.fromarray(smooth(12, 14, 4, 7), "CMYK")
     save("cmyk.jpg", inks, lambda i: Image.fromarray(lights(np.asarray(i))), quality=95)
@@ -85,7 +86,7 @@ def make_files(folder):
 
 
 def lights(inks):
-    c = 255 - inks.astype(int)  # Pillow gives 255 for all of an ink
+    c = 255 - inks.astype(int)  # Pillow uses 255 for full ink
     return ((c[..., :3] * c[..., 3:] + 127) // 255).astype(np.uint8)
 
 
@@ -106,7 +107,8 @@ def make_changes(folder):
     f32 = (u8.float() / 255 * 0.9 + 0.05)
     made = {"u8": u8, "f32": f32}
     for height, width in ((8, 9), (17, 9), (40, 31), (5, 60), (1, 1)):
-        narrow = Image.fromarray(u8.numpy().transpose(1, 2, 0)).resize((width, 17), Image.Resampling.BILINEAR)  # Pillow may take columns first
+        # otherwise Pillow might resize columns first
+        narrow = Image.fromarray(u8.numpy().transpose(1, 2, 0)).resize((width, 17), Image.Resampling.BILINEAR)
         made[f"resize_{height}_{width}_u8"] = torch.from_numpy(planes(narrow.resize((width, height), Image.Resampling.BILINEAR)))
         made[f"resize_{height}_{width}_f32"] = F.resize(f32, [height, width], antialias=True)
     near, linear = InterpolationMode.NEAREST, InterpolationMode.BILINEAR

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The programs of examples/ports/ in PyTorch, from the same start and with the same numbers.
+"""The programs of examples/ports/ in PyTorch, with the same initial values and the same random numbers.
 
-    ports.py write FILE          records the losses of their first steps (needs torch): tests/golden/ports.json
-    ports.py check FILE BUILD    compares ours with that record, and trains each to a number; ends with "N passed, N failed"
+ports.py write FILE          records the losses of their first steps (needs torch): tests/golden/ports.json
+ports.py check FILE BUILD    compares ours with that record, and trains each program to a given loss; ends with
+                             "N passed, N failed"
 """
 import json
 import math
@@ -13,7 +14,7 @@ import subprocess
 import sys
 
 STEPS = 20
-TRAINED = {  # to below this mean loss of the last tenth of the steps
+TRAINED = {  # the mean loss over the last tenth of the steps must be lower
     "vae": 225, "mnist_rnn": 0.4, "super_resolution": 0.02, "siamese": 0.15, "time_series": 1e-3, "flow": 1.5, "dcgan": 1.3, "wgan_gp": -2, "ddpm": 0.6, "unet": 0.25,
     "reinforce": -100, "ppo": -60, "translation": 0.5, "speech": 0.2, "word_language_model": 0.65, "word_language_model --model gru": 0.65, "word_language_model --model transformer": 0.65,
 }
@@ -64,7 +65,7 @@ class Run:
 
 
 def programs():
-    """Name: a function of a Run that gives the losses of the first steps."""
+    """{name: a function of a Run that returns the losses of the first steps}."""
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -278,7 +279,7 @@ def programs():
         return trained(m, torch.optim.Adam(m.parameters(), 3e-3), loss)
 
     def pushed(state, action):
-        """The cart and its pole 0.02 s later, and whether neither is lost."""
+        """The state of cart and pole 0.02 s later, and whether the episode goes on."""
         x, v, angle, w = state
         force, sine, cosine = 10 if action else -10, math.sin(angle), math.cos(angle)
         shared = (force + 0.05 * w * w * sine) / 1.1
@@ -397,7 +398,7 @@ def programs():
         return trained(m, torch.optim.Adam(m.parameters(), 5e-3), loss, clip=1)
 
     def words(model, forward):
-        """forward(x, state) gives outputs and the next state; all read three small sentences a step."""
+        """forward(x, state) returns outputs and the next state; each step reads three short sentences."""
 
         def losses(run):
             m = nn.Module()

@@ -38,7 +38,7 @@ REACH = {"f64": 1.0, "f32": 0.1, "f16": 0.02, "bf16": 0.02}
 
 
 class Case:
-    """Inputs as they are drawn, and what is to be done with them."""
+    """The random inputs of a case, and what is computed from them."""
 
     def __init__(self, rng, dtype):
         self.rng, self.dtype, self.inputs, self.views, self.args = rng, dtype, [], {}, {}
@@ -49,7 +49,7 @@ class Case:
         return [self.rng.choice(sizes) for _ in range(self.rng.randint(least, most))]
 
     def tensor(self, shape, low=-2.0, high=2.0, views=True):
-        """A floating input; some lie in a larger tensor, and the runner takes the same view of it."""
+        """A floating-point input; some are views of a larger tensor, and the runner takes the same view."""
         name = f"in{len(self.inputs)}"
         base, view = list(shape), []
         kind = self.rng.random() if views and shape else 1.0
@@ -127,7 +127,8 @@ def unary(c):
     name = c.rng.choice(list(UNARY))
     fn, span = UNARY[name] if isinstance(UNARY[name], tuple) else (UNARY[name], (-3.0, 3.0))
     c.tensor(c.shape(), *span)
-    if c.rng.random() < 0.1 and name not in ("sign", "trigamma"):  # NaN and its like: values only; at poles trigamma is large in PyTorch, infinite here
+    # NaN and infinities: values only; at poles trigamma is large in PyTorch and infinite here
+    if c.rng.random() < 0.1 and name not in ("sign", "trigamma"):
         c.values_only = True
         c.inputs[0] = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-30, -1e-30, 80.0, -80.0, 1e4, -1e4]).to(DTYPES[c.dtype])
         c.views.clear()
@@ -210,9 +211,10 @@ def some_dims(c, rank):
 def reduce(c):
     name = c.rng.choice(["sum", "mean", "prod", "amax", "amin", "norm2", "logsumexp", "var", "std"])
     shape = c.shape(least=1, zero=name in ("sum",))
-    c.tensor(shape, views=name not in ("amax", "amin", "std"))  # of expanded ones torch shares ties over the view, and std's slope is noise / noise
+    # for expanded inputs torch shares the gradient of ties over the view, and std's derivative is noise / noise
+    c.tensor(shape, views=name not in ("amax", "amin", "std"))
     dims, keep = some_dims(c, len(shape))
-    if name == "prod":  # torch takes one dim at a time
+    if name == "prod":  # torch takes one dimension at a time
         def fn(x):
             for d in sorted((d % len(shape) for d in dims), reverse=True):
                 x = x.prod(d, keepdim=keep)
@@ -238,7 +240,7 @@ def along(c):
     shape = c.shape(least=1, zero=False)
     c.tensor(shape, views=name not in ("max_dim", "min_dim", "argmax", "argmin", "topk", "sort"))
     if name in ("max_dim", "min_dim", "argmax", "argmin", "topk", "sort"):  # no ties
-        if c.dtype == "bf16":  # which has whole numbers to 256
+        if c.dtype == "bf16":  # bf16 has all integers up to 256 only
             shape = [min(s, 5) for s in shape][:3]
         n = math.prod(shape)
         c.inputs[0] = ((torch.randperm(n, generator=c.torch_rng).double() - n // 2) / 4).reshape(shape).to(DTYPES[c.dtype])
@@ -253,7 +255,7 @@ def along(c):
         return name, lambda x: getattr(torch, name)(x, d)
     if name in ("softmax", "log_softmax"):
         if c.dtype in ("f16", "bf16"):
-            c.reach = 1.0  # from a result that was rounded
+            c.reach = 1.0  # computed from a rounded result
         return name, lambda x: getattr(F, name)(x, d)
     keep = c.args["keepdim"] = c.rng.random() < 0.4
     if name.startswith("arg"):
@@ -397,13 +399,15 @@ def pair(c, least, most):
 
 @family("composed", 1)
 def composed(c):
-    """tensor/composed.def, and the ellipsis of einsum. tests/golden/composed.safetensors is of these: --only ^composed --cases 2000 --seed 21 --keep FOLDER."""
+    """tensor/composed.def and the ellipsis of einsum. Makes tests/golden/composed.safetensors: --only ^composed --cases
+    2000 --seed 21 --keep FOLDER.
+    """
     name = c.rng.choice(["cdist", "take_along_dim", "logcumsumexp", "quantile", "median", "median_dim", "meshgrid", "einsum"])
     p, r, m = (c.rng.choice([1, 2, 3, 5]) for _ in range(3))
     if name == "cdist":
         batch = c.rng.choice([[], [2], [3, 2]])
         c.tensor(batch + [p, m]), c.tensor(c.rng.choice([batch, [1] * len(batch), []]) + [r, m])
-        c.reach = 1.0 if c.dtype in ("f16", "bf16") else c.reach  # from a result that was rounded
+        c.reach = 1.0 if c.dtype in ("f16", "bf16") else c.reach  # computed from a rounded result
         return name, lambda a, b: torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
     if name == "einsum":
         equation, shapes = c.rng.choice([("...ij,...jk->...ik", [[2, p, m], [2, m, r]]), ("...ij,jk", [[2, 3, p, m], [m, r]]), ("i...,i...->...", [[m, 1, p], [m, r, p]]), ("...,...->...", [[p, m], [m]]),
@@ -449,11 +453,13 @@ def composed(c):
 
 @family("picking", 1)
 def picking(c):
-    """tensor/composed.def and tensor/search.h. tests/golden/picking.safetensors is of these: --only ^picking --cases 2000 --seed 14 --keep FOLDER."""
+    """tensor/composed.def and tensor/search.h. Makes tests/golden/picking.safetensors: --only ^picking --cases 2000
+    --seed 14 --keep FOLDER.
+    """
     name = c.rng.choice(["masked_select", "index_put", "index_put", "msort", "kthvalue", "searchsorted", "bucketize", "bincount", "histc", "unique", "unique_consecutive", "nonzero"])
     rng, args = c.rng, c.args
 
-    def steps(shape, low=-3, high=4):  # whole numbers, so that there are ties, and every dtype has them
+    def steps(shape, low=-3, high=4):  # integers, so that there are ties and every dtype can hold them
         return torch.randint(low, high, shape, generator=c.torch_rng).to(DTYPES[c.dtype])
     shape = [min(s, 5) for s in c.shape(least=0 if name in ("masked_select", "kthvalue", "msort", "nonzero", "unique", "unique_consecutive") else 1, most=3)]
     if name == "masked_select":
@@ -481,9 +487,10 @@ def picking(c):
             elif indices:
                 break
         args["how"], args["accumulate"] = how, rng.random() < 0.5
-        numbers = torch.ops.aten.index(torch.arange(math.prod(shape)).reshape(shape), indices)  # x[...] takes a scalar for a whole number
+        # x[...] would take a scalar as an integer
+        numbers = torch.ops.aten.index(torch.arange(math.prod(shape)).reshape(shape), indices)
         result = numbers.shape
-        if not args["accumulate"]:  # which of several values stays is PyTorch's secret
+        if not args["accumulate"]:  # PyTorch does not define which of several values wins
             if len(set(numbers.reshape(-1).tolist())) < numbers.numel():
                 args["accumulate"] = True
         cut = list(result[rng.randint(0, len(result)):]) if rng.random() < 0.3 else list(result)
@@ -546,7 +553,8 @@ def picking(c):
             c.inputs[0] = torch.ones(1, dtype=DTYPES[c.dtype])
         own = DTYPES[c.dtype]
         return name, lambda x: torch.histc(x.detach().to(own), bins, low, high).double()
-    if name.startswith("unique") and shape and rng.random() < 0.6:  # of slices, few of which differ
+    # unique along a dimension: only a few different slices
+    if name.startswith("unique") and shape and rng.random() < 0.6:
         d = rng.randrange(len(shape))
         shape = [s if k == d else min(s, 2) for k, s in enumerate(shape)]
         c.inputs.append(steps(shape, 0, 2))
@@ -599,7 +607,7 @@ def pooling(c):
         n = c.inputs[0].numel()
         c.inputs[0] = ((torch.randperm(n, generator=c.torch_rng).double() - n // 2) / 4).reshape(c.inputs[0].shape)
         if c.dtype == "bf16":
-            c.values_only = True  # it has not that many numbers: ties
+            c.values_only = True  # the dtype does not have that many values, so there are ties
         c.inputs[0] = c.inputs[0].to(DTYPES[c.dtype])
         return name, lambda x: F.max_pool2d(x, kernel, stride, padding, 1, ceil)
     count = c.args["count_include_pad"] = c.rng.random() < 0.5
@@ -693,7 +701,7 @@ def losses(c):
 
 
 def focal(x, t, alpha, gamma, reduction):
-    """As torchvision's sigmoid_focal_loss, which is not always installed."""
+    """torchvision's sigmoid_focal_loss, which may not be installed."""
     p, ce = torch.sigmoid(x), F.binary_cross_entropy_with_logits(x, t, reduction="none")
     loss = ce * (1 - (p * t + (1 - p) * (1 - t))) ** gamma
     loss = loss * (alpha * t + (1 - alpha) * (1 - t)) if alpha >= 0 else loss
@@ -702,14 +710,15 @@ def focal(x, t, alpha, gamma, reduction):
 
 @family("margins", 2)
 def margins(c):
-    """autograd/losses.h. tests/golden/losses.safetensors is of these: --only ^margins --cases 2000 --seed 21 --keep FOLDER."""
+    """autograd/losses.h. Makes tests/golden/losses.safetensors: --only ^margins --cases 2000 --seed 21 --keep FOLDER.
+    """
     name = c.rng.choice(["bce_loss", "bce_with_logits_weighted", "poisson_nll_loss", "gaussian_nll_loss", "sigmoid_focal_loss", "soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "cosine_embedding_loss",
                          "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "pairwise_distance", "triplet_margin_loss", "triplet_margin_with_distance_loss"])
     r = c.args["reduction"] = c.rng.choice(["mean", "sum", "none"])
     if c.dtype in ("f16", "bf16"):
-        c.reach = 0.3  # differences of what was rounded
+        c.reach = 0.3  # differences of rounded values
     if name == "cosine_embedding_loss":
-        c.reach = 1.0  # of two vectors with one element it does not depend on them
+        c.reach = 1.0  # for vectors of one element it does not depend on them
     n, d = c.rng.choice([1, 2, 3, 5]), c.rng.choice([1, 2, 3, 5, 7])
     shape = c.rng.choice([[n, d], [n, 2, d], [d], [2, d]])
 
@@ -780,13 +789,16 @@ def margins(c):
         p, eps = option("p", 2.0, 1.0, 3.0), option("eps", 1e-6, 0.1)
         return name, lambda a, p_, n_: F.triplet_margin_loss(a, p_, n_, margin, p, eps, swap, reduction=r)
     c.reach = 1.0  # the anchor's gradient is a difference of two
-    squares = (lambda x, y: (x - y).square().sum(-1)) if option("squares", c.dtype in ("f64", "f32"), False) else None  # ours calls it in the inputs' dtype
+    # our function gets the inputs' dtype
+    squares = (lambda x, y: (x - y).square().sum(-1)) if option("squares", c.dtype in ("f64", "f32"), False) else None
     return name, lambda a, p_, n_: F.triplet_margin_with_distance_loss(a, p_, n_, distance_function=squares, margin=margin, swap=swap, reduction=r)
 
 
 @family("fft", 2)
 def fft(c):
-    """Complex numbers, which come and go as pairs. tests/golden/fft.safetensors is of these: --only ^fft --cases 2000 --seed 5 --keep FOLDER."""
+    """Complex numbers, passed as pairs. Makes tests/golden/fft.safetensors: --only ^fft --cases 2000 --seed 5 --keep
+    FOLDER.
+    """
     c.dtype = "f64" if c.dtype == "f64" else "f32"
     c.reach = REACH[c.dtype]
     number = lambda x: x if c.args.get("real") else torch.complex(x[..., 0], x[..., 1])
@@ -826,7 +838,7 @@ def fft(c):
 
 @family("refused")
 def refused(c):
-    """What neither takes."""
+    """Calls that both must reject."""
     c.refused = True
     name = c.rng.choice(["add", "matmul", "cat", "reshape", "sum", "softmax", "conv2d", "gather", "layer_norm", "mse_loss", "permute", "expand", "index_select", "cross_entropy"])
     t = lambda *shape: c.tensor(list(shape), views=False)
@@ -880,7 +892,7 @@ def refused(c):
 
 
 def make(seed, number, only):
-    """One case as (json, tensors), or None when `only` does not want it."""
+    """One case as (json, tensors); None if `only` does not match it."""
     rng = random.Random(f"{seed}:{number}")
     names = list(FAMILIES)
     which = rng.choices(names, [FAMILIES[n][1] for n in names])[0]
@@ -892,15 +904,16 @@ def make(seed, number, only):
     tensors = {f"in{i}": t for i, t in enumerate(c.inputs)}
     out_dtype = c.out_dtype or c.dtype
     entry = {"name": name, "op": op, "args": c.args, "views": c.views, "tolerance": max(TOLERANCE[c.dtype], TOLERANCE[out_dtype]), "reach": c.reach}
-    # Derivatives from a result that was rounded, and sums of gradients that were rounded each for itself (an input that was expanded).
+    # Derivatives computed from a rounded result, and sums of separately rounded gradients (of an expanded input).
     loose = c.dtype in ("f16", "bf16") and (which in ("binary", "three", "attention") or (which, op) == ("composed", "einsum") or op in ("expm1", "tanh", "sigmoid", "log_sigmoid", "softmax", "log_softmax", "repeat", "linear", "matmul", "bce_with_logits"))
     loose = loose or any(view[0][0] == "expand" for view in c.views.values())
     if op == "hardsigmoid":
-        entry["tolerance"] = max(entry["tolerance"], 1e-7)  # PyTorch's derivative divides by an f32 six, in f64 too
+        # PyTorch's derivative divides by a six in f32, in f64 as well
+        entry["tolerance"] = max(entry["tolerance"], 1e-7)
     entry["grad_reach"] = 1.0 if loose or which in ("attention", "norms") else c.reach
     try:
         leaves, outputs = evaluate(c, fn, dense=False)
-        if loose and len(c.inputs) > 1:  # sums over what was broadcast
+        if loose and len(c.inputs) > 1:  # sums over broadcast dimensions
             entry["grad_reach"] = max(1.0, max(o.numel() for o in outputs) ** 0.5)
         if c.refused:
             raise AssertionError(f"{name}: torch took what it was to refuse")
@@ -910,7 +923,7 @@ def make(seed, number, only):
                 tensors[f"gout{i}"] = (torch.rand(o.shape, generator=c.torch_rng, dtype=torch.float64) * 2 - 1).to(DTYPES[out_dtype])
         try:
             backward(outputs, tensors)
-        except RuntimeError:  # some derivatives of torch want their inputs contiguous
+        except RuntimeError:  # some derivatives of torch need contiguous inputs
             leaves, outputs = evaluate(c, fn, dense=True)
             backward(outputs, tensors)
     except (RuntimeError, IndexError, ValueError):
@@ -940,7 +953,7 @@ NO_SECOND = ("ctc_loss", "trigamma")
 
 
 def second(leaves, outputs, tensors, c):
-    """The derivative of the gradients in a direction; not where torch has none, or is not finite."""
+    """The derivative of the gradients in a random direction; None if torch has none, or if it is not finite."""
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     along = [torch.rand(leaf.shape, generator=c.torch_rng, dtype=torch.float64) * 2 - 1 for leaf in wanted]
     try:

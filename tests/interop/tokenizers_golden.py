@@ -45,7 +45,7 @@ def strings(text):
         made.append(text[start:start + draw.randrange(1, 60)])
     while len(made) < 1700:
         made.append("".join(draw.choice(PIECES) for _ in range(draw.randrange(1, 14))))
-    while len(made) < 2000:  # with what may be special tokens
+    while len(made) < 2000:  # includes texts that may contain special tokens
         made.append("".join(draw.choice(TOKENS + PIECES[:12]) for _ in range(draw.randrange(1, 9))))
     return made
 
@@ -64,7 +64,9 @@ def train_byte_level(T, text, vocab, specials, split, ignore_merges=False):
 
 
 def train_sentencepiece(T, text, vocab, byte_fallback):
-    """As JSON: trained word by word, as SentencePiece does, then the words go and runs of spaces come."""
+    """The JSON of a tokenizer trained word by word like SentencePiece; afterwards words are removed and runs of spaces
+    added.
+    """
     from tokenizers import models, pre_tokenizers, trainers
 
     t = T(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=byte_fallback))
@@ -89,14 +91,14 @@ def added(id, content, **flags):
 
 
 def train(text):
-    """Name -> JSON of a tokenizer."""
+    """{name: JSON of a tokenizer}."""
     from tokenizers import Tokenizer as T
 
     lines = [line + "\n" for line in text.split("\n")] + strings(text)[:90] * 4
     made = {"gpt2": json.loads(train_byte_level(T, lines, 700, ["<|endoftext|>"], None).to_str())}
 
     llama = json.loads(train_byte_level(T, lines, 800, ["<|begin_of_text|>", "<|eot_id|>"], LLAMA3, True).to_str())
-    # Words that are tokens which no merge makes.
+    # Adds words that are tokens which no merge produces.
     drop = {a + b for a, b in llama["model"]["merges"][-60:]}
     llama["model"]["merges"] = [m for m in llama["model"]["merges"][:-60] if not drop & {m[0], m[1]}]
     template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -128,7 +130,9 @@ def train(text):
 
 
 def whole_runs(ids, table):
-    """No run of byte tokens has both whole characters and pieces of some: there `tokenizers` gives the whole run up, and we do not."""
+    """True if no run of byte tokens mixes whole characters and incomplete ones: there `tokenizers` gives up on the
+    whole run, and we do not.
+    """
     runs, run = [], b""
     for id in ids:
         if id in table:
@@ -143,7 +147,7 @@ def whole_runs(ids, table):
 
 
 def ids_to_decode(tokenizer, name):
-    """Lists of ids that no text gives: half characters, special tokens, all in any order."""
+    """Lists of ids that no text encodes to: incomplete characters, special tokens, everything in random order."""
     draw = random.Random(name)
     table = {} if not name.startswith("sp_") else {id: int(t[3:5], 16) for t, id in tokenizer.get_vocab().items() if len(t) == 6 and t.startswith("<0x")}
     lists = []
@@ -156,7 +160,9 @@ def ids_to_decode(tokenizer, name):
 
 
 def cases(tokenizer, texts, name):
-    """Rows of texts: ids, what is decoded where it is another text. Special tokens are added in even rows, and kept in the text of odd ones."""
+    """Rows of texts: their ids, and the decoded text if it differs. Even rows add special tokens; odd rows keep special
+    tokens in decoded texts.
+    """
     def encode(text, row, parse):
         tokenizer.encode_special_tokens = not parse
         return tokenizer.encode(text, add_special_tokens=row % 2 == 0).ids

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/inference/window_*: a tiny Mistral and a tiny Qwen 2 whose windows of attention are narrower than the
-text, and what Transformers computes of them in f64 (eager attention): logits, loss, all gradients, greedy texts.
+"""Writes tests/golden/inference/window_*: a tiny Mistral and a tiny Qwen 2 with attention windows narrower than the
+text, and Transformers' results in f64 (eager attention): logits, loss, all gradients, greedy texts.
 
 Usage: window_golden.py (needs torch, transformers and safetensors)
 """
@@ -40,7 +40,7 @@ def main():
         values["greedy"] = model.generate(ids[:1, :5], max_new_tokens=30, do_sample=False)
         top = model(values["greedy"]).logits[0, 4:-1].topk(2).values
         assert (top[:, 0] - top[:, 1]).min() > 1e-3, "the two likeliest are too close to compare texts"
-        model.config.sliding_window += 1  # a key more must matter
+        model.config.sliding_window += 1  # one more key must make a difference
         assert (model(ids).logits - result.logits).abs().max() > 0.01
         out.update({f"{name}/{key}": (value if value.dtype == torch.int64 else value.float()).contiguous()
                     for key, value in values.items()})

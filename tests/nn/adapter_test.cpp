@@ -1,5 +1,5 @@
-// Adapters in peft's folders: its logits (tests/golden/lora, by tests/interop/lora.py), what is written comes back, and
-// what is refused.
+// Adapters in peft's folders: its logits (tests/golden/lora, by tests/interop/lora.py), round trips, and rejected
+// files.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -26,7 +26,7 @@ double off_by(const Tensor& a, const Tensor& b) {
   return max(abs(sub(a.to(cpu).to(f64), b.to(cpu).to(f64)))).item();
 }
 
-/// A copy of a golden folder that may be changed.
+/// A copy of a golden folder that a test may change.
 struct AdapterFolder {
   TempDir at;
   Json config;

@@ -1,6 +1,6 @@
-// A block of a decoder computes sums with dropout and the norms behind them in one pass, or without dropout sums with
-// the product before them. Where somebody has hooked into a module's calls, the parts run one after the other: with the
-// same bits, but for the rounding of a product that is added at once; on whatever device the tests run on.
+// A decoder block fuses residual sums with dropout and the following norm, or, without dropout, with the preceding
+// product. If a hook is attached to one of the modules, the parts run separately, with the same bits except for the
+// rounding of a product that is fused with a sum. Runs on the default device of the tests.
 #include <doctest/doctest.h>
 
 #include "nn/models/gpt.h"
@@ -11,7 +11,7 @@ using namespace lockstep;
 
 namespace {
 
-/// Output and all gradients of two blocks; apart: norms or dropouts are listened to.
+/// The output and all gradients of two blocks. apart: hooks on norms and dropouts prevent fusion.
 std::vector<Tensor> results_of(const nn::TransformerBlock::Options& o, DType dtype, bool apart, bool layers) {
   manual_seed(5);
   nn::TransformerBlock first(o), second(o);

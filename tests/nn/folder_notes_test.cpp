@@ -1,4 +1,4 @@
-// What stands beside weights in Hugging Face's folders: keys of config.json, and what is kept when a model is saved
+// The files beside the weights in Hugging Face's folders: keys of config.json, and what is kept when a model is saved
 // again.
 #include <doctest/doctest.h>
 
@@ -49,7 +49,7 @@ TEST_CASE("pretrained: every key that Transformers writes is used, or without ef
       nn::GPT::Options got = wanted;
       const std::string said = message([&] { got = nn::options_from_config(changed, "config.json"); });
       CHECK(got == wanted);
-      if (key == "eos_token_id") continue;  // see eos_tokens()
+      if (key == "eos_token_id") continue;  // tested through eos_tokens()
       CHECK((said == "(no error)") == nn::is_without_effect(key));
       CHECK((nn::is_without_effect(key) || contains(said, key)));
       changed[key] = value;
@@ -96,7 +96,7 @@ TEST_CASE("pretrained: what a folder had goes into the folders that are made of 
     const TempDir saved, again, merged;
     const auto adapted = nn::from_pretrained(folder.at.str());
     nn::Lora lora = nn::add_lora(*adapted, {.r = 2});
-    lora.merge();  // adapters that learned nothing
+    lora.merge();  // untrained adapters change nothing
     nn::save_pretrained(*adapted, merged.str());
     nn::save_pretrained(*model, saved.str());
     nn::save_pretrained(*nn::from_pretrained(saved.str()), again.str(), {.tokenizer = saved.str()});
@@ -109,7 +109,7 @@ TEST_CASE("pretrained: what a folder had goes into the folders that are made of 
       CHECK(nn::eos_tokens(at->str()) == std::vector<int64_t>{2, 7});
       CHECK(same(*model, *nn::from_pretrained(at->str())));
     }
-    // Another tokenizer has other ids; one that says none leaves the model's.
+    // Another tokenizer defines other ids; one that defines none keeps the model's.
     again.write("generation_config.json", R"({"eos_token_id": 9})"), again.write("config.json", "{}");
     nn::save_pretrained(*model, saved.str(), {.tokenizer = again.str()});
     CHECK(data::read_json(saved / "config.json").at("eos_token_id") == Json(9));
@@ -117,7 +117,8 @@ TEST_CASE("pretrained: what a folder had goes into the folders that are made of 
     nn::save_pretrained(*model, saved.str(), {.tokenizer = TempDir().str()});
     CHECK(data::read_json(saved / "config.json").at("eos_token_id") == ends);
   }
-  const auto gpt2 = nn::from_pretrained(std::string(golden_folder) + "/hf_gpt2_odd");  // rates of dropout, summary_...
+  // its config.json has dropout rates, summary_... and other keys
+  const auto gpt2 = nn::from_pretrained(std::string(golden_folder) + "/hf_gpt2_odd");
   const TempDir at;
   nn::save_pretrained(*gpt2, at.str());
   const Json before = data::read_json(std::string(golden_folder) + "/hf_gpt2_odd/config.json"),

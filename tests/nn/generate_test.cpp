@@ -1,4 +1,5 @@
-// Generation: distributions against Transformers', the same bits however a text is made, stop strings, beams, refusals.
+// Generation: distributions against Transformers', the same bits however the text is computed, stop strings, beam
+// search, rejected options.
 #include "nn/generate.h"
 
 #include <doctest/doctest.h>
@@ -24,7 +25,8 @@ namespace {
 GPT small_gpt(uint64_t seed = 3) {
   manual_seed(seed);
   GPT model({.vocab = 61, .context = 80, .layers = 2, .width = 48, .heads = 4});
-  for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));  // logits far from each other
+  // large weights give well separated logits
+  for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
   model.eval();
   return model;
 }
@@ -34,7 +36,7 @@ std::vector<int64_t> some_ids(int64_t count, uint64_t seed) {
   return randint(0, 61, {count}).to_vector<int64_t>();
 }
 
-/// Logits of all positions, with the prompt fed to a cache in pieces.
+/// Logits of all positions when the prompt is fed to the cache in pieces.
 Tensor in_pieces(GPT& model, const std::vector<int64_t>& ids, size_t piece, std::optional<DType> dtype = {}) {
   std::vector<KvCache> cache(model.blocks.size(), KvCache{.dtype = dtype});
   std::vector<Tensor> rows;
@@ -64,7 +66,8 @@ TEST_CASE("distribution: Transformers' probabilities") {
       else FAIL("unknown ", key);
     }
     auto wanted = c["probabilities"].get<std::vector<double>>();
-    if (a.size() == 1 && a.contains("top_p") && a["top_p"] == 0.6) std::swap(wanted[1], wanted[2]);  // a tie: lower id
+    // a tie: we keep the lower id
+    if (a.size() == 1 && a.contains("top_p") && a["top_p"] == 0.6) std::swap(wanted[1], wanted[2]);
     std::vector<double> got(logits.size());
     double last = 2;
     for (const Candidate& k : distribution(process_logits(logits, seen, {}, g), g)) {
@@ -87,7 +90,7 @@ TEST_CASE("process_logits: each rule") {
        {Row{{.logit_bias = {{0, 2.5}, {4, -1}}}, {3.5, -2, 3, 0.5, 1}},
         {{.repetition_penalty = 2}, {1, -4, 1.5, 0.25, 1}},
         {{.presence_penalty = 0.5, .frequency_penalty = 1}, {1, -2, 0.5, 0.5, 0.5}},
-        {{.no_repeat_ngram_size = 2}, {1, -2, 3, never, never}},  // 2 was followed by 3, and by 4
+        {{.no_repeat_ngram_size = 2}, {1, -2, 3, never, never}},  // 2 was followed by 3 and by 4 before
         {{.no_repeat_ngram_size = 1}, {1, never, never, never, never}},
         {{.min_new_tokens = 4, .eos_token_id = {0, 3}}, {never, -2, 3, never, 2}},
         {{.min_new_tokens = 3, .eos_token_id = {0, 3}}, {1, -2, 3, 0.5, 2}},
@@ -192,7 +195,7 @@ TEST_CASE("sampling is total: any logits and any options give a token that may b
   }
   CHECK(drawn > rounds / 2);
   CHECK(infinite_ones > rounds / 1500);
-  // Differences that are smaller than the numbers' own distances, near a large score.
+  // Near a large score, differences as small as the spacing of doubles.
   for (const double top : {1e9, -1e9, 1e300, -1e300, 0.0})
     for (const double temperature : {1e-5, 1.0, 30.0}) {
       std::vector<double> scores(200, top);
@@ -233,7 +236,7 @@ TEST_CASE("logits: the same bits in one piece and in many, alone and in a batch,
     }
   }
   set_threads(before);
-  for (const DType dtype : {f16, bf16}) {  // keys and values in half of the memory: near, and not the same
+  for (const DType dtype : {f16, bf16}) {  // a cache in 16 bits: close, but not equal
     const Tensor rows = in_pieces(model, ids, 1, dtype);
     CHECK(!equal(rows, whole));
     CHECK(max(abs(rows - whole)).item() < 0.1 * max(abs(whole)).item());
@@ -266,7 +269,7 @@ TEST_CASE("generate: a sequence's tokens do not depend on the others, on threads
     set_threads(2);
     CHECK(all[3].tokens.size() == 20);
     CHECK(generate(model, std::span(prompts).first(4), g)[3].tokens == all[3].tokens);
-    std::vector<int64_t> text = prompts[0], said;  // number 0, by whole passes over all of the text
+    std::vector<int64_t> text = prompts[0], said;  // prompt 0, with a full forward pass for each token
     for (int64_t i = 0; i < 20; ++i) {
       const NoGrad no_grad;
       const Tensor logits = model(Tensor::from(text, {1, int64_t(text.size())})).tensor()[0].clone();
@@ -296,12 +299,12 @@ TEST_CASE("generate: how it ends, what it tells, and what it refuses") {
   made = generate(model, prompt, {.max_new_tokens = 12, .stop = {"no", stop}, .text = text});
   CHECK(made.reason == Reason::stop);
   std::string said;
-  size_t until = 0;  // a match ends inside of a token
+  size_t until = 0;  // a match may end inside a token
   while (said.find(stop) == std::string::npos) said += text(plain[until++]);
   CHECK(made.tokens == std::vector(plain.begin(), plain.begin() + std::ptrdiff_t(until)));
   made = generate(model, prompt, {.max_new_tokens = 200});
   CHECK(made.reason == Reason::context);
-  CHECK(made.tokens.size() == 77);  // the last one is not fed
+  CHECK(made.tokens.size() == 77);  // the last token is generated but not fed to the model
   made = generate(model, prompt, {.max_new_tokens = 200, .overflow = Generation::Overflow::slide});
   CHECK(made.reason == Reason::length);
   CHECK(made.tokens.size() == 200);
@@ -355,7 +358,7 @@ TEST_CASE("beams: the best of all texts where all are followed") {
   for (const Variable& p : model.parameters()) p.tensor().copy_(mul_scalar(p.tensor(), 0.5));
   const std::vector<int64_t> prompt = some_ids(3, 4);
   std::vector<int64_t> suppressed;
-  for (int64_t i = 4; i < 61; ++i) suppressed.push_back(i);  // 4 tokens are left: 64 texts of 3
+  for (int64_t i = 4; i < 61; ++i) suppressed.push_back(i);  // 4 tokens remain allowed: 64 texts of 3 tokens
   const Generation g{.max_new_tokens = 3, .num_return_sequences = 3, .num_beams = 64, .suppress_tokens = suppressed};
   const auto found = generate(model, std::span(&prompt, 1), g);
   std::vector<std::pair<double, std::vector<int64_t>>> all;

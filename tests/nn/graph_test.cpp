@@ -1,4 +1,4 @@
-// A training step as a graph ends with the bits of the same steps run one by one, on whatever device the tests run on.
+// Training steps recorded as a graph end with the same bits as eager steps. Runs on the default device of the tests.
 #include <doctest/doctest.h>
 
 #include "nn/container.h"

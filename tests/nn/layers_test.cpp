@@ -1,5 +1,5 @@
-// Layers of activation.h, shape_layers.h, similarity.h, norm.h and EmbeddingBag: what draws numbers, gradients of a
-// model of many, 16 bits, refusals. Their numbers are golden cases (tests/golden/more_layers.safetensors).
+// Layers of activation.h, shape_layers.h, similarity.h, norm.h and EmbeddingBag: random layers, gradients of a model
+// with many layers, 16 bits, rejected calls. Their values are golden cases (tests/golden/more_layers.safetensors).
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ using namespace lockstep::nn;
 
 namespace {
 
-/// Images of two channels to scores: a layer of each kind that has something to learn or moves elements.
+/// From images of two channels to scores, with one layer of each kind that has parameters or moves elements.
 struct ManyLayers : Layer<ManyLayers> {
   Sequential image{spectral_norm(Conv2d({.in = 2, .out = 4, .kernel = 3, .padding = 1})),
                    InstanceNorm2d({.channels = 4, .affine = true}),
@@ -51,12 +51,12 @@ const Tensor word_offsets() { return Tensor::from<int64_t>({0, 2, 2}); }
 }  // namespace
 
 TEST_CASE("layers: gradients of a model of many, and it learns") {
-  const Threads one(1);  // it is all small
+  const Threads one(1);  // too small for more threads
   manual_seed(11);
   ManyLayers net;
   CHECK(net.parameters().size() == 11);
   const Variable x(randn({3, 2, 2, 2}, {.dtype = f64}), true);
-  net.to(f64).eval();  // spectral_norm's vectors stay
+  net.to(f64).eval();  // in eval mode spectral_norm does not update its vectors
   std::vector<Variable> inputs = net.parameters();
   inputs.push_back(x);
   const auto run = [&](const std::vector<Variable>&) { return net(x, word_index(), word_offsets()); };
@@ -74,7 +74,7 @@ TEST_CASE("layers: gradients of a model of many, and it learns") {
     (step ? last : first) = loss.item();
   }
   CHECK(last < 0.2 * first);
-  // Trained so, the matrix that multiplies has a largest singular value of 1.
+  // After training, the normalized weight still has a largest singular value of 1.
   auto& conv = dynamic_cast<Parametrized<Conv2d, SpectralNorm>&>(net.image[0]);
   const NoGrad no_grad;
   for (int i = 0; i < 50; ++i) conv.how.weight(true);
@@ -90,7 +90,7 @@ TEST_CASE("layers: dropout of channels and of SELU's values") {
   struct Row {
     std::shared_ptr<Module> layer;
     Tensor x;
-    int64_t together;  ///< elements that have one fate
+    int64_t together;  ///< number of elements that are dropped together
   };
   const std::vector<Row> rows{{std::make_shared<Dropout1d>(Dropout::Options{.p = 0.25}), x.view({40, 50, 12}), 12},
                               {std::make_shared<Dropout1d>(Dropout::Options{.p = 0.25}), x.view({2000, 12}), 12},
@@ -143,7 +143,7 @@ TEST_CASE("layers: a weight that is made for every call") {
   CHECK(names == std::vector<std::string>{"parametrizations.weight.original0 (3, 1)",
                                           "parametrizations.weight.original1 (3, 4)", "bias (3)"});
   const Tensor x = randn({5, 4});
-  CHECK(allclose(normed(x).tensor(), plain(x).tensor()));  // it starts as it was
+  CHECK(allclose(normed(x).tensor(), plain(x).tensor()));  // initially equal to the layer without the norm
   CHECK(!normed.layer.weight.defined());
   CHECK(contains(message([&] { normed(randn({5, 7})); }), "7"));
   CHECK(!normed.layer.weight.defined());
@@ -363,6 +363,6 @@ TEST_CASE("Head: a GPT's loss in chunks of rows has the loss and the gradients o
           differs |= !equal(chunks[i], whole[i]);
           CHECK(allclose(chunks[i], whole[i], casts ? 3e-2 : 1e-5, casts ? 2e-3 : 1e-6));
         }
-        if (default_device().is_cpu()) CHECK(differs);  // it does take another way
+        if (default_device().is_cpu()) CHECK(differs);  // chunks take another code path
       }
 }

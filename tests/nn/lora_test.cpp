@@ -1,4 +1,4 @@
-// LoRA: what adapters compute, who is trained, and the same bits under every plan.
+// LoRA: the adapters' results, which parameters train, and the same bits under every parallel plan.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -21,7 +21,7 @@ nn::GPT::Options sizes_of(bool llama) {
   return o;
 }
 
-/// B that is not 0.
+/// Makes B nonzero.
 void draw(const nn::Lora& lora) {
   for (const auto& one : lora.adapters())
     for (const nn::Linear& b : one.low_rank->b) b.weight.tensor().copy_(mul_scalar(randn(b.weight.shape()), 0.1));
@@ -40,7 +40,7 @@ TEST_CASE("lora: B of zeros gives the base's bits, and targets are found by name
   struct Row {
     bool llama;
     std::vector<std::string> targets;
-    std::string first;  // adapter's parameters
+    std::string first;  // names of the first adapter's parameters
     size_t adapters;
   };
   for (const Row& row : std::vector<Row>{
@@ -65,7 +65,7 @@ TEST_CASE("lora: B of zeros gives the base's bits, and targets are found by name
     const nn::Lora lora = nn::add_lora(model, {.r = 3, .alpha = 6, .targets = row.targets});
     CHECK(lora.adapters().size() == row.adapters);
     CHECK(trained(model).starts_with(row.first));
-    const Tensor same = model(tokens).tensor();  // CUDA's product that ends in GELU has other last bits than the two
+    const Tensor same = model(tokens).tensor();  // CUDA fuses GELU into the base's product, which rounds differently
     CHECK((default_device().is_cpu() ? equal(same, base) : allclose(same, base, 1e-5, 1e-6)));
     draw(lora);
     CHECK(!equal(model(tokens).tensor(), base));

@@ -1,4 +1,4 @@
-// Modules: names, state, moving, hooks, and what layers refuse. Their numbers are golden cases.
+// Modules: names, state, moving, hooks, and rejected calls. Their values are golden cases.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -179,7 +179,7 @@ TEST_CASE(
         CHECK((is_built_empty(p.variable) && p.variable.dtype() == dtype));
         CHECK(contains(message([&] { (void)sum(p.variable.tensor()); }), "a model that was built empty"));
         fill(p.variable);
-        fill(p.variable);  // has values
+        fill(p.variable);  // no effect: it has values already
       }
       CHECK(random_state() == random);
       const State state = made.state();
@@ -200,7 +200,7 @@ TEST_CASE(
   CHECK(GPT({.vocab = 100'000, .context = 8192, .layers = 128, .width = 25'600, .heads = 160}).parameter_count() >
         1'000'000'000'000);
   Linear from({.in = 2, .out = 2});
-  from.load_state({{"weight", ones({2, 2})}, {"bias", ones({2})}});  // fills, too
+  from.load_state({{"weight", ones({2, 2})}, {"bias", ones({2})}});  // loading a state also allocates the parameters
   CHECK(equal(from.weight.tensor(), ones({2, 2})));
 }
 
@@ -223,7 +223,8 @@ TEST_CASE("a parameter starts with values that come from elsewhere, when somebod
   CHECK(equal(whole.weight.tensor(), values));
   CHECK(equal(part.weight.tensor(), values.narrow(0, 3, 2)));
   CHECK(equal(rounded.weight.tensor(), values.to(bf16)));
-  start_with(rounded.weight, "values", [&] { return mul_scalar(values, 2); });  // it has values: at once
+  // it already has values, so it changes at once
+  start_with(rounded.weight, "values", [&] { return mul_scalar(values, 2); });
   CHECK(equal(rounded.weight.tensor(), mul_scalar(values, 2).to(bf16)));
 }
 
@@ -303,7 +304,7 @@ TEST_CASE("GPT learns a pattern, generates it, and checkpointing its blocks chan
   CHECK(same_loss == loss);
   for (size_t i = 0; i < model->parameters().size(); ++i)
     CHECK(equal(model->parameters()[i].tensor(), same->parameters()[i].tensor()));
-  model->eval();  // no dropout anywhere: a second look sees the same
+  model->eval();  // without dropout, two evaluations agree
   const Tensor first = model->loss(x.narrow(1, 0, 14).contiguous(), x.narrow(1, 1, 14).contiguous()).tensor();
   CHECK(equal(first, model->loss(x.narrow(1, 0, 14).contiguous(), x.narrow(1, 1, 14).contiguous()).tensor()));
   const auto tokens =
@@ -332,7 +333,7 @@ TEST_CASE("init::orthogonal: rows or columns at right angles, of length gain") {
       const Tensor m = w.tensor().reshape({shape[0], w.numel() / shape[0]}), x = m.size(0) > m.size(1) ? m.t() : m;
       CHECK(allclose(matmul(x, x.t()), eye(x.size(0), -1, {.dtype = dtype}) * 4.0, 1e-5, 1e-5));
     }
-  // In all directions alike: the first number is as often below 0 as above.
+  // Uniform over directions: the first element is negative as often as positive.
   int above = 0;
   for (int i = 0; i < 400; ++i) {
     const Variable w(empty({2, 2}), true);

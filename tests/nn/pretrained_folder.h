@@ -1,5 +1,5 @@
 #pragma once
-// Golden folders of Hugging Face's that tests change.
+// Golden Hugging Face folders that tests modify.
 #include <functional>
 #include <string>
 #include <utility>
@@ -16,10 +16,13 @@ namespace testing {
 using lockstep::Tensor;
 using lockstep::data::Json;
 using lockstep::data::SafeTensors;
+/// Tensors with their names, in order.
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
+/// The folder of golden Hugging Face folders.
 inline const std::string golden = std::string(golden_folder) + "/inference";
 
+/// True if both modules have the same state: names, dtypes and bits.
 inline bool same(lockstep::nn::Module& a, lockstep::nn::Module& b) {
   const lockstep::nn::State one = a.state(), other = b.state();
   if (one.size() != other.size()) return false;
@@ -30,7 +33,7 @@ inline bool same(lockstep::nn::Module& a, lockstep::nn::Module& b) {
   return true;
 }
 
-/// A copy of a golden folder that may be changed.
+/// A copy of a golden folder that a test may change.
 struct Folder {
   TempDir at;
   Json config;
@@ -39,24 +42,28 @@ struct Folder {
     const auto file = SafeTensors::open(golden + "/" + name + "/model.safetensors");
     for (const std::string& tensor : file.names()) tensors.emplace_back(tensor, file.tensor(tensor));
   }
+  /// The tensor of this name, which is added if there is none.
   Tensor& operator[](const std::string& name) {
     for (auto& [key, tensor] : tensors)
       if (key == name) return tensor;
     return tensors.emplace_back(name, Tensor()).second;
   }
+  /// Removes a key of config.json.
   void drop(const std::string& key) {
     Json::Object kept;
     for (const auto& [name, value] : config.as_object())
       if (name != key) kept.emplace_back(name, value);
     config = kept;
   }
+  /// Writes config.json only.
   void write_config() const { at.write("config.json", config.dump()); }
+  /// Writes config.json and model.safetensors; returns the folder.
   std::string write() const {
     write_config();
     lockstep::data::save_safetensors(at / "model.safetensors", tensors);
     return at.str();
   }
-  /// Two shards and an index.
+  /// Writes the weights as two shards and an index.
   std::string write_shards(const std::function<void(Json& weight_map)>& change = {}) const {
     write_config();
     Json map(Json::Object{});

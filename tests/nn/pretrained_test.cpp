@@ -1,5 +1,5 @@
-// Hugging Face's folders: Llamas against values of Transformers (tests/golden/inference), folders written and read
-// again, whole, in shards and by ranks, and folders that are damaged or of something else.
+// Hugging Face's folders: Llamas against Transformers' values (tests/golden/inference), folders that are written and
+// read again (whole, in shards, by ranks), and damaged or foreign folders.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -28,7 +28,7 @@ using data::SafeTensors;
 
 namespace {
 
-/// Of numbers above 1 as a part of them.
+/// The largest difference, relative for values above 1.
 double difference(const Tensor& a, const Tensor& b) {
   REQUIRE(a.shape() == b.shape());
   const Tensor wanted = b.to(cpu).to(f64);
@@ -43,7 +43,7 @@ Tensor ids_of(std::vector<int64_t> ids) {
 }  // namespace
 
 TEST_CASE("pretrained: Llamas give Transformers' logits, losses, gradients and texts") {
-  using Row = std::pair<std::string, std::string>;  // a file of values, and a folder beside it
+  using Row = std::pair<std::string, std::string>;  // a file of values and the name of the folder beside it
   for (const auto& [values, name] :
        {Row{"llama", "main"}, Row{"llama", "mha"}, Row{"llama", "wide"}, Row{"llama", "llama3"}, Row{"llama", "linear"},
         Row{"llama", "yarn"}, Row{"window", "mistral"}, Row{"window", "qwen2"}}) {
@@ -55,7 +55,7 @@ TEST_CASE("pretrained: Llamas give Transformers' logits, losses, gradients and t
     model->to(default_device());
     const Tensor ids = wanted("input_ids");
     const Variable logits = (*model)(ids);
-    // Theirs are computed in f64. In f32 Transformers itself is off by 1.1e-5.
+    // The golden values were computed in f64. In f32 Transformers itself differs by 1.1e-5.
     CHECK(difference(logits.tensor(), wanted("logits")) <= 3e-5);
     CHECK(difference((*nn::from_pretrained(folder, {.dtype = f64}))(ids.to(cpu)).tensor(), wanted("logits")) <= 1e-5);
     const int64_t tokens = ids.size(1) - 1;  // position t predicts token t + 1
@@ -72,7 +72,7 @@ TEST_CASE("pretrained: Llamas give Transformers' logits, losses, gradients and t
       }
     }
     for (const auto& entry : file.entries()) compared -= entry.name.starts_with(name + "/grad/");
-    CHECK(compared == 0);  // all of them
+    CHECK(compared == 0);  // no gradient is left over
 
     const struct {
       const char* name;
@@ -82,7 +82,7 @@ TEST_CASE("pretrained: Llamas give Transformers' logits, losses, gradients and t
       CAPTURE(golden);
       if (values != "llama" && how.num_beams + how.repetition_penalty > 2) continue;
       const std::vector<int64_t> text = wanted(golden).to_vector<int64_t>();
-      const auto answer = text.begin() + 5;  // behind the prompt
+      const auto answer = text.begin() + 5;  // after the prompt
       how.max_new_tokens = text.end() - answer;
       CHECK(nn::generate(*model, std::vector<int64_t>(text.begin(), answer), how).tokens ==
             std::vector<int64_t>(answer, text.end()));
@@ -158,7 +158,8 @@ TEST_CASE("rope: frequencies of every scaling") {
   CHECK(nn::rope_attention_factor({.scaling = Scaling::yarn, .factor = 4, .attention_factor = 0.5}) == 0.5);
   CHECK(nn::rope_attention_factor({.scaling = Scaling::linear, .factor = 4}) == 1);
 
-  // One table for all layers; rows do not depend on what was asked before, and dynamic ones on the length alone.
+  // All layers share one table. Its rows do not depend on earlier requests; with dynamic scaling they depend on the
+  // length only.
   nn::RopeTable table({.scaling = Scaling::dynamic, .factor = 2, .partial = 0.5}, 16, 16), fresh(table.rope(), 16, 16);
   const auto cosine = [](nn::RopeTable& of, int64_t first, int64_t tokens) {
     return of.at(first, tokens, f32, cpu).cosine;
@@ -170,7 +171,7 @@ TEST_CASE("rope: frequencies of every scaling") {
   CHECK(equal(cosine(table, 3, 6), short_one.narrow(0, 3, 6)));
   CHECK(std::abs(longer.to_vector<double>()[1] - std::cos(20 * 0.079370052598409971)) <= 1e-7);
   const nn::RopeTable::Angles angles = table.at(0, 4, f32, cpu);
-  const Tensor x = randn({2, 4, 3 * 16}),  // the second half of a head stays as it is
+  const Tensor x = randn({2, 4, 3 * 16}),  // partial rotation leaves the second half of each head unchanged
       turned = rotary_packed(x, 3, 3, angles.cosine, angles.sine).view({2, 4, 3, 16}), heads = x.view({2, 4, 3, 16});
   CHECK(equal(turned.narrow(-1, 8, 8), heads.narrow(-1, 8, 8)));
   CHECK(!equal(turned.narrow(-1, 0, 8), heads.narrow(-1, 0, 8)));
@@ -236,7 +237,7 @@ TEST_CASE("pretrained: what is saved comes back, bit by bit, whole and in shards
     for (const DType dtype : {f32, bf16}) {
       model.to(dtype);
       const TempDir at;
-      for (const int64_t most : {int64_t(3000), int64_t(1) << 40}) {  // shards, and one file in their place
+      for (const int64_t most : {int64_t(3000), int64_t(1) << 40}) {  // shards, then a single file that replaces them
         nn::save_pretrained(model, at.str(), {.max_shard_size = most});
         CHECK(std::filesystem::exists(at / "model.safetensors.index.json") == (most == 3000));
         CHECK(std::filesystem::exists(at / "model.safetensors") == (most > 3000));
@@ -278,16 +279,18 @@ TEST_CASE("pretrained: what is saved comes back, bit by bit, whole and in shards
 }
 
 TEST_CASE("pretrained: which blocks have a window") {
-  using Row = std::pair<std::function<void(Json&)>, std::pair<int64_t, int64_t>>;  // of Qwen 2: window, first block
+  // changes to Qwen 2's config, and the expected window and first block with a window
+  using Row = std::pair<std::function<void(Json&)>, std::pair<int64_t, int64_t>>;
   const Row rows[] = {
       {[](Json& c) { c["use_sliding_window"] = false; }, {0, 0}},
       {[](Json& c) { c["sliding_window"] = Json(); }, {0, 0}},
-      {[](Json& c) { c["sliding_window"] = 64; }, {0, 0}},  // as long as the context
+      {[](Json& c) { c["sliding_window"] = 64; }, {0, 0}},  // no shorter than the context
       {[](Json& c) { c["layer_types"] = Json(), c["max_window_layers"] = 0; }, {7, 0}},
       {[](Json& c) { c["layer_types"] = Json(), c["max_window_layers"] = 2; }, {7, 2}},
       {[](Json& c) { c["layer_types"] = Json(), c["max_window_layers"] = 3; }, {0, 0}},
-      {[](Json& c) { c["layer_types"] = Json(), c["max_window_layers"] = Json(); }, {0, 0}},  // 28
-      {[](Json& c) { c["max_window_layers"] = 2; }, {7, 1}},                                  // layer_types goes first
+      {[](Json& c) { c["layer_types"] = Json(), c["max_window_layers"] = Json(); }, {0, 0}},  // the default is 28
+      // layer_types takes precedence
+      {[](Json& c) { c["max_window_layers"] = 2; }, {7, 1}},
   };
   for (const auto& [change, wanted] : rows) {
     Json config = data::read_json(golden + "/window_qwen2/config.json");
@@ -343,7 +346,7 @@ TEST_CASE("pretrained: what other versions write loads as well") {
   folder.at.write("generation_config.json", R"({"eos_token_id": 5})");
   CHECK(nn::eos_tokens(folder.at.str()) == std::vector<int64_t>{5});
 
-  Folder old("llama_yarn");  // rope_scaling, and the old name of its type
+  Folder old("llama_yarn");  // uses rope_scaling, and the old name of its type
   old.drop("rope_parameters");
   old.config["rope_theta"] = 10000;
   old.config["rope_scaling"] =
@@ -354,7 +357,7 @@ TEST_CASE("pretrained: what other versions write loads as well") {
   CHECK(nn::rope_attention_factor(*nn::pretrained_options((old.write_config(), old.at.str())).rope) ==
         doctest::Approx((0.1 * std::log(4.) + 1) / (0.05 * std::log(4.) + 1)));
 
-  Folder tied("llama_mha");  // the same table twice
+  Folder tied("llama_mha");  // stores the tied table twice
   tied["lm_head.weight"] = tied["model.embed_tokens.weight"].clone();
   CHECK(same(*nn::from_pretrained(golden + "/llama_mha"), *nn::from_pretrained(tied.write())));
 }
@@ -494,7 +497,8 @@ TEST_CASE("pretrained: a model that is built empty reads what a rank holds, and 
   const int64_t before = memory_report().total.current;
   reset_peak_memory();
   const auto again = nn::from_pretrained(folder);
-  // The file's pages, which count while somebody looks at them, and the three parts of in_proj put together.
+  // Beside the parameters: pages of the mapped file while they are read, and the three parts of in_proj while they are
+  // joined.
   CHECK(memory_report().total.peak - before <= bytes + 2 * largest);
   CHECK(same(*again, *whole));
 }

@@ -1,5 +1,5 @@
-// Weights in codes: golden values (tests/golden/inference/quant.safetensors), the same bits by all sets of kernels and
-// for any batch, and models of them with adapters, in slices, in files and by device maps.
+// Quantized weights: golden values (tests/golden/inference/quant.safetensors), the same bits for all kernels and batch
+// sizes, and quantized models with adapters, under tensor parallelism, in files and under device maps.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -36,7 +36,7 @@ double difference_of(const Tensor& a, const Tensor& b) {
   return largest(a.to(f64) - b.to(f64)) / std::max(1.0, largest(b));
 }
 
-/// codes of group4, one a byte.
+/// The codes of group4, one per byte.
 Tensor unpacked(const Quantized& q) {
   const auto packed = q.codes.to_vector<int64_t>();
   std::vector<int64_t> codes;
@@ -54,7 +54,7 @@ nn::GPT::Options small(bool tied = true) {
 std::unique_ptr<nn::GPT> seeded(const nn::GPT::Options& o) {
   manual_seed(5);
   auto model = std::make_unique<nn::GPT>(o);
-  for (auto& p : model->named_parameters())  // wider than they start, so that an error shows
+  for (auto& p : model->named_parameters())  // larger than initialized, so that errors show
     if (p.variable.dim() == 2) p.variable.tensor().copy_(p.variable.tensor() * 5);
   model->eval();
   return model;
@@ -63,7 +63,7 @@ Tensor some_tokens(int64_t batch = 2, int64_t length = 20) {
   manual_seed(7);
   return randint(0, 50, {batch, length});
 }
-/// The model whose weights are what the codes say.
+/// The model with dequantized weights.
 std::unique_ptr<nn::GPT> dequantized(nn::GPT& quantized, const nn::GPT::Options& o) {
   auto model = seeded(o);
   for (auto& [name, module] : quantized.named_modules()) {
@@ -168,7 +168,7 @@ TEST_CASE("quantised: weights of any magnitude keep as many digits") {
         CHECK_MESSAGE(error_of(y, wanted) < 1e-6, path);
         CHECK_MESSAGE(equal(linear(x.narrow(0, 3, 2), q), y.narrow(0, 3, 2).contiguous()), path);
         if (q.scales.dtype() == f32) continue;
-        Quantized wide = q;  // the same scales in f32 are the same weights
+        Quantized wide = q;  // the same scales stored in f32 give the same weights
         wide.scales = q.scales.to(f32);
         CHECK_MESSAGE((equal(linear(x, wide), y) && equal(dequantize(wide), dequantize(q))), path);
         CHECK_MESSAGE(equal(linear(x.narrow(0, 0, 1), wide), y.narrow(0, 0, 1).contiguous()), path);
@@ -178,7 +178,7 @@ TEST_CASE("quantised: weights of any magnitude keep as many digits") {
       set_threads(threads);
     }
     if (format == QuantFormat::row8) continue;
-    // One small group, one of zeros and one of numbers that differ by 10^30, among large ones.
+    // Among large groups: a small one, one of zeros, and one whose values differ by a factor of 10^30.
     const Tensor mixed = unit.clone();
     mixed[3].narrow(0, 32, 32).copy_(unit[3].narrow(0, 32, 32) * 1e-9);
     mixed[4].narrow(0, 32, 32).zero_();
@@ -199,7 +199,7 @@ TEST_CASE("quantize: a state with other scales than the model's is taken as it i
   CHECK(tiny->blocks[0].mlp.up.quantized->scales.dtype() == f32);
   CHECK(plain->blocks[0].mlp.up.quantized->scales.dtype() == f16);
   const Tensor of_tiny = (*tiny)(some_tokens()).tensor(), of_plain = (*plain)(some_tokens()).tensor();
-  nn::State before;  // of the model with f16's alone
+  nn::State before;  // of the model with f16 scales only
   for (const auto& [name, tensor] : plain->state()) before.emplace_back(name, tensor.clone());
   plain->load_state(tiny->state());
   CHECK(equal((*plain)(some_tokens()).tensor(), of_tiny));
@@ -244,8 +244,8 @@ TEST_CASE("quantize: a model's Linears, its report, and what stays") {
     CHECK(report.layers == 8);
     CHECK(report.relative_error.count("blocks.1.mlp.down.weight") == 1);
     CHECK(report.relative_error.at("blocks.0.attention.in_proj.weight") < 0.01);
-    CHECK(report.bytes_before - report.bytes_after ==
-          2 * 12 * 128 * 128 * 4 - 2 * 12 * 128 * 128 * 34 / 32);  // 8.5 bits each
+    // 8.5 bits per weight.
+    CHECK(report.bytes_before - report.bytes_after == 2 * 12 * 128 * 128 * 4 - 2 * 12 * 128 * 128 * 34 / 32);
     const Tensor after = (*model)(x).tensor();
     CHECK(difference_of(after, before) < 0.05);
     CHECK(difference_of(after, (*dequantized(*model, small(tied)))(x).tensor()) < 1e-5);

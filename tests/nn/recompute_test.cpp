@@ -1,4 +1,4 @@
-// Layers with state of their own, inside a checkpoint: values, gradients and state have the bits of the plain run.
+// Layers with state inside a checkpoint: values, gradients and state have the same bits as in the plain run.
 #include <doctest/doctest.h>
 
 #include <memory>
@@ -15,7 +15,7 @@ using namespace lockstep::nn;
 
 namespace {
 
-/// A user's own: one tensor is copied into, another counts.
+/// A custom layer with state: a running mean that is overwritten, and a counter.
 struct Standardize : Layer<Standardize> {
   Tensor mean = zeros({16}), calls = zeros({}, {.dtype = i64});
   int64_t counted = 0;
@@ -59,7 +59,7 @@ const std::vector<Row> rows = {
     {"a user's own", [] { return Sequential(Linear({.in = 16, .out = 16}), Standardize(), Tanh()); }, {16, 16}},
 };
 
-/// Losses, gradients and state by step, of two micro-batches each.
+/// Losses, gradients and state of each step of two micro-batches.
 std::vector<std::pair<std::string, Tensor>> train(const Row& row, bool again) {
   manual_seed(3);
   Sequential net = row.make();
@@ -73,11 +73,12 @@ std::vector<std::pair<std::string, Tensor>> train(const Row& row, bool again) {
     for (int micro = 0; micro < 2; ++micro) {
       inputs.emplace_back(randn(row.shape), true);
       const auto fn = [&net](const Variable& x) { return net(x); };
-      std::optional<Autocast> precision;  // of one forward: two in flight must not share converted weights
+      std::optional<Autocast> precision;  // one per forward: two pending micro-batches must not share converted weights
       if (fp8) precision.emplace(bf16);
       losses.push_back(sum(square(again ? checkpoint(fn, inputs.back()) : fn(inputs.back())).to(f32)));
     }
-    for (int micro = 0; micro < 2; ++micro) {  // both are in flight: each sees the state of its own forward
+    // both forwards ran before: each backward recomputes with the state of its own forward
+    for (int micro = 0; micro < 2; ++micro) {
       losses[size_t(micro)].backward();
       all.emplace_back("loss", losses[size_t(micro)].tensor().clone());
       all.emplace_back("input", inputs[size_t(micro)].grad().clone());

@@ -1,5 +1,5 @@
-// Recurrent layers: gradients and theirs, packed sequences, refusals, and results of several values in hooks,
-// checkpoints and Sequential. Their numbers are golden cases (tests/golden/recurrent.safetensors).
+// Recurrent layers: first and second derivatives, packed sequences, rejected calls, and modules with several results in
+// hooks, checkpoints and Sequential. Their values are golden cases (tests/golden/recurrent.safetensors).
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct CellRow {
   int64_t in = 2, hidden = 3;
 };
 
-/// x, h, c, and the weights, as a list that gradcheck can change.
+/// x, h, c and the weights in one list, as gradcheck needs them.
 std::vector<Variable> recurrent_inputs(const CellRow& row) {
   const int64_t in = row.in, hidden = row.hidden;
   const int64_t gates = row.cell == RecurrentCell::lstm ? 4 : row.cell == RecurrentCell::gru ? 3 : 1;
@@ -118,7 +118,7 @@ TEST_CASE(
   CHECK(gradgradcheck([&](const std::vector<Variable>& in) { return gru(in[0]).output; },
                       with_parameters(f64_leaf({2, 3, 2}), gru)) == "");
 
-  // A gradient of one of its results, towards some of its inputs; and of an LSTM's c, which its projection is not in.
+  // The gradient of one result in some inputs only; and of an LSTM's c, which does not depend on the projection.
   const CellRow row{RecurrentCell::lstm, false, 2, {2, 1}};
   CHECK(gradgradcheck(
             [&](const std::vector<Variable>& in) {
@@ -140,7 +140,7 @@ TEST_CASE("recurrent: second derivatives are PyTorch's") {
   const auto fill = [](const Shape& shape, double start) {
     return sin(arange(numel_of(shape), {.dtype = f64}) * 1.7 + start).reshape(shape) * 0.6;
   };
-  // A penalty of the gradient in x, and sums of its gradients in x and all parameters, weighted by fill(0.3).
+  // A gradient penalty in x, and for x and all parameters the sum of its gradient weighted by fill(0.3).
   struct {
     std::unique_ptr<Module> layer;
     double penalty;
@@ -311,7 +311,7 @@ TEST_CASE("recurrent: packed sequences") {
   sum(padded.output).backward();
   CHECK(sum(x.grad()).item() == 14);
 
-  // Each sequence as by itself.
+  // Each sequence gives the same as by itself.
   LSTM lstm({.input = 2, .hidden = 3, .bidirectional = true});
   const auto [output, h, c] = lstm(packed);
   const LstmOutput alone = lstm(x.select(1, 0).narrow(0, 0, 2));

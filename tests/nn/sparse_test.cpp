@@ -1,5 +1,5 @@
-// Sparse attention: layouts as data, what they refuse, and MultiHeadAttention with them: dense attention under the same
-// mask, nothing of the future, caches, gradients.
+// Sparse attention: the layouts and rejected options, and MultiHeadAttention with them: equal to dense attention under
+// the same mask, causal, with caches, gradients.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 using Mode = SparsityConfig::Mode;
 using Inputs = std::vector<Variable>;
 
-/// One of each kind, with all that it reads; `uni`: for causal models.
+/// One configuration of each kind, with all options that it uses; `uni`: for causal models.
 std::vector<SparsityConfig> every_mode(bool uni) {
   std::vector<SparsityConfig> all = {
       {.mode = Mode::dense},
@@ -54,7 +54,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   return x.shape() == y.shape() && std::memcmp(x.raw_data(), y.raw_data(), size_t(x.numel() * size_of(x.dtype()))) == 0;
 }
 
-/// "##. ", a row each, of one head.
+/// The layout of one head as text such as "##. ", one group per row.
 std::string picture(const BlockLayout& layout, int64_t head = 0) {
   const auto mask = mask_of(layout, layout.blocks * layout.block).to_vector<double>();
   const int64_t tokens = layout.blocks * layout.block;
@@ -83,7 +83,7 @@ TEST_CASE("sparse layouts: windows, patterns and the lower triangle") {
   CHECK(drawn({.mode = Mode::dense, .block = 2}, 5) == "### ### ### ");
   CHECK(drawn({.mode = Mode::local, .block = 1, .num_sliding_window_blocks = 2}, 4) == "##.. ###. .### ..## ");
   CHECK(drawn({.mode = Mode::local, .block = 1, .unidirectional = true}, 4) == "#... ##.. .##. ..## ");
-  // Two global blocks a window: the original sets the second above the diagonal.
+  // Two global blocks per window: DeepSpeed would set the second one above the diagonal.
   const SparsityConfig two{
       .mode = Mode::fixed, .block = 1, .unidirectional = true, .num_local_blocks = 4, .num_global_blocks = 2};
   CHECK(drawn(two, 6) == "#..... ##.... ###... ####.. ..###. ..#### ");
@@ -115,12 +115,12 @@ TEST_CASE("sparse layouts: random blocks come from the seed, the layer and the h
   CHECK(picture(one) != picture(make_layout(c, 2, 20 * 16)));
   c.different_layout_per_head = false;
   CHECK(make_layout(c, 2, 20 * 16).heads == 1);
-  // As many as there are, each once: the diagonal besides.
+  // At most all blocks of the row, each once, besides the diagonal.
   const std::string all = picture(make_layout(c, 1, 3 * 16));
   CHECK(all == "### ### ### ");
   c.unidirectional = true;
   CHECK(picture(make_layout(c, 1, 3 * 16)) == "#.. ##. ### ");
-  // Every column is drawn about as often as another.
+  // All columns are drawn about equally often.
   SparsityConfig many{.mode = Mode::bigbird,
                       .block = 1,
                       .num_global_blocks = 0,
@@ -139,7 +139,7 @@ TEST_CASE("sparse layouts: a row of a causal one is the same at any length") {
       CHECK(equal(mask_of(make_layout(c, 4, tokens), tokens),
                   whole.narrow(1, 0, tokens).narrow(2, 0, tokens).contiguous()));
     const auto bits = whole.to_vector<double>();
-    int64_t ahead = 0;  // of blocks above the diagonal, which show the future in the original
+    int64_t ahead = 0;  // blocks above the diagonal, which in DeepSpeed's layouts would show the future
     for (size_t i = 0; i < bits.size(); ++i) ahead += bits[i] != 0 && i % 320 / 16 > i / 320 % 320 / 16;
     CHECK(ahead == 0);
   }
@@ -216,7 +216,7 @@ TEST_CASE("sparse attention shows nothing of the future, by whole bits, and thre
     }
     set_threads(threads);
     const NoGrad no_grad;
-    KvCache cache;  // a prompt, then token by token
+    KvCache cache;  // a prompt, then one token at a time
     std::vector<Variable> parts{attention.forward(x.narrow(1, 0, 30), cache)};
     for (int64_t t = 30; t < 77; ++t) parts.push_back(attention.forward(x.narrow(1, t, 1), cache));
     CHECK(same_bits(cat(parts, 1).tensor(), before));
@@ -224,7 +224,7 @@ TEST_CASE("sparse attention shows nothing of the future, by whole bits, and thre
 }
 
 TEST_CASE("sparse attention: rows that attend to nothing give zeros, and gradients are those of differences") {
-  // Windows of another size before: token 0's block attends to nothing of the rest.
+  // Row 1 is empty: its tokens attend to nothing.
   std::vector<std::vector<int32_t>> rows{{0}, {}, {0, 2}, {1}};
   AttentionArgs args{.scale = 0, .causal = true};
   args.layout = std::make_shared<BlockLayout>(BlockLayout::of_rows(3, 1, rows));

@@ -1,5 +1,5 @@
-// Transformers, the layers of conv.h, pool.h and resample.h, AdaptiveLogSoftmaxWithLoss: shapes, options, what they
-// learn, refusals. Their numbers are golden cases (tests/golden/called.safetensors).
+// Transformers, the layers of conv.h, pool.h and resample.h, and AdaptiveLogSoftmaxWithLoss: shapes, options, training,
+// rejected calls. Their values are golden cases (tests/golden/called.safetensors).
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -17,7 +17,7 @@ namespace {
 
 TransformerOptions small_layer() { return {.width = 8, .heads = 2, .inner = 12, .dropout = 0}; }
 
-/// On simulated devices, which are slow, it is enough that a loss falls.
+/// Simulated devices are slow: there it is enough that the loss falls.
 bool on_cpu() { return default_device().is_cpu(); }
 
 std::vector<std::string> names_of(Module& module) {
@@ -66,8 +66,8 @@ TEST_CASE("transformer: layouts, masks and modes agree") {
   const Tensor x = randn({5, 3, 8});
   const Tensor y = layer(x).tensor();
   CHECK(allclose(turned(x.transpose(0, 1)).tensor().transpose(0, 1), y, 1e-5, 1e-6));
-  CHECK(allclose(layer(x.select(1, 2)).tensor(), y.select(1, 2), 1e-5, 1e-6));  // without a batch
-  // A causal call, a bool mask and a floating one say the same; what is to come changes nothing.
+  CHECK(allclose(layer(x.select(1, 2)).tensor(), y.select(1, 2), 1e-5, 1e-6));  // an input without a batch dimension
+  // causal, a bool mask and an additive mask are equivalent; later tokens change nothing.
   const Tensor causal = layer(x, {.causal = true}).tensor();
   const Tensor above = logical_not(tril(ones({5, 5}, {.dtype = boolean})));
   CHECK(allclose(layer(x, {.mask = above}).tensor(), causal, 1e-5, 1e-6));
@@ -75,12 +75,12 @@ TEST_CASE("transformer: layouts, masks and modes agree") {
   Tensor other = x.clone();
   other.select(0, 4).fill_(7);
   CHECK(equal(layer(other, {.causal = true}).tensor().narrow(0, 0, 4), causal.narrow(0, 0, 4)));
-  // A masked key is as if it were not there.
+  // Masking keys equals removing them.
   Tensor padding = zeros({3, 5}, {.dtype = boolean});
   padding.narrow(1, 3, 2).fill_(1);
   CHECK(
       allclose(layer(x, {.padding = padding}).tensor().narrow(0, 0, 3), layer(x.narrow(0, 0, 3)).tensor(), 1e-5, 1e-6));
-  // In the list of layers as in forward().
+  // The list of layers computes the same as forward().
   TransformerEncoder stack({.layer = small_layer(), .layers = 3, .norm = true});
   const LayerList list = stack.layers();
   CHECK(list.items.size() == 4);
@@ -92,15 +92,15 @@ TEST_CASE("transformer: layouts, masks and modes agree") {
   Transformer whole({.width = 8, .heads = 2, .encoder_layers = 1, .decoder_layers = 2, .inner = 12, .dropout = 0.3});
   CHECK(names_of(whole).size() == 12 + 2 + 2 * 18 + 2);
   CHECK(whole(x, x.narrow(0, 0, 2)).shape() == Shape{2, 3, 8});
-  CHECK(!equal(whole(x, x).tensor(), whole(x, x).tensor()));  // dropout draws
+  CHECK(!equal(whole(x, x).tensor(), whole(x, x).tensor()));  // dropout draws new masks
   whole.eval();
   CHECK(equal(whole(x, x).tensor(), whole(x, x).tensor()));
   CHECK(whole(zeros({4, 0, 8}), zeros({2, 0, 8})).shape() == Shape{2, 0, 8});
-  // 16 bits are near f32.
+  // Results in 16 bits are close to those in f32.
   const Tensor wide = whole(x, x).tensor();
   whole.to(bf16);
   CHECK(allclose(whole(x.to(bf16), x.to(bf16)).tensor().to(f32), wide, 0.1, 0.1));
-  // Attention's weights are means of heads that add up to 1.
+  // The returned weights are means over heads and add up to 1.
   MultiHeadAttention attention({.embed = 8, .heads = 4, .causal = false, .dropout = 0.5, .cross = true});
   attention.eval();
   const Variable q(randn({2, 3, 8})), k(randn({2, 5, 8}));
@@ -108,9 +108,10 @@ TEST_CASE("transformer: layouts, masks and modes agree") {
   CHECK(allclose(sum(weights.tensor(), {2}), ones({2, 3})));
   CHECK(allclose(output.tensor(), attention(q, k, k).output.tensor(), 1e-5, 1e-6));
   MultiHeadAttention self({.embed = 8, .heads = 4, .causal = false});
-  const Tensor t = randn({2, 3, 8});  // a tensor is itself, whatever variables it became
+  // the same tensor three times is self-attention, although each argument becomes its own Variable
+  const Tensor t = randn({2, 3, 8});
   CHECK(allclose(self(t, t, t).output.tensor(), self(t).tensor(), 1e-5, 1e-6));
-  Tensor blind = zeros({3, 5}, {.dtype = boolean});  // a query that sees nothing gives zeros, with a gradient
+  Tensor blind = zeros({3, 5}, {.dtype = boolean});  // a fully masked query gives zeros, and its gradient is defined
   blind.select(0, 1).fill_(1);
   for (const AttentionWeights wanted : {AttentionWeights::none, AttentionWeights::mean}) {
     const Variable v(randn({2, 5, 8}), true);

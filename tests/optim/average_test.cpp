@@ -1,4 +1,5 @@
-// Averages of weights, batch norm for them, schedules of schedules, and what rules do beside golden trajectories.
+// Averages of weights, batch norm statistics for them, schedules of schedules, and behavior of optimizers that golden
+// trajectories do not cover.
 #include "optim/average.h"
 
 #include <doctest/doctest.h>
@@ -60,7 +61,8 @@ TEST_CASE("an average keeps its bits while it stands in for 16-bit parameters, a
   WeightAverage average({w}, 0.999);
   average.update();
   w.tensor().fill_(2);
-  for (int i = 0; i < 1000; ++i) average.update(), average.swap(), average.swap();  // an evaluation after each step
+  // as if each step were followed by an evaluation
+  for (int i = 0; i < 1000; ++i) average.update(), average.swap(), average.swap();
   CHECK(average.averages()[0].to_vector<float>()[0] == doctest::Approx(2 - std::pow(0.999, 1000)).epsilon(1e-5));
   const float kept = average.averages()[0].to_vector<float>()[1];
   average.swap();
@@ -95,7 +97,7 @@ TEST_CASE("statistics of the averaged model come and go with it") {
   const auto own = statistics();
   average.swap();
   nn::update_bn(net, [&] { net(x); });
-  nn::update_bn(net, [&] { net(x); });  // twice is as once
+  nn::update_bn(net, [&] { net(x); });  // repeating it changes nothing
   const auto averaged = statistics();
   CHECK(averaged != own);
   average.swap();
@@ -103,7 +105,7 @@ TEST_CASE("statistics of the averaged model come and go with it") {
   average.swap();
   CHECK(statistics() == averaged);
   average.swap();
-  nn::update_bn(net, [&] { net(x); });  // of the model itself
+  nn::update_bn(net, [&] { net(x); });  // for the model's own weights
   const auto updated = statistics();
   CHECK(updated != own);
   average.swap(), average.swap();
@@ -127,7 +129,7 @@ TEST_CASE("schedules of schedules go on from a state, with momentum") {
   CHECK(a.get(0, "momentum") == doctest::Approx(0.85));
   CHECK((b.lr() == a.lr() && b.get(0, "momentum") == a.get(0, "momentum")));
   second.enter(1);
-  CHECK(b.lr() == 0.75);  // of the base rate that was saved
+  CHECK(b.lr() == 0.75);  // computed from the base rate in the saved state
 }
 
 TEST_CASE("Sophia takes the Hessian's diagonal from gradients of drawn targets") {

@@ -15,7 +15,7 @@ struct Valley {
   explicit Valley(DType dtype = f64)
       : x(Tensor::from<double>({-1.2, 1.0, 0.5}, {3}).to(dtype), true),
         y(Tensor::from<double>({0.3}, {1, 1}).to(dtype), true) {}
-  /// Rosenbrock's valley, and a flat minimum beside it.
+  /// Rosenbrock's valley plus a term with a flat minimum.
   Variable loss() const {
     const Variable rest = x.slice(0, 0, 2, 1);
     return sum(square(x.slice(0, 1, 3, 1) - square(rest))) * 100.0 + sum(square(rest * -1.0 + 1.0)) +
@@ -68,7 +68,7 @@ TEST_CASE("LBFGS goes on from a state with the same bits, and finds the minimum 
   const auto step = [](LBFGS& optimizer, const Valley& valley) {
     return optimizer.step([&] { return valley.loss(); });
   };
-  b.load_state(a.state());  // of one that made no step
+  b.load_state(a.state());  // the state of an optimizer that has made no step
   for (int i = 0; i < 3; ++i) step(a, one);
   Tensor x = other.x.tensor(), y = other.y.tensor();
   x.copy_(one.x.tensor()), y.copy_(one.y.tensor());

@@ -1,4 +1,4 @@
-// The mistakes that people make while a program runs, and what each is told.
+// Common mistakes at run time, and the error message for each.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -26,7 +26,7 @@ Variable weights(const Shape& shape) { return Variable(ones(shape), true); }
 }  // namespace
 
 TEST_CASE("mistakes: each is told what was expected, what came, and what to do") {
-  const OnCpu on_cpu;  // elsewhere a kernel finds wrong values, and names itself
+  const OnCpu on_cpu;  // on a device, kernels find wrong values and name themselves
   const Variable w = weights({3, 4}), vector = weights({4});
   const Tensor x = ones({2, 3}), labels = Tensor::from<int64_t>({0, 1});
   nn::Linear layer({.in = 4, .out = 3});

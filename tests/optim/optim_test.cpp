@@ -1,4 +1,4 @@
-// Optimizers, schedules, scalers: what golden cases do not say. Their numbers are in tests/golden.
+// Optimizers, schedules and scalers beyond the golden cases, which have their values (tests/golden).
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -49,7 +49,7 @@ const Row kAll[] = {
     {"Muon", [](auto p) { return std::make_unique<Muon>(p, MuonOptions{.lr = 0.05}); }},
 };
 
-/// Those that the device of the tests has: state in 8 bits is for the CPU.
+/// The optimizers for the default device of the tests: 8-bit state is for the CPU only.
 std::vector<Row> all_rows() {
   std::vector<Row> rows(std::begin(kAll), std::end(kAll));
   if (!default_device().is_cpu())
@@ -57,7 +57,7 @@ std::vector<Row> all_rows() {
   return rows;
 }
 
-/// Distance of w from a target, and a step towards it.
+/// Makes one step towards `target`; returns the loss before it.
 double step_towards(Variable& w, const Tensor& target, Optimizer& optimizer) {
   const Variable loss = mse_loss(w.dtype() == f32 ? w : w.to(f32), target);
   optimizer.zero_grad();
@@ -223,11 +223,11 @@ TEST_CASE("optimizers refuse bad parameters, options and states") {
 
 TEST_CASE("Muon's step is nearly orthogonal, LAMB's is as long as trust allows") {
   manual_seed(4);
-  CHECK((MuonOptions().lr == 1e-3 && MuonOptions().weight_decay == 0.1));  // PyTorch's
+  CHECK((MuonOptions().lr == 1e-3 && MuonOptions().weight_decay == 0.1));  // PyTorch's defaults
   Variable w(zeros({16, 8}), true);
   w.grad() = randn({16, 8});
   Muon({w}, {.lr = 1, .momentum = 0}).step();
-  const Tensor gram = matmul(w.tensor().t(), w.tensor());  // singular values times sqrt(16 / 8)
+  const Tensor gram = matmul(w.tensor().t(), w.tensor());  // all singular values near sqrt(16 / 8)
   const Tensor off = sub(gram, mul_scalar(eye(8), 2));
   CHECK(amax(abs(off)).item() < 1.2);
   Variable v(full({4}, 3), true);
@@ -368,7 +368,7 @@ TEST_CASE("scalers refuse wrong order and a scale at its minimum, and go on from
   DynamicLossScaler other;
   other.load_state(dynamic.state());
   CHECK(other.scale() == 1);
-  // The trace of DeepSpeed 0.19: window 4, hysteresis 2.
+  // The trace of DeepSpeed 0.19 with window 4 and hysteresis 2.
   DynamicLossScaler traced({.init_scale = 65536, .scale_window = 4, .hysteresis = 2});
   for (bool overflow : {true, true, true, false, false, false, false}) traced.update(overflow);
   CHECK(traced.scale() == 16384);

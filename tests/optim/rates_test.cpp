@@ -1,4 +1,5 @@
-// Rates: what schedules count from, several at once, groups that come later, and what is no rate.
+// Learning rates: the base from which schedules count, several schedules at once, groups that are added later, and
+// invalid rates.
 #include <doctest/doctest.h>
 
 #include "autograd/ops.h"
@@ -17,7 +18,7 @@ void check_rates(const std::vector<double>& got, const std::vector<double>& expe
   for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(expected[i]).epsilon(1e-12));
 }
 
-/// The rate before each of `steps` calls of `step`.
+/// The learning rate before each of `steps` calls of `step`.
 std::vector<double> rates_of(const Optimizer& o, int steps, const std::function<void(int i)>& step) {
   std::vector<double> rates;
   for (int i = 0; i < steps; ++i) rates.push_back(o.lr()), step(i);
@@ -26,7 +27,7 @@ std::vector<double> rates_of(const Optimizer& o, int steps, const std::function<
 
 }  // namespace
 
-// As PyTorch 2.15 has them, to twelve digits.
+// The expected values are those of PyTorch 2.15, to twelve digits.
 TEST_CASE("schedules that are stepped together multiply, also with set_lr() in between") {
   Variable w(ones({1}), true);
   {
@@ -60,13 +61,13 @@ TEST_CASE("schedules that are stepped together multiply, also with set_lr() in b
     ExponentialLR decay(o, {.gamma = 0.9});
     check_rates(rates_of(o, 4, [&](int) { decay.step(), plateau.step(1.0); }), {1, 0.9, 0.405, 0.18225});
   }
-  {  // above a floor, and from the rate that another has left
+  {  // anneals from the rate that the other schedule reached, down to its own floor
     SGD o({w}, {.lr = 1});
     ExponentialLR decay(o, {.gamma = 0.5});
     SWALR average(o, {.swa_lr = 0.05, .anneal_epochs = 2, .anneal_strategy = "linear"});
     check_rates(rates_of(o, 5, [&](int i) { i < 2 ? decay.step() : average.step(); }), {1, 0.5, 0.25, 0.15, 0.05});
   }
-  {  // a list of schedules, too
+  {  // lists and chains of schedules, too
     SGD o({w}, {.lr = 1});
     SequentialLR list(
         o, {scheduled<ConstantLR>({.factor = 0.5, .total_iters = 9}), scheduled<ExponentialLR>({.gamma = 0.5})}, {3});
@@ -107,7 +108,7 @@ TEST_CASE("a schedule counts from the base, whatever the rate is by then, and go
     CHECK(second.lr() == doctest::Approx(first.lr()).epsilon(1e-12));
     before.step(), other.step(), again.step(), decay.step();
   }
-  // A run of more steps than the one that was saved: its own formula holds at once.
+  // Resuming with more steps than the saved run: the new formula applies at once.
   const auto falling = [](Optimizer& o, double steps) {
     return LambdaLR(o, [steps](int64_t t) { return 1 - double(t) / steps; });
   };
@@ -117,7 +118,7 @@ TEST_CASE("a schedule counts from the base, whatever the rate is by then, and go
   many.load_state(few.state()), of_many.load_state(of_few.state());
   CHECK(many.lr() == 0.75);
 
-  // A rate that somebody set belongs to its group alone.
+  // A rate set by hand affects its group only.
   Variable v(ones({1}), true);
   SGD two({w}, {.lr = 1}), loaded({w}, {.lr = 1});
   for (SGD* o : {&two, &loaded}) o->add_group({v}, {.lr = 2});
@@ -127,7 +128,7 @@ TEST_CASE("a schedule counts from the base, whatever the rate is by then, and go
   CHECK(loaded.lr(0) == 1);
   CHECK(loaded.lr(1) == 0.25);
 
-  auto old = before.state();  // of a version that did not save rates
+  auto old = before.state();  // the state of an older version, which did not save rates
   old.erase("lr.0");
   again.load_state(old);
   CHECK(second.lr() == doctest::Approx(1e-4).epsilon(1e-12));

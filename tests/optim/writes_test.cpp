@@ -1,4 +1,4 @@
-// Who writes to a parameter: a master copy takes it over, and nothing else.
+// Writes to a parameter by the user: the master copy adopts them, and nothing else changes.
 #include <doctest/doctest.h>
 
 #include "autograd/ops.h"
@@ -15,7 +15,7 @@ namespace {
 
 std::vector<float> values(const Tensor& tensor) { return tensor.to(cpu).to(f32).to_vector<float>(); }
 
-/// One step of gradients 1.
+/// One step with gradients of 1.
 void step_by_ones(Variable& w, Optimizer& optimizer) {
   optimizer.zero_grad();
   sum(w).backward();
@@ -95,7 +95,7 @@ TEST_CASE("a model and its optimizer's state load in either order, with the same
     manual_seed(3);
     Variable a(randn({8}).to(bf16), true), b(randn({8}).to(bf16), true);
     AdamW first({a}, {.lr = 1e-3}), second({b}, {.lr = 1e-3});
-    step_by_ones(b, second);  // and was trained before
+    step_by_ones(b, second);  // it has a master copy already
     for (int i = 0; i < 3; ++i) step_by_ones(a, first);
     if (model_first) b.tensor().copy_(a.tensor());
     second.load_state(first.state());
@@ -115,7 +115,7 @@ TEST_CASE("an average that is switched on later begins at the parameters, and so
   step_by_ones(w, sgd);
   CHECK(values(sgd.state_of(w).tensors.at("ema"))[0] == 8.375F);
 
-  // What a state of another optimizer does not have.
+  // The same for values that the loaded state, of another optimizer, lacks.
   Variable z(full({1}, 10), true), length(full({1}, 10), true);
   AdamWScheduleFree free({z}, {.lr = 0.5});
   Rprop rprop({length}, {.lr = 0.5});

@@ -1,4 +1,4 @@
-// Activation checkpointing: the same bits for every option, the memory it saves, and what it refuses.
+// Activation checkpointing: the same bits for every option, the memory it saves, and rejected models.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -22,7 +22,7 @@ nn::GPT make_gpt() {
   return nn::GPT({.vocab = 11, .context = context, .layers = layers, .width = width, .heads = 2, .dropout = 0.2});
 }
 
-/// Loss and gradients of two micro-batches, each with dropout of its own.
+/// The loss and gradients of two micro-batches, each with its own dropout.
 Tensors gradients(nn::GPT& model) {
   Tensors all;
   for (int micro = 0; micro < 2; ++micro) {
@@ -34,7 +34,7 @@ Tensors gradients(nn::GPT& model) {
     all["loss" + std::to_string(micro)] = loss.tensor();
   }
   for (auto& [name, grad] : copy_gradients(model)) all[name] = grad;
-  all["random"] = rand({3});  // the generator must stand where it would have
+  all["random"] = rand({3});  // the generator must have advanced as without checkpoints
   return all;
 }
 
@@ -45,7 +45,7 @@ struct Net : nn::Layer<Net> {
   Variable forward(const Variable& x) { return a(x); }
   void fields(nn::Fields& f) override { f("a", a); }
 };
-/// A block whose forward() takes what is no variable.
+/// A block whose forward() has a parameter that is not a Variable.
 struct Odd : nn::Layer<Odd> {
   Variable forward(const Variable& x, int times) { return x * double(times); }
 };
@@ -94,7 +94,7 @@ TEST_CASE("activation checkpoints: every option has the bits of the plain run, d
              const Tensors expected = gradients(plain);
              const std::string first = differing(expected, gradients(model));
              model.zero_grad();
-             return first + differing(expected, gradients(model));  // once more: buffers are free again
+             return first + differing(expected, gradients(model));  // a second time, when buffers are reused
            })) {
         CHECK(wrong == "");
       }
@@ -133,7 +133,7 @@ TEST_CASE("activation checkpoints: what is held between forward and backward, by
     without = all() - start;
   }
   CHECK(all() == start);
-  int64_t rest = -1;  // activations outside of the blocks: as many for every option
+  int64_t rest = -1;  // activations outside of the blocks, which no option changes
   for (const Row& row : rows) {
     CAPTURE(row.name);
     const int64_t before = all(), offload = held(Memory::offload), activation = held(Memory::activation);

@@ -1,5 +1,4 @@
-// DataParallel on virtual CPU devices gives what one device gives, moves the bytes that its table says, and says what
-// is wrong.
+// DataParallel on virtual CPU devices: the results of one device, the bytes that its table reports, and error messages.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -35,7 +34,7 @@ struct Net : nn::Layer<Net> {
   void fields(nn::Fields& f) override { f("hidden", hidden)("head", head); }
 };
 
-/// A module made of a function, with one parameter (3) and one buffer.
+/// A module made of a function, with one parameter of 3 elements and one buffer.
 template <class Fn> struct Lambda : nn::Layer<Lambda<Fn>> {
   Fn fn;
   Variable w{ones({3}), true};
@@ -47,7 +46,7 @@ template <class Fn> struct Lambda : nn::Layer<Lambda<Fn>> {
   void fields(nn::Fields& f) override { f("w", w)("calls", calls); }
 };
 
-/// Calls check(data parallel module) with a module whose forward is fn(module, inputs...).
+/// Calls check(dp, module), where dp is a DataParallel of a module whose forward is fn(module, inputs...).
 template <class Fn, class Check> void with(Fn fn, parallel::DataParallelOptions options, Check check) {
   Lambda<Fn> module(fn);
   DataParallel<Lambda<Fn>> dp(
@@ -135,7 +134,7 @@ TEST_CASE("outputs, loss and gradients are those of one device") {
         for (size_t i = 0; i < one.size(); ++i) {
           CHECK(many[i].device() == cpu);
           CHECK(difference(one[i], many[i]) < 1e-6);
-          CHECK(equal(many[i], again[i]));  // threads do not change the order of sums
+          CHECK(equal(many[i], again[i]));  // the number of threads does not change the order of sums
         }
       }
     }
@@ -154,7 +153,7 @@ TEST_CASE("training goes on as on one device, over steps, accumulation and two o
       opt.zero_grad();
       for (int micro = 0; micro < 2; ++micro) {
         const Tensor x = randn({10, 5}), y = randn({10, 3});
-        (model(x) * 0.5 + net(x) * 0.5 - y).backward(ones({10, 3}));  // a forward of the module itself beside
+        (model(x) * 0.5 + net(x) * 0.5 - y).backward(ones({10, 3}));  // also uses the module itself, on one device
       }
       optim::clip_grad_norm(model.parameters(), 1.0);
       opt.step();
@@ -226,9 +225,9 @@ TEST_CASE("outputs: containers, scalars, other places") {
       {},
       [&](auto& dp, auto& module) {
         const auto [losses, list, none] = dp(x);
-        CHECK(equal(Variable(losses).tensor(), Tensor::from({1.f, 4.f, 6.f})));  // of 3, 3 and 1 samples
+        CHECK(equal(Variable(losses).tensor(), Tensor::from({1.f, 4.f, 6.f})));  // replicas have 3, 3 and 1 samples
         const Variable loss = parallel::weighted_mean(losses, parallel::chunk_sizes(7, 3));
-        CHECK(loss.item() == doctest::Approx(3));  // the mean of the means would be 3.67
+        CHECK(loss.item() == doctest::Approx(3));  // weighted by samples; the plain mean of the means would be 3.67
         loss.backward();
         CHECK(module.w.grad()[0].item() == doctest::Approx(3));
         CHECK(equal(list[0], x));
@@ -278,7 +277,7 @@ TEST_CASE("modes, random numbers, hooks, flags and buffers reach the replicas") 
     add_scalar_(m.calls, 1);
     const double flags = (NoGrad::grad_enabled() ? 1 : 0) + (Autocast::enabled() ? 2 : 0) + (m.is_training() ? 4 : 0) +
                          (AnomalyMode::enabled() ? 8 : 0);
-    const Variable dropped = dropout(a * m.w, 0.5);  // first, so that the next draw has call number 1
+    const Variable dropped = dropout(a * m.w, 0.5);  // draws first, so that the next draw has call number 1
     return dropped * 0.0 + (rand({2, 1}).to(a.device()) + flags);
   };
   with(probe, {}, [&](auto& dp, auto& module) {
@@ -287,7 +286,7 @@ TEST_CASE("modes, random numbers, hooks, flags and buffers reach the replicas") 
     CHECK(random_state() == RandomState{.seed = 9, .step = 4, .micro_batch = 5, .call = 2});
     const std::vector<float> flags = floor(y).to_vector<float>();
     CHECK(flags == std::vector<float>(flags.size(), 5));
-    for (uint64_t i = 0; i < 3; ++i) {  // replica i is micro-batch 5 * 3 + i
+    for (uint64_t i = 0; i < 3; ++i) {  // replica i draws as micro-batch 5 * 3 + i
       set_random_step(4, 15 + i);
       next_random_key();
       const Tensor expected = rand({2, 1}) + 5.0;
@@ -303,7 +302,8 @@ TEST_CASE("modes, random numbers, hooks, flags and buffers reach the replicas") 
       CHECK(!out.requires_grad());
       CHECK(floor(out.tensor()).to_vector<float>() == std::vector<float>(18, 10));
     }
-    CHECK(module.calls.item() == 2);  // replicas counted 2 as well: each starts from the module's buffer
+    // each forward starts from the module's buffer; only the first replica's change is kept
+    CHECK(module.calls.item() == 2);
     dp.train();
     std::atomic<int> before{0}, after{0};
     const int id = module.before_forward([&](nn::Module&, const std::vector<Variable>&) { ++before; });
@@ -359,7 +359,7 @@ TEST_CASE("a GPT with tied weights, dropout and checkpoints is gradient accumula
     } else {
       DataParallel dp(model, [&] { return nn::GPT(model.o); }, {.reduce = way == 3 ? Reduce::cpu : Reduce::root});
       const Variable loss = cross_entropy(dp(tokens).view({-1, 17}), targets.reshape({-1}));
-      if (way == 3) {  // what happens to the replicas between forward and backward does not matter
+      if (way == 3) {  // another forward between forward and backward changes nothing
         const NoGrad no_grad;
         dp(tokens);
       }
@@ -387,12 +387,12 @@ TEST_CASE("frozen, unused and shared parameters; low precision; gradients withou
                               plain = grad(sum(net(x)), {net.head.weight});
   CHECK(difference(direct[0].tensor(), plain[0].tensor()) < 1e-6);
   with([](auto& m, const Variable& a) { return a.device().index == 0 ? a * 2.0 : a * m.w; }, {},
-       [&](auto& dp, auto& module) {  // used by the second replica alone
+       [&](auto& dp, auto& module) {  // only the second replica uses w
          sum(dp(ones({4, 3}))).backward();
          CHECK(equal(module.w.grad(), full({3}, 2)));
        });
   with([](auto&, const Variable& a) { return a * 2.0; }, {.reduce = Reduce::ring},
-       [&](auto& dp, auto& module) {  // used by none
+       [&](auto& dp, auto& module) {  // no replica uses w
          Variable a(ones({4, 3}), true);
          sum(dp(a)).backward();
          CHECK(!module.w.grad().defined());
@@ -421,7 +421,7 @@ TEST_CASE("an exception names its replica, after all have come to an end") {
     CHECK(message([&] { dp(ones({8, 3})); }) == "[DataParallel] replica 2 on cpu:2: out of luck");
     CHECK(ended == 4);
     CHECK(random_state() == before);
-    const Variable y = dp(ones({2, 3}));  // two replicas, neither fails
+    const Variable y = dp(ones({2, 3}));  // two replicas, neither of which fails
     sum(y).backward();
     CHECK(equal(module.w.grad(), full({3}, 2)));
   });
@@ -509,7 +509,7 @@ TEST_CASE("bytes: each way of reducing has its bottleneck") {
         CHECK(last.parameters.sent == 0);
         int64_t in_ring = 0;
         for (const auto& row : rows) in_ring += row.gradients.received;
-        int64_t own = 0;  // chunk 0 of every parameter ends on the first device, the others are sent there
+        int64_t own = 0;  // chunk 0 of every parameter ends on the first device, which receives the other chunks
         for (const Variable& p : net.parameters()) own += 4 * ((p.numel() + n - 1) / n);
         CHECK(in_ring == (n - 1) * bytes + (bytes - own));
         CHECK(double(root.gradients.received) ==
@@ -527,15 +527,15 @@ TEST_CASE("a tutorial's scripts as printed: what cannot be meant is an error or 
   manual_seed(6);
   nn::Linear model({.in = 5, .out = 2});
   DataParallel parallel(model, [] { return nn::Linear({.in = 5, .out = 2}); });
-  // DataParallel: the target is (64, 5), the output (30, 2).
+  // DataParallel with a target of (64, 5) but an output of (30, 2).
   CHECK(contains(message([&] { mse_loss(parallel(randn({30, 5})), randn({64, 5})); }), "[mse_loss] "));
-  // DDP: cross entropy against probabilities of one class is constant, and trains nothing.
+  // DDP: cross entropy with probabilities over a single class is constant, so nothing is trained.
   nn::Linear one({.in = 20, .out = 1});
   const Variable loss = cross_entropy(one(rand({32, 20})), rand({32, 1}));
   loss.backward();
   CHECK(loss.item() == 0);
   CHECK(amax(abs(one.weight.grad())).item() == 0);
-  // Model parallelism: the label is on another device than the output.
+  // Model parallelism with the label on another device than the output.
   nn::Linear there({.in = 10, .out = 5});
   there.to(device(1));
   CHECK(contains(message([&] {

@@ -1,4 +1,5 @@
-// DistributedDataParallel and the graph: errors in backward, unused parameters, static graphs, models that differ.
+// DistributedDataParallel and the graph: errors in backward, unused parameters, static graphs, models that differ
+// between ranks.
 #include <doctest/doctest.h>
 
 #include "autograd/checkpoint.h"
@@ -23,7 +24,7 @@ TEST_CASE("DDP: unused parameters are named in the same backward, on all ranks")
                            "find_unused_parameters = true", "static_graph = true", "requires_grad_(false)"}) {
     CHECK_MESSAGE(contains(text, part), text);
   }
-  on_ranks<int>(1, [](int) {  // alone it is a plain Error, and the next backward works
+  on_ranks<int>(1, [](int) {  // with one rank it is a plain Error, and the next backward works
     Branches net;
     DistributedDataParallel ddp(net);
     CHECK(contains(message([&] {
@@ -208,8 +209,8 @@ TEST_CASE("DDP: retain_graph, two losses in a step, gradient hooks and grad() be
       const auto local = ddp.no_sync();
       sum(layer(ones({1, 2}))).backward();
     }
-    CHECK(grad(sum(layer(ones({1, 2}))), {layer.weight})[0].tensor().to_vector<float>() ==
-          std::vector<float>{10, 10});  // reduces nothing, forgets nothing
+    // grad() neither reduces nor discards the local gradient.
+    CHECK(grad(sum(layer(ones({1, 2}))), {layer.weight})[0].tensor().to_vector<float>() == std::vector<float>{10, 10});
     sum(layer(ones({1, 2}))).backward();
     CHECK(layer.weight.grad().to_vector<float>() == std::vector<float>{20, 20});
     layer.weight.remove_hook(hook);

@@ -20,7 +20,7 @@ using namespace testing;
 
 namespace {
 
-/// The gradient of `left` comes first, since it is read last.
+/// The gradient of `left` is complete first, because `left` is used last.
 Variable left_before_right(Branches& net) {
   const Variable x(ones({2, 3}));
   const Variable right = net.right(x);
@@ -98,7 +98,7 @@ TEST_CASE(
           net, {.bucket_mib = 1e-6, .overlap = overlap, .find_unused_parameters = true, .hook = hook});
       for (int step = 0; step < 2; ++step) {
         net.zero_grad();
-        net.use_right = rank != 1;  // there the bucket of `right` is full from the start
+        net.use_right = rank != 1;  // on rank 1 `right` is unused, so its bucket is ready from the start
         log.clear();
         const int first = net.left.weight.on_grad([&](const Tensor&) {
           log += "left ";
@@ -115,8 +115,8 @@ TEST_CASE(
       for (const char c : log)
         if (c >= '0' && c <= '9') launched += c;
       CHECK(launched == "012345");
-      if (&log != &logs[1])
-        CHECK((log.find('0') < log.find("left")) == overlap);  // on rank 1 `left` is the first gradient
+      // On rank 1 `left` has the first gradient.
+      if (&log != &logs[1]) CHECK((log.find('0') < log.find("left")) == overlap);
       CHECK(log.find('w') > log.find('5'));
     }
   }
@@ -130,7 +130,7 @@ TEST_CASE("DDP: micro-batches take log2(accumulation) + 1 copies of the gradient
     for (int step = 0; step < 3; ++step) {
       net.zero_grad();
       const int64_t before = memory_report().category[size_t(Memory::gradient)].current;
-      CHECK(before == (step < 2 ? 0 : bytes));  // buckets are cut again after the first
+      CHECK(before == (step < 2 ? 0 : bytes));  // buckets are rebuilt after the first step
       reset_peak_memory();
       for (int m = 0; m < 16; ++m) {
         std::optional<DistributedDataParallel::NoSync> local;
@@ -211,7 +211,7 @@ TEST_CASE(
     CHECK(contains(message([&] { net.a.weight.grad().clone(); }), "storage is empty"));
     loss_of(net, 0, 10 * rank + 2).backward();
     const Tensors three = copy_gradients(net);
-    // The same three, after two that are forgotten.
+    // The same three micro-batches, after two others that zero_grad() discards.
     opt.zero_grad();
     collect(7);
     collect(8);
@@ -220,7 +220,7 @@ TEST_CASE(
     collect(1);
     loss_of(net, 0, 10 * rank + 2).backward();
     CHECK(differing(three, copy_gradients(net)) == "");
-    // Clearing a part forgets that part only.
+    // Clearing some gradients discards only those.
     opt.zero_grad();
     collect(0);
     net.b.zero_grad();
@@ -259,7 +259,7 @@ TEST_CASE("DDP: buffers are rank 0's before every forward through the wrapper, n
     const auto forward = [&] { sum(ddp(add_scalar(ones({4, 2}), rank * 100.))).backward(); };
     forward();
     CHECK(bn.running_mean.select(0, 0).item() == doctest::Approx(rank ? 10.1 : 0.1));
-    forward();  // from rank 0's 0.1
+    forward();  // buffers continue from rank 0's value, 0.1
     CHECK(bn.running_mean.select(0, 0).item() == doctest::Approx(0.9 * 0.1 + 0.1 * (1 + rank * 100)));
     CHECK(bn.num_batches_tracked.item<int64_t>() == 2);
     const auto local = ddp.no_sync();
@@ -274,13 +274,13 @@ TEST_CASE("DDP: bytes moved are those of the formula; 16-bit and mixed models; p
   on_ranks<int>(4, [&](int rank) {
     Mlp net;
     DistributedDataParallel ddp(net);
-    loss_of(net, 0, rank).backward();  // the first also agrees on the order
+    loss_of(net, 0, rank).backward();  // in the first step, ranks also agree on an order
     const dist::Traffic before = dist::world().traffic();
     loss_of(net, 0, rank).backward();
     const int64_t bytes = net.parameter_count() * 4;
     CHECK(dist::world().traffic().collectives - before.collectives == 1);
-    CHECK(std::abs(dist::world().traffic().sent - before.sent - bytes * 2 * 3 / 4) <=
-          64);  // 2 (n - 1) / n, shards differ by one element
+    // 2 (n - 1) / n of the bytes; shards differ by one element.
+    CHECK(std::abs(dist::world().traffic().sent - before.sent - bytes * 2 * 3 / 4) <= 64);
     return 0;
   });
   on_ranks<int>(2, [&](int rank) {

@@ -21,16 +21,16 @@ Variable regression(nn::Module& net, int step, int rank, int64_t in = 6) {
   return mse_loss(net.call(x), Variable(matmul(x, full({in, 3}, 0.5))));
 }
 
-/// Bytes that a backward of this rank sends.
+/// Bytes that this rank sends in one backward.
 int64_t sent_by(nn::Module& net, int step, int rank) {
   const int64_t before = dist::world().traffic().sent;
   regression(net, step, rank).backward();
   return dist::world().traffic().sent - before;
 }
 
-/// Gradients of one backward with and without a hook.
+/// Compares the gradients of one backward with and without a hook.
 void compare(int ranks, const DdpOptions& options, double tolerance, double bytes_ratio) {
-  setenv("LOCKSTEP_ALGORITHM", "direct", 1);  // one for all sizes, since bytes are compared
+  setenv("LOCKSTEP_ALGORITHM", "direct", 1);  // one algorithm for all sizes, since bytes are compared
   on_ranks<int>(ranks, [&](int rank) {
     manual_seed(1);
     Mlp plain, hooked;
@@ -102,7 +102,8 @@ TEST_CASE("PowerSGD: before its start it is exact; at full rank it is exact up t
       CHECK(distance(copy_gradients(plain), copy_gradients(early)) == 0);
       CHECK(distance(copy_gradients(plain), copy_gradients(full)) < 1e-5);
     }
-    Tensor owed = all.error("a.weight").clone();  // each rank's gradient has directions that the mean does not have
+    // not zero on each rank: a rank's gradient has directions that cancel in the mean
+    Tensor owed = all.error("a.weight").clone();
     dist::world().all_reduce(owed, {.op = dist::ReduceOp::mean});
     CHECK(max(abs(owed)).item() < 1e-5);
     CHECK_FALSE(all.error("a.bias").defined());
@@ -111,7 +112,7 @@ TEST_CASE("PowerSGD: before its start it is exact; at full rank it is exact up t
 }
 
 TEST_CASE("PowerSGD: what was sent and what is still owed add up to the true gradients, and fewer numbers are sent") {
-  setenv("LOCKSTEP_ALGORITHM", "direct", 1);  // one for all sizes, since bytes are compared
+  setenv("LOCKSTEP_ALGORITHM", "direct", 1);  // one algorithm for all sizes, since bytes are compared
   for (const int ranks : {1, 2, 3}) {
     CAPTURE(ranks);
     on_ranks<int>(ranks, [&](int rank) {
@@ -121,7 +122,7 @@ TEST_CASE("PowerSGD: what was sent and what is still owed add up to the true gra
       const PowerSgd power({.rank = 2, .start_step = 1});
       DistributedDataParallel a(plain), b(net, {.bucket_mib = 0.004, .hook = power.hook()});
       Tensor sent = zeros({24, 40}), truth = zeros({24, 40});
-      int64_t exact = 0, less = 0;  // bytes
+      int64_t exact = 0, less = 0;  // bytes sent
       for (int step = 0; step < 6; ++step) {
         plain.zero_grad();
         net.zero_grad();

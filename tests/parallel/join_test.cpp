@@ -1,4 +1,4 @@
-// Uneven inputs: ranks that run out of data answer the others until all are done.
+// Uneven inputs: ranks that run out of data join the others' collectives until all are done.
 #include <doctest/doctest.h>
 
 #include "optim/optim.h"
@@ -26,8 +26,8 @@ TEST_CASE("join 43: the mean counts every rank, or those with data; all end with
         CAPTURE(by_active);
         CAPTURE(overlap);
         CAPTURE(ranks);
-        // Rank r has r + 1 batches of ones: d loss / d weight is 2 for each rank with data. The parameter then tells
-        // how often who was counted.
+        // Rank r has r + 1 batches with d loss / d weight = 2. The final weight shows how many ranks each step averaged
+        // over.
         const auto weights = on_ranks<double>(ranks, [&](int rank) {
           const Variable w(zeros({2}), true);
           struct Net : nn::Layer<Net> {
@@ -73,7 +73,7 @@ TEST_CASE("join: buffers come from a rank that still has data; a rank may have n
         }
       }
       Tensors all = copy_parameters(net);
-      // Without uneven ends nobody copies buffers, as without join().
+      // If all ranks end together, buffers are not synchronized, as without join().
       if (row.batches[0] != row.batches[1] || row.batches[0] == 0)
         for (auto& b : net.named_buffers()) all[b.name] = b.tensor.clone();
       return all;
@@ -149,6 +149,6 @@ TEST_CASE("join 43: without it, a rank that ends early is named to those who wai
       return 0;
     });
   });
-  CHECK_MESSAGE(contains(text, "rank 1 "),
-                text);  // who says it first, its leaving or its closed channel, is a matter of luck
+  // Its leaving and its closed channel race; either may be reported first.
+  CHECK_MESSAGE(contains(text, "rank 1 "), text);
 }

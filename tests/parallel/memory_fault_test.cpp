@@ -1,5 +1,5 @@
-// Out of memory: the k-th allocation of a training step fails, for k = 1, 2, ... until a step needs no more. Every rank
-// raises it, nothing leaks, and what comes next works.
+// Out of memory: the k-th allocation of a training step fails, for k = 1, 2, ... until a step succeeds. Every rank
+// throws the error, nothing leaks, and the next step works.
 #include <doctest/doctest.h>
 
 #include "optim/optim.h"
@@ -14,7 +14,7 @@ using Kind = dist::SpawnOptions::Kind;
 
 namespace {
 
-/// From here on the k-th allocation fails, until the end of the scope.
+/// Makes the k-th allocation from now on fail, until the end of the scope.
 struct Fault {
   explicit Fault(int64_t k) { fail_allocation_after(k); }
   ~Fault() { fail_allocation_after(0); }
@@ -22,8 +22,8 @@ struct Fault {
 
 int64_t held() { return memory_report().total.current; }
 
-/// A step of DDP with small buckets, where rank 1's k-th allocation (of any rank's, for threads) fails. Notes what each
-/// rank raises.
+/// A step of DDP with small buckets, in which the k-th allocation of rank 1 fails (with threads: of any rank). Notes
+/// each rank's error.
 std::string step_of_two(int64_t k, Kind kind, std::vector<std::string>& said) {
   return message([&] {
     dist::spawn(2,
@@ -32,7 +32,7 @@ std::string step_of_two(int64_t k, Kind kind, std::vector<std::string>& said) {
                   net.p = 0.1;
                   DistributedDataParallel ddp(net, {.bucket_mib = 1e-4});
                   optim::AdamW optimizer(net.parameters(), {.lr = 1e-3});
-                  loss_of(net, 0, rank).backward();  // a step before the fault: buckets have been rebuilt
+                  loss_of(net, 0, rank).backward();  // a step before the fault, so that buckets have been rebuilt
                   optimizer.step();
                   optimizer.zero_grad();
                   dist::world().barrier();
@@ -77,7 +77,7 @@ TEST_CASE(
     CHECK((text.starts_with("[rank 0] ") || text.starts_with("[rank 1] ")));
     const size_t culprit = size_t(text[6] - '0');
     CHECK(said[1 - culprit] == text);
-    CHECK(contains(text, said[culprit]));  // its own error, which has no rank before it when it found it first
+    CHECK(contains(text, said[culprit]));  // without a "[rank r]" in front if the rank itself found the error first
   }
   CHECK(k > 50);
   CHECK(step_of_two(0, Kind::threads, said) == "(no error)");

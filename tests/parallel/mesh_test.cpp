@@ -1,4 +1,4 @@
-// Plans of ranks: how they are written, what can be, and which is nearest; meshes: who meets whom.
+// Parallel plans: their syntax, which are possible, and the nearest possible one. Meshes: the members of each group.
 #include <doctest/doctest.h>
 
 #include "parallel/mesh.h"

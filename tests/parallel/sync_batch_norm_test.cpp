@@ -15,7 +15,7 @@ struct Result {
   Tensor out, grad_x, grad_weight, grad_bias, mean, var;
 };
 
-/// One training forward and backward of `bn`; the loss weighs outputs by `w`.
+/// One training forward and backward of `bn`; the loss weights outputs by `w`.
 Result run(nn::BatchNorm& bn, const Tensor& x, const Tensor& w) {
   const Variable input(x.clone(), true);
   const Variable out = bn(input);
@@ -122,7 +122,7 @@ TEST_CASE("sync batch norm: a model of several layers is converted, trains under
       CHECK(apart(net.norm.running_var, whole.norm.running_var) < 1e-6);
       net.eval();
       const int64_t before = dist::world().traffic().collectives;
-      if (rank == 0) net(x);  // no collective: one rank may evaluate
+      if (rank == 0) net(x);  // in eval mode there is no collective, so one rank may run alone
       CHECK(dist::world().traffic().collectives == before);
       return 0;
     });

@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of data parallelism share: small models, and a run of a few steps cut over ranks and accumulation.
+// Shared by the tests of data parallelism: small models, and a short training distributed over ranks and accumulation.
 #include <functional>
 #include <map>
 #include <string>
@@ -16,12 +16,13 @@ namespace testing {
 
 using namespace lockstep;
 
+/// A Linear(in, out) with bias.
 inline nn::Linear linear(int64_t in, int64_t out) {
   const nn::Linear::Options options{.in = in, .out = out};
   return nn::Linear(options);
 }
 
-/// Two hidden layers with dropout: its bits tell whether dropout is keyed by micro-batch.
+/// Two hidden layers with dropout. Its bits reveal whether dropout is keyed by micro-batch.
 struct Mlp : nn::Layer<Mlp> {
   nn::Linear a = linear(6, 40), b = linear(40, 24), c = linear(24, 3);
   double p = 0;
@@ -31,7 +32,7 @@ struct Mlp : nn::Layer<Mlp> {
   void fields(nn::Fields& f) override { f("a", a)("b", b)("c", c); }
 };
 
-/// A model of which forward uses only what `uses` says.
+/// A model whose forward uses only the branches that its flags select.
 struct Branches : nn::Layer<Branches> {
   nn::Linear left = linear(3, 2), right = linear(3, 2), never = linear(3, 2);
   bool use_left = true, use_right = true, use_never = false;
@@ -45,7 +46,7 @@ struct Branches : nn::Layer<Branches> {
   void fields(nn::Fields& f) override { f("left", left)("right", right)("never", never); }
 };
 
-/// The loss of one micro-batch of a step: data and dropout depend on these two numbers only.
+/// The loss of a micro-batch. Data and dropout depend on `step` and `micro_batch` only.
 inline Variable loss_of(Mlp& net, int step, int micro_batch,
                         const std::function<Variable(const Variable&)>& forward = {}) {
   manual_seed(99);
@@ -56,13 +57,16 @@ inline Variable loss_of(Mlp& net, int step, int micro_batch,
   return cross_entropy(forward ? forward(x) : net(x), y);
 }
 
+/// Tensors by name.
 using Tensors = std::map<std::string, Tensor>;
 
+/// Copies of all parameters.
 inline Tensors copy_parameters(nn::Module& module) {
   Tensors all;
   for (auto& p : module.named_parameters()) all[p.name] = p.variable.tensor().clone();
   return all;
 }
+/// Copies of all gradients that are defined.
 inline Tensors copy_gradients(nn::Module& module) {
   Tensors all;
   for (auto& p : module.named_parameters())
@@ -70,13 +74,14 @@ inline Tensors copy_gradients(nn::Module& module) {
   return all;
 }
 
-/// The first name whose tensors are not equal bit for bit, or "".
+/// The first name whose tensors differ in any bit; "" if none does.
 inline std::string differing(const Tensors& a, const Tensors& b) {
   if (a.size() != b.size()) return "sizes";
   for (const auto& [name, tensor] : a)
     if (!b.count(name) || !equal(tensor, b.at(name))) return name;
   return "";
 }
+/// The largest absolute difference; 1e9 if names differ.
 inline double distance(const Tensors& a, const Tensors& b) {
   double most = a.size() == b.size() ? 0 : 1e9;
   for (const auto& [name, tensor] : a)

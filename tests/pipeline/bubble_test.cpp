@@ -1,5 +1,5 @@
-// The bubble that an engine measures: of layers that sleep as long as equal stages compute, it is the formula's,
-// whatever the number of cores.
+// The bubble measured by an engine: with layers that sleep for a fixed time it matches the formula, for any number of
+// cores.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -19,7 +19,7 @@ namespace {
 
 void sleep_for(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
-/// Layers of which a forward takes `unit` seconds, and a backward two.
+/// Layers whose forward takes `unit` seconds and whose backward takes twice that.
 std::vector<LayerSpec> sleepers(int layers, double unit, bool tied = false) {
   std::vector<LayerSpec> all;
   for (int i = 0; i < layers; ++i) {
@@ -48,16 +48,16 @@ TEST_CASE("pipeline bubble: measured, it is the formula's") {
     int stages, micro_batches, copies;
     bool tied = false;
   };
-  for (const Row& row :
-       std::vector<Row>{{Kind::one_f_one_b, 2, 4, 1},
-                        {Kind::one_f_one_b, 4, 8, 1},
-                        {Kind::gpipe, 3, 6, 1},
-                        {Kind::one_f_one_b, 2, 2, 2},
-                        {Kind::zb_h1, 2, 4, 1},
-                        {Kind::zb_h1, 2, 4, 1, true}}) {  // tied: nobody waits for a gradient that is not needed yet
+  for (const Row& row : std::vector<Row>{{Kind::one_f_one_b, 2, 4, 1},
+                                         {Kind::one_f_one_b, 4, 8, 1},
+                                         {Kind::gpipe, 3, 6, 1},
+                                         {Kind::one_f_one_b, 2, 2, 2},
+                                         {Kind::zb_h1, 2, 4, 1},
+                                         // tied: the exchange of the tied gradient must not block other work
+                                         {Kind::zb_h1, 2, 4, 1, true}}) {
     const double expected = double(row.stages - 1) / (row.micro_batches + row.stages - 1);
-    // Other programs may take a core away for a while: one quiet step of some is enough, and what they take weighs less
-    // in longer steps.
+    // Other programs may occupy a core for a while, so one undisturbed step suffices; disturbances matter less in
+    // longer steps.
     double nearest = 1;
     for (const double unit : {0.008, 0.03, 0.1}) {
       if (nearest < 0.1) break;
@@ -73,7 +73,7 @@ TEST_CASE("pipeline bubble: measured, it is the formula's") {
                       CHECK(engine.bubble() > 0);
                       const double off = std::abs(engine.bubble() / expected - 1);
                       if (rank == 0) nearest = std::min(nearest, off);
-                      if (off < 0.1) break;  // all ranks have the same numbers
+                      if (off < 0.1) break;  // the same numbers on all ranks
                     }
                   },
                   {.timeout = dist::Seconds(60)});

@@ -1,10 +1,12 @@
 #pragma once
-// A schedule of one's own: several chunks a rank, all forwards of a chunk after those of the one before. Ranks send a
-// chunk's activations before they take those of the next, so sends that wait must be many ahead.
+// A custom schedule: several chunks per rank, where a rank runs all forwards of a chunk before those of the next. A
+// rank sends all activations of a chunk before it receives any of the next chunk, so blocking sends would need many
+// messages in flight.
 #include "pipeline/schedule.h"
 
 namespace testing {
 
+/// The schedule described above.
 inline lockstep::pipeline::Schedule chunk_by_chunk(int stages, int micro_batches, int chunks) {
   using namespace lockstep::pipeline;
   Schedule s = make_schedule({Kind::interleaved, stages, micro_batches, chunks});

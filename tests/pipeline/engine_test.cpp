@@ -1,4 +1,4 @@
-// The engine: by any schedule, split and number of stages, the bits of one process that accumulates the same
+// The pipeline engine: any schedule, split and number of stages gives the bits of one process that accumulates the same
 // micro-batches.
 #include <doctest/doctest.h>
 
@@ -12,7 +12,7 @@ using namespace lockstep::pipeline;
 
 namespace {
 
-/// What one process makes of them that knows no pipeline; "loss" has the losses.
+/// Trains in one process without a pipeline; returns the parameters, with the losses as "loss".
 Tensors reference(int micro_batches, const std::vector<LayerSpec>& layers = model(), double clip = 0) {
   manual_seed(5);
   StageModule net(layers, {{0, int(layers.size())}}, 0);
@@ -31,7 +31,7 @@ Tensors reference(int micro_batches, const std::vector<LayerSpec>& layers = mode
     }
     sum.finish();
     for (const Variable& p : net.parameters()) div_scalar_(p.grad(), micro_batches);
-    if (clip > 0) {  // the table first: it is the first layer
+    if (clip > 0) {  // the order of layers: the tied table is the first layer
       std::vector<Variable> in_order{net.tied_parameters("table")[0].variable};
       for (auto& p : net.own_parameters(0)) in_order.push_back(p.variable);
       norms.push_back(optim::clip_grad_norm(in_order, clip));
@@ -45,7 +45,8 @@ Tensors reference(int micro_batches, const std::vector<LayerSpec>& layers = mode
   return all;
 }
 
-/// All ranks' parameters by name, after the same steps; those on several ranks must be equal.
+/// Trains `steps` steps on `ranks` ranks; returns all parameters by name, and checks that those on several ranks are
+/// equal.
 Tensors train(int ranks, const EngineOptions& options, const dist::SpawnOptions& spawn = {.timeout = dist::Seconds(60)},
               const std::vector<LayerSpec>& layers = model(), double clip = 0) {
   const auto all = on_ranks<Tensors>(
@@ -88,7 +89,7 @@ TEST_CASE("pipeline: random numbers that the data draw are the same at both ends
       for (int step = 0; step < 2; ++step) {
         found.push_back(engine.train_batch([&](int64_t) {
           const Tensor x = randn({3, 4});
-          manual_seed(6);  // and what else they do is theirs
+          manual_seed(6);  // the user's draws must not affect the engine
           return Sample{{x}, {x}};
         }));
         engine.module().zero_grad();
@@ -173,8 +174,8 @@ TEST_CASE("pipeline: activation checkpointing gives the same bits") {
 }
 
 TEST_CASE("pipeline: layers with state count a forward that runs again once") {
-  // Two kinds of state, in both stages; a schedule that has several micro-batches in flight, and one whose backward
-  // comes in two parts.
+  // Two kinds of state in both stages; one schedule has several micro-batches in flight, the other has a split
+  // backward.
   std::vector<LayerSpec> layers{layer<nn::Embedding>({.num = vocab, .dim = width})};
   for (int i = 0; i < 2; ++i) {
     layers.push_back(layer<nn::BatchNorm1d>({.channels = width}));
@@ -267,7 +268,7 @@ TEST_CASE("pipeline: what moves between stages is the activations and their grad
     }
     return bytes;
   });
-  const int64_t one = 4 * 16 * 32 * 4;  // micro-batches x activation
+  const int64_t one = 4 * 16 * 32 * 4;  // micro-batches x bytes of an activation
   for (int rank = 0; rank < 3; ++rank) {
     const auto& bytes = sent[size_t(rank)];
     const int64_t step = one * (rank == 1 ? 2 : 1);
@@ -275,7 +276,7 @@ TEST_CASE("pipeline: what moves between stages is the activations and their grad
     CHECK(bytes[1] - bytes[0] == step);
     CHECK(bytes[0] >= step);
     CHECK(bytes[0] - step <= 2000);
-    CHECK((bytes[0] > step) == (rank < 2));  // the shapes of what goes on
+    CHECK((bytes[0] > step) == (rank < 2));  // the first step also sends the shapes of activations
   }
 }
 

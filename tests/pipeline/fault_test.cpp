@@ -1,4 +1,4 @@
-// What goes wrong in a pipeline ends in an Error on every rank, and what it says.
+// Faults in a pipeline end in an Error on every rank; its message.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ Variable mean_of(const Values& out, const std::vector<Tensor>&) { return mean(ou
 
 std::optional<Sample> ones_of(int64_t rows, int64_t width = 4) { return Sample{{ones({rows, width})}, {}}; }
 
-/// What each rank's body throws; "" when nothing.
+/// The error of each rank's body; "" if there was none.
 std::vector<std::string> messages(int ranks, const std::function<void(int rank)>& body) {
   std::vector<std::string> all(static_cast<size_t>(ranks));
   std::mutex mutex;
@@ -66,7 +66,8 @@ TEST_CASE("pipeline faults: options that cannot be are refused on all ranks") {
   Schedule without = make_schedule({Kind::one_f_one_b, 2, 3});
   auto& list = without.ranks[0];
   list.erase(std::find(list.begin(), list.end(), Action{What::receive_gradient, 1, 0}));
-  Schedule late = make_schedule({Kind::one_f_one_b, 3, 4});  // rank 1 wants a gradient before it sends what leads to it
+  // rank 1 waits for a gradient before it sends the activation that leads to it
+  Schedule late = make_schedule({Kind::one_f_one_b, 3, 4});
   auto& middle = late.ranks[1];
   const auto send = std::find(middle.begin(), middle.end(), Action{What::send_activation, 2, 0});
   std::rotate(send, send + 1, middle.end());
@@ -105,7 +106,7 @@ TEST_CASE("pipeline faults: ranks that have different models or options") {
             "[pipeline]");
   check_all(messages(2, [](int rank) { Engine(chain(4), {.micro_batches = 2 + rank}, mean_of); }), "micro_batches 2");
   check_all(messages(2, [](int rank) { Engine(chain(4, 4 + rank), {.stages = 1}, mean_of); }),
-            "parameter 0.weight f32 (4, 4)");  // copies
+            "parameter 0.weight f32 (4, 4)");  // replicas of one stage
 }
 
 TEST_CASE("pipeline faults: in a step") {
@@ -199,7 +200,8 @@ TEST_CASE("pipeline faults: shapes may change when asked for, down to no rows at
   for (const std::string& text : messages(2, [](int) {
          Engine engine(chain(4), {.micro_batches = 4, .dynamic_shapes = true},
                        [](const Values& out, const std::vector<Tensor>&) { return sum(out[0]); });
-         CHECK(std::isfinite(engine.train_batch([](int64_t m) { return ones_of(m); })));  // none, 1, 2 and 3 rows
+         // micro-batches of 0, 1, 2 and 3 rows
+         CHECK(std::isfinite(engine.train_batch([](int64_t m) { return ones_of(m); })));
        }))
     CHECK(text == "");
 }
@@ -230,13 +232,14 @@ TEST_CASE("pipeline faults: a stage that dies or throws is named by all others")
     } catch (const std::exception& e) { text = e.what(); }
     CHECK_MESSAGE(contains(text, "rank 1"), text);
     const bool found = dies ? contains(text, "9") || contains(text, "died")
-                            : contains(text, "[pipeline] layer 1: this layer breaks");  // its parent or a peer is first
+                            // either its parent or a peer may report it first
+                            : contains(text, "[pipeline] layer 1: this layer breaks");
     CHECK_MESSAGE(found, text);
   }
 }
 
 TEST_CASE("pipeline faults: stages that compute for long, with receives posted ahead, are no circle of waits") {
-  // While rank 0 computes, its receive of a gradient waits for rank 1, and the other way round.
+  // While rank 0 computes, its posted receive of a gradient waits for rank 1, and vice versa.
   dist::spawn(2,
               [](int rank) {
                 std::vector<LayerSpec> layers = chain(2);

@@ -1,5 +1,6 @@
 #pragma once
-// A model for tests of pipelines, with what makes a stage's work hard: a tie, dropout, tensors of several dtypes.
+// A model for tests of pipelines, with features that are hard for stages: a tied weight, dropout, tensors of several
+// dtypes.
 #include <doctest/doctest.h>
 
 #include <optional>
@@ -14,11 +15,14 @@ namespace testing {
 
 using namespace lockstep::pipeline;
 
+/// Sizes of the model and of a micro-batch.
 constexpr int64_t vocab = 11, width = 8, micro_batch = 4;
 
+/// A single value.
 inline Values one(Variable v) { return {std::move(v)}; }
 
-/// A small language model: a table that is tied to the head, layers with dropout, and two that pass a second tensor by.
+/// A small language model: an embedding table tied to the head, layers with dropout, and two that pass on a second
+/// tensor.
 inline std::vector<LayerSpec> model(double p = 0.25) {
   const nn::Linear::Options linear{.in = width, .out = width};
   const auto with_dropout = [p](nn::Module* m, const Values& in) {
@@ -28,7 +32,8 @@ inline std::vector<LayerSpec> model(double p = 0.25) {
   layers.push_back(layer<nn::Embedding>({.num = vocab, .dim = width}).tie("table"));
   layers.push_back(layer<nn::Linear>(linear).with(with_dropout));
   layers.push_back(
-      layer("split", LayerSpec::Forward([](nn::Module*, const Values& in) {  // several tensors, not all with a gradient
+      // sends several tensors, some without gradients
+      layer("split", LayerSpec::Forward([](nn::Module*, const Values& in) {
               return Values{in[0], in[0] * 0.5, Tensor::from(std::vector<int64_t>{3, 1, 2}, {3}),
                             Variable(in[0].tensor().to(boolean))};
             })));
@@ -49,10 +54,12 @@ inline std::vector<LayerSpec> model(double p = 0.25) {
   return layers;
 }
 
+/// Cross entropy of the outputs.
 inline Variable loss_of_tokens(const Values& outputs, const std::vector<Tensor>& targets) {
   return cross_entropy(outputs[0], targets[0]);
 }
 
+/// Inputs and targets of a micro-batch, which depend on step and micro-batch only.
 inline std::optional<Sample> sample_of(int step, int64_t micro, int64_t size = micro_batch) {
   std::vector<int64_t> x, y;
   for (int64_t i = 0; i < size; ++i) {
@@ -63,13 +70,15 @@ inline std::optional<Sample> sample_of(int step, int64_t micro, int64_t size = m
   return Sample{{Tensor::from(x, {size})}, {Tensor::from(y, {size})}};
 }
 
+/// Training steps of each run.
 constexpr int steps = 3;
 
-/// For a stage that may have no parameters.
+/// AdamW, or nothing for a stage without parameters.
 struct Optimizer {
   explicit Optimizer(nn::Module& m) {
     if (!m.parameters().empty()) adamw.emplace(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
   }
+  /// A step, and zero_grad().
   void step() {
     if (!adamw) return;
     adamw->step();
@@ -78,7 +87,7 @@ struct Optimizer {
   std::optional<optim::AdamW> adamw;
 };
 
-/// What all ranks have, by name; what several have must be equal.
+/// Merges the tensors of all ranks by name; checks that those on several ranks are equal.
 inline Tensors merged(const std::vector<Tensors>& all) {
   Tensors whole;
   for (const Tensors& mine : all) {

@@ -1,4 +1,4 @@
-// Models by their own layers(): wherever one is cut, inside blocks too, what the model itself gives.
+// Models that provide layers(): wherever they are split, also inside blocks, results equal those of the whole model.
 #include <doctest/doctest.h>
 
 #include "optim/clip.h"
@@ -15,8 +15,8 @@ namespace {
 
 constexpr int model_micro_batches = 2;
 
-/// Layers that nn/ has not: gated blocks that see what was read again (two values go along), a scale that they share, a
-/// head tied to the table.
+/// A model with its own layers: gated blocks that also read the embedding (so stages send two tensors), a scale shared
+/// by all blocks, and a head tied to the table.
 struct Gated : nn::Layer<Gated> {
   struct Block : nn::Layer<Block> {
     nn::RMSNorm norm{{.size = 8}};
@@ -35,7 +35,8 @@ struct Gated : nn::Layer<Gated> {
   };
   nn::Embedding tokens{{.num = 13, .dim = 8}};
   nn::ModuleList<Block> blocks;
-  Variable scale = parameter({8}, 0.5), start = parameter({1, 8}, 0.1);  // start: a table as Muon sees it
+  // start: to Muon it looks like an embedding table
+  Variable scale = parameter({8}, 0.5), start = parameter({1, 8}, 0.1);
   nn::Head head{tokens};
   explicit Gated(double p) {
     for (int i = 0; i < 3; ++i) blocks.emplace_back(p);
@@ -105,7 +106,7 @@ Tensor tokens_of(int64_t micro, int64_t shift) {
   return Tensor::from(x, {2, 6});
 }
 
-/// The loss, the norm and every gradient by name, of the whole model.
+/// Loss, norm and every gradient by name, of the whole model.
 Tensors whole_model(const Row& row) {
   manual_seed(3);
   const auto model = row.make();
@@ -171,7 +172,7 @@ TEST_CASE("models by their layers: every cut has the bits of the whole model, an
           }
           seen += rank.size();
         }
-        CHECK(seen >= expected.size() + 2);  // loss and norm twice, and what is tied
+        CHECK(seen >= expected.size() + 2);  // loss and norm appear twice, and so does each tied parameter
       }
     }
   }

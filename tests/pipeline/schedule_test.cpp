@@ -1,4 +1,4 @@
-// Schedules of pipelines: right for all sizes, as long as the papers say, and wrong lists are found wrong.
+// Pipeline schedules: valid for all sizes, as long as the papers say; and the checker finds invalid ones.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ bool exists(Kind kind, int p, int m) {
   return message([&] { make_schedule({kind, p, m}); }) == "(no error)";
 }
 
-/// Calls fn(schedule) for every number of stages and micro-batches that the kind has.
+/// Calls fn(schedule) for every number of stages and micro-batches that the kind supports.
 template <class Fn> void for_all(Kind kind, const Fn& fn) {
   for (int p = 1; p <= most_stages; ++p) {
     for (int m = 1; m <= most_micro_batches; ++m) {
@@ -35,7 +35,7 @@ template <class Fn> void for_all(Kind kind, const Fn& fn) {
   }
 }
 
-/// What the papers say of the activations of chunks that a rank keeps at most.
+/// The papers' bound on the number of activations that a rank keeps.
 int activations_kept(const Request& r, int rank) {
   switch (r.kind) {
     case Kind::gpipe: return r.micro_batches;
@@ -99,13 +99,14 @@ TEST_CASE("pipeline schedules: on streams of devices, one for each way; with one
     });
     CHECK(wrong == "");
     CHECK(seen > 50);
-    CHECK(stuck == (kind == Kind::gpipe ? 0 : seen));  // in which nothing goes one way before all has gone the other
+    // gpipe sends all activations before any gradient, so it cannot get stuck
+    CHECK(stuck == (kind == Kind::gpipe ? 0 : seen));
   }
   const std::vector<std::string> errors =
       check_streams(make_schedule({Kind::one_f_one_b, 2, 4}), {}, {.one_for_both_ways = true});
   CHECK(errors == std::vector<std::string>{"deadlock: rank 0 waits for the gradient of micro-batch 1, stage 1",
                                            "deadlock: rank 1 waits for the activation of micro-batch 2, stage 0"});
-  // Right where sends do not wait; where they do, as long as enough may be under way.
+  // Valid if sends do not block; if they do, enough of them must be allowed in flight.
   for (const auto& [micro_batches, ahead] : {std::pair{4, 2}, {8, 4}, {16, 8}, {32, 16}})
     CHECK(check_schedule(testing::chunk_by_chunk(2, micro_batches, 2)).ahead == ahead);
   CHECK(contains(check_streams(testing::chunk_by_chunk(2, 8, 2)).at(0),
@@ -127,7 +128,7 @@ TEST_CASE("pipeline schedules: idle as long as the formula says") {
     for (const Costs& costs : all) {
       double most = 0;
       for_all(kind, [&](const Schedule& s) {
-        if (&costs != &all[0] && s.request.micro_batches % 5 > 1) return;  // some are enough
+        if (&costs != &all[0] && s.request.micro_batches % 5 > 1) return;  // some sizes are enough
         const Simulation run = simulate(s, costs);
         most = std::max(most, std::abs(run.bubble - formula(s.request, costs).bubble));
         const double work = s.request.micro_batches * (costs.forward + costs.input + costs.weight);
@@ -141,16 +142,16 @@ TEST_CASE("pipeline schedules: idle as long as the formula says") {
       CHECK(most < 1e-9);
     }
   }
-  // What holds for some costs only says so.
+  // A formula that holds for some costs only says so.
   CHECK(contains(formula({Kind::dualpipe_v, 2, 4}, {1, 2, 1}).text, "(for I+W >= F >= I >= W, not these)"));
   CHECK(!contains(formula({Kind::dualpipe_v, 2, 4}, {1, 1, 1}).text, "for I+W"));
-  // The order of merit, at the same work.
+  // The order of schedules by bubble, for the same work.
   const auto bubble = [](Kind kind) { return simulate(make_schedule({kind, 8, 32, 0})).bubble; };
   CHECK(bubble(Kind::gpipe) == doctest::Approx(bubble(Kind::one_f_one_b)));
   CHECK(bubble(Kind::interleaved) < bubble(Kind::one_f_one_b));
   CHECK(bubble(Kind::zb_h1) < bubble(Kind::interleaved));
   CHECK(bubble(Kind::dualpipe_v) < bubble(Kind::zb_h1));
-  // Latency is paid on the way there and on the way back.
+  // The latency counts once forward and once backward.
   CHECK(simulate(make_schedule({Kind::gpipe, 4, 8, 0}), {1, 1, 1, 0.25}).seconds == doctest::Approx(33 + 2 * 3 * 0.25));
 }
 
@@ -210,8 +211,7 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
     list.erase(list.begin() + std::ptrdiff_t(index(list, row.action)));
     CHECK(contains(errors(s), row.expected));
   }
-  {  // every single action that is left out, done twice or swapped with its neighbour is noticed, unless the swap is
-     // harmless
+  {  // Every action that is missing or doubled is noticed.
     int unnoticed = 0;
     for (size_t rank = 0; rank < 3; ++rank) {
       for (size_t i = 0; i < good.ranks[rank].size(); ++i) {
@@ -223,7 +223,7 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
     }
     CHECK(unnoticed == 0);
   }
-  {  // two ranks that wait for each other: the first backward is wanted before the forward that leads to it was sent
+  {  // a deadlock: a rank waits for the first gradient before it sends the activation that leads to it
     Schedule s = good;
     auto& list = s.ranks[1];
     const size_t send = index(list, {What::send_activation, 2, 0}),
@@ -248,8 +248,8 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
     std::swap(s.ranks[0][5], s.ranks[0][6]);
     CHECK(contains(errors(s), "in the order of the micro-batches, 1 is next"));
   }
-  // A tied weight's gradient goes from the last stage to the first, micro-batch by micro-batch: split backwards may be
-  // in the way.
+  // The gradient of a tied weight goes from the last stage to the first for each micro-batch; a split backward may
+  // deadlock.
   CHECK(check_schedule(good, {{2, 0}}).right());
   CHECK(contains(check_schedule(good, {{0, 2}}).errors.at(0), "deadlock"));
 }

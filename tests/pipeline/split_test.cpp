@@ -1,4 +1,4 @@
-// Layers cut into stages: the smallest largest part, against every cut there is.
+// Layers split into stages: the largest stage is as small as possible, compared with every possible split.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -56,8 +56,8 @@ TEST_CASE("split: no cut is better, no part is empty") {
     for (int parts = 1; parts <= n; ++parts) {
       for (int round = 0; round < 12; ++round) {
         std::vector<double> w;
-        for (int i = 0; i < n; ++i)
-          w.push_back(round % 3 == 0 ? double(random(3)) : double(random(1000)) / 7);  // zeros and ties too
+        // Includes zeros and equal costs.
+        for (int i = 0; i < n; ++i) w.push_back(round % 3 == 0 ? double(random(3)) : double(random(1000)) / 7);
         const std::vector<int> bounds = balance(w, parts);
         REQUIRE(int(bounds.size()) == parts + 1);
         CHECK(bounds[0] == 0);
@@ -108,8 +108,8 @@ TEST_CASE("split: several chunks a rank, near the best that there is") {
       }
     }
   }
-  CHECK(balance(std::vector<double>(6, 1), make_schedule({Kind::dualpipe_v, 2, 8})) ==
-        std::vector<int>{0, 1, 2, 4, 6});  // both ranks 3 layers
+  // 3 layers on both ranks.
+  CHECK(balance(std::vector<double>(6, 1), make_schedule({Kind::dualpipe_v, 2, 8})) == std::vector<int>{0, 1, 2, 4, 6});
   CHECK(balance(std::vector<double>(16, 1), make_schedule({Kind::interleaved, 2, 8})) ==
         std::vector<int>{0, 4, 8, 12, 16});
   CHECK(balance(std::vector<double>(6, 1), make_schedule({Kind::one_f_one_b, 3, 8})) == std::vector<int>{0, 2, 4, 6});

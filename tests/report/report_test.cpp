@@ -1,4 +1,4 @@
-// The figures of a report, from runs whose figures are known, and its page.
+// The figures of a report, from runs whose figures are known, and its HTML page.
 #include <sys/stat.h>
 
 #include "report/page.h"
@@ -11,7 +11,7 @@ using namespace lockstep::report;
 
 namespace {
 
-/// Tags of HTML that do not match; "" when all do.
+/// The first HTML tag without its counterpart; "" if all match.
 std::string first_mismatch(const std::string& page) {
   std::vector<std::string> open;
   for (size_t at = 0; (at = page.find('<', at)) != page.npos;) {
@@ -139,7 +139,7 @@ TEST_CASE("report: traffic and memory beside the formulas") {
     }
     const RunFiles run = read_run(folder.path);
     const Analysis a = analyze(run);
-    CHECK(a.sent == doctest::Approx(128));  // the first step warms up
+    CHECK(a.sent == doctest::Approx(128));  // the first step is warm-up and does not count
     REQUIRE(a.traffic.size() == 2);
     CHECK(a.traffic[0].collective == "all_reduce, world");
     CHECK(a.traffic[0].calls == doctest::Approx(2));
@@ -196,7 +196,7 @@ TEST_CASE("report: a run without a trace, and folders that are none") {
   const std::pair<const char*, const char*> pipes[] = {
       {"metrics.jsonl", "expected a regular file, got a device or pipe"}, {"rank-0.json", "expected a run in"}};
   std::filesystem::remove(folder / "metrics.jsonl");
-  for (const auto& [name, said] : pipes) {  // nobody waits for what is at the other end
+  for (const auto& [name, said] : pipes) {  // pipes are rejected without waiting for a writer
     REQUIRE(mkfifo((folder / name).c_str(), 0600) == 0);
     CHECK(contains(message([&] { read_run(folder.path); }), said));
     std::filesystem::remove(folder / name);

@@ -1,5 +1,5 @@
-// The kernels of a step, from a dry run: their operations and bytes are those that arithmetic says, and times follow.
-// That the launches are those of the CUDA backend is in tests/cuda/launches_test.cpp.
+// The kernels of a step from a dry run: operations and bytes match the arithmetic, and times follow from them.
+// tests/cuda/launches_test.cpp checks that the launches are those of the CUDA backend.
 #include "report/roofline.h"
 
 #include <doctest/doctest.h>
@@ -36,14 +36,14 @@ TEST_CASE("dry run: kernels are noted with what they read and write, and nothing
     CHECK(all[0].name == "pointwise");
     CHECK(all[0].bytes() == int64_t(4) << 30);
     CHECK(all[1].name == "add");
-    CHECK(all[1].bytes() == (int64_t(4) << 30) + 2048);  // the row counts once
+    CHECK(all[1].bytes() == (int64_t(4) << 30) + 2048);  // the broadcast row counts once
     CHECK(all[1].operand(2).is_written);
     CHECK(sum(z).item() == 0);
     all = dry.take();
     REQUIRE(all.size() == 2);
     CHECK(all[0].name == "reduce");
     CHECK(all[1].name == "copy to host");
-    CHECK(launches_of(all) == 3);  // the sum by chunks, and what joins them
+    CHECK(launches_of(all) == 3);  // the sum of chunks, and the sum of their results; and the copy
     CHECK(dry.take().empty());
   }
   CHECK(message([] { card_of("h300"); }) == "expected a card of h200, h100, a100, got \"h300\"");
@@ -57,12 +57,12 @@ TEST_CASE("roofline: a step has three times its forward's operations, and each p
     const DryStep step = dry_step(o, 4, bf16);
     CHECK(step.tokens == 256);
     CHECK(step.parameters == 512 * 128 + 64 * 128 + 3 * (12 * 128 * 128 + 13 * 128) + 2 * 128);
-    // Attention makes scores again for its gradients, which is not the model's.
+    // Attention's backward recomputes scores, which does not count as the model's operations.
     const double forward = flops_of(step, "attention, forward");
     CHECK(flops_of(step, "attention, backward") == 2.5 * forward);
     CHECK(flops_of(step, "product") + 3 * forward == step.model_flops);
     CHECK(forward == 3 * 4. * 4 * 128 * (window > 0 ? 15 * 16 / 2 + 49 * 16 : 64 * 65 / 2));
-    // Gradient (as it is, or widened first) and copy of 16 bits; master weight and two states read and written.
+    // The 16-bit gradient (perhaps widened first) and copy; the master weight and two states are read and written.
     const Roofline found = roofline(step, card_of("h200"));
     double seconds = 0, optimizer = 0;
     for (const RooflineRow& row : found.rows) {
@@ -108,6 +108,6 @@ TEST_CASE("roofline: a step of a Llama of 1.2 billion parameters is at 55 % of a
   CHECK(step.parameters == 1'235'814'400);
   const Roofline found = roofline(step, card_of("h200"));
   CHECK(found.mfu > 0.55);
-  // The residuals are read by products: no kernel of their own.
+  // Products read the residuals, so adding them needs no kernel of its own.
   for (const RooflineRow& row : found.rows) CHECK((row.cost.kind != "add" && row.cost.kind != "add_norm"));
 }

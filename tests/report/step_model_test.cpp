@@ -1,4 +1,4 @@
-// Predictions of a step: what must hold whatever the costs are.
+// Predictions of a training step: properties that hold for any costs.
 #include "report/step_model.h"
 
 #include <chrono>
@@ -18,12 +18,12 @@ engine::ModelShape model(int64_t layers = 8) {
   return engine::shape_of<nn::GPT>({.vocab = 1000, .context = 128, .layers = layers, .width = 64, .heads = 4});
 }
 
-/// Seconds of a micro-batch's forward in a block and in the head, in each layer as its FLOPs say; backward takes twice
-/// that.
+/// Seconds of a micro-batch's forward in a block and in the head, divided among layers by FLOPs; backward takes twice
+/// as long.
 struct Costs {
   double block = 1e-3, head = 0;
 };
-constexpr Costs even{}, uneven{.head = 5e-4};  // without a head that makes stages unequal, and with one
+constexpr Costs even{}, uneven{.head = 5e-4};  // without a head, so that stages are equal, and with one
 
 StepPrediction predict(TrainingJob job, const Costs& costs = even, const Cluster& cluster = {}) {
   engine::ModelShape& m = job.model;
@@ -57,14 +57,14 @@ TEST_CASE("step model: one rank takes the sum of its parts") {
     CHECK(p.terms.size() == 2);
     CHECK(term(p, "compute") == doctest::Approx(micro_batches * (8 * 3e-3 + 1.5e-3)));
     const double n = double(model().numel());
-    CHECK(term(p, "optimizer") ==
-          doctest::Approx((2 * 8 * n + 8 * n) / 1e10));  // both moments there and back, parameter and gradient
+    // Both moments read and written, parameter and gradient.
+    CHECK(term(p, "optimizer") == doctest::Approx((2 * 8 * n + 8 * n) / 1e10));
     CHECK(p.step == doctest::Approx(sum(p)));
     CHECK(p.gradient_bytes + p.parameter_bytes + p.tensor_bytes + p.message_bytes == 0);
     CHECK(p.tokens == doctest::Approx(micro_batches * 2 * 128 / p.step));
     CHECK(p.terms[p.bound].name == "compute");
   }
-  // As FLOPs over FLOP/s.
+  // With times computed as FLOPs over FLOP/s.
   TrainingJob job{.model = model(), .plan = {}, .micro_batch = 4};
   give_seconds(job.model, 1e9);
   const StepPrediction p = predict_step(job, 1e12, {});
@@ -118,7 +118,7 @@ TEST_CASE("step model: pipelines of equal stages idle as the formula says") {
       }
     }
   }
-  // Seven blocks: three and an attention, and the rest. The lighter stage is not as slow as the other.
+  // Seven blocks: one stage has three and an attention, the other the rest. The lighter stage waits for the heavier.
   const TrainingJob job{.model = model(7), .plan = {.pp = 2}, .micro_batches = 4};
   const StepPrediction one = predict(job, even, {});
   const double attention = 4 * 64 * 64 + 129 * 64, mlp = 8 * 64 * 64,
@@ -130,7 +130,7 @@ TEST_CASE("step model: pipelines of equal stages idle as the formula says") {
 
 TEST_CASE(
     "step model: sums of slices go beside the next chunk's product, and in backward beside the weight's gradient") {
-  // Of a block's products a rank has a half; multiply-adds of a token.
+  // Seconds of products of a token, of which each rank computes half; from their multiply-adds.
   const double attention = 4 * 64 * 64 + 129 * 64, mlp = 8 * 64 * 64, each = 1e-3 / 2 / (attention + mlp),
                output = 64 * 64 * each, down = 4 * 64 * 64 * each, queries = 3 * output, up = down;
   for (const double sum : {1e-7, 1e-5, 3e-4, 1e-2}) {
@@ -144,7 +144,7 @@ TEST_CASE(
             {.model = model(), .plan = {.tp = 2}, .micro_batches = 3, .recompute = recompute, .overlap_chunks = chunks},
             even, cluster);
         const auto waits = [&](double product) {
-          double done = 0;  // each sum begins when its product is there, and the sum before it is over
+          double done = 0;  // each sum begins when its product is computed and the previous sum is over
           for (int64_t i = 0; i < chunks; ++i)
             done = std::max(done, product * double(i + 1) / double(chunks)) + sum / double(chunks);
           return done - product;
@@ -215,7 +215,7 @@ TEST_CASE("step model: collectives cost what the schedules cost") {
             .seconds;
     CHECK(collective_seconds(dist::Collective::all_reduce, hosts * each, 1, 6.4e7,
                              {.network = network, .ranks_per_host = each}) == doctest::Approx(simulated).epsilon(0.02));
-    // Ranks that lie a host apart have nobody near.
+    // If the ranks of a group are on different hosts, only the slow link counts.
     CHECK(collective_seconds(dist::Collective::all_reduce, hosts, each, 6.4e7,
                              {.network = network, .ranks_per_host = each}) ==
           doctest::Approx(
@@ -238,10 +238,10 @@ TEST_CASE("step model: thousands of ranks") {
   CHECK(job.plan.ranks() == 4096);
   CHECK(p.terms[p.bound].name == "compute");
   CHECK(p.step > 3 * large.forward_flops() * 32 * 2048 / 64 / 150e12 * 64 / 64);
-  // 175 billion parameters over 64 ranks that hold slices of them: 2 bytes for each and as many for gradients.
+  // 175 billion parameters over 64 ranks: 2 bytes each, and the same for gradients.
   CHECK(double(p.memory.parameters) == doctest::Approx(2. * double(large.numel()) / 64).epsilon(0.2));
-  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() <
-        60);  // on a loaded machine, under sanitizers
+  // Generous, for loaded machines and sanitizers.
+  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < 60);
 }
 
 TEST_CASE("step model: what cannot be") {
@@ -307,7 +307,7 @@ TEST_CASE("step model: costs of this machine, and of a trace") {
   double forward = 0, backward = 0;
   for (const auto& layer : scaled.list) forward += 2 * layer.forward, backward += 2 * layer.backward;
   CHECK(forward == doctest::Approx(0.2));
-  CHECK(backward == doctest::Approx(0.4));  // without the wait
+  CHECK(backward == doctest::Approx(0.4));  // without the time spent waiting
   CHECK(memory == doctest::Approx(double(tiny.numel()) * 24 / 0.1));
   const dist::Link link = link_of_traces(run.traces);
   CHECK(link.latency == doctest::Approx(1e-3).epsilon(1e-3));

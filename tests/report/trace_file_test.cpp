@@ -1,4 +1,4 @@
-// Traces read again and merged: whole ones, cut ones, foreign ones.
+// Reading and merging traces: complete, truncated and foreign ones.
 #include "report/trace_file.h"
 
 #include "tests/report/util.h"
@@ -29,7 +29,7 @@ TEST_CASE("traces: what was written is read") {
   CHECK(t.events[1].name == "backward");
   CHECK(t.events[2].number("bytes") == 64);
   CHECK(t.events[2].text("call") == "all_reduce f32 x 16");
-  CHECK(t.events[2].row > 0);  // not the main thread
+  CHECK(t.events[2].row > 0);  // not the main thread's row
   CHECK(t.operations.at("matmul").calls == 2);
   CHECK(t.operations.at("matmul").seconds == doctest::Approx(0.3));
   CHECK(t.notes.at("settings").at("lr").as_number() == 0.5);
@@ -52,7 +52,7 @@ TEST_CASE("traces: cut at any byte, the records before it are read") {
     most = t.events.size();
     std::vector<std::string> warnings;
     merge_traces(folder.path, folder / "out.json", warnings);
-    CHECK(data::read_json(folder / "out.json").as_array().size() >= most);  // strict JSON, whatever was left
+    CHECK(data::read_json(folder / "out.json").as_array().size() >= most);  // valid JSON, wherever the trace was cut
     CHECK(warnings.size() == !t.whole);
   }
   CHECK(most == 20);
@@ -65,7 +65,8 @@ TEST_CASE("traces: clocks that drifted are put right") {
       folder.path,
       {.rank = 1, .ranks = 2, .offset_ns = 1000, .error_ns = 500, .zero_ns = trace::now() - 10'000'000'000, .run = 7});
   const int64_t begun = trace::now() - 5'000'000'000;
-  trace::record("forward", Category::forward, begun, begun + 1'000'000'000);  // 5 s after zero: half of the drift
+  // 5 s after zero, halfway to the end: half of the drift
+  trace::record("forward", Category::forward, begun, begun + 1'000'000'000);
   trace::note("clock at the end", "{\"offset_ns\":3001000,\"error_ns\":900}");
   trace::stop();
   const RankTrace late = read_trace(folder / "rank-1.json");

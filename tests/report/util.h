@@ -1,5 +1,5 @@
 #pragma once
-// Runs that were never run: traces with times of our choice.
+// Artificial traces with chosen times.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -16,21 +16,23 @@ namespace fs = std::filesystem;
 namespace trace = lockstep::trace;
 using trace::Category;
 
+/// The beginning of all traces in nanoseconds of the clock.
 constexpr int64_t zero_ns = 1'000'000'000'000;
+/// The clock's time `seconds` after that.
 inline int64_t ns(double seconds) { return zero_ns + int64_t(seconds * 1e9 + 0.5); }
+/// Records an event from `begin` to `end` (seconds after the beginning).
 inline void put(std::string_view name, Category category, double begin, double end, trace::Args args = {},
                 const trace::Row* row = nullptr) {
   trace::record(name, category, ns(begin), ns(end), args, row);
 }
-/// A trace of a rank, from begin to end of fn.
+/// Writes a rank's trace, from before fn to after it.
 template <class Fn> void traced(const TempDir& folder, int rank, int ranks, const Fn& fn, int64_t run = 7) {
   trace::start(folder.path, {.rank = rank, .ranks = ranks, .zero_ns = zero_ns, .run = run});
   fn();
   trace::stop();
 }
 
-/// What a pipeline's ranks would have noted of `batches` batches of this schedule, each with a second before and after
-/// it.
+/// Writes the traces of a simulated pipeline: `batches` batches of this schedule, with a second before and after each.
 inline void traced_pipeline(const TempDir& folder, const lockstep::pipeline::Request& request,
                             const lockstep::pipeline::Costs& costs, int batches) {
   using namespace lockstep::pipeline;

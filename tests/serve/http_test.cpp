@@ -1,4 +1,5 @@
-// HTTP for strangers, without a model: what is refused while it is read, who goes away and who does not, and the end.
+// The HTTP server without a model: requests that are rejected while they are read, clients that disconnect or stall,
+// and shutdown.
 #include "inference/serve/http.h"
 
 #include <arpa/inet.h>
@@ -18,9 +19,9 @@ using namespace lockstep::serve;
 
 namespace {
 
-/// Answers so many pieces as the body says, a millisecond each: in one, or as a stream.
+/// Answers with as many pieces as the body says, one per millisecond: as one body, or as a stream.
 struct HttpToy {
-  std::atomic<int> port = 0, left = 0;  // answers that nobody wanted to its end
+  std::atomic<int> port = 0, left = 0;  // left: answers whose client disconnected early
   std::atomic<bool> stop = false;
   std::thread thread;
 
@@ -72,7 +73,7 @@ struct HttpToy {
 
 void say(int fd, const std::string& text) { send(fd, text.data(), text.size(), MSG_NOSIGNAL); }
 
-/// All that comes until the other side closes.
+/// Everything until the other side closes.
 std::string rest(int fd) {
   std::string out(1 << 16, 0), all;
   for (ssize_t got = 0; (got = recv(fd, out.data(), out.size(), 0)) > 0;) all.append(out, 0, size_t(got));
@@ -97,7 +98,7 @@ TEST_CASE("http: what is refused while it is read, and what is not") {
   const std::string chunked = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", kib(1024, 'x'),
                     get = "GET /a?b HTTP/1.1\r\nHost: x\r\n", close_it = "Connection: close\r\n\r\n";
   const struct {
-    std::string sent, again;  // so often that it must end
+    std::string sent, again;  // again: repeated until the server closes the connection
     std::string wanted;
   } rows[] = {{get + close_it, "", "HTTP/1.1 200 OK\r\n"},
               {get + "X-Say: hi\r\n" + close_it, "", "X-Said: hi\r\n"},

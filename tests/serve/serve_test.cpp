@@ -1,4 +1,5 @@
-// Serving: the schedule keeps its promises, blocks are shared and given back, and a request has the bits it has alone.
+// Serving: guarantees of the scheduler, sharing and freeing of blocks, and each request has the bits that it would have
+// alone.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -19,7 +20,7 @@ using namespace lockstep::serve;
 
 namespace {
 
-/// Blocks that sequences have are in use by as many, and all others are free.
+/// Checks that each block is in use by as many sequences as hold it, and that all others are free.
 void check_blocks(const State& s) {
   std::map<int32_t, int64_t> users;
   for (const Sequence& q : s.running) {
@@ -76,7 +77,7 @@ TEST_CASE("schedule: the youngest gives way, is computed again, and shares what 
     if (!step.put_back.empty()) {
       CHECK(step.put_back == std::vector<int64_t>{1});
       CHECK(s.waiting.size() == 1);
-      CHECK(s.waiting[0].tokens.size() > 20);  // what was made stays
+      CHECK(s.waiting[0].tokens.size() > 20);  // generated tokens are kept
       break;
     }
     for (const Work& w : step.work) append(s, w.number, 7);
@@ -85,7 +86,7 @@ TEST_CASE("schedule: the youngest gives way, is computed again, and shares what 
   finish(s, 0);
   const Step step = next_step(s);
   CHECK(step.started == std::vector<int64_t>{1});
-  CHECK(step.work[0].first == 32);  // nobody has taken its first two blocks
+  CHECK(step.work[0].first == 32);  // its first two blocks have not been reused
   CHECK(s.put_back == 1);
 }
 
@@ -98,20 +99,20 @@ TEST_CASE("blocks: whole ones are shared, by what they hold and what is in front
   b.keep(mine[2], mine[1], all.subspan(8, 4));
   CHECK(b.share(all, 2) == std::vector<int32_t>{mine[0], mine[1]});
   CHECK(b.users(mine[1]) == 2);
-  CHECK(b.share(all.subspan(4), 9).empty());  // the same tokens, not at the beginning
+  CHECK(b.share(all.subspan(4), 9).empty());  // the same tokens at another position
   std::vector<int64_t> other = tokens;
   other[5] ^= 1;
   CHECK(b.share(other, 9) == std::vector<int32_t>{mine[0]});
-  const int32_t twin = b.take();  // the same content, computed by another: one stays
+  const int32_t twin = b.take();  // the same content computed by another sequence: one block is kept
   CHECK(b.keep(twin, mine[0], all.subspan(4, 4)) == mine[1]);
   CHECK(b.users(twin) == 0);
   CHECK(b.users(mine[1]) == 3);
   for (const int32_t block : {mine[2], mine[1], mine[1], mine[1], mine[0], mine[0], mine[0]}) b.release(block);
   CHECK(b.free() == 6);
   CHECK(b.known() == 3);
-  CHECK(b.share(all, 9) == mine);  // still known
+  CHECK(b.share(all, 9) == mine);  // their content is still known
   for (const int32_t block : mine) b.release(block);
-  for (int i = 0; i < 4; ++i) b.take();  // three that know nothing, then the one that was free for longest
+  for (int i = 0; i < 4; ++i) b.take();  // three blocks without content, then the one that has been free for longest
   CHECK(b.share(all, 9).empty());
   CHECK(contains(message([&] { b.release(5), b.release(5), b.release(5); }), "is not in use"));
 }
@@ -128,12 +129,12 @@ TEST_CASE("schedule: nobody starves, blocks are conserved, whatever arrives") {
     for (int64_t steps = 0; steps < 4000 && (steps < 200 || !left.empty()); ++steps) {
       if (steps < 200 && below(3) == 0) {
         const int64_t prompt = 1 + below(blocks * size / 2), answer = 1 + below(20);
-        auto tokens = ids(prompt, below(4), 3);  // a few beginnings, so that some are shared
+        auto tokens = ids(prompt, below(4), 3);  // only a few different prefixes, so that some are shared
         if (s.blocks.of(prompt + answer) > blocks) continue;
         left[add(s, tokens, prompt + answer, below(5) == 0)] = answer;
         asked += answer;
       }
-      if (below(40) == 0 && !left.empty()) {  // somebody goes away
+      if (below(40) == 0 && !left.empty()) {  // a client cancels its request
         const int64_t number = left.rbegin()->first;
         asked -= left[number];
         left.erase(number), finish(s, number);
@@ -144,7 +145,7 @@ TEST_CASE("schedule: nobody starves, blocks are conserved, whatever arrives") {
       check_blocks(s);
       for (size_t i = 0; i + 1 < s.running.size(); ++i) CHECK(s.running[i].number < s.running[i + 1].number);
       if (!s.running.empty() && !s.waiting.empty()) CHECK(s.running.back().number < s.waiting.front().number);
-      // The oldest of all moves on in every step.
+      // The oldest request advances in every step.
       if (!left.empty()) {
         const int64_t oldest = left.begin()->first;
         bool moves = false;
@@ -197,13 +198,15 @@ TEST_CASE("schedule: blocks before the window are given back") {
     const Sequence& of = state.at(a);
     const int64_t in_use = std::count_if(of.blocks.begin(), of.blocks.end(), [](int32_t b) { return b >= 0; });
     check_blocks(state);
-    for (int64_t t = std::max<int64_t>(0, of.computed + 1 - 40); t < of.computed; ++t)  // seen by the next token
+    // the next token attends to these
+    for (int64_t t = std::max<int64_t>(0, of.computed + 1 - 40); t < of.computed; ++t)
       CHECK(of.blocks[size_t(t / 32)] >= 0);
     used.push_back(in_use);
   }
   CHECK(used.front() == 2);
-  CHECK(*std::max_element(used.begin() + 4, used.end()) <= 5);  // of the 11 that 330 tokens have
-  const int64_t b = add(state, ids(96, 1), 100);  // its first blocks are known as long as nobody else took them
+  CHECK(*std::max_element(used.begin() + 4, used.end()) <= 5);  // of the 11 blocks of 330 tokens
+  // its first blocks are found as long as no other sequence has reused them
+  const int64_t b = add(state, ids(96, 1), 100);
   next_step(state);
   CHECK(state.shared_tokens == 64);
   finish(state, a), finish(state, b);
@@ -240,7 +243,8 @@ TEST_CASE("paged_attention: the bits of keys in one piece") {
       }
       CHECK(gather_blocks(keys, table, length).to(f64).to_vector<double>() == k.to(f64).to_vector<double>());
       alone.push_back(attention(q.back(), k, v, {}, {.scale = 0, .causal = true, .window = row.window}).out);
-      std::fill_n(table.begin(), before_window(length - queries, row.window) / size, -1);  // given back
+      // blocks before the window have been freed
+      std::fill_n(table.begin(), before_window(length - queries, row.window) / size, -1);
     }
     for (size_t i = 0; i < shapes.size(); ++i) rows.push_back({shapes[i].first, shapes[i].second, tables[i]});
     const auto bits = [](const Tensor& x) { return x.to(f64).contiguous().to_vector<double>(); };
@@ -266,14 +270,15 @@ TEST_CASE("batcher: 32 requests at once have what each has alone, with too few b
     CAPTURE(row.name);
     manual_seed(3);
     nn::GPT model(row.o);
-    for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));  // logits far from each other
+    // large weights give well separated logits
+    for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
     if (row.sparse)
       for (auto& block : model.blocks.items)
         block->attention.set_sparsity({.mode = nn::SparsityConfig::Mode::fixed, .block = 8});
     model.eval();
     std::vector<Asked> asked;
     for (int64_t i = 0; i < 32; ++i) {
-      Asked a{.prompt = ids(1 + (i * 13) % 70, i % 5)};  // some begin alike
+      Asked a{.prompt = ids(1 + (i * 13) % 70, i % 5)};  // some have common prefixes
       a.generation = {.max_new_tokens = 1 + (i * 7) % 24,
                       .do_sample = i % 3 != 0,
                       .seed = uint64_t(i / 4),
@@ -342,11 +347,12 @@ TEST_CASE("batcher: who goes away frees the blocks, the prompt's log probabiliti
   const auto stays = batcher.submit({.prompt = ids(20, 2), .generation = {.max_new_tokens = 40}});
   while (!stays->ended()) stays->next(100);
   CHECK(goes->reason() == Answer::Reason::caller);
-  CHECK(after == 1);  // in the step behind
+  CHECK(after == 1);  // removed in the following step
   CHECK(batcher.figures().cancelled == 1);
 
   const auto prompt = ids(70, 4);
-  for (int round = 0; round < 2; ++round) {  // the second time its blocks are known, and are not used
+  // in the second round its blocks are known, but must not be used, because every logprob is needed
+  for (int round = 0; round < 2; ++round) {
     const auto echo =
         batcher.submit({.prompt = prompt, .generation = {.max_new_tokens = 0}, .logprobs = 2, .prompt_logprobs = true});
     const Tensor scores = model(Tensor::from(prompt, {1, 70})).tensor()[0];
@@ -390,7 +396,7 @@ TEST_CASE("requests: what is understood, and what is refused under its name") {
   const Request plain = parse_request(Endpoint::completions, R"({"prompt": "x"})", "m");
   CHECK((!plain.generation.greedy() && plain.generation.top_k == 0 && plain.generation.temperature == 1));
   CHECK((!plain.max_tokens && plain.n == 1 && plain.logprobs == -1 && plain.parse_special));
-  // What asks for nothing, as clients send it.
+  // Values without effect, as clients send them.
   const Request nothing = parse_request(Endpoint::completions, R"({"prompt": "x", "best_of": 1, "logit_bias": {},
       "suffix": "", "top_k": -1, "max_tokens": 5.0, "n": 1.0, "seed": 7.0, "stream": true,
       "stream_options": {"include_usage": true, "include_obfuscation": false}})",

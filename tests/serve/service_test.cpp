@@ -1,4 +1,4 @@
-// A service: every request is answered as it is alone or refused by itself, whatever is asked of whatever model.
+// The service: every request is answered as if it were alone, or rejected by itself, for any request and any model.
 #include "inference/serve/service.h"
 
 #include <doctest/doctest.h>
@@ -18,7 +18,7 @@ using data::Json;
 
 namespace {
 
-/// Bytes, special tokens of chats, a gap at 258, and one more at 260.
+/// A tokenizer of bytes and special chat tokens; id 258 is unused, 260 is padding.
 class Toy : public data::Tokenizer {
  public:
   int64_t vocab_size() const override { return 261; }
@@ -53,15 +53,14 @@ nn::GPT toy_gpt(int64_t vocab, uint64_t seed = 3) {
   return model;
 }
 
-/// All scores are 0 then, but for the sums of rows of the head that are written.
+/// Makes all scores 0, except for rows of the head that the caller writes. Returns the head's weight.
 const Tensor& plain_scores(nn::GPT& model) {
   model.norm.weight.tensor().fill_(0), model.norm.bias.tensor().fill_(1);
   model.head.weight.tensor().fill_(0);
   return model.head.weight.tensor();
 }
 
-/// What a client of a stream puts together from its pieces, in the order of names: how an answer falls into pieces is
-/// a matter of time.
+/// The answer that a client assembles from a stream, by names: how it is divided into pieces depends on timing.
 Json joined(const std::vector<Json>& pieces) {
   std::map<std::string, std::map<std::string, Json>> all;
   for (const Json& piece : pieces)
@@ -86,7 +85,8 @@ struct Body {
   std::string text;
 };
 
-/// Answers of requests that are asked together, or why there is none: "400: ..." of the request, "500: ..." else.
+/// The answers of requests that are submitted together, or errors: "400: ..." if the request is at fault, else "500:
+/// ...".
 std::vector<std::string> ask(Service& service, std::span<const Body> bodies) {
   std::vector<std::unique_ptr<Reply>> replies(bodies.size());
   std::vector<std::vector<Json>> pieces(bodies.size());
@@ -112,7 +112,7 @@ std::vector<std::string> ask(Service& service, std::span<const Body> bodies) {
 std::string ask(Service& service, const std::string& body, Endpoint endpoint = Endpoint::completions) {
   return ask(service, std::vector<Body>{{endpoint, body}})[0];
 }
-/// The first choice.
+/// The first choice of the answer.
 Json choice_of(Service& service, const std::string& body, Endpoint endpoint = Endpoint::completions) {
   const std::string text = ask(service, body, endpoint);
   CAPTURE(text);
@@ -126,7 +126,7 @@ std::vector<int64_t> whole_numbers(const Json& list) {
   return all;
 }
 
-/// Any options, most of them good ones; `rest` closes it.
+/// A request with random options, most of them valid; `rest` ends the JSON object.
 Body random_body(std::mt19937_64& random, const std::string& rest = "}") {
   const auto below = [&](size_t n) { return size_t(random() % n); };
   const auto one_of = [&](std::initializer_list<const char*> values) {
@@ -165,7 +165,7 @@ TEST_CASE("service: random options, random infinities, padding: a request is ans
   std::mt19937_64 random(7);
   model.norm.weight.tensor().fill_(1.5), model.norm.bias.tensor().fill_(0);
   const Tensor& head = model.head.weight.tensor();
-  // Products beyond f32: scores of +infinity and -infinity in many steps, and in few one that is no number.
+  // Some products exceed f32: scores are +-infinity in many steps, and NaN in a few.
   for (const int64_t id : {65, 98, 200, 259, 270}) head.select(0, id).select(0, int64_t(random() % 16)).fill_(2.5e38);
   head.select(0, 99).narrow(0, 3, 2).copy_(Tensor::from(std::vector<float>{INFINITY, -INFINITY}, {2}));
   const Toy tokenizer;
@@ -191,13 +191,15 @@ TEST_CASE("service: random options, random infinities, padding: a request is ans
   CHECK(ends["answered"] > wanted / 20);
   CHECK(ends["refused"] > wanted / 5);
   CHECK(ends["no number"] > wanted / 50);
-  CHECK(ask(service, R"({"prompt": "a", "max_tokens": 0, "echo": true})").starts_with("["));  // it still lives
+  // the service is still running
+  CHECK(ask(service, R"({"prompt": "a", "max_tokens": 0, "echo": true})").starts_with("["));
 }
 
 TEST_CASE("service: padding is never drawn nor named, an infinite score is") {
   nn::GPT model = toy_gpt(280);
   const Tensor& head = plain_scores(model);
-  for (const int64_t id : {65, 258, 261, 279}) head.select(0, id).fill_(id == 65 ? 2e38 : 3e38);  // sums are infinite
+  // their sums are infinite
+  for (const int64_t id : {65, 258, 261, 279}) head.select(0, id).fill_(id == 65 ? 2e38 : 3e38);
   const Toy tokenizer;
   Service service(model, tokenizer, {.name = "m"});
   for (const char* options : {"\"temperature\": 0", "\"temperature\": 5", "\"top_k\": 3", "\"top_p\": 0.5",
@@ -258,7 +260,7 @@ TEST_CASE("batcher: one sequence for which the model or the text of a token thro
   wanted[3] = "no such token";
   CHECK(run(true, [](int64_t) -> std::string { fail("no such token"); }) == wanted);
 
-  // The model does not take one prompt.
+  // A model that throws for one prompt.
   const int wrong = model.blocks[0].before_forward([](nn::Module&, const std::vector<Variable>& inputs) {
     LOCKSTEP_CHECK(max(inputs[0].tensor()).item() < 1e8, "[model] token 4");
   });
@@ -299,7 +301,7 @@ TEST_CASE("service: offsets in characters of what is sent, the same in a stream"
     CHECK(offsets[0] == 0);
   }
   CHECK(whole_ones > 10);
-  // Echoed: of the prompt as it was sent, with special tokens that are text in it.
+  // With echo, offsets refer to the prompt as it was sent, in which special tokens are text.
   const Json echo =
       choice_of(service, R"({"prompt": "\u00e9<|im_start|>xy", "max_tokens": 0, "echo": true, "logprobs": 0})");
   CHECK(echo.at("text").as_string() == "\xc3\xa9<|im_start|>xy");
@@ -318,7 +320,7 @@ TEST_CASE("service: offsets in characters of what is sent, the same in a stream"
     const Body plain = random_body(random), stream = random_body(again, ", \"stream\": true}");
     CAPTURE(plain.text);
     const std::string text = ask(other, plain.text, plain.endpoint), pieces = ask(other, stream.text, stream.endpoint);
-    if (!text.starts_with("[") || pieces.starts_with("400")) continue;  // refused; echo is no stream
+    if (!text.starts_with("[") || pieces.starts_with("400")) continue;  // rejected, or echo, which cannot be streamed
     const Json joined_ones = data::parse_json(pieces, "stream"), choices = data::parse_json(text, "answer");
     for (const Json& choice : choices.as_array()) {
       const Json& got = joined_ones.at(std::to_string(choice.at("index").as_int()));

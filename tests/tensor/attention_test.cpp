@@ -1,5 +1,5 @@
-// Attention and rotary against plain loops in f64: layouts, masks, causal limits, shared key heads, dropout, dtypes;
-// gradients against the formula of the full T x S matrix; the same bits for any number of threads; memory.
+// Attention and rotary embedding against plain loops in f64: layouts, masks, causality, shared key heads, dropout,
+// dtypes; gradients against the formula with the full T x S matrix; the same bits for any number of threads; memory.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -29,8 +29,9 @@ Tensor random_tensor(const Shape& shape, DType dtype, uint32_t seed) {
 struct Case {
   int64_t batch, heads, groups, queries, keys, width;
   bool causal = false;
-  int mask = 0;  // 1: bool (B, 1, T, S) with a full row of false, 2: added (H, 1, S), 3: added (T, S) with -inf,
-                 // transposed; 4: blocks
+  // 1: bool (B, 1, T, S) with a fully masked row; 2: additive (H, 1, S); 3: additive (T, S) with -inf, transposed; 4: a
+  // bool mask of blocks
+  int mask = 0;
   double dropout = 0, scale = 0;
   int64_t window = 0;
 };
@@ -51,7 +52,7 @@ const Case cases[] = {
     {1, 2, 2, 130, 71, 20},
     {1, 1, 1, 300, 300, 32, true},
     {1, 1, 1, 259, 131, 64},
-    // causal with more keys than queries (a cache), and with fewer: the first rows see nothing
+    // causal with more keys than queries (a cache), and with fewer: the first rows attend to nothing
     {1, 2, 2, 9, 80, 16, true},
     {1, 2, 2, 80, 9, 16, true},
     {1, 1, 1, 70, 197, 72, true},
@@ -72,7 +73,7 @@ const Case cases[] = {
     {2, 2, 2, 5, 0, 4},
     {0, 2, 2, 5, 5, 4},
     {1, 2, 2, 3, 3, 0},
-    // windows: of a tile of keys and a key less or more, and wider than everything
+    // windows: about the size of a tile of keys, and wider than the sequence
     {2, 3, 3, 5, 5, 4, true, 0, 0, 0, 1},
     {1, 2, 2, 67, 67, 8, true, 0, 0, 0, 2},
     {1, 4, 2, 300, 300, 16, true, 0, 0, 0, 63},
@@ -82,10 +83,10 @@ const Case cases[] = {
     {1, 1, 1, 70, 70, 8, true, 0, 0, 0, 70},
     {1, 1, 1, 70, 70, 8, true, 0, 0, 0, int64_t(1) << 62},
     {1, 4, 1, 300, 300, 20, true, 0, 0, 0, 7},
-    {1, 2, 2, 1, 200, 8, true, 0, 0, 0, 70},  // a query of a cache, and some
+    {1, 2, 2, 1, 200, 8, true, 0, 0, 0, 70},  // one query of a cache, and several
     {1, 4, 2, 9, 200, 16, true, 0, 0, 0, 3},
     {1, 2, 2, 70, 261, 8, true, 0, 0, 0, 100},
-    {1, 1, 1, 197, 70, 8, true, 0, 0, 0, 5},  // the first queries see nothing
+    {1, 1, 1, 197, 70, 8, true, 0, 0, 0, 5},  // the first queries attend to nothing
     {2, 4, 2, 140, 140, 8, true, 1, 0.3, 0, 20},
     {1, 2, 2, 66, 67, 4, true, 3, 0, 0.3, 33},
 };
@@ -97,7 +98,7 @@ struct Problem {
 
 Problem make(const Case& c, DType dtype) {
   Problem p;
-  // Views of a packed (B, T, heads, D) layout, as a model has them.
+  // Views of a packed (B, T, heads, D) layout, as in a model.
   p.q = random_tensor({c.batch, c.queries, c.heads, c.width}, dtype, 1).transpose(1, 2);
   const Tensor kv = random_tensor({c.batch, c.keys, 2, c.groups, c.width}, dtype, 2);
   p.k = kv.select(2, 0).transpose(1, 2);
@@ -107,8 +108,8 @@ Problem make(const Case& c, DType dtype) {
   std::mt19937 engine(4);
   if (c.mask == 1) {
     std::vector<double> values(size_t(c.batch * c.queries * c.keys));
-    for (size_t i = 0; i < values.size(); ++i)
-      values[i] = engine() % 3 != 0 && int64_t(i) / c.keys != 2;  // row 2: nothing
+    // Row 2 is fully masked.
+    for (size_t i = 0; i < values.size(); ++i) values[i] = engine() % 3 != 0 && int64_t(i) / c.keys != 2;
     p.mask = Tensor::from(values, {c.batch, 1, c.queries, c.keys}).to(boolean);
   } else if (c.mask == 2) {
     p.mask = random_tensor({c.heads, 1, c.keys}, dtype, 5);
@@ -124,7 +125,7 @@ struct Reference {
   std::vector<double> out, lse, grad_q, grad_k, grad_v;
 };
 
-/// softmax(q k^T scale + mask) v and its gradients with the whole matrix, in f64.
+/// softmax(q k^T scale + mask) v and its gradients from the full matrix, in f64.
 Reference reference(const Case& c, const Problem& p) {
   const auto [B, H, G, T, S, D] = std::tuple(c.batch, c.heads, c.groups, c.queries, c.keys, c.width);
   const auto q = p.q.to_vector<double>(), k = p.k.to_vector<double>(), v = p.v.to_vector<double>();
@@ -186,7 +187,7 @@ void check_close(const Tensor& got, const std::vector<double>& wanted, double to
   CHECK(wrong == 0);
 }
 
-/// Blocks drawn at random, one of `every`; every = 1: all; 0: none.
+/// A random layout with one of `every` blocks; every = 1: all; 0: none.
 std::shared_ptr<const BlockLayout> random_layout(int64_t block, int64_t tokens, int64_t heads, unsigned every) {
   std::mt19937 engine(6);
   const int64_t blocks = (tokens + block - 1) / block;
@@ -197,7 +198,7 @@ std::shared_ptr<const BlockLayout> random_layout(int64_t block, int64_t tokens, 
   return std::make_shared<BlockLayout>(BlockLayout::of_rows(block, heads, rows).to(default_device()));
 }
 
-/// The same as a mask (heads of the layout, T, S).
+/// The layout as a mask (heads of the layout, T, S).
 Tensor mask_of(const BlockLayout& layout, int64_t queries, int64_t keys) {
   const auto starts = layout.row_start.to_vector<double>(), columns = layout.columns.to_vector<double>();
   std::vector<double> mask(size_t(layout.heads * queries * keys));
@@ -241,7 +242,7 @@ TEST_CASE("attention with a layout of blocks equals the same mask, for every dty
   };
   const Row rows[] = {
       {{1, 2, 2, 64, 64, 8, true}, 16, 1, 2},
-      {{2, 4, 2, 131, 131, 12, true}, 16, 4, 3},  // a short last block, shared key heads, a layout for each head
+      {{2, 4, 2, 131, 131, 12, true}, 16, 4, 3},  // a short last block, shared key heads, one layout per head
       {{1, 2, 2, 300, 300, 16}, 16, 2, 4},
       {{1, 1, 1, 300, 300, 8, true}, 64, 1, 2},
       {{1, 2, 1, 333, 333, 8, true}, 48, 1, 3},
@@ -250,7 +251,7 @@ TEST_CASE("attention with a layout of blocks equals the same mask, for every dty
       {{1, 2, 2, 200, 200, 8}, 1000, 2, 1},
       {{1, 2, 2, 1, 77, 8, true}, 16, 2, 2},  // one query of a cache
       {{1, 2, 2, 70, 201, 8, true}, 16, 1, 3},
-      {{1, 2, 2, 70, 70, 8, true, 1}, 16, 2, 2},  // a mask as well
+      {{1, 2, 2, 70, 70, 8, true, 1}, 16, 2, 2},  // with an additional mask
       {{1, 2, 2, 70, 70, 8, true, 0, 0.4}, 16, 1, 2},
       {{1, 2, 2, 40, 40, 8}, 16, 1, 0},
       {{1, 2, 2, 0, 0, 8}, 16, 1, 1},
@@ -350,7 +351,7 @@ TEST_CASE("attention costs as much as its window is wide, and is a mask's where 
     check_close(g.q, same.q.to_vector<double>(), 1e-14);
     check_close(g.k, same.k.to_vector<double>(), 1e-14);
     check_close(g.v, same.v.to_vector<double>(), 1e-14);
-    // What no window reaches is not read.
+    // Keys and values before every window are never read.
     if (queries >= keys) continue;
     const int64_t hidden = (keys - queries - window + 1) / 64 * 64;
     Tensor far_k = k.clone(), far_v = v.clone();
@@ -365,7 +366,7 @@ TEST_CASE("attention takes any layout and writes gradients into packed views") {
     const Tensor packed = random_tensor({B, T, 3, H, D}, dtype, 1);
     const auto part = [](const Tensor& x, int64_t i) { return x.select(2, i).transpose(1, 2); };
     const Tensor q = part(packed, 0), k = part(packed, 1), v = part(packed, 2);
-    const Tensor grad = random_tensor({B, H, D, T}, dtype, 2).transpose(2, 3);  // D not of stride 1
+    const Tensor grad = random_tensor({B, H, D, T}, dtype, 2).transpose(2, 3);  // stride of D is not 1
     const AttentionArgs args{.scale = 0, .causal = true};
     const AttentionResult a = attention(q, k, v, {}, args);
     const AttentionResult b =
@@ -382,7 +383,7 @@ TEST_CASE("attention takes any layout and writes gradients into packed views") {
     CHECK(equal(part(into, 0), wanted.q));
     CHECK(equal(part(into, 1), wanted.k));
     CHECK(equal(part(into, 2), wanted.v));
-    const Tensor one = random_tensor({1, 1, 1, D}, dtype, 3);  // expanded operands: strides 0
+    const Tensor one = random_tensor({1, 1, 1, D}, dtype, 3);  // expanded operands with strides 0
     const Tensor same = one.expand({B, H, T, D});
     check_close(attention(q, k, same).out, same.to_vector<double>(), dtype == bf16 ? 1e-2 : 1e-6);
   }
@@ -473,7 +474,7 @@ TEST_CASE("rotary turns pairs and back") {
       const Tensor y = rotary(x, cosine, sine);
       check_close(y, wanted, tolerance);
       check_close(rotary(y, cosine, sine, true), in, tolerance);
-      // The same of packed heads, of which the last one stays as it is.
+      // The same for packed heads, of which the last one is not rotated.
       Tensor packed = x.transpose(1, 2).reshape({2, T, 3 * D});
       const Tensor before = packed.clone(), turned = rotary_packed(packed, 2, 3, cosine, sine),
                    by_head = turned.view({2, T, 3, D}).transpose(1, 2);

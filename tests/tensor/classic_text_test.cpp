@@ -1,4 +1,5 @@
-// Numbers are read and written as in C, whatever locale the program has set. tests/locales.py runs whole suites so.
+// Numbers are read and written in the C locale, whatever locale the program has set. tests/locales.py runs whole suites
+// in other locales.
 #include "tensor/classic_text.h"
 
 #include <doctest/doctest.h>
@@ -17,7 +18,7 @@ using namespace lockstep;
 
 namespace {
 
-/// As de_DE has them, which needs nothing of the system.
+/// Punctuation of de_DE, without a locale of the system.
 struct Commas final : std::numpunct<char> {
   char do_decimal_point() const override { return ','; }
   char do_thousands_sep() const override { return '.'; }
@@ -35,7 +36,7 @@ struct GlobalCommas {
 TEST_CASE("classic: numbers that people write") {
   const struct {
     const char* text;
-    double value;  // NaN: none
+    double value;  // NaN: not a number
   } rows[] = {{"0.5", 0.5},      {"+0.5", 0.5}, {"-1e-3", -1e-3}, {"1e310", NAN},   {"5e-324", 5e-324},
               {"inf", HUGE_VAL}, {"", NAN},     {"0,5", NAN},     {"1.5x", NAN},    {" 1", NAN},
               {"+-1", NAN},      {"++1", NAN},  {"0x1p3", NAN},   {"1.234", 1.234}, {"1234567", 1234567}};

@@ -1,4 +1,4 @@
-// Convolution and pooling against plain loops in double, in both layouts, and their gradients as the transposed maps.
+// Convolution and pooling against plain loops in double, in both layouts, and their gradients as transposed maps.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -17,7 +17,8 @@ namespace {
 
 Tensor channels_last(const Tensor& x) { return x.permute({0, 2, 3, 1}).clone().permute({0, 3, 1, 2}); }
 
-/// Calls fn(n, k, p, q, c within x, h, w, c within the group, r, s) for every product of a convolution.
+/// Calls fn(n, k, p, q, c, h, w, c within the group, r, s) for every product of a convolution; c indexes the channels
+/// of x.
 template <class Fn> void each_product(const Shape& x, const Shape& w, const Shape& y, const ConvArgs& a, Fn&& fn) {
   const int64_t kg = w[0] / a.groups;
   for (int64_t n = 0; n < y[0]; ++n)
@@ -84,7 +85,7 @@ TEST_CASE("conv2d and its gradients") {
         if (last && !is_channels_last(x)) continue;
         if (y.numel() > 0 && is_channels_last(x) && plane > 1 && y.size(1) > 1) CHECK(is_channels_last(y));
 
-        for (bool grad_last : {false, true}) {  // a gradient may come in the other layout
+        for (bool grad_last : {false, true}) {  // a gradient may have the other layout
           const Tensor grad = grad_last ? channels_last(values(y.shape(), 4, dtype)) : values(y.shape(), 4, dtype);
           const auto vg = grad.to_vector<double>();
           std::vector<double> gx(vx.size(), 0), gw(vw.size(), 0), gb(vb.size(), 0);

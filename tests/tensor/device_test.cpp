@@ -1,4 +1,4 @@
-// Virtual CPU devices: they are apart, though they share memory.
+// Virtual CPU devices: they are separate devices although they share memory.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -55,7 +55,7 @@ TEST_CASE("moving copies, and stays on the device") {
   for (const Tensor& made : {y + y, y.clone(), y.to(f64), zeros_like(y), matmul(y, y.t()), sum(y), softmax(y, 0),
                              cat({y, y}), y.slice(0, 1), flip(y, {0})})
     CHECK(made.device() == second);
-  y.copy_(x.t());  // a copy is allowed to cross
+  y.copy_(x.t());  // copy_() may cross devices
   CHECK(y.to_vector<float>() == std::vector<float>{0, 3, 1, 4, 2, 5});
   CHECK(to_string(y.to(i64)) == "[[0, 3],\n [1, 4],\n [2, 5]], dtype=i64, device=cpu:1");
   CHECK(to_string(ones({1}, {.device = second})) == to_string(ones({1}, {.device = cpu})) + ", device=cpu:1");

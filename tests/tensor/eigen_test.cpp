@@ -1,4 +1,4 @@
-// Tensors and Eigen's matrices on one memory.
+// Tensors and Eigen matrices that share memory.
 #include "tensor/eigen.h"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,4 @@
-// Fourier transforms against the sum that defines them, and complex tensors.
+// Fourier transforms against the defining sum, and complex tensors.
 #include "tensor/fft.h"
 
 #include <doctest/doctest.h>
@@ -23,7 +23,7 @@ Tensor random_numbers(const Shape& shape, DType dtype) {
   return view_as_complex(randn(pairs, {.dtype = f64, .device = cpu})).to(dtype);
 }
 
-/// The definition, for rows of the last dim.
+/// The defining sum, for rows of the last dimension.
 std::vector<Number> naive(const Tensor& x, bool inverse) {
   const auto in = x.to_vector<Number>();
   const int64_t n = x.size(-1);
@@ -36,7 +36,7 @@ std::vector<Number> naive(const Tensor& x, bool inverse) {
   return out;
 }
 
-/// The largest difference over the root mean square of what is expected.
+/// The largest difference relative to the root mean square of the expected values.
 double error_of(const Tensor& got, const std::vector<Number>& expected) {
   const auto values = got.to_vector<Number>();
   REQUIRE(values.size() == expected.size());
@@ -59,7 +59,7 @@ std::vector<int64_t> lengths() {
 }  // namespace
 
 TEST_CASE("fft: every length agrees with the definition, comes back, and keeps the energy") {
-  const OnCpu on_cpu;  // complex tensors are there only
+  const OnCpu on_cpu;  // complex tensors exist on the CPU only
   for (const DType dtype : {c128, c64}) {
     const double within = dtype == c128 ? 2e-13 : 3e-5;
     for (const int64_t n : lengths()) {
@@ -85,7 +85,7 @@ TEST_CASE("fft: every length agrees with the definition, comes back, and keeps t
 }
 
 TEST_CASE("fft: long rows, of both kinds, against the sum at a few places") {
-  const OnCpu on_cpu;  // complex tensors are there only
+  const OnCpu on_cpu;  // complex tensors exist on the CPU only
   for (const int64_t n : {int64_t(1) << 16, int64_t(10007), int64_t(3) * 5 * 7 * 11 * 13 * 2, int64_t(2) * 8209}) {
     CAPTURE(n);
     const Tensor x = random_numbers({n}, c128), y = fft::fft(x);
@@ -103,7 +103,7 @@ TEST_CASE("fft: long rows, of both kinds, against the sum at a few places") {
 }
 
 TEST_CASE("fft: the bits do not depend on threads") {
-  const OnCpu on_cpu;  // complex tensors are there only
+  const OnCpu on_cpu;  // complex tensors exist on the CPU only
   for (const int64_t n : {60, 1009, 1024, 10007, 1 << 17})
     for (const int64_t rows : {1, 37}) {
       if (n * rows > 1 << 20) continue;
@@ -113,7 +113,7 @@ TEST_CASE("fft: the bits do not depend on threads") {
 }
 
 TEST_CASE("fft: dims, sizes, normalisation and shifts") {
-  const OnCpu on_cpu;  // complex tensors are there only
+  const OnCpu on_cpu;  // complex tensors exist on the CPU only
   const Tensor x = random_numbers({3, 4, 5}, c128);
   CHECK(allclose(fft::fft(x, {}, 1), fft::fft(x.transpose(1, 2)).transpose(1, 2), 1e-12, 1e-12));
   CHECK(allclose(fft::fft(x.permute({2, 0, 1}), {}, 0), fft::fft(x).permute({2, 0, 1}), 1e-12, 1e-12));
@@ -139,7 +139,7 @@ TEST_CASE("fft: dims, sizes, normalisation and shifts") {
 }
 
 TEST_CASE("fft: what is refused") {
-  const OnCpu on_cpu;  // complex tensors are there only
+  const OnCpu on_cpu;  // complex tensors exist on the CPU only
   const Tensor x = zeros({3, 4}), z = x.to(c64);
   CHECK(message([&] { fft::fft(x, 0); }) == "[fft] expected a length of at least 1 in dim -1, got 0 for shape (3, 4)");
   CHECK(contains(message([&] { fft::fft(zeros({3, 0})); }), "got 0"));
@@ -155,7 +155,7 @@ TEST_CASE("fft: what is refused") {
 }
 
 TEST_CASE("complex: creation, views, copies and printing") {
-  const OnCpu on_cpu;  // complex tensors are there only
+  const OnCpu on_cpu;  // complex tensors exist on the CPU only
   for (const DType dtype : {c64, c128}) {
     const Tensor x = random_numbers({3, 4}, dtype);
     CHECK(size_of(dtype) == 2 * size_of(real_dtype(dtype)));
@@ -171,7 +171,7 @@ TEST_CASE("complex: creation, views, copies and printing") {
     CHECK(equal(x.t().clone().t(), x));
     CHECK(equal(real(arange(3).to(dtype)), arange(3).to(real_dtype(dtype))));
     CHECK(x[1][2].item<Number>() == x.to_vector<Number>()[6]);
-    // Elements move whole.
+    // Operations that move elements move both parts.
     const Tensor re = real(x), index = Tensor::from<int64_t>({2, 0});
     const auto moves = [&](const std::function<Tensor(const Tensor&)>& f) {
       const Tensor out = f(x);
@@ -199,7 +199,7 @@ TEST_CASE("complex: creation, views, copies and printing") {
 }
 
 TEST_CASE("complex: arithmetic agrees with std::complex") {
-  const OnCpu on_cpu;  // complex tensors are there only
+  const OnCpu on_cpu;  // complex tensors exist on the CPU only
   const Tensor a = random_numbers({3, 1, 5}, c128), b = random_numbers({4, 5}, c128), r = randn({4, 5}, {.dtype = f64});
   const auto each = [&](const Tensor& left, const Tensor& right, const Tensor& got, auto fn) {
     const Shape shape = broadcast_shapes("test", left.shape(), right.shape());
@@ -225,7 +225,7 @@ TEST_CASE("complex: arithmetic agrees with std::complex") {
   const Tensor c = a.clone();
   add_(c, b[0]), sub_(c, a), mul_(c, a);
   each(a, b[0], c, [](Number x, Number y) { return y * x; });
-  // Squares that neither over- nor underflow.
+  // Absolute values whose squares would overflow or underflow.
   const Tensor far = Tensor::from<std::complex<float>>({{3e30f, 4e30f}, {3e-30f, 4e-30f}, {0, 0}});
   const auto lengths = abs(far).to_vector<float>();
   CHECK(lengths[0] == doctest::Approx(5e30));
@@ -235,7 +235,7 @@ TEST_CASE("complex: arithmetic agrees with std::complex") {
 }
 
 TEST_CASE("complex: what is not for complex numbers says so") {
-  const OnCpu on_cpu;  // complex tensors are there only
+  const OnCpu on_cpu;  // complex tensors exist on the CPU only
   const Tensor z = ones({2, 2}, {.dtype = c64}), mask = ones({2, 2}, {.dtype = boolean});
   const std::vector<std::pair<const char*, std::function<void()>>> rows = {
       {"exp", [&] { exp(z); }},

@@ -1,5 +1,5 @@
-// Floats in 8 bits: rounding against the nearest of all numbers, what is made of shapes, refusals. (PyTorch's codes:
-// tests/engine/fp8_test.cpp.)
+// 8-bit floats: rounding against an exhaustive search for the nearest code, shapes of results, rejected calls.
+// PyTorch's codes: tests/engine/fp8_test.cpp.
 #include <doctest/doctest.h>
 
 #include <cmath>

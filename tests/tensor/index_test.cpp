@@ -28,7 +28,7 @@ TEST_CASE("embedding and its gradient") {
 
     const Tensor grad = randn({5, 60, 37}).to(dtype), sums = randn({211, 37}).to(dtype), before = sums.clone();
     embedding_grad_(sums, grad, index, 3);
-    // Reference: one row after the other, f16 and bf16 in f32 and rounded once.
+    // The reference adds one row after the other; f16 and bf16 are summed in f32 and rounded once.
     Tensor expected = (dtype == f64 ? before : before.to(f32)).clone();
     const auto places = list(index);
     for (int64_t i = 0; i < 300; ++i) {
@@ -113,8 +113,8 @@ TEST_CASE("gather, scatter and scatter_add agree with loops") {
     }
   }
   CHECK(gather(full({}, 7), 0, zeros({}, {.dtype = i64})).item() == 7);
-  CHECK(list(scatter(zeros({2}, {.dtype = i64}), 0, ints({0, 0, 0}), ints({4, 5, 6}))) ==
-        Ints{6, 0});  // the last one stays
+  // The last one wins.
+  CHECK(list(scatter(zeros({2}, {.dtype = i64}), 0, ints({0, 0, 0}), ints({4, 5, 6}))) == Ints{6, 0});
   const Tensor view = zeros({3, 2}).t();
   scatter_add_(view, 1, zeros({2, 3}, {.dtype = i64}), ones({2, 3}));
   CHECK(equal(view, Tensor::from<float>({3, 0, 0, 3, 0, 0}, {2, 3})));
@@ -133,7 +133,7 @@ TEST_CASE("index_select and index_add_") {
     CHECK(sum(sums.select(dim, 1)).item() == 0);
   }
   const Tensor y = ones({3, 2});
-  index_add_(y.t(), 1, ints({1, 1}), y.t().narrow(1, 0, 2));  // its own storage
+  index_add_(y.t(), 1, ints({1, 1}), y.t().narrow(1, 0, 2));  // the source shares storage with the target
   CHECK(equal(y, Tensor::from<float>({1, 1, 3, 3, 1, 1}, {3, 2})));
   CHECK(index_select(x, 0, empty({0}, {.dtype = i64})).shape() == Shape{0, 3, 4});
 }
@@ -294,5 +294,5 @@ TEST_CASE("indexing: wrong calls change nothing") {
     CAPTURE(text);
     CHECK_MESSAGE(contains(text, row.text), row.text);
   }
-  if (default_device().is_cpu()) CHECK(equal(weight, before));  // a kernel only passes over the wrong ones
+  if (default_device().is_cpu()) CHECK(equal(weight, before));  // a kernel on a device skips only the invalid indices
 }

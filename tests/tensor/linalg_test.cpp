@@ -1,5 +1,5 @@
-// linalg:: on tensors: what decompositions promise, for every shape, layout, batch and both dtypes; edges, errors, and
-// that threads change no bit. Values beside PyTorch's are golden cases (tests/golden/linalg.safetensors).
+// linalg:: on tensors: properties of decompositions for every shape, layout, batch and both dtypes; edge cases, errors,
+// and the same bits for any number of threads. Values from PyTorch are golden cases (tests/golden/linalg.safetensors).
 #include "tensor/linalg.h"
 
 #include <doctest/doctest.h>
@@ -21,7 +21,7 @@ double worst(const Tensor& a, const Tensor& b) {
 }
 Tensor identity(int64_t n, const Tensor& like) { return eye(n, -1, {like.dtype(), like.device()}); }
 Tensor drawn(const Shape& shape, DType dtype) { return randn(shape, {.dtype = dtype}); }
-/// Symmetric, with eigenvalues from 0.5 on.
+/// A symmetric matrix with eigenvalues of at least 0.5.
 Tensor positive(const Shape& batch, int64_t n, DType dtype) {
   Shape shape = batch;
   shape.push_back(n), shape.push_back(n);
@@ -34,7 +34,7 @@ const std::pair<int64_t, int64_t> shapes[] = {{1, 1},   {2, 2},   {5, 3},   {3, 
                                               {64, 20}, {20, 64}, {40, 37}, {0, 3}, {3, 0}, {0, 0}};
 const Shape batches[] = {{}, {2}, {3, 1, 2}, {0}};
 
-/// Calls fn(a, m, n) for matrices of all shapes, batches and dtypes, and for views of each.
+/// Calls fn(a, m, n) for matrices of all shapes, batches and dtypes, and for strided views of each.
 template <class Fn> void each_matrix(Fn fn) {
   for (const DType dtype : {f32, f64})
     for (const Shape& batch : batches)
@@ -64,7 +64,7 @@ TEST_CASE("linalg: qr gives orthogonal columns and a triangle, that make the mat
       CHECK(equal(la::qr(a, la::QrMode::r).r, la::qr(a).r));
     }
   });
-  // LAPACK's signs: a diagonal against the sign of what it replaces.
+  // LAPACK's signs: an element of R's diagonal has the opposite sign of the element that it replaces.
   const Tensor a = Tensor::from<double>({3, 1, 4, 1}, {2, 2});
   CHECK(la::qr(a).r[0][0].item() == doctest::Approx(-5));
   CHECK(la::qr(-a).r[0][0].item() == doctest::Approx(5));
@@ -88,12 +88,13 @@ TEST_CASE("linalg: svd") {
     if (k > 1 && s.numel() > 0) CHECK(min(s.narrow(-1, 0, k - 1) - s.narrow(-1, 1, k - 1)).item() >= 0);
     if (s.numel() > 0) CHECK(min(s).item() >= 0);
   });
-  // Few ranks, equal values, and sizes far apart.
+  // Low rank, equal singular values, and values of very different size.
   const Tensor line = matmul(drawn({30, 1}, f64), drawn({1, 25}, f64));
   CHECK(la::svdvals(line)[1].item() < 1e-13 * la::svdvals(line)[0].item());
   CHECK(worst(la::svdvals(eye(33, -1, {.dtype = f64})), ones({33}, {.dtype = f64})) < 1e-15);
   CHECK(worst(la::svdvals(zeros({20, 20})), zeros({20})) == 0);
-  // Clusters of equal values and zeros, sizes from large to small and back, ranks, and the ends of the range.
+  // Clusters of equal values and zeros, graded matrices in both directions, low ranks, and values at the limits of the
+  // dtype.
   for (const DType dtype : {f32, f64})
     for (const int64_t n : {2, 3, 16, 33, 70}) {
       const TensorOptions o{.dtype = dtype};
@@ -154,7 +155,7 @@ TEST_CASE("linalg: eigh and cholesky read one triangle") {
         CHECK((equal(tril(l), l) && equal(triu(u), u)));
         CHECK(worst(matmul(l, t(l)), a) < allowed);
         CHECK(worst(matmul(t(u), u), a) < allowed);
-        // What the other triangle holds does not matter.
+        // The other triangle is ignored.
         const Tensor low = tril(a) + triu(full_like(a, 7), 1), high = triu(a) + tril(full_like(a, 7), -1);
         CHECK((equal(la::cholesky(low), l) && equal(la::eigvalsh(low), la::eigvalsh(a))));
         CHECK((equal(la::cholesky(high, true), u) && worst(la::eigvalsh(high, true), values) < allowed));
@@ -220,7 +221,7 @@ TEST_CASE("linalg: determinants, also of singular matrices and of none") {
   CHECK(log_abs[1].item() == -INFINITY);
   CHECK(la::det(zeros({2, 0, 0})).to_vector<float>() == std::vector<float>{1, 1});
   CHECK(la::slogdet(zeros({0, 0})).logabsdet.item() == 0);
-  // As a product it is too large for a number.
+  // The product of the diagonal overflows.
   const Tensor large = identity(200, ones({1})) * 100.0;
   CHECK(la::det(large).item() == INFINITY);
   CHECK(la::slogdet(large).logabsdet.item() == doctest::Approx(200 * std::log(100.0)));
@@ -251,7 +252,7 @@ TEST_CASE("linalg: pinv, lstsq, rank and norms") {
   CHECK(la::matrix_rank(eye(5, -1, {.dtype = f64}) * -1e-3, 1e-2, 0.0, true).item<int64_t>() == 0);
   CHECK(la::matrix_rank(symmetric, {}, 1e-10, true).item<int64_t>() == 2);
   CHECK(worst(la::pinv(symmetric, {}, 1e-10, true), la::pinv(symmetric, {}, 1e-10)) < 1e-9);
-  CHECK(la::lstsq(two, drawn({9}, f64)).residuals.numel() == 0);  // not of full rank
+  CHECK(la::lstsq(two, drawn({9}, f64)).residuals.numel() == 0);  // rank-deficient
   CHECK(la::cond(eye(3)).item() == 1);
   CHECK(la::cond(zeros({2, 2}), 1).item() == INFINITY);
   CHECK(la::cond(zeros({2, 2}), "fro").item() == INFINITY);
@@ -264,7 +265,7 @@ TEST_CASE("linalg: pinv, lstsq, rank and norms") {
 
 TEST_CASE("linalg: matrix_exp") {
   manual_seed(6);
-  const double angle = 200;  // many squarings
+  const double angle = 200;  // needs many squarings
   const Tensor turn = Tensor::from<double>({0, -angle, angle, 0}, {2, 2});
   CHECK(worst(la::matrix_exp(turn),
               Tensor::from<double>({std::cos(angle), -std::sin(angle), std::sin(angle), std::cos(angle)}, {2, 2})) <
@@ -278,7 +279,7 @@ TEST_CASE("linalg: matrix_exp") {
   CHECK(la::matrix_exp(zeros({2, 0, 0})).shape() == Shape({2, 0, 0}));
 }
 
-// On a device a batch of small matrices is one call, and others are a loop: what they give must not differ.
+// On a device a batch of small matrices is one call and larger ones are a loop; the results must agree.
 TEST_CASE("linalg: a batch has what its matrices have alone, however it lies in memory") {
   manual_seed(8);
   for (const DType dtype : {f32, f64})
@@ -365,7 +366,7 @@ TEST_CASE("linalg: threads change no bit") {
     const auto [u, d, vh] = la::svd(large);
     const auto [q, r] = la::qr(a);
     const auto [values, vectors] = la::eigh(s);
-    const Tensor turned = la::eigh(one).vectors;  // by several threads
+    const Tensor turned = la::eigh(one).vectors;  // computed by several threads
     return std::vector{la::inv(a),      la::det(a),       u, d, vh, q, r, values, vectors, turned,
                        la::cholesky(s), la::matrix_exp(a)};
   });

@@ -1,4 +1,4 @@
-// Linear layers' products: with bias, activation, residual, and into memory that is given.
+// Products of linear layers: with bias, activation and residual, and into given memory.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -53,7 +53,7 @@ TEST_CASE("linear with an activation has the bits of the two operations") {
   CHECK(equal(linear(x, w, bias, Activation::relu), relu(pre)));
   const Tensor gelu = linear(x, w, bias, Activation::gelu_tanh);
   if (default_device().is_cpu()) CHECK(equal(gelu, gelu_tanh(pre)));
-  else check_close(gelu, gelu_tanh(pre).to_vector<double>(), 1e-5);  // cuBLASLt has a formula of its own
+  else check_close(gelu, gelu_tanh(pre).to_vector<double>(), 1e-5);  // cuBLASLt computes GELU in its own way
   CHECK(equal(linear(x, w, bias, Activation::gelu_erf), gelu_erf(pre)));
   CHECK(equal(linear(x, w, bias, Activation::silu), silu(pre)));
 }
@@ -89,7 +89,7 @@ TEST_CASE("linear_add: the residual is added to sums in f32, and that is rounded
         REQUIRE(out.shape() == shape);
         CHECK(equal(residual, values(shape, 4, dtype)));
         const Tensor exact = add(residual.to(f64), linear(x.to(f64), w.to(f64), with_bias ? bias.to(f64) : bias));
-        // Half of the distance to the next number, and a little for the sums: not what rounding twice gives.
+        // Half the spacing of the dtype plus the error of the sums: rounding twice would exceed that.
         const double half = dtype == bf16 ? 1. / 256 : dtype == f16 ? 1. / 2048 : 0;
         CHECK(allclose(out.to(f64), exact, half * 1.001, 1e-5));
         Dims last_first{r.x.rank() - 1};

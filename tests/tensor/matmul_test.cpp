@@ -17,14 +17,14 @@ using namespace lockstep::testing::products;
 
 namespace {
 
-/// Products of bf16 made in one way while it lives.
+/// Selects the implementation of bf16 products while it lives.
 struct Bf16 {
   Bf16Products before = bf16_products();
   explicit Bf16(Bf16Products products) { set_bf16_products(products); }
   ~Bf16() { set_bf16_products(before); }
 };
 
-/// Those that this processor has.
+/// The implementations that this processor supports.
 std::vector<Bf16Products> all_bf16_products() {
   std::vector<Bf16Products> all{Bf16Products::portable};
   if (has_bf16_products(Bf16Products::avx512_bf16)) all.push_back(Bf16Products::avx512_bf16);
@@ -60,8 +60,8 @@ TEST_CASE("matmul: shapes, layouts and dtypes") {
 
 TEST_CASE("matmul: views with row strides, steps and repeats") {
   const Tensor x = values({40, 60}, 3), y = values({60, 40}, 4);
-  const Tensor a = x.slice(1, 5, 45).slice(0, 2, 39, 3);  // (13, 40), rows far apart
-  const Tensor b = y.slice(0, 0, 40).slice(1, 1, 40, 2);  // (40, 20), no unit stride
+  const Tensor a = x.slice(1, 5, 45).slice(0, 2, 39, 3);  // (13, 40), with a gap between rows
+  const Tensor b = y.slice(0, 0, 40).slice(1, 1, 40, 2);  // (40, 20), without a unit stride
   check_close(matmul(a, b), reference(a, b, 1, 13, 20, 40), 1e-6);
   const Tensor repeated = values({1, 40}, 5).expand({6, 40});
   check_close(matmul(repeated, b), reference(repeated, b, 1, 6, 20, 40), 1e-6);
@@ -219,7 +219,7 @@ TEST_CASE("matmul: by AVX512-BF16, an element is the sum of pairs in order, the 
   };
   for (const Row r : {Row{1, 1, 1}, {3, 5, 7}, {1, 70, 33}, {40, 3, 64}, {20, 45, 1025}, {9, 33, 2051}, {130, 97, 70}})
     for (int layout = 0; layout < 4; ++layout)
-      for (const double scale : {1.0, 1e-19}) {  // products of the smaller ones are less than the smallest normal f32
+      for (const double scale : {1.0, 1e-19}) {  // with the smaller one, products are below the smallest normal f32
         CAPTURE(r.k);
         CAPTURE(layout);
         const auto some = [&](const Shape& shape, bool turned) {
@@ -263,10 +263,11 @@ TEST_CASE("linear: bf16 with bias and activation is the product in f32, then the
         for (const int threads : {1, 2, 3}) {
           const Threads some(threads);
           const Tensor again = linear(x, w, bias, activation);
-          if (default_device().is_cpu()) CHECK(equal(again, out));  // cuBLASLt has an epilogue of its own with pre
+          // cuBLASLt uses another epilogue if pre is requested
+          if (default_device().is_cpu()) CHECK(equal(again, out));
           else check_close(again, out.to_vector<double>(), 8e-3);
         }
-        // pieces of one product have the bits of the whole, which has c: beta adds nothing
+        // products added to c have the same bits, as c is 0
         const Tensor none = zeros({m, n}).to(bf16);
         CHECK(equal(addmm(none, x, w.t(), 1), matmul(x, w.t())));
       }
@@ -288,7 +289,7 @@ TEST_CASE("gemm: rows apart, scratch or threads, pieces handed over once, beta 0
       const Tensor a = values({r.m, r.k}, 1), b = values({r.k, r.n}, 2), start = values({r.m, ldc}, 3);
       auto wanted = reference(a, b, 1, r.m, r.n, r.k);
       Tensor first;
-      for (int threads : {0, 1, 2, 3, 4}) {  // 0: scratch of ours
+      for (int threads : {0, 1, 2, 3, 4}) {  // 0: with scratch memory of the caller
         const Threads scope(std::max(threads, 1));
         Tensor out = beta == 0 ? lockstep::full({r.m, ldc}, NAN) : start.clone(), seen = zeros({r.m, r.n}),
                scratch = empty({on_cpu::gemm_scratch<float>(r.m, r.n, r.k) + 1});
@@ -319,7 +320,8 @@ TEST_CASE("matmul: NaN and infinity pass, zero depth gives zeros") {
   CHECK(v[1] == 3);
   CHECK(std::isnan(v[2]));
   CHECK(matmul(zeros({2, 0}), zeros({0, 3})).to_vector<double>() == std::vector<double>(6, 0));
-  Tensor x = ones({60, 600}), y = ones({600, 70});  // packed: they stay in their row and their column
+  // packed for the kernel; NaN and infinity still only affect their row and column
+  Tensor x = ones({60, 600}), y = ones({600, 70});
   x[17][550].fill_(nan), y[599][69].fill_(inf);
   const auto w = matmul(x, y).to_vector<double>();
   for (size_t i = 0; i < 60; ++i)
@@ -368,7 +370,7 @@ TEST_CASE("matmul_unary_grad has the bits of the product and then the derivative
         for (const PointwiseOp op :
              {PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::silu, PointwiseOp::tanh}) {
           const Tensor expected = pointwise_grad(op, PointwisePart::grad0, {}, matmul(a, b), kept, {});
-          // cuBLASLt has a formula of its own, and rounds 16 bits once where two operations do twice
+          // cuBLASLt computes GELU in its own way, and rounds to 16 bits once where two operations round twice
           const bool exact = default_device().is_cpu() || op != PointwiseOp::gelu_tanh;
           const auto check = [&](const Tensor& got) {
             if (exact) CHECK(equal(got, expected));

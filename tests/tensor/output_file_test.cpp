@@ -1,4 +1,4 @@
-// Files in folders of others: links are not followed, pipes do not make anybody wait.
+// Output files in folders that others can write to: symbolic links are not followed, and pipes do not block.
 #include "tensor/output_file.h"
 
 #include <doctest/doctest.h>
@@ -36,7 +36,7 @@ TEST_CASE("output files: what may be written, and read") {
   REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
   fs::create_directory(dir / "folder");
   const struct {
-    std::string path, written, read;  // what is wrong
+    std::string path, written, read;  // expected errors
   } rows[] = {{dir / "there", "(no error)", "(no error)"},
               {dir / "new", "(no error)", "No such file"},
               {dir / "link", "symbolic link, which is not followed; remove it", "(no error)"},

@@ -1,5 +1,5 @@
-// Pointwise operations: values against std in f64, derivatives against differences, PyTorch's conventions at kinks, the
-// same bits wherever an element lies, views, broadcasting, dtypes, in-place forms and messages.
+// Pointwise operations: values against std in f64, derivatives against finite differences, PyTorch's conventions at
+// kinks, the same bits wherever an element lies, views, broadcasting, dtypes, in-place forms and messages.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -62,7 +62,7 @@ Tensor kernel(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, std
   return out;
 }
 
-// Numbers of every size, from a counter; the same for every call.
+// Pseudo-random numbers of all magnitudes, the same for every call.
 Tensor numbers_of(int64_t n, uint32_t seed, double low = -6, double high = 6, DType dtype = f32) {
   std::vector<double> values;
   for (int64_t i = 0; i < n; ++i) {
@@ -160,7 +160,7 @@ TEST_CASE("pointwise: edge values") {
       CHECK(std::isnan(kernel(c.op, PointwisePart::value, c.args, {x}, dtype, {3})[1].item()));
     }
   }
-  // A bound or a threshold that is NaN is seen as well, whatever x is, in all of a row and at its end.
+  // A bound or threshold that is NaN makes every element NaN, whatever x is, in the whole row and at its end.
   for (const DType dtype : {f32, f64, f16, bf16})
     for (const int64_t n : {1, 37, 5000}) {
       const Tensor x = numbers_of(n, 4).to(dtype);
@@ -180,7 +180,7 @@ TEST_CASE("pointwise: edge values") {
 TEST_CASE("pointwise: an element has the same bits wherever it lies") {
   constexpr int64_t n = 5000;
   const Tensor x = numbers_of(n, 1), y = numbers_of(n, 2), g = numbers_of(n, 3);
-  x.slice(0, 100, 200).fill_(3e7);  // beyond the fast way of sin and cos
+  x.slice(0, 100, 200).fill_(3e7);  // too large for the fast path of sin and cos
   const auto check = [&](const char* name, PointwiseOp op, PointwisePart part, const PointwiseArgs& args,
                          std::vector<Tensor> in, DType out) {
     INFO(name);
@@ -241,7 +241,7 @@ TEST_CASE("pointwise: derivatives agree with differences") {
           pointwise_grad(c.op, PointwisePart::grad0, args, g.clone(), c.reads_output ? value(x) : x, {});
       const auto expected = difference.to_vector<double>(), got = grad.to_vector<double>();
       for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(expected[i]).epsilon(2e-5));
-      // f32 goes other ways than f64.
+      // f32 uses other code than f64.
       const auto low_bits =
           pointwise_grad(c.op, PointwisePart::grad0, args, g.to(f32), (c.reads_output ? value(x) : x).to(f32), {});
       const auto got32 = low_bits.to_vector<double>();
@@ -274,7 +274,7 @@ TEST_CASE("pointwise: both derivatives at once have the bits of one after the ot
     const Tensor g = numbers(shape, 1), whole = numbers(shape, 2), row = numbers({301}, 3),
                  column = numbers({30, 1}, 4), turned = numbers({301, 30}, 5).t(), scalar = numbers({}, 6);
     for (const BinaryCase& c : binary_cases) {
-      if (c.op == PointwiseOp::add || c.op == PointwiseOp::sub) continue;  // they read nothing
+      if (c.op == PointwiseOp::add || c.op == PointwiseOp::sub) continue;  // their gradients read no operands
       for (const auto& [a, b] :
            {std::pair{whole, numbers(shape, 7)}, {whole, row}, {column, turned}, {scalar, whole}}) {
         INFO(str(c.name, " ", dtype, " of ", a.shape(), " and ", b.shape()));
@@ -383,7 +383,7 @@ TEST_CASE("pointwise: broadcasting and views agree with loops") {
     bool right = true;
     for (size_t i = 0; i < z.size(); ++i) right &= z[i] == x[i] - y[i];
     CHECK(right);
-    // into a view
+    // into a strided view
     if (a.shape() == out.shape()) {
       const Tensor wide = zeros({out.numel() * 2}).view({-1, 2}).select(1, 0).view(out.shape());
       wide.copy_(a);
@@ -440,7 +440,7 @@ TEST_CASE("pointwise: in place") {
   log_(x);
   CHECK(x[3].item() == doctest::Approx(3));
 
-  // An operand that overlaps x is read as it was before.
+  // An operand that overlaps x is read before x changes.
   const Tensor y = arange(0, 3000, 1, {.dtype = f32}), before = y.clone();
   add_(y.slice(0, 1), y.slice(0, 0, -1));
   CHECK(equal(y.slice(0, 1), before.slice(0, 1) + before.slice(0, 0, -1)));

@@ -1,5 +1,5 @@
 #pragma once
-// What tests of products share: operands whose sums are exact, and products in double to compare with.
+// Shared by tests of matrix products: operands whose sums are exact, and reference products in double.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ inline Tensor values(const Shape& shape, uint32_t seed, DType dtype = f32) {
   return Tensor::from(v, shape).to(dtype);
 }
 
-/// Row-major product of (batch, m, k) and (batch, k, n) in double.
+/// The row-major product of (batch, m, k) and (batch, k, n) in double.
 inline std::vector<double> reference(const Tensor& a, const Tensor& b, int64_t batch, int64_t m, int64_t n, int64_t k) {
   const auto va = a.to_vector<double>(), vb = b.to_vector<double>();
   std::vector<double> out(size_t(batch * m * n), 0);
@@ -33,6 +33,7 @@ inline std::vector<double> reference(const Tensor& a, const Tensor& b, int64_t b
   return out;
 }
 
+/// Checks |got - wanted| <= tolerance max(1, |wanted|) for all elements.
 inline void check_close(const Tensor& got, const std::vector<double>& wanted, double tolerance) {
   const auto v = got.to_vector<double>();
   REQUIRE(v.size() == wanted.size());
@@ -42,6 +43,7 @@ inline void check_close(const Tensor& got, const std::vector<double>& wanted, do
   CHECK(worst <= tolerance);
 }
 
+/// The tolerance for products of values().
 inline double tolerance_of(DType dtype) {
   return dtype == f64 ? 1e-14 : dtype == f32 ? 1e-5 : dtype == f16 ? 1e-3 : 8e-3;
 }

@@ -1,4 +1,4 @@
-// Reductions, arg max, running sums and sorting, against plain loops in f64.
+// Reductions, arg max, cumulative sums and sorting, against plain loops in f64.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 const double inf = INFINITY, nan_value = NAN;
 
-// Elements of x, grouped by the output of a reduction over `dims`, in row-major order of outputs and elements.
+// The elements of x grouped by the output of a reduction over `dims`, in row-major order of outputs and elements.
 std::vector<std::vector<double>> groups(const Tensor& x, const Dims& dims) {
   std::vector<bool> reduced(8, dims.empty());
   for (int64_t d : dims) reduced[size_t(d < 0 ? d + x.dim() : d)] = true;
@@ -188,7 +188,7 @@ TEST_CASE("reductions: NaN, infinities, huge values, large means") {
     CHECK(argmin(x).item<int64_t>() == int64_t(place));
     CHECK(!all_finite(x));
     CHECK(!all_finite(x.to(bf16)));
-    CHECK(all(x).item<bool>());  // NaN is not zero
+    CHECK(all(x).item<bool>());  // NaN is nonzero
     CHECK(std::isnan(amax(x.reshape({1000, 1}).expand({1000, 20}), {0}).to_vector<float>()[19]));
   }
   const Tensor rows = Tensor::from<float>({-INFINITY, -INFINITY, INFINITY, 0, -INFINITY, 2}, {3, 2});
@@ -197,8 +197,8 @@ TEST_CASE("reductions: NaN, infinities, huge values, large means") {
   CHECK(norm(full({4}, 1e30)).item() == doctest::Approx(2e30));
   CHECK(norm(full({4}, 1e-30)).item() == doctest::Approx(2e-30));
   CHECK(std::isinf(sum_squares(full({4}, 1e30)).item()));
-  CHECK(var(arange(1001).to(f32) * 0.001 + 10000.0).item() ==
-        doctest::Approx(0.0835835).epsilon(0.02));  // f32 itself is coarse here
+  // f32 is coarse at values around 10000.
+  CHECK(var(arange(1001).to(f32) * 0.001 + 10000.0).item() == doctest::Approx(0.0835835).epsilon(0.02));
   CHECK(var(arange(1001).to(f64) * 0.001 + 1e6).item() == doctest::Approx(0.0835835).epsilon(1e-6));
   CHECK(var(Tensor::from<float>({16777216, 16777218}, {2})).item() == 2);
   CHECK(std::isnan(var(ones({1})).item()));
@@ -252,7 +252,7 @@ TEST_CASE("max, min, argmax: the first place on ties, NaN wins") {
   CHECK(max(x, 1).indices.to_vector<int64_t>() == std::vector<int64_t>{1, 0});
   CHECK(max(x, 0).indices.to_vector<int64_t>() == std::vector<int64_t>{1, 0, 0});
   CHECK(max(x, 1, true).values.shape() == Shape{2, 1});
-  CHECK(argmax(x.t()).item<int64_t>() == 1);  // row-major order of the view
+  CHECK(argmax(x.t()).item<int64_t>() == 1);  // the index in the row-major order of the view
   CHECK(argmin(x, 0).shape() == Shape{3});
   CHECK(argmax(x, {}, true).shape() == Shape{1, 1});
   CHECK(max(full({}, 3), 0).values.item() == 3);

@@ -1,5 +1,5 @@
 // Row operations (softmax, norms, cross entropy) and optimizer kernels: against plain loops and difference quotients in
-// f64, in odd sizes, layouts and dtypes; the same bits for any number of threads and any cut of a flat tensor.
+// f64, for odd sizes, layouts and dtypes; the same bits for any number of threads and any division of a flat tensor.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -32,7 +32,7 @@ void check_close(const Tensor& got, const Tensor& expected, double tolerance) {
   const auto a = list(got), b = list(expected);
   size_t bad = a.size();
   for (size_t i = 0; i < a.size(); ++i) {
-    if (!(std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i])))) bad = i;  // NaN is bad too
+    if (!(std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i])))) bad = i;  // also catches NaN
   }
   if (bad < a.size()) FAIL_CHECK("element " << bad << ": " << a[bad] << ", expected " << b[bad]);
 }
@@ -44,7 +44,7 @@ double dot(const Tensor& a, const Tensor& b) {
   return sum;
 }
 
-/// Difference quotients of f(x) . seed towards every element of x (f64).
+/// Difference quotients of sum(f(x) * seed) for every element of x, in f64.
 Tensor slope(const Tensor& x, const Tensor& seed, const std::function<Tensor(const Tensor&)>& f) {
   auto values = list(x);
   std::vector<double> result(values.size());
@@ -79,7 +79,7 @@ TEST_CASE("softmax along any dim, in every dtype") {
                          Row{{0, 4}, 1}, Row{{4, 0}, 1}, Row{{}, 0}, Row{{1}, 0}, Row{{300, 129}, 1}}) {
     const Tensor x = random_tensor(row.shape);
     Tensor expected = x;
-    if (x.numel() > 0) {  // exp(x) / sum, in f64
+    if (x.numel() > 0) {  // exp(x) / sum in f64
       auto values = list(x);
       const int d = x.dim() == 0 ? 0 : normalize_dim("test", row.dim, x.dim());
       const int64_t n = x.dim() == 0 ? 1 : x.shape()[d], inner = x.dim() == 0 ? 1 : contiguous_strides(x.shape())[d];
@@ -192,7 +192,7 @@ TEST_CASE("layer norm: several dims, no parameters, hard rows, threads") {
   const NormGrad none = layer_norm_grad(x, x, layer_norm(x, {5}), {5}, {}, false);
   CHECK(!none.weight.defined());
   CHECK(!none.bias.defined());
-  // A constant row gives 0; a tiny one and one far from zero keep their digits.
+  // A constant row gives 0; rows of tiny values and rows far from zero keep their precision.
   const std::vector<float> rows{3, 3, 3, 3, 1e-4f, 2e-4f, 0, -1e-4f, 10000.25f, 10000.5f, 10001, 9999};
   const Tensor hard = Tensor::from(rows, {3, 4});
   check_close(layer_norm(hard, {4}).out, layer_norm(hard.to(f64), {4}).out, 1e-6);
@@ -253,7 +253,7 @@ TEST_CASE("batch norm: values, gradients, running statistics") {
       }
     }
   }
-  const Tensor far = add_scalar(random_tensor({300, 3, 5}), 1000);  // far from zero, several groups
+  const Tensor far = add_scalar(random_tensor({300, 3, 5}), 1000);  // far from zero, in several groups
   check_close(batch_norm(far.to(f32), {}, {}, {}, {}, true).out,
               batch_norm(far.to(f32).to(f64), {}, {}, {}, {}, true).out, 1e-4);
   const Tensor big = random_tensor({17, 5, 13, 11}, f32), flat = random_tensor({3000, 19}, f32);
@@ -340,7 +340,7 @@ TEST_CASE("cross entropy: masked and huge logits, long rows, threads") {
     CHECK(grad[6] == doctest::Approx(std::exp(-0.5) / sum).epsilon(1e-6));
     CHECK(grad[8] == doctest::Approx(1 / sum - 1).epsilon(1e-6));
   }
-  Tensor far = full({1, 10000}, -inf);  // whole blocks of -inf before and after the only entries
+  Tensor far = full({1, 10000}, -inf);  // whole blocks of -inf before and after the only two finite entries
   far.narrow(1, 5000, 2).fill_(3);
   CHECK(list(cross_entropy_rows(far, Tensor::from<int64_t>({5001})).loss)[0] == doctest::Approx(std::log(2.0)));
   const Tensor big = random_tensor({37, 5001}, f32), t = arange(37);
@@ -413,7 +413,7 @@ struct State {
   Tensor p, a, b, c;
 };  // a parameter and up to three states
 using Step = std::function<void(State&, const Tensor& grad, int step)>;
-/// The same step on one number, in f64.
+/// The same step for a single number, in f64.
 using OneStep = std::function<void(double& p, double g, double& a, double& b, double& c, int step)>;
 struct Optimizer {
   const char* name;
@@ -582,7 +582,7 @@ TEST_CASE("adam and sgd write a rounded copy, and take 16-bit gradients") {
 }
 
 TEST_CASE("16-bit rows round exactly as a conversion does") {
-  // Layer norm with weights 0 passes its bias through: every seventh f16, and numbers at the edges of rounding.
+  // A layer norm with weights of 0 passes its bias through: every seventh f16, and values where rounding changes.
   std::vector<float> values;
   for (uint32_t bits = 0; bits < 0x10000; bits += 7) values.push_back(float(std::bit_cast<Half>(uint16_t(bits))));
   for (float extra : {65519.f, 65520.f, 1e-8f, 3e-8f, 6.1e-5f, -70000.f, 3.4e38f, 1.00390625f, 1.01171875f})

@@ -1,5 +1,5 @@
-// Numbers beside tensors: true division, whole numbers of 64 bits, what a dtype cannot hold, floor division, remainders
-// and products of whole numbers.
+// Operations of tensors and scalars: true division, 64-bit integers, values that a dtype cannot hold, floor division,
+// remainders and integer products.
 #include "tensor/scalar.h"
 
 #include <doctest/doctest.h>
@@ -91,7 +91,7 @@ TEST_CASE("scalar: whole numbers keep all their bits") {
   CHECK(to_string(full({1}, odd, options)).find("9007199254740993") != std::string::npos);
   CHECK(full({1}, largest, {.dtype = f32}).item() == 0x1p63);
   CHECK(full({1}, odd, {.dtype = f64}).item() == 0x1p53);
-  // Where results wrap around, a number below 0 is as good as one above.
+  // Integers wrap around, so adding a negative number equals subtracting its absolute value.
   CHECK((whole({5}, u8) - 7).item<int64_t>() == 254);
   CHECK((whole({5}, u8) + -7).item<int64_t>() == 254);
   CHECK((whole({5}, u8) * -1).item<int64_t>() == 251);
@@ -122,7 +122,7 @@ TEST_CASE("scalar: what a dtype cannot hold is refused") {
       {[&] { four + (int64_t(1) << 31); }, "[add_scalar] expected a whole number from -2147483648 to 2147483647 for"},
       {[&] { eight + 0x1p63; },
        "[add_scalar] expected a whole number from -9223372036854775808 to 9223372036854775807"},
-      {[&] { eight + uint64_t(largest) + 1; }, "(no error)"},  // (eight + largest) + 1 wraps around
+      {[&] { eight + uint64_t(largest) + 1; }, "(no error)"},  // (eight + largest) + 1 wraps around, which is allowed
       {[&] { eight + (uint64_t(largest) + 1); }, "[add_scalar] expected a whole number from -9223372036854775808 to"},
       {[&] { small + 256; }, "[add_scalar] " + byte + "256"},
       {[&] { small - 256; }, "[sub_scalar] " + byte + "256"},
@@ -195,7 +195,7 @@ TEST_CASE("scalar: floor division and remainder of whole numbers are Python's") 
 TEST_CASE("scalar: floor division and remainder of floats are PyTorch's") {
   const double inf = INFINITY, huge = 3e38;
   const std::vector<std::array<double, 4>> rows = {
-      // a, b, floor_divide, remainder: by Python's // and %, and PyTorch's where these raise
+      // a, b, floor_divide, remainder: as Python's // and %; where those raise, as PyTorch
       {7, 2, 3, 1},       {-7, 2, -4, 1},          {7, -2, -4, -1},    {-7, -2, 3, -1},    {6, 3, 2, 0},
       {-6, 3, -2, 0},     {0.5, 2, 0, 0.5},        {-0.5, 2, -1, 1.5}, {1, 0, inf, NAN},   {-1, 0, -inf, NAN},
       {0, 0, NAN, NAN},   {5, inf, 0, 5},          {-5, inf, -1, inf}, {inf, 2, NAN, NAN}, {NAN, 2, NAN, NAN},
@@ -212,7 +212,7 @@ TEST_CASE("scalar: floor division and remainder of floats are PyTorch's") {
     CHECK(std::signbit(floor_divide(full({1}, -0.0, {.dtype = dtype}), 2).item()));
   }
   const Tensor one = full({1}, 1, {.dtype = f64});
-  CHECK(floor_divide(one, 0.1).item() == 9);  // 0.1 is a little more than a tenth
+  CHECK(floor_divide(one, 0.1).item() == 9);  // 0.1 is slightly more than a tenth
   CHECK(remainder(one, 0.1).item() == std::fmod(1, 0.1));
   for (const DType dtype : {f16, bf16}) {
     const Tensor x = arange(-300, 300, 7, {.dtype = dtype});
@@ -230,7 +230,7 @@ TEST_CASE("scalar: products of whole numbers") {
   const auto numbers = [](const Shape& shape, DType dtype, int64_t seed) {
     return remainder(arange(numel_of(shape), {.dtype = i64}) * (7919 * seed) + seed, 251).to(dtype).reshape(shape);
   };
-  // Sums of products one by one; a narrow dtype keeps their last bits.
+  // Computes the products one by one; in a narrow dtype the low bits are kept.
   const auto slow = [](const Tensor& a, const Tensor& b) {
     return sum(mul(a.to(i64).unsqueeze(-1), b.to(i64).unsqueeze(-3)), {-2}).to(a.dtype());
   };

@@ -1,4 +1,4 @@
-// What messages and tables say: the nearest name, numbers of things, quantities.
+// Texts of messages and tables: the nearest name, plurals, quantities.
 #include <doctest/doctest.h>
 
 #include "tensor/quantity.h"
@@ -14,7 +14,7 @@ TEST_CASE("the nearest known name is suggested, when it is near") {
   };
   const Row rows[] = {
       {"rign", "ring"},       {"rin", "ring"},       {"rings", "ring"},
-      {"ringe", "ring"},      {"ringers", "ringer"}, {"ring", "ring"},  // of equally near ones the first
+      {"ringe", "ring"},      {"ringers", "ringer"}, {"ring", "ring"},  // if several are equally near, the first
       {"tre", "tree"},        {"t", nullptr},        {"te", "tree"},
       {"butterfly", nullptr}, {"", nullptr},         {"halfing_doublin", "halving_doubling"},
       {"doubling", nullptr},  {"halving", nullptr},  {"DIRECT", nullptr},
@@ -54,7 +54,7 @@ TEST_CASE("quantities for people") {
 TEST_CASE("quantities that people write") {
   const struct {
     const char* text;
-    double value;  // -1: none
+    double value;  // -1: not a quantity
   } rows[] = {{"100MB", 1e8}, {"64 KiB", 65536}, {"5", 5},    {"1.5e3B", 1500}, {"", -1},      {"MB", -1},
               {"5q", -1},     {"-1B", -1},       {"nan", -1}, {"inf", -1},      {"5 MB ", -1}, {"2TiB", 0x1p41}};
   for (const auto& row : rows) {

@@ -1,4 +1,4 @@
-// Core of the tensor library: memory, storage, views, copies, creation, random numbers, printing.
+// The core of the tensor library: memory, storage, views, copies, creation, random numbers, printing.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 Tensor counting(const Shape& shape, DType dtype = f32) { return arange(numel_of(shape)).to(dtype).view(shape); }
 
-// Element by element through offsets: what to_vector() of any view must give.
+// The values of any view, element by element through offsets: the reference for to_vector().
 std::vector<double> slow_values(const Tensor& x) {
   const Tensor base = x.as_strided({x.storage()->bytes() / size_of(x.dtype())}, {1}, 0);
   const auto all = base.to_vector<double>();
@@ -174,7 +174,7 @@ TEST_CASE("views show the right elements") {
   }
   CHECK(x.t().reshape({120}).to_vector<double>() == slow_values(x.t()));
   CHECK(x.slice(0, 1, 2).is_contiguous());
-  CHECK(x.slice(1, 0, 2).slice(0, 0, 1).is_contiguous());  // strides of dims of size 1 do not matter
+  CHECK(x.slice(1, 0, 2).slice(0, 0, 1).is_contiguous());  // the stride of a dimension of size 1 does not matter
   CHECK_FALSE(x.t().is_contiguous());
   CHECK(x.slice(0, 5, 9).shape() == Shape{0, 3, 4, 5});
   const auto sizes = [](const std::vector<Tensor>& pieces) {
@@ -205,7 +205,7 @@ TEST_CASE("copies between dtypes, strides and sizes") {
       CHECK(back.t().to_vector<double>() == expected);
     }
   }
-  // Transposes around the sizes of squares and blocks.
+  // Transposes of sizes around those of the kernel's tiles and blocks.
   for (DType dtype : {f32, f64, bf16, u8}) {
     for (int64_t rows : {1, 3, 15, 16, 17, 33, 130, 300}) {
       for (int64_t columns : {1, 2, 16, 31, 64, 257, 600}) {
@@ -317,7 +317,7 @@ TEST_CASE("random numbers: range, moments, and the same bits for every number of
     CHECK(std::abs(mean - row.mean) < 0.02 * (1 + std::sqrt(row.variance)));
     CHECK(std::abs(variance / row.variance - 1) < 0.02);
   }
-  // A shorter tensor is the beginning of a longer one.
+  // A shorter tensor gets a prefix of a longer one's numbers.
   Tensor part = empty({777});
   LOCKSTEP_KERNEL(default_device(), normal)(part, 1, 2, key);
   CHECK(part.to_vector<double>() == std::vector<double>(first[1].begin(), first[1].begin() + 777));
@@ -327,7 +327,7 @@ TEST_CASE("random numbers: range, moments, and the same bits for every number of
   LOCKSTEP_KERNEL(default_device(), dropout)(ones({5}), 0, key, {}, {}, nothing);
   CHECK(nothing.to_vector<int>() == std::vector<int>(5, 1));
   CHECK_NOTHROW(randint(INT64_MIN, INT64_MAX, {9}));
-  // All of what a dtype has may be drawn, its ends among them.
+  // The whole range of a dtype can be drawn, including its limits.
   for (const auto& [dtype, low, most] :
        {std::tuple<DType, int64_t, int64_t>{i8, -128, 127}, {u8, 0, 255}, {bf16, -256, 256}, {f16, -2048, 2048}}) {
     const Tensor all = randint(low, most + 1, {200000}, {.dtype = dtype});
@@ -365,7 +365,7 @@ TEST_CASE("generator state") {
   CHECK(rand({8}).to_vector<float>() == b);
   set_random_step(3, 1);
   CHECK(random_state() == RandomState{.seed = 5, .step = 3, .micro_batch = 1, .call = 0});
-  // A thread that was not seeded has a stream of its own; one that was draws what every thread of that seed draws.
+  // A thread without a seed draws its own numbers; a seeded one draws the same as any thread with that seed.
   std::set<std::vector<float>> drawn{a, b};
   std::vector<float> seeded;
   for (int i = 0; i < 3; ++i)

@@ -1,14 +1,15 @@
 #pragma once
-// The records of a trace, whole or cut short.
+// Reads the records of a trace, complete or truncated.
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+/// A record of a trace as JSON.
 using Record = nlohmann::json;
 
-/// As viewers read it: an array whose end may be missing.
+/// Reads a trace like a viewer does: an array whose end may be missing. whole: the file must be complete.
 inline std::vector<Record> read_trace(const std::string& path, bool whole = true) {
   std::ifstream in(path);
   std::string text{std::istreambuf_iterator<char>(in), {}};
@@ -19,6 +20,7 @@ inline std::vector<Record> read_trace(const std::string& path, bool whole = true
   return Record::parse(text).get<std::vector<Record>>();
 }
 
+/// The records whose `key` is `value`.
 inline std::vector<Record> with(const std::vector<Record>& all, const std::string& key, const std::string& value) {
   std::vector<Record> found;
   for (const Record& r : all)

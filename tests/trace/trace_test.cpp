@@ -1,4 +1,4 @@
-// Traces: what is written, by many threads and ranks, when the disk is full, and when the process is killed.
+// Traces: the records that are written, with many threads and ranks, on a full disk, and when the process is killed.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -66,7 +66,7 @@ TEST_CASE("trace: scopes, counters, notes") {
     trace::note("settings", "{\"lr\":\n0.1}");
   }
   trace::stop();
-  trace::stop();  // nothing
+  trace::stop();  // no effect
   const auto all = read_trace(folder / "t.json");
   CHECK(with(all, "name", "before").empty());
   CHECK(with(all, "name", "begun before the trace").empty());
@@ -82,7 +82,7 @@ TEST_CASE("trace: scopes, counters, notes") {
                                    {"c", "text"},
                                    {"d", nullptr},
                                    {"late", int64_t(1) << 60},
-                                   {"six", 1}});  // and no more
+                                   {"six", 1}});  // the sixth argument; any more are dropped
   CHECK(outer[0]["dur"].get<double>() >= 2000);   // microseconds
   CHECK(add[0]["cat"] == "operation");
   CHECK(inner[0]["ts"].get<double>() <= add[0]["ts"].get<double>());
@@ -115,8 +115,8 @@ TEST_CASE("trace: a killed process leaves what a viewer reads") {
   close(ready[0]);
   close(ready[1]);
   const auto all = read_trace(folder / "rank-2.json", false);
-  for (const char* name : {"step 0", "step 1"})
-    CHECK(with(all, "name", name).size() == 1);  // the third's own record may be held back
+  // The record of step 2 may still be buffered.
+  for (const char* name : {"step 0", "step 1"}) CHECK(with(all, "name", name).size() == 1);
   CHECK(with(all, "name", "memory").size() == 3);
   CHECK(with(all, "name", "trace ends").empty());
   for (const Record& r : all) CHECK(r["pid"] == 2);
@@ -164,7 +164,7 @@ TEST_CASE("trace: threads and ranks") {
         trace::record("whose", Category::other, trace::now(), trace::now(), {}, &row);
         helper.join();
         ++begun;
-        while (begun < 2 * ranks) std::this_thread::yield();  // one that is over no longer counts
+        while (begun < 2 * ranks) std::this_thread::yield();  // a thread that ended would no longer count
         trace::stop();
       });
     }
@@ -177,7 +177,7 @@ TEST_CASE("trace: threads and ranks") {
         for (const Record& r : found) CHECK(r["args"]["rank"] == rank);
       }
       CHECK(with(all, "name", "collective").size() == scopes);
-      CHECK(with(all, "name", "whose").size() == (ranks == 1));  // of nobody when there are several
+      CHECK(with(all, "name", "whose").size() == (ranks == 1));  // with several ranks, this row belongs to none of them
       const int main = with(all, "name", "work")[0]["tid"], helper = with(all, "name", "help")[0]["tid"],
                 group = with(all, "name", "collective")[0]["tid"];
       CHECK(main == 0);

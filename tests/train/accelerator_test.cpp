@@ -1,4 +1,4 @@
-// The Accelerator: the same bits for any number of ranks, checkpoints, what is refused.
+// The Accelerator: the same bits for any number of ranks, checkpoints, rejected calls.
 #include "train/accelerator.h"
 
 #include <doctest/doctest.h>
@@ -34,7 +34,7 @@ data::TensorDataset points(int64_t count) {
   return data::TensorDataset(x, argmax(x.narrow(1, 0, 3), 1));
 }
 
-/// On each of so many ranks.
+/// Runs body on each of `ranks` ranks.
 void on_each_rank(int ranks, const std::function<void()>& body) {
   train::Options o;
   o.parallel.ranks = ranks;
@@ -57,7 +57,7 @@ TEST_CASE("accelerator: the same parameters and learning rates for any number of
       Mlp net;
       optim::AdamW adam(net.parameters(), {.lr = 0.02});
       optim::StepLR steps(adam, {.step_size = 2, .gamma = 0.5});
-      const auto samples = points(62);  // 3 steps and 14 of 16 samples
+      const auto samples = points(62);  // 3 steps of 16 samples, and 14 more samples
       manual_seed(5);
       data::DataLoader batches(samples, {.batch_size = split ? 4 * ranks : 4, .shuffle = true});
       const auto held_out = points(21);
@@ -126,7 +126,7 @@ TEST_CASE("accelerator: the same parameters and learning rates for any number of
   }
   for (const auto& [first, second] : std::vector<std::pair<int, int>>{{1, 4}, {4, 2}, {2, 1}}) {
     const TempDir folder;
-    train_on(first, 4 / first, 0, false, folder.str(), 0);  // within the second epoch
+    train_on(first, 4 / first, 0, false, folder.str(), 0);  // stops within the second epoch
     const Found rest = train_on(second, 4 / second, 2, false, folder.str(), 1);
     CHECK(rest.model == one.model);
     CHECK(std::equal(rest.rates.begin(), rest.rates.end(), one.rates.end() - int64_t(rest.rates.size())));
@@ -210,7 +210,7 @@ TEST_CASE("accelerator: a stream, saved by some ranks and gone on with by others
   for (const int ranks : {2, 4}) CHECK(train_on(ranks, "", -1) == one);
   for (const auto& [first, rest] : std::vector<std::pair<int, int>>{{1, 4}, {4, 2}, {2, 1}}) {
     const TempDir folder;
-    train_on(first, folder.str(), 0);  // within the second epoch
+    train_on(first, folder.str(), 0);  // stops within the second epoch
     CHECK(train_on(rest, folder.str(), 1) == one);
   }
 }
@@ -302,7 +302,7 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
       acc.backward(mul_scalar(cross_entropy(model(all.input), all.target), scale));
       optimizer.step();
       schedule.step();
-      schedule.step();  // of the same step: none
+      schedule.step();  // no effect: it is still the same step
     }
     CHECK(acc.engine().skipped_steps() == 1);
     CHECK(schedule.lr() == 0.25);
@@ -494,7 +494,7 @@ TEST_CASE("accelerator: loops within loops keep their own counts") {
           (void)u;
         }
         CHECK(seen == 5);
-        for (auto& [u, v] : loader) {  // of the same loader, dealt otherwise, and left
+        for (auto& [u, v] : loader) {  // the same loader again, in evaluation mode, left early
           CHECK(acc.gather_for_metrics(v).size(0) == 4 * ranks);
           (void)u;
           break;
@@ -515,16 +515,16 @@ TEST_CASE("accelerator: states that are saved are read again") {
       manual_seed(1);
       Mlp net;
       optim::SGD sgd(net.parameters(), {.lr = 0.1});
-      optim::ReduceLROnPlateau plateau(sgd, {.patience = 0});  // whose best is infinite before the first metric
+      optim::ReduceLROnPlateau plateau(sgd, {.patience = 0});  // its best metric is infinite before the first one
       const auto samples = points(8);
       Accelerator acc;
       data::DataLoader<> first(samples, {.batch_size = 2, .shuffle = true});
       auto [model, optimizer, never, schedule] = acc.prepare(net, sgd, first, plateau);
-      auto again = acc.prepare(plateau);  // the same one
+      auto again = acc.prepare(plateau);  // returns the same schedule
       static std::vector<std::vector<int64_t>> whole;
       int64_t at = 0;
       if (part == "resumed") acc.load_state(folder.str()), at = 1;
-      for (int64_t epoch = at; epoch < 3; ++epoch) {  // a loader of its own for each
+      for (int64_t epoch = at; epoch < 3; ++epoch) {  // prepares a new loader for each epoch
         data::DataLoader<> plain(samples, {.batch_size = 2, .shuffle = true});
         auto loader = acc.prepare(plain);
         std::vector<int64_t> labels;
@@ -545,7 +545,7 @@ TEST_CASE("accelerator: states that are saved are read again") {
       if (part == "whole") acc.save_state(folder / "end");
     });
   }
-  on_each_rank(1, [&] {  // at the end of epochs there is one loader
+  on_each_rank(1, [&] {  // loads a state that was saved after the last epoch, with one loader
     Mlp net;
     optim::SGD sgd(net.parameters(), {.lr = 0.1});
     optim::ReduceLROnPlateau plateau(sgd, {.patience = 0});

@@ -1,5 +1,5 @@
-// What ranks agree on, and what a run that goes on has: one model and one figure in evaluation, one decision about the
-// best, logs without repetitions.
+// Agreement of ranks, and resumed runs: one model and one metric in evaluation, one decision about the best model, logs
+// without duplicates.
 #include <doctest/doctest.h>
 
 #include <unistd.h>
@@ -39,7 +39,7 @@ struct Normed : nn::Layer<Normed> {
 
 Variable squares(const Variable& out, const Tensor& y) { return mse_loss(out, Variable(y)); }
 
-/// A run on ranks, quiet; gives back what was said on stderr.
+/// Runs body on ranks without output; returns what was printed to stderr.
 std::string run_on(const train::Options& given, int ranks, const train::Body& body) {
   train::Options o = given;
   o.parallel.ranks = ranks, o.json = true;
@@ -113,7 +113,7 @@ TEST_CASE("evaluation is of one model on all ranks, the one that is saved, batch
     CHECK(means[1] == own);
     CHECK(whole[0] == own);
   }
-  // A loop of one's own.
+  // A training loop written by hand.
   run_on({}, 2, [](train::Job&) {
     manual_seed(1);
     Normed net;
@@ -136,7 +136,7 @@ TEST_CASE("evaluation is of one model on all ranks, the one that is saved, batch
 }
 
 TEST_CASE("evaluation is by tokens, however these lie in batches and ranks") {
-  // 4 samples of 3 positions: sample 0 has no label at all, the others have 1, 2 and 3.
+  // 4 samples of 3 positions: sample 0 has no labels, the others have 1, 2 and 3.
   manual_seed(3);
   const Tensor x = randn({4, 3, 2});
   const Tensor y = Tensor::from<int64_t>({-100, -100, -100, 0, -100, -100, 1, 2, -100, 2, 1, 0}, {4, 3});
@@ -197,16 +197,17 @@ TEST_CASE("a rank's own metric does not decide: the best, patience, plateau") {
     const int rank = job.team().rank();
     t.compute_metrics = [rank, n = std::make_shared<int>(0)](const train::Predictions&) {
       const int at = (*n)++;
-      const double values[2][5] = {{NAN, 3, 4, 1, 2}, {9, 8, 7, 6, 5}};  // rank 0: the best is the third
+      // on rank 0, whose values decide, the third is the best
+      const double values[2][5] = {{NAN, 3, 4, 1, 2}, {9, 8, 7, 6, 5}};
       return std::vector<std::pair<std::string, double>>{{"drawn", values[rank][std::min(at, 4)]}};
     };
     train::Trainer trainer(job, net, t);
     trainer.fit();
     steps[size_t(rank)] = trainer.step();
   });
-  CHECK(steps == std::vector<int64_t>{10, 10});  // 5 epochs of 2 steps
+  CHECK(steps == std::vector<int64_t>{10, 10});  // 5 epochs of 2 steps: patience 2 after the third
   const data::Json state = data::read_json(out / "trainer_state.json");
-  CHECK(state.at("best_metric").as_number() == 4);  // not NaN, which was there first
+  CHECK(state.at("best_metric").as_number() == 4);  // not NaN, which came first
   CHECK(state.at("best_global_step").as_int() == 6);
 
   std::vector<double> rates(2);
@@ -227,13 +228,13 @@ TEST_CASE("a rank's own metric does not decide: the best, patience, plateau") {
         acc.backward(squares(model(x), y));
         optimizer.step();
       }
-      schedule.step(metric);  // 1, 1; 0.5, 1.5; 0.25, 2.25
+      schedule.step(metric);  // on the two ranks: 1, 1; 0.5, 1.5; 0.25, 2.25
       metric *= rank == 0 ? 0.5 : 1.5;
     }
     rates[rank] = schedule.lr();
     weights[rank] = net.weight.tensor().to_vector<float>();
   });
-  CHECK(rates[0] == doctest::Approx(0.001));  // means 1, 1 and 1.25
+  CHECK(rates[0] == doctest::Approx(0.001));  // the means are 1, 1 and 1.25
   CHECK(rates[0] == rates[1]);
   CHECK(weights[0] == weights[1]);
 }
@@ -317,7 +318,7 @@ TEST_CASE("a run that goes on: a line a step, the log's means, and what it was t
     return all;
   };
   CHECK(run(7, 5, false).first == "5:1 ");
-  // As a killed process leaves it: steps behind the checkpoint, and half a line.
+  // The state that a killed process leaves: metrics of steps after the checkpoint, and half a line.
   std::ofstream(out / "metrics.jsonl", std::ios::app) << "{\"step\": 8, \"loss\": 1.0}\n{\"step\": 9, \"lo";
   const auto [log, said] = run(12, 4, true);
   CHECK(log == "5:1 8:1 12:1 ");

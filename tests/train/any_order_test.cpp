@@ -1,5 +1,4 @@
-// Whatever borrows something may be destroyed before it or after it: any order of declaration ends well. What is wrong
-// here is seen under AddressSanitizer.
+// Objects that refer to each other may be destroyed in any order. AddressSanitizer finds mistakes here.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -42,9 +41,9 @@ Variable borrowed_input() { return Variable(randn({16, 16})); }
 data::TensorDataset borrowed_samples() { return {randn({32, 16}), randn({32, 16})}; }
 constexpr auto nobody = [](const std::string&) {};
 
-std::optional<TempDir> saver_folder;  // of all ranks, which are threads
+std::optional<TempDir> saver_folder;  // shared by all ranks, which are threads
 
-/// Things that know each other, each with its owner.
+/// Owners of objects that refer to each other.
 using Owners = std::vector<std::shared_ptr<void>>;
 struct Order {
   const char* name;
@@ -52,7 +51,7 @@ struct Order {
   std::function<Owners(int rank)> make;
 };
 
-/// A step under an engine, and a backward that no step took.
+/// One step of an engine, then a backward without a step.
 Owners with_engine(const std::string& config) {
   auto net = std::make_shared<Borrowed>();
   auto adamw = std::make_shared<optim::AdamW>(net->parameters(), optim::AdamWOptions{});

@@ -1,4 +1,4 @@
-// TrainingArguments: transformers' names for a Trainer, with a file that leaves all to them.
+// TrainingArguments: the names of transformers' Trainer, and configuration files that leave values to them.
 #include "train/arguments.h"
 
 #include <doctest/doctest.h>
@@ -33,7 +33,7 @@ struct Trained {
   train::Predictions predicted;
 };
 
-/// Quietly.
+/// Starts a training without output.
 void start_with(const TrainingArguments& args, int ranks, const train::Body& body) {
   train::Options options = args.options();
   options.parallel.ranks = ranks;
@@ -93,7 +93,8 @@ const char* const automatic = R"({
 TEST_CASE("arguments: a file with auto everywhere trains as the arguments alone, for any number of ranks") {
   TrainingArguments args{.per_device_train_batch_size = 4,
                          .gradient_accumulation_steps = 4,
-                         .learning_rate = 0.01,  // weight decay of a file is for biases, too
+                         // no weight decay, because an optimizer from the file would also decay biases
+                         .learning_rate = 0.01,
                          .adam_beta2 = 0.99,
                          .warmup_steps = 2};
   const Trained alone = train_with(args);
@@ -117,7 +118,7 @@ TEST_CASE("arguments: a schedule of the file takes its numbers from them") {
     "auto", "warmup_num_steps": "auto", "total_num_steps": "auto", "warmup_type": "linear"}},)");
   args.deepspeed = config;
   const Trained found = train_with(args);
-  REQUIRE(found.steps == 33);  // 9 of warmup
+  REQUIRE(found.steps == 33);  // 9 of them are warm-up
   CHECK(found.rates[4] == doctest::Approx(0.01 / 3));
   CHECK(found.rates[10] == doctest::Approx(0.01));
   CHECK(found.rates[22] == doctest::Approx(0.005));
@@ -172,7 +173,7 @@ TEST_CASE("arguments: all that a file contradicts is one error, and words that a
 TEST_CASE("arguments: the schedules of transformers") {
   struct Row {
     const char* type;
-    double at_5, at_20, at_60, at_100;  // of 100 steps, 10 of warmup
+    double at_5, at_20, at_60, at_100;  // rates at these steps of 100, of which 10 are warm-up
   };
   for (const Row& row :
        std::vector<Row>{{"linear", 0.5, 80. / 90, 40. / 90, 0},
@@ -209,7 +210,8 @@ TEST_CASE("arguments: parts of all steps, and of an epoch") {
   const TempDir out;
   const TrainingArguments args{.output_dir = out / "run",
                                .per_device_train_batch_size = 4,
-                               .num_train_epochs = 1.5,  // of 11 steps: 17, and a part of them is rounded up
+                               // 1.5 epochs of 11 steps are 17 steps; fractions of them are rounded up
+                               .num_train_epochs = 1.5,
                                .eval_strategy = "steps",
                                .eval_steps = 0.25,
                                .save_steps = 0.5,
@@ -242,7 +244,7 @@ TEST_CASE("arguments: notes and errors have their names, and a run that is done 
     std::ostringstream text;
     std::streambuf* const before = std::cerr.rdbuf(text.rdbuf());
     const std::string said = message([&] {
-      const Trained found = train_with(args);  // CHECK would keep what it throws
+      const Trained found = train_with(args);  // outside of CHECK, which would swallow its exception
       CHECK(found.steps == 2);
     });
     std::cerr.rdbuf(before);
@@ -262,7 +264,7 @@ TEST_CASE("arguments: the curve of 20 steps of Transformers' Trainer, with the l
   const std::string folder = std::string(golden_folder) + "/inference/";
   const auto golden = data::SafeTensors::open(folder + "trainer_llama.safetensors");
   const auto numbers = [&](const char* name) { return golden.tensor(name).to_vector<double>(); };
-  const Tensor ids = golden.tensor("ids"), labels = golden.tensor("labels");  // whose samples have 11 to 4 labels
+  const Tensor ids = golden.tensor("ids"), labels = golden.tensor("labels");  // samples have 11 to 4 labels
   const int64_t last = ids.size(1) - 1;
   const data::TensorDataset samples(ids.narrow(1, 0, last).contiguous(), labels.narrow(1, 1, last).contiguous());
   for (const int ranks : {1, 2, 4}) {
@@ -286,7 +288,8 @@ TEST_CASE("arguments: the curve of 20 steps of Transformers' Trainer, with the l
       const auto loss = [](const Variable& out, const Tensor& y) {
         return cross_entropy(out.reshape({-1, out.shape()[2]}), Variable(y.reshape({-1})));
       };
-      o.metrics = {{"mean_of_batches", loss}};  // which is their eval_loss; ours is by tokens
+      // Transformers' eval_loss is this mean over batches; ours is the mean over tokens
+      o.metrics = {{"mean_of_batches", loss}};
       train::Trainer trainer(job, *model, o);
       trainer.fit();
       const train::Predictions p = trainer.predict(samples);
@@ -332,10 +335,10 @@ TEST_CASE("arguments: checkpoint-N has a trainer_state.json, and a run that goes
         "best_global_step best_metric best_model_checkpoint epoch eval_steps global_step is_hyper_param_search "
         "is_local_process_zero is_world_process_zero log_history logging_steps max_steps num_input_tokens_seen "
         "num_train_epochs save_steps stateful_callbacks total_flos train_batch_size trial_name trial_params ");
-  CHECK(state.at("log_history").as_array().size() == 3);  // a loss, two evaluations
+  CHECK(state.at("log_history").as_array().size() == 3);  // a loss and two evaluations
   CHECK(state.at("log_history").as_array()[1].at("step").as_int() == 3);
   CHECK(whole.log.as_array().size() == 4 + 6 + 1);
-  // What predict() says is of the best model, and that is the last one here.
+  // predict() uses the best model, which here is the last one.
   double best = INFINITY;
   for (const data::Json& entry : whole.log.as_array())
     if (const data::Json* loss = entry.find("eval_loss")) best = std::min(best, loss->as_number());
@@ -349,7 +352,7 @@ TEST_CASE("arguments: checkpoint-N has a trainer_state.json, and a run that goes
   CHECK(std::filesystem::exists(out / "whole/best/checkpoint-12"));
   CHECK(!std::filesystem::exists(out / "whole/best/checkpoint-2"));
 
-  // A folder to go on from is named, or the last one of output_dir is taken.
+  // Resumes from a given folder, or from the last checkpoint in output_dir.
   const auto losses = [](const Trained& one) {
     std::vector<double> all;
     for (const data::Json& entry : one.log.as_array())

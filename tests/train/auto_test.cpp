@@ -1,4 +1,4 @@
-// "auto" in configuration files: files of every documented kind, and what is refused.
+// "auto" in configuration files: files of every documented kind, and rejected ones.
 #include "train/auto.h"
 
 #include <doctest/doctest.h>
@@ -28,14 +28,14 @@ train::Options one_rank() {
 }  // namespace
 
 TEST_CASE("auto: configuration files of every documented kind load, filled in, through a Trainer and prepare()") {
-  // Prepared: batches of 4, one of them a step, 6 steps, AdamW with lr 0.02, betas 0.9 and 0.95, eps 1e-7, decay 0.1,
-  // and a model of width 16 (256, 230, 160).
+  // prepare() is called with batches of 4, one per step, 6 steps, AdamW (lr 0.02, betas 0.9 and 0.95, eps 1e-7, weight
+  // decay 0.1), and a model of width 16 (its bucket sizes are 256, 230, 160).
   struct Row {
     const char* file;
     const char* expected;  // keys with their values
     std::vector<std::string> set = {};
     const char* precision = "f32";
-    bool differs = false;  // what the file says of the optimizer: not for prepare(), which has one
+    bool differs = false;  // the file defines its own optimizer, which prepare() rejects, because it is given one
   };
   const char* const adamw = R"("optimizer.params.lr": 0.02, "optimizer.params.betas": [0.9, 0.95],
     "optimizer.params.eps": 1e-7, "optimizer.params.weight_decay": 0.1)";

@@ -1,4 +1,4 @@
-// What programs are told on their command lines. tests/locales.py runs this where numbers have commas, too.
+// Command lines of programs. tests/locales.py also runs this in locales with a decimal comma.
 #include <doctest/doctest.h>
 
 #include "nn/generate.h"

@@ -1,4 +1,4 @@
-// Runs of gpt as others hand them on: what a config.json says is held against the checkpoint beside it.
+// Runs of gpt from another source: config.json must match the checkpoint beside it.
 #include "train/language.h"
 
 #include <doctest/doctest.h>
@@ -29,7 +29,8 @@ TEST_CASE("language model: sizes are held against the checkpoint before there is
     fn();
     return random_state().call - before;
   };
-  CHECK(draws([&] { load(facts); }) == draws([&] { nn::GPT one(model.o); }));  // the check draws nothing
+  // checking must not advance the random generator
+  CHECK(draws([&] { load(facts); }) == draws([&] { nn::GPT one(model.o); }));
   const int64_t much = 1'000'000'000;
   const struct {
     const char* key;

@@ -1,4 +1,5 @@
-// LoRA under plans: adapters are parameters like others, and what is frozen costs neither state nor gradients.
+// LoRA under parallel plans: adapters are ordinary parameters, and frozen parameters need neither optimizer state nor
+// gradients.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -37,7 +38,7 @@ struct LoraMix {
   std::string plan;
   bool llama = false;
   nn::LoraOptions lora = {};
-  bool sequence = false;  // of tp
+  bool sequence = false;  // sequence parallelism of tensor-parallel ranks
 };
 
 std::unique_ptr<nn::GPT> lora_model(const LoraMix& m) {
@@ -49,7 +50,7 @@ std::unique_ptr<nn::GPT> lora_model(const LoraMix& m) {
 
 using LoraRun = std::vector<std::pair<std::string, Tensor>>;
 
-/// Losses and gradient's norms of three steps, and the trained parameters after them where the model stays whole.
+/// Losses and gradient norms of three steps, and the trained parameters afterwards if the model is not sharded.
 LoraRun train_lora(const LoraMix& m) {
   const parallel::Plan plan = parallel::parse_plan(m.plan);
   const auto all = on_ranks<LoraRun>(plan.ranks(), [&](int) {
@@ -179,8 +180,8 @@ TEST_CASE("lora: what is frozen has no state, and sends no gradient") {
       }
       const int64_t held = optimizer_bytes() - before, bytes = 4 * adapters;
       LOCKSTEP_CHECK(held > 0 && held <= 3 * bytes + 1024, "stage ", stage, ": ", held, " bytes of state");
-      // Gradients to their owners and parameters back; stage 3 gathers what is frozen before each use, forward and
-      // back.
+      // Gradients are sent to their owners, and parameters back; stage 3 also gathers frozen parameters before each
+      // use, in forward and in backward.
       const int64_t most = stage == 3 ? 2 * forward + 2 * bytes : 2 * bytes;
       LOCKSTEP_CHECK(sent > 0 && sent <= most + 512, "stage ", stage, ": ", sent, " bytes sent, at most ", most);
       return 0;

@@ -1,5 +1,5 @@
-// Every mix of plan, ZeRO, offload, precision, recomputation and optimizer either trains as one process does, or is
-// refused by check_plan().
+// Every combination of plan, ZeRO, offload, precision, recomputation and optimizer either trains like one process or is
+// rejected by check_plan().
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -54,7 +54,7 @@ engine::Config config_of(const Mix& m, const parallel::Plan& plan) {
   return c;
 }
 
-/// Losses of the steps, and the norm of the last gradient.
+/// The losses of all steps, and the last gradient norm.
 std::vector<double> train_mix(const Mix& m) {
   const parallel::Plan plan = parallel::parse_plan(m.plan);
   const auto all = on_ranks<std::vector<double>>(plan.ranks(), [&](int) {
@@ -92,7 +92,7 @@ std::vector<double> train_mix(const Mix& m) {
   return all[0];
 }
 
-/// How far from one process: 0, but where sums are split.
+/// The allowed relative difference to one process: 0 unless sums are split.
 double tolerance(const Mix& m, const parallel::Plan& plan) {
   if (plan.tp * plan.cp == 1 && m.optimizer != "OneBitAdam") return m.precision == "fp16" && plan.pp > 1 ? 2e-2 : 0;
   return m.precision == "f32" ? m.optimizer == "OneBitAdam" ? 0.2 : 1e-4 : 0.1;
@@ -112,7 +112,7 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
     for (int zero = 0; zero <= 3; ++zero) {
       for (const std::string& precision : precisions) {
         for (const std::string& optimizer : optimizers) {
-          ++turn;  // the rest takes turns
+          ++turn;  // the other options alternate
           for (const bool llama : {false, true}) {
             if (llama && (optimizer != "AdamW" || precision == "fp16" || precision == "autocast")) continue;
             const Mix m{axis + "+zero" + std::to_string(zero),
@@ -139,7 +139,8 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
             std::vector<double> found;
             CHECK_NOTHROW_MESSAGE(found = train_mix(m), m.text());
             REQUIRE_MESSAGE(found.size() == reference.size(), m.text());
-            for (size_t i = 0; i < found.size() - (optimizer == "OneBitAdam"); ++i) {  // whose norm is each rank's own
+            // except its norm, which differs between ranks
+            for (size_t i = 0; i < found.size() - (optimizer == "OneBitAdam"); ++i) {
               const double off = std::abs(found[i] - reference[i]) / std::abs(reference[i]);
               CHECK_MESSAGE(off <= tolerance(m, plan), m.text() << ": " << found[i] << " and " << reference[i]);
             }

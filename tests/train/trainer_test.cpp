@@ -1,4 +1,4 @@
-// The Trainer: options to a configuration, runs that stop and go on, evaluation, what is refused.
+// The Trainer: from options to a configuration, interrupted and resumed runs, evaluation, rejected options.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -52,7 +52,7 @@ struct Found {
   int64_t steps = 0;
 };
 
-/// A run on threads; quiet.
+/// Runs a training on threads without output.
 Found run(train::Options o, const std::function<void(train::TrainerOptions&)>& change = {}) {
   Found found;
   o.json = true;
@@ -115,7 +115,7 @@ TEST_CASE("trainer: the same bits under any plan, and a run that another plan go
     CHECK_MESSAGE(other.model == one.model, row.plan);
     CHECK_MESSAGE(other.values == one.values, row.plan);
     half.out = o.out = out.path.string();
-    half.steps = 5;  // within an epoch
+    half.steps = 5;  // stops within an epoch
     run(half);
     o.resume = true;
     CHECK_MESSAGE(run(o).model == one.model, row.plan, " goes on from one process");
@@ -140,7 +140,7 @@ TEST_CASE("trainer: a stream gives the same bits under other plans, which go on 
     }
     shards.push_back(dir.write(str(count, ".jsonl"), text));
   }
-  // Micro-batches of 4 samples, 4 of them a step.
+  // 4 micro-batches of 4 samples per step.
   const auto streamed = [&](train::TrainerOptions& t) {
     const auto stream = data::stream_json_lines<data::Example>(
         shards, {.block = 8, .shuffle_shards = true, .lanes = 4, .run = 4, .seed = 2},
@@ -155,7 +155,7 @@ TEST_CASE("trainer: a stream gives the same bits under other plans, which go on 
     t.batches = [stream](int64_t step, int64_t micro, int64_t) { return stream.micro_batch(step * 4 + micro); };
   };
   train::Options o = options();
-  o.steps = 12;  // more than a round
+  o.steps = 12;  // more than one epoch
   const Found one = run(o, streamed);
   CHECK(one.steps == 12);
   struct Row {
@@ -298,7 +298,7 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
     for (auto& p : net.named_parameters()) found[p.name] = p.variable.tensor().to_vector<float>();
     return found;
   };
-  // By hand: the parameters after each step, of a run of so many.
+  // The expected averages, from the parameters after each step (of runs with 1 to 5 steps).
   std::map<std::string, std::vector<float>> by_hand;
   for (int64_t steps = 1; steps <= 5; ++steps) {
     train::Options o = options();
@@ -329,7 +329,7 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
                                          {"tp2", 2, 4}}) {
     const TempDir folder;
     const std::string out = folder.path.string() + "/run";
-    averaged(options(), 2, out);  // of one process
+    averaged(options(), 2, out);  // the first steps in one process
     train::Options o = options(row.plan, row.ranks, row.accumulate);
     o.parallel.offload = row.offload;
     if (o.parallel.offload.ends_with(':')) o.parallel.offload += folder.path.string();
@@ -339,7 +339,7 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
         CHECK_MESSAGE(found.at(name)[i] == doctest::Approx(values[i]).epsilon(1e-5), row.plan, " ", name);
     static auto first = found;
     if (std::string(row.plan) != "tp2") CHECK_MESSAGE(found == first, row.plan);
-    // What is evaluated: the parameters, which evaluations leave as they are, and the average of them.
+    // The last evaluation has the metrics of the parameters, which evaluation must not change, and of their average.
     REQUIRE(last.values.size() == 4);
     if (std::string(row.plan) != "tp2") CHECK_MESSAGE(last.model == without.model, row.plan);
     if (std::string(row.plan) != "tp2") CHECK_MESSAGE(last.values[0] == without.values[0], row.plan);
@@ -356,7 +356,7 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
     std::ifstream metrics(out + "/metrics.jsonl");
     std::string line;
     while (std::getline(metrics, line)) CHECK(data::parse_json(line, "metrics").find("ema_val_loss"));
-    // save_every 1, and two stay
+    // it saves after every step and keeps two checkpoints
     int64_t kept = 0;
     for (const auto& entry : std::filesystem::directory_iterator(out + "/checkpoints")) kept += entry.is_directory();
     CHECK(kept == 2);
@@ -385,7 +385,7 @@ TEST_CASE("trainer: evaluates once behind each step, the last one too") {
                     return mean(scores);
                   }}};
   });
-  CHECK(evaluations == 3 * 4);  // behind steps 4 and 8, and that of run() itself; 4 batches each
+  CHECK(evaluations == 3 * 4);  // after steps 4 and 8, and one by run() itself; 4 batches each
 }
 
 TEST_CASE("trainer: what is refused leaves a folder as it is") {
@@ -414,7 +414,7 @@ TEST_CASE("trainer: what is refused leaves a folder as it is") {
   CHECK(contains(message([&] { run(o, [](train::TrainerOptions& t) { t.data = nullptr; }); }),
                  "expected data or batches, got neither"));
   CHECK(listing() == before);
-  // A link that somebody has put there leads nowhere.
+  // A symbolic link that another user put there is not followed.
   const std::string target = out.write("target", "kept"), metrics = out / "metrics.jsonl";
   std::filesystem::remove(out / "checkpoints/latest"), std::filesystem::remove(metrics);
   std::filesystem::create_symlink(target, metrics);
@@ -469,7 +469,7 @@ TEST_CASE("a program that is asked what it trains says it, and trains nothing") 
     for (const int ranks : {1, 2}) {
       std::filesystem::remove(file);
       train::Options o = options("", ranks, 2);
-      o.plan = "pp2+zero1", o.out = (folder.path / "run").string();  // of a job that is not started
+      o.plan = "pp2+zero1", o.out = (folder.path / "run").string();  // options of a job that must not start
       bool went_on = false;
       train::start(o, "", [&](train::Job& job) {
         Net net;
@@ -500,7 +500,7 @@ TEST_CASE("a program that is asked what it trains says it, and trains nothing") 
   std::filesystem::remove(file);
   Net net;
   optim::SGD sgd(net.parameters(), {.lr = 0.1});
-  train::Accelerator alone;  // of a program that has no start()
+  train::Accelerator alone;  // in a program that does not call start()
   CHECK(contains(message([&] { alone.prepare(net, sgd); }), "asked what it trains, and has said it"));
   CHECK(data::read_json(file).at("config").at("optimizer").at("type") == data::Json("SGD"));
 }

@@ -1,4 +1,4 @@
-// Files of offload: every way to read and write them, disks that fail, and what is left behind (nothing).
+// Offload to files: every I/O engine, failing disks, and no files left behind.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -44,7 +44,7 @@ std::vector<AioOptions> engines() {
   return all;
 }
 
-/// Descriptors of files without a name in this folder.
+/// The descriptors of unlinked files in this folder.
 std::vector<int> files_in(const std::string& folder) {
   std::vector<int> found;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
@@ -60,8 +60,8 @@ void fill(const Tensor& bytes, int64_t seed) {
   for (int64_t i = 0; i < bytes.numel(); ++i) p[i] = uint8_t((i * 31 + i / 4096 * 7 + seed) & 255);
 }
 
-/// Two ranks with everything in files; fault(rank, zero) comes before step 2. What all ranks raise: those whose disk is
-/// well hear of it in the next collective.
+/// Trains on `ranks` ranks with everything in files, and calls fault(rank, zero) before step 2. Returns the error,
+/// which must reach all ranks; those without a fault get it in the next collective.
 std::string error_of(const std::string& folder, const std::function<void(int, Zero&)>& fault, AioOptions aio = {},
                      int ranks = 2) {
   std::vector<std::string> errors(static_cast<size_t>(ranks));
@@ -112,7 +112,7 @@ TEST_CASE("files: what is written is read, by every engine, in blocks of every s
         CHECK(std::memcmp(file.map(13 * 4096, blocks * 4096, u8).raw_data(), out.raw_data(), size_t(blocks) * 4096) ==
               0);
     }
-    std::vector<Tensor> buffers;  // many at a time
+    std::vector<Tensor> buffers;  // many requests at once
     std::vector<FileQueue::Transfer> transfers;
     for (int64_t i = 0; i < 40; ++i) {
       buffers.push_back(zero::aligned_bytes(5 * 4096, false));
@@ -126,7 +126,7 @@ TEST_CASE("files: what is written is read, by every engine, in blocks of every s
     for (int64_t i = 0; i < 40; ++i)
       CHECK(std::memcmp(static_cast<std::byte*>(all.raw_data()) + i * 5 * 4096, buffers[size_t(i)].raw_data(),
                         5 * 4096) == 0);
-    file.map(4096, 1024, f32).fill_(2.5);  // a mapping writes what the next read gets
+    file.map(4096, 1024, f32).fill_(2.5);  // a write through the mapping is visible to the next read
     queue.read(file, 4096, static_cast<std::byte*>(all.raw_data()), 4096).wait();
     CHECK(static_cast<float*>(all.raw_data())[1023] == 2.5f);
   }
@@ -193,7 +193,7 @@ TEST_CASE("files: a disk that is full, broken or short is named on all ranks, wi
                                           {.engine = engine});
         zero::fail_request_after(0, 0);
         CAPTURE(n);
-        // A write that is short says how much was written.
+        // A short write: the error has the number of bytes.
         CHECK_MESSAGE((contains(what, text) || (error == 0 && contains(what, "got 0 written"))), what);
         CHECK_MESSAGE((contains(what, " of rank ") && contains(what, " in " + folder.str() + ", offset ") &&
                        contains(what, "bytes, got ")),

@@ -1,6 +1,6 @@
-// Layers under DDP and every stage of ZeRO, also checkpointed: an LSTM, whose forward gives several values and whose
-// gradients come by its output or by its last states alone; layers that read parameters in ways of their own; and a row
-// for every layer that has parameters.
+// Layers under DDP and every stage of ZeRO, also with checkpointing: an LSTM, which has several outputs and whose
+// gradients come from its output or only its last states; layers that read parameters in unusual ways; and a row for
+// every layer with parameters.
 #include <doctest/doctest.h>
 
 #include "autograd/variable.h"
@@ -42,7 +42,7 @@ struct Mixture : nn::Layer<Mixture> {
   void fields(nn::Fields& f) override { f("first", first)("slopes", slopes)("norm", norm)("pair", pair)("head", head); }
 };
 
-/// A decoder's layer, which reads a part of in_proj's weight for queries and another for keys and values.
+/// A decoder layer uses one slice of in_proj's weight for queries and another for keys and values.
 struct Translator : nn::Layer<Translator> {
   nn::Linear in = linear(6, 12);
   nn::TransformerEncoder encoder{{.layer = {.width = 12, .heads = 3, .inner = 10, .dropout = 0.2}, .layers = 2}};
@@ -59,14 +59,14 @@ struct Volumes : nn::Layer<Volumes> {
   nn::Conv3d first{{.in = 1, .out = 5, .kernel = {3, 1, 2}, .padding = {1, 0, 0}}};
   nn::ConvTranspose3d second{{.in = 5, .out = 4, .kernel = {2, 1, 2}, .groups = 1}};
   nn::Linear head = linear(4, 3);
-  Variable forward(const Variable& x) {  // (5, 4, 6) as four volumes (1, 5, 2, 3)
+  Variable forward(const Variable& x) {  // treats (5, 4, 6) as four volumes (1, 5, 2, 3)
     const Variable volumes = x.transpose(0, 1).reshape({4, 1, 5, 2, 3});
     return head(mean(second(relu(first(volumes))), {2, 3, 4}));
   }
   void fields(nn::Fields& f) override { f("first", first)("second", second)("head", head); }
 };
 
-/// A head tied to the table of words, whose loss is made in chunks of rows; or the same as a whole.
+/// A head tied to the embedding table, whose loss is computed in chunks of `rows_at_once` rows.
 struct Words : nn::Layer<Words> {
   nn::Embedding table{{.num = 11, .dim = 6}};
   nn::Linear inner = linear(6, 6);
@@ -81,7 +81,7 @@ struct Words : nn::Layer<Words> {
   std::vector<Variable> reads() override { return {table.weight}; }
 };
 
-/// The cells, each called for every step.
+/// Recurrent cells, each called once per time step.
 struct Cells : nn::Layer<Cells> {
   nn::LSTMCell lstm{{.input = 6, .hidden = 7}};
   nn::GRUCell gru{{.input = 7, .hidden = 5}};
@@ -101,7 +101,7 @@ struct Cells : nn::Layer<Cells> {
 
 using MakeModel = std::function<std::unique_ptr<nn::Module>()>;
 
-/// A layer between others: what `run` makes of x (5, 4, 6) with it, (4, width), goes into the head.
+/// A layer between two others: the head gets run(layer, x), of shape (4, width), where x is (5, 4, 6).
 template <class L> struct Between : nn::Layer<Between<L>> {
   using Run = std::function<Variable(L& layer, const Variable& x)>;
   nn::Linear in = linear(6, 6);
@@ -112,12 +112,12 @@ template <class L> struct Between : nn::Layer<Between<L>> {
   Variable forward(const Variable& x) { return head(run(layer, in(x))); }
   void fields(nn::Fields& f) override { f("in", in)("layer", layer)("head", head); }
 };
-/// `make()` gives the layer.
+/// A Between whose layer is make().
 template <class Make, class Run> MakeModel between(Make make, int64_t width, Run run) {
   using L = decltype(make());
   return [=] { return std::make_unique<Between<L>>(make(), width, run); };
 }
-/// A layer of sequences (5, 4, 6), or of (4, `shape`), whose results' dims behind the first two are averaged.
+/// A layer of sequences (5, 4, 6), whose results are averaged over time.
 template <class L> MakeModel of_steps(const typename L::Options& o, int64_t width) {
   return between([=] { return L(o); }, width, [](L& layer, const Variable& x) { return mean(layer(x), {0}); });
 }
@@ -136,10 +136,10 @@ struct LayersPlan {
   int ranks = 1;
   std::optional<ZeroOptions> options = {};
   bool ddp = false, wrap = false;
-  bool penalty = false;  ///< of the slope of the sum of outputs in x, as a WGAN's critic has it
+  bool penalty = false;  ///< gradient penalty on the sum of outputs, as for a WGAN's critic
 };
 
-/// The loss of one micro-batch; `call` is the model or what wraps it.
+/// The loss of one micro-batch; `call` is the model or its wrapper.
 template <class Call> Variable loss_of_layers(Call call, bool penalty) {
   const Variable x(randn({5, 4, 6}), penalty);
   const Tensor y = randint(0, 3, {4});
@@ -193,8 +193,8 @@ Tensors train_layers(const LayersPlan& plan) {
   return all[0];
 }
 
-/// Two ranks have the bits of one: under DDP, in every stage, and when a parameter lives no longer than it must.
-/// blocks: its blocks are checkpointed as well.
+/// Checks that two ranks give the bits of one: under DDP, in every stage, and when parameters are released immediately.
+/// blocks: also with its blocks checkpointed.
 void check_same_bits(const MakeModel& make, bool blocks = false) {
   const Tensors one = train_layers({.make = make});
   if (blocks) CHECK(differing(one, train_layers({.make = make, .wrap = true})) == "");
@@ -231,7 +231,7 @@ TEST_CASE("zero: layers have the same bits under DDP, every stage and checkpoint
   struct {
     const char* name;
     MakeModel make;
-    bool blocks = true;  ///< that can be checkpointed
+    bool blocks = true;  ///< its blocks can be checkpointed
   } rows[] = {
       {"LSTM by its output", [] { return std::make_unique<Tagger>(false); }},
       {"LSTM by its states", [] { return std::make_unique<Tagger>(true); }},
@@ -327,7 +327,7 @@ TEST_CASE("zero: every layer with parameters has the same bits under DDP and eve
               },
               6,
               [](nn::AdaptiveLogSoftmaxWithLoss& l, const Variable& x) {
-                // Targets in the second cluster come to some ranks only.
+                // Targets of the second cluster occur on some ranks only.
                 return x[0] * l(x[0], randint(0, 30, {4})).output.unsqueeze(1);
               }),
       },

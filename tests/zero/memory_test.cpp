@@ -1,5 +1,4 @@
-// The bytes that ZeRO promises: the ledger of each rank against the paper's formulas, and traffic against 2 psi and 3
-// psi.
+// Bytes promised by ZeRO: the ledger of each rank against the paper's formulas, and traffic against 2 psi and 3 psi.
 #include <doctest/doctest.h>
 
 #include "tensor/memory.h"
@@ -11,7 +10,7 @@ using zero::ZeroOptions;
 
 namespace {
 
-/// Sizes that ranks and blocks of norms do not divide.
+/// Sizes that are not divisible by ranks or by blocks of norms.
 struct Odd : nn::Layer<Odd> {
   nn::Linear a = linear(64, 509), b = linear(509, 211), c = linear(211, 64);
   Variable forward(const Variable& x) { return c(gelu(b(gelu(a(x))))); }
@@ -32,7 +31,7 @@ template <class Model> void backward(Model& model) {
   sum(square(model(randn({4, 64}).to(bf16)))).backward();
 }
 
-/// One step of a bf16 model with AdamW; what this process holds of each kind, beyond what it did before.
+/// Makes a step of a bf16 model with AdamW; returns the bytes of each category that this process holds afterwards.
 template <class Model> Held measure(const ZeroOptions& options, int64_t& padding) {
   const Held before = held();
   Model model;
@@ -42,7 +41,7 @@ template <class Model> Held measure(const ZeroOptions& options, int64_t& padding
   for (const auto& unit : zero.units()) padding += unit.layout.padding();
   backward(model);
   zero.step();
-  backward(model);  // gradients are there now
+  backward(model);  // now the gradients exist as well
   const Held now = held();
   return {now.parameters - before.parameters, now.gradients - before.gradients, now.optimizer - before.optimizer};
 }
@@ -88,7 +87,7 @@ TEST_CASE("zero: sizes that do not divide cost the padding that is stated, and n
                             expect("parameters", got.parameters, stage == 3 ? flat / ranks : flat);
                             expect("gradients", got.gradients, stage >= 2 ? flat / ranks : flat);
                             LOCKSTEP_CHECK(got.optimizer <= int64_t(6 * flat) / ranks, "optimizer ",
-                                           got.optimizer);  // pieces: no padding at all
+                                           got.optimizer);  // state is held in pieces without padding
                             const Tensor all = Tensor::from({double(got.optimizer)}, {1});
                             dist::world().all_reduce(all);
                             expect("optimizer of all ranks", int64_t(all.item()), 12 * odd);
@@ -112,7 +111,7 @@ TEST_CASE("zero: a step moves 2 psi elements in stages 0 to 2 and 3 psi in stage
                      .overlap_comm = overlap,
                      .nonfinite = zero::NonFinite::propagate,
                      .param_persistence_threshold = 0});
-          for (int step = 0; step < 3; ++step) {  // the first one agrees on an order
+          for (int step = 0; step < 3; ++step) {  // in the first step, ranks also agree on an order
             const dist::Traffic before = dist::world().traffic();
             backward(model);
             zero.step();
@@ -152,7 +151,7 @@ TEST_CASE("zero 3: no more than one module and what is gathered ahead is whole; 
                   backward(model);
                   zero.step();
                 }
-                expect("peak", peak(), psi + 512 * 512 * 2);  // shards, and the largest module
+                expect("peak", peak(), psi + 512 * 512 * 2);  // shards, and the largest module gathered
                 expect("shards again", held().parameters - before, psi);
               },
               {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});

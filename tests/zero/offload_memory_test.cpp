@@ -1,4 +1,4 @@
-// What offload frees: the ledger of each rank, to the byte, and a model that a rank has no memory for otherwise.
+// Memory saved by offload: the ledger of each rank to the byte, and a model that does not fit otherwise.
 #include <doctest/doctest.h>
 #include <sys/resource.h>
 
@@ -105,8 +105,8 @@ TEST_CASE(
           LOCKSTEP_CHECK(now.peak - before.parameters <= 2 * largest,
                          "whole at a time: ", now.peak - before.parameters);
         const double tile =
-            (row.ratio > 0 ? 12. * 8192 : 0) +
-            (row.parameters == Offload::nvme ? 2. * 8192 : 0);  // of files: three values, and the parameters
+            // Buffers for files: three values per element of a tile, and the parameters.
+            (row.ratio > 0 ? 12. * 8192 : 0) + (row.parameters == Offload::nvme ? 2. * 8192 : 0);
         double wanted = in_files ? 3 * tile : row.ratio * 12 * share;
         if (row.parameters == Offload::cpu) wanted += 2 * share;
         if (row.parameters == Offload::nvme) wanted += 2 * (2 * largest / ranks);
@@ -119,14 +119,14 @@ TEST_CASE(
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST_CASE(
     "offload: a model that a rank's memory limit has no room for trains under stage 3 with files, and only then") {
-  constexpr double states =
-      16. * wide * wide * deep / 2;  // bytes of each of two ranks: parameters, gradients and two moments in f32
+  // Bytes on each of two ranks: parameters, gradients and two moments in f32.
+  constexpr double states = 16. * wide * wide * deep / 2;
   const auto run = [&](bool offload) {
     return message([&] {
       dist::spawn(2,
                   [&](int) {
                     set_threads(1);
-                    release_cached_memory();  // of the cases before
+                    release_cached_memory();  // of earlier test cases
                     const rlim_t limit = rlim_t(status_of("VmData") + int64_t(0.7 * states));
                     const rlimit few{limit, limit};
                     LOCKSTEP_CHECK(setrlimit(RLIMIT_DATA, &few) == 0, "no limit could be set");

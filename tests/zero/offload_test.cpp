@@ -1,5 +1,5 @@
-// Offload changes where things are kept, and no bit: optimizer state and shards in host memory or in files, by every
-// engine and size.
+// Offload changes where data is stored, but no bits: optimizer state and shards in host memory or in files, with every
+// I/O engine and size.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -277,7 +277,7 @@ TEST_CASE("offload: state goes out of one place into another with the same bits"
           net.to(dtype);
           const auto optimizer = adamw(net.parameters());
           Zero zero(net, *optimizer, to_options);
-          train_on(net, zero, 7);  // what is there already is written over
+          train_on(net, zero, 7);  // existing state is overwritten
           for (const auto& piece : zero.state(true))
             piece.tensor.copy_(saved.at(piece.name).narrow(0, piece.range.begin, piece.range.size()));
           zero.load_numbers(numbers);

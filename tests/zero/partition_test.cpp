@@ -1,4 +1,4 @@
-// Partition: properties that must hold for every list of sizes and every number of ranks.
+// The partition: properties for every list of sizes and every number of ranks.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -32,7 +32,8 @@ const std::vector<Sizes> lists{{},
                                {1, 1000000, 1, 1, 1, 4096 * 3, 2, 99991},
                                Sizes(100, 101)};
 
-/// Every element of every parameter lies on exactly one rank, in order, cut at block boundaries.
+/// Checks that every element of every parameter belongs to exactly one rank, in order, and that cuts are at block
+/// boundaries.
 void check_layout(const Layout& layout) {
   int64_t before = 0;
   for (size_t i = 0; i < layout.sizes.size(); ++i) {
@@ -109,8 +110,8 @@ TEST_CASE("partition: bytes of model state are the paper's") {
     int stage;
     double bytes;
   };
-  for (const auto& [stage, gigabytes] :
-       {Row{0, 120}, Row{1, 31.4}, Row{2, 16.6}, Row{3, 1.9}}) {  // 7.5 billion parameters on 64 ranks
+  // 7.5 billion parameters on 64 ranks.
+  for (const auto& [stage, gigabytes] : {Row{0, 120}, Row{1, 31.4}, Row{2, 16.6}, Row{3, 1.9}}) {
     CHECK(model_state(stage, 7.5e9, 64).total() / 1e9 == doctest::Approx(gigabytes).epsilon(0.02));
   }
 }

@@ -1,4 +1,4 @@
-// ZeRO under somebody who adds gradients up himself (a pipeline), and whose model is a part of one.
+// ZeRO when the caller accumulates gradients (a pipeline), and when the model is only a part of one.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -12,7 +12,7 @@ using zero::NonFinite;
 
 namespace {
 
-/// Another part that found something, or has a norm of its own.
+/// Stands for the model's other parts, which may report an overflow or a norm.
 struct Other : zero::OtherParts {
   bool overflowed = false;
   double norm_there = 0;

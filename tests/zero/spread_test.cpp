@@ -1,4 +1,4 @@
-// ZeRO with parameters that only some ranks have: the bits of one process that has them all.
+// ZeRO with parameters that exist on some ranks only (experts): the bits of one process that has all of them.
 #include <doctest/doctest.h>
 
 #include <mutex>
@@ -13,7 +13,8 @@ namespace {
 
 constexpr int micros = 8, experts = 4;
 
-/// Every micro-batch is one expert's. Those here are called all the same, for stage 3 gathers in step, unless `only`.
+/// Each micro-batch belongs to one expert. Unless `only`, the others are called with no rows, because stage 3 gathers
+/// in step.
 struct Mixed : nn::Layer<Mixed> {
   nn::Linear a = linear(6, 40), c = linear(120, 3);
   std::map<int, std::shared_ptr<nn::Linear>> parts;  // expert.weight is cut into blocks
@@ -37,19 +38,20 @@ struct Mixed : nn::Layer<Mixed> {
 };
 
 struct SpreadPlan {
-  int ranks = 4, parallel = 1;  // ranks that share the experts: e is where rank % parallel == e % parallel
+  // parallel: number of ranks that share the experts; rank has expert e if rank % parallel == e % parallel
+  int ranks = 4, parallel = 1;
   ZeroOptions options = {};
   DType dtype = f32;
   double max_norm = 0;
-  bool only = false;  // experts that are not chosen get no gradient; in step 1 one has none at all
+  bool only = false;  // unselected experts get no gradient; in step 1 one expert is never selected
   bool muon = false;
   int first = 0, steps = 3;
-  Tensors start = {};  // state of `first` steps: pieces by name, whole
+  Tensors start = {};  // the state after `first` steps: whole tensors by name
   std::map<std::string, double> numbers = {};
 };
 
 struct Trained {
-  Tensors parameters, state;  // state: as a checkpoint has it
+  Tensors parameters, state;  // state: as in a checkpoint
   std::map<std::string, double> numbers;
 };
 
@@ -73,7 +75,7 @@ Variable loss_of(Mixed& net, const SpreadPlan& plan, int step, int64_t micro) {
   return loss_of_micro_batch(net, step, micro, plan.dtype);
 }
 
-/// One process that has all, and its norms.
+/// Trains in one process that has all experts; also returns the norms.
 std::pair<Tensors, std::vector<double>> alone(const SpreadPlan& plan) {
   manual_seed(1);
   Mixed net;
@@ -98,7 +100,7 @@ std::pair<Tensors, std::vector<double>> alone(const SpreadPlan& plan) {
   return {copy_parameters(net), norms};
 }
 
-/// What all ranks have, put together; what several have is the same there.
+/// Merges the tensors of all ranks; checks that those on several ranks are equal.
 Trained train_spread(const SpreadPlan& plan, const std::vector<double>& norms = {}) {
   std::mutex mutex;
   Trained all;
@@ -113,8 +115,9 @@ Trained train_spread(const SpreadPlan& plan, const std::vector<double>& norms = 
     }
     net.to(plan.dtype);
     if (same->rank() > 0)
+      // Overwritten by the values of the first rank.
       for (const auto& p : net.named_parameters())
-        if (names.count(p.name)) add_scalar_(p.variable.tensor(), 1);  // the first one's count
+        if (names.count(p.name)) add_scalar_(p.variable.tensor(), 1);
     const auto optimizers = make_optimizers(net, plan.muon);
     std::vector<optim::Optimizer*> pointers;
     for (const auto& one : optimizers) pointers.push_back(one.get());
@@ -168,7 +171,8 @@ TEST_CASE("zero: spread parameters: every stage, overlap or not, size of units: 
     const auto [expected, norms] = alone({.options = {.stage = stage}});
     const auto [clipped, norms64] = alone({.options = {.stage = stage}, .dtype = f64, .max_norm = 0.05});
     for (const auto& [ranks, parallel] : groups()) {
-      if (stage < 2 ? ranks == 2 : false) continue;  // two experts of a rank would not be those that ranks share
+      // the two experts of a rank would differ from those that ranks share
+      if (stage < 2 ? ranks == 2 : false) continue;
       CAPTURE(stage);
       CAPTURE(ranks);
       CAPTURE(parallel);

@@ -1,5 +1,5 @@
-// Stage 3: parameters that come and go. The same bits with every way to hold them, and errors where the rules are
-// broken.
+// Stage 3: parameters that are gathered and released. The same bits however long they are held, and errors if its rules
+// are broken.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -72,7 +72,7 @@ Tensors train_gpt(const GptPlan& plan) {
         optimizer.step();
         optimizer.zero_grad();
       }
-      const NoGrad no_grad;  // an evaluation between steps disturbs nothing
+      const NoGrad no_grad;  // an evaluation between steps changes nothing
       gpt_loss(model, 77, 0);
     }
     std::optional<Zero::Gathered> whole;
@@ -89,7 +89,7 @@ ZeroOptions stage3(ZeroOptions o = {}) {
   return o;
 }
 
-/// left, then right, or the other way round.
+/// Calls left, then right; swapped: right, then left.
 struct Pair : nn::Layer<Pair> {
   nn::Linear left = linear(6, 6), right = linear(6, 6);
   bool swapped = false;
@@ -97,7 +97,7 @@ struct Pair : nn::Layer<Pair> {
   void fields(nn::Fields& f) override { f("left", left)("right", right); }
 };
 
-/// Reads the weight of a layer that it does not call.
+/// Reads the weight of a layer without calling that layer.
 struct Reader : nn::Layer<Reader> {
   nn::Linear layer = linear(6, 6), other = linear(6, 6);
   Variable forward(const Variable& x) { return lockstep::linear(layer(x), other.weight, other.bias); }
@@ -168,7 +168,7 @@ TEST_CASE(
                   train_gpt(
                       {.ranks = ranks, .accumulation = accumulation, .options = o, .frozen = frozen, .wrap = true})) ==
               "");
-        o.module_size = 8000;  // a block as one unit
+        o.module_size = 8000;  // gathers a block as one unit
         CHECK(differing(one, train_gpt({.ranks = ranks,
                                         .accumulation = accumulation,
                                         .options = o,

@@ -1,4 +1,4 @@
-// Every policy of the reducer, DDP and stages 0 to 3: the bits of one process, whatever the cut; errors leave nothing
+// Every policy of the reducer, DDP and stages 0 to 3: the bits of one process for any partition; errors leave nothing
 // behind.
 #include <doctest/doctest.h>
 
@@ -51,8 +51,8 @@ TEST_CASE("zero: bf16 and f16 parameters with f32 master weights: the same bits 
   for (const DType dtype : {bf16, f16}) {
     for (const double max_norm : {0., 0.05}) {
       const Tensors one = train({.options = ZeroOptions{.stage = 0}, .dtype = dtype, .max_norm = max_norm});
-      if (dtype == bf16 && max_norm == 0)
-        CHECK(differing(one, train({.dtype = dtype})) == "");  // the optimizer's own master weights
+      // Without ZeRO, with the optimizer's own master weights.
+      if (dtype == bf16 && max_norm == 0) CHECK(differing(one, train({.dtype = dtype})) == "");
       for (const int stage : stages) {
         for (const auto& [ranks, accumulation] : cuts) {
           CAPTURE(stage);
@@ -102,7 +102,8 @@ TEST_CASE("zero: an exception inside a backward leaves nothing of it behind") {
       else zero.emplace(net, *optimizer, ZeroOptions{.stage = policy, .param_persistence_threshold = 500});
       if (fails) {
         const int hook =
-            net.a.weight.on_grad([](const Tensor&) -> Tensor { fail("a hook fails"); });  // the last gradient
+            // the last gradient to be computed
+            net.a.weight.on_grad([](const Tensor&) -> Tensor { fail("a hook fails"); });
         const std::string error = message([&] { loss_of_micro_batch(net, 0, rank).backward(); });
         LOCKSTEP_CHECK(contains(error, "a hook fails"), error);
         net.a.weight.remove_hook(hook);

@@ -1,6 +1,6 @@
 #pragma once
-// What the tests of ZeRO share: a model whose parameters are cut by every number of ranks, and a run of a few steps by
-// any plan.
+// Shared by the tests of ZeRO: a model whose parameters are divided differently by each number of ranks, and a short
+// training under any plan.
 #include <filesystem>
 #include <optional>
 
@@ -14,9 +14,9 @@ namespace testing {
 
 using zero::Zero;
 
-inline const std::string folder = std::filesystem::temp_directory_path().string();  // of offload
+inline const std::string folder = std::filesystem::temp_directory_path().string();  // for offloaded state
 
-/// 12610 + 780 + ... parameters: b.weight is cut into blocks, the others are smaller than one.
+/// 12610 + 780 + ... parameters: b.weight is cut into blocks, the others are smaller than a block.
 struct Net : nn::Layer<Net> {
   nn::Linear a = linear(6, 130);
   nn::LayerNorm norm{130};
@@ -28,23 +28,26 @@ struct Net : nn::Layer<Net> {
   void fields(nn::Fields& f) override { f("a", a)("norm", norm)("b", b)("c", c); }
 };
 
+/// A Linear(in, out) without bias.
 inline nn::Linear matrix(int64_t in, int64_t out) {
   const nn::Linear::Options options{.in = in, .out = out, .bias = false};
   return nn::Linear(options);
 }
 
-/// Sizes that eight ranks and the blocks of norms divide: no padding.
+/// Sizes divisible by eight ranks and by blocks of norms, so there is no padding.
 struct Even : nn::Layer<Even> {
   nn::Linear a = matrix(64, 512), b = matrix(512, 512), c = matrix(512, 64);
   Variable forward(const Variable& x) { return c(gelu(b(gelu(a(x))))); }
   void fields(nn::Fields& f) override { f("a", a)("b", b)("c", c); }
 };
+/// The number of parameters of Even.
 constexpr int64_t psi = 64 * 512 + 512 * 512 + 512 * 64;
+/// Throws unless `got` bytes are as expected.
 inline void expect(const char* what, int64_t got, double wanted) {
   LOCKSTEP_CHECK(double(got) == wanted, what, ": ", got, " bytes, expected ", wanted);
 }
 
-/// The loss of one micro-batch of a step: data and dropout depend on these two numbers only.
+/// The loss of a micro-batch. Data and dropout depend on `step` and `micro_batch` only.
 template <class Model>
 Variable loss_of_micro_batch(Model& net, int step, int64_t micro_batch, DType dtype = f32, Device device = cpu) {
   manual_seed(99);
@@ -55,7 +58,7 @@ Variable loss_of_micro_batch(Model& net, int step, int64_t micro_batch, DType dt
   return cross_entropy(net(x), y);
 }
 
-/// The backwards of a step at this rank, as each stage wants them.
+/// Runs the backwards of a step on this rank, with the micro-batches and no_sync scopes of the stage.
 inline void backwards(Zero& zero, int accumulation, const std::function<void(int64_t micro_batch)>& backward,
                       bool no_sync = true) {
   for (int i = 0; i < accumulation; ++i) {
@@ -65,28 +68,32 @@ inline void backwards(Zero& zero, int accumulation, const std::function<void(int
   }
 }
 
+/// Creates an optimizer for parameters.
 using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(std::vector<Variable>)>;
+/// AdamW with lr 1e-2 and weight decay 0.1.
 inline std::unique_ptr<optim::Optimizer> adamw(std::vector<Variable> parameters) {
   return std::make_unique<optim::AdamW>(std::move(parameters), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
 }
 
+/// A short training.
 struct ZeroPlan {
   int ranks = 1, accumulation = 8;
-  std::optional<zero::ZeroOptions> options =
-      {};  // none: the optimizer's own step, after DDP or, at one rank, a GradientAccumulator
+  /// Without: the optimizer's own step, after DDP or, on one rank, a GradientAccumulator.
+  std::optional<zero::ZeroOptions> options = {};
   std::optional<parallel::DdpOptions> ddp = {};
   DType dtype = f32;
   double max_norm = 0;
   int steps = 4;
-  bool no_sync = true;  // stages 0 and 1
+  bool no_sync = true;  // for stages 0 and 1
   MakeOptimizer make = adamw;
+  /// the device of each rank
   std::function<Device(int rank)> device = [](int) { return cpu; };
 };
 
-/// Parameters after a few steps, the same on all ranks, and the norms of each step.
+/// The parameters after some steps, which must be equal on all ranks, and the norm of each step.
 inline Tensors train(const ZeroPlan& plan) {
   const auto all = on_ranks<Tensors>(plan.ranks, [&](int rank) {
-    manual_seed(1 + uint64_t(rank));  // rank 0's values count
+    manual_seed(1 + uint64_t(rank));  // only rank 0's values matter
     Net net;
     const Device device = plan.device(rank);
     net.to(plan.dtype);
@@ -132,7 +139,7 @@ inline Tensors train(const ZeroPlan& plan) {
   return all[0];
 }
 
-/// Muon for matrices, AdamW for the rest, at the same time.
+/// Trains with Muon for matrices and AdamW for the rest.
 inline Tensors train_muon(int ranks, const zero::ZeroOptions& options, double max_norm = 0) {
   return on_ranks<Tensors>(ranks, [&](int) {
     manual_seed(1);

@@ -1,5 +1,5 @@
-// Who writes to parameters under ZeRO: it counts at the next step, in every stage and wherever master copies are, or is
-// refused by name; and averages that are switched on later.
+// Parameters written by the user under ZeRO: writes take effect at the next step, in every stage and wherever master
+// weights are, or they are rejected by name. Also averages that are enabled later.
 #include <doctest/doctest.h>
 
 #include "tests/zero/util.h"
@@ -16,7 +16,8 @@ struct Place {
   ZeroOptions options;
 };
 
-/// Where parameters are whole on every rank between steps: stages 0 to 2, and what stage 3 does not cut.
+/// Options under which parameters are whole on every rank between steps: stages 0 to 2, and parameters that stage 3
+/// keeps.
 std::vector<Place> whole_places() {
   std::vector<Place> all{{"stage 0", {.stage = 0}},
                          {"stage 1", {.stage = 1}},
@@ -35,7 +36,7 @@ void one_step(Net& net, Zero& zero, int step, DType dtype) {
   zero.step({.grad_scale = 1. / accumulation});
 }
 
-/// Parameters after steps between which all ranks write to some; without ZeRO's options by the optimizer's own step.
+/// Trains while all ranks write to parameters between steps; returns the parameters.
 Tensors train_with_writes(int ranks, const ZeroOptions& options, DType dtype) {
   return on_ranks<Tensors>(ranks, [&](int) {
     manual_seed(1);

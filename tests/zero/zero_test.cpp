@@ -1,4 +1,4 @@
-// What users of Zero may do and what they are told: optimizers, unused parameters, gathered(), state for checkpoints,
+// The public interface of Zero and its errors: optimizers, unused parameters, gathered(), state for checkpoints,
 // scaling.
 #include <doctest/doctest.h>
 
@@ -21,7 +21,7 @@ template <class O, class Options> MakeOptimizer maker(Options options) {
   return [options](std::vector<Variable> p) { return std::make_unique<O>(std::move(p), options); };
 }
 
-/// Runs body(zero, net, optimizer) on two ranks after `backwards` backwards; what it throws is the test's failure.
+/// Runs body(zero, net, optimizer) on two ranks after `backwards` backwards; an error fails the test.
 void with_zero(const ZeroOptions& options, int backwards,
                const std::function<void(Zero&, Net&, optim::Optimizer&)>& body) {
   on_ranks<int>(2, [&](int) {
@@ -40,7 +40,7 @@ void expect(const std::string& error, const std::string& part) {
   LOCKSTEP_CHECK(contains(error, part), "expected '", part, "' in: ", error);
 }
 
-/// The error that all ranks get when body throws on some of them.
+/// The error of all ranks when body throws on some of them.
 std::string error_of(const ZeroOptions& options, int backwards,
                      const std::function<void(Zero&, Net&, optim::Optimizer&)>& body) {
   return message([&] { with_zero(options, backwards, body); });
@@ -97,7 +97,7 @@ TEST_CASE("zero: two optimizers, Muon for matrices and AdamW for the rest") {
 
 TEST_CASE("zero: backwards that all reduce, without no_sync, add up to the same gradients") {
   for (const int stage : {0, 1}) {
-    // Ranks take their micro-batches in stage 1's order here, so the tree is another: close, not equal.
+    // Without no_sync, micro-batches are summed in another order, so results are close but not equal.
     const Tensors a = train({.ranks = 2, .accumulation = 4, .options = at(stage)}),
                   b = train({.ranks = 2, .accumulation = 4, .options = at(stage), .no_sync = false});
     CHECK(distance(a, b) < 1e-3);
@@ -140,9 +140,9 @@ TEST_CASE("zero: unused parameters are named, or left alone as an optimizer leav
   for (const int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
     const ZeroOptions ignore = at(stage, {.ignore_unused_parameters = true});
-    CHECK(differing(one, run(2, ignore, true)) == "");  // `never` stays as it was
-    CHECK(differing(run(2, at(0, {.ignore_unused_parameters = true}), false), run(2, ignore, false)) ==
-          "");  // left has a gradient at rank 0 only
+    CHECK(differing(one, run(2, ignore, true)) == "");  // `never` is not changed
+    // `left` has a gradient on rank 0 only.
+    CHECK(differing(run(2, at(0, {.ignore_unused_parameters = true}), false), run(2, ignore, false)) == "");
     const std::string error = message([&] { run(2, at(stage), true); });
     CHECK(contains(error, "2 parameters got no gradient since the last step: never.weight, never.bias"));
     CHECK(contains(error, "ignore_unused_parameters"));
@@ -251,7 +251,7 @@ TEST_CASE("zero: what the constructor refuses") {
                    Zero zero(net, optimizer);
                  }),
                  "6 that are in none: norm.weight, norm.bias, b.weight"));
-  struct Sender : optim::SGD {  // as the 1-bit optimizers
+  struct Sender : optim::SGD {  // like the 1-bit optimizers
     using SGD::SGD;
     bool communicates() const override { return true; }
   };
@@ -303,7 +303,7 @@ TEST_CASE("zero: gathered() shows whole parameters, and one rank may change them
           LOCKSTEP_CHECK(differing(before, copy_parameters(net)) == "", "gathered other values");
         }
         loss_of_micro_batch(net, 0, rank, dtype).backward();
-        zero.step();  // master weights are there now
+        zero.step();  // creates the master weights
         {
           const auto whole = zero.gathered({net.b.weight, net.c.bias}, 1);
           const NoGrad no_grad;
@@ -449,7 +449,7 @@ TEST_CASE("zero: loss scaling in f16 gives every plan the same steps, skipped on
       net.to(f16);
       const auto optimizer = adamw(net.parameters());
       Zero zero(net, *optimizer, at(stage, {.nonfinite = NonFinite::skip}));
-      optim::DynamicLossScaler scaler({.init_scale = 0x1p24, .scale_window = 3});  // overflows at first
+      optim::DynamicLossScaler scaler({.init_scale = 0x1p24, .scale_window = 3});  // overflows in the first step
       const int accumulation = 4 / ranks;
       std::vector<double> trace;
       for (int step = 0; step < 20; ++step) {

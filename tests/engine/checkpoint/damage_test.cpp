@@ -1,5 +1,5 @@
-// Checkpoints that are not what was saved: bits flipped, files cut short, missing, swapped, foreign. Each is refused,
-// by name. Case 36 of docs/faults.md. And what `lockstep checkpoint` does with whole ones.
+// Damaged checkpoints: flipped bits, and files that are truncated, missing, swapped or foreign. Each one is rejected
+// with the name of the file. Case 36 of docs/faults.md. Also what `lockstep checkpoint` does with intact ones.
 #include "data/safetensors.h"
 #include "engine/checkpoint/hash.h"
 #include "engine/checkpoint/tools.h"
@@ -10,7 +10,7 @@ using namespace lockstep::checkpoints;
 
 namespace {
 
-/// Two checkpoints by 3 ranks each, "old" of version 1 and "new" of version 2.
+/// Two checkpoints by 3 ranks each: "old" of version 1 and "new" of version 2.
 struct Saved {
   Saved() {
     for (int v = 1; v <= 2; ++v)
@@ -28,7 +28,7 @@ const char* const rank_files[] = {"rank-00000.safetensors", "rank-00001.safetens
 std::string content(const std::string& path) { return data::read_file(path, 1 << 24); }
 void put(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
-/// The Error of a load by one process, and by two ranks, who say the same.
+/// The error when one process loads the folder; two ranks must get the same.
 std::string refused(const std::string& dir, const LoadOptions& options = {}) {
   const std::vector<Piece> wanted = pieces_of(Cut::replicated, 1, 0, -1);
   const std::string alone = message([&] { load(dir, wanted, nullptr, options); });
@@ -41,7 +41,7 @@ std::string refused(const std::string& dir, const LoadOptions& options = {}) {
   for (const Piece& piece : wanted)
     for (int64_t i = 0; i < (piece.end - piece.begin) * size_of(piece.dtype); ++i) {
       if (static_cast<const char*>(piece.tensor.raw_data())[i] == 0) continue;
-      CHECK(alone == "(no error)");  // nothing is half loaded
+      CHECK(alone == "(no error)");  // nothing is partially loaded
       return alone;
     }
   return alone;
@@ -87,14 +87,15 @@ TEST_CASE("36: what differs is said") {
                  saved.file(rank_files[0]) + ": its content has changed since it was saved: expected BLAKE2b "));
   CHECK(contains(refused(saved.dir.str()), "; damaged: " + last));
   CHECK(contains(refused(saved.dir.str()), "fall_back takes the one before"));
-  CHECK(load_version(saved.dir.str(), {.verify = Verify::sizes}) == -1);  // sizes alone do not see it
+  CHECK(load_version(saved.dir.str(), {.verify = Verify::sizes}) == -1);  // comparing only sizes does not notice it
   Warnings warnings;
   CHECK(load_version(saved.dir.str(), {.fall_back = true, .warn = warnings.sink()}) == 1);
   const std::string told = warnings.take();
   CHECK(contains(told, "new is damaged:"));
   CHECK(contains(told, "taking " + saved.dir / "old"));
+  // With an explicit tag there is no fallback.
   CHECK(contains(message([&] { load_version(saved.dir.str(), {.tag = "new", .fall_back = true}); }),
-                 "its content has changed"));  // that one was asked for
+                 "its content has changed"));
   restore();
 
   for (const size_t size : {size_t(0), size_t(7), size_t(100), zero.size() - 1}) {
@@ -114,8 +115,8 @@ TEST_CASE("36: what differs is said") {
   fs::remove(saved.file(rank_files[0]));
   restore();
 
-  put(saved.file(rank_files[1]),
-      content(saved.dir / "old/rank-00001.safetensors"));  // the same tensors, of another checkpoint
+  // The same tensors, but of another checkpoint.
+  put(saved.file(rank_files[1]), content(saved.dir / "old/rank-00001.safetensors"));
   CHECK(contains(refused(saved.dir.str()), saved.file(rank_files[1]) + ": expected a file of checkpoint "));
   CHECK(contains(refused(saved.dir.str(), {.verify = Verify::sizes}), "(old)"));
   restore();
@@ -134,7 +135,7 @@ TEST_CASE("36: what differs is said") {
 
 TEST_CASE("36: swapped files") {
   TempDir dir;
-  dist::spawn(2, [&](int rank) {  // two ranks that write files of one size
+  dist::spawn(2, [&](int rank) {  // two ranks write files of the same size
     save(dir.str(), "a", {.pieces = {part_of("w", {8}, 4 * rank, Tensor::from({1.f + float(rank), 2.f, 3.f, 4.f}))}},
          &dist::world());
   });
@@ -182,7 +183,8 @@ TEST_CASE("merge: the same in one file; export: plain safetensors") {
   for (const auto& [name, tensor] : merged.manifest.tensors)
     CHECK((tensor.parts.size() == 1 && tensor.parts[0].name == name));
   const auto file = data::SafeTensors::open(saved.dir / "merged/new/rank-00000.safetensors");
-  for (const Entry& e : small_model()) CHECK(file.tensor(e.name).shape() == e.shape);  // anybody reads it
+  // any safetensors reader can read it
+  for (const Entry& e : small_model()) CHECK(file.tensor(e.name).shape() == e.shape);
   CHECK(contains(message([&] { merge_checkpoint(opened, saved.dir.str(), quiet); }),
                  "expected another folder to merge into"));
 

@@ -1,5 +1,5 @@
-// Saves that go wrong: killed at the k-th file operation, disks that are full or fail, two jobs in one folder. Whatever
-// happens, the old checkpoint or the new one loads to the bit. Cases 33, 34 and 38 of docs/faults.md.
+// Saves that fail: killed at the k-th file operation, full or failing disks, two jobs in one folder. In every case
+// either the old or the new checkpoint loads bit for bit. Cases 33, 34 and 38 of docs/faults.md.
 #include <sys/wait.h>
 
 #include <chrono>
@@ -15,7 +15,7 @@ using Fault = FaultyCalls::Fault;
 
 namespace {
 
-/// Old or new, to the bit, and the next job saves as if nothing had been.
+/// The old or the new checkpoint is intact, and the next job saves as usual.
 void check_whole(const Run& run, bool done, std::set<int>& seen) {
   const int v = load_version(run.path());
   seen.insert(v);
@@ -26,7 +26,7 @@ void check_whole(const Run& run, bool done, std::set<int>& seen) {
   CHECK((list == "latest two" || list == "latest two~2"));
 }
 
-/// Saves version 2 in `world` processes; calls[r] are rank r's. True when all ends well.
+/// Saves version 2 from `world` processes; rank r uses calls_of(r). Returns true if all succeed.
 bool save_in_processes(int world, const std::string& path, const std::function<FaultyCalls(int)>& calls_of,
                        bool async) {
   return message([&] {
@@ -78,7 +78,7 @@ TEST_CASE("33: killed at the k-th file operation: the old or the new, and the ne
 
 TEST_CASE("33: one rank of several, or all of them, killed at the k-th file operation") {
   constexpr int world = thread_sanitized ? 2 : 3;
-  for (const int victim : {0, world - 1, -1}) {  // -1: all
+  for (const int victim : {0, world - 1, -1}) {  // -1: all ranks
     CAPTURE(victim);
     std::set<int> seen;
     int runs = 0;
@@ -114,7 +114,7 @@ TEST_CASE(
       const std::string text = message([&] { saver.save("two", contents_of(Cut::flat, 1, 0, 2)); });
       calls.repair();
       const int v = load_version(run.path());
-      if (text == "(no error)") {  // it hit what removes old ones
+      if (text == "(no error)") {  // the failed call removed an old checkpoint, which is not an error
         CHECK(v == 2);
       } else {
         ++refused;
@@ -227,14 +227,14 @@ TEST_CASE("38: two jobs and one folder") {
       _exit(0);
     }
     waitpid(copy, nullptr, 0);
-    CHECK(dir.list() == "a latest lock");  // it is the parent's
+    CHECK(dir.list() == "a latest lock");  // only the parent removes its lock
     first.save("d", c);
   }
   CHECK(dir.list() == "a d latest");
   Saver(dir.str(), nullptr, {.warn = warnings.sink()}).save("e", c);
   CHECK(warnings.take() == "");
 
-  const pid_t child = fork();  // a job that dies with the lock
+  const pid_t child = fork();  // a job that dies while it holds the lock
   if (child == 0) {
     Saver* const saver = new Saver(dir.str(), nullptr, {.warn = quiet});
     saver->save("f", c);
@@ -245,7 +245,7 @@ TEST_CASE("38: two jobs and one folder") {
   save(dir.str(), "g", c, nullptr, {.warn = warnings.sink()});
   CHECK(contains(warnings.take(), str("stale: pid ", child, " on ")));
 
-  // A lock of another host may be alive: its kernel does not tell us.
+  // The lock of another host counts as held, because its kernel cannot be asked.
   const auto leave = [&] {
     std::ofstream(dir / "lock") << R"({"pid": 12, "host": "elsewhere", "since": "2025-01-31 12:00:00 UTC"})";
   };
@@ -258,12 +258,12 @@ TEST_CASE("38: two jobs and one folder") {
   save(dir.str(), "h", c, nullptr, {.take_over = true, .warn = warnings.sink()});
   CHECK(contains(warnings.take(), "taken over"));
   CHECK(!fs::exists(dir / "lock"));
-  for (const char* rest : {"", "{", "{}"}) {  // cut short by a power cut
+  for (const char* rest : {"", "{", "{}"}) {  // truncated by a power cut
     std::ofstream(dir / "lock") << rest;
     save(dir.str(), "i", c, nullptr, {.warn = warnings.sink()});
   }
 
-  // All ranks of a job are told.
+  // All ranks of the job get the error.
   Saver first(dir.str(), nullptr, {.warn = warnings.sink()});
   first.save("j", c);
   std::vector<std::string> texts(2);

@@ -1,4 +1,4 @@
-// The manifest: there and back, and everything that it refuses.
+// The manifest: round trips and everything that is rejected.
 #include <cmath>
 #include <functional>
 #include <random>
@@ -32,7 +32,7 @@ Manifest example() {
   return m;
 }
 
-/// The text of the example with one thing replaced, and the right hash.
+/// The text of the example with one replacement and the right hash.
 std::string changed(const std::string& from, const std::string& to) {
   std::string text = to_text(example()).substr(sizeof("{\"blake2b\": \"\",\n") - 1 + 64);
   const size_t at = text.find(from);
@@ -52,8 +52,8 @@ TEST_CASE("manifest: there and back") {
   CHECK(m.tensors.at("empty").shape == Shape{0, 2});
   CHECK(find_tensor(m, "head") == &m.tensors.at("w"));
   CHECK(find_tensor(m, "none") == nullptr);
-  CHECK(data::parse_json(text, "m").at("blake2b").as_string().size() ==
-        64);  // it is JSON, for whoever reads it otherwise
+  // It is JSON, readable by any parser.
+  CHECK(data::parse_json(text, "m").at("blake2b").as_string().size() == 64);
   CHECK(to_text(parse_manifest(to_text(Manifest{.id = "x", .tag = "t"}), "m")) ==
         to_text(Manifest{.id = "x", .tag = "t"}));
 }
@@ -135,7 +135,7 @@ TEST_CASE("manifest: what a program adds comes back as it was, with NaN and infi
       }
     }
   };
-  // As text, since NaN differs from itself.
+  // Compared as text, because NaN is not equal to itself.
   const auto text_of_all = [](const data::Json& json) { return finite(json).dump(); };
   for (int i = 0; i < 1000; ++i) {
     Manifest m = example();

@@ -1,5 +1,5 @@
-// A power cut behind any operation of a save: what was not flushed may be lost, in whole or in part, and the old
-// checkpoint or the new one loads to the bit. Case 35 of docs/faults.md.
+// Power cuts after any operation of a save: unflushed data may be lost in whole or in part, and either the old or the
+// new checkpoint loads bit for bit. Case 35 of docs/faults.md.
 #include <fstream>
 #include <map>
 #include <set>
@@ -11,7 +11,7 @@ using namespace lockstep::checkpoints;
 
 namespace {
 
-/// Notes every operation on the disk, with what it did.
+/// Records every operation and carries it out.
 class Recorder final : public FileCalls {
  public:
   struct Op {
@@ -20,7 +20,7 @@ class Recorder final : public FileCalls {
     int64_t offset = 0;
   };
   std::vector<Op> ops;
-  std::mutex mutex;  // ranks that are threads: noted in the order in which it is done
+  std::mutex mutex;  // ranks are threads: operations are recorded in the order in which they are carried out
 
   int open(const char* path, int flags) override {
     const std::lock_guard lock(mutex);
@@ -66,7 +66,7 @@ class Recorder final : public FileCalls {
   std::map<int, std::string> paths_;
 };
 
-/// A disk with a cache: nodes, names that lead to them, and what has not been flushed of either.
+/// A simulated disk with a write cache: inodes, directory entries, and the unflushed changes of both.
 class Disk {
  public:
   explicit Disk(const std::string& root) : root_(root) { read(root, 0); }
@@ -97,8 +97,8 @@ class Disk {
     }
   }
 
-  /// Writes to `folder` what may be there after a power cut: of what was not flushed `keep()` says what was lucky: 0
-  /// nothing, 1 half of a write, 2 all.
+  /// Writes a possible state after a power cut to `folder`. For each unflushed change, keep() returns what survives: 0
+  /// nothing, 1 half of a write, 2 all of it.
   void restore(const std::string& folder, const std::function<int()>& keep, int id = 0) const {
     fs::create_directory(folder);
     std::map<std::string, int> names = nodes_[size_t(id)].safe;
@@ -106,7 +106,7 @@ class Disk {
       if (keep() == 0) continue;
       if (!from.empty()) {
         const auto there = names.find(from);
-        if (there == names.end() || there->second != node) continue;  // what it renames was lost
+        if (there == names.end() || there->second != node) continue;  // the file that it renames was lost
         names.erase(there);
       }
       if (node < 0) names.erase(name);
@@ -131,7 +131,7 @@ class Disk {
   struct Change {
     std::string name, from;
     int node;
-  };  // node -1: the name goes
+  };  // node -1: the entry is removed
   struct Node {
     bool is_folder = false;
     std::string content;                                  // on the disk
@@ -176,12 +176,12 @@ class Disk {
   std::vector<Node> nodes_;
 };
 
-/// The versions that load after a power cut behind each operation of `ops`; `old`: what was there before.
+/// The versions that can load after a power cut behind each operation of `ops`, starting from `disk`.
 std::vector<std::set<int>> versions_after(const std::vector<Recorder::Op>& ops, Disk disk) {
   std::vector<std::set<int>> seen;
   for (size_t k = 0; k <= ops.size(); ++k) {
     std::set<int>& found = seen.emplace_back();
-    for (int round = 0; round < 5; ++round) {  // nothing survives, everything does, then by chance
+    for (int round = 0; round < 5; ++round) {  // nothing survives, everything does, then at random
       uint64_t state = 88172645463325252u + 7919 * k + uint64_t(round);
       const auto keep = [&] {
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -217,7 +217,7 @@ TEST_CASE("35: a power cut behind any operation: the old or the new one, and the
     for (const auto& found : seen) {
       for (const int v : found) CHECK((v == 1 || v == 2));
       if (found == std::set<int>{2}) is_new = true;
-      CHECK((!is_new || found == std::set<int>{2}));  // no way back
+      CHECK((!is_new || found == std::set<int>{2}));  // once only the new version loads, it stays that way
     }
     CHECK(is_new);
     CHECK(seen.front() == std::set<int>{1});
@@ -229,8 +229,8 @@ TEST_CASE("35: the test sees a save that does not flush") {
   const Disk disk(run.path());
   Recorder recorder;
   save(run.path(), "two", contents_of(Cut::flat, 1, 0, 2), nullptr, options_with(&recorder));
-  // Without the flush of a file, or of the folder that it is in, something is found broken: `latest` names what is not
-  // there, or a file is not whole. Loading says so, or falls back to what is whole.
+  // Without the flush of a file or its folder, something is broken: `latest` names a missing checkpoint, or a file is
+  // incomplete. Loading reports it or falls back to an intact checkpoint.
   int broken = 0, syncs = 0;
   for (size_t skip = 0; skip < recorder.ops.size(); ++skip) {
     if (recorder.ops[skip].kind != Recorder::Op::sync) continue;

@@ -1,4 +1,4 @@
-// Saving and loading: any number of ranks to any other, what is refused, tags, latest, keep, async, the lock.
+// Saving and loading: resharding between any numbers of ranks, rejected calls, tags, latest, keep, async, the lock.
 #include <chrono>
 #include <cmath>
 #include <thread>
@@ -13,7 +13,7 @@ using dist::Seconds;
 
 namespace {
 
-/// Runs fn(rank, group) on n ranks that are threads; what each threw ("" for nothing) by rank.
+/// Runs fn(rank, group) on n ranks in threads; returns each rank's error, "" for none.
 std::vector<std::string> on_ranks(int n, const std::function<void(int, dist::ProcessGroup&)>& fn, double timeout = 20) {
   std::vector<std::string> errors(static_cast<size_t>(n));
   try {
@@ -27,7 +27,7 @@ std::vector<std::string> on_ranks(int n, const std::function<void(int, dist::Pro
                   } catch (const std::exception& e) { errors[size_t(rank)] = e.what(); }
                 },
                 {.timeout = Seconds(timeout), .heartbeat = Seconds(0.2)});
-  } catch (const Error&) {  // in errors
+  } catch (const Error&) {  // already in `errors`
   }
   return errors;
 }
@@ -292,7 +292,7 @@ TEST_CASE("latest, tags and keep") {
     for (int v = 1; v <= 4; ++v) saver.save(str("step-", v), contents_of(Cut::replicated, 1, 0, v));
     CHECK(saver.committed() == dir / "step-4");
     CHECK(dir.list() == "latest lock step-3 step-4");
-    saver.save("step-4", contents_of(Cut::replicated, 1, 0, 5));  // a run that was resumed comes by again
+    saver.save("step-4", contents_of(Cut::replicated, 1, 0, 5));  // a resumed run reaches the same step again
     CHECK(dir.list() == "latest lock step-3 step-4~2");
   }
   CHECK(dir.list() == "latest step-3 step-4~2");
@@ -305,11 +305,11 @@ TEST_CASE("latest, tags and keep") {
   save(dir.str(), "side", contents_of(Cut::replicated, 1, 0, 6), nullptr, {.latest = false});
   CHECK(load_version(dir.str()) == 5);
   CHECK(load_version(dir.str(), {.tag = "side"}) == 6);
-  // What `latest` names stays, however old.
+  // The checkpoint that `latest` names is kept, however old it is.
   save(dir.str(), "next", contents_of(Cut::replicated, 1, 0, 7), nullptr, {.keep = 1, .latest = false});
   CHECK(dir.list() == "latest next step-4~2");
   CHECK(load_version(dir.str()) == 5);
-  fs::create_directory(dir / "mine");  // not ours, not touched
+  fs::create_directory(dir / "mine");  // not a checkpoint of ours, so never touched
   std::ofstream(dir / "mine/notes") << "text";
   std::ofstream(dir / "a.tmp-notes") << "text";
   save(dir.str(), "last", contents_of(Cut::replicated, 1, 0, 8), nullptr, {.keep = 1});
@@ -340,8 +340,8 @@ TEST_CASE("a lock that is a link to another file: nothing is written there") {
 TEST_CASE("latest that is missing or broken: the newest whole one, with a warning") {
   TempDir dir;
   Warnings warnings;
-  for (int v = 1; v <= 3; ++v)
-    save(dir.str(), str("z", 4 - v), contents_of(Cut::replicated, 1, 0, v));  // the newest is not the last name
+  // The newest is not the last by name.
+  for (int v = 1; v <= 3; ++v) save(dir.str(), str("z", 4 - v), contents_of(Cut::replicated, 1, 0, v));
   const std::function<void()> breaks[] = {
       [&] { fs::remove(dir / "latest"); }, [&] { std::ofstream(dir / "latest") << ""; },
       [&] { std::ofstream(dir / "latest") << "gone\n"; }, [&] { std::ofstream(dir / "latest") << "../z1\n"; },
@@ -369,7 +369,7 @@ TEST_CASE("async: what is saved is what was there at the call; one at a time; er
               saver.save(str("step-", v), c);
               for (const Piece& p : c.pieces)
                 if (p.tensor.numel()) std::memset(p.tensor.raw_data(), 0, size_t(p.tensor.numel() * size_of(p.dtype)));
-              group.all_reduce(Tensor::from({1.f}));  // training goes on
+              group.all_reduce(Tensor::from({1.f}));  // training continues during the save
             }
             saver.wait();
             saver.wait();
@@ -377,7 +377,8 @@ TEST_CASE("async: what is saved is what was there at the call; one at a time; er
           })) == "");
     CHECK(load_version(dir.str()) == 3);
     CHECK(load_version(dir.str(), {.tag = "step-1"}) == 1);
-    // Rank n - 1 cannot write: all hear of it, at the next call, which then does nothing; the one after works.
+    // Rank n - 1 cannot write. All ranks get the error at their next call, which then does nothing; the call after that
+    // works.
     FaultyCalls calls(FaultyCalls::Fault::fail, n == 1 ? 12 : 1, ENOSPC);
     const auto errors = on_ranks(n, [&](int rank, dist::ProcessGroup& group) {
       Saver saver(dir.str(), &group, {.async = true, .calls = rank == n - 1 ? &calls : nullptr});
@@ -414,7 +415,8 @@ TEST_CASE("0b: a rank that does not come is named; a rank that does something el
     save(dir.str(), "a", {}, &group, {.timeout = Seconds(0.5)});
   });
   for (const int r : {0, 2}) CHECK(contains(errors[size_t(r)], "missing ranks: 1"));
-  errors = on_ranks(2, [&](int rank, dist::ProcessGroup& group) {  // the guide's "only rank 0 saves"
+  // only rank 0 saves, a mistake that the guide describes
+  errors = on_ranks(2, [&](int rank, dist::ProcessGroup& group) {
     if (rank == 0) save(dir.str(), "a", {}, &group);
     else group.all_reduce(Tensor::from({1.f}), {.tag = "gradient"});
   });

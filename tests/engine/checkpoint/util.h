@@ -1,5 +1,5 @@
 #pragma once
-// For the tests of checkpoint/: temporary folders, a small model in many pieces, and file calls that go wrong.
+// For tests of checkpoints: temporary folders, a small model in many pieces, and file calls that fail.
 #include <doctest/doctest.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -21,6 +21,7 @@
 namespace lockstep::checkpoints {
 
 #if defined(__SANITIZE_THREAD__)
+/// True under ThreadSanitizer, which is slow.
 inline constexpr bool thread_sanitized = true;
 #else
 inline constexpr bool thread_sanitized = false;
@@ -29,12 +30,13 @@ inline constexpr bool thread_sanitized = false;
 namespace fs = std::filesystem;
 using testing::TempDir;
 
-/// Odd sizes, every dtype, nothing, one element, and a name that is not ASCII.
+/// The model's tensors: odd sizes, every dtype, an empty one, a single element, and a name that is not ASCII.
 struct Entry {
   const char* name;
   Shape shape;
   DType dtype;
 };
+/// The tensors of the model.
 inline const std::vector<Entry>& small_model() {
   static const std::vector<Entry> entries = {{"model.h.0.attn.weight", {13, 7}, f32},
                                              {"model.h.0.attn.bias", {13}, bf16},
@@ -49,16 +51,17 @@ inline const std::vector<Entry>& small_model() {
   return entries;
 }
 
-/// A byte of element `i` of a tensor in version `v` of the model; bools are 0 or 1.
+/// A byte of element `i` of a tensor in version `v` of the model; 0 or 1 for bool.
 inline std::byte byte_at(const Entry& e, int64_t i, int v) {
   uint64_t x = uint64_t(i) * 0x9e3779b97f4a7c15u + uint64_t(v) * 0xbf58476d1ce4e5b9u + std::hash<std::string>()(e.name);
   x ^= x >> 29;
   return std::byte(e.dtype == boolean ? x & 1 : x & 255);
 }
+/// A tensor on the CPU whose values are not initialized.
 inline Tensor bytes_tensor(int64_t elements, DType dtype) {
   return Tensor(Storage::allocate(elements * size_of(dtype), cpu), 0, {elements}, {1}, dtype);
 }
-/// Elements [begin, end) of version `v`; v < 0: to be filled.
+/// Elements [begin, end) of version `v`; uninitialized if v < 0.
 inline Piece make_piece(const Entry& e, int64_t begin, int64_t end, int v) {
   Piece p{e.name, e.shape, e.dtype, begin, end, bytes_tensor(end - begin, e.dtype)};
   auto* bytes = begin == end ? nullptr : static_cast<std::byte*>(p.tensor.raw_data());
@@ -67,7 +70,7 @@ inline Piece make_piece(const Entry& e, int64_t begin, int64_t end, int v) {
   return p;
 }
 
-/// One checkpoint, whole when it returns.
+/// Saves one checkpoint and returns when it is complete.
 inline void save(const std::string& dir, const std::string& tag, const Contents& contents,
                  dist::ProcessGroup* group = nullptr, const SaveOptions& options = {}) {
   Saver saver(dir, group, options);
@@ -75,11 +78,13 @@ inline void save(const std::string& dir, const std::string& tag, const Contents&
   saver.wait();
 }
 
-/// How ranks have the model: all of it each; a flat list cut into shards (ZeRO); whole tensors dealt out (a pipeline);
-/// and these mixed: parameters everywhere, the rest in shards, each of some ranks twice.
+/// How the model is distributed over ranks: replicated; one flat list cut into shards (ZeRO); whole tensors assigned in
+/// turn (a pipeline); or mixed: parameters replicated, the rest in shards that two ranks each hold.
 enum class Cut { replicated, flat, dealt, mixed };
+/// All of them.
 inline constexpr Cut all_cuts[] = {Cut::replicated, Cut::flat, Cut::dealt, Cut::mixed};
 
+/// The pieces of version `v` that rank `rank` of `world` holds; v < 0: uninitialized, to be loaded.
 inline std::vector<Piece> pieces_of(Cut cut, int world, int rank, int v) {
   std::vector<Piece> pieces;
   int64_t total = 0, at = 0;
@@ -93,7 +98,7 @@ inline std::vector<Piece> pieces_of(Cut cut, int world, int rank, int v) {
       pieces.push_back(make_piece(e, 0, n, v));
     } else if (cut == Cut::dealt) {
       if (owner == rank) pieces.push_back(make_piece(e, 0, n, v));
-    } else if (cut == Cut::mixed) {  // ranks 0 and 1 have the first half, 2 and 3 the second, ...
+    } else if (cut == Cut::mixed) {  // ranks 0 and 1 hold the first shard, 2 and 3 the second, ...
       const dist::Range half = dist::shard_range(n, (world + 1) / 2, rank / 2);
       pieces.push_back(make_piece(e, half.begin, half.end, v));
     } else {
@@ -105,6 +110,7 @@ inline std::vector<Piece> pieces_of(Cut cut, int world, int rank, int v) {
   return pieces;
 }
 
+/// True if the pieces have the bytes of version `v`.
 inline bool is_version(const std::vector<Piece>& pieces, int v) {
   for (const Piece& p : pieces) {
     const auto e = std::find_if(small_model().begin(), small_model().end(),
@@ -116,14 +122,15 @@ inline bool is_version(const std::vector<Piece>& pieces, int v) {
   return true;
 }
 
+/// The contents that rank `rank` of `world` saves: its pieces of version `v`, and the number "step", which is v.
 inline Contents contents_of(Cut cut, int world, int rank, int v) {
   Contents c{.pieces = pieces_of(cut, world, rank, v), .numbers = {{"step", int64_t(v)}}, .plan = "test"};
   c.aliases["model.head"] = "model.h.0.attn.weight";
   return c;
 }
 
-/// Loads in this process, alone: the version, which numbers and tensors agree on; -1 when they do not, -2 when there is
-/// none.
+/// Loads in this process alone. Returns the version on which numbers and tensors agree; -1 if they disagree, -2 if
+/// there is no checkpoint.
 inline int load_version(const std::string& dir, LoadOptions options = {}) {
   if (!options.warn) options.warn = [](const std::string&) {};
   const std::vector<Piece> wanted = pieces_of(Cut::replicated, 1, 0, -1);
@@ -136,31 +143,37 @@ inline int load_version(const std::string& dir, LoadOptions options = {}) {
 using data::FileCalls;
 using testing::FaultyCalls;
 
+/// A log that ignores everything.
 inline constexpr auto quiet = [](const std::string&) {};
 
+/// File calls without faults.
 inline FaultyCalls healthy;
 
+/// Options that keep one checkpoint and use `calls`.
 inline SaveOptions options_with(FileCalls* calls, bool async = false) {
   return {.async = async, .keep = 1, .calls = calls, .warn = quiet};
 }
 
-/// A folder that holds version 1, in a new place each time.
+/// A new temporary folder that holds version 1.
 struct Run {
   Run() { save(path(), "one", contents_of(Cut::replicated, 1, 0, 1), nullptr, options_with(&healthy)); }
+  /// The run's folder.
   std::string path() const { return dir / "run"; }
   TempDir dir;
 };
 
-/// Collects warnings, from any thread.
+/// Collects warnings from any thread.
 struct Warnings {
   std::mutex mutex;
   std::string text;
+  /// The function that collects; give it to a Saver or to load().
   std::function<void(const std::string&)> sink() {
     return [this](const std::string& what) {
       const std::lock_guard lock(mutex);
       text += what + "\n";
     };
   }
+  /// Returns the collected warnings, one per line, and clears them.
   std::string take() {
     const std::lock_guard lock(mutex);
     return std::exchange(text, "");

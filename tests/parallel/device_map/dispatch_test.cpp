@@ -1,5 +1,5 @@
-// Models that run by a device map: the bits of one device, limits kept by the ledger, parts that come from host memory
-// and disk.
+// Models that run by a device map: the bits of one device, memory limits that the ledger enforces, parts that are
+// loaded from host memory and disk.
 #include <doctest/doctest.h>
 
 #include <unistd.h>
@@ -85,7 +85,7 @@ TEST_CASE("device map: logits, loss and generated text have the bits of one devi
           auto dispatched = dispatch(gpt, plan,
                                      {.weights = from_file ? folder / "gpt.safetensors" : "",
                                       .offload_folder = from_file ? "" : folder.path.string()});
-          CHECK(folder.files() == 1);  // what was written has no name any more
+          CHECK(folder.files() == 1);  // the offload file is already unlinked
           const NoGrad scope;
           for (int run = 0; run < 2; ++run) CHECK(same(gpt(tokens()).tensor(), logits));
           const auto own = dispatched.hold();
@@ -93,7 +93,7 @@ TEST_CASE("device map: logits, loss and generated text have the bits of one devi
           CHECK(gpt(tokens()).device() == here);
           CHECK(nn::generate(gpt, prompt, greedy).tokens == text);
         }
-        // What was in host memory is there now; what was on disk says so.
+        // Afterwards, parts from host memory are back in the model; parts from disk raise an error that says so.
         size_t on_disk = 0;
         for (const auto& place : plan.places) on_disk += place.name == "disk";
         if (on_disk > 0)
@@ -152,7 +152,7 @@ TEST_CASE("device map: the ledger of each device stays below its limit, from a f
     CHECK(memory_report().category[int(Memory::offload)].current >= held("cpu"));
     const NoGrad scope;
     for (int run = 0; run < 3; ++run) CHECK(same((*gpt)(tokens()).tensor(), logits));
-    CHECK(parameters_on(cpu) - before_first == held("cpu:0"));  // everything was dropped again
+    CHECK(parameters_on(cpu) - before_first == held("cpu:0"));  // every loaded part has been dropped
     CHECK(most_parameters_on(cpu) - before_first == held("cpu:0") + plan.reserved);
     CHECK(most_parameters_on(second) - before_second == held("cpu:1"));
     CHECK(held("cpu:0") + plan.reserved <= row.first);
@@ -171,9 +171,9 @@ TEST_CASE("device map: a limit on a device is kept by every allocation") {
   CHECK(contains(message([] { zeros({2}, {.device = second}); }),
                  str("[memory] cpu:1 is limited to ", held + 4000, " bytes: ", held + 4000,
                      " are held, and 8 more were wanted, 8 too many")));
-  zeros({5000});  // others have none
+  zeros({5000});  // other devices have no limit
   {
-    const MemoryScope scope(Memory::offload);  // nor has the host
+    const MemoryScope scope(Memory::offload);  // nor has host memory
     zeros({5000}, {.device = second});
   }
   set_memory_limit(second, 0);
@@ -263,7 +263,7 @@ TEST_CASE("device map: blocks that are cut, chains, buffers, parts without param
     const int64_t held = parameters_on(plan.main);
     net.fails = true;
     CHECK(contains(message([&] { net(x); }), "told to fail"));
-    CHECK(parameters_on(plan.main) == held);  // dropped also then
+    CHECK(parameters_on(plan.main) == held);  // also dropped after an error
     net.fails = false;
     CHECK(same(net(x).tensor(), expected));
     CHECK(contains(message([&] { dispatch(net, plan, {.offload_folder = folder.path.string()}); }),
@@ -304,9 +304,9 @@ TEST_CASE("device map: files that are missing, damaged or of another model") {
     const nn::BuildEmpty scope;
     other = nn::Linear({.in = 3, .out = 2});
   }
-  CHECK((nn::is_built_empty(other.weight) &&
-         !nn::is_built_empty((dispatch(other, infer(other), {}), other.weight))));  // filled where it lives
+  // Filled directly at its place.
+  CHECK((nn::is_built_empty(other.weight) && !nn::is_built_empty((dispatch(other, infer(other), {}), other.weight))));
   CHECK(folder.files() == 2);
   const NoGrad scope;
-  CHECK(gpt(tokens()).defined());  // as it was
+  CHECK(gpt(tokens()).defined());  // unchanged
 }

@@ -1,5 +1,5 @@
-// Plans of device maps: every mode, limits that are just enough and a byte too small, parts that stay together, maps by
-// hand.
+// Plans of device maps: every mode, limits that just suffice or are a byte too small, parts that stay together, manual
+// maps.
 #include <doctest/doctest.h>
 
 #include <unistd.h>
@@ -23,7 +23,7 @@ using device_map::Placement;
 
 namespace {
 
-/// Six layers of 4 * 5 * 4 = 80 bytes (weights and bias), in two blocks and a head.
+/// Six layers of 4 * 5 * 4 = 80 bytes each (weights and bias): a first layer, two blocks of two, and a head.
 struct Block : nn::Layer<Block> {
   nn::Linear a{{.in = 4, .out = 4}}, b{{.in = 4, .out = 4}};
   Variable forward(const Variable& x) { return add(x, b(relu(a(x)))); }
@@ -46,7 +46,7 @@ struct Net : nn::Layer<Net> {
 constexpr int64_t layer = 80;
 const std::vector<std::string> no_blocks = {"Block"};
 
-/// "first=cpu:0 blocks.0=cpu:1 ..." of a plan's map.
+/// A plan's map as text, "first=cpu:0 blocks.0=cpu:1 ...".
 std::string shown(const Placement& plan) {
   std::string text;
   for (const auto& [name, place] : plan.map())
@@ -92,7 +92,7 @@ TEST_CASE("device map: modes over two and three devices, host memory and disk") 
        "blocks.0.a=cpu:0 blocks.0.b=cpu:1 blocks.1=cpu:1 first=cpu:0 last=cpu:1",
        0},
       {"auto", {{"cpu:0", layer * 6}}, {}, "all=cpu:0", 0},
-      // Not all of it fits: the first device keeps room for the largest part that has to come.
+      // Not everything fits: the first device reserves room for the largest part that is loaded.
       {"auto",
        {{"cpu:0", layer * 2}, {"cpu:1", layer}, {"cpu", layer * 2}},
        {},
@@ -121,7 +121,8 @@ TEST_CASE("device map: modes over two and three devices, host memory and disk") 
               row.memory.at(place).count);
     }
     CHECK(sum == 6 * layer);
-    CHECK(shown(infer(net, plan.map(), {.no_split_module_classes = row.whole})) == row.expected);  // and by hand
+    // a manual map gives the same
+    CHECK(shown(infer(net, plan.map(), {.no_split_module_classes = row.whole})) == row.expected);
   }
 }
 
@@ -139,7 +140,8 @@ TEST_CASE("device map: any limits give a plan that keeps them, or say how many b
           CAPTURE(b);
           CAPTURE(host);
           CAPTURE(mode);
-          const bool possible = a + b >= 6 || (host > 0 && a >= 1);  // one layer at a time, at least
+          // offloaded layers need room for at least one layer at a time
+          const bool possible = a + b >= 6 || (host > 0 && a >= 1);
           const std::string text = message([&] {
             const Placement plan = infer(net, mode, options);
             for (const auto& [place, bytes] : plan.held)
@@ -187,8 +189,8 @@ TEST_CASE("device map: shared parameters and what a module reads itself stay tog
   } tied;
   const Placement plan = infer(tied, "balanced", {.max_memory = {{"cpu:0", 1000}, {"cpu:1", 1000}}});
   CHECK(shown(plan) == "a=cpu:0 b=cpu:1 c=cpu:0");
-  CHECK(plan.held.at("cpu:0") == 80 + 16);  // its weight once
-  {                                         // a file has a shared parameter once, under one of its names
+  CHECK(plan.held.at("cpu:0") == 80 + 16);  // the shared weight counts once
+  {                                         // a file contains a shared parameter once, under one of its names
     manual_seed(1);
     const Tensor x = randn({2, 4}), expected = (NoGrad(), tied(x).tensor());
     nn::State state = tied.state();
@@ -202,7 +204,8 @@ TEST_CASE("device map: shared parameters and what a module reads itself stay tog
       const auto dispatched =
           device_map::dispatch(tied, infer(tied, Map{{"", place}, {"b", "cpu:0"}}), {.weights = file});
       CHECK(all(eq(tied(x).tensor().to(cpu), expected)).item<bool>());
-      CHECK(dispatched.bytes_loaded() == (*place == 'd' ? 96 + 64 : 0));  // a and c do not run at the same time
+      // the shared weight is loaded twice, because b runs between a and c
+      CHECK(dispatched.bytes_loaded() == (*place == 'd' ? 96 + 64 : 0));
     }
     std::filesystem::remove(file);
   }

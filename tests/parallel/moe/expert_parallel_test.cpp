@@ -1,5 +1,5 @@
-// A GPT with experts: what stands where its MLPs were. (It trains over ranks in tests/zero/spread_test.cpp and
-// tests/engine/experts_test.cpp.)
+// A GPT with experts in place of its MLPs. Training on several ranks is in tests/zero/spread_test.cpp and
+// tests/engine/experts_test.cpp.
 #include <doctest/doctest.h>
 
 #include "nn/generate.h"
@@ -33,7 +33,7 @@ TEST_CASE("experts in a GPT: names, sizes, generation, what is refused") {
   CHECK(names.count("blocks.1.mlp.gate") == 1);
   CHECK(nn::generate(model, std::vector<int64_t>(2), {.max_new_tokens = 3}).tokens.size() == 3);
   CHECK(moe::expert_names(model).empty());
-  nn::GPT::Options gated = sizes;  // experts are what the block has
+  nn::GPT::Options gated = sizes;  // experts have the architecture of the block's MLP
   gated.feed_forward = nn::FeedForward::swiglu, gated.mlp_bias = false;
   nn::GPT llama(gated);
   moe::add_experts(llama, experts);

@@ -1,5 +1,5 @@
-// The layer of experts: against the sum written out, over any cut of the ranks, gradients, losses, noise, bytes, what
-// is refused.
+// The mixture-of-experts layer: against an explicit sum, distributed over ranks, gradients, losses, noise, bytes,
+// rejected calls.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -24,7 +24,7 @@ std::unique_ptr<moe::Layer> make(moe::Options o, std::shared_ptr<dist::ProcessGr
   manual_seed(1);
   auto layer = std::make_unique<moe::Layer>(o, std::move(group));
   layer->to(dtype);
-  for (auto& p : layer->named_parameters()) {  // a gate that is not nearly even, biases that count
+  for (auto& p : layer->named_parameters()) {  // an unbalanced gate, and biases that matter
     manual_seed(std::hash<std::string>()(p.name));
     p.variable.tensor().copy_(mul_scalar(randn(p.variable.shape(), {.dtype = f64}), 0.7));
   }
@@ -35,7 +35,7 @@ double apart(const Tensor& a, const Tensor& b) {
   return a.shape() != b.shape() ? 1e9 : a.numel() == 0 ? 0 : max(abs(sub(a.to(f64), b.to(f64)))).item();
 }
 
-/// The layer written out: every expert on every token, and a weight that is 0 where it was not chosen.
+/// The layer computed explicitly: every expert on every token, weighted by 0 if it was not chosen.
 Variable written_out(moe::Layer& layer, const Variable& x) {
   const moe::Options& o = layer.o;
   const int64_t tokens = x.size(0);
@@ -101,7 +101,7 @@ TEST_CASE("gradients against differences, with tokens dropped and the losses in"
     const Variable x(randn({6, width}, {.dtype = f64}), true);
     std::vector<Variable> inputs{x};
     for (const Variable& p : layer->parameters()) inputs.push_back(p);
-    // Small steps: no token changes its mind.
+    // The finite differences are too small to change a token's choice.
     CHECK(gradcheck([&](const std::vector<Variable>&) { return add(mean((*layer)(x)), layer->aux_loss); }, inputs) ==
           "");
     CHECK(layer->routing.dropped() > 0);
@@ -142,8 +142,8 @@ TEST_CASE("experts over ranks are those of one process: nothing dropped, any num
       const int64_t n = row.tokens[size_t(rank)];
       const Variable x(data.narrow(0, first, n).clone(), true);
       const Variable y = (*layer)(x);
-      // Bytes by the formula of docs/moe.md: rows to the experts of others and back, and a count for each of them. (Of
-      // a layer without the all-reduce of f_e.)
+      // Bytes by the formula of docs/moe.md: rows to the experts of other ranks and back, and a count for each expert.
+      // Measured on a layer without the all-reduce of f_e.
       int64_t to_others = 0;
       for (int64_t e = 0; e < row.experts; ++e)
         if (e / int64_t(layer->experts.size()) != rank) to_others += layer->routing.rows[size_t(e)];
@@ -154,8 +154,8 @@ TEST_CASE("experts over ranks are those of one process: nothing dropped, any num
       const Variable again = (*second)(x);
       const auto end = group->traffic();
       const int64_t counts = (row.ranks - 1) * int64_t(layer->experts.size()) * 8;
-      const int64_t came =
-          (end.received - start.received - counts) / (width * 8) - to_others;  // rows of others, for experts here
+      // Rows of other ranks for experts of this rank.
+      const int64_t came = (end.received - start.received - counts) / (width * 8) - to_others;
       CHECK(end.sent - start.sent == counts + (to_others + came) * width * 8);
       CHECK(equal(again.tensor(), y.tensor()));
       const auto forth = group->traffic();
@@ -167,7 +167,7 @@ TEST_CASE("experts over ranks are those of one process: nothing dropped, any num
       CHECK(apart(y.tensor(), expected.tensor().narrow(0, first, n)) < 1e-12);
       CHECK(apart(x.grad(), in.grad().narrow(0, first, n)) < 1e-12);
       Tensors mine = copy_gradients(*layer);
-      CHECK(mine.size() == layer->parameters().size());  // also of experts without tokens
+      CHECK(mine.size() == layer->parameters().size());  // includes experts without tokens
       for (auto& [name, g] : mine) {
         if (name.starts_with("experts")) CHECK(apart(g, gradients.at(name)) < 1e-12);
       }
@@ -179,8 +179,8 @@ TEST_CASE("experts over ranks are those of one process: nothing dropped, any num
       gate = add(gate, mine.at("gate"));
       aux += loss;
     }
-    CHECK(apart(gate, gradients.at("gate")) <
-          1e-12);  // with f_e over the group, losses of ranks add up to that of all tokens
+    // With f_e over the group, the ranks' losses add up to the loss of all tokens.
+    CHECK(apart(gate, gradients.at("gate")) < 1e-12);
     CHECK(aux == doctest::Approx(total > 0 ? whole->aux_loss.item() : 0).epsilon(1e-12));
   }
 }
@@ -221,12 +221,12 @@ TEST_CASE("the losses are those of the papers") {
   CHECK(layer->balance == doctest::Approx(balance));
   CHECK(layer->z == doctest::Approx(z));
   CHECK(layer->aux_loss.item() == doctest::Approx(balance));
-  // All logits equal: balance 1, whatever is chosen; z = log(E)².
+  // With equal logits, balance is 1 whatever is chosen, and z = log(E)².
   layer->gate.tensor().fill_(0);
   (*layer)(x);
   CHECK(layer->balance == doctest::Approx(1));
   CHECK(layer->z == doctest::Approx(std::pow(std::log(4.0), 2)));
-  auto three = make({.experts = 4, .top_k = 3, .balance_coef = 1});  // all choices count
+  auto three = make({.experts = 4, .top_k = 3, .balance_coef = 1});  // all top_k choices count
   three->gate.tensor().fill_(0);
   (*three)(x);
   CHECK(three->aux_loss.item() == doctest::Approx(1));
@@ -257,7 +257,7 @@ TEST_CASE("noise: while training only, the same for the same seed, another for a
     CHECK(equal(run(0), run(1)));
     for (const int64_t n : layer->routing.chosen) CHECK(n >= 0);
   }
-  // The second expert is never the first.
+  // The second expert always differs from the first.
   auto layer = make({.experts = 3, .top_k = 2, .drop_tokens = false});
   layer->o.second_expert_sampling = true;
   (*layer)(randn({200, width}, {.dtype = f64}));
@@ -296,7 +296,7 @@ TEST_CASE("dtypes, autocast, other experts, and a token that every expert refuse
   own.make = [](int64_t) { return std::make_unique<nn::Linear>(nn::Linear::Options{.in = width, .out = 2}); };
   moe::Layer wrong(own);
   CHECK(contains(message([&] { wrong(x.to(f32)); }), "expected expert 0 to give (N, 6) with N ="));
-  // The same start for an expert, whatever else is made.
+  // An expert's initial values do not depend on which other experts exist.
   on_ranks<int>(2, [&](int rank) {
     manual_seed(1);
     moe::Layer all({.width = width, .experts = 4});
@@ -309,7 +309,7 @@ TEST_CASE("dtypes, autocast, other experts, and a token that every expert refuse
   });
   auto full = make({.experts = 2, .top_k = 1, .capacity_factor = 0.01, .min_capacity = 0, .drop = moe::Drop::position});
   const Tensor y = (*full)(x).tensor().reshape({10, width});
-  CHECK(full->routing.dropped() == 8);  // one place at each expert
+  CHECK(full->routing.dropped() == 8);  // each expert has room for one token
   int zero_rows = 0;
   for (int64_t t = 0; t < 10; ++t) zero_rows += max(abs(y[t])).item() == 0;
   CHECK(zero_rows == 8);
@@ -324,7 +324,7 @@ TEST_CASE("a layer of experts refuses what it cannot do") {
   CHECK(contains(message([] {
                    dist::spawn(2, [](int rank) {
                      moe::Layer shared({.width = 4, .experts = 2}, everyone());
-                     if (rank == 1) fail("oh no");  // the other waits for its counts
+                     if (rank == 1) fail("oh no");  // the other rank waits for its counts
                      shared(ones({3, 4}));
                    });
                  }),

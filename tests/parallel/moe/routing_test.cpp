@@ -1,4 +1,4 @@
-// Who takes which token: order, capacity, what is dropped, the picture.
+// Routing of tokens to experts: order, capacity, dropped tokens, and the picture in docs/.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -15,8 +15,8 @@ using namespace lockstep::moe;
 
 namespace {
 
-/// The picture in docs/images: tokens of each rank, the experts and where they live, what is sent, kept and dropped.
-/// choices[rank], as for route(); ranks have experts / ranks experts each.
+/// Draws the picture in docs/images: the tokens of each rank, the experts and their ranks, and what is sent, kept and
+/// dropped. choices[rank] as in route(); each rank has experts / ranks experts.
 std::string draw_svg(const std::vector<std::vector<int64_t>>& choices, int64_t top_k, int64_t experts,
                      int64_t capacity) {
   const int64_t ranks = int64_t(choices.size());
@@ -57,7 +57,7 @@ std::string draw_svg(const std::vector<std::vector<int64_t>>& choices, int64_t t
     for (int64_t t = 0; t < int64_t(choices[size_t(r)].size()) / top_k; ++t, y += row)
       box(left - 10, y, 22, r, std::to_string(number++));
     out += svg::text(10, double(begin + 15), str("rank ", r), 12, svg::soft);
-    for (size_t i = 0; i < routing.token.size(); ++i) {  // rows at their experts
+    for (size_t i = 0; i < routing.token.size(); ++i) {  // the rows of each expert
       const int64_t e = choices[size_t(r)][size_t(routing.choice[i])];
       box(right + 86 + filled[size_t(e)]++ * slot, expert_y(e), slot - 2, r, std::to_string(first + routing.token[i]));
     }
@@ -103,9 +103,10 @@ TEST_CASE("rows are sorted by expert, and the right ones are dropped") {
            Row{{1, 0, 1, 1, 0, 1}, 1, 2, 3, {}, {1, 4, 0, 2, 3}, {2, 3}, {2, 4}},
            Row{{1, 0, 1, 1, 0, 1}, 1, 2, -1, {}, {1, 4, 0, 2, 3, 5}, {2, 4}, {2, 4}},
            Row{{1, 0, 1, 1, 0, 1}, 1, 2, 3, {.5, .5, .1, .7, .5, .6}, {1, 4, 0, 3, 5}, {2, 3}, {2, 4}},
-           Row{{1, 1, 1, 1}, 1, 2, 2, {.5, .5, .5, .5}, {0, 1}, {0, 2}, {0, 4}},             // ties: the first
-           Row{{0, 1, 1, 0, 2, 1}, 2, 3, -1, {}, {0, 1, 1, 0, 2, 2}, {2, 3, 1}, {2, 3, 1}},  // first choices before
-                                                                                             // second ones
+           // ties: the first tokens win
+           Row{{1, 1, 1, 1}, 1, 2, 2, {.5, .5, .5, .5}, {0, 1}, {0, 2}, {0, 4}},
+           // first choices before second ones
+           Row{{0, 1, 1, 0, 2, 1}, 2, 3, -1, {}, {0, 1, 1, 0, 2, 2}, {2, 3, 1}, {2, 3, 1}},
            Row{{0, 1, 1, 0, 2, 1}, 2, 3, 1, {}, {0, 1, 2}, {1, 1, 1}, {2, 3, 1}},
            Row{{0, 0}, 1, 1, 0, {}, {}, {0}, {2}},
            Row{{}, 3, 2, 4, {}, {}, {0, 0}, {0, 0}},

@@ -1,5 +1,5 @@
-// The compressed all-reduce: its loops, its bits against a plain model of the algorithm, what it never loses, and its
-// bytes.
+// The compressed all-reduce: its loops, its bits against a plain model of the algorithm, error feedback that loses
+// nothing, and its bytes.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -22,7 +22,7 @@ std::vector<float> values(int64_t n, uint64_t seed) {
   return randn({n}).to(cpu).to_vector<float>();
 }
 
-/// What rank r gives in call k: tensors of those sizes, each of another magnitude.
+/// The input of rank r in call k: tensors of the given sizes, of different magnitudes.
 std::vector<Tensor> inputs(const std::vector<int64_t>& sizes, int rank, int call) {
   std::vector<Tensor> all;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -42,10 +42,11 @@ const std::vector<List> lists{
 
 double most(const Tensor& x) { return x.numel() == 0 ? 0 : max(abs(x)).item(); }
 
-/// The algorithm in plain words, for one call: what every rank gets. Errors are kept from call to call.
+/// A direct implementation of the algorithm. Each call returns the result that every rank gets; errors are kept from
+/// call to call.
 struct Model {
   std::vector<int64_t> offsets;
-  std::vector<std::pair<size_t, int64_t>> places;  // of each padded element: tensor and index, or {SIZE_MAX, 0}
+  std::vector<std::pair<size_t, int64_t>> places;  // tensor and index of each padded element; {SIZE_MAX, 0} for padding
   int64_t chunk = 0;
   std::vector<std::vector<float>> worker, server;
 
@@ -59,7 +60,7 @@ struct Model {
     worker.assign(size_t(n), std::vector<float>(places.size()));
     server.assign(size_t(n), std::vector<float>(size_t(chunk)));
   }
-  /// values becomes signs times scales, `error` what they lose; `at`: of its first element.
+  /// Replaces `value` by signs times scales, and puts the difference into `error`. `at`: position of the first element.
   void compress(std::vector<float>& value, std::vector<float>& error, size_t at,
                 const CompressedAllReduce::Options& o) const {
     for (size_t tensor = 0; tensor < 100; ++tensor) {
@@ -201,7 +202,7 @@ TEST_CASE(
             for (int rank = 0; rank < ranks; ++rank) add_(truth[i], given[size_t(rank)][i].to(f64), 1. / ranks);
           }
         }
-        // A sum near 0 may take the other sign where rounding differs; then so do a few that come after it.
+        // A sum near 0 may round to the other sign, which also affects a few later ones.
         CHECK(double(different) <= 0.002 * double(model.places.size()));
         for (size_t at = 0; ranks > 1 && at < model.places.size(); ++at) {
           const auto [tensor, index] = model.places[at];

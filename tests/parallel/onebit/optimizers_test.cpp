@@ -1,5 +1,5 @@
-// The 1-bit optimizers: exact steps have the bits of the plain ones, compressed ones keep ranks equal, converge, and
-// send little.
+// The 1-bit optimizers: steps before compression have the bits of the plain optimizers; compressed ones keep ranks
+// equal, converge and send little.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -74,7 +74,7 @@ const Row rows[] = {
 
 void backward(Mlp& net, int step, int rank) { loss_of(net, step, rank).to(f32).backward(); }
 
-/// Every rank's gradients, as if rank had none of the others.
+/// The loss of a rank's own random batch, which differs from the other ranks'.
 Variable loss_in(Mlp& net, int step, int rank, DType dtype) {
   manual_seed(99);
   set_random_step(1000 + uint64_t(step), uint64_t(rank));
@@ -94,8 +94,8 @@ TEST_CASE("onebit: exact steps have the bits of DDP with the plain optimizer, wi
   for (const Row& row : rows) {
     for (const int ranks : {1, 2, 4}) {
       for (const DType dtype : {f32, bf16}) {
-        const double max_norm =
-            ranks == 2 && dtype == f32 ? 0.05 : 0;  // in 16 bits clip_grad_norm() rounds the gradients once more
+        // Only in f32: in 16 bits clip_grad_norm() rounds the gradients once more.
+        const double max_norm = ranks == 2 && dtype == f32 ? 0.05 : 0;
         CAPTURE(row.name);
         CAPTURE(ranks);
         CAPTURE(dtype);
@@ -115,7 +115,7 @@ TEST_CASE("onebit: exact steps have the bits of DDP with the plain optimizer, wi
           return everything(net, *optimizer);
         });
         const auto mine = on_ranks<Tensors>(ranks, [&](int rank) {
-          manual_seed(1 + uint64_t(rank));  // rank 0's values count
+          manual_seed(1 + uint64_t(rank));  // only rank 0's values matter
           Mlp net;
           net.to(dtype);
           const auto optimizer = row.make(net.parameters(), steps);
@@ -295,7 +295,7 @@ TEST_CASE("onebit: a state goes to another optimizer, whose errors start at zero
              b.load_state(a.state());
              second->load_state(first->state());
              CHECK(second->steps() == saved_at);
-             first->load_state(first->state());  // its errors, too
+             first->load_state(first->state());  // restores its errors, too
              run(a, *first, saved_at, 8);
              run(b, *second, saved_at, 8);
              return differing(everything(a, *first), everything(b, *second)) == "";
@@ -426,7 +426,7 @@ TEST_CASE("0/1 Adam: intervals grow, and nothing is sent between exchanges") {
         CHECK(contains(message([&] { optimizer.state(); }), "local steps apart: call synchronize()"));
       optimizer.zero_grad();
     }
-    // Variance at steps 1, 2 | 4, 6 | 8, 12; then intervals of 1, 2 and 3.
+    // Variance updates at steps 1, 2 | 4, 6 | 8, 12; then exchanges at intervals of 1, 2 and 3 steps.
     CHECK(kinds ==
           "EEgEgEgEgggE"
           "xxxx.x.x..x..x..x..x");

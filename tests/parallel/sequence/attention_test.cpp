@@ -1,5 +1,5 @@
-// Ulysses and ring attention against attention in one process: values, gradients, bytes, dropout, errors; and the plan
-// of the ring.
+// Ulysses and ring attention against attention in one process: values, gradients, bytes, dropout, errors; and the
+// ring's schedule.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -86,12 +86,12 @@ TEST_CASE("attention over ranks equals attention in one process, forward and bac
     }
   }
   for (const auto& [ranks, heads, groups] : {std::tuple{4, 8, 2}, {2, 6, 3}, {4, 4, 1}, {2, 8, 4}})
-    cases.push_back({Kind::ulysses, ranks, 2, heads, groups, 8, 4, true});  // fewer key heads
+    cases.push_back({Kind::ulysses, ranks, 2, heads, groups, 8, 4, true});  // fewer key heads than query heads
   cases.push_back({Kind::ring, 3, 1, 3, 1, 9, 5, true});
-  cases.push_back({Kind::ring, 2, 1, 1, 1, 2, 1, true});  // a token each
-  cases.push_back({Kind::ring, 2, 0, 2, 2, 4, 4, true});  // nothing
+  cases.push_back({Kind::ring, 2, 1, 1, 1, 2, 1, true});  // one token per rank
+  cases.push_back({Kind::ring, 2, 0, 2, 2, 4, 4, true});  // an empty batch
   cases.push_back({Kind::ulysses, 2, 2, 4, 2, 20, 4, true, Order::contiguous, f64, 6});
-  cases.push_back({Kind::ring, 2, 1, 2, 2, 8, 4, true, Order::zigzag, f64, 8});  // a window that hides nothing
+  cases.push_back({Kind::ring, 2, 1, 2, 2, 8, 4, true, Order::zigzag, f64, 8});  // a window as long as the sequence
   cases.push_back({Kind::ulysses, 2, 0, 2, 2, 4, 4, true});
   cases.push_back({Kind::ring, 4, 1, 2, 2, 520, 16, true, Order::zigzag});
   for (const DType dtype : {f32, bf16}) {
@@ -116,7 +116,7 @@ TEST_CASE("attention over ranks equals attention in one process, forward and bac
     CHECK(apart(joined(&Result::q), whole.q) < tolerance);
     CHECK(apart(joined(&Result::k), whole.k) < tolerance);
     CHECK(apart(joined(&Result::v), whole.v) < tolerance);
-    // Bytes by the formulas of attention.h; heads that are sent to several ranks count as often.
+    // Bytes by the formulas of attention.h; heads sent to several ranks count each time.
     const int64_t e = size_of(c.dtype), w = std::max<int64_t>(e, 4), one = c.batch * c.tokens / c.ranks * c.width,
                   P = c.ranks;
     const int64_t sent_heads = c.groups % P == 0 ? c.groups : P % c.groups == 0 ? P : c.heads;
@@ -138,7 +138,7 @@ TEST_CASE("dropout in shared attention: the backward uses the forward's masks, w
     const auto slopes = on_ranks<std::vector<double>>(c.ranks, [&](int rank) {
       const auto group = everyone();
       const auto mine = [&](const Tensor& x) { return slice(x, 2, c.ranks, rank, c.order); };
-      const auto loss = [&](double shift) {  // q and v move along fixed directions
+      const auto loss = [&](double shift) {  // moves q and v along fixed directions
         manual_seed(3);
         const Variable q(add(mine(in.q), mul_scalar(mine(in.grad), shift)), true), k(mine(in.k), true),
             v(add(mine(in.v), mul_scalar(mine(in.k), shift)), true);
@@ -153,7 +153,7 @@ TEST_CASE("dropout in shared attention: the backward uses the forward's masks, w
     double numeric = 0, analytic = 0;
     for (const auto& s : slopes) numeric += s[0], analytic += s[1];
     CHECK(numeric == doctest::Approx(analytic).epsilon(1e-7));
-    // With v = 1 an output is the sum of the weights that were kept: equal inputs show the masks.
+    // With v = 1 an output is the sum of the kept weights, so equal inputs reveal the masks.
     const auto masks = on_ranks<Tensor>(c.ranks, [&](int) {
       const auto group = everyone();
       manual_seed(3);
@@ -168,7 +168,7 @@ TEST_CASE("dropout in Ulysses: the masks of one process that draws the same key,
   const Case c{Kind::ulysses, 2, 2, 4, 2, 8, 4, true};
   const Inputs in = make(c);
   const AttentionArgs args{.scale = 0, .causal = true, .dropout = 0.4};
-  for (const int64_t first : {0, 2}) {  // of 6 heads
+  for (const int64_t first : {0, 2}) {  // heads 0 to 3 and 2 to 5 of 6
     AttentionArgs sliced = args;
     if (first > 0) sliced.first_head = first, sliced.all_heads = 6;
     manual_seed(3);

@@ -1,5 +1,5 @@
-// Context parallelism of whole models: the loss and the gradients of one process, data parallelism beside it, scopes,
-// what is refused.
+// Context parallelism of whole models: the loss and gradients of one process, also with data parallelism, scopes,
+// rejected uses.
 #include <doctest/doctest.h>
 
 #include "autograd/checkpoint.h"
@@ -65,7 +65,7 @@ TEST_CASE("a GPT over data x context ranks has the loss and the gradients of one
       const Variable loss = model->loss(mine(tokens), mine(targets));
       loss.backward();
       CHECK(apart(gradients(*model), gradients(*whole)) < 1e-12);
-      take_sequences(*model);  // rank 0 alone: nothing is sent
+      take_sequences(*model);  // afterwards the model is local: rank 0 alone may call it
       if (rank == 0) CHECK(model->loss(tokens, targets).item() == doctest::Approx(expected.item()).epsilon(1e-13));
       take_sequences(*model, part);
       CHECK(model->loss(mine(tokens), mine(targets)).item() == loss.item());

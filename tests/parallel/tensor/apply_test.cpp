@@ -1,5 +1,5 @@
-// A plan applied to models as they are: losses, dropout and every gradient of the whole model in f64; bytes by formula;
-// errors on all ranks.
+// Tensor parallelism applied to existing models: losses, dropout and every gradient of the whole model in f64; bytes by
+// formula; errors on all ranks.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -37,7 +37,7 @@ Tensors gradients(nn::Module& m) {
   return all;
 }
 
-/// That the gradients of a model that was cut are parts of those of the whole one.
+/// Checks that the gradients of a sharded model are slices of those of the whole model.
 void expect_gradients(nn::Module& m, const tp::TensorParallel& cut, const Tensors& whole, const std::string& what) {
   const auto mine = m.named_parameters();
   LOCKSTEP_CHECK(mine.size() == whole.size(), what, ": other parameters");
@@ -68,8 +68,9 @@ TEST_CASE("GPT: logits, loss with dropout, and gradients") {
       on_ranks(n, [&](dist::ProcessGroup& g) {
         for (const bool sequence : {false, true}) {
           const std::string what = str("n ", n, tied ? " tied" : "", sequence ? " sequence" : "");
-          nn::GPT model = seeded<nn::GPT>(gpt_options(tied), f64, sequence);   // built empty: ranks fill slices
-          if (g.rank() > 0 && !sequence) model.norm.weight.tensor().fill_(7);  // rank 0's values count
+          // built empty: each rank fills its own slices
+          nn::GPT model = seeded<nn::GPT>(gpt_options(tied), f64, sequence);
+          if (g.rank() > 0 && !sequence) model.norm.weight.tensor().fill_(7);  // overwritten by rank 0's values
           const auto cut = tp::apply(model, g, {.sequence = sequence});
           nn::fill(model);
           if (n > 1)
@@ -156,7 +157,7 @@ TEST_CASE("one block, with grouped queries and rotary positions") {
 
 namespace {
 
-/// A layer that nn/ has not; says how it is cut, or leaves that to rules.
+/// A model whose layers either declare how they are sharded, or leave that to rules.
 struct Net : nn::Layer<Net> {
   nn::LayerNorm first{12};
   nn::Linear up{{.in = 12, .out = 36}}, gate{{.in = 12, .out = 36}}, down{{.in = 36, .out = 12}},
@@ -164,11 +165,8 @@ struct Net : nn::Layer<Net> {
   Variable scale = parameter({36}, 0.5);
   nn::Dropout inner{{.p = 0.4}}, outer{{.p = 0.4}};
   nn::RMSNorm end{{.size = 12}};
-  enum Says {
-    nothing,
-    all,
-    parts
-  } says;  // parts: the norm between the columns and the last layer gives all of the sequence
+  // parts: the norm between the column-parallel layers and the last one leaves its output whole.
+  enum Says { nothing, all, parts } says;
   explicit Net(Says says) : says(says) {}
   Variable forward(const Variable& input) {
     const Variable x = first(input);
@@ -245,8 +243,8 @@ TEST_CASE(
 }
 
 TEST_CASE("bytes of a layer, by formula") {
-  constexpr int64_t width = 48,
-                    size = batch * tokens * width * 8;  // of the stream, f64: beyond the small ones that go straight
+  // Bytes of the activations in f64: more than the small tensors that are sent without a schedule.
+  constexpr int64_t width = 48, size = batch * tokens * width * 8;
   const nn::TransformerBlock::Options o{.width = width, .heads = 24};
   for (const int n : {2, 3, 4, 8}) {
     on_ranks(n, [&](dist::ProcessGroup& g) {
@@ -260,8 +258,8 @@ TEST_CASE("bytes of a layer, by formula") {
         const int64_t forward = g.traffic().sent - start;
         y.backward(x);
         const int64_t backward = g.traffic().sent - start - forward;
-        // 2 all-reduces each way; in parts, a gather more in each backward of a column, and the sums of 6 vectors: of
-        // the norms and of the biases behind rows.
+        // 2 all-reduces in each direction. With sequence parallelism, one more gather in the backward of each
+        // column-parallel layer, and the sums of 6 vectors: of the norms, and of the biases of row-parallel layers.
         const int64_t vectors = 6 * (n - 1) * width * 8;
         LOCKSTEP_CHECK(forward == 4 * share, "forward sent ", forward, ", formula ", 4 * share);
         LOCKSTEP_CHECK(backward == (sequence ? 6 * share + vectors : 4 * share), "backward sent ", backward,
@@ -272,8 +270,8 @@ TEST_CASE("bytes of a layer, by formula") {
       const Tensor x = ids(1, {batch, tokens}, vocab);
       const int64_t start = g.traffic().sent;
       model.loss(x, x).backward();
-      // The layers; the rows of tokens, and the head's input gradient: one all-reduce each; the cross entropy's two
-      // numbers a token, to each other rank.
+      // The layers; one all-reduce each for the rows of the embedding and for the head's input gradient; the cross
+      // entropy sends two numbers per token to each other rank.
       const int64_t expected = 2 * 8 * share + 2 * 2 * share + (n - 1) * 2 * batch * tokens * 8;
       LOCKSTEP_CHECK(g.traffic().sent - start == expected, "a step of GPT sent ", g.traffic().sent - start,
                      ", formula ", expected);
@@ -320,17 +318,16 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
     nn::GPT model({.vocab = 7, .context = 4, .layers = 2, .width = 12, .heads = 6, .inner = 30});
     const nn::State before = model.state();
     for (const Row& row : rows) {
-      std::vector<tp::Rule> rules{row.rule,
-                                  {"in_proj", cut::columns},
-                                  {"mlp.up", cut::whole},
-                                  {"mlp.down", cut::whole}};  // of what it says, what 4 ranks divide
+      // Everything but the rule under test is divisible by 4 ranks or left whole.
+      std::vector<tp::Rule> rules{
+          row.rule, {"in_proj", cut::columns}, {"mlp.up", cut::whole}, {"mlp.down", cut::whole}};
       if (row.rule.pattern == "in_proj") rules.erase(rules.begin() + 1);
       expect_message([&] { tp::apply(model, g, {.sequence = row.sequence, .rules = rules}); }, row.part);
     }
     for (size_t i = 0; i < before.size(); ++i)
       LOCKSTEP_CHECK(model.state()[i].second.storage() == before[i].second.storage(), before[i].first, " was changed");
 
-    // Ranks that want different things.
+    // Ranks with different rules or models.
     expect_message(
         [&] {
           tp::apply(model, g, {.rules = {{"tokens", g.rank() == 2 ? cut::whole : cut::rows_of_vocabulary}}});
@@ -339,7 +336,7 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
     nn::GPT other({.vocab = 7, .context = 4, .layers = g.rank() == 1 ? 1 : 2, .width = 12, .heads = 4});
     expect_message([&] { tp::apply(other, g); }, "[tensor_parallel]");
 
-    // What is cut already, what is shared, what is padded, what says nothing.
+    // Modules that are sharded already, shared, padded, or declare nothing.
     nn::GPT whole({.vocab = 8, .context = 4, .layers = 1, .width = 8, .heads = 4});
     tp::apply(whole, g);
     expect_message([&] { tp::apply(whole, g); }, "\"tokens\" is cut already");

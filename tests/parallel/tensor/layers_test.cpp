@@ -1,4 +1,5 @@
-// Operations and layers against the ones that are not cut, in f64: values, every gradient, bytes, errors on all ranks.
+// Tensor-parallel operations and layers against unsharded ones, in f64: values, every gradient, bytes, errors on all
+// ranks.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -23,7 +24,7 @@ TEST_CASE("what is sent forward and backward, along any dim") {
         large[dim < 0 ? 1 : int(dim)] *= n;
         const auto x = [&](int r, const Shape& shape) { return values(uint64_t(r), shape); };
         const auto up = [&](int r, const Shape& shape) { return values(uint64_t(100 + r), shape); };
-        const auto all = [&](const auto& fn) {  // of every rank's: what fn makes of them
+        const auto all = [&](const auto& fn) {  // fn(r) for every rank r
           std::vector<Tensor> list;
           for (int r = 0; r < n; ++r) list.push_back(fn(r));
           return list;
@@ -101,7 +102,8 @@ TEST_CASE("column and row: values and gradients of nn::Linear") {
         on_ranks(n, [&](dist::ProcessGroup& g) {
           const int rank = g.rank();
           for (const bool sequence : {false, true}) {
-            for (const bool other : {false, true}) {  // gather the output, the input whole; overlap
+            // true: gather the output of columns, take the input of rows whole; with overlap
+            for (const bool other : {false, true}) {
               const std::string what =
                   str("n ", n, " activation ", int(activation), sequence ? " sequence" : "", other ? " other" : "");
               {
@@ -168,7 +170,7 @@ TEST_CASE("slices of layers start as the ones that are not cut, and what does no
       const int rank = g.rank();
       manual_seed(3);
       nn::Sequential whole = make(12);
-      manual_seed(rank == 0 ? 3 : 1003);  // rank 0's start counts
+      manual_seed(rank == 0 ? 3 : 1003);  // only rank 0's initial values matter
       nn::Sequential cut = make(12);
       const auto sliced = tp::apply(cut, g, options);
       LOCKSTEP_CHECK(sliced.slices().size() == 4, "slices");
@@ -217,7 +219,8 @@ TEST_CASE("a vocabulary of any size: rows and cross entropy") {
         const std::string what = str("n ", n, " vocab ", vocab);
         const Variable pt = leaf(own(table, 0));
         const Variable rows = tp::vocab_parallel_embedding(pt, index, vocab, g);
-        LOCKSTEP_CHECK(equal(rows.tensor(), reference.tensor()), "rows ", what);  // sums of one row and zeros
+        // each row is a sum with zeros, so it is exact
+        LOCKSTEP_CHECK(equal(rows.tensor(), reference.tensor()), "rows ", what);
         rows.backward(up);
         expect_near(pt.grad(), own(rt.grad(), 0), "gradient of the table " + what);
         if (n > 1 || vocab == 7)
@@ -232,7 +235,7 @@ TEST_CASE("a vocabulary of any size: rows and cross entropy") {
                                Row{vocab - 1, Reduction::sum}, Row{-1, Reduction::mean}}) {
           Tensor aims = targets.clone();
           if (row.ignore < 0) aims.narrow(0, 1, 1).fill_(double(row.ignore));
-          if (vocab == 1 && row.ignore >= 0) continue;  // all ignored: see below
+          if (vocab == 1 && row.ignore >= 0) continue;  // all targets would be ignored: tested below
           const Variable rl = leaf(logits), pl = leaf(own(logits, 2));
           const Variable loss = cross_entropy(rl.view({12, vocab}), aims.view({12}),
                                               {.ignore_index = row.ignore, .reduction = row.reduction});

@@ -1,4 +1,5 @@
-// Products in chunks: the bits and gradients of whole ones, for any number of rows and ranks; and how many chunks.
+// Products in chunks: the bits and gradients of whole products for any number of rows and ranks; and the number of
+// chunks.
 #include <doctest/doctest.h>
 
 #include "autograd/autocast.h"
@@ -23,10 +24,11 @@ struct Layers {
   bool sequence;
   bool overlap = true;
   int64_t chunks = 0;
-  bool frozen = false;  // the weights
+  bool frozen = false;  // freezes the weights
 };
 
-/// The output and all gradients of activation(x W^T + b) by columns and, behind gelu, by rows.
+/// The output and all gradients of activation(x W^T + b), column-parallel, and row-parallel with and without gelu in
+/// front.
 std::vector<Tensor> results(const Layers& how, const Shape& rows, DType dtype, Activation activation,
                             dist::ProcessGroup& g) {
   const int n = g.size(), rank = g.rank();
@@ -56,7 +58,7 @@ std::vector<Tensor> results(const Layers& how, const Shape& rows, DType dtype, A
   }
   const Variable before = own(40, shape(in / n, false)), plain = own(45, shape(in / n, false)),
                  w = weight(50, {outputs, in / n}), b = leaf(values(60, {outputs}, dtype));
-  for (const bool folds : {true, false}) {  // gelu's derivative is made with the product's
+  for (const bool folds : {true, false}) {  // true: gelu's derivative is fused into the product's backward
     const Variable x = folds ? gelu_tanh(before) : plain;
     take(tp::row_linear(x, w, b, activation, {.sequence = how.sequence, .overlap = how.overlap, .chunks = how.chunks},
                         g),
@@ -65,7 +67,7 @@ std::vector<Tensor> results(const Layers& how, const Shape& rows, DType dtype, A
   return all;
 }
 
-/// To the bit on the CPU; elsewhere a library's last bits depend on the size of a product.
+/// Bit for bit on the CPU; elsewhere a library's rounding depends on the size of a product.
 void expect_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b, const std::string& what) {
   LOCKSTEP_CHECK(a.size() == b.size(), what, ": ", a.size(), " and ", b.size(), " results");
   for (size_t i = 0; i < a.size(); ++i) {
@@ -123,7 +125,7 @@ TEST_CASE("products in chunks: autocast, recomputation, and a backward in two pa
       const bool sequence = way % 2, autocast = way / 2;
       std::vector<Tensor> expected;
       int64_t calls = 0;
-      for (const int kind : {0, 1, 2, 3}) {  // whole; in chunks; again in backward; in two parts
+      for (const int kind : {0, 1, 2, 3}) {  // whole; in chunks; recomputed in backward; with the backward in two parts
         const Autocast scope(bf16, autocast);
         const Variable x = leaf(values(1, {1, sequence ? 10 : 20, in}, f32)),
                        up = leaf(values(uint64_t(2 + g.rank()), {outputs / 2, in}, f32)),
@@ -140,7 +142,8 @@ TEST_CASE("products in chunks: autocast, recomputation, and a backward in two pa
           SplitBackward split(loss, {x});
           LOCKSTEP_CHECK(x.grad().defined() && !up.grad().defined(), "x first");
           split.finish();
-          // A gradient that was gathered serves both parts. (The casts of weights take theirs in the first one.)
+          // A gathered gradient serves both parts. (With autocast the casts of weights gather theirs in the first
+          // part.)
           const int64_t made = g.traffic().collectives - before;
           LOCKSTEP_CHECK(autocast || made == (sequence ? 3 + 3 + 1 : 3), "collectives of both parts: ", made);
         } else {
@@ -224,7 +227,7 @@ TEST_CASE("8-bit floats: a row's chunks have the whole's bits, largest numbers a
     const Autocast scope(bf16);
     const Tensor x = values(1, {4, 16, 64}, f32), w = values(2, {32, 64}, f32), up = values(4, {4, 16, 32}, bf16);
     for (const bool sequence : {false, true}) {
-      for (const bool alone : {false, true}) {  // of one sequence chunks are tokens
+      for (const bool alone : {false, true}) {  // with a single sequence, chunks are blocks of tokens
         std::vector<Tensor> expected;
         for (const auto& [chunks, way] : {std::pair{1, 0}, {2, 0}, {4, 0}, {64, 0}, {4, 1}, {4, 2}}) {
           Fp8Scales scales;
@@ -239,7 +242,7 @@ TEST_CASE("8-bit floats: a row's chunks have the whole's bits, largest numbers a
           const int64_t before = g.traffic().collectives;
           const Variable y = way == 1 ? checkpoint(product, px) : product(px);
           const int64_t made = g.traffic().collectives - before;
-          LOCKSTEP_CHECK(made == std::min(chunks, 4), "sums: ", made);  // of 16 rows at least
+          LOCKSTEP_CHECK(made == std::min(chunks, 4), "sums: ", made);  // a chunk has at least 16 rows
           const Tensor gradient = sequence ? part(up.view({rows[0], rows[1], 32}), 1, 2, g.rank()).contiguous()
                                            : up.view({rows[0], rows[1], 32});
           const Variable loss = sum(mul(y.to(f32), gradient.to(f32)));
@@ -292,7 +295,7 @@ TEST_CASE("how many chunks, and what is in them") {
       LOCKSTEP_CHECK(chunks.count() == r.count && chunks.apart() == r.apart, r.shape, " asked ", r.asked, ": ",
                      chunks.count());
     }
-    // Every row once, and rank r's rows of the whole are those of its part.
+    // Chunks cover every row once, and rank r's rows of the whole tensor are those of its own part.
     for (const Shape& shape : {Shape{1, 10, 3}, Shape{5, 4, 3}}) {
       const Tensor whole = arange(numel_of(shape)).view(shape), mine = part(whole, 1, 2, g.rank()).contiguous();
       const tp::Chunks chunks(shape, true, 4, cpu, g);

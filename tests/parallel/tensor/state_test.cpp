@@ -1,4 +1,4 @@
-// Whole again: tensors, and the norm of all gradients.
+// Gathering sharded tensors, and the norm of all gradients.
 #include <doctest/doctest.h>
 
 #include "optim/clip.h"

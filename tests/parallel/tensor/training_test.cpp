@@ -1,4 +1,5 @@
-// 50 steps of training: slices, parts of the sequence and copies against one process, with a window in the last layer.
+// 50 training steps under tensor, sequence and data parallelism against one process, with a sliding window in the last
+// layer.
 #include <doctest/doctest.h>
 
 #include <mutex>
@@ -33,7 +34,7 @@ std::unique_ptr<nn::GPT> make() {
                                                     .window_from = 1});
 }
 
-/// A text that can be learnt: the next number follows from the last.
+/// A text that can be learned: each token determines the next.
 Tensor text(int step, int64_t micro) {
   const std::vector<int64_t> starts = ids(uint64_t(1000 * step + micro), {batch}, vocab).to_vector<int64_t>();
   std::vector<int64_t> all;

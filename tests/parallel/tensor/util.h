@@ -1,6 +1,5 @@
 #pragma once
-// What the tests of tensor parallelism share: values that depend on a number only, comparisons on ranks, ranks as
-// threads.
+// Shared by the tests of tensor parallelism: reproducible values, comparisons on ranks, ranks in threads.
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,13 +14,15 @@ namespace testing {
 
 using namespace lockstep;
 
+/// The numbers of ranks that are tested.
 inline const std::vector<int> worlds{1, 2, 3, 4, 8};
 
+/// Runs fn on n ranks, which are threads, with a group of all of them.
 inline void on_ranks(int n, const std::function<void(dist::ProcessGroup& group)>& fn) {
   dist::spawn(n, [&](int) { fn(dist::world()); }, {.timeout = dist::Seconds(60)});
 }
 
-/// The same on every rank.
+/// Random values that depend on `number` only, so all ranks get the same.
 inline Tensor values(uint64_t number, const Shape& shape, DType dtype = f64) {
   const RandomState before = random_state();
   set_random_state({.seed = 7, .step = number});
@@ -29,6 +30,7 @@ inline Tensor values(uint64_t number, const Shape& shape, DType dtype = f64) {
   set_random_state(before);
   return x;
 }
+/// Random integers from 0 to end - 1 that depend on `number` only.
 inline Tensor ids(uint64_t number, const Shape& shape, int64_t end) {
   const RandomState before = random_state();
   set_random_state({.seed = 8, .step = number});
@@ -36,9 +38,10 @@ inline Tensor ids(uint64_t number, const Shape& shape, int64_t end) {
   set_random_state(before);
   return x;
 }
+/// A leaf with a copy of x, which requires grad.
 inline Variable leaf(const Tensor& x) { return Variable(x.clone(), true); }
 
-/// Error, which ends the test, unless a is b to within `tolerance` (absolute).
+/// Throws, which ends the test, unless a equals b within `tolerance` (absolute).
 inline void expect_near(const Tensor& a, const Tensor& b, const std::string& what, double tolerance = 1e-11) {
   LOCKSTEP_CHECK(a.defined() && b.defined(), what, ": expected tensors, got none");
   LOCKSTEP_CHECK(a.shape() == b.shape(), what, ": expected shape ", b.shape(), ", got ", a.shape());
@@ -46,12 +49,13 @@ inline void expect_near(const Tensor& a, const Tensor& b, const std::string& wha
   const double distance = max(abs(sub(a.to(f64), b.to(f64)))).item();
   LOCKSTEP_CHECK(distance <= tolerance, what, ": off by ", distance);
 }
+/// Throws unless fn throws an Error that contains `part`.
 inline void expect_message(const std::function<void()>& fn, const std::string& part) {
   const std::string text = message(fn);
   LOCKSTEP_CHECK(contains(text, part), "expected an Error with \"", part, "\", got: ", text);
 }
 
-/// Of the rank-th of n equal parts along a dim.
+/// Part `rank` of n equal parts of x along a dimension.
 inline Tensor part(const Tensor& x, int64_t dim, int n, int rank) {
   const int64_t each = x.size(dim) / n;
   return x.narrow(dim, rank * each, each);
