@@ -132,14 +132,17 @@ std::string lists_of(const std::vector<Key>& keys) {
     return " is `" + key.fallback.as_string() + "`" +
            (key.path.ends_with("cpu_offload") || key.path.ends_with("cpu_offload_param") ? " = `cpu`" : "");
   };
-  list("Accepted, without effect", "A value other than the default is also a warning.", Status::inert,
+  list("Accepted, without effect",
+       "These keys are read and change nothing. A value other than the default gives a warning.", Status::inert,
        [](const Key& key) { return ": " + key.doc; });
   list("Accepted as long as they ask for nothing",
-       "The value shown, `false`, `null`, an empty object or one with `\"enabled\": false`; anything else is an error.",
+       "These features are not here. Accepted are the value shown, `false`, `null`, an empty object, or\n"
+       "one with `\"enabled\": false`. Anything else is an error that says what follows the colon.",
        Status::off, [](const Key& key) { return " " + brief(key.fallback) + ": " + key.doc; });
-  list("Removed from DeepSpeed", "Likewise, with what to do instead.", Status::removed,
-       [](const Key& key) { return ": " + key.doc; });
-  list("Other names", "As DeepSpeed has them.", Status::alias, now);
+  list("Removed from DeepSpeed",
+       "DeepSpeed no longer has these keys. They are refused in the same way, with what to do instead.",
+       Status::removed, [](const Key& key) { return ": " + key.doc; });
+  list("Other names", "DeepSpeed accepts these names too.", Status::alias, now);
   list("Deprecated names", "Accepted, with a warning.", Status::renamed, now);
   return out;
 }
@@ -168,19 +171,79 @@ std::string config_reference() {
   std::string out =
       R"(# The configuration file
 
-DeepSpeed's configuration file is read as it is. Comments (`//`, `/* */`, `#`) and commas before a
-closing bracket are accepted, so is `1e9` for an integer. A key that nobody knows, a key that stands
-twice, a wrong type, a value out of range and keys that do not go together are errors before a rank
-starts, all of them at once. `lockstep config FILE --ranks N` prints what a file means; this page is
-`lockstep config --reference`.
+A configuration file says how to train: batch sizes, optimizer, learning rate, precision, ZeRO and
+more. `ls::engine::initialize()` reads it ([engine](engine.md)), and so does
+`gpt train --config FILE`. It is DeepSpeed's file, read as it is; this page lists all of its keys.
 
-`train_batch_size` is `train_micro_batch_size_per_gpu` times `gradient_accumulation_steps` times the
-number of data-parallel ranks. Two of them give the third; one of the first two is enough (the
-others: 1 accumulation step). `"auto"` is for the keys marked so; elsewhere it is an error that says
-what to write.
+Most files need only these ten:
+
+| key | what to write |
+|---|---|
+| `train_batch_size` | samples of one optimizer step, over all ranks |
+| `train_micro_batch_size_per_gpu` | samples of one forward and backward, as many as fit into memory |
+| `optimizer` | type and parameters, see [Optimizers](#optimizers) |
+| `scheduler` | type and parameters, see [Schedules](#schedules) |
+| `gradient_clipping` | the largest norm of all gradients; 1.0 unless you write another |
+| `bf16.enabled` | true: parameters and activations in bf16, with f32 master weights ([mixed precision](mixed-precision.md)) |
+| `zero_optimization.stage` | 1, 2 or 3: shard optimizer state, gradients, parameters over the ranks ([ZeRO](zero.md)) |
+| `activation_checkpointing.enabled` | true: less memory for more time ([how](activation-checkpointing.md)) |
+| `steps_per_print` | report progress every so many steps |
+| `checkpoint.keep` | how many checkpoints to keep |
+
+```json
+{
+  "train_batch_size": 32,
+  "train_micro_batch_size_per_gpu": 4,   // on 2 ranks: 4 accumulation steps
+  "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
+  "scheduler": {"type": "WarmupCosineLR",
+                "params": {"warmup_num_steps": 100, "total_num_steps": 2000}},
+  "gradient_clipping": 1.0,
+  "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 2},
+  "activation_checkpointing": {"enabled": true},
+  "steps_per_print": 10,
+  "checkpoint": {"keep": 3},
+}
+```
+
+## How a file is read
+
+- **Check a file** with `lockstep config FILE --ranks N`. It prints every key with its value and
+  where the value comes from, or everything that is wrong. `lockstep config --reference` prints this
+  page.
+- **Change one key** of a program with `--set zero_optimization.stage=2`.
+- **Syntax:** comments (`//`, `/* */`, `#`) and a comma before a closing bracket are accepted, and
+  `1e9` counts as an integer.
+- **Errors** come before a rank starts, all of them at once: an unknown key, a key that is written
+  twice, a wrong type, a value out of range, keys that contradict each other.
+- **Batch sizes:** `train_batch_size` = `train_micro_batch_size_per_gpu` x
+  `gradient_accumulation_steps` x data-parallel ranks. Two of the three keys give the third. One of
+  the first two is enough; then there is one accumulation step.
+- **`"auto"`** is accepted where the table says "or auto". Elsewhere it is an error that tells you
+  what to write.
+
+## Groups of keys
+
+A key `a.b` is written `{"a": {"b": ...}}`. The table below has the groups in this order:
+
+| group | for | more |
+|---|---|---|
+| `train_*`, `gradient_accumulation_steps` | batch sizes | [engine](engine.md#a-step) |
+| `optimizer`, `scheduler`, `ema` | update rule, learning rate, averaged parameters | [optimizers](optimizers.md) |
+| `gradient_*`, `communication_data_type` | clipping, and how gradients are summed | [engine](engine.md#a-step) |
+| `fp16`, `bf16`, `fp8`, `data_types` | precision | [mixed precision](mixed-precision.md) |
+| `zero_optimization`, `aio` | sharding over ranks, offload to host memory or files | [ZeRO](zero.md) |
+| `activation_checkpointing` | memory of activations | [activation checkpointing](activation-checkpointing.md) |
+| `dataloader_drop_last`, `seed` | the data loader, and all random numbers | [engine](engine.md#a-step) |
+| `steps_per_print` … `comms_logger` | what a run prints and writes | [engine](engine.md#what-a-run-says) |
+| `checkpoint` | saving | [checkpoints](checkpoints.md) |
+| `pipeline`, `tensor_parallel`, `context_parallel` | plans that cut the model or its sequences | [mesh](mesh.md) |
+| `sparse_attention` | attention to blocks of tokens | [sparse attention](sparse-attention.md) |
+
+Keys of DeepSpeed that have no effect here, or that are refused, are listed at the end.
 
 )"
-      "## Keys\n\nSizes count elements, not bytes.\n\n" +
+      "## Keys\n\nSizes of buckets, buffers and parameters are in elements, not in bytes.\n\n" +
       table_of(config_keys()) + sparse_attention_reference();
   add_types(out, "Optimizers", optimizer_types());
   add_types(out, "Schedules", schedule_types());

@@ -216,13 +216,26 @@ Json to_json(const Config& config) { return json_of(table(), &config, config.ine
 std::string config_reference() {
   return R"(# The inference configuration
 
-The keys of DeepSpeed's inference configuration, for [`init_inference`](inference.md). A key that
-nobody knows, a wrong type, a value out of range and keys that do not go together are errors at the
-start, all of them at once. `lockstep config --inference FILE` prints what a file means; this page
-is `lockstep config --inference --reference`.
+This file says how [`init_inference`](inference.md) runs a model: in which dtype, on how many ranks,
+and from which weights. It has the keys of DeepSpeed's inference configuration. `gpt sample`,
+`logits`, `eval` and `score` read it with `--config`.
 
-`"moe": true` is `{"enabled": true}`, a number of experts may stand without its list, and
-`"quant": [true, 8]` is DeepSpeed's older form of q_groups 8.
+Most files need only these:
+
+| key | what to write |
+|---|---|
+| `dtype` | `"bf16"`, `"fp16"` or `"fp32"`; `"int8"` quantises the weights ([quantisation](quantisation.md)). Without it weights stay as they are |
+| `tensor_parallel.tp_size` | number of ranks that share every layer |
+| `checkpoint` | where weights come from, for a model that is made in memory |
+| `max_out_tokens` | the most tokens of a prompt and its answer together |
+| `zero.stage`, `zero.offload_param` | stage 3 for models that do not fit on the device |
+
+- **Check a file** with `lockstep config --inference FILE`. It prints what the file means.
+  `lockstep config --inference --reference` prints this page.
+- **Errors** come at the start, all of them at once: an unknown key, a wrong type, a value out of
+  range, keys that contradict each other.
+- **Short forms:** `"moe": true` means `{"enabled": true}`. A single number of experts needs no
+  list. `"quant": [true, 8]` is DeepSpeed's older form of `q_groups` 8.
 
 ## Keys
 

@@ -81,49 +81,56 @@ const EnvironmentVariable* variable_of(std::string_view entry) {
 const std::vector<EnvironmentVariable>& environment_variables() {
   static const std::vector<EnvironmentVariable> all = {
       {"LOCKSTEP_ALGORITHM", Kind::text, "automatic",
-       "the algorithm of all collectives of the native group; lockstep schedule --help names them"},
-      {"LOCKSTEP_API_KEY", Kind::text, "", "the key that requests to gpt serve must have, without --api-key"},
+       "one algorithm for all collectives of the native group; `lockstep schedule --help` names them"},
+      {"LOCKSTEP_API_KEY", Kind::text, "", "key that requests to `gpt serve` must send, unless `--api-key` gives one"},
       {"LOCKSTEP_BF16_PRODUCTS", Kind::word, "auto",
-       "matrix products of bf16 on the CPU: by f32 arithmetic (portable), or by the processor's own instructions; "
-       "auto: these where it has them",
+       "matrix products of bf16 on the CPU. portable: with f32 arithmetic; avx512_bf16: with the processor's bf16 "
+       "instructions; auto: with these instructions if the processor has them",
        0, 0, Words({"auto", "portable", "avx512_bf16"})},
       {"LOCKSTEP_COMM_CHECKSUM", Kind::flag, "0",
-       "1: every message carries a checksum, and ranks compare what they reduced"},
-      {"LOCKSTEP_CPU_DEVICES", Kind::whole, "1", "virtual CPU devices cpu:0, cpu:1, ... of a process", 1, 64},
-      {"LOCKSTEP_CUDNN", Kind::word, "1",
-       "convolutions and attention on CUDA devices: 0 our kernels, 1 cuDNN where it can, log says what is taken", 0, 0,
-       Words({"0", "1", "log"})},
-      {"LOCKSTEP_CUDNN_WORKSPACE", Kind::whole, "1024",
-       "MiB for scores in cuDNN's backward of attention, which goes by parts of the batch and heads that fit", 1,
-       1 << 20},
-      {"LOCKSTEP_DESCRIBE", Kind::text, "",
-       "file in which a program says what it would train, and ends; lockstep plan and simulate set it"},
-      {"LOCKSTEP_ERROR_FILE", Kind::text, "", "where a rank leaves its error for the launcher, which sets it"},
-      {"LOCKSTEP_FLIGHT_DIR", Kind::text, "", "folder for flight records of ranks that fail; the launcher sets it"},
-      {"LOCKSTEP_HEARTBEAT", Kind::seconds, "5", "seconds between signs of life; after three a rank is silent", 0.01,
-       3600},
-      {"LOCKSTEP_INTERFACE", Kind::text, "", "network interface or subnet of ranks: eth1, 10.0.0.0/8"},
-      {"LOCKSTEP_JOB", Kind::text, "", "name of the job; a process of another one is refused. The launcher sets it"},
-      {"LOCKSTEP_NCCL_ABORT_TIMEOUT", Kind::seconds, "60", "seconds that NCCL has to give up after a failure", 0.001,
-       1e6},
-      {"LOCKSTEP_NCCL_DEBUG", Kind::flag, "0", "1: ranks compare every call of NCCL, not samples"},
-      {"LOCKSTEP_NCCL_EXACT", Kind::flag, "0", "1: sums over NCCL in tree order, the bits of one process"},
-      {"LOCKSTEP_NCCL_WINDOWS", Kind::flag, "1",
-       "0: buffers of gradients and parameters are no symmetric windows of NCCL"},
-      {"LOCKSTEP_SIGNAL_EXIT_ZERO", Kind::flag, "0",
-       "1: a training that Ctrl-C or SIGTERM stopped ends with 0, not with 130 or 143"},
-      {"LOCKSTEP_TCP_STREAMS", Kind::whole, "4, between processes of a machine 1", "connections between two ranks", 1,
+       "1: every message carries a checksum, and ranks compare the results of reductions"},
+      {"LOCKSTEP_CPU_DEVICES", Kind::whole, "1", "number of virtual CPU devices (cpu:0, cpu:1, ...) in a process", 1,
        64},
+      {"LOCKSTEP_CUDNN", Kind::word, "1",
+       "convolutions and attention on CUDA devices. 0: our kernels; 1: cuDNN where it supports the case; log: as 1, "
+       "and "
+       "prints which is used",
+       0, 0, Words({"0", "1", "log"})},
+      {"LOCKSTEP_CUDNN_WORKSPACE", Kind::whole, "1024",
+       "MiB for the attention scores in cuDNN's backward. It splits batch and heads into parts that fit", 1, 1 << 20},
+      {"LOCKSTEP_DESCRIBE", Kind::text, "",
+       "file into which a program writes what it would train, and then ends. `lockstep plan` and `simulate` set it"},
+      {"LOCKSTEP_ERROR_FILE", Kind::text, "",
+       "file into which a rank writes its error for the launcher. The launcher sets it"},
+      {"LOCKSTEP_FLIGHT_DIR", Kind::text, "", "folder for the flight records of ranks that fail. The launcher sets it"},
+      {"LOCKSTEP_HEARTBEAT", Kind::seconds, "5",
+       "seconds between heartbeats; a rank that misses three counts as silent", 0.01, 3600},
+      {"LOCKSTEP_INTERFACE", Kind::text, "", "network interface or subnet that ranks use: eth1, 10.0.0.0/8"},
+      {"LOCKSTEP_JOB", Kind::text, "", "name of the job; a process of another job is refused. The launcher sets it"},
+      {"LOCKSTEP_NCCL_ABORT_TIMEOUT", Kind::seconds, "60",
+       "seconds that NCCL may take to abort after a failure; then the process ends", 0.001, 1e6},
+      {"LOCKSTEP_NCCL_DEBUG", Kind::flag, "0", "1: ranks compare every NCCL call, not only a sample of them"},
+      {"LOCKSTEP_NCCL_EXACT", Kind::flag, "0",
+       "1: sums over NCCL follow the summation tree, and have the bits of one process"},
+      {"LOCKSTEP_NCCL_WINDOWS", Kind::flag, "1",
+       "0: buffers of gradients and parameters are not registered as symmetric windows of NCCL"},
+      {"LOCKSTEP_SIGNAL_EXIT_ZERO", Kind::flag, "0",
+       "1: training that Ctrl-C or SIGTERM stopped ends with exit code 0, not with 130 or 143"},
+      {"LOCKSTEP_TCP_STREAMS", Kind::whole, "4; 1 within a machine", "TCP connections between two ranks", 1, 64},
       {"LOCKSTEP_TERMINAL", Kind::flag, "",
-       "1: behind the launcher there is a terminal, so progress is shown. The launcher sets it"},
-      {"LOCKSTEP_THREADS", Kind::whole, "OMP_NUM_THREADS, else all cores", "threads of operations", 1, 4096},
-      {"LOCKSTEP_TIMEOUT", Kind::seconds, "600", "seconds that ranks wait for each other", 0.001, 1e7},
-      {"LOCKSTEP_TOKEN", Kind::text, "", "the secret that ranks of a job share (SECURITY.md). The launcher sets it"},
-      {"LOCKSTEP_TRACE_MIB", Kind::whole, "1024", "limit of a rank's timeline (--trace), in MiB", 1, 1000000},
-      {"LOCKSTEP_TRANSPORT", Kind::word, "auto", "how ranks exchange data", 0, 0,
+       "1: the launcher's stderr is a terminal, so a progress bar is shown. The launcher sets it"},
+      {"LOCKSTEP_THREADS", Kind::whole, "OMP_NUM_THREADS, else all cores", "threads that an operation may use", 1,
+       4096},
+      {"LOCKSTEP_TIMEOUT", Kind::seconds, "600",
+       "seconds that ranks wait for each other, in a collective or at the start", 0.001, 1e7},
+      {"LOCKSTEP_TOKEN", Kind::text, "",
+       "secret that the ranks of a job share ([SECURITY.md](../SECURITY.md)). The launcher sets it"},
+      {"LOCKSTEP_TRACE_MIB", Kind::whole, "1024", "limit of a rank's timeline (`--trace`), in MiB", 1, 1000000},
+      {"LOCKSTEP_TRANSPORT", Kind::word, "auto",
+       "how ranks exchange data. auto: memory within a process, shared memory within a machine, else TCP", 0, 0,
        Words({"auto", "threads", "shm", "tcp"})},
       {"LOCKSTEP_WGMMA", Kind::flag, "1",
-       "0: our attention uses no instructions of Hopper's own, but those of all cards since Ampere"},
+       "0: our attention avoids Hopper's own instructions, and uses those of all cards since Ampere"},
   };
   return all;
 }
@@ -157,10 +164,26 @@ void check_environment() {
 
 std::string environment_reference() {
   std::string page =
-      "# Environment variables\n\n"
-      "Written by `lockstep env --variables`. A value that a variable cannot have, and a name that begins\n"
-      "with `LOCKSTEP_` and is not here, are errors. What is set to nothing counts as not set.\n\n"
-      "| variable | values | default | what it does |\n|---|---|---|---|\n";
+      "# Environment variables\n"
+      "\n"
+      "These variables change how Lockstep runs, without a change to the program. None is required: each\n"
+      "has a default, and `lockstep run` sets those that a job needs. `lockstep env --variables` prints\n"
+      "this page.\n"
+      "\n"
+      "People most often set `LOCKSTEP_THREADS` (threads of a process), `LOCKSTEP_TIMEOUT` and\n"
+      "`LOCKSTEP_HEARTBEAT` ([when ranks wait](debugging-a-hang.md)), `LOCKSTEP_TRANSPORT` and\n"
+      "`LOCKSTEP_INTERFACE` (the network), and `LOCKSTEP_CPU_DEVICES` ([device maps](device-map.md)).\n"
+      "\n"
+      "- **A wrong value is an error**, and so is an unknown name that begins with `LOCKSTEP_`.\n"
+      "- **When they are checked:** `lockstep`, and programs that use `train/cli.h`, check names and values\n"
+      "  of all variables at the start. In any other program the library checks the names whenever it\n"
+      "  reads a variable, and the value of the variable that it reads.\n"
+      "- **An empty value** counts as not set.\n"
+      "- **Other variables:** `LOCKSTEP_TEST_*`, `LOCKSTEP_FAKE_*` and a few more belong to the tests, and\n"
+      "  are ignored.\n"
+      "\n"
+      "| variable | values | default | what it does |\n"
+      "|---|---|---|---|\n";
   for (const EnvironmentVariable& v : environment_variables())
     page += str("| `", v.name, "` | ", expected(v), " | ", v.fallback, " | ", v.doc, " |\n");
   return page;
