@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
   ls::engine::Arguments args;
   std::string checkpoints = "data/checkpoints/MyClassifier";
   ls::engine::add_config_arguments(app, args);
-  app.add_option("--checkpoints", checkpoints, "folder to go on from, and to save to")->capture_default_str();
+  app.add_option("--checkpoints", checkpoints, "folder to resume from and save to")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
     ls::engine::init_distributed();
