@@ -44,7 +44,7 @@ WavLayout parse_layout(Bytes chunk, const std::string& where) {
   if (layout.format == wav_extensible) {
     LOCKSTEP_CHECK(chunk.size() >= 40, where, ": expected 40 bytes in \"fmt \" of format 65534, got ", chunk.size());
     LOCKSTEP_CHECK(text_at(chunk, 26, wav_guid.size()) == wav_guid, where,
-                   ": expected a format of Microsoft's in \"fmt \", got another");
+                   ": expected a Microsoft sub-format in \"fmt \", got another");
     layout.format = int(little(chunk, 24, 2));
   }
   const int bits = layout.bits, block = int(little(chunk, 12, 2));
