@@ -55,7 +55,7 @@ void run(const ls::engine::Arguments& args, const std::string& checkpoints) {
   engine.save_checkpoint(checkpoints);
   engine.wait_for_checkpoint();
   if (engine.global_rank() == 0)
-    std::cout << (resumed ? "went on" : "began") << ", step " << engine.global_steps() << ", loss of the last one "
+    std::cout << (resumed ? "resumed" : "started") << ", step " << engine.global_steps() << ", loss of the last one "
               << engine.train_loss() << "\n";
 }
 
