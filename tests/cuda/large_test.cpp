@@ -211,7 +211,7 @@ TEST_CASE("large: what an operation cannot do is refused before anything runs") 
        [&] {
          max_pool2d(sized({1, 1, half, 2}, f16), {});
        },
-       {"[max_pool2d] expected planes of fewer than 2^31 places"}},
+       {"[max_pool2d] expected planes of fewer than 2^31 elements"}},
       {"attention",
        [&] {
          const Tensor q = sized({half, 1, 1, 8}, f16);

@@ -232,7 +232,7 @@ TEST_CASE("wav 42: damaged files") {
   } rows[] = {
       {"RIFF", "expected a header of 12 bytes, got 4 bytes"},
       {same_length(good, 0, "RIFX"), "expected a file that starts with RIFF, its size and WAVE, got another"},
-      {same_length(good, 0, "RF64"), "got RF64, which is not read"},
+      {same_length(good, 0, "RF64"), "got RF64, which is not supported"},
       {same_length(good, 8, "AVI "), "got another"},
       {good.substr(0, good.size() - 1), "expected 52 bytes as the header says, got 51 (is the file truncated?)"},
       {wav_file(one + data_chunk("12345678") + "x").replace(40, 1, "\x0a"),

@@ -251,7 +251,7 @@ TEST_CASE("npz 42: damaged files") {
           {replaced(stored, entry + 8, "\1"), "member \"a.npy\": expected plain data, got encrypted data"},
           {replaced(stored, entry + 10, "\x0e"), "expected method 0 (stored) or 8 (deflated), got 14"},
           {replaced(stored, entry + 16, "\xff\xff\xff\xff"),
-           "member \"a.npy\": expected the CRC-32 4294967295 that the file gives"},
+           "member \"a.npy\": expected the CRC-32 4294967295 stored in the file"},
           {replaced(stored, data + 130, "\7"), "(they are damaged)"},
           {replaced(stored, entry + 20, "\x99"), "expected sizes that match, got 153 bytes in the file for 152"},
           {replaced(stored, entry + 20, std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8)),

@@ -408,8 +408,8 @@ TEST_CASE("pretrained: folders that are damaged or of something else are refused
          f.write();
        },
        "layer_types: expected 'full_attention' for the first of 2 layers and 'sliding_attention' for the rest"},
-      {set("attention_bias", true), "expected tensors that are not there: model.layers.0.self_attn.q_proj.bias, "},
-      {set("num_hidden_layers", 3), "expected tensors that are not there: model.layers.2."},
+      {set("attention_bias", true), "missing tensors: model.layers.0.self_attn.q_proj.bias, "},
+      {set("num_hidden_layers", 3), "missing tensors: model.layers.2."},
       {set("num_hidden_layers", 1), "unexpected tensors for its config.json: model.layers.1.input_layernorm.weight, "},
       {set("vocab_size", 212), "expected model.embed_tokens.weight of shape (212, 64), got (211, 64)"},
       {set("tie_word_embeddings", true), "tie_word_embeddings is true, and lm_head.weight differs from"},

@@ -229,6 +229,6 @@ TEST_CASE("trace: wrong calls") {
     CHECK(!trace::on());
   }
   trace::start(folder.path);
-  CHECK(contains(message([&] { trace::start(folder.path); }), "rank 0 has one already"));
+  CHECK(contains(message([&] { trace::start(folder.path); }), "rank 0 is already being traced"));
   trace::stop();
 }
