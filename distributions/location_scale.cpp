@@ -60,7 +60,7 @@ Variable Laplace::draw(const Shape& shape) const {
 
 Uniform::Uniform(const Parameter& from, const Parameter& to) : Uniform(broadcast("Uniform", {from, to})) {}
 Uniform::Uniform(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), low(p[0]), high(p[1]) {
-  check_parameter(name(), "low < high", high - low, lt(low, high));
+  check_parameter(name(), "low < high, that is high - low > 0", high - low, lt(low, high));
 }
 Variable Uniform::log_prob(const Variable& value) const {
   const Variable x = checked(value, low, "in [low, high]", [this](const Tensor& v) {
