@@ -115,9 +115,10 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
   refuse(c.tensor_parallel.sequence_parallel && plan.cp > 1,
          str("tensor_parallel.sequence_parallel does not go with cp", plan.cp,
              ", whose ranks share sequences already; leave it out"));
-  refuse(c.tensor_parallel.sequence_parallel && sizes.experts > 0,
-         "tensor_parallel.sequence_parallel does not go with experts, which choose among the tokens of whole sequences; "
-         "leave it out");
+  refuse(
+      c.tensor_parallel.sequence_parallel && sizes.experts > 0,
+      "tensor_parallel.sequence_parallel does not go with experts, which choose among the tokens of whole sequences; "
+      "leave it out");
   refuse(c.has("tensor_parallel.overlap_chunks") && plan.tp == 1,
          "tensor_parallel.overlap_chunks is of tensor-parallel ranks, and there are none; add tpN to the plan");
   refuse(c.has("context_parallel.attention") && plan.cp == 1,
