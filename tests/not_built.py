@@ -68,7 +68,9 @@ with tempfile.TemporaryDirectory() as folder:
         *(("features", "tensor parallelism | not with LAMB, Muon, Adafactor, 8-bit or 1-bit optimizers", two("tp2", *sets(f"optimizer.type={name}")), said)
           for name, said in (("Lamb", "whole matrices, which tp2 cuts"), ("Muon", "whole matrices, which tp2 cuts"), ("Adafactor", "whole matrices, which tp2 cuts"), ("AdamW8bit", "which tp2 cuts elsewhere"))),
         ("features", "tensor parallelism | not with LAMB, Muon, Adafactor, 8-bit or 1-bit optimizers", two("tp2", *ONE_BIT), "needs all of the model on every rank"),
-        ("features", "experts over ranks | not with fp8", two("ep2", *EXPERTS, "--precision", "fp8"), "fp8.enabled with ep2"),
+        ("features", "experts | over ranks not with fp8", two("ep2", *EXPERTS, "--precision", "fp8"), "fp8.enabled with ep2"),
+        ("features", "never with Megatron's sequence parallelism", two("tp2", *EXPERTS, *sets("tensor_parallel.sequence_parallel=true")), "experts"),
+        ("tensor-parallel", "Models with experts do not go with `sequence`", two("tp2", *EXPERTS, *sets("tensor_parallel.sequence_parallel=true")), "choose among the tokens of whole sequences"),
         ("features", "ZeRO stage 0 only", two("zero1", *ONE_BIT), "needs stage 0"),
         ("features", "without offload", two("zero1", "--offload", "cpu", *ONE_BIT), "offload_optimizer.device is cpu; leave it out"),
         ("features", "tensor parallelism and experts over ranks", two("ep2", *EXPERTS, *ONE_BIT), "which have other experts with ep2"),
