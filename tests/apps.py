@@ -67,7 +67,7 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"lockstep simulate, {ranks} ranks", r.returncode == 0 and abs(result(r)["asked"]["seconds"] / (2 * (ranks - 1) * 5e-6 + 2 * (ranks - 1) / ranks * 100e6 / 25e9) - 1) < 0.01, r.stderr)
     r = run("lockstep", "simulate", "--collective", "all_gather", "--ranks", 100000)
     check("lockstep simulate leaves out what is too large", r.returncode == 0 and "\nring " in r.stdout and "too many transfers" in r.stdout and [line.split()[1] for line in r.stdout.splitlines() if line.startswith("tree")] == ["-"], r.stdout + r.stderr)
-    refused("lockstep simulate of what is too large", ["lockstep", "simulate", "tree", "--collective", "all_gather", "--ranks", 100000], "takes 80 GB to look at", code=2)
+    refused("lockstep simulate of what is too large", ["lockstep", "simulate", "tree", "--collective", "all_gather", "--ranks", 100000], "needs 80 GB to simulate", code=2)
     r = run("lockstep", "roofline", "--model", "llama:2x64x4", "--kv-heads", 2, "--inner", 96, "--vocab", 300, "--context", 32, "--batch", 2, "--precision", "f32", "--device", "a100", "--json")
     check("lockstep roofline", r.returncode == 0 and result(r)["tokens"] == 64 and result(r)["parameters"] == 2 * 300 * 64 + 2 * (64 * 128 + 64 * 64 + 3 * 64 * 96 + 2 * 64) + 64 and 0 < result(r)["mfu"] < 0.1, r.stdout + r.stderr)
     r = run("lockstep", "roofline")

@@ -224,7 +224,7 @@ with tempfile.TemporaryDirectory() as folder:
     process.stdout.readline()
     process.stdout.close()
     process.stdout = None
-    expect("nobody reads", end("nobody reads", process), 128 + signal.SIGPIPE, "nobody reads")
+    expect("nobody reads", end("nobody reads", process), 128 + signal.SIGPIPE, "the reader of standard output has closed it")
     process = begin("-n", 2, "sh", "-c", "head -c 5000000 /dev/zero | tr '\\0' 'x'; echo; exit 3")
     time.sleep(0.5)  # by now the pipe is full
     r = expect("slow reader", end("slow reader", process), 3)

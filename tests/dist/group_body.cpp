@@ -439,7 +439,7 @@ class Body {
     refused("numbers",
             [&] { g.all_to_all(from(std::vector<float>{}, {0}), {}, from(std::vector<float>{}, {0}), none); });
     if (n > 1)
-      refused("[all_to_all] expected a number of elements that divides by", [&] {
+      refused("[all_to_all] expected a number of elements divisible by", [&] {
         const Tensor t = from(std::vector<float>(size_t(n + 1)), {n + 1});
         g.all_to_all(t, t);
       });
