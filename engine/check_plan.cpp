@@ -148,9 +148,10 @@ void check_plan(const Config& c, const parallel::Plan& plan, const parallel::Pla
   const auto near = parallel::nearest_plan(plan, sizes, [&](const parallel::Plan& other) {
     return batch_fits(c, other) && reasons_against(c, other, sizes, optimizer).empty();
   });
-  fail(str("[plan] ", to_string(plan), " cannot be with ", c.origin, ": ", fmt::format("{}", fmt::join(reasons, "; ")),
-           near ? ". The nearest plan that can: " + to_string(*near)
-                : ". No plan of these ranks can with this configuration"));
+  fail(str("[plan] ", to_string(plan), " does not work with ", c.origin, ": ",
+           fmt::format("{}", fmt::join(reasons, "; ")),
+           near ? ". The nearest plan that works: " + to_string(*near)
+                : ". No plan on these ranks works with this configuration"));
 }
 
 }  // namespace lockstep::engine

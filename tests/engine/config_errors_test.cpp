@@ -173,7 +173,7 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"zero_optimization": {"stage": 1}, "optimizer": {"type": "OneBitAdam"}})",
        "optimizer.type: OneBitAdam sends gradients its own way and needs stage 0, zero_optimization.stage is 1"},
       {R"({"zero_optimization": {"stage": 2}, "pipeline": {"stages": 2}})",
-       "pipeline.stages: 2: zero2 keeps gradients in parts after every micro-batch"},
+       "pipeline.stages: 2: zero2 shards gradients after every micro-batch"},
       {R"({"pipeline": {"stages": 2, "partition": "halves"}})",
        "pipeline.partition: [split] expected uniform, parameters, best or type:PATTERN"},
       {R"({"pipeline": {"schedule": "1f1"}})", "pipeline.schedule: expected gpipe, 1f1b, interleaved, zb-h1"},

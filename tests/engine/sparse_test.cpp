@@ -248,7 +248,7 @@ TEST_CASE("sparse_attention: models and plans that it cannot be with") {
   REQUIRE(reasons.size() == 1);
   CHECK(reasons[0] == "sparse_attention with cp2 is not built; leave one of them out");
   CHECK(contains(message([] { engine::check_plan(with_sparse("{}", 0, 1), {.cp = 2}, {.ranks = 2}); }),
-                 "leave one of them out. The nearest plan that can: dp2"));
+                 "leave one of them out. The nearest plan that works: dp2"));
   CHECK(engine::reasons_against(with_sparse("false", 0, 1), {.cp = 2}, {.ranks = 2}).empty());
   if (!engine::is_launched()) dist::shutdown();  // the engines above have created a world
 }

@@ -200,8 +200,8 @@ TEST_CASE("inputs: containers are walked, other objects shared, short of a batch
          CHECK(message([&] {
                  dp(x, ones({5, 3}));
                }) ==
-               "[DataParallel] expected all inputs to have the same size in dim 0, got 4 and 5 (an input that is no "
-               "batch goes whole to every replica with shared(x))");
+               "[DataParallel] expected all inputs to have the same size in dim 0, got 4 and 5 (pass an input without "
+               "a batch whole to every replica with shared(x))");
          CHECK(contains(message([&] { dp(zeros({0, 3}), zeros({0, 3})); }), "got an empty batch"));
          CHECK(contains(message([&] { dp(parallel::shared(x), parallel::shared(x)); }),
                         "expected at least one input with a batch"));
@@ -266,7 +266,7 @@ TEST_CASE("outputs: containers, scalars, other places") {
   with([](auto&, const Variable& a) { return std::vector<Variable>(size_t(a.device().index + 1), a); }, {},
        [&](auto& dp, auto&) { CHECK(contains(message([&] { dp(x); }), "lists of one length")); });
   with([](auto&, const Variable& a) { return a.device().index == 0 ? a : sum(a); }, {},
-       [&](auto& dp, auto&) { CHECK(contains(message([&] { dp(x); }), "tensors of one rank")); });
+       [&](auto& dp, auto&) { CHECK(contains(message([&] { dp(x); }), "tensors with the same number of dimensions")); });
 }
 
 TEST_CASE("modes, random numbers, hooks, flags and buffers reach the replicas") {

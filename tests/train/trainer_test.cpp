@@ -218,7 +218,7 @@ TEST_CASE("trainer: file, --set and options become one configuration") {
        {},
        "",
        "gradient_clipping is an integer, not an object"},
-      {"", {}, {}, [](train::Options& o) { o.plan = "pp3"; }, "", "pp3 cannot be"},
+      {"", {}, {}, [](train::Options& o) { o.plan = "pp3"; }, "", "pp3 is invalid: "},
       {R"({"bf16": {"enabled": true}})",
        {},
        {},
