@@ -194,7 +194,7 @@ Variable sum_and_tokens(const Variable& mean, int64_t tokens) {
 double EngineBase::train_batch(const pipeline::Data& data, std::optional<double> metric) {
   Impl& m = *impl_;
   m.check_open("train_batch");
-  LOCKSTEP_CHECK(data, "[train_batch] expected a function that gives micro-batches, got none");
+  LOCKSTEP_CHECK(data, "[train_batch] expected a function that returns micro-batches, got none");
   LOCKSTEP_CHECK(m.model.is_training(), "[train_batch] expected the model in training mode, got eval(); call train()");
   LOCKSTEP_CHECK(m.config.managed_gradient_accumulation, "[train_batch] ", m.config.origin,
                  ": managed_gradient_accumulation: false lets the caller say when a step ends, but train_batch() is a "
@@ -255,7 +255,7 @@ std::vector<double> EngineBase::eval_batches(const pipeline::Data& data, int mic
                                              const pipeline::Loss& measure, int values) {
   Impl& m = *impl_;
   m.check_open("eval_batches");
-  LOCKSTEP_CHECK(data, "[eval_batches] expected a function that gives micro-batches, got none");
+  LOCKSTEP_CHECK(data, "[eval_batches] expected a function that returns micro-batches, got none");
   LOCKSTEP_CHECK(micro_batches > 0, "[eval_batches] expected 1 micro-batch or more, got ", micro_batches);
   const pipeline::Data cast = m.with_cast(data);
   sync_buffers();
