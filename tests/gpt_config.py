@@ -96,8 +96,8 @@ with tempfile.TemporaryDirectory() as folder:
     for flags in ((), ("--set", "sparse_attention.block=8")):
         file = d / "f320.json" if not flags else sparse
         refused(f"resume with other blocks {flags}", [*model, "--config", file, "--accumulate", 4, "--steps", 8, "--out", d / "sparse", "--resume", *flags], "needs the same run, but sparse_attention was", code=1)
-    refused("blocks of another mode", [*model, "--config", sparse, "--set", "sparse_attention.num_local_blocks=4", "--steps", 1], "it is of mode fixed, and mode is bigbird", code=2)
-    refused("blocks and parts of sequences", [*model, "--config", sparse, "--plan", "cp2", "--ranks", 2, "--steps", 1], "sparse_attention with cp2 is not built", "The nearest plan that works: dp2")
+    refused("blocks of another mode", [*model, "--config", sparse, "--set", "sparse_attention.num_local_blocks=4", "--steps", 1], "only applies to mode fixed, but mode is bigbird", code=2)
+    refused("blocks and parts of sequences", [*model, "--config", sparse, "--plan", "cp2", "--ranks", 2, "--steps", 1], "sparse_attention with cp2 is not supported", "The nearest plan that works: dp2")
 
     r = run("lockstep", "verify", "--plans", "ddp:1x4,zero1:2x2,zero2:4x1,zero3@overlap=off:2x2", "--", APPS / "gpt", *model[1:-1], "--config", bare, "--steps", 3, "--warmup", 1)
     check("verify with a config", r.returncode == 0 and "identical" in r.stdout, r.stdout + r.stderr)

@@ -67,7 +67,7 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"a plan with {attention}, dropout, bf16 and checkpointed blocks", r.returncode == 0 and result(r)["loss"] < 6, r.stdout + r.stderr)
     refused("a plan whose slices have too few heads", [*small, "--ranks", 8, "--plan", "cp2+tp4", "--set", "context_parallel.attention=ulysses"], "cp2 does not divide the 1 heads of a tensor-parallel rank", "The nearest plan that works: dp2+cp2+tp2")
     refused("a plan whose context cannot be cut", [*small, "--ranks", 6, "--plan", "pp2+cp3"], "cp3 does not divide the 32 tokens of a sample (context) into 6 parts", "nearest plan that works: ")
-    refused("slices that share sequences in Megatron's way too", [*small, "--ranks", 4, "--plan", "cp2+tp2", "--set", "tensor_parallel.sequence_parallel=true"], "does not go with cp2")
+    refused("slices that share sequences in Megatron's way too", [*small, "--ranks", 4, "--plan", "cp2+tp2", "--set", "tensor_parallel.sequence_parallel=true"], "cannot be combined with cp2")
     refused("attention of sequences that are not shared", [*small, "--set", "context_parallel.attention=ulysses"], "add cpN to the plan")
     small[small.index("--model") + 1] = "gpt:2x32x4"
 

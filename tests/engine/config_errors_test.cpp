@@ -42,8 +42,8 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"wall_clock_breakdown": True})", "c.json:1:26: expected JSON, got True; write true"},
       {R"({"steps_per_print": None})", "got None; write null"},
       {R"({optimizer: {}})",
-       "c.json:1:2: expected JSON, got optimizer; strings and names of keys stand in double quotes"},
-      {R"({"optimizer": {"type": AdamW}})", "got AdamW; strings and names of keys stand in double quotes"},
+       "c.json:1:2: expected JSON, got optimizer; strings and names of keys must be in double quotes"},
+      {R"({"optimizer": {"type": AdamW}})", "got AdamW; strings and names of keys must be in double quotes"},
       {"{\"seed\": 1 /* no end", "c.json:1:12: this comment does not end"},
       {"{\"se\x80\": 1}", "c.json:1:"},
       // Unknown keys.
@@ -51,12 +51,12 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"zero_optimization": {"stagee": 2}})", "zero_optimization.stagee: no such key; did you mean stage?"},
       {R"({"zero_optimization": {"offload_optimizer": {"devise": "cpu"}}})",
        "zero_optimization.offload_optimizer.devise: no such key; did you mean device?"},
-      {R"({"stage": 2})", "stage: no such key; it belongs into zero_optimization"},
+      {R"({"stage": 2})", "stage: no such key; it belongs in zero_optimization"},
       {R"({"zero_optimization": {"aio": {"block_size": 1048576}}})",
-       "zero_optimization.aio: no such key; it belongs to the top level"},
-      {R"({"fp16": {"optimizer": {"type": "Adam"}}})", "fp16.optimizer: no such key; it belongs to the top level"},
+       "zero_optimization.aio: no such key; it belongs in the top level"},
+      {R"({"fp16": {"optimizer": {"type": "Adam"}}})", "fp16.optimizer: no such key; it belongs in the top level"},
       {R"({"zero_optimization": {"gradient_clipping": 1}})",
-       "zero_optimization.gradient_clipping: no such key; it belongs to the top level"},
+       "zero_optimization.gradient_clipping: no such key; it belongs in the top level"},
       {R"({"zero_optimization.stage": 2})",
        "zero_optimization.stage: no such key; keys inside keys are objects inside objects"},
       {R"({"lr": 0.1})", "lr: no such key"},
@@ -129,15 +129,15 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"sparse_attention": true})", R"(such as {"mode": "fixed"})"},
       {R"({"zero_optimization": {"zero_quantized_weights": true}})",
        "zero_optimization.zero_quantized_weights: expected false or nothing, got true; quantized communication "
-       "(ZeRO++) is not built yet"},
+       "(ZeRO++) is not supported yet"},
       {R"({"tensor_parallel": {"autotp_size": 4}})",
-       "tensor_parallel.autotp_size: expected an integer from 0 to 1, got 4; this file cuts no layers; use "
+       "tensor_parallel.autotp_size: expected an integer from 0 to 1, got 4; this file does not split layers; use "
        "tensor_parallel::apply(), or gpt train --plan dpN+tpN"},
       {R"({"wandb": {"enabled": true, "project": "x"}})",
        "wandb: expected {\"enabled\": false} or nothing, got {\"enabled\": true, \"project\": \"x\"}; write "
        "tensorboard or csv_monitor instead"},
       {R"({"gradient_allreduce_op": "sum"})",
-       "gradient_allreduce_op: expected \"mean\" or nothing, got \"sum\"; sums are not built yet"},
+       "gradient_allreduce_op: expected \"mean\" or nothing, got \"sum\"; sums are not supported yet"},
       {R"({"bf16": {"bf16_optimizer_states": true}})",
        "bf16.bf16_optimizer_states: expected false or nothing, got true; optimizer state is f32"},
       {R"({"zero_optimization": {"contiguous_gradients": "yes"}})",
@@ -163,7 +163,7 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"activation_checkpointing": {"contiguous_memory_optimization": true, "partition_activations": true}})",
        "number_checkpoints, number_checkpoints is missing"},
       {R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, "optimizer": {"type": "OneBitLamb"}})",
-       "optimizer.type: OneBitLamb sends gradients its own way and keeps its state with the parameters"},
+       "optimizer.type: OneBitLamb exchanges gradients itself and keeps its state with the parameters"},
       {R"({"communication_data_type": "fp16", "optimizer": {"type": "ZeroOneAdam"}})",
        "in the parameters' type, communication_data_type is fp16; leave it out"},
       {R"({"data_types": {"grad_accum_dtype": "fp32"}, "optimizer": {"type": "OneBitSGD"}})",
@@ -171,7 +171,7 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"zero_optimization": {"ignore_unused_parameters": true}, "optimizer": {"type": "OneBitSGD"}})",
        "needs a gradient for every parameter, zero_optimization.ignore_unused_parameters is true"},
       {R"({"zero_optimization": {"stage": 1}, "optimizer": {"type": "OneBitAdam"}})",
-       "optimizer.type: OneBitAdam sends gradients its own way and needs stage 0, zero_optimization.stage is 1"},
+       "optimizer.type: OneBitAdam exchanges gradients itself and needs stage 0, but zero_optimization.stage is 1"},
       {R"({"zero_optimization": {"stage": 2}, "pipeline": {"stages": 2}})",
        "pipeline.stages: 2: zero2 shards gradients after every micro-batch"},
       {R"({"pipeline": {"stages": 2, "partition": "halves"}})",
@@ -225,7 +225,7 @@ TEST_CASE("config: malformed files, one problem each") {
        "(inferred) * 2 ranks = 0; write one of\n    \"train_batch_size\": 2"},
       {R"({"gradient_accumulation_steps": 4})",
        "expected train_batch_size or train_micro_batch_size_per_gpu, got neither"},
-      {R"({"train_micro_batch_size_per_gpu": 1e9, "gradient_accumulation_steps": 1e9})", "is beyond any batch"},
+      {R"({"train_micro_batch_size_per_gpu": 1e9, "gradient_accumulation_steps": 1e9})", " ranks is too large"},
   };
   CHECK(std::size(rows) >= 50);
   for (const Row& row : rows) {

@@ -182,13 +182,13 @@ TEST_CASE("states of other shapes: what cannot be is refused with the reason") {
   const auto refused = [](const std::string& plan, const char* text) {
     return message([&] { engine::check_plan(engine::read_config(text), parallel::parse_plan(plan), {}); });
   };
-  CHECK(contains(refused("tp2", R"({"optimizer": {"type": "AdamW8bit"}})"), "leave tp out, or take AdamW"));
+  CHECK(contains(refused("tp2", R"({"optimizer": {"type": "AdamW8bit"}})"), "leave tp out, or use AdamW"));
   CHECK(contains(refused("dp2", R"({"optimizer": {"type": "Lion8bit"}, "zero_optimization": {"stage": 2,
       "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}})"),
                  "offload to cpu, or take Lion"));
   CHECK(contains(refused("dp2", R"({"optimizer": {"type": "Adafactor"}, "zero_optimization": {"stage": 2,
       "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}})"),
-                 "offload to cpu, or take AdamW"));
+                 "offload to cpu, or use AdamW"));
   CHECK(contains(message([] { engine::check_plan(engine::Config(), {.dp = 2}, {}, "LBFGS"); }),
                  "evaluates the loss many times a step"));
   CHECK(contains(

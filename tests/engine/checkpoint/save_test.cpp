@@ -229,7 +229,7 @@ TEST_CASE("save: tags and folders that differ; tags that are none") {
   CHECK(joined(attempt(TagValidation::ignore)) == "");
   CHECK(warnings.take() == "");
   CHECK(joined(attempt(TagValidation::warn)) == "");
-  CHECK(contains(warnings.take(), "rank 0's is taken"));
+  CHECK(contains(warnings.take(), "using that of rank 0"));
   CHECK(dir.list() == "a~2 latest");
   const auto errors =
       on_ranks(2, [&](int rank, dist::ProcessGroup& group) { save(dir / (rank == 0 ? "x" : "y"), "a", {}, &group); });
@@ -349,13 +349,13 @@ TEST_CASE("latest that is missing or broken: the newest whole one, with a warnin
   for (const auto& broken : breaks) {
     broken();
     CHECK(load_version(dir.str(), {.warn = warnings.sink()}) == 3);
-    CHECK(contains(warnings.take(), "z1, the newest whole one"));
+    CHECK(contains(warnings.take(), "z1, the newest complete one"));
   }
   fs::resize_file(dir / "z1/rank-00000.safetensors", 100);
   CHECK(load_version(dir.str(), {.warn = warnings.sink()}) == 2);
-  CHECK(contains(warnings.take(), "z2, the newest whole one"));
+  CHECK(contains(warnings.take(), "z2, the newest complete one"));
   for (const char* name : {"z2", "z3"}) fs::resize_file(dir.path / name / "manifest.json", 100);
-  CHECK(contains(message([&] { load_version(dir.str()); }), "expected a whole checkpoint, none of the 3 is"));
+  CHECK(contains(message([&] { load_version(dir.str()); }), "expected a complete checkpoint, none of the 3 is"));
 }
 
 TEST_CASE("async: what is saved is what was there at the call; one at a time; errors come with the next call") {
