@@ -41,7 +41,7 @@ void check_model(const Config& config, nn::GPT& model) {
   const bool one = wanted == std::vector<int64_t>{1}, counted = config.has("moe.num_experts") || !one;
   for (const char* const key : {"moe.num_experts", "moe.type"})
     LOCKSTEP_CHECK(!layers.empty() || !config.has(key) || (key == std::string_view("moe.num_experts") && one),
-                   "[init_inference] ", key, ": expected that of the model's experts, this ", model.kind(),
+                   "[init_inference] ", key, ": only for models with experts, this ", model.kind(),
                    " has none; leave it out");
   for (size_t i = 0; counted && i < layers.size(); ++i) {
     const int64_t n = wanted.empty() ? 0 : wanted[std::min(i, wanted.size() - 1)];

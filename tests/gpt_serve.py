@@ -115,7 +115,7 @@ with tempfile.TemporaryDirectory() as folder:
             got, said = s.ask("POST", "/v1/completions", body)
             check(f"refused: {name}", got == status and said["error"]["param"] == param and said["error"]["type"] == "invalid_request_error" and said["error"]["message"], f"{got} {said}")
         check("no such page", s.ask("GET", "/v2")[0] == 404)
-        refused("port in use", ["gpt", "serve", d / "run", "--port", s.port], "cannot be had")
+        refused("port in use", ["gpt", "serve", d / "run", "--port", s.port], "cannot listen on")
 
     # A Hugging Face folder, with an API key and an unknown chat template.
     shutil.copytree(d / "folder", d / "strange")

@@ -106,7 +106,7 @@ TEST_CASE("inference config: what is refused, and why") {
   const struct {
     const char *json, *text;
   } rows[] = {
-      {R"({"dtype": "float8"})", "'float8' is not a dtype; there are fp32, float32"},
+      {R"({"dtype": "float8"})", "'float8' is not a dtype; known: fp32, float32"},
       {R"({"tensor_paralel": {}})", "tensor_paralel: no such key; did you mean tensor_parallel?"},
       {R"({"tp": {"tp_sise": 2}})", "did you mean tp_size?"},
       {R"({"mp_size": 2, "tp": {"tp_size": 4}})", "the file says tensor_parallel.tp_size already, and it is"},
@@ -121,8 +121,8 @@ TEST_CASE("inference config: what is refused, and why") {
       {R"({"checkpoint": "a", "checkpoint_config": {"checkpoint_dir": "b"}})", "leave one out"},
       {R"({"injection_policy": ["x"]})", "names of layers by kinds of modules"},
       {R"({"dtype": "int8", "quant": {"weight": {"num_bits": 6}}})", "expected 4 or 8, got 6"},
-      {R"({"dtype": "int8", "quant": {"weight": {"q_type": "asymmetric"}}})", "asymmetric codes are not built"},
-      {R"({"dtype": "int8", "quant": {"enabled": false}})", "nothing is quantised"},
+      {R"({"dtype": "int8", "quant": {"weight": {"q_type": "asymmetric"}}})", "asymmetric codes are not supported"},
+      {R"({"dtype": "int8", "quant": {"enabled": false}})", "quant disables quantisation"},
       {R"({"quant": {"weight": {"post_init_quant": {"a": 1}}}})", "write num_bits and q_groups"},
       {R"({"zero": {"stage": 3, "offload_param": {"device": "nvme"}}})", "expected a folder, as the device is nvme"},
       {R"({"max_out_tokens": 4, "min_out_tokens": 5})", "at least min_out_tokens 5, got 4"},
@@ -505,7 +505,7 @@ TEST_CASE("inference: dtypes, times, losses, and what an engine refuses") {
       {R"({"max_out_tokens": 33})", "expected at most the model's context 32, got 33"},
       {R"({"min_out_tokens": 33})", "expected at most the model's context 32, got 33"},
       {R"({"tp": {"tp_size": 2}})", "start the program with lockstep run -n 2"},
-      {R"({"moe": {"ep_size": 2}})", "needs ranks in multiples of 2"},
+      {R"({"moe": {"ep_size": 2}})", "needs a multiple of 2 ranks"},
       {R"({"moe": {"num_experts": 8}})", "moe.num_experts: expected that of the model's experts, this"},
       {R"({"moe": {"type": "residual"}})", "moe.type: expected that of the model's experts, this"},
       {R"({"moe": {"enabled": true, "num_experts": [1]}})", "(no error)"},
