@@ -182,7 +182,7 @@ with tempfile.TemporaryDirectory() as folder:
     words = page.split("lockstep schedule serving ")[1].split("\n```")[0].replace("\\\n", " ").split()
     words[words.index("--svg") + 1] = d / "serving.svg"
     r = run("lockstep", "schedule", "serving", *words)
-    check("lockstep schedule serving", r.returncode == 0 and "gave way          2" in r.stdout and (d / "serving.svg").read_text() == (pathlib.Path(__file__).resolve().parent.parent / "docs/images/serving.svg").read_text(), r.stdout + r.stderr)
+    check("lockstep schedule serving", r.returncode == 0 and "preempted         2" in r.stdout and (d / "serving.svg").read_text() == (pathlib.Path(__file__).resolve().parent.parent / "docs/images/serving.svg").read_text(), r.stdout + r.stderr)
     refused("options of serving elsewhere", ["lockstep", "schedule", "ring", "--requests", "0:1+1"], "--requests is for serving", code=2)
     refused("serving with others' options", ["lockstep", "schedule", "serving", "--requests", "0:1+1", "--stages", 2], "--stages is not for serving", code=2)
 

@@ -162,7 +162,7 @@ with tempfile.TemporaryDirectory() as folder:
         ("missing program", ["nosuch-program"], 1, ["no program 'nosuch-program' in PATH"]),
         ("a folder", [d], 1, ["it is a folder"]),
         ("a path that is not there", [d / "none"], 1, ["cannot run", "No such file"]),
-        ("word for a number", words("-n two true"), 2, ["--nproc", "'two'"]),
+        ("word for a number", words("-n two true"), 2, ["--nproc to be a number, auto or cpu, got 'two'"]),
         ("no ranks", words("-n 0 true"), 2, ["1 or more"]),
         ("gpu", words("-n gpu true"), 2, ["no GPU"]),
         ("module", words("-m x true"), 2, ["python3 -m MODULE"]),
