@@ -164,7 +164,7 @@ with tempfile.TemporaryDirectory() as folder:
         ("a path that is not there", [d / "none"], 1, ["cannot run", "No such file"]),
         ("word for a number", words("-n two true"), 2, ["--nproc to be a number, auto or cpu, got 'two'"]),
         ("no ranks", words("-n 0 true"), 2, ["1 or more"]),
-        ("gpu", words("-n gpu true"), 2, ["no GPU"]),
+        ("gpu", words("-n gpu true"), 2, ["cannot count GPUs"]),
         ("module", words("-m x true"), 2, ["python3 -m MODULE"]),
         ("elastic nodes", words("--nnodes 1:4 true"), 2, ["cannot come and go"]),
         ("port in use", ["--master-port", port, "true"], 1, [f"port {port} is used"]),

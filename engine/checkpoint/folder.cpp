@@ -144,7 +144,7 @@ std::string find_checkpoint(const std::string& dir, const std::string& tag, std:
         warning = dir + ": holds no checkpoint";
         return "";
       }
-      why = latest.empty() ? dir + "/latest is missing" : dir + "/latest names " + latest + ", which is not there";
+      why = latest.empty() ? dir + "/latest is missing" : dir + "/latest names " + latest + ", which does not exist";
     } catch (const Error& error) { why = error.what(); }
   }
   const std::string newest = newest_whole(dir, but);

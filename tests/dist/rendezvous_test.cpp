@@ -274,7 +274,7 @@ TEST_CASE("rendezvous: a place that makes no sense is refused at once") {
        "[rendezvous] expected the name or address of a host, got 'no such host.'"},
       {[](Rendezvous& p) { p.address = "0.0.0.0"; }, "[rendezvous] expected a token to listen at 0.0.0.0:"},
       {[](Rendezvous& p) { p.address = "::"; },
-       "got none: anybody who reaches that address could join. `lockstep run` makes one; else set LOCKSTEP_TOKEN"},
+       "got none: anybody who can reach that address could join. `lockstep run` makes one; else set LOCKSTEP_TOKEN"},
       {[](Rendezvous& p) { p.rank = 1, p.port = 9, p.address = "198.51.100.1"; },
        "[rendezvous] expected a token to join at 198.51.100.1:9, got none"},
       {[](Rendezvous& p) { p.address = "198.51.100.1", p.token = "t"; },

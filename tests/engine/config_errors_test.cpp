@@ -196,7 +196,7 @@ TEST_CASE("config: malformed files, one problem each") {
       {R"({"optimizer": {"type": "AdamW", "params": {"lr": "1e-3"}}})",
        "optimizer.params.lr: expected a number, got \"1e-3\""},
       {R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})",
-       "optimizer.params.adam_w_mode: expected true, as AdamW is that, got false"},
+       "optimizer.params.adam_w_mode: expected true, as AdamW always decouples weight decay, got false"},
       {R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})",
        "optimizer.params: nesterov needs momentum > 0"},
       {R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 0}}})",

@@ -185,7 +185,7 @@ TEST_CASE("states of other shapes: what cannot be is refused with the reason") {
   CHECK(contains(refused("tp2", R"({"optimizer": {"type": "AdamW8bit"}})"), "leave tp out, or use AdamW"));
   CHECK(contains(refused("dp2", R"({"optimizer": {"type": "Lion8bit"}, "zero_optimization": {"stage": 2,
       "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}})"),
-                 "offload to cpu, or take Lion"));
+                 "offload to cpu, or use Lion"));
   CHECK(contains(refused("dp2", R"({"optimizer": {"type": "Adafactor"}, "zero_optimization": {"stage": 2,
       "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}})"),
                  "offload to cpu, or use AdamW"));

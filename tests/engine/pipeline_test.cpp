@@ -315,7 +315,7 @@ TEST_CASE("pipeline engine: what cannot be is refused on all ranks, with what to
             },
             "activation_checkpoint_interval 2, which contradicts"},
            {2, [](auto&, auto&, Config&c) { c.managed_gradient_accumulation = false; },
-            "plans with pp or tp make whole steps; leave it out. The nearest plan that works: dp2"},
+            "plans with pp or tp run whole steps; leave it out. The nearest plan that works: dp2"},
            {2, [](auto&, auto&, Config&c) { c.activation_checkpointing.enabled = true; },
             "pipeline.activation_checkpoint_interval; set that"},
            {2, [](auto&, auto&, Config&c) { c.flops_profiler.enabled = true; }, "flops_profiler.enabled"},

@@ -114,7 +114,7 @@ TEST_CASE("sparse_attention: defaults, and what is refused by name") {
       {R"({"mode": "dense", "attention": "unidirectional"})",
        "sparse_attention.attention: only applies to mode fixed, variable, bigbird, bslongformer or local, but mode is "
        "dense"},
-      {R"({"mode": "local", "global_block_indices": [0]})", "it is of mode variable or bslongformer"},
+      {R"({"mode": "local", "global_block_indices": [0]})", "only applies to mode variable or bslongformer"},
       {R"({"block": 0})", "sparse_attention.block: expected an integer from 1 to "},
       {R"({"block": "16"})", "sparse_attention.block: expected an integer"},
       {R"({"attention": "causal"})", "sparse_attention.attention: expected unidirectional or bidirectional, got"},

@@ -141,7 +141,7 @@ TEST_CASE("context parallelism ends when it is told to, and refuses what it cann
     CHECK(contains(message([&] {
                      share_sequences(*model, group, {Kind::ulysses, Order::zigzag});
                    }),
-                   "expected contiguous, got zigzag"));
+                   "expected contiguous order, got zigzag"));
     nn::GPT::Options three = small;
     three.width = 15;
     three.heads = 3;

@@ -288,10 +288,10 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
   };
   const std::vector<Row> rows{
       {{"mlp.upp", cut::columns},
-       "pattern \"mlp.upp\" (columns) fits no module; did you mean mlp.up?; its modules are tokens, positions, "
+       "pattern \"mlp.upp\" (columns) matches no module; did you mean mlp.up?; its modules are tokens, positions, "
        "dropout, blocks, blocks.0"},
-      {{"*.attn.qkv", cut::columns}, "pattern \"*.attn.qkv\" (columns) fits no module"},
-      {{"up.weight", cut::columns}, "pattern \"up.weight\" (columns) fits no module"},
+      {{"*.attn.qkv", cut::columns}, "pattern \"*.attn.qkv\" (columns) matches no module"},
+      {{"up.weight", cut::columns}, "pattern \"up.weight\" (columns) matches no module"},
       {{"norm1", cut::columns}, "columns is for nn::Linear, but \"blocks.0.norm1\" is a LayerNorm"},
       {{"mlp", cut::rows}, "rows is for nn::Linear, but \"blocks.0.mlp\" is a Mlp"},
       {{"norm", cut::rows_of_vocabulary}, "vocabulary is for nn::Embedding and nn::Head, but \"norm\" is a LayerNorm"},
@@ -306,7 +306,7 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
       {{"out_proj", cut::packed_columns(6)},
        "expected parts of the outputs that the 4 ranks of group world divide, got 2"},
       {{"blocks", cut::tokens},
-       "blocks.0.attention.in_proj.weight is cut, and belongs to a module that sees a part of the sequence",
+       "blocks.0.attention.in_proj.weight is cut, but belongs to a module that computes a part of the sequence",
        true},
       {{"norm", cut::to_whole(cut::features)}, "to_whole is for columns and tokens, got features to whole"},
       {{"in_proj", cut::from_whole(cut::columns)}, "from_whole is for rows and tokens, got columns from whole"},
