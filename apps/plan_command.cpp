@@ -272,7 +272,7 @@ void add_config_command(CLI::App& app) {
   };
   const auto o = std::make_shared<Asked>();
   CLI::App& command = *app.add_subcommand(
-      "config", "reads a configuration file (DeepSpeed's), prints what it means, or all that is wrong with it");
+      "config", "reads a configuration file (DeepSpeed's), prints its values, or everything that is wrong with it");
   auto* source = command.add_option("file", o->source, "the file, or its text, plain or in base64");
   OptionGroup{command}("--ranks", o->ranks, "data-parallel ranks that will train", whole(1, 1 << 20));
   command.add_flag("--json", o->json, "the values as JSON");

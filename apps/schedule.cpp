@@ -85,7 +85,7 @@ void print_collective(const CollectiveAsked& asked, const std::string& svg) {
     fmt::print("order of chunk 0  {}\n", order.size() > 200 ? order.substr(0, 200) + "..." : order);
     fmt::print("exact             {}\n", check.all_in_tree_order()
                                              ? "yes: added in the order of summation_tree.h, the same bits as `direct`"
-                                             : "no: added in an order of its own");
+                                             : "no: added in another order");
   }
   print_verdict(check.errors, svg,
                 is_reduction(request.collective) ? "every rank's term is in every sum exactly once"
@@ -257,7 +257,8 @@ Collective understand(const CollectiveAsked& asked) {
     collective = name;
   }
   const dist::Algorithm parsed = dist::parse_algorithm(algorithm);
-  LOCKSTEP_CHECK(parsed != dist::Algorithm::automatic, "expected a specific algorithm, got automatic, which chooses one for every call");
+  LOCKSTEP_CHECK(parsed != dist::Algorithm::automatic,
+                 "expected a specific algorithm, got automatic, which chooses one for every call");
   return {parsed,
           {collective.empty() ? dist::Collective::all_reduce : dist::parse_collective(collective), asked.ranks,
            asked.root, asked.mean, parse_hosts(asked.hosts, asked.ranks)}};

@@ -112,7 +112,7 @@ nn::QuantizeOptions quantize_options(const Config& config, nn::GPT& model) {
   if (w.num_bits == 4) o.format = QuantFormat::group4;
   else if (w.q_groups > rows) o.format = QuantFormat::group8;
   LOCKSTEP_CHECK(!o.dynamic || o.format == QuantFormat::row8,
-                 "[init_inference] quant.activation.enabled: expected at most ", rows, " q_groups beside it, got ",
+                 "[init_inference] quant.activation.enabled: expected at most ", rows, " q_groups with it, got ",
                  w.q_groups);
   return o;
 }

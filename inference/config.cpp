@@ -141,7 +141,7 @@ void check_together(Config& c, std::vector<std::string>& problems) {
   if (c.is_int8() && !(c.quant.enabled && w.enabled))
     problems.push_back("quant: dtype is int8, and quant disables quantisation; leave one of them out");
   if (c.is_int8() && c.quant.activation.enabled && w.num_bits != 8)
-    problems.push_back("quant.activation.enabled: expected weight.num_bits 8 beside it");
+    problems.push_back("quant.activation.enabled: expected weight.num_bits 8 with it");
   if (!c.is_int8())
     for (const std::string& key : c.given)
       if (key.starts_with("quant.weight.") || key.starts_with("quant.activation.") || key.starts_with("quant.qkv."))

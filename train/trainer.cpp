@@ -287,7 +287,7 @@ void Trainer::Impl::fit() {
   if (state) state->end(seconds, first);
   if (o.load_best && best && stop == 0) {
     const std::string from = state && !state->best_folder().empty() ? state->best_folder() : path("best");
-    LOCKSTEP_CHECK(engine->load_checkpoint(from, {.load_module_only = true}), from, ": the best model is gone");
+    LOCKSTEP_CHECK(engine->load_checkpoint(from, {.load_module_only = true}), from, ": the best model was removed");
     looked = -1;
   }
   if (job.team().stopped_by() && job.team().leads())
