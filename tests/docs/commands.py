@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Keeps the commands in the pages true: in ``` blocks of README.md, CONTRIBUTING.md, SECURITY.md and docs/*.md, and in backticks.
+"""Keeps the commands in the pages true: in ``` blocks of README.md, CONTRIBUTING.md, SECURITY.md and docs/*.md, in
+backticks, and in indented lines.
 
 A command begins with `$ ` or with the name of one of our programs. Each must exist, with its options, as docs/options.md lists
 them. Those in blocks run as well, page by page, from top to bottom in one folder that has what the pages speak of: texts, a run in
@@ -189,9 +190,10 @@ def check_page(page, folder):
                         problem = f"{command}\ndoes not print\n  {absent}\nbut\n{said[-6000:]}"
                 results.append((line, problem))
     text = re.sub(r"^```.*?^```", lambda m: "\n" * m[0].count("\n"), page.read_text(), flags=re.M | re.S)
-    for found in re.finditer(r"`([^`\n]+(?:\n[^`\n]+)?)`", text):
-        if COMMAND.match(found[1]) and found[1].count("'") % 2 == 0:
-            results.append((text.count("\n", 0, found.start()) + 1, unknown(split(found[1]))))
+    for found in re.finditer(r"`([^`\n]+(?:\n[^`\n]+)?)`|^    (.*)", text, re.M):
+        command = found[1] or found[2]
+        if COMMAND.match(command) and command.count("'") % 2 == 0:
+            results.append((text.count("\n", 0, found.start()) + 1, unknown(split(command))))
     return results
 
 
