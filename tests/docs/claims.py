@@ -19,8 +19,8 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 GENERATED = ("options.md", "config.md", "environment.md", "inference-config.md")
 FIGURE = re.compile(r"(?<![\w.-])\d[\d.,]*\s?(?:ms|µs|us|s|%|KiB|MiB|GiB|MB|GB|(?:GB|tokens|samples|images|TFLOP)/s)(?![\w/])"
                     r"|\d(?:\.\d+)? times as|\d(?:\.\d+)? times (?:faster|slower|less|more)")
-SOURCE = re.compile(r"`(?:\S*/)?(?:lockstep|gpt|mlp|cnn|vit|bench_\w+|test_\w+|python3?|\w+\.(?:py|sh)) [^`]*`|^    (?:gpt|lockstep) |bench_\w+|test_\w+|bench/RESULTS\.md"
-                    r"|tests/\S+\.(?:py|cpp)|scripts/\S+\.(?:py|sh)", re.M)
+SOURCE = re.compile(r"`(?:\S*/)?(?:lockstep|gpt|mlp|cnn|vit|bench_\w+|test_\w+|python3?|\w+\.(?:py|sh)) [^`]*`|^    (?:gpt|lockstep) "
+                    r"|bench_\w+|test_\w+|bench/RESULTS\.md|tests/\S+\.(?:py|cpp)|scripts/\S+\.(?:py|sh)", re.M)
 # Sections whose figures are limits, defaults or calculations that the section explains.
 EXCEPTIONS = {
     "collectives.md": ["Few steps for small data"],

@@ -2,16 +2,17 @@
 """Keeps the commands in the pages true: in ``` blocks of README.md, CONTRIBUTING.md, SECURITY.md and docs/*.md, in
 backticks, and in indented lines.
 
-A command begins with `$ ` or with the name of one of our programs. Each must exist, with its options, as docs/options.md lists
-them. Those in blocks run as well, page by page, from top to bottom in one folder that has what the pages speak of: texts, a run in
-runs/1, a Llama in llama, configuration files. They must end with 0. Trainings take two steps, and where the page gives no --text,
---model, --context or --batch, small ones are added; but where the page shows the output, the command runs as it is.
+A command begins with `$ ` or with the name of one of our programs. It must exist, with its options, as docs/options.md lists them.
+Commands in blocks run as well, page by page, from top to bottom, in a folder that has what the pages speak of: texts, a run in runs/1,
+a Llama in llama, configuration files. They must end with 0. Where a page shows no output, trainings take two steps, and small --text,
+--model, --context and --batch are added if it gives none.
 
-Lines that follow a command with `$ ` are its output: each must be printed, in this order, up to blanks; other lines may be between. "..." stands for anything, in a line or as one. In what trains, a number of seconds may be any, and others
-may differ by 0.1 %, as processors round differently. A command whose output begins with "error:" must fail with this error; the page may break its line.
+Lines that follow a command with `$ ` are its output: each must be printed, in this order, up to blanks; other lines may be between.
+"..." stands for anything, in a line or as one. In what trains, a number of seconds may be any, and other numbers may differ by 0.1 %,
+as processors round differently. A command whose output begins with "error:" must fail with this error; the page may break its line.
 
-Commands with a placeholder (PROGRAM, FILE, <...>, ...) do not run, nor do those of a block that begins with ```sh not run or
-```text not run; after these words it says why.
+Commands with a placeholder (PROGRAM, FILE, <...>, ...) do not run, nor do those of a block that begins with "```sh not run". Behind
+these words the page says why.
 
 Usage: commands.py BUILD. Ends with "N passed, N failed".
 """
@@ -65,7 +66,10 @@ def blocks(page):
 
 def split(command):
     """Its words, without a comment and without folders before the names of programs."""
-    words = shlex.split(command, comments=True)
+    try:
+        words = shlex.split(command, comments=True)
+    except ValueError:  # an apostrophe
+        words = command.split()
     return [re.sub(r"^build/(apps/|examples/)?", "", word) for word in words]
 
 
@@ -192,7 +196,7 @@ def check_page(page, folder):
     text = re.sub(r"^```.*?^```", lambda m: "\n" * m[0].count("\n"), page.read_text(), flags=re.M | re.S)
     for found in re.finditer(r"`([^`\n]+(?:\n[^`\n]+)?)`|^    (.*)", text, re.M):
         command = found[1] or found[2]
-        if COMMAND.match(command) and command.count("'") % 2 == 0:
+        if COMMAND.match(command):
             results.append((text.count("\n", 0, found.start()) + 1, unknown(split(command))))
     return results
 
