@@ -23,7 +23,7 @@ SOURCE = re.compile(r"`(?:\S*/)?(?:lockstep|gpt|mlp|cnn|vit|bench_\w+|test_\w+|p
                     r"|bench_\w+|test_\w+|bench/RESULTS\.md|tests/\S+\.(?:py|cpp)|scripts/\S+\.(?:py|sh)", re.M)
 # Sections whose figures are limits, defaults or calculations that the section explains.
 EXCEPTIONS = {
-    "collectives.md": ["Few steps for small data"],
+    "collectives.md": ["All to one and back", "The ring", "Few steps for small data"],
     "cuda.md": ["Convolutions"],
     "cuda-kernels.md": ["What the tables say"],  # the tables above it have their commands
     "data.md": ["Folders of pictures"],
@@ -31,8 +31,8 @@ EXCEPTIONS = {
     "faults.md": ["Ranks"],  # its last column names the tests
     "launcher.md": ["Output"],
     "models.md": ["Cross entropy without all logits"],
-    "onebit.md": ["1-bit optimizers"],
-    "pipeline.md": ["What goes on"],
+    "onebit.md": ["1-bit optimizers", "The four optimizers"],
+    "pipeline.md": ["What goes on", "When the formulas hold", "How a model is cut"],
     "serving.md": ["Strangers", "Blocks"],
     "testing-cuda.md": ["Streams, memory and graphs"],
 }
