@@ -13,8 +13,8 @@ template <class T, int N> class ShortList {
     if (size > N) more_ = std::make_unique<T[]>(size);
   }
   int size() const { return size_; }  ///< number of elements
-  T& operator[](int i) { return begin()[i]; }
-  const T& operator[](int i) const { return begin()[i]; }  ///< element i
+  T& operator[](int i) { return begin()[i]; }  ///< element i; no check of the range
+  const T& operator[](int i) const { return begin()[i]; }
   /// First element, and one past the last.
   T* begin() { return more_ ? more_.get() : first_; }
   T* end() { return begin() + size_; }

@@ -248,8 +248,8 @@ template <class S, class B = S> class RepeatingLoader {
   /// Error if the loader has no batches.
   explicit RepeatingLoader(DataLoader<S, B>& loader) : loader_(&loader) {
     LOCKSTEP_CHECK(loader.size() > 0, "[RepeatingLoader] expected a loader with at least one batch, got an empty one");
-    /// The next batch, valid until the next call.
   }
+  /// The next batch, valid until the next call.
   B& next() {
     if (iterator_) ++*iterator_;
     // A state saved at the end of an epoch gives one empty loop. Two in a row mean an epoch without batches.

@@ -329,7 +329,7 @@ template <class M> class Engine : public EngineBase {
  public:
   Engine(M& model, InitializeArgs args)
       : EngineBase({.model = {std::shared_ptr<void>(), &model}}, std::move(args)), model_(&model) {}
-  M& module() const { return *model_; }
+  M& module() const { return *model_; }  ///< the model that was given
 
   template <class... Args> auto operator()(Args&&... args) {
     Forward forward(*this);

@@ -3,9 +3,9 @@
 //
 //   first step of its shapes    runs normally, so that everything made on first use exists
 //   second                      is recorded, which executes nothing, then replayed
-//   later ones                  data, loss scale, learning rates ─▶ memory of the recording ─▶ replay: forward and
-//                               backward of all micro-batches, sums over ranks, norm, clip, update ─▶ losses, norm,
-//                               overflow?
+//   later ones                  data, loss scale, learning rates ─▶ memory of the recording
+//                               ─▶ replay: forward and backward of all micro-batches, sums over ranks,
+//                               norm, clip, update ─▶ losses, norm, overflow?
 //
 // A recording makes the same calls as a normal step, so its results are bit-identical. Decisions that a model takes on
 // the host (a branch on a member, a probability of dropout) are taken once per recording.

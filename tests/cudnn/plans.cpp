@@ -5,8 +5,8 @@
 //
 // Ends with "N passed, N failed".
 //
-// For each shape, layout, dtype and direction it checks that the plan's engine claims to be deterministic and as exact as
-// requested, that a second plan is identical to the letter, and that cuDNN has a plan where the golden file says so.
+// For each shape, layout, dtype and direction it checks that the plan's engine claims to be deterministic and as exact
+// as requested, that a second plan is identical to the letter, and that cuDNN has a plan where the golden file says so.
 // A plan of attention takes seconds, because its kernels are compiled: only some of them are requested twice.
 #include <cstdio>
 #include <cstring>
