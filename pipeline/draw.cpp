@@ -98,7 +98,8 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   };
   key(What::forward, "forward", 84);
   if (whole) key(What::backward, "backward", 92);
-  if (split) key(What::backward_input, "its input's part", 124), key(What::backward_weight, "its weights' part", 0);
+  if (split) key(What::backward_input, "backward: input gradient", 176);
+  if (split) key(What::backward_weight, "backward: weight gradient", 0);
   return out + svg::end;
 }
 
