@@ -98,8 +98,9 @@ void verify(const Asked& o) {
     fmt::print("{}: {}\n", opened.folder, counted(int64_t(problems.size()), "problem"));
     throw CLI::RuntimeError(1);
   }
-  fmt::print("{}: {} tensors in {} files, {}: all as they were saved\n", opened.folder, opened.manifest.tensors.size(),
-             opened.manifest.files.size(), memory_text(bytes_of_files(opened.manifest)));
+  fmt::print("{}: {} in {}, {}: all as they were saved\n", opened.folder,
+             counted(int64_t(opened.manifest.tensors.size()), "tensor"),
+             counted(int64_t(opened.manifest.files.size()), "file"), memory_text(bytes_of_files(opened.manifest)));
 }
 
 }  // namespace

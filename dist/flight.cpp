@@ -14,6 +14,7 @@
 #include "tensor/classic_text.h"
 #include "tensor/output_file.h"
 #include "tensor/printable.h"
+#include "tensor/quantity.h"
 
 namespace lockstep::dist {
 namespace {
@@ -224,7 +225,7 @@ std::string explain_flight(const std::string& folder) {
       const Flight::Entry& e = r.entries.back();
       const double seconds = e.ended_ns ? double(e.ended_ns - e.started_ns) * 1e-9 : 0;
       text += str(r.waits(e) ? "in " : "after ", where(e), " of group ", e.group, ", step ", e.step,
-                  e.ended_ns ? str(", for ", seconds, " s") : std::string());
+                  e.ended_ns ? ", for " + lockstep::seconds_text(seconds) : std::string());
     }
     text += r.why.empty() ? "\n" : "; " + r.why + "\n";
   }

@@ -178,7 +178,7 @@ struct Config {
   NamedConfig optimizer, scheduler;
   EmaConfig ema;
   double gradient_clipping = 1;          ///< maximal norm of the gradients; 0: no clipping
-  bool prescale_gradients = false;       ///< divide gradients by the number of ranks before the sum, not after it
+  bool prescale_gradients = false;       ///< divide by ranks x accumulation before the sum, not after it
   double gradient_predivide_factor = 1;  ///< divide by this before the sum, and by the rest after it
   /// Dtype for sending gradients: "fp32", "fp16", "bf16"; default: dtype of the parameters.
   std::optional<std::string> communication_data_type;

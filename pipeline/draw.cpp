@@ -90,7 +90,7 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   const bool whole = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
                                  [](const Slot& slot) { return slot.action.what == What::backward; });
   double x = left;
-  const auto key = [&](What what, const char* words, double advance) {
+  const auto key = [&](What what, const std::string& words, double advance) {
     const double y = top + row * r.stages + 10;
     out += svg::rect(x, y, 13, 13, svg::attribute("fill", color({what, 0, 0})));
     out += svg::text(x + 18, y + 11, words, 12, soft);
@@ -98,7 +98,9 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   };
   key(What::forward, "forward", 84);
   if (whole) key(What::backward, "backward", 92);
-  if (split) key(What::backward_input, "input gradient", 124), key(What::backward_weight, "weight gradient", 0);
+  const std::string part = whole ? "" : "backward: ";  // beside "backward", the short name fits into narrow pictures
+  if (split) key(What::backward_input, part + "input gradient", whole ? 124 : 176);
+  if (split) key(What::backward_weight, part + "weight gradient", 0);
   return out + svg::end;
 }
 

@@ -73,7 +73,7 @@ const EnvironmentVariable* variable_of(std::string_view entry) {
   for (const EnvironmentVariable& one : environment_variables()) known.emplace_back(one.name);
   const std::string shown(name.substr(0, 80));
   fail(str("[environment] there is no variable ", shown, suggestion(shown, known),
-           "; unset it (lockstep env --variables lists them)"));
+           " (unset it, or choose one that lockstep env --variables lists)"));
 }
 
 }  // namespace

@@ -200,7 +200,7 @@ TEST_CASE("rendezvous: what is wrong in the environment is named") {
       {good + Variables{{"LOCKSTEP_TRANSPORT", "rdma"}},
        "[environment] expected LOCKSTEP_TRANSPORT to be auto, threads, shm or tcp, got 'rdma'"},
       {good + Variables{{"LOCKSTEP_TIMEUOT", "9"}},
-       "[environment] there is no variable LOCKSTEP_TIMEUOT; did you mean LOCKSTEP_TIMEOUT?; unset it"},
+       "[environment] there is no variable LOCKSTEP_TIMEUOT; did you mean LOCKSTEP_TIMEOUT? (unset it"},
       {{{"OMPI_COMM_WORLD_RANK", "1"},
         {"OMPI_COMM_WORLD_SIZE", "4"},
         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
