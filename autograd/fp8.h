@@ -24,7 +24,7 @@ struct Fp8Scales {
     Tensor amax;  ///< becomes max(amax, largest |x| of the cast); undefined: not recorded
   };
   std::array<Of, 3> of;
-  bool notes = true;  ///< the forward records amax; the backward always does
+  bool notes = true;  ///< true: the forward pass records amax, too; the backward pass always does
   const Of& operator[](Fp8Role role) const { return of[size_t(role)]; }  ///< Entry of a role.
 };
 

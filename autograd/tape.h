@@ -67,7 +67,7 @@ class Node {
     struct Hook {  ///< registered by on_grad() or before_backward()
       int id;
       GradHook call;
-      bool looks = true;  // false for before_backward(): does not read the gradient
+      bool looks = true;  // true: the hook reads the gradient (on_grad()); false: it does not (before_backward())
     };
     std::unique_ptr<std::vector<Hook>> hooks;
     int add_hook(Hook hook);  ///< returns the hook's id

@@ -136,7 +136,7 @@ struct Variable::Impl {
   Ref<Node> node;
   int output = 0;  // Index among the node's outputs.
   bool requires_grad = false;
-  bool is_aliased = false;  // Shares storage with another variable of the tape.
+  bool is_aliased = false;  // true: shares storage with another variable of the tape
   /// Gradient of a non-leaf after retain_grad().
   std::shared_ptr<Tensor> retained_grad;
 

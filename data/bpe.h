@@ -67,7 +67,8 @@ class BpeTokenizer : public Tokenizer {
     std::vector<Normalizer> normalizers;
     bool byte_level = true, ignore_merges = false;
     std::optional<WordPattern> words = WordPattern::gpt2;  // none: the text is one word
-    bool metaspace = false, split = false;                 // a space becomes `space`; split: each `space` begins a word
+    // Metaspace: true replaces each space by the string `space`. split: true begins a new word at each `space`.
+    bool metaspace = false, split = false;
     std::string space;
     Prepend prepend = Prepend::never;
     bool byte_fallback = false, fuse_unknown = false;

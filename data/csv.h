@@ -1,5 +1,5 @@
 #pragma once
-// CSV (RFC 4180): lines of fields separated by a delimiter. Quoted fields may contain delimiters, line ends and doubled
+// CSV (RFC 4180): lines of fields separated by a delimiter. Quoted fields may contain delimiters, newlines and doubled
 // quotes. The numbers become one tensor with a row for each line.
 #include <string>
 #include <string_view>
@@ -12,10 +12,10 @@ namespace lockstep::data {
 /// Options of read_csv().
 struct CsvOptions {
   char delimiter = ',';
-  bool header = true;  ///< the first line names the columns
+  bool header = true;  ///< true: the first line names the columns
   /// Names of the columns to read, in this order; empty reads all. Columns that are not read may contain text.
   std::vector<std::string> columns;
-  bool empty_is_nan = false;  ///< an empty field becomes NaN (f32 and f64 only) instead of an Error
+  bool empty_is_nan = false;  ///< true: an empty field becomes NaN (f32 and f64 only); false: it is an Error
   DType dtype = f32;          ///< f32, f64 or i64
 };
 

@@ -86,7 +86,7 @@ const std::string* not_utf8(const Json& json);
 struct JsonLimits {
   int64_t bytes = int64_t(16) << 20;  ///< size of the text
   int depth = 64;                     ///< levels of nesting
-  bool python = false;                ///< accept Python's extensions: see python_json
+  bool python = false;                ///< true: accept Python's extensions, see python_json
 };
 /// For files written by Python: accepts NaN, Infinity and -Infinity as numbers, and rounds an integer beyond 64 bits to
 /// the nearest double.

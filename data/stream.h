@@ -10,8 +10,8 @@
 //                      lane    A  A   B  B   A  A   B  B
 //
 // So record number i depends only on (files, options), not on ranks, workers or restarts: any rank can read any record,
-// and the state is one number, as in LoaderState. To reach a record far ahead, the line ends in between are searched
-// for, at the speed of reading the files. places() saves the positions found so far.
+// and the state is one number, as in LoaderState. To reach a record far ahead, the reader counts the newlines in
+// between, at the speed of reading the files. places() saves the positions found so far.
 #include <functional>
 #include <memory>
 #include <string>
@@ -30,7 +30,7 @@ namespace lockstep::data {
 /// Options of a RecordStream.
 struct StreamOptions {
   int64_t block = 1;            ///< records that are read ahead and shuffled together; 1: no shuffle
-  bool shuffle_shards = false;  ///< another order of shards each round
+  bool shuffle_shards = false;  ///< true: draw a new order of the shards each epoch
   int64_t lanes = 1;  ///< at most the number of shards; ranks read least if it equals the micro-batches of a step
   int64_t run = 1;    ///< consecutive records from one lane: the size of a micro-batch
   uint64_t seed = 0;
@@ -132,7 +132,8 @@ StreamingDataset<S> stream_lines(std::vector<std::string> shards, StreamOptions 
                                  typename StreamingDataset<S>::Parse parse) {
   return {std::make_shared<RecordStream>(std::move(shards), RecordRule{}, options), std::move(parse)};
 }
-/// A stream of the values of JSON Lines files. parse gets the value, and a `where` to begin Errors with.
+/// A stream of the values of JSON Lines files. Calls parse(value, where); an Error that parse throws should begin with
+/// `where`, which names file and byte.
 template <class S>
 StreamingDataset<S> stream_json_lines(std::vector<std::string> shards, StreamOptions options,
                                       std::function<S(const Json& value, const std::string& where)> parse) {

@@ -14,7 +14,7 @@ namespace lockstep::data {
 
 /// Options of Tokenizer::encode().
 struct EncodeOptions {
-  bool add_special = true;  ///< add the tokens that the tokenizer puts around a text, such as a leading <s>
+  bool add_special = true;  ///< true: add the tokens that the tokenizer puts around a text, such as a leading <s>
   /// Special tokens that appear in the text become their ids. Leave it off for user input: there they are plain text.
   bool parse_special = false;
 };

@@ -13,7 +13,7 @@ struct Wav {
   Tensor samples;         ///< f32 (channels, frames), on the CPU; integers are scaled to [-1, 1]
   int64_t rate = 0;       ///< frames per second
   int bits = 0;           ///< per sample in the file
-  bool floating = false;  ///< the file holds floating-point numbers
+  bool floating = false;  ///< true: the file holds floating-point numbers; false: integers
 };
 
 /// Reads PCM of 8 (unsigned), 16, 24 or 32 bits, or floats of 32 or 64 bits, as torchaudio.load() does. Error for other

@@ -300,7 +300,7 @@ struct AlphaDropout : Layer<AlphaDropout> {
   Variable forward(const Variable& x);
   std::string options() const override { return str("p ", p); }
   double p;
-  bool channels = false;  ///< drop whole channels
+  bool channels = false;  ///< true: drop whole channels; false: single elements
 };
 /// AlphaDropout of whole channels. Input (N, C, ...).
 struct FeatureAlphaDropout : AlphaDropout {

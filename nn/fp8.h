@@ -22,7 +22,8 @@ struct Linear;
 struct Fp8Options {
   /// Amax that determines the scale: the maximum of the history, or the last step's.
   enum class Amax { max, most_recent };
-  bool hybrid = true;               ///< gradients in e5m2 (wider range), everything else in e4m3; false: all in e4m3
+  /// True: gradients in e5m2 (wider range), all other operands in e4m3; false: all in e4m3.
+  bool hybrid = true;
   int64_t margin = 0;               ///< headroom: scales are divided by 2^margin
   int64_t amax_history_len = 1024;  ///< steps
   Amax amax_compute_algo = Amax::max;

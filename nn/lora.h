@@ -22,7 +22,7 @@ namespace lockstep::nn {
 struct LoraOptions {
   int64_t r = 8;
   double alpha = 8, dropout = 0;  ///< dropout on the input of A
-  bool rslora = false;            ///< scale alpha / sqrt(r) instead of alpha / r (Kalajdzievski, 2023)
+  bool rslora = false;            ///< true: scale by alpha / sqrt(r) instead of alpha / r (Kalajdzievski, 2023)
   /// Linears, by the ends of their names: "in_proj", "mlp.up", "blocks.0.attention.out_proj". "q_proj", "k_proj" and
   /// "v_proj" select rows of an attention's in_proj. Empty: q_proj and v_proj in attention with rope, in_proj in other
   /// attention.

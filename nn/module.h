@@ -47,8 +47,8 @@ class Fields {
     Tensor* buffer = nullptr;
     Module* module = nullptr;
     Cut cut = {};
-    bool is_table = false;     ///< filled in by Module: one row per token (embedding or output head)
-    bool keeps_dtype = false;  ///< added by fixed(): to(dtype) skips it
+    bool is_table = false;     ///< true: the parameter has one row per token (embedding or output head); set by Module
+    bool keeps_dtype = false;  ///< true: to(dtype) leaves the parameter's dtype alone; set by fixed()
   };
   std::vector<Entry> entries;
 };

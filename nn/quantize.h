@@ -17,7 +17,7 @@ namespace lockstep::nn {
 /// Format, and which weights to quantise.
 struct QuantizeOptions {
   QuantFormat format = QuantFormat::group8;
-  bool dynamic = false;  ///< quantise activations to 8 bits too; row8 only
+  bool dynamic = false;  ///< true: quantise activations to 8 bits, too; row8 only
   /// With dynamic: activations of at least this magnitude stay floating (LLM.int8(), Dettmers et al., 2022); 0: none.
   double threshold = 0;
   /// Modules that are not quantised, with all below them, given by the ends of their names. If "head" is not in the

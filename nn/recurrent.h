@@ -104,7 +104,7 @@ class Recurrence {
   const char* name_;
 };
 
-/// A layer with a Recurrence, whose parameters it names.
+/// A layer that is a Recurrence. Registers the Recurrence's parameters as its fields.
 template <class Derived> struct RecurrentLayer : Layer<Derived>, Recurrence {
   void fields(Fields& f) override { list(f); }
   std::string options() const override { return text(); }
@@ -182,7 +182,7 @@ class RecurrentStep {
   const char* name_;
 };
 
-/// A layer with a RecurrentStep, whose parameters it names.
+/// A layer that is a RecurrentStep. Registers the RecurrentStep's parameters as its fields.
 template <class Derived> struct RecurrentCellLayer : Layer<Derived>, RecurrentStep {
   /// x (B, in) or (in); h (B, H) or (H), undefined for 0. Returns the next h.
   Variable forward(const Variable& x, const Variable& h = {}) { return step(x, h, {}).h; }

@@ -18,16 +18,17 @@ namespace lockstep::nn {
 /// order.
 struct Generation {
   int64_t max_new_tokens = 256, min_new_tokens = 0;
-  bool do_sample = false;        ///< false: take the most likely token; ties go to the lowest id
+  bool do_sample = false;        ///< true: sample; false: take the most likely token (the lowest id among equals)
   std::optional<uint64_t> seed;  ///< of the draws; none: taken from this thread's generator
   int64_t num_return_sequences = 1;
-  int64_t num_beams = 1;        ///< beam width; 1: no beam search
-  double length_penalty = 1;    ///< a beam's score is the sum of its log probabilities / length ^ length_penalty
-  bool early_stopping = false;  ///< stop as soon as num_beams beams have ended; else when no running beam can improve
+  int64_t num_beams = 1;      ///< beam width; 1: no beam search
+  double length_penalty = 1;  ///< a beam's score is the sum of its log probabilities / length ^ length_penalty
+  /// True: stop as soon as num_beams beams have ended; false: when no running beam can still improve the result.
+  bool early_stopping = false;
   std::vector<int64_t> eos_token_id;
   std::vector<std::string> stop;             ///< end where one of these appears; needs `text`
   std::function<std::string(int64_t)> text;  ///< bytes of a token
-  bool logprobs = false;                     ///< record each token's log probability under the model
+  bool logprobs = false;                     ///< true: record each token's log probability under the model
   std::optional<DType> cache_dtype;          ///< of cached keys and values; f16 and bf16 halve the memory
   /// Full context: error ends the sequence; slide restarts with the last half.
   enum class Overflow { error, slide } overflow = Overflow::error;

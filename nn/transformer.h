@@ -19,8 +19,8 @@ struct TransformerOptions {
   double dropout = 0.1;  ///< on attention weights, on inner activations, and on each sublayer's output
   Activation activation = Activation::relu;
   double norm_eps = 1e-5;
-  bool batch_first = false;  ///< x is (B, T, width) instead of (T, B, width)
-  bool norm_first = false;   ///< pre-norm, x + f(norm(x)), instead of post-norm, norm(x + f(x))
+  bool batch_first = false;  ///< true: x is (B, T, width); false: (T, B, width)
+  bool norm_first = false;   ///< true: pre-norm, x + f(norm(x)); false: post-norm, norm(x + f(x))
   bool bias = true;
 };
 

@@ -59,7 +59,7 @@ class DynamicLossScaler {
     int64_t scale_window = 1000;
     double min_scale = 1;
     int64_t hysteresis = 1;               ///< DeepSpeed's delayed_shift
-    bool consecutive_hysteresis = false;  ///< restore the hysteresis after every step without overflow
+    bool consecutive_hysteresis = false;  ///< true: restore the hysteresis after every step without overflow
     bool raise_error_at_min_scale = true;
   };
   explicit DynamicLossScaler(const Options& options);

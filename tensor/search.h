@@ -11,7 +11,7 @@ namespace lockstep {
 
 /// Options of searchsorted().
 struct SearchOptions {
-  bool right = false;  ///< insert after equal elements instead of before them
+  bool right = false;  ///< true: insert after equal elements; false: before them
   Tensor sorter = {};  ///< i64, of the sequence's shape: the order that sorts the sequence
 };
 /// Insertion points: for each value, the number of elements of its row of `sequence` that lie before it; i64, of the

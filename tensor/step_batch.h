@@ -121,7 +121,7 @@ class StepBatch {
   Tensor found() const;
   /// Runs the collected updates, unless control.skip is set on the device.
   void launch();
-  /// The control as the device leaves it; waits.
+  /// Waits for the device, then returns the control as the launched updates have left it.
   StepControl read() const;
 
  private:

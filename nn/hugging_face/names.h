@@ -11,7 +11,7 @@ namespace lockstep::nn {
 struct PretrainedPiece {
   std::string name;
   int64_t row = 0, rows = -1;  ///< range of our parameter; rows -1: all
-  bool transposed = false;     ///< stored as (in, out), as GPT-2's Conv1D does
+  bool transposed = false;     ///< true: the file stores the transpose (in, out), as GPT-2's Conv1D does
 };
 /// The tensors that hold a parameter. For "blocks.0.attention.in_proj.weight" of a Llama: q_proj, k_proj and v_proj.
 /// Error for an unknown name.

@@ -24,7 +24,7 @@ struct GPT : Layer<GPT> {
     bool attention_bias = true, attention_out_bias = true, mlp_bias = true;
     /// Sliding window of attention, in blocks window_from and later; 0: a token sees all before it (Mistral, Qwen 2).
     int64_t window = 0, window_from = 0;
-    bool checkpoint_blocks = false;  ///< recompute each block in backward instead of keeping its activations
+    bool checkpoint_blocks = false;  ///< true: recompute each block in backward instead of keeping its activations
     friend bool operator==(const Options&, const Options&) = default;
   };
   /// Initialises as GPT-2: weights N(0, 0.02^2), those that write to the residual stream N(0, 0.02^2 / (2 layers)),

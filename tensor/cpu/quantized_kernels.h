@@ -11,7 +11,7 @@ struct CodedMatrix {
   QuantFormat format;
   const uint8_t* codes;
   const void* scales;
-  bool wide;  ///< scales are f32
+  bool wide;  ///< true: scales are f32; false: f16
   int64_t in, row_bytes, groups;
 
   /// Refers to the memory of w.

@@ -166,7 +166,7 @@ void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, SortKey<T>
   const size_t capacity = size_t(std::max<int64_t>(2 * k, k + 512));
   entries.clear();
   K limit = ~K(0);
-  bool full = false;  // k entries with keys up to `limit` are known
+  bool full = false;  // true: `limit` is the k-th lowest key so far, so higher keys can be skipped
   const auto cut = [&] {
     std::nth_element(entries.begin(), entries.begin() + (k - 1), entries.end());
     limit = entries[k - 1].key;

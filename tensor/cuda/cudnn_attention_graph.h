@@ -12,10 +12,11 @@ namespace lockstep::cuda {
 struct AttentionProblem {
   bool backward;
   DType dtype;
-  bool causal;     ///< a query sees the keys up to its own position; then there are as many keys as queries
-  int64_t window;  ///< with causal: it sees only the last `window` of them; 0: all
+  /// True: a query sees the keys up to its own position; there are as many keys as queries.
+  bool causal;
+  int64_t window;  ///< with causal: a query sees only the last `window` of these keys; 0: all
   int64_t batch, heads, groups, queries, keys, width;
-  using Strides = std::array<int64_t, 3>;  ///< of batch, head and token, in elements
+  using Strides = std::array<int64_t, 3>;  ///< strides of batch, head and token, in elements
   Strides q, k, v, out;
   Strides grad = {}, grad_q = {}, grad_k = {}, grad_v = {};  ///< backward only
   auto operator<=>(const AttentionProblem&) const = default;

@@ -164,8 +164,8 @@ template <int threads> struct RowBlocks {
   static dim3 grid(int64_t rows) { return dim3(cuda::blocks_for(rows, in_block)); }
 };
 
-/// Calls fn.template operator()<threads, V, held>() for rows of n elements of T. `pointers` are the starts of rows of
-/// all tensors involved, whose elements are at most as wide as T; null pointers count as aligned.
+/// Calls fn.template operator()<threads, V, held>() for rows of n elements of T. `pointers`: where the rows of each
+/// tensor of the operation start (null counts as aligned). No tensor has elements wider than T.
 template <class T, class Fn> void with_row_shape(int64_t n, std::initializer_list<const void*> pointers, Fn&& fn) {
   constexpr int wide = sizeof(T) == 8 ? 1 : int(16 / sizeof(T));
   bool aligned = n % wide == 0;

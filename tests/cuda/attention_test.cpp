@@ -16,7 +16,7 @@ struct Case {
   bool causal = false;
   int mask = 0;  // 1: a bool mask (T, S); 2: an additive mask (H, 1, S)
   double dropout = 0;
-  bool transposed = false;  // tokens before heads, with padding between rows
+  bool transposed = false;  // true: tensors are stored with tokens before heads, and padding between rows
   int64_t window = 0;
 };
 const Case cases[] = {

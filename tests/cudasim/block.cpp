@@ -56,7 +56,7 @@ struct Thread {
 /// A warp's pending operation.
 struct WarpState {
   unsigned arrived = 0, exited = 0;  // bits of lanes
-  unsigned mask = 0, op = 0;         // those of all arrived lanes, if they agree
+  unsigned mask = 0, op = 0;         // mask and operation that the arrived lanes passed, if all passed the same
   bool agree = false;
 };
 

@@ -160,14 +160,14 @@ namespace fake {
 struct Node {
   Op op;
   std::vector<size_t> after;  // the nodes that it must follow
-  bool beside = false;        // captured on a stream that joined the capture
+  bool beside = false;        // true: captured on a stream that joined the capture
 };
 }  // namespace fake
 
 /// A captured graph.
 struct CUgraph_st : fake::Handle {
   std::vector<fake::Node> nodes;
-  bool open = true;  // streams still add to it
+  bool open = true;  // true: streams still add to it
 };
 /// An instantiated graph, which can be launched repeatedly.
 struct CUgraphExec_st : fake::Handle {

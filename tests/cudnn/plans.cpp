@@ -157,7 +157,7 @@ struct AttentionCase {
   int64_t batch, heads, groups, queries, keys, width;
   bool causal, packed;
   DType dtype = bf16;
-  bool again = false;  // request the plan twice and compare
+  bool again = false;  // true: request the plan twice and compare
   int64_t window = 0;
 };
 constexpr AttentionCase attention_cases[] = {

@@ -51,7 +51,7 @@ TEST_CASE("npy: what NumPy wrote is read exactly, and written again byte for byt
     DType dtype;
     Shape shape;
     std::vector<double> values;
-    bool same = true;  // saving it reproduces the file byte for byte
+    bool same = true;  // true: saving it reproduces the file byte for byte
   } rows[] = {
       {"f2", f16, {2, 3}, signs},
       {"f4", f32, {2, 3}, signs},

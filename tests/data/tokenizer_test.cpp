@@ -111,7 +111,7 @@ TEST_CASE("tokens beside the vocabulary, in the files of every version of Transf
   struct Row {
     const char* what;
     std::vector<std::pair<std::string, std::string>> files;
-    bool special = true;  // of <|bot|>
+    bool special = true;  // true: <|bot|> is a special token
   };
   const Row rows[] = {
       {"added_tokens_decoder, before which nothing else counts",

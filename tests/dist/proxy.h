@@ -31,7 +31,8 @@ class Proxy {
   int connections() const;  ///< number of clients so far
   int64_t bytes() const;    ///< bytes forwarded so far
   void cut();               ///< resets all connections now
-  void hold(bool on);       ///< stops forwarding without closing anything, like an unplugged cable
+  /// True: stops forwarding without closing anything, like an unplugged cable; false: forwards again.
+  void hold(bool on);
 
  private:
   struct State;

@@ -383,7 +383,8 @@ TEST_CASE("rounds of ranks that all do the same give what their transfers give")
             const bool power = std::has_single_bit(unsigned(n)), mixed = network.within && k > 1;
             const double element =
                 4 / std::min(network.between.bandwidth, network.within ? network.within->bandwidth : 1e30);
-            double over = 0;  // tolerance in seconds where rounds are not exact
+            // By how many seconds simulate_rounds() may be above the transfers where it is only approximate.
+            double over = 0;
             if (a == Algorithm::halving_doubling && !power) over = element * double((elements + n - 1) / n);
             if (elements % n != 0 &&
                 ((a == Algorithm::ring && mixed) ||

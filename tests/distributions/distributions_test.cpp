@@ -405,7 +405,7 @@ TEST_CASE("distributions: errors say what was expected") {
   struct {
     std::function<void()> call;
     const char* part;
-    bool of_values = true;  // the error depends on values, which are only checked on the CPU
+    bool of_values = true;  // true: the error depends on values, which are only checked on the CPU
   } rows[] = {
       {[&] {
          Normal(one, Tensor::from<float>({1, 0}));

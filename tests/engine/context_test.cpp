@@ -51,7 +51,7 @@ std::shared_ptr<dist::ProcessGroup> cp_of(const parallel::Mesh& mesh) { return {
 struct Case {
   std::string plan = "dp1";
   ContextOptions context = {};
-  bool by_token = false;  // losses are sums
+  bool by_token = false;  // true: losses are sums over tokens
   int64_t steps = 3;
   std::string schedule = "1f1b", load = {}, save = {};
   double dropout = 0;

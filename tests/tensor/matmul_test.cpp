@@ -289,7 +289,7 @@ TEST_CASE("gemm: rows apart, scratch or threads, pieces handed over once, beta 0
       const Tensor a = values({r.m, r.k}, 1), b = values({r.k, r.n}, 2), start = values({r.m, ldc}, 3);
       auto wanted = reference(a, b, 1, r.m, r.n, r.k);
       Tensor first;
-      for (int threads : {0, 1, 2, 3, 4}) {  // 0: with scratch memory of the caller
+      for (int threads : {0, 1, 2, 3, 4}) {  // 0: one thread, and scratch memory from the caller
         const Threads scope(std::max(threads, 1));
         Tensor out = beta == 0 ? lockstep::full({r.m, ldc}, NAN) : start.clone(), seen = zeros({r.m, r.n}),
                scratch = empty({on_cpu::gemm_scratch<float>(r.m, r.n, r.k) + 1});

@@ -38,7 +38,7 @@ struct LoraMix {
   std::string plan;
   bool llama = false;
   nn::LoraOptions lora = {};
-  bool sequence = false;  // sequence parallelism of tensor-parallel ranks
+  bool sequence = false;  // true: sequence parallelism of tensor-parallel ranks
 };
 
 std::unique_ptr<nn::GPT> lora_model(const LoraMix& m) {

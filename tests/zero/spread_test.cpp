@@ -43,7 +43,7 @@ struct SpreadPlan {
   ZeroOptions options = {};
   DType dtype = f32;
   double max_norm = 0;
-  bool only = false;  // unselected experts get no gradient; in step 1 one expert is never selected
+  bool only = false;  // true: unselected experts get no gradient, and in step 1 one expert is never selected
   bool muon = false;
   int first = 0, steps = 3;
   Tensors start = {};  // the state after `first` steps: whole tensors by name

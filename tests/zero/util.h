@@ -84,7 +84,7 @@ struct ZeroPlan {
   DType dtype = f32;
   double max_norm = 0;
   int steps = 4;
-  bool no_sync = true;  // for stages 0 and 1
+  bool no_sync = true;  // true: skips communication between micro-batches (stages 0 and 1)
   MakeOptimizer make = adamw;
   /// the device of each rank
   std::function<Device(int rank)> device = [](int) { return cpu; };

@@ -14,8 +14,9 @@ enum Build : unsigned { plain = 1, asan = 2, tsan = 4, every = 7 };
 /// A planted bug.
 struct Case {
   const char* name;
-  bool (*run)(bool bug);  ///< false, a device error, a signal or a sanitizer's report means that the bug was caught
-  unsigned caught;        ///< the builds that must catch it
+  /// Runs the mutant. False, a device error, a signal or a sanitizer's report mean that the bug was caught.
+  bool (*run)(bool bug);
+  unsigned caught;  ///< the builds that must catch it
 };
 /// The cases by subject.
 std::vector<Case> kernel_cases();

@@ -24,7 +24,7 @@ struct Layers {
   bool sequence;
   bool overlap = true;
   int64_t chunks = 0;
-  bool frozen = false;  // freezes the weights
+  bool frozen = false;  // true: freezes the weights
 };
 
 /// The output and all gradients of activation(x W^T + b), column-parallel, and row-parallel with and without gelu in
