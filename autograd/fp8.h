@@ -36,8 +36,8 @@ class Fp8Scope {
   ~Fp8Scope() { current_ = previous_; }
   Fp8Scope(const Fp8Scope&) = delete;
   static const Fp8Scales* current() { return current_; }  ///< Scales of the innermost scope, or null.
-  /// The same, but null unless the product would run in 16 bits (x has 16 bits, or Autocast is on) and the numbers of
-  /// rows, inputs and outputs are multiples of fp8_multiple.
+  /// The innermost scales if they apply to x w^T, else null: the product must run in 16 bits (x has 16 bits, or
+  /// Autocast is on) and the numbers of rows, inputs and outputs are multiples of fp8_multiple.
   static const Fp8Scales* for_product(const Variable& x, const Variable& w);
 
  private:

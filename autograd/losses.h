@@ -62,7 +62,7 @@ struct MultiMarginOptions {
   /// Exponent of each term, 1 or 2.
   int p = 1;
   double margin = 1;
-  Tensor weight;  ///< per class, (C); optional
+  Tensor weight;  ///< class weights (C); optional
 };
 /// Sum over the other classes of max(0, margin - x[target] + x[class])^p, divided by C. target: i64 classes, (N) or a
 /// scalar.

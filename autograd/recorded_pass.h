@@ -38,7 +38,7 @@ class RecordedPass {
   const std::vector<Edge>* wanted_;
   std::vector<Variable> found_;
   std::unordered_set<const Node*> useful_;
-  std::map<uint64_t, Waiting, std::greater<>> waiting_;  // by number
+  std::map<uint64_t, Waiting, std::greater<>> waiting_;  // keyed by the node's number
   std::vector<Waiting> leaves_;                          // all leaves have number 0: in the order of first arrival
   std::unordered_map<const Node*, size_t> place_of_leaf_;
 };

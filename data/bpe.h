@@ -29,7 +29,7 @@ class BpeTokenizer : public Tokenizer {
  public:
   /// From GPT-2's vocab.json and merges.txt.
   static BpeTokenizer from_files(const std::string& vocab_path, const std::string& merges_path);
-  /// The same, with the vocabulary and the added tokens taken from `file`, laid out as in tokenizer.json. vocab_path
+  /// Like from_files(), but takes vocabulary and added tokens from `file`, laid out as in tokenizer.json. vocab_path
   /// only appears in Errors.
   static BpeTokenizer from_vocab(const Json& file, const std::string& vocab_path, const std::string& merges_path);
   /// From tokenizer.json. Error if the file asks for a feature that this class does not implement.

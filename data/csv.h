@@ -21,16 +21,17 @@ struct CsvOptions {
 
 /// A table of numbers.
 struct Csv {
-  std::vector<std::string> columns;  ///< their names; empty without a header
+  std::vector<std::string> columns;  ///< names of the columns; empty without a header
   Tensor values;                     ///< (rows, columns), on the CPU
-  /// One column, as a view (rows). Error listing the names if there is no such column.
+  /// A view of one column (rows). Error if there is none of this name; the Error lists all names.
   Tensor column(std::string_view name) const;
 };
 
-/// Reads a CSV file. Blank lines, and blanks around numbers, are ignored. Error, with file and line, if a line has more
-/// or fewer fields than the first, a field is not a number, a number does not fit the dtype, or a quote is not closed.
+/// Reads a CSV file. Blank lines, and blanks around numbers, are ignored. Error if a line has more or fewer fields
+/// than the first, a field is not a number, a number does not fit the dtype, or a quote is not closed. The Error names
+/// file and line.
 Csv read_csv(const std::string& path, const CsvOptions& options = {});
-/// The same for text in memory. Errors begin with `origin`.
+/// read_csv() of text in memory. Errors begin with `origin`.
 Csv parse_csv(std::string_view text, const std::string& origin, const CsvOptions& options = {});
 
 }  // namespace lockstep::data

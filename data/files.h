@@ -64,7 +64,7 @@ void remove_leftovers(const std::string& path);
 /// Calls remove_leftovers() first.
 void write_atomically(const std::string& path, const std::vector<Bytes>& chunks);
 void write_atomically(const std::string& path, std::string_view text);
-/// The same, with content that `write` appends piece by piece.
+/// write_atomically() of content that `write` appends piece by piece.
 void write_atomically(const std::string& path, const std::function<void(NewFile& file)>& write);
 
 /// For tests: replaces the system calls of write_atomically(). nullptr restores them.

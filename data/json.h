@@ -84,8 +84,8 @@ const std::string* not_utf8(const Json& json);
 
 /// Limits of parse_json().
 struct JsonLimits {
-  int64_t bytes = int64_t(16) << 20;  ///< size of the text
-  int depth = 64;                     ///< levels of nesting
+  int64_t bytes = int64_t(16) << 20;  ///< most bytes of a text
+  int depth = 64;                     ///< most levels of nesting
   bool python = false;                ///< true: accept Python's extensions, see python_json
 };
 /// For files written by Python: accepts NaN, Infinity and -Infinity as numbers, and rounds an integer beyond 64 bits to
@@ -95,7 +95,7 @@ inline constexpr JsonLimits python_json{.python = true};
 /// Parses one JSON text, strictly. Errors begin with `origin` (a file name) and the place: "config.json:3:14: ...".
 /// Errors are also raised for duplicate keys, numbers that do not fit, invalid UTF-8, and texts beyond the limits.
 Json parse_json(std::string_view text, std::string_view origin, JsonLimits limits = {});
-/// The same for a file.
+/// parse_json() of a file.
 Json read_json(const std::string& path, JsonLimits limits = {});
 
 }  // namespace lockstep::data

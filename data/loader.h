@@ -185,7 +185,7 @@ template <class S = Example, class B = S> class DataLoader {
   int64_t epoch() const { return progress_->epoch(); }            ///< the running epoch, or the next one if none runs
   void set_epoch(int64_t epoch) { progress_->set_epoch(epoch); }  ///< the epoch of the next loop
   const DatasetPtr<S>& dataset() const { return dataset_; }       ///< the source of samples
-  const Options& options() const { return options_; }             ///< as given, with collate filled in
+  const Options& options() const { return options_; }             ///< the constructor's options, with collate filled in
   uint64_t seed() const { return progress_->seed(); }             ///< the seed in use
   /// A loader with the same samples, seed and options, except that `sampler` decides which samples come in which order,
   /// in batches of batch_size: no shuffle, no drop_last.

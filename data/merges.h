@@ -36,7 +36,7 @@ class Merges {
     int32_t left, right, merged;
   };
   PairMap ranks_;
-  std::vector<Merge> merges_;  // by rank
+  std::vector<Merge> merges_;  // sorted by rank
 };
 
 }  // namespace lockstep::data

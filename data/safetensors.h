@@ -21,7 +21,7 @@ struct SafeTensorsEntry {
   std::string name;
   DType dtype = f32;
   Shape shape;
-  int64_t offset = 0;  ///< of the data, from the start of the file
+  int64_t offset = 0;  ///< offset of the data, from the start of the file
   int64_t bytes = 0;
 };
 

@@ -38,8 +38,8 @@ struct StreamOptions {
 
 /// How an epoch of a stream (a fixed number of records) is dealt to ranks.
 struct StreamSampling {
-  int64_t samples = 0;      ///< samples of an epoch, on all ranks; a multiple of those of a step
-  int64_t micro_batch = 1;  ///< this and the next fields: as in MicroBatchOptions
+  int64_t samples = 0;      ///< samples of an epoch, on all ranks; a multiple of the samples of a step
+  int64_t micro_batch = 1;  ///< this and the next fields: see MicroBatchOptions
   int64_t micro_batches = 1;
   int64_t world = 1, rank = 0;
   bool interleaved = false;
@@ -50,16 +50,16 @@ Sampler stream_sampler(const StreamSampling& options);
 
 /// A piece of a shard, and its position. `bytes` is valid while the record lives.
 struct Record {
-  std::string_view bytes;  ///< path
-  std::string shard;
-  int64_t offset = 0;  ///< of its first byte
-  int64_t index = 0;   ///< in the stream
+  std::string_view bytes;
+  std::string shard;   ///< path of the shard
+  int64_t offset = 0;  ///< offset of the record's first byte in the shard
+  int64_t index = 0;   ///< index of the record in the stream
   std::shared_ptr<MappedFile> file;
 };
 
 /// How a shard is cut into records.
 struct RecordRule {
-  int64_t bytes = 0;           ///< of each record, if all are equal; 0: records are lines
+  int64_t bytes = 0;           ///< size of a record, if all are equal; 0: records are lines
   int64_t start = 0, end = 0;  ///< for equal records: bytes of a shard before the first, and behind the last
   int64_t stride = 0;          ///< for equal records: distance between the starts of consecutive ones
 };
@@ -72,7 +72,7 @@ class RecordStream {
   ~RecordStream();
   /// Record number `index`.
   Record get(int64_t index) const;
-  const StreamOptions& options() const { return options_; }  ///< as given to the constructor
+  const StreamOptions& options() const { return options_; }  ///< the constructor's options
   /// For each lane, the last known position before record `index` (the number given out on all ranks). A resumed run
   /// starts there instead of searching.
   Json places(int64_t index) const;

@@ -42,7 +42,8 @@ class Tokenizer {
   virtual std::optional<int32_t> bos() const { return std::nullopt; }  ///< token that begins a text
   virtual std::optional<int32_t> eos() const { return std::nullopt; }  ///< token that ends a text
   /// The last position at which this text may be cut, whatever follows it: the ids of the two parts, joined, equal
-  /// those of the whole (without special tokens around them). 0 if none is known or the tokenizer needs the whole text.
+  /// the ids of the whole text (without special tokens around them). 0 if none is known or the tokenizer needs the
+  /// whole text.
   virtual size_t last_cut(std::string_view) const { return 0; }
   /// The ids of a training text as an i32 tensor, for TextDataset and TokenBatches. Special tokens that appear in it
   /// become their ids; none is added.

@@ -17,9 +17,9 @@ struct Wav {
 };
 
 /// Reads PCM of 8 (unsigned), 16, 24 or 32 bits, or floats of 32 or 64 bits, as torchaudio.load() does. Error for other
-/// codecs, which are named, and for a file shorter than its header says.
+/// codecs (the Error names them), and for a file shorter than its header says.
 Wav read_wav(const std::string& path);
-/// The same for a file in memory. Errors begin with `origin`.
+/// read_wav() of a file in memory. Errors begin with `origin`.
 Wav parse_wav(Bytes file, const std::string& origin);
 
 /// Sample formats of save_wav().

@@ -38,7 +38,7 @@ class Distribution {
 
   /// Samples of shape (shape..., batch..., event...) without gradients, drawn from this thread's generator.
   Tensor sample(const Shape& shape = {}) const;
-  /// The same as differentiable functions of the parameters (reparametrised). Error if has_rsample() is false.
+  /// Samples as differentiable functions of the parameters (reparametrised). Error if has_rsample() is false.
   Variable rsample(const Shape& shape = {}) const;
   virtual bool has_rsample() const { return true; }  ///< true if rsample() exists
 

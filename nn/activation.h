@@ -120,7 +120,7 @@ struct PReLU : Layer<PReLU> {
 };
 
 /// x, or slope x where x <= 0. In training each element draws its slope from [lower, upper); in evaluation the slope is
-/// their mean.
+/// (lower + upper) / 2.
 struct RReLU : Layer<RReLU> {
   /// Bounds of the slopes.
   struct Options {

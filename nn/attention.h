@@ -15,7 +15,8 @@ namespace lockstep::nn {
 struct KvCache {
   Tensor keys, values;
   int64_t length = 0;
-  std::optional<DType> dtype = {};  ///< of the stored values; f16 and bf16 halve the memory. Default: the dtype of k
+  /// Dtype of the stored values; f16 and bf16 halve the memory. Default: the dtype of k.
+  std::optional<DType> dtype = {};
   const std::vector<int32_t>* table = nullptr;
 
   /// Appends k and v (B, kv heads, T, head size). Growing doubles the room, but never beyond max(`most`, tokens
@@ -73,7 +74,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     /// Causal: true if a token sees only itself and earlier ones. bias: true adds biases to in_proj, and to out_proj
     /// unless out_bias is false.
     bool causal = true, bias = true;
-    double dropout = 0;                    ///< on attention weights
+    double dropout = 0;                    ///< dropout probability of attention weights
     std::shared_ptr<RopeTable> rope = {};  ///< rotary positions; layers may share one table
     int64_t max_context = 2048;            ///< upper bound of T with rope or a cache
     int64_t head_size = 0;                 ///< 0: embed / heads

@@ -38,7 +38,7 @@ bool is_built_empty(const Variable& parameter);
 Tensor start_of(const Variable& parameter);
 /// Allocates and initialises a parameter; one that has values keeps them.
 void fill(const Variable& parameter);
-void fill(Module& model);  ///< all parameters
+void fill(Module& model);  ///< fills all parameters
 /// The parameter starts with the result of `make`, which has its shape and any floating dtype. The result may be a view
 /// of a mapped file: whoever needs only a slice reads only that slice. A parameter that has values is overwritten at
 /// once. `what` describes the source, for origin_of().

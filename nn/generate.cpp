@@ -60,7 +60,7 @@ void check_prompts(const GPT& model, std::span<const std::vector<int64_t>> promp
   }
 }
 
-/// One step of all running sequences: logits from the model, one token each.
+/// Runs the model once and draws the next token of each running sequence.
 void step(GPT& model, std::vector<Running*>& running, const Generation& g, uint64_t seed,
           const std::function<bool(size_t, int64_t)>& emit) {
   std::vector<std::span<const int64_t>> tokens;

@@ -61,7 +61,7 @@ class Lora {
  public:
   /// One adapter and its Linear.
   struct Adapter {
-    std::string name;  ///< of the Linear
+    std::string name;  ///< the Linear's name
     Linear* linear = nullptr;
     std::shared_ptr<LowRank> low_rank;
   };

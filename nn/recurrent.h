@@ -34,7 +34,7 @@ struct PadOptions {
 /// Result of pad_packed_sequence().
 struct PaddedSequence {
   Variable output;               ///< (T, B, ...) or (B, T, ...), in the caller's order
-  std::vector<int64_t> lengths;  ///< of the sequences, in the caller's order
+  std::vector<int64_t> lengths;  ///< lengths of the sequences, in the caller's order
   /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output); }
 };

@@ -19,7 +19,7 @@ namespace lockstep::nn {
 struct Generation {
   int64_t max_new_tokens = 256, min_new_tokens = 0;
   bool do_sample = false;        ///< true: sample; false: take the most likely token (the lowest id among equals)
-  std::optional<uint64_t> seed;  ///< of the draws; none: taken from this thread's generator
+  std::optional<uint64_t> seed;  ///< seed of the draws; none: taken from this thread's generator
   int64_t num_return_sequences = 1;
   int64_t num_beams = 1;      ///< beam width; 1: no beam search
   double length_penalty = 1;  ///< a beam's score is the sum of its log probabilities / length ^ length_penalty
@@ -29,7 +29,7 @@ struct Generation {
   std::vector<std::string> stop;             ///< end where one of these appears; needs `text`
   std::function<std::string(int64_t)> text;  ///< bytes of a token
   bool logprobs = false;                     ///< true: record each token's log probability under the model
-  std::optional<DType> cache_dtype;          ///< of cached keys and values; f16 and bf16 halve the memory
+  std::optional<DType> cache_dtype;          ///< dtype of cached keys and values; f16 and bf16 halve the memory
   /// Full context: error ends the sequence; slide restarts with the last half.
   enum class Overflow { error, slide } overflow = Overflow::error;
 
@@ -47,7 +47,7 @@ struct Generation {
   bool greedy() const { return !do_sample || temperature < 1e-5; }
   /// Error for numbers out of range (wrong_option()) and for options that contradict each other.
   void check() const;
-  /// The same, and Error for ids beyond `vocab` and for stop strings without `text`.
+  /// check(), and Error for ids beyond `vocab` and for stop strings without `text`.
   void check(int64_t vocab) const;
 };
 

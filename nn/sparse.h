@@ -55,7 +55,7 @@ Tensor mask_of(const BlockLayout& layout, int64_t tokens);
 
 /// Result of set_sparse_attention().
 struct SparseCount {
-  int64_t set = 0, all = 0;  ///< of the MultiHeadAttention layers: those changed, and all
+  int64_t set = 0, all = 0;  ///< numbers of MultiHeadAttention layers: changed ones, and all
 };
 /// Makes every MultiHeadAttention that is still dense sparse. Layers are numbered consecutively from config.layer.
 SparseCount set_sparse_attention(Module& model, SparsityConfig config);

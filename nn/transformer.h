@@ -141,7 +141,7 @@ struct Transformer : Layer<Transformer> {
     double norm_eps = 1e-5;
     bool batch_first = false, norm_first = false, bias = true;
   };
-  /// See TransformerMasks.
+  /// Masks of a call.
   using Masks = TransformerMasks;
   explicit Transformer(const Options& o);
   Variable forward(const Variable& source, const Variable& target, const Masks& masks = {});

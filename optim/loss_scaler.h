@@ -32,7 +32,7 @@ class GradScaler {
   bool step(Optimizer& optimizer);
   /// Adjusts the scale after a step. Error if no optimizer was unscaled or stepped since the last call.
   void update();
-  /// The same, for a step that was made or skipped elsewhere (zero::Zero).
+  /// update() after a step that another object (zero::Zero) made or skipped.
   void update(bool found_overflow);
   double scale_value() const { return scale_; }        ///< current scale
   int64_t growth_tracker() const { return tracker_; }  ///< steps without overflow since the last change
@@ -46,7 +46,7 @@ class GradScaler {
   Options o_;
   double scale_;
   int64_t tracker_ = 0;
-  std::map<const Optimizer*, bool> unscaled_;  // and whether its gradients overflowed
+  std::map<const Optimizer*, bool> unscaled_;  // optimizers after unscale(); true: a gradient was NaN or infinite
   std::set<const Optimizer*> stepped_;
 };
 

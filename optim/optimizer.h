@@ -172,10 +172,10 @@ class Optimizer {
 
   std::vector<std::vector<Variable>> groups_;
   std::map<const void*, ParameterState> states_;
-  std::map<int, std::unique_ptr<OnDevice>> on_device_;  // by device index
+  std::map<int, std::unique_ptr<OnDevice>> on_device_;  // keyed by device index
   StepOutcome last_;
   std::map<const void*, std::string> names_;
-  std::vector<double> initial_lr_;  // by group; NaN: no schedule has asked yet
+  std::vector<double> initial_lr_;  // one rate per group; NaN: no schedule has asked yet
   double average_decay_ = 0;
 };
 

@@ -77,14 +77,15 @@ struct Backend {
   void (*add_sums)(const void* pieces, int64_t count, const double* sums, double* totals);
   /// Norm of all, and the clip factor.
   void (*take_norm)(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers);
-  void (*find_nonfinite)(const std::vector<Tensor>& x, int32_t* found);  ///< see nonfinite.h; contiguous
+  /// Find_nonfinite() of contiguous x; see nonfinite.h.
+  void (*find_nonfinite)(const std::vector<Tensor>& x, int32_t* found);
   /// keep_for_graphs() for memory of another owner: graphs that may use it keep the owner alive.
   void (*hold_for_graphs)(const std::shared_ptr<void>& owner, int device, uint32_t born) noexcept;
 };
 
 /// The backend of a device type; nullptr for the CPU, and for a type that this build does not support.
 const Backend* backend(Device::Type type);
-/// The same for a device; nullptr for the CPU.
+/// The backend of a device; nullptr for the CPU.
 inline const Backend* backend(Device device) { return device.is_cpu() ? nullptr : backend(device.type); }
 
 }  // namespace lockstep

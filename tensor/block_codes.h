@@ -38,7 +38,7 @@ Tensor decode_blocks(const BlockCodes& from);
 /// parameters.
 void adam_8bit(Tensor& p, const Tensor& grad, const BlockCodes& m, const BlockCodes& v, Tensor& low,
                const AdamArgs& args);
-/// The same for lion.
+/// The kernel lion with momentum in blocks.
 void lion_8bit(Tensor& p, const Tensor& grad, const BlockCodes& m, Tensor& low, const LionArgs& args);
 
 }  // namespace lockstep

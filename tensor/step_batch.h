@@ -67,7 +67,7 @@ struct SquarePiece {
 /// The range of chunk sums that belong to one tensor, for its own norm (optim::norm_of_squares).
 struct NormPiece {
   int64_t first, count;
-  int64_t is_wide;  // 1 for f64
+  int64_t is_wide;  // 1: the tensor is f64; 0: f32
 };
 
 /// The updates of one optimizer step, collected by a Scope and run by launch().

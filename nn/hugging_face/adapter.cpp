@@ -39,7 +39,7 @@ bool ends_as_any(const std::string& name, const std::vector<std::string>& wanted
 
 /// A Linear by Hugging Face's naming; it may be a range of rows of one of ours.
 struct TheirLinear {
-  std::string target;  ///< its name for add_lora()
+  std::string target;  ///< the Linear's name for add_lora()
   int64_t in = 0, out = 0;
 };
 
@@ -167,7 +167,7 @@ Lora load_adapter(GPT& model, const std::string& folder) {
   const std::set<std::string> meant = meant_by(c, linears);
   LOCKSTEP_CHECK(std::filesystem::exists(file_path), folder, ": expected ", tensors_file + 1, ", there is none");
   const auto file = std::make_shared<const data::SafeTensors>(data::SafeTensors::open(file_path));
-  std::map<std::string, data::SafeTensorsEntry> left;  // by Hugging Face's names
+  std::map<std::string, data::SafeTensorsEntry> left;  // keyed by Hugging Face's names
   for (const auto& entry : file->entries()) {
     LOCKSTEP_CHECK(entry.name.starts_with(all_names) && is_floating(entry.dtype), file_path,
                    ": expected floating tensors whose names begin with ", all_names, ", got ", entry.name, " of ",

@@ -16,7 +16,7 @@ struct PretrainedPiece {
 /// The tensors that hold a parameter. For "blocks.0.attention.in_proj.weight" of a Llama: q_proj, k_proj and v_proj.
 /// Error for an unknown name.
 std::vector<PretrainedPiece> pretrained_pieces(const GPT::Options& o, const std::string& ours);
-/// The same for a GPT-2, where each parameter is one tensor.
+/// The tensor that holds a parameter of a GPT-2, where each parameter is one tensor.
 PretrainedPiece gpt2_piece(const std::string& ours);
 /// The prefix that files of models without a head omit: "model." or "transformer.".
 std::string pretrained_prefix(const GPT::Options& o);

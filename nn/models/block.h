@@ -8,7 +8,7 @@ namespace lockstep::nn {
 
 /// y = x + attention(norm(x)), then y + mlp(norm(y)), the pre-norm block (Radford et al., 2019).
 struct TransformerBlock : Layer<TransformerBlock> {
-  /// See GPT::Options.
+  /// Options of the same names as in GPT::Options.
   struct Options {
     int64_t width, heads, kv_heads = 0, head_size = 0, inner = 0;  ///< inner 0: 4 width
     bool causal = true;

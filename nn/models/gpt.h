@@ -32,7 +32,7 @@ struct GPT : Layer<GPT> {
   explicit GPT(const Options& options);
   /// tokens i64 (B, T), T <= context; returns logits (B, T, vocab).
   Variable forward(const Tensor& tokens);
-  /// Same as loss().
+  /// loss(tokens, targets).
   Variable forward(const Tensor& tokens, const Tensor& targets);
   /// Mean cross entropy with targets i64 (B, T).
   Variable loss(const Tensor& tokens, const Tensor& targets);
@@ -44,7 +44,8 @@ struct GPT : Layer<GPT> {
   /// padding.
   Variable next_scores(const std::vector<std::span<const int64_t>>& tokens,
                        const std::vector<std::vector<KvCache>*>& caches);
-  /// The same, with logits after the tokens at `rows`, which index all new tokens of all sequences: (rows, vocab).
+  /// next_scores() with logits (rows, vocab) after other tokens: `rows` are indices into all new tokens of all
+  /// sequences.
   Variable scores_behind(const std::vector<int64_t>& rows, const std::vector<std::span<const int64_t>>& tokens,
                          const std::vector<std::vector<KvCache>*>& caches);
   void fields(Fields& f) override;

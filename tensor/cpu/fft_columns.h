@@ -117,7 +117,7 @@ template <class T> struct Pass {
     }
   }
 
-  /// The same, with `last` set for the last pass.
+  /// Runs the pass; calls the version for the last pass if m is 1.
   template <int r> void run(const Lanes<T>* x, Lanes<T>* y) const { m == 1 ? run<r, true>(x, y) : run<r, false>(x, y); }
 
   /// Writes the pass over x to y.

@@ -33,7 +33,7 @@ struct Smoothing {
 /// The targets of all rows and how they count.
 template <class T> struct Targets {
   const int64_t* target;
-  const T* weight;  // per class, or null
+  const T* weight;  // class weights, or null
   Smoothing smoothing;
   cuda::RangeCheck good;
 };

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// The same with one thread per chunk, for strided lines: neighbouring threads have neighbouring lines.
+/// Scans chunks of strided lines with one thread per chunk: neighbouring threads have neighbouring lines.
 template <bool product, class T>
 __global__ void __launch_bounds__(threads)
     scan_columns_kernel(const T* x, Lines lines, Chunks chunks, bool reverse, Carried<T>* totals, T* out) {

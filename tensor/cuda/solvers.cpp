@@ -181,7 +181,7 @@ void lu_solve(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>&
              pointers<T>(places_of_right), n, &refused, int(a.size(0)));
         return;
       }
-      const Tensor refused = integers(a, {1});  // the same on the device
+      const Tensor refused = integers(a, {1});  // the status, on the device
       for (int64_t i = 0; i < a.size(0); ++i)
         SOLVER(getrs, on->solver, CUBLAS_OP_N, n, k, at<T>(made.lu, i), n, at<int>(made.pivots, i), at<T>(right, i), n,
                refused.data<int>());

@@ -122,7 +122,7 @@ template <class T, int threads, int V, bool held> struct Row {
 
   /// The largest value and the sum of exp(value - largest), in one walk (Milakov and Gimelshein, 2018).
   __device__ void sum_of_exp(A& largest, A& sum) {
-    A most = -infinity<A>, part = 0;                                        // of this thread
+    A most = -infinity<A>, part = 0;                                        // maximum and sum of this thread
     const auto base_of = [](A x) { return x == -infinity<A> ? A(0) : x; };  // only -inf so far: avoids NaN
     each([&](int64_t, const A* v) {
       A top = most;

@@ -118,7 +118,7 @@ TEST_CASE("second derivatives: listeners hear of a recorded pass; a hook may loo
         "(create_graph)");
 }
 
-TEST_CASE("second derivatives: what has none says so by name, where it is on the way") {
+TEST_CASE("second derivatives: an Error names an operation without one, if it lies on the path to the input") {
   const Variable x = random_f64({4, 1, 3});
   const Variable loss = ctc_loss(log_softmax(x, 2), Tensor::from<int64_t>({1}, {1, 1}), {4}, {1});
   const std::string none =

@@ -152,7 +152,7 @@ TEST_CASE("large: places in a large tensor, and what is found in all of it") {
     for (const int64_t i : index.to(cpu).to_vector<int64_t>()) parts.push_back(from.narrow(0, i, 1).to(cpu));
     return cat(parts);
   };
-  // The same for views.
+  // Check views, too.
   for (const Range& r : ranges)
     check_close(x.narrow(0, r.begin, r.end - r.begin) * 2, limit_rows(row, 0, r.begin, r.end) * 2, 8, "a view");
   const Tensor before = picked(x);

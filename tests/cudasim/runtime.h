@@ -134,7 +134,7 @@ void note_copy_to_host(size_t bytes);
 void note_wait();
 /// Waits until the stream has done all work issued so far.
 void finish(cudaStream_t stream);
-/// The same for all streams of a device.
+/// Waits until all streams of a device have done all work issued so far.
 void finish_device(int device);
 /// Called by each API function: lets streams advance as the policy wants; returns the sticky error, if any.
 cudaError_t step();

@@ -271,7 +271,7 @@ TEST_CASE("context: the ring sends what lockstep plan says") {
   }
 }
 
-TEST_CASE("context: one engine takes a model as it is under any plan, the optimizer given or made: the same bits") {
+TEST_CASE("context: the same bits under every plan, whether the engine gets an optimizer or makes it") {
   std::optional<nn::State> expected;
   for (const std::string plan : {"dp1", "dp4", "dp2+zero2", "pp2", "dp2+pp2+zero1", "dp2+zero3"}) {
     for (const bool made : {false, true}) {

@@ -354,7 +354,7 @@ TEST_CASE("quantize: a model of codes is cut over ranks") {
   CHECK(contains(on_ranks<std::string>(2, narrow)[0], "quantise it by row8"));
 }
 
-TEST_CASE("quantize: written to a file, and read into a model that is floating yet") {
+TEST_CASE("quantize: codes saved to a file load into a model with floating-point weights") {
   const TempDir at;
   const std::string path = at / "codes.safetensors";
   for (const char* const how : {"row8", "group8", "group4,head", "llm_int8"}) {

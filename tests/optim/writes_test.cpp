@@ -115,7 +115,7 @@ TEST_CASE("an average that is switched on later begins at the parameters, and so
   step_by_ones(w, sgd);
   CHECK(values(sgd.state_of(w).tensors.at("ema"))[0] == 8.375F);
 
-  // The same for values that the loaded state, of another optimizer, lacks.
+  // Repeat it for values that are missing in the loaded state of another optimizer.
   Variable z(full({1}, 10), true), length(full({1}, 10), true);
   AdamWScheduleFree free({z}, {.lr = 0.5});
   Rprop rprop({length}, {.lr = 0.5});

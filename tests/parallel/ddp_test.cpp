@@ -145,7 +145,7 @@ TEST_CASE("DDP: micro-batches take log2(accumulation) + 1 copies of the gradient
   });
 }
 
-TEST_CASE("DDP: gradients that were not cleared are added to, as everywhere") {
+TEST_CASE("DDP: backward adds to gradients that were not cleared, as without DDP") {
   on_ranks<int>(2, [&](int rank) {
     Mlp net;
     DistributedDataParallel ddp(net);
@@ -211,7 +211,7 @@ TEST_CASE(
     CHECK(contains(message([&] { net.a.weight.grad().clone(); }), "storage is empty"));
     loss_of(net, 0, 10 * rank + 2).backward();
     const Tensors three = copy_gradients(net);
-    // The same three micro-batches, after two others that zero_grad() discards.
+    // Repeat the three micro-batches after two others that zero_grad() discards.
     opt.zero_grad();
     collect(7);
     collect(8);

@@ -474,7 +474,7 @@ TEST_CASE("rotary turns pairs and back") {
       const Tensor y = rotary(x, cosine, sine);
       check_close(y, wanted, tolerance);
       check_close(rotary(y, cosine, sine, true), in, tolerance);
-      // The same for packed heads, of which the last one is not rotated.
+      // Rotate packed heads; the last head is left alone.
       Tensor packed = x.transpose(1, 2).reshape({2, T, 3 * D});
       const Tensor before = packed.clone(), turned = rotary_packed(packed, 2, 3, cosine, sine),
                    by_head = turned.view({2, T, 3, D}).transpose(1, 2);

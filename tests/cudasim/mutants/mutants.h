@@ -61,7 +61,7 @@ float sum_of(const std::vector<float>& values);
 
 /// Runs `check` with threads in forward, reverse and three random orders; true if it always succeeds.
 template <class Fn> bool in_all_orders(Fn check);
-/// The same under every stream policy, with 10 seeds for the random one.
+/// Runs `check` under every stream policy, with 10 seeds for the random one; true if it always succeeds.
 template <class Fn> bool in_all_policies(Fn check);
 
 }  // namespace mutants

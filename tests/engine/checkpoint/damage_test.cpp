@@ -115,7 +115,7 @@ TEST_CASE("36: what differs is said") {
   fs::remove(saved.file(rank_files[0]));
   restore();
 
-  // The same tensors, but of another checkpoint.
+  // The file has the right tensors, but belongs to another checkpoint.
   put(saved.file(rank_files[1]), content(saved.dir / "old/rank-00001.safetensors"));
   CHECK(contains(refused(saved.dir.str()), saved.file(rank_files[1]) + ": expected a file of checkpoint "));
   CHECK(contains(refused(saved.dir.str(), {.verify = Verify::sizes}), "(old)"));
