@@ -23,7 +23,7 @@ class RecordedPass {
   void give(const Edge& edge, const Variable& grad);
   /// True when a gradient given there leads to a wanted one.
   bool leads(const Edge& edge) const { return !wanted_ || useful_.count(edge.node.get()); }
-  /// True when this thread is inside such a pass. ZeRO 3, which keeps parameters elsewhere, asks.
+  /// True when this thread is inside such a pass. ZeRO 3 asks, because it keeps parameters elsewhere.
   static bool running();
   /// Runs the pass. Returns the wanted gradients, undefined where none arrived.
   std::vector<Variable> run();

@@ -26,7 +26,7 @@ class SplitBackward {
  private:
   struct Part {
     Ref<Node> node;
-    std::vector<Edge> edges;    // to the leaves of the second part
+    std::vector<Edge> edges;    // edges to the leaves of the second part
     std::vector<Tensor> grads;  // gradients of the node's outputs
   };
   static void run(std::vector<Part> parts, std::vector<std::pair<Edge, Tensor>> list);

@@ -14,7 +14,7 @@ struct BpeTokenizer::Work {
   static constexpr size_t longest_kept = 64, most_kept = 1 << 16;
 
   std::vector<int32_t>& out;
-  std::vector<int32_t> ids;  // one per character of the current word
+  std::vector<int32_t> ids;  // one token id per character of the current word
   bool unknown_before = false;
   std::unordered_map<std::string, std::vector<int32_t>, TextHash, std::equal_to<>> kept;
 };

@@ -67,7 +67,7 @@ class BpeTokenizer : public Tokenizer {
     std::vector<Normalizer> normalizers;
     bool byte_level = true, ignore_merges = false;
     std::optional<WordPattern> words = WordPattern::gpt2;  // none: the text is one word
-    // Metaspace: true replaces each space by the string `space`. split: true begins a new word at each `space`.
+    // metaspace: true replaces each space by the string `space`. split: true begins a new word at each `space`.
     bool metaspace = false, split = false;
     std::string space;
     Prepend prepend = Prepend::never;

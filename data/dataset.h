@@ -23,7 +23,7 @@ inline constexpr int64_t endless_samples = int64_t(1) << 62;
 /// Base of all datasets. S is the type of a sample.
 template <class S = Example> class Dataset {
  public:
-  using Sample = S;  ///< for code that only knows the dataset's type
+  using Sample = S;  ///< lets generic code find the type of a sample
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;  ///< number of samples
   /// The sample at `index`. Must be thread-safe. Under a DataLoader, random numbers drawn here from Lockstep's

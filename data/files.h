@@ -28,7 +28,7 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
 
   std::byte* data() const { return data_; }               ///< writable; nullptr if the file is empty
-  int64_t size() const { return size_; }                  ///< in bytes
+  int64_t size() const { return size_; }                  ///< size in bytes
   Bytes bytes() const { return {data_, size_t(size_)}; }  ///< the whole file
   /// Error if the file's size or modification time changed since it was mapped, or part of it could not be read.
   void check() const;

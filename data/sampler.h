@@ -65,7 +65,8 @@ class DistributedSampler {
   std::vector<int64_t> operator()(int64_t epoch) const;
   /// Sets the epoch of indices(), for use without a DataLoader (which passes its own epoch).
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
-  std::vector<int64_t> indices() const { return (*this)(epoch_); }  ///< of the epoch set last
+  /// Indices of the epoch that set_epoch() chose last.
+  std::vector<int64_t> indices() const { return (*this)(epoch_); }
 
  private:
   int64_t n_, world_, rank_, size_, epoch_ = 0;

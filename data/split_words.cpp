@@ -74,7 +74,7 @@ size_t gpt2_word(std::string_view text, size_t at) {
   return kind == CharClass::space ? spaces_end(text, at) : run_end(text, start, kind, last);
 }
 
-/// A word of Llama 3 or Qwen 2, which differ in how many digits form a number.
+/// End of the word at `at` by the rules of Llama 3 and Qwen 2; they differ in how many digits form a number (`digits`).
 size_t llama_word(std::string_view text, size_t at, int digits) {
   if (const size_t end = ending_at(text, at, true); end > at) return end;
   int bytes;

@@ -23,7 +23,7 @@ std::pair<std::string, Json> parse_words(const std::string& text, const std::vec
     const std::string value = word.substr(equals + 1);
     try {
       values[key] = parse_json(value, origin);
-    } catch (const Error&) { values[key] = value; }  // not JSON: keep the string
+    } catch (const Error&) { values[key] = value; }  // the value is not JSON: keep the string
   }
   return {first, values};
 }

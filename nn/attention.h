@@ -71,7 +71,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   struct Options {
     int64_t embed, heads;
     int64_t kv_heads = 0;  ///< fewer than heads: grouped-query attention (Ainslie et al., 2023); 0: same as heads
-    /// Causal: true if a token sees only itself and earlier ones. bias: true adds biases to in_proj, and to out_proj
+    /// causal: true if a token sees only itself and earlier ones. bias: true adds biases to in_proj, and to out_proj
     /// unless out_bias is false.
     bool causal = true, bias = true;
     double dropout = 0;                    ///< dropout probability of attention weights

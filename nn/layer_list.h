@@ -28,7 +28,7 @@ class LayerList {
   };
   /// One layer.
   struct Item {
-    std::string kind;  ///< for messages, and for splitting by kind
+    std::string kind;  ///< name of the layer's type, for messages and for splitting by kind
     std::vector<Field> fields;
     std::function<Values(const Values&)> forward;  ///< input values to output values
     size_t takes = 1;                              ///< number of input values

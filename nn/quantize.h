@@ -33,7 +33,7 @@ QuantizeOptions quantize_options(const std::string& name);
 struct QuantizeReport {
   int64_t layers = 0, bytes_before = 0, bytes_after = 0;  ///< bytes of all parameters
   std::map<std::string, double> relative_error;           ///< per weight: |w - dequantised| / |w|, Euclidean norms
-  std::vector<std::string> notes;                         ///< one for each copy of a tied head
+  std::vector<std::string> notes;                         ///< one note for each copy of a tied head
   /// A summary in one line, and a line for each note.
   std::string text() const;
 };

@@ -73,7 +73,7 @@ struct PackedLstmOutput {
 struct RecurrentOptions {
   int64_t input, hidden, layers = 1;
   bool bias = true, batch_first = false;
-  double dropout = 0;  ///< in training, on the output of every layer but the last
+  double dropout = 0;  ///< dropout probability of the output of every layer but the last, in training
   bool bidirectional = false;
 };
 

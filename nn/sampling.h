@@ -17,7 +17,7 @@ namespace lockstep::nn {
 /// Options of text generation, with Hugging Face's names. The fields from logit_bias on change the logits, in this
 /// order.
 struct Generation {
-  int64_t max_new_tokens = 256, min_new_tokens = 0;
+  int64_t max_new_tokens = 256, min_new_tokens = 0;  ///< no end token before min_new_tokens
   bool do_sample = false;        ///< true: sample; false: take the most likely token (the lowest id among equals)
   std::optional<uint64_t> seed;  ///< seed of the draws; none: taken from this thread's generator
   int64_t num_return_sequences = 1;
@@ -37,7 +37,7 @@ struct Generation {
   double repetition_penalty = 1;         ///< tokens in prompt or answer: s < 0 ? s * penalty : s / penalty
   double presence_penalty = 0, frequency_penalty = 0;  ///< tokens in the answer: subtracted once, or per occurrence
   int64_t no_repeat_ngram_size = 0;                    ///< no n-gram of this size occurs twice; 0: off
-  std::vector<int64_t> suppress_tokens;                ///< never chosen (min_new_tokens: eos not before that many)
+  std::vector<int64_t> suppress_tokens;                ///< tokens that are never chosen
   double temperature = 1;                              ///< divides the logits; below 1e-5 decoding is greedy
   int64_t top_k = 50;                                  ///< keep the k most likely, and ties with the last; 0: all
   double top_p = 1;  ///< keep the most likely that add up to this (Holtzman et al., 2020), at least one

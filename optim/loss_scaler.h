@@ -36,7 +36,8 @@ class GradScaler {
   void update(bool found_overflow);
   double scale_value() const { return scale_; }        ///< current scale
   int64_t growth_tracker() const { return tracker_; }  ///< steps without overflow since the last change
-  bool found_overflow() const;                         ///< in any optimizer since the last update()
+  /// True if any optimizer's gradients overflowed since the last update().
+  bool found_overflow() const;
   /// Scale and growth tracker.
   std::map<std::string, double> state() const;
   /// Error for a missing entry.

@@ -48,10 +48,11 @@ struct Backend {
   void* (*new_stream)(int device, bool urgent);  ///< urgent: true for a stream of higher priority
   void (*free_stream)(void* stream, int device) noexcept;
   void* (*current_stream)(int device);  ///< the calling thread's current stream
-  /// Sets it for the calling thread; nullptr: the default stream.
+  /// Makes `stream` the calling thread's current stream; nullptr: the default stream.
   void (*set_current_stream)(int device, void* stream);
-  void (*synchronize_stream)(void* stream, int device);  ///< waits for its work; throws the errors of it
-  void* (*new_event)(int device, bool timed);            ///< timed: true if milliseconds() will read it
+  /// Waits for the stream's work; throws the errors of that work.
+  void (*synchronize_stream)(void* stream, int device);
+  void* (*new_event)(int device, bool timed);  ///< timed: true if milliseconds() will read it
   void (*free_event)(void* event, int device) noexcept;
   void (*record)(void* event, void* stream, int device);       ///< marks the point that the stream has reached
   void (*wait)(void* stream, void* event, int device);         ///< later work on the stream runs after the event

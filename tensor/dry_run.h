@@ -24,7 +24,7 @@ struct DryKernel {
   struct Operand {
     Shape shape;
     DType dtype;
-    int64_t elements;  ///< in memory: dims of stride 0 count once
+    int64_t elements;  ///< elements in memory: a dim of stride 0 counts as one element
     bool is_written;
     int64_t bytes() const { return elements * size_of(dtype); }  ///< bytes that the kernel reads or writes
   };

@@ -86,7 +86,7 @@ struct ConvArgs {
 /// Arguments of 2-d pooling, as in PyTorch.
 struct PoolArgs {
   Dims kernel{2, 2}, stride{2, 2}, padding{0, 0}, dilation{1, 1};
-  /// Ceil_mode: true rounds output sizes up. count_include_pad (average pooling only): true counts padding as zeros.
+  /// ceil_mode: true rounds output sizes up. count_include_pad (average pooling only): true counts padding as zeros.
   bool ceil_mode = false, count_include_pad = true;
 };
 

@@ -113,7 +113,7 @@ Tensor argmin(const Tensor& x, std::optional<int64_t> dim = {}, bool keepdim = f
 ValuesIndices sort(const Tensor& x, int64_t dim = -1, bool descending = false);  ///< stable; NaN counts as largest
 /// The k largest (or smallest), sorted.
 ValuesIndices topk(const Tensor& x, int64_t k, int64_t dim = -1, bool largest = true);
-bool all_finite(const Tensor& x);  ///< waits for the device
+bool all_finite(const Tensor& x);  ///< true if no element is NaN or infinite; waits for the device
 /// Multiplies all tensors by `factor` in place, the contiguous ones in one kernel call. False if an element was
 /// infinite or NaN before. All floating, on one device.
 bool unscale_(const std::vector<Tensor>& tensors, double factor);

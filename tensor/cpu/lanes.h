@@ -33,8 +33,9 @@ template <> struct LanesOf<int32_t> { using type = SplitVector<int32_t, 16>; }; 
 /// The type of a vector of 64 bytes.
 template <class A> struct LanesOf { using type = SplitVector<A, int(64 / sizeof(A))>; };
 #endif
-template <class A> using Lanes = typename LanesOf<A>::type;                           ///< a vector of 64 bytes
-template <class A> inline constexpr int lane_count = int(64 / sizeof(A));             ///< its number of elements
+template <class A> using Lanes = typename LanesOf<A>::type;  ///< a vector of 64 bytes
+/// Number of elements of a Lanes<A>.
+template <class A> inline constexpr int lane_count = int(64 / sizeof(A));
 template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();  ///< positive infinity
 
 /// The count of a full vector, known to the compiler.

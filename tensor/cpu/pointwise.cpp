@@ -68,7 +68,7 @@ struct Operand {
 };
 
 struct PointwiseLoop {
-  BlockFn fn[most_results];  // one for each result
+  BlockFn fn[most_results];  // one function for each result
   const PointwiseArgs* args;
   int inputs, results = 1, rank = 0;
   int64_t length[Dims::max_rank];

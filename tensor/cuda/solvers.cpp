@@ -312,7 +312,7 @@ void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>
   const int64_t count = a.size(0);
   const int n = int(a.size(1));
   const auto mode = vectors.defined() ? CUSOLVER_EIG_MODE_VECTOR : CUSOLVER_EIG_MODE_NOVECTOR;
-  constexpr auto lower = CUBLAS_FILL_MODE_UPPER;  // column-major
+  constexpr auto lower = CUBLAS_FILL_MODE_UPPER;  // our lower triangle: cuSOLVER is column-major
   typed(a, [&]<class T> {
     int size = 0;
     T *const x = work.data<T>(), *const w = values.data<T>();

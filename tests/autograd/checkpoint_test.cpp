@@ -255,7 +255,7 @@ TEST_CASE("autocast: every operation with several operands promotes to the wides
       CAPTURE(row.name);
       CAPTURE(first);
       CAPTURE(second);
-      if (row.name.starts_with("logical")) continue;  // their results are bool
+      if (row.name.starts_with("logical")) continue;  // logical operations return bool
       const Variable a(left.to(first), true), b(right.to(second), true);
       const DType wide = Autocast::wider(first, second);
       const Variable y = row.fn(a, b);

@@ -126,7 +126,7 @@ TEST_CASE("second derivatives: an Error names an operation without one, if it li
       "compose this step from other operations";
   CHECK(message([&] { grad(loss, {x}, recorded); }) == none);
   const Variable w = f64_leaf({2});
-  CHECK(grad(w * w + loss, {w}, recorded)[0].item() == 4);  // not on the path to w
+  CHECK(grad(w * w + loss, {w}, recorded)[0].item() == 4);  // ctc_loss is not on the path to w
   const Variable again = checkpoint([](const Variable& in) { return in * in; }, w);
   CHECK(contains(message([&] { grad(again, {w}, recorded); }), "the derivative of 'checkpoint'"));
   Variable freed = w * w;

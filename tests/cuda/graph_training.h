@@ -78,7 +78,7 @@ struct Result {
   RandomState random;
   std::vector<int64_t> skipped_steps;
   std::vector<std::string> skips;           // the messages about skipped steps
-  std::map<std::string, int64_t> launches;  // of the last step, by kernel
+  std::map<std::string, int64_t> launches;  // launches of the last step, by kernel
   std::string graphs;
   std::vector<std::string> said;
 };

@@ -75,7 +75,7 @@ void check_elements(const std::string& what, const Tensor& x, const std::functio
 }  // namespace
 
 TEST_CASE("large: kernels find elements beyond 2^32") {
-  if (simt::with_tsan()) return;  // its shadow memory does not cover such large tensors
+  if (simt::with_tsan()) return;  // ThreadSanitizer's shadow memory does not cover such large tensors
   const ManyMultiprocessors many;
   for (const LimitCase& c : limit_cases()) {
     CAPTURE(c.name);

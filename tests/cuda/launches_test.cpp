@@ -72,7 +72,7 @@ TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
   struct Row {
     const char* name;
     nn::GPT::Options options;
-    int64_t by_layer;  // in f32; one less in 16 bits, for attention's backward
+    int64_t by_layer;  // launches per layer in f32; 16 bits need one less in attention's backward
   };
   const Row rows[] = {
       {"GPT-2", {}, 22},

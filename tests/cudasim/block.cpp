@@ -136,7 +136,7 @@ Block& block() {
 }
 
 Block::Block() : threads_(new Thread[most_threads]), copies_(new Copy[most_threads * most_copies]) {
-  for (auto* list : {&ready_, &batch_}) list->reserve(2048);  // so that no thread of a kernel allocates
+  for (auto* list : {&ready_, &batch_}) list->reserve(2048);  // threads of a kernel must not allocate
 }
 Block::~Block() { acquire(&end_order_); }  // after all threads of its kernels
 

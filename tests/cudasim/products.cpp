@@ -21,7 +21,7 @@ constexpr unsigned by_tma = most_threads;  // TMA, as the writer of memory
 
 /// A product in flight. Product number n of a warpgroup is at n % most_live.
 struct Live {
-  Product as;  // as the first thread issued it
+  Product as;  // the product as the first thread issued it
   unsigned asked, waited;
   Chunk operands[most_chunks];
   float* c[group_threads];

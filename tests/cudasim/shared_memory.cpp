@@ -17,7 +17,7 @@ constexpr size_t page = 4096, arena_bytes = shared_arena_bytes, most_static = 48
 }
 
 SharedMemory::SharedMemory() {
-  arrays_.reserve(256);  // so that no thread of a kernel allocates
+  arrays_.reserve(256);  // threads of a kernel must not allocate
   gaps_.reserve(512);
   arena_ = static_cast<unsigned char*>(
       mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));

@@ -126,7 +126,7 @@ TEST_CASE("json lines: one by one, with the numbers of lines") {
   CHECK(!lines.next());
   CHECK(!lines.next());
   CHECK(!JsonLines(dir.write("empty", "")).next());
-  JsonLines python(dir.write("p.jsonl", "{\"x\": NaN, \"id\": 18446744073709551615}\n"));  // as written by pandas
+  JsonLines python(dir.write("p.jsonl", "{\"x\": NaN, \"id\": 18446744073709551615}\n"));  // pandas writes this
   const auto row = python.next();
   CHECK(std::isnan(row->at("x").as_number()));
   CHECK(row->at("id").as_number() == 0x1p64);

@@ -56,7 +56,7 @@ TEST_CASE("no byte is lost") {
     CHECK(bytes_of(tokenizer, tokenizer.encode(text)) == text);
     CHECK(bytes_of(bytes, bytes.encode(text)) == text);
   }
-  const std::string long_word(200000, 'e');  // one word: quadratic merging would take minutes
+  const std::string long_word(200000, 'e');  // a single word: quadratic merging would take minutes
   CHECK(tokenizer.decode(tokenizer.encode(long_word)) == long_word);
   CHECK(bytes.encode("aé") == std::vector<int32_t>{97, 195, 169});
   CHECK(tokenizer.encode_tensor("the cat").dtype() == i32);

@@ -564,7 +564,7 @@ TEST_CASE("roster 49: conclusions depend on the time they are given, not on a cl
   for (const double now : {29.0, 30.0, 31.0}) CHECK(!both_wait(now));
   CHECK(both_wait(32)->fault == Fault::deadlock);
   for (int rank = 0; rank < 3; ++rank) roster.heard(rank, 35);
-  CHECK(!roster.judge(35));  // their states are not renewed: they may have continued
+  CHECK(!roster.judge(35));  // the ranks' states are old: the ranks may have continued
 
   CHECK(roster.explain({0, 1, 2, 7}) ==
         "rank 0 waits in receive f32 x 8, tag a for rank 1, step 0; rank 1 waits in receive f32 x 8, tag b for rank 0, "

@@ -479,7 +479,8 @@ TEST_CASE("hierarchical is faster where hosts are") {
     return simulate(a, {Collective::all_reduce, 64, 0, false, hosts}, 1 << 24, 1, network).seconds;
   };
   CHECK(time(Algorithm::hierarchical) < 0.25 * time(Algorithm::ring));
-  CHECK(time(Algorithm::halving_doubling) < 0.25 * time(Algorithm::ring));  // its first partners are on the same host
+  // The first partners of halving-doubling are on the same host.
+  CHECK(time(Algorithm::halving_doubling) < 0.25 * time(Algorithm::ring));
 }
 
 TEST_CASE("names, and what is refused") {

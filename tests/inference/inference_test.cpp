@@ -543,7 +543,7 @@ TEST_CASE("inference: weights in 8 and 4 bits, the same codes on every rank") {
     for (const int ranks : {2, 4})
       for (const Ids& made : texts(golden + "/llama_" + name, ranks, "")) CHECK(made == one);
   }
-  const std::string llama = golden + "/llama_yarn";  // its widths are multiples of 2 x 32
+  const std::string llama = golden + "/llama_yarn";  // this model's widths are multiples of 2 x 32
   const struct {
     const char* weight;
     int groups;

@@ -199,7 +199,7 @@ TEST_CASE("quantize: a state with other scales than the model's is taken as it i
   CHECK(tiny->blocks[0].mlp.up.quantized->scales.dtype() == f32);
   CHECK(plain->blocks[0].mlp.up.quantized->scales.dtype() == f16);
   const Tensor of_tiny = (*tiny)(some_tokens()).tensor(), of_plain = (*plain)(some_tokens()).tensor();
-  nn::State before;  // of the model with f16 scales only
+  nn::State before;  // state of the model with f16 scales only
   for (const auto& [name, tensor] : plain->state()) before.emplace_back(name, tensor.clone());
   plain->load_state(tiny->state());
   CHECK(equal((*plain)(some_tokens()).tensor(), of_tiny));

@@ -61,7 +61,7 @@ TEST_CASE("an average keeps its bits while it stands in for 16-bit parameters, a
   WeightAverage average({w}, 0.999);
   average.update();
   w.tensor().fill_(2);
-  // as if each step were followed by an evaluation
+  // an evaluation after each step swaps the averages in and out
   for (int i = 0; i < 1000; ++i) average.update(), average.swap(), average.swap();
   CHECK(average.averages()[0].to_vector<float>()[0] == doctest::Approx(2 - std::pow(0.999, 1000)).epsilon(1e-5));
   const float kept = average.averages()[0].to_vector<float>()[1];

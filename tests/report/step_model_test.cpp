@@ -23,7 +23,7 @@ engine::ModelShape model(int64_t layers = 8) {
 struct Costs {
   double block = 1e-3, head = 0;
 };
-constexpr Costs even{}, uneven{.head = 5e-4};  // without a head, so that stages are equal, and with one
+constexpr Costs even{}, uneven{.head = 5e-4};  // even: no head, so stages are equal; uneven: a head
 
 StepPrediction predict(TrainingJob job, const Costs& costs = even, const Cluster& cluster = {}) {
   engine::ModelShape& m = job.model;

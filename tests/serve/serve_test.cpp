@@ -86,7 +86,7 @@ TEST_CASE("schedule: the youngest gives way, is computed again, and shares what 
   finish(s, 0);
   const Step step = next_step(s);
   CHECK(step.started == std::vector<int64_t>{1});
-  CHECK(step.work[0].first == 32);  // its first two blocks have not been reused
+  CHECK(step.work[0].first == 32);  // the request's first two blocks (32 tokens) have not been reused
   CHECK(s.put_back == 1);
 }
 
@@ -110,7 +110,7 @@ TEST_CASE("blocks: whole ones are shared, by what they hold and what is in front
   for (const int32_t block : {mine[2], mine[1], mine[1], mine[1], mine[0], mine[0], mine[0]}) b.release(block);
   CHECK(b.free() == 6);
   CHECK(b.known() == 3);
-  CHECK(b.share(all, 9) == mine);  // their content is still known
+  CHECK(b.share(all, 9) == mine);  // the free blocks still have their content
   for (const int32_t block : mine) b.release(block);
   for (int i = 0; i < 4; ++i) b.take();  // three blocks without content, then the one that has been free for longest
   CHECK(b.share(all, 9).empty());
@@ -204,7 +204,7 @@ TEST_CASE("schedule: blocks before the window are given back") {
     used.push_back(in_use);
   }
   CHECK(used.front() == 2);
-  CHECK(*std::max_element(used.begin() + 4, used.end()) <= 5);  // of the 11 blocks of 330 tokens
+  CHECK(*std::max_element(used.begin() + 4, used.end()) <= 5);  // 330 tokens would take 11 blocks
   // its first blocks are found as long as no other sequence has reused them
   const int64_t b = add(state, ids(96, 1), 100);
   next_step(state);

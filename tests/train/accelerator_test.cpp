@@ -515,7 +515,7 @@ TEST_CASE("accelerator: states that are saved are read again") {
       manual_seed(1);
       Mlp net;
       optim::SGD sgd(net.parameters(), {.lr = 0.1});
-      optim::ReduceLROnPlateau plateau(sgd, {.patience = 0});  // its best metric is infinite before the first one
+      optim::ReduceLROnPlateau plateau(sgd, {.patience = 0});  // before the first metric, the best one is infinite
       const auto samples = points(8);
       Accelerator acc;
       data::DataLoader<> first(samples, {.batch_size = 2, .shuffle = true});

@@ -377,7 +377,7 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
 TEST_CASE("trainer: evaluates once behind each step, the last one too") {
   int evaluations = 0;
   train::Options o = options();
-  o.eval_every = 4;  // of 8 steps
+  o.eval_every = 4;  // twice in 8 steps
   o.set = {};
   run(o, [&](train::TrainerOptions& t) {
     t.metrics = {{"count", [&](const Variable& scores, const Tensor&) {

@@ -14,7 +14,7 @@ namespace testing {
 
 using zero::Zero;
 
-inline const std::string folder = std::filesystem::temp_directory_path().string();  // for offloaded state
+inline const std::string folder = std::filesystem::temp_directory_path().string();  // where offloaded state goes
 
 /// 12610 + 780 + ... parameters: b.weight is cut into blocks, the others are smaller than a block.
 struct Net : nn::Layer<Net> {
