@@ -31,7 +31,7 @@ namespace lockstep::data {
 struct StreamOptions {
   int64_t block = 1;            ///< records that are read ahead and shuffled together; 1: no shuffle
   bool shuffle_shards = false;  ///< true: draw a new order of the shards each epoch
-  int64_t lanes = 1;  ///< at most the number of shards; ranks read least if it equals the micro-batches of a step
+  int64_t lanes = 1;  ///< shards read in turn, at most all. Ranks read least if it equals the micro-batches of a step
   int64_t run = 1;    ///< consecutive records from one lane: the size of a micro-batch
   uint64_t seed = 0;
 };

@@ -28,7 +28,7 @@ template <class A> struct LanesOf { typedef A type __attribute__((vector_size(64
 template <class A> struct LanesOf { typedef A type __attribute__((vector_size(64))); };
 // Integers whose sums and products wrap around without a sanitizer's report.
 template <> struct LanesOf<int64_t> { using type = SplitVector<int64_t, 8>; };
-template <> struct LanesOf<int32_t> { using type = SplitVector<int32_t, 16>; };  ///< the same
+template <> struct LanesOf<int32_t> { using type = SplitVector<int32_t, 16>; };  ///< wraps around, too
 #else
 /// The type of a vector of 64 bytes.
 template <class A> struct LanesOf { using type = SplitVector<A, int(64 / sizeof(A))>; };

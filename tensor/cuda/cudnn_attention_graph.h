@@ -22,8 +22,9 @@ struct AttentionProblem {
   auto operator<=>(const AttentionProblem&) const = default;
 };
 
-/// The addresses. lse is f32 (batch, heads, queries), contiguous: forward writes and backward reads the logarithm of
-/// the sum of exp(scaled score) over a query's keys. row_sums is scratch memory of the same size for backward.
+/// Addresses of the tensors. lse is f32 (batch, heads, queries), contiguous: forward writes and backward reads the
+/// logarithm of the sum of exp(scaled score) over a query's keys. row_sums is scratch memory of the same size for
+/// backward.
 struct AttentionPointers {
   const void *q, *k, *v, *out;
   const float* lse;

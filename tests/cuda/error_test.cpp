@@ -36,7 +36,7 @@ struct Clean {
 
 }  // namespace
 
-TEST_CASE("cuda errors: out of memory names the request, the device and who holds what") {
+TEST_CASE("cuda errors: out of memory names the request, the device and the memory in use") {
   const Clean clean;
   const Tensor held = full({1000}, 1, there);
   CHECK(contains_all(message([] { empty({int64_t(1) << 40}, there); }),

@@ -97,7 +97,7 @@ TEST_CASE("graph: other streams may take part") {
   CHECK(y.to_vector<float>()[99] == 3);
 }
 
-TEST_CASE("graph: what a replay would get wrong is an error, and a capture can be tried again") {
+TEST_CASE("graph: capturing an operation that a replay would get wrong is an Error, and a capture can be retried") {
   const Tensor x = full({4}, 1, there);
   Graph graph(cuda0);
   CHECK(contains(message([&] { graph.replay(); }), "call capture() first"));

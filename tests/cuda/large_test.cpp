@@ -183,7 +183,7 @@ TEST_CASE("large: places in a large tensor, and what is found in all of it") {
   }
 }
 
-TEST_CASE("large: what an operation cannot do is refused before anything runs") {
+TEST_CASE("large: an unsupported size is rejected before anything runs") {
   if (simt::with_tsan()) return;
   const ManyMultiprocessors many;
   const fake::SomeBlocks some;
@@ -193,7 +193,7 @@ TEST_CASE("large: what an operation cannot do is refused before anything runs") 
     const char* name;
     std::function<void()> call;
     std::vector<const char*> parts;
-    std::string copies = "";  // the operation that would write the result
+    std::string copies = "";  // name of the operation that would write the result
   } rows[] = {
       {"sort", [&] { sort(sized({n})); }, {"[sort] expected fewer than 2^32 elements along dim 0"}},
       {"topk", [&] { topk(sized({n}), 3); }, {"[topk] expected fewer than 2^32 elements"}},

@@ -110,7 +110,7 @@ TEST_CASE("cuda matmul: bias, activation and the value before it") {
   }
 }
 
-TEST_CASE("cuda matmul: alpha and beta; beta 0 does not read what was there") {
+TEST_CASE("cuda matmul: alpha and beta; beta 0 ignores the old content") {
   for (const DType dtype : {f32, f64, f16, bf16}) {
     for (const int64_t k : {6, 0}) {
       for (const auto& [alpha, beta] : {std::pair{2.0, 0.5}, {1.0, 1.0}, {-1.0, 0.0}, {0.0, 1.0}}) {

@@ -269,7 +269,7 @@ TEST_CASE("nccl: a step of ZeRO in a graph has the bits of steps that are not, s
   }
 }
 
-TEST_CASE("nccl: what ZeRO refuses about devices") {
+TEST_CASE("nccl: ZeRO rejects wrong devices") {
   const std::string text = outcome(1, [](int) {
     Net net;
     net.c.to(device_of(0));

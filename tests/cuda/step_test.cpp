@@ -249,7 +249,7 @@ TEST_CASE("cuda: a recorded step has the bits of one that is not: rates, step nu
   }
 }
 
-TEST_CASE("cuda: plain steps are recorded, too, and what cannot be is refused") {
+TEST_CASE("cuda: plain steps are recorded, too; steps that cannot be recorded are rejected") {
   Model a(made<optim::Adam>(optim::AdamOptions{}), {f32, bf16}, cuda0),
       b(made<optim::Adam>(optim::AdamOptions{}), {f32, bf16}, cuda0);
   a.set_gradients(1), b.set_gradients(1);

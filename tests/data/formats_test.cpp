@@ -161,7 +161,7 @@ TEST_CASE("json lines: one by one, with the numbers of lines") {
   CHECK_ERROR(JsonLines(dir / "none"), "No such file");
 }
 
-TEST_CASE("wav: what soundfile wrote is read as it reads it") {
+TEST_CASE("wav: files by soundfile are read as soundfile reads them") {
   TempDir dir;
   for (const auto& [name, expected] : read_npz(golden("wav/expected.npz"))) {
     CAPTURE(name);

@@ -336,7 +336,7 @@ TEST_CASE("corrupt files are refused with file and key") {
   CHECK_ERROR(Tokenizer::from_folder(dir / "none"), "there is no such folder");
 }
 
-TEST_CASE("added tokens: the leftmost, and of those the longest, as one by one") {
+TEST_CASE("added tokens: the leftmost match wins, then the longest, as in a search one by one") {
   uint32_t state = 1;
   const auto draw = [&](uint32_t below) { return ((state = state * 1664525 + 1013904223) >> 8) % below; };
   for (int round = 0; round < 300; ++round) {

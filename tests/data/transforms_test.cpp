@@ -93,7 +93,7 @@ TEST_CASE("transforms: one does not change what the next one draws") {
   CHECK(random_state() == first);
 }
 
-TEST_CASE("transforms: what they draw lies where it should") {
+TEST_CASE("transforms: random numbers lie in their ranges") {
   manual_seed(11);
   const Tensor u = arange(1 * 9 * 10).to(u8).reshape({1, 9, 10});
   std::set<int64_t> corners;

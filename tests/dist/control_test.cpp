@@ -140,7 +140,7 @@ TEST_CASE("control: the store holds 256 MiB and then says so" * doctest::skip(sa
   }));
 }
 
-TEST_CASE("control: a barrier names who is missing, and may be tried again") {
+TEST_CASE("control: a barrier names the missing ranks, and may be retried") {
   Job job(3);
   check_calm(job.run(job.all(), [&](Control& control) {
     const int rank = control.place().rank;
@@ -175,7 +175,7 @@ TEST_CASE("control: a barrier names who is missing, and may be tried again") {
   check_all(said, "ranks disagree on who meets at barrier 'b'");
 }
 
-TEST_CASE("control: the first report is what every rank raises") {
+TEST_CASE("control: every rank raises the first reported error") {
   for (const int world : {1, 2, 5}) {
     Job job(world);
     std::atomic<int> first{-1};

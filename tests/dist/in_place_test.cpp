@@ -131,7 +131,7 @@ std::string outcome(int n, const std::function<void(int)>& fn, const SpawnOption
 
 }  // namespace
 
-TEST_CASE("segments: where bytes lie, and who has them") {
+TEST_CASE("segments: positions of bytes, and their owners") {
   const Tensor t = shared_tensor({3, 1000}, f32), other = shared_tensor({7}, i8), ordinary = zeros({5});
   const auto bytes = bytes_of(t);
   const Placement whole = placement_of(bytes), part = placement_of(bytes.subspan(4000, 8));

@@ -177,7 +177,7 @@ TEST_CASE("rendezvous: from the environment of torchrun, Open MPI and SLURM") {
   CHECK(place.transport == "tcp");
 }
 
-TEST_CASE("rendezvous: what is wrong in the environment is named") {
+TEST_CASE("rendezvous: Errors name the wrong environment variable") {
   const Variables good{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1234"}};
   const std::pair<Variables, std::string> rows[] = {
       {{}, "unset: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Start with `lockstep run -n N -- program`, or set them"},

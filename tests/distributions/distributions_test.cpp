@@ -399,7 +399,7 @@ TEST_CASE("distributions: threads and what else is drawn change no bit of a samp
   CHECK(equal(log_gamma_sample(full({5000}, 0.7)).slice(0, 0, 10), few));
 }
 
-TEST_CASE("distributions: errors say what was expected") {
+TEST_CASE("distributions: errors name the expected value") {
   const Tensor one = ones({2});
   const Normal normal(one, 1.0);
   struct {

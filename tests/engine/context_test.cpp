@@ -248,7 +248,7 @@ TEST_CASE("context: pipeline::Engine alone averages over copies and parts") {
   for (const char* plan : {"cp2", "pp2+cp2", "dp2+pp2+cp2"}) check_near(run(plan), one, plan);
 }
 
-TEST_CASE("context: the ring sends what lockstep plan says") {
+TEST_CASE("context: the ring sends as many bytes as lockstep plan predicts") {
   for (const char* plan : {"cp2", "cp4", "pp2+cp2", "cp2+tp2"}) {
     const parallel::Plan axes = parallel::parse_plan(plan);
     const Case c{.plan = plan};
@@ -303,7 +303,7 @@ TEST_CASE("context: the same bits under every plan, whether the engine gets an o
   }
 }
 
-TEST_CASE("context: data of the engine, and what is refused") {
+TEST_CASE("context: the engine's data loader, and rejected settings") {
   on_ranks<int>(4, [](int rank) {
     const parallel::Mesh mesh(parallel::parse_plan("dp2+cp2"), dist::world());
     const auto net = make_net();

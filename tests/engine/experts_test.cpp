@@ -298,7 +298,7 @@ TEST_CASE("engine: stages with experts have the bits of one process; what is sha
   close(train_parts({.plan = "dp2+pp2+ep2", .dtype = f16}).losses, expected.losses, 1e-2);
 }
 
-TEST_CASE("engine: experts over ranks: what cannot be") {
+TEST_CASE("engine: experts over ranks: impossible settings are rejected") {
   const auto refusal = [](parallel::Plan plan, bool with_mesh, const std::string& type = "AdamW", int share = 2) {
     return message([&] {
       dist::spawn(2, [&](int) {

@@ -202,7 +202,7 @@ TEST_CASE("plan: bytes of each rank are those of the ledger") {
   }
 }
 
-TEST_CASE("plan: traffic of a step is what ranks send") {
+TEST_CASE("plan: the traffic of a step equals the bytes that ranks send") {
   for (const int stage : {0, 1, 2, 3}) {
     for (const auto& row : Rows{{1, false}, {2, false}, {4, false}, {4, true}}) {
       const int ranks = row.first;
@@ -259,7 +259,7 @@ TEST_CASE("plan: a model of 175 billion parameters on 1024 ranks, without its me
       contains(message([&] { plan(config(R"({"train_batch_size": 7})"), p.model, 2); }), "train_batch_size 7 is not"));
 }
 
-TEST_CASE("plan: what optimizers keep") {
+TEST_CASE("plan: memory of optimizer state") {
   struct Row {
     const char* body;
     int64_t bytes;

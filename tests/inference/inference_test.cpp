@@ -55,7 +55,7 @@ std::string message_of_ranks(int n, const std::function<void(int)>& fn) {
 
 }  // namespace
 
-TEST_CASE("inference config: keys, their other names, and what they mean") {
+TEST_CASE("inference config: keys, their aliases and meanings") {
   const struct {
     const char *json, *key, *value, *mark;
   } rows[] = {
@@ -102,7 +102,7 @@ TEST_CASE("inference config: keys, their other names, and what they mean") {
   CHECK(contains(inference::config_reference(), "`tp` is `tensor_parallel`"));
 }
 
-TEST_CASE("inference config: what is refused, and why") {
+TEST_CASE("inference config: invalid values are rejected with the reason") {
   const struct {
     const char *json, *text;
   } rows[] = {

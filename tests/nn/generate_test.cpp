@@ -285,7 +285,7 @@ TEST_CASE("generate: a sequence's tokens do not depend on the others, on threads
   CHECK(draw(7, 0, 1) != draw(7, 0, 2));
 }
 
-TEST_CASE("generate: how it ends, what it tells, and what it refuses") {
+TEST_CASE("generate: reasons to end, results, and rejected options") {
   GPT model = small_gpt();
   using Reason = Generated::Reason;
   const std::vector<int64_t> prompt = some_ids(4, 2), plain = generate(model, prompt, {.max_new_tokens = 12}).tokens;

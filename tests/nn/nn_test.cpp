@@ -109,7 +109,7 @@ TEST_CASE("hooks run around a call") {
   CHECK(events == std::vector<std::string>{"Linear in (5, 2)", "out (5, 3)", "Linear in (5, 2)"});
 }
 
-TEST_CASE("layers refuse what they cannot do") {
+TEST_CASE("layers reject invalid options and inputs") {
   const struct {
     std::function<void()> run;
     const char* part;

@@ -82,7 +82,7 @@ struct Path {
 
 }  // namespace
 
-TEST_CASE("quantised: codes, sums and outputs are those of the golden file") {
+TEST_CASE("quantised: codes, sums and outputs equal the golden file") {
   const auto file = SafeTensors::open(std::string(golden_folder) + "/inference/quant.safetensors");
   const auto at = [&](const char* name) { return file.tensor(name); };
   const Tensor x = at("x"), w = at("w"), b = at("b");
@@ -236,7 +236,7 @@ TEST_CASE("quantised: activations, 16 bits, and numbers that are none") {
   CHECK(contains(message([&] { handle.to_vector<float>(); }), "quantised weight"));
 }
 
-TEST_CASE("quantize: a model's Linears, its report, and what stays") {
+TEST_CASE("quantize: a model's Linears, the report, and the parameters left alone") {
   for (const bool tied : {true, false}) {
     const auto model = seeded(small(tied)), other = seeded(small(tied));
     const Tensor x = some_tokens(), before = (*model)(x).tensor();

@@ -182,7 +182,7 @@ TEST_CASE("layers of volumes, pooling and resampling: options, shapes, and a mod
   CHECK(equal(scores.predict(rows), argmax(all, 1)));
 }
 
-TEST_CASE("transformer, adaptive softmax: what is refused") {
+TEST_CASE("transformer, adaptive softmax: invalid arguments are rejected") {
   TransformerEncoderLayer layer(small_layer());
   TransformerDecoderLayer decoder(small_layer());
   MultiHeadAttention attention({.embed = 8, .heads = 2, .causal = false}),

@@ -244,7 +244,7 @@ TEST_CASE("step model: thousands of ranks") {
   CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < 60);
 }
 
-TEST_CASE("step model: what cannot be") {
+TEST_CASE("step model: impossible settings are rejected") {
   const struct {
     const char* plan;
     TrainingJob job;

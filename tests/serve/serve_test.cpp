@@ -170,7 +170,7 @@ TEST_CASE("schedule: nobody starves, blocks are conserved, whatever arrives") {
   }
 }
 
-TEST_CASE("simulate: what is printed and drawn") {
+TEST_CASE("simulate: printed tables and pictures") {
   const auto run = simulate(parse_arrivals("0:40+3,0:20+2,30:40+2/32,30:40+2/32"),
                             State(16, {.rows = 32, .sequences = 4}), {.step = 10, .row = 1});
   CHECK(draw_grid(run) ==
@@ -381,7 +381,7 @@ TEST_CASE("batcher: who goes away frees the blocks, the prompt's log probabiliti
   CHECK(contains(message([&] { broken->reason(); }), "not numbers"));
 }
 
-TEST_CASE("requests: what is understood, and what is refused under its name") {
+TEST_CASE("requests: accepted fields, and fields that are rejected by name") {
   const Request r =
       parse_request(Endpoint::completions,
                     R"({"model": "m", "prompt": [[1, 2], [3]], "max_tokens": 5, "temperature": 0, "top_p": 0.5,

@@ -372,7 +372,7 @@ TEST_CASE("linalg: threads change no bit") {
   });
 }
 
-TEST_CASE("linalg: errors say what was expected") {
+TEST_CASE("linalg: errors name the expected value") {
   const Tensor a = zeros({2, 3, 3}), one = ones({3, 3});
   const Tensor some = stack({eye(3), eye(3), ones({3, 3}), eye(3)}).view({2, 2, 3, 3});
   const Tensor nan = full({2, 3, 3}, NAN);

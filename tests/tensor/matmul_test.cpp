@@ -428,7 +428,7 @@ TEST_CASE("einsum") {
   }
 }
 
-TEST_CASE("matrix products name what is wrong") {
+TEST_CASE("matrix products: Errors name the wrong argument") {
   const Tensor a = zeros({3, 4}), b = zeros({5, 6}), yes = ones({4, 4}, {.dtype = boolean}),
                whole = zeros({4, 4}, {.dtype = i64});
   struct Row {

@@ -319,7 +319,7 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
                  "expected a grad_scaler with --precision f16"));
 }
 
-TEST_CASE("accelerator: what ranks tell each other") {
+TEST_CASE("accelerator: communication between ranks") {
   on_each_rank(4, [&] {
     Accelerator acc;
     const int64_t rank = acc.process_index();
@@ -380,7 +380,7 @@ TEST_CASE("accelerator: an object of the program's goes into the checkpoint, and
   });
 }
 
-TEST_CASE("accelerator: what is refused") {
+TEST_CASE("accelerator: invalid calls are rejected") {
   const auto samples = points(32);
   struct Row {
     const char* expected;

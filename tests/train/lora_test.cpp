@@ -148,7 +148,7 @@ TEST_CASE("lora: cuts of adapters follow from their Linear's") {
   }
 }
 
-TEST_CASE("lora: what is frozen has no state, and sends no gradient") {
+TEST_CASE("lora: frozen parameters have no optimizer state and send no gradient") {
   const LoraMix m{"dp2", false, {.r = 2}};
   int64_t adapters = 0;
   for (const Variable& p : lora_model(m)->parameters())

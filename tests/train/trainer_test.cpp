@@ -458,7 +458,7 @@ TEST_CASE("prepare: a loop of one's own under the job's configuration") {
                  "expected a plan that leaves the model whole"));
 }
 
-TEST_CASE("a program that is asked what it trains says it, and trains nothing") {
+TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training and trains nothing") {
   const TempDir folder;
   const std::string file = (folder.path / "model.json").string();
   const struct Asked {

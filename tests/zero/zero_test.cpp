@@ -149,7 +149,7 @@ TEST_CASE("zero: unused parameters are named, or left alone as an optimizer leav
   }
 }
 
-TEST_CASE("zero: what step() and gradients refuse") {
+TEST_CASE("zero: calls that step() and gradients() reject") {
   for (const int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
     CHECK(contains(error_of(at(stage), 0, [](Zero& zero, Net&, optim::Optimizer&) { zero.step(); }),
@@ -222,7 +222,7 @@ TEST_CASE("zero: clearing all gradients forgets what was collected, by whatever 
   }
 }
 
-TEST_CASE("zero: what the constructor refuses") {
+TEST_CASE("zero: arguments that the constructor rejects") {
   const auto error = [](const std::function<void(Net&)>& body) {
     return message([&] {
       dist::spawn(2, [&](int) {

@@ -227,7 +227,7 @@ TEST_CASE("merge: the same in one file; export: plain safetensors") {
   CHECK(saved.dir.list() == "latest merged model.safetensors new old");
 }
 
-TEST_CASE("hashes are those of b2sum -l 256") {
+TEST_CASE("hashes equal b2sum -l 256") {
   CHECK(hash_of(data::as_bytes("")) == "0e5751c026e543b2e8ab2eb06099daa1d1e5df47778f7787faab45cdf12fe3a8");
   CHECK(hash_of(data::as_bytes("abc")) == "bddd813c634239723171ef3fee98579b94964e3bb1cb3e427262c8c068d52319");
   Hash in_parts;

@@ -21,7 +21,7 @@ const moe::Options experts{.experts = 4,
 
 }  // namespace
 
-TEST_CASE("experts in a GPT: names, sizes, generation, what is refused") {
+TEST_CASE("experts in a GPT: names, sizes, generation, rejected options") {
   nn::GPT model(sizes);
   moe::add_experts(model, experts);
   CHECK(moe::layers_of(model).size() == 1);

@@ -499,7 +499,7 @@ TEST_CASE("1-bit LAMB: the factor stays in its range and changes slowly") {
   });
 }
 
-TEST_CASE("onebit: what cannot work is an error that says so") {
+TEST_CASE("onebit: unsupported settings are rejected with the reason") {
   on_ranks<int>(1, [](int) {
     Mlp net;
     const auto p = net.parameters();
