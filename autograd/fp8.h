@@ -45,7 +45,7 @@ class Fp8Scope {
   const Fp8Scales* previous_;
 };
 
-/// For a product over several ranks.
+/// Communication of a product that several ranks share.
 struct Fp8Ranks {
   /// The gathered x, used in place of x; optional.
   Tensor whole;
@@ -55,8 +55,8 @@ struct Fp8Ranks {
 };
 
 /// activation(x w^T + bias) for x (..., in) and w (out, in). The dtypes of x and w may differ; the result has x's
-/// dtype, or Autocast's. The gradient treats casts as the identity: gradients are those of the product of the cast
-/// tensors, and w's has w's dtype. No second derivative.
+/// dtype, or Autocast's. The gradient treats casts as the identity: they equal the gradients of the product of the cast
+/// tensors. w's gradient has w's dtype. No second derivative.
 Variable linear_fp8(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
                     const Fp8Scales& scales, const Fp8Ranks& ranks = {});
 

@@ -1,5 +1,5 @@
 #pragma once
-// Losses beyond those of autograd/ops.h, composed of differentiable operations. Meaning and defaults are those of
+// Losses that autograd/ops.h lacks, composed of differentiable operations. Meaning and defaults are as in
 // torch.nn.functional (focal loss: torchvision); the prediction comes first, then the target. All tensors of a call
 // have one shape unless stated otherwise. Values (signs, classes, variances) are checked on the CPU only: on a device
 // the check would have to wait for the kernels.

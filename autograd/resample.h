@@ -1,6 +1,6 @@
 #pragma once
 // Resampling of images, signals and volumes: interpolate, grid_sample, affine_grid, fold and unfold. Meaning and
-// defaults are those of torch.nn.functional. x is (N, C, L), (N, C, H, W) or (N, C, D, H, W).
+// defaults are as in torch.nn.functional. x is (N, C, L), (N, C, H, W) or (N, C, D, H, W).
 #include <vector>
 
 #include "autograd/ops.h"

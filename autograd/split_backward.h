@@ -1,6 +1,6 @@
 #pragma once
 // A backward pass in two parts, for pipelines: first the gradients of a stage's inputs, which the previous stage waits
-// for; later those of its weights. Same bits as backward().
+// for; later the gradients of its weights. Gives the same bits as backward().
 //
 //   x ──▶ matmul ──▶ relu ──▶ matmul ──▶ loss    first part: the path to x. Each matmul keeps the gradient of its
 //           ▲                   ▲                output and its saved tensors.

@@ -47,7 +47,7 @@ class Json {
   /// The kind of value, for messages: "null", "a bool", "an integer", "a number", "a string", "a list" or "an object".
   const char* kind() const;
 
-  /// The value. Error beginning with `where` (such as "config.json: lr") if it is of another kind.
+  /// The value. Error if it is of another kind; the Error begins with `where` (such as "config.json: lr").
   bool as_bool(std::string_view where = "json") const;
   /// An integer; a double is an Error even if it is whole.
   int64_t as_int(std::string_view where = "json") const;
@@ -62,7 +62,7 @@ class Json {
 
   /// The value under `key`, or nullptr if this is not an object or has no such key.
   const Json* find(std::string_view key) const;
-  /// The value under `key`. Error beginning with `where` if the key is missing.
+  /// The value under `key`. Error if the key is missing; the Error begins with `where`.
   const Json& at(std::string_view key, std::string_view where = "json") const;
   /// The value under `key`, which is added (as null) if it is missing. A null becomes an object.
   Json& operator[](std::string_view key);

@@ -23,8 +23,8 @@ struct EncodeOptions {
 class Tokenizer {
  public:
   /// Loads a folder with tokenizer.json, or with vocab.json and merges.txt. Also reads added tokens from
-  /// tokenizer_config.json and added_tokens.json. The files determine the kind of tokenizer. Error naming the feature
-  /// if a file asks for something unsupported.
+  /// tokenizer_config.json and added_tokens.json. The files determine the kind of tokenizer. Error if a
+  /// file asks for something unsupported; it names the feature.
   static std::unique_ptr<Tokenizer> from_folder(const std::string& folder);
   virtual ~Tokenizer() = default;
   virtual int64_t vocab_size() const = 0;                                        ///< largest id + 1
@@ -91,8 +91,8 @@ bool has_tokenizer(const std::string& folder);
 /// A string that identifies a tokenizer: "bytes", or the sizes and checksums of its files and of the tokens defined in
 /// other files.
 std::string tokenizer_identity(const std::string& folder);
-/// Copies the tokenizer's files and chat templates from one folder to another, and removes those of an earlier
-/// tokenizer.
+/// Copies the tokenizer's files and chat templates from one folder to another, and removes the files of an
+/// earlier tokenizer.
 void copy_tokenizer(const std::string& from, const std::string& to);
 
 }  // namespace lockstep::data

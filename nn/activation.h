@@ -257,7 +257,7 @@ struct Dropout : Layer<Dropout> {
   std::string options() const override { return str("p ", p); }
   void sliced(const PartOf& of) override { part = of; }
   double p;
-  PartOf part;  ///< set if x is a part of a sharded tensor: the mask is that of the whole tensor
+  PartOf part;  ///< set if x is a part of a sharded tensor: the mask is a part of the whole tensor's mask
 };
 
 /// Base of Dropout1d/2d/3d: in training zeroes whole channels with probability p and scales the others by 1 / (1 - p).

@@ -50,7 +50,7 @@ struct LowRank : Layer<LowRank> {
   int64_t r, out;
   double scale;
   std::vector<LoraPart> parts;  ///< ordered by row
-  Cut cut;                      ///< cut of the Linear; determines those of A and B
+  Cut cut;                      ///< cut of the Linear; determines the cuts of A and B
   Dropout dropout;
   Linear a;
   std::vector<Linear> b;

@@ -53,7 +53,7 @@ class Fields {
   std::vector<Entry> entries;
 };
 
-/// A parameter with its dotted name; the flags are those of Fields::Entry.
+/// A parameter with its dotted name. The flags have the meaning of Fields::Entry.
 struct NamedParameter {
   std::string name;
   Variable variable;
@@ -222,7 +222,7 @@ class Module {
   bool has_hooks() const { return hook_count() > 0 || is_wrapped(); }
   /// True if a hook may read or replace the result of a call.
   bool is_watched() const;
-  /// Replaces the hooks of this module by those of `other`; children keep theirs.
+  /// Replaces this module's hooks by the hooks of `other`. Children keep their own hooks.
   void copy_hooks(const Module& other);
 
  protected:

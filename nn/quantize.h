@@ -45,7 +45,7 @@ QuantizeReport quantize(Module& model, const QuantizeOptions& options = {});
 bool is_quantized(Module& model);
 
 /// Loads a state that may hold quantised weights ("x.weight.codes", "x.weight.scales") into a model whose weights may
-/// still be floating. metadata: that of the file, as written by quantized_metadata().
+/// still be floating. metadata: the file's metadata, as quantized_metadata() wrote it.
 void load_quantized(Module& model, const State& state, const std::map<std::string, std::string>& metadata);
 /// Metadata that a file must contain beside the state, e.g. {"quantization": "row8,dynamic,threshold=6"}. Empty if
 /// nothing is quantised.

@@ -40,8 +40,9 @@ struct Generation {
   std::vector<int64_t> suppress_tokens;                ///< tokens that are never chosen
   double temperature = 1;                              ///< divides the logits; below 1e-5 decoding is greedy
   int64_t top_k = 50;                                  ///< keep the k most likely, and ties with the last; 0: all
-  double top_p = 1;  ///< keep the most likely that add up to this (Holtzman et al., 2020), at least one
-  double min_p = 0;  ///< keep those at least this fraction as likely as the most likely
+  /// Keep the most likely tokens whose probabilities add up to this (Holtzman et al., 2020), at least one.
+  double top_p = 1;
+  double min_p = 0;  ///< keep tokens that are at least this fraction as likely as the most likely one
 
   /// True if no random numbers are drawn.
   bool greedy() const { return !do_sample || temperature < 1e-5; }

@@ -80,7 +80,7 @@ struct TransformerDecoderLayer : Layer<TransformerDecoderLayer> {
   Dropout dropout, dropout1, dropout2, dropout3;
 };
 
-/// Options of a stack: those of its layers, and whether a norm follows.
+/// Options of a stack: the options of its layers, and a norm after the last one.
 struct TransformerStackOptions {
   TransformerOptions layer;
   int64_t layers;

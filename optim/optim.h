@@ -101,7 +101,7 @@ class Lion : public OptimizerOf<LionOptions> {
 
 // --- elementwise rules composed of tensor operations (composed_rules.cpp) ---
 
-/// momentum_decay: of the momentum schedule; decoupled_weight_decay: as in AdamW.
+/// momentum_decay: decay of the momentum schedule. decoupled_weight_decay: true for AdamW's weight decay.
 struct NAdamOptions {
   double lr = 2e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, momentum_decay = 4e-3;
   bool decoupled_weight_decay = false, maximize = false;
@@ -186,8 +186,8 @@ struct SophiaOptions {
 /// Sophia-G: momentum divided by the diagonal of the Hessian, clipped elementwise to [-1, 1].
 class Sophia : public OptimizerOf<SophiaOptions> {
   LOCKSTEP_OPTIMIZER(Sophia);
-  /// Updates the Hessian with the Gauss-Newton-Bartlett estimate, from the current gradients, which must be those of a
-  /// loss whose targets were sampled from the model's output. Error unless hessian_interval is 0.
+  /// Updates the Hessian with the Gauss-Newton-Bartlett estimate, from the current gradients, which must be gradients
+  /// of a loss whose targets were sampled from the model's output. Error unless hessian_interval is 0.
   void update_hessian();
 };
 

@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-constexpr const char* names[][2] = {  // [op][0]: the operation's name, [op][1]: that of its derivatives
+constexpr const char* names[][2] = {  // [op][0]: the operation's name, [op][1]: the name of its derivatives
 #define LOCKSTEP_UNARY(name, functor, types) {#name, #name " derivative"},
 #define LOCKSTEP_UNARY1(name, functor, types, p, d) {#name, #name " derivative"},
 #define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e) {#name, #name " derivative"},

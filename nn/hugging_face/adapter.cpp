@@ -89,7 +89,7 @@ LoraOptions options_of_adapter(const Json& config, const std::string& path) {
   LOCKSTEP_CHECK(c.word("task_type", "CAUSAL_LM") == "CAUSAL_LM", path, ": expected task_type CAUSAL_LM, got '",
                  c.word("task_type", ""), "'");
   LOCKSTEP_CHECK(c.word("bias", "none") == "none", path, ": bias '", c.word("bias", ""), "' is not built");
-  const Json* const start = c.find("init_lora_weights");  // the others modify the base weights
+  const Json* const start = c.find("init_lora_weights");  // other values modify the base weights
   LOCKSTEP_CHECK(!start || start->is_bool() || *start == Json("gaussian"), path, ": init_lora_weights ",
                  start ? start->dump() : "", " is not built");
   return {.r = c.whole("r", 8),

@@ -147,7 +147,7 @@ template <class K> struct Blocking {
   int64_t scratch() const { return b_size + down * across * (a_size + strip_size); }
 };
 
-/// One product. Its pieces share the members.
+/// One product. The threads that compute its pieces share this object.
 template <class K> struct Product {
   using T = typename K::Sum;
   using In = typename K::Number;

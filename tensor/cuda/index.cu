@@ -184,7 +184,7 @@ ElementWalk make_element_walk(const Tensor& index, int dim, const Strides& sourc
   return walk;
 }
 
-/// Strides with that of `dim` set to 0.
+/// x's strides, with the stride of `dim` set to 0.
 Strides without(Strides strides, int dim) {
   if (dim < strides.rank()) strides[dim] = 0;
   return strides;

@@ -135,7 +135,7 @@ template <int depth> struct RowTile {
   __device__ void left_turned(int row, int column, uint32_t (&a)[4]) const {
     load_matrices<true>(place(row, column, false), a[0], a[1], a[2], a[3]);
   }
-  /// Loads the same part as two operands b, columns 0 to 7 and 8 to 15; right_turned() takes those of its transpose.
+  /// Loads the same part as two operands b, columns 0 to 7 and 8 to 15; right_turned() loads from its transpose.
   __device__ void right(int row, int column, uint32_t (&b)[2][2]) const {
     load_matrices<true>(place(row, column, true), b[0][0], b[0][1], b[1][0], b[1][1]);
   }

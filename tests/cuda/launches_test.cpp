@@ -67,7 +67,7 @@ int64_t sum_of(const Launches& launches) {
 }  // namespace
 
 TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
-  // Includes clipping and unscaling; see the tests of optimizers.
+  // With clipping and unscaling; step_test.cpp checks this number.
   constexpr int64_t of_optimizer = 6;
   struct Row {
     const char* name;

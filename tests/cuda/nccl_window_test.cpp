@@ -80,7 +80,7 @@ TEST_CASE("nccl windows: memory that a graph reads stays as long as the graph") 
           const auto calls = world().take_recorded();
           world().barrier();
           x = Tensor();
-          // creating a buffer first closes those that were freed
+          // creating a buffer first closes freed buffers
           const Tensor other = world().shared_empty({4}, f32, device);
           world().barrier();
           require(fake::nccl_windows().open == 4, "a graph reads it");

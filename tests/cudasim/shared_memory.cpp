@@ -35,7 +35,7 @@ bool SharedMemory::end_block() {
     for (size_t i = 0; i < gaps_.size(); i += 2)
       intact = intact && std::accumulate(arena_ + gaps_[i], arena_ + gaps_[i + 1], 0xff, std::bit_and<>()) == 0xff;
   }
-  // As for stacks: the next block must find memory that ThreadSanitizer regards as new.
+  // The next block must find memory that ThreadSanitizer regards as new (as for stacks).
   if (with_tsan() && used_ > 0) renew(arena_, (used_ + page - 1) / page * page);
   poison(arena_, used_);
   arrays_.clear();

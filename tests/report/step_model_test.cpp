@@ -64,7 +64,7 @@ TEST_CASE("step model: one rank takes the sum of its parts") {
     CHECK(p.tokens == doctest::Approx(micro_batches * 2 * 128 / p.step));
     CHECK(p.terms[p.bound].name == "compute");
   }
-  // With times computed as FLOPs over FLOP/s.
+  // Give the layers measured times (here FLOPs over FLOP/s).
   TrainingJob job{.model = model(), .plan = {}, .micro_batch = 4};
   give_seconds(job.model, 1e9);
   const StepPrediction p = predict_step(job, 1e12, {});

@@ -500,7 +500,7 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
   std::filesystem::remove(file);
   Net net;
   optim::SGD sgd(net.parameters(), {.lr = 0.1});
-  train::Accelerator alone;  // in a program that does not call start()
+  train::Accelerator alone;  // this program does not call start()
   CHECK(contains(message([&] { alone.prepare(net, sgd); }), "asked what it trains, and has said it"));
   CHECK(data::read_json(file).at("config").at("optimizer").at("type") == data::Json("SGD"));
 }

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int micros = 8, experts = 4;
 
-/// Each micro-batch belongs to one expert. Unless `only`, the others are called with no rows, because stage 3 gathers
-/// in step.
+/// Each micro-batch belongs to one expert. Unless `only`, the other experts are called with no rows, because in stage 3
+/// all ranks must gather the same parameters.
 struct Mixed : nn::Layer<Mixed> {
   nn::Linear a = linear(6, 40), c = linear(120, 3);
   std::map<int, std::shared_ptr<nn::Linear>> parts;  // expert.weight is cut into blocks

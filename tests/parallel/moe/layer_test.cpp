@@ -324,7 +324,7 @@ TEST_CASE("a layer of experts rejects invalid options and inputs") {
   CHECK(contains(message([] {
                    dist::spawn(2, [](int rank) {
                      moe::Layer shared({.width = 4, .experts = 2}, everyone());
-                     if (rank == 1) fail("oh no");  // the other rank waits for its counts
+                     if (rank == 1) fail("oh no");  // rank 0 waits for rank 1's counts
                      shared(ones({3, 4}));
                    });
                  }),

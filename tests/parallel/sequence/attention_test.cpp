@@ -203,7 +203,7 @@ TEST_CASE("shared attention rejects unsupported arguments on all ranks") {
                  "expected a process group, got none"));
   CHECK(contains(error(3,
                        [&](auto group, int rank) {
-                         if (rank == 1) fail("oh no");  // the others wait for its keys
+                         if (rank == 1) fail("oh no");  // the other ranks wait for rank 1's keys
                          ring_attention(x, x, x, {.scale = 1}, group);
                        }),
                  "oh no"));
