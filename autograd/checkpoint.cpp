@@ -33,8 +33,8 @@ void check_own_tape(const std::vector<Variable>& outputs, uint64_t first_number)
     Node* node = stack.back();
     stack.pop_back();
     LOCKSTEP_CHECK(node->is_leaf() || node->number() >= first_number,
-                   "[checkpoint] expected the second run to read what the first read, it read an output of '",
-                   node->name(), "' too; fn must do the same both times");
+                   "[checkpoint] the second run of fn also read an output of '", node->name(),
+                   "', which the first did not read; fn must do the same in both runs");
     for (const Edge& edge : node->inputs()) {
       if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
     }
@@ -149,15 +149,15 @@ struct Recipe {
       const EnableGrad record;
       const uint64_t first = Mark().number();
       made = fn(again);
-      LOCKSTEP_CHECK(made.size() == outputs.size(), "[checkpoint] the second run gave ", made.size(),
-                     " variables, the first ", outputs.size(), "; fn must do the same both times");
+      LOCKSTEP_CHECK(made.size() == outputs.size(), "[checkpoint] the second run returned ", made.size(),
+                     " variables, the first ", outputs.size(), "; fn must do the same in both runs");
       for (size_t i = 0; i < made.size(); ++i) {
         const auto& [shape, dtype, recorded] = outputs[i];
         const Variable& output = made[i];
         LOCKSTEP_CHECK(output.defined() && output.shape() == shape && output.dtype() == dtype,
-                       "[checkpoint] the second run gave ",
+                       "[checkpoint] the second run returned ",
                        output.defined() ? str(output.shape(), " ", output.dtype()) : "nothing", ", the first ", shape,
-                       " ", dtype, "; fn must do the same both times");
+                       " ", dtype, "; fn must do the same in both runs");
       }
       if (!needs_grad(made)) return;
       check_own_tape(made, first);
@@ -204,7 +204,7 @@ std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variabl
   }
   std::vector<Tensor> tensors;
   for (const Variable& result : results) {
-    LOCKSTEP_CHECK(result.defined(), "[checkpoint] expected fn to give a variable, got an undefined one");
+    LOCKSTEP_CHECK(result.defined(), "[checkpoint] expected fn to return a defined variable");
     const bool recorded =
         // an outside variable that fn returns is passed through
         is_floating(result.dtype()) && !result.requires_grad();

@@ -81,8 +81,8 @@ Variable ctc_loss(const Variable& input, const Tensor& target, const std::vector
   const int64_t all = std::accumulate(target_lengths.begin(), target_lengths.end(), int64_t(0));
   const bool padded = target.dim() == 2;
   LOCKSTEP_CHECK(target.dtype() == i64 && (padded ? target.size(0) == n : target.dim() == 1 && target.numel() == all),
-                 "[ctc_loss] expected targets i64 (", n, ", S), or one after the other (", all, "), got ",
-                 target.dtype(), " ", target.shape());
+                 "[ctc_loss] expected targets i64 (", n, ", S), or concatenated (", all, "), got ", target.dtype(), " ",
+                 target.shape());
   const int64_t widest = padded ? target.size(1) : all;
   const auto words = target.to_vector<int64_t>();
   const Wide wide(input);

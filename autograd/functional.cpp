@@ -23,7 +23,7 @@ struct Call {
       inputs.push_back(keep && x.requires_grad() ? x.view(x.shape()) : Variable(x.tensor(), true));
     }
     output = fn(inputs);
-    LOCKSTEP_CHECK(output.defined(), "[", op, "] expected the function to give a variable, got an undefined one");
+    LOCKSTEP_CHECK(output.defined(), "[", op, "] expected the function to return a defined variable");
   }
 };
 
@@ -56,7 +56,7 @@ Variable along(const std::vector<Variable>& slopes, const Inputs& v) {
 }
 
 void check_single(const char* op, const Variable& output) {
-  LOCKSTEP_CHECK(output.numel() == 1, "[", op, "] expected a function of one element, got ", output.shape());
+  LOCKSTEP_CHECK(output.numel() == 1, "[", op, "] expected a function that returns one element, got ", output.shape());
 }
 
 /// Gradients of every element of `output`, stacked for each input to (output's shape + input's shape).

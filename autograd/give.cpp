@@ -63,8 +63,8 @@ void Leaf::run(Backward& backward) {
 void Leaf::add(Tensor& incoming) {
   const MemoryScope scope(Memory::gradient);
   if (grad.defined()) {
-    LOCKSTEP_CHECK(grad.shape() == incoming.shape(), "[backward] expected to add to a gradient ", incoming.shape(),
-                   ", got .grad ", grad.shape(), ", which somebody has put there");
+    LOCKSTEP_CHECK(grad.shape() == incoming.shape(), "[backward] expected .grad of shape ", incoming.shape(), ", got ",
+                   grad.shape(), "; clear .grad or assign a tensor shaped like the leaf");
     add_(grad, incoming);
   } else {
     grad = incoming.is_contiguous() && incoming.is_exclusive() ? std::move(incoming) : incoming.clone();

@@ -229,21 +229,19 @@ QrOf<Variable> qr(const Variable& a, QrMode mode) {
   if (!needs_grad({&a})) return {mode == QrMode::r ? Variable() : Variable(made.q), made.r};
   std::vector<Tensor> outputs{made.r};
   if (mode != QrMode::r) outputs.push_back(made.q);
-  auto all = record("qr", std::vector<Variable>{a}, outputs,
-                    [=, a = Saved(a), q = Saved(made.q), r = Saved(made.r)](auto& back) {
-                      using V = Value<decltype(back)>;
-                      LOCKSTEP_CHECK(mode != QrMode::r,
-                                     "[qr] expected the mode reduced or complete, got r, which has "
-                                     "no gradient: it keeps no q");
-                      LOCKSTEP_CHECK(mode == QrMode::reduced || m <= n,
-                                     "[qr] expected the mode reduced for the "
-                                     "gradient of matrices with more rows than columns, got complete of ",
-                                     a.get("qr").shape());
-                      const V &grad_r = back.grad(0), &grad_q = back.grad(1);
-                      const V kept_q = back.output(q, 1), kept_r = back.output(r, 0);
-                      back.give(0, m < n ? wide_qr_grad<V>(grad_q, grad_r, back.input(0, a), kept_q, kept_r)
-                                         : tall_qr_grad<V>(grad_q, grad_r, kept_q, kept_r));
-                    });
+  auto all = record(
+      "qr", std::vector<Variable>{a}, outputs, [=, a = Saved(a), q = Saved(made.q), r = Saved(made.r)](auto& back) {
+        using V = Value<decltype(back)>;
+        LOCKSTEP_CHECK(mode != QrMode::r,
+                       "[qr] mode r has no gradient, because it does not keep q; use reduced or complete");
+        LOCKSTEP_CHECK(mode == QrMode::reduced || m <= n,
+                       "[qr] the gradient of matrices with more rows than columns needs mode reduced, got complete of ",
+                       a.get("qr").shape());
+        const V &grad_r = back.grad(0), &grad_q = back.grad(1);
+        const V kept_q = back.output(q, 1), kept_r = back.output(r, 0);
+        back.give(0, m < n ? wide_qr_grad<V>(grad_q, grad_r, back.input(0, a), kept_q, kept_r)
+                           : tall_qr_grad<V>(grad_q, grad_r, kept_q, kept_r));
+      });
   return {mode == QrMode::r ? Variable() : all[1], all[0]};
 }
 
@@ -274,7 +272,7 @@ Variable det(const Variable& a) {
     if constexpr (is_recorded<decltype(back)>) {
       const Variable value = back.output(out);
       LOCKSTEP_CHECK(!any(eq(value.tensor(), zeros_like(value.tensor()))).template item<bool>(),
-                     "[det] expected matrices that can be inverted for a second derivative, got a singular one");
+                     "[det] expected invertible matrices for a second derivative, got a singular one");
       const Variable g = mul(back.grad(), value).unsqueeze(-1).unsqueeze(-1);
       back.give(0, mul(g, flipped(inv_ex(back.input(0, a)).inverse)));
     } else {

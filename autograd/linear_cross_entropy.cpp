@@ -69,8 +69,8 @@ void check_by_rows(const Variable& x, const Variable& weight, const Tensor& targ
                    int64_t rows_at_once) {
   const char* const op = by_rows_name;
   LOCKSTEP_CHECK(x.defined() && weight.defined() && target.defined() && !quantized_of(weight.tensor()), "[", op,
-                 "] expected x, a target and a weight of floats; use cross_entropy(linear(x, weight), target) for one "
-                 "in codes");
+                 "] expected defined x and target and a floating-point weight; use cross_entropy(linear(x, weight), "
+                 "target) for a quantised weight");
   LOCKSTEP_CHECK(
       is_floating(x.dtype()) && is_floating(weight.dtype()) && (x.dtype() == weight.dtype() || Autocast::enabled()),
       "[", op, "] expected x and weight of one floating dtype, got ", x.dtype(), " and ", weight.dtype(),
@@ -87,7 +87,7 @@ void check_by_rows(const Variable& x, const Variable& weight, const Tensor& targ
                  "] expected a weight of shape ", Shape{weight.size(0)}, ", one for each class, got ",
                  options.weight.shape());
   LOCKSTEP_CHECK(!options.weight.defined() || options.weight.dtype() == x.dtype() || Autocast::enabled(), "[", op,
-                 "] expected weights of the classes in ", x.dtype(), ", got ", options.weight.dtype());
+                 "] expected class weights in ", x.dtype(), ", got ", options.weight.dtype());
   LOCKSTEP_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1, "[", op,
                  "] expected label_smoothing in [0, 1], got ", options.label_smoothing);
   LOCKSTEP_CHECK(rows_at_once >= 0, "[", op, "] expected rows_at_once >= 0, got ", rows_at_once);

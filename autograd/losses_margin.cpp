@@ -116,7 +116,7 @@ Variable triplet_margin_with_distance_loss(const Variable& anchor, const Variabl
   const Variable swapped = options.swap ? options.distance(positive, negative) : Variable();
   for (const Variable* d : {&far, &swapped})
     LOCKSTEP_CHECK(!d->defined() || d->shape() == near.shape(), "[", op,
-                   "] expected distances of one shape from the function given, got ", near.shape(), " and ",
+                   "] expected options.distance to return one shape for all pairs, got ", near.shape(), " and ",
                    d->shape());
   const Wide wide(near);
   return finish(wide, hinge(wide(near), wide(far), swapped.defined() ? wide(swapped) : swapped, options.margin),

@@ -20,7 +20,7 @@ Variable composed_attention(const Variable& query, const Variable& key, const Va
                             const AttentionArgs& args) {
   LOCKSTEP_CHECK(
       !args.layout && args.all_heads == 0,
-      "[attention] sparse attention, and attention cut over ranks, have no second derivative (create_graph)");
+      "[attention] sparse attention, and attention split over ranks, have no second derivative (create_graph)");
   const Wide wide(query);
   const int64_t heads = query.size(1), groups = key.size(1), rows = query.size(2), keys = key.size(2);
   const auto for_heads = [&](const Variable& x) {

@@ -34,7 +34,7 @@ Variable unary(const Unary& info, const Variable& x, Tensor out) {
 
 void check_not_complex(const char* name, const Variable& x) {
   LOCKSTEP_CHECK(!is_complex(x.dtype()), "[", name, "] expected a real variable, got ", x.dtype(),
-                 "; use the form that makes a new tensor");
+                 "; use the out-of-place operation");
 }
 
 /// Before an in-place operation: the copy of x that its derivative will read.

@@ -25,8 +25,8 @@ void check_arguments(const RecurrentArgs& args, const Variable& x, const Variabl
   LOCKSTEP_CHECK(!args.batch.empty(), "[recurrent] expected at least 1 step");
   int64_t rows = 0, last = args.batch[0];
   for (const int64_t n : args.batch) {
-    LOCKSTEP_CHECK(n >= 1 && n <= last, "[recurrent] expected batch sizes from 1 that do not grow, got ", n, " after ",
-                   last);
+    LOCKSTEP_CHECK(n >= 1 && n <= last, "[recurrent] expected batch sizes >= 1 in non-increasing order, got ", n,
+                   " after ", last);
     rows += last = n;
   }
   LOCKSTEP_CHECK(rows == x.size(0), "[recurrent] expected ", rows, " rows, the sum of the batch sizes, got ",

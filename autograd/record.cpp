@@ -11,7 +11,7 @@ const Tensor& Saved::get(const char* reader) const {
   LOCKSTEP_CHECK(!tensor_.defined() || tensor_.storage()->version() == version_, "[", reader, "] a tensor of shape ",
                  tensor_.shape(), " saved for its gradient was changed in place by '", tensor_.storage()->last_writer(),
                  "' (version ", version_, " was saved, it is now ", tensor_.storage()->version(),
-                 "); use the form that makes a new tensor, or clone() before");
+                 "); use the out-of-place operation, or clone() before");
   return tensor_;
 }
 
@@ -94,9 +94,9 @@ void check_in_place(const char* op, const Variable& variable) {
   if (!NoGrad::grad_enabled() || !variable.requires_grad()) return;
   LOCKSTEP_CHECK(!variable.is_leaf(), "[", op,
                  "] a leaf that requires grad cannot be changed in place; use a NoGrad scope or detach()");
-  LOCKSTEP_CHECK(!variable.impl()->is_aliased, "[", op,
-                 "] a view on the tape, or a variable with views, cannot be changed in place; use the form that makes "
-                 "a new tensor");
+  LOCKSTEP_CHECK(
+      !variable.impl()->is_aliased, "[", op,
+      "] a view on the tape, or a variable with views, cannot be changed in place; use the out-of-place operation");
 }
 
 void rebase(Variable& variable, const Variable& result) {

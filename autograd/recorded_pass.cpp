@@ -164,8 +164,8 @@ void RecordedPass::collect(const Waiting& waiting) {
       output.run_hooks();
       const bool same = output.grad.storage() == grad.tensor().storage();
       output.grad = {};
-      LOCKSTEP_CHECK(same, "[on_grad] expected the hooks of '", waiting.node->name(),
-                     "' to leave the gradient as it is: another one would not be on the tape (create_graph)");
+      LOCKSTEP_CHECK(same, "[on_grad] hooks of '", waiting.node->name(),
+                     "' must not replace the gradient with create_graph: the replacement would not be on the tape");
     }
     for (size_t k = 0; k < found_.size(); ++k)
       if ((*wanted_)[k].node == waiting.node && (*wanted_)[k].output == i) found_[k] = grad;

@@ -84,7 +84,7 @@ Variable interpolate(const Variable& x, const InterpolateOptions& o) {
     LOCKSTEP_CHECK(o.size.empty() ? scale > 0 && std::isfinite(scale) : o.size[given == 1 ? 0 : d] >= 1, op,
                    "expected sizes >= 1 and scales > 0, got ", o.size.empty() ? str(scale) : str(o.size));
     const int64_t out = o.size.empty() ? int64_t(std::floor(double(in) * scale)) : o.size[given == 1 ? 0 : d];
-    LOCKSTEP_CHECK(in >= 1 && out >= 1, op, "expected at least one pixel, and one of the result, got ", x.shape(),
+    LOCKSTEP_CHECK(in >= 1 && out >= 1, op, "expected an input and a result of at least one pixel, got ", x.shape(),
                    " and ", out, " for dim ", d + 2);
     axes.push_back(resample_axis(in, out, o.mode, o.recompute_scale ? 0 : scale, o.align_corners, o.antialias));
   }

@@ -46,10 +46,12 @@ Variable joined(const std::vector<Variable>& roots, std::vector<Tensor> grads) {
 SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& first) {
   std::unordered_set<const Node*> at_once;
   for (const Variable& leaf : first) {
-    LOCKSTEP_CHECK(leaf.is_leaf() && leaf.requires_grad(), "[SplitBackward] expected leaves that want a gradient");
+    LOCKSTEP_CHECK(leaf.is_leaf() && leaf.requires_grad(), "[SplitBackward] expected leaves that require grad");
     at_once.insert(leaf.impl()->node.get());
   }
-  LOCKSTEP_CHECK(root.requires_grad(), "[SplitBackward] nothing that made this value wants a gradient");
+  LOCKSTEP_CHECK(
+      root.requires_grad(),
+      "[SplitBackward] this value does not require grad; was it computed in a NoGrad scope, or from data only?");
   // Cuts the edges to all other leaves, and records the gradients that arrive at the nodes that had them.
   std::vector<Node*> stack{root.impl()->node.get()};
   std::unordered_set<const Node*> seen(stack.begin(), stack.end());

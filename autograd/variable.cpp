@@ -61,7 +61,7 @@ Variable& Variable::requires_grad_(bool wanted) {
   LOCKSTEP_CHECK(is_leaf(), "[requires_grad_] expected a leaf, got the output of '", impl_->node->name(),
                  "'; use detach()");
   LOCKSTEP_CHECK(!wanted || is_floating(dtype()) || is_complex(dtype()),
-                 "[requires_grad_] only floating tensors can require gradients (and complex ones), got ", dtype());
+                 "[requires_grad_] expected a floating or complex dtype, got ", dtype());
   if (wanted && !impl_->node) impl_->node = Ref<Node>(new Leaf(impl_->tensor));
   impl_->requires_grad = wanted;
   return *this;
@@ -161,11 +161,11 @@ std::ostream& operator<<(std::ostream& out, const Variable& variable) {
 
 void check_start(const char* op, const Variable& root, const Tensor& gradient) {
   LOCKSTEP_CHECK(root.requires_grad(), "[", op,
-                 "] nothing that made this value wants a gradient; was it made in a NoGrad scope, or of data alone?");
+                 "] this value does not require grad; was it computed in a NoGrad scope, or from data only?");
   LOCKSTEP_CHECK(gradient.defined() || root.numel() == 1, "[", op, "] expected a gradient for a result of shape ",
-                 root.shape(), " (only results of one element need none)");
+                 root.shape(), " (only a result of one element may omit it)");
   LOCKSTEP_CHECK(gradient.defined() || !is_complex(root.dtype()), "[", op, "] expected a gradient for a result of ",
-                 root.dtype(), " (only real results need none)");
+                 root.dtype(), " (only a real result may omit it)");
   LOCKSTEP_CHECK(!gradient.defined() || (gradient.shape() == root.shape() && gradient.dtype() == root.dtype()), "[", op,
                  "] expected a gradient of shape ", root.shape(), " and ", root.dtype(), ", got ", gradient.shape(),
                  " and ", gradient.dtype());
@@ -182,7 +182,7 @@ bool AnomalyMode::enabled() { return anomaly_depth > 0; }
 void AnomalyMode::check(const Tensor& tensor, const char* what, const char* name) {
   if (is_complex(tensor.dtype())) return check(view_as_real(tensor), what, name);
   if (!is_floating(tensor.dtype()) || all_finite(tensor)) return;
-  LOCKSTEP_CHECK(!any(isnan(tensor)).item<bool>(), "[anomaly] '", name, "' made the first NaN, in its ", what,
+  LOCKSTEP_CHECK(!any(isnan(tensor)).item<bool>(), "[anomaly] '", name, "' produced the first NaN, in its ", what,
                  " of shape ", tensor.shape());
 }
 

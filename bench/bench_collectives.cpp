@@ -136,11 +136,13 @@ int main(int argc, char** argv) {
       ->transform(size)
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--factor", o.factor, "from one size to the next")->check(CLI::Range(2, 1024))->capture_default_str();
+  app.add_option("--factor", o.factor, "ratio of one size to the previous one")
+      ->check(CLI::Range(2, 1024))
+      ->capture_default_str();
   app.add_option("--seconds", o.seconds, "about this long for each size")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_flag("--ordinary", o.ordinary, "tensors as they come, not ProcessGroup::shared_empty()");
+  app.add_flag("--ordinary", o.ordinary, "use ordinary tensors, not ProcessGroup::shared_empty()");
   app.add_flag("--json", o.json, "a JSON object per size");
   CLI11_PARSE(app, argc, argv);
   try {

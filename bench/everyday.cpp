@@ -89,8 +89,8 @@ int main(int argc, char** argv) {
   std::string only, jpegs;
   double seconds = 1;
   app.add_option("--only", only, "cases whose name contains this");
-  app.add_option("--jpegs", jpegs, "a folder of classes of pictures");
-  app.add_option("--seconds", seconds, "of each case, at least")->capture_default_str();
+  app.add_option("--jpegs", jpegs, "folder with a subfolder of pictures per class");
+  app.add_option("--seconds", seconds, "least time for each case")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   manual_seed(1);
   const auto time = [&](const std::string& name, const std::function<void()>& fn) {

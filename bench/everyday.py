@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--only", default="", help="cases whose name contains this")
-parser.add_argument("--jpegs", help="a folder of classes of pictures")
+parser.add_argument("--jpegs", help="folder with a subfolder of pictures per class")
 parser.add_argument("--make", metavar="FOLDER", help="write 64 pictures of 500 x 375 and stop")
 parser.add_argument("--seconds", type=float, default=1)
 args = parser.parse_args()

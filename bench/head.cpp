@@ -24,11 +24,11 @@ int main(int argc, char** argv) {
   int64_t rows = 1024, width = 768, vocab = 50257;
   std::vector<int64_t> chunks{0};
   std::string dtype = "f32";
-  app.add_option("--turns", turns, "of all cases")->capture_default_str();
+  app.add_option("--turns", turns, "repetitions of all cases")->capture_default_str();
   app.add_option("--rows", rows, "tokens")->capture_default_str();
-  app.add_option("--width", width, "of a token")->capture_default_str();
+  app.add_option("--width", width, "features of a token")->capture_default_str();
   app.add_option("--vocab", vocab, "words")->capture_default_str();
-  app.add_option("--chunks", chunks, "rows at once, some cases; 0: what is chosen")->delimiter(',');
+  app.add_option("--chunks", chunks, "rows per chunk, one case each; 0: automatic")->delimiter(',');
   app.add_option("--dtype", dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   manual_seed(1);

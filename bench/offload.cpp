@@ -159,7 +159,7 @@ int main(int argc, char** argv) {
   Options o;
   CLI::App app("offload: files and steps");
   app.add_option("--folder", o.folder)->capture_default_str();
-  app.add_option("--mib", o.mib, "size of the file that is read and written; 0: not")->capture_default_str();
+  app.add_option("--mib", o.mib, "size of the file to read and write; 0: no file test")->capture_default_str();
   app.add_option("--elements", o.elements, "parameters of the step; 0: no step")->capture_default_str();
   app.add_option("--tile", o.tile)->capture_default_str();
   app.add_option("--buffers", o.buffers)->capture_default_str();
@@ -170,7 +170,7 @@ int main(int argc, char** argv) {
   app.add_option("--depth", o.aio.queue_depth)->capture_default_str();
   app.add_option("--io-threads", o.aio.thread_count)->capture_default_str();
   bool no_uring = false;
-  app.add_flag("--no-uring", no_uring, "pread and pwrite in threads");
+  app.add_flag("--no-uring", no_uring, "use pread and pwrite in threads instead of io_uring");
   CLI11_PARSE(app, argc, argv);
   if (no_uring) o.aio.engine = zero::AioOptions::Engine::threads;
   try {

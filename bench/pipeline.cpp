@@ -23,12 +23,12 @@ int main(int argc, char** argv) {
   std::string schedule = "1f1b";
   CLI::App app("The bubble of a pipeline, measured");
   app.add_option("--stages", stages, "ranks, as processes")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--micro-batches", micro_batches, "of a step")->delimiter(',')->capture_default_str();
+  app.add_option("--micro-batches", micro_batches, "micro-batches per step")->delimiter(',')->capture_default_str();
   app.add_option("--schedule", schedule, "gpipe, 1f1b, interleaved, zb-h1, dualpipe-v")->capture_default_str();
-  app.add_option("--layers", layers, "linear layers of a stage")->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--width", width, "of a layer")->check(CLI::Range(1, 1 << 16))->capture_default_str();
-  app.add_option("--rows", rows, "of a micro-batch")->check(CLI::Range(1, 1 << 16))->capture_default_str();
-  app.add_option("--steps", steps, "measured, after one that warms up; the median counts")
+  app.add_option("--layers", layers, "linear layers per stage")->check(CLI::Range(1, 1000))->capture_default_str();
+  app.add_option("--width", width, "features of a layer")->check(CLI::Range(1, 1 << 16))->capture_default_str();
+  app.add_option("--rows", rows, "rows per micro-batch")->check(CLI::Range(1, 1 << 16))->capture_default_str();
+  app.add_option("--steps", steps, "measured steps, after one warm-up step; the median is printed")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);

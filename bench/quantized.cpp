@@ -40,16 +40,16 @@ double median(std::vector<double> all) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("time of a token, floating and in codes");
+  CLI::App app("time per token, with floating and quantised weights");
   int turns = 5, threads = 2;
   int64_t tokens = 64, prompt = 16, prefill = 512;
   std::string only;
-  app.add_option("--turns", turns, "of all cases")->capture_default_str();
+  app.add_option("--turns", turns, "repetitions of all cases")->capture_default_str();
   app.add_option("--threads", threads)->capture_default_str();
-  app.add_option("--tokens", tokens, "to make after the prompt")->capture_default_str();
+  app.add_option("--tokens", tokens, "tokens to generate after the prompt")->capture_default_str();
   app.add_option("--prompt", prompt, "tokens of the prompt")->capture_default_str();
-  app.add_option("--prefill", prefill, "tokens of the prompt that is timed by itself")->capture_default_str();
-  app.add_option("--only", only, "this case");
+  app.add_option("--prefill", prefill, "tokens of the prompt whose prefill is timed")->capture_default_str();
+  app.add_option("--only", only, "run only this case");
   CLI11_PARSE(app, argc, argv);
   set_threads(threads);
   const NoGrad no_grad;

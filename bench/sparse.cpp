@@ -51,9 +51,9 @@ int main(int argc, char** argv) {
   CLI::App app("forward and backward of sparse attention against dense");
   int turns = 5;
   int64_t heads = 8, width = 64;
-  app.add_option("--turns", turns, "of all cases")->capture_default_str();
-  app.add_option("--heads", heads, "of the layer")->capture_default_str();
-  app.add_option("--width", width, "of a head")->capture_default_str();
+  app.add_option("--turns", turns, "repetitions of all cases")->capture_default_str();
+  app.add_option("--heads", heads, "heads of the layer")->capture_default_str();
+  app.add_option("--width", width, "features of a head")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   const nn::SparsityConfig fixed{.mode = Mode::fixed, .block = 64, .unidirectional = true},
       fixed16{.mode = Mode::fixed, .block = 16, .unidirectional = true, .num_local_blocks = 16, .num_global_blocks = 4},

@@ -55,7 +55,7 @@ Tensor collate(const std::vector<Tensor>& samples) {
                    " of the batch has no tensor on the cpu");
     LOCKSTEP_CHECK(x.shape() == first.shape() && x.dtype() == first.dtype(),
                    "[collate] expected samples like the first, ", first.dtype(), first.shape(), ", got ", x.dtype(),
-                   x.shape(), " as sample ", i, " of the batch; give a collate of your own");
+                   x.shape(), " as sample ", i, " of the batch; pass your own collate function");
   }
   Shape shape = first.shape();
   shape.insert(0, int64_t(samples.size()));

@@ -19,7 +19,7 @@ class Source {
  public:
   Source(Bytes file, const std::string& origin) : rest_(file), origin_(origin) {
     zipped_ = file.size() >= 2 && file[0] == std::byte{0x1f} && file[1] == std::byte{0x8b};
-    if (zipped_) LOCKSTEP_CHECK(inflateInit2(&stream_, 15 + 16) == Z_OK, origin_, ": zlib does not start");
+    if (zipped_) LOCKSTEP_CHECK(inflateInit2(&stream_, 15 + 16) == Z_OK, origin_, ": zlib cannot start");
   }
   ~Source() {
     if (zipped_) inflateEnd(&stream_);

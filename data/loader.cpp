@@ -26,18 +26,19 @@ LoaderProgress::LoaderProgress(int64_t dataset_size, int64_t batch_size, bool sh
   LOCKSTEP_CHECK(workers >= 0, "[DataLoader] expected workers >= 0, got ", workers);
   LOCKSTEP_CHECK(prefetch >= 0, "[DataLoader] expected prefetch >= 0, got ", prefetch);
   LOCKSTEP_CHECK(prefetch == 0 || workers > 0, "[DataLoader] expected workers >= 1 for prefetch ", prefetch,
-                 ", got 0: without workers nothing is made ahead");
+                 ", got 0: without workers no batch is made ahead");
   LOCKSTEP_CHECK(timeout >= 0, "[DataLoader] expected timeout >= 0, got ", timeout);
-  LOCKSTEP_CHECK(timeout == 0 || workers > 0,
-                 "[DataLoader] expected workers >= 1 for a timeout, got 0: nothing else is waited for");
+  LOCKSTEP_CHECK(
+      timeout == 0 || workers > 0,
+      "[DataLoader] expected workers >= 1 for a timeout, got 0: without workers there is nothing to wait for");
   LOCKSTEP_CHECK(world >= 1, "[DataLoader] expected world >= 1, got ", world);
   LOCKSTEP_CHECK(!(sampler && shuffle),
                  "[DataLoader] expected shuffle or a sampler, got both: the sampler decides the order");
-  LOCKSTEP_CHECK(world == 1 || sampler, "[DataLoader] expected a sampler that shares the epoch out for world ", world,
-                 ", got none");
-  LOCKSTEP_CHECK(sampler || dataset_size < endless_samples,
-                 "[DataLoader] expected a sampler for a dataset without an end, which says what an epoch is "
-                 "(stream_sampler()), got none");
+  LOCKSTEP_CHECK(world == 1 || sampler, "[DataLoader] expected a sampler that divides the epoch among ", world,
+                 " ranks (world), got none");
+  LOCKSTEP_CHECK(
+      sampler || dataset_size < endless_samples,
+      "[DataLoader] expected a sampler for an endless dataset, got none: stream_sampler() defines its epochs");
   seed_ = seed ? *seed : random_state().seed;
   if (const uint64_t stream = seed ? 0 : next_stream())  // the first loader uses the seed unchanged
     seed_ = seed_of(seed_, stream);
@@ -79,8 +80,8 @@ void LoaderProgress::set_epoch(int64_t epoch) {
 
 LoaderState LoaderProgress::state() const {
   LOCKSTEP_CHECK(in_order_,
-                 "[DataLoader] expected in_order for a state that can be resumed: batches given out as they are ready "
-                 "are no position");
+                 "[DataLoader] expected in_order for a state that can be resumed: out-of-order batches have no "
+                 "position to resume from");
   return {.seed = seed_, .epoch = epoch_, .samples = position_ * batch_size_ * world_, .dataset_size = dataset_size_};
 }
 

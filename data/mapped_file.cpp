@@ -137,7 +137,7 @@ void MappedFile::check() const {
                  size_, " bytes, now it has ", info.st_size, "; start again with the new file");
   LOCKSTEP_CHECK(nanoseconds(info.st_mtim) == changed_at_, "[file] expected ", path_,
                  " to stay as it is while it is in use, but it was written to; start again with the new file");
-  LOCKSTEP_CHECK(!range_->lost, "[file] cannot read all of ", path_, ": the system reported an error of the disk");
+  LOCKSTEP_CHECK(!range_->lost, "[file] cannot read all of ", path_, ": the system reported a disk error");
 }
 
 void check_mapped_files() {

@@ -24,7 +24,7 @@ constexpr std::pair<std::string_view, DType> npy_dtypes[] = {{"f4", f32}, {"f8",
 
 /// Describes an unsupported NumPy dtype, for Errors.
 std::string npy_name(std::string_view type) {
-  if (type == "O") return "Python objects, whose reading would run code";
+  if (type == "O") return "Python objects, which would run code when read";
   int size = 0;
   for (const char c : type.substr(std::min<size_t>(type.size(), 1), 6))
     size = c >= '0' && c <= '9' && size >= 0 ? 10 * size + (c - '0') : -1;

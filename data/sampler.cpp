@@ -13,8 +13,8 @@ namespace {
 
 std::vector<int64_t> sequence(int64_t n) {
   LOCKSTEP_CHECK(n < endless_samples,
-                 "[sampler] expected samples with an end, got a stream: deal it by stream_sampler(), "
-                 "or give Trainer::batches its micro_batch()");
+                 "[sampler] expected a finite dataset, got a stream: use stream_sampler(), or give Trainer::batches "
+                 "its micro_batch()");
   std::vector<int64_t> indices(static_cast<size_t>(n));
   std::iota(indices.begin(), indices.end(), int64_t(0));
   return indices;

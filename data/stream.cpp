@@ -55,7 +55,7 @@ bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") ==
 Sampler stream_sampler(const StreamSampling& o) {
   const int64_t step = o.micro_batch * o.micro_batches;
   LOCKSTEP_CHECK(o.micro_batch >= 1 && o.micro_batches >= 1 && o.samples >= step && o.samples % step == 0,
-                 "[stream_sampler] expected samples of an epoch, a multiple of micro_batch x micro_batches = ", step,
+                 "[stream_sampler] expected samples per epoch in a multiple of micro_batch x micro_batches = ", step,
                  ", got ", o.samples);
   const MicroBatchSampler dealt({.samples = o.samples,
                                  .micro_batch = o.micro_batch,
@@ -100,7 +100,7 @@ std::vector<int64_t> RecordStream::shards_of(int64_t lane, int64_t round) const 
 std::shared_ptr<MappedFile> RecordStream::open(int64_t shard) const {
   auto file = MappedFile::open(shards_[size_t(shard)]);
   LOCKSTEP_CHECK(file->size() == sizes_[size_t(shard)], "[stream] ", shards_[size_t(shard)], ": expected ",
-                 sizes_[size_t(shard)], " bytes as at first, got ", file->size(),
+                 sizes_[size_t(shard)], " bytes as when it was opened, got ", file->size(),
                  ": shards must stay as they are while they are read");
   return file;
 }
@@ -202,8 +202,8 @@ Json RecordStream::places(int64_t index) const {
 void RecordStream::load_places(const Json& places) {
   const std::string where = "[stream] places";
   const Json& of = places.at("of", where);
-  LOCKSTEP_CHECK(of == identity(), where, ": expected those of the same shards and options, ", identity().dump(),
-                 ", got ", of.dump());
+  LOCKSTEP_CHECK(of == identity(), where, ": expected the places of a stream with the same shards and options, ",
+                 identity().dump(), ", got ", of.dump());
   const auto& all = places.at("lanes", where).as_array(where);
   LOCKSTEP_CHECK(all.size() == lanes_.size(), where, ": expected ", lanes_.size(), " lanes, got ", all.size());
   std::vector<Place> loaded;

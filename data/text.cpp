@@ -76,8 +76,8 @@ Example TokenBatches::sample(int64_t step, int64_t micro_batch, int64_t batch, i
 std::pair<Tokens, Tokens> split_text(const Tokens& tokens, double part, int64_t context, const std::string& name) {
   const int64_t all = tokens.size(), first = int64_t(double(all) * (1 - part)), rest = all - first;
   LOCKSTEP_CHECK(first > context && (rest > context || part == 0), name, " has ", all,
-                 " tokens: too few for training and validation, of which a sample takes ", context + 1,
-                 " each; give a longer text or a shorter context");
+                 " tokens: too few, training and validation each need at least ", context + 1,
+                 "; give a longer text or a shorter context");
   return {tokens.part(0, first), tokens.part(first, rest)};
 }
 

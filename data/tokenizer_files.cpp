@@ -105,7 +105,7 @@ std::unique_ptr<Tokenizer> Tokenizer::from_folder(const std::string& folder) {
   const bool whole = fs::exists(base / "tokenizer.json"),
              parts = fs::exists(base / "vocab.json") && fs::exists(base / "merges.txt");
   LOCKSTEP_CHECK(whole || parts || !fs::exists(base / "tokenizer.model"), "[tokenizer] ", folder,
-                 ": tokenizer.model is not read; convert it with Transformers: AutoTokenizer.from_pretrained(\"",
+                 ": tokenizer.model is not supported; convert it with Transformers: AutoTokenizer.from_pretrained(\"",
                  folder, "\").save_pretrained(\"", folder, "\") writes tokenizer.json");
   LOCKSTEP_CHECK(whole || parts, "[tokenizer] expected tokenizer.json, or vocab.json and merges.txt, in ", folder,
                  ", found neither");

@@ -89,7 +89,7 @@ struct RulesReader {
     rules.words.reset();
     for (const Part& part : parts("pre_tokenizer", "pretokenizers")) {
       LOCKSTEP_CHECK(!rules.byte_level && !rules.metaspace, part.where,
-                     ": expected nothing behind ByteLevel or Metaspace");
+                     ": expected nothing after ByteLevel or Metaspace");
       if (part.type == "ByteLevel") byte_level(part);
       else if (part.type == "Split") expression(part);
       else if (part.type == "Metaspace") metaspace(part);
@@ -103,14 +103,14 @@ struct RulesReader {
     const Json* regex = part.json.find("use_regex");
     const bool cuts = !regex || regex->as_bool(part.where + ".use_regex");
     expect_neutral(part.json, {"add_prefix_space"}, part.where);
-    LOCKSTEP_CHECK(!cuts || !rules.words, part.where, ": expected use_regex false behind Split");
+    LOCKSTEP_CHECK(!cuts || !rules.words, part.where, ": expected use_regex false after Split");
     rules.byte_level = true;
     if (cuts) rules.words = WordPattern::gpt2;
   }
 
   void expression(const Part& part) {
     const Json* regex = part.json.at("pattern", part.where).find("Regex");
-    LOCKSTEP_CHECK(regex && !rules.words, part.where, ": expected one, with a pattern of Regex, got ",
+    LOCKSTEP_CHECK(regex && !rules.words, part.where, ": expected a single Split, with a Regex pattern, got ",
                    part.json.dump().substr(0, 400));
     rules.words = word_pattern(regex->as_string(part.where));
     LOCKSTEP_CHECK(rules.words, part.where, ": expected the regular expression of GPT-2, Llama 3 or Qwen 2, got ",
@@ -141,7 +141,7 @@ struct RulesReader {
     const std::vector<Part> all = parts("decoder", "decoders");
     if (rules.byte_level) {
       for (const Part& part : all)
-        LOCKSTEP_CHECK(part.type == "ByteLevel", part.where, " is not supported behind ByteLevel tokens");
+        LOCKSTEP_CHECK(part.type == "ByteLevel", part.where, " is not supported after ByteLevel tokens");
       return;
     }
     const std::vector<std::string> order{"Replace", "ByteFallback", "Fuse", "Strip"};

@@ -51,7 +51,7 @@ void cut_text(const std::string& path, const Tokenizer& tokenizer, int64_t piece
     if (cut > 0) each(std::string_view(text).substr(0, cut));
     text.erase(0, cut);
     LOCKSTEP_CHECK(int64_t(text.size()) <= kWholeTextBytes, "[tokenize] ", path, ": expected a text of at most ",
-                   kWholeTextBytes, " bytes, as this tokenizer reads it as a whole, got more");
+                   kWholeTextBytes, " bytes, because this tokenizer reads a text as a whole, got more");
   }
 }
 
@@ -131,9 +131,9 @@ Tokens read_tokens(const std::string& path, const Tokenizer& tokenizer, const st
   };
   const int64_t size = file->size();
   LOCKSTEP_CHECK(size >= kHeaderBytes && text(0, 8) == kTokensMagic, where,
-                 ": expected a .tokens file, as `gpt tokenize` writes it");
+                 ": expected a .tokens file written by `gpt tokenize`");
   LOCKSTEP_CHECK(little(all, size_t(kCrcAt), 4) == crc_of(all.first(size_t(kCrcAt))), where,
-                 ": the header is damaged: its checksum is another one");
+                 ": the header is damaged: its checksum does not match");
   const uint64_t version = little(all, 8, 4), bytes = little(all, 12, 4), vocabulary = little(all, 16, 8);
   LOCKSTEP_CHECK(version == 1 && (bytes == 2 || bytes == 4), where,
                  ": expected version 1, tokens of 2 or 4 bytes, got ", version, " and ", bytes);
@@ -142,8 +142,7 @@ Tokens read_tokens(const std::string& path, const Tokenizer& tokenizer, const st
   const int64_t rest = size - kHeaderBytes - kEndBytes;
   LOCKSTEP_CHECK(rest >= 0 && text(size - kEndBytes, 8) == kTokensEnd &&
                      little(all, size_t(size - 8), 8) == uint64_t(rest) / bytes && uint64_t(rest) % bytes == 0,
-                 where, ": expected its closing record after the tokens, found another in ", size,
-                 " bytes (is the file truncated?)");
+                 where, ": the end record is missing or wrong in ", size, " bytes (is the file truncated?)");
   LOCKSTEP_CHECK(made == identity && vocabulary == uint64_t(tokenizer.vocab_size()), where,
                  ": expected tokens of the tokenizer (", identity, "; ", tokenizer.vocab_size(),
                  " tokens), got those of (", shown(made), "; ", vocabulary,

@@ -44,7 +44,7 @@ WavLayout parse_layout(Bytes chunk, const std::string& where) {
   if (layout.format == wav_extensible) {
     LOCKSTEP_CHECK(chunk.size() >= 40, where, ": expected 40 bytes in \"fmt \" of format 65534, got ", chunk.size());
     LOCKSTEP_CHECK(text_at(chunk, 26, wav_guid.size()) == wav_guid, where,
-                   ": expected a format of Microsoft's in \"fmt \", got another");
+                   ": expected a Microsoft sub-format in \"fmt \", got another");
     layout.format = int(little(chunk, 24, 2));
   }
   const int bits = layout.bits, block = int(little(chunk, 12, 2));
@@ -76,7 +76,7 @@ Wav parse_wav(Bytes file, const std::string& origin) {
   LOCKSTEP_CHECK(file.size() >= 12, where, ": expected a header of 12 bytes, got ", file.size(), " bytes");
   LOCKSTEP_CHECK(text_at(file, 0, 4) == "RIFF" && text_at(file, 8, 4) == "WAVE", where,
                  ": expected a file that starts with RIFF, its size and WAVE, got ",
-                 text_at(file, 0, 4) == "RF64" ? "RF64, which is not read" : "another");
+                 text_at(file, 0, 4) == "RF64" ? "RF64, which is not supported" : "another");
   // A file written to a pipe has unknown sizes (0 or all bits set). Its data then reach to the end of the file.
   const auto unknown = [](uint64_t size) { return size == 0 || size == 0xffffffff; };
   const bool is_stream = unknown(little(file, 4, 4));

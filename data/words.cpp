@@ -21,6 +21,7 @@ std::pair<std::string, Json> parse_words(const std::string& text, const std::vec
     LOCKSTEP_CHECK(equals != word.npos && std::find(known.begin(), known.end(), key) != known.end(), origin, " ", text,
                    ": expected KEY=VALUE after the first word, got '", word, "'", suggestion(key, known));
     const std::string value = word.substr(equals + 1);
+    LOCKSTEP_CHECK(!values.find(key), origin, " ", text, ": expected each key once, got '", key, "' twice");
     try {
       values[key] = parse_json(value, origin);
     } catch (const Error&) { values[key] = value; }  // the value is not JSON: keep the string

@@ -46,7 +46,7 @@ Directory find_directory(Bytes file, const std::string& origin) {
     const uint64_t at = little(file, end - locator_size + 8, 8);
     LOCKSTEP_CHECK(
         at <= end - locator_size && end - locator_size - at >= end64_size && little(file, at, 4) == end64_mark, origin,
-        ": expected the end of a directory in 64 bits at byte ", at, ", found none");
+        ": expected the 64-bit end of a directory at byte ", at, ", found none");
     found = {little(file, at + 32, 8), little(file, at + 48, 8), little(file, at + 40, 8), at};
     disks = little(file, at + 16, 4) | little(file, at + 20, 4);
   }
@@ -72,7 +72,7 @@ void take_64_bits(Bytes extra, const std::vector<uint64_t*>& values, const std::
     }
     at += 4 + size;
   }
-  fail(str(where, ": expected ", missing, " sizes in 64 bits, found none"));
+  fail(str(where, ": expected ", missing, " 64-bit sizes, found none"));
 }
 
 /// Checks the member's local header and sets the offset of its data.
@@ -98,7 +98,7 @@ std::vector<ZipMember> zip_members(Bytes file, const std::string& origin) {
   while (at < directory.end) {
     const std::string nth = str(origin, ": entry ", members.size(), " of the directory");
     LOCKSTEP_CHECK(directory.end - at >= entry_size && little(file, at, 4) == entry_mark, nth,
-                   ": expected one at byte ", at, ", found none");
+                   ": expected an entry at byte ", at, ", found none");
     const uint64_t name = little(file, at + 28, 2), extra = little(file, at + 30, 2),
                    size = entry_size + name + extra + little(file, at + 32, 2);
     LOCKSTEP_CHECK(size <= directory.end - at, nth, ": expected at most ", directory.end - at, " bytes, got ", size);
@@ -118,7 +118,7 @@ std::vector<ZipMember> zip_members(Bytes file, const std::string& origin) {
     find_data(file, member, directory.offset, where);
     // Deflate makes at most 1032 bytes from one, so a small file cannot demand a huge allocation.
     LOCKSTEP_CHECK(member.method ? member.bytes / 1032 <= member.packed + 16 : member.bytes == member.packed, where,
-                   ": expected sizes that belong together, got ", packed, " bytes in the file for ", bytes);
+                   ": expected sizes that match, got ", packed, " bytes in the file for ", bytes);
     at += size;
   }
   LOCKSTEP_CHECK(members.size() == directory.members, origin, ": expected ", directory.members,
@@ -140,7 +140,7 @@ ZipReader::ZipReader(Bytes file, const ZipMember& member, const std::string& ori
       wanted_crc_(member.crc) {
   if (member.method == 0) return;
   auto stream = std::make_unique<z_stream>();
-  LOCKSTEP_CHECK(inflateInit2(stream.get(), -15) == Z_OK, origin_, ": zlib does not start");
+  LOCKSTEP_CHECK(inflateInit2(stream.get(), -15) == Z_OK, origin_, ": zlib cannot start");
   stream_ = std::move(stream);
 }
 
@@ -189,8 +189,8 @@ void ZipReader::finish() {
   }
   LOCKSTEP_CHECK(rest == 0 && rest_.empty() && (!stream_ || ended_), origin_, ": expected ", done_,
                  " bytes and the end of its data there, got ", rest || !rest_.empty() ? "more" : "no end");
-  LOCKSTEP_CHECK(crc_ == wanted_crc_, origin_, ": expected the CRC-32 ", wanted_crc_, " that the file gives, got ",
-                 crc_, " of its data (they are damaged)");
+  LOCKSTEP_CHECK(crc_ == wanted_crc_, origin_, ": expected the CRC-32 ", wanted_crc_, " stored in the file, got ", crc_,
+                 " of its data (they are damaged)");
 }
 
 void ZipWriter::add(const std::string& name, const std::vector<Bytes>& chunks) {
@@ -205,7 +205,7 @@ void ZipWriter::add(const std::string& name, const std::vector<Bytes>& chunks) {
   if (deflate_) {
     z_stream stream{};
     LOCKSTEP_CHECK(deflateInit2(&stream, Z_DEFAULT_COMPRESSION, Z_DEFLATED, -15, 8, Z_DEFAULT_STRATEGY) == Z_OK,
-                   "[zip] zlib does not start");
+                   "[zip] zlib cannot start");
     const auto feed = [&](Bytes in, int flush) {
       stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(in.data()));
       stream.avail_in = uInt(in.size());

@@ -28,7 +28,7 @@ Bernoulli::Bernoulli(const Parameter& probability) : Bernoulli(broadcast("Bernou
 }
 Bernoulli Bernoulli::from_logits(const Parameter& logits) {
   const Variable l = broadcast("Bernoulli", {logits})[0];
-  check_parameter("Bernoulli", "logits that are numbers", l, is_finite(l.tensor()));
+  check_parameter("Bernoulli", "logits without NaN", l, is_finite(l.tensor()));
   Bernoulli made(sigmoid(wide(l)), l);
   made.probs = made.wide_probs_.to(l.dtype());
   return made;
@@ -65,7 +65,7 @@ Categorical::Categorical(const Variable& weights)
 Categorical Categorical::from_logits(const Variable& logits) {
   LOCKSTEP_CHECK(is_floating(logits.dtype()) && logits.dim() >= 1 && logits.size(-1) >= 1,
                  "[Categorical] expected floating logits (..., classes), got ", logits.dtype(), " ", logits.shape());
-  check_parameter("Categorical", "logits that are numbers", logits, is_finite(logits.tensor()));
+  check_parameter("Categorical", "logits without NaN", logits, is_finite(logits.tensor()));
   const Variable l = log_softmax(wide(logits), -1);
   return {exp(l), l, logits.dtype()};
 }

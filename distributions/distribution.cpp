@@ -25,8 +25,7 @@ Tensor Distribution::sample(const Shape& shape) const {
 
 Variable Distribution::rsample(const Shape& shape) const {
   LOCKSTEP_CHECK(has_rsample(), "[", name(),
-                 "] expected sample(): its values are not differentiable functions of its "
-                 "parameters, so it has no rsample()");
+                 "] has no rsample(): its samples are not differentiable functions of its parameters; use sample()");
   return draw(joined(shape, batch_, event_));
 }
 
@@ -36,7 +35,7 @@ Variable Distribution::checked(const Variable& value, const Variable& like, cons
                                const std::function<Tensor(const Tensor&)>& good) const {
   const int events = event_.rank();
   LOCKSTEP_CHECK(value.dim() >= events && Shape(value.shape().end() - events, value.shape().end()) == event_, "[",
-                 name(), "] expected values (..., event) with the event ", event_, ", got ", value.shape());
+                 name(), "] expected values whose shape ends with the event shape ", event_, ", got ", value.shape());
   broadcast_shapes(name(), Shape(value.shape().begin(), value.shape().end() - events), batch_);
   const Variable x = value.dtype() == like.dtype() ? value : value.to(like.dtype());
   const Tensor is_good = good(x.tensor());

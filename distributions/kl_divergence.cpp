@@ -54,8 +54,9 @@ Variable divergence(const Bernoulli& p, const Bernoulli& q) {
   return part(p.probs, q.probs, neg(q.logits), neg(p.logits)) + part(1.0 - p.probs, 1.0 - q.probs, q.logits, p.logits);
 }
 Variable divergence(const Categorical& p, const Categorical& q) {
-  LOCKSTEP_CHECK(p.probs.size(-1) == q.probs.size(-1), "[kl_divergence] expected as many classes in both, got ",
-                 p.probs.size(-1), " and ", q.probs.size(-1));
+  LOCKSTEP_CHECK(p.probs.size(-1) == q.probs.size(-1),
+                 "[kl_divergence] expected the same number of classes in both, got ", p.probs.size(-1), " and ",
+                 q.probs.size(-1));
   const Variable& own = p.wide_probs;
   const Variable terms = put(own * (p.wide_logits - q.wide_logits), are(q.wide_probs, 0), INFINITY);
   return sum(put(terms, are(own, 0), 0), {-1}).to(p.probs.dtype());

@@ -21,7 +21,7 @@ Normal::Normal(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}),
   check_parameter(name(), "scale > 0", scale, above(scale.tensor(), 0));
 }
 Variable Normal::log_prob(const Variable& value) const {
-  const Variable x = checked(value, loc, "that are numbers", is_finite);
+  const Variable x = checked(value, loc, "without NaN", is_finite);
   return square(div(x - loc, scale)) * -0.5 - log(scale) - 0.5 * log_two_pi;
 }
 Variable Normal::entropy() const { return log(scale) + (0.5 + 0.5 * log_two_pi); }
@@ -48,7 +48,7 @@ Laplace::Laplace(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}
   check_parameter(name(), "scale > 0", scale, above(scale.tensor(), 0));
 }
 Variable Laplace::log_prob(const Variable& value) const {
-  const Variable x = checked(value, loc, "that are numbers", is_finite);
+  const Variable x = checked(value, loc, "without NaN", is_finite);
   return neg(log(scale * 2.0)) - div(abs(x - loc), scale);
 }
 Variable Laplace::draw(const Shape& shape) const {
@@ -60,7 +60,7 @@ Variable Laplace::draw(const Shape& shape) const {
 
 Uniform::Uniform(const Parameter& from, const Parameter& to) : Uniform(broadcast("Uniform", {from, to})) {}
 Uniform::Uniform(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), low(p[0]), high(p[1]) {
-  check_parameter(name(), "low < high, as high - low > 0", high - low, lt(low, high));
+  check_parameter(name(), "low < high, that is high - low > 0", high - low, lt(low, high));
 }
 Variable Uniform::log_prob(const Variable& value) const {
   const Variable x = checked(value, low, "in [low, high]", [this](const Tensor& v) {
@@ -86,7 +86,7 @@ StudentT::StudentT(const std::vector<Variable>& p) : Distribution(p[0].shape(), 
   check_parameter(name(), "scale > 0", scale, above(scale.tensor(), 0));
 }
 Variable StudentT::log_prob(const Variable& value) const {
-  const Variable x = checked(value, loc, "that are numbers", is_finite);
+  const Variable x = checked(value, loc, "without NaN", is_finite);
   const Variable more = (df + 1.0) * 0.5;
   const Variable weight =
       log(scale) + log(df) * 0.5 + 0.5 * std::log(std::numbers::pi) + lgamma(df * 0.5) - lgamma(more);

@@ -10,8 +10,8 @@ namespace lockstep::distributions {
 namespace {
 
 Shape leading(const char* name, const Variable& x, int events) {
-  LOCKSTEP_CHECK(is_floating(x.dtype()) && x.dim() >= events, "[", name, "] expected floating parameters with ", events,
-                 " dims at least, got ", x.dtype(), " ", x.shape());
+  LOCKSTEP_CHECK(is_floating(x.dtype()) && x.dim() >= events, "[", name,
+                 "] expected floating parameters with at least ", events, " dims, got ", x.dtype(), " ", x.shape());
   return Shape(x.shape().begin(), x.shape().end() - events);
 }
 
@@ -74,7 +74,7 @@ MultivariateNormal::MultivariateNormal(const Variable& mean, const Variable& tri
 }
 Variable MultivariateNormal::half_log_determinant() const { return sum(log(scale_tril.diagonal(0, -2, -1)), {-1}); }
 Variable MultivariateNormal::log_prob(const Variable& value) const {
-  const Variable x = checked(value, loc, "that are numbers", is_finite);
+  const Variable x = checked(value, loc, "without NaN", is_finite);
   const Variable white = linalg::solve_triangular(scale_tril, (x - loc).unsqueeze(-1), false).squeeze(-1);
   const double n = double(loc.size(-1));
   return sum(square(white), {-1}) * -0.5 - half_log_determinant() - 0.5 * n * std::log(2 * std::numbers::pi);

@@ -45,7 +45,8 @@ void add_one_bit_reasons(std::vector<std::string>& reasons, const Config& c, con
     refuse(value.has_value(), str("in the parameters' type, ", key, " is ", value.value_or(""), "; leave it out"));
 }
 
-/// Optimizers whose state is not elementwise (8-bit state, rows and columns), and rules that need the loss.
+/// Optimizers whose rule or state is not elementwise (whole matrices, rows and columns, 8-bit state), and rules that
+/// need the loss.
 void add_state_reasons(std::vector<std::string>& reasons, const Config& c, const parallel::Plan& plan,
                        const std::string& name) {
   if (lower(name).ends_with("adafactor") && c.zero_optimization.offload_optimizer.device == zero::Offload::nvme)
@@ -56,7 +57,10 @@ void add_state_reasons(std::vector<std::string>& reasons, const Config& c, const
     reasons.push_back(str(name,
                           " evaluates the loss many times a step, which an engine does not; call its step(loss) in "
                           "a loop of your own, or take AdamW"));
-  if (!lower(name).ends_with("8bit")) return;
+  const std::string kind = lower(name.substr(name.rfind(' ') + 1));
+  if (plan.tp > 1 && (kind == "lamb" || kind == "muon" || kind == "adafactor"))
+    reasons.push_back(str(name, " looks at whole matrices, which tp", plan.tp, " cuts; leave tp out, or take AdamW"));
+  if (!kind.ends_with("8bit")) return;
   const std::string wide = name.substr(name.rfind(' ') + 1, name.size() - name.rfind(' ') - 5);
   if (plan.tp > 1)
     reasons.push_back(str(name, " has a scale for 256 elements of a whole parameter, which tp", plan.tp,
@@ -111,6 +115,10 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
   refuse(c.tensor_parallel.sequence_parallel && plan.cp > 1,
          str("tensor_parallel.sequence_parallel does not go with cp", plan.cp,
              ", whose ranks share sequences already; leave it out"));
+  refuse(
+      c.tensor_parallel.sequence_parallel && sizes.experts > 0,
+      "tensor_parallel.sequence_parallel does not go with experts, which choose among the tokens of whole sequences; "
+      "leave it out");
   refuse(c.has("tensor_parallel.overlap_chunks") && plan.tp == 1,
          "tensor_parallel.overlap_chunks is of tensor-parallel ranks, and there are none; add tpN to the plan");
   refuse(c.has("context_parallel.attention") && plan.cp == 1,

@@ -39,14 +39,14 @@ int main(int argc, char** argv) {
   std::string path;
   int64_t steps = 200, batch = 16, length = 32, width = 128, layers = 1, written = 80;
   double lr = 1e-2;
-  app.add_option("text", path, "a file to learn")->required();
-  app.add_option("--steps", steps, "of training")->capture_default_str();
-  app.add_option("--batch", batch, "places of the text that are read at a time")->capture_default_str();
-  app.add_option("--length", length, "characters of a step, through which gradients flow")->capture_default_str();
-  app.add_option("--width", width, "of the LSTM")->capture_default_str();
-  app.add_option("--layers", layers, "of the LSTM")->capture_default_str();
+  app.add_option("text", path, "text file to learn from")->required();
+  app.add_option("--steps", steps, "training steps")->capture_default_str();
+  app.add_option("--batch", batch, "columns of text per batch")->capture_default_str();
+  app.add_option("--length", length, "characters per step (truncated backpropagation)")->capture_default_str();
+  app.add_option("--width", width, "hidden size")->capture_default_str();
+  app.add_option("--layers", layers, "number of LSTM layers")->capture_default_str();
   app.add_option("--lr", lr, "learning rate of Adam")->capture_default_str();
-  app.add_option("--write", written, "characters to write at the end")->capture_default_str();
+  app.add_option("--write", written, "characters to generate at the end")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
     ls::manual_seed(1);

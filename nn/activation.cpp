@@ -73,7 +73,7 @@ Variable Softshrink::forward(const Variable& x) {
 }
 
 Threshold::Threshold(const Options& options) : o(options) {
-  LOCKSTEP_CHECK(!std::isnan(o.threshold), "[Threshold] expected a threshold that is a number, got ", o.threshold);
+  LOCKSTEP_CHECK(!std::isnan(o.threshold), "[Threshold] expected a threshold other than NaN, got ", o.threshold);
 }
 Variable Threshold::forward(const Variable& x) {
   return masked_fill(x, le(x.tensor(), constant(x, o.threshold)), o.value);

@@ -10,7 +10,7 @@ namespace {
 AdaptiveLogSoftmaxWithLoss::Options checked_cutoffs(AdaptiveLogSoftmaxWithLoss::Options o) {
   int64_t last = 0;
   for (const int64_t cut : o.cutoffs) {
-    LOCKSTEP_CHECK(cut > last && cut < o.classes, "[AdaptiveLogSoftmaxWithLoss] expected cutoffs that grow, from 1 to ",
+    LOCKSTEP_CHECK(cut > last && cut < o.classes, "[AdaptiveLogSoftmaxWithLoss] expected increasing cutoffs from 1 to ",
                    o.classes - 1, ", got ", cut, last ? str(" after ", last) : "");
     last = cut;
   }

@@ -19,8 +19,7 @@ MultiHeadAttention::Options checked(MultiHeadAttention::Options o) {
   LOCKSTEP_CHECK(groups > 0 && o.heads % groups == 0, "[MultiHeadAttention] expected kv_heads to divide ", o.heads,
                  " heads, got ", groups);
   LOCKSTEP_CHECK(o.window >= 0 && (o.window == 0 || (o.causal && !o.sparse && !o.cross)),
-                 "[MultiHeadAttention] expected a window of at least one token, of causal attention that is neither "
-                 "sparse nor to other sequences, or 0 for none, got ",
+                 "[MultiHeadAttention] expected window 0, or a window >= 1 with causal, dense self-attention, got ",
                  o.window);
   o.kv_heads = groups;
   if (o.head_size == 0) o.head_size = o.embed / o.heads;
@@ -55,17 +54,15 @@ void MultiHeadAttention::sliced(const PartOf& of) {
 }
 
 int64_t MultiHeadAttention::share_sequence(const std::shared_ptr<SequencePart>& of) {
-  LOCKSTEP_CHECK(!of || !o.sparse,
-                 "[MultiHeadAttention] sparse attention to sequences in parts (context parallelism) is not built");
+  LOCKSTEP_CHECK(!of || !o.sparse, "[MultiHeadAttention] sparse attention does not support context parallelism");
   part = of;
   return o.heads;
 }
 
 void MultiHeadAttention::set_sparsity(const SparsityConfig& config) {
-  LOCKSTEP_CHECK(!part,
-                 "[MultiHeadAttention] sparse attention to sequences in parts (context parallelism) is not built");
-  LOCKSTEP_CHECK(o.window == 0, "[MultiHeadAttention] sparse attention with a window (", o.window,
-                 ") is not built; its own are local, bigbird and bslongformer");
+  LOCKSTEP_CHECK(!part, "[MultiHeadAttention] sparse attention does not support context parallelism");
+  LOCKSTEP_CHECK(o.window == 0, "[MultiHeadAttention] sparse attention does not support a window (", o.window,
+                 "); use the sparse modes local, bigbird or bslongformer");
   LOCKSTEP_CHECK(!o.causal || config.unidirectional.value_or(true),
                  "[MultiHeadAttention] expected unidirectional sparse attention in a causal model, got bidirectional; "
                  "leave it out");
@@ -139,8 +136,7 @@ Variable MultiHeadAttention::attended(const Variable& x, const Tensor& mask) {
                  "), got ", x.shape());
   if (part) {
     LOCKSTEP_CHECK(!mask.defined(),
-                   "[MultiHeadAttention] a sequence in parts is attended to without a mask, got one of shape ",
-                   mask.shape());
+                   "[MultiHeadAttention] context parallelism does not support a mask, got one of shape ", mask.shape());
     const Heads h = split(placed(in_proj(x), 0));
     return joined(part->attend(h.q, h.k, h.v, args(x.size(1), x.device())));
   }
@@ -175,10 +171,8 @@ Variable MultiHeadAttention::attended(const Variable& x, const std::vector<KvRow
 
 /// Checks that a cache may grow to `end` tokens.
 void MultiHeadAttention::check_cached(int64_t end) const {
-  LOCKSTEP_CHECK(
-      !part,
-      "[MultiHeadAttention] a cache of keys needs whole sequences; take the model out of context parallelism first");
-  LOCKSTEP_CHECK(o.causal, "[MultiHeadAttention] a cache of keys needs causal attention");
+  LOCKSTEP_CHECK(!part, "[MultiHeadAttention] a KV cache needs whole sequences; disable context parallelism first");
+  LOCKSTEP_CHECK(o.causal, "[MultiHeadAttention] a KV cache needs causal attention");
   LOCKSTEP_CHECK(end <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context,
                  " tokens (max_context), got ", end);
 }
@@ -257,7 +251,7 @@ Tensor KvCache::filled(const Tensor& of, DType as, int64_t first) const {
 }
 
 Tensor MultiHeadAttention::weights(const Variable& x) {
-  LOCKSTEP_CHECK(o.all_heads == 0, "[MultiHeadAttention] expected all heads here to average their weights, got ",
+  LOCKSTEP_CHECK(o.all_heads == 0, "[MultiHeadAttention] averaged attention weights need all heads on this rank, got ",
                  o.heads, " of ", o.all_heads);
   const NoGrad no_grad;
   const Heads h = split(placed(in_proj(x), 0));

@@ -127,8 +127,8 @@ void start_with(const Variable& parameter, const std::string& what, std::functio
 void check_held(const std::string& where, const Held& held, double layers,
                 const std::function<std::shared_ptr<Module>()>& make) {
   const auto refuse_unless = [&](bool fits, const std::string& got) {
-    LOCKSTEP_CHECK(fits, where, ": expected the sizes of the model beside it, which has ", held.tensors, " tensors of ",
-                   held.bytes, " bytes, got ", got);
+    LOCKSTEP_CHECK(fits, where, ": the weights beside it (", held.tensors, " tensors, ", held.bytes,
+                   " bytes) are too few for a model of ", got);
   };
   refuse_unless(layers <= double(held.tensors), str(layers, " layers"));
   if (!make) return;
@@ -146,8 +146,8 @@ namespace init {
 void apply(const Variable& w, std::function<void(const Tensor&)> fill, int draws, bool adds) {
   Origin* const of = origin(w);
   if (!of) return fill(w.tensor());
-  LOCKSTEP_CHECK(!adds || !of->make, "[init] expected a parameter with a start of its own, got one that starts with ",
-                 of->what);
+  LOCKSTEP_CHECK(!adds || !of->make,
+                 "[init] expected a parameter with its own initial values, got one that starts with ", of->what);
   if (!adds) of->steps.clear(), of->make = nullptr;
   of->steps.push_back({random_state(), std::move(fill)});
   for (int i = 0; i < draws; ++i) next_random_key();

@@ -64,9 +64,9 @@ Tensor MultiHeadAttention::seen(const AttentionMasks& masks, int64_t batch, int6
                                      : shown.reshape({batch, all, queries, keys}).narrow(1, o.first_head, o.heads));
   }
   if (masks.padding.defined()) {
-    LOCKSTEP_CHECK(masks.padding.shape() == (Shape{batch, keys}), op, "expected a mask of padding ",
-                   Shape({batch, keys}), ", got ", masks.padding.shape());
-    parts.push_back(as_shown(masks.padding, "mask of padding").reshape({batch, 1, 1, keys}));
+    LOCKSTEP_CHECK(masks.padding.shape() == (Shape{batch, keys}), op, "expected a padding mask ", Shape({batch, keys}),
+                   ", got ", masks.padding.shape());
+    parts.push_back(as_shown(masks.padding, "padding mask").reshape({batch, 1, 1, keys}));
   }
   if (masks.causal && queries != keys)
     parts.push_back(tril(ones({queries, keys}, {.dtype = boolean, .device = like.device()})));
@@ -87,14 +87,15 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
                        x->size(1) == (x == &query ? x : &key)->size(1),
                    "[MultiHeadAttention] expected query (B, T, ", o.embed, ") and key and value (B, S, ", o.embed,
                    "), got ", query.shape(), ", ", key.shape(), " and ", value.shape());
-  LOCKSTEP_CHECK(alone || o.cross,
-                 "[MultiHeadAttention] expected key and value to be query itself; for others say cross in the options");
+  LOCKSTEP_CHECK(
+      alone || o.cross,
+      "[MultiHeadAttention] expected key and value to be query itself; set Options::cross for other sequences");
   LOCKSTEP_CHECK(!o.rope && !o.sparse && !part,
-                 "[MultiHeadAttention] a query with keys and values of its own is attended neither with rotary "
-                 "positions, nor to blocks, nor to sequences in parts");
+                 "[MultiHeadAttention] this form of attention supports neither rotary positions nor sparse layouts nor "
+                 "context parallelism");
   LOCKSTEP_CHECK(wanted == AttentionWeights::none || (o.all_heads == 0 && o.kv_heads == o.heads),
-                 "[MultiHeadAttention] expected all heads here, and as many of keys, to give their weights, got ",
-                 o.heads, " of ", std::max(o.heads, o.all_heads), " and ", o.kv_heads);
+                 "[MultiHeadAttention] attention weights need all heads on this rank and kv_heads == heads, got ",
+                 o.heads, " of ", std::max(o.heads, o.all_heads), " heads and ", o.kv_heads, " kv_heads");
   const int64_t batch = query.size(0), queries = query.size(1), keys = key.size(1), d = o.head_size;
   AttentionArgs args = this->args(queries, query.device());
   const bool causal = o.causal || masks.causal;

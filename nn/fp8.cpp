@@ -11,7 +11,7 @@ namespace lockstep::nn {
 namespace {
 
 std::string why_in_16_bits(const Linear& linear) {
-  if (linear.quantized) return "its weight is in codes";
+  if (linear.quantized) return "its weight is quantised";
   const int64_t out = linear.weight.size(0), in = linear.weight.size(1);
   return str(in, " inputs, ", out, " outputs");
 }

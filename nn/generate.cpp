@@ -51,7 +51,7 @@ struct Running {
 void check_prompts(const GPT& model, std::span<const std::vector<int64_t>> prompts, const Generation& g) {
   for (size_t i = 0; i < prompts.size(); ++i) {
     const auto& p = prompts[i];
-    LOCKSTEP_CHECK(!p.empty(), "[generate] expected a prompt of at least one token, number ", i, " is empty");
+    LOCKSTEP_CHECK(!p.empty(), "[generate] expected prompts of at least one token, prompt ", i, " is empty");
     LOCKSTEP_CHECK(g.overflow == Generation::Overflow::slide || int64_t(p.size()) < model.o.context,
                    "[generate] prompt has ", p.size(), " tokens, the model's context is ", model.o.context);
     for (size_t at = 0; at < p.size(); ++at)

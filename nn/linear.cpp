@@ -21,8 +21,8 @@ Linear::Linear(const Options& o) {
 
 Variable Linear::adapted(const Variable& x, Activation activation) {
   const Variable y = base(x, Activation::none), more = adapter->call(x);
-  LOCKSTEP_CHECK(y.shape() == more.shape(), "[Linear] expected an adapter that gives ", y.shape(), ", got ",
-                 more.shape(), "; was the layer cut by a rule that is not the model's own?");
+  LOCKSTEP_CHECK(y.shape() == more.shape(), "[Linear] expected an adapter that returns ", y.shape(), ", got ",
+                 more.shape(), "; was the layer sharded by a rule other than the model's own cut?");
   return activated(add(y, more), activation);
 }
 
@@ -106,7 +106,7 @@ Variable EmbeddingBag::forward(const Tensor& index, const Tensor& offsets, const
   if (!even && !o.last_offset) starts.push_back(n);
   LOCKSTEP_CHECK(
       !starts.empty() && starts.front() == 0 && starts.back() == n && std::is_sorted(starts.begin(), starts.end()),
-      "[EmbeddingBag] expected offsets that begin at 0 and do not fall, up to ", n, ", the number of indices",
+      "[EmbeddingBag] expected non-decreasing offsets from 0 up to ", n, ", the number of indices",
       o.last_offset ? ", which is the last one" : "", ", got ", Tensor::from(starts, {int64_t(starts.size())}));
 
   const Tensor flat = index.reshape({n});

@@ -123,7 +123,7 @@ std::string LowRank::options() const {
 
 Variable LowRank::forward(const Variable& x) {
   LOCKSTEP_CHECK(x.size(-1) == a.weight.size(1), "[lora] expected x (..., ", a.weight.size(1), "), got ", x.shape(),
-                 "; was the layer cut by a rule that is not the model's own?");
+                 "; was the layer sharded by a rule other than the model's own cut?");
   const Variable hidden = mul_scalar(a(dropout(x)), scale);
   if (parts.size() == 1 && parts[0].rows == out) return b[0](hidden);
   std::vector<Variable> made, all;
@@ -158,7 +158,7 @@ Lora add_lora(Module& model, const LoraOptions& options) {
     LOCKSTEP_CHECK(parts.back().empty() || !place.linear->adapter, "[add_lora] ", place.name,
                    " has an adapter already");
     LOCKSTEP_CHECK(parts.back().empty() || !place.linear->product, "[add_lora] ", place.name,
-                   " is cut already; add adapters before tensor parallelism");
+                   " is sharded already; add adapters before tensor parallelism");
   }
   const auto last_of = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
   std::vector<std::string> known;
@@ -206,7 +206,7 @@ void Lora::add_to_weights(double times) {
     all.push_back(one.linear->weight);
     for (const Variable& p : all)
       LOCKSTEP_CHECK(!p.tensor().storage()->is_empty() && !one.linear->product, "[Lora] ", one.name,
-                     ": expected whole parameters to merge, these are empty or cut; merge in one process");
+                     ": expected whole parameters to merge, these are empty or sharded; merge in one process");
   }
   for (const Adapter& one : adapters_) {
     const LowRank& low = *one.low_rank;

@@ -101,7 +101,7 @@ QuantizeOptions quantize_options(const std::string& name) {
 std::string QuantizeReport::text() const {
   const auto worst = std::max_element(relative_error.begin(), relative_error.end(),
                                       [](const auto& a, const auto& b) { return a.second < b.second; });
-  std::string out = str(layers, " weights in codes, parameters ",
+  std::string out = str(layers, " quantised weights, parameters ",
                         format("%.3g MB -> %.3g MB", double(bytes_before) / 1e6, double(bytes_after) / 1e6));
   if (worst != relative_error.end())
     out += format(", largest error %.3g %% (", worst->second * 100) + worst->first + ")";
@@ -113,15 +113,16 @@ QuantizeReport quantize(Module& model, const QuantizeOptions& o) {
   LOCKSTEP_CHECK(!o.dynamic || o.format == QuantFormat::row8, "[quantize] dynamic expects row8, got ",
                  name_of(o.format));
   LOCKSTEP_CHECK(o.threshold >= 0 && (o.threshold == 0 || o.dynamic),
-                 "[quantize] expected a threshold >= 0, with dynamic, got ", o.threshold);
+                 "[quantize] expected a threshold >= 0, and a threshold only with dynamic, got ", o.threshold);
   const std::vector<WeightPlace> places = find_weights(model, o.skip);
   LOCKSTEP_CHECK(!places.empty(), "[quantize] expected a ", model.kind(), " with Linears that are not skipped");
   for (const WeightPlace& place : places) {
     const Variable& w = *place.weight;
     LOCKSTEP_CHECK(!*place.quantized, "[quantize] ", place.name, " is quantised already");
-    LOCKSTEP_CHECK(!*place.product, "[quantize] ", place.name, " is cut already; quantise before tensor parallelism");
+    LOCKSTEP_CHECK(!*place.product, "[quantize] ", place.name,
+                   " is sharded already; quantise before tensor parallelism");
     LOCKSTEP_CHECK(!w.tensor().storage()->is_empty() || is_built_empty(w), "[quantize] ", place.name,
-                   ": expected a whole weight, it is in ZeRO's parts or elsewhere");
+                   ": expected a whole weight; it is sharded by ZeRO or not on this rank");
     LOCKSTEP_CHECK(w.dim() == 2 && w.numel() > 0, "[quantize] ", place.name, ": expected a weight (out, in), got ",
                    w.shape());
   }
@@ -134,7 +135,7 @@ QuantizeReport quantize(Module& model, const QuantizeOptions& o) {
     const Tensor wide = w.to(f32);
     const double size = euclidean(wide);
     report.relative_error[place.name + ".weight"] = size > 0 ? euclidean(sub(wide, dequantize(q))) / size : 0;
-    if (place.tied) report.notes.push_back(place.name + ": a copy in codes; the table that it was tied to stays");
+    if (place.tied) report.notes.push_back(place.name + ": a quantised copy; the table that it was tied to is kept");
     put_codes(place, q, {.dynamic = o.dynamic, .threshold = o.threshold});
     ++report.layers;
   }
@@ -178,7 +179,8 @@ void load_quantized(Module& model, const State& state, const std::map<std::strin
   for (const WeightPlace& place : find_weights(model)) {
     const auto codes = given.find(place.name + codes_end), scales = given.find(place.name + scales_end);
     if (codes == given.end() || scales == given.end() || *place.quantized) continue;
-    LOCKSTEP_CHECK(!*place.product, "[load_quantized] ", place.name, " is cut already; load before tensor parallelism");
+    LOCKSTEP_CHECK(!*place.product, "[load_quantized] ", place.name,
+                   " is sharded already; load before tensor parallelism");
     const Device device = place.weight->device();
     const Tensor& c = codes->second;
     const QuantFormat format = c.dtype() == u8             ? QuantFormat::group4

@@ -63,7 +63,7 @@ PackedSequence pack_padded_sequence(const Variable& input, const std::vector<int
   std::iota(order.begin(), order.end(), 0);
   if (!std::is_sorted(lengths.rbegin(), lengths.rend())) {
     LOCKSTEP_CHECK(!options.enforce_sorted,
-                   "[pack_padded_sequence] expected lengths that do not grow, longest first; sort the sequences, or "
+                   "[pack_padded_sequence] expected lengths in non-increasing order; sort the sequences, or "
                    "set enforce_sorted to false");
     std::stable_sort(order.begin(), order.end(),
                      [&](int64_t a, int64_t b) { return lengths[size_t(a)] > lengths[size_t(b)]; });

@@ -22,14 +22,14 @@ double index_of_turns(const Rope& rope, double turns, int64_t d) {
 void check_rope(const Rope& r, int64_t head_size) {
   const int64_t d = turned_of(r, head_size);
   LOCKSTEP_CHECK(r.partial > 0 && r.partial <= 1 && d > 0 && d % 2 == 0,
-                 "[Rope] expected an even number of features to turn, got ", d, ": ", r.partial,
+                 "[Rope] expected an even number of features to rotate, got ", d, ": ", r.partial,
                  " (partial) of a head of ", head_size);
   LOCKSTEP_CHECK(
       r.base > 1 && std::isfinite(r.base) && r.factor > 0 && std::isfinite(r.factor) && r.original_context >= 0,
       "[Rope] expected base > 1, factor > 0 and original_context >= 0, got ", r.base, ", ", r.factor, " and ",
       r.original_context);
   LOCKSTEP_CHECK(r.scaling != Rope::Scaling::dynamic || d > 2,
-                 "[Rope] dynamic scaling needs more than 2 features to turn, got ", d);
+                 "[Rope] dynamic scaling needs more than 2 features to rotate, got ", d);
   LOCKSTEP_CHECK(
       r.scaling != Rope::Scaling::llama3 || (r.low_freq_factor > 0 && r.high_freq_factor > r.low_freq_factor),
       "[Rope] expected 0 < low_freq_factor < high_freq_factor, got ", r.low_freq_factor, " and ", r.high_freq_factor);

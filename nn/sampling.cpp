@@ -221,9 +221,9 @@ void Generation::check() const {
   for (const auto& [id, bias] : logit_bias)
     LOCKSTEP_CHECK(bias <= 1e9, "[generate] expected logit_bias up to 1e9, got ", bias, " for token ", id);
   LOCKSTEP_CHECK(num_beams == 1 || !do_sample, "[generate] num_beams ", num_beams,
-                 " with do_sample is not built: beams take the likeliest tokens");
+                 " with do_sample is not supported: beams take the likeliest tokens");
   LOCKSTEP_CHECK(num_beams == 1 || stop.empty(), "[generate] stop strings with num_beams ", num_beams,
-                 " are not built");
+                 " are not supported");
   LOCKSTEP_CHECK(num_beams == 1 || overflow == Overflow::error, "[generate] num_beams ", num_beams,
                  " cannot slide over a full context");
   LOCKSTEP_CHECK(do_sample || num_return_sequences <= num_beams,

@@ -134,8 +134,8 @@ void check_sparsity(const SparsityConfig& c) {
   for (const int64_t size : c.local_window_blocks) positive("local_window_blocks", size);
   for (const int64_t index : c.global_block_indices) positive("global_block_indices", index, 0);
   LOCKSTEP_CHECK(!c.horizontal_global_attention || !c.unidirectional.value_or(false),
-                 "[sparse attention] horizontal_global_attention: global blocks that see all need bidirectional "
-                 "attention, got unidirectional");
+                 "[sparse attention] horizontal_global_attention needs bidirectional attention, got unidirectional: "
+                 "its global blocks attend to all blocks");
   if (c.global_block_end_indices) {
     const auto &begins = c.global_block_indices, &ends = *c.global_block_end_indices;
     LOCKSTEP_CHECK(begins.size() == ends.size(), "[sparse attention] expected as many global_block_end_indices as ",
@@ -151,7 +151,7 @@ void check_sparsity(const SparsityConfig& c) {
                  "[sparse attention] expected num_global_blocks that divides num_local_blocks ", c.num_local_blocks,
                  ", got ", c.num_global_blocks);
   LOCKSTEP_CHECK(patterns == 1 || c.different_layout_per_head, "[sparse attention] num_different_global_patterns ",
-                 patterns, " are of different heads; expected different_layout_per_head, got false");
+                 patterns, " needs different_layout_per_head, got false");
   LOCKSTEP_CHECK(patterns <= most, "[sparse attention] expected at most num_local_blocks / num_global_blocks = ", most,
                  " num_different_global_patterns, got ", patterns);
 }

@@ -96,7 +96,7 @@ Variable TransformerDecoderLayer::forward(const Variable& x, const Variable& mem
   const int batch = o.batch_first ? 0 : 1;
   LOCKSTEP_CHECK(
       memory.dim() == x.dim() && memory.size(-1) == o.width && (batched.single || memory.size(batch) == x.size(batch)),
-      "[TransformerDecoderLayer] expected memory like the input ", x.shape(), ", but for the number of tokens, got ",
+      "[TransformerDecoderLayer] expected memory like the input ", x.shape(), ", except for the number of tokens, got ",
       memory.shape());
   const AttentionMasks target = batched.in(masks.target), source = batched.in(masks.memory);
   const Variable read = batched.in(memory);

@@ -19,7 +19,7 @@ WeightAverage::WeightAverage(std::vector<Variable> parameters, double decay)
   }
 }
 void WeightAverage::update() {
-  LOCKSTEP_CHECK(own_.empty(), "[WeightAverage] update() between swap() and swap() back would average the average");
+  LOCKSTEP_CHECK(own_.empty(), "[WeightAverage] update() while the averages are swapped in; call swap() again first");
   const NoGrad no_grad;
   const double part = updates_ == 0 ? 1 : decay_ > 0 ? 1 - decay_ : 1 / double(updates_ + 1);
   for (size_t i = 0; i < averages_.size(); ++i) {
@@ -30,7 +30,7 @@ void WeightAverage::update() {
   ++updates_;
 }
 void WeightAverage::swap() {
-  LOCKSTEP_CHECK(updates_ > 0, "[WeightAverage] swap() expected an average, there was no update() yet");
+  LOCKSTEP_CHECK(updates_ > 0, "[WeightAverage] swap() without an average; call update() first");
   const NoGrad no_grad;
   const bool comes_in = own_.empty();
   for (size_t i = 0; i < averages_.size(); ++i) {
@@ -58,7 +58,8 @@ void WeightAverage::load_state(const OptimizerState& saved) {
   LOCKSTEP_CHECK(saved.numbers.count("updates") && saved.tensors.size() == averages_.size(),
                  "[WeightAverage] expected the number of updates and ", averages_.size(),
                  " averages in the saved state, got ", saved.tensors.size());
-  LOCKSTEP_CHECK(own_.empty(), "[WeightAverage] load_state() between swap() and swap() back; swap() back first");
+  LOCKSTEP_CHECK(own_.empty(),
+                 "[WeightAverage] load_state() while the averages are swapped in; call swap() again first");
   for (size_t i = 0; i < averages_.size(); ++i)
     LOCKSTEP_CHECK(saved.tensors[i].second.shape() == averages_[i].shape(), "[WeightAverage] expected '",
                    saved.tensors[i].first, "' of shape ", averages_[i].shape(), ", got ",

@@ -62,8 +62,8 @@ void Optimizer::check_capture(const std::vector<Taking>& all) const {
   LOCKSTEP_CHECK(!Graph::is_capturing() || std::all_of(all.begin(), all.end(),
                                                        [](const Taking& t) { return t.parameter->device().is_cpu(); }),
                  "[", name(),
-                 "] only steps of rules that are one kernel of a device can be captured, without an average, and "
-                 "clipped_step() on one device: capture forward and backward, and call step() after replay()");
+                 "] this step cannot be captured: it needs a rule that is a single kernel, no keep_average(), and, for "
+                 "clipped_step(), one device; capture forward and backward only and call step() after replay()");
 }
 
 /// Collects the parameters and numbers of a step; launches nothing.
@@ -105,7 +105,7 @@ void Optimizer::step_on_device(const std::vector<Taking>& all, const ClippedStep
     LOCKSTEP_CHECK(
         at.recorded.empty() || (at.clips == clips && at.has_norm == has_norm &&
                                 std::equal(all.begin(), all.end(), at.recorded.begin(), at.recorded.end(), is_same)),
-        "[", name(), "] expected all graphs to capture one kind of step of the same parameters");
+        "[", name(), "] expected all graphs to capture the same kind of step with the same parameters");
     const std::vector<ParameterState*> counted = at.counted;
     collect(at, all, clips ? 1 : request.grad_scale, false);
     for (ParameterState* state : at.counted) --state->step;  // replays count instead
@@ -132,7 +132,8 @@ void Optimizer::step_on_device(const std::vector<Taking>& all, const ClippedStep
 
 void Optimizer::clipped_step(const ClippedStep& request) {
   LOCKSTEP_CHECK(request.max_norm >= 0, "[", name(), "] expected max_norm >= 0, got ", request.max_norm);
-  LOCKSTEP_CHECK(!communicates(), "[", name(), "] moves gradients between ranks: give its step() the norm to clip to");
+  LOCKSTEP_CHECK(!communicates(), "[", name(),
+                 "] reduces gradients over ranks in its own step(): pass the clipping norm there");
   const NoGrad no_grad;
   const std::vector<Taking> all = taking_part();
   if (!Graph::is_capturing()) settle();
@@ -173,7 +174,7 @@ void Optimizer::before_replay(const ClippedStep& request) {
     if (at->recorded.empty()) continue;
     any = true;
     LOCKSTEP_CHECK(at->clips || !wants_norm(request), "[", name(),
-                   "] the graph has captured step(), which does not clip or skip: capture clipped_step()");
+                   "] the graph captured step(), which neither clips nor skips; capture clipped_step()");
     LOCKSTEP_CHECK(at->has_norm || !wants_norm(request), "[", name(),
                    "] clipped_step() was captured without max_norm and skip_nonfinite; capture it with one of them");
     if (at->may_skip && !at->replays) settle();

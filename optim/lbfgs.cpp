@@ -28,8 +28,8 @@ template <class Point> double least_of_cubic(const Point& p, const Point& q, dou
 
 [[noreturn]] void refuse_step() {
   fail(
-      "[LBFGS] expected step(loss), as it evaluates the loss many times a step; ZeRO, engines and programs give "
-      "gradients only: call step(loss) in a loop of your own, or take AdamW");
+      "[LBFGS] expected step(loss), as it evaluates the loss many times a step; ZeRO, engines and programs provide "
+      "gradients only: call step(loss) in your own loop, or use AdamW");
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ Tensor& ParameterState::zeros(const std::string& name, const Tensor& like) {
 static void check_rate(const char* op, int group, double value) {
   LOCKSTEP_CHECK(value >= 0 && value < INFINITY, "[", op, "] expected a rate lr >= 0 that is finite, got ", value,
                  " for group ", group,
-                 "; look at the options of its schedule, at who calls set_lr(), or at the state that was loaded");
+                 "; check the options of its schedule, the calls of set_lr() and the loaded state");
 }
 
 void stamp(Storage& storage, const char* writer) {
@@ -61,7 +61,7 @@ void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty
     const bool in_codes = p.dtype() == i8 || p.dtype() == u8;  // codes of a quantised weight, which is frozen
     LOCKSTEP_CHECK(is_floating(p.dtype()) || in_codes, "[", name(), "] expected floating parameters, got ", p.dtype());
     LOCKSTEP_CHECK(known.insert(p.impl().get()).second, "[", name(), "] a parameter of shape ", p.shape(),
-                   " stands in two places");
+                   " was given twice");
   }
   groups_.push_back(std::move(parameters));
 }
@@ -130,7 +130,7 @@ void Optimizer::advance(int group, Tensor& parameter, const Tensor& grad, Parame
 void Optimizer::keep_average(double decay) {
   LOCKSTEP_CHECK(decay >= 0 && decay < 1, "[", name(), "] expected a decay of the average in [0, 1), got ", decay);
   LOCKSTEP_CHECK(decay == 0 || average_decay_ > 0 || !keeps_average(), "[", name(),
-                 "] keeps an average of its own; leave out the decay of another, ", decay);
+                 "] already keeps an average of its own; do not set the decay of another one, got ", decay);
   average_decay_ = decay;
 }
 

@@ -194,8 +194,8 @@ OneCycleLR::OneCycleLR(Optimizer& optimizer, Options options) : Schedule(optimiz
   for (size_t i = 0; i < phases_.size(); ++i) {
     const double begin = i ? phases_[i - 1].end : 0;
     LOCKSTEP_CHECK(begin != phases_[i].end || (i > 0 && begin == last),
-                   "[OneCycleLR] expected phases of some steps, got ", "none in phase ", i + 1, " of ", phases_.size(),
-                   " with total_steps ", o_.total_steps, " and pct_start ", o_.pct_start,
+                   "[OneCycleLR] expected at least one step in each phase, got none in phase ", i + 1, " of ",
+                   phases_.size(), " with total_steps ", o_.total_steps, " and pct_start ", o_.pct_start,
                    "; take more steps or another pct_start");
   }
   apply();

@@ -35,8 +35,8 @@ ChainedScheduler::ChainedScheduler(Optimizer& optimizer, const std::vector<MakeS
   for (const auto& part : parts_)
     LOCKSTEP_CHECK(!dynamic_cast<OneCycleLR*>(part.get()) && !dynamic_cast<CyclicLR*>(part.get()) &&
                        !dynamic_cast<OneCycle*>(part.get()),
-                   "[ChainedScheduler] expected factors of the rate, got a schedule of cycles, which has rates of its "
-                   "own; use SequentialLR");
+                   "[ChainedScheduler] expected schedules that scale the learning rate, got a cyclic one, which sets "
+                   "it; use SequentialLR");
   apply();
 }
 double ChainedScheduler::value(int g, int64_t t) const {
@@ -52,8 +52,8 @@ SequentialLR::SequentialLR(Optimizer& optimizer, const std::vector<MakeSchedule>
   LOCKSTEP_CHECK(milestones_.size() + 1 == schedules.size(), "[SequentialLR] expected ", schedules.size() - 1,
                  " milestones between ", schedules.size(), " schedules, got ", milestones_.size());
   for (size_t i = 0; i < milestones_.size(); ++i)
-    LOCKSTEP_CHECK(milestones_[i] > (i ? milestones_[i - 1] : 0), "[SequentialLR] expected milestones that rise from ",
-                   "1 on, got ", milestones_[i], " as number ", i + 1);
+    LOCKSTEP_CHECK(milestones_[i] > (i ? milestones_[i - 1] : 0),
+                   "[SequentialLR] expected increasing milestones >= 1, got ", milestones_[i], " as number ", i + 1);
   apply();
 }
 std::pair<size_t, int64_t> SequentialLR::place(int64_t t) const {

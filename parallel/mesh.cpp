@@ -184,8 +184,10 @@ void check_plan(const Plan& plan, const PlanSizes& sizes) {
   std::string text;
   for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
   const auto near = nearest_plan(plan, sizes);
+  // The caller may know little of the model, and nothing of the configuration: engine::check_plan() does.
   fail(str("[plan] ", to_string(plan), " cannot be: ", text,
-           near ? ". The nearest plan that can: " + to_string(*near) : ". No plan can on these ranks"));
+           near ? ". The nearest plan that can: " + to_string(*near) + " (if model and configuration allow it)"
+                : ". No plan can on these ranks"));
 }
 
 Mesh::Mesh(const Plan& plan, dist::ProcessGroup& world)

@@ -68,7 +68,8 @@ std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& size
 /// becomes 1. `also` adds a condition.
 std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes,
                                    const std::function<bool(const Plan&)>& also = {});
-/// Error with all reasons and the nearest valid plan, if the plan is invalid.
+/// Error with all reasons and the nearest valid plan, if the plan is invalid. That plan fits the sizes that are known; a
+/// model and a configuration may need another (engine::check_plan() looks at both).
 void check_plan(const Plan& plan, const PlanSizes& sizes);
 
 /// The process groups of this rank under a plan. The constructor creates them, collectively.

@@ -95,8 +95,9 @@ void fail_complex(const char* op, DType dtype) {
 }
 
 void check_complex_device(const char* op, DType dtype, Device device) {
-  LOCKSTEP_CHECK(!is_complex(dtype) || device.is_cpu(), "[", op, "] complex tensors are on the CPU only, got ", dtype,
-                 " on ", device, "; move with .to(cpu), or keep (..., 2) pairs there");
+  LOCKSTEP_CHECK(!is_complex(dtype) || device.is_cpu(), "[", op,
+                 "] complex tensors are supported on the CPU only, got ", dtype, " on ", device,
+                 "; move with .to(cpu), or keep (..., 2) pairs there");
 }
 
 void check_stays_complex(const char* op, DType from, DType to) {

@@ -96,7 +96,7 @@ std::atomic<int64_t> held{0};
 
 void* take_addresses(size_t bytes, int) {
   void* const p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  LOCKSTEP_CHECK(p != MAP_FAILED, "[DryRun] expected addresses for ", bytes, " bytes, got none");
+  LOCKSTEP_CHECK(p != MAP_FAILED, "[DryRun] cannot reserve ", bytes, " bytes of address space");
   ++held;
   return p;
 }
@@ -123,7 +123,7 @@ const Backend noted_backend{
     .solvers = nullptr,
     .device_count = [] { return 1; },
     .why_none = [] { return std::string(); },
-    .describe = [] { return std::string("a dry run: kernels are noted, not run\n"); },
+    .describe = [] { return std::string("a dry run: kernels are recorded, not run\n"); },
     .select = [](int) {},
     .allocate = take_addresses,
     .deallocate = give_addresses_back,
@@ -169,7 +169,8 @@ const Backend noted_backend{
 
 DryRun::DryRun() {
   const Backend* none = nullptr;
-  LOCKSTEP_CHECK(cuda_stands_in.compare_exchange_strong(none, &noted_backend), "[DryRun] expected one at a time");
+  LOCKSTEP_CHECK(cuda_stands_in.compare_exchange_strong(none, &noted_backend),
+                 "[DryRun] only one DryRun may exist at a time");
   take();
 }
 

@@ -30,7 +30,7 @@ const EnvironmentVariable* find(std::string_view name) {
 
 std::string expected(const EnvironmentVariable& v) {
   switch (v.kind) {
-    case Kind::text: return "a text";
+    case Kind::text: return "any text";
     case Kind::flag: return "0 or 1";
     case Kind::whole: return str("a number from ", int64_t(v.least), " to ", int64_t(v.most));
     case Kind::seconds: return str("a number of seconds from ", v.least, " to ", v.most);
@@ -82,7 +82,7 @@ const std::vector<EnvironmentVariable>& environment_variables() {
   static const std::vector<EnvironmentVariable> all = {
       {"LOCKSTEP_ALGORITHM", Kind::text, "automatic",
        "one algorithm for all collectives of the native group; `lockstep schedule --help` names them"},
-      {"LOCKSTEP_API_KEY", Kind::text, "", "key that requests to `gpt serve` must send, unless `--api-key` gives one"},
+      {"LOCKSTEP_API_KEY", Kind::text, "", "API key that `gpt serve` requires of requests if `--api-key` is not given"},
       {"LOCKSTEP_BF16_PRODUCTS", Kind::word, "auto",
        "matrix products of bf16 on the CPU. portable: with f32 arithmetic; avx512_bf16: with the processor's bf16 "
        "instructions; auto: with these instructions if the processor has them",
@@ -92,14 +92,14 @@ const std::vector<EnvironmentVariable>& environment_variables() {
       {"LOCKSTEP_CPU_DEVICES", Kind::whole, "1", "number of virtual CPU devices (cpu:0, cpu:1, ...) in a process", 1,
        64},
       {"LOCKSTEP_CUDNN", Kind::word, "1",
-       "convolutions and attention on CUDA devices. 0: our kernels; 1: cuDNN where it supports the case; log: as 1, "
-       "and "
-       "prints which is used",
+       "convolutions and attention on CUDA devices. 0: built-in kernels; 1: cuDNN where it supports the case; log: "
+       "like 1, and prints each choice",
        0, 0, Words({"0", "1", "log"})},
       {"LOCKSTEP_CUDNN_WORKSPACE", Kind::whole, "1024",
-       "MiB for the attention scores in cuDNN's backward. It splits batch and heads into parts that fit", 1, 1 << 20},
+       "MiB of attention scores in cuDNN's backward; larger batches are processed in parts", 1, 1 << 20},
       {"LOCKSTEP_DESCRIBE", Kind::text, "",
-       "file into which a program writes what it would train, and then ends. `lockstep plan` and `simulate` set it"},
+       "file to which a program writes a description of its training instead of running it. `lockstep plan` and "
+       "`simulate` set it"},
       {"LOCKSTEP_ERROR_FILE", Kind::text, "",
        "file into which a rank writes its error for the launcher. The launcher sets it"},
       {"LOCKSTEP_FLIGHT_DIR", Kind::text, "", "folder for the flight records of ranks that fail. The launcher sets it"},
@@ -111,14 +111,14 @@ const std::vector<EnvironmentVariable>& environment_variables() {
        "seconds that NCCL may take to abort after a failure; then the process ends", 0.001, 1e6},
       {"LOCKSTEP_NCCL_DEBUG", Kind::flag, "0", "1: ranks compare every NCCL call, not only a sample of them"},
       {"LOCKSTEP_NCCL_EXACT", Kind::flag, "0",
-       "1: sums over NCCL follow the summation tree, and have the bits of one process"},
+       "1: sums over NCCL follow the summation tree, so results are bit-identical to one process"},
       {"LOCKSTEP_NCCL_WINDOWS", Kind::flag, "1",
-       "0: buffers of gradients and parameters are not registered as symmetric windows of NCCL"},
+       "0: do not register gradient and parameter buffers as symmetric NCCL windows"},
       {"LOCKSTEP_SIGNAL_EXIT_ZERO", Kind::flag, "0",
        "1: training that Ctrl-C or SIGTERM stopped ends with exit code 0, not with 130 or 143"},
       {"LOCKSTEP_TCP_STREAMS", Kind::whole, "4; 1 within a machine", "TCP connections between two ranks", 1, 64},
       {"LOCKSTEP_TERMINAL", Kind::flag, "",
-       "1: the launcher's stderr is a terminal, so a progress bar is shown. The launcher sets it"},
+       "1: the launcher's stderr is a terminal, so show a progress bar. The launcher sets it"},
       {"LOCKSTEP_THREADS", Kind::whole, "OMP_NUM_THREADS, else all cores", "threads that an operation may use", 1,
        4096},
       {"LOCKSTEP_TIMEOUT", Kind::seconds, "600",
@@ -130,14 +130,14 @@ const std::vector<EnvironmentVariable>& environment_variables() {
        "how ranks exchange data. auto: memory within a process, shared memory within a machine, else TCP", 0, 0,
        Words({"auto", "threads", "shm", "tcp"})},
       {"LOCKSTEP_WGMMA", Kind::flag, "1",
-       "0: our attention avoids Hopper's own instructions, and uses those of all cards since Ampere"},
+       "0: attention does not use Hopper's WGMMA instructions, only those available since Ampere"},
   };
   return all;
 }
 
 std::optional<std::string> environment(const char* name) {
   const EnvironmentVariable* v = find(name);
-  LOCKSTEP_CHECK(v, "[environment] expected a variable of the list in tensor/environment.cpp, got ", name);
+  LOCKSTEP_CHECK(v, "[environment] expected a variable listed in tensor/environment.cpp, got ", name);
   // Check all names here too, since a user's program may never call check_environment() and a typo must not go
   // unnoticed.
   for (char** entry = environ; entry && *entry; ++entry) variable_of(*entry);
@@ -178,7 +178,7 @@ std::string environment_reference() {
       "- **When they are checked:** `lockstep`, and programs that use `train/cli.h`, check names and values\n"
       "  of all variables at the start. In any other program the library checks the names whenever it\n"
       "  reads a variable, and the value of the variable that it reads.\n"
-      "- **An empty value** counts as not set.\n"
+      "- **An empty value** counts as unset.\n"
       "- **Other variables:** `LOCKSTEP_TEST_*`, `LOCKSTEP_FAKE_*` and a few more belong to the tests, and\n"
       "  are ignored.\n"
       "\n"

@@ -90,11 +90,12 @@ std::optional<PhiloxKey> recorded_random_key(Device device, const RandomState& n
   if (!Graph::is_recording()) [[likely]]
     return {};
   LOCKSTEP_CHECK(device == current->device, "[Graph] random numbers that are drawn on ", device,
-                 " would be the same in every replay of a graph of ", current->device, "; draw them before");
+                 " would be the same in every replay of a graph of ", current->device,
+                 "; draw them before the capture");
   Graph::Random& random = *current->random;
-  LOCKSTEP_CHECK(random.is_of(now),
-                 "[Graph] the generator was seeded, or set to another step, inside of what is captured; do that before "
-                 "replay()");
+  LOCKSTEP_CHECK(
+      random.is_of(now),
+      "[Graph] the captured function seeds the random generator or moves it to another step; do that before replay()");
   return PhiloxKey{0, 0, random.key(random.counted(now), device)};
 }
 
@@ -118,7 +119,7 @@ Graph::~Graph() {
 void Graph::capture(const std::function<void()>& body) {
   LOCKSTEP_CHECK(body, "[Graph] expected a function to capture, got an empty one");
   LOCKSTEP_CHECK(!current, "[Graph] expected one capture at a time, got one inside another");
-  LOCKSTEP_CHECK(!is_captured(), "[Graph] this graph has captured something already; make another one");
+  LOCKSTEP_CHECK(!is_captured(), "[Graph] this graph already holds a recording; create a new Graph");
   if (device_.is_cpu()) {
     const Capturing scope(device_, nullptr);
     body();
@@ -131,7 +132,7 @@ void Graph::capture(const std::function<void()>& body) {
 void Graph::record(const std::function<void()>& body) {
   LOCKSTEP_CHECK(body, "[Graph] expected a function to record, got an empty one");
   LOCKSTEP_CHECK(!current, "[Graph] expected one capture at a time, got one inside another");
-  LOCKSTEP_CHECK(!is_captured(), "[Graph] this graph has captured something already; make another one");
+  LOCKSTEP_CHECK(!is_captured(), "[Graph] this graph already holds a recording; create a new Graph");
   const Backend* b = backend(device_);
   if (!b) {
     body_ = body;
@@ -146,8 +147,8 @@ void Graph::record(const std::function<void()>& body) {
     body();
     const RandomState end = random_state();
     LOCKSTEP_CHECK(random->is_of(end),
-                   "[Graph] what was captured leaves the generator seeded, or at another step; do "
-                   "that before replay()");
+                   "[Graph] the captured function seeds the random generator or moves it to another step; do that "
+                   "before replay()");
     random->end = random->counted(end);
   } catch (...) {
     b->abandon_capture(device_.index);

@@ -8,9 +8,9 @@ namespace lockstep {
 
 const Kernels& table(Device device) {
   if (device.is_cpu()) [[likely]] {
-    LOCKSTEP_CHECK(!Graph::is_recording(),
-                   "[Graph] an operation on the CPU would be done now and in no replay: while a graph is captured all "
-                   "tensors are on its device");
+    LOCKSTEP_CHECK(
+        !Graph::is_recording(),
+        "[Graph] CPU operations are not replayed: while a graph is captured, all tensors must be on its device");
     return cpu_kernels;
   }
   const Backend* other = backend(device);

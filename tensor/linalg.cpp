@@ -83,7 +83,7 @@ void check_same(const char* op, const Tensor& a, const Tensor& b) {
 
 void check_finite(const char* op, const Shape& batch, const std::vector<int64_t>& bad) {
   check_entries(op, batch, bad, "finite matrices",
-                [](int64_t) { return std::string("that is not, or is beyond its method"); });
+                [](int64_t) { return std::string("that is not finite, or whose decomposition did not converge"); });
 }
 
 /// Singular values of a, and the vectors if asked for.

@@ -10,7 +10,7 @@ namespace lockstep {
 void find_nonfinite(const std::vector<Tensor>& all, const Tensor& found) {
   check_defined("find_nonfinite", found);
   LOCKSTEP_CHECK(found.dtype() == i32 && found.is_contiguous() && found.numel() == int64_t(all.size()),
-                 "[find_nonfinite] expected a place of i32 for each of ", all.size(), " tensors, got ", found.dtype(),
+                 "[find_nonfinite] expected an i32 element for each of ", all.size(), " tensors, got ", found.dtype(),
                  " ", found.shape());
   std::vector<Tensor> values;
   for (const Tensor& x : all) {

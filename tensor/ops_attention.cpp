@@ -55,9 +55,8 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
   LOCKSTEP_CHECK(args.window >= 0 && (args.window == 0 || args.causal), "[", op,
                  "] expected a window of at least one key, with causal, or 0 for none, got ", args.window,
                  args.causal ? "" : " without causal");
-  LOCKSTEP_CHECK(
-      args.window == 0 || !args.layout, "[", op,
-      "] a window and a layout of blocks at a time are not built; a layout may have its own (local, bigbird)");
+  LOCKSTEP_CHECK(args.window == 0 || !args.layout, "[", op,
+                 "] a window cannot be combined with a block layout; use a layout that has a window (local, bigbird)");
   if (args.window >= k.shape()[2]) args.window = 0;
   if (args.layout) check_layout(op, *args.layout, q, k, args);
   if (args.scale == 0) args.scale = 1 / std::sqrt(double(std::max<int64_t>(width, 1)));
@@ -184,7 +183,7 @@ Tensor rotary_packed(Tensor x, int64_t turned, int64_t heads, const Tensor& cosi
   check_defined(op, cosine);
   LOCKSTEP_CHECK(x.dim() == 3 && heads >= 1 && x.shape()[2] % heads == 0 && turned >= 0 && turned <= heads, "[", op,
                  "] expected x (B, T, C) with C a multiple of ", heads, " heads, of which ", turned,
-                 " are turned, got ", x.shape());
+                 " are rotated, got ", x.shape());
   const int64_t width = x.shape()[2] / heads, features = cosine.dim() == 2 ? 2 * cosine.shape()[1] : -1;
   LOCKSTEP_CHECK(features >= 0 && features <= width, "[", op, "] expected a cosine (T, at most ", width / 2,
                  ") for heads of ", width, ", got ", cosine.shape());

@@ -116,9 +116,10 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, co
   LOCKSTEP_CHECK(x.dim() == 4 && w.dim() == 4, "[", op,
                  "] expected an input (N, C, H, W) and a weight (C, K / groups, R, S), got ", x.shape(), " and ",
                  w.shape());
-  LOCKSTEP_CHECK(x.size(1) == w.size(0) && args.groups >= 1 && x.size(1) % args.groups == 0, "[", op,
-                 "] expected an input with ", w.size(0), " channels (weight ", w.shape(), ", groups ", args.groups,
-                 "), got ", x.shape());
+  LOCKSTEP_CHECK(args.groups >= 1 && w.size(0) % args.groups == 0, "[", op, "] expected groups that divide the ",
+                 w.size(0), " input channels, got ", args.groups);
+  LOCKSTEP_CHECK(x.size(1) == w.size(0), "[", op, "] expected an input with ", w.size(0), " channels (weight ",
+                 w.shape(), ", groups ", args.groups, "), got ", x.shape());
   Shape shape{x.size(0), w.size(1) * args.groups};
   for (int d = 0; d < 2; ++d) {
     LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
@@ -176,7 +177,7 @@ Tensor grad_images(const char* op, const Tensor& grad, const Shape& shape) {
 ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args) {
   check_images("max_pool2d", x);
   const Shape shape = pool_shape("max_pool2d", x.shape(), args);
-  LOCKSTEP_CHECK(x.size(2) * x.size(3) <= INT32_MAX, "[max_pool2d] expected planes of fewer than 2^31 places, got ",
+  LOCKSTEP_CHECK(x.size(2) * x.size(3) <= INT32_MAX, "[max_pool2d] expected planes of fewer than 2^31 elements, got ",
                  x.shape());
   const Tensor images = as_images(x);
   const bool last = is_channels_last(images);

@@ -139,8 +139,9 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
   const int digits = options.dtype == f64 ? 53 : options.dtype == f32 ? 24 : options.dtype == f16 ? 11 : 8;
   const int64_t end = int64_t(1) << digits;
   const auto [least, most] = is_floating(options.dtype) ? WholeRange{-end, end} : whole_range(options.dtype);
-  LOCKSTEP_CHECK(low >= least && high - 1 <= most, "[randint] expected numbers from ", least, " to ", most, ", as ",
-                 options.dtype, " has no others, or not all, got ", low, " to ", high - 1, "; draw them in i64");
+  LOCKSTEP_CHECK(low >= least && high - 1 <= most, "[randint] expected numbers from ", least, " to ", most,
+                 ", the integers that ", options.dtype, " represents exactly, got ", low, " to ", high - 1,
+                 "; draw them in i64");
   Tensor out = empty(shape, options);
   LOCKSTEP_KERNEL(options.device, randint)(out, low, high, next_random_key(options.device));
   return out;

@@ -17,7 +17,7 @@ void check_product(const char* op, const Tensor& a, const Tensor& b, bool takes_
     check_defined(op, *x);
     const bool whole = takes_whole && is_whole(x->dtype());
     if (!whole) check_floating(op, *x);
-    LOCKSTEP_CHECK(!whole || x->device().is_cpu(), "[", op, "] products of whole numbers are on the CPU only, got ",
+    LOCKSTEP_CHECK(!whole || x->device().is_cpu(), "[", op, "] integer products are supported on the CPU only, got ",
                    x->dtype(), " on ", x->device(), "; move with .to(cpu), or convert with .to(f32)");
   }
   check_same_dtype(op, a, b);

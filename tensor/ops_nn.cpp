@@ -115,7 +115,7 @@ void check_rows(const char* op, const Tensor& logits, const Tensor& target, cons
   LOCKSTEP_CHECK(args.label_smoothing >= 0 && args.label_smoothing <= 1, "[", op,
                  "] expected label_smoothing in [0, 1], got ", args.label_smoothing);
   LOCKSTEP_CHECK(!args.elsewhere || (args.label_smoothing == 0 && !weight.defined()), "[", op,
-                 "] expected neither weights nor label_smoothing for a part of the classes, got label_smoothing ",
+                 "] expected neither weights nor label_smoothing for a shard of the classes, got label_smoothing ",
                  args.label_smoothing);
 }
 
@@ -259,8 +259,7 @@ NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& 
 CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight,
                                     const CrossEntropyArgs& args) {
   check_rows("cross_entropy", logits, target, weight, args);
-  LOCKSTEP_CHECK(!args.elsewhere,
-                 "[cross_entropy] expected targets in these classes: only the gradient knows of others");
+  LOCKSTEP_CHECK(!args.elsewhere, "[cross_entropy] classes on other shards are supported by the gradient only");
   const Tensor t = target.contiguous();
   check_targets("cross_entropy", t, logits.shape()[1], args);
   CrossEntropyRows result{statistics(logits, logits.shape()[0]), statistics(logits, logits.shape()[0])};
@@ -277,7 +276,8 @@ void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const 
   check_statistics(op, "loss", loss, logits, logits.shape()[0]);
   check_statistics(op, "grad_loss", grad_loss, logits, logits.shape()[0]);
   LOCKSTEP_CHECK(!args.elsewhere && logits.is_contiguous() && loss.is_contiguous(),
-                 "[cross_entropy] expected targets in these classes, and contiguous logits and losses to write into");
+                 "[cross_entropy] expected no classes on other shards (only the gradient supports them), and "
+                 "contiguous logits and losses to write into");
   const Tensor t = target.contiguous();
   check_targets(op, t, logits.shape()[1], args);
   Tensor losses = loss, lse = statistics(logits, logits.shape()[0]), grad = logits;
@@ -355,7 +355,7 @@ AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalize
   check_optional(op, "weight", weight, x, normalized);
   check_optional(op, "bias", bias, x, normalized);
   LOCKSTEP_CHECK(args.p >= 0 && args.p <= 1, "[add_norm] expected p in [0, 1], got ", args.p);
-  LOCKSTEP_CHECK(args.centered || !bias.defined(), "[add_norm] expected no bias of an RMS norm");
+  LOCKSTEP_CHECK(args.centered || !bias.defined(), "[add_norm] expected no bias with an RMS norm");
   AddNorm result{empty_like(x), {empty_like(x), args.centered ? statistics(x, rows) : Tensor(), statistics(x, rows)}};
   Tensor sum = as_rows(result.sum, n), out = as_rows(result.norm.out, n);
   LOCKSTEP_KERNEL(x.device(), add_norm)

@@ -62,8 +62,8 @@ void check_parameters(const char* name, PointwiseOp op, DType dtype, const Point
 // Error for an integer division by 0. Reads the divisor, so it waits for the device.
 void check_divisor(const char* name, PointwiseOp op, const Tensor& b) {
   if ((op != PointwiseOp::floor_divide && op != PointwiseOp::remainder) || is_floating(b.dtype())) return;
-  LOCKSTEP_CHECK(all(b).item<bool>(), "[", name, "] expected whole numbers other than 0 to divide by, got a 0 among ",
-                 b.dtype(), " ", b.shape());
+  LOCKSTEP_CHECK(all(b).item<bool>(), "[", name, "] expected a divisor without zeros, got a 0 among ", b.dtype(), " ",
+                 b.shape());
 }
 
 template <class... Inputs>

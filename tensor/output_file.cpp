@@ -31,7 +31,7 @@ int open_regular_file(const std::string& path, int flags) {
 
 std::string reason() {
   return errno == ELOOP   ? "it is a symbolic link, which is not followed; remove it"
-         : errno == ENXIO ? "it is a pipe or a device, and no file; remove it"
+         : errno == ENXIO ? "it is a pipe or a device, not a regular file; remove it"
                           : std::strerror(errno);
 }
 

@@ -65,8 +65,8 @@ Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values
   check_same_dtype(op, q, keys);
   check_same_dtype(op, q, values);
   const int64_t heads = q.shape()[1], groups = keys.shape()[1], size = keys.shape()[2], width = q.shape()[3];
-  LOCKSTEP_CHECK(groups > 0 && heads % groups == 0 && keys.shape()[3] == width, "[", op, "] expected keys of ", heads,
-                 " heads or a part of them, of width ", width, ", got ", keys.shape());
+  LOCKSTEP_CHECK(groups > 0 && heads % groups == 0 && keys.shape()[3] == width, "[", op,
+                 "] expected keys whose number of heads divides ", heads, ", of width ", width, ", got ", keys.shape());
   LOCKSTEP_CHECK(size == 16 || size == 32 || size == 64, "[", op, "] expected blocks of 16, 32 or 64 tokens, got ",
                  size);
   LOCKSTEP_CHECK(window >= 0, "[", op, "] expected a window of at least one key, or 0 for none, got ", window);

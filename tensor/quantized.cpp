@@ -12,7 +12,7 @@ namespace lockstep {
 namespace {
 
 // the `whose` of a handle's storage
-constexpr const char* in_codes = "a quantised weight (its codes are read in place of it)";
+constexpr const char* in_codes = "a quantised weight, whose codes are used instead";
 constexpr int64_t most_inputs = 133000;  // sums of this many products up to 127 * 127 fit 32 bits
 
 int64_t groups_of(int64_t in) { return (in + quant_group - 1) / quant_group; }
@@ -53,7 +53,7 @@ Quantized quantize(const Tensor& w, QuantFormat format) {
   q.codes = empty({out, four ? groups * 16 : in}, {.dtype = four ? u8 : i8, .device = cpu});
   q.scales = empty(by_row ? Shape{out} : Shape{out, groups}, {.device = cpu});
   LOCKSTEP_CHECK(on_cpu::make_codes(from, q), "[quantize] expected finite weights",
-                 four ? " below 2.9e38, whose codes times scales are finite" : "", ", got others");
+                 four ? " below 2.9e38, so that codes times scales stay finite" : "", "; at least one weight is not");
   const Tensor short_scales = by_row ? q.scales : q.scales.to(f16);
   if (equal(short_scales.to(f32), q.scales)) q.scales = short_scales;
   q.codes = q.codes.to(w.device()), q.scales = q.scales.to(w.device());
@@ -81,10 +81,10 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
     LOCKSTEP_CHECK(bias.shape() == Shape{w.out}, "[linear] expected a bias ", Shape{w.out}, ", got ", bias.shape());
   }
   LOCKSTEP_CHECK(!args.dynamic || (w.format == QuantFormat::row8 && w.in <= most_inputs),
-                 "[linear] activations in codes (dynamic) expect a row8 weight of at most ", most_inputs,
+                 "[linear] quantised activations (dynamic) need a row8 weight of at most ", most_inputs,
                  " inputs, got ", name_of(w.format), " of ", w.in);
   LOCKSTEP_CHECK(args.threshold >= 0 && (args.dynamic || args.threshold == 0),
-                 "[linear] expected a threshold >= 0, and with dynamic alone, got ", args.threshold);
+                 "[linear] expected a threshold >= 0, and a threshold only with dynamic, got ", args.threshold);
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.out;
   const int64_t rows = x.numel() / w.in;

@@ -45,12 +45,12 @@ Tensor searchsorted(const Tensor& sequence, const Tensor& values, const SearchOp
   for (int d = 0; fits && sequence.dim() > 1 && d < sequence.dim() - 1; ++d)
     fits = sequence.shape()[d] == values.shape()[d];
   LOCKSTEP_CHECK(fits, "[", op, "] expected a sequence of one dim, or of the values' dims ", values.shape(),
-                 " but for the last, got ", sequence.shape());
+                 " except the last, got ", sequence.shape());
   const int64_t n = sequence.size(-1);
   Tensor order;
   if (options.sorter.defined()) {
     LOCKSTEP_CHECK(options.sorter.dtype() == i64 && options.sorter.shape() == sequence.shape(), "[", op,
-                   "] expected a sorter of i64", sequence.shape(), ", got ", options.sorter.dtype(),
+                   "] expected a sorter of i64 ", sequence.shape(), ", got ", options.sorter.dtype(), " ",
                    options.sorter.shape());
     order = at_hand(options.sorter);
     for (int64_t i = 0; i < order.numel(); ++i)
@@ -79,8 +79,8 @@ Tensor bucketize(const Tensor& values, const Tensor& boundaries, bool right) {
 
 Tensor bincount(const Tensor& x, const Tensor& weights, int64_t minlength) {
   check_defined("bincount", x);
-  LOCKSTEP_CHECK(x.dim() == 1 && !is_floating(x.dtype()) && x.dtype() != boolean,
-                 "[bincount] expected a list of whole numbers, got ", x.dtype(), x.shape());
+  LOCKSTEP_CHECK(x.dim() == 1 && !is_floating(x.dtype()) && !is_complex(x.dtype()) && x.dtype() != boolean,
+                 "[bincount] expected a list of whole numbers, got ", x.dtype(), " ", x.shape());
   LOCKSTEP_CHECK(minlength >= 0, "[bincount] expected minlength >= 0, got ", minlength);
   const bool weighted = weights.defined();
   if (weighted) {

@@ -20,7 +20,7 @@ std::byte* bytes_of(const Tensor& x) { return static_cast<std::byte*>(x.raw_data
 }  // namespace
 
 StepBatch::StepBatch(Device device) : device_(device) {
-  LOCKSTEP_CHECK(!device.is_cpu(), "[StepBatch] expected a device that collects steps, got ", device);
+  LOCKSTEP_CHECK(!device.is_cpu(), "[StepBatch] expected a CUDA device, got ", device);
 }
 
 StepBatch::Scope::Scope(StepBatch& batch, int key, int64_t step, bool numbers_only) {
@@ -51,11 +51,11 @@ void StepBatch::clear() {
 void StepBatch::check_recordable(const char* op) const {
   std::set<int> keys;
   for (const Slot& slot : slots_) keys.insert(slot.key);
-  LOCKSTEP_CHECK(
-      keys.size() == slots_.size(), "[", op,
-      "] a step can be captured when the parameters of a group were updated equally often, by the same options");
+  LOCKSTEP_CHECK(keys.size() == slots_.size(), "[", op,
+                 "] a step can be captured only if all parameters of a group have been updated equally often and with "
+                 "the same options");
   LOCKSTEP_CHECK(numbers_.defined() && numbers_.numel() >= bytes(), "[", op,
-                 "] expected a step of the same parameters before one is captured");
+                 "] run one step with these parameters before capturing one");
 }
 
 int64_t StepBatch::bytes() const { return int64_t(sizeof(StepControl) + slots_.size() * sizeof(StepSlot)); }
@@ -92,7 +92,7 @@ const std::byte* StepBatch::hold(Table& table, const void* bytes, size_t size) {
 void StepBatch::set(const StepControl& control, bool keeps_skipped) {
   if (!numbers_.defined() || numbers_.numel() < bytes()) {
     LOCKSTEP_CHECK(!recorded_,
-                   "[StepBatch] parameters now have more different step numbers than when a graph was made");
+                   "[StepBatch] parameters now have more distinct step counts than when the graph was recorded");
     const MemoryScope scope(Memory::other);
     numbers_ = empty({bytes() + 32 * int64_t(sizeof(StepSlot))}, {.dtype = u8, .device = device_});
   }

@@ -86,8 +86,8 @@ void Storage::refill() {
 
 void Storage::swap_bytes(Storage& other) {
   LOCKSTEP_CHECK(bytes_ == other.bytes_ && device_ == other.device_ && !is_empty() && !other.is_empty(),
-                 "[storage] expected two of one size and device, got ", bytes_, " bytes on ", device_, " and ",
-                 other.bytes_, " on ", other.device_);
+                 "[storage] expected two non-empty storages of one size and device, got ", bytes_, " bytes on ",
+                 device_, " and ", other.bytes_, " on ", other.device_);
   std::swap(data_, other.data_);
   std::swap(stream_, other.stream_);
   std::swap(born_, other.born_);

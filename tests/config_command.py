@@ -98,7 +98,7 @@ with tempfile.TemporaryDirectory() as folder:
     r = run('{"mode": "bigbird", "num_random_blocks": 1, "different_layout_per_head": true}', "--heads", 3, "--svg", picture, command="sparse")
     check("sparse draws", r.returncode == 0 and picture.read_text().count("head ") == 3 and picture.read_text().endswith("</svg>\n"), r.stdout + r.stderr)
 for arguments, message in ((("{}", "--tokens", 0), "--tokens"), (('{"mode": "fixd"}',), "did you mean"), (('{"sparse_attention": false}',), "got none; write the block"),
-                           (('{"attention": "unidirectional"}', "--bidirectional"), "contradicts"), (('{"horizontal_global_attention": true}',), "need bidirectional"),
+                           (('{"attention": "unidirectional"}', "--bidirectional"), "contradicts"), (('{"horizontal_global_attention": true}',), "needs bidirectional"),
                            (('{"block": 1}', "--tokens", 10000), "expected at most 8192 blocks, got 10000 tokens in blocks of 1"),
                            (("{}", "--tokens", 10000, "--svg", "/nowhere/x.svg"), "expected 1 to 512 blocks for a picture")):
     r = run(*arguments, command="sparse")

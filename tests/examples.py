@@ -179,7 +179,7 @@ for words, dtype in (([], "f32"), (["--load-in-8bit"], "i8"), (["--dtype", "fp16
 
 # Its training with DeepSpeed: starts, and resumes from its checkpoint with another number of ranks.
 with tempfile.TemporaryDirectory() as d:
-    for ranks, text in ((2, "began, step 24, "), (1, "went on, step 72, ")):
+    for ranks, text in ((2, "started, step 24, "), (1, "resumed, step 72, ")):
         r = run(lockstep, "run", "--nproc", ranks, "--", example("guide_a_deepspeed"), "--deepspeed", "--deepspeed_config", pathlib.Path(__file__).resolve().parent.parent / "examples/guide_a/deepspeed_config.json", cwd=d)
         check(f"guide_a deepspeed, {ranks} ranks", r.returncode == 0 and text in r.stdout, r.stdout + r.stderr)
 

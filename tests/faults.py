@@ -68,8 +68,8 @@ with tempfile.TemporaryDirectory() as folder:
     # 42: data files that are missing, empty, truncated or folders
     for name, text, parts in (
         ("missing", d / "none", ["cannot open", "none: No such file"]),
-        ("empty", d / "empty", ["empty has 0 tokens", "a sample takes 33 each", "a shorter context"]),
-        ("short", d / "short", ["short has 60 tokens", "a sample takes 33 each"]),
+        ("empty", d / "empty", ["empty has 0 tokens", "training and validation each need at least 33", "a shorter context"]),
+        ("short", d / "short", ["short has 60 tokens", "training and validation each need at least 33"]),
         ("a folder", d / "folder", ["expected a regular file, got a folder", "folder"]),
         ("a device", "/dev/zero", ["expected a regular file, got a device or pipe: /dev/zero"]),
     ):

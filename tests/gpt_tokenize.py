@@ -41,6 +41,6 @@ with tempfile.TemporaryDirectory() as folder:
     refused("no such text", ["gpt", "tokenize", d / "none", "--to", d / "b"], "none")
     refused("an empty text", ["gpt", "tokenize", "/dev/null", "--to", d / "b"], "expected a regular file")
     (d / "cut.tokens").write_bytes(tokens.read_bytes()[:-9])
-    refused("a file that was cut", [*train, "--text", d / "cut.tokens"], "cut.tokens: expected its closing record", "(is the file truncated?)")
+    refused("a file that was cut", [*train, "--text", d / "cut.tokens"], "cut.tokens: the end record is missing or wrong", "(is the file truncated?)")
     refused("no target", ["gpt", "tokenize", text], "--to is required", code=2)
 finish()

@@ -124,7 +124,7 @@ with tempfile.TemporaryDirectory() as folder:
     (d / "empty/rank-0.json").write_text('{"not": "ours"}')
     refused("a foreign file", ["lockstep", "report", d / "empty"], "rank-0.json: expected a trace that Lockstep wrote")
     refused("one file for several ranks", [*gpt, "--steps", 2, "--ranks", 2, "--trace", d / "t.json"], "expected a folder for the traces of 2 ranks")
-    refused("a place that cannot be", [*gpt, "--steps", 2, "--trace", text], "expected a folder that can be made")
+    refused("a place that cannot be", [*gpt, "--steps", 2, "--trace", text], "[trace] cannot create the folder")
     r = run(*gpt, "--trace", d / "x", LOCKSTEP_TRACE_MIB="0")
     check("a limit that is none", r.returncode == 2 and "LOCKSTEP_TRACE_MIB" in r.stderr, r.stderr)
     shutil.rmtree(d / "run")

@@ -193,11 +193,12 @@ void Sink::put(std::string_view record) {
   if (over_) return;
   if (bytes_ + int64_t(record.size()) > options_.limit_bytes - kept_free) {
     over_ = true;
-    held_ += str("{\"name\":\"the trace ends here: it has its ", options_.limit_bytes,
-                 " bytes\",\"ph\":\"i\",\"s\":\"g\",\"ts\":", time(now()), ",\"pid\":", rank(), ",\"tid\":0},\n");
+    held_ +=
+        str("{\"name\":\"trace limit of ", options_.limit_bytes,
+            " bytes reached\",\"ph\":\"i\",\"s\":\"g\",\"ts\":", time(now()), ",\"pid\":", rank(), ",\"tid\":0},\n");
     write_out();
-    std::fprintf(stderr, "[trace] %s has its %lld bytes; the run goes on without\n", path_.c_str(),
-                 static_cast<long long>(options_.limit_bytes));
+    std::fprintf(stderr, "[trace] %s reached its limit of %lld bytes; the run continues without tracing\n",
+                 path_.c_str(), static_cast<long long>(options_.limit_bytes));
     return;
   }
   bytes_ += int64_t(record.size()) + 2;
@@ -215,7 +216,7 @@ void Sink::write_out() {
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) {
       over_ = true;
-      std::fprintf(stderr, "[trace] cannot write %s: %s; the run goes on without\n", path_.c_str(),
+      std::fprintf(stderr, "[trace] cannot write %s: %s; the run continues without tracing\n", path_.c_str(),
                    std::strerror(errno));
       break;
     }

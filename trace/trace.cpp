@@ -88,8 +88,8 @@ std::string file_of(const std::string& path, const Options& o) {
   if (!path.ends_with(".json")) {
     std::error_code error;
     std::filesystem::create_directories(path, error);
-    LOCKSTEP_CHECK(!error && std::filesystem::is_directory(path), "[trace] expected a folder that can be made, got ",
-                   path, ": ", error ? error.message() : "a file");
+    LOCKSTEP_CHECK(!error && std::filesystem::is_directory(path), "[trace] cannot create the folder ", path, ": ",
+                   error ? error.message() : "it is a file");
     return str(path, "/rank-", o.rank, ".json");
   }
   LOCKSTEP_CHECK(o.ranks == 1, "[trace] expected a folder for the traces of ", o.ranks, " ranks, got the file ", path,
@@ -120,8 +120,7 @@ void start(const std::string& path, const Options& asked) {
                  ", got ", asked.rank);
   LOCKSTEP_CHECK(asked.limit_bytes >= 1 << 16, "[trace] expected a limit of ", 1 << 16, " bytes or more, got ",
                  asked.limit_bytes);
-  LOCKSTEP_CHECK(!find(asked.rank), "[trace] expected one trace of a rank at a time, rank ", asked.rank,
-                 " has one already: stop() ends it");
+  LOCKSTEP_CHECK(!find(asked.rank), "[trace] rank ", asked.rank, " is already being traced; call stop() first");
   Options o = asked;
   if (o.zero_ns == 0) o.zero_ns = now() + o.offset_ns;
   if (o.run == 0)

@@ -122,16 +122,18 @@ void Trainer::Impl::check(const engine::Config& config) {
   const engine::ModelShape shape = engine::shape_of(*model, 0, int64_t(o.per_sample), 0);
   engine::Config as_run = engine::resolve(config, plan.dp);
   if (plan.pp * plan.tp > 1) as_run.activation_checkpointing.enabled = false;  // make_engine() does the same
-  check_plan(as_run, plan,
-             {.ranks = job.mesh().world().size(),
-              .layers = int64_t(shape.list.size()),
-              .heads = shape.heads,
-              .inner = shape.columns(),
-              .vocab = shape.vocab,
-              .context = o.per_sample > 1 ? int64_t(o.per_sample) : 0,
-              .context_parts = context.order_or_default() == sequence::Order::zigzag ? 2 : 1,
-              .context_by_heads = context.kind == sequence::Kind::ulysses,
-              .experts = shape.experts * plan.ep});
+  const parallel::PlanSizes sizes{.ranks = job.mesh().world().size(),
+                                  .layers = int64_t(shape.list.size()),
+                                  .heads = shape.heads,
+                                  .inner = shape.columns(),
+                                  .vocab = shape.vocab,
+                                  .context = o.per_sample > 1 ? int64_t(o.per_sample) : 0,
+                                  .context_parts = context.order_or_default() == sequence::Order::zigzag ? 2 : 1,
+                                  .context_by_heads = context.kind == sequence::Kind::ulysses,
+                                  .experts = shape.experts * plan.ep};
+  if (reasons_against(as_run, plan, sizes).empty()) return;
+  // The plan that the error suggests must suit the program's own optimizer, too.
+  check_plan(as_run, plan, sizes, config.optimizer.type.empty() ? o.optimizer(*model)->name() : "");
 }
 
 void Trainer::Impl::make_engine(engine::Config config) {

@@ -73,7 +73,7 @@ std::array<float, 3> rgb_of(const Hsv& c) {
 
 Tensor grayscale(const Tensor& x, int64_t channels) {
   const Tensor in = coloured("grayscale", x);
-  LOCKSTEP_CHECK(channels == 1 || channels == 3, "[grayscale] expected 1 or 3 channels to make, got ", channels);
+  LOCKSTEP_CHECK(channels == 1 || channels == 3, "[grayscale] expected 1 or 3 output channels, got ", channels);
   const int64_t n = in.size(1) * in.size(2);
   const Tensor out = empty({channels, in.size(1), in.size(2)}, {.dtype = x.dtype(), .device = cpu});
   dispatch<uint8_t, float>(x.dtype(), "grayscale", [&]<class T> {
@@ -175,7 +175,7 @@ Tensor posterize(const Tensor& x, int bits) {
 }
 
 Tensor solarize(const Tensor& x, double threshold) {
-  LOCKSTEP_CHECK(!std::isnan(threshold), "[solarize] expected a threshold that is a number, got ", threshold);
+  LOCKSTEP_CHECK(!std::isnan(threshold), "[solarize] expected a threshold other than NaN, got ", threshold);
   const Tensor in = picture("solarize", x), out = empty_like(in);
   dispatch<uint8_t, float>(x.dtype(), "solarize", [&]<class T> {
     const T *from = in.data<T>(), most = T(bound_of<T>());

@@ -41,7 +41,8 @@ Tensor planes_of(const Pixels& from, ImageMode mode) {
 }  // namespace
 
 void check_pixels(const std::string& where, int64_t height, int64_t width, const ImageOptions& options) {
-  LOCKSTEP_CHECK(height >= 1 && width >= 1, where, ": expected a picture, got ", height, " x ", width, " pixels");
+  LOCKSTEP_CHECK(height >= 1 && width >= 1, where, ": expected a picture of at least 1 x 1 pixels, got ", height, " x ",
+                 width, " pixels");
   LOCKSTEP_CHECK(height <= options.most_pixels / width, where, ": expected at most ", options.most_pixels,
                  " pixels, got ", height, " x ", width, " (ImageOptions::most_pixels is the limit)");
 }

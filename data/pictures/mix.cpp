@@ -38,7 +38,7 @@ double beta_draw(Draws& draws, double alpha) {
 
 void check_batch(const char* op, const Example& batch, int64_t classes, double alpha) {
   LOCKSTEP_CHECK(alpha > 0, "[", op, "] expected alpha > 0, got ", alpha);
-  LOCKSTEP_CHECK(classes >= 1, "[", op, "] expected the number of classes, got ", classes);
+  LOCKSTEP_CHECK(classes >= 1, "[", op, "] expected classes >= 1, got ", classes);
   const auto& [x, y] = batch;
   LOCKSTEP_CHECK(x.defined() && y.defined() && x.device().is_cpu() && y.device().is_cpu() && x.dim() >= 1 &&
                      x.size(0) >= 1 && y.dtype() == i64 && y.shape() == Shape{x.size(0)},

@@ -23,7 +23,7 @@ void check_probability(const char* op, double p) {
 }
 void check_range(const char* op, const char* what, const Range& range) {
   LOCKSTEP_CHECK(range.low > 0 && range.low <= range.high, "[", op, "] expected a ", what,
-                 " from above 0 up to no less, got ", range.low, " to ", range.high);
+                 " range with 0 < low <= high, got ", range.low, " to ", range.high);
 }
 
 /// Uniform, with 53 bits: comparing with p = 0 or p = 1 is exact.
@@ -153,7 +153,7 @@ Tensor Normalize::operator()(const Tensor& x) const {
   LOCKSTEP_CHECK(mean.size() == deviation.size() && (mean.size() == 1 || mean.size() == channels),
                  "[Normalize] expected a mean and a deviation for each of ", channels,
                  " channels, or one for all, got ", mean.size(), " and ", deviation.size());
-  for (const double d : deviation) LOCKSTEP_CHECK(d != 0, "[Normalize] expected deviations that are not 0");
+  for (const double d : deviation) LOCKSTEP_CHECK(d != 0, "[Normalize] expected deviations other than 0");
   const Tensor out = empty_like(in);
   const int64_t n = in.size(1) * in.size(2);
   for (size_t c = 0; c < channels; ++c) {

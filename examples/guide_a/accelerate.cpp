@@ -47,7 +47,7 @@ void run(int64_t accumulate, int64_t epochs) {
 int main(int argc, char** argv) {
   CLI::App app("The guide's loop under accelerate's names", "accelerate");
   int64_t accumulate = 4, epochs = 3;
-  app.add_option("--accumulate", accumulate, "batches of a rank that make a step");
+  app.add_option("--accumulate", accumulate, "batches that a rank accumulates in a step");
   app.add_option("--epochs", epochs, "passes over the data");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -55,7 +55,7 @@ void run(const ls::engine::Arguments& args, const std::string& checkpoints) {
   engine.save_checkpoint(checkpoints);
   engine.wait_for_checkpoint();
   if (engine.global_rank() == 0)
-    std::cout << (resumed ? "went on" : "began") << ", step " << engine.global_steps() << ", loss of the last one "
+    std::cout << (resumed ? "resumed" : "started") << ", step " << engine.global_steps() << ", loss of the last one "
               << engine.train_loss() << "\n";
 }
 
@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
   ls::engine::Arguments args;
   std::string checkpoints = "data/checkpoints/MyClassifier";
   ls::engine::add_config_arguments(app, args);
-  app.add_option("--checkpoints", checkpoints, "folder to go on from, and to save to")->capture_default_str();
+  app.add_option("--checkpoints", checkpoints, "folder to resume from and save to")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
     ls::engine::init_distributed();

@@ -22,13 +22,13 @@ int run(const std::string& folder, const ls::nn::PretrainedOptions& options, con
 }
 
 int main(int argc, char** argv) {
-  CLI::App app("A model over devices, by a map", "guide_a_device_map");
+  CLI::App app("Loads a model over several devices by a device map", "guide_a_device_map");
   std::string folder, mode = "auto", dtype;
   ls::nn::PretrainedOptions options;
   app.add_option("folder", folder, "Hugging Face folder")->required();
-  app.add_flag("--load-in-8bit", options.load_in_8bit, "matrices in 8 bits");
+  app.add_flag("--load-in-8bit", options.load_in_8bit, "load matrices in 8 bits");
   app.add_option("--device-map", mode, "auto, balanced, balanced_low_0 or sequential")->capture_default_str();
-  app.add_option("--dtype", dtype, "fp32, fp16 or bf16 in place of the file's")
+  app.add_option("--dtype", dtype, "fp32, fp16 or bf16 instead of the file's dtype")
       ->check(CLI::IsMember({"fp32", "fp16", "bf16"}));
   CLI11_PARSE(app, argc, argv);
   if (!dtype.empty()) options.dtype = dtype == "fp32" ? ls::f32 : dtype == "fp16" ? ls::f16 : ls::bf16;

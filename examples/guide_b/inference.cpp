@@ -59,7 +59,7 @@ void run(const std::string& config) {
 }
 
 int main(int argc, char** argv) {
-  CLI::App app("A model that answers, on ranks that share it");
+  CLI::App app("Inference with a model that ranks share");
   std::string config;
   app.add_option("--config", config, "inference configuration")->required();
   CLI11_PARSE(app, argc, argv);

@@ -36,7 +36,7 @@ Variable judged(const Variable& scores, bool real) {
 }
 
 int main(int argc, char** argv) {
-  return ports::run(argc, argv, "digits made up", {.steps = 60, .batch = 16, .lr = 5e-4}, [](ports::Run& run) {
+  return ports::run(argc, argv, "a GAN of digits", {.steps = 60, .batch = 16, .lr = 5e-4}, [](ports::Run& run) {
     Generator generator;
     Discriminator discriminator;
     run.start(generator);

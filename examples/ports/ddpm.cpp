@@ -32,7 +32,7 @@ Tensor spiral(ports::Run& run, int64_t count) {
 
 int main(int argc, char** argv) {
   return ports::run(
-      argc, argv, "points on a spiral, out of noise", {.steps = 600, .batch = 128, .lr = 3e-3}, [](ports::Run& run) {
+      argc, argv, "a diffusion model of a spiral", {.steps = 600, .batch = 128, .lr = 3e-3}, [](ports::Run& run) {
         std::vector<float> left;  // share of the signal that is left at each time
         for (int64_t t = 0; t < times; ++t) left.push_back(float((t ? left.back() : 1) * (1 - beta(t))));
         const Tensor alpha = Tensor::from(left, {times});

@@ -18,7 +18,7 @@ struct RowReader : ls::nn::Layer<RowReader> {
 };
 
 int main(int argc, char** argv) {
-  return ports::run(argc, argv, "digits read row by row", {.steps = 300, .lr = 3e-3}, [](ports::Run& run) {
+  return ports::run(argc, argv, "digits by an LSTM", {.steps = 300, .lr = 3e-3}, [](ports::Run& run) {
     RowReader model;
     run.start(model);
     ls::optim::Adam optimizer(model.parameters(), {.lr = run.lr});

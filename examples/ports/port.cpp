@@ -81,15 +81,16 @@ int run(int argc, char** argv, const std::string& about, const Options& defaults
   CLI::App app(about);
   Run run(defaults);
   uint64_t seed = 1;
-  app.add_option("--steps", run.steps, "of training")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--batch", run.batch, "samples of a step")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--steps", run.steps, "training steps")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--batch", run.batch, "samples per step")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--lr", run.lr, "learning rate")->capture_default_str();
-  app.add_option("--seed", seed, "of random numbers")->capture_default_str();
+  app.add_option("--seed", seed, "random seed")->capture_default_str();
   if (!models.empty()) {
     run.model = models[0];
-    app.add_option("--model", run.model, "what learns")->check(CLI::IsMember(models))->capture_default_str();
+    app.add_option("--model", run.model, "model to train")->check(CLI::IsMember(models))->capture_default_str();
   }
-  app.add_flag("--golden", run.golden, "numbers by formulas, to compare with the same program in PyTorch");
+  app.add_flag("--golden", run.golden,
+               "initial weights and random numbers from formulas, to compare with the same program in PyTorch");
   CLI11_PARSE(app, argc, argv);
   try {
     ls::manual_seed(seed);

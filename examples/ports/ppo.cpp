@@ -67,7 +67,7 @@ Played play(ActorCritic& model, ports::CartPole& pole, ports::Run& run) {
 
 int main(int argc, char** argv) {
   // The reported loss is minus the mean episode length.
-  return ports::run(argc, argv, "a pole balanced on a cart", {.steps = 40, .lr = 5e-3}, [](ports::Run& run) {
+  return ports::run(argc, argv, "pole balancing by PPO", {.steps = 40, .lr = 5e-3}, [](ports::Run& run) {
     ActorCritic model;
     run.start(model);
     ls::optim::Adam optimizer(model.parameters(), {.lr = run.lr});

@@ -15,7 +15,7 @@ struct Policy : ls::nn::Layer<Policy> {
 
 int main(int argc, char** argv) {
   // The reported loss is minus the episode length, at most 200.
-  return ports::run(argc, argv, "a pole balanced on a cart", {.steps = 200, .lr = 5e-3}, [](ports::Run& run) {
+  return ports::run(argc, argv, "pole balancing by REINFORCE", {.steps = 200, .lr = 5e-3}, [](ports::Run& run) {
     Policy policy;
     run.start(policy);
     ls::optim::Adam optimizer(policy.parameters(), {.lr = run.lr});

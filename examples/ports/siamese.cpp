@@ -33,7 +33,7 @@ Tensor partners(const Tensor& labels, bool same) {
 }
 
 int main(int argc, char** argv) {
-  return ports::run(argc, argv, "a network that places digits", {.steps = 150, .lr = 0.02}, [](ports::Run& run) {
+  return ports::run(argc, argv, "a siamese network of digits", {.steps = 150, .lr = 0.02}, [](ports::Run& run) {
     Placer model;
     run.start(model);
     ls::optim::SGD optimizer(model.parameters(), {.lr = run.lr, .momentum = 0.9});

@@ -43,7 +43,7 @@ Recordings record(ports::Run& run, int64_t count) {
 
 int main(int argc, char** argv) {
   return ports::run(
-      argc, argv, "words of tones, written down", {.steps = 200, .batch = 16, .lr = 5e-3}, [](ports::Run& run) {
+      argc, argv, "speech recognition by CTC", {.steps = 200, .batch = 16, .lr = 5e-3}, [](ports::Run& run) {
         const auto all = [](int64_t count, int64_t length) { return std::vector<int64_t>(size_t(count), length); };
         Listener model;
         run.start(model);

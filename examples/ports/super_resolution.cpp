@@ -16,7 +16,7 @@ struct Upscaler : ls::nn::Layer<Upscaler> {
 };
 
 int main(int argc, char** argv) {
-  return ports::run(argc, argv, "digits made larger", {.steps = 100, .batch = 16, .lr = 3e-3}, [](ports::Run& run) {
+  return ports::run(argc, argv, "super-resolution", {.steps = 100, .batch = 16, .lr = 3e-3}, [](ports::Run& run) {
     Upscaler model;
     run.start(model);
     ls::optim::Adam optimizer(model.parameters(), {.lr = run.lr});

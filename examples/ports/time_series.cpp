@@ -17,7 +17,7 @@ struct Sequence : ls::nn::Layer<Sequence> {
 };
 
 int main(int argc, char** argv) {
-  return ports::run(argc, argv, "sine waves gone on with", {.steps = 8, .batch = 16, .lr = 0.8}, [](ports::Run& run) {
+  return ports::run(argc, argv, "sine wave prediction", {.steps = 8, .batch = 16, .lr = 0.8}, [](ports::Run& run) {
     constexpr int64_t length = 60;
     const auto starts = run.uniform({run.batch}).to_vector<float>();
     std::vector<double> values;

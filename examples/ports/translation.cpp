@@ -28,7 +28,7 @@ struct Translator : ls::nn::Layer<Translator> {
 };
 
 int main(int argc, char** argv) {
-  return ports::run(argc, argv, "sequences said in other words", {.steps = 300, .lr = 5e-3}, [](ports::Run& run) {
+  return ports::run(argc, argv, "translation with attention", {.steps = 300, .lr = 5e-3}, [](ports::Run& run) {
     const Tensor begin = ls::full({run.batch, 1}, double(words), {.dtype = ls::i64});  // start symbol
     const Tensor backwards = ls::arange(length - 1, -1, -1);
     Translator model;

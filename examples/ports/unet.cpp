@@ -28,7 +28,7 @@ struct UNet : ls::nn::Layer<UNet> {
 };
 
 int main(int argc, char** argv) {
-  return ports::run(argc, argv, "which pixels belong to the digit", {.steps = 60, .batch = 8, .lr = 3e-3},
+  return ports::run(argc, argv, "segmentation of digits by a U-Net", {.steps = 60, .batch = 8, .lr = 3e-3},
                     [](ports::Run& run) {
                       UNet model;
                       run.start(model);

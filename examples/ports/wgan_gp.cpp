@@ -38,7 +38,7 @@ Variable penalty(Critic& critic, const Tensor& real, const Tensor& made, const T
 }
 
 int main(int argc, char** argv) {
-  return ports::run(argc, argv, "digits made up, with a slope held near 1", {.steps = 80, .batch = 16, .lr = 2e-4},
+  return ports::run(argc, argv, "a WGAN with gradient penalty", {.steps = 80, .batch = 16, .lr = 2e-4},
                     [](ports::Run& run) {
                       Generator generator;
                       Critic critic;

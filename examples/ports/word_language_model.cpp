@@ -110,6 +110,6 @@ int main(int argc, char** argv) {
     }
     if (!run.golden) write(model);
   };
-  return ports::run(argc, argv, "the next word of small sentences", {.steps = 300, .lr = 5e-3}, program,
+  return ports::run(argc, argv, "a word-level language model", {.steps = 300, .lr = 5e-3}, program,
                     {"lstm", "gru", "transformer"});
 }

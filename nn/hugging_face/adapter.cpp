@@ -82,16 +82,16 @@ LoraOptions options_of_adapter(const Json& config, const std::string& path) {
       "fan_in_fan_out",          "megatron_core", "qalora_group_size"};
   for (const auto& [key, value] : config.as_object())
     LOCKSTEP_CHECK(read.count(key) || beside.count(key) || says_nothing(value), path, ": ", key, " ", value.dump(),
-                   " is not built");
+                   " is not supported");
   const ConfigReader c(config, path);
   LOCKSTEP_CHECK(c.word("peft_type", "") == "LORA", path, ": expected peft_type LORA, got '", c.word("peft_type", ""),
                  "'");
   LOCKSTEP_CHECK(c.word("task_type", "CAUSAL_LM") == "CAUSAL_LM", path, ": expected task_type CAUSAL_LM, got '",
                  c.word("task_type", ""), "'");
-  LOCKSTEP_CHECK(c.word("bias", "none") == "none", path, ": bias '", c.word("bias", ""), "' is not built");
+  LOCKSTEP_CHECK(c.word("bias", "none") == "none", path, ": bias '", c.word("bias", ""), "' is not supported");
   const Json* const start = c.find("init_lora_weights");  // other values modify the base weights
   LOCKSTEP_CHECK(!start || start->is_bool() || *start == Json("gaussian"), path, ": init_lora_weights ",
-                 start ? start->dump() : "", " is not built");
+                 start ? start->dump() : "", " is not supported");
   return {.r = c.whole("r", 8),
           .alpha = c.number("lora_alpha", 8),
           .dropout = c.number("lora_dropout", 0),
@@ -112,7 +112,7 @@ std::set<std::string> meant_by(const ConfigReader& c, const std::map<std::string
   for (const std::string& wanted : names)
     LOCKSTEP_CHECK(
         std::any_of(meant.begin(), meant.end(), [&](const std::string& name) { return fits_any(name, {wanted}); }),
-        c.where(), ": target_modules: '", wanted, "' is no Linear of this model");
+        c.where(), ": target_modules: '", wanted, "' is not a Linear of this model");
   return meant;
 }
 
@@ -128,8 +128,9 @@ std::string theirs_of(const LoraPart& part, const Lora::Adapter& adapter, const 
   for (const PretrainedPiece& piece : pretrained_pieces(model.o, adapter.name + weight_end))
     if (piece.row == part.row && (piece.rows < 0 ? all : piece.rows) == part.rows)
       return without(piece.name, weight_end);
-  fail(str("[save_adapter] ", part.target, " has no name in Transformers' ",
-           is_gpt2(model.o) ? "GPT-2, whose c_attn is one; take in_proj" : "Llama; take q_proj, k_proj and v_proj"));
+  fail(
+      str("[save_adapter] ", part.target, " has no name in Transformers' ",
+          is_gpt2(model.o) ? "GPT-2, whose c_attn is not split; use in_proj" : "Llama; use q_proj, k_proj and v_proj"));
 }
 
 /// The targets as "q_proj" if that selects exactly these, else as full names.
@@ -211,9 +212,9 @@ Lora load_adapter(GPT& model, const std::string& folder) {
                                  const std::string& name = p.pieces[0].name;
                                  return ends_as_any(name.substr(0, name.rfind('.')), {wanted});
                                }),
-                   path, ": modules_to_save: '", wanted, "' is no layer of this model, or one that is tied");
-  LOCKSTEP_CHECK(left.empty(), file_path, ": tensors that ", path, " leaves no place for in this ", model.options(),
-                 ": ", left.begin()->first);
+                   path, ": modules_to_save: '", wanted, "' is not a layer of this model, or is tied");
+  LOCKSTEP_CHECK(left.empty(), file_path, ": unexpected tensors for ", path, " in this ", model.options(), ": ",
+                 left.begin()->first);
   const Lora lora = add_lora(model, options);
   const auto tensor = [file](const std::string& name) { return file->tensor(all_names + name); };
   for (const Lora::Adapter& one : lora.adapters()) {
@@ -243,7 +244,7 @@ void save_adapter(GPT& model, const Lora& lora, const std::string& folder, const
   LOCKSTEP_CHECK(!lora.is_merged(), "[save_adapter] expected adapters that are not merged; call unmerge() first");
   for (const NamedParameter& p : model.named_parameters())
     LOCKSTEP_CHECK(!p.variable.requires_grad() || !p.variable.tensor().storage()->is_empty(),
-                   "[save_adapter] expected whole parameters, ", p.name, " is in parts or empty");
+                   "[save_adapter] expected whole parameters, ", p.name, " is sharded or empty");
   std::vector<std::pair<std::string, Tensor>> tensors;
   std::set<std::string> targets, saved;
   const LoraOptions& o = lora.options();
@@ -259,7 +260,7 @@ void save_adapter(GPT& model, const Lora& lora, const std::string& folder, const
   for (const NamedParameter& p : model.named_parameters()) {
     if (!p.variable.requires_grad() || p.name.find(".lora.") != p.name.npos) continue;
     LOCKSTEP_CHECK(!model.o.tied || p.name != "tokens.weight",
-                   "[save_adapter] the table of tokens is tied to the head: peft's modules_to_save would part them");
+                   "[save_adapter] the table of tokens is tied to the head: peft's modules_to_save would untie them");
     for (const PretrainedPiece& piece : pretrained_pieces(model.o, p.name)) {
       Tensor t = p.variable.tensor().to(cpu);
       if (piece.rows >= 0) t = t.narrow(0, piece.row, piece.rows);

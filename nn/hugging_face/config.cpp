@@ -62,9 +62,8 @@ constexpr const char* not_built[] = {"add_cross_attention", "is_encoder_decoder"
                                      "scale_attn_by_inverse_layer_idx"};
 
 void check_built(const ConfigReader& c) {
-  LOCKSTEP_CHECK(
-      !c.find("quantization_config"), c.where(),
-      ": quantization_config: quantised weights are not read; load the folder of the model that was quantised");
+  LOCKSTEP_CHECK(!c.find("quantization_config"), c.where(),
+                 ": quantization_config: quantised weights are not supported; load the folder of the original model");
   for (const char* key : not_built)
     if (const Json* value = c.find(key))
       LOCKSTEP_CHECK(*value == Json(false) || *value == Json(Json::Object{}), c.where(), ": ", key, " ", value->dump(),
@@ -112,7 +111,7 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
     LOCKSTEP_CHECK(int64_t(all.size()) == o.layers && std::all_of(first, all.end(), has_window) &&
                        std::all_of(all.begin(), first, [](const Json& type) { return type == Json("full_attention"); }),
                    c.where(), ": layer_types: expected 'full_attention' for the first of ", o.layers,
-                   " layers and 'sliding_attention' for all behind them");
+                   " layers and 'sliding_attention' for the rest");
     from = first - all.begin();
   }
   if (window < o.context && from < o.layers) o.window = window, o.window_from = from;
@@ -187,12 +186,12 @@ const Family& family_of(const GPT::Options& o) {
       "all but out_proj's alone), got a mix: Transformers has no such model");
   const bool qwen2 = in && !out, mistral = o.window > 0 && !in && !mlp;
   LOCKSTEP_CHECK(o.window == 0 || qwen2 || mistral,
-                 "[save_pretrained] expected a window of attention in blocks of a Mistral, which has no biases, or of "
-                 "a Qwen 2, got a mix: Transformers has no such model");
-  LOCKSTEP_CHECK(qwen2 || mistral || o.width % o.heads == 0, "[save_pretrained] expected a width that ", o.heads,
-                 " heads divide, got ", o.width, ": Transformers has no such model");
-  LOCKSTEP_CHECK(o.rope->partial == 1, "[save_pretrained] expected heads that are turned whole, got ", o.rope->partial,
-                 " of each: Transformers has no such model");
+                 "[save_pretrained] expected an attention window with the options of a Mistral (no biases) or of a "
+                 "Qwen 2, got a mix: Transformers has no such model");
+  LOCKSTEP_CHECK(qwen2 || mistral || o.width % o.heads == 0, "[save_pretrained] expected a width divisible by ",
+                 o.heads, " heads, got ", o.width, ": Transformers has no such model");
+  LOCKSTEP_CHECK(o.rope->partial == 1, "[save_pretrained] expected rotary positions on all features of a head, got ",
+                 o.rope->partial, " of them: Transformers has no such model");
   return families[qwen2 ? 2 : mistral ? 1 : 0];
 }
 

@@ -78,10 +78,9 @@ void check_weights(const Weights& weights, const GPT::Options& o, const std::vec
     for (size_t i = 0; i < std::min<size_t>(all.size(), 5); ++i) text += (i ? ", " : "") + all[i];
     return text + (all.size() > 5 ? str(", ... (", all.size(), ")") : "");
   };
-  LOCKSTEP_CHECK(missing.empty(), weights.folder(), ": expected tensors that are not there: ", list(missing));
+  LOCKSTEP_CHECK(missing.empty(), weights.folder(), ": missing tensors: ", list(missing));
   LOCKSTEP_CHECK(wrong.empty(), weights.folder(), ": expected ", list(wrong));
-  LOCKSTEP_CHECK(unknown.empty(), weights.folder(),
-                 ": tensors that its config.json leaves no place for: ", list(unknown));
+  LOCKSTEP_CHECK(unknown.empty(), weights.folder(), ": unexpected tensors for its config.json: ", list(unknown));
   if (!o.tied || !weights.contains("lm_head.weight")) return;
   const std::string table = pretrained_pieces(o, "tokens.weight")[0].name;
   const bool same = weights.entry("lm_head.weight").shape == weights.entry(table).shape &&
@@ -207,7 +206,7 @@ void load_pretrained(GPT& model, const std::vector<std::string>& files) {
 
 void save_pretrained(GPT& model, const std::string& folder, const SaveOptions& options) {
   LOCKSTEP_CHECK(!is_quantized(model),
-                 "[save_pretrained] expected floating weights: Transformers has none of these codes; save state() with "
+                 "[save_pretrained] expected floating weights: Transformers cannot read these codes; save state() with "
                  "quantized_metadata()");
   const auto parameters = model.named_parameters();
   const DType dtype = parameters[0].variable.dtype();

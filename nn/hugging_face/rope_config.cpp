@@ -19,21 +19,21 @@ constexpr const char* scaling_names[] = {"default", "linear", "dynamic", "yarn",
 Rope rope_of(const Json& object, const std::string& where, const ConfigReader& config, int64_t max_position) {
   LOCKSTEP_CHECK(object.is_object(), where, ": expected an object, got ", object.kind());
   for (const auto& [key, value] : object.as_object())
-    LOCKSTEP_CHECK(!value.is_object(), where, ": ", key, ": positions of each kind of layer are not built");
+    LOCKSTEP_CHECK(!value.is_object(), where, ": ", key, ": positions per kind of layer are not supported");
   const ConfigReader c(object, where);
   const std::string type = c.word("rope_type", c.word("type", "default"));
   LOCKSTEP_CHECK(!c.find("type") || c.word("type", "") == type, where, ": expected rope_type and type to agree, got '",
                  type, "' and '", c.word("type", ""), "'");
   const auto* const known = std::find(std::begin(scaling_names), std::end(scaling_names), type);
-  LOCKSTEP_CHECK(known != std::end(scaling_names), where, ": rope_type '", type, "' is not built");
+  LOCKSTEP_CHECK(known != std::end(scaling_names), where, ": rope_type '", type, "' is not supported");
   const auto beside = [&](const char* key) { return c.find(key) ? c : config; };
   const double base = c.number("rope_theta", config.number("rope_theta", 10000));
   LOCKSTEP_CHECK(!c.find("rope_theta") || !config.find("rope_theta") || config.number("rope_theta", 0) == base, where,
-                 ": expected rope_theta as beside it, ", config.number("rope_theta", 0), ", got ", base);
+                 ": expected the rope_theta beside it, ", config.number("rope_theta", 0), ", got ", base);
   Rope rope{.base = base, .scaling = Scaling(known - std::begin(scaling_names))};
   const double partial = beside("partial_rotary_factor").number("partial_rotary_factor", 1);
   LOCKSTEP_CHECK(partial == 1, where, ": partial_rotary_factor ", partial,
-                 " is not supported: Transformers turns whole heads of these models");
+                 " is not supported: Transformers rotates whole heads of these models");
   if (rope.scaling == Scaling::none) return rope;
   const char* const original = "original_max_position_embeddings";
   if (rope.scaling == Scaling::dynamic) rope.original_context = max_position;
@@ -70,8 +70,7 @@ Rope rope_from(const ConfigReader& config, int64_t max_position) {
   if (!parameters && !scaling) return rope_of(Json::Object{}, config.where(), config, max_position);
   if (!parameters || !scaling) return at(parameters ? "rope_parameters" : "rope_scaling");
   const Rope one = at("rope_parameters"), other = at("rope_scaling");
-  LOCKSTEP_CHECK(one == other, config.where(),
-                 ": rope_parameters and rope_scaling are both there, and say different things");
+  LOCKSTEP_CHECK(one == other, config.where(), ": rope_parameters and rope_scaling are both given, and differ");
   return one;
 }
 

@@ -38,8 +38,8 @@ void Weights::add(const std::vector<std::string>& paths) {
     files_.push_back(data::SafeTensors::open(path));
     for (const data::SafeTensorsEntry& entry : files_.back().entries()) {
       const bool fresh = places_.emplace(bare(entry.name), Place{files_.size() - 1, entry}).second;
-      LOCKSTEP_CHECK(fresh, path, ": tensor '", entry.name, "' is there twice, in another file or without \"", prefix_,
-                     "\"");
+      LOCKSTEP_CHECK(fresh, path, ": tensor '", entry.name, "' occurs twice: in another file, or without the prefix \"",
+                     prefix_, "\"");
     }
   }
 }

@@ -15,10 +15,8 @@ GPT::Options checked(const GPT::Options& o) {
   LOCKSTEP_CHECK(o.vocab > 0 && o.context > 0 && o.layers > 0 && o.width > 0,
                  "[GPT] expected vocab, context, layers and width > 0, got ", o.vocab, ", ", o.context, ", ", o.layers,
                  ", ", o.width);
-  LOCKSTEP_CHECK(o.window >= 0 && o.window_from >= 0,
-                 "[GPT] expected a window of at least one token, or 0 for none, and the number of the first block that "
-                 "has it, got ",
-                 o.window, " and ", o.window_from);
+  LOCKSTEP_CHECK(o.window >= 0 && o.window_from >= 0, "[GPT] expected window >= 0 and window_from >= 0, got ", o.window,
+                 " and ", o.window_from);
   return o;
 }
 
@@ -117,8 +115,8 @@ Variable GPT::stream(const Tensor& tokens) {
   Variable x = embed(tokens, 0);
   for (auto& block : blocks.items) {
     LOCKSTEP_CHECK(!o.checkpoint_blocks || !block->feed_forward,
-                   "[GPT] expected blocks without experts for checkpoint_blocks: one that is run again gives its "
-                   "own_loss() no gradient; use parallel::ActivationCheckpoints with .beside = moe::aux_losses");
+                   "[GPT] checkpoint_blocks does not support experts, because a recomputed block gives its own_loss() "
+                   "no gradient; use parallel::ActivationCheckpoints with .beside = moe::aux_losses");
     x = o.checkpoint_blocks ? checkpoint([&block](const Variable& in) { return (*block)(in); }, x) : (*block)(x);
   }
   return x;

@@ -128,15 +128,15 @@ void check_codes(const char* op, const Tensor& like, const BlockCodes& c) {
   LOCKSTEP_CHECK(c.codes.dtype() == u8 && c.codes.numel() == like.numel() && c.absmax.dtype() == f32 &&
                      c.absmax.numel() == code_blocks(like.numel()),
                  "[", op, "] expected ", like.numel(), " codes in u8 and ", code_blocks(like.numel()),
-                 " f32 numbers of blocks, got ", c.codes.numel(), " in ", c.codes.dtype(), " and ", c.absmax.numel());
+                 " f32 block maxima, got ", c.codes.numel(), " in ", c.codes.dtype(), " and ", c.absmax.numel());
 }
 
 template <int states, class Step>
 void update_coded(const char* op, Tensor& p, const Tensor& grad, const BlockCodes* const (&state)[states], Tensor& low,
                   const Step& step) {
-  LOCKSTEP_CHECK(p.device().is_cpu(), "[", op,
-                 "] no cuda kernel for optimizer state in 8 bits; take the optimizer with f32 state, or offload it to "
-                 "cpu");
+  LOCKSTEP_CHECK(
+      p.device().is_cpu(), "[", op,
+      "] no cuda kernel for optimizer state in 8 bits; use the optimizer with f32 state, or offload it to cpu");
   LOCKSTEP_CHECK(p.dtype() == f32, "[", op, "] expected f32 parameters for state in 8 bits, got ", p.dtype());
   uint8_t* codes[states];
   float* absmax[states];

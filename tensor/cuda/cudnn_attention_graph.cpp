@@ -262,7 +262,8 @@ AttentionProblem part_of(const AttentionProblem& problem, int64_t scores) {
 
 EnginePlan plan_attention(const AttentionProblem& problem, const PlanTarget& target, int64_t most_workspace) {
   EnginePlan none;
-  none.refusal = str("the scores of a head take ", scores_of_group(problem) >> 20, " MiB");
+  none.refusal = str("the scores of one key head and its query heads need ", scores_of_group(problem) >> 20,
+                     " MiB of workspace, more than LOCKSTEP_CUDNN_WORKSPACE allows");
   if (problem.batch == 0) return none;
   return choose_plan(problem.backward ? backward_graph(problem, target) : forward_graph(problem, target), target, false,
                      most_workspace);

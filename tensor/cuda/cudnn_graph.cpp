@@ -144,7 +144,8 @@ EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool e
       else return plan;
     }
   }
-  none.refusal = str(proposed, " engines proposed, ", unwanted, " of them with notes that we do not accept", last);
+  none.refusal =
+      str("cuDNN proposed ", proposed, " engines; ", unwanted, " were rejected for precision or nondeterminism", last);
   return none;
 }
 

@@ -33,7 +33,7 @@ void check_cudnn(const char* op, const char* call, cudnnStatus_t status) {
   if (status == CUDNN_STATUS_SUCCESS) [[likely]]
     return;
   check(op, cudaPeekAtLastError());  // a CUDA error, if there is one, says more
-  fail(str("[", op, "] ", call, ": ", cudnnGetErrorString(status), "; LOCKSTEP_CUDNN=0 does without cuDNN"));
+  fail(str("[", op, "] ", call, ": ", cudnnGetErrorString(status), "; set LOCKSTEP_CUDNN=0 to run without cuDNN"));
 }
 
 /// Sessions are never destroyed, because their kernels may still run or be part of graphs. Those of threads that ended
@@ -88,14 +88,14 @@ void log_choice(const char* op, const std::string& problem, const EnginePlan& pl
   if (use() != Use::log) return;
   const std::string choice = plan.supported()
                                  ? str("cuDNN's engine ", plan.engine, ", ", plan.workspace, " bytes of workspace")
-                                 : str("our kernel: ", plan.refusal);
+                                 : str("built-in kernel: ", plan.refusal);
   std::fprintf(stderr, "[%s] %s: %s\n", op, problem.c_str(), choice.c_str());
 }
 
 void fail_execution(const char* op, const std::string& problem, const EnginePlan& plan, const Descriptor& done) {
   check(op, cudaPeekAtLastError());
   fail(str("[", op, "] cuDNN's engine ", plan.engine, " failed for ", problem, ": ", done.why(),
-           "; LOCKSTEP_CUDNN=0 does without cuDNN"));
+           "; set LOCKSTEP_CUDNN=0 to run without cuDNN"));
 }
 
 }  // namespace lockstep::cuda

@@ -55,7 +55,7 @@ class Arena {
     const cudaError_t code = cudaMalloc(&data, bytes);
     if (code != cudaSuccess) {
       cudaGetLastError();
-      fail(str("[Graph] could not allocate ", bytes, " bytes on cuda:", device_, " for what is captured (",
+      fail(str("[Graph] could not allocate ", bytes, " bytes on cuda:", device_, " for the captured operations (",
                cudaGetErrorString(code), "); the graph holds ", held_, " bytes so far. A smaller batch needs less."));
     }
     held_ += bytes;

@@ -70,9 +70,9 @@ bool is_sticky(cudaError_t code) {
   cudaGetLastError();
   if (code == cudaErrorStreamCaptureUnsupported || code == cudaErrorStreamCaptureInvalidated ||
       code == cudaErrorStreamCaptureImplicit) {
-    fail(str(
-        text,
-        " (while a graph is captured nothing can be read, copied to the host or waited for: do that before or after)"));
+    fail(str(text,
+             " (during graph capture the host cannot read results, copy to the host or synchronise; do that before or "
+             "after the capture)"));
   }
   if (!is_sticky(code)) fail(text);
   static std::mutex mutex;
@@ -81,8 +81,8 @@ bool is_sticky(cudaError_t code) {
   const bool again = !first.empty();
   if (!again) first = text;
   fail(str(text,
-           ". A kernel that was started earlier has failed, and this process cannot use its devices any more: start it "
-           "again, from its last checkpoint. ",
+           ". An earlier kernel has failed, so this process can no longer use its devices: restart it from its last "
+           "checkpoint. ",
            again ? str("The first error was: ", first) : "With CUDA_LAUNCH_BLOCKING=1 the error names the operation"));
 }
 

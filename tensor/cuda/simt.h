@@ -58,9 +58,8 @@ inline unsigned blocks_for(int64_t n, int threads, int64_t per_thread = 1) {
 
 /// The number of blocks for kernels with one block per work item. Throws if it exceeds the limit of a grid in x.
 inline unsigned blocks_of(const char* op, int64_t pieces) {
-  LOCKSTEP_CHECK(pieces <= INT32_MAX, "[", op, "] expected work for at most ", INT32_MAX,
-                 " blocks of threads, the most that a launch takes, got ", pieces,
-                 ": take a part of the batch at a time");
+  LOCKSTEP_CHECK(pieces <= INT32_MAX, "[", op, "] expected at most ", INT32_MAX, " blocks, the limit of a launch, got ",
+                 pieces, ": process the batch in parts");
   return unsigned(pieces);
 }
 

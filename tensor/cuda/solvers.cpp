@@ -59,8 +59,9 @@ struct Handles {
 class Lease {
  public:
   Lease() : place_{cuda::current_device(), cuda::current_stream()} {
-    LOCKSTEP_CHECK(!Graph::is_capturing(),
-                   "[linalg] matrices cannot be decomposed while a graph is captured: do that before or after");
+    LOCKSTEP_CHECK(
+        !Graph::is_capturing(),
+        "[linalg] matrices cannot be decomposed while a graph is captured; do that before or after the capture");
     {
       const std::lock_guard lock(idle().mutex);
       auto& left = idle().of[place_];

@@ -50,8 +50,9 @@ TileMap map_tiles(const Tensor& x, int rows) {
   const CUresult code = encode_tiled()(&tiles.map, CU_TENSOR_MAP_DATA_TYPE_UINT16, dims, x.raw_data(), sizes, strides,
                                        box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  LOCKSTEP_CHECK(code == CUDA_SUCCESS, "[attention] the driver describes no tiles of a tensor of shape ", x.shape(),
-                 " and strides ", x.strides(), " (CUresult ", int(code), "): set LOCKSTEP_WGMMA=0");
+  LOCKSTEP_CHECK(code == CUDA_SUCCESS,
+                 "[attention] the driver refused a TMA descriptor (cuTensorMapEncodeTiled) for a tensor of shape ",
+                 x.shape(), " and strides ", x.strides(), " (CUresult ", int(code), "): set LOCKSTEP_WGMMA=0");
   return tiles;
 }
 

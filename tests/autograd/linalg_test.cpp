@@ -161,10 +161,11 @@ TEST_CASE("linalg: gradients at the edges") {
   }
   const Variable tall(randn({4, 2}), true);
   const auto complete = la::qr(tall, la::QrMode::complete);
-  CHECK(contains(message([&] { sum(complete.q).backward(); }), "[qr] expected the mode reduced for the gradient"));
+  CHECK(contains(message([&] { sum(complete.q).backward(); }),
+                 "[qr] the gradient of matrices with more rows than columns needs mode reduced"));
   const auto r = la::qr(tall, la::QrMode::r);
   CHECK_FALSE(r.q.defined());
-  CHECK(contains(message([&] { sum(r.r).backward(); }), "[qr] expected the mode reduced or complete"));
+  CHECK(contains(message([&] { sum(r.r).backward(); }), "[qr] mode r has no gradient"));
 }
 
 TEST_CASE("linalg: variables have the values of tensors, under autocast too") {

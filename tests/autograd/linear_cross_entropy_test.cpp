@@ -236,7 +236,7 @@ TEST_CASE("linear_cross_entropy: invalid arguments are rejected before anything 
       {[&] { linear_cross_entropy(c.x, c.weight, c.target.narrow(0, 0, 3)); }, "expected class indices i64 (4)"},
       {[&] { linear_cross_entropy(c.x, c.weight.to(f32), c.target); }, "of one floating dtype"},
       {[&] { linear_cross_entropy(c.x, c.weight, c.target, {.weight = ones({4})}); }, "expected a weight of shape (5)"},
-      {[&] { linear_cross_entropy(c.x, c.weight, c.target, {.weight = ones({5})}); }, "weights of the classes in f64"},
+      {[&] { linear_cross_entropy(c.x, c.weight, c.target, {.weight = ones({5})}); }, "expected class weights in f64"},
       {[&] { linear_cross_entropy(c.x, c.weight, c.target, {.label_smoothing = 2}); }, "label_smoothing in [0, 1]"},
       {[&] { linear_cross_entropy(c.x, c.weight, c.target, {}, -1); }, "expected rows_at_once >= 0, got -1"},
   };

@@ -240,7 +240,7 @@ TEST_CASE("losses: invalid arguments are rejected") {
       {[&] {
          ctc_loss(x, integers({1, 2}, {2}), {2}, {3});
        },
-       "[ctc_loss] expected targets i64 (1, S), or one after the"},
+       "[ctc_loss] expected targets i64 (1, S), or concatenated"},
       {[&] {
          ctc_loss(x, integers({1, 2}, {2}), {3}, {2});
        },
@@ -257,8 +257,8 @@ TEST_CASE("losses: invalid arguments are rejected") {
          const auto odd = [&](const Variable& a, const Variable& b) { return ++calls > 1 ? a : sum(b); };
          triplet_margin_with_distance_loss(x, x, x, {.distance = odd});
        },
-       "[triplet_margin_with_distance_loss] expected distances of one shape from the function given, got () and (2, "
-       "3)"},
+       "[triplet_margin_with_distance_loss] expected options.distance to return one shape for all pairs, got () and "
+       "(2, 3)"},
   };
   for (const auto& row : rows) {
     if (row.of_values && !default_device().is_cpu()) continue;

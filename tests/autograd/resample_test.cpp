@@ -296,7 +296,7 @@ TEST_CASE("resample: invalid arguments are rejected") {
        },
        "expected one size, or 2 of them for (1, 2, 4, 4), got 3"},
       {[&] { interpolate(image, {.scale = {0}}); }, "expected sizes >= 1 and scales > 0, got 0"},
-      {[&] { interpolate(image, {.scale = {0.1}}); }, "expected at least one pixel, and one of the result"},
+      {[&] { interpolate(image, {.scale = {0.1}}); }, "expected an input and a result of at least one pixel"},
       {[&] { interpolate(image, {.size = {2}, .align_corners = true}); }, "align_corners with linear and cubic only"},
       {[&] { interpolate(line, {.size = {2}, .mode = Resampling::linear, .antialias = true}); }, "antialias"},
       {[&] { interpolate(line, {.size = {2}, .mode = Resampling::cubic}); }, "expected images (N, C, H, W) for cubic"},

@@ -114,8 +114,8 @@ TEST_CASE("second derivatives: listeners hear of a recorded pass; a hook may loo
   x.remove_hook(looks);
   x.on_grad([](const Tensor& g) { return g * 0.5; });
   CHECK(message([&] { grad(y, {x}, recorded); }) ==
-        "[on_grad] expected the hooks of 'leaf' to leave the gradient as it is: another one would not be on the tape "
-        "(create_graph)");
+        "[on_grad] hooks of 'leaf' must not replace the gradient with create_graph: the replacement would not be on "
+        "the tape");
 }
 
 TEST_CASE("second derivatives: an Error names an operation without one, if it lies on the path to the input") {
@@ -210,7 +210,7 @@ TEST_CASE("functional: jacobian, hessian and their products agree with each othe
         0);
   CHECK(jacobian([](const Inputs& in) { return in[0] * 2.0; }, {x, z})[1].shape() == Shape{3, 2, 2});
   CHECK(jacobian([](const Inputs& in) { return in[0].narrow(0, 0, 0); }, {x})[0].shape() == Shape{0, 3});
-  CHECK(message([&] { hessian(both, {x, z}); }) == "[hessian] expected a function of one element, got (3)");
+  CHECK(message([&] { hessian(both, {x, z}); }) == "[hessian] expected a function that returns one element, got (3)");
   CHECK(message([&] { hvp(scalar, {x, z}, {vx}); }) == "[hvp] expected a vector for each of 2 inputs, got 1");
   CHECK(message([&] {
           jvp(quadratic, {x}, {vz});

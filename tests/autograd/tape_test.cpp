@@ -52,7 +52,7 @@ TEST_CASE("a result of several elements needs a gradient, of its shape") {
   CHECK(contains(message([&] { y.backward(ones({3})); }), "expected a gradient of shape (2"));
   y.backward(Tensor::from({1.f, 10.f}));
   CHECK(values(x.grad()) == std::vector<float>{3, 30});
-  CHECK(contains(message([&] { Variable(ones({1})).backward(); }), "wants a gradient"));
+  CHECK(contains(message([&] { Variable(ones({1})).backward(); }), "this value does not require grad"));
 }
 
 TEST_CASE("a second backward needs retain_graph, and names the operation") {
@@ -88,7 +88,7 @@ TEST_CASE("NoGrad, EnableGrad, detach and requires_grad_(false)") {
   x.requires_grad_(false);
   CHECK(!(x * 2.0).requires_grad());
   Variable number(Tensor::from<int64_t>({1, 2}));
-  CHECK(contains(message([&] { number.requires_grad_(); }), "only floating tensors can require gradients"));
+  CHECK(contains(message([&] { number.requires_grad_(); }), "expected a floating or complex dtype, got i64"));
   x.requires_grad_();
   Variable y = x * 2.0;
   CHECK(contains(message([&] { y.requires_grad_(false); }), "'mul_scalar'"));
@@ -230,7 +230,7 @@ TEST_CASE("grad() gives gradients without touching .grad") {
 TEST_CASE("anomaly mode names the first operation that makes a NaN") {
   const AnomalyMode guard;
   Variable x = leaf({-1});
-  CHECK(contains(message([&] { log(x); }), "'log' made the first NaN"));
+  CHECK(contains(message([&] { log(x); }), "'log' produced the first NaN"));
   Variable zero = leaf({0});
   CHECK(contains(message([&] { (sqrt(zero) * 0.0).backward(); }), "gradient"));
 }

@@ -190,7 +190,7 @@ TEST_CASE("cudnn: a failure names the engine and the problem") {
   CHECK_THROWS_WITH(table(cuda0).attention(q, k, v, {}, o.args, out, lse),
                     "[attention] cuDNN's engine 0 failed for bf16, causal, batch 1, heads 1 of 16, keys' 1, tokens 128 "
                     "and 128, strides (2048, 2048, 16) (2048, 2048, 16) (2048, 2048, 16): cudnnBackendExecute: "
-                    "CUDNN_STATUS_EXECUTION_FAILED (a launch failed); LOCKSTEP_CUDNN=0 does without cuDNN");
+                    "CUDNN_STATUS_EXECUTION_FAILED (a launch failed); set LOCKSTEP_CUDNN=0 to run without cuDNN");
 }
 
 TEST_CASE("cudnn: the emulator rejects whatever cuDNN rejects") {
@@ -238,7 +238,7 @@ TEST_CASE("cudnn: the emulator rejects whatever cuDNN rejects") {
   CHECK(why(product({1, 2, 4, 8, 0}, b, c)).ends_with("(tensor: sizes and strides below 1)"));
   CHECK(exponent(c, {4, 2, 4, 8, 8}).ok());
   CHECK(why(exponent(c, {4, 2, 4, 8, 4})).ends_with("(pointwise: an input does not broadcast to the output)"));
-  CHECK(why(exponent(c, {4, 2, 4, 8, 8}, &c)).ends_with("(pointwise: operands do not go with the mode)"));
+  CHECK(why(exponent(c, {4, 2, 4, 8, 8}, &c)).ends_with("(pointwise: the operands do not fit the mode)"));
   Descriptor half_done(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   half_done.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, int64_t(1)).finalize();
   CHECK(why(half_done).ends_with("is not set)"));
@@ -266,8 +266,8 @@ TEST_CASE("cudnn: the emulator rejects whatever cuDNN rejects") {
   CHECK(graph(list(product(a, b, inner), exponent(inner, last))) == "");
   CHECK(graph(list(exponent(inner, last), product(a, b, inner))).ends_with("is used before it is made)"));
   CHECK(graph(list(product(a, b, inner))).ends_with("(graph: a virtual tensor is not used)"));
-  CHECK(graph(list(product(a, b, c), exponent(c, c))).ends_with("(graph: two operations make a tensor)"));
+  CHECK(graph(list(product(a, b, c), exponent(c, c))).ends_with("(graph: two operations write one tensor)"));
   CHECK(graph(list(product(a, b, c), exponent({3, 2, 4, 8, 8, CUDNN_DATA_FLOAT}, last)))
-            .ends_with("(graph: two tensors of one id)"));
+            .ends_with("(graph: two tensors have the same id)"));
 }
 #endif

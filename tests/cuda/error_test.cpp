@@ -78,8 +78,8 @@ TEST_CASE("cuda errors: after a sticky error, every call says to restart the pro
   synchronize(cuda0);
   fake::fail_run(1);
   const std::string first = message([&] { x.fill_(2), synchronize(cuda0); });
-  CHECK(contains_all(first, {"cudaErrorIllegalAddress", "this process cannot use its devices any more",
-                             "last checkpoint", "CUDA_LAUNCH_BLOCKING=1"}));
+  CHECK(contains_all(first, {"cudaErrorIllegalAddress", "this process can no longer use its devices", "last checkpoint",
+                             "CUDA_LAUNCH_BLOCKING=1"}));
   for (const auto& call : std::initializer_list<std::function<void()>>{
            [&] { x.fill_(3); }, [&] { x.to(cpu); }, [] { empty({5000}, there); }, [] { synchronize(cuda0); },
            [&] { x.to_vector<float>(); }}) {

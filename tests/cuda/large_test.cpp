@@ -211,29 +211,29 @@ TEST_CASE("large: an unsupported size is rejected before anything runs") {
        [&] {
          max_pool2d(sized({1, 1, half, 2}, f16), {});
        },
-       {"[max_pool2d] expected planes of fewer than 2^31 places"}},
+       {"[max_pool2d] expected planes of fewer than 2^31 elements"}},
       {"attention",
        [&] {
          const Tensor q = sized({half, 1, 1, 8}, f16);
          attention(q, q, q);
        },
-       {"[attention] expected work for at most 2147483647 blocks", "2147483648"}},
+       {"[attention] expected at most 2147483647 blocks", "2147483648"}},
       {"attention in f32",
        [&] {
          const Tensor q = sized({half, 1, 1, 1}, f32);
          attention(q, q, q);
        },
-       {"[attention] expected work for at most 2147483647 blocks"}},
+       {"[attention] expected at most 2147483647 blocks"}},
       {"conv2d",
        [&] {
          conv2d(sized({1, half, 1, 1}, f16), sized({half, 1, 1, 1}, f16), {}, {.groups = half});
        },
-       {"[conv2d] expected work for at most"}},
+       {"[conv2d] expected at most"}},
       {"batch norm",
        [&] {
          batch_norm(sized({1, half, 2}, f16), {}, {}, {}, {}, true);
        },
-       {"[batch_norm] expected work for at most"}},
+       {"[batch_norm] expected at most"}},
       {"products",
        [&] {
          matmul(sized({half, 1, 1}, f16), sized({half, 1, 1}, f16));

@@ -125,7 +125,7 @@ TEST_CASE("step graphs: steps that run as they are, and why") {
        "the gradient of tokens.weight has hooks"},
       {{.loss = on_loss([](const Variable& loss) { loss.item(); })}, "a step cannot be recorded: "},
       {{.loss = on_loss([](const Variable&) { next_random_key(); })}, "drawn on cpu:0 would be the same"},
-      {{.loss = on_loss([](const Variable&) { ones({2}, {.device = cpu}); })}, "on the CPU would be done now"},
+      {{.loss = on_loss([](const Variable&) { ones({2}, {.device = cpu}); })}, "CPU operations are not replayed"},
   };
   for (const Row& row : rows) {
     CAPTURE(row.reason);

@@ -266,15 +266,15 @@ TEST_CASE("cuda: plain steps are recorded, too; steps that cannot be recorded ar
   }
   CHECK(bits_of(a) == bits_of(b));
   CHECK(contains(message([&] { Graph(cuda0).capture([&] { b.optimizer->clipped_step({.max_norm = 1}); }); }),
-                 "one kind of step"));
+                 "the same kind of step"));
   b.optimizer->load_state(a.optimizer->state());
   CHECK(contains(message([&] { b.optimizer->before_replay(); }), "capture it anew"));
 
   Model nadam(made<optim::NAdam>(optim::NAdamOptions{}), {f32}, cuda0);
-  CHECK(contains(message([&] { Graph(cuda0).capture([&] { nadam.optimizer->step(); }); }), "can be captured"));
+  CHECK(contains(message([&] { Graph(cuda0).capture([&] { nadam.optimizer->step(); }); }), "cannot be captured"));
   Model averaged(made<optim::SGD>(optim::SGDOptions{}), {f32}, cuda0);
   averaged.optimizer->keep_average(0.9);
-  CHECK(contains(message([&] { Graph(cuda0).capture([&] { averaged.optimizer->step(); }); }), "without an average"));
+  CHECK(contains(message([&] { Graph(cuda0).capture([&] { averaged.optimizer->step(); }); }), "no keep_average()"));
   Model behind(made<optim::Adam>(optim::AdamOptions{}), {f32}, cuda0);
   const Tensor grad = behind.all[1].grad();
   behind.clear(1);

@@ -52,7 +52,7 @@ TEST_CASE("unscale_, find_nonfinite: as the CPU does it, for any number, size an
   const Tensor place = zeros({1}, {.dtype = i32, .device = cuda0});
   find_nonfinite({(wide / 0.).t()}, place);
   CHECK(place.item() == 1);
-  CHECK(contains(message([&] { find_nonfinite({wide, wide}, place); }), "a place of i32 for each of 2 tensors"));
-  CHECK(contains(message([&] { find_nonfinite({wide}, place.to(f32)); }), "a place of i32"));
+  CHECK(contains(message([&] { find_nonfinite({wide, wide}, place); }), "an i32 element for each of 2 tensors"));
+  CHECK(contains(message([&] { find_nonfinite({wide}, place.to(f32)); }), "an i32 element"));
   CHECK(contains(message([&] { find_nonfinite({wide.to(cpu)}, place); }), "one device"));
 }

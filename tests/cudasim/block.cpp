@@ -261,8 +261,8 @@ void Block::sleep() {
   self.done_before = steps_;
   if (++self.rounds > most_rounds)
     fault(
-        "deadlock: it waits for what no thread of this block will write; a block may wait only for those that have "
-        "begun before it, by their ticket");
+        "deadlock: the thread polls memory that no thread of this block will write; a block may wait only for blocks "
+        "that started before it, which have a lower ticket");
   make_ready(self);
   wait(State::gave_way);
 }
@@ -342,7 +342,7 @@ bool Block::stuck() {
     fault_ =
         str("deadlock: ", waiting_, " threads wait at a barrier",
             waiting_ > 0 ? str(" (", barrier_file_, ":", barrier_line_, ")") : "", ", ", parked - waiting_for_tiles(),
-            " for a product that others of their warpgroup have not asked for, ", unfinished_phase(),
+            " for a product that other threads of their warpgroup have not issued, ", unfinished_phase(),
             size_ - waiting_ - done_ - parked, " for other lanes in a warp operation, ", done_, " have exited");
   }
   fault_ = str(op, ", block ", triple(blockIdx), ": ", fault_);
@@ -504,10 +504,10 @@ bool is_shared(const void* p) { return block().shared.contains(p); }
 
 void begin_copy(const Copy& copy) {
   Thread& self = *block().current;
-  if (!is_shared(copy.to)) fault("copy to shared memory: it goes elsewhere");
+  if (!is_shared(copy.to)) fault("copy to shared memory: its target is outside shared memory");
   copy_begins(copy.to, copy.bytes);
   if (self.end_copy == most_copies)
-    fault(str("copy to shared memory: the emulator has place for ", most_copies, " of a thread"));
+    fault(str("copy to shared memory: the emulator supports at most ", most_copies, " per thread"));
   block().copies()[self.end_copy++] = copy;
 }
 bool take_copy(Copy& copy) {

@@ -245,7 +245,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
   if (what.kind != CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR || where.kind != CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)
     return refuse(CUDNN_STATUS_BAD_PARAM_DESCRIPTOR_TYPE, "execute");
   if (what.get<cudnnHandle_t>(CUDNN_ATTR_EXECUTION_PLAN_HANDLE) != handle)
-    return refuse(CUDNN_STATUS_BAD_PARAM, "execute: a plan of another handle");
+    return refuse(CUDNN_STATUS_BAD_PARAM, "execute: the plan belongs to another handle");
   const std::shared_ptr<const Graph> graph = what.graph;
   const auto ids = where.all<int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
   const auto pointers = where.all<const void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
@@ -255,13 +255,14 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     const auto known = graph->tensors.find(ids[i]);
     const std::string name = "execute: tensor " + std::to_string(ids[i]);
     if (known == graph->tensors.end() || known->second.is_inner)
-      return refuse(CUDNN_STATUS_BAD_PARAM, name + " is none of the graph's");
+      return refuse(CUDNN_STATUS_BAD_PARAM, name + " does not belong to the graph");
     if (!pointers[i]) return refuse(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, name);
     if (placed.count(ids[i])) return refuse(CUDNN_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, name);
     const Tensor& tensor = known->second;
     placed[ids[i]] = pointers[i];
     if (tensor.is_number) {  // read by the call, on the host
-      if (fake::device_of(pointers[i]) >= 0) return refuse(CUDNN_STATUS_BAD_PARAM, name + " is a number of the host");
+      if (fake::device_of(pointers[i]) >= 0)
+        return refuse(CUDNN_STATUS_BAD_PARAM, name + " is passed by value and needs a host pointer");
       numbers[ids[i]] = tensor.type == CUDNN_DATA_INT32 ? float(*static_cast<const int32_t*>(pointers[i]))
                                                         : *static_cast<const float*>(pointers[i]);
     } else if (fake::device_of(pointers[i]) != fake::current_device()) {

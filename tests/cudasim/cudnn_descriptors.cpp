@@ -103,15 +103,16 @@ bool is_float(cudnnDataType_t type) { return type == CUDNN_DATA_FLOAT || is_shor
 cudnnStatus_t check_tensor(const Content& c) {
   for (const Name name : {CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_ATTR_TENSOR_STRIDES}) {
     const auto numbers = c.all<int64_t>(name);
-    if (numbers.size() != 4) return refuse(CUDNN_STATUS_NOT_SUPPORTED_SHAPE, "tensor: only of 4 dims here");
+    if (numbers.size() != 4)
+      return refuse(CUDNN_STATUS_NOT_SUPPORTED_SHAPE, "tensor: the emulator supports only 4 dims");
     if (std::ranges::any_of(numbers, [](int64_t n) { return n < 1; })) return bad("tensor: sizes and strides below 1");
   }
   const Tensor t(c);
-  if (t.alignment < 1 || (t.alignment & (t.alignment - 1)) != 0) return bad("tensor: alignment is no power of two");
+  if (t.alignment < 1 || (t.alignment & (t.alignment - 1)) != 0) return bad("tensor: alignment is not a power of two");
   if (t.is_inner && t.is_number) return bad("tensor: virtual and by value");
   const bool counts = t.type == CUDNN_DATA_INT32;
   if (t.is_number && (t.span() != 1 || !(t.type == CUDNN_DATA_FLOAT || counts)))
-    return bad("tensor: by value only one f32 or i32 here");
+    return bad("tensor: by value, the emulator supports only one f32 or i32");
   if (!is_float(t.type) && !(t.is_number && counts) && !(t.is_inner && (counts || t.type == CUDNN_DATA_BOOLEAN)))
     return refuse(CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE, "tensor: type");
   return CUDNN_STATUS_SUCCESS;
@@ -125,7 +126,7 @@ cudnnStatus_t check_pointwise(const Content& c, const Operation& op) {
              unary = mode == CUDNN_POINTWISE_EXP || mode == CUDNN_POINTWISE_LOG || indexes;
   const Tensor &x = op.inputs[0], &y = op.output;
   if (c.has(CUDNN_ATTR_OPERATION_POINTWISE_BDESC) == unary || c.has(CUDNN_ATTR_OPERATION_POINTWISE_TDESC) != selects)
-    return bad("pointwise: operands do not go with the mode");
+    return bad("pointwise: the operands do not fit the mode");
   for (const Tensor& input : op.inputs)
     for (int d = 0; d < 4; ++d)
       if (input.size[d] != y.size[d] && (input.size[d] != 1 || &input == op.inputs.data()))
@@ -148,7 +149,7 @@ cudnnStatus_t check_pointwise(const Content& c, const Operation& op) {
 
 cudnnStatus_t check_operation(const Content& c, const Operation& op) {
   const Tensor &x = op.inputs[0], &y = op.output;
-  if (y.is_number) return bad("operation: its output is a number of the host");
+  if (y.is_number) return bad("operation: its output is passed by value");
   switch (op.kind) {
     case CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR: return check_pointwise(c, op);
     case CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR: {
@@ -216,11 +217,11 @@ cudnnStatus_t make_graph(Content& c) {
       used.insert(input.id);
       if (input.is_inner && !made.count(input.id)) return bad("graph: a virtual tensor is used before it is made");
     }
-    if (!made.insert(op.output.id).second) return bad("graph: two operations make a tensor");
+    if (!made.insert(op.output.id).second) return bad("graph: two operations write one tensor");
     for (const Tensor& t : op.inputs)
-      if (!(graph->tensors.emplace(t.id, t).first->second == t)) return bad("graph: two tensors of one id");
+      if (!(graph->tensors.emplace(t.id, t).first->second == t)) return bad("graph: two tensors have the same id");
     if (!(graph->tensors.emplace(op.output.id, op.output).first->second == op.output))
-      return bad("graph: two tensors of one id");
+      return bad("graph: two tensors have the same id");
     graph->operations.push_back(std::move(op));
   }
   for (const auto& [id, tensor] : graph->tensors)
@@ -248,7 +249,7 @@ cudnnStatus_t finalize(Content& c) {
                  ? CUDNN_STATUS_SUCCESS
                  : bad("variant pack: ids and pointers");
     case CUDNN_BACKEND_ENGINECFG_DESCRIPTOR:
-    case CUDNN_BACKEND_ENGINE_DESCRIPTOR: return bad("finalize: only heuristics make these here");
+    case CUDNN_BACKEND_ENGINE_DESCRIPTOR: return bad("finalize: in the emulator, only heuristics create these");
     default: return is_operation(c.kind) ? check_operation(c, operation_of(c)) : CUDNN_STATUS_SUCCESS;
   }
 }
@@ -306,7 +307,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudn
   const std::string what = "set: attribute " + std::to_string(name);
   if (c.finalized) return refuse(CUDNN_STATUS_NOT_INITIALIZED, what + " of a finalized descriptor");
   const auto rule = std::ranges::find_if(rules, [&](const Rule& r) { return r.kind == c.kind && r.name == name; });
-  if (rule == std::end(rules)) return bad(what + " is none of kind " + std::to_string(c.kind));
+  if (rule == std::end(rules)) return bad(what + " does not belong to kind " + std::to_string(c.kind));
   if (rule->type != type) return refuse(CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, what);
   if (count < 1 || count > rule->most) return refuse(CUDNN_STATUS_BAD_PARAM_OUT_OF_BOUND, what);
   Attribute attribute{type, {}, {}};
@@ -332,7 +333,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudn
 cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
   if (!descriptor) return refuse(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "finalize: null");
   Content& c = *object(descriptor).content;
-  if (c.finalized) return bad("finalize: twice");
+  if (c.finalized) return bad("finalize: called twice");
   const cudnnStatus_t status = finalize(c);
   c.finalized = status == CUDNN_STATUS_SUCCESS;
   return status;

@@ -149,7 +149,7 @@ ncclResult_t check_comm(ncclComm* c, cudaStream_t stream) {
   if (!c) return refuse(ncclInvalidArgument, "the communicator is null");
   if (!is_there(c)) return refuse(ncclInProgress, "the communicator is still being made");
   if (c->error != ncclSuccess) return refuse(ncclResult_t(c->error.load()), "the communicator has failed");
-  if (c->pending) return refuse(ncclInvalidArgument, "the communicator is still busy with what it was given last");
+  if (c->pending) return refuse(ncclInvalidArgument, "the communicator is still busy with its last call");
   if (!find_stream(stream) || find_stream(stream)->device != c->device)
     return refuse(ncclInvalidUsage, "the stream is not of the communicator's device");
   if (sticky() != cudaSuccess) return refuse(ncclUnhandledCudaError, "the device has failed");
@@ -199,8 +199,8 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
   if ((in_bytes > 0 && !is_inside(in, in_bytes)) || (out_bytes > 0 && !is_inside(out, out_bytes)))
     return refuse(ncclInvalidArgument, std::string(name) + ": expected memory of the device that is large enough");
   if (!is_apart_or_in_place(*c, name, static_cast<const char*>(in), in_bytes, static_cast<const char*>(out), out_bytes))
-    return refuse(ncclInvalidArgument, std::string(name) + ": the input overlaps the output, and not in place");
-  if (in_bytes > most_collective) return refuse(ncclInternalError, "the fake one takes at most 64 MiB a rank");
+    return refuse(ncclInvalidArgument, std::string(name) + ": the input overlaps the output without being in place");
+  if (in_bytes > most_collective) return refuse(ncclInternalError, "the fake NCCL supports at most 64 MiB per rank");
   const auto next_failure = [] { return fails_now() ? int(ncclInternalError) : injected.exchange(ncclSuccess); };
   const int failure = find_stream(stream)->capture ? int(ncclSuccess) : next_failure();
   CallText call{};
@@ -304,7 +304,7 @@ void join(ncclComm* c) {
   RankState& own = c->world->rank(c->rank);
   own.device = c->device;
   own.process = getpid();
-  if (own.joined.exchange(1) != 0) c->world->fail("rank " + std::to_string(c->rank) + " came twice");
+  if (own.joined.exchange(1) != 0) c->world->fail("rank " + std::to_string(c->rank) + " joined twice");
   c->begin = [c] {
     if (c->aborted || c->error != ncclSuccess) return true;
     for (int r = 0; r < c->size; ++r)
@@ -324,7 +324,7 @@ void join(ncclComm* c) {
 ncclResult_t wait_if_blocking(ncclComm* c) {
   if (!c->blocking) return ncclInProgress;
   for (int i = 0; !is_there(c); ++i) {
-    if (i > 600000) return refuse(ncclSystemError, "not all ranks came in 60 s");
+    if (i > 600000) return refuse(ncclSystemError, "not all ranks joined within 60 s");
     usleep(100);
   }
   return ncclResult_t(c->error.load());
@@ -369,7 +369,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
     return refuse(ncclInvalidArgument, "expected a rank below the size, and at most 8 ranks");
   if (capturing) return refuse(ncclInvalidUsage, "a communicator cannot be made while the thread captures");
   const auto world = World::open(id.internal);
-  if (!world) return refuse(ncclSystemError, "the maker of the id is gone");
+  if (!world) return refuse(ncclSystemError, "the process that created the id has ended");
   int nobody = 0;
   if (!world->header().size.compare_exchange_strong(nobody, size) && nobody != size)
     return refuse(ncclInvalidArgument, "the ranks disagree on the size");
@@ -391,7 +391,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int r
 // All ranks post color and key. The lowest rank of each color makes a world and posts its id.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
   *made = nullptr;
-  if (!comm || !is_there(comm)) return refuse(ncclInvalidArgument, "the communicator is not there");
+  if (!comm || !is_there(comm)) return refuse(ncclInvalidArgument, "the communicator does not exist");
   ncclComm* c = make();
   c->blocking = config ? config->blocking != 0 : comm->blocking;
   c->device = comm->device;

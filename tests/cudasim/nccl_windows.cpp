@@ -71,8 +71,8 @@ ncclResult_t ncclMemFree(void* data) {
     const std::lock_guard lock(windows_lock);
     for (const ncclWindow_vidmem* w : windows().opened)
       if (w->open && w->data == data) {
-        w->comm->world->fail("memory is freed while it is a window");
-        return refuse(ncclInvalidUsage, "memory is freed while it is a window");
+        w->comm->world->fail("memory is freed while registered as a window");
+        return refuse(ncclInvalidUsage, "memory is freed while registered as a window");
       }
     if (windows().memory.erase(static_cast<char*>(data)) == 0)
       return refuse(ncclInvalidArgument, "expected memory of ncclMemAlloc");
@@ -82,7 +82,7 @@ ncclResult_t ncclMemFree(void* data) {
 // Completes when all ranks have called it, if the sizes agree.
 ncclResult_t ncclCommWindowRegister(ncclComm_t c, void* data, size_t bytes, ncclWindow_t* window, int flags) {
   *window = nullptr;
-  if (!c || !is_there(c)) return refuse(ncclInvalidArgument, "the communicator is not there");
+  if (!c || !is_there(c)) return refuse(ncclInvalidArgument, "the communicator does not exist");
   if (capturing) return refuse(ncclInvalidUsage, "a window cannot be made while the thread captures");
   if (flags != NCCL_WIN_COLL_SYMMETRIC || bytes == 0 || bytes % 4096 != 0)
     return refuse(ncclInvalidArgument, "expected a symmetric window of whole pages");

@@ -207,7 +207,7 @@ void check_fenced(const void* registers, unsigned bytes, const char* what) {
       fault(std::string("wgmma: ") + what + " in registers that were written since the last wgmma.fence");
     return;
   }
-  fault(std::string("wgmma: ") + what + " in registers that are not behind a wgmma.fence");
+  fault(std::string("wgmma: ") + what + " in registers that no wgmma.fence covers");
 }
 
 /// Takes over the accumulators of a thread and fills its registers with NaN.
@@ -218,7 +218,7 @@ void hold_accumulators(const Product& product) {
   Accumulators* found = std::find_if(self.accumulators, end, [&](const Accumulators& x) { return x.at == product.c; });
   if (found == end) {
     check_fenced(product.c, n * 4, "accumulators");
-    if (self.accumulator_count == most_accumulators) fault("wgmma: the emulator has place for 8 accumulators");
+    if (self.accumulator_count == most_accumulators) fault("wgmma: the emulator supports at most 8 accumulators");
     ++self.accumulator_count;
     found->at = product.c;
     found->columns = product.columns;
@@ -250,7 +250,7 @@ unsigned begin_product(const Product& product, const Chunk** places) {
     return 0;
   }
   if (group.begun - group.checked == most_live)
-    fault("wgmma: the emulator has place for 64 products that nobody has waited for");
+    fault("wgmma: the emulator supports at most 64 products that nobody has waited for");
   Live& live = group.live[group.begun++ % most_live];
   live.as = product;
   live.asked = live.waited = 0;
@@ -282,7 +282,7 @@ void forget_fenced() { all().self().fenced_count = 0; }
 void fence_registers(const void* registers, unsigned bytes) {
   ThreadState& self = all().self();
   if (bytes > most_registers || self.fenced_count == most_fenced)
-    fault("wgmma.fence: the emulator has place for 16 arrays of 128 registers");
+    fault("wgmma.fence: the emulator supports at most 16 arrays of 128 registers");
   Fenced& fenced = self.fenced[self.fenced_count++];
   fenced.at = static_cast<const unsigned char*>(registers);
   fenced.bytes = bytes;
@@ -291,7 +291,8 @@ void fence_registers(const void* registers, unsigned bytes) {
 
 void commit_products() {
   ThreadState& self = all().self();
-  if (self.group_count == most_groups) fault("wgmma: the emulator has place for 16 groups that nobody has waited for");
+  if (self.group_count == most_groups)
+    fault("wgmma: the emulator supports at most 16 groups that nobody has waited for");
   self.groups[self.group_count++] = self.asked;
 }
 
@@ -366,7 +367,7 @@ void check_shown(const void* at, unsigned bytes, const char* what) {
 void tile_begins(const void* to, unsigned bytes) {
   each_write(to, bytes, [](const Write& write) {
     if (write.under_way && write.time >= all().block_began)
-      fault("copy of a tile: to a place to which another copy is under way");
+      fault("copy of a tile: to memory that another copy is still writing");
   });
   check_shown(to, bytes, "what the copy of a tile overwrites");
   note(to, bytes, {++all().time, by_tma, true});

@@ -98,7 +98,7 @@ def main():
             failed += 1
             print(f"FAIL {name}: {complaint}")
     if failed:
-        print("When it is meant so: tests/cudasim/ptxas.py BUILD_FOLDER --update")
+        print("If this is intended: tests/cudasim/ptxas.py BUILD_FOLDER --update")
     print(f"{len(now.keys() | before.keys()) - failed} passed, {failed} failed")
     return failed > 0
 

@@ -49,7 +49,7 @@ template <class T> bool is_batch(T* const* p, int m, int n, int lead, int batch)
 }
 template <class T> T* pointed(T* p) {
   if (device_of(p) < 0 || reinterpret_cast<uintptr_t>(p) % alignof(T) != 0)
-    fail_device(cudaErrorIllegalAddress, "a pointer of a batch of matrices is not the device's");
+    fail_device(cudaErrorIllegalAddress, "a pointer of a batch of matrices does not point to device memory");
   return p;
 }
 

@@ -132,7 +132,7 @@ template <class Done> void drive(CUstream_st* stream, Done done) {
     }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (Clock::now() - last > std::chrono::seconds(300))
-      fail_device(cudaErrorLaunchTimeout, "a stream has not moved for 300 s");
+      fail_device(cudaErrorLaunchTimeout, "a stream made no progress for 300 s");
   }
 }
 

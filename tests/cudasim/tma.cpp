@@ -119,7 +119,7 @@ Barrier& find(const uint64_t* barrier) {
   Arrivals& a = all();
   Barrier* const end = a.barriers + a.count;
   Barrier* const found = std::find_if(a.barriers, end, [&](const Barrier& b) { return b.at == barrier; });
-  if (found == end) fault("mbarrier: nobody has made it in this block");
+  if (found == end) fault("mbarrier: it was not initialised in this block");
   return *found;
 }
 
@@ -153,8 +153,8 @@ void make_arrivals(uint64_t* barrier, unsigned count) {
   if (count == 0) fault("mbarrier: expected a count from 1 on");
   Barrier* const end = a.barriers + a.count;
   if (std::any_of(a.barriers, end, [&](const Barrier& b) { return b.at == barrier; }))
-    fault("mbarrier: made twice in a block");
-  if (a.count == most_barriers) fault("mbarrier: the emulator has place for 16 in a block");
+    fault("mbarrier: initialised twice in a block");
+  if (a.count == most_barriers) fault("mbarrier: the emulator supports at most 16 in a block");
   ++a.count;
   end->at = barrier;
   end->count = end->missing = count;
@@ -165,7 +165,7 @@ void make_arrivals(uint64_t* barrier, unsigned count) {
 
 void arrive_and_expect(uint64_t* barrier, unsigned bytes) {
   Barrier& b = find(barrier);
-  if (b.missing == 0) fault("mbarrier: more threads arrive in a phase than it was made for");
+  if (b.missing == 0) fault("mbarrier: more threads arrive in a phase than its count");
   release(&b.order);
   --b.missing;
   b.expected += bytes;
@@ -176,18 +176,18 @@ void arrive_and_expect(uint64_t* barrier, unsigned bytes) {
 unsigned begin_tile(const CUtensorMap& map, void* to, uint64_t* barrier, const int* at) {
   Barrier& b = find(barrier);
   check_shown(barrier, 8, "an mbarrier");
-  if (b.tiles == most_tiles) fault("copy of a tile: the emulator has place for 32 in a phase");
+  if (b.tiles == most_tiles) fault("copy of a tile: the emulator supports at most 32 in a phase");
   Tile& tile = b.of[b.tiles];
   __builtin_memcpy(&tile.map, &map, sizeof tile.map);  // inlined: see copy() in block.cpp
-  if (tile.map.mark != made_here) fault("copy of a tile: the map is not one that cuTensorMapEncodeTiled has made");
+  if (tile.map.mark != made_here) fault("copy of a tile: the map was not made by cuTensorMapEncodeTiled");
   if (tile.map.rank != 4) fault("copy of a tile: expected a map of as many dimensions as the instruction names, 4");
   for (unsigned d = 0; d < 4; ++d) tile.at[d] = at[d];
   tile.to = static_cast<unsigned char*>(to);
   const unsigned bytes = tile.bytes();
-  if (!is_shared(to) || !is_shared(tile.to + bytes - 1)) fault("copy of a tile: it goes outside of shared memory");
+  if (!is_shared(to) || !is_shared(tile.to + bytes - 1)) fault("copy of a tile: its target is outside shared memory");
   const unsigned align = tile.map.swizzle == CU_TENSOR_MAP_SWIZZLE_NONE ? 128 : 1024;
   if ((tile.to - shared_arena()) % align != 0)
-    fault("copy of a tile: expected a place at a multiple of " + std::to_string(align) + " bytes");
+    fault("copy of a tile: expected a target at a multiple of " + std::to_string(align) + " bytes");
   tile_begins(to, bytes);
   ++b.tiles;
   b.asked += bytes;
@@ -228,7 +228,7 @@ void arrivals_of_block() {
 std::string tiles_under_way() {
   const Arrivals& a = all();
   const bool any = std::any_of(a.barriers, a.barriers + a.count, [](const Barrier& b) { return b.tiles > 0; });
-  return any ? "the block ends before tiles that it asked for have come" : "";
+  return any ? "the block ends before the tiles that it requested have arrived" : "";
 }
 unsigned waiting_for_tiles() { return all().waiting; }
 std::string unfinished_phase() {

@@ -131,7 +131,7 @@ char check_plan(const ConvProblem& p, const PlanTarget& target, const std::strin
   expect(plan.supported() == again.supported(), what + ": another answer when asked again");
   if (!plan.supported()) {
     expect(plan.refusal.find("CUDNN_STATUS") != std::string::npos ||
-               plan.refusal.find("engines proposed") != std::string::npos,
+               plan.refusal.find("cuDNN proposed") != std::string::npos,
            what + ": refused without a reason");
     return '-';
   }
@@ -279,7 +279,7 @@ int main(int argc, char** argv) {
                 golden.substr(2, golden.find(" on") - 2).c_str(), table.c_str());
   } else {
     expect(has_driver ? golden.starts_with(table) : table == golden,
-           str("differs from ", LOCKSTEP_PLANS, "; when it is meant so: --update\n", table));
+           str("differs from ", LOCKSTEP_PLANS, "; if this is intended: --update\n", table));
   }
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed > 0;

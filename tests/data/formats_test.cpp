@@ -102,7 +102,7 @@ TEST_CASE("csv 42: what is refused, with its line") {
       {"a,b\n1,2", {.columns = {"c"}}, ":1: expected one of the columns a, b, got \"c\""},
       {"a,a\n1,2", {.columns = {"a"}}, ":1: expected one column \"a\", got several"},
       {"1,2", {.header = false, .columns = {"a"}}, ": expected a header to find columns by name"},
-      {"1", {.delimiter = '"'}, ": expected a delimiter that is no quote and no end of a line, got byte 34"},
+      {"1", {.delimiter = '"'}, ": expected a delimiter other than a quote or the end of a line, got byte 34"},
       {"1", {.dtype = i32}, ": expected dtype f32, f64 or i64, got i32"},
       {"1", {.empty_is_nan = true, .dtype = i64}, ": expected f32 or f64 with empty_is_nan"},
   };
@@ -232,7 +232,7 @@ TEST_CASE("wav 42: damaged files") {
   } rows[] = {
       {"RIFF", "expected a header of 12 bytes, got 4 bytes"},
       {same_length(good, 0, "RIFX"), "expected a file that starts with RIFF, its size and WAVE, got another"},
-      {same_length(good, 0, "RF64"), "got RF64, which is not read"},
+      {same_length(good, 0, "RF64"), "got RF64, which is not supported"},
       {same_length(good, 8, "AVI "), "got another"},
       {good.substr(0, good.size() - 1), "expected 52 bytes as the header says, got 51 (is the file truncated?)"},
       {wav_file(one + data_chunk("12345678") + "x").replace(40, 1, "\x0a"),
@@ -252,7 +252,7 @@ TEST_CASE("wav 42: damaged files") {
       {wav_file(fmt_chunk(0xfffe, 1, 2, 16) + data_chunk("12")),
        "expected 40 bytes in \"fmt \" of format 65534, got 16"},
       {wav_file(fmt_chunk(0xfffe, 1, 2, 16, same_length(guid, 20, "x")) + data_chunk("12")),
-       "expected a format of Microsoft's"},
+       "expected a Microsoft sub-format"},
   };
   for (const auto& row : rows) {
     CAPTURE(row.message);

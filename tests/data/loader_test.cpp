@@ -287,7 +287,7 @@ TEST_CASE("wrong datasets and options") {
   CHECK_ERROR(DataLoader(train, {.timeout = 1}), "expected workers >= 1 for a timeout");
   CHECK_ERROR(DataLoader(train, {.shuffle = true, .sampler = RandomSampler(10)}),
               "expected shuffle or a sampler, got both");
-  CHECK_ERROR(DataLoader(train, {.world = 2}), "expected a sampler that shares the epoch out for world 2");
+  CHECK_ERROR(DataLoader(train, {.world = 2}), "expected a sampler that divides the epoch among 2 ranks");
   CHECK_ERROR(epoch_of(DataLoader(train, {.sampler = SequentialSampler(11)})),
               "expected indices from 0 to 9, got 10 from the sampler");
   DataLoader loader(train, {.batch_size = 2});

@@ -111,7 +111,7 @@ TEST_CASE("npy: headers of other writers, and types that are rejected by name") 
   const char* types = "expected bool, complex64, complex128, float16, float32, float64, int8, int32, int64 or uint8";
   const std::pair<const char*, const char*> refused[] = {
       {"complex", "'<c32': complex256 (save it as complex64 or complex128)"},
-      {"object", "'|O': Python objects, whose"},
+      {"object", "'|O': Python objects, which"},
       {"structure", "a structure with fields"},
       {"text", "'<U4': text"},
       {"uint16", "'<u2': uint16 (save it as int32"},
@@ -218,7 +218,7 @@ TEST_CASE("npz: a member beyond 4 GiB, in a file with a hole") {
   const std::string directory = zip_directory({member}, hole + size);
   check_messages([](const std::string& file) { return parse_npz(as_bytes(file), "f"); }, "[npz]",
                  {
-                     {directory, "expected the end of a directory in 64 bits at byte 5368709"},
+                     {directory, "expected the 64-bit end of a directory at byte 5368709"},
                  });
 }
 
@@ -246,25 +246,23 @@ TEST_CASE("npz 42: damaged files") {
           {replaced(stored, end + 4, "\1"), "expected a zip file in one part"},
           {replaced(stored, end + 10, "\4"), "expected 4 members as the directory says, got 3"},
           {replaced(stored, end + 12, "\1"), "expected a directory that ends at byte"},
-          {replaced(stored, entry, "x"), "entry 0 of the directory: expected one at byte"},
+          {replaced(stored, entry, "x"), "entry 0 of the directory: expected an entry at byte"},
           {replaced(stored, last + 29, "\xff"), "entry 2 of the directory: expected at most"},
           {replaced(stored, entry + 8, "\1"), "member \"a.npy\": expected plain data, got encrypted data"},
           {replaced(stored, entry + 10, "\x0e"), "expected method 0 (stored) or 8 (deflated), got 14"},
           {replaced(stored, entry + 16, "\xff\xff\xff\xff"),
-           "member \"a.npy\": expected the CRC-32 4294967295 that the file gives"},
+           "member \"a.npy\": expected the CRC-32 4294967295 stored in the file"},
           {replaced(stored, data + 130, "\7"), "(they are damaged)"},
-          {replaced(stored, entry + 20, "\x99"),
-           "expected sizes that belong together, got 153 bytes in the file for 152"},
+          {replaced(stored, entry + 20, "\x99"), "expected sizes that match, got 153 bytes in the file for 152"},
           {replaced(stored, entry + 20, std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8)),
-           "expected 2 sizes in 64 bits, found none"},
+           "expected 2 64-bit sizes, found none"},
           {replaced(stored, entry + 20, std::string("\0\1\0\0\0\1\0\0", 8)), "overlap"},
           {replaced(stored, entry + 20, std::string("\0\0\1\0\0\0\1\0", 8)),
            "expected 65536 bytes at 55, where the directory leaves"},
           {replaced(stored, entry + 42, "\1"), "member \"a.npy\": expected its header at byte 1, found none"},
           {replaced(stored, 30, "z"), "expected a header of that name at byte 0, got another"},
           {replaced(stored, entry + 47, "xx.x"), "got another"},
-          {replaced(deflated, deflated_entry + 24, std::string("\0\0\0\x7f", 4)),
-           "expected sizes that belong together"},
+          {replaced(deflated, deflated_entry + 24, std::string("\0\0\0\x7f", 4)), "expected sizes that match"},
           {replaced(deflated, deflated_entry + 24, "\x81"), "expected 4000 bytes for f32(1000), got 4097"},
           {replaced(deflated, deflated_entry + 20, "\x20"), "\"a.npy\": "},
           {replaced(deflated, data, "\xff"), "deflated data are corrupt: invalid block type"},

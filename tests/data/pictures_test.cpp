@@ -324,7 +324,7 @@ TEST_CASE("pictures: edge cases and rejected files") {
   CHECK_ERROR(adjust_contrast(u, -1), "[adjust_contrast] expected a factor >= 0, got -1");
   CHECK_ERROR(equalize(zeros({1, 2, 2})), "[equalize] expected a u8 picture, got f32");
   CHECK_ERROR(posterize(u, 9), "[posterize] expected 0 to 8 bits, got 9");
-  CHECK_ERROR(solarize(u, NAN), "[solarize] expected a threshold that is a number, got nan");
+  CHECK_ERROR(solarize(u, NAN), "[solarize] expected a threshold other than NaN, got nan");
   CHECK_ERROR(affine(u, {.c = NAN}), "[affine] expected a map of finite numbers, got nan");
   CHECK_ERROR(rotate(u, INFINITY), "[affine] expected a map of finite numbers");
 }

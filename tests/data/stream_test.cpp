@@ -174,7 +174,7 @@ TEST_CASE("stream: places make a resume start where it was") {
   CHECK_ERROR(numbers_in(shards, {.block = 51, .shuffle_shards = true, .lanes = 2, .run = 2, .seed = 6})
                   .records()
                   .load_places(places),
-              "[stream] places: expected those of the same shards and options");
+              "[stream] places: expected the places of a stream with the same shards and options");
   Json bad = places;
   bad["lanes"] = Json::Array{Json::Array{1, 2, 3, 1 << 30}, Json::Array{0, 0, 0, 0}};
   CHECK_ERROR(begun.records().load_places(bad), "[stream] places: expected a place in the shards for lane 0");
@@ -222,8 +222,8 @@ TEST_CASE("stream: JSON Lines, tokens, and rejected files") {
   CHECK_ERROR(stream_sampler({.samples = 10, .micro_batch = 4}),
               "a multiple of micro_batch x micro_batches = 4, got 10");
   const auto lines = numbers_in({dir.write("lines", "1\n2\n")}, {});
-  CHECK_ERROR(DataLoader(lines, {.batch_size = 2}), "[DataLoader] expected a sampler for a dataset without an end");
-  CHECK_ERROR(MicroBatchSampler({.samples = lines.size()})(0), "[sampler] expected samples with an end, got a stream");
+  CHECK_ERROR(DataLoader(lines, {.batch_size = 2}), "[DataLoader] expected a sampler for an endless dataset");
+  CHECK_ERROR(MicroBatchSampler({.samples = lines.size()})(0), "[sampler] expected a finite dataset, got a stream");
   dir.write("lines", "1\n2\n3\n");
-  CHECK_ERROR(lines.get(0), "lines: expected 4 bytes as at first, got 6: shards must stay as they are");
+  CHECK_ERROR(lines.get(0), "lines: expected 4 bytes as when it was opened, got 6: shards must stay as they are");
 }

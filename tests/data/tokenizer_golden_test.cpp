@@ -197,7 +197,7 @@ TEST_CASE("a folder with SentencePiece's own file alone") {
   TempDir dir;
   dir.write("tokenizer.model", "\n\x0e");
   CHECK_ERROR(Tokenizer::from_folder(dir / "."),
-              "tokenizer.model is not read; convert it with Transformers: AutoTokenizer.from_pretrained(");
+              "tokenizer.model is not supported; convert it with Transformers: AutoTokenizer.from_pretrained(");
   CHECK_ERROR(Tokenizer::from_folder(dir / "."), ".save_pretrained(");
   CHECK_ERROR(load_tokenizer(dir / "gone"), "there is no such folder");
 }

@@ -303,7 +303,7 @@ TEST_CASE("corrupt files are refused with file and key") {
       {other(R"({"type": "ByteLevel", "add_prefix_space": true})"), "add_prefix_space true is not supported"},
       {other(R"({"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": "[a-z]+|."}}]})"),
        "pre_tokenizer: Split: expected the regular expression of GPT-2, Llama 3 or Qwen 2, got [a-z]+|."},
-      {other(R"({"type": "Split", "pattern": {"String": " "}})"), "expected one, with a pattern of Regex"},
+      {other(R"({"type": "Split", "pattern": {"String": " "}})"), "expected a single Split, with a Regex pattern"},
       {other(R"({"type": "Metaspace", "replacement": "ab"})"), "expected one character as replacement, got \"ab\""},
       {other(R"({"type": "Metaspace", "replacement": "_", "prepend_scheme": "last"})"), "prepend_scheme last"},
       {other("null"), "decoder: expected Replace, ByteFallback, Fuse, Strip, got none"},
@@ -320,6 +320,10 @@ TEST_CASE("corrupt files are refused with file and key") {
   const auto pairs = BpeTokenizer::from_tokenizer_json(
       dir.write("t.json", whole(R"("dropout": 0.0, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]])")));
   CHECK(pairs.encode("abab") == std::vector<int32_t>{2, 2});
+  const auto gap =
+      BpeTokenizer::from_tokenizer_json(dir.write("t.json", whole(R"("vocab": {"a": 0, "b": 2}, "merges": [])")));
+  CHECK_ERROR(gap.decode(std::vector<int32_t>{1}), "[tokenizer] the vocabulary has no token with id 1");
+  CHECK_ERROR(gap.decode(std::vector<int32_t>{3}), "[tokenizer] expected ids from 0 to 2, got 3");
   // Files that would exhaust memory or run forever.
   std::string doubling;
   for (int i = 0; i < 40; ++i)

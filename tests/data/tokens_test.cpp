@@ -104,5 +104,5 @@ TEST_CASE("tokens: data for training are the same from a tensor and from a file"
   CHECK(mapped.checksum() == read_tokens(dir / "a.tokens", bytes, "bytes").checksum());
   CHECK(mapped.checksum() != learn.checksum());
   CHECK_ERROR(mapped.part(0, mapped.size() + 1), "[tokens] expected a part of");
-  CHECK_ERROR(split_text(mapped, 0.01, 8, "a"), "too few for training and validation");
+  CHECK_ERROR(split_text(mapped, 0.01, 8, "a"), "too few, training and validation each need at least 9");
 }

@@ -125,7 +125,7 @@ TEST_CASE("transforms: random numbers lie in their ranges") {
   CHECK_ERROR(RandAugment{.magnitude = 31}(u), "[RandAugment] expected");
   CHECK_ERROR(RandAugment{}(ToTensor()(u)),
               "[RandAugment] expected a u8 picture of 1 or 3 channels, got f32(1, 9, 10)");
-  CHECK_ERROR((Normalize{{0.5}, {0}}(ToTensor()(u))), "[Normalize] expected deviations that are not 0");
+  CHECK_ERROR((Normalize{{0.5}, {0}}(ToTensor()(u))), "[Normalize] expected deviations other than 0");
   CHECK_ERROR((Normalize{{0.5}, {1}}(u)), "[Normalize] expected an f32 picture (ToTensor makes one), got u8");
   CHECK_ERROR((Normalize{{0.5, 1}, {1, 1}}(ToTensor()(u))),
               "[Normalize] expected a mean and a deviation for each of 1");

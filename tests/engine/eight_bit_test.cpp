@@ -183,6 +183,11 @@ TEST_CASE("states of other shapes: impossible conversions are rejected with the 
     return message([&] { engine::check_plan(engine::read_config(text), parallel::parse_plan(plan), {}); });
   };
   CHECK(contains(refused("tp2", R"({"optimizer": {"type": "AdamW8bit"}})"), "leave tp out, or take AdamW"));
+  for (const char* name : {"Lamb", "Muon", "Adafactor"}) {
+    const std::string text = str(R"({"optimizer": {"type": ")", name, R"("}})");
+    CHECK(contains(refused("dp2+tp2", text.c_str()), "looks at whole matrices, which tp2 cuts; leave tp out"));
+    CHECK(refused("pp2", text.c_str()) == "(no error)");
+  }
   CHECK(contains(refused("dp2", R"({"optimizer": {"type": "Lion8bit"}, "zero_optimization": {"stage": 2,
       "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}})"),
                  "offload to cpu, or take Lion"));

@@ -235,7 +235,7 @@ TEST_CASE("sparse_attention: models and plans that it cannot be with") {
     });
   };
   CHECK(contains(refusal(R"({"attention": "bidirectional"})"), "in a causal model, got bidirectional; leave it out"));
-  CHECK(contains(refusal(R"({"horizontal_global_attention": true})"), "need bidirectional attention"));
+  CHECK(contains(refusal(R"({"horizontal_global_attention": true})"), "needs bidirectional attention"));
   CHECK(contains(message([&] {
                    const auto shared = std::make_shared<nn::GPT>(gpt.o);
                    InitializeArgs args{.optimizer = make_adamw, .config = with_sparse("{}", 0, 1), .log = quiet};

@@ -162,8 +162,8 @@ TEST_CASE("adapter: saving is an Error if peft has no name for a part") {
     const nn::Lora lora = nn::add_lora(*model, options);
     return message([&] { nn::save_adapter(*model, lora, to.str(), ""); });
   };
-  CHECK(contains(refusal("llama", {.targets = {"in_proj"}}), "take q_proj, k_proj and v_proj"));
-  CHECK(contains(refusal("gpt2", {.targets = {"q_proj"}}), "take in_proj"));
+  CHECK(contains(refusal("llama", {.targets = {"in_proj"}}), "use q_proj, k_proj and v_proj"));
+  CHECK(contains(refusal("gpt2", {.targets = {"q_proj"}}), "use in_proj"));
   CHECK(contains(refusal("gpt2", {.modules_to_save = {"head"}}), "tied to the head"));
   CHECK(refusal("gpt2", {.modules_to_save = {"mlp.up"}}) == "(no error)");
 }

@@ -342,12 +342,13 @@ TEST_CASE("generate: reasons to end, results, and rejected options") {
                        {{.temperature = INFINITY}, "expected temperature in [0, 1000000], got inf"},
                        {{.max_new_tokens = INT64_MAX}, "expected max_new_tokens in [0, 2147483648], got 9.22337e+18"},
                        {{.num_beams = 0}, "expected num_beams in [1, 1024], got 0"},
-                       {{.do_sample = true, .num_beams = 2}, "with do_sample is not built"},
+                       {{.do_sample = true, .num_beams = 2}, "with do_sample is not supported"},
                        {{.num_return_sequences = 2}, "expected num_return_sequences from 1 to num_beams"},
                        {{.stop = {"x"}}, "stop strings need `text`"},
                        {{.suppress_tokens = {61}}, "suppress_tokens names token 61, the vocabulary has 61"}})
     CHECK(contains(message([&] { generate(model, prompt, r.g); }), r.text));
-  CHECK(contains(message([&] { generate(model, std::vector<int64_t>()); }), "expected a prompt of at least one token"));
+  CHECK(contains(message([&] { generate(model, std::vector<int64_t>()); }),
+                 "expected prompts of at least one token, prompt 0 is empty"));
   CHECK(contains(message([&] { generate(model, std::vector<int64_t>(80)); }),
                  "[generate] prompt has 80 tokens, the model's context is 80"));
   CHECK(contains(message([&] { generate(model, std::vector<int64_t>{1, 2, 61}); }), "prompt 0 has token 61 at 2"));

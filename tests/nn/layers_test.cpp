@@ -199,7 +199,7 @@ TEST_CASE("layers: invalid options are rejected") {
       {[] { Hardtanh({.low = 1, .high = -1}); }, "[Hardtanh] expected low <= high, got 1 and -1"},
       {[] { Hardshrink({.lambda = -1}); }, "[Hardshrink] expected lambda >= 0, got -1"},
       {[] { Softshrink({.lambda = -1}); }, "[Softshrink] expected lambda >= 0, got -1"},
-      {[] { Threshold({.threshold = NAN, .value = 0}); }, "[Threshold] expected a threshold that is a number, got nan"},
+      {[] { Threshold({.threshold = NAN, .value = 0}); }, "[Threshold] expected a threshold other than NaN, got nan"},
       {[] {
          GLU()(zeros({2, 5}));
        },
@@ -269,7 +269,7 @@ TEST_CASE("layers: invalid options are rejected") {
       {[] {
          Bilinear({.in1 = 2, .in2 = 3, .out = 1})(zeros({4, 2}), zeros({5, 3}));
        },
-       "[Bilinear] expected inputs (..., 2) and (..., 3) alike but for the last dim, got (4, 2) and (5, 3)"},
+       "[Bilinear] expected inputs (..., 2) and (..., 3) of the same shape except the last dim, got (4, 2) and (5, 3)"},
       {[] { CosineSimilarity()(zeros({4}), zeros({4})); }, "[CosineSimilarity]"},
       {[] {
          CosineSimilarity()(zeros({4, 2}), zeros({4, 3}));
@@ -294,7 +294,7 @@ TEST_CASE("layers: invalid options are rejected") {
       {[&] {
          EmbeddingBag({.num = 5, .dim = 2})(index, offsets({1, 2}));
        },
-       "expected offsets that begin at 0 and do not fall"},
+       "expected non-decreasing offsets from 0 up to"},
       {[&] {
          EmbeddingBag({.num = 5, .dim = 2})(index, offsets({0, 3, 2}));
        },

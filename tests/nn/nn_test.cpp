@@ -263,14 +263,14 @@ TEST_CASE("attention: a window is a mask that costs less") {
   CHECK(make(7).flops_beside(7) == doctest::Approx(whole.flops_beside(7)));
 
   const auto refused = [](const std::function<void()>& make_one) {
-    return contains(message(make_one), "expected a window of at least one token, of causal attention that is neither");
+    return contains(message(make_one), "expected window 0, or a window >= 1 with causal, dense self-attention");
   };
   CHECK(refused([&] { make(-1); }));
   CHECK(refused([] { MultiHeadAttention({.embed = 24, .heads = 4, .causal = false, .window = 3}); }));
   CHECK(refused([] { MultiHeadAttention({.embed = 24, .heads = 4, .cross = true, .window = 3}); }));
   CHECK(contains(message([&] { windowed.set_sparsity({.mode = SparsityConfig::Mode::local}); }),
-                 "sparse attention with a window (3) is not built"));
-  CHECK(contains(message([] { GPT({.window = -2}); }), "[GPT] expected a window of at least one token"));
+                 "sparse attention does not support a window (3)"));
+  CHECK(contains(message([] { GPT({.window = -2}); }), "[GPT] expected window >= 0 and window_from >= 0, got -2"));
 }
 
 TEST_CASE("GPT learns a pattern, generates it, and checkpointing its blocks changes no bit") {

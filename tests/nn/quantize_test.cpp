@@ -229,7 +229,7 @@ TEST_CASE("quantised: activations, 16 bits, and numbers that are none") {
   CHECK_FALSE(any(isnan(y[3])).item<bool>());
   CHECK(contains(message([&] { quantize(bad, QuantFormat::group8); }), "expected finite weights"));
   CHECK(contains(message([&] { linear(x, quantize(w, QuantFormat::row8), {}, {.dynamic = true, .threshold = NAN}); }),
-                 "expected a threshold >= 0, and with dynamic alone, got nan"));
+                 "expected a threshold >= 0, and a threshold only with dynamic, got nan"));
   CHECK(contains(message([&] { linear(x, quantize(w, QuantFormat::group8), {}, {.dynamic = true}); }), "row8"));
   CHECK(contains(message([&] { linear(randn({2, 63}), quantize(w, QuantFormat::row8)); }), "(..., 64)"));
   const Tensor handle = handle_of(quantize(w, QuantFormat::group4));
@@ -266,7 +266,7 @@ TEST_CASE("quantize: a model's Linears, the report, and the parameters left alon
     CHECK(other->head.quantized);
     CHECK(difference_of((*other)(x).tensor(), before) < 0.5);
     CHECK(contains(message([&] { nn::quantize(*other); }), "quantised already"));
-    CHECK(contains(message([&] { other->requires_grad_(true); }), "only floating tensors can require gradients"));
+    CHECK(contains(message([&] { other->requires_grad_(true); }), "expected a floating or complex dtype"));
   }
   const auto model = seeded(small());
   CHECK(contains(message([&] { nn::quantize_options("group9"); }), "did you mean group"));
@@ -390,7 +390,7 @@ TEST_CASE("from_pretrained: in 8 and 4 bits, with the bits of a model that is qu
       CHECK(a[i].first == b[i].first);
       CHECK(equal(a[i].second, b[i].second));
     }
-    CHECK(contains(message([&] { nn::save_pretrained(*read, "/nowhere"); }), "Transformers has none of these codes"));
+    CHECK(contains(message([&] { nn::save_pretrained(*read, "/nowhere"); }), "Transformers cannot read these codes"));
     CHECK(contains(message([&] { nn::load_pretrained(*read, folder); }), "these are quantised"));
   }
   CHECK(contains(message([&] { nn::from_pretrained(folder, {.load_in_8bit = true, .load_in_4bit = true}); }),

@@ -371,7 +371,7 @@ TEST_CASE("recurrent: invalid arguments are rejected") {
       {[&] {
          pack_padded_sequence(x, {2, 5});
        },
-       "expected lengths that do not grow, longest first; sort the sequences, or set enforce_sorted"},
+       "expected lengths in non-increasing order; sort the sequences, or set enforce_sorted"},
       {[&] {
          pad_packed_sequence(pack_padded_sequence(x, {5, 2}), {.total_length = 4});
        },
@@ -379,7 +379,7 @@ TEST_CASE("recurrent: invalid arguments are rejected") {
       {[&] {
          lstm(PackedSequence{zeros({3, 3}), {1, 2}, {}});
        },
-       "expected batch sizes from 1 that do not grow, got 2 after 1"},
+       "expected batch sizes >= 1 in non-increasing order, got 2 after 1"},
       {[&] {
          lstm(PackedSequence{zeros({4, 3}), {2, 1}, {}});
        },

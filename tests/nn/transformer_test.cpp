@@ -209,22 +209,22 @@ TEST_CASE("transformer, adaptive softmax: invalid arguments are rejected") {
       {[&] {
          layer(x, {.padding = zeros({5, 3})});
        },
-       "expected a mask of padding (3, 5), got (5, 3)"},
+       "expected a padding mask (3, 5), got (5, 3)"},
       {[&] {
          decoder(x, zeros({4, 2, 8}));
        },
        "[TransformerDecoderLayer] expected memory like the input (5, 3, 8)"},
-      {[&] { attention(x, other, other); }, "for others say cross in the options"},
+      {[&] { attention(x, other, other); }, "set Options::cross for other sequences"},
       {[&] {
          attention(x, x, Variable(zeros({5, 4, 8})));
        },
        "expected query (B, T, 8) and key and value (B, S, 8)"},
-      {[&] { rotary_one(x, other, other); }, "neither with rotary positions"},
+      {[&] { rotary_one(x, other, other); }, "supports neither rotary positions"},
       {[] { AdaptiveLogSoftmaxWithLoss({.in = 8, .classes = 5, .cutoffs = {}}); }, "expected at least one cutoff"},
       {[] {
          AdaptiveLogSoftmaxWithLoss({.in = 8, .classes = 5, .cutoffs = {3, 2}});
        },
-       "expected cutoffs that grow, from 1 to 4, got 2 after 3"},
+       "expected increasing cutoffs from 1 to 4, got 2 after 3"},
       {[] { AdaptiveLogSoftmaxWithLoss({.in = 2, .classes = 5, .cutoffs = {3}}); }, "expected a div_value that leaves"},
       {[&] {
          scores(zeros({2, 16}), Tensor::from<int64_t>({1, 20}));

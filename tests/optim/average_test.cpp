@@ -66,8 +66,8 @@ TEST_CASE("an average keeps its bits while it stands in for 16-bit parameters, a
   CHECK(average.averages()[0].to_vector<float>()[0] == doctest::Approx(2 - std::pow(0.999, 1000)).epsilon(1e-5));
   const float kept = average.averages()[0].to_vector<float>()[1];
   average.swap();
-  CHECK(contains(message([&] { average.update(); }), "update() between swap() and swap() back"));
-  CHECK(contains(message([&] { average.load_state(average.state()); }), "swap() back first"));
+  CHECK(contains(message([&] { average.update(); }), "update() while the averages are swapped in"));
+  CHECK(contains(message([&] { average.load_state(average.state()); }), "call swap() again first"));
   w.tensor()[0].fill_(4);
   average.swap();
   CHECK(w.tensor().to(f32).to_vector<float>() == std::vector<float>{2, 2});
@@ -173,7 +173,7 @@ TEST_CASE("averages, lists of schedules and new rules refuse nonsense") {
   } rows[] = {
       {[&] { WeightAverage({}); }, "at least one parameter"},
       {[&] { WeightAverage({w}, 1); }, "decay in [0, 1), got 1"},
-      {[&] { WeightAverage({w}).swap(); }, "no update() yet"},
+      {[&] { WeightAverage({w}).swap(); }, "call update() first"},
       {[&] { WeightAverage({w}).load_state({}); }, "and 1 averages in the saved state, got 0"},
       {[&] { ChainedScheduler(sgd, {}); }, "at least one schedule"},
       {[&] { ChainedScheduler(sgd, {scheduled<ReduceLROnPlateau>({})}); }, "which follows a metric; use it alone"},
@@ -185,7 +185,7 @@ TEST_CASE("averages, lists of schedules and new rules refuse nonsense") {
       {[&] {
          SequentialLR(sgd, {step, step, step}, {5, 5});
        },
-       "milestones that rise from 1 on, got 5 as number 2"},
+       "increasing milestones >= 1, got 5 as number 2"},
       {[&] { CyclicLR(sgd, {.base_lr = 0.1, .max_lr = 1, .mode = "square"}); }, "got 'square'"},
       {[&] { SWALR(sgd, {.swa_lr = 1, .anneal_strategy = "log"}); }, "expected anneal_strategy 'cos' or 'linear'"},
       {[&] { Sophia({w}, {}).update_hessian(); }, "expected hessian_interval 0, got 10"},

@@ -57,9 +57,9 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
        "[cat] expected shapes that agree outside dim 0, got (2, 3) and (2, 2)"},
       {"one number of many", [&] { x.item(); }, "[item] expected a tensor of one element, got shape (2, 3)"},
       {"backward from many elements", [&] { (w * w).backward(); },
-       "[backward] expected a gradient for a result of shape (3, 4) (only results of one element need none)"},
+       "[backward] expected a gradient for a result of shape (3, 4) (only a result of one element may omit it)"},
       {"backward without a parameter", [&] { sum(Variable(x)).backward(); },
-       "[backward] nothing that made this value wants a gradient; was it made in a NoGrad scope, or of data alone?"},
+       "[backward] this value does not require grad; was it computed in a NoGrad scope, or from data only?"},
       {"backward twice",
        [&] {
          const Variable loss = sum(w * w);
@@ -81,7 +81,7 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
          loss.backward();
        },
        "[mul] a tensor of shape (3, 4) saved for its gradient was changed in place by 'add_scalar_' (version 0 was "
-       "saved, it is now 1); use the form that makes a new tensor, or clone() before"},
+       "saved, it is now 1); use the out-of-place operation, or clone() before"},
       {"the gradient of a result",
        [&] {
          const Variable h = w * 2.0;
@@ -92,7 +92,7 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
       {"an input that is not used", [&] { grad(sum(w * 2.0), {vector}); },
        "[grad] no output depends on input 0; leave it out, or pass allow_unused = true for an undefined gradient"},
       {"the Hessian of many", [&] { hessian([](const Inputs& in) { return in[0] * 2.0; }, {w}); },
-       "[hessian] expected a function of one element, got (3, 4)"},
+       "[hessian] expected a function that returns one element, got (3, 4)"},
       {"a layer's input",
        [&] {
          layer(Variable(ones({2, 5})));
@@ -135,7 +135,7 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
        [&] {
          optim::SGD({w, w}, {.lr = 1});
        },
-       "[SGD] a parameter of shape (3, 4) stands in two places"},
+       "[SGD] a parameter of shape (3, 4) was given twice"},
       {"a state of another model", [&] { layer.load_state(nn::Linear({.in = 4, .out = 2}).state()); },
        "[load_state] the state does not fit this Linear; nothing was changed\n wrong:\n  weight: expected shape (3, "
        "4), got (2, 4)\n  bias: expected shape (3), got (2)"},

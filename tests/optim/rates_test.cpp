@@ -188,7 +188,8 @@ TEST_CASE("an invalid rate is rejected when it is set") {
        {std::tuple<int64_t, double, bool>{10, 0.1, false}, {2, 0.5, false}, {4, 0.25, true}, {10, 0.1, true}}) {
     const OneCycleLR::Options options{
         .max_lr = 0.1, .total_steps = steps, .pct_start = part, .cycle_momentum = false, .three_phase = three};
-    CHECK(contains(message([&] { OneCycleLR(o, options); }), "expected phases of some steps, got none in phase 1 of"));
+    CHECK(contains(message([&] { OneCycleLR(o, options); }),
+                   "expected at least one step in each phase, got none in phase 1 of"));
   }
   CHECK(o.lr() == 0.1);
 }

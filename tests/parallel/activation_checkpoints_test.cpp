@@ -278,5 +278,5 @@ TEST_CASE("activation checkpoints: invalid options and models are rejected with 
   const Variable changing = by_call([&](const auto& in) { return ++calls == 1 ? in[0] * 2.0 : (in[0] * 2.0).to(bf16); },
                                     {Variable(ones({3}), true)});
   CHECK(contains(message([&] { sum(changing).backward(); }),
-                 "[checkpoint] the second run gave (3) bf16, the first (3) f32"));
+                 "[checkpoint] the second run returned (3) bf16, the first (3) f32"));
 }

@@ -309,6 +309,10 @@ TEST_CASE("convolution and pooling: Errors name the wrong argument") {
        "[conv2d_grad_weight] expected a gradient (2, 8, 26, 26)"},
       {message([&] { conv_transpose2d(x, w); }), "[conv_transpose2d] expected an input with 8 channels"},
       {message([&] {
+         conv_transpose2d(zeros({1, 8, 4, 4}), w, {}, {.groups = 3});
+       }),
+       "[conv_transpose2d] expected groups that divide the 8 input channels, got 3"},
+      {message([&] {
          conv_transpose2d(zeros({1, 8, 4, 4}), w, {}, {}, {1, 1});
        }),
        "expected output_padding below stride or dilation, got (1, 1)"},

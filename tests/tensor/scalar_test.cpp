@@ -188,7 +188,7 @@ TEST_CASE("scalar: floor division and remainder of whole numbers are Python's") 
                                                            [] {
                                                              floor_divide_(whole({4, 5}), whole({1, 0}));
                                                            }})
-    CHECK(contains(message(fn), "expected whole numbers other than 0 to divide by, got a 0 among i64"));
+    CHECK(contains(message(fn), "expected a divisor without zeros, got a 0 among i64"));
   CHECK(message([] { remainder(whole({4}), 0.5); }).find("[full] expected a whole number for i64, got 0.5") == 0);
 }
 
@@ -223,8 +223,8 @@ TEST_CASE("scalar: floor division and remainder of floats are PyTorch's") {
 
 TEST_CASE("scalar: products of whole numbers") {
   if (!default_device().is_cpu()) {
-    CHECK(
-        contains(message([] { matmul(whole({1}), whole({1})); }), "[matmul] products of whole numbers are on the CPU"));
+    CHECK(contains(message([] { matmul(whole({1}), whole({1})); }),
+                   "[matmul] integer products are supported on the CPU"));
     return;
   }
   const auto numbers = [](const Shape& shape, DType dtype, int64_t seed) {

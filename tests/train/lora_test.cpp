@@ -201,7 +201,8 @@ TEST_CASE("lora: a Linear that a rule cuts and its model does not is refused") {
       nn::add_lora(net, {.targets = {target}});
       tensor_parallel::apply(net, dist::world(), {.rules = {{"up", nn::cut::columns}, {"down", nn::cut::rows}}});
       const std::string text = message([&] { net(ones({2, 4})); });
-      LOCKSTEP_CHECK(contains(text, "was the layer cut by a rule that is not the model's own?"), target, ": ", text);
+      LOCKSTEP_CHECK(contains(text, "was the layer sharded by a rule other than the model's own cut?"), target, ": ",
+                     text);
       return 0;
     });
   }
@@ -212,15 +213,16 @@ TEST_CASE("lora: merging needs whole parameters, and adapters come before slices
     nn::GPT model(lora_sizes(true));
     nn::Lora lora = nn::add_lora(model);
     const auto cut = tensor_parallel::apply(model, dist::world());
-    LOCKSTEP_CHECK(contains(message([&] { lora.merge(); }), "empty or cut; merge in one process"), "cut");
+    LOCKSTEP_CHECK(contains(message([&] { lora.merge(); }), "empty or sharded; merge in one process"), "cut");
     nn::GPT sliced(lora_sizes(true));
     const auto first = tensor_parallel::apply(sliced, dist::world());
-    LOCKSTEP_CHECK(contains(message([&] { nn::add_lora(sliced); }), "is cut already; add adapters before"), "order");
+    LOCKSTEP_CHECK(contains(message([&] { nn::add_lora(sliced); }), "is sharded already; add adapters before"),
+                   "order");
     nn::GPT sharded(lora_sizes(true));
     nn::Lora parts = nn::add_lora(sharded);
     optim::AdamW adamw(sharded.parameters(), {.lr = 1e-2});
     const zero::Zero zero(sharded, adamw, {.stage = 3, .param_persistence_threshold = 0});
-    LOCKSTEP_CHECK(contains(message([&] { parts.merge(); }), "empty or cut; merge in one process"), "ZeRO 3");
+    LOCKSTEP_CHECK(contains(message([&] { parts.merge(); }), "empty or sharded; merge in one process"), "ZeRO 3");
     return 0;
   });
 }

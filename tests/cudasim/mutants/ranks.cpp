@@ -377,7 +377,7 @@ std::vector<Case> rank_cases() {
       {"window on one rank, other memory on the other", windows<Known::mixed>, every},
       {"another place in the window", windows<Known::offset>, every},
       {"window closed before the sum is there", windows<Known::early>, every},
-      {"memory freed while it is a window", windows<Known::freed>, every},
+      {"memory freed while registered as a window", windows<Known::freed>, every},
       {"communicator destroyed before its window", windows<Known::late>, every},
       {"window of memory that is not NCCL's", windows<Known::plain>, every},
       {"sum of a piece before it is made", in_pieces<Piece::early>, every},

@@ -49,10 +49,7 @@ TEST_CASE("experts in a GPT: names, sizes, generation, rejected options") {
   again.checkpoint_blocks = true;
   nn::GPT rerun(again);
   moe::add_experts(rerun, experts);
-  CHECK(contains(message([&] {
-                   rerun(zeros({1, 2}, {.dtype = i64}));
-                 }),
-                 "expected blocks without experts for checkpoint_blocks"));
+  CHECK(contains(message([&] { rerun(zeros({1, 2}, {.dtype = i64})); }), "checkpoint_blocks does not support experts"));
   CHECK(contains(message([&] { moe::add_experts(rerun, experts); }),
                  "expected a model without experts, got one whose block 1 has some"));
 }

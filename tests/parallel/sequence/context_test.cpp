@@ -125,12 +125,12 @@ TEST_CASE("context parallelism can be ended, and rejects unsupported models") {
       CHECK((*model)(mine(tokens)).size(1) == 8);
       CHECK(contains(message([&] { mine(zeros({1, 6}, {.dtype = i64})); }), "divides by 4 (2 ranks, zigzag), got 6"));
       CHECK(contains(message([&] { nn::generate(*model, std::vector<int64_t>(8), {.max_new_tokens = 1}); }),
-                     "a cache of keys needs whole sequences"));
+                     "a KV cache needs whole sequences"));
       CHECK(contains(message([&] {
                        model->blocks[0].attention.forward(Variable(zeros({1, 8, 16}, {.dtype = f64})),
                                                           ones({8, 8}, {.dtype = boolean}));
                      }),
-                     "attended to without a mask"));
+                     "context parallelism does not support a mask"));
     }
     take_sequences(*model);
     CHECK(equal((*model)(tokens).tensor(), before));

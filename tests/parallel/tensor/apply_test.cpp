@@ -118,7 +118,7 @@ TEST_CASE("GPT: through its logits, with blocks recomputed, and generating") {
           [&] {
             model.blocks[0].attention.weights(values(1, {1, 3, 48}));
           },
-          "expected all heads here to average their weights, got 8 of 24");
+          "averaged attention weights need all heads on this rank, got 8 of 24");
     }
   });
 }
@@ -302,7 +302,7 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
       {{"mlp.down", cut::rows},
        "\"blocks.0.mlp.down\": expected inputs that the 4 ranks of group world divide, got 30"},
       {{"out_proj", cut::packed_columns(5)},
-       "\"blocks.0.attention.out_proj\": expected outputs that 5 parts divide, got 12"},
+       "\"blocks.0.attention.out_proj\": expected outputs divisible by 5 parts, got 12"},
       {{"out_proj", cut::packed_columns(6)},
        "expected parts of the outputs that the 4 ranks of group world divide, got 2"},
       {{"blocks", cut::tokens},

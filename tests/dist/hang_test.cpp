@@ -1,0 +1,198 @@
+// The table of docs/debugging-a-hang.md: how soon each fault is reported. The times are read from the page.
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <new>
+#include <thread>
+
+#include "dist/process_group.h"
+#include "tensor/ops.h"
+#include "tests/dist/job.h"
+#include "tests/golden_folder.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+using namespace lockstep::dist;
+
+namespace {
+
+/// What rank 0 is told, in shared memory that also processes see.
+struct Notes {
+  std::atomic<double> fault{0}, told{0};
+  char text[2048] = "";
+};
+
+struct Setting {
+  const char* transport;  ///< "threads": ranks are threads; else processes
+  double heartbeat, timeout;
+};
+
+struct Told {
+  std::string text;
+  double seconds;
+};
+
+/// Runs body on two ranks. Rank 1 is at fault, after happens(); rank 0 is told.
+Told told(const Setting& job, const std::function<void(int rank, const std::function<void()>& happens)>& body) {
+  void* const memory = mmap(nullptr, sizeof(Notes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(memory != MAP_FAILED);
+  Notes* const notes = new (memory) Notes;
+  const auto kind =
+      std::string(job.transport) == "threads" ? SpawnOptions::Kind::threads : SpawnOptions::Kind::processes;
+  message([&] {
+    spawn(2,
+          [&](int rank) {
+            world().barrier();
+            try {
+              body(rank, [&] { notes->fault = now_seconds(); });
+            } catch (const std::exception& error) {
+              if (rank == 0) {
+                notes->told = now_seconds();
+                std::strncpy(notes->text, error.what(), sizeof notes->text - 1);
+              }
+              throw;
+            }
+          },
+          {.kind = kind,
+           .transport = job.transport,
+           .timeout = Seconds(job.timeout),
+           .heartbeat = Seconds(job.heartbeat)});
+  });
+  const Told found{notes->text, notes->told - notes->fault};
+  munmap(memory, sizeof(Notes));
+  return found;
+}
+
+void sum(int64_t count) { world().all_reduce(ones({count}), {.tag = "w1"}); }
+void sleep_for(double seconds) { std::this_thread::sleep_for(Seconds(seconds)); }
+
+struct Row {
+  std::string what, when;  ///< the row of the page: how its first cell begins, and its last cell
+  double least, most;      ///< seconds that this means for the job below
+  std::string text;        ///< part of the error
+  std::function<Told()> happens;
+};
+
+/// The cells of the row of the page whose first cell begins with `what`.
+std::vector<std::string> cells_of(const std::string& what) {
+  std::ifstream page(std::string(golden_folder) + "/../../docs/debugging-a-hang.md");
+  for (std::string line; std::getline(page, line);) {
+    if (line.rfind("| " + what, 0) != 0) continue;
+    std::vector<std::string> cells;
+    for (size_t at = 2, end; (end = line.find(" |", at)) != line.npos; at = end + 3)
+      cells.push_back(line.substr(at, end - at));
+    return cells;
+  }
+  return {};
+}
+
+constexpr double beat = 1;  // seconds between heartbeats where they count
+/// A rank looks at the clock once in a while; a loaded machine is late.
+double late() { return 0.35 + 0.4 * slack() / 3; }
+
+}  // namespace
+
+TEST_CASE("hang: every fault is told as soon as the page says") {
+  const Setting slow{"shm", 30, 60}, threads{"threads", 30, 60}, beating{"shm", beat, 60},
+      beating_threads{"threads", beat, 60};
+  const std::vector<Row> rows = {
+      {"a rank was killed", "within a second", 0, 1, "died; it was last seen",
+       [&] {
+         return told(slow, [](int rank, const auto& happens) {
+           if (rank == 1) happens(), raise(SIGKILL);
+           sum(8);
+         });
+       }},
+      {"a rank threw an exception", "at once", 0, 0, "[rank 1] no such file",
+       [&] {
+         return told(slow, [](int rank, const auto& happens) {
+           if (rank == 1) {
+             happens();
+             throw Error("no such file");
+           }
+           sum(8);
+         });
+       }},
+      // counted from its last heartbeat, which it sent up to half a second before it stopped
+      {"a rank is stopped", "after three heartbeats", 2.5 * beat, 3 * beat, "is silent: no heartbeat for ",
+       [&] {
+         return told(beating, [](int rank, const auto& happens) {
+           if (rank == 1) happens(), raise(SIGSTOP);
+           sum(8);
+         });
+       }},
+      {"a rank ended while others still need it", "within half a second; for a receive, after one heartbeat", 0, 0.5,
+       "; rank 1 has left",
+       [&] {
+         return told(slow, [](int rank, const auto& happens) {
+           if (rank == 0) return sum(8);
+           sleep_for(0.3);
+           happens();
+         });
+       }},
+      {"a rank ended while others still need it", "within half a second; for a receive, after one heartbeat", beat,
+       beat, "rank 1 has left",
+       [&] {
+         return told(beating_threads, [](int rank, const auto& happens) {
+           if (rank == 0) return void(world().receive(ones({8}), 1));
+           sleep_for(0.3);
+           happens();
+         });
+       }},
+      {"the same, but the rank called a different", "at the first message", 0, 0, "ranks disagree",
+       [&] {
+         return told(threads, [](int rank, const auto& happens) {
+           if (rank == 0) return sum(8);
+           happens();
+           world().send(ones({8}), 0);
+         });
+       }},
+      {"ranks call different collectives", "at the first message", 0, 0, "ranks disagree",
+       [&] {
+         return told(slow, [](int rank, const auto& happens) {
+           if (rank == 1) happens();
+           sum(8 + rank);
+         });
+       }},
+      {"ranks wait in a circle", "after three heartbeats in which nothing moves", 3 * beat, 3 * beat, "deadlock: ",
+       [&] {
+         return told(beating_threads, [](int rank, const auto& happens) {
+           if (rank == 1) happens();
+           world().receive(ones({8}), 1 - rank);
+         });
+       }},
+      {"a rank is alive, but computes", "after `LOCKSTEP_TIMEOUT`", 1, 1, " 1 s",
+       [&] {
+         return told({"threads", beat, 1}, [](int rank, const auto& happens) {
+           if (rank == 1) happens(), sleep_for(2.5);
+           sum(8);
+         });
+       }},
+      {"a rank never started", "after `LOCKSTEP_TIMEOUT`", 1, 1, "missing ranks: 2 (of 0-2)",
+       [&] {
+         Job job(3, 30, 1);
+         const double start = now_seconds();
+         const auto said = job.run({0, 1}, [](Control&) {});
+         return Told{said.at(0), now_seconds() - start};
+       }},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.what);
+    const std::vector<std::string> cells = cells_of(row.what);
+    REQUIRE(cells.size() == 3);
+    CHECK(cells[2] == row.when);
+    const Told found = row.happens();
+    CAPTURE(found.text);
+    CHECK(contains(found.text, row.text));
+    // clocks of threads differ a little
+    CHECK(found.seconds >= row.least - 0.1);
+    CHECK(found.seconds <= row.most + late());
+  }
+}

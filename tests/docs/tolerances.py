@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Numbers that pages promise are those that tests hold the library to.
+
+tests/docs/tolerances.py          ends with "N passed, N failed"
+
+A row: the page and its words, the source and its code; NUMBER stands for the number in both. "2 %" is 2e-2.
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+NUMBER = r"(\d[\d.]*(?:e-?\d+)?(?: %)?)"
+ROWS = [
+    # losses of plans that split sums
+    ("verify.md", "They must agree within NUMBER where products are in f32", "apps/verify.cpp", '"f32" ? NUMBER : '),
+    ("verify.md", "and within NUMBER in 16 bits", "apps/verify.cpp", '"f32" ? 1e-4 : NUMBER;'),
+    ("mesh.md", "| f32 | NUMBER; over 50 steps", "apps/verify.cpp", '"f32" ? NUMBER : '),
+    ("mesh.md", "over 50 steps at usual rates it is less than NUMBER |", "tests/parallel/tensor/training_test.cpp", "off <= NUMBER, "),
+    ("mesh.md", "| f16, bf16 (parameters or `--precision`), fp8 | NUMBER |", "apps/verify.cpp", '"f32" ? 1e-4 : NUMBER;'),
+    ("tensor-parallel.md", "over NUMBER steps at usual rates", "tests/parallel/tensor/training_test.cpp", 'TEST_CASE("NUMBER steps with dropout, clipping and copies'),
+    ("tensor-parallel.md", "by less than NUMBER of the loss", "tests/parallel/tensor/training_test.cpp", "off <= NUMBER, "),
+    ("tensor-parallel.md", "by less than NUMBER of the loss", "tests/tensor_parallel.py", "near(mine, expected, NUMBER)"),
+    ("tensor-parallel.md", "In f64 all gradients agree to NUMBER for", "tests/parallel/tensor/util.h", "double tolerance = NUMBER)"),
+    ("sequence-parallel.md", "hold values and gradients in f64 against each other to NUMBER,", "tests/parallel/sequence/attention_test.cpp", "c.dtype == f64 ? NUMBER :"),
+    ("sequence-parallel.md", "hold values and gradients in f64 against each other to NUMBER,", "tests/parallel/sequence/context_test.cpp", "gradients(*whole)) < NUMBER)"),
+    ("moe.md", "in f64 to NUMBER with all gradients", "tests/parallel/moe/layer_test.cpp", "expected.tensor().narrow(0, first, n)) < NUMBER)"),
+    # every mix of plan, precision and optimizer
+    ("train.md", "| the same with fp16 and `pp` | within NUMBER |", "tests/train/plans_test.cpp", '"fp16" && plan.pp > 1 ? NUMBER : 0'),
+    ("train.md", "| plans with `tp` or `cp`, which split sums | within NUMBER in f32", "tests/train/plans_test.cpp", "? 0.2 : NUMBER : 0.1;"),
+    ("train.md", "which split sums | within 1e-4 in f32, NUMBER in 16 bits", "tests/train/plans_test.cpp", "? 0.2 : 1e-4 : NUMBER;"),
+    ("train.md", "own compression error | within NUMBER in f32", "tests/train/plans_test.cpp", '"OneBitAdam" ? NUMBER : 1e-4'),
+    ("train.md", "own compression error | within 20 % in f32, NUMBER in 16 bits", "tests/train/plans_test.cpp", "? 0.2 : 1e-4 : NUMBER;"),
+    ("train.md", "of NUMBER steps with Transformers' Trainer", "tests/train/arguments_test.cpp", "the curve of NUMBER steps of Transformers' Trainer"),
+    ("train.md", "steps with Transformers' Trainer, to NUMBER.", "tests/train/arguments_test.cpp", "std::abs(curve[i] - theirs[i]) <= NUMBER *"),
+    # others
+    ("sparse-attention.md", "outputs and gradients agree to NUMBER in every mode", "tests/nn/sparse_test.cpp", "largest(a[i], b[i]) <= NUMBER * reach"),
+    ("quantisation.md", "and outputs are within NUMBER.", "tests/nn/quantize_test.cpp", 'at("weight_only")) <= NUMBER)'),
+    ("decisions.md", "in f32 to NUMBER. *Excludes:* one loose", "tests/nn/pretrained_test.cpp", 'wanted("logits")) <= NUMBER)'),
+    ("faults.md", "memory and descriptors stay constant within NUMBER", "tests/soak.py", "late <= early * 1.0NUMBER)"),
+]
+
+
+def found(path, words):
+    """The number at NUMBER's place in these words of a file, whose lines may break anywhere; None if they are not there."""
+    text = re.sub(r"\s+", " ", path.read_text())
+    hit = re.search(re.escape(words).replace("NUMBER", NUMBER).replace(r"\ ", " "), text)
+    if not hit:
+        return None
+    number = hit[1].rstrip(".")
+    return float(number[:-2]) / 100 if number.endswith(" %") else float(number)
+
+
+failed = 0
+for page, words, source, code in ROWS:
+    promised, held = found(ROOT / "docs" / page, words), found(ROOT / source, code)
+    if source.endswith("soak.py") and held is not None:
+        held /= 100  # of 1.02
+    if promised is None or promised != held:
+        failed += 1
+        print(f"FAIL {page}: '{words}' is {promised}; {source}: '{code}' is {held}")
+print(f"{len(ROWS) - failed} passed, {failed} failed")
+sys.exit(failed > 0)

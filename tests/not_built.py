@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""What pages say is refused, or not built: it is. Once it is built a row here fails, and the page has to say so.
+
+tests/not_built.py BUILD_FOLDER          ends with "N passed, N failed"
+
+A row: the page, words of it, a command, and words of the error. The keys that config.md and inference-config.md list as refused are
+tried one by one.
+"""
+import json
+import pathlib
+import re
+import tempfile
+
+from programs import check, finish, run
+
+DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+SPARSE = "sparse_attention=" + json.dumps({"mode": "bigbird", "block": 4})
+ONE_BIT = ["--optimizer", "onebit-adam"]
+EXPERTS = ["--experts", "4,every=1"]
+
+
+def two(plan, *options):
+    return [*train, "--ranks", 2, "--plan", plan, *options]
+
+
+def sets(*keys):
+    return [word for key in keys for word in ("--set", key)]
+
+
+def one_line(text):
+    return re.sub(r"\s+", " ", text)
+
+
+def asks(shown):
+    """A value of a key that asks for something, where the page shows one that asks for nothing."""
+    if shown is None:
+        return True
+    nothing = json.loads(shown)
+    if isinstance(nothing, dict):
+        return {key: True for key in nothing} or {"x": 1}
+    return {None: {"x": 1}, False: True, 1: 2, "mean": "sum"}[nothing]
+
+
+def model(d, name, **changed):
+    sizes = {"model_type": "mistral", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32, "sliding_window": 8, "hidden_act": "silu"}
+    (d / name).write_text(json.dumps({**sizes, **changed}))
+    return ["gpt", "train", *text, "--model", d / name]
+
+
+with tempfile.TemporaryDirectory() as folder:
+    d = pathlib.Path(folder)
+    (d / "text").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    text = ["--text", d / "text", "--context", 24, "--batch", 1, "--steps", 1, "--eval-batches", 1]
+    train = ["gpt", "train", *text, "--model", "gpt:1x24x2"]
+    digits = ["mlp", "train", "--samples", 64, "--batch", 8, "--epochs", 1]
+    launch = lambda *options: ["lockstep", "run", *options, "--", "true"]  # noqa: E731
+    window = model(d, "window.json")
+    made = run(*train, "--out", d / "run", "--export", d / "hf")
+    check("a run to look at", made.returncode == 0, made.stderr)
+
+    rows = [
+        # features.md: what does not work
+        ("features", "ZeRO 2 and 3 | not with pipeline stages or tensor parallelism", two("pp2+zero2"), "zero2 keeps gradients in parts"),
+        ("features", "ZeRO 2 and 3 | not with pipeline stages or tensor parallelism", two("tp2+zero3"), "zero3 keeps gradients in parts"),
+        ("features", "not with Megatron's sequence parallelism", two("cp2", *sets("tensor_parallel.sequence_parallel=true")), "sequence_parallel does not go with cp2"),
+        ("features", "sparse attention, or masks other than causal", two("cp2", "--set", SPARSE), "sparse_attention with cp2 is not built"),
+        ("features", "ring attention takes no sliding window", [*window, "--ranks", 2, "--plan", "cp2"], "is not built; ulysses_attention takes it"),
+        *(("features", "tensor parallelism | not with LAMB, Muon, Adafactor, 8-bit or 1-bit optimizers", two("tp2", *sets(f"optimizer.type={name}")), said)
+          for name, said in (("Lamb", "whole matrices, which tp2 cuts"), ("Muon", "whole matrices, which tp2 cuts"), ("Adafactor", "whole matrices, which tp2 cuts"), ("AdamW8bit", "which tp2 cuts elsewhere"))),
+        ("features", "tensor parallelism | not with LAMB, Muon, Adafactor, 8-bit or 1-bit optimizers", two("tp2", *ONE_BIT), "needs all of the model on every rank"),
+        ("features", "experts | over ranks not with fp8", two("ep2", *EXPERTS, "--precision", "fp8"), "fp8.enabled with ep2"),
+        ("features", "never with Megatron's sequence parallelism", two("tp2", *EXPERTS, *sets("tensor_parallel.sequence_parallel=true")), "experts"),
+        ("tensor-parallel", "Models with experts do not go with `sequence`", two("tp2", *EXPERTS, *sets("tensor_parallel.sequence_parallel=true")), "choose among the tokens of whole sequences"),
+        ("features", "ZeRO stage 0 only", two("zero1", *ONE_BIT), "needs stage 0"),
+        ("features", "without offload", two("zero1", "--offload", "cpu", *ONE_BIT), "offload_optimizer.device is cpu; leave it out"),
+        ("features", "tensor parallelism and experts over ranks", two("ep2", *EXPERTS, *ONE_BIT), "which have other experts with ep2"),
+        ("features", "without `longrope` or partial rotary positions", model(d, "longrope.json", rope_scaling={"rope_type": "longrope"}), "rope_type 'longrope' is not built"),
+        ("features", "no asymmetric codes", ["gpt", "sample", d / "run", "--config", '{"dtype": "int8", "quant": {"weight": {"q_type": "asymmetric"}}}'], "asymmetric"),
+        # the pages of the features
+        ("tensor-parallel", "refuses them, and ZeRO 2 and 3, with `tpN`", two("tp2+zero2"), "zero2 keeps gradients in parts"),
+        ("pipeline", "ZeRO 2 and 3 do not go with stages", two("pp2+zero3"), "zero3 keeps gradients in parts"),
+        *(("pipeline", "`managed_gradient_accumulation: false`, `flops_profiler` and `grad_accum_dtype` are refused", two("pp2", *sets(key)), key.split("=")[0].split(".enabled")[0])
+          for key in ("managed_gradient_accumulation=false", "flops_profiler.enabled=true", "data_types.grad_accum_dtype=fp32")),
+        ("pipeline", "numbers of micro-batches that a schedule does not take", two("pp2", "--accumulate", 3, *sets("pipeline.schedule=interleaved")), "interleaved: expected micro-batches in groups"),
+        ("mixed-precision", "Refused: plans with ep, `fp16.enabled`, and `--parallel dp`", [*train, *sets("fp8.enabled=true", "fp16.enabled=true")], "fp16.enabled and fp8.enabled"),
+        ("mixed-precision", "Refused: plans with ep, `fp16.enabled`, and `--parallel dp`", [*train, "--parallel", "dp:2", "--precision", "fp8"], "use ranks in place of --parallel dp"),
+        ("onebit", "other types of gradients on the wire are refused", [*train, "--ranks", 2, *ONE_BIT, *sets("communication_data_type=fp32")], "communication_data_type is fp32; leave it out"),
+        ("zero", "refused | tensor parallelism, which cuts parameters elsewhere; offload to files; `amsgrad`", two("zero1", "--offload", f"nvme:{d}", *sets("optimizer.type=AdamW8bit")), "offload to nvme files of f32"),
+        ("zero", "refused | tensor parallelism, which cuts parameters elsewhere; offload to files; `amsgrad`", [*train, *sets("optimizer.type=AdamW8bit", "optimizer.params.amsgrad=true")], "have no form in 8 bits"),
+        ("sparse-attention", "`write the block, such as {\"mode\": \"fixed\"}`", [*train, *sets("sparse_attention=true")], "write the block, such as {\"mode\": \"fixed\"}"),
+        ("sparse-attention", "it is of mode fixed, and mode is bigbird; leave it out", [*train, *sets('sparse_attention={"mode":"bigbird","block":4,"num_local_blocks":2}')], "sparse_attention.num_local_blocks: it is of mode fixed, and mode is bigbird; leave it out"),
+        ("sparse-attention", "expected unidirectional sparse attention in a causal model", [*train, *sets('sparse_attention={"mode":"fixed","block":4,"attention":"bidirectional"}')], "expected unidirectional sparse attention in a causal model, got bidirectional; leave it out"),
+        ("sparse-attention", "expected a model with MultiHeadAttention, got none in", [*digits, *sets('sparse_attention={"mode":"fixed"}')], "expected a model with MultiHeadAttention, got none in"),
+        ("sparse-attention", "sparse attention with a window (4096) is not built", [*window, "--set", SPARSE], "sparse attention with a window (8) is not built"),
+        ("sparse-attention", "`sparse_attention with cp2 is not built; leave one of them out`", two("cp2", "--set", SPARSE), "sparse_attention with cp2 is not built; leave one of them out"),
+        ("sparse-attention", "Context parallelism (cp) and replicas of `DataParallel` are refused", [*train, "--parallel", "dp:2", "--set", SPARSE], "is not built; leave it out"),
+        ("sequence-parallel", "of sequences in parts is not built; ulysses_attention takes it", [*window, "--ranks", 2, "--plan", "cp2"], "of sequences in parts is not built; ulysses_attention takes it"),
+        ("sequence-parallel", "`gpt` takes no `tensor_parallel.sequence_parallel` (Megatron's) beside it", two("cp2", *sets("tensor_parallel.sequence_parallel=true")), "does not go with cp2"),
+        ("lora", "`--parallel dp` is refused", ["gpt", "train", *text, "--init", f"{d}/hf,lora=2", "--parallel", "dp:2"], "does not go with --parallel dp"),
+        ("llama", "`expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got 'phi3'`", model(d, "phi3.json", model_type="phi3"), "expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got 'phi3'"),
+        ("llama", "`hidden_act: expected 'silu', got 'gelu'`", model(d, "gelu.json", hidden_act="gelu"), "hidden_act: expected 'silu', got 'gelu'"),
+        ("llama", "`add_cross_attention true is not supported`", model(d, "cross.json", model_type="gpt2", add_cross_attention=True), "add_cross_attention true is not supported"),
+        ("llama", "`partial_rotary_factor 0.5 is not supported`", model(d, "partial.json", partial_rotary_factor=0.5), "partial_rotary_factor 0.5 is not supported"),
+        ("llama", "`rope_type 'longrope' is not built`", model(d, "longrope.json", rope_scaling={"rope_type": "longrope"}), "rope_type 'longrope' is not built"),
+        ("generation", "beams with stop strings, are not built", ["gpt", "sample", d / "run", "--beams", 2, "--stop", "x"], "stop strings with num_beams 2 are not built"),
+        ("inference-config", "false: dtype int8 is refused, as nothing would be quantised", ["lockstep", "config", "--inference", '{"dtype": "int8", "quant": {"enabled": false}}'], "dtype is int8, and quant says that nothing is quantised"),
+        ("train", "`ReduceLROnPlateau`, and `load_best` without a folder, are refused before training", [*train, *sets("scheduler.type=ReduceLROnPlateau")], "got ReduceLROnPlateau"),
+        ("launcher", "refused unless MIN equals MAX", launch("--nnodes", "1:2"), "nodes cannot come and go during a run"),
+        ("launcher", "`--launcher pdsh`, `openmpi`, ... | refused", launch("--launcher", "pdsh"), "expected --launcher ssh, got 'pdsh'"),
+        ("launcher", "`--launcher pdsh`, `openmpi`, ... | refused", launch("--launcher", "openmpi"), "expected --launcher ssh, got 'openmpi'"),
+        *(("launcher", "`--module`, `--run-path`, `--virtual-local-rank`, `--elastic-training`, `--autotuning` | refused; the error says what to do instead", launch(option), f"{option}: ")
+          for option in ("--module", "--run-path", "--virtual-local-rank", "--elastic-training", "--autotuning")),
+    ]
+    for page, words, command, said in rows:
+        check(f"{page}.md says '{words}'", one_line(words) in one_line((DOCS / f"{page}.md").read_text()))
+        r = run(*command, LOCKSTEP_THREADS="1")
+        check(f"{page}.md, '{words}': {' '.join(map(str, command))} is refused with '{said}'", r.returncode in (1, 2) and said in r.stderr, f"exit {r.returncode}: {r.stderr}")
+
+    for page, least, of in (("config", 30, []), ("inference-config", 5, ["--inference"])):
+        listed = (DOCS / f"{page}.md").read_text().partition("## Accepted as long as they ask for nothing")[2].partition("## Other names")[0]
+        keys = re.findall(r"^- `([\w.]+)`(?: `(.*?)`)?: (.*)$", listed, re.M)
+        check(f"{page}.md lists keys", len(keys) > least, len(keys))
+        for key, shown, said in keys:
+            config = asks(shown or None)
+            for name in reversed(key.split(".")):
+                config = {name: config}
+            r = run("lockstep", "config", *of, json.dumps(config))
+            check(f"{page}.md: {key} is refused with '{said}'", r.returncode in (1, 2) and key in r.stderr and said in r.stderr, f"exit {r.returncode}: {r.stderr}")
+finish()
