@@ -96,8 +96,7 @@ class Node {
   void release() {  ///< drops a reference; the last one destroys the node
     if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy(this);
   }
-  /// Allocates from a free list, because every operation makes a node.
-  static void* operator new(size_t bytes);
+  static void* operator new(size_t bytes);                ///< uses a free list: every operation allocates a node
   static void operator delete(void* node, size_t bytes);  ///< back to the free list
 
  protected:
