@@ -70,7 +70,7 @@ struct Backend {
   void (*free_graph)(void* graph, int device) noexcept;  ///< frees the graph, and the memory kept for it
 
   // Parts of an optimizer step besides its update rule (see step_batch.h), on this thread's current device and stream.
-  /// From the host, a multiple of 8 bytes; `from` may be reused on return.
+  /// Copies `bytes` (a multiple of 8) from the host to the device; `from` may be reused on return.
   void (*store)(void* to, const void* from, size_t bytes);
   /// Sum of squares of each chunk.
   void (*square_sums)(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);

@@ -32,7 +32,7 @@ bool fits_any(const std::string& name, const std::vector<std::string>& wanted) {
                      [&](const std::string& w) { return name == w || name.ends_with("." + w); });
 }
 
-/// Match of modules_to_save: like peft, requires no dot before the ending.
+/// True if `name` ends with one of `wanted`. For modules_to_save: like peft, requires no dot before the ending.
 bool ends_as_any(const std::string& name, const std::vector<std::string>& wanted) {
   return std::any_of(wanted.begin(), wanted.end(), [&](const std::string& w) { return name.ends_with(w); });
 }

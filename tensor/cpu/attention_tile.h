@@ -147,7 +147,7 @@ void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A
     }
 }
 
-/// Factors 1: adds the product to c.
+/// Factors of 1 for the rows of c: c keeps its values, and the product is added.
 template <class A> inline constexpr A keep_all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
 /// register_product() for at most group_rows rows and any number of columns (in whole vectors).

@@ -157,7 +157,7 @@ template <class K> struct Product {
   int64_t m, n, k, ldc;
   T alpha, beta;
   MatrixView<In> a, b;
-  T* c;  // null with plan.strips
+  T* c;  // the result; null if plan.strips is set
   const Finish<T>& finish;
   Blocking<K> plan;
   // For each block of k, slivers of `wide` columns; followed by the buffers of each thread.

@@ -212,7 +212,7 @@ template <class A> [[gnu::always_inline]] inline Lanes<A> sqrt_lanes(Lanes<A> v)
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.f;
-  // 2^n; meaningless where choose() drops it.
+  // 2^n; wrong for the very low x, for which choose() takes 0 instead.
   const Lanes<float> power = as<Lanes<float>>((as<Words>(t) << 23) + 0x3f800000u);
   return choose(x < -87.33654f, splat(0.f), p * power);
 }

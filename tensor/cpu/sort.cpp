@@ -37,7 +37,7 @@ template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) { 
 // The type in which values are compared.
 template <class T> using Compared = std::conditional_t<std::is_integral_v<T>, T, Acc<T>>;
 
-// Strictly better; NaN is better than any number.
+// True if a is strictly better than b; NaN is better than any number.
 template <bool largest, class C> bool better(C a, C b) { return (largest ? a > b : a < b) | ((a != a) & (b == b)); }
 
 // The index of the first best value of p[0 .. n). The best of each block is found in lanes; then one block is searched.

@@ -37,7 +37,7 @@ struct AttentionPointers {
 int64_t workspace_limit(const AttentionProblem& problem, int64_t scores);
 /// Chooses a plan for attention; refuses a problem with batch 0, which part_of() returns if no head fits.
 EnginePlan plan_attention(const AttentionProblem& problem, const PlanTarget& target, int64_t most_workspace);
-/// Runs attention on the stream of the handle; layouts as in the problem.
+/// Runs attention on the stream of the handle. `problem` gives the layouts.
 Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, const AttentionProblem& problem,
                    const AttentionPointers& at, float scale, void* workspace);
 

@@ -21,7 +21,7 @@ struct SortLines {
   int64_t lines, n;
 };
 
-/// The order of entries: by key, and by index among equal keys.
+/// True if entry a comes before entry b: ordered by key, and by index among equal keys.
 template <class K> __device__ inline bool is_before(K a, uint32_t a_place, K b, uint32_t b_place) {
   return a != b ? a < b : a_place < b_place;
 }

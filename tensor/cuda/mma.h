@@ -119,7 +119,7 @@ __device__ inline void wait_for_copies() {
 /// A tile of 16-bit numbers in shared memory, an operand of mma(). Its rows have 16 * depth numbers and are padded by
 /// 16 bytes, so the eight rows of a matrix fall into different banks.
 template <int depth> struct RowTile {
-  static constexpr int line = 8 * depth + 4;  // words
+  static constexpr int line = 8 * depth + 4;  // stride of the rows, in words
   uint32_t* words;
 
   /// The row that this lane passes to load_matrices(). The four 8 x 8 matrices of a 16 x 16 part are numbered down its

@@ -34,7 +34,7 @@ template <class C> struct Found {
   C value;
   int64_t at;
 };
-/// NaN is better than numbers; among equals the first place is better.
+/// True if a is better than b: NaN is better than numbers; among equal values the lower index is better.
 template <bool largest, class C> __device__ bool is_better(const Found<C>& a, const Found<C>& b) {
   if (a.at < 0 || b.at < 0) return b.at < 0;
   const bool a_nan = a.value != a.value, b_nan = b.value != b.value;

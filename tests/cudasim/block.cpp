@@ -39,7 +39,7 @@ struct Thread {
   State state;
   Fiber* fiber;
   const Clock* clock;
-  // The warp operation that it waits in.
+  // The warp operation that the thread waits in.
   unsigned mask, op, bytes, ballot;
   int source;
   bool predicate;
@@ -49,7 +49,7 @@ struct Thread {
   uint64_t* words_received;
   unsigned words;
   unsigned first_copy, end_copy;  // copies in flight
-  // Rounds that it has slept, and the block's steps_ at the last one.
+  // Rounds that the thread has slept, and the block's steps_ at the last of these rounds.
   unsigned rounds;
   uint64_t done_before;
 };

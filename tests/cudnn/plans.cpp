@@ -5,8 +5,8 @@
 //
 // Ends with "N passed, N failed".
 //
-// For each shape, layout, dtype and direction it checks that the plan's engine claims to be deterministic and as exact as
-// requested, that a second plan is identical to the letter, and that cuDNN has a plan where the golden file says so.
+// For each shape, layout, dtype and direction it checks that the plan's engine claims to be deterministic and as exact
+// as requested, that a second plan is identical to the letter, and that cuDNN has a plan where the golden file says so.
 // A plan of attention takes seconds, because its kernels are compiled: only some of them are requested twice.
 #include <cstdio>
 #include <cstring>
@@ -109,7 +109,7 @@ std::string json_of(EnginePlan& plan, size_t most = 1 << 16) {
   return text;
 }
 
-/// Reads the note from the finished plan, not from the heuristic that chose it.
+/// True if the plan has the note. Reads it from the finished plan, not from the heuristic that chose it.
 bool has_note(EnginePlan& plan, cudnnBackendNumericalNote_t wanted) {
   Descriptor configuration(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR), engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t handle = configuration.get();

@@ -140,7 +140,7 @@ TEST_CASE("transforms: mixed batches") {
   double total = 0;
   for (int i = 0; i < 200; ++i) {
     const Example up = MixUp{.classes = 3, .alpha = 0.4}({x, y}), cut = CutMix{.classes = 3}({x, y});
-    const double part = up.target[0][2].item();  // the sample that it is mixed with has class 1
+    const double part = up.target[0][2].item();  // it is mixed with a sample of class 1
     total += part / 200;
     CHECK(allclose(up.input, x * part + roll(x, {1}, {0}) * (1 - part), 1e-4, 1e-3));
     CHECK(allclose(sum(up.target, {1}), ones({4})));

@@ -17,7 +17,7 @@ namespace {
 
 TransformerOptions small_layer() { return {.width = 8, .heads = 2, .inner = 12, .dropout = 0}; }
 
-/// Simulated devices are slow: there it is enough that the loss falls.
+/// True on the CPU. Simulated devices are slow: on them it is enough that the loss falls.
 bool on_cpu() { return default_device().is_cpu(); }
 
 std::vector<std::string> names_of(Module& module) {

@@ -99,7 +99,7 @@ TEST_CASE("blocks: whole ones are shared, by what they hold and what is in front
   b.keep(mine[2], mine[1], all.subspan(8, 4));
   CHECK(b.share(all, 2) == std::vector<int32_t>{mine[0], mine[1]});
   CHECK(b.users(mine[1]) == 2);
-  CHECK(b.share(all.subspan(4), 9).empty());  // the same tokens at another position
+  CHECK(b.share(all.subspan(4), 9).empty());  // no block is shared if the same tokens lie at another position
   std::vector<int64_t> other = tokens;
   other[5] ^= 1;
   CHECK(b.share(other, 9) == std::vector<int32_t>{mine[0]});
