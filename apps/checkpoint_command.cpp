@@ -119,7 +119,7 @@ void add_checkpoint_command(CLI::App& app) {
   inspect_command->callback([o] { inspect(*o); });
   CLI::App* verifying = add("verify", "checks sizes, hashes and headers of all files; exit code 1 when one is damaged");
   verifying->callback([o] { verify(*o); });
-  CLI::App* merge = add("merge", "saves the same as one file into another folder of checkpoints");
+  CLI::App* merge = add("merge", "saves the checkpoint as one file into another folder of checkpoints");
   merge->add_option("out", o->out, "that folder")->required();
   merge->callback([o] {
     auto opened = checkpoints::open_checkpoint(o->folder(), o->tag, warn);
@@ -128,8 +128,8 @@ void add_checkpoint_command(CLI::App& app) {
   CLI::App* to_file = add("export", "writes the model as a plain safetensors file");
   to_file->add_option("out", o->out, "that file")->required();
   const train::OptionGroup exported(*to_file);
-  exported("--dtype", o->dtype, "of floating tensors", CLI::IsMember({"f32", "bf16", "f16", "f64"}));
-  exported("--prefix", o->prefix, "tensors whose names begin with this, without it");
+  exported("--dtype", o->dtype, "dtype of floating-point tensors", CLI::IsMember({"f32", "bf16", "f16", "f64"}));
+  exported("--prefix", o->prefix, "export only tensors with this prefix, and strip it");
   exported("--hugging-face", o->hugging_face, "names and layout of Transformers' GPT2LMHeadModel");
   to_file->callback([o] {
     auto opened = checkpoints::open_checkpoint(o->folder(), o->tag, warn);

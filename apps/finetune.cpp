@@ -55,7 +55,7 @@ Texts read_texts(const FinetuneOptions& o, const std::string& folder, const nn::
   const auto tokenizer = data::load_tokenizer(folder);
   const int64_t block = o.block_size > 0 ? o.block_size : std::min<int64_t>(sizes.context, 1024);
   LOCKSTEP_CHECK(block >= 2 && block <= sizes.context, "--block_size ", block, ": expected 2 to ", sizes.context,
-                 ", what the model sees");
+                 ", the model's context");
   const auto tokens = [&](const std::string& file) {
     data::Tokens all = load_tokens(file, *tokenizer, folder);
     check_rows(all, *tokenizer, sizes.vocab, file);
@@ -156,54 +156,55 @@ void add_command(CLI::App& app) {
   model("--tokenizer_name", o->tokenizer, "folder of a tokenizer (default: the model's)");
   model("--train_file", o->train_file, "text to learn, or a .tokens file");
   model("--validation_file", o->validation_file, "text for evaluation, or a .tokens file");
-  model("--validation_split_percentage", o->validation_percent, "without it: so much of the end of --train_file",
-        whole(1, 99));
-  model("--block_size", o->block_size, "tokens of a sample (0: what the model sees, at most 1024)",
+  model("--validation_split_percentage", o->validation_percent,
+        "without --validation_file: percentage of --train_file, from its end", whole(1, 99));
+  model("--block_size", o->block_size, "tokens of a sample (0: the model's context, at most 1024)",
         whole(0, most_size));
   model("--do_train", o->do_train, "train");
-  model("--do_eval", o->do_eval, "evaluate at the end; alone: only that");
+  model("--do_eval", o->do_eval, "evaluate at the end; without --do_train: only evaluate");
   const auto count = whole(1, most_size);
   const auto steps = number(0, double(most_steps));  // TrainingArguments checks the lower limits
   training("--per_device_train_batch_size", a.per_device_train_batch_size, "samples of a micro-batch", count);
-  training("--per_device_eval_batch_size", a.per_device_eval_batch_size, "samples of one in evaluation", count);
+  training("--per_device_eval_batch_size", a.per_device_eval_batch_size, "samples per batch in evaluation", count);
   training("--gradient_accumulation_steps", a.gradient_accumulation_steps, "micro-batches of a step at each rank",
            count);
-  training("--learning_rate", a.learning_rate, "of AdamW", number(0, 1e6));
-  training("--weight_decay", a.weight_decay, "of all parameters", number(0, 1e6));
-  training("--adam_beta1", a.adam_beta1, "mean of gradients", number(0, 1));
-  training("--adam_beta2", a.adam_beta2, "mean of their squares", number(0, 1));
-  training("--adam_epsilon", a.adam_epsilon, "in the divisor", number(0, 1));
-  training("--max_grad_norm", a.max_grad_norm, "clips gradients (0: does not)", number(0, 1e12));
+  training("--learning_rate", a.learning_rate, "learning rate of AdamW", number(0, 1e6));
+  training("--weight_decay", a.weight_decay, "weight decay of all parameters", number(0, 1e6));
+  training("--adam_beta1", a.adam_beta1, "decay of the mean of gradients", number(0, 1));
+  training("--adam_beta2", a.adam_beta2, "decay of the mean of their squares", number(0, 1));
+  training("--adam_epsilon", a.adam_epsilon, "added to the denominator", number(0, 1));
+  training("--max_grad_norm", a.max_grad_norm, "clip gradients to this norm (0: no clipping)", number(0, 1e12));
   training("--num_train_epochs", a.num_train_epochs, "passes over the text", steps);
-  training("--max_steps", a.max_steps, "above 0: so many steps in their place", whole(-1, most_steps));
+  training("--max_steps", a.max_steps, "above 0: number of steps, replaces epochs", whole(-1, most_steps));
   training("--lr_scheduler_type", a.lr_scheduler_type, "linear, constant, constant_with_warmup, cosine, polynomial");
   training("--warmup_steps", a.warmup_steps, "steps up to --learning_rate; below 1: a part of all", number(0, 1e12));
-  training("--warmup_ratio", o->warmup_ratio, "the same as a part of all", number(0, 1));
-  training("--dataloader_drop_last", a.dataloader_drop_last, "leave out what fills no micro-batch at the end");
-  training("--seed", a.seed, "of everything random", whole(0, INT64_MAX));
+  training("--warmup_ratio", o->warmup_ratio, "warm-up as a fraction of all steps", number(0, 1));
+  training("--dataloader_drop_last", a.dataloader_drop_last, "drop the last incomplete micro-batch");
+  training("--seed", a.seed, "seed of everything random", whole(0, INT64_MAX));
   training("--fp16", a.fp16, "matrix products in f16");
   training("--bf16", a.bf16, "matrix products in bf16");
-  training("--deepspeed", a.deepspeed, "DeepSpeed's configuration, which agrees with all of these or says \"auto\"");
+  training("--deepspeed", a.deepspeed,
+           "DeepSpeed's configuration, which must agree with these options or say \"auto\"");
   folder("--output_dir", a.output_dir, "folder for checkpoints, trainer_state.json and the trained model");
   folder("--eval_strategy,--evaluation_strategy", a.eval_strategy, "no, steps, epoch: when to evaluate");
   folder("--eval_steps", a.eval_steps, "steps between evaluations; below 1: a part of all", steps);
   folder("--save_strategy", a.save_strategy, "steps, epoch: when to save");
   folder("--save_steps", a.save_steps, "steps between checkpoints; below 1: a part of all", steps);
-  folder("--save_total_limit", a.save_total_limit, "checkpoints that stay (0: all)", whole(0, most_steps));
+  folder("--save_total_limit", a.save_total_limit, "checkpoints to keep (0: all)", whole(0, most_steps));
   folder("--logging_steps", a.logging_steps, "steps between entries of the log; below 1: a part of all", steps);
   folder("--load_best_model_at_end", a.load_best_model_at_end, "end with the best of the evaluated models");
-  folder("--metric_for_best_model", a.metric_for_best_model, "what is best (default: loss)");
+  folder("--metric_for_best_model", a.metric_for_best_model, "metric that decides which model is best (default: loss)");
   folder("--greater_is_better", o->greater_is_better, "True or False (default: unless the metric is a loss)",
          one_of({"True", "False", "true", "false"}));
-  folder("--resume_from_checkpoint", o->resume, "True, or the folder of a checkpoint, to go on from");
+  folder("--resume_from_checkpoint", o->resume, "True, or the folder of a checkpoint, to continue from");
   own("--plan", o->engine.plan, "how ranks share the work: dp2+pp2+tp2+zero1");
-  own("--set", o->engine.set, "a key of the configuration: zero_optimization.stage=2; may be repeated")
+  own("--set", o->engine.set, "set one key of the configuration: zero_optimization.stage=2; may be repeated")
       ->allow_extra_args(false);
   own("--ranks,--num_gpus", o->engine.parallel.ranks, "ranks as threads of this process", whole(1, 64));
   own("--device", o->engine.device, "cpu; cuda; cuda:N");
   own("--threads", o->engine.threads, "threads of operations (default: all cores)", whole(1, 4096));
   own("--trace", o->engine.parallel.trace, "folder for a timeline of every rank");
-  own("--json", o->engine.json, "end with one line that is a JSON object of all final figures");
+  own("--json", o->engine.json, "print all final figures as one line of JSON");
   sub.callback([o, &sub] {
     Options options = as_usage([&] {
       check(*o);

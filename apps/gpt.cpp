@@ -59,7 +59,8 @@ void train_gpt(const GptOptions& o, Job& job) {
   const std::shared_ptr<nn::GPT> model = make_model(o, start, job, known->vocab_size());
   const nn::GPT::Options sizes = model->o;
   const int64_t sample_length = o.is_given("context") ? o.context : sizes.context;
-  LOCKSTEP_CHECK(sample_length <= sizes.context, "--context ", o.context, ": the model sees at most ", sizes.context);
+  LOCKSTEP_CHECK(sample_length <= sizes.context, "--context ", o.context, ": expected at most the model's context, ",
+                 sizes.context);
   apps::check_rows(all, *known, sizes.vocab, name);
   const auto [learn, validation] = data::split_text(all, o.validation, sample_length, name);
   job.team().check_same(name, all.size(), all.checksum());
@@ -149,14 +150,14 @@ int main(int argc, char** argv) {
   add_options(training, o, true);
   training.remove_option(training.get_option("--epochs"));  // batches are endless
   training.get_option("--steps")->check(whole(1, most_steps))->description("optimizer steps");
-  training.get_option("--eval-every")->description("steps between looks at the validation loss");
+  training.get_option("--eval-every")->description("steps between evaluations");
   training.get_option("--save-every")->description("steps between checkpoints in --out (0: at the end and on Ctrl-C)");
   const OptionGroup data(training, "Data"), model(training, "Model"), steps(training, "Training");
   data("--text", o.text,
        "text to learn, or its .tokens file of `gpt tokenize` (default: this repository's own sources and docs)");
   data("--tokenizer", o.tokenizer, "folder of a tokenizer.json, or GPT-2's vocab.json and merges.txt (default: bytes)");
   data("--validation", o.validation, "part of the text, from its end, kept for validation (0: none)", number(0, 1));
-  data("--eval-batches", o.eval_batches, "batches of a look at it (the last one takes all)", whole(1, most_steps));
+  data("--eval-batches", o.eval_batches, "batches per evaluation (the last one uses all)", whole(1, most_steps));
   auto* init = model("--init", o.init, start_help);
   init->excludes(model("--model", o.sizes, "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json"));
   model("--context", o.context, "tokens that the model sees; with --init, of a sample", whole(1, most_size));
@@ -178,7 +179,7 @@ int main(int argc, char** argv) {
       check_optimizer(o.optimizer, o);
       LOCKSTEP_CHECK(
           !read_start(o.init).lora || o.parallel.strategy != "dp",
-          "--init ... lora= does not go with --parallel dp, which copies models by their options; use ranks");
+          "--init ... lora= cannot be combined with --parallel dp, which copies models by their options; use ranks");
     });
     start(o, identity_of(training), [&](Job& job) { train_gpt(o, job); });
   });

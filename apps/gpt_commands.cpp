@@ -170,7 +170,7 @@ void add_load_command(CLI::App& app) {
       ->capture_default_str();
   loading.add_option("--max-memory", command->limits, "bytes of a place, as cpu:0=10GiB; can be given several times")
       ->allow_extra_args(false);
-  loading.add_option("--offload-folder", command->offload, "folder for what lies on disk");
+  loading.add_option("--offload-folder", command->offload, "folder for offloaded parameters");
   loading.callback([command] { (*command)(); });
 }
 
@@ -182,7 +182,7 @@ void add_eval_command(CLI::App& app) {
   const OptionGroup add(command);
   auto* const batch = add("--batch", o->batch, "sequences at a time", whole(1, most_size));
   add("--stride", o->stride,
-      "windows overlap, each so many tokens further; also bits per byte (default: windows one after another)",
+      "overlapping windows that start every N tokens; also prints bits per byte (default: consecutive windows)",
       whole(1, most_size))
       ->excludes(batch);
   command.callback([o] { use_language_model(*o, "eval", [&](const LanguageModel& m) { eval_text(*o, m); }); });
@@ -204,7 +204,7 @@ void add_tokenize_command(CLI::App& app) {
   sub.add_option("--to", o->to, "file to write: NAME.tokens")->required();
   sub.add_option("--tokenizer", o->tokenizer,
                  "folder of a tokenizer.json, or GPT-2's vocab.json and merges.txt (default: bytes)");
-  sub.add_flag("--json", o->json, "end with one line that is a JSON object of all final figures");
+  sub.add_flag("--json", o->json, "print all final figures as one line of JSON");
   sub.callback([o] { (*o)(); });
 }
 

@@ -89,23 +89,24 @@ int main(int argc, char** argv) {
   const OptionGroup add(app), limits(app, "Limits");
   add("--host", o.server.host, "address to listen at");
   add("--port", o.server.port, "port to listen at (0: any)", whole(0, 65535))->capture_default_str();
-  add("--name", o.name, "of the model, as requests say it (default: its folder's)");
-  add("--template", o.chat_template, "of chats: plain, chatml, llama2, llama3, none (default: what the folder says)",
+  add("--name", o.name, "the model's name in requests (default: its folder's)");
+  add("--template", o.chat_template, "template of chats: plain, chatml, llama2, llama3, none (default: the folder's)",
       one_of({"plain", "chatml", "llama2", "llama3", "none"}));
-  auto* key = add("--api-key", o.server.api_key, "that requests must have: Authorization: Bearer KEY");
-  add("--api-key-file", o.key_file, "file whose line is that key (default: LOCKSTEP_API_KEY)")->excludes(key);
+  auto* key = add("--api-key", o.server.api_key, "key required of requests: Authorization: Bearer KEY");
+  add("--api-key-file", o.key_file, "file whose only line is that key (default: LOCKSTEP_API_KEY)")->excludes(key);
   add("--allow-origin", o.server.allow_origin,
-      "whose pages may ask from a browser, such as http://localhost:3000; *: all (default: none)",
+      "origin allowed to call from a browser, such as http://localhost:3000; *: all (default: none)",
       [](const std::string& text) -> std::string {
         const size_t host = text.find("://");  // no path may follow the host
         const bool one = host != text.npos && text.find_first_of("/*, \t\r\n", host + 3) == text.npos;
         return one || text == "*" ? "" : "expected * or SCHEME://HOST[:PORT], got '" + text + "'";
       });
   limits("--blocks", o.batcher.blocks,
-         "of 32 tokens, for keys and values (0: for 8 texts as long as the context, 4 GiB at most)", whole(0, 1 << 26))
+         "blocks of 32 tokens in the KV cache (0: for 8 texts as long as the context, 4 GiB at most)",
+         whole(0, 1 << 26))
       ->capture_default_str();
   limits("--rows", o.batcher.limits.rows, "tokens that a step computes", whole(1, 1 << 16));
-  limits("--sequences", o.batcher.limits.sequences, "that run at a time", whole(1, 4096));
+  limits("--sequences", o.batcher.limits.sequences, "sequences that run at once", whole(1, 4096));
   add("--print-steps", o.print_steps, "print what each step computes");
   app.callback([&] {
     o.server.api_key = key_of(o);

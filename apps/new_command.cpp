@@ -23,7 +23,7 @@ void write_project(const std::filesystem::path& folder) {
                    "[new] expected a name of letters, digits, - and _ that begins with a letter, got '", name, "'");
   });
   LOCKSTEP_CHECK(!std::filesystem::exists(folder), "[new] ", folder.string(),
-                 " is there already: give a name that is free, or remove it");
+                 " exists already: choose another name, or remove it");
   std::filesystem::create_directories(folder);
   for (const auto& [file, text] : project_files) {
     std::string own(text);
@@ -41,7 +41,7 @@ void add_new_command(CLI::App& app) {
   auto folder = std::make_shared<std::string>();
   CLI::App& command =
       *app.add_subcommand("new", "a project of your own, for meson and CMake: a model, its data, a README");
-  command.add_option("name", *folder, "of the project, whose folder is made here")->required();
+  command.add_option("name", *folder, "name of the project; its folder is created here")->required();
   command.callback([folder] { write_project(std::filesystem::path(*folder).lexically_normal()); });
 }
 

@@ -232,9 +232,9 @@ void run(PlanAsked& o) {
 
 void add_plan_command(CLI::App& app, const Program& program) {
   const auto o = std::make_shared<PlanAsked>(program);
-  CLI::App& command = *app.add_subcommand(
-      "plan",
-      "says what a configuration will cost: legality, memory of each rank, traffic and time of a step; starts no rank");
+  CLI::App& command = *app.add_subcommand("plan",
+                                          "estimates what a configuration costs, without starting ranks: validity, "
+                                          "memory per rank, traffic and time of a step");
   command.footer("of a program: lockstep plan [OPTIONS] -- PROGRAM [ARGUMENTS...], with its model and configuration");
   const OptionGroup add(command);
   add("--config", o->config, "configuration file (DeepSpeed's), or its text; default: the program's");
@@ -247,11 +247,10 @@ void add_plan_command(CLI::App& app, const Program& program) {
   add("--vocab", o->model.vocab, "tokens that the model knows", whole(1, 1 << 24));
   add("--context", o->model.context, "tokens of a sample", whole(1, 1 << 24));
   engine::ExpertShape& e = o->model.experts;
-  auto* experts = add("--experts", e.experts, "experts in place of the MLP of some blocks (0: none)", whole(0, 65536))
+  auto* experts = add("--experts", e.experts, "experts instead of the MLP in some blocks (0: none)", whole(0, 65536))
                       ->capture_default_str();
   add("--top-k", e.top_k, "experts of each token", whole(1, 65536))->needs(experts);
-  add("--expert-every", e.every, "which blocks have experts: the last of every so many", whole(1, 10000))
-      ->needs(experts);
+  add("--expert-every", e.every, "which blocks have experts: the last of every N", whole(1, 10000))->needs(experts);
   add("--flops", o->speeds.flops, "FLOP/s of a rank; else measured here", number(1, 1e18));
   add("--bandwidth", o->speeds.bandwidth, "bytes/s that a rank sends; else a copy is measured here", number(1, 1e18));
   add("--memory-bandwidth", o->speeds.memory, "bytes/s of a rank's memory; else measured here", number(1, 1e18));
@@ -273,7 +272,7 @@ void add_config_command(CLI::App& app) {
   };
   const auto o = std::make_shared<Asked>();
   CLI::App& command = *app.add_subcommand(
-      "config", "reads a configuration file (DeepSpeed's), prints what it means, or all that is wrong with it");
+      "config", "reads a configuration file (DeepSpeed's), prints its values, or everything that is wrong with it");
   auto* source = command.add_option("file", o->source, "the file, or its text, plain or in base64");
   OptionGroup{command}("--ranks", o->ranks, "data-parallel ranks that will train", whole(1, 1 << 20));
   command.add_flag("--json", o->json, "the values as JSON");

@@ -132,12 +132,13 @@ ModelFound find_model(const ModelAsked& asked, int ranks) {
   if (ranks > 1) command.insert(command.end(), {"--ranks", std::to_string(ranks)});
   const std::string& name = asked.program[0];
   try {
-    run_command(name + " was asked what it trains, and", command, {{"LOCKSTEP_DESCRIBE", file.string()}}, folder, 600);
+    run_command(name + " was asked to describe what it trains, and", command, {{"LOCKSTEP_DESCRIBE", file.string()}},
+                folder, 600);
   } catch (const Error&) {  // a program without train::start() treats train::Described as an error
     if (!std::filesystem::exists(file)) throw;
   }
   LOCKSTEP_CHECK(std::filesystem::exists(file), name,
-                 " ended well but did not say what it trains; programs with a train::Trainer or train::prepare do");
+                 " succeeded but did not describe what it trains; programs with a train::Trainer or train::prepare do");
   const data::Json answer = data::read_json(file.string());
   return {.shape = engine::model_shape_from(answer.at("model", name), name),
           .config = answer.at("config", name),

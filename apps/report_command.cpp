@@ -72,8 +72,7 @@ void add_report_command(CLI::App& app) {
   CLI::App& command = *app.add_subcommand(
       "report", "one HTML page about a run: loss, timeline, memory and traffic beside their formulas, settings");
   const OptionGroup add(command);
-  add("folder", o->folder, "what --out and --trace of a training program filled (traces may lie one folder below)")
-      ->required();
+  add("folder", o->folder, "folder given to --out or --trace (traces may be one folder below)")->required();
   add("--out", o->out, "the page (default: report.html in the folder)");
   add("--svg", o->svg, "the timeline as a picture too");
   add("--json", o->json, "its figures as one line, a JSON object");
@@ -101,8 +100,8 @@ void add_trace_command(CLI::App& app) {
 
 void add_flight_command(CLI::App& app) {
   auto folder = std::make_shared<std::string>();
-  CLI::App& flight =
-      *app.add_subcommand("flight", "who was late when a job failed: merges the records that its ranks wrote");
+  CLI::App& flight = *app.add_subcommand(
+      "flight", "shows which rank was late when a job failed, from the records that its ranks wrote");
   OptionGroup{flight}("folder", *folder,
                       "folder with flight-RANK.json: LOCKSTEP_FLIGHT_DIR, or attempt_N of a run's --log-dir")
       ->required();

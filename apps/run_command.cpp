@@ -85,8 +85,8 @@ int nodes_of(const std::string& text) {
 int ranks_of(const std::string& text) {
   if (text == "auto" || text == "cpu") return dist::usable_cores();
   LOCKSTEP_CHECK(text != "gpu",
-                 "[run] this build has no GPU to count: expected --nproc to be a number, auto or cpu, got 'gpu'");
-  const int n = parsed_number(text, "--nproc", "a number, auto, cpu or gpu");
+                 "[run] this build cannot count GPUs: expected --nproc to be a number, auto or cpu, got 'gpu'");
+  const int n = parsed_number(text, "--nproc", "a number, auto or cpu");
   LOCKSTEP_CHECK(n >= 1, "[run] expected --nproc of 1 or more, got ", n);
   return n;
 }
@@ -255,12 +255,12 @@ void add_run_command(CLI::App& app, const Program& program) {
   option("-n,--nproc,--nproc-per-node", o.ranks, "ranks on this node: a number; auto or cpu: one a core",
          "NPROC_PER_NODE")
       ->type_name("N");
-  option("--max-restarts", l.max_restarts, "after a failure start all ranks again, this often", "MAX_RESTARTS");
+  option("--max-restarts", l.max_restarts, "restart all ranks after a failure, at most N times", "MAX_RESTARTS");
   sub.add_option("--restart-pause", l.restart_pause,
                  "seconds before the first restart; twice as many before the next, up to 60")
       ->capture_default_str();
   option("--role", l.role, "name for --log-line-prefix-template", "ROLE");
-  option("--bind-cores-to-rank", o.bind, "give every rank an equal part of the cores for itself");
+  option("--bind-cores-to-rank", o.bind, "give every rank its own equal part of the cores");
   option("--bind-core-list", o.core_list, "the cores to bind to, such as 0-3,8")->type_name("CORES");
   option("--numa-binding", o.binding, "give every rank its node, socket, exclusive (part of a node) or core-complex",
          "NUMA_BINDING");
@@ -285,7 +285,7 @@ void add_run_command(CLI::App& app, const Program& program) {
   option("--rdzv-endpoint", o.endpoint, "HOST:PORT instead of the two above", "RDZV_ENDPOINT");
   option("--rdzv-backend", o.backend, "c10d or static, which are the same here: rank 0 is the meeting point",
          "RDZV_BACKEND");
-  option("--rdzv-id", l.job, "name of the run; a process of another one is refused", "RDZV_ID");
+  option("--rdzv-id", l.job, "name of the run; processes of other runs are refused", "RDZV_ID");
   option("--rdzv-conf", o.conf, "KEY=VALUE,...: token_file, timeout (seconds), rank", "RDZV_CONF");
   option("--standalone", o.standalone, "one node with a free port, which is the default", "STANDALONE");
   group("Several hosts through ssh");

@@ -85,7 +85,7 @@ void print_collective(const CollectiveAsked& asked, const std::string& svg) {
     fmt::print("order of chunk 0  {}\n", order.size() > 200 ? order.substr(0, 200) + "..." : order);
     fmt::print("exact             {}\n", check.all_in_tree_order()
                                              ? "yes: added in the order of summation_tree.h, the same bits as `direct`"
-                                             : "no: added in an order of its own");
+                                             : "no: added in another order");
   }
   print_verdict(check.errors, svg,
                 is_reduction(request.collective) ? "every rank's term is in every sum exactly once"
@@ -189,7 +189,7 @@ void print_pipeline(const std::string& name, const PipelineAsked& o, const std::
   fmt::print("messages          {}\n", check.messages);
   if (o.micro_batches < o.stages)
     fmt::print("note              fewer micro-batches than stages: some rank is idle at any time\n");
-  print_verdict(check.errors, svg, "every forward and backward once, in an order that can be, no deadlock");
+  print_verdict(check.errors, svg, "every forward and backward once, in a possible order, no deadlock");
 }
 
 /// A simulated run of `gpt serve`, without a model.
@@ -202,9 +202,9 @@ struct ServingAsked {
 void add_serving_options(CLI::App& command, ServingAsked& o) {
   const OptionGroup add(command, "Serving");
   add("--requests", o.requests, "when each arrives (ms), tokens of prompt and answer: 0:300+20,5:40+10");
-  add("--blocks", o.blocks, "of 32 tokens, for keys and values", whole(1, 1 << 26));
+  add("--blocks", o.blocks, "blocks of 32 tokens in the KV cache", whole(1, 1 << 26));
   add("--rows", o.rows, "tokens that a step computes", whole(1, 1 << 16));
-  add("--sequences", o.sequences, "that run at a time", whole(1, 4096));
+  add("--sequences", o.sequences, "sequences that run at once", whole(1, 4096));
   add("--step-costs", o.costs, "ms of a step, and of each of its rows", CLI::NonNegativeNumber)
       ->delimiter(',')
       ->expected(2)
@@ -236,8 +236,8 @@ void print_serving(const ServingAsked& o, const std::string& svg) {
   fmt::print("tokens            {}, {:.1f} a second\n", run.tokens, 1000 * double(run.tokens) / end);
   fmt::print("first token       after {:.1f} ms on average; the longest wait for blocks {:.1f} ms\n",
              first / double(run.requests.size()), wait);
-  fmt::print("shared            {} tokens of prompts were there already\n", run.shared_tokens);
-  fmt::print("gave way          {}\n", run.put_back);
+  fmt::print("shared            {} prompt tokens were already cached\n", run.shared_tokens);
+  fmt::print("preempted         {}\n", run.put_back);
 }
 
 }  // namespace
@@ -257,7 +257,8 @@ Collective understand(const CollectiveAsked& asked) {
     collective = name;
   }
   const dist::Algorithm parsed = dist::parse_algorithm(algorithm);
-  LOCKSTEP_CHECK(parsed != dist::Algorithm::automatic, "expected an algorithm: automatic chooses one for every call");
+  LOCKSTEP_CHECK(parsed != dist::Algorithm::automatic,
+                 "expected a specific algorithm, got automatic, which chooses one for every call");
   return {parsed,
           {collective.empty() ? dist::Collective::all_reduce : dist::parse_collective(collective), asked.ranks,
            asked.root, asked.mean, parse_hosts(asked.hosts, asked.ranks)}};
@@ -287,7 +288,7 @@ void add_schedule_command(CLI::App& app) {
   auto serving = std::make_shared<ServingAsked>();
   auto svg = std::make_shared<std::string>();
   add_collective_options(command, *asked, true);
-  command.add_flag("--mean", asked->mean, "with the division that makes a sum a mean");
+  command.add_flag("--mean", asked->mean, "also divide sums, to get means");
   command.add_option("--svg", *svg, "write a picture to this file instead of printing the steps (up to 16 ranks)");
   add_pipeline_options(command, *pipeline);
   add_serving_options(command, *serving);

@@ -141,7 +141,7 @@ void print_simulation(CollectiveAsked asked, double size, const dist::Network& n
                known ? time_text(row.at("seconds").as_number()) : "-", text("steps"), text("sent_max"),
                row.at("formula").is_string() ? row.at("formula").as_string() : "");
   }
-  if (left_out) fmt::print("\n-: too many transfers to look at one by one; give fewer ranks\n");
+  if (left_out) fmt::print("\n-: too many transfers to simulate one by one; use fewer ranks\n");
 }
 
 struct StepAsked {
@@ -166,7 +166,7 @@ void add_step_options(CLI::App& command, StepAsked& o) {
       "micro-batches of a step, for each replica (default: the program's, or 1)", whole(1, 1 << 16));
   add("--schedule", o.schedule, "of the pipeline: " + listed(pipeline::names_of_kinds()));
   add("--chunks", o.job.chunks, "chunks of a rank (interleaved)", whole(1, 64));
-  add("--dtype", o.dtype, "of parameters, gradients and activations: f32, bf16 or f16",
+  add("--dtype", o.dtype, "dtype of parameters, gradients and activations: f32, bf16 or f16",
       CLI::IsMember({"f32", "bf16", "f16"}));
   add("--ranks-per-host", o.cluster.ranks_per_host,
       "ranks that reach each other by --host-latency and --host-bandwidth", whole(1, 65536));
@@ -177,7 +177,8 @@ void add_step_options(CLI::App& command, StepAsked& o) {
       ->expected(0, 1)
       ->default_str("here");
   add("--overlap-chunks", o.job.overlap_chunks,
-      "chunks of products with tensor parallelism, whose sums go meanwhile (default: 4 where each has 1024 rows)",
+      "chunks of tensor-parallel products, whose sums overlap with the next chunk (default: 4 where each has 1024 "
+      "rows)",
       whole(1, 64));
   add("--bucket-mib", o.bucket_mib, "gradients that are reduced together", number(1e-3, 1e6));
   add("--recompute", o.job.recompute, "blocks run forward again in the backward");
@@ -328,8 +329,9 @@ void add_simulate_command(CLI::App& app, const Program& program) {
   add_quantity(command, "--bytes", o->bytes, byte_units, "size of the data: 64KiB, 100MB (all_to_all: at each rank)")
       ->default_str("100MB");
   NetworkAsked& n = o->network;
-  add_quantity(command, "--latency", n.between.latency, time_units, "of a message: 5us")->default_str("5us");
-  add_quantity(command, "--bandwidth", n.between.bandwidth, speed_units, "of a rank, each way: 25GB/s, 100Gbit/s")
+  add_quantity(command, "--latency", n.between.latency, time_units, "latency of a message: 5us")->default_str("5us");
+  add_quantity(command, "--bandwidth", n.between.bandwidth, speed_units,
+               "bandwidth of a rank, each way: 25GB/s, 100Gbit/s")
       ->default_str("25GB/s");
   add_quantity(command, "--host-latency", n.host_latency, time_units,
                "between ranks of a host (--hosts); default: as --latency");

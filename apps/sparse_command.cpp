@@ -135,11 +135,12 @@ void add_sparse_command(CLI::App& app) {
   CLI::App& command = *app.add_subcommand("sparse", "prints and draws the blocks that sparse attention attends to");
   const OptionGroup add(command);
   add("config", o->source, "configuration file with sparse_attention, or that block as text")->required();
-  add("--tokens", o->tokens, "of a sequence", whole(1, 1 << 24));
-  add("--heads", o->heads, "of a layer", whole(1, 1 << 12));
-  add("--layer", o->layer, "of the model, for random blocks", whole(0, 1 << 20))->capture_default_str();
-  add("--bidirectional", o->bidirectional, "of a model that is not causal, where the configuration does not say");
-  add("--svg", o->svg, "draw them into this file, in place of the rows");
+  add("--tokens", o->tokens, "tokens of a sequence", whole(1, 1 << 24));
+  add("--heads", o->heads, "heads of a layer", whole(1, 1 << 12));
+  add("--layer", o->layer, "number of the layer in the model, for random blocks", whole(0, 1 << 20))
+      ->capture_default_str();
+  add("--bidirectional", o->bidirectional, "for a model that is not causal, if the configuration does not say");
+  add("--svg", o->svg, "draw them into this file instead of printing rows");
   command.callback([o] { as_usage([&] { run_sparse(*o); }); });
 }
 

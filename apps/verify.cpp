@@ -134,12 +134,12 @@ struct Trace {
 Trace read_trace(const fs::path& file, const Variant& plan) {
   std::ifstream in(file);
   LOCKSTEP_CHECK(in, plan.text(),
-                 ": the program ended well but wrote no trace; verify needs one that knows --trace-bits, such as any "
+                 ": the program succeeded but wrote no trace; verify needs one that knows --trace-bits, such as any "
                  "that trains with train::run");
   Trace trace;
   for (std::string line; std::getline(in, line);)
     trace.steps.push_back(data::parse_json(line, plan.text() + ": trace"));
-  LOCKSTEP_CHECK(!trace.steps.empty(), plan.text(), ": the run made no step");
+  LOCKSTEP_CHECK(!trace.steps.empty(), plan.text(), ": the run did no steps");
   return trace;
 }
 
@@ -337,7 +337,8 @@ void add_verify_command(CLI::App& app, const Program& program) {
       ->take_all();
   add("--steps", o.steps, "optimizer steps (default: as the command says)", CLI::PositiveNumber);
   add("--tolerance", o.tolerance,
-      "how far losses of plans with tp, cp and ep may be apart (default: 1e-4, with products in 16 bits 2e-2)",
+      "allowed relative difference of losses for plans with tp, cp or ep (default: 1e-4, with products in 16 bits "
+      "2e-2)",
       CLI::PositiveNumber);
   add("--timeout", o.timeout, "seconds that one plan may take", CLI::PositiveNumber);
   sub.callback([options, &program] {

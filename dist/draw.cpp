@@ -139,9 +139,8 @@ class Picture {
     const int bands = std::max(1, (count + fit - 1) / fit), per_band = (count + bands - 1) / bands;
     const std::string legend =
         std::string(is_reduction(r_.collective)
-                        ? "A chunk is filled as far as its sum goes; + was added in this step; a dark frame: all ranks "
-                          "are in it."
-                        : "A chunk is filled where a rank has it; a dark frame: it came in this step.") +
+                        ? "Fill: share of the terms summed; +: added in this step; dark frame: complete sum."
+                        : "Filled: the rank has the chunk; dark frame: received in this step.") +
         (check_.slots > 0 ? " Below: scratch copies." : "");
     const double words = 20 + std::max(7.6 * double(title_.size()), 6.1 * double(legend.size()));
     const double band_height = 26 + r_.ranks * row_ + 10,
@@ -265,7 +264,7 @@ class Picture {
 
 std::string draw_svg(Algorithm algorithm, const Request& request) {
   LOCKSTEP_CHECK(request.ranks <= 16, "[draw] expected 16 ranks or fewer, got ", request.ranks,
-                 "; nobody can tell more arrows apart: the table shows them");
+                 "; a picture with more ranks is unreadable; use the table");
   return Picture(algorithm, request).draw();
 }
 

@@ -131,10 +131,10 @@ void check_same(const Header& mine, const Header& theirs, const std::string& gro
   const Header& first = mine.rank < theirs.rank ? mine : theirs;
   const Header& second = mine.rank < theirs.rank ? theirs : mine;
   if (mine.job != theirs.job) {
-    throw DistError(
-        Fault::protocol, int(theirs.rank),
-        str("[", name_of(Collective(mine.kind)), "] rank ", theirs.rank, " answers for another job or group than ",
-            group, "; expected ranks that make the same groups in the same order"));
+    throw DistError(Fault::protocol, int(theirs.rank),
+                    str("[", name_of(Collective(mine.kind)), "] rank ", theirs.rank,
+                        " sent a header of a different job or group than ", group,
+                        "; expected ranks that make the same groups in the same order"));
   }
   if (same_call(mine, theirs)) {
     throw DistError(Fault::mismatch, -1,

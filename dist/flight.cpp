@@ -68,8 +68,8 @@ Record read_record(const std::filesystem::path& path, int& world) {
                                 e.at("started_ns").get<int64_t>(), e.at("ended_ns").get<int64_t>(),
                                 e.at("error").get<std::string>()});
     }
-  } catch (const Json::exception& e) { refuse(str("one that lacks something: ", e.what())); }
-  if (record.rank < 0 || world > 1 << 20) refuse("a rank or world size that cannot be");
+  } catch (const Json::exception& e) { refuse(str("one with a missing or wrong field: ", e.what())); }
+  if (record.rank < 0 || world > 1 << 20) refuse("a rank or world size out of range");
   return record;
 }
 

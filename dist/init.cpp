@@ -53,7 +53,7 @@ void check_backend(const char* op, const std::string& backend) {
                  backend, "\"");
   LOCKSTEP_CHECK(backend != "nccl" || with_nccl, "[", op,
                  "] this build was made without NCCL, got backend nccl: configure it with -Dcuda=enabled and "
-                 "-Dnccl=enabled, or take backend native");
+                 "-Dnccl=enabled, or use backend native");
 }
 
 std::shared_ptr<Control> make_control(const Rendezvous& rendezvous) {
@@ -98,7 +98,7 @@ void guard(const std::function<void()>& body) { guard(the_world(), body); }
 ProcessGroup& init(const std::string& url, const std::string& backend) {
   const bool mpi = backend == "mpi" || (backend == "auto" && url == "env://" && make_mpi_world && launched_by_mpi());
   if (!mpi) return init(Rendezvous::from_url(url), backend);
-  LOCKSTEP_CHECK(url == "env://", "[init] expected env:// with backend mpi, whose ranks mpirun places, got ", url);
+  LOCKSTEP_CHECK(url == "env://", "[init] expected env:// with backend mpi, where mpirun assigns the ranks, got ", url);
   LOCKSTEP_CHECK(
       make_mpi_world,
       "[init] expected a program that links lockstep_mpi and calls use_mpi() for backend mpi, got one that does not");
@@ -108,7 +108,7 @@ ProcessGroup& init(const std::string& url, const std::string& backend) {
 
 ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend) {
   LOCKSTEP_CHECK(backend != "mpi",
-                 "[init] expected a URL env:// with backend mpi, whose ranks mpirun places, got a rendezvous");
+                 "[init] expected a URL env:// with backend mpi, where mpirun assigns the ranks, got a rendezvous");
   check_backend("init", backend);
   LOCKSTEP_CHECK(rendezvous.world_size >= 1 && rendezvous.rank >= 0 && rendezvous.rank < rendezvous.world_size,
                  "[init] expected a rank from 0 to world size - 1, got rank ", rendezvous.rank, " of ",

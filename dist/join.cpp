@@ -63,7 +63,7 @@ struct Dialog {
       else if (errno == EAGAIN || errno == EWOULDBLOCK) {
         pollfd entry{fd.get(), POLLOUT, 0};
         ::poll(&entry, 1, 100);
-        if (Clock::now() >= deadline) throw TryAgain{"it does not read"};
+        if (Clock::now() >= deadline) throw TryAgain{"it does not read what is sent"};
       } else if (errno != EINTR) {
         // A closed socket may still hold an unread reply: "refused".
         return;
@@ -74,7 +74,7 @@ struct Dialog {
 
 [[noreturn]] void stranger(const std::string& where, const std::string& why) {
   throw DistError(Fault::protocol, 0,
-                  str("[rendezvous] peer at ", where, " does not speak our protocol (", why,
+                  str("[rendezvous] peer at ", where, " does not speak Lockstep's protocol (", why,
                       "): something else uses this port, choose another MASTER_PORT"));
 }
 
@@ -186,7 +186,7 @@ std::string contents(const Rendezvous& place) {
 void read_published(Rendezvous& place) {
   const Fd fd(::open(place.file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd) check_descriptors(errno, "opening " + place.file);
-  if (!fd && errno == ENOENT) throw TryAgain{"the file is not there"};
+  if (!fd && errno == ENOENT) throw TryAgain{"the file does not exist"};
   LOCKSTEP_CHECK(fd, "[rendezvous] cannot read ", place.file, ": ", std::strerror(errno));
   struct stat info {};
   LOCKSTEP_CHECK(

@@ -285,9 +285,9 @@ Tensor NativeGroup::shared_empty(const Shape& shape, DType dtype, Device device)
 Control& NativeGroup::control() { return *engine_->job->control; }
 
 Work NativeGroup::run(Call call, bool async) {
-  LOCKSTEP_CHECK(!Graph::is_recording(), "[", name_of(call.collective),
-                 "] what moves through the host's memory would be done now, and not in replays of the graph: call it "
-                 "before or after");
+  LOCKSTEP_CHECK(
+      !Graph::is_recording(), "[", name_of(call.collective),
+      "] a collective through host memory cannot be recorded into a graph: call it before or after recording");
   call.algorithm = engine_->choose(call);
   return engine_->turns.run(std::move(call), async);
 }

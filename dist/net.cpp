@@ -252,7 +252,7 @@ std::string address_on(const std::string& interface) {
     if (better) found = host;
   }
   LOCKSTEP_CHECK(!found.empty(), "[rendezvous] expected a network interface or subnet of this machine, got '",
-                 interface, "'; there are ", all);
+                 interface, "'; this machine has ", all);
   return found;
 }
 

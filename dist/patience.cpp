@@ -41,7 +41,7 @@ Patience::Whom Patience::whom() const {
     if (!link.out.finished)
       return {link.world_rank, true, str("this rank waits for rank ", link.world_rank, " to take what it sends")};
   }
-  return {-1, false, "this rank waits for nobody"};
+  return {-1, false, "this rank waits for no other rank"};
 }
 
 void Patience::tell() const {

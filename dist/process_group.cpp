@@ -39,8 +39,8 @@ void check_overlap(Collective c, const Tensor& part, const Tensor& whole, const 
   const auto* y = static_cast<const std::byte*>(whole.raw_data());
   const bool apart = x + size_in_bytes(part) <= y || y + size_in_bytes(whole) <= x;
   LOCKSTEP_CHECK(apart || x == allowed, at(c),
-                 "expected tensors that are apart in memory, or in place (the part at its own position in the whole), ",
-                 "got two that overlap otherwise");
+                 "expected input and output that do not overlap, or the part at its own position in the whole; got two "
+                 "that overlap in another way");
 }
 
 void check_reduction(Collective c, ReduceOp op, DType dtype) {
@@ -195,7 +195,7 @@ Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input, const C
   check_pair(c, output, input);
   LOCKSTEP_CHECK(output.numel() == input.numel(), at(c), "expected output and input of one size, got ", output.numel(),
                  " and ", input.numel(), " elements");
-  LOCKSTEP_CHECK(input.numel() % size() == 0, at(c), "expected a number of elements that divides by ", size(),
+  LOCKSTEP_CHECK(input.numel() % size() == 0, at(c), "expected a number of elements divisible by the ", size(),
                  " ranks, got ", input.numel());
   if (input.numel() > 0) check_overlap(c, output, input, part_of(input, 0));
   return call(c, output, input, input.numel(), 0, o);
@@ -224,8 +224,8 @@ Work ProcessGroup::all_to_all(const Tensor& output, const std::vector<int64_t>& 
   };
   const Tensor own_out = part(output, out, rank()), own_in = part(input, in, rank());
   LOCKSTEP_CHECK(own_out.shape() == own_in.shape(), at(c),
-                 "expected the part that a rank keeps to have one shape at both ends, got ", own_out.shape(), " and ",
-                 own_in.shape());
+                 "expected a rank's part for itself to have the same shape in input and output, got ", own_out.shape(),
+                 " and ", own_in.shape());
   if (input.numel() > 0 && output.numel() > 0) check_overlap(c, output, input, nullptr);
   std::vector<PointToPoint> batch;
   for (int step = 1; step < size(); ++step) {  // each rank starts with a different peer

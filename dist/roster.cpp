@@ -54,7 +54,7 @@ std::optional<std::string> Roster::objection(const Member& host, const Member& m
   const Seat& seat = seats_[size_t(member.rank)];
   if (seat.state != State::empty && seat.member.incarnation != member.incarnation)
     return str("rank ", member.rank, " is taken by ", who(member.rank), "; ", them,
-               " came second: every process needs a RANK of its own");
+               " joined second: every process needs its own RANK");
   if (member.identity != host.identity)
     return str("ranks must run the same program with the same configuration; first difference: ",
                first_difference(host.identity, member.identity), " at ", them);
@@ -263,7 +263,7 @@ std::string Roster::explain(const std::vector<int>& ranks) const {
     const Seat& seat = seats_[size_t(rank)];
     const Activity& a = seat.activity;
     text += str(text.empty() ? "" : "; ", "rank ", rank);
-    if (seat.state == State::empty) text += " has not come";
+    if (seat.state == State::empty) text += " has not joined";
     else if (seat.state == State::left)
       text += a.group.empty() ? " has left" : str(" has left after seq ", a.completed);
     else if (a.waiting)

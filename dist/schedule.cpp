@@ -28,7 +28,8 @@ const Rules* const table[] = {
 };
 /// The rules of an algorithm. Error for `automatic`.
 const Rules& rules_of(Algorithm algorithm) {
-  LOCKSTEP_CHECK(algorithm != Algorithm::automatic, "[schedule] automatic chooses an algorithm, it has no schedule");
+  LOCKSTEP_CHECK(algorithm != Algorithm::automatic,
+                 "[schedule] expected a specific algorithm, got automatic, which has no schedule of its own");
   return *table[size_t(algorithm)];
 }
 
@@ -89,7 +90,7 @@ void check_request(Algorithm algorithm, const Request& r) {
              others.empty() ? ": no algorithm has" : others));
   }
   LOCKSTEP_CHECK(!r.mean || is_reduction(r.collective), "[schedule] ", name_of(r.collective),
-                 " adds nothing, so there is no mean of it");
+                 " does not reduce, so it has no mean");
   LOCKSTEP_CHECK(r.hosts.empty() || r.hosts.size() == size_t(r.ranks), "[schedule] expected the host of each of ",
                  r.ranks, " ranks, got ", r.hosts.size());
 }

@@ -58,7 +58,7 @@ class Checker {
       ++check_.received[size_t(t.to)];
     }
     const int64_t read = value(places_.at(t.from, t.source), t.from, t.source);
-    if (read < 0) return error(t, "reads a place where nothing was put yet");
+    if (read < 0) return error(t, "reads a place that has not been written yet");
     if (t.action != Action::scale) {
       Cell& source = places_.at(t.from, t.source);
       if (source.written == t.step)
@@ -71,7 +71,7 @@ class Checker {
       return error(t, str("writes what rank ", target.reader, " reads in the same step: they wait for each other"));
     if (target.written == t.step) return error(t, str("writes where rank ", target.writer, " writes in the same step"));
     const int64_t old = value(target, t.to, t.target);
-    if (t.action == Action::reduce && old < 0) return error(t, "adds to a place where nothing was put yet");
+    if (t.action == Action::reduce && old < 0) return error(t, "adds to a place that has not been written yet");
     target.written = t.step;
     target.writer = t.from;
     target.value = t.action == Action::copy     ? read
@@ -105,12 +105,13 @@ class Checker {
       return p.chunk >= 0 && p.chunk < check_.chunks && p.slot >= 0 && p.slot <= PlaceMap<Cell>::max_slot;
     };
     const bool same = t.from == t.to && t.source == t.target;
-    const char* wrong = !rank(t.from) || !rank(t.to)           ? "names a rank that is not there"
-                        : !place(t.source) || !place(t.target) ? "names a place that is not there"
+    const char* wrong = !rank(t.from) || !rank(t.to)           ? "names a rank out of range"
+                        : !place(t.source) || !place(t.target) ? "names a chunk or slot out of range"
                         : t.step < std::max(step_, 0)          ? "comes after a later step"
-                        : t.action == Action::scale && !same   ? "divides: that happens in one place"
-                        : t.action != Action::scale && same    ? "waits for itself"
-                                                               : nullptr;
+                        : t.action == Action::scale && !same
+                            ? "divides from one place into another; it must do so in place"
+                        : t.action != Action::scale && same ? "has the same source and target"
+                                                            : nullptr;
     if (wrong != nullptr) error(t, wrong);
     return wrong == nullptr;
   }

@@ -218,8 +218,8 @@ Simulation simulate(Algorithm algorithm, const Request& request, int64_t element
   if (rounds && (rounds->exact || memory > most_memory))
     return by_rounds(*rounds, algorithm, request, elements, element_size);
   LOCKSTEP_CHECK(memory <= most_memory, "[simulate] ", name_of(algorithm), " ", name_of(request.collective), " of ",
-                 request.ranks, " ranks takes ", memory / most_memory,
-                 " GB to look at, transfer by transfer; expected 1 GB or less, fewer ranks");
+                 request.ranks, " ranks needs ", memory / most_memory,
+                 " GB to simulate transfer by transfer; at most 1 GB is allowed: use fewer ranks");
   return simulate_transfers(algorithm, request, elements, element_size, network);
 }
 

@@ -95,7 +95,7 @@ struct Child {
     rank = e.rank;
     what = e.what();
   } catch (const std::exception& e) { what = e.what(); } catch (...) {
-    what = "an exception that is no std::exception";
+    what = "an exception that is not a std::exception";
   }
   if (code) {
     what.resize(std::min<size_t>(what.size(), 4000));  // so that it fits into a pipe

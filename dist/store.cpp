@@ -54,7 +54,7 @@ Store::Store(const Rendezvous& rendezvous, const Member& host)
                  place_.listener);
   LOCKSTEP_CHECK(
       at.is_loopback() || !place_.token.empty(), "[rendezvous] expected a token to listen at ", at.text(),
-      ", got none: anybody who reaches that address could join. ",
+      ", got none: anybody who can reach that address could join. ",
       "`lockstep run` makes one; else set LOCKSTEP_TOKEN to the same secret on all ranks (openssl rand -hex 32)");
   address_ = at.host();
   port_ = at.port();
@@ -156,7 +156,7 @@ void Store::accept_some() {
     if (exhausted || (fd >= 0 && strangers >= strangers_)) {
       const auto oldest = std::find_if(connections_.begin(), connections_.end(), is_stranger);
       if (oldest != connections_.end()) {
-        log(str("dropped a connection from ", oldest->peer.host(), " that had not said who it is: too many are open"));
+        log(str("dropped a connection from ", oldest->peer.host(), " that had not authenticated: too many are open"));
         connections_.erase(oldest);  // it has no waiters
         --strangers;
         if (exhausted) continue;
@@ -240,7 +240,7 @@ void Store::send(Connection& connection, Kind kind, uint32_t request, const std:
   if (connection.dead) return;
   connection.out.send(connection.fd.get(), encode(kind, request, body));
   if (connection.out.size() > most_unsent) {
-    log(str("rank ", connection.rank, " does not read what it asks for"));
+    log(str("rank ", connection.rank, " does not read its replies"));
     connection.dead = true;
   }
 }
@@ -269,7 +269,7 @@ void Store::check_deadlines() {
   for (Connection& connection : connections_) {
     if (connection.state == State::seated || connection.dead || now < connection.deadline) continue;
     if (connection.state == State::greeted)
-      log(str("dropped a connection from ", connection.peer.host(), " that did not say who it is within ",
+      log(str("dropped a connection from ", connection.peer.host(), " that did not authenticate within ",
               stranger_time.count(), " s"));
     connection.dead = true;
   }

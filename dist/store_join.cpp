@@ -64,8 +64,7 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
   if (begun_)
     return refuse(
         connection,
-        str("rank ", member.rank, " has joined before and lost its connection: the job goes on without a second try"),
-        true);
+        str("rank ", member.rank, " has joined before and lost its connection: a rank cannot join a job twice"), true);
   // Its earlier connection broke, and this one arrived before that was noticed.
   for (Connection& other : connections_) {
     if (&other == &connection || other.rank != member.rank) continue;

@@ -154,7 +154,7 @@ void TcpControl::barrier(const std::string& name, const std::vector<int>& world_
 void TcpControl::raise() const {
   const std::lock_guard lock(mutex_);
   if (failure_) throw DistError(*failure_);
-  fail("[control] raise() expected a failure, got none: look at failed() first");
+  fail("[control] raise() expected a failure, got none: check failed() first");
 }
 
 DistError TcpControl::report(Fault fault, int rank, const std::string& message) {

@@ -36,7 +36,8 @@ Work Turns::run(Call call, bool async) {
 
 void Turns::aside(const std::function<void()>& fn) {
   const std::lock_guard lock(calls_);
-  LOCKSTEP_CHECK(worker_.idle(), "[dist] expected no call of group ", group_.name, " on its way; wait for it before");
+  LOCKSTEP_CHECK(worker_.idle(), "[dist] expected no running call of group ", group_.name,
+                 "; wait for its calls first");
   fn();
 }
 

@@ -95,7 +95,7 @@ std::optional<Frame> FrameReader::next() {
   const std::string_view rest = std::string_view(buffer_).substr(begin_);
   // Check the magic byte by byte as it arrives, to reject other protocols without waiting for a full header.
   for (size_t i = 0; i < std::min<size_t>(4, rest.size()); ++i)
-    if (uint8_t(rest[i]) != uint8_t(wire_magic >> (8 * i))) damaged("this is not our protocol");
+    if (uint8_t(rest[i]) != uint8_t(wire_magic >> (8 * i))) damaged("expected the magic number of Lockstep's protocol");
   if (rest.size() < wire_header) return std::nullopt;
   const uint32_t length = load_u32(rest.data() + 4);
   const uint8_t kind = uint8_t(rest[12]);

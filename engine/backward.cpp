@@ -43,8 +43,8 @@ void EngineBase::Impl::notice_end_of_loop() {
   if (said_unfilled || drawn || depth.least >= loops) return;
   said_unfilled = true;
   say(str("warning: a loop over a DataLoader ended with ", micros.size(), " of the ", accumulation,
-          " micro-batches of a step: the next loop fills it, and what is left after the last one trains nothing; give "
-          "loops a multiple of gradient_accumulation_steps batches"));
+          " micro-batches of a step: the next loop completes it, and micro-batches left after the last loop train "
+          "nothing; use a multiple of gradient_accumulation_steps batches per loop"));
 }
 
 void EngineBase::Impl::before_forward() {

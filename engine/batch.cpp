@@ -194,11 +194,11 @@ Variable sum_and_tokens(const Variable& mean, int64_t tokens) {
 double EngineBase::train_batch(const pipeline::Data& data, std::optional<double> metric) {
   Impl& m = *impl_;
   m.check_open("train_batch");
-  LOCKSTEP_CHECK(data, "[train_batch] expected a function that gives micro-batches, got none");
+  LOCKSTEP_CHECK(data, "[train_batch] expected a function that returns micro-batches, got none");
   LOCKSTEP_CHECK(m.model.is_training(), "[train_batch] expected the model in training mode, got eval(); call train()");
   LOCKSTEP_CHECK(m.config.managed_gradient_accumulation, "[train_batch] ", m.config.origin,
-                 ": managed_gradient_accumulation: false lets the caller say when a step ends, but train_batch() is a "
-                 "whole step; leave it out");
+                 ": managed_gradient_accumulation: false lets the caller decide when a step ends, but train_batch() "
+                 "runs a whole step; leave it out");
   const pipeline::Data cast = m.with_cast(data);
   const RandomScope program;
   std::vector<MicroBatch> ahead;
@@ -215,7 +215,7 @@ double EngineBase::train_batch(std::optional<double> metric) {
   m.check_open("train_batch");
   LOCKSTEP_CHECK(m.loader, "[train_batch] expected data, or an engine with training_data, got neither");
   LOCKSTEP_CHECK(m.plan.cp == 1, "[train_batch] training_data gives whole sequences, and ", to_string(m.plan),
-                 " wants each rank's part of them; call it with data that sequence::slice() has cut");
+                 " needs each rank's part of the sequences; call it with data that sequence::slice() has cut");
   if (!m.batches) {
     m.loader->load_state(m.loader->state());  // continues a loop that was left early
     m.batches.emplace(*m.loader);
@@ -255,7 +255,7 @@ std::vector<double> EngineBase::eval_batches(const pipeline::Data& data, int mic
                                              const pipeline::Loss& measure, int values) {
   Impl& m = *impl_;
   m.check_open("eval_batches");
-  LOCKSTEP_CHECK(data, "[eval_batches] expected a function that gives micro-batches, got none");
+  LOCKSTEP_CHECK(data, "[eval_batches] expected a function that returns micro-batches, got none");
   LOCKSTEP_CHECK(micro_batches > 0, "[eval_batches] expected 1 micro-batch or more, got ", micro_batches);
   const pipeline::Data cast = m.with_cast(data);
   sync_buffers();

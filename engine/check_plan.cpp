@@ -24,20 +24,21 @@ std::string named(const Config& c, const std::string& optimizer) {
 void add_one_bit_reasons(std::vector<std::string>& reasons, const Config& c, const parallel::Plan& plan,
                          const std::string& name) {
   const auto refuse = [&](bool holds, const std::string& what) {
-    if (holds) reasons.push_back(str(name, " sends gradients its own way and ", what, ", or take AdamW"));
+    if (holds) reasons.push_back(str(name, " exchanges gradients itself and ", what, ", or use AdamW"));
   };
   const ZeroConfig& z = c.zero_optimization;
   const int64_t stage = std::max<int64_t>(plan.zero, z.stage);
   refuse(plan.pp * plan.tp > 1,
-         str("needs all of the model on every rank, ", to_string(plan), " cuts it; leave pp and tp out"));
-  refuse(plan.ep > 1, str("sums those of all ranks, which have other experts with ep", plan.ep, "; leave ep out"));
-  refuse(stage != 0, str("needs stage 0, zero_optimization.stage is ", stage, "; leave zero_optimization out"));
+         str("needs the whole model on every rank, but ", to_string(plan), " cuts it; leave pp and tp out"));
+  refuse(plan.ep > 1,
+         str("averages gradients over all ranks, but with ep", plan.ep, " ranks hold different experts; leave ep out"));
+  refuse(stage != 0, str("needs stage 0, but zero_optimization.stage is ", stage, "; leave zero_optimization out"));
   refuse(z.offload_optimizer.device != zero::Offload::none,
          str("keeps its state with the parameters, zero_optimization.offload_optimizer.device is ",
              name_of(z.offload_optimizer.device), "; leave it out"));
   refuse(c.ema.decay > 0,
-         "has other parameters on every rank between exchanges, of which ema.decay would keep averages; "
-         "leave ema out");
+         "has different parameters on every rank between exchanges, so ema.decay would average different values; leave "
+         "ema out");
   refuse(z.ignore_unused_parameters && c.has("zero_optimization.ignore_unused_parameters"),
          "needs a gradient for every parameter, zero_optimization.ignore_unused_parameters is true; leave it out");
   for (const auto& [key, value] : {std::pair("communication_data_type", c.communication_data_type),
@@ -51,22 +52,22 @@ void add_state_reasons(std::vector<std::string>& reasons, const Config& c, const
                        const std::string& name) {
   if (lower(name).ends_with("adafactor") && c.zero_optimization.offload_optimizer.device == zero::Offload::nvme)
     reasons.push_back(str(name,
-                          " keeps state for rows and columns, and offload to nvme files for elements; offload to "
-                          "cpu, or take AdamW"));
+                          " keeps one state per row and column, but offload to nvme needs one per element; offload to "
+                          "cpu, or use AdamW"));
   if (lower(name).ends_with("lbfgs"))
     reasons.push_back(str(name,
-                          " evaluates the loss many times a step, which an engine does not; call its step(loss) in "
-                          "a loop of your own, or take AdamW"));
+                          " evaluates the loss many times a step, which an engine does not; call its step(loss) in a "
+                          "loop of your own, or use AdamW"));
   const std::string kind = lower(name.substr(name.rfind(' ') + 1));
   if (plan.tp > 1 && (kind == "lamb" || kind == "muon" || kind == "adafactor"))
-    reasons.push_back(str(name, " looks at whole matrices, which tp", plan.tp, " cuts; leave tp out, or take AdamW"));
+    reasons.push_back(str(name, " needs whole matrices, which tp", plan.tp, " shards; leave tp out, or use AdamW"));
   if (!kind.ends_with("8bit")) return;
   const std::string wide = name.substr(name.rfind(' ') + 1, name.size() - name.rfind(' ') - 5);
   if (plan.tp > 1)
-    reasons.push_back(str(name, " has a scale for 256 elements of a whole parameter, which tp", plan.tp,
-                          " cuts elsewhere; leave tp out, or take ", wide));
+    reasons.push_back(str(name, " quantizes blocks of 256 elements of the whole parameter, and tp", plan.tp,
+                          " cuts across them; leave tp out, or use ", wide));
   if (c.zero_optimization.offload_optimizer.device == zero::Offload::nvme)
-    reasons.push_back(str(name, " keeps bytes, and offload to nvme files of f32; offload to cpu, or take ", wide));
+    reasons.push_back(str(name, " keeps 8-bit state, but offload to nvme stores f32; offload to cpu, or use ", wide));
 }
 
 /// True if the configured batch size can be divided among the plan's replicas.
@@ -111,41 +112,39 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
     if (holds) reasons.push_back(reason);
   };
   refuse(c.tensor_parallel.sequence_parallel && plan.tp == 1,
-         "tensor_parallel.sequence_parallel is of tensor-parallel ranks, and there are none; add tpN to the plan");
+         "tensor_parallel.sequence_parallel needs tensor parallelism; add tpN to the plan");
   refuse(c.tensor_parallel.sequence_parallel && plan.cp > 1,
-         str("tensor_parallel.sequence_parallel does not go with cp", plan.cp,
+         str("tensor_parallel.sequence_parallel cannot be combined with cp", plan.cp,
              ", whose ranks share sequences already; leave it out"));
   refuse(
       c.tensor_parallel.sequence_parallel && sizes.experts > 0,
-      "tensor_parallel.sequence_parallel does not go with experts, which choose among the tokens of whole sequences; "
+      "tensor_parallel.sequence_parallel cannot be combined with experts, which route the tokens of whole sequences; "
       "leave it out");
   refuse(c.has("tensor_parallel.overlap_chunks") && plan.tp == 1,
-         "tensor_parallel.overlap_chunks is of tensor-parallel ranks, and there are none; add tpN to the plan");
+         "tensor_parallel.overlap_chunks needs tensor parallelism; add tpN to the plan");
   refuse(c.has("context_parallel.attention") && plan.cp == 1,
-         "context_parallel.attention is of context parallelism, and there is none; add cpN to the plan");
+         "context_parallel.attention needs context parallelism; add cpN to the plan");
   refuse(plan.cp > 1 && c.sparse_attention.is_object(),
-         str("sparse_attention with cp", plan.cp, " is not built; leave one of them out"));
-  refuse(c.fp8.enabled && plan.ep > 1,
-         str("fp8.enabled with ep", plan.ep,
-             ": ranks with other experts would have to agree on their scales, which is not built; leave ep out, or "
-             "take bf16"));
+         str("sparse_attention with cp", plan.cp, " is not supported; leave one of them out"));
+  refuse(c.fp8.enabled && plan.ep > 1, str("fp8.enabled with ep", plan.ep,
+                                           ": ranks with different experts would have to agree on their scales, which "
+                                           "is not supported; leave ep out, or use bf16"));
   if (plan.pp > 1 && request.micro_batches > 0)
     if (const std::string refusal = pipeline::refusal_of(request); !refusal.empty())
       reasons.push_back("pipeline.schedule: " + refusal);
   if (plan.pp * plan.tp == 1) return reasons;
-  refuse(
-      !c.managed_gradient_accumulation,
-      "managed_gradient_accumulation: false lets the caller say when a step ends, and plans with pp or tp make whole "
-      "steps; leave it out");
+  refuse(!c.managed_gradient_accumulation,
+         "managed_gradient_accumulation: false lets the caller decide when a step ends, but plans with pp or tp run "
+         "whole steps; leave it out");
   refuse(c.activation_checkpointing.enabled,
-         "activation_checkpointing.enabled: plans with pp or tp compute layers again by "
-         "pipeline.activation_checkpoint_interval; write that in its place");
+         "activation_checkpointing.enabled: plans with pp or tp recompute layers by "
+         "pipeline.activation_checkpoint_interval; set that instead");
   refuse(c.flops_profiler.enabled,
          "flops_profiler.enabled: the profiler follows one forward of a whole model; leave it out, or profile without "
          "pp and tp");
   refuse(c.data_types.grad_accum_dtype.has_value(),
          "data_types.grad_accum_dtype: plans with pp or tp sum micro-batches in the dtype of their parameters; "
-         "communication_data_type says how replicas sum");
+         "communication_data_type sets the dtype of sums over replicas");
   return reasons;
 }
 
@@ -156,9 +155,10 @@ void check_plan(const Config& c, const parallel::Plan& plan, const parallel::Pla
   const auto near = parallel::nearest_plan(plan, sizes, [&](const parallel::Plan& other) {
     return batch_fits(c, other) && reasons_against(c, other, sizes, optimizer).empty();
   });
-  fail(str("[plan] ", to_string(plan), " cannot be with ", c.origin, ": ", fmt::format("{}", fmt::join(reasons, "; ")),
-           near ? ". The nearest plan that can: " + to_string(*near)
-                : ". No plan of these ranks can with this configuration"));
+  fail(str("[plan] ", to_string(plan), " does not work with ", c.origin, ": ",
+           fmt::format("{}", fmt::join(reasons, "; ")),
+           near ? ". The nearest plan that works: " + to_string(*near)
+                : ". No plan on these ranks works with this configuration"));
 }
 
 }  // namespace lockstep::engine

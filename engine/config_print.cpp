@@ -135,7 +135,7 @@ std::string lists_of(const std::vector<Key>& keys) {
   list("Accepted, without effect",
        "These keys are read and change nothing. A value other than the default gives a warning.", Status::inert,
        [](const Key& key) { return ": " + key.doc; });
-  list("Accepted as long as they ask for nothing",
+  list("Accepted only when switched off",
        "These features are not here. Accepted are the value shown, `false`, `null`, an empty object, or\n"
        "one with `\"enabled\": false`. Anything else is an error that says what follows the colon.",
        Status::off, [](const Key& key) { return " " + brief(key.fallback) + ": " + key.doc; });
@@ -187,7 +187,7 @@ Most files need only these ten:
 | `bf16.enabled` | true: parameters and activations in bf16, with f32 master weights ([mixed precision](mixed-precision.md)) |
 | `zero_optimization.stage` | 1, 2 or 3: shard optimizer state, gradients, parameters over the ranks ([ZeRO](zero.md)) |
 | `activation_checkpointing.enabled` | true: less memory for more time ([how](activation-checkpointing.md)) |
-| `steps_per_print` | report progress every so many steps |
+| `steps_per_print` | report progress every N steps |
 | `checkpoint.keep` | how many checkpoints to keep |
 
 ```json

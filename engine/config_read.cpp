@@ -60,9 +60,8 @@ class Reader {
     }
     std::string hint = suggestion(name, known);
     if (hint.empty() && (find_key(keys_, name) || (!prefix.empty() && is_section(name))))
-      hint = "; it belongs to the top level";
-    else if (hint.empty() && !elsewhere.empty())
-      hint = "; it belongs into " + elsewhere.substr(0, elsewhere.rfind('.'));
+      hint = "; it belongs in the top level";
+    else if (hint.empty() && !elsewhere.empty()) hint = "; it belongs in " + elsewhere.substr(0, elsewhere.rfind('.'));
     else if (name.find('.') != name.npos) hint = "; keys inside keys are objects inside objects";
     problems_.push_back(str(shown(Json(path)).substr(1, shown(Json(path)).size() - 2), ": no such key", hint));
   }

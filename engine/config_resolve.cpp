@@ -87,7 +87,7 @@ std::string fit_batch(Config& c, int64_t ranks) {
     train = product(*micro, *accumulation, ranks);
     if (!train)
       return str("train_micro_batch_size_per_gpu ", *micro, " * gradient_accumulation_steps ", *accumulation, " * ",
-                 ranks, " ranks is beyond any batch");
+                 ranks, " ranks is too large");
   }
   const auto all = product(*micro, *accumulation, ranks);
   if (all && *all == *train && *micro >= 1 && *accumulation >= 1) return "";
@@ -108,8 +108,7 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
   const std::string stage = str("zero_optimization.stage is ", z.stage);
   require(!(c.fp16.enabled && c.bf16.enabled),
           "fp16.enabled and bf16.enabled: expected one of them at most; leave one out");
-  require(!(c.fp16.enabled && c.fp8.enabled),
-          "fp16.enabled and fp8.enabled: fp8 stands on bf16; leave fp16 out, or fp8");
+  require(!(c.fp16.enabled && c.fp8.enabled), "fp16.enabled and fp8.enabled: fp8 needs bf16; disable one of them");
   if (c.fp16.enabled && c.fp16.loss_scale == 0) {
     const double begin = std::exp2(double(c.fp16.initial_scale_power));
     require(begin >= c.fp16.min_loss_scale,
@@ -141,7 +140,7 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
   require(c.aio.block_size % 4096 == 0, str("aio.block_size: expected a multiple of 4096, got ", c.aio.block_size));
   if (z.stage3_gather_16bit_weights_on_model_save && z.stage != 3)
     warnings.push_back(
-        str("zero_optimization.stage3_gather_16bit_weights_on_model_save: parameters are whole anyway, as ", stage));
+        str("zero_optimization.stage3_gather_16bit_weights_on_model_save: has no effect below stage 3; ", stage));
 
   const ActivationCheckpointingConfig& a = c.activation_checkpointing;
   const std::pair<const char*, bool> without_blocks[] = {

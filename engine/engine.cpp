@@ -29,7 +29,7 @@ dist::ProcessGroup& init_distributed() {
   if (dist::is_initialized()) return dist::world();
   if (is_launched()) return dist::init();
   std::fputs(
-      "[engine] note: no launcher started this process, it trains alone; for more ranks: lockstep run -n N -- "
+      "[engine] note: no launcher started this process, so it trains alone; for more ranks: lockstep run -n N -- "
       "PROGRAM\n",
       stderr);
   return dist::init(dist::Rendezvous{});
@@ -109,11 +109,12 @@ struct EngineBase::Impl::Agreed {
                    " cuts the model, got one of the whole model; give .optimizer = "
                    "[](nn::Module& part) { ... }");
     if (config.fp8.enabled) {
-      LOCKSTEP_CHECK(args.autocast.value_or(bf16) == bf16 && module.autocast.value_or(bf16) == bf16,
-                     "[initialize] fp8.enabled expects all else in bf16, got autocast in f16; leave one of them out");
+      LOCKSTEP_CHECK(
+          args.autocast.value_or(bf16) == bf16 && module.autocast.value_or(bf16) == bf16,
+          "[initialize] fp8.enabled expects bf16 for everything else, got autocast in f16; leave one of them out");
       LOCKSTEP_CHECK(!module.forward,
                      "[initialize] fp8.enabled expects the model's own forward, got another one, whose replicas of the "
-                     "model have no scales; use ranks in place of --parallel dp");
+                     "model have no scales; use ranks instead of --parallel dp");
       if (!config.bf16.enabled) module.autocast = bf16;
     }
     config = resolve(std::move(config), plan.dp);
@@ -285,13 +286,11 @@ void EngineBase::Impl::make_loader(const InitializeArgs& args) {
 void EngineBase::Impl::check_open(const char* call) const {
   LOCKSTEP_CHECK(!closed, "[", call, "] expected an engine that is open, got one after close()");
   LOCKSTEP_CHECK(!failed, "[", call,
-                 "] expected zero_grad() after a backward that ended with an exception: its gradients are not whole");
+                 "] expected zero_grad() after a backward that ended with an exception: its gradients are incomplete");
 }
 
 void EngineBase::Impl::check_whole(const char* call) const {
-  LOCKSTEP_CHECK(!part, "[", call,
-                 "] expected a model that runs as it is, got one under pp or tp, whose schedule does that itself: "
-                 "call train_batch(), which is a whole step");
+  LOCKSTEP_CHECK(!part, "[", call, "] is not available with pp or tp: call train_batch(), which runs a whole step");
 }
 
 void EngineBase::Impl::close() noexcept {
@@ -358,7 +357,7 @@ nn::Module& EngineBase::module() const { return impl_->model; }
 bool EngineBase::in_parts() const { return impl_->part != nullptr; }
 std::string EngineBase::graphs() const { return impl_->graphs.status(); }
 pipeline::Engine& EngineBase::pipeline() const {
-  LOCKSTEP_CHECK(impl_->part, "[pipeline] expected a model in parts, got one that runs as it is; see in_parts()");
+  LOCKSTEP_CHECK(impl_->part, "[pipeline] expected a model split by pp or tp, got a whole one; see in_parts()");
   return *impl_->part->engine;
 }
 const parallel::Plan& EngineBase::plan() const { return impl_->plan; }
@@ -370,7 +369,7 @@ Loader* EngineBase::training_dataloader() const { return impl_->loader.get(); }
 zero::Zero& EngineBase::zero() const {
   impl_->check_open("zero");
   LOCKSTEP_CHECK(impl_->zero, "[zero] expected an engine with ZeRO, got one whose optimizer ",
-                 impl_->optimizers[0]->name(), " keeps all of the model on every rank; leave the call out");
+                 impl_->optimizers[0]->name(), " keeps the whole model on every rank; leave the call out");
   return *impl_->zero;
 }
 onebit::Optimizer* EngineBase::onebit() const { return impl_->one_bit ? &impl_->one_bit->optimizer() : nullptr; }

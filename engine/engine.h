@@ -64,9 +64,9 @@ struct Arguments {
 };
 /// Adds --deepspeed, --deepspeed_config FILE and --local_rank N to a CLI::App.
 template <class App> void add_config_arguments(App& app, Arguments& arguments) {
-  app.add_flag("--deepspeed", arguments.deepspeed, "accepted, without effect: the config says what is done");
+  app.add_flag("--deepspeed", arguments.deepspeed, "accepted, without effect: the config decides");
   app.add_option("--deepspeed_config", arguments.deepspeed_config, "configuration file");
-  app.add_option("--local_rank", arguments.local_rank, "accepted, as launchers give it; the environment counts");
+  app.add_option("--local_rank", arguments.local_rank, "accepted from launchers and ignored; the environment decides");
 }
 
 /// True if a launcher (ours, torchrun, mpirun, srun) started this process as a rank.

@@ -31,7 +31,7 @@ class Appender {
   void add(std::string_view bytes) {
     if (over_ || file_.add(bytes)) return;
     over_ = true;
-    warn_(str("warning: ", path_, ": writing failed: ", std::strerror(errno), "; the run goes on without it"));
+    warn_(str("warning: ", path_, ": writing failed: ", std::strerror(errno), "; the run continues without it"));
   }
 
  private:

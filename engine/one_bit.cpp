@@ -160,8 +160,8 @@ std::vector<zero::StatePiece> OneBit::state_to_load(const checkpoints::Info& sav
   const Shape& shape = errors->second.shape;
   if (shape.size() != 2 || shape[0] != group_.size() || shape[1] != optimizer_.error_size()) {
     options_.note(str("note: ", saved.path, " was saved by ", shape[0],
-                      " ranks: what compression owed them is forgotten, as ", group_.size(),
-                      " ranks cut gradients elsewhere"));
+                      " ranks: compression errors start at zero, because ", group_.size(),
+                      " ranks partition gradients differently"));
     return all;
   }
   loading_[worker] = empty({shape[1]}, {.device = cpu});

@@ -70,7 +70,7 @@ Make adam(Params& p) {
   o.adam_w_mode = p.type != "Adam";
   p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps)("weight_decay", &o.weight_decay);
   p("bias_correction", &o.bias_correction)("amsgrad", &o.amsgrad)("maximize", &o.maximize);
-  if (p.type == "AdamW") p.fixed("adam_w_mode", true, "AdamW is that");
+  if (p.type == "AdamW") p.fixed("adam_w_mode", true, "AdamW always decouples weight decay");
   else p("adam_w_mode", &o.adam_w_mode);
   for (const char* same : {"torch_adam", "fused", "foreach", "capturable", "differentiable"})
     p.without_effect(same, false, "there is one implementation");
@@ -140,10 +140,10 @@ template <class Class, class O> NamedType eight_bit(const char* name, const char
               p.fixed("amsgrad", false, "its largest second moments have no form in 8 bits");
             }
             p("min_8bit_size", &o.min_8bit_size, least(0))("maximize", &o.maximize);
-            p.fixed("optim_bits", 8, "that is what it is");
+            p.fixed("optim_bits", 8, "its state always has 8 bits");
             p.fixed("block_wise", true, "scales are of blocks of 256");
             p.fixed("percentile_clipping", 100, "gradients are clipped by gradient_clipping");
-            p.without_effect("is_paged", false, "there is offload_optimizer for that");
+            p.without_effect("is_paged", false, "use offload_optimizer");
             p.check([&] { optim::check_options(name, o); });
             return [o](const NamedParameters& parameters, dist::ProcessGroup*) {
               std::vector<typename Class::Group> groups{{{}, o}, {{}, o}};

@@ -243,7 +243,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   const bool with_fp8 = with_optimizer && fp8 && want_fp8(*info, wanted);
   if (!with_fp8) options.skip.push_back("optimizer.fp8_");
   const auto found = checkpoints::load(info->path, wanted, all, options);
-  LOCKSTEP_CHECK(found, "[load_checkpoint] ", info->path, " was there a moment ago, and is gone");
+  LOCKSTEP_CHECK(found, "[load_checkpoint] ", info->path, " was removed while it was being loaded");
   for (auto& [to, from] : buffers) to.copy_(from);
   // If the optimizer's state is not loaded, master weights are copied from the model.
   for (const zero::StatePiece& own : pieces) {
@@ -324,8 +324,10 @@ void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const Load
   std::map<std::string, std::string> others;  // differences of the first group that differs
   for (const auto& [key, value] : told())
     if (const auto asked = before.find(key); asked != before.end() && asked->second != value)
-      others.emplace(key.substr(key.find('.') + 1), str(" stays ", shown(value), ", not ", shown(asked->second)));
-  for (const auto& [name, how] : others) say("note: " + found.path + " goes on as it was: " + name + how);
+      others.emplace(
+          key.substr(key.find('.') + 1),
+          str(" is restored to ", shown(value), " from the checkpoint; the program set ", shown(asked->second)));
+  for (const auto& [name, how] : others) say("note: " + found.path + ": " + name + how);
   if (loader && numbers.count("data.samples")) {
     loader->load_state({.seed = uint64_t(integer(numbers, "data.seed")),
                         .epoch = integer(numbers, "data.epoch"),

@@ -38,21 +38,21 @@ std::vector<SparseKey> sparse_keys(SparsityConfig& c) {
   add("mode", {}, {}, 0, "dense, fixed, variable, bigbird, bslongformer or local");
   add("block", {}, &c.block, 1, "tokens of a block; multiples of 16 are fast");
   add("different_layout_per_head", {}, &c.different_layout_per_head, 0,
-      "random blocks and patterns of each head's own");
+      "each head has its own random blocks and patterns");
   add("attention", {Mode::fixed, Mode::variable, Mode::bigbird, Mode::bslongformer, Mode::local}, {}, 0,
       "unidirectional or bidirectional; not given: as causal as the model");
   add("num_local_blocks", {Mode::fixed}, &c.num_local_blocks, 1, "blocks of a window");
   add("num_global_blocks", {Mode::fixed, Mode::bigbird}, &c.num_global_blocks, 1,
-      "of each window, that all see; bigbird: the first ones of all");
+      "blocks of each window that all see; bigbird: the first blocks");
   add("num_different_global_patterns", {Mode::fixed}, &c.num_different_global_patterns, 1,
-      "heads in turn take other blocks of the window");
+      "heads use different blocks of the window in turn");
   add("horizontal_global_attention", {Mode::fixed, Mode::variable}, &c.horizontal_global_attention, 0,
       "global blocks also see all; bidirectional only");
   add("num_random_blocks", {Mode::variable, Mode::bigbird}, &c.num_random_blocks, 0, "in each row");
   add("local_window_blocks", {Mode::variable}, &c.local_window_blocks, 1, "blocks of each window; the last repeats");
   add("global_block_indices", picked, &c.global_block_indices, 0, "blocks that all see");
   add("global_block_end_indices", picked, &c.global_block_end_indices, 1, "where each of them ends; null: one block");
-  add("num_sliding_window_blocks", windows, &c.num_sliding_window_blocks, 1, "around each block, and with it");
+  add("num_sliding_window_blocks", windows, &c.num_sliding_window_blocks, 1, "window around each block, including it");
   return keys;
 }
 
@@ -107,7 +107,7 @@ std::optional<SparsityConfig> read_sparse_attention(const Json& block, std::vect
       wrong(name, "no such key", suggestion(name, known));
     } else if (!key->modes.empty() &&
                std::find(key->modes.begin(), key->modes.end(), config.mode) == key->modes.end()) {
-      wrong(name, "it is of mode ", listed(names_of(key->modes)), ", and mode is ", nn::name_of(config.mode),
+      wrong(name, "only applies to mode ", listed(names_of(key->modes)), ", but mode is ", nn::name_of(config.mode),
             "; leave it out");
     } else if (const std::string wanted = put_value(*key, value, config); !wanted.empty()) {
       wrong(name, "expected ", wanted, ", got ", shown(value));
@@ -148,8 +148,8 @@ std::string set_sparse_attention(PipelineModule& module, const Config& config) {
   const auto asked = sparse_attention(config);
   if (!asked) return "";
   LOCKSTEP_CHECK(!module.forward, "[initialize] ", config.origin,
-                 ": sparse_attention with a forward of the program's own, such as DataParallel's whose replicas have "
-                 "layers of their own, is not built; leave it out");
+                 ": sparse_attention is not supported with the program's own forward, such as DataParallel's, whose "
+                 "replicas have their own layers; leave it out");
   SparsityConfig sparse = *asked;
   nn::SparseCount count;
   if (module.model) count = nn::set_sparse_attention(*module.model, sparse);

@@ -79,7 +79,7 @@ void EngineBase::Impl::step(std::optional<double> metric) {
   LOCKSTEP_CHECK(pending > 0, "[step] expected a backward() since the last step(), got none");
   const bool boundary = is_boundary();
   LOCKSTEP_CHECK(!boundary || !wants_metric() || metric,
-                 "[step] expected step(metric) at a boundary: ReduceLROnPlateau needs to know what is to improve");
+                 "[step] expected step(metric) at a boundary: ReduceLROnPlateau needs a metric");
   pending = forwards = 0;
   ++micro_steps;
   if (!boundary) return;

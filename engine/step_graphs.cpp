@@ -87,7 +87,7 @@ std::string StepGraphs::reason_against_all() const {
   for (const dist::ProcessGroup* group : groups())
     if (std::string_view(group->device_engine()) != "nccl")
       return str("tensors of ", group->size(), " ranks go through the host's memory");
-  if (m_.one_bit) return str(m_.optimizers[0]->name(), " takes gradients as they come");
+  if (m_.one_bit) return str(m_.optimizers[0]->name(), " exchanges gradients itself");
   if (is_shared() && m_.comms) return "comms_logger measures each collective";
   if (m_.config.wall_clock_breakdown) return "wall_clock_breakdown measures its parts";
   return "";
@@ -125,7 +125,7 @@ std::string StepGraphs::who_listens(const Model& model) const {
 std::string StepGraphs::why_not(const Model& model, const std::vector<MicroBatch>& step, bool has_metric) const {
   const Device device = model.parameters.at(0).variable.device();
   if (!may_draw()) return "train_batch() ends a step that backward() has begun";
-  if (int64_t(step.size()) < m_.accumulation) return "a micro-batch is a part of other data";
+  if (int64_t(step.size()) < m_.accumulation) return "a micro-batch shares memory with other data";
   if (m_.wants_metric() && !has_metric) return "there is no metric";  // step() reports it
   if (m_.whole.forward) return "the forward is not the model's own";
   if (m_.profiler) return "the FLOPs profiler counts operations";
@@ -349,7 +349,7 @@ bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step,
   m_.tokens = tokens_;
   if (!m_.zero->can_replay(m_.step_options())) {
     m_.factor.reset();
-    say_once("gradients are to be multiplied by more than 1");
+    say_once("gradients would be scaled by a factor above 1");
     return false;
   }
   for (size_t i = 0; i < step.size(); ++i) {

@@ -41,7 +41,7 @@ void check_model(const Config& config, nn::GPT& model) {
   const bool one = wanted == std::vector<int64_t>{1}, counted = config.has("moe.num_experts") || !one;
   for (const char* const key : {"moe.num_experts", "moe.type"})
     LOCKSTEP_CHECK(!layers.empty() || !config.has(key) || (key == std::string_view("moe.num_experts") && one),
-                   "[init_inference] ", key, ": expected that of the model's experts, this ", model.kind(),
+                   "[init_inference] ", key, ": only for models with experts, this ", model.kind(),
                    " has none; leave it out");
   for (size_t i = 0; counted && i < layers.size(); ++i) {
     const int64_t n = wanted.empty() ? 0 : wanted[std::min(i, wanted.size() - 1)];
@@ -87,7 +87,7 @@ void check_policy(const Config& config, nn::GPT& model) {
       const std::string& end = name.as_string();
       const auto found = std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return ends(l.first, end); });
       LOCKSTEP_CHECK(found != layers.end(), "[init_inference] injection_policy: no layer ends with '", end,
-                     "'; there are ", list_names(summed, 6));
+                     "'; known: ", list_names(summed, 6));
       LOCKSTEP_CHECK(found->second, "[init_inference] injection_policy: the outputs of ", found->first,
                      " are not summed over ranks in this model; those of ", list_names(summed, 6), " are");
     }
@@ -112,7 +112,7 @@ nn::QuantizeOptions quantize_options(const Config& config, nn::GPT& model) {
   if (w.num_bits == 4) o.format = QuantFormat::group4;
   else if (w.q_groups > rows) o.format = QuantFormat::group8;
   LOCKSTEP_CHECK(!o.dynamic || o.format == QuantFormat::row8,
-                 "[init_inference] quant.activation.enabled: expected at most ", rows, " q_groups beside it, got ",
+                 "[init_inference] quant.activation.enabled: expected at most ", rows, " q_groups with it, got ",
                  w.q_groups);
   return o;
 }

@@ -75,7 +75,7 @@ void check_dtype(std::optional<std::string>& dtype, std::vector<std::string>& pr
     if (std::count(words.begin(), words.end(), lower(*dtype))) return void(dtype = name);
     for (const std::string& word : words) known += (known.empty() ? "" : ", ") + word;
   }
-  problems.push_back(str("dtype: '", *dtype, "' is not a dtype; there are ", known));
+  problems.push_back(str("dtype: '", *dtype, "' is not a dtype; known: ", known));
 }
 
 /// Error if two keys with the same meaning have different values.
@@ -137,11 +137,11 @@ void check_together(Config& c, std::vector<std::string>& problems) {
   if (w.num_bits != 8 && w.num_bits != 4)
     problems.push_back(str("quant.weight.num_bits: expected 4 or 8, got ", w.num_bits));
   if (c.is_int8() && w.q_type != "symmetric")
-    problems.push_back("quant.weight.q_type: asymmetric codes are not built; write symmetric");
+    problems.push_back("quant.weight.q_type: asymmetric codes are not supported; write symmetric");
   if (c.is_int8() && !(c.quant.enabled && w.enabled))
-    problems.push_back("quant: dtype is int8, and quant says that nothing is quantised; leave one of them out");
+    problems.push_back("quant: dtype is int8, and quant disables quantisation; leave one of them out");
   if (c.is_int8() && c.quant.activation.enabled && w.num_bits != 8)
-    problems.push_back("quant.activation.enabled: expected weight.num_bits 8 beside it");
+    problems.push_back("quant.activation.enabled: expected weight.num_bits 8 with it");
   if (!c.is_int8())
     for (const std::string& key : c.given)
       if (key.starts_with("quant.weight.") || key.starts_with("quant.activation.") || key.starts_with("quant.qkv."))

@@ -132,7 +132,7 @@ InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArg
   }
   if (m.tp) m.sliced = tensor_parallel::apply(*m.model, *m.tp);
   LOCKSTEP_CHECK(!c.enable_cuda_graph || (m.device().is_cpu() && default_device().is_cpu()),
-                 "[init_inference] enable_cuda_graph: steps that differ in length are not captured yet; leave it out");
+                 "[init_inference] enable_cuda_graph: steps of different lengths are not captured yet; leave it out");
   check_memory(c, *m.model);
   m.save();
   m.place();
@@ -154,7 +154,7 @@ void InferenceEngine::Impl::join(const InitArgs& args) {
   else if (engine::is_launched()) world = &engine::init_distributed();
   const int tp_size = config.tp(), ep_size = config.ep(), ranks = world ? world->size() : 1, each = tp_size * ep_size;
   LOCKSTEP_CHECK(ranks % each == 0, "[init_inference] tensor_parallel.tp_size ", tp_size, " x moe.ep_size ", ep_size,
-                 " needs ranks in multiples of ", each, ", there ", ranks == 1 ? "is 1" : str("are ", ranks),
+                 " needs a multiple of ", each, " ranks, there ", ranks == 1 ? "is 1" : str("are ", ranks),
                  "; start the program with lockstep run -n ", each);
   if (world && ranks > 1) parallel::check_agreement("init_inference", split(to_text(config), '\n'), *world);
   if (args.group) {
@@ -175,13 +175,13 @@ void InferenceEngine::Impl::share_experts() {
   for (moe::Layer* layer : moe::layers_of(*model)) {
     const int there = layer->group ? layer->group->size() : 1;
     if (!ep) {
-      LOCKSTEP_CHECK(there == 1, "[init_inference] the model's experts lie on ", there, " ranks; write moe.ep_size ",
-                     there);
+      LOCKSTEP_CHECK(there == 1, "[init_inference] the model's experts are shared by ", there,
+                     " ranks; write moe.ep_size ", there);
       continue;
     }
     const int64_t ranks = ep->size(), n = layer->o.experts;
-    LOCKSTEP_CHECK(there == 1 || there == ranks, "[init_inference] moe.ep_size: the model's experts lie on ", there,
-                   " ranks, got ", ranks);
+    LOCKSTEP_CHECK(there == 1 || there == ranks, "[init_inference] moe.ep_size: the model's experts are shared by ",
+                   there, " ranks, got ", ranks);
     LOCKSTEP_CHECK(n % ranks == 0, "[init_inference] moe.ep_size: expected ranks that divide ", n, " experts, got ",
                    ranks);
     if (there > 1) continue;
@@ -211,8 +211,8 @@ void InferenceEngine::Impl::save() const {
   nn::fill(*model);
   const bool in_codes = nn::is_quantized(*model), first = !world || world->rank() < config.tp() * config.ep();
   LOCKSTEP_CHECK(!in_codes || (widened.empty() && !ep),
-                 "[init_inference] save_mp_checkpoint_path: codes are written where tp_size divides heads and widths, "
-                 "and each rank has all experts");
+                 "[init_inference] save_mp_checkpoint_path: quantized weights can only be written if tp_size divides "
+                 "heads and widths and each rank has all experts");
   nn::State state;
   for (const nn::NamedParameter& p : model->named_parameters()) {
     const auto wide = std::find_if(widened.begin(), widened.end(), [&](const Widened& w) {
@@ -262,8 +262,7 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
                                                      const std::function<bool(size_t, int64_t)>& emit) {
   Impl& m = open("generate");
   LOCKSTEP_CHECK(m.config.triangular_masking,
-                 "[InferenceEngine] generate() needs a model whose tokens see no later ones; triangular_masking is "
-                 "false");
+                 "[InferenceEngine] generate() needs causal attention; triangular_masking is false");
   nn::Generation g = generation;
   auto goes_on = emit;
   if (m.all && emit)  // ranks end a sequence together

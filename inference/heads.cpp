@@ -52,7 +52,7 @@ void widen(std::vector<Widened>& all, const Variable& parameter, int dim, const 
 void widen(std::vector<Widened>& all, nn::Linear& linear, int dim, const std::vector<int64_t>& from) {
   LOCKSTEP_CHECK(!linear.adapter && !linear.quantized,
                  "[init_inference] ranks that do not divide heads or widths need layers without adapters, and weights "
-                 "that are not in codes yet; take another tp_size");
+                 "that are not quantized; use another tp_size");
   widen(all, linear.weight, dim, from);
   if (dim == 0) widen(all, linear.bias, dim, from);
 }

@@ -40,8 +40,8 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
     }
     const auto place = std::find(used_.begin(), used_.end(), false);
     LOCKSTEP_CHECK(place != used_.end(), "[checkpoint] number_checkpoints ", used_.size(),
-                   " is too small: that many checkpoints wait for their backward, and here is one more; "
-                   "set it to the number of checkpoints in a forward, times the forwards before a backward");
+                   " is too small: that many checkpoints wait for their backward already; set it to the number of "
+                   "checkpoints in a forward, times the forwards before a backward");
     *place = true;
     const size_t i = size_t(place - used_.begin());
     return {new Tensor(memory_.narrow(0, int64_t(i) * slot_, numel)), [self = shared_from_this(), i](Tensor* tensor) {
@@ -147,7 +147,7 @@ ActivationCheckpoints::ActivationCheckpoints(const Options& o) : state_(std::mak
   state_->o = o;
   if (o.partition_activations && state_->ranks() == 1) {
     state_->notes.push_back(str("partition_activations: there are no model-parallel ranks ",
-                                o.group ? "but this one" : "(no group)", ", so inputs stay whole"));
+                                o.group ? "but this one" : "(no group)", ", so inputs are not partitioned"));
   }
   if (o.number_checkpoints > 0 && !o.contiguous_memory_optimization)
     state_->notes.push_back("number_checkpoints is for contiguous_memory_optimization, which is off");
@@ -186,7 +186,7 @@ std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) 
     if (!blocks.empty()) break;
   }
   LOCKSTEP_CHECK(!blocks.empty(), "[checkpoint] expected a module with blocks (a ModuleList or Sequential), got ",
-                 module.kind(), " without; checkpoint pieces of it by hand");
+                 module.kind(), " without any; checkpoint parts of it by hand");
   std::vector<std::string> names;
   for (auto& [name, block] : blocks) {
     const std::vector<Variable*> beside = state_->o.beside ? state_->o.beside(*block) : std::vector<Variable*>();

@@ -64,11 +64,10 @@ void fail_everywhere(dist::ProcessGroup& group, const std::string& message) {
 }
 
 void fail_unfrozen(const char* op, const std::string& name, dist::ProcessGroup* group) {
-  const std::string message = str(
-      "[", op, "] ", name,
-      " requires grad, but it was frozen when the model was wrapped, so no step would train it on all ranks. Wrap "
-      "the model while all that is ever to be trained requires grad, and freeze (requires_grad_(false)) afterwards; "
-      "or wrap it anew");
+  const std::string message = str("[", op, "] ", name,
+                                  " requires grad, but it was frozen when the model was wrapped, so no step would "
+                                  "train it on all ranks. Wrap the model while everything that will be trained "
+                                  "requires grad, and freeze (requires_grad_(false)) afterwards; or wrap it again");
   if (!group) fail(message);
   fail_everywhere(*group, message);
 }

@@ -123,7 +123,8 @@ void Replicas::check_alike(size_t replica) const {
   for (size_t j = 0; j < std::max(mine.size(), theirs.size()); ++j) {
     const std::string a = j < mine.size() ? describe(mine[j]) : "nothing more",
                       b = j < theirs.size() ? describe(theirs[j]) : "nothing more";
-    LOCKSTEP_CHECK(a == b, "[DataParallel] expected the factory to make a module like the one given: it has ", a,
+    LOCKSTEP_CHECK(a == b,
+                   "[DataParallel] expected the factory to make a module of the same structure: the module has ", a,
                    ", the replica for ", o_.devices[replica], " has ", b);
   }
 }

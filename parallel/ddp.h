@@ -126,7 +126,7 @@ class DistributedDataParallel final : Reducer::Policy {
   void pass_begins() override;
 
   // ddp_graph.cpp: finds the parameters that get gradients, for find_unused_parameters and static_graph
-  bool saw_forward_ = false;         // some forward has run through call()
+  bool saw_forward_ = false;         // a forward ran through call(), and not all of their backwards have ended
   int forwards_ = 0;                 // forwards whose backward has not begun
   std::vector<bool> reachable_;      // parameters that the last forward's output depends on
   bool counted_ = false;             // static_graph: expected_ is known

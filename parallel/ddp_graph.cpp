@@ -67,11 +67,12 @@ std::string Ddp::unexpected(const Reducer::Parameter& p) {
                    " got a gradient, but none in the first backward; the graph must be the same in every step")
              : str(p.name,
                    " got a gradient, but what ddp.call() returned does not depend on it; return everything that the "
-                   "loss is made of");
+                   "loss depends on");
 }
 
 void Ddp::check_pass() {
   if (answering_) return;
+  if (forwards_ == 0) saw_forward_ = false;  // the next backward needs a forward of its own
   const std::vector<Reducer::Parameter>& parameters = reducer_->parameters;
   std::vector<std::string> wrong;
   if (options_.static_graph) {
@@ -88,12 +89,11 @@ void Ddp::check_pass() {
   for (size_t i = 0; i < parameters.size(); ++i)
     if (!parameters[i].used && parameters[i].trains()) wrong.push_back(parameters[i].name);
   if (wrong.empty()) return;
-  fail_everywhere(group_,
-                  str("[ddp] ", wrong.size(), " of ", parameters.size(),
-                      " parameters got no gradient in this step: ", list_names(wrong),
-                      ". The loss does not depend on them. Set find_unused_parameters = true, or static_graph = "
-                      "true when it is so in every step, or freeze them "
-                      "(requires_grad_(false))"));
+  fail_everywhere(group_, str("[ddp] ", wrong.size(), " of ", parameters.size(),
+                              " parameters got no gradient in this step: ", list_names(wrong),
+                              ". The loss does not depend on them. Set find_unused_parameters = true, or static_graph "
+                              "= true if that is so in every step, or freeze them "
+                              "(requires_grad_(false))"));
 }
 
 /// A parameter that no rank used keeps an undefined gradient, so that the optimizer leaves it alone (no weight decay,

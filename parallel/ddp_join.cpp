@@ -28,12 +28,12 @@ Ddp::Agreed Ddp::agree(Phase mine) {
     if (phases[size_t(rank)] != int64_t(Phase::none)) agreed.active.push_back(rank);
     else ended += str(ended.empty() ? "" : ", ", group_.world_rank(rank));
   }
-  LOCKSTEP_CHECK(before == 0 || inside == 0, "[join] expected all ranks to be in the same place, got ", before,
+  LOCKSTEP_CHECK(before == 0 || inside == 0, "[join] expected all ranks to be in the same phase, got ", before,
                  " before a forward and ", inside,
                  " in a backward; all must use ddp.call() or none, and call no_sync() for the same micro-batches");
   LOCKSTEP_CHECK(!join_->throw_on_early_end || agreed.active.empty() || ended.empty(), "[join] rank ", ended,
-                 " has no data left while others have; ",
-                 "give all ranks as many batches, or do not set throw_on_early_end");
+                 " has run out of data while others still have some; give all ranks the same number of batches, or "
+                 "leave out throw_on_early_end");
   if (!agreed.active.empty()) {
     join_->active = int(agreed.active.size());
     join_->authority = agreed.active[0];

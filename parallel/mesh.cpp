@@ -125,7 +125,7 @@ std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& size
   divides("attention heads", sizes.heads, plan.tp, "tp");
   divides("key and value heads", sizes.kv_heads, plan.tp, "tp");
   divides("columns of the model (width)", sizes.width, plan.tp, "tp");
-  divides("columns inside its layers", sizes.inner, plan.tp, "tp");
+  divides("hidden columns of its layers (inner)", sizes.inner, plan.tp, "tp");
   require(sizes.vocab == 0 || plan.tp <= sizes.vocab,
           str("tp", plan.tp, " ranks share a vocabulary of ", sizes.vocab, " words"));
   const int64_t parts_of_context = plan.cp == 1 ? 1 : plan.cp * sizes.context_parts;
@@ -137,14 +137,13 @@ std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& size
   require(heads_shared, str("cp", plan.cp, " does not divide the ", sizes.heads / plan.tp, " heads",
                             plan.tp > 1 ? " of a tensor-parallel rank" : "", " (Ulysses; ring takes any)"));
   divides("experts", sizes.experts, plan.ep, "ep");
-  divides("replicas (experts are dealt over them)", plan.dp, plan.ep, "ep");
+  divides("replicas (experts are distributed over them)", plan.dp, plan.ep, "ep");
   divides("micro-batches of a step", sizes.micro_batches, plan.dp, "dp");
   const auto whole = [&](const char* what) {
-    require(plan.zero < 2,
-            str("zero", plan.zero, " keeps gradients in parts after every micro-batch, ", what, "; take zero1"));
+    require(plan.zero < 2, str("zero", plan.zero, " shards gradients after every micro-batch, ", what, "; use zero1"));
   };
-  if (plan.pp > 1) whole("and a pipeline sums those of all micro-batches first");
-  else if (plan.tp > 1) whole("and tensor parallelism sums those of all micro-batches first");
+  if (plan.pp > 1) whole("but a pipeline sums all micro-batches first");
+  else if (plan.tp > 1) whole("but tensor parallelism sums all micro-batches first");
   return reasons;
 }
 
@@ -185,9 +184,9 @@ void check_plan(const Plan& plan, const PlanSizes& sizes) {
   for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
   const auto near = nearest_plan(plan, sizes);
   // The caller may know little of the model, and nothing of the configuration: engine::check_plan() does.
-  fail(str("[plan] ", to_string(plan), " cannot be: ", text,
-           near ? ". The nearest plan that can: " + to_string(*near) + " (if model and configuration allow it)"
-                : ". No plan can on these ranks"));
+  fail(str("[plan] ", to_string(plan), " is invalid: ", text,
+           near ? ". The nearest plan that works: " + to_string(*near) + " (if model and configuration allow it)"
+                : ". No plan works on these ranks"));
 }
 
 Mesh::Mesh(const Plan& plan, dist::ProcessGroup& world)

@@ -22,20 +22,19 @@ std::vector<int64_t> chunk_sizes(int64_t n, int64_t k) {
 namespace detail {
 
 void expect_alike(bool alike, const char* what) {
-  LOCKSTEP_CHECK(alike, "[DataParallel] expected ", what, " from every replica, got others from some");
+  LOCKSTEP_CHECK(alike, "[DataParallel] expected ", what, " from every replica; some returned something else");
 }
 
 void Cut::measure(const Tensor& x) {
   LOCKSTEP_CHECK(x.dim() > 0, "[DataParallel] expected inputs with a batch in dim ", dim,
-                 ", got a scalar tensor (give every replica the whole of it with shared(x))");
+                 ", got a scalar tensor (pass it whole to every replica with shared(x))");
   LOCKSTEP_CHECK(dim >= -x.dim() && dim < x.dim(), "[DataParallel] expected inputs with a batch in dim ", dim,
                  ", got shape ", x.shape());
   const int64_t n = x.size(dim);
   LOCKSTEP_CHECK(n > 0, "[DataParallel] expected at least one sample, got an empty batch: shape ", x.shape(), ", dim ",
                  dim);
   LOCKSTEP_CHECK(batch < 0 || n == batch, "[DataParallel] expected all inputs to have the same size in dim ", dim,
-                 ", got ", batch, " and ", n,
-                 " (an input that is no batch goes whole to every replica with shared(x))");
+                 ", got ", batch, " and ", n, " (pass an input without a batch whole to every replica with shared(x))");
   batch = n;
 }
 
@@ -58,17 +57,18 @@ Variable Cut::on(size_t replica, const Variable& x) const {
 Variable Cut::join(const std::vector<Variable>& parts, Device target) const {
   const auto all = [&](auto test) {
     const auto passed = std::count_if(parts.begin(), parts.end(), test);
-    expect_alike(passed == 0 || passed == int64_t(parts.size()), "tensors of one rank");
+    expect_alike(passed == 0 || passed == int64_t(parts.size()), "tensors with the same number of dimensions");
     return passed != 0;
   };
   if (all([](const Variable& part) { return !part.defined(); })) return {};
   const bool scalars = all([](const Variable& part) { return part.dim() == 0; });
   if (scalars) {
-    static const bool warned = (std::fputs("[DataParallel] warning: replicas gave scalars, which are joined to a "
-                                           "vector of one value per device; take "
-                                           "weighted_mean() of it, or mean() when all pieces are of one size\n",
-                                           stderr),
-                                true);
+    static const bool warned =
+        (std::fputs(
+             "[DataParallel] warning: replicas gave scalars, which are joined to a "
+             "vector of one value per device; use weighted_mean() of it, or mean() if all pieces have the same size\n",
+             stderr),
+         true);
     (void)warned;
   }
   std::vector<Variable> moved;

@@ -46,7 +46,7 @@ std::string draw_grid(const Schedule& s) {
 
 std::string draw_svg(const Schedule& s, const Costs& costs) {
   LOCKSTEP_CHECK(s.request.stages <= 32, "[draw] expected 32 ranks or fewer, got ", s.request.stages,
-                 "; nobody can tell more rows apart: the grid shows them");
+                 "; more rows are not legible; use the text grid");
   const Simulation run = simulate(s, costs);
   LOCKSTEP_CHECK(run.seconds > 0, "[draw] expected costs of more than 0");
   const Request& r = s.request;
@@ -98,7 +98,7 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   };
   key(What::forward, "forward", 84);
   if (whole) key(What::backward, "backward", 92);
-  if (split) key(What::backward_input, "its input's part", 124), key(What::backward_weight, "its weights' part", 0);
+  if (split) key(What::backward_input, "input gradient", 124), key(What::backward_weight, "weight gradient", 0);
   return out + svg::end;
 }
 

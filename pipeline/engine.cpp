@@ -194,7 +194,7 @@ double Engine::train_batch(const Data& data, const std::function<Variable(const 
 }
 
 std::vector<Tensor> Engine::forward_backward(const Data& data, const std::function<Variable(const Variable&)>& scale) {
-  LOCKSTEP_CHECK(data, "[pipeline] expected a function that gives micro-batches, got none");
+  LOCKSTEP_CHECK(data, "[pipeline] expected a function that returns micro-batches, got none");
   const AtEnd drops([frozen = train_frozen()] {
     for (Variable p : frozen) p.requires_grad_(false).clear_grad();
   });
@@ -234,7 +234,7 @@ double Engine::mean_loss(const std::vector<Tensor>& all) {
 }
 
 std::vector<double> Engine::eval_batch(const Data& data, int micro_batches, const Loss& measure, int values) {
-  LOCKSTEP_CHECK(data, "[pipeline] expected a function that gives micro-batches, got none");
+  LOCKSTEP_CHECK(data, "[pipeline] expected a function that returns micro-batches, got none");
   LOCKSTEP_CHECK(micro_batches >= 1, "[pipeline] expected 1 micro-batch or more, got ", micro_batches);
   const RandomScope random;
   const NoGrad no_grad;

@@ -139,10 +139,9 @@ double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) 
 
 double Engine::clip_grad_norm(double max_norm) {
   LOCKSTEP_CHECK(max_norm >= 0, "[pipeline] expected max_norm >= 0, got ", max_norm);
-  LOCKSTEP_CHECK(
-      options_.reduce && plan_.tp == 1,
-      "[pipeline] clip_grad_norm() knows whole layers and the mean over all replicas; with tensor parallelism or ZeRO, "
-      "the engine clips (gradient_clipping)");
+  LOCKSTEP_CHECK(options_.reduce && plan_.tp == 1,
+                 "[pipeline] clip_grad_norm() does not work with tensor parallelism or ZeRO; set gradient_clipping in "
+                 "the engine's configuration");
   std::vector<std::pair<std::string, double>> squares;
   for (const auto& [name, p] : places_) {
     const Tensor& grad = p.parameter.checked_grad("grad_norm");

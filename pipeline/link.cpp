@@ -36,7 +36,7 @@ Shapes unpack(const Tensor& packed) {
 
 Shapes Shapes::of(const Values& values, uint64_t random_call) {
   LOCKSTEP_CHECK(values.size() <= most_tensors, "[pipeline] expected at most ", most_tensors,
-                 " tensors between two stages, got ", values.size(), "; put some together");
+                 " tensors between two stages, got ", values.size(), "; concatenate some of them");
   Shapes shapes{{}, random_call};
   for (const Variable& v : values)
     shapes.tensors.push_back({v.dtype(), v.shape(), v.requires_grad(), !v.tensor().device().is_cpu()});

@@ -107,8 +107,9 @@ Values StageModule::run(int i, const Values& inputs) {
                    "; give the layer a function with LayerSpec::with()");
     outputs = {module->call(inputs[0])};
   }
-  LOCKSTEP_CHECK(!outputs.empty(), "expected it to give a tensor, got none");
-  for (const Variable& v : outputs) LOCKSTEP_CHECK(v.defined(), "expected it to give tensors, got an undefined one");
+  LOCKSTEP_CHECK(!outputs.empty(), "expected the layer to return a tensor, got none");
+  for (const Variable& v : outputs)
+    LOCKSTEP_CHECK(v.defined(), "expected the layer to return defined tensors, got an undefined one");
   return outputs;
 }
 

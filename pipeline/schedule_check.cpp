@@ -35,7 +35,7 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
       const auto has = [&](What what) { return seen[size_t(what)] > 0; };
       const int stage = s.virtual_stage(rank, a.chunk);
       const bool before = s.is_remote(stage - 1, rank), after = s.is_remote(stage + 1, rank);
-      if (++seen[size_t(a.what)] > 1) wrong("stands there twice");
+      if (++seen[size_t(a.what)] > 1) wrong("occurs twice");
       switch (a.what) {
         case What::forward:
           if (before && !has(What::receive_activation)) wrong(str("its input was not received from stage ", stage - 1));
@@ -44,26 +44,26 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
         case What::backward_input:
           if (!has(What::forward)) wrong("comes before its forward");
           if (after && !has(What::receive_gradient)) wrong(str("its gradient was not received from stage ", stage + 1));
-          if (has(What::backward) && has(What::backward_input)) wrong("there is a whole backward and a split one");
+          if (has(What::backward) && has(What::backward_input)) wrong("has both a whole and a split backward");
           break;
         case What::backward_weight:
-          if (!has(What::backward_input)) wrong("comes before the part of the input");
+          if (!has(What::backward_input)) wrong("comes before its input gradient");
           break;
         case What::send_activation:
           if (!has(What::forward)) wrong("comes before the forward that makes it");
           ++check.messages;
-          if (!after) wrong(str("stage ", stage, " has nobody to send it to"));
+          if (!after) wrong(str("stage ", stage, " has no remote neighbour to send it to"));
           break;
         case What::send_gradient:
           if (!has(What::backward) && !has(What::backward_input)) wrong("comes before the backward that makes it");
           ++check.messages;
-          if (!before) wrong(str("stage ", stage, " has nobody to send it to"));
+          if (!before) wrong(str("stage ", stage, " has no remote neighbour to send it to"));
           break;
         case What::receive_activation:
-          if (!before) wrong(str("stage ", stage, " gets no activation"));
+          if (!before) wrong(str("stage ", stage, " receives no activation from another rank"));
           break;
         case What::receive_gradient:
-          if (!after) wrong(str("stage ", stage, " gets no gradient"));
+          if (!after) wrong(str("stage ", stage, " receives no gradient from another rank"));
           break;
       }
       // Gradients must be summed in the order of the micro-batches on every rank, so that all sums have the same bits.

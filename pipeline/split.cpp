@@ -124,7 +124,7 @@ std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>
     pattern.imbue(std::locale::classic());
     pattern.assign(by.pattern, std::regex::icase);
   } catch (const std::regex_error& e) {
-    fail(str("[split] type:", by.pattern, " is no regular expression: ", e.what()));
+    fail(str("[split] type:", by.pattern, " is not a regular expression: ", e.what()));
   }
   std::vector<double> weights;
   std::string known;

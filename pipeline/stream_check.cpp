@@ -168,7 +168,7 @@ std::vector<std::string> Traffic::stuck(int ahead) const {
     const Move& move = moves_[rank][next[rank]];
     const bool arrives = move.what == Move::arrive;
     std::string error = str("deadlock: rank ", rank, arrives ? " waits for " : " waits, before it sends ",
-                            text(move.message), arrives ? "" : ", until what it sent before has gone");
+                            text(move.message), arrives ? "" : ", until its earlier messages have been sent");
     const std::deque<int>& queue = end(move.message, int(rank));
     if (arrives && !queue.empty() && queue.front() != move.message)
       error += str(", behind ", text(queue.front()), " on its stream");
@@ -176,7 +176,7 @@ std::vector<std::string> Traffic::stuck(int ahead) const {
   }
   for (const auto& [low, high] : all)
     for (const std::deque<int>* queue : {&low, &high})
-      if (!queue->empty() && errors.empty()) errors.push_back(str("deadlock: nobody takes ", text(queue->front())));
+      if (!queue->empty() && errors.empty()) errors.push_back(str("deadlock: no rank receives ", text(queue->front())));
   return errors;
 }
 

@@ -21,7 +21,7 @@ void Engine::send_activation(const Action& a) {
     const Shapes& before = shapes_sent_.emplace(stage, shapes).first->second;
     LOCKSTEP_CHECK(before == shapes, "[pipeline] stage ", stage, " gives ", shapes.text(), " for micro-batch ",
                    a.micro_batch, ", it gave ", before.text(),
-                   " for the first one; make all micro-batches alike, or set dynamic_shapes");
+                   " for the first one; make all micro-batches the same shape, or set dynamic_shapes");
   }
   link(Road::activation, rank_, schedule_.place(stage + 1).rank)
       .send(tensors_of(f.outputs), tag({Road::activation, stage, a.micro_batch}), tell ? &shapes : nullptr);
@@ -86,7 +86,8 @@ std::vector<Tensor> Engine::fetch(const Message& wanted) {
   auto& order = posted_[{wanted.road, from_rank}];
   while (!arrived_.count(wanted)) {
     if (order.empty())
-      LOCKSTEP_CHECK(post(wanted.road, from_rank, true), "[pipeline] nothing is known of ", tag(wanted));
+      LOCKSTEP_CHECK(post(wanted.road, from_rank, true), "[pipeline] ", tag(wanted),
+                     " is not expected, or its shapes are unknown");
     const Message next = order.front();
     order.pop_front();
     const auto watch = stopwatch(waited_);

@@ -67,9 +67,9 @@ std::string pipeline_table(const PipelineFigures& p) {
                     known ? percent(p.expected) + " = " + p.formula : "-", known ? percent(p.simulated) : "-",
                     seconds_text(p.forward), seconds_text(p.input + p.weight)})) +
          soft(
-             "Idle is what lies between the first computation of a batch and the last, over all ranks, that no rank "
-             "computed in. The formula stands for stages that are equal, with messages that take no time; forward and "
-             "backward are those of a micro-batch in one rank, the mean.");
+             "Idle is the fraction of time, between a batch's first and last computation, in which ranks do not "
+             "compute. The formula assumes equal stages and messages that take no time; forward and backward are means "
+             "of one micro-batch on one rank.");
 }
 
 std::string timeline(const Analysis& a) {
@@ -80,7 +80,7 @@ std::string timeline(const Analysis& a) {
          "wheel</span></div>\n" +
          soft(str("Step ", a.shown,
                   ", which took the median time. The upper bar of a rank is its main thread, the lower one its "
-                  "collectives and messages, which go on beside it.",
+                  "collectives and messages, which run beside it.",
                   a.timeline.size() > most_ranks ? str(" The first ", most_ranks, " of ", a.timeline.size(), " ranks.")
                                                  : "")) +
          (a.pipeline ? pipeline_table(*a.pipeline) : "");
@@ -98,7 +98,7 @@ std::string traffic(const Analysis& a) {
   if (a.sent_formula)
     rows += row({"formula: " + a.sent_formula->text, "", "", bytes_text(a.sent_formula->bytes), "", ""});
   return table({"of a rank in a step", "calls", "bytes given", "bytes sent", "time", "sent per second"}, rows) +
-         soft("Beside gradients and parameters ranks exchange small things: losses, norms, checks.");
+         soft("Besides gradients and parameters, ranks exchange small data: losses, norms, checks.");
 }
 
 std::string memory(const Analysis& a) {
@@ -201,7 +201,7 @@ std::string make_page(const RunFiles& run, const Analysis& a) {
   if (!split.empty())
     split += part_keys() + soft(
                                "Mean of the steps after the first. Communication is what the main thread waits for; "
-                               "what goes on beside computing is not in it.");
+                               "what overlaps with computation is not included.");
   out += section("Where the time goes", split);
   out += section("Memory", memory(a));
   out += section("Traffic", traffic(a));

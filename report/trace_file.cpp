@@ -136,7 +136,7 @@ std::vector<RankTrace> read_heads(const std::string& folder, std::vector<std::st
   }
   std::erase_if(heads, [&](const RankTrace& head) {
     if (head.run == run) return false;
-    warnings.push_back(head.path + " is of another run and was left out");
+    warnings.push_back(head.path + " belongs to another run and was left out");
     return true;
   });
   std::sort(heads.begin(), heads.end(), [](const RankTrace& a, const RankTrace& b) { return a.rank < b.rank; });

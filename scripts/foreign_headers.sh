@@ -12,7 +12,7 @@ folder=build-headers
 
 if [[ $(cat $folder/packages 2>/dev/null) != "${packages[*]}" ]]; then
   rm -rf $folder
-  scripts/unpack_debian.sh trixie $folder/root "${packages[@]}" || { rm -rf $folder; echo "left out: Debian 13's headers cannot be had here"; echo "0 passed, 0 failed"; exit; }
+  scripts/unpack_debian.sh trixie $folder/root "${packages[@]}" || { rm -rf $folder; echo "left out: Debian 13's headers cannot be fetched here"; echo "0 passed, 0 failed"; exit; }
   echo "${packages[*]}" >$folder/packages
 fi
 machine=$(dpkg-architecture -qDEB_HOST_MULTIARCH 2>/dev/null || g++ -print-multiarch)

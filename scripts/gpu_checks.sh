@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What only a real card can tell, in four parts of under ten minutes each, which go on from the same build folder:
+# Checks that need a real GPU, in four parts of under ten minutes each, which share a build folder:
 #
 #   scripts/gpu_checks.sh --pack               fetches what a bare machine lacks into .deps, and prints the calls to make there
 #   scripts/gpu_checks.sh --part 1 [FOLDER]    build, and all test suites on the card

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Builds and runs the suites that can see what differs from the branch main, nearest first, for about as long as is given, and says
-what it left out. Ends with "N passed, M failed".
+"""Builds and runs the suites affected by the differences from branch main, nearest first, for about the given time, and lists what it
+left out. Ends with "N passed, M failed".
 
     tests/changed.py BUILD [--seconds 12]
 
-A suite sees a file when ninja would make its program anew for it. The nearest suite has the folder's name: tests/nn for nn/. Of the
-others those begin that take least time, as their priorities in meson.build say.
+A suite is affected by a file if ninja would rebuild its program for it. The nearest suite has the folder's name: tests/nn for nn/. The
+others start with the shortest, by their priorities in meson.build.
 """
 import argparse
 import collections
@@ -64,7 +64,7 @@ def reached(build, files):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--seconds", type=float, default=12, help="of tests that run, by their priorities (default: 12); building comes on top")
+    parser.add_argument("--seconds", type=float, default=12, help="total time of the tests, by their priorities, without building (default: 12)")
     options = parser.parse_args()
     build = options.build.resolve()
 

@@ -129,5 +129,5 @@ with tempfile.TemporaryDirectory() as name:
         check(f"refused: {text}", r.returncode == code and text in r.stderr, f"exit {r.returncode}: {r.stderr}{r.stdout}")
     (d / "run/latest").unlink()
     r = run("inspect", d / "run")
-    check("latest is missing", "warning: " in r.stderr and "the newest whole one" in r.stderr, r.stderr)
+    check("latest is missing", "warning: " in r.stderr and "the newest complete one" in r.stderr, r.stderr)
 finish()

@@ -82,7 +82,7 @@ for args, text, code in ((("--config", CONFIGS / "tutorial.config", "--model", "
                          *((("--config", "{}", "--model", bad, "--ranks", 1), "gpt:LAYERSxWIDTHxHEADS", 2) for bad in ("bert:1x2x2", "gpt:0x2x2", "gpt:1x2x", "gpt:99999999999999999999x1x1")),
                          (("--config", "{}", "--model", "gpt:2x64x2"), "expected --ranks N, or --plan", 2),
                          (("--model", "gpt:2x64x2", "--ranks", 2), "expected --config FILE", 2), (("--ranks", 2), "-- PROGRAM", 2), (("--model", "gpt:2x64x2", "--ranks", 2, "--", "true"), "got both", 2),
-                         (("--ranks", 2, "--", "true"), "did not say what it trains", 2), (("--ranks", 2, "--context", 8, "--", "true"), "--context is of a model by its name", 2), (("--ranks", 2, "--", "sh", "-c", "echo oh no; exit 3"), "oh no", 2)):
+                         (("--ranks", 2, "--", "true"), "did not describe what it trains", 2), (("--ranks", 2, "--context", 8, "--", "true"), "--context is of a model by its name", 2), (("--ranks", 2, "--", "sh", "-c", "echo oh no; exit 3"), "oh no", 2)):
     r = plan(*args)
     check(f"plan refuses {args}", r.returncode == code and text in r.stderr, f"exit {r.returncode}: {r.stdout}{r.stderr}")
 r = run("--variables", command="env")

@@ -168,7 +168,7 @@ with tempfile.TemporaryDirectory() as d:
         said[ranks, file] = (losses, re.findall(r"^answer .*$", text, re.M))
     check("guide_b inference, the same answers", len(set(map(str, said.values()))) == 1 and len(said[1, alone][1]) == 2, str(said))
     r = run(lockstep, "run", "--nproc", 3, "--", example("guide_b_inference"), "--config", config, cwd=d)
-    check("guide_b inference, on three ranks", r.returncode != 0 and "needs ranks in multiples of 2, there are 3" in r.stderr, r.stderr)
+    check("guide_b inference, on three ranks", r.returncode != 0 and "needs a multiple of 2 ranks, there are 3" in r.stderr, r.stderr)
     r = run(lockstep, "config", "--inference", config)
     check("guide_b inference, its configuration", r.returncode == 0 and "quant.weight.num_bits: no effect, as dtype is not int8" in r.stderr, r.stdout + r.stderr)
 

@@ -96,8 +96,8 @@ with tempfile.TemporaryDirectory() as folder:
     for flags in ((), ("--set", "sparse_attention.block=8")):
         file = d / "f320.json" if not flags else sparse
         refused(f"resume with other blocks {flags}", [*model, "--config", file, "--accumulate", 4, "--steps", 8, "--out", d / "sparse", "--resume", *flags], "needs the same run, but sparse_attention was", code=1)
-    refused("blocks of another mode", [*model, "--config", sparse, "--set", "sparse_attention.num_local_blocks=4", "--steps", 1], "it is of mode fixed, and mode is bigbird", code=2)
-    refused("blocks and parts of sequences", [*model, "--config", sparse, "--plan", "cp2", "--ranks", 2, "--steps", 1], "sparse_attention with cp2 is not built", "The nearest plan that can: dp2")
+    refused("blocks of another mode", [*model, "--config", sparse, "--set", "sparse_attention.num_local_blocks=4", "--steps", 1], "only applies to mode fixed, but mode is bigbird", code=2)
+    refused("blocks and parts of sequences", [*model, "--config", sparse, "--plan", "cp2", "--ranks", 2, "--steps", 1], "sparse_attention with cp2 is not supported", "The nearest plan that works: dp2")
 
     r = run("lockstep", "verify", "--plans", "ddp:1x4,zero1:2x2,zero2:4x1,zero3@overlap=off:2x2", "--", APPS / "gpt", *model[1:-1], "--config", bare, "--steps", 3, "--warmup", 1)
     check("verify with a config", r.returncode == 0 and "identical" in r.stdout, r.stdout + r.stderr)
@@ -108,7 +108,7 @@ with tempfile.TemporaryDirectory() as folder:
                           (["--seed", 1, "--batch", 3], "- ds train_micro_batch_size_per_gpu=2 vs args --batch=3\n- ds seed=7 vs args --seed=1\nThe easiest method is"), (["--precision", "bf16", "--config", d / "bf160.json"], "--precision bf16 contradicts", "bf16.enabled"),
                           (["--accumulate", 3], "train_batch_size"), (["--plan", "pp2", "--config", d / "f32dp2+pp2+zero1.json", "--set", "pipeline.stages=3"], "stages 2 contradicts", "pipeline.stages is 3")):
         refused(f"contradiction {flags}", [*model, *(["--config", file] if "--config" not in flags else []), *flags, "--steps", 1], *parts, code=1 if flags[0] == "--accumulate" else 2)
-    refused("ZeRO 3 in a pipeline", [*model, "--config", file, "--plan", "pp2", "--ranks", 2, "--steps", 1], "pp2+zero3 cannot be", "The nearest plan that can: pp2+zero1", code=2)
+    refused("ZeRO 3 in a pipeline", [*model, "--config", file, "--plan", "pp2", "--ranks", 2, "--steps", 1], "pp2+zero3 is invalid: ", "The nearest plan that works: pp2+zero1", code=2)
     r = run(*model, "--config", file, "--batch", 2, "--plan", "zero3", "--ranks", 1, "--steps", 1, "--seed", 7)
     check("the same said twice", r.returncode == 0, r.stderr)
     refused("a misspelt key", [*model, "--config", config("typo", train_batch_size=4, optimzer={}), "--steps", 1], "optimzer", "optimizer", code=2)

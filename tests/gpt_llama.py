@@ -72,7 +72,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     r = run(*start, "--context", 16, "--json")
     check("shorter samples than the model's context", r.returncode == 0 and abs(result(r)["val_loss"]) < 20, r.stdout + r.stderr)
-    refused("longer ones", [*start, "--context", 33], "--context 33: the model sees at most 32")
+    refused("longer ones", [*start, "--context", 33], "--context 33: expected at most the model's context, 32")
 
     r = run("gpt", "sample", GOLDEN / "llama_main", "--ids", "70,108,141,110,53", "--tokens", 6, "--greedy")
     check("greedy ids", r.stdout.strip() == "163,72,163,152,24,2", r.stdout + r.stderr)

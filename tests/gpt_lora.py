@@ -70,7 +70,7 @@ with tempfile.TemporaryDirectory() as folder:
                              ("dropout 1", f"{base},lora=4,dropout=1", "expected dropout from 0 to below 1"), ("a word", f"{base},lora=four", "--init: lora")):
         refused(name, [*start, init], part, code=2)
     refused("an unknown target", [*start, f"{base},lora=4,targets=q_prj"], "did you mean q_proj?")
-    refused("--parallel dp", [*start, f"{base},lora=4", "--parallel", "dp:2"], "does not go with --parallel dp", code=2)
+    refused("--parallel dp", [*start, f"{base},lora=4", "--parallel", "dp:2"], "cannot be combined with --parallel dp", code=2)
     refused("a base that is gone", ["gpt", "sample", GOLDEN / "lora", "--ids", "1"], "config.json")
     (d / "gone").mkdir()
     (d / "gone/adapter_config.json").write_text(json.dumps(dict(peft_type="LORA", base_model_name_or_path="somewhere/else")))

@@ -115,7 +115,7 @@ with tempfile.TemporaryDirectory() as folder:
             got, said = s.ask("POST", "/v1/completions", body)
             check(f"refused: {name}", got == status and said["error"]["param"] == param and said["error"]["type"] == "invalid_request_error" and said["error"]["message"], f"{got} {said}")
         check("no such page", s.ask("GET", "/v2")[0] == 404)
-        refused("port in use", ["gpt", "serve", d / "run", "--port", s.port], "cannot be had")
+        refused("port in use", ["gpt", "serve", d / "run", "--port", s.port], "cannot listen on")
 
     # A Hugging Face folder, with an API key and an unknown chat template.
     shutil.copytree(d / "folder", d / "strange")
@@ -182,7 +182,7 @@ with tempfile.TemporaryDirectory() as folder:
     words = page.split("lockstep schedule serving ")[1].split("\n```")[0].replace("\\\n", " ").split()
     words[words.index("--svg") + 1] = d / "serving.svg"
     r = run("lockstep", "schedule", "serving", *words)
-    check("lockstep schedule serving", r.returncode == 0 and "gave way          2" in r.stdout and (d / "serving.svg").read_text() == (pathlib.Path(__file__).resolve().parent.parent / "docs/images/serving.svg").read_text(), r.stdout + r.stderr)
+    check("lockstep schedule serving", r.returncode == 0 and "preempted         2" in r.stdout and (d / "serving.svg").read_text() == (pathlib.Path(__file__).resolve().parent.parent / "docs/images/serving.svg").read_text(), r.stdout + r.stderr)
     refused("options of serving elsewhere", ["lockstep", "schedule", "ring", "--requests", "0:1+1"], "--requests is for serving", code=2)
     refused("serving with others' options", ["lockstep", "schedule", "serving", "--requests", "0:1+1", "--stages", 2], "--stages is not for serving", code=2)
 

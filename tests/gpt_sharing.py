@@ -65,9 +65,9 @@ with tempfile.TemporaryDirectory() as folder:
     for attention in ("ring", "ulysses"):
         r = run(*small, "--ranks", 8, "--plan", "pp2+cp2+tp2", "--set", f"context_parallel.attention={attention}", "--dropout", 0.2, "--precision", "bf16", *RECOMPUTE)
         check(f"a plan with {attention}, dropout, bf16 and checkpointed blocks", r.returncode == 0 and result(r)["loss"] < 6, r.stdout + r.stderr)
-    refused("a plan whose slices have too few heads", [*small, "--ranks", 8, "--plan", "cp2+tp4", "--set", "context_parallel.attention=ulysses"], "cp2 does not divide the 1 heads of a tensor-parallel rank", "The nearest plan that can: dp2+cp2+tp2")
-    refused("a plan whose context cannot be cut", [*small, "--ranks", 6, "--plan", "pp2+cp3"], "cp3 does not divide the 32 tokens of a sample (context) into 6 parts", "nearest plan that can: ")
-    refused("slices that share sequences in Megatron's way too", [*small, "--ranks", 4, "--plan", "cp2+tp2", "--set", "tensor_parallel.sequence_parallel=true"], "does not go with cp2")
+    refused("a plan whose slices have too few heads", [*small, "--ranks", 8, "--plan", "cp2+tp4", "--set", "context_parallel.attention=ulysses"], "cp2 does not divide the 1 heads of a tensor-parallel rank", "The nearest plan that works: dp2+cp2+tp2")
+    refused("a plan whose context cannot be cut", [*small, "--ranks", 6, "--plan", "pp2+cp3"], "cp3 does not divide the 32 tokens of a sample (context) into 6 parts", "nearest plan that works: ")
+    refused("slices that share sequences in Megatron's way too", [*small, "--ranks", 4, "--plan", "cp2+tp2", "--set", "tensor_parallel.sequence_parallel=true"], "cannot be combined with cp2")
     refused("attention of sequences that are not shared", [*small, "--set", "context_parallel.attention=ulysses"], "add cpN to the plan")
     small[small.index("--model") + 1] = "gpt:2x32x4"
 
@@ -151,13 +151,13 @@ with tempfile.TemporaryDirectory() as folder:
             ours[ours.index("--model") + 1] = more[-1]
             ours = ours[:-2]
         r = run(*ours, "--ranks", ranks, "--plan", plan)
-        found = re.search(r"\[plan\] .* cannot be.*The nearest plan that can: (\S+)", r.stderr)
-        check(f"{plan} on {ranks} ranks {' '.join(map(str, more))} is refused, once, with a suggestion", r.returncode in (1, 2) and found and r.stderr.count("cannot be") == 1 and "[schedule]" not in r.stderr, f"exit {r.returncode}: {r.stderr}")
+        found = re.search(r"\[plan\] \S+ (?:is invalid: |does not work with ).*The nearest plan that works: (\S+)", r.stderr)
+        check(f"{plan} on {ranks} ranks {' '.join(map(str, more))} is refused, once, with a suggestion", r.returncode in (1, 2) and found and r.stderr.count("[plan] ") == 1 and "[schedule]" not in r.stderr, f"exit {r.returncode}: {r.stderr}")
         if found:
             r = run(*ours, "--ranks", ranks, "--plan", found[1])
             check(f"and {found[1]} trains", r.returncode == 0, r.stderr)
     refused("a plan without experts", [*small, "--ranks", 2, "--plan", "dp2+ep2"], "shares experts, and the model has none")
-    refused("experts in every 5th of 2 blocks", [*small, "--experts", "4,every=5"], "every 5.")
+    refused("experts in every 5th of 2 blocks", [*small, "--experts", "4,every=5"], "expected `every` from 1 to 2, the number of blocks, got 5")
     r = run("lockstep", "schedule", "ring-attention", "--ranks", 4)
     check("lockstep schedule ring-attention", r.returncode == 0 and "contiguous        busy 57" in r.stdout and "zigzag            busy 100.00 %" in r.stdout, r.stdout + r.stderr)
     r = run("lockstep", "schedule", "ring-attention", "--ranks", 4, "--svg", d / "ring.svg")

@@ -162,9 +162,9 @@ with tempfile.TemporaryDirectory() as folder:
         ("missing program", ["nosuch-program"], 1, ["no program 'nosuch-program' in PATH"]),
         ("a folder", [d], 1, ["it is a folder"]),
         ("a path that is not there", [d / "none"], 1, ["cannot run", "No such file"]),
-        ("word for a number", words("-n two true"), 2, ["--nproc", "'two'"]),
+        ("word for a number", words("-n two true"), 2, ["--nproc to be a number, auto or cpu, got 'two'"]),
         ("no ranks", words("-n 0 true"), 2, ["1 or more"]),
-        ("gpu", words("-n gpu true"), 2, ["no GPU"]),
+        ("gpu", words("-n gpu true"), 2, ["cannot count GPUs"]),
         ("module", words("-m x true"), 2, ["python3 -m MODULE"]),
         ("elastic nodes", words("--nnodes 1:4 true"), 2, ["cannot come and go"]),
         ("port in use", ["--master-port", port, "true"], 1, [f"port {port} is used"]),
@@ -224,7 +224,7 @@ with tempfile.TemporaryDirectory() as folder:
     process.stdout.readline()
     process.stdout.close()
     process.stdout = None
-    expect("nobody reads", end("nobody reads", process), 128 + signal.SIGPIPE, "nobody reads")
+    expect("nobody reads", end("nobody reads", process), 128 + signal.SIGPIPE, "the reader of standard output has closed it")
     process = begin("-n", 2, "sh", "-c", "head -c 5000000 /dev/zero | tr '\\0' 'x'; echo; exit 3")
     time.sleep(0.5)  # by now the pipe is full
     r = expect("slow reader", end("slow reader", process), 3)

@@ -240,7 +240,7 @@ def tests(hosts, d, pool):
         lan, data = hosts.sent("lan0") - before[0], hosts.sent("data0") - before[1]
         check(f"{name}: data go over it", data > 1_000_000 and lan < data / 2, (lan, data))
     codes, said = Job(hosts, d, short, LOCKSTEP_INTERFACE=("data0", "data7")).end()
-    check("an interface that is not there", 0 not in codes and "expected a network interface or subnet of this machine, got 'data7'; there are " in said[1] and "data1 10.78.0.2" in said[1], said)
+    check("an interface that is not there", 0 not in codes and "expected a network interface or subnet of this machine, got 'data7'; this machine has " in said[1] and "data1 10.78.0.2" in said[1], said)
 
     for ranks in ((1, 1), (2, 2), (2, 1)):
         codes, said = Job(hosts, d, [BUILD / "tests/test_dist", "--no-skip", "--test-case=group: a rank of a job"], ranks).end()

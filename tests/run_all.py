@@ -94,10 +94,10 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--suite")
     parser.add_argument("--not-suite")
-    parser.add_argument("--without", metavar="FILES", help="leaves out the cases of these sources (of suites in C++ only), such as *schedule_test*")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="what has not ended by then is left out")
+    parser.add_argument("--without", metavar="FILES", help="skip the cases of these sources (C++ suites only), such as *schedule_test*")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time and leave out the remaining tests")
     parser.add_argument("--timeout", type=float, default=1, help="multiplies the tests' own limits (sanitizers are slow)")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 1, help="tests that run at a time (default: one more than there are cores, as some wait)")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 1, help="tests that run at once (default: one more than the cores, because some tests wait)")
     options = parser.parse_intermixed_args()  # names may come after options
 
     tests = list(listed(options.build, options))

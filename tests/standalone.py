@@ -133,7 +133,7 @@ def main(build):
                     raise RuntimeError(said)
             if "identical" not in run([lockstep, "verify", "--plans", "ddp:1x2,zero3:2x1", "--steps", "3", "--", str(programs[0])]):
                 raise RuntimeError("ranks train to other bits")
-            for name, expected, code in ((project, "is there already", 1), (work / "2nd", "begins with a letter", 2)):
+            for name, expected, code in ((project, "exists already", 1), (work / "2nd", "begins with a letter", 2)):
                 said = subprocess.run([lockstep, "new", str(name)], capture_output=True, text=True)
                 if said.returncode != code or expected not in said.stderr:
                     raise RuntimeError(f"new {name}: exit code {said.returncode}, {said.stderr}")

@@ -69,7 +69,7 @@ with tempfile.TemporaryDirectory() as folder:
     refused("a context that does not divide", [*map(lambda word: 13 if word == 12 else word, base), "--ranks", 3, "--plan", "tp3", "--set", "tensor_parallel.sequence_parallel=true"], "13")
     refused("chunks alone", [*base, "--set", "tensor_parallel.overlap_chunks=2"], "add tpN to the plan")
     refused("sequence alone", [*base, "--set", "tensor_parallel.sequence_parallel=true"], "add tpN to the plan")
-    refused("with a 1-bit optimizer", [*base, "--ranks", 2, "--plan", "tp2", "--optimizer", "onebit-adam"], "OneBitAdam sends gradients its own way and needs all of the model on every rank")
+    refused("with a 1-bit optimizer", [*base, "--ranks", 2, "--plan", "tp2", "--optimizer", "onebit-adam"], "OneBitAdam exchanges gradients itself and needs the whole model on every rank")
     refused("with ZeRO 2", [*base, "--ranks", 4, "--plan", "tp2+zero2"], "zero2", code=2)
 
 finish()

@@ -119,7 +119,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("a missing rank is said", r.returncode == 0 and "no trace of rank 1 (of 0 to 1)" in r.stderr and "pipeline" not in json.loads(r.stdout), r.stdout + r.stderr)
     (d / "empty").mkdir()
     refused("an empty folder", ["lockstep", "report", d / "empty"], "an empty folder", "--out", "--trace")
-    refused("no folder", ["lockstep", "report", d / "none"], "which is not there")
+    refused("no folder", ["lockstep", "report", d / "none"], "which does not exist")
     refused("nothing to merge", ["lockstep", "trace", "merge", d / "empty"], "expected files rank-N.json")
     (d / "empty/rank-0.json").write_text('{"not": "ours"}')
     refused("a foreign file", ["lockstep", "report", d / "empty"], "rank-0.json: expected a trace that Lockstep wrote")

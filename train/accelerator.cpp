@@ -14,10 +14,10 @@ using data::Json;
 namespace accelerated {
 
 void refuse_thing(bool prepared) {
-  LOCKSTEP_CHECK(!prepared, "[prepare] expected what is not prepared yet, got something that prepare() made");
+  LOCKSTEP_CHECK(!prepared, "[prepare] expected unprepared objects, got one that prepare() returned");
   fail(
       "[prepare] expected a model, its optimizer, a data::DataLoader or a schedule, got something else: every rank "
-      "would read all of it; put it into a DataLoader, or pass acc.skip(it) to have it left as it is");
+      "would read all of it; put it into a DataLoader, or pass acc.skip(it) to leave it unchanged");
 }
 
 std::vector<int64_t> Dealing::deal(int64_t epoch) {
@@ -147,7 +147,7 @@ void State::join(optim::Optimizer& optimizer) {
   engine = found->make(prepare_args(job(), *found->module, optimizer, nullptr, nullptr, how, values));
   LOCKSTEP_CHECK(!engine->wants_metric(), "[prepare] ", job().origin(),
                  ": expected a schedule that follows the step, got scheduler.type ReduceLROnPlateau, whose metric only "
-                 "the program knows; make it there, and pass it to prepare()");
+                 "the program has; create it there, and pass it to prepare()");
   clipping = engine->config().gradient_clipping;
   if (leads() && micro_batch > 0 && world() * engine->gradient_accumulation_steps() > 1)
     std::cerr << "[accelerator] a step is " << world() << (world() == 1 ? " rank x " : " ranks x ")
@@ -215,7 +215,7 @@ Loop State::running_loop() const {
   std::optional<Loop> found = last_loop;  // used if all loops have ended
   for (const auto& one : loops)
     if (const auto running = one.lock()) found = *running;
-  LOCKSTEP_CHECK(found, "[gather_for_metrics] expected to be called in the loop of a loader");
+  LOCKSTEP_CHECK(found, "[gather_for_metrics] expected a call inside the loop over a loader");
   return *found;
 }
 

@@ -124,7 +124,7 @@ std::vector<AutoRow> auto_rows(const Json& json, const AutoValues& v, const Json
   rows.push_back({"scheduler.params.warmup_max_lr", "learning_rate", option("lr"), no_optimizer, optimizers});
   rows.push_back({"scheduler.params.warmup_num_steps", "warmup_steps", warmup, "", v.all_are_arguments});
   rows.push_back({"scheduler.params.total_num_steps", "max_steps (calculated)", steps,
-                  "and nobody knows how many steps there are: give data of at least one step, or " + steps_option,
+                  "and the number of steps is unknown: give data of at least one step, or " + steps_option,
                   v.all_are_arguments});
 
   const Json* clipping = own.find("gradient_clipping");

@@ -16,7 +16,7 @@ namespace lockstep::train {
 using data::Json;
 
 uint64_t hash_of(const Tensor& tensor) {
-  LOCKSTEP_CHECK(sodium_init() >= 0, "libsodium cannot be used here");
+  LOCKSTEP_CHECK(sodium_init() >= 0, "libsodium cannot be initialised");
   const Tensor flat = tensor.to(cpu).contiguous();
   unsigned char digest[crypto_generichash_BYTES_MIN];
   crypto_generichash(digest, sizeof digest, static_cast<const unsigned char*>(flat.raw_data()),

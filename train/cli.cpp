@@ -81,7 +81,7 @@ int finished(int code) {
                               ? std::strerror(errno)
                               : "an earlier write failed";  // its reason is no longer known
   std::cerr << "error: " << rank_prefix() << "standard output cannot be written (" << why
-            << "), so the end of it is lost\n";
+            << "), so the rest of the output is lost\n";
   return code ? code : 1;
 }
 

@@ -9,7 +9,7 @@ namespace lockstep::train {
 
 /// Ends a rank that has answered. start() catches it; in a program without start() it ends the program like any Error.
 struct Described : Error {
-  Described() : Error("the program was asked what it trains, and has said it") {}
+  Described() : Error("the program was asked to describe what it trains, and did") {}
 };
 
 /// The content of the answer.

@@ -52,7 +52,7 @@ Experts read_experts(const std::string& text) {
 void add_experts(nn::Module& model, const std::string& text, const Job& job) {
   const Experts e = as_usage([&] {
     LOCKSTEP_CHECK(text.empty() || job.options().parallel.strategy != "dp",
-                   "--experts does not go with --parallel dp, which copies models by their options; use ranks");
+                   "--experts cannot be combined with --parallel dp, which copies models by their options; use ranks");
     return read_experts(text);
   });
   check_plan(job.plan(), {.experts = e.options.experts});

@@ -24,7 +24,7 @@ Experts read_experts(const std::string& text);
 void add_experts(nn::Module& model, const std::string& text, const Job& job);
 /// Help text of --experts.
 inline constexpr const char* experts_help =
-    "experts in place of the MLP of some blocks, and how: "
+    "experts instead of the MLP in some blocks, and how: "
     "8,top_k=2,every=2,capacity_factor=1,eval_capacity_factor=1,min_capacity=4,drop_tokens=true,balance_coef=0.01,"
     "z_coef=0,noise=none (or jitter, rsample),use_residual=false";
 

@@ -168,7 +168,7 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
                  "; a Trainer runs pp and tp");
   LOCKSTEP_CHECK(job.autocast() != f16 || options.grad_scaler, "[prepare] expected a grad_scaler with ",
                  job.options().name_of("--precision f16"),
-                 ", got none: small gradients would be lost; write fp16.enabled, or take bf16");
+                 ", got none: small gradients would be lost; set fp16.enabled, or use bf16");
   model.to(job.device());
   values.model = &model;
   values.optimizer = [&optimizer] { return &optimizer; };
@@ -217,8 +217,9 @@ void start(const Options& options, const std::string& identity, const Body& body
     try {
       body(job);
     } catch (const Described&) { return; }
-    LOCKSTEP_CHECK(!describes,
-                   "the program ended without a train::Trainer or train::prepare, which say what it trains");
+    LOCKSTEP_CHECK(
+        !describes,
+        "the program ended without creating a train::Trainer or calling train::prepare, which describe what it trains");
   });
 }
 

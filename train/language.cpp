@@ -239,7 +239,7 @@ void keep_tokenizer(const std::string& tokenizer, const std::string& given, cons
   prepare_output("--out", out);
   if (!given.empty() && tokenizer != given)
     std::cerr << "note: --tokenizer " << given
-              << " holds no tokenizer, so the copy that the run has goes on being used: " << tokenizer << "\n";
+              << " contains no tokenizer; continuing with the run's own copy: " << tokenizer << "\n";
   if (tokenizer.empty()) return;
   data::copy_tokenizer(tokenizer, out + "/tokenizer");
   const Json generation = nn::folder_notes(tokenizer).generation;
@@ -320,13 +320,13 @@ void add_generation_options(CLI::App& app, nn::Generation& g) {
     };
   };
   add("--tokens", g.max_new_tokens, "tokens to add", whole(1, int64_t(nn::most_of_option("max_new_tokens"))));
-  add("--temperature", g.temperature, "0 takes the likeliest token; higher is wilder", check("temperature"));
+  add("--temperature", g.temperature, "0: always the likeliest token; higher: more random", check("temperature"));
   add("--top-k", g.top_k, "choose among the k likeliest (0: all)", check("top_k"));
   add("--top-p", g.top_p, "choose among the likeliest that make up this probability", check("top_p"));
   add("--min-p", g.min_p, "choose among those at least this much as likely as the likeliest", check("min_p"));
-  add("--repetition-penalty", g.repetition_penalty, "above 1: tokens that were there before become less likely",
+  add("--repetition-penalty", g.repetition_penalty, "above 1: makes repeated tokens less likely",
       check("repetition_penalty"));
-  add("--no-repeat-ngram", g.no_repeat_ngram_size, "never so many tokens in a row twice (0: they may)",
+  add("--no-repeat-ngram", g.no_repeat_ngram_size, "never repeat a sequence of this many tokens (0: no limit)",
       check("no_repeat_ngram_size"));
   app.add_flag_callback(
       "--greedy", [&] { g.do_sample = false; }, "the likeliest token each time");
@@ -337,7 +337,7 @@ void add_generation_options(CLI::App& app, nn::Generation& g) {
            if (beams == 1) return;
            g.do_sample = false, g.overflow = nn::Generation::Overflow::error;
          },
-         "follow so many of the likeliest texts; ends where the context is full")
+         "beam search with N beams; stops when the context is full")
       ->check(check("num_beams"));
   app.add_option("--stop", g.stop, "end before this text (can be given several times)")->allow_extra_args(false);
 }

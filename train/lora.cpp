@@ -81,8 +81,8 @@ void prepare_export(const Job& job, const std::string& folder) {
   prepare_output("--export", folder);
   const Json* const sparse = job.file().find("sparse_attention");
   if (sparse && sparse->is_object())
-    std::cerr << "warning: --export " << folder << ": Hugging Face's files do not say sparse_attention, so who reads "
-              << "them attends to all tokens; a run's folder (--out) says it\n";
+    std::cerr << "warning: --export " << folder << ": Hugging Face's format cannot store sparse_attention: readers "
+              << "will attend to all tokens; a run's folder (--out) stores it\n";
 }
 
 void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,

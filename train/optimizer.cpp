@@ -71,10 +71,10 @@ void add_optimizer_options(CLI::App& app, OptimizerOptions& o, bool schedule) {
       ->group(group);
   app.add_option_function<std::string>(
          "--optimizer", [&o](const std::string& text) { as_usage([&] { read_optimizer(text, o); }); },
-         str(optimizer_names[0], "; or one that sends a bit a number between ranks: ",
+         str(optimizer_names[0], "; or a 1-bit optimizer, which sends 1 bit per number: ",
              list_names({optimizer_names.begin() + 1, optimizer_names.end()}), "; and how: ", optimizer_names[0],
              ",weight_decay=", o.weight_decay, ",beta1=", o.beta1, ",beta2=", o.beta2,
-             " (1-bit: freeze_step=N, exact steps before it)"))
+             " (1-bit: freeze_step=N, the number of exact steps at the start)"))
       ->default_str(o.name)
       ->group(group);
 }
@@ -84,7 +84,7 @@ void check_optimizer(const OptimizerOptions& o, const Options& all) {
   const ParallelOptions& ranks = all.parallel;
   LOCKSTEP_CHECK(ranks.ranks > 0 || (engine::is_launched() && ranks.strategy != "none" && ranks.strategy != "dp"),
                  "--optimizer ", o.name,
-                 " compresses what ranks tell each other, so it needs ranks that train together: start it with "
+                 " compresses communication between ranks, so it needs ranks that train together: start it with "
                  "lockstep run -n N -- ..., or give --ranks N");
 }
 

@@ -68,7 +68,7 @@ std::string CommonOptions::name_of(const std::string& option) const {
 void apply_common_options(const CommonOptions& o) {
   as_usage([&] {
     LOCKSTEP_CHECK(!o.resume || !o.out.empty(), o.name_of("--resume"), " needs ", o.name_of("--out"),
-                   " DIR, the folder of the run to go on with");
+                   " DIR, the folder of the run to continue");
     LOCKSTEP_CHECK(!data::not_utf8(data::Json(o.out)), o.name_of("--out"), " ", o.out,
                    ": expected a path in UTF-8, which files of the run keep");
     parse_device(o.device);

@@ -134,13 +134,13 @@ template <class App> void add_common_options(App& app, CommonOptions& o, bool tr
   add("--seed", o.seed, "seed of everything random", whole(0, INT64_MAX));
   add("--threads", o.threads, "threads of operations (default: all cores given to the process)", whole(1, 4096));
   add("--device", o.device, "cpu; cuda (ranks of a machine take its devices in turn); cuda:N");
-  add("--json", o.json, "end with one line that is a JSON object of all final figures");
+  add("--json", o.json, "print all final figures as one line of JSON");
   if (!training) {
-    add("--ema", o.ema, "the average of the parameters that --set ema.decay=0.999 kept, in their place");
+    add("--ema", o.ema, "use the averaged parameters of a run with --set ema.decay=0.999");
     return;
   }
   add("--out", o.out, "folder for config.json, metrics.jsonl and checkpoints");
-  add("--resume", o.resume, "go on from the checkpoint in --out, or begin when there is none yet");
+  add("--resume", o.resume, "continue from the checkpoint in --out, or start if there is none");
   app.parse_complete_callback([&o] { go_on_after_restart(o); });
   add_parallel_options(app, o.parallel, devices);
 }
@@ -160,11 +160,11 @@ template <class App> void add_options(App& app, Options& o, bool devices = false
       "f32; tf32 on devices that have it; bf16 or f16: matrix products in it (autocast); fp8: as bf16, with Linears in "
       "8 bits",
       one_of({"f32", "tf32", "bf16", "f16", "fp8"}));
-  add("--no-graph", o.no_graph,
-      "on CUDA: run each step as it is; else it is recorded once for each shape and replayed. Same bits");
+  add("--no-graph", o.no_graph, "on CUDA: run steps directly instead of recording and replaying graphs (same bits)");
   engine("--config", o.config,
          "DeepSpeed's configuration file for the engine (lockstep config says what a file means)");
-  engine("--set", o.set, "a key of it: zero_optimization.stage=2; may be repeated")->allow_extra_args(false);
+  engine("--set", o.set, "set one key of the configuration: zero_optimization.stage=2; may be repeated")
+      ->allow_extra_args(false);
   engine("--plan", o.plan,
          "how ranks share the work: dp2+pp2+tp2+zero1 (replicas, pipeline stages, tensor parallelism, ZeRO; cp: "
          "context, ep: expert parallelism)");

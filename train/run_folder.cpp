@@ -59,7 +59,7 @@ void Trainer::Impl::open() {
     std::vector<double> found{double(team.leads() && fs::exists(checkpoint_folder() + "/latest"))};
     team.sum(found, "is there a checkpoint");
     const bool resume_ = job.options().resume, there = found[0] > 0 || (resume_ && !o.resume_from.empty());
-    LOCKSTEP_CHECK(resume_ || !there, job.options().out, " already holds a run; go on with it by ", resume_name,
+    LOCKSTEP_CHECK(resume_ || !there, job.options().out, " already holds a run; continue it with ", resume_name,
                    ", or choose another ", out_name);
     if (resume_ && fs::exists(path(config_name()))) {
       const Json saved = data::read_json(path(config_name()));
@@ -80,11 +80,11 @@ void Trainer::Impl::open() {
       if (there && micro && team.leads() && *micro != Json(*engine->config().train_batch_size))
         std::cerr << "note: train_batch_size was " << micro->dump() << " and is now "
                   << *engine->config().train_batch_size
-                  << ": another list of micro-batches, so the run ends with other bits than it would have\n";
+                  << ": the micro-batches change, so results will not be bit-identical to an uninterrupted run\n";
       const Json *const products = saved.find("bf16_products"), now(std::string(name_of(bf16_products())));
       if (there && products && team.leads() && *products != now)
         std::cerr << "note: products of bf16 were " << products->dump() << " and are now " << now.dump()
-                  << " (LOCKSTEP_BF16_PRODUCTS): what is made of them has other bits\n";
+                  << " (LOCKSTEP_BF16_PRODUCTS): results will differ in their bits\n";
     }
     if (resume_ && there) resume();
     else if (resume_ && team.leads())
@@ -152,7 +152,7 @@ void Trainer::Impl::resume() {
   if (gone[0] == 0) return;
   if (job.team().leads())
     std::cerr << "note: " << printable(state->best_folder())
-              << ", the best model so far, is gone: the best from here on counts\n";
+              << ", the best model so far, was removed: from now on the best of later models counts\n";
   best.reset();
   state->forget_best();
 }
@@ -231,7 +231,7 @@ void load_model(nn::Module& model, const std::string& folder, bool average) {
     wanted.push_back(checkpoints::whole((averaged ? of_average : "model.") + name, tensor));
   }
   LOCKSTEP_CHECK(has_average || !average, folder,
-                 ": --ema: this run kept no average of its parameters; train with --set ema.decay=0.999");
+                 ": --ema: this run has no averaged parameters; train with --set ema.decay=0.999");
   const std::vector<std::string> skip =
       average ? std::vector<std::string>{"optimizer.", "model."} : std::vector<std::string>{"optimizer."};
   checkpoints::load(found->path, wanted, nullptr, {.convert = true, .skip = skip});

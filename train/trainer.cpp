@@ -36,7 +36,7 @@ TrainerOptions with_optimizer(TrainerOptions o) {
 void check_data(const Team& team, const char* what, const data::Dataset<Example>& from) {
   const int64_t n = from.size();
   LOCKSTEP_CHECK(n < data::endless_samples, "[Trainer] ", what,
-                 ": expected samples with an end, got a stream; give .batches its micro_batch()");
+                 ": expected a finite dataset, got a stream; give .batches its micro_batch()");
   std::vector<int64_t> some;
   for (int64_t i = 0; i < std::min<int64_t>(n, 16); ++i) some.push_back(i * n / std::min<int64_t>(n, 16));
   const Tensor size = Tensor::from<int64_t>({n}, {1});
@@ -56,7 +56,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
       scaler({.enabled = job.autocast() == f16}) {
   LOCKSTEP_CHECK((o.data != nullptr) != bool(o.batches), "[Trainer] expected data or batches, got ",
                  o.data ? "both" : "neither");
-  LOCKSTEP_CHECK(o.data || job.options().steps > 0, called("--steps"), ": expected how many, as the data have no end");
+  LOCKSTEP_CHECK(o.data || job.options().steps > 0, called("--steps"), " is required: the batches are endless");
   if (o.data) check_data(job.team(), "the training data", *o.data);
   if (o.evaluate) check_data(job.team(), "the data of evaluation", *o.evaluate);
   const auto spread = moe::expert_names(*model);
@@ -185,14 +185,14 @@ void Trainer::Impl::make_engine(engine::Config config) {
   }
   if (plan.cp == 1) args.training_data = o.data, args.loader_workers = o.workers;
   LOCKSTEP_CHECK(plan.cp == 1 || !o.data, "[Trainer] expected batches with a plan of cp", plan.cp,
-                 ", which cuts sequences: data are dealt whole");
+                 ", which cuts sequences: data yields whole samples");
   config.pipeline.stages = plan.pp;
   config.given.erase("pipeline.stages");
   args.config = std::move(config);
   engine = std::make_unique<engine::EngineBase>(std::move(module), std::move(args));
   LOCKSTEP_CHECK(!engine->wants_metric(),
                  "[Trainer] expected a schedule that follows the step, got ReduceLROnPlateau, which follows a metric: "
-                 "train in a loop of your own that calls step(metric), or take another schedule");
+                 "train in your own loop that calls step(metric), or use another schedule");
   data::check_mapped_files();  // the weights of a model may lie in mapped files until here
 }
 
@@ -279,7 +279,7 @@ void Trainer::Impl::fit() {
     if (due(save_every) && step < steps) save(), saved = true;
     if (ends) {
       if (job.talks())
-        fmt::print("no better {} in {} evaluations: training ends\n", o.best.substr(o.best.starts_with('-')), worse);
+        fmt::print("no better {} in {} evaluations: training stops\n", o.best.substr(o.best.starts_with('-')), worse);
       break;
     }
   }
@@ -289,12 +289,12 @@ void Trainer::Impl::fit() {
   if (state) state->end(seconds, first);
   if (o.load_best && best && stop == 0) {
     const std::string from = state && !state->best_folder().empty() ? state->best_folder() : path("best");
-    LOCKSTEP_CHECK(engine->load_checkpoint(from, {.load_module_only = true}), from, ": the best model is gone");
+    LOCKSTEP_CHECK(engine->load_checkpoint(from, {.load_module_only = true}), from, ": the best model was removed");
     looked = -1;
   }
   if (job.team().stopped_by() && job.team().leads())
     std::cerr << "stopped at step " << step
-              << (has_folder() ? "; the checkpoint is written, go on with " : "; nothing was saved, as there is no ")
+              << (has_folder() ? "; the checkpoint is written, continue with " : "; nothing was saved, as there is no ")
               << called(has_folder() ? "--resume" : "--out") << "\n";
   if (looked != step || o.evaluate_most > 0) last = evaluate(0);
   write_state();

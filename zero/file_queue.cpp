@@ -72,7 +72,7 @@ FileQueue::FileQueue(const AioOptions& o) : options_(o) {
   }
 #endif
   LOCKSTEP_CHECK(o.engine != AioOptions::Engine::uring || !rings_.empty(), "[aio] expected io_uring, got: ", why,
-                 "; engine automatic or threads works without");
+                 "; set engine to automatic or threads");
   try {
     for (auto& ring : rings_) threads_.emplace_back([this, &ring] { run_ring(*ring); });
     if (rings_.empty())

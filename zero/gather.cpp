@@ -17,8 +17,8 @@ void Gather::keep_shard(size_t u) {
 bool Gather::is_whole(size_t u) {
   const State& state = states[u];
   if (!state.gathered || state.recorded == Graph::is_recording()) return state.gathered;
-  LOCKSTEP_CHECK(state.recorded, "[zero] expected parameters that are not gathered when a recording begins, got ",
-                 s_.units[u].tag, "; end a forward with its backward, and gathered() before it");
+  LOCKSTEP_CHECK(state.recorded, "[zero] expected no gathered parameters when a recording begins, got ",
+                 s_.units[u].tag, "; let each forward have its backward, and end gathered(), before it");
   release(u);
   return false;
 }
@@ -57,8 +57,8 @@ void Gather::release(size_t u) {
   state.needed_from = 0;
   live_ -= unit.layout.whole();
   LOCKSTEP_CHECK(storage.version() == state.version, "[zero] ", unit.tag, " was changed by '", storage.last_writer(),
-                 "' while a forward or backward had it whole, which stage 3 would lose: each rank keeps a part of its "
-                 "own. Change parameters between steps, inside of Zero::gathered(parameters, rank)");
+                 "' while it was gathered for a forward or backward; stage 3 discards such changes, because each rank "
+                 "keeps only its shard. Change parameters between steps, inside Zero::gathered(parameters, rank)");
 }
 
 void Gather::release_all() {

@@ -21,9 +21,9 @@ double Stage::scale_of(const StepOptions& o) const {
 }
 
 void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
-  LOCKSTEP_CHECK(options.spread.names.empty() && batch && !scaled,
-                 "[zero] expected experts that all ranks have, on CUDA devices, and a scale of at most 1 to capture a "
-                 "step");
+  LOCKSTEP_CHECK(
+      options.spread.names.empty() && batch && !scaled,
+      "[zero] capturing a step needs CUDA devices, no spread parameters (experts), and a gradient scale of at most 1");
   LOCKSTEP_CHECK(!captured_ || captured_->used == used,
                  "[zero] expected all graphs to capture steps of the same parameters");
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];

@@ -110,13 +110,12 @@ int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
   for (Piece& piece : unit.pieces) {
     if (piece.home != Offload::nvme) continue;
     const Parameter& p = s_.parameters[piece.parameter];
-    LOCKSTEP_CHECK(p.optimizer->block() == 1, "[offload] ", p.optimizer->name(),
-                   " keeps state in 8 bits, in blocks of ", p.optimizer->block(),
-                   " elements, and files have state in f32 only; offload to cpu");
+    LOCKSTEP_CHECK(p.optimizer->block() == 1, "[offload] ", p.optimizer->name(), " keeps 8-bit state in blocks of ",
+                   p.optimizer->block(), " elements, but offload to nvme stores f32; offload to cpu");
     for (const auto& [key, dtype] : keys_of(p)) {
       LOCKSTEP_CHECK(p.optimizer->state_shape(key, p.variable.shape()) == p.variable.shape(), "[offload] ",
-                     p.optimizer->name(), " keeps '", key, "' for rows or columns of ", p.name,
-                     ", and files have state for elements only; offload to cpu");
+                     p.optimizer->name(), " keeps '", key, "' per row or column of ", p.name,
+                     ", but offload to nvme needs one value per element; offload to cpu");
       piece.keys.push_back(key);
     }
     keys.insert(piece.keys.begin(), piece.keys.end());
@@ -247,8 +246,9 @@ void ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
   follow_writes();
   for (Unit& unit : s_.units) {
     if (!unit.trains) continue;
-    LOCKSTEP_CHECK(is_collected(unit), "[zero] a step can be captured when nothing is offloaded, no average is kept, ",
-                   "and the optimizers are SGD, Adam, AdamW, Adagrad, RMSprop or Lion");
+    LOCKSTEP_CHECK(is_collected(unit),
+                   "[zero] a step can only be captured if nothing is offloaded, no average is kept, and the optimizers "
+                   "are SGD, Adam, AdamW, Adagrad, RMSprop or Lion");
     for (Piece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
       const Parameter& p = s_.parameters[piece.parameter];
@@ -271,7 +271,7 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
     if (in_file) {
       const auto found = tile.at.find(key);
       LOCKSTEP_CHECK(found != tile.at.end(), "[offload] the optimizer now keeps '", key, "' for ", p.name,
-                     ", which the file has no room for; offload to cpu, or keep its options as they were");
+                     ", for which the file has no space; offload to cpu, or do not change its options");
       return tile.view(buffer, found->second, part, state_dtype(unit));
     }
     const Tensor& all = piece.state[key];

@@ -47,9 +47,8 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
   size_t trained = 0;
   for (optim::Optimizer* optimizer : optimizers) {
     LOCKSTEP_CHECK(optimizer, "[zero] expected optimizers, got null");
-    LOCKSTEP_CHECK(
-        !optimizer->communicates(), "[zero] ", optimizer->name(),
-        " moves gradients between ranks itself and needs all of the model's: use it without ZeRO, in any stage");
+    LOCKSTEP_CHECK(!optimizer->communicates(), "[zero] ", optimizer->name(),
+                   " exchanges gradients between ranks itself and needs those of the whole model: use it without ZeRO");
     for (int g = 0; g < optimizer->group_count(); ++g) {
       for (const Variable& v : optimizer->parameters(g)) {
         Parameter& p = parameters[index_of(v)];
@@ -81,14 +80,14 @@ void Stage::check_spread() const {
   const Spread& spread = options.spread;
   if (spread.names.empty()) return;
   LOCKSTEP_CHECK(spread.group && group.size() % spread.group->size() == 0,
-                 "[zero] expected spread.group to be of ranks that have the same parameters, a part of the ",
-                 group.size(), " ranks of ", group.name(), ", got ",
+                 "[zero] expected spread.group to be a subgroup of ", group.name(), " (", group.size(),
+                 " ranks) whose ranks have the same parameters, got ",
                  spread.group ? str(spread.group->size(), " ranks") : "none");
   size_t known = 0;
   for (const Parameter& p : parameters) known += spread.names.count(p.name);
   for (const auto& b : module.named_buffers()) known += spread.names.count(b.name);
   LOCKSTEP_CHECK(known == spread.names.size(),
-                 "[zero] expected spread.names to be of the module's parameters and buffers, got ", spread.names.size(),
+                 "[zero] expected spread.names to name parameters and buffers of the module, got ", spread.names.size(),
                  " names, of which it has ", known);
 }
 

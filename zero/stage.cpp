@@ -48,7 +48,7 @@ void Stage::listen() {
           .overlap = options.overlap_comm,
           .at_once = options.stage < 2,
           .leaves = options.stage == 0,
-          .emptied = "gradients of ZeRO are its own until Zero::step(), use that in place of the optimizer's"},
+          .emptied = "ZeRO owns the gradients until Zero::step(); call it instead of the optimizer's step()"},
       std::move(all));
   std::vector<parallel::Reducer::Unit> reduced;
   for (const Unit& unit : units) {

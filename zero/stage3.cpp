@@ -228,8 +228,8 @@ void Stage3::release_needed_from(uint64_t number) {
 /// order of their numbers: calls that began after this output have finished.
 void Stage3::before_backward(size_t c, uint64_t number, uint64_t mark) {
   LOCKSTEP_CHECK(!RecordedPass::running(),
-                 "[zero] stage 3 gives parameters back before a recorded derivative (create_graph) could read them; "
-                 "train what differentiates gradients with stage 2, or below");
+                 "[zero] stage 3 frees parameters before a recorded derivative (create_graph) can read them; use stage "
+                 "2 or below for losses that contain gradients");
   if (!reducer_->in_pass()) reducer_->begin_pass();
   release_needed_from(number);
   for (const size_t u : callers_[c].units) {

@@ -101,7 +101,7 @@ void Stage::take_from(int from, const std::vector<size_t>& indices) {
   for (const size_t i : indices) {
     Parameter& p = parameters[i];
     LOCKSTEP_CHECK(!is_spread(p) || from == 0, "[gathered] expected modifier rank 0 for ", p.name,
-                   ", which only some ranks have: the first of those counts; got ", from);
+                   ", which only some ranks have, and the first of them decides; got ", from);
     const Tensor dense = p.variable.tensor().contiguous();
     p.ranks->broadcast(dense, from, {.tag = p.name});
     if (p.unit == SIZE_MAX) continue;

@@ -71,7 +71,7 @@ StepReport Stage::step(const StepOptions& o) {
     if (reducer_->units[u].gradients.count() > 0)
       fail_everywhere(
           "[zero] step() after a backward inside no_sync(): the last micro-batch's backward must run outside of it, "
-          "for it reduces the sum of all");
+          "because it reduces the sum of all micro-batches");
     if (!unit.part.defined()) fail_everywhere("[zero] step() expected a backward since the last step");
   }
   const AtEnd forgets([this] { forget(); });
@@ -141,7 +141,7 @@ std::vector<bool> Stage::agree_on_used() {
   }
   if (Graph::is_capturing()) {  // ranks cannot be asked inside a recording: use the previous answer
     LOCKSTEP_CHECK(used == used_here_,
-                   "[zero] a step can be captured when it uses the parameters that the step before it has used");
+                   "[zero] a step can only be captured if it uses the same parameters as the previous step");
     return used_anywhere_;
   }
   const std::vector<bool> mine = used_here_ = used;

@@ -95,7 +95,7 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& file)
     LOCKSTEP_CHECK(n >= 1 && n <= most_slots, "[run] ", file, ":", line, ": expected 1 to ", most_slots,
                    " slots for host '", name, "', got ", n);
     const auto [first, fresh] = line_of.emplace(name, line);
-    LOCKSTEP_CHECK(fresh, "[run] ", file, ":", line, ": host '", name, "' is there already, in line ", first->second,
+    LOCKSTEP_CHECK(fresh, "[run] ", file, ":", line, ": host '", name, "' occurs already in line ", first->second,
                    "; give it one line with all slots");
     hosts.push_back({name, {}});
     for (int slot = 0; slot < n; ++slot) hosts.back().slots.push_back(slot);

@@ -74,7 +74,7 @@ class Launch {
       console_.say("starting all ranks again" + when + " (restart " + std::to_string(number + 1) + " of " +
                    std::to_string(o_.max_restarts) + ")");
       if (const int signal = wait(pause)) {
-        console_.say(signal_name(signal) + ": nothing is started again");
+        console_.say(signal_name(signal) + ": not restarting");
         console_.hurry();
         code = 128 + signal;
         break;

@@ -43,7 +43,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 struct Failure {
   int step = 0, error = 0;
 };
-constexpr const char* steps[] = {"", "be tied to its launcher", "be given its input and output",
+constexpr const char* steps[] = {"", "be set to end with its launcher", "be given its input and output",
                                  "run on the cores given", "run"};
 
 }  // namespace

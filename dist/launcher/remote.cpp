@@ -126,7 +126,7 @@ void read_greeting(LaunchOptions& o, double seconds) {
     pollfd ready{STDIN_FILENO, POLLIN, 0};
     const double left = deadline - monotonic_seconds();
     LOCKSTEP_CHECK(left > 0 && poll(&ready, 1, int(left * 1000) + 1) >= 0,
-                   "[run] --agent: the launcher that started this one did not say what to do within ", seconds,
+                   "[run] --agent: the launcher that started this one sent no complete greeting within ", seconds,
                    " s; --agent is for launchers only");
     if (!ready.revents) continue;
     char c;  // read byte by byte: later lines are for the supervisor
@@ -151,7 +151,7 @@ void read_greeting(LaunchOptions& o, double seconds) {
                "'; is the same version of lockstep on all hosts?"));
     line.clear();
   }
-  fail("[run] --agent: the launcher that started this one says too much");
+  fail("[run] --agent: the launcher that started this one sent a greeting of more than 1 MiB");
 }
 
 }  // namespace lockstep::dist

@@ -23,7 +23,7 @@ inline std::string temporary_folder() {
   const std::string folder = given && *given ? given : "/tmp";
   std::error_code error;
   LOCKSTEP_CHECK(std::filesystem::is_directory(folder, error), given && *given ? "TMPDIR=" : "", folder,
-                 ": expected a folder for temporary files, there is none; set TMPDIR to one that there is");
+                 ": the folder for temporary files does not exist; set TMPDIR to one that exists");
   return folder;
 }
 
@@ -32,7 +32,7 @@ class Scratch {
  public:
   Scratch() : path_(temporary_folder() + "/lockstep-XXXXXX") {
     LOCKSTEP_CHECK(::mkdtemp(path_.data()), "cannot make a folder ", path_, ": ", std::strerror(errno),
-                   "; set TMPDIR to where there is space");
+                   "; set TMPDIR to a folder with free space");
   }
   ~Scratch() {
     std::error_code ignored;

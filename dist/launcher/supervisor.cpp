@@ -100,7 +100,7 @@ class Supervisor {
   void interrupt(int signal, bool told = false) {
     if (outcome_.interrupted || signal == parent_died) {
       if (signal != parent_died && give_up_at_ == never && !told)
-        console_.say(signal_name(signal) + " again: killing what is left");
+        console_.say(signal_name(signal) + " again: killing all that still run");
       if (!outcome_.interrupted) outcome_.interrupted = signal;
       console_.hurry();
       return kill_all();
@@ -110,7 +110,7 @@ class Supervisor {
     if (!told)
       console_.say((signal == SIGPIPE ? console_.why_lost() + ": SIGPIPE" : signal_name(signal)) + ": passed on to " +
                    std::to_string(alive()) + (alive() == 1 ? " process" : " processes") + ", which have " +
-                   std::to_string(int(options_.grace)) + " s to end; once more kills them");
+                   std::to_string(int(options_.grace)) + " s to end; the next signal kills them");
     for (const auto& r : running_) r->ended.stopped |= r->alive;
     signal_all(signal);
     term_at_ = never, kill_at_ = monotonic_seconds() + options_.grace;

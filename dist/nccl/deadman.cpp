@@ -65,7 +65,7 @@ void Deadman::loop() {
 
 void Deadman::end_process(const Armed& armed) {
   const std::string text = str("[lockstep] ", armed.what, " has not returned for ", text_of(armed.limit),
-                               ": this process ends, since nothing else can be done about it");
+                               ": ending this process, since the call cannot be interrupted");
   std::fprintf(stderr, "%s. Its thread is in\n", text.c_str());
   std::fflush(nullptr);
   struct sigaction action {};

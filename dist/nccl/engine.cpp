@@ -18,7 +18,7 @@ namespace {
 std::string place_of(Device device) {
   char bus[64] = "";
   const cudaError_t code = cudaDeviceGetPCIBusId(bus, int(sizeof bus), device.index);
-  LOCKSTEP_CHECK(code == cudaSuccess, "[nccl] cannot tell where ", device, " is: ", cudaGetErrorString(code));
+  LOCKSTEP_CHECK(code == cudaSuccess, "[nccl] cannot read the PCI bus id of ", device, ": ", cudaGetErrorString(code));
   const char* chosen = std::getenv("NCCL_HOSTID");  // NCCL uses it too
   const std::string host = chosen && *chosen ? chosen : host_identity();
   return host.substr(0, host.find('/')) + " " + bus;
@@ -63,12 +63,12 @@ void NcclEngine::check(const Call& call) {
   check_device(call.input);
   check_device(call.output);
   for (const PointToPoint& p : call.batch) check_device(p.tensor);
-  LOCKSTEP_CHECK(
-      !by_nccl || !links_.contains(everybody) || call.algorithm == Algorithm::automatic ||
-          call.algorithm == Algorithm::direct,
-      "[", op,
-      "] expected algorithm automatic (NCCL chooses), or direct (the sums of the CPU's, to the bit), for tensors on ",
-      *device_, ", got ", name_of(call.algorithm));
+  LOCKSTEP_CHECK(!by_nccl || !links_.contains(everybody) || call.algorithm == Algorithm::automatic ||
+                     call.algorithm == Algorithm::direct,
+                 "[", op,
+                 "] expected algorithm automatic (NCCL chooses), or direct (the same sums as on the CPU, bit for bit), "
+                 "for tensors on ",
+                 *device_, ", got ", name_of(call.algorithm));
 }
 
 std::shared_ptr<DeviceWork> NcclEngine::begin(const Call& call) {
@@ -124,7 +124,7 @@ NcclEngine::Link& NcclEngine::connect(int peer, const Call& call) {
     return kept;
   }
   LOCKSTEP_CHECK(job->backend != "nccl", "[nccl] expected a device for each rank with backend nccl, but ", shared,
-                 "; take backend auto, or fewer ranks");
+                 "; use backend auto, or fewer ranks");
   if (rank == members[0] && !job->told_sharing.exchange(true))
     std::fprintf(stderr, "[lockstep] %s: tensors of %s go through the host's memory\n", shared.c_str(), where.c_str());
   const std::lock_guard lock(mutex_);

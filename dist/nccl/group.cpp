@@ -84,7 +84,7 @@ class NcclGroup final : public NativeGroup {
 const bool with_nccl = true;
 std::string describe_nccl() {
   int version = 0;
-  if (ncclGetVersion(&version) != ncclSuccess) return "does not say its version";
+  if (ncclGetVersion(&version) != ncclSuccess) return "version unknown";
   return str(version / 10000, ".", version / 100 % 100, ".", version % 100,
              has_windows() ? ", with windows" : ", without windows");
 }

@@ -53,8 +53,8 @@ class RecordedWork final : public DeviceWork {
 
  private:
   [[noreturn]] void refuse() const {
-    fail(
-        str("[", name_of(call_.collective), "] is recorded, so that the host cannot wait for it; wait for the replay"));
+    fail(str("[", name_of(call_.collective),
+             "] was recorded into a graph, so the host cannot wait for it; wait for the replay"));
   }
 
   Call call_;  // keeps its tensors alive
@@ -74,7 +74,8 @@ std::shared_ptr<DeviceWork> NcclEngine::record(Call call) {
       const auto known = links_.find(peer);
       const auto of = [&] { return peer == everybody ? "" : str(" to or from rank ", world_ranks[size_t(peer)]); };
       LOCKSTEP_CHECK(known != links_.end(), "[", op, "] the first ", messages.empty() ? "collective" : "message",
-                     " of group ", name, of(), " cannot be captured, as it makes a communicator: call one before");
+                     " of group ", name, of(),
+                     " cannot be captured, because it creates a communicator: call one before the capture");
       LOCKSTEP_CHECK(known->second.comm, "[", op, "] tensors of group ", name, of(),
                      " go through the host's memory, which cannot be captured");
     };

@@ -138,7 +138,7 @@ void Watchdog::settle(Communicator& comm, Seconds timeout, const std::string& wh
     if (job_.control->failed()) job_.control->raise();
     if (Clock::now() - start > timeout) {
       throw DistError(Fault::timeout, -1,
-                      str("[nccl] waited ", text_of(timeout), " in ", comm.name_, " for NCCL to begin ", what, "; ",
+                      str("[nccl] waited ", text_of(timeout), " in ", comm.name_, " for NCCL to start ", what, "; ",
                           job_.control->explain(comm.world_ranks_)));
     }
     pause(round);

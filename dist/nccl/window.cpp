@@ -67,7 +67,7 @@ Window::~Window() {
 
 void Window::open() {
   check_nccl(open_window(comm_->handle(), data_, bytes_, &handle_),
-             "ncclCommWindowRegister (LOCKSTEP_NCCL_WINDOWS=0 does without)", comm_->handle());
+             "ncclCommWindowRegister (LOCKSTEP_NCCL_WINDOWS=0 turns windows off)", comm_->handle());
 }
 
 void Window::keep() {

@@ -51,8 +51,8 @@ template <class T> class PlaceMap {
   PlaceMap(int64_t ranks, int64_t chunks, bool sparse = false) : ranks_(ranks), chunks_(chunks) {
     if (sparse || (chunks != 1 && chunks != ranks)) return;
     const int64_t bytes = ranks * chunks * int64_t(sizeof(T)), most = int64_t(4) << 30;
-    LOCKSTEP_CHECK(bytes <= most, "[schedule] ", ranks, " ranks of ", chunks, " chunks take ", bytes >> 30,
-                   " GiB to look at; expected what fits into 4 GiB, fewer ranks");
+    LOCKSTEP_CHECK(bytes <= most, "[schedule] ", ranks, " ranks of ", chunks, " chunks need ", bytes >> 30,
+                   " GiB of memory; at most 4 GiB are allowed: use fewer ranks");
     table_.resize(size_t(ranks * chunks));
   }
   T& at(int32_t rank, const Place& p) {

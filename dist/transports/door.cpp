@@ -45,7 +45,7 @@ Door::Door(Control& control) : host_(control.own_address()), token_(control.plac
   listener_ = listen_at(address);
   port_ = local_address(listener_.get()).port();
   wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_) check_descriptors(errno, "opening the door for data connections");
+  if (!wake_) check_descriptors(errno, "listening for data connections");
   LOCKSTEP_CHECK(wake_, "[transport] expected an eventfd, got: ", std::strerror(errno));
   thread_ = std::thread([this] { run(); });
 }
@@ -78,7 +78,7 @@ void Door::run() {
       wait = int(std::max<int64_t>(
           0, std::chrono::ceil<std::chrono::milliseconds>(visitors.front().deadline - Clock::now()).count()));
     if (::poll(entries.data(), entries.size(), wait) < 0 && errno != EINTR) {
-      std::fprintf(stderr, "[transport] the door for data connections closed: %s\n", std::strerror(errno));
+      std::fprintf(stderr, "[transport] data connections are no longer accepted: %s\n", std::strerror(errno));
       return;
     }
     if (entries[0].revents) return;
@@ -101,7 +101,7 @@ bool Door::enter(std::vector<Visitor>& visitors) {
   const bool exhausted = !fd && (errno == EMFILE || errno == ENFILE);
   if (!fd && !exhausted) return errno == EINTR || errno == ECONNABORTED;
   if (visitors.size() >= (exhausted ? size_t(1) : most_visitors)) {
-    turn_away(visitors.front(), "too many strangers at once");
+    turn_away(visitors.front(), "too many unauthenticated connections");
     visitors.erase(visitors.begin());
   } else if (exhausted) {
     // Without descriptors the connection stays in the kernel's queue: retry a little later.
@@ -124,13 +124,13 @@ bool Door::listen_to(Visitor& visitor) {
   const ssize_t n = ::recv(visitor.fd.get(), bytes, std::min(sizeof bytes, wanted), 0);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (n <= 0) {
-    turn_away(visitor, "it hung up");
+    turn_away(visitor, "it closed the connection");
     return false;
   }
   visitor.heard.append(bytes, size_t(n));
   const size_t left = handshake::wanted(visitor.heard);
   if (left == handshake::too_long) {
-    turn_away(visitor, "it does not speak our protocol");
+    turn_away(visitor, "it does not speak Lockstep's protocol");
     return false;
   }
   if (left > 0) return true;
@@ -161,7 +161,7 @@ void Door::turn_away(const Visitor& visitor, const std::string& why) {
   const auto now = Clock::now();
   if (logged_ != Clock::time_point() && now - logged_ < log_pause) return;
   logged_ = now;
-  std::fprintf(stderr, "[transport] dropped a connection from %s: %s (said once a minute at most)\n",
+  std::fprintf(stderr, "[transport] dropped a connection from %s: %s (logged at most once a minute)\n",
                peer_address(visitor.fd.get()).text().c_str(), why.c_str());
 }
 

@@ -183,7 +183,7 @@ class Caller {
   }
   [[noreturn]] void refused(const std::string& why) const {
     throw DistError(Fault::refused, peer_,
-                    str("[transport] expected rank ", peer_, " at ", where_, " to take a data connection: ", why));
+                    str("[transport] expected rank ", peer_, " at ", where_, " to accept a data connection: ", why));
   }
   Fd take() { return std::move(fd_); }
 
@@ -196,7 +196,7 @@ class Caller {
       if (Clock::now() < deadline_) continue;
       if (!answered_) throw HungUp();
       // Or it has admitted the connection, but is slow to answer.
-      refused("it does not answer, or does not speak our protocol");
+      refused("it does not answer, or does not speak Lockstep's protocol");
     }
   }
 
@@ -211,7 +211,7 @@ class Caller {
 /// Both sides prove that they know the job's token.
 Fd introduce(Control& control, Caller caller, const handshake::Purpose& purpose) {
   const std::string hello = caller.read(handshake::hello_bytes);
-  if (!hello.starts_with(handshake::magic)) caller.refused("it does not speak our protocol");
+  if (!hello.starts_with(handshake::magic)) caller.refused("it does not speak Lockstep's protocol");
   Nonce challenge;
   std::memcpy(challenge.data(), hello.data() + handshake::magic.size(), sizeof challenge);
   handshake::Answer answer{.number = random_nonce(), .proof = {}, .purpose = purpose.text()};
@@ -244,8 +244,8 @@ Fd call(Control& control, const SocketAddress& address, int peer, const handshak
         if (Clock::now() - start >= calling_time)
           throw DistError(Fault::refused, peer,
                           str("[transport] expected rank ", peer, " at ", address.text(),
-                              " to take a data connection: it hangs up, or says nothing: it belongs to another job, "
-                              "has another token, or is flooded by strangers"));
+                              " to accept a data connection, but it closes it or does not answer: it belongs to "
+                              "another job, has another token, or has too many unauthenticated connections"));
       }
     } else if (problem == ECONNREFUSED ||
                Clock::now() - start >= std::min<Seconds>(control.place().timeout, Seconds(30))) {

@@ -72,7 +72,7 @@ std::string read_latest(const std::string& dir) {
   std::string name = data::read_file(path, 256);
   if (name.ends_with('\n')) name.pop_back();
   LOCKSTEP_CHECK(parse_folder(name), path, ": expected the name of a checkpoint, got ", name.size(),
-                 " bytes that are none");
+                 " bytes that are not one");
   return name;
 }
 
@@ -132,7 +132,7 @@ std::string find_checkpoint(const std::string& dir, const std::string& tag, std:
     }
     if (!tags.empty()) tags.pop_back();
     LOCKSTEP_CHECK(!newest.empty(), dir, ": expected a checkpoint of tag ", tag, ", there ",
-                   all.empty() ? "is none of any tag" : "are" + tags);
+                   all.empty() ? "are no checkpoints" : "are" + tags);
     return dir + "/" + newest;
   }
   std::string why;
@@ -144,13 +144,13 @@ std::string find_checkpoint(const std::string& dir, const std::string& tag, std:
         warning = dir + ": holds no checkpoint";
         return "";
       }
-      why = latest.empty() ? dir + "/latest is missing" : dir + "/latest names " + latest + ", which is not there";
+      why = latest.empty() ? dir + "/latest is missing" : dir + "/latest names " + latest + ", which does not exist";
     } catch (const Error& error) { why = error.what(); }
   }
   const std::string newest = newest_whole(dir, but);
-  LOCKSTEP_CHECK(!newest.empty(), dir, ": expected a whole checkpoint, ",
+  LOCKSTEP_CHECK(!newest.empty(), dir, ": expected a complete checkpoint, ",
                  all.empty() ? "there is none" : str("none of the ", all.size(), " is"), why.empty() ? "" : "; " + why);
-  warning = (why.empty() ? "" : why + "; ") + "taking " + dir + "/" + newest + ", the newest whole one";
+  warning = (why.empty() ? "" : why + "; ") + "taking " + dir + "/" + newest + ", the newest complete one";
   return dir + "/" + newest;
 }
 

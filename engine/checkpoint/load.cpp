@@ -48,7 +48,7 @@ class Loading {
       const bool alone = std::filesystem::exists(dir_ + "/" + manifest_name);
       LOCKSTEP_CHECK(options_.fall_back && options_.tag.empty() && !alone, "[checkpoint] ", source->path,
                      " is damaged, nothing was loaded:", damage,
-                     options_.tag.empty() && !alone ? "\nfall_back takes the one before" : "");
+                     options_.tag.empty() && !alone ? "\nset fall_back to load the previous checkpoint" : "");
       if (ranks_.leads()) ranks_.warn(str(source->path, " is damaged:", damage));
       damaged.push_back(std::filesystem::path(source->path).filename().string());
     }
@@ -146,8 +146,7 @@ class Loading {
       loaded.unused.push_back(name);
       const bool skipped = std::any_of(options_.skip.begin(), options_.skip.end(),
                                        [&, &n = name](const std::string& start) { return n.starts_with(start); });
-      if (options_.strict && !skipped)
-        all.emplace_back(0, str("not asked for: ", name, " ", tensor.dtype, tensor.shape));
+      if (options_.strict && !skipped) all.emplace_back(0, str("unexpected: ", name, " ", tensor.dtype, tensor.shape));
     }
     LOCKSTEP_CHECK(all.empty(), "[checkpoint] ", source.path,
                    " does not fit, nothing was loaded:", listing(all, ranks_.world() > 1));
@@ -185,7 +184,7 @@ class Loading {
     });
     const auto all = gather(error.empty() ? Lines() : Lines{error}, "checkpoint load, done");
     LOCKSTEP_CHECK(all.empty(), "[checkpoint] ", source.path,
-                   " could not be read after it was verified; what is in the tensors is not to be used:",
+                   " could not be read after it was verified; the tensors are partly overwritten; do not use them:",
                    listing(all, ranks_.world() > 1));
   }
 

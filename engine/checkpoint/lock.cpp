@@ -56,8 +56,8 @@ FolderLock::FolderLock(data::Files& files, const std::string& dir, bool take_ove
     fd_ = dist::Fd(files.open(path_));
     if (!files.lock(fd_.get(), path_)) {
       const auto holder = read_holder(path_);
-      fail(str(path_, ": another job saves into this folder: ", holder ? holder->text : "it does not say which",
-               "; end it, or save into another folder"));
+      fail(str(path_, ": another job saves into this folder: ",
+               holder ? holder->text : "its lock does not name its process", "; end it, or save into another folder"));
     }
     if (is_same_file(fd_.get(), path_)) break;  // otherwise the owner has just removed it
     files.close(fd_.release(), path_);
@@ -66,7 +66,7 @@ FolderLock::FolderLock(data::Files& files, const std::string& dir, bool take_ove
     LOCKSTEP_CHECK(holder->host == dist::host_name() || take_over, path_,
                    ": a job on another host has left its lock: ", holder->text,
                    "; when it has ended remove this file, or set take_over");
-    warn(str(path_, ": stale: ", holder->text, " has ended without giving it back; taken over"));
+    warn(str(path_, ": stale: ", holder->text, " ended without releasing the lock; taking it over"));
   }
   files.write(fd_.get(), data::as_bytes(own_text()), 0, path_);
 }

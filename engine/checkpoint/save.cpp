@@ -63,7 +63,8 @@ struct Saver::State {
         const std::string differ = str("expected the same ", key, " on all ranks, got ", expected.dump(),
                                        " at rank 0 and ", value.dump(), " at rank ", r);
         LOCKSTEP_CHECK(key == "tag" && options.tag_validation != TagValidation::fail, differ);
-        if (ranks.leads() && options.tag_validation == TagValidation::warn) ranks.warn(differ + "; rank 0's is taken");
+        if (ranks.leads() && options.tag_validation == TagValidation::warn)
+          ranks.warn(differ + "; using that of rank 0");
       }
     }
   }
@@ -271,7 +272,7 @@ struct Saver::State {
       if (ranks.leads()) {
         for (const std::string& e : collect(mine, job)) error += (error.empty() ? "" : "; ") + e;
         if (error.empty()) error = error_of([&] { commit(job); });
-        if (!error.empty() && renamed) error += "; it is there whole, but whether `latest` names it is not sure";
+        if (!error.empty() && renamed) error += "; the checkpoint is complete, but `latest` may not name it";
         if (!error.empty() && !renamed)
           (void)error_of([&] { files.remove_tree(path_of(temporary_name(tag, job.manifest.id))); });
         if (!ranks.are_one()) board->pin("done", error.empty() ? committed : "!" + error);
@@ -315,7 +316,7 @@ struct Saver::State {
 Saver::Saver(const std::string& dir, dist::ProcessGroup* group, SaveOptions options)
     : state_(std::make_unique<State>(dir, group, std::move(options))) {
   LOCKSTEP_CHECK(!dir.empty(), "[checkpoint] expected a folder to save into, got an empty name");
-  LOCKSTEP_CHECK(state_->options.keep >= 0, "[checkpoint] expected keep >= 0 (0: all stay), got ",
+  LOCKSTEP_CHECK(state_->options.keep >= 0, "[checkpoint] expected keep >= 0 (0: keep all), got ",
                  state_->options.keep);
   LOCKSTEP_CHECK(state_->options.timeout.count() > 0 && state_->options.write_timeout.count() > 0,
                  "[checkpoint] expected timeouts above 0 s, got ", state_->options.timeout.count(), " and ",

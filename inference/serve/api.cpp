@@ -167,7 +167,7 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
   fields.with("model", [&](const Json& value) {
     const std::string& name = value.as_string("model");
     if (name != model)
-      throw BadRequest("model", "the model '" + name.substr(0, 100) + "' is not here, only '" + model + "'", 404);
+      throw BadRequest("model", "unknown model '" + name.substr(0, 100) + "'; this server has '" + model + "'", 404);
   });
   if (chat) {
     fields.with("messages", [&](const Json& value) { read_messages(value, r); });

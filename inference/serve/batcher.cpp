@@ -89,11 +89,12 @@ void Answer::end(Reason reason, const std::string& error) {
 Batcher::Batcher(nn::GPT& model, const BatcherOptions& options)
     : model_(model), options_(options), state_(blocks_for(model, options), options.limits, block_tokens) {
   const nn::GPT::Options& o = model.o;
-  LOCKSTEP_CHECK(!o.rope || o.rope->scaling != nn::Rope::Scaling::dynamic || o.rope->original_context == 0 ||
-                     o.rope->original_context >= o.context,
-                 "[serve] dynamic rotary scaling is not built here: a text's keys would depend on how its prompt is "
-                 "cut into steps; serve a folder whose max_position_embeddings is ",
-                 o.rope ? o.rope->original_context : 0);
+  LOCKSTEP_CHECK(
+      !o.rope || o.rope->scaling != nn::Rope::Scaling::dynamic || o.rope->original_context == 0 ||
+          o.rope->original_context >= o.context,
+      "[serve] dynamic rotary scaling is not supported here: a text's keys would depend on how its prompt is "
+      "cut into steps; serve a folder whose max_position_embeddings is ",
+      o.rope ? o.rope->original_context : 0);
   model.eval();
   if (o.window_from == 0) state_.window = o.window;
   const nn::MultiHeadAttention::Options& a = model.blocks[0].attention.o;
@@ -119,7 +120,8 @@ Batcher::~Batcher() {
 std::shared_ptr<Answer> Batcher::submit(Asked asked) {
   const nn::Generation& g = asked.generation;
   g.check(model_.o.vocab);
-  LOCKSTEP_CHECK(g.num_beams == 1 && g.num_return_sequences == 1, "[serve] beams and several answers are not built");
+  LOCKSTEP_CHECK(g.num_beams == 1 && g.num_return_sequences == 1,
+                 "[serve] beams and several answers are not supported");
   LOCKSTEP_CHECK(!asked.prompt.empty(), "[serve] expected a prompt of at least one token");
   const auto length = int64_t(asked.prompt.size());
   LOCKSTEP_CHECK(length + g.max_new_tokens <= model_.o.context, "[serve] prompt has ", length, " tokens and ",
@@ -137,7 +139,7 @@ std::shared_ptr<Answer> Batcher::submit(Asked asked) {
   auto r = std::make_unique<Running>(
       Running{.asked = std::move(asked), .answer = answer, .seed = seed, .text = std::move(text)});
   const std::lock_guard lock(mutex_);
-  LOCKSTEP_CHECK(!stop_, "[serve] the server is ending");
+  LOCKSTEP_CHECK(!stop_, "[serve] the server is shutting down");
   ++figures_.requests;
   if (nothing) {
     answer->end(Answer::Reason::length);
@@ -165,7 +167,7 @@ void Batcher::run() {
       more = step();
     } catch (const std::exception& error) { drop_all(error.what()); }
   }
-  drop_all("[serve] the server is ending");
+  drop_all("[serve] the server is shutting down");
 }
 
 /// Adds new requests, ends cancelled ones, and computes a step. False when the batcher ends.

@@ -105,16 +105,15 @@ std::optional<ChatTemplate> template_of_folder(const std::string& folder) {
   }
   const auto known = template_by_text(text);
   LOCKSTEP_CHECK(known, path,
-                 ": its chat_template is none of those that are known (chatml, llama2, llama3), and Jinja is "
-                 "not run here; say --template with the one that the model was trained with, or --template none to "
-                 "serve completions only");
+                 ": its chat_template is unknown (known: chatml, llama2, llama3), and Jinja templates are not run; set "
+                 "--template to the one that the model was trained with, or --template none to serve completions only");
   return known;
 }
 
 void check_template(const ChatTemplate& of, const data::Tokenizer& tokenizer) {
   for (const char* special : specials_of(of.kind))
     LOCKSTEP_CHECK(tokenizer.encode(special, {.add_special = false, .parse_special = true}).size() == 1,
-                   "--template: expected a tokenizer with the token ", special, ", which this one has not");
+                   "--template: expected a tokenizer with the token ", special, ", which this one lacks");
   LOCKSTEP_CHECK(of.kind != Kind::llama2 || (tokenizer.bos() && tokenizer.eos()),
                  "--template llama2: expected a tokenizer with tokens that begin and end a text");
 }

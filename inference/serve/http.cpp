@@ -51,8 +51,8 @@ int HttpServer::listen() {
     if (!error) acceptor_.bind(place, error);
     if (!error) acceptor_.listen(HttpLimits::connections, error);
   }
-  LOCKSTEP_CHECK(!error, "[serve] ", options.host, ":", options.port, " cannot be had (", error.message(),
-                 "); is another program there?");
+  LOCKSTEP_CHECK(!error, "[serve] cannot listen on ", options.host, ":", options.port, " (", error.message(),
+                 "); is the port in use?");
   return acceptor_.local_endpoint().port();
 }
 

@@ -209,7 +209,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     const size_t hosts = message.count(http::field::host);  // optional in HTTP/1.0
     if (hosts > 1 || (hosts == 0 && message.version() == 11)) return refuse(400, "expected one header Host"), false;
     if (!plain || !(transfer.empty() || boost::beast::iequals(transfer, "chunked")))
-      return refuse(415, "expected a body as it is, got Content-Encoding or Transfer-Encoding '" +
+      return refuse(415, "expected a body without encoding, got Content-Encoding or Transfer-Encoding '" +
                              (plain ? transfer : encoding).substr(0, 100) + "'"),
              false;
     if (!expects.empty() && !boost::beast::iequals(expects, "100-continue"))

@@ -106,7 +106,7 @@ class Front {
     if (reply->streams()) return stream(*reply, client, response);
     response = guarded([&] {
       while (!reply->ended() && !client.gone()) {
-        LOCKSTEP_CHECK(!client.ending(), "the server is ending");
+        LOCKSTEP_CHECK(!client.ending(), "the server is shutting down");
         reply->pieces(look);
       }
       return client.gone() ? HttpResponse() : json_response(reply->whole());
@@ -124,10 +124,10 @@ class Front {
                      "expected in Host localhost or an address, as there is no key, got '" + host.substr(0, 100) + "'");
     const bool own = origin.empty() || origin == "http://" + host || origin == "https://" + host;
     if (own || o_.allow_origin == "*" || origin == o_.allow_origin) return std::nullopt;
-    return refused(403, "pages of '" + origin.substr(0, 100) + "' may not ask: start the server with --allow-origin");
+    return refused(403, "origin '" + origin.substr(0, 100) + "' is not allowed: start the server with --allow-origin");
   }
   static HttpResponse not_there(const HttpRequest& q) {
-    return refused(404, q.method.substr(0, 100) + " " + q.path.substr(0, 100) + ": there is no such thing");
+    return refused(404, q.method.substr(0, 100) + " " + q.path.substr(0, 100) + ": not found");
   }
   HttpResponse page(const HttpRequest& q) const {
     const std::string models = "/v1/models";
@@ -149,7 +149,7 @@ class Front {
     client.begin(head);
     try {
       while (!reply.ended()) {
-        LOCKSTEP_CHECK(!client.ending(), "the server is ending");
+        LOCKSTEP_CHECK(!client.ending(), "the server is shutting down");
         std::string out;
         for (const Json& piece : reply.pieces(look)) out += event(piece);
         if (client.gone() || !client.write(out)) return;

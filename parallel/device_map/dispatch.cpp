@@ -95,7 +95,7 @@ void Dispatched::Impl::open(const DispatchOptions& options) {
   for (const Part& part : plan.parts) {
     for (const std::string& name : part.tensors)
       LOCKSTEP_CHECK(fields.count(name), "[device_map] expected a plan of this ", model.kind(), ", got one with ", name,
-                     ", which it has not");
+                     ", which it does not have");
   }
   if (!options.weights.empty()) {
     file = data::SafeTensors::open(options.weights);

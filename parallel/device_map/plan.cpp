@@ -48,7 +48,7 @@ std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
   std::sort(all.begin(), all.end(), [](const Shelf& a, const Shelf& b) { return a.place < b.place; });
   LOCKSTEP_CHECK(all[0].place.is_device(),
                  "[device_map] expected at least one device in max_memory (\"cpu:0\", \"cuda:0\"), got ",
-                 all[0].place.name, " only; parts have to run somewhere");
+                 all[0].place.name, " only; parts need a device to run on");
   for (const Shelf& shelf : all)
     if (shelf.place.is_device()) check_device("device_map", shelf.place.device());
   if (all.back().place.name != "disk") all.push_back({"disk", unlimited});
@@ -198,7 +198,7 @@ Placement infer(nn::Module& model, const std::string& mode, const Options& optio
                " places hold ", sum, room > 0 ? str(" (", room, " of ", shelves[0].place.name, " are kept free)") : "",
                sum < fill.total ? str(", ", fill.total - sum, " too few") : "", "; ",
                stuck->name.empty() ? model.kind() + "'s own tensors" : stuck->name, " of ", fill.bytes[fill.stuck],
-               " bytes fits nowhere. Raise max_memory, or let the rest lie on disk"));
+               " bytes fits nowhere. Raise max_memory, or offload the rest to disk"));
     }
     const int64_t needed = reserve_of(parts, places_of(*at));
     if (needed > room) at.reset(), room = needed;
@@ -238,7 +238,7 @@ Placement infer(nn::Module& model, const Map& map, const Options& options) {
     for (const std::string& tensor : part.tensors) {
       LOCKSTEP_CHECK(*place_of(tensor) == place, "[device_map] ",
                      part.own ? (part.name.empty() ? model.kind() : part.name) + " reads these itself"
-                              : part.name + " is not to be split",
+                              : part.name + " must not be split",
                      ": expected one place for ", part.tensors[0], " and ", tensor, ", got ", place.name, " and ",
                      place_of(tensor)->name);
     }

@@ -29,7 +29,8 @@ int expert_ranks(nn::Module& model) {
   for (const Layer* layer : layers_of(model)) {
     const int here = layer->group ? layer->group->size() : 1;
     LOCKSTEP_CHECK(ranks == 0 || ranks == here,
-                   "[moe] expected all experts of a model to be shared by as many ranks, got ", ranks, " and ", here);
+                   "[moe] expected all MoE layers to share experts among the same number of ranks, got ", ranks,
+                   " and ", here);
     ranks = here;
   }
   return std::max(ranks, 1);
@@ -40,8 +41,8 @@ void add_experts(nn::Module& model, Options options, int64_t every, const std::s
   model.apply([&](nn::Module& module) {
     if (const auto place = module.feed_forward_place(); place.mlp) places.push_back(place);
   });
-  LOCKSTEP_CHECK(every >= 1 && every <= int64_t(places.size()), "[moe] expected experts in every 1st to every ",
-                 places.size(), ". block, got every ", every, ".");
+  LOCKSTEP_CHECK(every >= 1 && every <= int64_t(places.size()), "[moe] expected `every` from 1 to ", places.size(),
+                 ", the number of blocks, got ", every);
   const double deep = 0.02 / std::sqrt(2 * double(places.size()));
   for (size_t i = size_t(every) - 1; i < places.size(); i += size_t(every)) {
     nn::Mlp& mlp = *places[i].mlp;

@@ -16,8 +16,8 @@ namespace {
 Options checked(Options o, int64_t ranks) {
   LOCKSTEP_CHECK(o.width > 0 && o.experts > 0, "[moe] expected width and experts > 0, got ", o.width, " and ",
                  o.experts);
-  LOCKSTEP_CHECK(o.experts % ranks == 0, "[moe] expected experts that divide by the ", ranks,
-                 " ranks of the group, got ", o.experts, " experts");
+  LOCKSTEP_CHECK(o.experts % ranks == 0, "[moe] expected a number of experts divisible by the ", ranks,
+                 " ranks of the group, got ", o.experts);
   LOCKSTEP_CHECK(o.top_k >= 1 && o.top_k <= o.experts, "[moe] expected top_k from 1 to the ", o.experts,
                  " experts, got ", o.top_k);
   LOCKSTEP_CHECK(o.capacity_factor > 0 && o.eval_capacity_factor > 0 && o.min_capacity >= 0,

@@ -69,7 +69,7 @@ void Optimizer::check_gradients() {
   for (size_t i = 0; i < trained_.size(); ++i) {
     const Variable& p = trained_[i];
     LOCKSTEP_CHECK(!mean_over_ranks(p), "[", name(),
-                   "] moves gradients between ranks itself, but DistributedDataParallel has reduced them already: "
+                   "] exchanges gradients between ranks itself, but DistributedDataParallel has reduced them already: "
                    "train the model without that wrapper");
     LOCKSTEP_CHECK(p.checked_grad(name()).defined(), "[", name(),
                    "] expected a gradient for every parameter on every rank, got none for ", name_of(p, int(i)), " ",

@@ -95,7 +95,7 @@ void ZeroOneAdam::check_unwritten() {
     const Storage& storage = *slot.variable.tensor().storage();
     LOCKSTEP_CHECK(slot.state->seen == storage.version(), "[", name(), "] a parameter of shape ", slot.variable.shape(),
                    " was changed by '", storage.last_writer(),
-                   "' between two exchanges, of which the next would undo it; call synchronize() before");
+                   "' between two exchanges; the next exchange would overwrite the change: call synchronize() first");
   }
 }
 

@@ -41,10 +41,9 @@ std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared
   LOCKSTEP_CHECK(group, "[ContextParallel] expected a process group, got none");
   const Order order = options.order_or_default();
   const bool ring = options.kind == Kind::ring;
-  LOCKSTEP_CHECK(
-      ring || order == Order::contiguous,
-      "[ContextParallel] Ulysses puts a sequence together in the order of the ranks: expected contiguous, got ",
-      name_of(order));
+  LOCKSTEP_CHECK(ring || order == Order::contiguous,
+                 "[ContextParallel] Ulysses joins a sequence in the order of ranks: expected contiguous order, got ",
+                 name_of(order));
   const auto part = std::make_shared<nn::SequencePart>();
   part->ranks = group->size();
   const auto positions = std::make_shared<Positions>(group->size(), group->rank(), order);
@@ -64,7 +63,7 @@ std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared
       heads = module->share_sequence(part);
     } catch (const Error& error) { refuse(name, ": ", error.what()); }
     if (!ring && heads % group->size() != 0)
-      refuse(name, ": Ulysses expected heads that divide by the ", group->size(), " ranks, got ", heads,
+      refuse(name, ": Ulysses expected a number of heads divisible by the ", group->size(), " ranks, got ", heads,
              "; use ring, or as many ranks as divide them");
     attends |= heads > 0;
   }

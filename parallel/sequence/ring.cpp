@@ -100,9 +100,8 @@ Variable ring_attention(const Variable& query, const Variable& key, const Variab
   const Variable q = Autocast::low(query), k = Autocast::low(key), v = Autocast::low(value);
   check_parts("ring_attention", q, k, v, group);
   if (group->size() == 1) return attention(q, k, v, {}, args);
-  LOCKSTEP_CHECK(args.window == 0 || args.window >= q.size(2) * group->size(),
-                 "[ring_attention] a window of attention (", args.window,
-                 ") of sequences in parts is not built; ulysses_attention takes it");
+  LOCKSTEP_CHECK(args.window == 0 || args.window >= q.size(2) * group->size(), "[ring_attention] an attention window (",
+                 args.window, ") shorter than the sequence is not supported; use ulysses_attention");
   args.window = 0;
   LOCKSTEP_CHECK(order == Order::contiguous || q.size(2) % 2 == 0,
                  "[ring_attention] expected an even number of tokens at each rank (zigzag), got ", q.size(2));

@@ -77,8 +77,8 @@ Variable ulysses_attention(const Variable& query, const Variable& key, const Var
   check_parts("ulysses_attention", q, k, v, group);
   const int64_t ranks = group->size(), heads = q.size(1);
   if (ranks == 1) return attention(q, k, v, {}, args);
-  LOCKSTEP_CHECK(heads % ranks == 0, "[ulysses_attention] expected heads that divide by the ", ranks, " ranks, got ",
-                 heads, "; ring_attention takes any number");
+  LOCKSTEP_CHECK(heads % ranks == 0, "[ulysses_attention] expected a number of heads divisible by the ", ranks,
+                 " ranks, got ", heads, "; ring_attention takes any number");
   const std::vector<Variable> whole = turn({q, spread(k, heads, ranks), spread(v, heads, ranks)}, true, group);
   if (args.dropout > 0) {  // use this rank's share of the whole mask
     args.all_heads = std::max(args.all_heads, heads);

@@ -70,17 +70,17 @@ class Application {
     visit(module, "");
     for (size_t i = 0; i < used_.size(); ++i) {
       const Rule& r = options.rules[i];
-      LOCKSTEP_CHECK(used_[i], "[tensor_parallel] pattern \"", r.pattern, "\" (", to_string(r.cut), ") fits no module",
-                     hint(r.pattern));
+      LOCKSTEP_CHECK(used_[i], "[tensor_parallel] pattern \"", r.pattern, "\" (", to_string(r.cut),
+                     ") matches no module", hint(r.pattern));
     }
     LOCKSTEP_CHECK(has_any_, "[tensor_parallel] expected a ", module.kind(),
                    " whose fields() say how they can be cut (nn/cut.h), or rules that do, got none");
     for (const auto& s : slices_) {
       const auto& owners = owners_.at(s.parameter.impl().get());
       LOCKSTEP_CHECK(cut_.at(s.parameter.impl().get()).size() == owners.size(), "[tensor_parallel] ", owners[0],
-                     " is also ", owners.back(), ": a shared parameter cannot be cut for some who have it");
+                     " is also ", owners.back(), ": a parameter shared by several modules must be cut in all of them");
       LOCKSTEP_CHECK(!summed_.count(s.parameter.impl().get()), "[tensor_parallel] ", s.name,
-                     " is cut, and belongs to a module that sees a part of the sequence; ",
+                     " is cut, but belongs to a module that computes a part of the sequence; ",
                      "give the modules in there cuts of their own");
     }
   }
@@ -168,9 +168,9 @@ class Application {
         blocks_of(how, parameter.size(dim), quoted(name.substr(0, name.rfind('.') == name.npos ? 0 : name.rfind('.'))));
     LOCKSTEP_CHECK(!parameter.tensor().storage()->is_empty() || nn::is_built_empty(parameter),
                    "[tensor_parallel] expected whole parameters, but ", name,
-                   " is in ZeRO's parts; cut the model before ZeRO does");
+                   " is already sharded by ZeRO; apply tensor parallelism first");
     LOCKSTEP_CHECK(cut_[key].insert(name).second, "[tensor_parallel] ", name,
-                   " would be cut twice; leave one of the rules out");
+                   " would be cut twice; remove one of the rules");
     Cut cut{.whole = parameter.shape(), .dim = dim, .blocks = std::move(blocks)};
     for (const auto& s : slices_) {
       if (s.parameter.impl().get() != key) continue;
@@ -211,7 +211,7 @@ class Application {
 
   /// run() will set `hook` of the module `name` to fn. Error if it is set already.
   template <class Hook, class Fn> void replace(const std::string& name, Hook& hook, const Fn& fn) {
-    LOCKSTEP_CHECK(!hook, "[tensor_parallel] ", quoted(name), " is cut already");
+    LOCKSTEP_CHECK(!hook, "[tensor_parallel] ", quoted(name), " is sharded already");
     changes_.push_back([&hook, fn] { hook = fn; });
   }
 

@@ -376,9 +376,9 @@ TEST_CASE("nccl graphs: each collective, replayed with other values, counted, an
                   world().exchange({{.is_send = true, .tensor = own, .peer = (rank + 1) % n},
                                     {.is_send = true, .tensor = on_cpu, .peer = (rank + 1) % n}});
                 });
-              refused("what moves through the host's memory", [&] { world().barrier(); });
+              refused("a collective through host memory cannot be recorded", [&] { world().barrier(); });
               if (n > 1)
-                refused("is recorded, so that the host cannot wait",
+                refused("was recorded into a graph, so the host cannot wait",
                         [&] { world().all_reduce(x, {.async = true}).synchronize(); });
               world().take_recorded();
               Graph graph(there.device);

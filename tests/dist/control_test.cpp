@@ -8,6 +8,7 @@
 #include <atomic>
 #include <thread>
 
+#include "dist/local_control.h"
 #include "dist/net.h"
 #include "dist/roster.h"
 #include "dist/wire.h"
@@ -82,6 +83,17 @@ TEST_CASE("control: keys, values, counters and barriers, worlds 1 to 8") {
       CHECK(!control.try_get("nothing"));
     }));
   }
+}
+
+TEST_CASE("control: ranks that are threads add to numbers only") {
+  const auto controls = local_controls(1, {.world_size = 1});
+  Control& control = *controls[0];
+  CHECK(control.add("n", 2) == 2);
+  control.set("k", "12x");
+  CHECK(contains(message([&] { control.add("k", 1); }), "[store] expected a number in key 'k' to add 1 to, got '12x'"));
+  control.set("k", "9223372036854775807");
+  CHECK(contains(message([&] { control.add("k", 1); }), "[store] expected a number in key 'k'"));
+  CHECK(control.add("k", -1) == 9223372036854775806);
 }
 
 TEST_CASE("control: sizes of keys and values") {

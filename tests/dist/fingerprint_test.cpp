@@ -100,7 +100,7 @@ TEST_CASE("fingerprint: differences are named from both sides") {
                  "rank 0 expects 32 bytes from rank 2, which sends 36"));
   theirs.job = 78;
   CHECK(contains(message([&] { check_same(mine, theirs, "world"); }),
-                 "rank 2 answers for another job or group than world"));
+                 "rank 2 sent a header of a different job or group than world"));
 }
 
 TEST_CASE("fingerprint: a send meets a receive") {

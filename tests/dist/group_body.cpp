@@ -420,7 +420,7 @@ class Body {
     refused("[all_reduce] expected output of a real dtype, got c64; send view_as_real()", [&] {
       g.all_reduce(Tensor::from<std::complex<float>>({{1, 2}}));
     });
-    refused("[all_reduce] expected tensors that are apart in memory",
+    refused("[all_reduce] expected input and output that do not overlap",
             [&] { g.all_reduce(x.narrow(0, 0, 4), x.narrow(0, 1, 4), {}); });
     refused("got mean", [&] { g.all_reduce(from({true}), {.op = ReduceOp::mean}); });
     refused(n == 1 ? "[broadcast] expected a root from 0 to 0" : "[broadcast] expected a root from 0 to",
@@ -439,7 +439,7 @@ class Body {
     refused("numbers",
             [&] { g.all_to_all(from(std::vector<float>{}, {0}), {}, from(std::vector<float>{}, {0}), none); });
     if (n > 1)
-      refused("[all_to_all] expected a number of elements that divides by", [&] {
+      refused("[all_to_all] expected a number of elements divisible by", [&] {
         const Tensor t = from(std::vector<float>(size_t(n + 1)), {n + 1});
         g.all_to_all(t, t);
       });

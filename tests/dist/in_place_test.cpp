@@ -173,7 +173,7 @@ TEST_CASE("segments: a peer sees the same bytes, and lets go of what its owner h
     Placement wrong = at;
     wrong.serial ^= 1;
     CHECK(contains(message([&] { peer.reach(wrong, 4); }),
-                   "got another file: that rank has let go of a tensor that is in use"));
+                   "got another file: that rank has released a tensor that is still in use"));
     wrong.fd = 1 << 20;
     CHECK(contains(message([&] { peer.reach(wrong, 4); }),
                    "[transport] expected to share a tensor's memory with rank 4 through /proc/"));

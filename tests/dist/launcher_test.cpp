@@ -54,7 +54,7 @@ TEST_CASE("a hostfile has one host a line") {
       {"a slots=99999999999\n", "f:1: expected 'host slots=N'"},
       {"\na slots=0\n", "f:2: expected 1 to 4096 slots for host 'a', got 0"},
       {"a slots=4097\n", "f:1: expected 1 to 4096 slots"},
-      {"a slots=1\nb slots=1\na slots=2\n", "f:3: host 'a' is there already, in line 1"},
+      {"a slots=1\nb slots=1\na slots=2\n", "f:3: host 'a' occurs already in line 1"},
       {"-oProxyCommand=touch slots=1\n", "f:1: expected a host's name of letters, digits"},
       {"a slots=1\n-v slots=1\n", "f:2: expected a host's name"},
       {"user@-v slots=1\n", "f:1: expected a host's name"},

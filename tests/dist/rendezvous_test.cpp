@@ -274,7 +274,7 @@ TEST_CASE("rendezvous: a place that makes no sense is refused at once") {
        "[rendezvous] expected the name or address of a host, got 'no such host.'"},
       {[](Rendezvous& p) { p.address = "0.0.0.0"; }, "[rendezvous] expected a token to listen at 0.0.0.0:"},
       {[](Rendezvous& p) { p.address = "::"; },
-       "got none: anybody who reaches that address could join. `lockstep run` makes one; else set LOCKSTEP_TOKEN"},
+       "got none: anybody who can reach that address could join. `lockstep run` makes one; else set LOCKSTEP_TOKEN"},
       {[](Rendezvous& p) { p.rank = 1, p.port = 9, p.address = "198.51.100.1"; },
        "[rendezvous] expected a token to join at 198.51.100.1:9, got none"},
       {[](Rendezvous& p) { p.address = "198.51.100.1", p.token = "t"; },
@@ -338,7 +338,8 @@ TEST_CASE("rendezvous 23: a listener that is silent, or speaks something else") 
       const double start = now_seconds();
       const std::string said = join_says(place);
       INFO(said);
-      CHECK(contains(said, str("[rendezvous] peer at 127.0.0.1:", listener.port, " does not speak our protocol (")));
+      CHECK(contains(said,
+                     str("[rendezvous] peer at 127.0.0.1:", listener.port, " does not speak Lockstep's protocol (")));
       CHECK(now_seconds() - start > seconds - 0.5);
       CHECK(now_seconds() - start < seconds + slack());
     });
@@ -422,7 +423,7 @@ TEST_CASE("rendezvous 26, 28, 29: who does not belong is refused, with both side
           const std::string twice = join_says(again);
           INFO(twice);
           CHECK(contains(twice, "rank 1 is taken by rank 1 (pid "));
-          CHECK(contains(twice, " came second: every process needs a RANK of its own"));
+          CHECK(contains(twice, " joined second: every process needs its own RANK"));
         }
         control.barrier("meet", {0, 1}, Seconds(10));
       });
@@ -504,7 +505,7 @@ TEST_CASE("rendezvous: over a file, whatever lies there from earlier runs") {
   place.timeout = Seconds(0.2);
   CHECK(contains(join_says(place),
                  str("[rendezvous] rank 1 waited 0.2 s for rank 0 at ", path,
-                     ": the file is not there. Is rank 0 running, and are the file's path the same on all ranks?")));
+                     ": the file does not exist. Is rank 0 running, and are the file's path the same on all ranks?")));
   leave_behind(1, "t");
   ::chmod(path.c_str(), 0644);
   CHECK(contains(join_says(place), "to be a file of this user that nobody else may read or write"));
@@ -553,8 +554,8 @@ TEST_CASE("rendezvous: IPv6, other addresses with a token, interfaces and subnet
   CHECK(address_on("127.0.0.0/8") == "127.0.0.1");
   CHECK(contains(
       message([] { address_on("no0"); }),
-      "[rendezvous] expected a network interface or subnet of this machine, got 'no0'; there are lo 127.0.0.1"));
-  CHECK(contains(message([] { address_on("203.0.113.0/24"); }), "got '203.0.113.0/24'; there are"));
+      "[rendezvous] expected a network interface or subnet of this machine, got 'no0'; this machine has lo 127.0.0.1"));
+  CHECK(contains(message([] { address_on("203.0.113.0/24"); }), "got '203.0.113.0/24'; this machine has"));
   for (const std::string wrong : {"10.0.0.0/33", "10.0.0.0/", "fd00::/129", "nonsense/8", "10.0.0.0/-1"})
     CHECK(
         contains(message([&] { address_on(wrong); }),

@@ -255,16 +255,16 @@ TEST_CASE("the checker finds planted mistakes") {
                  t = {0, 1, 0, {3, 0}, {3, 0}, Action::reduce};
                }),
        "in the same step: they wait for each other"},
-      {"waits for itself", changed(1, [](Transfer& t) { t.to = 1; }), "waits for itself"},
+      {"has the same source and target", changed(1, [](Transfer& t) { t.to = 1; }), "has the same source and target"},
       {"copy instead of reduce", changed(5, [](Transfer& t) { t.action = Action::copy; }), "lacks the term of rank"},
       {"reduce instead of copy", changed(14, [](Transfer& t) { t.action = Action::reduce; }), "twice"},
-      {"no rank", changed(1, [](Transfer& t) { t.to = 4; }), "names a rank that is not there"},
-      {"no chunk", changed(1, [](Transfer& t) { t.source.chunk = 4; }), "names a place that is not there"},
-      {"no slot", changed(1, [](Transfer& t) { t.source.slot = -1; }), "names a place that is not there"},
+      {"no rank", changed(1, [](Transfer& t) { t.to = 4; }), "names a rank out of range"},
+      {"no chunk", changed(1, [](Transfer& t) { t.source.chunk = 4; }), "names a chunk or slot out of range"},
+      {"no slot", changed(1, [](Transfer& t) { t.source.slot = -1; }), "names a chunk or slot out of range"},
       {"empty slot", changed(1, [](Transfer& t) { t.source.slot = 1; }),
-       "step 0: rank 1 -> rank 2 (chunk 0 slot 1 to chunk 0) reads a place where nothing was put yet"},
+       "step 0: rank 1 -> rank 2 (chunk 0 slot 1 to chunk 0) reads a place that has not been written yet"},
       {"adds to nothing", changed(1, [](Transfer& t) { t.target.slot = 1; }),
-       "adds to a place where nothing was put yet"},
+       "adds to a place that has not been written yet"},
       {"order", swapped, "comes after a later step"},
       {"written twice",
        changed(1,
@@ -274,7 +274,7 @@ TEST_CASE("the checker finds planted mistakes") {
        "writes where rank 0 writes in the same step"},
       {"scaled", scaled, "divided"},
       {"scale elsewhere", changed(1, [](Transfer& t) { t.action = Action::scale; }),
-       "divides: that happens in one place"},
+       "divides from one place into another; it must do so in place"},
   };
   for (const Row& row : rows) {
     CAPTURE(row.what);
@@ -441,8 +441,8 @@ TEST_CASE("very many ranks are simulated") {
   const Request broadcast{Collective::broadcast, many};
   CHECK_FALSE(can_simulate(Algorithm::direct, broadcast, network));
   CHECK(contains(message([&] { simulate(Algorithm::direct, broadcast, bytes, 1, network); }),
-                 "direct broadcast of 65536 ranks takes 34 GB to look at, transfer by transfer; expected 1 GB or less, "
-                 "fewer ranks"));
+                 "direct broadcast of 65536 ranks needs 34 GB to simulate transfer by transfer; at most 1 GB is "
+                 "allowed: use fewer ranks"));
 }
 
 TEST_CASE("bytes of a simulation are counted exactly, whatever the size") {
@@ -508,7 +508,7 @@ TEST_CASE("names, and rejected values") {
   CHECK(contains(message([] {
                    check_schedule(Algorithm::ring, {Collective::all_reduce, 40000});
                  }),
-                 "expected what fits into 4 GiB"));
+                 "at most 4 GiB are allowed"));
   CHECK(contains(message([] {
                    simulate(Algorithm::ring, {Collective::all_reduce, 4}, -1, 4, {});
                  }),

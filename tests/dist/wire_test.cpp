@@ -160,9 +160,9 @@ TEST_CASE("wire 17: claims are checked before memory is taken") {
       {header(wire_magic, 0, 0), "[wire] expected a kind of message from 1 to "},
       {header(wire_magic, 0, last_kind + 1), "[wire] expected a kind of message from 1 to "},
       {header(wire_magic, 0, 1, 1), "[wire] expected a kind of message from 1 to "},
-      {header(wire_magic + 1, 0, 1), "[wire] this is not our protocol"},
-      {"GET / HTTP/1.1\r\n", "[wire] this is not our protocol"},
-      {"L!", "[wire] this is not our protocol"},
+      {header(wire_magic + 1, 0, 1), "[wire] expected the magic number of Lockstep's protocol"},
+      {"GET / HTTP/1.1\r\n", "[wire] expected the magic number of Lockstep's protocol"},
+      {"L!", "[wire] expected the magic number of Lockstep's protocol"},
   };
   const long before = resident_kib();
   for (const auto& [bytes, expected] : rows) {

@@ -114,7 +114,7 @@ def dead_links(document):
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         if not re.match(r"[a-z]+:", target) and not (document.parent / target).exists():
-            yield f"links to {target}, which is not there"
+            yield f"links to {target}, which does not exist"
 
 
 def missing_tests(document):

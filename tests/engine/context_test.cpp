@@ -333,7 +333,7 @@ TEST_CASE("context: the engine's data loader, and rejected settings") {
     CHECK(
         contains(message(given), "expected a function that makes the optimizer of this rank's part, as pp2+cp2 cuts"));
     CHECK(contains(message([&] { e.train_batch(); }),
-                   "training_data gives whole sequences, and dp2+cp2 wants each rank's part"));
+                   "training_data gives whole sequences, and dp2+cp2 needs each rank's part"));
     return 0;
   });
 }

@@ -316,7 +316,7 @@ TEST_CASE("engine: experts over ranks: impossible settings are rejected") {
   CHECK(contains(refusal({.dp = 2}, true), "expected .mesh of a plan with ep2, got dp2"));
   CHECK(contains(refusal({.pp = 2}, true), "expected .mesh of a plan with ep2, got pp2"));
   CHECK(contains(refusal({.dp = 2, .ep = 2}, true, "OneBitAdam"),
-                 "sums those of all ranks, which have other experts with ep2"));
+                 "averages gradients over all ranks, but with ep2 ranks hold different experts"));
 }
 
 }  // namespace spread_experts

@@ -316,7 +316,7 @@ TEST_CASE("fp8: invalid arguments are rejected") {
     return message([&] { engine::resolve(engine::config_from_json(json), 1); });
   };
   CHECK(contains(refused(R"({"train_batch_size": 2, "fp8": {"enabled": true}, "fp16": {"enabled": true}})"),
-                 "fp8 stands on bf16"));
+                 "fp8 needs bf16"));
   CHECK(contains(refused(R"({"train_batch_size": 2, "fp8": {"format": "E5M2"}})"), "fp8.format"));
   CHECK(contains(refused(R"({"train_batch_size": 2, "fp8": {"amax_compute_algo": "mean"}})"), "fp8.amax_compute_algo"));
   CHECK(contains(refused(R"({"train_batch_size": 2, "fp8": {"interval": 2}})"), "fp8.interval"));

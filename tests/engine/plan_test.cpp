@@ -388,7 +388,7 @@ TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
   for (const auto& [text, part] : std::vector<std::pair<const char*, const char*>>{
            {"tp3", "tp3 does not divide the 4 attention heads"},
            {"pp13", "13 stages need 13 layers, the model has 12"},
-           {"pp2+zero3", "zero3 keeps gradients in parts"},
+           {"pp2+zero3", "zero3 shards gradients"},
            {"dp2+ep2", "dp2+ep2 shares experts, and the model has none"},
            {"cp16", "cp16 does not divide the 16 tokens of a sample (context) into 32 parts"}}) {
     const std::string found = message([&, t = text] { made(t, c); });

@@ -135,7 +135,7 @@ TEST_CASE("slices: all ranks raise an error that names its location") {
                            if (micro == 1) s->inputs[0] = s->inputs[0].narrow(0, 0, 1);
                            return s;
                          },
-                         "make all micro-batches alike, or set dynamic_shapes"},
+                         "make all micro-batches the same shape, or set dynamic_shapes"},
                         {[](int rank, int64_t micro) -> std::optional<pipeline::Sample> {
                            if (rank == 6 && micro == 2) fail("no such file");
                            return sample_of(0, micro);

@@ -110,10 +110,11 @@ TEST_CASE("sparse_attention: defaults, and keys that are rejected by name") {
       {R"({"mode": 3})", "sparse_attention.mode: expected dense, fixed"},
       {R"({"blok": 16})", "sparse_attention.blok: no such key"},
       {R"({"mode": "bigbird", "num_local_blocks": 4})",
-       "sparse_attention.num_local_blocks: it is of mode fixed, and mode is bigbird; leave it out"},
+       "sparse_attention.num_local_blocks: only applies to mode fixed, but mode is bigbird; leave it out"},
       {R"({"mode": "dense", "attention": "unidirectional"})",
-       "sparse_attention.attention: it is of mode fixed, variable, bigbird, bslongformer or local, and mode is dense"},
-      {R"({"mode": "local", "global_block_indices": [0]})", "it is of mode variable or bslongformer"},
+       "sparse_attention.attention: only applies to mode fixed, variable, bigbird, bslongformer or local, but mode is "
+       "dense"},
+      {R"({"mode": "local", "global_block_indices": [0]})", "only applies to mode variable or bslongformer"},
       {R"({"block": 0})", "sparse_attention.block: expected an integer from 1 to "},
       {R"({"block": "16"})", "sparse_attention.block: expected an integer"},
       {R"({"attention": "causal"})", "sparse_attention.attention: expected unidirectional or bidirectional, got"},
@@ -243,12 +244,12 @@ TEST_CASE("sparse_attention: models and plans that it cannot be with") {
                                              .forward = [shared](const Tensor& x) { return (*shared)(x); }};
                    EngineBase engine(std::move(replicated), std::move(args));
                  }),
-                 "with a forward of the program's own"));
+                 "not supported with the program's own forward"));
   const auto reasons = engine::reasons_against(with_sparse("{}", 0, 1), {.cp = 2}, {.ranks = 2});
   REQUIRE(reasons.size() == 1);
-  CHECK(reasons[0] == "sparse_attention with cp2 is not built; leave one of them out");
+  CHECK(reasons[0] == "sparse_attention with cp2 is not supported; leave one of them out");
   CHECK(contains(message([] { engine::check_plan(with_sparse("{}", 0, 1), {.cp = 2}, {.ranks = 2}); }),
-                 "leave one of them out. The nearest plan that can: dp2"));
+                 "leave one of them out. The nearest plan that works: dp2"));
   CHECK(engine::reasons_against(with_sparse("false", 0, 1), {.cp = 2}, {.ranks = 2}).empty());
   if (!engine::is_launched()) dist::shutdown();  // the engines above have created a world
 }

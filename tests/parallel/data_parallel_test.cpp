@@ -200,8 +200,8 @@ TEST_CASE("inputs: containers are walked, other objects shared, short of a batch
          CHECK(message([&] {
                  dp(x, ones({5, 3}));
                }) ==
-               "[DataParallel] expected all inputs to have the same size in dim 0, got 4 and 5 (an input that is no "
-               "batch goes whole to every replica with shared(x))");
+               "[DataParallel] expected all inputs to have the same size in dim 0, got 4 and 5 (pass an input without "
+               "a batch whole to every replica with shared(x))");
          CHECK(contains(message([&] { dp(zeros({0, 3}), zeros({0, 3})); }), "got an empty batch"));
          CHECK(contains(message([&] { dp(parallel::shared(x), parallel::shared(x)); }),
                         "expected at least one input with a batch"));
@@ -265,8 +265,9 @@ TEST_CASE("outputs: containers, scalars, other places") {
       });
   with([](auto&, const Variable& a) { return std::vector<Variable>(size_t(a.device().index + 1), a); }, {},
        [&](auto& dp, auto&) { CHECK(contains(message([&] { dp(x); }), "lists of one length")); });
-  with([](auto&, const Variable& a) { return a.device().index == 0 ? a : sum(a); }, {},
-       [&](auto& dp, auto&) { CHECK(contains(message([&] { dp(x); }), "tensors of one rank")); });
+  with(
+      [](auto&, const Variable& a) { return a.device().index == 0 ? a : sum(a); }, {},
+      [&](auto& dp, auto&) { CHECK(contains(message([&] { dp(x); }), "tensors with the same number of dimensions")); });
 }
 
 TEST_CASE("modes, random numbers, hooks, flags and buffers reach the replicas") {
@@ -454,16 +455,17 @@ TEST_CASE("wrong options and factories") {
   CHECK(contains(message([&] { DataParallel(net, Options{.output = device(5)}); }), "got cpu:5"));
   nn::Linear small({.in = 2, .out = 3});
   CHECK(message([&] { DataParallel(small, [] { return nn::Linear({.in = 2, .out = 4}); }); }) ==
-        "[DataParallel] expected the factory to make a module like the one given: it has parameter weight (3, 2), the "
-        "replica for cpu:1 has parameter weight (4, 2)");
+        "[DataParallel] expected the factory to make a module of the same structure: the module has parameter weight "
+        "(3, 2), "
+        "the replica for cpu:1 has parameter weight (4, 2)");
   CHECK(contains(message([&] { DataParallel(small, [] { return nn::Linear({.in = 2, .out = 3, .bias = false}); }); }),
-                 "it has parameter bias (3), the replica for cpu:1 has nothing more"));
+                 "the module has parameter bias (3), the replica for cpu:1 has nothing more"));
   DataParallel model(small, [] { return nn::Linear({.in = 2, .out = 3}); });
   small.bias = Variable();
   CHECK(contains(message([&] {
                    model(ones({4, 2}));
                  }),
-                 "it has nothing more, the replica for cpu:1 has parameter bias (3)"));
+                 "the module has nothing more, the replica for cpu:1 has parameter bias (3)"));
   const RandomState before = random_state();
   DataParallel quiet(net);
   CHECK(random_state() == before);

@@ -77,6 +77,17 @@ TEST_CASE("DDP: find_unused_parameters must see the forward") {
     });
   });
   CHECK_MESSAGE(contains(text, "find_unused_parameters: expected the forward to run through ddp.call()"), text);
+  const std::string later = message([] {
+    on_ranks<int>(2, [](int) {
+      Branches net;
+      DistributedDataParallel ddp(net, {.find_unused_parameters = true});
+      sum(ddp(ones({2, 3}))).backward();
+      net.zero_grad();
+      sum(net(ones({2, 3}))).backward();
+      return 0;
+    });
+  });
+  CHECK_MESSAGE(contains(later, "find_unused_parameters: expected the forward to run through ddp.call()"), later);
 }
 
 TEST_CASE("DDP: a rank whose output uses no parameter at all still answers the others") {

@@ -118,7 +118,7 @@ TEST_CASE("join: throw_on_early_end tells every rank, and errors inside are not 
       return 0;
     });
   });
-  CHECK_MESSAGE(contains(early, "[join] rank 1 has no data left while others have"), early);
+  CHECK_MESSAGE(contains(early, "[join] rank 1 has run out of data while others still have some"), early);
   const std::string thrown = message([] {
     on_ranks<int>(2, [](int rank) {
       nn::Linear layer({.in = 2, .out = 1});

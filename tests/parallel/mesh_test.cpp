@@ -88,7 +88,7 @@ TEST_CASE("plan: impossible plans are rejected with the reason and the nearest p
            {"tp3", {.heads = 6, .width = 6, .vocab = 256}, nullptr, nullptr},
            {"tp4", {.heads = 4, .width = 4, .vocab = 3}, "tp4 ranks share a vocabulary of 3 words", "dp2+tp2"},
            {"dp2+tp2", {.width = 7}, "tp2 does not divide the 7 columns of the model", "dp4"},
-           {"dp2+tp2", {.inner = 7}, "inside its layers", "dp4"},
+           {"dp2+tp2", {.inner = 7}, "hidden columns of its layers (inner)", "dp4"},
            {"dp2+tp4", {.heads = 8, .kv_heads = 2}, "4 does not divide the 2 key and value heads", "dp4+tp2"},
            {"dp4",
             {.layers = 8, .heads = 1, .micro_batches = 6},
@@ -109,15 +109,14 @@ TEST_CASE("plan: impossible plans are rejected with the reason and the nearest p
             "cp4 does not divide the 2 heads (Ulysses",
             "dp2+cp2"},
            {"dp2+cp2+zero3", {}, nullptr, nullptr},
-           {"cp2+tp2+zero2", {}, "and tensor parallelism sums", "cp2+tp2+zero1"},
+           {"cp2+tp2+zero2", {}, "but tensor parallelism sums", "cp2+tp2+zero1"},
            {"dp4+ep3", {}, "ep3 does not divide the 4 replicas", "dp4"},
            {"dp4+ep4", {.experts = 6}, "ep4 does not divide the 6 experts", "dp4+ep2"},
            {"pp2+zero2",
             {},
-            "zero2 keeps gradients in parts after every micro-batch, and a pipeline sums those of all micro-batches "
-            "first; take zero1",
+            "zero2 shards gradients after every micro-batch, but a pipeline sums all micro-batches first; use zero1",
             "pp2+zero1"},
-           {"tp2+zero3", {}, "and tensor parallelism sums", "tp2+zero1"},
+           {"tp2+zero3", {}, "but tensor parallelism sums", "tp2+zero1"},
            {"dp2+zero3", {}, nullptr, nullptr},
            {"pp3", {.ranks = 3, .layers = 1, .micro_batches = 1}, "3 stages need 3 layers, the model has 1", nullptr},
            {"tp3", {.ranks = 4}, "it is for 3 ranks, and there are 4", "dp4"},
@@ -129,9 +128,9 @@ TEST_CASE("plan: impossible plans are rejected with the reason and the nearest p
       continue;
     }
     CHECK_MESSAGE(contains(found, row.reason), found);
-    CHECK_MESSAGE(
-        contains(found, row.nearest ? str("The nearest plan that can: ", row.nearest) : "No plan can on these ranks"),
-        row.plan << ": " << found);
+    CHECK_MESSAGE(contains(found, row.nearest ? str("The nearest plan that works: ", row.nearest)
+                                              : "No plan works on these ranks"),
+                  row.plan << ": " << found);
   }
 }
 
@@ -171,7 +170,7 @@ TEST_CASE("mesh: each axis is a group of its own") {
   CHECK(all[5].edp == Ranks{5});
   CHECK(all[5].model == Ranks{4, 5, 6, 7});
   CHECK(contains(message([&] { on_ranks<int>(2, [&](int) { return parallel::Mesh(plan, dist::world()).plan().dp; }); }),
-                 "it is for 8 ranks, and there are 2. The nearest plan that can: dp2+ep2"));
+                 "it is for 8 ranks, and there are 2. The nearest plan that works: dp2+ep2"));
 }
 
 TEST_CASE("mesh: gradients are summed over copies and parts of sequences, those of experts over who has the same") {

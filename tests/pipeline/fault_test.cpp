@@ -140,7 +140,7 @@ TEST_CASE("pipeline faults: in a step") {
        },
        good,
        {.bounds = {0, 2, 4}}},
-      {"layer 1 (none): expected it to give a tensor, got none",
+      {"layer 1 (none): expected the layer to return a tensor, got none",
        [](auto& layers) {
          layers[1] = layer("none", LayerSpec::Forward([](nn::Module*, const Values&) { return Values{}; }));
        },
@@ -191,7 +191,7 @@ TEST_CASE("pipeline faults: in a step") {
   CHECK(contains(message([] { Engine(chain(2), {}, mean_of).eval_batch([](int64_t) { return ones_of(1); }, 0); }),
                  "1 micro-batch or more, got 0"));
   CHECK(
-      contains(message([] { Engine(chain(2), {}, mean_of).train_batch({}); }), "a function that gives micro-batches"));
+      contains(message([] { Engine(chain(2), {}, mean_of).train_batch({}); }), "a function that returns micro-batches"));
   CHECK(contains(message([] { Engine(chain(2), {}, {}); }), "a loss function, got none"));
   CHECK(contains(message([] { Engine(chain(1), {}, mean_of).clip_grad_norm(-1); }), "max_norm >= 0, got -1"));
 }

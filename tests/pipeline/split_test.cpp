@@ -128,7 +128,7 @@ TEST_CASE("split: the ways to choose a cut") {
   CHECK(to_string(SplitBy::parse("type:x")) == "type:x");
   CHECK(contains(message([&] { weights_of(SplitBy::parse("type:Conv"), kinds, {}); }),
                  "matches no layer; their kinds are Embedding, TransformerBlock, LayerNorm, function"));
-  CHECK(contains(message([&] { weights_of(SplitBy::parse("type:("), kinds, {}); }), "no regular expression"));
+  CHECK(contains(message([&] { weights_of(SplitBy::parse("type:("), kinds, {}); }), "not a regular expression"));
   CHECK(contains(message([&] {
                    weights_of({SplitBy::Method::time, {}, {1}}, kinds, {});
                  }),

@@ -166,7 +166,7 @@ TEST_CASE("report: traffic and memory beside the formulas") {
 TEST_CASE("report: a run without a trace, and folders that are none") {
   const TempDir folder;
   CHECK(contains(message([&] { read_run(folder.path); }), "found an empty folder"));
-  CHECK(contains(message([&] { read_run(folder / "none"); }), "which is not there"));
+  CHECK(contains(message([&] { read_run(folder / "none"); }), "which does not exist"));
   folder.write("photo.jpg", "x");
   CHECK(contains(message([&] { read_run(folder.path); }), "found photo.jpg"));
   CHECK(contains(message([&] { read_run(folder / "photo.jpg"); }), "a file"));

@@ -249,14 +249,13 @@ TEST_CASE("step model: impossible settings are rejected") {
     const char* plan;
     TrainingJob job;
     const char* error;
-  } rows[] = {
-      {"pp21", {.model = model(), .micro_batches = 4}, "21 stages need 21 layers, the model has 20"},
-      {"tp3", {.model = model()}, "tp3 does not divide the 64 columns of the model (width)"},
-      {"pp2+zero2",
-       {.model = model()},
-       "zero2 keeps gradients in parts after every micro-batch, and a pipeline sums those of all micro-batches first"},
-      {"dp2", {.model = model(), .micro_batches = 0}, "expected 1 micro-batch or more"},
-      {"dp2+cp2", {.model = model()}, "not modelled; leave them out"}};
+  } rows[] = {{"pp21", {.model = model(), .micro_batches = 4}, "21 stages need 21 layers, the model has 20"},
+              {"tp3", {.model = model()}, "tp3 does not divide the 64 columns of the model (width)"},
+              {"pp2+zero2",
+               {.model = model()},
+               "zero2 shards gradients after every micro-batch, but a pipeline sums all micro-batches first"},
+              {"dp2", {.model = model(), .micro_batches = 0}, "expected 1 micro-batch or more"},
+              {"dp2+cp2", {.model = model()}, "not modelled; leave them out"}};
   for (const auto& row : rows) {
     TrainingJob job = row.job;
     job.plan = parallel::parse_plan(row.plan);

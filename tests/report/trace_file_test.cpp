@@ -104,7 +104,7 @@ TEST_CASE("traces: ranks that are missing, runs that are mixed, files that are n
   fs::last_write_time(folder / "rank-10.json", fs::last_write_time(folder / "rank-2.json"));
   CHECK(read_traces(folder.path, warnings).size() == 2);
   REQUIRE(warnings.size() == 2);
-  CHECK(contains(warnings[0] + warnings[1], "rank-2.json is of another run and was left out"));
+  CHECK(contains(warnings[0] + warnings[1], "rank-2.json belongs to another run and was left out"));
 
   const struct {
     std::string text, error;

@@ -430,7 +430,7 @@ TEST_CASE("requests: accepted fields, and fields that are rejected by name") {
            {completions, "[]", "", "JSON object"},
            {completions, deep.c_str(), "", "deep"},
            {completions, large.c_str(), "", "1048576 bytes"},
-           {completions, R"({"prompt": "x", "model": "other"})", "model", "not here", 404},
+           {completions, R"({"prompt": "x", "model": "other"})", "model", "unknown model", 404},
            {completions, R"({"max_tokens": 1})", "prompt", "expected"},
            {completions, R"({"prompt": []})", "prompt", "empty list"},
            {completions, R"({"prompt": [1, "x"]})", "prompt", "integer"},

@@ -411,7 +411,7 @@ TEST_CASE("accelerator: invalid calls are rejected") {
            {"expected a model, its optimizer, a data::DataLoader or a schedule, got something else",
             [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) { acc.prepare(net, adam, samples); }},
            {"acc.skip(it)", [&](Accelerator&acc, Mlp&, optim::AdamW&) { acc.prepare(list); }},
-           {"got something that prepare() made",
+           {"got one that prepare() returned",
             [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) {
               auto [model, optimizer] = acc.prepare(net, adam);
               acc.prepare(model);
@@ -433,7 +433,7 @@ TEST_CASE("accelerator: invalid calls are rejected") {
               acc.prepare(net, adam, decay);
             },
             {.deepspeed_config = R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}}})"}},
-           {"got scheduler.type ReduceLROnPlateau, whose metric only the program knows",
+           {"got scheduler.type ReduceLROnPlateau, whose metric only the program has",
             [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) { acc.prepare(net, adam); },
             {.deepspeed_config = R"({"scheduler": {"type": "ReduceLROnPlateau"}})"}},
            {"expected a batch_size that 2 ranks can split, got 3",
@@ -454,7 +454,7 @@ TEST_CASE("accelerator: invalid calls are rejected") {
             [](Accelerator&, Mlp&, optim::AdamW&) {},
             {.mixed_precision = "int8"}},
            {"expected even_batches", [](Accelerator&, Mlp&, optim::AdamW&) {}, {.even_batches = false}},
-           {"expected to be called in the loop of a loader",
+           {"expected a call inside the loop over a loader",
             [](Accelerator&acc, Mlp&, optim::AdamW&) { acc.gather_for_metrics(zeros({4})); }},
        }) {
     const std::string said = message([&] {

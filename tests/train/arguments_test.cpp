@@ -255,7 +255,7 @@ TEST_CASE("arguments: notes and errors have their names, and a run that is done 
   CHECK(contains(notes(), "holds no checkpoint, so resume_from_checkpoint begins at step 0"));
   CHECK(contains(notes(), "run: the run is done, this is step 2 of 2"));
   args.resume_from_checkpoint = false;
-  CHECK(contains(notes(), "go on with it by resume_from_checkpoint, or choose another output_dir"));
+  CHECK(contains(notes(), "continue it with resume_from_checkpoint, or choose another output_dir"));
   args.resume_from_checkpoint = out / "none";
   CHECK(contains(notes(), "none: resume_from_checkpoint found no checkpoint"));
 }

@@ -168,7 +168,7 @@ TEST_CASE("auto: all that contradicts is one error, and what nobody fills in is 
            {R"({"optimizer": {"type": "SGD", "params": {"lr": "auto", "momentum": "auto"}}})",
             {"optimizer.params.momentum: \"auto\", and the program's optimizer has no such option; write the value"}},
            {R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}})",
-            {"scheduler.params.total_num_steps: \"auto\", and nobody knows how many steps there are"}},
+            {"scheduler.params.total_num_steps: \"auto\", and the number of steps is unknown"}},
            {R"({"fp16": {"loss_scale": "auto"}})", {"fp16.loss_scale: expected a number >= 0, got \"auto\""}},
        }) {
     train::Options o = one_rank();

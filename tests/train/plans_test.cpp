@@ -128,8 +128,8 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
             const auto reasons = engine::reasons_against(config, plan, {.ranks = plan.ranks()});
             if (!reasons.empty()) {
               const std::string said = message([&] { engine::check_plan(config, plan, {.ranks = plan.ranks()}); });
-              CHECK_MESSAGE(contains(said, m.plan + " cannot be with a mix: " + reasons[0]), m.text());
-              CHECK_MESSAGE((contains(said, "The nearest plan that can: ") || contains(said, "No plan")), m.text());
+              CHECK_MESSAGE(contains(said, m.plan + " does not work with a mix: " + reasons[0]), m.text());
+              CHECK_MESSAGE((contains(said, "The nearest plan that works: ") || contains(said, "No plan")), m.text());
               if (++refused % 16 == 0) CHECK_MESSAGE(contains(message([&] { train_mix(m); }), reasons[0]), m.text());
               continue;
             }

@@ -218,7 +218,7 @@ TEST_CASE("trainer: file, --set and options become one configuration") {
        {},
        "",
        "gradient_clipping is an integer, not an object"},
-      {"", {}, {}, [](train::Options& o) { o.plan = "pp3"; }, "", "pp3 cannot be"},
+      {"", {}, {}, [](train::Options& o) { o.plan = "pp3"; }, "", "pp3 is invalid: "},
       {R"({"bf16": {"enabled": true}})",
        {},
        {},
@@ -367,8 +367,8 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
   o.steps = 1;
   run(o);
   Net net;
-  CHECK_THROWS_WITH_AS((train::load_model(net, o.out, true)),
-                       doctest::Contains("this run kept no average of its parameters"), Error);
+  CHECK_THROWS_WITH_AS((train::load_model(net, o.out, true)), doctest::Contains("this run has no averaged parameters"),
+                       Error);
   o.parallel.ranks = 2;
   o.set = {"ema.decay=0.9", "optimizer.type=OneBitAdam"};
   CHECK_THROWS_WITH_AS((run(o)), doctest::Contains("leave ema out"), Error);
@@ -401,7 +401,7 @@ TEST_CASE("trainer: what is refused leaves a folder as it is") {
     return all;
   };
   const auto before = listing();
-  CHECK(contains(message([&] { run(o); }), "already holds a run; go on with it by --resume"));
+  CHECK(contains(message([&] { run(o); }), "already holds a run; continue it with --resume"));
   o.resume = true;
   CHECK(contains(message([&] {
                    run(o, [](train::TrainerOptions& t) { t.facts = data::parse_json(R"({"words": 3})", "facts"); });
@@ -496,11 +496,11 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
     }
   }
   CHECK(contains(message([] { train::start(options("", 1, 1), "", [](train::Job&) {}); }),
-                 "ended without a train::Trainer or train::prepare"));
+                 "ended without creating a train::Trainer or calling train::prepare"));
   std::filesystem::remove(file);
   Net net;
   optim::SGD sgd(net.parameters(), {.lr = 0.1});
   train::Accelerator alone;  // this program does not call start()
-  CHECK(contains(message([&] { alone.prepare(net, sgd); }), "asked what it trains, and has said it"));
+  CHECK(contains(message([&] { alone.prepare(net, sgd); }), "asked to describe what it trains, and did"));
   CHECK(data::read_json(file).at("config").at("optimizer").at("type") == data::Json("SGD"));
 }

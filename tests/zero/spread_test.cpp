@@ -249,7 +249,7 @@ TEST_CASE("zero: spread parameters: who changes them, what is not finite, what c
       return message([&] { Zero(net, *optimizer, {.spread = spread}); });
     };
     CHECK(contains(refusal({names, nullptr}),
-                   "ranks that have the same parameters, a part of the 4 ranks of world, got none"));
+                   "expected spread.group to be a subgroup of world (4 ranks) whose ranks have the same parameters, got none"));
     CHECK(contains(refusal({{"experts.9.bias"}, same.get()}), "got 1 names, of which it has 0"));
     CHECK(contains(refusal({}), "rank 1 has 'parameter experts.1.weight"));
     Zero zero(net, *optimizer, {.stage = 3, .nonfinite = zero::NonFinite::skip, .spread = {names, same.get()}});

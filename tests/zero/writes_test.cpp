@@ -89,7 +89,7 @@ TEST_CASE("zero: stage 3 refuses writes that it would lose, by name") {
       const std::string error = message([&] { loss_of_micro_batch(net, 1, 0, dtype); });
       CHECK(contains(error, "b.weight"));
       CHECK(contains(error, "was changed by 'clamp"));
-      CHECK(contains(error, "inside of Zero::gathered(parameters, rank)"));
+      CHECK(contains(error, "inside Zero::gathered(parameters, rank)"));
       net.b.remove_hook(hook);
       zero.zero_grad();
       one_step(net, zero, 1, dtype);

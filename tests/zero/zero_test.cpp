@@ -256,11 +256,12 @@ TEST_CASE("zero: arguments that the constructor rejects") {
     bool communicates() const override { return true; }
   };
   for (const int stage : {0, 1, 2, 3}) {
-    CHECK(contains(error([&](Net& net) {
-                     Sender optimizer(net.parameters(), {.lr = 0.1});
-                     Zero zero(net, optimizer, {.stage = stage});
-                   }),
-                   "SGD moves gradients between ranks itself and needs all of the model's: use it without ZeRO"));
+    CHECK(contains(
+        error([&](Net& net) {
+          Sender optimizer(net.parameters(), {.lr = 0.1});
+          Zero zero(net, optimizer, {.stage = stage});
+        }),
+        "SGD exchanges gradients between ranks itself and needs those of the whole model: use it without ZeRO"));
   }
   CHECK(contains(error([](Net& net) {
                    optim::SGD a(net.parameters(), {.lr = 0.1}), b(net.a.parameters(), {.lr = 0.1});

@@ -86,7 +86,7 @@ TEST_CASE("36: what differs is said") {
   CHECK(contains(refused(saved.dir.str()),
                  saved.file(rank_files[0]) + ": its content has changed since it was saved: expected BLAKE2b "));
   CHECK(contains(refused(saved.dir.str()), "; damaged: " + last));
-  CHECK(contains(refused(saved.dir.str()), "fall_back takes the one before"));
+  CHECK(contains(refused(saved.dir.str()), "set fall_back to load the previous checkpoint"));
   CHECK(load_version(saved.dir.str(), {.verify = Verify::sizes}) == -1);  // comparing only sizes does not notice it
   Warnings warnings;
   CHECK(load_version(saved.dir.str(), {.fall_back = true, .warn = warnings.sink()}) == 1);

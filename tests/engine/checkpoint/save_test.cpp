@@ -229,7 +229,7 @@ TEST_CASE("save: tags and folders that differ; tags that are none") {
   CHECK(joined(attempt(TagValidation::ignore)) == "");
   CHECK(warnings.take() == "");
   CHECK(joined(attempt(TagValidation::warn)) == "");
-  CHECK(contains(warnings.take(), "rank 0's is taken"));
+  CHECK(contains(warnings.take(), "using that of rank 0"));
   CHECK(dir.list() == "a~2 latest");
   const auto errors =
       on_ranks(2, [&](int rank, dist::ProcessGroup& group) { save(dir / (rank == 0 ? "x" : "y"), "a", {}, &group); });
@@ -262,7 +262,7 @@ TEST_CASE("load: everything that does not fit is listed, and nothing is loaded")
       for (const char* part :
            {"a does not fit, nothing was loaded:", "missing: x", "shape: v is (1) in the checkpoint, (1, 1) here",
             "dtype: u is f64 in the checkpoint, f32 here; convert is off", "piece \"y\": expected a range",
-            "not asked for: u f64(2)", "not asked for: v f32(1)"}) {
+            "unexpected: u f64(2)", "unexpected: v f32(1)"}) {
         CAPTURE(part);
         CHECK(contains(error, part));
       }
@@ -270,7 +270,7 @@ TEST_CASE("load: everything that does not fit is listed, and nothing is loaded")
     }
   }
   CHECK(w.to_vector<float>() == std::vector<float>{7, 7});
-  CHECK(contains(message([&] { load(dir.str(), {whole("w", w)}); }), "not asked for: u f64(2)"));
+  CHECK(contains(message([&] { load(dir.str(), {whole("w", w)}); }), "unexpected: u f64(2)"));
   CHECK(load(dir.str(), {whole("w", w)}, nullptr, {.skip = {"u", "v"}})->unused.size() == 2);
   CHECK(load(dir.str(), {whole("w", w), whole("u", u)}, nullptr, {.convert = true, .strict = false})->unused ==
         std::vector<std::string>{"v"});
@@ -285,7 +285,7 @@ TEST_CASE("latest, tags and keep") {
   CHECK(contains(warnings.take(), "holds no checkpoint"));
   CHECK(!load(dir / "nowhere", {}, nullptr, {.warn = warnings.sink()}));
   CHECK(contains(message([&] { load(dir.str(), {}, nullptr, {.tag = "a"}); }),
-                 "expected a checkpoint of tag a, there is none of any tag"));
+                 "expected a checkpoint of tag a, there are no checkpoints"));
   {
     Saver saver(dir.str(), nullptr, {.keep = 2, .warn = warnings.sink()});
     CHECK(saver.committed() == "");
@@ -337,7 +337,7 @@ TEST_CASE("a lock that is a link to another file: nothing is written there") {
   CHECK(data::read_file(dir / "target", 100) == "kept");
 }
 
-TEST_CASE("latest that is missing or broken: the newest whole one, with a warning") {
+TEST_CASE("latest that is missing or broken: the newest complete one, with a warning") {
   TempDir dir;
   Warnings warnings;
   // The newest is not the last by name.
@@ -349,13 +349,13 @@ TEST_CASE("latest that is missing or broken: the newest whole one, with a warnin
   for (const auto& broken : breaks) {
     broken();
     CHECK(load_version(dir.str(), {.warn = warnings.sink()}) == 3);
-    CHECK(contains(warnings.take(), "z1, the newest whole one"));
+    CHECK(contains(warnings.take(), "z1, the newest complete one"));
   }
   fs::resize_file(dir / "z1/rank-00000.safetensors", 100);
   CHECK(load_version(dir.str(), {.warn = warnings.sink()}) == 2);
-  CHECK(contains(warnings.take(), "z2, the newest whole one"));
+  CHECK(contains(warnings.take(), "z2, the newest complete one"));
   for (const char* name : {"z2", "z3"}) fs::resize_file(dir.path / name / "manifest.json", 100);
-  CHECK(contains(message([&] { load_version(dir.str()); }), "expected a whole checkpoint, none of the 3 is"));
+  CHECK(contains(message([&] { load_version(dir.str()); }), "expected a complete checkpoint, none of the 3 is"));
 }
 
 TEST_CASE("async: what is saved is what was there at the call; one at a time; errors come with the next call") {

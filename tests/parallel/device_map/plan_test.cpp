@@ -226,7 +226,7 @@ TEST_CASE("device map: shared parameters stay together, and so do a module and i
   CHECK(contains(message([&] {
                    infer(gpt, Map{{"", "cpu:0"}, {"blocks.1.mlp", "cpu:1"}});
                  }),
-                 "blocks.1 is not to be split: expected one place for"));
+                 "blocks.1 must not be split: expected one place for"));
   const std::string text = spread.text();
   for (const char* line : {"(model's own)", "blocks.2", "cpu:1", "all"}) CHECK(contains(text, line));
 }
@@ -253,7 +253,7 @@ TEST_CASE("device map: maps by hand, and Errors for wrong ones") {
       {{}, {}, "expected a place for every parameter"},
       {{{"", "cpu:0"}, {"first.weight", "cpu:1"}},
        {},
-       "first is not to be split: expected one place for first.weight and first.bias, got cpu:1 and cpu:0"},
+       "first must not be split: expected one place for first.weight and first.bias, got cpu:1 and cpu:0"},
       {{{"", "cpu:2"}}, {}, "expected one of the devices cpu:0, cpu:1, got cpu:2"},
       {{{"", "cpu:0"}},
        {.max_memory = {{"cpu:0", 479}}},

@@ -44,7 +44,7 @@ TEST_CASE("experts in a GPT: names, sizes, generation, rejected options") {
   nn::GPT plain(sizes);
   CHECK(!nn::own_loss(plain).defined());
   CHECK(
-      contains(message([&] { moe::add_experts(plain, experts, 3); }), "in every 1st to every 2. block, got every 3."));
+      contains(message([&] { moe::add_experts(plain, experts, 3); }), "expected `every` from 1 to 2, the number of blocks, got 3"));
   nn::GPT::Options again = sizes;
   again.checkpoint_blocks = true;
   nn::GPT rerun(again);

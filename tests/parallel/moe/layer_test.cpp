@@ -334,5 +334,5 @@ TEST_CASE("a layer of experts rejects invalid options and inputs") {
   moe::Layer layer({.width = 4, .experts = 2});
   CHECK(contains(message([&] { layer(zeros({3, 5})); }), "expected input (..., 4), got (3, 5)"));
   CHECK(contains(message([] { dist::spawn(2, [](int) { moe::Layer odd({.width = 4, .experts = 3}, everyone()); }); }),
-                 "experts that divide by the 2 ranks of the group, got 3"));
+                 "a number of experts divisible by the 2 ranks of the group, got 3"));
 }

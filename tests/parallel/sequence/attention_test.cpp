@@ -190,7 +190,7 @@ TEST_CASE("shared attention rejects unsupported arguments on all ranks") {
   };
   const Tensor x = zeros({1, 6, 4, 2}), one_head = zeros({1, 1, 4, 2}), odd = zeros({1, 6, 3, 2});
   CHECK(contains(error(4, [&](auto group, int) { ulysses_attention(x, x, x, {}, group); }),
-                 "expected heads that divide by the 4 ranks, got 6; ring_attention takes any number"));
+                 "expected a number of heads divisible by the 4 ranks, got 6; ring_attention takes any number"));
   CHECK(contains(error(2, [&](auto group, int) { ring_attention(odd, odd, odd, {}, group, Order::zigzag); }),
                  "expected an even number of tokens at each rank (zigzag), got 3"));
   CHECK(contains(error(2, [&](auto group, int) { ring_attention(x, odd, odd, {}, group); }),
@@ -250,7 +250,7 @@ TEST_CASE("the plan: every token once, every score that is seen once, zigzag kee
     }
   }
   CHECK(contains(message([] { positions(12, 4, 0, Order::zigzag); }),
-                 "divides by 8 (4 ranks, zigzag), got 12; the next that does is 16"));
+                 "divisible by 8 (4 ranks, zigzag), got 12; the next such number is 16"));
   CHECK(contains(message([] { positions(12, 4, 4, Order::zigzag); }), "a rank from 0 to 3, got 4"));
 }
 

@@ -123,7 +123,7 @@ TEST_CASE("context parallelism can be ended, and rejects unsupported models") {
       CHECK(contains(message([&] { (*model)(tokens); }),
                      "expected at most 16 tokens (context), got 32, 16 on each of 2 ranks"));
       CHECK((*model)(mine(tokens)).size(1) == 8);
-      CHECK(contains(message([&] { mine(zeros({1, 6}, {.dtype = i64})); }), "divides by 4 (2 ranks, zigzag), got 6"));
+      CHECK(contains(message([&] { mine(zeros({1, 6}, {.dtype = i64})); }), "divisible by 4 (2 ranks, zigzag), got 6"));
       CHECK(contains(message([&] { nn::generate(*model, std::vector<int64_t>(8), {.max_new_tokens = 1}); }),
                      "a KV cache needs whole sequences"));
       CHECK(contains(message([&] {
@@ -141,7 +141,7 @@ TEST_CASE("context parallelism can be ended, and rejects unsupported models") {
     CHECK(contains(message([&] {
                      share_sequences(*model, group, {Kind::ulysses, Order::zigzag});
                    }),
-                   "expected contiguous, got zigzag"));
+                   "expected contiguous order, got zigzag"));
     nn::GPT::Options three = small;
     three.width = 15;
     three.heads = 3;
@@ -149,7 +149,7 @@ TEST_CASE("context parallelism can be ended, and rejects unsupported models") {
     CHECK(contains(message([&] {
                      share_sequences(odd, group, {Kind::ulysses, {}});
                    }),
-                   "blocks.0.attention: Ulysses expected heads that divide by the 2 ranks, got 3"));
+                   "blocks.0.attention: Ulysses expected a number of heads divisible by the 2 ranks, got 3"));
     return 0;
   });
 }

@@ -288,10 +288,10 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
   };
   const std::vector<Row> rows{
       {{"mlp.upp", cut::columns},
-       "pattern \"mlp.upp\" (columns) fits no module; did you mean mlp.up?; its modules are tokens, positions, "
+       "pattern \"mlp.upp\" (columns) matches no module; did you mean mlp.up?; its modules are tokens, positions, "
        "dropout, blocks, blocks.0"},
-      {{"*.attn.qkv", cut::columns}, "pattern \"*.attn.qkv\" (columns) fits no module"},
-      {{"up.weight", cut::columns}, "pattern \"up.weight\" (columns) fits no module"},
+      {{"*.attn.qkv", cut::columns}, "pattern \"*.attn.qkv\" (columns) matches no module"},
+      {{"up.weight", cut::columns}, "pattern \"up.weight\" (columns) matches no module"},
       {{"norm1", cut::columns}, "columns is for nn::Linear, but \"blocks.0.norm1\" is a LayerNorm"},
       {{"mlp", cut::rows}, "rows is for nn::Linear, but \"blocks.0.mlp\" is a Mlp"},
       {{"norm", cut::rows_of_vocabulary}, "vocabulary is for nn::Embedding and nn::Head, but \"norm\" is a LayerNorm"},
@@ -306,12 +306,12 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
       {{"out_proj", cut::packed_columns(6)},
        "expected parts of the outputs that the 4 ranks of group world divide, got 2"},
       {{"blocks", cut::tokens},
-       "blocks.0.attention.in_proj.weight is cut, and belongs to a module that sees a part of the sequence",
+       "blocks.0.attention.in_proj.weight is cut, but belongs to a module that computes a part of the sequence",
        true},
       {{"norm", cut::to_whole(cut::features)}, "to_whole is for columns and tokens, got features to whole"},
       {{"in_proj", cut::from_whole(cut::columns)}, "from_whole is for rows and tokens, got columns from whole"},
       {{"head", cut::whole},
-       "tokens.weight is also head.weight: a shared parameter cannot be cut for some who have it"},
+       "tokens.weight is also head.weight: a parameter shared by several modules must be cut in all of them"},
   };
   on_ranks(4, [&](dist::ProcessGroup& g) {
     manual_seed(1);
@@ -339,17 +339,17 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
     // Modules that are sharded already, shared, padded, or declare nothing.
     nn::GPT whole({.vocab = 8, .context = 4, .layers = 1, .width = 8, .heads = 4});
     tp::apply(whole, g);
-    expect_message([&] { tp::apply(whole, g); }, "\"tokens\" is cut already");
+    expect_message([&] { tp::apply(whole, g); }, "\"tokens\" is sharded already");
     expect_message(
         [&] {
           tp::apply(whole, g, {.rules = {{"tokens", cut::whole}, {"blocks", cut::whole}}});
         },
-        "\"head\" is cut already");
+        "\"head\" is sharded already");
     expect_message(
         [&] {
           tp::apply(whole, g, {.rules = {{"tokens", cut::whole}}});
         },
-        "\"blocks.0.attention.in_proj\" is cut already");
+        "\"blocks.0.attention.in_proj\" is sharded already");
     nn::Sequential shared(nn::Linear({.in = 4, .out = 4}), nn::Linear({.in = 4, .out = 4}));
     expect_message(
         [&] { tp::apply(shared, g); },
@@ -359,7 +359,7 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
         [&] {
           tp::apply(shared, g, {.rules = {{"0", cut::columns}}});
         },
-        "0.weight is also 1.weight: a shared parameter cannot be cut for some who have it");
+        "0.weight is also 1.weight: a parameter shared by several modules must be cut in all of them");
     expect_message(
         [&] {
           tp::apply(shared, g, {.rules = {{"0", cut::columns}, {"1", cut::rows}}});
