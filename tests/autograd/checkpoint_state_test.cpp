@@ -143,7 +143,7 @@ TEST_CASE("a second run that fails, or no run at all, leaves state as it was; ot
   CHECK(equal(state, full({2}, 9)));
 }
 
-TEST_CASE("what is no tensor asks is_recomputing()") {
+TEST_CASE("functions with state outside tensors can ask is_recomputing()") {
   int counted = 0, runs = 0;
   const auto piece = [&](const Variable& in) {
     ++runs;

@@ -129,7 +129,7 @@ TEST_CASE("cuda: attention and its gradient") {
     for (const DType dtype : {f32, f64, f16, bf16}) Call(c, dtype).compare();
 }
 
-TEST_CASE("cuda: attention on Hopper's own tensor cores, and on those that came before") {
+TEST_CASE("cuda: attention on Hopper's tensor cores, and on older ones") {
   const char* const name = "LOCKSTEP_WGMMA";
   const std::string before = std::getenv(name) ? std::getenv(name) : "";
   for (const Case& c : hopper_cases) {

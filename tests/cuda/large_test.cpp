@@ -109,7 +109,7 @@ TEST_CASE("large: kernels find elements beyond 2^32") {
   }
 }
 
-TEST_CASE("large: what depends on the place of an element") {
+TEST_CASE("large: operations that depend on the position of an element") {
   if (simt::with_tsan()) return;
   const ManyMultiprocessors many;
   const int64_t n = billions[1] + 1003;
@@ -138,7 +138,7 @@ TEST_CASE("large: what depends on the place of an element") {
   check_elements("dropout of a part", out, dropped);
 }
 
-TEST_CASE("large: places in a large tensor, and what is found in all of it") {
+TEST_CASE("large: positions in a large tensor, and searches over all of it") {
   if (simt::with_tsan()) return;
   const ManyMultiprocessors many;
   const LimitInput row{{1000}};

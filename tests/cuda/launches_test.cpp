@@ -96,7 +96,7 @@ TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
   }
 }
 
-TEST_CASE("launches: a dry run counts what the emulator does") {
+TEST_CASE("launches: a dry run counts as many kernels as the emulator") {
   const std::pair<const char*, nn::GPT::Options> models[] = {
       {"GPT-2", {}}, {"GPT-2 with dropout", {.dropout = 0.1}}, {"Llama", llama()}};
   for (const auto& [name, options] : models) {
@@ -130,7 +130,7 @@ TEST_CASE("launches: attention of whole 128 tokens is cuDNN's, on the packed pro
 }
 #endif
 
-TEST_CASE("traffic: what a block reads and writes beside products and attention") {
+TEST_CASE("traffic: bytes that a block reads and writes beside products and attention") {
   // The least traffic of a block, in activations of (batch, context, width):
   //   each half, forward: reads its residual sum and writes its norm: 2 + 2; with dropout it reads both summands and
   //     writes the sum, too: 4 + 4

@@ -199,7 +199,7 @@ TEST_CASE("wav: files by soundfile are read as soundfile reads them") {
               "expected numbers, got NaN in channel 0, frame 0");
 }
 
-TEST_CASE("wav: what was written into a pipe lasts to the end of the file") {
+TEST_CASE("wav: a file written into a pipe, without a size in the header, is read to the end") {
   const std::string one = fmt_chunk(1, 1, 2, 16),
                     all = wav_file(one + data_chunk(std::string("\0\0d\0\0\x80\xff\x7f", 8)));
   const std::vector<double> wanted{0, 100 / 32768., -1, 32767 / 32768.};

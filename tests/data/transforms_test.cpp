@@ -83,7 +83,7 @@ TEST_CASE("transforms: the same bits for any workers, and after a resume in the 
   }
 }
 
-TEST_CASE("transforms: one does not change what the next one draws") {
+TEST_CASE("transforms: a transform does not change the numbers that the next one draws") {
   const Tensor u = arange(3 * 8 * 8).to(u8).reshape({3, 8, 8});
   manual_seed(3);
   RandomHorizontalFlip{.p = 0}(u);

@@ -63,7 +63,7 @@ template <class T> struct Job {
 
 }  // namespace
 
-TEST_CASE("program: a transfer waits for what earlier steps do with its places, and for nothing else") {
+TEST_CASE("program: a transfer waits only for earlier steps that use its places") {
   const Place a{0, 0}, b{1, 0}, scratch{0, 1};
   const std::vector<Transfer> program = {
       {.step = 0, .from = 0, .to = 1, .source = a, .target = a},        // 0: reads a, depends on nothing

@@ -152,7 +152,7 @@ TEST_CASE("segments: positions of bytes, and their owners") {
                  "[shared_empty] expected 288230376151711744 bytes of memory to share with other ranks, got: "));
 }
 
-TEST_CASE("segments: a peer sees the same bytes, and lets go of what its owner has given back") {
+TEST_CASE("segments: a peer sees the same bytes, and unmaps segments that their owner has freed") {
   PeerSegments peer(getpid(), 4);
   const size_t before = mappings();
   {

@@ -388,7 +388,7 @@ TEST_CASE("rendezvous 19: connections that are reset are tried again") {
   CHECK(proxy.connections() >= 7);
 }
 
-TEST_CASE("rendezvous 26, 28, 29: who does not belong is refused, with both sides named") {
+TEST_CASE("rendezvous 26, 28, 29: a foreign process is rejected, and the Error names both sides") {
   struct Row {
     std::function<void(Rendezvous&)> change;
     std::string expected;

@@ -385,7 +385,7 @@ TEST_CASE("distributions: shapes, dtypes, and numbers at the edges") {
   CHECK(sum_of(Bernoulli(numbers({0, 1})).sample({100})) == 100);
 }
 
-TEST_CASE("distributions: threads and what else is drawn change no bit of a sample") {
+TEST_CASE("distributions: samples do not depend on the number of threads or on other draws") {
   check_threads([] {
     manual_seed(6);
     const Tensor a = arange(1, 5001, 1, {.dtype = f64}) * 0.01;

@@ -90,7 +90,7 @@ TEST_CASE("plan: the shapes of a GPT are those of nn::GPT") {
   CHECK(contains(message([] { shape_of<nn::GPT>({.width = 10, .heads = 3}); }), "expected heads to divide embed 10"));
 }
 
-TEST_CASE("plan: a model that is run says what its parameters say") {
+TEST_CASE("plan: a running model gives the figures that its options give") {
   nn::GPT model(small);
   const ModelShape asked = shape_of<nn::GPT>(small);
   ModelShape shape = shape_of(static_cast<nn::Module&>(model), 0, small.context, small.vocab);
@@ -286,7 +286,7 @@ TEST_CASE("plan: memory of optimizer state") {
   }
 }
 
-TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
+TEST_CASE("plan of axes: memory and traffic of each stage, by formulas") {
   const ModelShape model = shape_of<nn::GPT>({.vocab = 64, .context = 16, .layers = 4, .width = 32, .heads = 4});
   const Config c = engine::config_from_json(
       R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "optimizer": {"type": "AdamW"}})");

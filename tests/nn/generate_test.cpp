@@ -354,7 +354,7 @@ TEST_CASE("generate: reasons to end, results, and rejected options") {
   CHECK(contains(message([&] { generate(model, std::vector<int64_t>{1, 2, 61}); }), "prompt 0 has token 61 at 2"));
 }
 
-TEST_CASE("beams: the best of all texts where all are followed") {
+TEST_CASE("beams: with enough beams for all texts, the best one is found") {
   GPT model = small_gpt(9);
   for (const Variable& p : model.parameters()) p.tensor().copy_(mul_scalar(p.tensor(), 0.5));
   const std::vector<int64_t> prompt = some_ids(3, 4);

@@ -191,7 +191,7 @@ TEST_CASE("quantised: weights of any magnitude keep as many digits") {
   CHECK(contains(message([&] { quantize(unit * 1e38, QuantFormat::group4); }), "expected finite weights below 2.9e38"));
 }
 
-TEST_CASE("quantize: a state with other scales than the model's is taken as it is") {
+TEST_CASE("quantize: a state with scales of another dtype than the model's loads unchanged") {
   const auto tiny = seeded(small()), plain = seeded(small());
   const Tensor small_weight = tiny->blocks[0].mlp.up.weight.tensor();
   small_weight.copy_(small_weight * 1e-9);

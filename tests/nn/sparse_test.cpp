@@ -223,7 +223,7 @@ TEST_CASE("sparse attention shows nothing of the future, by whole bits, and thre
   }
 }
 
-TEST_CASE("sparse attention: rows that attend to nothing give zeros, and gradients are those of differences") {
+TEST_CASE("sparse attention: rows that attend to nothing give zeros, and gradients equal finite differences") {
   // Row 1 is empty: its tokens attend to nothing.
   std::vector<std::vector<int32_t>> rows{{0}, {}, {0, 2}, {1}};
   AttentionArgs args{.scale = 0, .causal = true};

@@ -56,7 +56,7 @@ TEST_CASE("update_bn makes statistics of all batches, and leaves modes and momen
   CHECK(!norm.is_training());
 }
 
-TEST_CASE("an average keeps its bits while it stands in for 16-bit parameters, and what is written to them then") {
+TEST_CASE("an average keeps its f32 bits while it replaces 16-bit parameters, and so do writes to them") {
   Variable w(ones({2}, {.dtype = bf16}), true);
   WeightAverage average({w}, 0.999);
   average.update();

@@ -73,7 +73,7 @@ TEST_CASE("a write to a parameter counts at the next step, whoever makes it") {
   }
 }
 
-TEST_CASE("a master copy keeps the bits that 16 have no room for, where nobody wrote") {
+TEST_CASE("a master copy keeps its f32 bits unless somebody wrote to the 16-bit parameter") {
   Variable w(ones({3}, {.dtype = bf16}), true);
   SGD sgd({w}, {.lr = 1e-4});
   for (int i = 0; i < 10; ++i) step_by_ones(w, sgd);

@@ -7,7 +7,7 @@ using namespace testing;
 using namespace lockstep;
 using namespace lockstep::report;
 
-TEST_CASE("traces: what was written is read") {
+TEST_CASE("traces: reading gives the written records") {
   const TempDir folder;
   const trace::Row group("group world", 0);
   traced(folder, 0, 1, [&] {

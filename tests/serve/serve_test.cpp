@@ -66,7 +66,7 @@ TEST_CASE("schedule: text first, then prompts in their order, cut anywhere") {
   CHECK(next_step(s).work.empty());
 }
 
-TEST_CASE("schedule: the youngest gives way, is computed again, and shares what is still there") {
+TEST_CASE("schedule: the youngest request is preempted, computed again, and shares the blocks that remain") {
   State s(5, {.rows = 64, .sequences = 4}, 16);
   add(s, ids(32, 1), 60);
   add(s, ids(20, 2), 40);
@@ -90,7 +90,7 @@ TEST_CASE("schedule: the youngest gives way, is computed again, and shares what 
   CHECK(s.put_back == 1);
 }
 
-TEST_CASE("blocks: whole ones are shared, by what they hold and what is in front") {
+TEST_CASE("blocks: full blocks are shared if they and all blocks before have the same tokens") {
   Blocks b(6, 4);
   const auto tokens = ids(12, 5);
   const std::span<const int64_t> all(tokens);
@@ -253,7 +253,7 @@ TEST_CASE("paged_attention: the bits of keys in one piece") {
   }
 }
 
-TEST_CASE("batcher: 32 requests at once have what each has alone, with too few blocks") {
+TEST_CASE("batcher: 32 requests at once give the same answers as alone, with too few blocks") {
   struct Row {
     const char* name;
     nn::GPT::Options o;
@@ -328,7 +328,7 @@ TEST_CASE("batcher: 32 requests at once have what each has alone, with too few b
   }
 }
 
-TEST_CASE("batcher: who goes away frees the blocks, the prompt's log probabilities, refusals") {
+TEST_CASE("batcher: a cancelled request frees its blocks; log probabilities of the prompt; rejected requests") {
   manual_seed(3);
   nn::GPT model({.vocab = 61, .context = 128, .layers = 1, .width = 32, .heads = 2});
   for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));

@@ -196,7 +196,7 @@ TEST_CASE("matmul: few rows scaled and added have the bits of a larger product t
     }
 }
 
-TEST_CASE("matmul: 16-bit operands are those of f32, and the result is rounded once") {
+TEST_CASE("matmul: 16-bit operands are computed in f32, and the result is rounded once") {
   const Bf16 portable(Bf16Products::portable);
   for (DType dtype : {f16, bf16})
     for (int layout = 0; layout < 4; ++layout) {

@@ -69,7 +69,7 @@ TEST_CASE("36: a flipped bit anywhere in any file is seen, and the file is named
   CHECK(load_version(saved.dir.str()) == 2);
 }
 
-TEST_CASE("36: what differs is said") {
+TEST_CASE("36: Errors say what differs") {
   const Saved saved;
   const std::string zero = content(saved.file(rank_files[0])), one = content(saved.file(rank_files[1])),
                     manifest = content(saved.file("manifest.json"));
@@ -152,7 +152,7 @@ TEST_CASE("36: swapped files") {
                  zero + ": this is rank-00001.safetensors, under another name"));
 }
 
-TEST_CASE("verify names everything that is wrong, also what nobody asks for") {
+TEST_CASE("verify names everything that is wrong, also files that do not belong to the checkpoint") {
   const Saved saved;
   auto opened = open_checkpoint(saved.dir.str(), "", quiet);
   CHECK(opened.manifest.tag == "new");

@@ -358,7 +358,7 @@ TEST_CASE("latest that is missing or broken: the newest complete one, with a war
   CHECK(contains(message([&] { load_version(dir.str()); }), "expected a complete checkpoint, none of the 3 is"));
 }
 
-TEST_CASE("async: what is saved is what was there at the call; one at a time; errors come with the next call") {
+TEST_CASE("async: saves the state at the call; one save at a time; errors come with the next call") {
   for (int n : {1, 3}) {
     TempDir dir;
     CHECK(joined(on_ranks(n, [&](int rank, dist::ProcessGroup& group) {
