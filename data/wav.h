@@ -12,7 +12,7 @@ namespace lockstep::data {
 struct Wav {
   Tensor samples;         ///< f32 (channels, frames), on the CPU; integers are scaled to [-1, 1]
   int64_t rate = 0;       ///< frames per second
-  int bits = 0;           ///< per sample in the file
+  int bits = 0;           ///< bits of a sample in the file
   bool floating = false;  ///< true: the file holds floating-point numbers; false: integers
 };
 

@@ -274,7 +274,7 @@ TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again 
   }
 }
 
-TEST_CASE("unfreezing: a parameter frozen when it was wrapped is rejected by name, on all ranks, before the step") {
+TEST_CASE("unfreezing: what was frozen when it was wrapped is refused by name, on all ranks, before the step") {
   for (const Wrapper& wrapper : wrappers) {
     // all other parameters are frozen in that step, so no gradient is waited for
     for (const bool alone : {false, true}) {

@@ -213,7 +213,7 @@ TEST_CASE("pipeline: layers with state count a forward that runs again once") {
   }
 }
 
-TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on every rank, does not change training") {
+TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on every rank, leaves training as it is") {
   manual_seed(5);
   StageModule whole(model(), {{0, 8}}, 0);
   whole.eval();

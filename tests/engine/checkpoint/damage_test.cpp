@@ -69,7 +69,7 @@ TEST_CASE("36: a flipped bit anywhere in any file is seen, and the file is named
   CHECK(load_version(saved.dir.str()) == 2);
 }
 
-TEST_CASE("36: Errors say what differs") {
+TEST_CASE("36: what differs is said") {
   const Saved saved;
   const std::string zero = content(saved.file(rank_files[0])), one = content(saved.file(rank_files[1])),
                     manifest = content(saved.file("manifest.json"));
