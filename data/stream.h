@@ -30,9 +30,10 @@ namespace lockstep::data {
 /// Options of a RecordStream.
 struct StreamOptions {
   int64_t block = 1;            ///< records that are read ahead and shuffled together; 1: no shuffle
-  bool shuffle_shards = false;  ///< true: draw a new order of the shards each epoch
-  int64_t lanes = 1;  ///< shards read in turn, at most all. Ranks read least if it equals the micro-batches of a step
-  int64_t run = 1;    ///< consecutive records from one lane: the size of a micro-batch
+  bool shuffle_shards = false;  ///< true: draw a new order of the shards each round
+  /// Number of shards read in turn, at most all. With the number of micro-batches of a step, ranks read least.
+  int64_t lanes = 1;
+  int64_t run = 1;  ///< consecutive records from one lane: the size of a micro-batch
   uint64_t seed = 0;
 };
 

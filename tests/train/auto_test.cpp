@@ -150,7 +150,7 @@ TEST_CASE("auto: configuration files of every documented kind load, filled in, t
   CHECK(files.size() == 30);
 }
 
-TEST_CASE("auto: all contradictions are in one Error, and an " auto " that nobody fills in is named") {
+TEST_CASE("auto: all contradictions are in one Error, and values that nobody fills in are named") {
   struct Row {
     const char* config;
     std::vector<std::string> expected;
