@@ -33,7 +33,7 @@ bool is_recomputing();
 Variable checkpoint(const std::function<Variable(const std::vector<Variable>&)>& fn,
                     const std::vector<Variable>& inputs, std::shared_ptr<CheckpointKeeper> keeper = nullptr);
 Variable checkpoint(const std::function<Variable(const Variable&)>& fn, const Variable& input);
-/// The same for a function with several results.
+/// checkpoint() of a function with several results.
 std::vector<Variable> checkpoint_many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn,
                                       const std::vector<Variable>& inputs,
                                       std::shared_ptr<CheckpointKeeper> keeper = nullptr);

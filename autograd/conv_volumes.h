@@ -1,6 +1,6 @@
 #pragma once
-// Convolutions beyond conv1d, conv2d and conv_transpose2d, composed of these; those of volumes treat the depth taps as
-// channels. Options of volumes have 3 values (depth, height, width), those of signals 1.
+// More convolutions, composed of conv1d, conv2d and conv_transpose2d. Convolutions of volumes treat the depth taps as
+// channels. Options of volumes have 3 values (depth, height, width), options of signals 1.
 #include "autograd/ops.h"
 
 namespace lockstep {

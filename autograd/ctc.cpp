@@ -21,7 +21,7 @@ double log_sum(double a, double b) {
 struct CtcSequence {
   const double* x;
   int64_t steps, stride, classes, blank;
-  std::vector<int64_t> labels;  ///< with a blank before, between and after
+  std::vector<int64_t> labels;  ///< labels, with a blank before, between and after them
 
   double at(int64_t t, size_t s) const { return x[t * stride + labels[s]]; }
   /// True if labels[s] may directly follow labels[s - 2]: it is no blank, and differs from it.

@@ -24,7 +24,7 @@ struct Fp8Scales {
     Tensor amax;  ///< becomes max(amax, largest |x| of the cast); undefined: not recorded
   };
   std::array<Of, 3> of;
-  bool notes = true;  ///< the forward records amax; the backward always does
+  bool notes = true;  ///< true: the forward pass records amax, too; the backward pass always does
   const Of& operator[](Fp8Role role) const { return of[size_t(role)]; }  ///< Entry of a role.
 };
 
@@ -36,8 +36,8 @@ class Fp8Scope {
   ~Fp8Scope() { current_ = previous_; }
   Fp8Scope(const Fp8Scope&) = delete;
   static const Fp8Scales* current() { return current_; }  ///< Scales of the innermost scope, or null.
-  /// The same, but null unless the product would run in 16 bits (x has 16 bits, or Autocast is on) and the numbers of
-  /// rows, inputs and outputs are multiples of fp8_multiple.
+  /// The innermost scales if they apply to x w^T, else null: the product must run in 16 bits (x has 16 bits, or
+  /// Autocast is on) and the numbers of rows, inputs and outputs are multiples of fp8_multiple.
   static const Fp8Scales* for_product(const Variable& x, const Variable& w);
 
  private:
@@ -45,7 +45,7 @@ class Fp8Scope {
   const Fp8Scales* previous_;
 };
 
-/// For a product over several ranks.
+/// Communication of a product that several ranks share.
 struct Fp8Ranks {
   /// The gathered x, used in place of x; optional.
   Tensor whole;
@@ -55,8 +55,8 @@ struct Fp8Ranks {
 };
 
 /// activation(x w^T + bias) for x (..., in) and w (out, in). The dtypes of x and w may differ; the result has x's
-/// dtype, or Autocast's. The gradient treats casts as the identity: gradients are those of the product of the cast
-/// tensors, and w's has w's dtype. No second derivative.
+/// dtype, or Autocast's. The gradient treats casts as the identity: they equal the gradients of the product of the cast
+/// tensors. w's gradient has w's dtype. No second derivative.
 Variable linear_fp8(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
                     const Fp8Scales& scales, const Fp8Ranks& ranks = {});
 

@@ -42,7 +42,7 @@ struct GridSampler {
   const GridSampleOptions& o;
   Variable rows;   ///< (N * pixels + 1, C)
   Tensor first;    ///< index of the first pixel of each position's image, i64 (N * positions)
-  int64_t no_row;  ///< the row of zeros
+  int64_t no_row;  ///< index of the row of zeros
   std::vector<int64_t> sizes = {};
 
   /// Moves a position into the image, according to the padding mode.

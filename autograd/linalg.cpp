@@ -47,7 +47,7 @@ template <class V> V tall_qr_grad(const V& grad_q, const V& grad_r, const V& q, 
   return solve_triangular(flipped(r), inner, false, false);
 }
 
-// Wide matrices: the first columns are decomposed; the other columns of r are q^T times those of a.
+// Wide matrices: the first columns are decomposed; the other columns of r are q^T times the other columns of a.
 template <class V> V wide_qr_grad(const V& grad_q, const V& grad_r, const V& a, const V& q, const V& r) {
   const int64_t m = q.size(-1), n = r.size(-1);
   if (!grad_r.defined()) {

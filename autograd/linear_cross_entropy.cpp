@@ -5,7 +5,7 @@
 // For each chunk: logits = x w^T, the loss of each row, the gradient of the logits in place, and from it the gradient
 // of x's rows and a summand of the weight's gradient. The forward pass thus computes gradients for an upstream gradient
 // of 1, and backward multiplies them by the actual one (Liger Kernel, Hsu et al. 2024). Backward does not read the
-// weight. Wijmans et al., "Cut Your Losses", 2024, go further: tiles in on-chip memory, and logits that are computed
+// weight. Wijmans et al., "Cut Your Losses", 2024, go further: they keep tiles in on-chip memory and compute logits
 // twice.
 //
 // With Reduction::none every row has its own upstream gradient, known only to backward, which computes the chunks'

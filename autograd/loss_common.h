@@ -34,7 +34,7 @@ inline void check_broadcasts(const char* op, const Tensor& weight, const Shape& 
                  "] expected a weight that broadcasts to ", shape, ", got ", weight.shape());
 }
 
-/// Error that names the first value where `good` is false. Checks on the CPU only.
+/// Error if `good` is false anywhere; it names the first such value. Checks on the CPU only.
 inline void check_values(const char* op, const char* expected, const Tensor& values, const Tensor& good) {
   if (!values.device().is_cpu() || values.numel() == 0 || all(good).item<bool>()) return;
   const auto is_good = good.to(i64).to_vector<int64_t>();

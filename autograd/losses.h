@@ -1,5 +1,5 @@
 #pragma once
-// Losses beyond those of autograd/ops.h, composed of differentiable operations. Meaning and defaults are those of
+// Losses that autograd/ops.h lacks, composed of differentiable operations. Meaning and defaults are as in
 // torch.nn.functional (focal loss: torchvision); the prediction comes first, then the target. All tensors of a call
 // have one shape unless stated otherwise. Values (signs, classes, variances) are checked on the CPU only: on a device
 // the check would have to wait for the kernels.
@@ -17,8 +17,8 @@ Variable bce_loss(const Variable& x, const Variable& target, const Tensor& weigh
                   Reduction reduction = Reduction::mean);
 /// Options of poisson_nll_loss().
 struct PoissonNllOptions {
-  bool log_input = true;  ///< x is the logarithm of the rate
-  bool full = false;      ///< adds Stirling's approximation of log(target!) where target > 1
+  bool log_input = true;  ///< true: x is the logarithm of the rate; false: the rate itself
+  bool full = false;      ///< true: adds Stirling's approximation of log(target!) where target > 1
   double eps = 1e-8;      ///< added to a rate before its logarithm is taken
 };
 /// Negative log-likelihood of counts `target` under a Poisson distribution of rate e^x, or x without log_input.
@@ -26,7 +26,7 @@ Variable poisson_nll_loss(const Variable& x, const Variable& target, const Poiss
                           Reduction reduction = Reduction::mean);
 /// Options of gaussian_nll_loss().
 struct GaussianNllOptions {
-  bool full = false;  ///< adds 0.5 log(2 pi)
+  bool full = false;  ///< true: adds the constant 0.5 log(2 pi)
   double eps = 1e-6;  ///< lower bound of the variance; the gradient ignores the bound
 };
 /// Negative log-likelihood of `target` under a normal distribution with mean x. variance >= 0 has x's shape, or x's
@@ -62,7 +62,7 @@ struct MultiMarginOptions {
   /// Exponent of each term, 1 or 2.
   int p = 1;
   double margin = 1;
-  Tensor weight;  ///< per class, (C); optional
+  Tensor weight;  ///< class weights (C); optional
 };
 /// Sum over the other classes of max(0, margin - x[target] + x[class])^p, divided by C. target: i64 classes, (N) or a
 /// scalar.
@@ -81,7 +81,8 @@ Variable multilabel_soft_margin_loss(const Variable& x, const Variable& target, 
 struct CtcOptions {
   /// Class of the blank.
   int64_t blank = 0;
-  bool zero_infinity = false;  ///< a target that is too long for its input gives loss 0 and no gradient
+  /// True: a target that is too long for its input gives loss 0 and no gradient; false: an infinite loss.
+  bool zero_infinity = false;
 };
 /// Connectionist temporal classification (Graves et al., 2006) of log-probabilities (T, N, C), or (T, C) for one
 /// sequence. target: i64 (N, S), or all targets joined (sum of target_lengths); it never contains the blank. mean
@@ -96,7 +97,7 @@ Variable pairwise_distance(const Variable& x, const Variable& y, double p = 2, d
 /// Options of triplet_margin_loss().
 struct TripletOptions {
   double margin = 1, p = 2, eps = 1e-6;
-  bool swap = false;  ///< uses distance(positive, negative) when smaller than distance(anchor, negative)
+  bool swap = false;  ///< true: uses distance(positive, negative) where that is smaller than distance(anchor, negative)
 };
 /// max(0, margin + distance(anchor, positive) - distance(anchor, negative)) for each row of (..., D).
 Variable triplet_margin_loss(const Variable& anchor, const Variable& positive, const Variable& negative,

@@ -20,7 +20,8 @@ struct FreeLists {
     for (auto& list : blocks)
       for (void* block : list) ::operator delete(block);
   }
-  static inline thread_local bool closed = false;  // nodes may outlive the lists at thread exit
+  // True: this thread has freed its lists; nodes that die later go to the heap directly.
+  static inline thread_local bool closed = false;
 };
 
 FreeLists& free_lists() {

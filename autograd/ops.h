@@ -90,7 +90,8 @@ Variable batch_norm(const Variable& x, const Variable& weight, const Variable& b
 /// a key of the generator (tensor/random.h). `part`: x is one part of a larger tensor, and drops the elements that the
 /// whole tensor would drop there.
 Variable dropout(const Variable& x, double p, bool training = true, const PartOf& part = {});
-Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part = {});  ///< with a given key
+/// Dropout with the random numbers of `key`.
+Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part = {});
 /// residual + dropout(x); one kernel when both have the same shape and dtype.
 Variable add_dropout(const Variable& residual, const Variable& x, double p, bool training = true,
                      const PartOf& part = {});
@@ -139,7 +140,7 @@ RecurrentResult recurrent(const RecurrentArgs& args, const Variable& x, const Va
 enum class Reduction { none, mean, sum };
 /// Options of cross_entropy() and nll_loss().
 struct CrossEntropyOptions {
-  Tensor weight;  ///< per class, (classes); optional
+  Tensor weight;  ///< class weights (classes); optional
   /// Targets with this value are skipped.
   int64_t ignore_index = -100;
   /// Share of the target probability that is spread evenly over all classes, in [0, 1].

@@ -98,8 +98,8 @@ Variable conv_transpose2d(const Variable& input, const Variable& weight, const V
                   using T = Value<decltype(back)>;
                   const T& g = back.grad();
                   if (back.needs(2)) back.give(2, sum_channels(g));
-                  // That convolution returns one extra pixel per whole stride of output padding (legal below the
-                  // dilation); no x belongs to it.
+                  // The convolution of g returns one extra pixel per whole stride of output padding, which may reach
+                  // the stride if it is below the dilation. narrow() removes these pixels: they belong to no x.
                   const int64_t rows = output_padding[0] / args.stride[0], columns = output_padding[1] / args.stride[1];
                   if (back.needs(0))
                     back.give(0, conv2d(g, back.input(1, w), T(), args).narrow(2, 0, shape[2]).narrow(3, 0, shape[3]));

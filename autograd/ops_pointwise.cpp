@@ -119,7 +119,7 @@ Variable& after_write(Variable& a, const Variable& b, BinaryGrad grad) {
   return a;
 }
 
-/// Operations that run in f32 under autocast, because they overflow or cancel in 16 bits.
+/// True for operations that run in f32 under autocast, because they overflow or cancel in 16 bits.
 constexpr bool is_sensitive(PointwiseOp op) {
   switch (op) {
     case PointwiseOp::exp:

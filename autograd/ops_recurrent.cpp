@@ -88,7 +88,7 @@ RecurrentResult composed(const RecurrentArgs& args, const Variable& x, const Var
   for (int64_t i = 0; i < steps; ++i) {
     const int64_t t = args.reverse ? steps - 1 - i : i, n = args.batch[size_t(t)], all = h.size(0);
     if (args.reverse) at -= n;
-    const bool part = n < all;  // the others have ended, or not begun
+    const bool part = n < all;  // the other sequences have ended, or not begun
     const Variable before = part ? h.narrow(0, 0, n) : h, from_h = linear(before, w.hidden, w.hidden_bias),
                    from_x = inputs.narrow(0, at, n);
     Variable next, cell;

@@ -15,7 +15,7 @@ Variable avg_pool(const Variable& x, const PoolArgs& args);
 Variable adaptive_avg_pool(const Variable& x, const Dims& sizes);
 /// Maximum over such windows, with positions as in max_pool_indices().
 VariableIndices adaptive_max_pool(const Variable& x, const Dims& sizes);
-/// (sum of x^p)^(1/p) over each window; p > 0. Error with padding.
+/// (sum of x^p)^(1/p) over each window; p > 0. Error if there is padding.
 Variable lp_pool(const Variable& x, double p, const PoolArgs& args);
 /// Writes the values of x to the positions from max_pool_indices(), and zeros elsewhere. `sizes`: the result's sizes
 /// after C. If positions repeat, the last one wins.

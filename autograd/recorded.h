@@ -9,9 +9,9 @@
 namespace lockstep {
 
 class RecordedPass;
-/// Backward when the derivative itself is recorded (create_graph): all values are variables on the tape. A closure that
-/// takes `auto& back` serves both classes. One that takes Backward& has no second derivative; asking for it is an Error
-/// that names its operation.
+/// Stands in for Backward if the derivative itself is recorded (create_graph): all values are variables on the tape. A
+/// closure that takes `auto& back` serves both classes. One that takes Backward& has no second derivative; asking for
+/// it is an Error that names its operation.
 class RecordedBackward {
  public:
   /// Type of gradients; Tensor in Backward.
@@ -30,7 +30,7 @@ class RecordedBackward {
   /// Differentiates it at the inputs in `saved` and gives their gradients.
   void through(const std::vector<const Saved*>& saved,
                const std::function<Variable(const std::vector<Variable>&)>& composed) const;
-  /// The same for an operation with several results.
+  /// through() for an operation with several results.
   void through_all(const std::vector<const Saved*>& saved,
                    const std::function<std::vector<Variable>(const std::vector<Variable>&)>& composed) const;
 

@@ -113,7 +113,7 @@ void RecordedBackward::through_all(
 
 RecordedPass::RecordedPass(const std::vector<Edge>& roots, const std::vector<Edge>* wanted)
     : wanted_(wanted), found_(wanted ? wanted->size() : 0) {
-  // All reachable nodes by number: a node leads to a wanted output if one of its inputs, whose numbers are lower, does.
+  // All reachable nodes by number. A node leads to a wanted output if one of its inputs does; these have lower numbers.
   std::vector<Node*> nodes, stack;
   std::unordered_set<const Node*> seen;
   const auto visit = [&](Node* node) {

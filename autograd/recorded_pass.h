@@ -23,7 +23,7 @@ class RecordedPass {
   void give(const Edge& edge, const Variable& grad);
   /// True when a gradient given there leads to a wanted one.
   bool leads(const Edge& edge) const { return !wanted_ || useful_.count(edge.node.get()); }
-  /// True when this thread is inside such a pass. ZeRO 3, which keeps parameters elsewhere, asks.
+  /// True when this thread is inside such a pass. ZeRO 3 asks, because it keeps parameters elsewhere.
   static bool running();
   /// Runs the pass. Returns the wanted gradients, undefined where none arrived.
   std::vector<Variable> run();
@@ -38,7 +38,7 @@ class RecordedPass {
   const std::vector<Edge>* wanted_;
   std::vector<Variable> found_;
   std::unordered_set<const Node*> useful_;
-  std::map<uint64_t, Waiting, std::greater<>> waiting_;  // by number
+  std::map<uint64_t, Waiting, std::greater<>> waiting_;  // keyed by the node's number
   std::vector<Waiting> leaves_;                          // all leaves have number 0: in the order of first arrival
   std::unordered_map<const Node*, size_t> place_of_leaf_;
 };

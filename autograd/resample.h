@@ -1,6 +1,6 @@
 #pragma once
 // Resampling of images, signals and volumes: interpolate, grid_sample, affine_grid, fold and unfold. Meaning and
-// defaults are those of torch.nn.functional. x is (N, C, L), (N, C, H, W) or (N, C, D, H, W).
+// defaults are as in torch.nn.functional. x is (N, C, L), (N, C, H, W) or (N, C, D, H, W).
 #include <vector>
 
 #include "autograd/ops.h"
@@ -16,9 +16,10 @@ struct InterpolateOptions {
   Dims size = {};                  ///< output size for each dim after C, or one for all
   std::vector<double> scale = {};  ///< factor for each dim after C, or one for all
   Resampling mode = Resampling::nearest;
-  bool align_corners = false;    ///< linear and cubic: the centres of the corner pixels coincide
-  bool antialias = false;        ///< linear and cubic images: see resample_axis()
-  bool recompute_scale = false;  ///< derive the scale from the sizes, as if `size` had been given
+  /// True (linear, cubic): the centres of the corner pixels of input and output coincide.
+  bool align_corners = false;
+  bool antialias = false;        ///< true (linear and cubic images): filter before downsampling, see resample_axis()
+  bool recompute_scale = false;  ///< true: derive the scale from the sizes, even if a scale factor was given
 };
 /// Resizes x. Mode linear is PyTorch's linear, bilinear or trilinear, by the dims of x. Cubic is for images only.
 Variable interpolate(const Variable& x, const InterpolateOptions& options);

@@ -1,6 +1,6 @@
 #pragma once
 // A backward pass in two parts, for pipelines: first the gradients of a stage's inputs, which the previous stage waits
-// for; later those of its weights. Same bits as backward().
+// for; later the gradients of its weights. Gives the same bits as backward().
 //
 //   x ──▶ matmul ──▶ relu ──▶ matmul ──▶ loss    first part: the path to x. Each matmul keeps the gradient of its
 //           ▲                   ▲                output and its saved tensors.
@@ -26,8 +26,8 @@ class SplitBackward {
  private:
   struct Part {
     Ref<Node> node;
-    std::vector<Edge> edges;    // to the leaves of the second part
-    std::vector<Tensor> grads;  // gradients of its outputs
+    std::vector<Edge> edges;    // edges to the leaves of the second part
+    std::vector<Tensor> grads;  // gradients of the node's outputs
   };
   static void run(std::vector<Part> parts, std::vector<std::pair<Edge, Tensor>> list);
   std::vector<Part> rest_;

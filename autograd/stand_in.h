@@ -1,6 +1,6 @@
 #pragma once
-// Values that temporarily replace those of leaves, such as an average of weights (optim::WeightAverage), and buffers of
-// the model that belong to them (nn::update_bn). The buffers are dropped with the values.
+// Values that temporarily replace the values of leaves, such as an average of weights (optim::WeightAverage), and
+// buffers of the model that belong to them (nn::update_bn). The buffers are dropped with the values.
 #include <map>
 #include <memory>
 #include <utility>

@@ -146,7 +146,7 @@ class Pass {
       if (!edge.node) continue;
       const Ref<Node> input = retain_graph_ ? edge.node : std::move(edge.node);
       if (--input->uses_ > 0) continue;
-      if (input->is_leaf()) step(input);  // at once, so that hooks can send its gradient while the pass continues
+      if (input->is_leaf()) step(input);  // a leaf's gradient is complete: hooks can send it while the pass continues
       else push(input);
     }
     running_.pop_back();

@@ -67,7 +67,7 @@ class Node {
     struct Hook {  ///< registered by on_grad() or before_backward()
       int id;
       GradHook call;
-      bool looks = true;  // false for before_backward(): does not read the gradient
+      bool looks = true;  // true: the hook reads the gradient (on_grad()); false: it does not (before_backward())
     };
     std::unique_ptr<std::vector<Hook>> hooks;
     int add_hook(Hook hook);  ///< returns the hook's id
@@ -79,7 +79,7 @@ class Node {
   Node(const Node&) = delete;
 
   virtual void run(Backward& backward) = 0;      ///< computes the gradients of the inputs
-  virtual void run(RecordedBackward& backward);  ///< the same on the tape; Error if not supported
+  virtual void run(RecordedBackward& backward);  ///< computes them on the tape; Error if not supported
   virtual void release_saved() = 0;              ///< frees the saved tensors
   /// The derivative of a unary operation, for a consumer that fuses it into its own kernel (Backward::fold); or null.
   virtual const UnaryGrad* unary() const { return nullptr; }
@@ -89,14 +89,14 @@ class Node {
   bool is_leaf() const { return number_ == 0; }  ///< true for a Leaf
   /// True during a pass once the consumer has applied this node's derivative (Backward::fold).
   bool is_folded() const { return folded_; }
-  ShortList<Edge, 3>& inputs() { return inputs_; }      ///< where the inputs came from
+  ShortList<Edge, 3>& inputs() { return inputs_; }      ///< the outputs that are this node's inputs
   ShortList<Output, 1>& outputs() { return outputs_; }  ///< shapes, gradients and hooks of the results
 
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }  ///< adds a reference
   void release() {  ///< drops a reference; the last one destroys the node
     if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy(this);
   }
-  static void* operator new(size_t bytes);                ///< from a free list: every operation allocates a node
+  static void* operator new(size_t bytes);                ///< uses a free list: every operation allocates a node
   static void operator delete(void* node, size_t bytes);  ///< back to the free list
 
  protected:
@@ -196,7 +196,7 @@ Variable record(const char* name, std::initializer_list<const Variable*> inputs,
   return tape::attach(Ref<Node>(new tape::Function<Fn>(name, int(inputs.size()), 1, std::move(derivative))), inputs,
                       std::move(output));
 }
-/// The same for a list of inputs (cat), or several outputs (checkpoint).
+/// record() with a list of inputs (as cat() needs) or several outputs (as checkpoint() needs).
 template <class Fn>
 std::vector<Variable> record(const char* name, const std::vector<Variable>& inputs, std::vector<Tensor> outputs,
                              Fn derivative) {

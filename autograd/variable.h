@@ -80,8 +80,8 @@ class Variable {
 
   /// Calls `hook` once per backward pass, with the complete gradient of this variable. Returns an id for remove_hook().
   int on_grad(GradHook hook);
-  /// The same for a hook that does not read the gradient. The consumer of this variable may then fuse the derivative of
-  /// the producer into its own (Backward::fold).
+  /// Calls `hook` at the time of on_grad(), but without the gradient. The consumer of this variable may then fuse the
+  /// derivative of the producer into its own (Backward::fold).
   int before_backward(std::function<void()> hook);
   /// Calls `hook` when the .grad of this leaf is complete in a pass. Returns an id for remove_hook().
   int on_grad_complete(LeafHook hook);
@@ -89,7 +89,7 @@ class Variable {
   void remove_hook(int id);
 
   // Differentiable versions of Tensor's members of the same names.
-  /// The same elements in another shape, without a copy; Error if the strides do not allow it.
+  /// Shows the same elements in another shape, without a copy; Error if the strides do not allow it.
   Variable view(const Shape& shape) const;
   Variable reshape(const Shape& shape) const;                    ///< view(), or a copy where that is impossible.
   Variable flatten(int64_t first = 0, int64_t last = -1) const;  ///< Joins dims first to last.
@@ -136,7 +136,7 @@ struct Variable::Impl {
   Ref<Node> node;
   int output = 0;  // Index among the node's outputs.
   bool requires_grad = false;
-  bool is_aliased = false;  // Shares storage with another variable of the tape.
+  bool is_aliased = false;  // true: shares storage with another variable of the tape
   /// Gradient of a non-leaf after retain_grad().
   std::shared_ptr<Tensor> retained_grad;
 

@@ -12,8 +12,8 @@ namespace lockstep::data {
 struct AddedToken {
   std::string text;  ///< the exact text to match
   int32_t id = 0;
-  bool special = false;  ///< matched only if parse_special is set: in user input a special token is plain text
-  bool left = false, right = false;  ///< the match also swallows the white space on this side (lstrip, rstrip)
+  bool special = false;  ///< true: matched only if parse_special is set; in user input a special token is plain text
+  bool left = false, right = false;  ///< true: the match also swallows the white space on this side (lstrip, rstrip)
 };
 
 /// Finds added tokens in linear time. Matches do not overlap: the leftmost comes first, and of several at one place the
@@ -21,8 +21,9 @@ struct AddedToken {
 /// token that begins at each byte.
 class AddedTokens {
  public:
-  static constexpr size_t most_bytes = 4096;     ///< limit for one token
-  static constexpr size_t most_nodes = 4 << 20;  ///< limit for all: their bytes, a suffix that tokens share counted once
+  static constexpr size_t most_bytes = 4096;  ///< limit for one token
+  static constexpr size_t most_nodes =
+      4 << 20;  ///< limit for all: their bytes, a suffix that tokens share counted once
 
   /// Adds a token. Call finish() after the last one.
   void add(AddedToken token) { tokens_.push_back(std::move(token)); }

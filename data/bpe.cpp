@@ -14,7 +14,7 @@ struct BpeTokenizer::Work {
   static constexpr size_t longest_kept = 64, most_kept = 1 << 16;
 
   std::vector<int32_t>& out;
-  std::vector<int32_t> ids;  // one per character of the current word
+  std::vector<int32_t> ids;  // one token id per character of the current word
   bool unknown_before = false;
   std::unordered_map<std::string, std::vector<int32_t>, TextHash, std::equal_to<>> kept;
 };
@@ -37,7 +37,7 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, EncodeOptions o
   return out;
 }
 
-/// A cut is safe before a space or line end that follows a letter or number: every supported expression ends a word
+/// A cut is safe before a space or newline that follows a letter or number: every supported expression ends a word
 /// there, and none looks further back.
 size_t BpeTokenizer::last_cut(std::string_view text) const {
   if (!rules_.words || !rules_.byte_level || cut_first_.takes_spaces() || cut_normalized_.takes_spaces()) return 0;

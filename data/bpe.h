@@ -27,17 +27,17 @@ class Json;
 /// A BPE tokenizer, loaded from Hugging Face's or GPT-2's files.
 class BpeTokenizer : public Tokenizer {
  public:
-  /// From GPT-2's vocab.json and merges.txt.
+  /// Reads GPT-2's vocab.json and merges.txt.
   static BpeTokenizer from_files(const std::string& vocab_path, const std::string& merges_path);
-  /// The same, with the vocabulary and the added tokens taken from `file`, laid out as in tokenizer.json. vocab_path
+  /// Like from_files(), but takes vocabulary and added tokens from `file`, laid out as in tokenizer.json. vocab_path
   /// only appears in Errors.
   static BpeTokenizer from_vocab(const Json& file, const std::string& vocab_path, const std::string& merges_path);
-  /// From tokenizer.json. Error if the file asks for a feature that this class does not implement.
+  /// Reads tokenizer.json. Error if the file asks for a feature that this class does not implement.
   static BpeTokenizer from_tokenizer_json(const std::string& path);
-  /// From a parsed tokenizer.json. Errors begin with `where`.
+  /// Makes a tokenizer from a parsed tokenizer.json. Errors begin with `where`.
   static BpeTokenizer from_json(const Json& file, const std::string& where);
-  /// Applies bos_token, eos_token, add_bos_token and add_eos_token of a tokenizer_config.json. Error beginning with
-  /// `where` if a token is not in the vocabulary.
+  /// Applies bos_token, eos_token, add_bos_token and add_eos_token of a tokenizer_config.json. Error if a token
+  /// is not in the vocabulary; it begins with `where`.
   void configure(const Json& tokenizer_config, const std::string& where);
 
   int64_t vocab_size() const override { return int64_t(tokens_.size()); }
@@ -48,7 +48,7 @@ class BpeTokenizer : public Tokenizer {
   size_t last_cut(std::string_view text) const override;
   std::optional<int32_t> bos() const override { return bos_; }
   std::optional<int32_t> eos() const override { return eos_; }
-  /// The id of a special token such as <|endoftext|>. Error listing the known ones if there is none of this name.
+  /// The id of a special token such as <|endoftext|>. Error if there is none of this name; it lists the known ones.
   int32_t special(const std::string& token) const;
 
  protected:
@@ -67,7 +67,8 @@ class BpeTokenizer : public Tokenizer {
     std::vector<Normalizer> normalizers;
     bool byte_level = true, ignore_merges = false;
     std::optional<WordPattern> words = WordPattern::gpt2;  // none: the text is one word
-    bool metaspace = false, split = false;                 // a space becomes `space`; split: each `space` begins a word
+    // metaspace: true replaces each space by the string `space`. split: true begins a new word at each `space`.
+    bool metaspace = false, split = false;
     std::string space;
     Prepend prepend = Prepend::never;
     bool byte_fallback = false, fuse_unknown = false;

@@ -42,7 +42,8 @@ class CsvReader {
     if (!rest_.starts_with(c)) return false;
     return rest_.remove_prefix(1), true;
   }
-  /// Skips a line with only spaces and tabs (other than the delimiter). The last line may lack its line end.
+  /// Skips a line that holds only spaces and tabs (unless those are the delimiter). The last line need not end with a
+  /// newline.
   bool skip_blank_line() {
     size_t end = 0;
     while (end < rest_.size() && rest_[end] != delimiter_ && (rest_[end] == ' ' || rest_[end] == '\t')) ++end;

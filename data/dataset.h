@@ -23,7 +23,7 @@ inline constexpr int64_t endless_samples = int64_t(1) << 62;
 /// Base of all datasets. S is the type of a sample.
 template <class S = Example> class Dataset {
  public:
-  using Sample = S;  ///< for code that only knows the dataset's type
+  using Sample = S;  ///< lets generic code find the type of a sample
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;  ///< number of samples
   /// The sample at `index`. Must be thread-safe. Under a DataLoader, random numbers drawn here from Lockstep's
@@ -44,14 +44,14 @@ template <IsDataset D> DatasetPtr<typename D::Sample> share(const D& dataset) {
   return std::make_shared<const D>(dataset);
 }
 
-/// Error naming the dataset and its size if the index is out of range.
+/// Error if the index is out of range; it names the dataset and its size.
 void check_index(const char* dataset, int64_t index, int64_t size);
 
 /// Copies the rows `indices` of dim 0 into a new tensor.
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices);
 
-// Collates samples into a batch: tensors of equal shape are stacked along a new dim 0. Error naming the sample if one
-// differs from the first in shape or dtype.
+// Collates samples into a batch: tensors of equal shape are stacked along a new dim 0. Error if a sample
+// differs from the first in shape or dtype; it names the sample.
 Tensor collate(const std::vector<Tensor>& samples);
 Example collate(const std::vector<Example>& samples);
 std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples);
@@ -106,7 +106,7 @@ template <IsDataset D> Subset(const D&, std::vector<int64_t>) -> Subset<typename
 /// Concatenation of datasets.
 template <class S> class ConcatDataset : public Dataset<S> {
  public:
-  /// The samples of parts[0] come first, then those of parts[1], and so on.
+  /// The samples of parts[0] come first, then the samples of parts[1], and so on.
   explicit ConcatDataset(std::vector<DatasetPtr<S>> parts) : parts_(std::move(parts)) {
     for (const auto& part : parts_) ends_.push_back(size() + part->size());
   }

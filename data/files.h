@@ -28,7 +28,7 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
 
   std::byte* data() const { return data_; }               ///< writable; nullptr if the file is empty
-  int64_t size() const { return size_; }                  ///< in bytes
+  int64_t size() const { return size_; }                  ///< size in bytes
   Bytes bytes() const { return {data_, size_t(size_)}; }  ///< the whole file
   /// Error if the file's size or modification time changed since it was mapped, or part of it could not be read.
   void check() const;
@@ -64,7 +64,7 @@ void remove_leftovers(const std::string& path);
 /// Calls remove_leftovers() first.
 void write_atomically(const std::string& path, const std::vector<Bytes>& chunks);
 void write_atomically(const std::string& path, std::string_view text);
-/// The same, with content that `write` appends piece by piece.
+/// write_atomically() of content that `write` appends piece by piece.
 void write_atomically(const std::string& path, const std::function<void(NewFile& file)>& write);
 
 /// For tests: replaces the system calls of write_atomically(). nullptr restores them.

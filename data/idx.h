@@ -10,7 +10,7 @@ namespace lockstep::data {
 /// Reads a plain or gzipped IDX file (recognized by its content) of u8, i8, i32, f32 or f64. The size is checked before
 /// anything is allocated. Error for truncated, oversized or corrupt files, and for more than `max_bytes` of elements.
 Tensor read_idx(const std::string& path, int64_t max_bytes = int64_t(1) << 30);
-/// The same for a file in memory. Errors begin with `origin`.
+/// read_idx() of a file in memory. Errors begin with `origin`.
 Tensor parse_idx(Bytes file, const std::string& origin, int64_t max_bytes = int64_t(1) << 30);
 
 /// Reads MNIST, or a dataset in its format such as Fashion-MNIST, from a folder with train-images-idx3-ubyte,

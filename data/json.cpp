@@ -45,7 +45,7 @@ class Builder final : public JsonEvents {
  private:
   struct Open {
     Json value;
-    std::string key;                       // of the member being read
+    std::string key;                       // key of the member being read
     std::unordered_set<std::string> keys;  // all so far, to find duplicates
   };
 
@@ -180,7 +180,7 @@ void Json::dump_to(std::string& out, int indent, int depth) const {
     else {
       const std::string_view text(digits, size_t(std::to_chars(digits, digits + 32, as_number()).ptr - digits));
       out += text;
-      if (text.find_first_of(".e") == text.npos) out += ".0";  // so that it reads back as a floating-point number
+      if (text.find_first_of(".e") == text.npos) out += ".0";  // readers must see a floating-point number
     }
   } else if (is_string()) dump_string(out, as_string());
   else if (is_array()) {

@@ -47,7 +47,7 @@ class Json {
   /// The kind of value, for messages: "null", "a bool", "an integer", "a number", "a string", "a list" or "an object".
   const char* kind() const;
 
-  /// The value. Error beginning with `where` (such as "config.json: lr") if it is of another kind.
+  /// The value. Error if it is of another kind; the Error begins with `where` (such as "config.json: lr").
   bool as_bool(std::string_view where = "json") const;
   /// An integer; a double is an Error even if it is whole.
   int64_t as_int(std::string_view where = "json") const;
@@ -62,7 +62,7 @@ class Json {
 
   /// The value under `key`, or nullptr if this is not an object or has no such key.
   const Json* find(std::string_view key) const;
-  /// The value under `key`. Error beginning with `where` if the key is missing.
+  /// The value under `key`. Error if the key is missing; the Error begins with `where`.
   const Json& at(std::string_view key, std::string_view where = "json") const;
   /// The value under `key`, which is added (as null) if it is missing. A null becomes an object.
   Json& operator[](std::string_view key);
@@ -84,9 +84,9 @@ const std::string* not_utf8(const Json& json);
 
 /// Limits of parse_json().
 struct JsonLimits {
-  int64_t bytes = int64_t(16) << 20;  ///< size of the text
-  int depth = 64;                     ///< levels of nesting
-  bool python = false;                ///< accept Python's extensions: see python_json
+  int64_t bytes = int64_t(16) << 20;  ///< most bytes of a text
+  int depth = 64;                     ///< most levels of nesting
+  bool python = false;                ///< true: accept Python's extensions, see python_json
 };
 /// For files written by Python: accepts NaN, Infinity and -Infinity as numbers, and rounds an integer beyond 64 bits to
 /// the nearest double.
@@ -95,7 +95,7 @@ inline constexpr JsonLimits python_json{.python = true};
 /// Parses one JSON text, strictly. Errors begin with `origin` (a file name) and the place: "config.json:3:14: ...".
 /// Errors are also raised for duplicate keys, numbers that do not fit, invalid UTF-8, and texts beyond the limits.
 Json parse_json(std::string_view text, std::string_view origin, JsonLimits limits = {});
-/// The same for a file.
+/// parse_json() of a file.
 Json read_json(const std::string& path, JsonLimits limits = {});
 
 }  // namespace lockstep::data

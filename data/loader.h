@@ -17,13 +17,14 @@ namespace lockstep::data {
 /// Options of a DataLoader. S is a sample, B a batch.
 template <class S, class B = S> struct LoaderOptions {
   int64_t batch_size = 1;                    ///< samples in a batch
-  bool shuffle = false;                      ///< another random order each epoch
+  bool shuffle = false;                      ///< true: draw a new random order each epoch
   Sampler sampler;                           ///< the samples of an epoch and their order; excludes shuffle
-  bool drop_last = false;                    ///< leave out the last batch if it is not full
+  bool drop_last = false;                    ///< true: leave out the last batch of an epoch if it is not full
   int workers = 0;                           ///< threads that make batches; 0: batches are made inside the loop
   int prefetch = 0;                          ///< batches that each worker makes ahead; 0 means 2
   std::function<B(std::vector<S>)> collate;  ///< samples to a batch; may draw random numbers; default: data::collate
-  bool in_order = true;                      ///< false: batches come as they are ready, and state() is an Error
+  /// True: batches come in the sampler's order; false: as soon as they are ready, and state() is an Error.
+  bool in_order = true;
   /// Seeds shuffling and the random numbers of get() and collate. By default the first loader after manual_seed() takes
   /// that seed, and each later one mixes in its own number, so that no two loaders draw the same.
   std::optional<uint64_t> seed;
@@ -82,7 +83,7 @@ class LoaderProgress {
   Sampler sampler_;  // empty: shuffle decides
   uint64_t seed_;
   int64_t batches_ = 0, epoch_ = 0, position_ = 0, loop_ = 0;
-  bool fresh_ = true;  // the next loop starts at epoch_ and position_
+  bool fresh_ = true;  // true: the next loop starts at epoch_ and position_
 };
 
 }  // namespace detail
@@ -184,7 +185,7 @@ template <class S = Example, class B = S> class DataLoader {
   int64_t epoch() const { return progress_->epoch(); }            ///< the running epoch, or the next one if none runs
   void set_epoch(int64_t epoch) { progress_->set_epoch(epoch); }  ///< the epoch of the next loop
   const DatasetPtr<S>& dataset() const { return dataset_; }       ///< the source of samples
-  const Options& options() const { return options_; }             ///< as given, with collate filled in
+  const Options& options() const { return options_; }             ///< the constructor's options, with collate filled in
   uint64_t seed() const { return progress_->seed(); }             ///< the seed in use
   /// A loader with the same samples, seed and options, except that `sampler` decides which samples come in which order,
   /// in batches of batch_size: no shuffle, no drop_last.

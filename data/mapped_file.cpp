@@ -23,7 +23,7 @@ namespace lockstep::data {
 struct MappedFile::Range {
   std::atomic<std::byte*> begin{nullptr};
   std::atomic<int64_t> size{0};
-  std::atomic<bool> lost{false};  // some page could not be read
+  std::atomic<bool> lost{false};  // true: some page could not be read
   Range* next = nullptr;
   MappedFile* file = nullptr;
 

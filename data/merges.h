@@ -22,8 +22,8 @@ class PairMap {
   size_t used_ = 0;
 };
 
-/// The list of merges, in order of rank: what is added first is merged first. The text of `merged` must be that of
-/// `left` followed by that of `right`; this guarantees that merging ends.
+/// The list of merges, in order of rank: what is added first is merged first. The text of `merged` must be the
+/// text of `left` followed by the text of `right`; this guarantees that merging ends.
 class Merges {
  public:
   bool add(int32_t left, int32_t right, int32_t merged);  ///< false if the pair is already there
@@ -36,7 +36,7 @@ class Merges {
     int32_t left, right, merged;
   };
   PairMap ranks_;
-  std::vector<Merge> merges_;  // by rank
+  std::vector<Merge> merges_;  // sorted by rank
 };
 
 }  // namespace lockstep::data

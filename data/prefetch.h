@@ -26,9 +26,9 @@ namespace lockstep::data {
 
 /// Options of a Prefetcher.
 struct PrefetchOptions {
-  int workers = 1;       ///< threads
+  int workers = 1;       ///< number of threads
   int64_t ahead = 2;     ///< items in front of the reader, finished or in progress
-  bool in_order = true;  ///< false: items come as they are ready
+  bool in_order = true;  ///< true: items come in order; false: as soon as they are ready
   double timeout = 0;    ///< seconds that the reader waits for an item; 0: no limit
 };
 

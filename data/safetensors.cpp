@@ -274,7 +274,7 @@ void save_safetensors(const std::string& path, const std::vector<std::pair<std::
     entries.push_back({name, tensor.dtype(), tensor.shape()});
   }
   const std::string start = safetensors_start(entries, metadata, where);
-  // The same order as that of the entries.
+  // Sort the tensors as safetensors_start() sorts the entries.
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](auto& a, auto& b) { return size_of(a.dtype()) > size_of(b.dtype()); });
   std::vector<Bytes> chunks{as_bytes(start)};

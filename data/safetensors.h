@@ -21,7 +21,7 @@ struct SafeTensorsEntry {
   std::string name;
   DType dtype = f32;
   Shape shape;
-  int64_t offset = 0;  ///< of the data, from the start of the file
+  int64_t offset = 0;  ///< offset of the data, from the start of the file
   int64_t bytes = 0;
 };
 
@@ -45,8 +45,8 @@ class SafeTensors {
   const Metadata& metadata() const { return header_.metadata; }                     ///< strings by key
   std::vector<std::string> names() const;                                           ///< in the order of their data
   bool contains(const std::string& name) const { return find(name) != nullptr; }    ///< true if there is such a tensor
-  /// The tensor, without a copy unless its address in the file is unaligned for its dtype. Error listing names if there
-  /// is no such tensor.
+  /// The tensor, without a copy unless its address in the file is unaligned for its dtype. Error if there is
+  /// none of this name; it lists the names.
   Tensor tensor(const std::string& name) const;
   Tensor tensor(const SafeTensorsEntry& entry) const;
 

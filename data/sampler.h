@@ -47,8 +47,9 @@ class RandomSampler {
 /// Options of DistributedSampler.
 struct DistributedOptions {
   bool shuffle = true;
-  uint64_t seed = 0;       ///< must be the same on every rank
-  bool drop_last = false;  ///< equal sizes by dropping the tail, instead of repeating the head
+  uint64_t seed = 0;  ///< must be the same on every rank
+  /// True: drop the tail to give all ranks equally many samples; false: repeat the head instead.
+  bool drop_last = false;
   /// False: ranks differ by at most one sample, and each sample is seen exactly once (for evaluation).
   bool pad = true;
 };
@@ -64,7 +65,8 @@ class DistributedSampler {
   std::vector<int64_t> operator()(int64_t epoch) const;
   /// Sets the epoch of indices(), for use without a DataLoader (which passes its own epoch).
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
-  std::vector<int64_t> indices() const { return (*this)(epoch_); }  ///< of the epoch set last
+  /// Indices of the epoch that set_epoch() chose last.
+  std::vector<int64_t> indices() const { return (*this)(epoch_); }
 
  private:
   int64_t n_, world_, rank_, size_, epoch_ = 0;
@@ -79,8 +81,9 @@ struct MicroBatchOptions {
   int64_t world = 1, rank = 0;
   bool shuffle = true;
   uint64_t seed = 0;
-  bool interleaved = false;  ///< rank r gets micro-batches r, r + world, ... of a step (ZeRO 2 and 3)
-  bool drop_last = true;     ///< false: fill up the last step of an epoch with samples from the epoch's head
+  bool interleaved = false;  ///< true: rank r gets micro-batches r, r + world, ... of a step (for ZeRO 2 and 3)
+  /// True: drop an incomplete last step of an epoch; false: fill it up with samples from the epoch's head.
+  bool drop_last = true;
 };
 
 /// Each step consumes M micro-batches of consecutive samples in the epoch's order. Rank r gets micro-batches r*M/world

@@ -74,13 +74,13 @@ size_t gpt2_word(std::string_view text, size_t at) {
   return kind == CharClass::space ? spaces_end(text, at) : run_end(text, start, kind, last);
 }
 
-/// A word of Llama 3 or Qwen 2, which differ in how many digits form a number.
+/// End of the word at `at` by the rules of Llama 3 and Qwen 2; they differ in how many digits form a number (`digits`).
 size_t llama_word(std::string_view text, size_t at, int digits) {
   if (const size_t end = ending_at(text, at, true); end > at) return end;
   int bytes;
   size_t last = at;
   const CharClass kind = class_at(text, at, bytes);
-  // Letters, optionally preceded by one character that is not a letter, number or line end.
+  // Letters, optionally preceded by one character that is not a letter, number or newline.
   if (kind == CharClass::letter) return run_end(text, at, kind, last);
   const size_t next = at + size_t(bytes);
   if (kind != CharClass::number && !is_line_end(text[at]))
@@ -90,14 +90,14 @@ size_t llama_word(std::string_view text, size_t at, int digits) {
     while (--digits > 0 && end < text.size() && class_at(text, end, bytes) == kind) end += size_t(bytes);
     return end;
   }
-  // Punctuation, optionally preceded by a space and followed by line ends.
+  // Punctuation, optionally preceded by a space and followed by newlines.
   const size_t start = text[at] == ' ' ? next : at;
   size_t end = run_end(text, start, CharClass::other, last);
   if (end > start) {
     while (end < text.size() && is_line_end(text[end])) ++end;
     return end;
   }
-  // White space up to and including its last line end.
+  // White space up to and including its last newline.
   end = run_end(text, at, CharClass::space, last);
   for (size_t i = end; i > at; --i)
     if (is_line_end(text[i - 1])) return i;

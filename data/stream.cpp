@@ -31,7 +31,7 @@ struct RecordStream::Block {
   };
   Place place, next;
   std::vector<Part> parts;
-  std::vector<std::pair<int64_t, std::shared_ptr<MappedFile>>> files;  // by shard number
+  std::vector<std::pair<int64_t, std::shared_ptr<MappedFile>>> files;  // pairs of shard number and file
   std::vector<int64_t> order;
   bool has(int64_t at) const { return at >= place.first && at < next.first; }
 };

@@ -10,8 +10,8 @@
 //                      lane    A  A   B  B   A  A   B  B
 //
 // So record number i depends only on (files, options), not on ranks, workers or restarts: any rank can read any record,
-// and the state is one number, as in LoaderState. To reach a record far ahead, the line ends in between are searched
-// for, at the speed of reading the files. places() saves the positions found so far.
+// and the state is one number, as in LoaderState. To reach a record far ahead, the reader counts the newlines in
+// between, at the speed of reading the files. places() saves the positions found so far.
 #include <functional>
 #include <memory>
 #include <string>
@@ -30,16 +30,17 @@ namespace lockstep::data {
 /// Options of a RecordStream.
 struct StreamOptions {
   int64_t block = 1;            ///< records that are read ahead and shuffled together; 1: no shuffle
-  bool shuffle_shards = false;  ///< another order of shards each round
-  int64_t lanes = 1;  ///< at most the number of shards; ranks read least if it equals the micro-batches of a step
-  int64_t run = 1;    ///< consecutive records from one lane: the size of a micro-batch
+  bool shuffle_shards = false;  ///< true: draw a new order of the shards each round
+  /// Number of shards read in turn, at most all. With the number of micro-batches of a step, ranks read least.
+  int64_t lanes = 1;
+  int64_t run = 1;  ///< consecutive records from one lane: the size of a micro-batch
   uint64_t seed = 0;
 };
 
 /// How an epoch of a stream (a fixed number of records) is dealt to ranks.
 struct StreamSampling {
-  int64_t samples = 0;      ///< samples of an epoch, on all ranks; a multiple of those of a step
-  int64_t micro_batch = 1;  ///< this and the next fields: as in MicroBatchOptions
+  int64_t samples = 0;      ///< samples of an epoch, on all ranks; a multiple of the samples of a step
+  int64_t micro_batch = 1;  ///< this and the next fields: see MicroBatchOptions
   int64_t micro_batches = 1;
   int64_t world = 1, rank = 0;
   bool interleaved = false;
@@ -50,16 +51,16 @@ Sampler stream_sampler(const StreamSampling& options);
 
 /// A piece of a shard, and its position. `bytes` is valid while the record lives.
 struct Record {
-  std::string_view bytes;  ///< path
-  std::string shard;
-  int64_t offset = 0;  ///< of its first byte
-  int64_t index = 0;   ///< in the stream
+  std::string_view bytes;
+  std::string shard;   ///< path of the shard
+  int64_t offset = 0;  ///< offset of the record's first byte in the shard
+  int64_t index = 0;   ///< index of the record in the stream
   std::shared_ptr<MappedFile> file;
 };
 
 /// How a shard is cut into records.
 struct RecordRule {
-  int64_t bytes = 0;           ///< of each record, if all are equal; 0: records are lines
+  int64_t bytes = 0;           ///< size of a record, if all are equal; 0: records are lines
   int64_t start = 0, end = 0;  ///< for equal records: bytes of a shard before the first, and behind the last
   int64_t stride = 0;          ///< for equal records: distance between the starts of consecutive ones
 };
@@ -72,7 +73,7 @@ class RecordStream {
   ~RecordStream();
   /// Record number `index`.
   Record get(int64_t index) const;
-  const StreamOptions& options() const { return options_; }  ///< as given to the constructor
+  const StreamOptions& options() const { return options_; }  ///< the constructor's options
   /// For each lane, the last known position before record `index` (the number given out on all ranks). A resumed run
   /// starts there instead of searching.
   Json places(int64_t index) const;
@@ -132,7 +133,8 @@ StreamingDataset<S> stream_lines(std::vector<std::string> shards, StreamOptions 
                                  typename StreamingDataset<S>::Parse parse) {
   return {std::make_shared<RecordStream>(std::move(shards), RecordRule{}, options), std::move(parse)};
 }
-/// A stream of the values of JSON Lines files. parse gets the value, and a `where` to begin Errors with.
+/// A stream of the values of JSON Lines files. Calls parse(value, where); an Error that parse throws should begin with
+/// `where`, which names file and byte.
 template <class S>
 StreamingDataset<S> stream_json_lines(std::vector<std::string> shards, StreamOptions options,
                                       std::function<S(const Json& value, const std::string& where)> parse) {

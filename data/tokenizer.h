@@ -14,7 +14,7 @@ namespace lockstep::data {
 
 /// Options of Tokenizer::encode().
 struct EncodeOptions {
-  bool add_special = true;  ///< add the tokens that the tokenizer puts around a text, such as a leading <s>
+  bool add_special = true;  ///< true: add the tokens that the tokenizer puts around a text, such as a leading <s>
   /// Special tokens that appear in the text become their ids. Leave it off for user input: there they are plain text.
   bool parse_special = false;
 };
@@ -23,8 +23,8 @@ struct EncodeOptions {
 class Tokenizer {
  public:
   /// Loads a folder with tokenizer.json, or with vocab.json and merges.txt. Also reads added tokens from
-  /// tokenizer_config.json and added_tokens.json. The files determine the kind of tokenizer. Error naming the feature
-  /// if a file asks for something unsupported.
+  /// tokenizer_config.json and added_tokens.json. The files determine the kind of tokenizer. Error if a
+  /// file asks for something unsupported; it names the feature.
   static std::unique_ptr<Tokenizer> from_folder(const std::string& folder);
   virtual ~Tokenizer() = default;
   virtual int64_t vocab_size() const = 0;                                        ///< largest id + 1
@@ -42,7 +42,8 @@ class Tokenizer {
   virtual std::optional<int32_t> bos() const { return std::nullopt; }  ///< token that begins a text
   virtual std::optional<int32_t> eos() const { return std::nullopt; }  ///< token that ends a text
   /// The last position at which this text may be cut, whatever follows it: the ids of the two parts, joined, equal
-  /// those of the whole (without special tokens around them). 0 if none is known or the tokenizer needs the whole text.
+  /// the ids of the whole text (without special tokens around them). 0 if none is known or the tokenizer needs the
+  /// whole text.
   virtual size_t last_cut(std::string_view) const { return 0; }
   /// The ids of a training text as an i32 tensor, for TextDataset and TokenBatches. Special tokens that appear in it
   /// become their ids; none is added.
@@ -90,8 +91,8 @@ bool has_tokenizer(const std::string& folder);
 /// A string that identifies a tokenizer: "bytes", or the sizes and checksums of its files and of the tokens defined in
 /// other files.
 std::string tokenizer_identity(const std::string& folder);
-/// Copies the tokenizer's files and chat templates from one folder to another, and removes those of an earlier
-/// tokenizer.
+/// Copies the tokenizer's files and chat templates from one folder to another, and removes the files of an
+/// earlier tokenizer.
 void copy_tokenizer(const std::string& from, const std::string& to);
 
 }  // namespace lockstep::data

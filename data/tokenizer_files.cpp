@@ -64,7 +64,7 @@ TokenizerFolder read_tokenizer(const std::string& folder) {
                                    more = decoder ? none : read(kAddedTokens);
   for (const auto& [key, value] : named.as_object()) config[key] = value;
   where = "[tokenizer] " + folder + "/" + kTokenizerConfig;
-  std::map<std::string, Json> special;  // by name, with their flags
+  std::map<std::string, Json> special;  // special tokens and their flags, keyed by name
   const auto note = [&](const Json& value) {
     if (value.is_string()) special.emplace(value.as_string(), Json::Object{});
     else if (const Json* name = value.find("content")) special.emplace(name->as_string(where), value);

@@ -55,7 +55,7 @@ Tokens read_tokens(const std::string& path, const Tokenizer& tokenizer, const st
 struct Tokenized {
   int64_t tokens = 0, bytes = 0;
 };
-/// Tokenizes a text file into a .tokens file, with write_atomically(). The ids are those of Tokenizer::encode_tensor()
+/// Tokenizes a text file into a .tokens file, with write_atomically(). The ids equal Tokenizer::encode_tensor()
 /// on the whole text. The text is read in pieces of about `piece` bytes if the tokenizer allows that (last_cut()), else
 /// as a whole, up to 4 GiB. report() is called after each piece.
 Tokenized tokenize_file(const std::string& text, const std::string& to, const Tokenizer& tokenizer,

@@ -14,7 +14,7 @@ enum class CharClass : uint8_t { letter, number, space, other };
 struct Char {
   uint32_t code = 0;
   int bytes = 1;
-  bool valid = true;  ///< false: not valid UTF-8; `code` is the byte itself
+  bool valid = true;  ///< true: valid UTF-8; false: invalid, and `code` is the byte itself
 };
 
 /// Decodes the character that starts at text[at].

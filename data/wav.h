@@ -12,14 +12,14 @@ namespace lockstep::data {
 struct Wav {
   Tensor samples;         ///< f32 (channels, frames), on the CPU; integers are scaled to [-1, 1]
   int64_t rate = 0;       ///< frames per second
-  int bits = 0;           ///< per sample in the file
-  bool floating = false;  ///< the file holds floating-point numbers
+  int bits = 0;           ///< bits of a sample in the file
+  bool floating = false;  ///< true: the file holds floating-point numbers; false: integers
 };
 
 /// Reads PCM of 8 (unsigned), 16, 24 or 32 bits, or floats of 32 or 64 bits, as torchaudio.load() does. Error for other
-/// codecs, which are named, and for a file shorter than its header says.
+/// codecs (the Error names them), and for a file shorter than its header says.
 Wav read_wav(const std::string& path);
-/// The same for a file in memory. Errors begin with `origin`.
+/// read_wav() of a file in memory. Errors begin with `origin`.
 Wav parse_wav(Bytes file, const std::string& origin);
 
 /// Sample formats of save_wav().

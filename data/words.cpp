@@ -24,7 +24,7 @@ std::pair<std::string, Json> parse_words(const std::string& text, const std::vec
     LOCKSTEP_CHECK(!values.find(key), origin, " ", text, ": expected each key once, got '", key, "' twice");
     try {
       values[key] = parse_json(value, origin);
-    } catch (const Error&) { values[key] = value; }  // not JSON: keep the string
+    } catch (const Error&) { values[key] = value; }  // the value is not JSON: keep the string
   }
   return {first, values};
 }

@@ -20,8 +20,8 @@ struct ZipMember {
   int64_t offset = 0, data = 0;   ///< offsets in the file of the member's header and of its data
 };
 
-/// The members of a whole file in memory, in directory order. Error beginning with `origin` unless the directory exists
-/// and matches the file, and no two members overlap.
+/// The members of a whole file in memory, in directory order. Error unless the directory exists and matches the
+/// file, and no two members overlap; the Error begins with `origin`.
 std::vector<ZipMember> zip_members(Bytes file, const std::string& origin);
 
 /// Reads the data of one member sequentially.

@@ -17,7 +17,7 @@ class Bernoulli : public Distribution {
   Variable entropy() const override;
   Variable mean() const override { return probs; }
   Variable variance() const override { return probs * (1.0 - probs); }
-  Variable probs, logits;  ///< both (batch...)
+  Variable probs, logits;  ///< both of shape (batch...)
 
  private:
   Variable draw(const Shape& shape) const override;
@@ -38,7 +38,7 @@ class Categorical : public Distribution {
   Variable mean() const override { return nothing(); }      ///< NaN: class indices have no mean
   Variable variance() const override { return nothing(); }  ///< NaN
   Variable probs, logits;                                   ///< normalised probabilities and their logarithms
-  Variable wide_probs, wide_logits;                         ///< the same before rounding to 16 bits
+  Variable wide_probs, wide_logits;                         ///< probs and logits before rounding to 16 bits
 
  private:
   Variable draw(const Shape& shape) const override;

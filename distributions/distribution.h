@@ -38,7 +38,7 @@ class Distribution {
 
   /// Samples of shape (shape..., batch..., event...) without gradients, drawn from this thread's generator.
   Tensor sample(const Shape& shape = {}) const;
-  /// The same as differentiable functions of the parameters (reparametrised). Error if has_rsample() is false.
+  /// Samples as differentiable functions of the parameters (reparametrised). Error if has_rsample() is false.
   Variable rsample(const Shape& shape = {}) const;
   virtual bool has_rsample() const { return true; }  ///< true if rsample() exists
 
@@ -67,7 +67,7 @@ class Distribution {
 
 /// Converts parameters to variables of one floating dtype, device and shape. Error if dtypes or devices differ.
 std::vector<Variable> broadcast(const char* name, std::initializer_list<Parameter> parameters);
-/// Error that names the first value where `good` is false.
+/// Error if `good` is false anywhere; it names the first such value.
 void check_parameter(const char* name, const char* expected, const Variable& values, const Tensor& good);
 Tensor above(const Tensor& x, double low);     ///< x > low
 Tensor at_least(const Tensor& x, double low);  ///< x >= low

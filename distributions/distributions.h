@@ -1,5 +1,5 @@
 #pragma once
-// All probability distributions. Names, parameters and formulas are those of torch.distributions; parameters may be on
+// All probability distributions. Names, parameters and formulas are as in torch.distributions; parameters may be on
 // the tape.
 #include "distributions/discrete.h"
 #include "distributions/gamma.h"

@@ -28,7 +28,7 @@ class Trainer {
   /// Runs all epochs, and prints as it goes.
   void train(int64_t max_epochs) {
     for (int64_t epoch = 0; epoch < max_epochs; ++epoch) run_epoch(epoch);
-    say("Done | Bias: ", ddp_.module().named_parameters()[1].variable.item());  // the same on all ranks
+    say("Done | Bias: ", ddp_.module().named_parameters()[1].variable.item());  // the bias is the same on all ranks
   }
 
  private:

@@ -120,7 +120,7 @@ struct PReLU : Layer<PReLU> {
 };
 
 /// x, or slope x where x <= 0. In training each element draws its slope from [lower, upper); in evaluation the slope is
-/// their mean.
+/// (lower + upper) / 2.
 struct RReLU : Layer<RReLU> {
   /// Bounds of the slopes.
   struct Options {
@@ -257,7 +257,7 @@ struct Dropout : Layer<Dropout> {
   std::string options() const override { return str("p ", p); }
   void sliced(const PartOf& of) override { part = of; }
   double p;
-  PartOf part;  ///< set if x is a part of a sharded tensor: the mask is that of the whole tensor
+  PartOf part;  ///< set if x is a part of a sharded tensor: the mask is a part of the whole tensor's mask
 };
 
 /// Base of Dropout1d/2d/3d: in training zeroes whole channels with probability p and scales the others by 1 / (1 - p).
@@ -300,7 +300,7 @@ struct AlphaDropout : Layer<AlphaDropout> {
   Variable forward(const Variable& x);
   std::string options() const override { return str("p ", p); }
   double p;
-  bool channels = false;  ///< drop whole channels
+  bool channels = false;  ///< true: drop whole channels; false: single elements
 };
 /// AlphaDropout of whole channels. Input (N, C, ...).
 struct FeatureAlphaDropout : AlphaDropout {

@@ -15,7 +15,8 @@ namespace lockstep::nn {
 struct KvCache {
   Tensor keys, values;
   int64_t length = 0;
-  std::optional<DType> dtype = {};  ///< of the stored values; f16 and bf16 halve the memory. Default: the dtype of k
+  /// Dtype of the stored values; f16 and bf16 halve the memory. Default: the dtype of k.
+  std::optional<DType> dtype = {};
   const std::vector<int32_t>* table = nullptr;
 
   /// Appends k and v (B, kv heads, T, head size). Growing doubles the room, but never beyond max(`most`, tokens
@@ -46,7 +47,7 @@ struct SequencePart {
 struct AttentionMasks {
   Tensor mask = {};     ///< attn_mask: (T, S) or (B * heads, T, S)
   Tensor padding = {};  ///< key_padding_mask, (B, S)
-  bool causal = false;  ///< query i sees keys 0 to i
+  bool causal = false;  ///< true: query i sees keys 0 to i only
   /// True if there is any mask.
   bool any() const { return mask.defined() || padding.defined() || causal; }
 };
@@ -70,8 +71,10 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   struct Options {
     int64_t embed, heads;
     int64_t kv_heads = 0;  ///< fewer than heads: grouped-query attention (Ainslie et al., 2023); 0: same as heads
-    bool causal = true, bias = true;       ///< bias: of in_proj, and of out_proj unless out_bias is false
-    double dropout = 0;                    ///< on attention weights
+    /// causal: true if a token sees only itself and earlier ones. bias: true adds biases to in_proj, and to out_proj
+    /// unless out_bias is false.
+    bool causal = true, bias = true;
+    double dropout = 0;                    ///< dropout probability of attention weights
     std::shared_ptr<RopeTable> rope = {};  ///< rotary positions; layers may share one table
     int64_t max_context = 2048;            ///< upper bound of T with rope or a cache
     int64_t head_size = 0;                 ///< 0: embed / heads
@@ -79,7 +82,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     /// Set by sliced() on a tensor-parallel rank: its first head, and the number of heads of the model.
     int64_t first_head = 0, all_heads = 0;
     std::optional<SparsityConfig> sparse = {};  ///< attend only to the blocks of this layout
-    bool cross = false;                         ///< keys and values come from another sequence than queries
+    bool cross = false;                         ///< true: keys and values come from another sequence than queries
     int64_t window = 0;  ///< causal only: a token sees itself and the window - 1 tokens before it; 0: all before it
   };
   /// in_proj.weight starts Xavier-uniform, biases at 0, as in PyTorch.
@@ -91,18 +94,18 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   /// True if out_proj can add the residual in its product (Linear::adds()).
   bool adds() const { return out_proj.adds() && !is_watched(); }
   /// torch.nn.MultiheadAttention: query (B, T, embed), key and value (B, S, embed). Without Options::cross, key and
-  /// value must be query. Error with rope or a sparse layout.
+  /// value must be query. Error if the layer has rope or a sparse layout.
   AttentionOutput forward(const Variable& query, const Variable& key, const Variable& value,
                           const AttentionMasks& masks = {}, AttentionWeights wanted = AttentionWeights::none);
   using Layer::operator();
-  /// Same; allows masks in braces.
+  /// The same function, with a parameter type that allows masks in braces.
   AttentionOutput operator()(const Variable& query, const Variable& key, const Variable& value,
                              const AttentionMasks& masks, AttentionWeights wanted = AttentionWeights::none) {
     return Layer::operator()(query, key, value, masks, wanted);
   }
   /// Appends x to the cache and attends to all tokens in it. For generation; records no gradients.
   Variable forward(const Variable& x, KvCache& cache);
-  /// The same for several sequences at once, whose rows are concatenated: x (1, sum of their tokens, embed).
+  /// Continues several sequences at once. x (1, sum of tokens, embed) concatenates the new tokens of all sequences.
   Variable forward(const Variable& x, const std::vector<KvRows>& rows) {
     const NoGrad no_grad;
     return out_proj(attended(x, rows));
@@ -120,7 +123,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   void sliced(const PartOf& of) override;
   int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override;
   double flops_beside(int64_t tokens) const override;
-  /// Replaces the sparse layout. Error with a window, or if a causal model gets a bidirectional layout.
+  /// Replaces the sparse layout. Error if the model has a window, or is causal and the layout is bidirectional.
   void set_sparsity(const SparsityConfig& config);
   std::string options() const override;
 

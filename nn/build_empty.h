@@ -1,7 +1,7 @@
 #pragma once
 // Models that are built without memory and filled later, where their values will live. Each parameter has a shape and
-// remembers its initialisation. Its owner (a stage, a shard, a device) creates the values; they are bit-identical to
-// those of plain construction.
+// remembers its initialisation. Its owner (a stage, a shard, a device) creates the values; they have the same bits
+// as after plain construction.
 //
 //   std::optional<nn::GPT> model;
 //   {
@@ -38,14 +38,14 @@ bool is_built_empty(const Variable& parameter);
 Tensor start_of(const Variable& parameter);
 /// Allocates and initialises a parameter; one that has values keeps them.
 void fill(const Variable& parameter);
-void fill(Module& model);  ///< all parameters
+void fill(Module& model);  ///< fills all parameters
 /// The parameter starts with the result of `make`, which has its shape and any floating dtype. The result may be a view
 /// of a mapped file: whoever needs only a slice reads only that slice. A parameter that has values is overwritten at
 /// once. `what` describes the source, for origin_of().
 void start_with(const Variable& parameter, const std::string& what, std::function<Tensor()> make);
 /// Describes the start values; equal texts mean equal values. Ranks compare it when each makes its own values.
 std::string origin_of(const Variable& parameter);
-/// Changes shape, dtype and device of a parameter that is still empty; its start values become `change` of the former
+/// Changes shape, dtype and device of a parameter that is still empty; `change` maps the former start values to the new
 /// ones.
 void change_start(const Variable& parameter, const Shape& shape, TensorOptions options,
                   std::function<Tensor(const Tensor&)> change = {});

@@ -25,10 +25,10 @@ struct Triple {
 /// Helpers of pooling and convolution layers.
 namespace pools {
 /// Type of a size with n spatial dims: int64_t, Pair or Triple.
-template <int n> struct SizeOf { using type = Triple; };  ///< n = 3
-template <> struct SizeOf<1> { using type = int64_t; };   ///< one size
-template <> struct SizeOf<2> { using type = Pair; };      ///< height and width
-/// See SizeOf.
+template <int n> struct SizeOf { using type = Triple; };  ///< for n = 3
+template <> struct SizeOf<1> { using type = int64_t; };   ///< for n = 1
+template <> struct SizeOf<2> { using type = Pair; };      ///< for n = 2
+/// A size with n spatial dims.
 template <int n> using Size = typename SizeOf<n>::type;
 /// A size as one number per spatial dim.
 inline Dims dims_of(int64_t size) { return {size}; }

@@ -4,7 +4,7 @@
 //
 //   f("up", up, cut::columns)("down", down, cut::rows);                                   // an MLP
 //   f("in_proj", in_proj, cut::heads(heads, kv_heads))("out_proj", out_proj, cut::rows);  // attention: by whole heads
-//   f("norm", norm, cut::tokens);                                                         // by parts of the sequence
+//   f("norm", norm, cut::tokens);                                                         // shards the sequence
 //
 // nn/ itself does not use it. Code that shards a model (parallel/tensor/), or estimates the cost of doing so, reads it.
 #include <cstdint>

@@ -22,9 +22,10 @@ struct Linear;
 struct Fp8Options {
   /// Amax that determines the scale: the maximum of the history, or the last step's.
   enum class Amax { max, most_recent };
-  bool hybrid = true;               ///< gradients in e5m2 (wider range), everything else in e4m3; false: all in e4m3
+  /// True: gradients in e5m2 (wider range), all other operands in e4m3; false: all in e4m3.
+  bool hybrid = true;
   int64_t margin = 0;               ///< headroom: scales are divided by 2^margin
-  int64_t amax_history_len = 1024;  ///< steps
+  int64_t amax_history_len = 1024;  ///< number of steps that the history covers
   Amax amax_compute_algo = Amax::max;
 };
 
@@ -43,7 +44,7 @@ class Fp8Scaling {
 
   /// The state of one Linear in a checkpoint; its tensors may be read and written.
   struct Piece {
-    std::string name;       ///< of the Linear
+    std::string name;       ///< the Linear's name
     Tensor scale, history;  ///< (3): input, weight, gradient; (3, amax_history_len), newest first
   };
   /// One piece per Linear in fp8.

@@ -35,7 +35,8 @@ struct Running {
     return int64_t(made.tokens.size()) < g.max_new_tokens;
   }
 
-  /// Called before each step: if the context is full, restarts with its last half (slide) or ends the sequence.
+  /// Called before each step. If the context is full, restarts with its last half (slide) or ends the sequence. True if
+  /// the sequence goes on.
   bool fits(int64_t context, const Generation& g) {
     if (caches[0].length + int64_t(next.size()) <= context) return true;
     if (g.overflow == Generation::Overflow::error) return made.reason = Generated::Reason::context, false;
@@ -60,7 +61,7 @@ void check_prompts(const GPT& model, std::span<const std::vector<int64_t>> promp
   }
 }
 
-/// One step of all running sequences: logits from the model, one token each.
+/// Runs the model once and draws the next token of each running sequence.
 void step(GPT& model, std::vector<Running*>& running, const Generation& g, uint64_t seed,
           const std::function<bool(size_t, int64_t)>& emit) {
   std::vector<std::span<const int64_t>> tokens;

@@ -7,11 +7,11 @@ namespace lockstep::nn {
 
 /// The continuation of a prompt.
 struct Generated {
-  std::vector<int64_t> tokens;   ///< without the prompt; includes an end token
+  std::vector<int64_t> tokens;   ///< new tokens, including an end token
   std::vector<double> logprobs;  ///< natural logarithms, one per token, if requested
   /// Cause of the end: max_new_tokens, an end token, a stop string, a full context, or `emit`.
   enum class Reason { length, eos, stop, context, caller } reason = Reason::length;
-  double score = 0;  ///< of a beam
+  double score = 0;  ///< score of the beam, if beam search was used
 };
 
 /// Continues every prompt, num_return_sequences times each; results are in this order. `emit` is called for each new

@@ -20,7 +20,7 @@ inline void ones(const Variable& w) { constant(w, 1); }
 struct Fan {
   int64_t in, out;
 };
-/// See Fan.
+/// Fan of a weight with this shape.
 Fan fan(const Shape& shape);
 
 /// U(-b, b) with b = gain sqrt(3 / fan_in), gain = sqrt(2 / (1 + a^2)) (He et al., 2015). PyTorch's Linear and Conv use

@@ -28,17 +28,18 @@ class LayerList {
   };
   /// One layer.
   struct Item {
-    std::string kind;  ///< for messages, and for splitting by kind
+    std::string kind;  ///< name of the layer's type, for messages and for splitting by kind
     std::vector<Field> fields;
     std::function<Values(const Values&)> forward;  ///< input values to output values
     size_t takes = 1;                              ///< number of input values
-    bool repeats = false;  ///< one of many equal blocks; activation checkpointing recomputes these in backward
+    /// True: one of many equal blocks; activation checkpointing recomputes these blocks in backward.
+    bool repeats = false;
   };
 
   LayerList& add(Module& module);  ///< a layer that runs module.call()
-  /// A layer with one input and one output value.
+  /// Adds a layer with one input and one output.
   LayerList& add(std::string kind, std::vector<Field> fields, std::function<Variable(const Variable&)> forward);
-  /// A layer with any number of values.
+  /// Adds a layer with any number of inputs and outputs.
   LayerList& add(Item item);
   /// Appends all layers of `more`.
   LayerList& append(LayerList more);

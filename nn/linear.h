@@ -31,7 +31,7 @@ struct Linear : Layer<Linear> {
   /// Error for negative sizes.
   explicit Linear(const Options& options);
   Variable forward(const Variable& x) { return forward(x, Activation::none); }
-  /// The same, followed by an activation, which is fused into the product.
+  /// forward() followed by an activation that is fused into the product.
   Variable forward(const Variable& x, Activation activation) {
     return adapter ? adapted(x, activation) : base(x, activation);
   }
@@ -182,11 +182,11 @@ struct Head : Layer<Head> {
 
   Variable weight;
   int64_t rows_at_once = 0;  ///< rows of scores that a loss holds at once; 0: linear_cross_entropy_rows(), about 96 MiB
-  std::shared_ptr<QuantizedWeight> quantized;  ///< of a tied table: a quantised copy
+  std::shared_ptr<QuantizedWeight> quantized;  ///< quantised copy of a tied table
   /// If set, replaces linear(); `gather` then assembles the scores of all ranks, and `entropy` replaces
   /// cross_entropy().
   Linear::Product product;
-  std::function<Variable(const Variable& scores)> gather;                          ///< see product
+  std::function<Variable(const Variable& scores)> gather;  ///< assembles the scores of all ranks; see product
   std::function<Variable(const Variable& scores, const Tensor& targets)> entropy;  ///< see product
 };
 

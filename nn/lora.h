@@ -22,7 +22,7 @@ namespace lockstep::nn {
 struct LoraOptions {
   int64_t r = 8;
   double alpha = 8, dropout = 0;  ///< dropout on the input of A
-  bool rslora = false;            ///< scale alpha / sqrt(r) instead of alpha / r (Kalajdzievski, 2023)
+  bool rslora = false;            ///< true: scale by alpha / sqrt(r) instead of alpha / r (Kalajdzievski, 2023)
   /// Linears, by the ends of their names: "in_proj", "mlp.up", "blocks.0.attention.out_proj". "q_proj", "k_proj" and
   /// "v_proj" select rows of an attention's in_proj. Empty: q_proj and v_proj in attention with rope, in_proj in other
   /// attention.
@@ -50,7 +50,7 @@ struct LowRank : Layer<LowRank> {
   int64_t r, out;
   double scale;
   std::vector<LoraPart> parts;  ///< ordered by row
-  Cut cut;                      ///< cut of the Linear; determines those of A and B
+  Cut cut;                      ///< cut of the Linear; determines the cuts of A and B
   Dropout dropout;
   Linear a;
   std::vector<Linear> b;
@@ -61,7 +61,7 @@ class Lora {
  public:
   /// One adapter and its Linear.
   struct Adapter {
-    std::string name;  ///< of the Linear
+    std::string name;  ///< the Linear's name
     Linear* linear = nullptr;
     std::shared_ptr<LowRank> low_rank;
   };

@@ -47,13 +47,13 @@ class Fields {
     Tensor* buffer = nullptr;
     Module* module = nullptr;
     Cut cut = {};
-    bool is_table = false;     ///< filled in by Module: one row per token (embedding or output head)
-    bool keeps_dtype = false;  ///< added by fixed(): to(dtype) skips it
+    bool is_table = false;     ///< true: the parameter has one row per token (embedding or output head); set by Module
+    bool keeps_dtype = false;  ///< true: to(dtype) leaves the parameter's dtype alone; set by fixed()
   };
   std::vector<Entry> entries;
 };
 
-/// A parameter with its dotted name; the flags are those of Fields::Entry.
+/// A parameter with its dotted name. The flags have the meaning of Fields::Entry.
 struct NamedParameter {
   std::string name;
   Variable variable;
@@ -111,12 +111,12 @@ class Module {
     Mlp* mlp = nullptr;
     std::shared_ptr<Module>* other = nullptr;
   };
-  /// See FeedForward.
+  /// This module's FeedForward; empty if it has none.
   virtual FeedForward feed_forward_place() { return {}; }
   /// Kind of table that the module's own parameters form: none, rows selected by token index (picked: embeddings), or
   /// rows multiplied with the input (scored: output heads). Optimizers and FLOP counts depend on it.
   enum class Table { none, picked, scored };
-  /// See Table.
+  /// This module's kind of table.
   virtual Table table() const { return Table::none; }
   /// Forward FLOPs per token that are not products with parameters (attention scores); takes the sequence length.
   virtual double flops_beside(int64_t) const { return 0; }
@@ -163,7 +163,7 @@ class Module {
   using ForwardHook = std::function<void(Module& module, const std::vector<Variable>& inputs)>;
   /// Runs after forward(); `output` is the first variable of the result.
   using OutputHook = std::function<void(Module& module, const std::vector<Variable>& inputs, const Variable& output)>;
-  /// Like OutputHook, with all variables of a result that has several (nn/outputs.h).
+  /// An OutputHook that gets all variables of the result (nn/outputs.h).
   using OutputsHook =
       std::function<void(Module& module, const std::vector<Variable>& inputs, const std::vector<Variable>& outputs)>;
   /// Arguments or results of a call.
@@ -205,7 +205,7 @@ class Module {
   class Calls {
    public:
     Calls() = default;
-    /// See Module::remove_hook().
+    /// Module::remove_hook() of the called module.
     void remove_hook(int id) const;
     void unwrap() const;    ///< same as wrap_call({})
     void run_here() const;  ///< same as run_on({})
@@ -222,7 +222,7 @@ class Module {
   bool has_hooks() const { return hook_count() > 0 || is_wrapped(); }
   /// True if a hook may read or replace the result of a call.
   bool is_watched() const;
-  /// Replaces the hooks of this module by those of `other`; children keep theirs.
+  /// Replaces this module's hooks by the hooks of `other`. Children keep their own hooks.
   void copy_hooks(const Module& other);
 
  protected:

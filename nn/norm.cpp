@@ -166,7 +166,7 @@ void update_bn(Module& model, const std::function<void()>& pass) {
   std::vector<std::pair<Module*, bool>> modes;
   std::vector<std::pair<BatchNorm*, std::optional<double>>> momenta;
   const auto restore = [&] {
-    // Also sets all modules below, which follow in the list.
+    // train() also sets the modules below; these follow in the list and then get their own mode.
     for (const auto& [module, training] : modes) module->train(training);
     for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
   };

@@ -50,7 +50,7 @@ struct Norm : Layer<Norm> {
     Kind kind;
     int64_t size;
     double eps;
-    bool bias = true;  ///< LayerNorm only
+    bool bias = true;  ///< true: LayerNorm has a bias; RMSNorm never has one
   };
   explicit Norm(const Options& options);
   Variable forward(const Variable& x) {

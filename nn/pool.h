@@ -34,7 +34,7 @@ template <int n> struct MaxPool : Layer<MaxPool<n>> {
   explicit MaxPool(const Options& o = Options())
       : args(pools::args_of(o.kernel, o.stride, o.padding, o.dilation, o.ceil_mode)) {}
   Variable forward(const Variable& x) { return n == 2 ? max_pool2d(x, args) : max_pool(x, args); }
-  /// Also the positions of the maxima, for MaxUnpool.
+  /// Returns the positions of the maxima, too, for MaxUnpool.
   VariableIndices with_indices(const Variable& x) { return max_pool_indices(x, args); }
   std::string kind() const override { return str("MaxPool", n, "d"); }
   std::string options() const override { return pools::text_of(args); }
@@ -110,7 +110,7 @@ using AdaptiveAvgPool3d = AdaptiveAvgPool<3>;  ///< input (N, C, D, H, W)
 template <int n> struct AdaptiveMaxPool : AdaptivePool<AdaptiveMaxPool<n>, n> {
   using AdaptivePool<AdaptiveMaxPool, n>::AdaptivePool;
   Variable forward(const Variable& x) { return with_indices(x).values; }
-  /// Also the positions of the maxima.
+  /// Returns the positions of the maxima, too, as max_pool_indices() does.
   VariableIndices with_indices(const Variable& x) { return adaptive_max_pool(x, this->output); }
   std::string kind() const override { return str("AdaptiveMaxPool", n, "d"); }
 };

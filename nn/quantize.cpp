@@ -17,7 +17,7 @@ constexpr const char *codes_end = ".weight.codes", *scales_end = ".weight.scales
 
 /// A weight that is quantised or can be.
 struct WeightPlace {
-  std::string name;  // of the module
+  std::string name;  // the module's name
   Variable* weight;
   std::shared_ptr<QuantizedWeight>* quantized;
   const Linear::Product* product;

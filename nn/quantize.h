@@ -17,7 +17,7 @@ namespace lockstep::nn {
 /// Format, and which weights to quantise.
 struct QuantizeOptions {
   QuantFormat format = QuantFormat::group8;
-  bool dynamic = false;  ///< quantise activations to 8 bits too; row8 only
+  bool dynamic = false;  ///< true: quantise activations to 8 bits, too; row8 only
   /// With dynamic: activations of at least this magnitude stay floating (LLM.int8(), Dettmers et al., 2022); 0: none.
   double threshold = 0;
   /// Modules that are not quantised, with all below them, given by the ends of their names. If "head" is not in the
@@ -33,7 +33,7 @@ QuantizeOptions quantize_options(const std::string& name);
 struct QuantizeReport {
   int64_t layers = 0, bytes_before = 0, bytes_after = 0;  ///< bytes of all parameters
   std::map<std::string, double> relative_error;           ///< per weight: |w - dequantised| / |w|, Euclidean norms
-  std::vector<std::string> notes;                         ///< one for each copy of a tied head
+  std::vector<std::string> notes;                         ///< one note for each copy of a tied head
   /// A summary in one line, and a line for each note.
   std::string text() const;
 };
@@ -45,7 +45,7 @@ QuantizeReport quantize(Module& model, const QuantizeOptions& options = {});
 bool is_quantized(Module& model);
 
 /// Loads a state that may hold quantised weights ("x.weight.codes", "x.weight.scales") into a model whose weights may
-/// still be floating. metadata: that of the file, as written by quantized_metadata().
+/// still be floating. metadata: the file's metadata, as quantized_metadata() wrote it.
 void load_quantized(Module& model, const State& state, const std::map<std::string, std::string>& metadata);
 /// Metadata that a file must contain beside the state, e.g. {"quantization": "row8,dynamic,threshold=6"}. Empty if
 /// nothing is quantised.

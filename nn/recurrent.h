@@ -34,7 +34,7 @@ struct PadOptions {
 /// Result of pad_packed_sequence().
 struct PaddedSequence {
   Variable output;               ///< (T, B, ...) or (B, T, ...), in the caller's order
-  std::vector<int64_t> lengths;  ///< of the sequences, in the caller's order
+  std::vector<int64_t> lengths;  ///< lengths of the sequences, in the caller's order
   /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output); }
 };
@@ -73,7 +73,7 @@ struct PackedLstmOutput {
 struct RecurrentOptions {
   int64_t input, hidden, layers = 1;
   bool bias = true, batch_first = false;
-  double dropout = 0;  ///< in training, on the output of every layer but the last
+  double dropout = 0;  ///< dropout probability of the output of every layer but the last, in training
   bool bidirectional = false;
 };
 
@@ -104,7 +104,7 @@ class Recurrence {
   const char* name_;
 };
 
-/// A layer with a Recurrence, whose parameters it names.
+/// A layer that is a Recurrence. Registers the Recurrence's parameters as its fields.
 template <class Derived> struct RecurrentLayer : Layer<Derived>, Recurrence {
   void fields(Fields& f) override { list(f); }
   std::string options() const override { return text(); }
@@ -182,7 +182,7 @@ class RecurrentStep {
   const char* name_;
 };
 
-/// A layer with a RecurrentStep, whose parameters it names.
+/// A layer that is a RecurrentStep. Registers the RecurrentStep's parameters as its fields.
 template <class Derived> struct RecurrentCellLayer : Layer<Derived>, RecurrentStep {
   /// x (B, in) or (in); h (B, H) or (H), undefined for 0. Returns the next h.
   Variable forward(const Variable& x, const Variable& h = {}) { return step(x, h, {}).h; }

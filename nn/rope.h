@@ -29,7 +29,7 @@ struct Rope {
   double beta_fast = 32, beta_slow = 1;              ///< yarn: ends of the ramp, in rotations within original_context
   std::optional<double> attention_factor = {};       ///< yarn: see rope_attention_factor(); default 0.1 ln(factor) + 1
   int64_t original_context = 0;                      ///< context length in training; 0: the model's context
-  bool truncate = true;                              ///< yarn: round the ends of the ramp to whole indices i
+  bool truncate = true;                              ///< true: YaRN rounds both ends of its ramp to whole indices i
   double partial = 1;  ///< fraction of each head's features that are rotated, the first ones
   friend bool operator==(const Rope&, const Rope&) = default;
 };

@@ -25,7 +25,7 @@ constexpr struct OptionRange {
   const char* name;
   double (*of)(const Generation&);
   double least, most;
-  bool open = false;  // excludes `least` itself
+  bool open = false;  // true: `least` itself is not allowed
   bool has(double value) const { return value >= least && value <= most && !(open && value == least); }
 } option_ranges[] = {
     {"max_new_tokens", number_of<&Generation::max_new_tokens>, 0, many},

@@ -17,18 +17,19 @@ namespace lockstep::nn {
 /// Options of text generation, with Hugging Face's names. The fields from logit_bias on change the logits, in this
 /// order.
 struct Generation {
-  int64_t max_new_tokens = 256, min_new_tokens = 0;
-  bool do_sample = false;        ///< false: take the most likely token; ties go to the lowest id
-  std::optional<uint64_t> seed;  ///< of the draws; none: taken from this thread's generator
+  int64_t max_new_tokens = 256, min_new_tokens = 0;  ///< no end token before min_new_tokens
+  bool do_sample = false;        ///< true: sample; false: take the most likely token (the lowest id among equals)
+  std::optional<uint64_t> seed;  ///< seed of the draws; none: taken from this thread's generator
   int64_t num_return_sequences = 1;
-  int64_t num_beams = 1;        ///< beam width; 1: no beam search
-  double length_penalty = 1;    ///< a beam's score is the sum of its log probabilities / length ^ length_penalty
-  bool early_stopping = false;  ///< stop as soon as num_beams beams have ended; else when no running beam can improve
+  int64_t num_beams = 1;      ///< beam width; 1: no beam search
+  double length_penalty = 1;  ///< a beam's score is the sum of its log probabilities / length ^ length_penalty
+  /// True: stop as soon as num_beams beams have ended; false: when no running beam can still improve the result.
+  bool early_stopping = false;
   std::vector<int64_t> eos_token_id;
   std::vector<std::string> stop;             ///< end where one of these appears; needs `text`
   std::function<std::string(int64_t)> text;  ///< bytes of a token
-  bool logprobs = false;                     ///< record each token's log probability under the model
-  std::optional<DType> cache_dtype;          ///< of cached keys and values; f16 and bf16 halve the memory
+  bool logprobs = false;                     ///< true: record each token's log probability under the model
+  std::optional<DType> cache_dtype;          ///< dtype of cached keys and values; f16 and bf16 halve the memory
   /// Full context: error ends the sequence; slide restarts with the last half.
   enum class Overflow { error, slide } overflow = Overflow::error;
 
@@ -36,17 +37,18 @@ struct Generation {
   double repetition_penalty = 1;         ///< tokens in prompt or answer: s < 0 ? s * penalty : s / penalty
   double presence_penalty = 0, frequency_penalty = 0;  ///< tokens in the answer: subtracted once, or per occurrence
   int64_t no_repeat_ngram_size = 0;                    ///< no n-gram of this size occurs twice; 0: off
-  std::vector<int64_t> suppress_tokens;                ///< never chosen (min_new_tokens: eos not before that many)
+  std::vector<int64_t> suppress_tokens;                ///< tokens that are never chosen
   double temperature = 1;                              ///< divides the logits; below 1e-5 decoding is greedy
   int64_t top_k = 50;                                  ///< keep the k most likely, and ties with the last; 0: all
-  double top_p = 1;  ///< keep the most likely that add up to this (Holtzman et al., 2020), at least one
-  double min_p = 0;  ///< keep those at least this fraction as likely as the most likely
+  /// Keep the most likely tokens whose probabilities add up to this (Holtzman et al., 2020), at least one.
+  double top_p = 1;
+  double min_p = 0;  ///< keep tokens that are at least this fraction as likely as the most likely one
 
   /// True if no random numbers are drawn.
   bool greedy() const { return !do_sample || temperature < 1e-5; }
   /// Error for numbers out of range (wrong_option()) and for options that contradict each other.
   void check() const;
-  /// The same, and Error for ids beyond `vocab` and for stop strings without `text`.
+  /// check(), and Error for ids beyond `vocab` and for stop strings without `text`.
   void check(int64_t vocab) const;
 };
 

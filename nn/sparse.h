@@ -19,9 +19,10 @@ struct SparsityConfig {
   /// Patterns; local is a sliding window only.
   enum class Mode { dense, fixed, variable, bigbird, bslongformer, local };
   Mode mode = Mode::fixed;
-  int64_t block = 16;                      ///< block size in tokens; multiples of 16 are fast
-  bool different_layout_per_head = false;  ///< each head draws its own random blocks and pattern
-  std::optional<bool> unidirectional;      ///< default: true in a causal model; false if there is no model
+  int64_t block = 16;  ///< block size in tokens; multiples of 16 are fast
+  /// True: each head draws its own random blocks and pattern; false: all heads share them.
+  bool different_layout_per_head = false;
+  std::optional<bool> unidirectional;  ///< default: true in a causal model; false if there is no model
   /// fixed (Child et al., 2019): windows of this many blocks. The last num_global_blocks of each window (with other
   /// patterns, earlier ones) are seen by all rows.
   int64_t num_local_blocks = 4;
@@ -54,7 +55,7 @@ Tensor mask_of(const BlockLayout& layout, int64_t tokens);
 
 /// Result of set_sparse_attention().
 struct SparseCount {
-  int64_t set = 0, all = 0;  ///< of the MultiHeadAttention layers: those changed, and all
+  int64_t set = 0, all = 0;  ///< numbers of MultiHeadAttention layers: changed ones, and all
 };
 /// Makes every MultiHeadAttention that is still dense sparse. Layers are numbered consecutively from config.layer.
 SparseCount set_sparse_attention(Module& model, SparsityConfig config);

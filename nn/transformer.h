@@ -19,8 +19,8 @@ struct TransformerOptions {
   double dropout = 0.1;  ///< on attention weights, on inner activations, and on each sublayer's output
   Activation activation = Activation::relu;
   double norm_eps = 1e-5;
-  bool batch_first = false;  ///< x is (B, T, width) instead of (T, B, width)
-  bool norm_first = false;   ///< pre-norm, x + f(norm(x)), instead of post-norm, norm(x + f(x))
+  bool batch_first = false;  ///< true: x is (B, T, width); false: (T, B, width)
+  bool norm_first = false;   ///< true: pre-norm, x + f(norm(x)); false: post-norm, norm(x + f(x))
   bool bias = true;
 };
 
@@ -80,7 +80,7 @@ struct TransformerDecoderLayer : Layer<TransformerDecoderLayer> {
   Dropout dropout, dropout1, dropout2, dropout3;
 };
 
-/// Options of a stack: those of its layers, and whether a norm follows.
+/// Options of a stack: the options of its layers, and a norm after the last one.
 struct TransformerStackOptions {
   TransformerOptions layer;
   int64_t layers;
@@ -141,7 +141,7 @@ struct Transformer : Layer<Transformer> {
     double norm_eps = 1e-5;
     bool batch_first = false, norm_first = false, bias = true;
   };
-  /// See TransformerMasks.
+  /// Masks of a call.
   using Masks = TransformerMasks;
   explicit Transformer(const Options& o);
   Variable forward(const Variable& source, const Variable& target, const Masks& masks = {});

@@ -20,7 +20,7 @@ class WeightAverage {
   /// The averages of 16-bit parameters keep their f32 bits. update() and load_state() must not be called in between.
   void swap();
   int64_t updates() const { return updates_; }                       ///< number of updates
-  const std::vector<Tensor>& averages() const { return averages_; }  ///< in the order of the parameters
+  const std::vector<Tensor>& averages() const { return averages_; }  ///< one average per parameter, in the same order
   /// Averages and number of updates; the tensors share memory.
   OptimizerState state() const;
   /// Error for another number of averages or another shape, with nothing changed.

@@ -39,7 +39,7 @@ void NAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& sta
   const auto momentum = [&](int64_t step) {
     return o.beta1 * (1 - 0.5 * std::pow(0.96, double(step) * o.momentum_decay));
   };
-  double product = 1;  // of the momenta up to this step
+  double product = 1;  // product of the momenta up to this step
   for (int64_t step = 1; step <= state.step && product > 1e-20; ++step) product *= momentum(step);
   const double now = momentum(state.step), next = momentum(state.step + 1);
   const Tensor g = decayed(o, p, grad, grad_scale, o.decoupled_weight_decay);

@@ -23,15 +23,16 @@ struct Optimizer::OnDevice {
   std::vector<NormPiece> norms;
   int64_t sums = 0;
   std::vector<ParameterState*> counted;  // parameters of the last step
-  bool may_skip = false;                 // the device may have skipped some of the last steps
-  bool has_outcome = false;              // of a clipped step, not read yet
-  bool knows_norm = false;               // the outcome includes a norm
-  bool replays = false;                  // the last step was a replay
+  bool may_skip = false;                 // true: the device may have skipped some of the last steps
+  // True: the last step was clipped_step(), and its outcome has not been read yet.
+  bool has_outcome = false;
+  bool knows_norm = false;  // true: that outcome includes the gradient norm
+  bool replays = false;     // true: the last step was a replay of a graph
 
   std::vector<Taking> recorded;  // parameters of the captured step
   bool clips = false, has_norm = false;
-  bool is_new = false;  // captured, not replayed yet
-  bool writes = false;  // the graph may write to parameters after the step; its replays do not count versions
+  bool is_new = false;  // true: captured, but not replayed yet
+  bool writes = false;  // true: the graph may write to parameters after the step; its replays do not count versions
 };
 
 namespace {
@@ -166,7 +167,7 @@ void Optimizer::clipped_step(const ClippedStep& request) {
 }
 
 void Optimizer::before_replay(const ClippedStep& request) {
-  bool any = true;  // also when all parameters are on the CPU, where there is nothing to do
+  bool any = true;  // true: a captured step was found, or there is nothing to do because all parameters are on the CPU
   for (const auto& group : groups_)
     for (const Variable& p : group) any &= p.device().is_cpu();
   for (auto& [device, at] : on_device_) {

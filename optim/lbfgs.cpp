@@ -186,7 +186,7 @@ LBFGS::Point LBFGS::line_search(const std::function<Point(double)>& evaluate_at,
   if (i == most) last = start;
   Point low = last, high = now;
   if (now.loss < last.loss) std::swap(low, high);
-  bool slow = false;  // the last trial was close to an end of the bracket
+  bool slow = false;  // true: the last trial came close to an end of the bracket, so the bracket shrank little
   for (; i < most && std::abs(high.at - low.at) * length >= options_[0].tolerance_change; ++i) {
     const double left = std::min(low.at, high.at), right = std::max(low.at, high.at), margin = 0.1 * (right - left);
     double next = least_of_cubic(low, high, left, right);

@@ -32,7 +32,7 @@ class LBFGS : public OptimizerOf<LBFGSOptions> {
   /// before and computed after it. Under DistributedDataParallel all ranks must call it; the mean of their losses is
   /// minimised.
   double step(const std::function<Variable()>& loss);
-  int64_t evaluations() const { return evaluations_; }  ///< of the loss, over all steps
+  int64_t evaluations() const { return evaluations_; }  ///< evaluations of the loss so far
   OptimizerState state() const override;
   void load_state(const OptimizerState& state) override;
 
@@ -55,7 +55,7 @@ class LBFGS : public OptimizerOf<LBFGSOptions> {
   void turn(const Tensor& grad);  ///< computes direction_ from this gradient and the history
 
   std::vector<Tensor> changes_, steps_;  // changes of gradient and parameters, newest last
-  Tensor direction_, grad_;              // of the last iteration
+  Tensor direction_, grad_;              // direction and gradient of the last iteration
   double scale_ = 1, at_ = 0;  // initial inverse Hessian (a multiple of the identity); length of the last step
   int64_t iterations_ = 0, evaluations_ = 0;
   std::vector<bool> trained_;  // which parameters were trainable in the last step; empty before the first

@@ -42,7 +42,8 @@ void GradScaler::unscale(Optimizer& optimizer) {
   LOCKSTEP_CHECK(!stepped_.count(&optimizer), "[GradScaler] unscale() was called after step(); call update() first");
   LOCKSTEP_CHECK(!unscaled_.count(&optimizer),
                  "[GradScaler] unscale() was called twice for one optimizer before update()");
-  std::map<std::pair<int, int>, std::vector<Tensor>> on_device;  // one kernel for each
+  // Gradients by device and dtype; one kernel for each list.
+  std::map<std::pair<int, int>, std::vector<Tensor>> on_device;
   for (const Variable& p : optimizer.parameters()) {
     if (p.checked_grad("GradScaler").defined()) on_device[{int(p.device().type), p.device().index}].push_back(p.grad());
   }

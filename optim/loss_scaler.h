@@ -32,11 +32,12 @@ class GradScaler {
   bool step(Optimizer& optimizer);
   /// Adjusts the scale after a step. Error if no optimizer was unscaled or stepped since the last call.
   void update();
-  /// The same, for a step that was made or skipped elsewhere (zero::Zero).
+  /// update() after a step that another object (zero::Zero) made or skipped.
   void update(bool found_overflow);
   double scale_value() const { return scale_; }        ///< current scale
   int64_t growth_tracker() const { return tracker_; }  ///< steps without overflow since the last change
-  bool found_overflow() const;                         ///< in any optimizer since the last update()
+  /// True if any optimizer's gradients overflowed since the last update().
+  bool found_overflow() const;
   /// Scale and growth tracker.
   std::map<std::string, double> state() const;
   /// Error for a missing entry.
@@ -46,7 +47,7 @@ class GradScaler {
   Options o_;
   double scale_;
   int64_t tracker_ = 0;
-  std::map<const Optimizer*, bool> unscaled_;  // and whether its gradients overflowed
+  std::map<const Optimizer*, bool> unscaled_;  // optimizers after unscale(); true: a gradient was NaN or infinite
   std::set<const Optimizer*> stepped_;
 };
 
@@ -59,7 +60,7 @@ class DynamicLossScaler {
     int64_t scale_window = 1000;
     double min_scale = 1;
     int64_t hysteresis = 1;               ///< DeepSpeed's delayed_shift
-    bool consecutive_hysteresis = false;  ///< restore the hysteresis after every step without overflow
+    bool consecutive_hysteresis = false;  ///< true: restore the hysteresis after every step without overflow
     bool raise_error_at_min_scale = true;
   };
   explicit DynamicLossScaler(const Options& options);

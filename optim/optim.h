@@ -47,7 +47,7 @@ class Adam : public OptimizerOf<AdamOptions> {
   bool is_one_kernel() const override { return true; }
 };
 
-/// As AdamOptions, with another default of weight_decay.
+/// The options of Adam, with another default of weight_decay.
 struct AdamWOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   bool amsgrad = false, maximize = false, bias_correction = true;
@@ -101,7 +101,7 @@ class Lion : public OptimizerOf<LionOptions> {
 
 // --- elementwise rules composed of tensor operations (composed_rules.cpp) ---
 
-/// momentum_decay: of the momentum schedule; decoupled_weight_decay: as in AdamW.
+/// momentum_decay: decay of the momentum schedule. decoupled_weight_decay: true for AdamW's weight decay.
 struct NAdamOptions {
   double lr = 2e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, momentum_decay = 4e-3;
   bool decoupled_weight_decay = false, maximize = false;
@@ -125,7 +125,7 @@ class RAdam : public OptimizerOf<RAdamOptions> {
   LOCKSTEP_OPTIMIZER(RAdam);
 };
 
-/// As AdamOptions.
+/// The options of Adam, with another default of lr.
 struct AdamaxOptions {
   double lr = 2e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool maximize = false;
@@ -186,8 +186,8 @@ struct SophiaOptions {
 /// Sophia-G: momentum divided by the diagonal of the Hessian, clipped elementwise to [-1, 1].
 class Sophia : public OptimizerOf<SophiaOptions> {
   LOCKSTEP_OPTIMIZER(Sophia);
-  /// Updates the Hessian with the Gauss-Newton-Bartlett estimate, from the current gradients, which must be those of a
-  /// loss whose targets were sampled from the model's output. Error unless hessian_interval is 0.
+  /// Updates the Hessian with the Gauss-Newton-Bartlett estimate, from the current gradients, which must be gradients
+  /// of a loss whose targets were sampled from the model's output. Error unless hessian_interval is 0.
   void update_hessian();
 };
 
@@ -207,7 +207,8 @@ class AdamWScheduleFree : public OptimizerOf<AdamWScheduleFreeOptions> {
 
  private:
   double newest_weight(int group, int64_t step);
-  std::map<int, std::pair<int64_t, double>> sums_;  // by group: a step, and the sum of the averaging weights up to it
+  // Keyed by group: a step, and the sum of the averaging weights up to it.
+  std::map<int, std::pair<int64_t, double>> sums_;
 };
 
 /// Adam with 8-bit moments (tensor/block_codes.h; Dettmers et al., 2022): 2.03 bytes per element instead of 8.
@@ -222,13 +223,13 @@ struct Adam8bitOptions {
   /// Error unless min_8bit_size >= 0.
   void check(const char* op) const;
 };
-/// See Adam8bitOptions.
+/// Adam with 8-bit moments.
 class Adam8bit : public OptimizerOf<Adam8bitOptions> {
   LOCKSTEP_OPTIMIZER(Adam8bit);
   int64_t block() const override;
 };
 
-/// As Adam8bitOptions, with another default of weight_decay.
+/// The options of Adam8bit, with another default of weight_decay.
 struct AdamW8bitOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   int64_t min_8bit_size = 4096;
@@ -244,7 +245,7 @@ class AdamW8bit : public OptimizerOf<AdamW8bitOptions> {
   int64_t block() const override;
 };
 
-/// As LionOptions; min_8bit_size as in Adam8bitOptions.
+/// The options of Lion, and min_8bit_size as Adam8bitOptions explains it.
 struct Lion8bitOptions {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
   int64_t min_8bit_size = 4096;

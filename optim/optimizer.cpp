@@ -101,9 +101,9 @@ void Optimizer::written(const std::vector<Taking>& all) {
 
 void Optimizer::step(double grad_scale) {
   const NoGrad no_grad;
-  trace::memory();  // includes the gradients
+  trace::memory();  // records memory use here, while gradients exist
   const trace::Scope scope(name(), trace::Category::optimizer);
-  std::map<int, std::vector<Taking>> there;  // by device
+  std::map<int, std::vector<Taking>> there;  // keyed by device index
   std::vector<Taking> here;
   for (const Taking& t : taking_part())
     (t.parameter->device().is_cpu() || !can_be_collected() ? here : there[t.parameter->device().index]).push_back(t);

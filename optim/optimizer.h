@@ -46,7 +46,7 @@ inline bool is_per_block(const std::string& name) { return name.ends_with("_absm
 struct ClippedStep {
   double grad_scale = 1;        ///< factor on the gradients: 1 / loss scale
   double max_norm = 0;          ///< clips to this norm; infinity: only compute the norm; 0: do not
-  bool skip_nonfinite = false;  ///< skip the step if a gradient is NaN or infinite
+  bool skip_nonfinite = false;  ///< true: skip the step if a gradient is NaN or infinite
 };
 /// Result of clipped_step().
 struct StepOutcome {
@@ -172,10 +172,10 @@ class Optimizer {
 
   std::vector<std::vector<Variable>> groups_;
   std::map<const void*, ParameterState> states_;
-  std::map<int, std::unique_ptr<OnDevice>> on_device_;  // by device index
+  std::map<int, std::unique_ptr<OnDevice>> on_device_;  // keyed by device index
   StepOutcome last_;
   std::map<const void*, std::string> names_;
-  std::vector<double> initial_lr_;  // by group; NaN: no schedule has asked yet
+  std::vector<double> initial_lr_;  // one rate per group; NaN: no schedule has asked yet
   double average_decay_ = 0;
 };
 

@@ -47,7 +47,7 @@ void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad
   Tensor& v = state.zeros("exp_avg_sq", p);
   Tensor v_max;
   const AdamArgs args = adam_args(o, decoupled, state.step, updates, grad_scale);
-  if constexpr (requires { o.amsgrad; })  // only some Options have it
+  if constexpr (requires { o.amsgrad; })  // only some Options have amsgrad
     if (o.amsgrad) v_max = state.zeros("max_exp_avg_sq", p);
   LOCKSTEP_KERNEL(p.device(), adam)(p, grad, m, v, v_max, low, args);
 }

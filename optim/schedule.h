@@ -64,7 +64,7 @@ class Schedule {
   /// The rate of `group` at step t, and momentum_'s value.
   virtual double value(int group, int64_t t) const = 0;
   virtual double momentum(int, int64_t) const { return 0; }
-  std::vector<double> base_;  // of the groups at construction
+  std::vector<double> base_;  // rates of the groups at construction
   std::optional<PerGroup> floor_;
 };
 

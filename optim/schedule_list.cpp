@@ -26,7 +26,7 @@ ScheduleList::ScheduleList(const char* name, Optimizer& optimizer, const std::ve
   }
 }
 void ScheduleList::load_state(const std::map<std::string, double>& state) {
-  for (const auto& part : parts_) part->load_state(state);  // for their base rates
+  for (const auto& part : parts_) part->load_state(state);  // the parts load their base rates
   Schedule::load_state(state);
 }
 

@@ -45,12 +45,14 @@ struct Backend {
 
   void* (*pin)(size_t bytes);                    ///< page-locked host memory, which copies need not stage
   void (*unpin)(void* data) noexcept;            ///< frees memory of pin()
-  void* (*new_stream)(int device, bool urgent);  ///< urgent: of higher priority
+  void* (*new_stream)(int device, bool urgent);  ///< urgent: true for a stream of higher priority
   void (*free_stream)(void* stream, int device) noexcept;
-  void* (*current_stream)(int device);                   ///< of this thread
-  void (*set_current_stream)(int device, void* stream);  ///< of this thread; nullptr: the default stream
-  void (*synchronize_stream)(void* stream, int device);  ///< waits for its work; throws the errors of it
-  void* (*new_event)(int device, bool timed);            ///< timed: for milliseconds()
+  void* (*current_stream)(int device);  ///< the calling thread's current stream
+  /// Makes `stream` the calling thread's current stream; nullptr: the default stream.
+  void (*set_current_stream)(int device, void* stream);
+  /// Waits for the stream's work; throws the errors of that work.
+  void (*synchronize_stream)(void* stream, int device);
+  void* (*new_event)(int device, bool timed);  ///< timed: true if milliseconds() will read it
   void (*free_event)(void* event, int device) noexcept;
   void (*record)(void* event, void* stream, int device);       ///< marks the point that the stream has reached
   void (*wait)(void* stream, void* event, int device);         ///< later work on the stream runs after the event
@@ -68,7 +70,7 @@ struct Backend {
   void (*free_graph)(void* graph, int device) noexcept;  ///< frees the graph, and the memory kept for it
 
   // Parts of an optimizer step besides its update rule (see step_batch.h), on this thread's current device and stream.
-  /// From the host, a multiple of 8 bytes; `from` may be reused on return.
+  /// Copies `bytes` (a multiple of 8) from the host to the device; `from` may be reused on return.
   void (*store)(void* to, const void* from, size_t bytes);
   /// Sum of squares of each chunk.
   void (*square_sums)(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);
@@ -76,14 +78,15 @@ struct Backend {
   void (*add_sums)(const void* pieces, int64_t count, const double* sums, double* totals);
   /// Norm of all, and the clip factor.
   void (*take_norm)(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers);
-  void (*find_nonfinite)(const std::vector<Tensor>& x, int32_t* found);  ///< see nonfinite.h; contiguous
+  /// Find_nonfinite() of contiguous x; see nonfinite.h.
+  void (*find_nonfinite)(const std::vector<Tensor>& x, int32_t* found);
   /// keep_for_graphs() for memory of another owner: graphs that may use it keep the owner alive.
   void (*hold_for_graphs)(const std::shared_ptr<void>& owner, int device, uint32_t born) noexcept;
 };
 
 /// The backend of a device type; nullptr for the CPU, and for a type that this build does not support.
 const Backend* backend(Device::Type type);
-/// The same for a device; nullptr for the CPU.
+/// The backend of a device; nullptr for the CPU.
 inline const Backend* backend(Device device) { return device.is_cpu() ? nullptr : backend(device.type); }
 
 }  // namespace lockstep

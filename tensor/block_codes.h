@@ -18,7 +18,7 @@ namespace lockstep {
 /// Elements per block.
 inline constexpr int64_t code_block = 256;
 
-/// The 256 values in ascending order, those of bitsandbytes' create_dynamic_map().
+/// The 256 values of bitsandbytes' create_dynamic_map(), in ascending order.
 const std::array<float, 256>& code_map(bool is_signed);
 
 /// A tensor in blocks. codes: u8, of the tensor's shape; absmax: f32, one per block of 256 (the last may be shorter).
@@ -38,7 +38,7 @@ Tensor decode_blocks(const BlockCodes& from);
 /// parameters.
 void adam_8bit(Tensor& p, const Tensor& grad, const BlockCodes& m, const BlockCodes& v, Tensor& low,
                const AdamArgs& args);
-/// The same for lion.
+/// The kernel lion with momentum in blocks.
 void lion_8bit(Tensor& p, const Tensor& grad, const BlockCodes& m, Tensor& low, const LionArgs& args);
 
 }  // namespace lockstep

@@ -24,17 +24,17 @@ struct DryKernel {
   struct Operand {
     Shape shape;
     DType dtype;
-    int64_t elements;  ///< in memory: dims of stride 0 count once
+    int64_t elements;  ///< elements in memory: a dim of stride 0 counts as one element
     bool is_written;
     int64_t bytes() const { return elements * size_of(dtype); }  ///< bytes that the kernel reads or writes
   };
   std::string name;
   std::vector<Operand> operands;  ///< defined tensors, in the order of the parameters
-  uint32_t reduced = 0;           ///< of reduce: the dims, as bits
-  bool causal = false;            ///< of attention
-  int64_t window = 0;             ///< of causal attention; 0: none
-  double dropout = 0;             ///< of attention
-  bool fuses = true;              ///< of products: cuBLASLt can fuse the activation
+  uint32_t reduced = 0;           ///< reduce only: the reduced dims, as bits
+  bool causal = false;            ///< attention only: true if a query sees no later keys
+  int64_t window = 0;             ///< causal attention only: keys that a query sees; 0: all up to its own position
+  double dropout = 0;             ///< attention only: the dropout probability
+  bool fuses = true;              ///< products only: true if cuBLASLt can fuse the activation
 
   /// An operand by position; throws std::out_of_range.
   const Operand& operand(size_t i) const { return operands.at(i); }

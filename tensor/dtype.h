@@ -32,7 +32,7 @@ constexpr std::string_view name_of(DType dtype) {
 }
 
 constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }  ///< f32, f64, f16 or bf16
-/// An integer dtype; bool is none.
+/// True for an integer dtype; false for bool.
 constexpr bool is_whole(DType dtype) { return dtype >= DType::i64 && dtype <= DType::u8; }
 constexpr bool is_complex(DType dtype) { return dtype >= DType::c64; }  ///< c64 or c128
 /// dtype of the parts of a complex dtype; other dtypes are returned as they are.

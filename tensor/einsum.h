@@ -9,7 +9,7 @@ namespace lockstep {
 
 /// An equation without ellipsis, and the shapes of its operands.
 struct SpelledOut {
-  std::string equation;       ///< with letters in place of ...
+  std::string equation;       ///< the equation, with letters in place of ...
   std::vector<Shape> shapes;  ///< shapes to which the operands must first be expanded
 };
 /// Gives the dims of an ellipsis letters of their own, aligned from the right; they broadcast. Without -> they come

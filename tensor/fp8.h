@@ -15,7 +15,8 @@ struct Fp8CastArgs {
   Tensor scale;  ///< f32 of one element on x's device; the codes encode x * scale
   /// f32 of one element, optional: becomes the larger of itself and the largest |x|, ignoring NaN.
   Tensor amax = {};
-  bool straight = true, turned = false;  ///< the results to make: codes, their transpose
+  /// The results to make: true for codes (straight), true for their transpose (turned).
+  bool straight = true, turned = false;
 };
 /// Results of cast_fp8(), undefined if not asked for.
 struct Fp8Cast {

@@ -26,7 +26,7 @@ void Storage::note_write() {
 void Journal::note(Storage& storage) {
   const auto same = [&](const Entry& entry) { return entry.place.storage().get() == &storage; };
   if (std::any_of(entries.begin(), entries.end(), same)) return;
-  const Rewind unseen({});  // so that the copy itself is not noted
+  const Rewind unseen({});  // the journal must not note the copy itself
   const MemoryScope scope(Memory::activation);
   const Tensor bytes(Ref<Storage>(&storage), 0, {storage.bytes()}, {1}, u8);
   entries.push_back({bytes, bytes.clone()});

@@ -73,7 +73,7 @@ inline int64_t gates_of(RecurrentCell cell) {
 /// has batch[t] rows, those of the first batch[t] sequences. batch never grows from step to step.
 struct RecurrentArgs {
   RecurrentCell cell = RecurrentCell::lstm;
-  bool reverse = false;        ///< from the last step to the first
+  bool reverse = false;        ///< true: from the last step to the first
   std::vector<int64_t> batch;  ///< rows of each step
 };
 
@@ -86,7 +86,8 @@ struct ConvArgs {
 /// Arguments of 2-d pooling, as in PyTorch.
 struct PoolArgs {
   Dims kernel{2, 2}, stride{2, 2}, padding{0, 0}, dilation{1, 1};
-  bool ceil_mode = false, count_include_pad = true;  ///< count_include_pad: average pooling only
+  /// ceil_mode: true rounds output sizes up. count_include_pad (average pooling only): true counts padding as zeros.
+  bool ceil_mode = false, count_include_pad = true;
 };
 
 /// Resampling of one dim from `in` to `out` elements: element i is the sum over k < taps of
@@ -107,7 +108,7 @@ struct BlockLayout;  // tensor/block_layout.h
 /// Options of attention(), see ops.h.
 struct AttentionArgs {
   double scale = 1;
-  bool causal = false;  ///< query i sees keys up to its own position only
+  bool causal = false;  ///< true: query i sees keys up to its own position only
   /// With causal: a query sees its own key and the window - 1 before it; 0: no limit.
   int64_t window = 0;
   /// Probability of dropping an attention weight; weight (b, h, i, j) is drawn from `key` by its flat index.
@@ -126,7 +127,7 @@ struct Region {
 
 /// Options of the norm of residual + dropout(x). p 0: no dropout.
 struct AddNormArgs {
-  bool centered = true;      ///< layer norm; false: RMS norm
+  bool centered = true;      ///< true: LayerNorm; false: RMSNorm
   double eps = 1e-5, p = 0;  ///< p: dropout probability
   PhiloxKey key = {};
 };
@@ -144,7 +145,7 @@ struct CrossEntropyArgs {
 /// multiplied by grad_scale, and by -1 if `maximize`.
 struct AdamArgs {
   double lr, beta1, beta2, eps, weight_decay;
-  bool decoupled;       ///< AdamW: p -= lr * weight_decay * p; else Adam: g += weight_decay * p
+  bool decoupled;       ///< true (AdamW): p -= lr * weight_decay * p; false (Adam): g += weight_decay * p
   double bias1, bias2;  ///< bias corrections 1 - beta^t, or 1
   bool maximize = false;
   double grad_scale = 1;

@@ -27,7 +27,7 @@ const Kernels& table(Device device);
 
 /// LOCKSTEP_KERNEL(device, softmax)(...) calls the device's kernel, or throws if the entry is empty. The observer
 /// (observer.h) sees `name` until the end of the statement.
-/// Throws "[name] no cuda kernel" (or cpu).
+// fail_no_kernel() throws "[name] no cuda kernel" (or cpu).
 [[noreturn]] void fail_no_kernel(const char* name, Device device);
 #define LOCKSTEP_KERNEL_AS(device, entry, name)                         \
   (::lockstep::KernelScope(name), ::lockstep::table(device).entry       \

@@ -63,7 +63,7 @@ std::string entry_name(const Shape& batch, int64_t flat) {
   return str("batch entry ", place);
 }
 
-/// Error that names the first entry of the batch whose number in `bad` is not 0.
+/// Error if a number in `bad` is not 0; it names the first such entry of the batch.
 void check_entries(const char* op, const Shape& batch, const std::vector<int64_t>& bad, const char* expected,
                    const std::function<std::string(int64_t)>& got) {
   for (size_t i = 0; i < bad.size(); ++i)

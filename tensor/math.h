@@ -224,6 +224,7 @@ template <class T> LOCKSTEP_HD T times(T a, T b) {
 
 // Python's // and %: the quotient rounds towards minus infinity, the remainder has the sign of the divisor. Integer
 // division by 0 is refused before and must not trap here; the smallest integer over -1 wraps around.
+
 /// Remainder with the sign of the dividend, as C's %.
 template <class T> LOCKSTEP_HD T left_by(T a, T b) {
   if constexpr (std::is_integral_v<T>) return a % ((b == T(0)) | (b == T(-1)) ? T(1) : b);

@@ -50,7 +50,7 @@ Ledger ledgers[most_ledgers];
 Ledger& ledger(Device device) {
   return ledgers[device.is_cpu() ? 0 : 1 + std::min<int>(device.index, most_ledgers - 2)];
 }
-// Virtual CPU devices: all but the first have their own ledger; the first one's use is the rest of the CPU's.
+// Virtual CPU devices: all but the first have their own ledger; the first device's use is the CPU's use minus theirs.
 constexpr int most_virtual = 64;
 Ledger virtual_ledgers[most_virtual], beyond_first;
 std::atomic<bool> first_is_watched{false};  // true: the first virtual device's peak is tracked

@@ -9,7 +9,7 @@ namespace lockstep {
 /// Called on the thread that calls the kernel; the device may still work afterwards.
 struct KernelObserver {
   int64_t (*begin)() noexcept;                              ///< returns a time stamp for end()
-  void (*end)(const char* kernel, int64_t begun) noexcept;  ///< also called when the kernel throws
+  void (*end)(const char* kernel, int64_t begun) noexcept;  ///< called after the kernel, also if it throws
 };
 /// The observer, which must live for ever; nullptr: none.
 inline constinit std::atomic<const KernelObserver*> kernel_observer{nullptr};

@@ -113,7 +113,7 @@ Tensor argmin(const Tensor& x, std::optional<int64_t> dim = {}, bool keepdim = f
 ValuesIndices sort(const Tensor& x, int64_t dim = -1, bool descending = false);  ///< stable; NaN counts as largest
 /// The k largest (or smallest), sorted.
 ValuesIndices topk(const Tensor& x, int64_t k, int64_t dim = -1, bool largest = true);
-bool all_finite(const Tensor& x);  ///< waits for the device
+bool all_finite(const Tensor& x);  ///< true if no element is NaN or infinite; waits for the device
 /// Multiplies all tensors by `factor` in place, the contiguous ones in one kernel call. False if an element was
 /// infinite or NaN before. All floating, on one device.
 bool unscale_(const std::vector<Tensor>& tensors, double factor);
@@ -199,7 +199,7 @@ struct NormResult {
 /// Layer norm (Ba et al., 2016) over the trailing dims `normalized`; weight and bias have that shape or are undefined.
 NormResult layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight = {}, const Tensor& bias = {},
                       double eps = 1e-5);
-/// Gradients of a norm; those of an absent weight or bias are undefined.
+/// Gradients of a norm. The gradient of an absent weight or bias is undefined.
 struct NormGrad {
   Tensor x, weight, bias;
 };
@@ -253,7 +253,7 @@ struct AddNorm {
 /// the kernel can. The bits are those of the separate steps.
 AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalized, const Tensor& weight,
                  const Tensor& bias, const AddNormArgs& args);
-/// Gradients of add_norm(): norm.x is that of the sum, hence of the residual.
+/// Gradients of add_norm(). norm.x is the gradient of the sum, and hence of the residual.
 struct AddNormGrad {
   NormGrad norm;
   Tensor dropped;  ///< the gradient of x, through dropout; undefined for p = 0

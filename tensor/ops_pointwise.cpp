@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-constexpr const char* names[][2] = {  // [op][0]: the operation's name, [op][1]: that of its derivatives
+constexpr const char* names[][2] = {  // [op][0]: the operation's name, [op][1]: the name of its derivatives
 #define LOCKSTEP_UNARY(name, functor, types) {#name, #name " derivative"},
 #define LOCKSTEP_UNARY1(name, functor, types, p, d) {#name, #name " derivative"},
 #define LOCKSTEP_UNARY2(name, functor, types, p, d, q, e) {#name, #name " derivative"},
@@ -309,7 +309,7 @@ PointwiseGrads pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor&
   LOCKSTEP_CHECK(info.reads0 != functor::nothing && info.reads1 != functor::nothing,
                  "[pointwise_grads] expected an operation whose derivatives read an operand, got operation ", int(op));
   check_floating("pointwise_grads", grad);
-  const int mask = info.reads0 | info.reads1;  // the other operand may have been released
+  const int mask = info.reads0 | info.reads1;  // operands that are read; the caller may have released the other one
   const Tensor &first = mask & functor::reads_a ? a : grad, &second = mask & functor::reads_b ? b : grad;
   for (const Tensor* x : {&first, &second}) check_pair(info.name, grad, *x), check_broadcast_to(info.name, grad, *x);
   const bool reuse = grad.is_exclusive() && grad.is_contiguous();

@@ -118,7 +118,8 @@ Tensor var(const Tensor& x, const Dims& dims, double correction, bool keepdim) {
 
 Tensor stddev(const Tensor& x, const Dims& dims, double correction, bool keepdim) {
   check_floating("stddev", x);
-  return sqrt(reduce("stddev", ReduceOp::var, x, dims, keepdim, f64, correction)).to(x.dtype());  // in f64, see norm()
+  // Sum in f64, as norm() does.
+  return sqrt(reduce("stddev", ReduceOp::var, x, dims, keepdim, f64, correction)).to(x.dtype());
 }
 
 Tensor norm(const Tensor& x, const Dims& dims, bool keepdim) {

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t summarise_above = 1000;  // elements
+constexpr int64_t summarise_above = 1000;  // more elements than this are abbreviated with ...
 constexpr int64_t edge = 3;                // items shown at each end of a shortened dim
 constexpr int precision = 4;
 constexpr int line_width = 75;

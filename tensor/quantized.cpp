@@ -13,7 +13,7 @@ namespace {
 
 // the `whose` of a handle's storage
 constexpr const char* in_codes = "a quantised weight, whose codes are used instead";
-constexpr int64_t most_inputs = 133000;  // so that sums of products up to 127 * 127 fit 32 bits
+constexpr int64_t most_inputs = 133000;  // sums of this many products up to 127 * 127 fit 32 bits
 
 int64_t groups_of(int64_t in) { return (in + quant_group - 1) / quant_group; }
 

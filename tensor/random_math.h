@@ -43,7 +43,7 @@ LOCKSTEP_HD inline int64_t whole(uint32_t low_word, uint32_t high_word, int64_t 
 /// Natural logarithm of x in (0, 1], to about one unit in the last place: x = 2^e m, and
 /// log m = 2 atanh((m - 1) / (m + 1)).
 LOCKSTEP_HD inline float log_unit(float x) {
-  const int32_t bits = std::bit_cast<int32_t>(x) - 0x3f3504f3;  // so that m lies in [sqrt(1/2), sqrt(2))
+  const int32_t bits = std::bit_cast<int32_t>(x) - 0x3f3504f3;  // chosen so that m lies in [sqrt(1/2), sqrt(2))
   const float e = float(bits >> 23);
   const float m = std::bit_cast<float>((bits & 0x007fffff) + 0x3f3504f3);
   const float s = (m - 1) / (m + 1), s2 = s * s;

@@ -174,7 +174,7 @@ Tensor resample(const Tensor& x, const std::vector<ResampleAxis>& axes) {
       if (!axes[size_t(d)].is_same()) y = composed_along(y, d + 2, axes[size_t(d)]);
     return y.is_contiguous() && y.storage() != x.storage() ? y : y.clone();
   }
-  if (count == 3) {  // planes and depth separately, the reducing one first
+  if (count == 3) {  // two passes, planes and depth; the pass that makes the tensor smaller comes first
     const ResampleAxis& depth = axes[0];
     const auto planes = [&](const Tensor& from) {
       const Tensor flat = from.contiguous().view({n, c * from.size(2), from.size(3), from.size(4)});

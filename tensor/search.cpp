@@ -180,7 +180,7 @@ template <class T> int64_t differs_at(const T* a, const T* b, int64_t k) {
   return i;
 }
 
-/// Order for sorting rows: NaN is larger than all numbers and equal to NaN.
+/// True if row a comes before row b: NaN is larger than all numbers and equal to NaN.
 template <class T> bool row_before(const T* a, const T* b, int64_t k) {
   for (int64_t i = 0; i < k; ++i) {
     i += differs_at(a + i, b + i, k - i);

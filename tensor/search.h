@@ -11,7 +11,7 @@ namespace lockstep {
 
 /// Options of searchsorted().
 struct SearchOptions {
-  bool right = false;  ///< insert after equal elements instead of before them
+  bool right = false;  ///< true: insert after equal elements; false: before them
   Tensor sorter = {};  ///< i64, of the sequence's shape: the order that sorts the sequence
 };
 /// Insertion points: for each value, the number of elements of its row of `sequence` that lie before it; i64, of the
@@ -39,7 +39,7 @@ Unique unique(const Tensor& x);
 Unique unique(const Tensor& x, int64_t dim);
 /// unique() of runs: joins only equal neighbours, in the order of x.
 Unique unique_consecutive(const Tensor& x);
-/// The same for slices along dim.
+/// unique_consecutive() of slices along dim.
 Unique unique_consecutive(const Tensor& x, int64_t dim);
 /// Positions of the elements that are not 0: i64 (count, dims), in row-major order.
 Tensor nonzero(const Tensor& x);

@@ -86,10 +86,10 @@ Strides contiguous_strides(const Shape& shape);
 /// Error unless all sizes are >= 0 and their product fits in 63 bits; `op` names the caller.
 void check_shape(const char* op, const Shape& shape);
 
-/// The shape to which both broadcast (NumPy's rule). Error that names both if there is none.
+/// The shape to which both broadcast (NumPy's rule). Error if there is none; it names both shapes.
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b);
 
-/// Maps dim -rank .. rank-1 to 0 .. rank-1. Error that names the range otherwise. A scalar accepts 0 and -1.
+/// Maps dim -rank .. rank-1 to 0 .. rank-1. Error for other dims; it names the range. A scalar accepts 0 and -1.
 int normalize_dim(const char* op, int64_t dim, int rank);
 
 }  // namespace lockstep

@@ -21,9 +21,9 @@ struct Solvers {
   /// Lower factor; bad: order of the first minor not positive.
   void (*cholesky)(const Tensor& a, Tensor& out, std::vector<int64_t>& bad);
   void (*qr)(const Tensor& a, Tensor& q, Tensor& r);  ///< q may be undefined
-  /// Singular values, and vectors if u and vh are defined; bad: not finite, or not converged.
+  /// Singular values, and vectors if u and vh are defined; bad: matrices that are not finite or did not converge.
   void (*svd)(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad);
-  /// Eigenvalues of symmetric matrices from the lower triangle, and vectors if defined; bad: as svd.
+  /// Eigenvalues of symmetric matrices from the lower triangle, and vectors if `vectors` is defined; bad: as for svd.
   void (*eigh)(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>& bad);
   /// x = a^-1 b for triangular a; unit: the diagonal counts as 1.
   void (*solve_triangular)(const Tensor& a, const Tensor& b, bool upper, bool unit, Tensor& x);

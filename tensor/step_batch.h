@@ -67,7 +67,7 @@ struct SquarePiece {
 /// The range of chunk sums that belong to one tensor, for its own norm (optim::norm_of_squares).
 struct NormPiece {
   int64_t first, count;
-  int64_t is_wide;  // 1 for f64
+  int64_t is_wide;  // 1: the tensor is f64; 0: f32
 };
 
 /// The updates of one optimizer step, collected by a Scope and run by launch().
@@ -121,7 +121,7 @@ class StepBatch {
   Tensor found() const;
   /// Runs the collected updates, unless control.skip is set on the device.
   void launch();
-  /// The control as the device leaves it; waits.
+  /// Waits for the device, then returns the control as the launched updates have left it.
   StepControl read() const;
 
  private:

@@ -122,7 +122,7 @@ class Storage {
   std::string emptied_of_;
   Device device_;
   Memory category_ = Memory::other;
-  std::function<void()> release_;  // for adopted memory only
+  std::function<void()> release_;  // frees adopted memory; empty for other memory
   std::shared_ptr<void> origin_;   // set by reserve()
 };
 

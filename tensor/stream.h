@@ -10,7 +10,7 @@ namespace lockstep {
 /// A queue of work on a device; work of different streams may overlap. Movable. The destructor waits for its work.
 class Stream {
  public:
-  /// urgent: the device prefers this stream's work to that of other streams.
+  /// urgent: true if the device should prefer this stream's work to the work of other streams.
   explicit Stream(Device device, bool urgent = false);
   Stream(Stream&& other) noexcept;
   Stream& operator=(Stream&& other) noexcept;

@@ -47,7 +47,7 @@ class Tensor {
   int64_t numel() const { return numel_; }  ///< number of elements
   DType dtype() const { return dtype_; }
   Device device() const;                      ///< Error for an undefined tensor
-  int64_t offset() const { return offset_; }  ///< of the first element, in elements
+  int64_t offset() const { return offset_; }  ///< position of the first element in the storage, in elements
   const Ref<Storage>& storage() const { return storage_; }
   bool is_contiguous() const { return contiguous_; }  ///< true when the elements lie in row-major order without gaps
   /// True when this handle is the only reference to the storage, so an operation may overwrite it in place.

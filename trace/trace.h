@@ -63,7 +63,7 @@ class Row {
  public:
   /// `rank`: rank of the job, needed in processes that run several.
   explicit Row(std::string name, int rank = -1);
-  const std::string& name() const { return name_; }  ///< its label
+  const std::string& name() const { return name_; }  ///< label of the row
   int rank() const { return rank_; }                 ///< -1 if not given
   uint64_t id() const { return id_; }                ///< unique in the process
 
@@ -157,10 +157,10 @@ void flush();
 /// The rank that this thread works for. -1: not set; then the only rank of the process.
 int rank_of_thread();
 /// For threads started by a rank: pass rank_of_thread() of the starting thread. Threads with the same name share a row
-/// and must not run at the same time; with the name "" every thread has its own row.
+/// and must not run at the same time. With the name "" each thread has its own row.
 class ThreadScope {
  public:
-  ThreadScope(int rank, const char* name);  ///< sets both until the destructor
+  ThreadScope(int rank, const char* name);  ///< sets rank and name until the destructor
   ~ThreadScope();
   ThreadScope(const ThreadScope&) = delete;
 };

@@ -23,7 +23,7 @@ struct ImageOptions {
 /// channel, 16 bits are rounded to 8, CMYK becomes RGB. The EXIF orientation is ignored. Error for damaged or truncated
 /// files.
 Tensor read_image(const std::string& path, const ImageOptions& options = {});
-/// The same for a file in memory. Errors begin with `origin`.
+/// read_image() of a file in memory. Errors begin with `origin`.
 Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& options = {});
 
 /// Encodes a u8 image (channels, height, width) as PNG: 1 channel is gray, 2 gray and alpha, 3 RGB, 4 RGB and alpha.

@@ -12,7 +12,7 @@ namespace lockstep::data {
 /// Options of ImageFolder.
 struct ImageFolderOptions {
   ImageOptions image{.mode = ImageMode::rgb};  ///< how to decode
-  bool allow_empty = false;                    ///< allow classes without an image
+  bool allow_empty = false;                    ///< true: allow classes without an image; false: Error
 };
 
 /// Sample i is (image after `transform`, class index as an i64 scalar). Classes are the folders in `root`, sorted by

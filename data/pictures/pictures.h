@@ -6,7 +6,7 @@
 
 namespace lockstep::data {
 
-/// A contiguous copy or view of x. Error beginning with [op] unless x is an image as above.
+/// A contiguous copy or view of x. Error unless x is an image (see above); it begins with [op].
 Tensor picture(const char* op, const Tensor& x);
 
 /// Bilinear resize with antialiasing when shrinking (a triangle filter over all covered pixels). u8 uses fixed-point

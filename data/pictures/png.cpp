@@ -15,9 +15,9 @@ namespace {
 struct PngWork {
   png_structp png = nullptr;
   png_infop info = nullptr;
-  const std::byte* at = nullptr;  // input
+  const std::byte* at = nullptr;  // unread input
   size_t left = 0;
-  std::string* out = nullptr;  // output
+  std::string* out = nullptr;  // receives the output
   char problem[200] = {};
   png_uint_32 width = 0, height = 0;
   int bits = 0, colour = 0, channels = 0;

@@ -27,8 +27,8 @@ enum class Change {
   count
 };
 
-/// Applies one operation at `part` (in [0, 1]) of its maximum strength. sign: the direction, 1 or -1, of operations
-/// that have two.
+/// Applies one operation at `part` (in [0, 1]) of its maximum strength. sign: 1 or -1, the direction, for operations
+/// with two directions.
 Tensor changed(const Tensor& x, Change change, double part, double sign, double fill) {
   const double h = double(x.size(1)), w = double(x.size(2)), shear = sign * 0.3 * part, factor = 1 + sign * 0.9 * part;
   switch (change) {

@@ -13,7 +13,7 @@ namespace {
 struct Taps {
   std::vector<int64_t> first, count;
   int64_t most = 0;
-  std::vector<double> weights;  // `most` per output pixel
+  std::vector<double> weights;  // `most` weights per output pixel
 };
 
 /// Triangle filter. Its half width is one output pixel when shrinking, one input pixel when enlarging.

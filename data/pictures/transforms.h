@@ -127,8 +127,8 @@ struct MixUp {
   double alpha = 1;
   Example operator()(const Example& batch) const;  ///< the mixed batch
 };
-/// The same, but pastes a random rectangle of the previous image: input (N, channels, height, width), u8 or f32. Yun et
-/// al. 2019.
+/// Pastes a random rectangle of the previous image into each image and mixes the targets by area: input (N, channels,
+/// height, width), u8 or f32. Yun et al. 2019.
 struct CutMix {
   int64_t classes = 0;
   double alpha = 1;

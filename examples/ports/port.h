@@ -10,7 +10,7 @@
 
 namespace ports {
 
-/// Options with per-program defaults.
+/// Options of a program; each program has its own defaults.
 struct Options {
   int64_t steps = 200, batch = 32;
   double lr = 1e-3;

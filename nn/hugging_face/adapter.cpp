@@ -32,14 +32,14 @@ bool fits_any(const std::string& name, const std::vector<std::string>& wanted) {
                      [&](const std::string& w) { return name == w || name.ends_with("." + w); });
 }
 
-/// Match of modules_to_save: like peft, requires no dot before the ending.
+/// True if `name` ends with one of `wanted`. For modules_to_save: like peft, requires no dot before the ending.
 bool ends_as_any(const std::string& name, const std::vector<std::string>& wanted) {
   return std::any_of(wanted.begin(), wanted.end(), [&](const std::string& w) { return name.ends_with(w); });
 }
 
 /// A Linear by Hugging Face's naming; it may be a range of rows of one of ours.
 struct TheirLinear {
-  std::string target;  ///< its name for add_lora()
+  std::string target;  ///< the Linear's name for add_lora()
   int64_t in = 0, out = 0;
 };
 
@@ -89,7 +89,7 @@ LoraOptions options_of_adapter(const Json& config, const std::string& path) {
   LOCKSTEP_CHECK(c.word("task_type", "CAUSAL_LM") == "CAUSAL_LM", path, ": expected task_type CAUSAL_LM, got '",
                  c.word("task_type", ""), "'");
   LOCKSTEP_CHECK(c.word("bias", "none") == "none", path, ": bias '", c.word("bias", ""), "' is not supported");
-  const Json* const start = c.find("init_lora_weights");  // the others modify the base weights
+  const Json* const start = c.find("init_lora_weights");  // other values modify the base weights
   LOCKSTEP_CHECK(!start || start->is_bool() || *start == Json("gaussian"), path, ": init_lora_weights ",
                  start ? start->dump() : "", " is not supported");
   return {.r = c.whole("r", 8),
@@ -168,7 +168,7 @@ Lora load_adapter(GPT& model, const std::string& folder) {
   const std::set<std::string> meant = meant_by(c, linears);
   LOCKSTEP_CHECK(std::filesystem::exists(file_path), folder, ": expected ", tensors_file + 1, ", there is none");
   const auto file = std::make_shared<const data::SafeTensors>(data::SafeTensors::open(file_path));
-  std::map<std::string, data::SafeTensorsEntry> left;  // by Hugging Face's names
+  std::map<std::string, data::SafeTensorsEntry> left;  // keyed by Hugging Face's names
   for (const auto& entry : file->entries()) {
     LOCKSTEP_CHECK(entry.name.starts_with(all_names) && is_floating(entry.dtype), file_path,
                    ": expected floating tensors whose names begin with ", all_names, ", got ", entry.name, " of ",

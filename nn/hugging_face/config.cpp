@@ -44,7 +44,7 @@ const std::string gelu_names[] = {"gelu_new", "gelu"};  // tanh form, erf form
 struct Family {
   const char *type, *architecture;
   int64_t inner, kv_heads, vocab, context;
-  bool query_bias;  ///< biases in q, k and v only
+  bool query_bias;  ///< true: q, k and v have biases, the other Linears none; false: no biases
 };
 constexpr Family families[] = {{"llama", "LlamaForCausalLM", 11008, 0, 32000, 2048, false},
                                {"mistral", "MistralForCausalLM", 14336, 8, 32000, 131072, false},

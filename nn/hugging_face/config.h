@@ -29,7 +29,7 @@ class ConfigReader {
   bool flag(const char* key, bool otherwise) const;
   /// A string.
   std::string word(const char* key, const std::string& otherwise) const;
-  /// For errors.
+  /// File and place of the object, for errors.
   const std::string& where() const { return where_; }
 
  private:

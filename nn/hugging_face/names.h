@@ -11,12 +11,12 @@ namespace lockstep::nn {
 struct PretrainedPiece {
   std::string name;
   int64_t row = 0, rows = -1;  ///< range of our parameter; rows -1: all
-  bool transposed = false;     ///< stored as (in, out), as GPT-2's Conv1D does
+  bool transposed = false;     ///< true: the file stores the transpose (in, out), as GPT-2's Conv1D does
 };
 /// The tensors that hold a parameter. For "blocks.0.attention.in_proj.weight" of a Llama: q_proj, k_proj and v_proj.
 /// Error for an unknown name.
 std::vector<PretrainedPiece> pretrained_pieces(const GPT::Options& o, const std::string& ours);
-/// The same for a GPT-2, where each parameter is one tensor.
+/// The tensor that holds a parameter of a GPT-2, where each parameter is one tensor.
 PretrainedPiece gpt2_piece(const std::string& ours);
 /// The prefix that files of models without a head omit: "model." or "transformer.".
 std::string pretrained_prefix(const GPT::Options& o);

@@ -43,7 +43,7 @@ std::unique_ptr<GPT> from_pretrained(const std::string& folder, const Pretrained
 /// Loads the weights of a folder into an existing, unsharded model: parameters with values are overwritten at once,
 /// empty ones start with the file's values. Error, with nothing changed, if the options differ.
 void load_pretrained(GPT& model, const std::string& folder);
-/// The same from safetensors files, without a config.json.
+/// Loads the weights of safetensors files, without a config.json.
 void load_pretrained(GPT& model, const std::vector<std::string>& files);
 
 /// Options of save_pretrained().

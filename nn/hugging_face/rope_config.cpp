@@ -49,7 +49,7 @@ Rope rope_of(const Json& object, const std::string& where, const ConfigReader& c
   if (rope.scaling != Scaling::yarn) return rope;
   const auto or_usual = [&](const char* key, double usual) {
     const double value = c.number(key, usual);
-    return value == 0 ? usual : value;  // as in Transformers
+    return value == 0 ? usual : value;  // Transformers replaces 0, too
   };
   rope.beta_fast = or_usual("beta_fast", 32), rope.beta_slow = or_usual("beta_slow", 1);
   rope.truncate = c.flag("truncate", true);

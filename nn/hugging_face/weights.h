@@ -15,7 +15,7 @@ class Weights {
  public:
   /// Opens and checks all files of a folder. prefix: may be missing from names in the files.
   static Weights open(const std::string& folder, const std::string& prefix);
-  /// The same for given files.
+  /// Opens and checks the given files.
   static Weights of_files(const std::vector<std::string>& paths, const std::string& prefix);
   /// True if there is a tensor with this name.
   bool contains(const std::string& name) const { return places_.count(bare(name)) > 0; }
@@ -43,7 +43,7 @@ class Weights {
 
   std::string folder_, prefix_;
   std::vector<data::SafeTensors> files_;
-  std::map<std::string, Place> places_;  // by name without prefix
+  std::map<std::string, Place> places_;  // keyed by name without prefix
 };
 
 /// A tensor to write: name, size, and a function that makes its values when they are written.

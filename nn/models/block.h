@@ -8,11 +8,11 @@ namespace lockstep::nn {
 
 /// y = x + attention(norm(x)), then y + mlp(norm(y)), the pre-norm block (Radford et al., 2019).
 struct TransformerBlock : Layer<TransformerBlock> {
-  /// See GPT::Options.
+  /// Options of the same names as in GPT::Options.
   struct Options {
     int64_t width, heads, kv_heads = 0, head_size = 0, inner = 0;  ///< inner 0: 4 width
     bool causal = true;
-    /// bias: master switch for the others and LayerNorm.
+    /// bias: false turns off the other three and the bias of LayerNorm, too.
     bool bias = true, attention_bias = true, attention_out_bias = true, mlp_bias = true;
     double dropout = 0, norm_eps = 1e-5;
     Norm::Kind norm = Norm::layer;

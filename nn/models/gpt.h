@@ -24,7 +24,7 @@ struct GPT : Layer<GPT> {
     bool attention_bias = true, attention_out_bias = true, mlp_bias = true;
     /// Sliding window of attention, in blocks window_from and later; 0: a token sees all before it (Mistral, Qwen 2).
     int64_t window = 0, window_from = 0;
-    bool checkpoint_blocks = false;  ///< recompute each block in backward instead of keeping its activations
+    bool checkpoint_blocks = false;  ///< true: recompute each block in backward instead of keeping its activations
     friend bool operator==(const Options&, const Options&) = default;
   };
   /// Initialises as GPT-2: weights N(0, 0.02^2), those that write to the residual stream N(0, 0.02^2 / (2 layers)),
@@ -32,7 +32,7 @@ struct GPT : Layer<GPT> {
   explicit GPT(const Options& options);
   /// tokens i64 (B, T), T <= context; returns logits (B, T, vocab).
   Variable forward(const Tensor& tokens);
-  /// Same as loss().
+  /// loss(tokens, targets).
   Variable forward(const Tensor& tokens, const Tensor& targets);
   /// Mean cross entropy with targets i64 (B, T).
   Variable loss(const Tensor& tokens, const Tensor& targets);
@@ -44,7 +44,8 @@ struct GPT : Layer<GPT> {
   /// padding.
   Variable next_scores(const std::vector<std::span<const int64_t>>& tokens,
                        const std::vector<std::vector<KvCache>*>& caches);
-  /// The same, with logits after the tokens at `rows`, which index all new tokens of all sequences: (rows, vocab).
+  /// next_scores() with logits (rows, vocab) after other tokens: `rows` are indices into all new tokens of all
+  /// sequences.
   Variable scores_behind(const std::vector<int64_t>& rows, const std::vector<std::span<const int64_t>>& tokens,
                          const std::vector<std::vector<KvCache>*>& caches);
   void fields(Fields& f) override;

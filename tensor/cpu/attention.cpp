@@ -85,7 +85,7 @@ template <class T> struct Forward {
   const AttentionPlan& plan;
   Heads<const T> q, k, v;
   Heads<T> out;
-  A* lse;                               // optional
+  A* lse;                               // logarithm of each row's sum of exp(score), for backward; null: not wanted
   std::span<const int32_t> table = {};  // block table of k and v (paged attention); empty: one block follows another
   int64_t block_tokens = tile_keys;
   int64_t width = padded<A>(plan.width), blocks = (plan.queries + block_queries - 1) / block_queries;

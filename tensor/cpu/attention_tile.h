@@ -147,7 +147,7 @@ void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A
     }
 }
 
-/// Factors 1: adds the product to c.
+/// Factors of 1 for the rows of c: c keeps its values, and the product is added.
 template <class A> inline constexpr A keep_all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
 /// register_product() for at most group_rows rows and any number of columns (in whole vectors).
@@ -218,7 +218,7 @@ void dropout_row(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int
     }
     words[0][n] = uint32_t(x0), words[1][n] = uint32_t(x1), words[2][n] = uint32_t(x2), words[3][n] = uint32_t(x3);
   }
-  const uint64_t threshold = uint64_t(std::ceil(plan.dropout * 0x1p32));  // as in on_cpu::dropout
+  const uint64_t threshold = uint64_t(std::ceil(plan.dropout * 0x1p32));  // rounded as in on_cpu::dropout()
   const A scale = plan.dropout < 1 ? A(1 / (1 - plan.dropout)) : A(0);
   A all[tile_keys + 4];  // begins with the first number of the first counter
   for (int n = 0; n < tile_keys / 4 + 1; ++n)

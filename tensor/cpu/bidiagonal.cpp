@@ -29,7 +29,7 @@ Turn turn_of(double f, double g) {
 /// The rotations of a sweep, in order: number i rotates columns first + i and first + i + 1.
 struct Sweep {
   size_t first = 0;
-  std::vector<Turn> left, right;  // for u and for v
+  std::vector<Turn> left, right;  // rotations for u and for v
 };
 
 /// Rotates `lanes` vectors of rows, in all columns. The column between two rotations stays in registers.

@@ -17,8 +17,8 @@ template <class T> struct Columns {
 /// it did not converge.
 template <class T> bool bidiagonal_svd(std::vector<double>& d, std::vector<double>& e, Columns<T> u, Columns<T> v);
 
-/// The same for a symmetric matrix with diagonal d and off-diagonal e: d becomes its eigenvalues in ascending order, e
-/// zeros. q T q^T stays the same.
+/// Diagonalises a symmetric matrix T with diagonal d and off-diagonal e: d becomes the eigenvalues in ascending order,
+/// e zeros. q T q^T stays the same.
 template <class T> bool tridiagonal_eigh(std::vector<double>& d, std::vector<double>& e, Columns<T> q);
 
 }  // namespace lockstep::on_cpu

@@ -99,7 +99,7 @@ Primitive make_plan(const Problem& t) {
       pad(t.args.padding.begin(), t.args.padding.end());
   const memory::dims dilation{t.args.dilation[0] - 1, t.args.dilation[1] - 1};
   dnnl::primitive_attr attributes;
-  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);  // so that threads may share the primitive
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);  // lets threads share the primitive
   constexpr auto direct = algorithm::convolution_direct;
   const auto forward = choose<dnnl::convolution_forward>(
       std::tuple(prop_kind::forward_training, direct, x, w, b, y, stride, dilation, pad, pad), attributes);

@@ -97,7 +97,7 @@ template <int r, class T> [[gnu::always_inline]] inline void butterfly(Lanes<T>*
 template <class T> struct Pass {
   int radix;
   int64_t m, stride;
-  std::vector<std::complex<T>> twiddles;  // for each p, the factors for k from 1 to r - 1
+  std::vector<std::complex<T>> twiddles;  // twiddle factors: for each p, r - 1 of them (k from 1 to r - 1)
   std::vector<T> table;
 
   /// The pass with radix r. The last pass has no twiddle factors.
@@ -117,7 +117,7 @@ template <class T> struct Pass {
     }
   }
 
-  /// The same, with `last` set for the last pass.
+  /// Runs the pass; calls the version for the last pass if m is 1.
   template <int r> void run(const Lanes<T>* x, Lanes<T>* y) const { m == 1 ? run<r, true>(x, y) : run<r, false>(x, y); }
 
   /// Writes the pass over x to y.

@@ -115,9 +115,10 @@ template <class K> struct Blocking {
   static constexpr int64_t rows = 8 * high;  // rows of a that a thread packs at a time, at most
   static_assert(size == sizeof(typename K::Sum));
 
-  int64_t depth;                       // of a block of k; here k is counted in elements of a sliver
-  int64_t columns, packed;             // columns of b, and depth of k, that are packed at a time
-  bool strips;                         // no c: a thread holds a strip of result rows at a time
+  int64_t depth;            // elements of k in a block; here k is counted in elements of a sliver
+  int64_t columns, packed;  // columns of b, and depth of k, that are packed at a time
+  // True if there is no c: each thread keeps a strip of result rows in its own buffer.
+  bool strips;
   int64_t down = 1, across = 1;        // the grid of threads
   int64_t b_size, a_size, strip_size;  // buffer sizes, in numbers
 
@@ -146,7 +147,7 @@ template <class K> struct Blocking {
   int64_t scratch() const { return b_size + down * across * (a_size + strip_size); }
 };
 
-/// One product. Its pieces share the members.
+/// One product. The threads that compute its pieces share this object.
 template <class K> struct Product {
   using T = typename K::Sum;
   using In = typename K::Number;
@@ -156,13 +157,13 @@ template <class K> struct Product {
   int64_t m, n, k, ldc;
   T alpha, beta;
   MatrixView<In> a, b;
-  T* c;  // null with plan.strips
+  T* c;  // the result; null if plan.strips is set
   const Finish<T>& finish;
   Blocking<K> plan;
   // For each block of k, slivers of `wide` columns; followed by the buffers of each thread.
   Packed* packed_b;
 
-  int64_t end() const { return ceil_div(k, together); }  // of k, in elements of a sliver
+  int64_t end() const { return ceil_div(k, together); }  // end of k, in elements of a sliver
 
   void operator()() const {
     for (int64_t j = 0; j < n; j += plan.columns)

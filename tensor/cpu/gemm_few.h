@@ -16,8 +16,9 @@
 
 namespace lockstep::on_cpu {
 
-inline constexpr int few_rows = 7;                  ///< rows that are multiplied by a square of b at a time
-inline constexpr int unpacked_rows = 2 * few_rows;  ///< with more rows packing b pays
+inline constexpr int few_rows = 7;  ///< rows that are multiplied by a square of b at a time
+/// Most rows for which b is read unpacked; with more, packing b pays.
+inline constexpr int unpacked_rows = 2 * few_rows;
 
 /// c = alpha * x b + beta * c for x (few rows x k). The rows of x are x_row apart, their numbers contiguous.
 template <class T, class In> struct FewRows {

@@ -94,8 +94,8 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
 /// own cache lines. More rows that are a power of two apart would compete for the same places of L1.
 template <class T> inline constexpr bool reads_rows = tile_rows<T> <= 8;
 
-/// alpha * sum + beta * old; old is ignored if beta is 0. The first product is rounded: otherwise the compiler fuses
-/// one of the two products with the addition, and not everywhere the same one.
+/// alpha * sum + beta * old; old is ignored if beta is 0. alpha * sum is rounded before the addition: otherwise the
+/// compiler would fuse one of the two products with it, and not the same one everywhere.
 template <class T, class V> [[gnu::always_inline]] inline V add_scaled(V sum, T alpha, T beta, V old) {
   V v = alpha * sum;
   keep_in_register(v), keep_in_register(beta);

@@ -28,13 +28,14 @@ template <class A> struct LanesOf { typedef A type __attribute__((vector_size(64
 template <class A> struct LanesOf { typedef A type __attribute__((vector_size(64))); };
 // Integers whose sums and products wrap around without a sanitizer's report.
 template <> struct LanesOf<int64_t> { using type = SplitVector<int64_t, 8>; };
-template <> struct LanesOf<int32_t> { using type = SplitVector<int32_t, 16>; };  ///< the same
+template <> struct LanesOf<int32_t> { using type = SplitVector<int32_t, 16>; };  ///< wraps around, too
 #else
 /// The type of a vector of 64 bytes.
 template <class A> struct LanesOf { using type = SplitVector<A, int(64 / sizeof(A))>; };
 #endif
-template <class A> using Lanes = typename LanesOf<A>::type;                           ///< a vector of 64 bytes
-template <class A> inline constexpr int lane_count = int(64 / sizeof(A));             ///< its number of elements
+template <class A> using Lanes = typename LanesOf<A>::type;  ///< a vector of 64 bytes
+/// Number of elements of a Lanes<A>.
+template <class A> inline constexpr int lane_count = int(64 / sizeof(A));
 template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();  ///< positive infinity
 
 /// The count of a full vector, known to the compiler.
@@ -211,7 +212,7 @@ template <class A> [[gnu::always_inline]] inline Lanes<A> sqrt_lanes(Lanes<A> v)
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.f;
-  // 2^n; meaningless where choose() drops it.
+  // 2^n; wrong for the very low x, for which choose() takes 0 instead.
   const Lanes<float> power = as<Lanes<float>>((as<Words>(t) << 23) + 0x3f800000u);
   return choose(x < -87.33654f, splat(0.f), p * power);
 }

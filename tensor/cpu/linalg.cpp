@@ -74,7 +74,7 @@ void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
     const int64_t failed = Eigen::internal::llt_inplace<T, Eigen::Lower>::blocked(l);  // -1, or the column that failed
     bad[size_t(i)] = failed + 1;
     for (int64_t k = 0; bad[size_t(i)] == 0 && k < l.rows(); ++k)
-      if (!(l(k, k) > T(0))) bad[size_t(i)] = k + 1;  // also for NaN
+      if (!(l(k, k) > T(0))) bad[size_t(i)] = k + 1;  // true for NaN, too
     entry<T>(out, i) = l.template triangularView<Eigen::Lower>();
   });
 }

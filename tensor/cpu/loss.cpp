@@ -104,7 +104,7 @@ Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> sp
   return scale;
 }
 
-/// Writes the gradient of a row, whose loss has the gradient g, to `out`, which may be x.
+/// Writes the gradient of a row to `out`, which may be x. g is the gradient of the row's loss.
 template <class T>
 void grad_of(Acc<T> g, const T* x, Acc<T> lse, int64_t n, int64_t target, const Weights<Acc<T>>& weight,
              const CrossEntropyArgs& args, T* out) {

@@ -25,7 +25,7 @@ constexpr int64_t small_product = 1 << 18;  // multiplications that justify a th
 struct UnaryGrad {
   BlockFn run = nullptr;
   const PointwiseArgs* args = nullptr;
-  const void* kept = nullptr;  // shaped like out
+  const void* kept = nullptr;  // the operand that the derivative reads, shaped like out
 
   /// Replaces g (n numbers) by the gradient of the operation's input.
   template <class T> void operator()(T* g, const T* at, int64_t n) const {
@@ -45,10 +45,10 @@ struct UnaryGrad {
 template <class T, class Out> struct Epilogue {
   static constexpr bool rounds = !std::is_same_v<T, Out>;
 
-  const T* bias;  // or null
+  const T* bias;  // optional
   Activation activation;
   Out *before, *out;  // the matrix before the activation (optional) and after it
-  int64_t ld;         // row stride of both
+  int64_t ld;         // row stride of before and out
   UnaryGrad unary = {};
   const Out* added = nullptr;  // shaped like out, or null
 

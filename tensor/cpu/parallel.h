@@ -8,8 +8,8 @@
 
 namespace lockstep::on_cpu {
 
-inline constexpr int64_t grain = 1 << 14;        // elements that justify a second thread
-inline constexpr int64_t light_grain = 1 << 15;  // the same when an element is only moved or added
+inline constexpr int64_t grain = 1 << 14;        // at least this many elements justify another thread
+inline constexpr int64_t light_grain = 1 << 15;  // at least this many, if an element is only moved or added
 
 /// n / unit, rounded up.
 inline int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }

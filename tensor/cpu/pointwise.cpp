@@ -61,14 +61,14 @@ constexpr int64_t computed_size(DType dtype) {
 struct Operand {
   std::byte* data;
   int64_t size, computed;  // bytes of an element in memory and in the compute type
-  bool direct;             // contiguous over the whole space, and of the compute type
+  bool direct;             // true: contiguous over the whole space and of the compute type, so read or written in place
   int64_t period;          // > 0: this many elements repeat again and again (a scalar, a bias)
   ConvertFn convert;       // loads an input or stores a result
   int64_t stride[Dims::max_rank];
 };
 
 struct PointwiseLoop {
-  BlockFn fn[most_results];  // one for each result
+  BlockFn fn[most_results];  // one function for each result
   const PointwiseArgs* args;
   int inputs, results = 1, rank = 0;
   int64_t length[Dims::max_rank];
@@ -272,7 +272,7 @@ void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DTyp
   const int count = plan.inputs;
   const Tensor& out = *in[count];
   const int64_t n = out.numel();
-  bool simple = true;  // a walk in row-major order suffices, whatever the strides
+  bool simple = true;  // true: a walk in row-major order suffices, whatever the strides
   for (int i = 0; i < count; ++i) {
     Operand& operand = plan.operand[i];
     if (operand.direct) continue;

@@ -25,7 +25,8 @@ constexpr ComputeType compute_type(DType dtype) {
 /// The block functions of an operation.
 struct PointwiseEntry {
   BlockFn functions[3][int(ComputeType::count)] = {};  // [part][compute type]; null if there is none
-  bool costly = false;                                 ///< expensive per element: fewer elements justify a thread
+  /// True: expensive per element, so fewer elements justify a thread.
+  bool costly = false;
 };
 
 /// The entry of an operation.

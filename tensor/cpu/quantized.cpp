@@ -155,7 +155,7 @@ void dynamic(const Tensor& x, const Quantized& w, const float* bias, const Quant
   const int64_t kept_size = int64_t(columns.size()) * wide;
   each_part(w.out, wide, w.in, rows * wide + kept_size, [&](int64_t o0, int64_t o1, float* own) {
     int32_t* const sums = reinterpret_cast<int32_t*>(own);
-    float* const weights = own + rows * wide;  // of the kept columns
+    float* const weights = own + rows * wide;  // weights of the kept columns
     for (int64_t o = o0; o < o1; o += wide) {
       const int64_t n = std::min(wide, o1 - o);
       kernels.dots(matrix, o, o + n, codes, x_row, rows, sums, wide);

@@ -11,7 +11,7 @@ struct CodedMatrix {
   QuantFormat format;
   const uint8_t* codes;
   const void* scales;
-  bool wide;  ///< scales are f32
+  bool wide;  ///< true: scales are f32; false: f16
   int64_t in, row_bytes, groups;
 
   /// Refers to the memory of w.
@@ -34,7 +34,7 @@ inline constexpr int most_rows = 6, most_columns = 4;
 /// A set of kernels. out (rows x columns [o0, o1) of w) is at out + r * ld + o. x has rows of 32 * groups numbers,
 /// with zeros after `in`.
 struct QuantizedKernels {
-  const char* name;  ///< see quantized_paths()
+  const char* name;  ///< the name that quantized_paths() lists
   bool (*works)();   ///< true if this processor can run it
   /// At most most_rows rows; reads the codes in place. scratch: (most_columns + 1) * groups numbers.
   void (*few)(const CodedMatrix& w, int64_t o0, int64_t o1, const float* x, int64_t rows, float* out, int64_t ld,

@@ -68,7 +68,7 @@ template <class T> class Slivers {
 };
 
 /// The steps in order of computation, and the rows of the step before each: the first `shared` rows of a step continue
-/// its states, the rest begin with the first states.
+/// the states of the step before; the other rows begin with the initial states.
 struct Steps {
   struct Step {
     // First row and number of rows; first row of the step before, and how many rows continue its sequences.

@@ -43,11 +43,11 @@ struct SumWide : Sum {
 struct SumSquares : SumWide {
   template <class V> static V step(V a, V x, V) { return functor::plus(a, functor::times(x, x)); }
 };
-struct SumCentered : SumWide {  // of (x - center)^2
+struct SumCentered : SumWide {  // sum of (x - center)^2
   template <class A> static A neutral(A center) { return center; }
   template <class V> static V step(V a, V x, V center) { return a + (x - center) * (x - center); }
 };
-struct SumExp : Sum {  // of exp(x - center)
+struct SumExp : Sum {  // sum of exp(x - center)
   template <class A> static A neutral(A) { return -infinity<A>; }
   template <class V> static V step(V a, V x, V center) { return a + exp_lanes(x - center); }
 };
@@ -96,7 +96,7 @@ template <class A> using Total = std::conditional_t<std::is_integral_v<A>, int64
 // one loop serves all dtypes.
 template <class A> struct Source {
   const std::byte* data;
-  int64_t bytes;  // of one element
+  int64_t bytes;  // bytes of one element
   const A* (*widen)(const std::byte* from, int64_t stride, int64_t n, A* buffer);
 
   /// n elements from position `at` on, as a contiguous run of A.

@@ -61,7 +61,7 @@ struct Walk {
 
 // The plan of a reduction.
 struct ReducePlan {
-  Nest kept, reduced;  // without the dim of the lanes
+  Nest kept, reduced;  // loops over kept and reduced dims, except the dim of the lanes
   bool lanes_reduced;
   int64_t lanes = 1, x_stride = 1, out_stride = 1;  // the dim of the lanes
 };

@@ -25,7 +25,7 @@ inline constexpr int unrolled_depth = vector_registers < 32 ? 8 : 1;
 /// The type of a vector register.
 template <class T> struct VectorOf { typedef T type __attribute__((vector_size(vector_bytes))); };
 template <class T> using Vector = typename VectorOf<T>::type;                   ///< a vector register
-template <class T> inline constexpr int lanes = vector_bytes / int(sizeof(T));  ///< its number of elements
+template <class T> inline constexpr int lanes = vector_bytes / int(sizeof(T));  ///< number of elements of a Vector<T>
 
 /// Keeps v in a register. Otherwise GCC reads v from memory for every multiplication that uses it, and two loads per
 /// cycle halve the speed.

@@ -37,7 +37,7 @@ template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) { 
 // The type in which values are compared.
 template <class T> using Compared = std::conditional_t<std::is_integral_v<T>, T, Acc<T>>;
 
-// Strictly better; NaN is better than any number.
+// True if a is strictly better than b; NaN is better than any number.
 template <bool largest, class C> bool better(C a, C b) { return (largest ? a > b : a < b) | ((a != a) & (b == b)); }
 
 // The index of the first best value of p[0 .. n). The best of each block is found in lanes; then one block is searched.
@@ -166,7 +166,7 @@ void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, SortKey<T>
   const size_t capacity = size_t(std::max<int64_t>(2 * k, k + 512));
   entries.clear();
   K limit = ~K(0);
-  bool full = false;  // k entries with keys up to `limit` are known
+  bool full = false;  // true: `limit` is the k-th lowest key so far, so higher keys can be skipped
   const auto cut = [&] {
     std::nth_element(entries.begin(), entries.begin() + (k - 1), entries.end());
     limit = entries[k - 1].key;

@@ -124,7 +124,7 @@ template <class E, int n> [[gnu::always_inline]] inline void copy_out(const Spli
 template <class To, class V> [[gnu::always_inline]] inline To convert_lanes(const V& v) {
   return __builtin_convertvector(v, To);
 }
-/// From a built-in vector with narrower elements.
+/// Converts from a built-in vector with narrower elements.
 template <class To, class V>
 requires(requires { To::parts; }) [[gnu::always_inline]] inline To convert_lanes(const V& v) {
   using E = std::remove_cvref_t<decltype(v[0])>;
@@ -138,7 +138,7 @@ requires(requires { To::parts; }) [[gnu::always_inline]] inline To convert_lanes
   }
   return result;
 }
-/// To a built-in vector with narrower elements.
+/// Converts to a built-in vector with narrower elements.
 template <class To, class E, int n> [[gnu::always_inline]] inline To convert_lanes(const SplitVector<E, n>& v) {
   using S = std::remove_cvref_t<decltype(To{}[0])>;
   typedef S Piece __attribute__((vector_size(sizeof(S) * SplitVector<E, n>::each)));

@@ -26,7 +26,7 @@ constexpr int grad_step = 32;  // queries that a block processes at a time
 /// Memory that all blocks of a backward pass share.
 struct Shared {
   unsigned *ticket, *turns;  ///< zeros at first; turns: how many blocks have added to a tile of queries, for each warp
-  float4* sums;              ///< for each tile of queries, in the order in which its lanes hold them
+  float4* sums;              ///< sums of each tile of queries, in the order in which the warp's lanes hold them
   int key_tiles;
   int64_t query_tiles;
 };

@@ -11,7 +11,7 @@ namespace lockstep::cuda {
 bool cudnn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, const Tensor& out);
 bool cudnn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, const Tensor& grad_x);
 bool cudnn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, const Tensor& grad_w);
-/// The same for attention in f16 and bf16, without mask, dropout and block layout.
+/// Attention in f16 or bf16, without mask, dropout and block layout. Results as for convolutions.
 bool cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args,
                      const Tensor& out, const Tensor& lse);
 bool cudnn_attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,

@@ -17,7 +17,7 @@ namespace {
 /// Older versions computed a wrong gradient if the number of keys was not a multiple of 128, and had bugs in forward.
 constexpr size_t first_version = 91600;
 /// Queries and keys must be multiples of this. A plan takes seconds, because its kernels are compiled. Sequence lengths
-/// in training recur and are multiples of this; those of prompts are not.
+/// in training recur and are multiples of this; lengths of prompts are not.
 constexpr int64_t token_unit = 128;
 /// cuDNN's backward writes the whole matrix of scores, however narrow the window is, and multiplies it. Our kernels do
 /// not; with windows below a quarter of the keys they should have less work. Calculated, not measured.

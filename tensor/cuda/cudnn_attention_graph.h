@@ -12,17 +12,19 @@ namespace lockstep::cuda {
 struct AttentionProblem {
   bool backward;
   DType dtype;
-  bool causal;     ///< a query sees the keys up to its own position; then there are as many keys as queries
-  int64_t window;  ///< with causal: it sees only the last `window` of them; 0: all
+  /// True: a query sees the keys up to its own position; there are as many keys as queries.
+  bool causal;
+  int64_t window;  ///< with causal: a query sees only the last `window` of these keys; 0: all
   int64_t batch, heads, groups, queries, keys, width;
-  using Strides = std::array<int64_t, 3>;  ///< of batch, head and token, in elements
+  using Strides = std::array<int64_t, 3>;  ///< strides of batch, head and token, in elements
   Strides q, k, v, out;
   Strides grad = {}, grad_q = {}, grad_k = {}, grad_v = {};  ///< backward only
   auto operator<=>(const AttentionProblem&) const = default;
 };
 
-/// The addresses. lse is f32 (batch, heads, queries), contiguous: forward writes and backward reads the logarithm of
-/// the sum of exp(scaled score) over a query's keys. row_sums is scratch memory of the same size for backward.
+/// Addresses of the tensors. lse is f32 (batch, heads, queries), contiguous: forward writes and backward reads the
+/// logarithm of the sum of exp(scaled score) over a query's keys. row_sums is scratch memory of the same size for
+/// backward.
 struct AttentionPointers {
   const void *q, *k, *v, *out;
   const float* lse;
@@ -35,7 +37,7 @@ struct AttentionPointers {
 int64_t workspace_limit(const AttentionProblem& problem, int64_t scores);
 /// Chooses a plan for attention; refuses a problem with batch 0, which part_of() returns if no head fits.
 EnginePlan plan_attention(const AttentionProblem& problem, const PlanTarget& target, int64_t most_workspace);
-/// Runs attention on the stream of the handle; layouts as in the problem.
+/// Runs attention on the stream of the handle. `problem` gives the layouts.
 Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, const AttentionProblem& problem,
                    const AttentionPointers& at, float scale, void* workspace);
 

@@ -90,7 +90,7 @@ void describe_engine(Descriptor& configuration, EnginePlan& plan) {
   plan.notes.resize(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
   plan.notes.resize(size_t(engine.get(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                                       CUDNN_NUMERICAL_NOTE_TYPE_COUNT, plan.notes.data())));
-  if (!engine.ok()) plan.refusal = engine.why();  // its notes are not known
+  if (!engine.ok()) plan.refusal = engine.why();  // the query of its notes failed
 }
 
 }  // namespace

@@ -36,8 +36,8 @@ void check_cudnn(const char* op, const char* call, cudnnStatus_t status) {
   fail(str("[", op, "] ", call, ": ", cudnnGetErrorString(status), "; set LOCKSTEP_CUDNN=0 to run without cuDNN"));
 }
 
-/// Sessions are never destroyed, because their kernels may still run or be part of graphs. Those of threads that ended
-/// serve new threads.
+/// Sessions are never destroyed, because their kernels may still run or be part of graphs. Sessions of threads
+/// that have ended serve new threads.
 struct IdleSessions {
   std::mutex mutex;
   std::vector<std::unique_ptr<CudnnSession>> of_device[most_devices];

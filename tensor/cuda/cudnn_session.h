@@ -13,7 +13,7 @@ namespace lockstep::cuda {
 /// A plan in the cache.
 struct KeptPlan {
   EnginePlan plan;
-  bool recorded = false;  ///< a graph launches its kernels, so they must stay loaded
+  bool recorded = false;  ///< true: a graph launches its kernels, so they must stay loaded
 };
 
 /// A handle and the plans made with it. One thread uses it at a time, because NVIDIA does not promise that threads may

@@ -132,7 +132,8 @@ std::pair<cudaGraph_t, std::shared_ptr<Arena>> stop(cudaError_t& code) {
   return {graph, arena};
 }
 
-/// The arenas whose graphs may read memory of that age. References to the others are dropped after unlocking.
+/// The arenas whose graphs may read memory that was allocated after `born` recordings. References to the others are
+/// dropped after unlocking.
 std::vector<std::shared_ptr<Arena>> arenas_that_read(int device, uint32_t born) {
   std::vector<std::shared_ptr<Arena>> arenas, others;
   const std::lock_guard lock(pieces().mutex);

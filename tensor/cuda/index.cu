@@ -167,7 +167,7 @@ enum { in_index, in_source, in_out, along, places };
 struct ElementWalk {
   Nest<places> nest;
   int64_t count;
-  int64_t stride;  // of the indexed dim
+  int64_t stride;  // stride of the indexed dim
 };
 
 ElementWalk make_element_walk(const Tensor& index, int dim, const Strides& source, const Strides& out, int64_t stride) {
@@ -184,7 +184,7 @@ ElementWalk make_element_walk(const Tensor& index, int dim, const Strides& sourc
   return walk;
 }
 
-/// Strides with that of `dim` set to 0.
+/// x's strides, with the stride of `dim` set to 0.
 Strides without(Strides strides, int dim) {
   if (dim < strides.rank()) strides[dim] = 0;
   return strides;

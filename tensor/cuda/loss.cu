@@ -27,13 +27,13 @@ struct Smoothing {
   double part;          // the label smoothing s
   const double* total;  // sum of the class weights; null: C
   int64_t ignored;      // rows with this target have no loss
-  bool elsewhere;       // a target of -1 belongs to a column of another shard of the vocabulary
+  bool elsewhere;       // true: a target of -1 means that the class is on another shard of the vocabulary
 };
 
 /// The targets of all rows and how they count.
 template <class T> struct Targets {
   const int64_t* target;
-  const T* weight;  // per class, or null
+  const T* weight;  // class weights, or null
   Smoothing smoothing;
   cuda::RangeCheck good;
 };

@@ -107,9 +107,9 @@ std::optional<Product> make_plan(const Problem& p) {
 struct Fused {
   bool bias = false;
   Activation activation = Activation::none;
-  bool keeps_pre = false;  // gelu_tanh only: also write the value before it
-  bool row_sums = false;   // write the sums of a's rows to `bias`
-  bool gelu_grad = false;  // multiply by the derivative of gelu_tanh at `pre`
+  bool keeps_pre = false;  // true (gelu_tanh only): also write the value before the activation
+  bool row_sums = false;   // true: write the sums of a's rows to `bias`
+  bool gelu_grad = false;  // true: multiply by the derivative of gelu_tanh at `pre`
   uint32_t epilogue() const {
     if (row_sums) return CUBLASLT_EPILOGUE_BGRADB;  // our a is the library's B
     if (gelu_grad) return CUBLASLT_EPILOGUE_DGELU;

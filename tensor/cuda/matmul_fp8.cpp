@@ -48,7 +48,7 @@ std::optional<Product> make_fp8_plan(const Fp8Problem& p) {
   return plan;
 }
 
-/// 8-bit floats need compute capability 8.9.
+/// True if the device has 8-bit floats (compute capability 8.9).
 bool is_new_enough() { return std::tuple(cuda::limits().major, cuda::limits().minor) >= std::tuple(8, 9); }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace lockstep::on_cuda {
 /// Threads of a block, and the entries that it sorts.
 inline constexpr int sort_threads = 256, sort_tile = 1024;
 
-/// Keys and the places they came from.
+/// Keys, and the index in its line from which each came.
 template <class K> struct Entries {
   K* key;
   uint32_t* place;
@@ -21,7 +21,7 @@ struct SortLines {
   int64_t lines, n;
 };
 
-/// The order of entries.
+/// True if entry a comes before entry b: ordered by key, and by index among equal keys.
 template <class K> __device__ inline bool is_before(K a, uint32_t a_place, K b, uint32_t b_place) {
   return a != b ? a < b : a_place < b_place;
 }

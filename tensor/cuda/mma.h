@@ -119,7 +119,7 @@ __device__ inline void wait_for_copies() {
 /// A tile of 16-bit numbers in shared memory, an operand of mma(). Its rows have 16 * depth numbers and are padded by
 /// 16 bytes, so the eight rows of a matrix fall into different banks.
 template <int depth> struct RowTile {
-  static constexpr int line = 8 * depth + 4;  // words
+  static constexpr int line = 8 * depth + 4;  // stride of the rows, in words
   uint32_t* words;
 
   /// The row that this lane passes to load_matrices(). The four 8 x 8 matrices of a 16 x 16 part are numbered down its
@@ -135,7 +135,7 @@ template <int depth> struct RowTile {
   __device__ void left_turned(int row, int column, uint32_t (&a)[4]) const {
     load_matrices<true>(place(row, column, false), a[0], a[1], a[2], a[3]);
   }
-  /// Loads the same part as two operands b, columns 0 to 7 and 8 to 15; right_turned() takes those of its transpose.
+  /// Loads the same part as two operands b, columns 0 to 7 and 8 to 15; right_turned() loads from its transpose.
   __device__ void right(int row, int column, uint32_t (&b)[2][2]) const {
     load_matrices<true>(place(row, column, true), b[0][0], b[0][1], b[1][0], b[1][1]);
   }

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(threads) step_all_kernel(const StepPiece* piec
       __syncthreads();
       held = piece.slot;
     }
-    const Step& step = *reinterpret_cast<const Step*>(room);  // in shared memory, to save registers
+    const Step& step = *reinterpret_cast<const Step*>(room);  // stays in shared memory, to save registers
     const int64_t begin = (c - piece.first_chunk) * StepBatch::chunk, end = min(begin + StepBatch::chunk, piece.n);
     for (int64_t i = begin + int64_t(threadIdx.x) * V; i < end; i += int64_t(threads) * V)
       step_vector<A, G>(step, piece, i, end - i < V ? int(end - i) : V, factor);

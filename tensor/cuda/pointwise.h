@@ -18,9 +18,11 @@ template <class T> using Computed = typename ComputedAs<T>::type;
 
 /// The loop over vectors of the innermost dim of N operands; the last operand is the output.
 template <int N> struct Walk {
-  Nest<N> nest;                    // its innermost dim counts vectors
+  Nest<N> nest;                    // the innermost dim counts vectors
   int64_t vectors = 0, inner = 1;  // vectors in total; elements of the innermost dim
-  int64_t stride[N];               // between elements of the innermost dim
+  // True if each operand can be read in whole vectors: the elements of a vector are contiguous and aligned or, in an
+  // input,\nall the same (broadcast) element.
+  int64_t stride[N];
   // Neighbours are contiguous and aligned; in an input they may also be one broadcast element.
   bool in_runs = true;
 };

@@ -51,7 +51,7 @@ template <class F, class T, int part> void grad(const PointwiseArgs&, const Tens
     run_pointwise<T, T, T, T>("pointwise_grad", fn, out, *in[0], *in[1], *in[2]);
   else run_pointwise<T, T, T>("pointwise_grad", fn, out, *in[0], *in[fn.reads == functor::reads_a ? 1 : 2]);
 }
-/// Both derivatives at once.
+/// Functor that computes both derivatives of a binary operation.
 template <class F, class C> struct Grads {
   __device__ void operator()(C g, C a, C b, C* made) const {
     made[0] = F::grad0(g, a, b);

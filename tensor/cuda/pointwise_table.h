@@ -16,7 +16,7 @@ inline constexpr int dtypes = 9;
 using PointwiseRow = std::array<PointwiseFn, dtypes>;
 using PointwiseTable = std::array<PointwiseRow, size_t(PointwiseOp::count)>;
 
-/// Both derivatives of a binary operation at once.
+/// Computes both derivatives of a binary operation in one pass.
 using PointwisePairFn = void (*)(const Tensor& grad, const Tensor& a, const Tensor& b, Tensor& grad_a, Tensor& grad_b);
 extern const std::array<std::array<PointwisePairFn, dtypes>, size_t(PointwiseOp::count)> binary_grads;
 

@@ -18,7 +18,7 @@ constexpr int warps_of_block = 4, rows_of_warp = 4;
 struct CardCodes {
   const void *codes, *scales;
   int64_t out, in, groups;
-  bool wide;  ///< group scales are f32, else f16
+  bool wide;  ///< true: group scales are f32; false: f16
 };
 
 /// The code of element k of row o, and its scale.

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// The same for a part of a tensor: the word belongs to the element's place in the whole tensor.
+/// Draws a part of a tensor: an element gets the word of its index in the whole tensor.
 template <class T>
 __global__ void __launch_bounds__(threads)
     dropout_part_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey given, Region place, uint32_t least,

@@ -66,8 +66,8 @@ struct Reduction {
   int64_t outputs, items;  // items: vectors, or rows, that are reduced to one output
   int64_t chunk, chunks;   // chunk: items of a chunk
   int shared;              // threads per output and chunk; along a kept dim, threads across the columns
-  bool finite_centers;     // centers that are not finite count as 0
-  const double* centers;   // one for each output, or null
+  bool finite_centers;     // true: use 0 for a center that is not finite
+  const double* centers;   // one center for each output, or null
 };
 
 template <class T> inline constexpr int width = std::min(8, int(16 / sizeof(T)));

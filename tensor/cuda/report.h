@@ -11,7 +11,7 @@ namespace lockstep::cuda {
 /// skip that element and access no memory with the index.
 struct RangeCheck {
   Report* report;
-  const char* op;  ///< these three are string constants on the host; the report carries the pointers back
+  const char* op;  ///< op, what and place_name: string constants on the host; the report returns their addresses
   const char* what;
   const char* place_name;
   int64_t limit;
@@ -37,8 +37,8 @@ struct RangeCheck {
 inline RangeCheck check_indices(const char* op, int64_t limit) {
   return {report(), op, "indices", "at position", limit};
 }
-/// The same for labels: "[op] expected targets in [0, classes), got 12 in row 5". The kernel skips ignored targets
-/// itself.
+/// check_indices() for labels: "[op] expected targets in [0, classes), got 12 in row 5". The kernel skips ignored
+/// targets itself.
 inline RangeCheck check_targets(const char* op, int64_t classes) {
   return {report(), op, "targets", "in row", classes};
 }

@@ -34,7 +34,7 @@ template <class C> struct Found {
   C value;
   int64_t at;
 };
-/// NaN is better than numbers; among equals the first place is better.
+/// True if a is better than b: NaN is better than numbers; among equal values the lower index is better.
 template <bool largest, class C> __device__ bool is_better(const Found<C>& a, const Found<C>& b) {
   if (a.at < 0 || b.at < 0) return b.at < 0;
   const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// The same with one thread per chunk, for strided lines: neighbouring threads have neighbouring lines.
+/// Scans chunks of strided lines with one thread per chunk: neighbouring threads have neighbouring lines.
 template <bool product, class T>
 __global__ void __launch_bounds__(threads)
     scan_columns_kernel(const T* x, Lines lines, Chunks chunks, bool reverse, Carried<T>* totals, T* out) {

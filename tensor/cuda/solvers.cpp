@@ -182,7 +182,7 @@ void lu_solve(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>&
              pointers<T>(places_of_right), n, &refused, int(a.size(0)));
         return;
       }
-      const Tensor refused = integers(a, {1});  // the same on the device
+      const Tensor refused = integers(a, {1});  // the status, on the device
       for (int64_t i = 0; i < a.size(0); ++i)
         SOLVER(getrs, on->solver, CUBLAS_OP_N, n, k, at<T>(made.lu, i), n, at<int>(made.pivots, i), at<T>(right, i), n,
                refused.data<int>());
@@ -313,7 +313,7 @@ void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>
   const int64_t count = a.size(0);
   const int n = int(a.size(1));
   const auto mode = vectors.defined() ? CUSOLVER_EIG_MODE_VECTOR : CUSOLVER_EIG_MODE_NOVECTOR;
-  constexpr auto lower = CUBLAS_FILL_MODE_UPPER;  // column-major
+  constexpr auto lower = CUBLAS_FILL_MODE_UPPER;  // our lower triangle: cuSOLVER is column-major
   typed(a, [&]<class T> {
     int size = 0;
     T *const x = work.data<T>(), *const w = values.data<T>();

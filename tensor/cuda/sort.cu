@@ -36,7 +36,7 @@ template <class K> struct FromEntries {
   }
 };
 
-/// Writes the first out.n sorted places of each line (of from_n) and the values at these places.
+/// For each line, writes the first out.n of its from_n indices in sorted order, and the values at these indices.
 template <class T>
 __global__ void take_kernel(const T* x, Lines lines, const uint32_t* place, int64_t from_n, Lines out, T* values,
                             int64_t* indices) {

@@ -122,7 +122,7 @@ template <class T, int threads, int V, bool held> struct Row {
 
   /// The largest value and the sum of exp(value - largest), in one walk (Milakov and Gimelshein, 2018).
   __device__ void sum_of_exp(A& largest, A& sum) {
-    A most = -infinity<A>, part = 0;                                        // of this thread
+    A most = -infinity<A>, part = 0;                                        // maximum and sum of this thread
     const auto base_of = [](A x) { return x == -infinity<A> ? A(0) : x; };  // only -inf so far: avoids NaN
     each([&](int64_t, const A* v) {
       A top = most;
@@ -164,8 +164,8 @@ template <int threads> struct RowBlocks {
   static dim3 grid(int64_t rows) { return dim3(cuda::blocks_for(rows, in_block)); }
 };
 
-/// Calls fn.template operator()<threads, V, held>() for rows of n elements of T. `pointers` are the starts of rows of
-/// all tensors involved, whose elements are at most as wide as T; null pointers count as aligned.
+/// Calls fn.template operator()<threads, V, held>() for rows of n elements of T. `pointers`: where the rows of each
+/// tensor of the operation start (null counts as aligned). No tensor has elements wider than T.
 template <class T, class Fn> void with_row_shape(int64_t n, std::initializer_list<const void*> pointers, Fn&& fn) {
   constexpr int wide = sizeof(T) == 8 ? 1 : int(16 / sizeof(T));
   bool aligned = n % wide == 0;

@@ -128,7 +128,7 @@ __device__ inline void multiply_async(float (&c)[count], uint64_t a, uint64_t b,
       {c, nullptr, a, b, a_turned, b_turned, adds, columns, [](uint16_t bits) { return number<T>(bits); }});
 #endif
 }
-/// The same with a in registers.
+/// multiply_async() with a in registers.
 template <class T, bool b_turned, int count>
 __device__ inline void multiply_async(float (&c)[count], const uint32_t (&a)[4], uint64_t b, bool adds) {
   constexpr int columns = 2 * count;

@@ -143,7 +143,7 @@ TEST_CASE("a second run that fails, or no run at all, leaves state as it was; ot
   CHECK(equal(state, full({2}, 9)));
 }
 
-TEST_CASE("what is no tensor asks is_recomputing()") {
+TEST_CASE("functions with state outside tensors can ask is_recomputing()") {
   int counted = 0, runs = 0;
   const auto piece = [&](const Variable& in) {
     ++runs;
@@ -157,7 +157,7 @@ TEST_CASE("what is no tensor asks is_recomputing()") {
   CHECK_FALSE(is_recomputing());
 }
 
-TEST_CASE("results that a piece makes and overwrites are no state: nothing is kept of them") {
+TEST_CASE("a checkpoint keeps no copy of tensors that its own function creates and overwrites") {
   const auto bytes = [] { return memory_report().category[int(Memory::activation)].peak; };
   const Variable x(ones({1 << 16}), true);
   reset_peak_memory();

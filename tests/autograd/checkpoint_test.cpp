@@ -109,7 +109,7 @@ TEST_CASE("a checkpoint reads variables of the outer tape that are no inputs") {
   check_same(gradients(false), gradients(true));
 }
 
-TEST_CASE("hooks of parameters run once a pass, with what comes out of the second run") {
+TEST_CASE("hooks of parameters run once per pass, with the gradient of the recomputation") {
   const Variable x(randn({5, 8}), true);
   const std::vector<Block> blocks(2);
   int seen = 0;
@@ -129,7 +129,7 @@ TEST_CASE("hooks of parameters run once a pass, with what comes out of the secon
   w.remove_hook(id);
 }
 
-TEST_CASE("checkpoint says what cannot be run again") {
+TEST_CASE("checkpoint: a recomputation that differs from the forward is an Error") {
   const Variable x(ones({3}), true);
   int calls = 0;
   const Variable changing = checkpoint([&](const Variable& h) { return ++calls == 1 ? h * 2.0 : sum(h); }, x);
@@ -256,7 +256,7 @@ TEST_CASE("autocast: every operation with several operands promotes to the wides
       CAPTURE(row.name);
       CAPTURE(first);
       CAPTURE(second);
-      if (row.name.starts_with("logical")) continue;  // their results are bool
+      if (row.name.starts_with("logical")) continue;  // logical operations return bool
       const Variable a(left.to(first), true), b(right.to(second), true);
       const DType wide = Autocast::wider(first, second);
       const Variable y = row.fn(a, b);

@@ -93,7 +93,7 @@ TEST_CASE("composed: integers, ties, NaN, infinities and tensors off the tape") 
   CHECK(numbers(rows * 3.0 + columns) == List{0, 1, 2, 3, 4, 5});
 }
 
-TEST_CASE("composed: what is refused") {
+TEST_CASE("composed: invalid arguments are rejected") {
   const Tensor x = rand({2, 3}), whole = arange(3), picks = zeros({2, 1}, {.dtype = i64});
   struct {
     std::function<void()> call;

@@ -26,7 +26,7 @@ Variable leaf(const Shape& shape) {
 
 }  // namespace
 
-TEST_CASE("gradcheck accepts what is right and names what is wrong") {
+TEST_CASE("gradcheck accepts right derivatives and names wrong elements") {
   manual_seed(1);
   const Inputs x{leaf({2, 3})};
   CHECK(gradcheck([](const Inputs& x) { return triple(x[0], 3); }, x) == "");

@@ -62,7 +62,7 @@ HeadLoss by_rows(const Tensor& target, const CrossEntropyOptions& options, int64
 
 }  // namespace
 
-TEST_CASE("linear_cross_entropy: loss and gradients are those of cross_entropy(linear())") {
+TEST_CASE("linear_cross_entropy: loss and gradients equal cross_entropy(linear())") {
   for (const auto& [rows, classes] : std::vector<std::pair<int64_t, int64_t>>{
            {0, 5}, {1, 1}, {1, 7}, {5, 1}, {13, 11}, {13, 101}, {64, 67}, {97, 50}})
     for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none})
@@ -147,7 +147,8 @@ TEST_CASE("linear_cross_entropy: f32 and 16 bits are near f64 on the same number
       CHECK(got[1].dtype() == row.dtype);
       CHECK(got[2].dtype() == row.dtype);
       CHECK(apart(got[0], expected[0]) <= row.loss);
-      if (reduction == Reduction::none) continue;  // their upstream gradients are random, in another dtype
+      // The upstream gradients are random, in another dtype for each case: not comparable.
+      if (reduction == Reduction::none) continue;
       CHECK(apart(got[1], expected[1]) <= row.gradients);
       CHECK(apart(got[2], expected[2]) <= row.gradients);
     }
@@ -221,7 +222,7 @@ TEST_CASE("linear_cross_entropy: memory is that of one chunk's logits and the gr
   CHECK(linear_cross_entropy_rows(classes) == 512);
 }
 
-TEST_CASE("linear_cross_entropy: what is wrong is said before anything is computed") {
+TEST_CASE("linear_cross_entropy: invalid arguments are rejected before anything is computed") {
   const OnCpu on_cpu;
   const HeadCase c = head_case(4, 3, 5);
   const Tensor five = Tensor::from<int64_t>({1, 2, 5, 0}, {4});

@@ -172,7 +172,7 @@ TEST_CASE("losses: 16 bits are computed in f32 and rounded once, and stay f32 un
   CHECK(margin_ranking_loss(x, y.to(f32), full({70000}, -1, {.dtype = i64})).dtype() == f32);
 }
 
-TEST_CASE("losses: what is refused") {
+TEST_CASE("losses: invalid arguments are rejected") {
   const Variable x(rand({2, 3})), y(rand({2, 2})), v(rand({3})), wide(rand({2, 3}, {.dtype = f64}));
   const Tensor signs = integers({1, -1, 0, 1, 1, 1}, {2, 3}), two = integers({1, -1}, {2});
   struct {

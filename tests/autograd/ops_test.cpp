@@ -43,7 +43,7 @@ void check_row(const Row& row) {
   // A device uses the same formulas: second derivatives of small rows are enough there.
   if (!row.name.starts_with("trigamma") && (default_device().is_cpu() || elements <= 24))
     CHECK(gradgradcheck(row.fn, inputs) == "");
-  // The same with strided views: every second column of a transposed tensor.
+  // Repeat it with strided views: every second column of a transposed tensor.
   Inputs views;
   for (const Shape& shape : row.shapes) {
     Shape wide = shape;

@@ -142,7 +142,7 @@ TEST_CASE("picking: slices from unique along a dim make up the whole, are sorted
       }
 }
 
-TEST_CASE("picking: what is refused") {
+TEST_CASE("picking: invalid arguments are rejected") {
   const Tensor x = zeros({2, 3}), list = Tensor::from<int64_t>({0, 1});
   struct {
     std::function<void()> call;

@@ -133,7 +133,7 @@ TEST_CASE("resample: gradients") {
   }
 }
 
-TEST_CASE("resample: what is known of it") {
+TEST_CASE("resample: known properties") {
   manual_seed(32);
   const Tensor x = randn({2, 3, 11, 13}), t = randn({2, 3, 17, 7});
   // The gradient is the transpose: <A x, y> = <x, A^T y>.
@@ -237,7 +237,7 @@ TEST_CASE("resample: the same bits on any number of threads") {
   }
 }
 
-TEST_CASE("resample: what is refused") {
+TEST_CASE("resample: invalid arguments are rejected") {
   const Tensor image = zeros({1, 2, 4, 4}), volume = zeros({1, 2, 3, 4, 4}), line = zeros({1, 2, 4});
   struct {
     std::function<void()> call;

@@ -118,7 +118,7 @@ TEST_CASE("second derivatives: listeners hear of a recorded pass; a hook may loo
         "the tape");
 }
 
-TEST_CASE("second derivatives: what has none says so by name, where it is on the way") {
+TEST_CASE("second derivatives: an Error names an operation without one, if it lies on the path to the input") {
   const Variable x = random_f64({4, 1, 3});
   const Variable loss = ctc_loss(log_softmax(x, 2), Tensor::from<int64_t>({1}, {1, 1}), {4}, {1});
   const std::string none =
@@ -126,7 +126,7 @@ TEST_CASE("second derivatives: what has none says so by name, where it is on the
       "compose this step from other operations";
   CHECK(message([&] { grad(loss, {x}, recorded); }) == none);
   const Variable w = f64_leaf({2});
-  CHECK(grad(w * w + loss, {w}, recorded)[0].item() == 4);  // not on the path to w
+  CHECK(grad(w * w + loss, {w}, recorded)[0].item() == 4);  // ctc_loss is not on the path to w
   const Variable again = checkpoint([](const Variable& in) { return in * in; }, w);
   CHECK(contains(message([&] { grad(again, {w}, recorded); }), "the derivative of 'checkpoint'"));
   Variable freed = w * w;

@@ -132,7 +132,7 @@ TEST_CASE("f16 and bf16: reductions, norms and losses are computed wide and roun
   }
 }
 
-TEST_CASE("numbers in between may be larger or smaller than what comes out") {
+TEST_CASE("intermediate numbers may be larger or smaller than the result") {
   const auto deviation = [](const std::vector<double>& values, DType dtype) {
     return stddev(Tensor::from(values, {int64_t(values.size())}).to(dtype)).item();
   };

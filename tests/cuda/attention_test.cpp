@@ -16,7 +16,7 @@ struct Case {
   bool causal = false;
   int mask = 0;  // 1: a bool mask (T, S); 2: an additive mask (H, 1, S)
   double dropout = 0;
-  bool transposed = false;  // tokens before heads, with padding between rows
+  bool transposed = false;  // true: tensors are stored with tokens before heads, and padding between rows
   int64_t window = 0;
 };
 const Case cases[] = {
@@ -129,7 +129,7 @@ TEST_CASE("cuda: attention and its gradient") {
     for (const DType dtype : {f32, f64, f16, bf16}) Call(c, dtype).compare();
 }
 
-TEST_CASE("cuda: attention on Hopper's own tensor cores, and on those that came before") {
+TEST_CASE("cuda: attention on Hopper's tensor cores, and on older ones") {
   const char* const name = "LOCKSTEP_WGMMA";
   const std::string before = std::getenv(name) ? std::getenv(name) : "";
   for (const Case& c : hopper_cases) {

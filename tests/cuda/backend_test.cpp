@@ -48,7 +48,7 @@ TEST_CASE("cuda: a stream waits for an event of another") {
   CHECK(equal(pinned, full({1000}, 1)));
 }
 
-TEST_CASE("cuda: the ledger counts what the device holds") {
+TEST_CASE("cuda: the ledger counts the device's memory") {
   const int64_t before = memory_report(cuda0).total.current, on_cpu = memory_report().total.current;
   {
     const Tensor x = empty({1000}, {.dtype = f32, .device = cuda0});

@@ -193,7 +193,7 @@ TEST_CASE("cudnn: a failure names the engine and the problem") {
                     "CUDNN_STATUS_EXECUTION_FAILED (a launch failed); set LOCKSTEP_CUDNN=0 to run without cuDNN");
 }
 
-TEST_CASE("cudnn: the emulator refuses what cuDNN refuses") {
+TEST_CASE("cudnn: the emulator rejects whatever cuDNN rejects") {
   using cuda::Descriptor;
   struct Sizes {
     int64_t id, a, b, c, d;

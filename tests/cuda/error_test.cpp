@@ -36,7 +36,7 @@ struct Clean {
 
 }  // namespace
 
-TEST_CASE("cuda errors: out of memory names the request, the device and who holds what") {
+TEST_CASE("cuda errors: out of memory names the request, the device and the memory in use") {
   const Clean clean;
   const Tensor held = full({1000}, 1, there);
   CHECK(contains_all(message([] { empty({int64_t(1) << 40}, there); }),
@@ -72,7 +72,7 @@ TEST_CASE("cuda errors: a launch that fails names operation, shape and stream, a
   CHECK(contains_all(message([&] { matmul(x.view({1, 1000}), x.view({1000, 1})); }), {"[matmul]", "cublasLtMatmul"}));
 }
 
-TEST_CASE("cuda errors: after a sticky one every call says that the process must start again, and what was first") {
+TEST_CASE("cuda errors: after a sticky error, every call says to restart the process and names the first error") {
   const Clean clean;
   const Tensor x = full({1000}, 1, there);
   synchronize(cuda0);

@@ -97,7 +97,7 @@ TEST_CASE("graph: other streams may take part") {
   CHECK(y.to_vector<float>()[99] == 3);
 }
 
-TEST_CASE("graph: what a replay would get wrong is an error, and a capture can be tried again") {
+TEST_CASE("graph: capturing an operation that a replay would get wrong is an Error, and a capture can be retried") {
   const Tensor x = full({4}, 1, there);
   Graph graph(cuda0);
   CHECK(contains(message([&] { graph.replay(); }), "call capture() first"));
@@ -188,7 +188,7 @@ std::vector<Tensor> draw_all(const Tensor& x, const Tensor& heads) {
 
 }  // namespace
 
-TEST_CASE("graph: random numbers are those of the generator at each replay, which goes on behind them") {
+TEST_CASE("graph: each replay draws the generator's next numbers and advances it") {
   const Tensor x = numbers({40}, 1).to(cuda0), heads = (numbers({1, 2, 140, 8}, 0) * 0.001).to(cuda0);
   const RandomState starts[] = {
       {.seed = 3, .step = 1}, {.seed = 3, .step = 2, .micro_batch = 4, .call = 9}, {.seed = 8}};
@@ -278,7 +278,7 @@ TEST_CASE("graph: draws of other micro-batches of the step, counted from the one
   for (size_t i = 0; i < made.size(); ++i) CHECK(equal(made[i].to(cpu), replayed[i].to(cpu)));
 }
 
-TEST_CASE("graph: what it reads is kept, also when its owner frees it later") {
+TEST_CASE("graph: memory that a graph reads is kept, also after its owner frees it") {
   const int64_t before = memory_report(cuda0).total.current;
   {
     Tensor table = full({500}, 2, there);  // a cache that a later call replaces

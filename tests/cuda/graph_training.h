@@ -38,11 +38,11 @@ struct Plan {
   nn::GPT::Options model{.vocab = 17, .context = 8, .layers = 2, .width = 16, .heads = 2, .dropout = 0.1};
   std::vector<int64_t> lengths{8};  // context lengths that micro-batches cycle through
   std::optional<DType> autocast = {};
-  bool half = false;    // f16 with a loss scale that grows until gradients overflow
-  bool tokens = false;  // losses are sums, divided by the number of targets in a step
+  bool half = false;    // true: train in f16 with a loss scale that grows until gradients overflow
+  bool tokens = false;  // true: losses are sums, divided by the number of targets in a step
   bool grad_scaler = false;
-  bool reuses = false;  // every micro-batch is written to the same memory
-  bool draws = false;   // the data loader also draws random numbers, a varying count
+  bool reuses = false;  // true: every micro-batch is written to the same memory
+  bool draws = false;   // true: the data loader also draws random numbers, a varying count
   double average = 0;
   bool breakdown = false;
   bool checkpoints = false;
@@ -55,7 +55,7 @@ struct Plan {
   int64_t reuse = 0;          // ZeRO 3's reuse distance of gathered parameters
   const char* parallel = "";  // a parallel plan; "": plain data parallelism
   sequence::ContextOptions context = {};
-  bool cuts_sequences = false;  // sequence parallelism of tensor-parallel ranks
+  bool cuts_sequences = false;  // true: sequence parallelism of tensor-parallel ranks
   int64_t chunks = 0;
   const char* schedule = "1f1b";
   int64_t recompute = 0;
@@ -78,7 +78,7 @@ struct Result {
   RandomState random;
   std::vector<int64_t> skipped_steps;
   std::vector<std::string> skips;           // the messages about skipped steps
-  std::map<std::string, int64_t> launches;  // of the last step, by kernel
+  std::map<std::string, int64_t> launches;  // launches of the last step, by kernel
   std::string graphs;
   std::vector<std::string> said;
 };

@@ -15,7 +15,7 @@ Tensor values(const Shape& shape, DType dtype, uint32_t seed) {
 
 }  // namespace
 
-TEST_CASE("cuda: rows by index, and what is added to them") {
+TEST_CASE("cuda: reading rows by index, and adding to them") {
   for (const DType dtype : numbers) {
     for (const int64_t columns : {1, 3, 8, 33, 256}) {
       for (const int64_t count : {0, 1, 31, 700}) {

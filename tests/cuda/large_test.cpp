@@ -75,7 +75,7 @@ void check_elements(const std::string& what, const Tensor& x, const std::functio
 }  // namespace
 
 TEST_CASE("large: kernels find elements beyond 2^32") {
-  if (simt::with_tsan()) return;  // its shadow memory does not cover such large tensors
+  if (simt::with_tsan()) return;  // ThreadSanitizer's shadow memory does not cover such large tensors
   const ManyMultiprocessors many;
   for (const LimitCase& c : limit_cases()) {
     CAPTURE(c.name);
@@ -109,7 +109,7 @@ TEST_CASE("large: kernels find elements beyond 2^32") {
   }
 }
 
-TEST_CASE("large: what depends on the place of an element") {
+TEST_CASE("large: operations that depend on the position of an element") {
   if (simt::with_tsan()) return;
   const ManyMultiprocessors many;
   const int64_t n = billions[1] + 1003;
@@ -138,7 +138,7 @@ TEST_CASE("large: what depends on the place of an element") {
   check_elements("dropout of a part", out, dropped);
 }
 
-TEST_CASE("large: places in a large tensor, and what is found in all of it") {
+TEST_CASE("large: positions in a large tensor, and searches over all of it") {
   if (simt::with_tsan()) return;
   const ManyMultiprocessors many;
   const LimitInput row{{1000}};
@@ -152,7 +152,7 @@ TEST_CASE("large: places in a large tensor, and what is found in all of it") {
     for (const int64_t i : index.to(cpu).to_vector<int64_t>()) parts.push_back(from.narrow(0, i, 1).to(cpu));
     return cat(parts);
   };
-  // The same for views.
+  // Check views, too.
   for (const Range& r : ranges)
     check_close(x.narrow(0, r.begin, r.end - r.begin) * 2, limit_rows(row, 0, r.begin, r.end) * 2, 8, "a view");
   const Tensor before = picked(x);
@@ -183,7 +183,7 @@ TEST_CASE("large: places in a large tensor, and what is found in all of it") {
   }
 }
 
-TEST_CASE("large: what an operation cannot do is refused before anything runs") {
+TEST_CASE("large: an unsupported size is rejected before anything runs") {
   if (simt::with_tsan()) return;
   const ManyMultiprocessors many;
   const fake::SomeBlocks some;
@@ -193,7 +193,7 @@ TEST_CASE("large: what an operation cannot do is refused before anything runs") 
     const char* name;
     std::function<void()> call;
     std::vector<const char*> parts;
-    std::string copies = "";  // the operation that would write the result
+    std::string copies = "";  // name of the operation that would write the result
   } rows[] = {
       {"sort", [&] { sort(sized({n})); }, {"[sort] expected fewer than 2^32 elements along dim 0"}},
       {"topk", [&] { topk(sized({n}), 3); }, {"[topk] expected fewer than 2^32 elements"}},

@@ -67,12 +67,12 @@ int64_t sum_of(const Launches& launches) {
 }  // namespace
 
 TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
-  // Includes clipping and unscaling; see the tests of optimizers.
+  // With clipping and unscaling; step_test.cpp checks this number.
   constexpr int64_t of_optimizer = 6;
   struct Row {
     const char* name;
     nn::GPT::Options options;
-    int64_t by_layer;  // in f32; one less in 16 bits, for attention's backward
+    int64_t by_layer;  // launches per layer in f32; 16 bits need one less in attention's backward
   };
   const Row rows[] = {
       {"GPT-2", {}, 22},
@@ -96,7 +96,7 @@ TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
   }
 }
 
-TEST_CASE("launches: a dry run counts what the emulator does") {
+TEST_CASE("launches: a dry run counts as many kernels as the emulator") {
   const std::pair<const char*, nn::GPT::Options> models[] = {
       {"GPT-2", {}}, {"GPT-2 with dropout", {.dropout = 0.1}}, {"Llama", llama()}};
   for (const auto& [name, options] : models) {
@@ -130,7 +130,7 @@ TEST_CASE("launches: attention of whole 128 tokens is cuDNN's, on the packed pro
 }
 #endif
 
-TEST_CASE("traffic: what a block reads and writes beside products and attention") {
+TEST_CASE("traffic: bytes that a block reads and writes beside products and attention") {
   // The least traffic of a block, in activations of (batch, context, width):
   //   each half, forward: reads its residual sum and writes its norm: 2 + 2; with dropout it reads both summands and
   //     writes the sum, too: 4 + 4

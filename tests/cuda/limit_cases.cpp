@@ -234,7 +234,7 @@ void add_layers(std::vector<LimitCase>& cases) {
        },
        0,
        1e-2,
-       [](int64_t row, int64_t rows) {  // all rows of one group, then those of the other
+       [](int64_t row, int64_t rows) {  // all rows of one group, then all rows of the other
          return std::vector<double>{.5 * double(row) / double(rows), .5 + .5 * double(row) / double(rows)};
        }},
       {"conv2d to many channels",

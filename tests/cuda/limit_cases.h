@@ -16,7 +16,7 @@ struct LimitInput {
   Shape shape;
   DType dtype = f16;
   int64_t below = 0;   ///< integers from 0 up to this bound; 0: 100
-  bool whole = false;  ///< shared by all rows
+  bool whole = false;  ///< true: shared by all rows
 };
 using Tensors = std::vector<Tensor>;
 struct LimitCase {
@@ -27,7 +27,7 @@ struct LimitCase {
   double bound = -1;                    ///< bound of the error; -1: the default of against_cpu()
   /// Parts of the grid (0 to 1) that work on a row, if that is not row / rows.
   std::function<std::vector<double>(int64_t row, int64_t rows)> places = {};
-  bool slow = false;  ///< each block does much work
+  bool slow = false;  ///< true: each block does much work
 };
 std::vector<LimitCase> limit_cases();
 

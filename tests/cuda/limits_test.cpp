@@ -103,7 +103,7 @@ void kernel_of_nothing(int) {}
 void another_kernel(int) {}
 }  // namespace
 
-TEST_CASE("cuda limits: what the driver refuses of a launch") {
+TEST_CASE("cuda limits: launches that the driver rejects") {
   full({1}, 0, {.device = cuda0});
   constexpr unsigned most_x = 0x7fffffff, most_y = 65535;
   const auto refused = [](dim3 grid, dim3 block, size_t shared = 0) {

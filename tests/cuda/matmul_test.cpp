@@ -110,7 +110,7 @@ TEST_CASE("cuda matmul: bias, activation and the value before it") {
   }
 }
 
-TEST_CASE("cuda matmul: alpha and beta; beta 0 does not read what was there") {
+TEST_CASE("cuda matmul: alpha and beta; beta 0 ignores the old content") {
   for (const DType dtype : {f32, f64, f16, bf16}) {
     for (const int64_t k : {6, 0}) {
       for (const auto& [alpha, beta] : {std::pair{2.0, 0.5}, {1.0, 1.0}, {-1.0, 0.0}, {0.0, 1.0}}) {
@@ -204,7 +204,7 @@ TEST_CASE("cuda matmul: weights in codes") {
   for (const auto& [out, in] : {std::pair<int64_t, int64_t>{9, 96}, {5, 50}, {1, 1}})
     for (const QuantFormat format : {QuantFormat::row8, QuantFormat::group8, QuantFormat::group4})
       for (const int64_t rows : {1, 7, 8}) {
-        // 8 rows: scales so small that f16 would lose them; those of groups are f32
+        // 8 rows: scales so small that f16 would lose them; the scales of groups are f32
         const Tensor w = values({out, in}, 1, f32) * (rows == 8 ? 1e-8 : 1.0),
                      x = values({rows, in}, 2, f32) * (rows == 8 ? 1e8 : 1.0), b = values({out}, 3, f32);
         const Quantized here = quantize(w, format), there = quantize(w.to(cuda0), format);

@@ -192,7 +192,7 @@ TEST_CASE("nccl 13: two ranks that receive from each other") {
         "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)");
 }
 
-TEST_CASE("nccl 52: when an abort hangs the process ends, and says where") {
+TEST_CASE("nccl 52: if an abort hangs, the process ends and names the call") {
   const Setting limit("LOCKSTEP_NCCL_ABORT_TIMEOUT", "1");
   const std::string file = (std::filesystem::temp_directory_path() / "nccl-stderr").string();
   const std::string text = message([&] {

@@ -188,7 +188,7 @@ TEST_CASE("nccl graphs: under every policy of streams, with sums in the order of
   }
 }
 
-TEST_CASE("nccl graphs: f16 with steps that are skipped, and who had what was not finite") {
+TEST_CASE("nccl graphs: f16 with skipped steps, and the rank and parameter of the overflow") {
   struct Row {
     int ranks;
     Plan plan;
@@ -235,7 +235,7 @@ TEST_CASE("nccl graphs: ranks whose data have other shapes, and one that has ano
   CHECK(r[0].graphs == "4 shapes recorded, 8 of 12 steps replayed");
 }
 
-TEST_CASE("nccl graphs: what one rank cannot replay runs on all ranks as it is, and all say why") {
+TEST_CASE("nccl graphs: a step that one rank cannot replay runs without graphs on all ranks, and all give the reason") {
   struct Row {
     const char* reason;
     PlanOf plan;

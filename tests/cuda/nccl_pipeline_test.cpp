@@ -19,7 +19,7 @@ using namespace lockstep::pipeline;
 
 namespace {
 
-/// The same layers, created on a device.
+/// The layers, created on a device.
 std::vector<LayerSpec> placed(std::vector<LayerSpec> layers, Device device) {
   for (LayerSpec& layer : layers) {
     if (!layer.make) continue;

@@ -173,7 +173,7 @@ TEST_CASE("nccl, tensor parallel: chunks are multiplied while others are on thei
             require(allclose(got, expected, 1e-5, 1e-5), "sums");
           }) == "(no error)");
   }
-  // The same for a gather: rank 1 gathers only the first chunk until rank 0 has computed its product.
+  // A gather overlaps with products, too: rank 1 gathers only the first chunk until rank 0 has computed its product.
   std::atomic<bool> multiplied{false};
   CHECK(outcome(2, [&](int rank) {
           dist::ProcessGroup& g = world();

@@ -169,7 +169,7 @@ TEST_CASE("nccl: ranks that share a device go through the host, others do not") 
                 {.backend = "native"}) == "(no error)");
 }
 
-TEST_CASE("nccl: what cannot be called is refused, and the group goes on") {
+TEST_CASE("nccl: unsupported calls are rejected, and the group stays usable") {
   CHECK(outcome(2, [](int rank) {
           const Device device = device_of(rank);
           const Tensor x = full({4}, 1, {.dtype = f32, .device = device}),

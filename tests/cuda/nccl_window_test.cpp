@@ -80,7 +80,7 @@ TEST_CASE("nccl windows: memory that a graph reads stays as long as the graph") 
           const auto calls = world().take_recorded();
           world().barrier();
           x = Tensor();
-          // creating a buffer first closes those that were freed
+          // creating a buffer first closes freed buffers
           const Tensor other = world().shared_empty({4}, f32, device);
           world().barrier();
           require(fake::nccl_windows().open == 4, "a graph reads it");
@@ -95,7 +95,7 @@ TEST_CASE("nccl windows: memory that a graph reads stays as long as the graph") 
         }) == "(no error)");
 }
 
-TEST_CASE("nccl windows: training has the same bits with them, as it is and in graphs, and uses them") {
+TEST_CASE("nccl windows: training uses windows and has the same bits, with and without graphs") {
   for (const int stage : {0, 1, 2, 3}) {
     for (const bool graphs : {false, true}) {
       CAPTURE(stage);

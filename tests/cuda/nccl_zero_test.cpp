@@ -72,7 +72,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("nccl: ZeRO's ledger on devices: shards there, and nothing of what is offloaded") {
+TEST_CASE("nccl: ZeRO's ledger on devices: shards, and no offloaded state") {
   for (const Offload place : {Offload::none, Offload::cpu}) {
     CHECK(outcome(4, [&](int rank) {
             const Device device = device_of(rank);
@@ -170,7 +170,7 @@ TEST_CASE("nccl: after a recording that failed in forward ZeRO 3 gathers anew") 
   }
 }
 
-TEST_CASE("nccl: a graph of ZeRO 3 has room for what is whole at a time, not for the model") {
+TEST_CASE("nccl: a graph of ZeRO 3 holds the parameters gathered at a time, not the whole model") {
   const auto grown_by = [](int layers) {
     int64_t bytes = 0;
     CHECK(outcome(4, [&](int rank) {
@@ -269,7 +269,7 @@ TEST_CASE("nccl: a step of ZeRO in a graph has the bits of steps that are not, s
   }
 }
 
-TEST_CASE("nccl: what ZeRO refuses about devices") {
+TEST_CASE("nccl: ZeRO rejects wrong devices") {
   const std::string text = outcome(1, [](int) {
     Net net;
     net.c.to(device_of(0));

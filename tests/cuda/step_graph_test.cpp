@@ -73,7 +73,7 @@ TEST_CASE("step graphs: the bits of steps run one by one, with dropout, in every
   }
 }
 
-TEST_CASE("step graphs: two shapes, also where a table of angles grows, and a limit of shapes") {
+TEST_CASE("step graphs: two shapes, also if the rope table grows, and the limit of shapes") {
   Plan plan{.steps = 12, .lengths = {4, 4, 4, 8, 4, 8}};
   Result r = both(plan);
   CHECK(contains(r.graphs, "2 shapes recorded, 10 of 12 steps"));

@@ -164,7 +164,7 @@ TEST_CASE("cuda: a clipped step has the bits of unscale_, clip_grad_norm and ste
   }
 }
 
-TEST_CASE("cuda: norms are the CPU's, whatever the order of threads") {
+TEST_CASE("cuda: norms equal the CPU's to 1e-7, whatever the order of threads") {
   for (const auto& dtypes : mixtures) {
     Model here(step_rules()[0].make, dtypes, cpu), there(step_rules()[0].make, dtypes, cuda0);
     here.set_gradients(1), there.set_gradients(1);
@@ -249,7 +249,7 @@ TEST_CASE("cuda: a recorded step has the bits of one that is not: rates, step nu
   }
 }
 
-TEST_CASE("cuda: plain steps are recorded, too, and what cannot be is refused") {
+TEST_CASE("cuda: plain steps are recorded, too; steps that cannot be recorded are rejected") {
   Model a(made<optim::Adam>(optim::AdamOptions{}), {f32, bf16}, cuda0),
       b(made<optim::Adam>(optim::AdamOptions{}), {f32, bf16}, cuda0);
   a.set_gradients(1), b.set_gradients(1);

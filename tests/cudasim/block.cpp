@@ -39,7 +39,7 @@ struct Thread {
   State state;
   Fiber* fiber;
   const Clock* clock;
-  // The warp operation that it waits in.
+  // The warp operation that the thread waits in.
   unsigned mask, op, bytes, ballot;
   int source;
   bool predicate;
@@ -49,14 +49,14 @@ struct Thread {
   uint64_t* words_received;
   unsigned words;
   unsigned first_copy, end_copy;  // copies in flight
-  // Rounds that it has slept, and the block's steps_ at the last one.
+  // Rounds that the thread has slept, and the block's steps_ at the last of these rounds.
   unsigned rounds;
   uint64_t done_before;
 };
 /// A warp's pending operation.
 struct WarpState {
   unsigned arrived = 0, exited = 0;  // bits of lanes
-  unsigned mask = 0, op = 0;         // those of all arrived lanes, if they agree
+  unsigned mask = 0, op = 0;         // mask and operation that the arrived lanes passed, if all passed the same
   bool agree = false;
 };
 
@@ -136,7 +136,7 @@ Block& block() {
 }
 
 Block::Block() : threads_(new Thread[most_threads]), copies_(new Copy[most_threads * most_copies]) {
-  for (auto* list : {&ready_, &batch_}) list->reserve(2048);  // so that no thread of a kernel allocates
+  for (auto* list : {&ready_, &batch_}) list->reserve(2048);  // threads of a kernel must not allocate
 }
 Block::~Block() { acquire(&end_order_); }  // after all threads of its kernels
 

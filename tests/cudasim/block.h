@@ -56,11 +56,11 @@ extern constinit thread_local const Place* here;
 enum class Warp : unsigned { shfl, shfl_xor, shfl_down, shfl_up, ballot, gather, sync };
 /// __syncthreads_count(): waits for all threads of the block and returns how many came with a true predicate.
 int barrier(const char* file, int line, bool predicate = false);
-/// A shuffle: each lane of `mask` sends `bytes` and receives those of lane `source`.
+/// A shuffle: each lane of `mask` sends `bytes` bytes and receives the bytes of lane `source`.
 void warp_exchange(unsigned mask, Warp op, const void* sent, void* received, unsigned bytes, int source, int width);
 /// __ballot_sync().
 unsigned warp_ballot(unsigned mask, bool predicate);
-/// Every lane of a full warp sends `words` and receives those of all lanes, in the order of the lanes.
+/// Every lane of a full warp sends `words` and receives the words of all lanes, in the order of the lanes.
 void warp_gather(const uint64_t* sent, unsigned words, uint64_t* received);
 /// __syncwarp().
 void warp_sync(unsigned mask);

@@ -55,7 +55,7 @@ class Clocks {
   static constexpr int few_live = 1000, most_live = 5000;
   static std::atomic<int> live_;
 
-  std::vector<Sets> sets_;  // of the most recent streams; the current one is last
+  std::vector<Sets> sets_;  // sets of the most recent streams; the current stream is last
   unsigned turn_ = 0;
 };
 

@@ -177,7 +177,7 @@ void run_reduction(const Operation& op, Values& values) {
   });
 }
 
-/// The same memory with other sizes and strides.
+/// Runs a reshape: a view of the input's memory with other sizes and strides.
 void run_reshape(const Operation& op, Values& values) {
   const Value& x = values.at(op.inputs[0].id);
   Value& to = values.at(op.output.id);

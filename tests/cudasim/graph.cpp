@@ -44,8 +44,8 @@ class Launch {
   }
 
  private:
-  /// Determines the order of nodes that are ready together: as captured; with the lazy policy, nodes of joined streams
-  /// as late as possible; with the random policy, drawn.
+  /// Determines the order of nodes that are ready together: the order of capture; with the lazy policy, nodes
+  /// of joined streams come as late as possible; with the random policy, the order is drawn.
   using Rank = std::pair<uint64_t, size_t>;
   std::vector<Node> nodes_;
   std::vector<Rank> rank_;

@@ -65,9 +65,9 @@ struct Slot {
 struct DeviceMemory {
   SpinLock lock;
   unsigned char *base = nullptr, *end = nullptr;
-  std::map<const unsigned char*, Slot*> slots;  // by their first page
-  std::map<const unsigned char*, Slot*> live;   // by the start of their data
-  std::array<std::deque<Slot*>, 40> idle;       // by size class
+  std::map<const unsigned char*, Slot*> slots;  // keyed by the first page of a slot
+  std::map<const unsigned char*, Slot*> live;   // keyed by the start of a slot's data
+  std::array<std::deque<Slot*>, 40> idle;       // free slots by size class
   Usage usage;
 };
 DeviceMemory& memory(int device) {

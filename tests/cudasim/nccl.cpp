@@ -83,7 +83,7 @@ struct Message {
   char* data;
   size_t bytes;
   int peer;
-  uint64_t number;  // its number among the messages with this peer and direction, assigned when it starts
+  uint64_t number;  // counts the messages with this peer and direction; assigned when the message starts
   int left;         // remaining steps; a send has two: it is posted, then consumed
 };
 thread_local int depth = 0;
@@ -466,7 +466,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
 ncclResult_t ncclCommAbort(ncclComm_t c) {
   if (!c) return ncclInvalidArgument;
   while (abort_hangs) usleep(1000);
-  c->aborted = true;  // its work on streams gives up
+  c->aborted = true;  // the communicator's work on streams gives up
   has_open_window(c, true);
   World::close(c->id);
   until_graphs_are_gone(c);

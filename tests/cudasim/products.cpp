@@ -21,7 +21,7 @@ constexpr unsigned by_tma = most_threads;  // TMA, as the writer of memory
 
 /// A product in flight. Product number n of a warpgroup is at n % most_live.
 struct Live {
-  Product as;  // as the first thread issued it
+  Product as;  // the product as the first thread issued it
   unsigned asked, waited;
   Chunk operands[most_chunks];
   float* c[group_threads];
@@ -97,7 +97,7 @@ bool is_poison(const float* values, unsigned n) {
 const Chunk* chunk_of(uint64_t matrix, bool turned, unsigned i, unsigned j) {
   const auto field = [&](int bit) { return unsigned(matrix >> bit & 0x3fff) << 4; };
   const unsigned start = field(0), leading = field(16), stride = field(32);
-  // 128 bytes of a row are contiguous; those of eight rows form the pattern.
+  // 128 bytes of a row are contiguous; eight rows of 128 bytes form the pattern.
   const unsigned place = turned ? start + j / 8 * leading + j % 8 * 16 + i / 8 * stride + i % 8 * 128
                                 : start + i / 8 * stride + i % 8 * 128 + j * 16;
   return reinterpret_cast<const Chunk*>(shared_arena() + (place ^ (place >> 3 & 0x70)));

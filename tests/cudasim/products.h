@@ -17,8 +17,8 @@ struct Product {
   float* c;                        ///< this thread's columns / 2 accumulators
   const uint32_t* a;               ///< this thread's four words of a; null: a is in shared memory
   uint64_t a_matrix, b_matrix;     ///< descriptors
-  bool a_turned, b_turned;         ///< the operand is contiguous along m or n ("transposed") instead of k
-  bool adds;                       ///< add to c instead of overwriting it
+  bool a_turned, b_turned;         ///< true: the operand is contiguous along m or n ("transposed"); false: along k
+  bool adds;                       ///< true: add to c instead of overwriting it
   unsigned columns;                ///< n
   float (*number)(uint16_t bits);  ///< decodes an element of a or b
 };

@@ -134,7 +134,7 @@ void note_copy_to_host(size_t bytes);
 void note_wait();
 /// Waits until the stream has done all work issued so far.
 void finish(cudaStream_t stream);
-/// The same for all streams of a device.
+/// Waits until all streams of a device have done all work issued so far.
 void finish_device(int device);
 /// Called by each API function: lets streams advance as the policy wants; returns the sticky error, if any.
 cudaError_t step();
@@ -160,14 +160,14 @@ namespace fake {
 struct Node {
   Op op;
   std::vector<size_t> after;  // the nodes that it must follow
-  bool beside = false;        // captured on a stream that joined the capture
+  bool beside = false;        // true: captured on a stream that joined the capture
 };
 }  // namespace fake
 
 /// A captured graph.
 struct CUgraph_st : fake::Handle {
   std::vector<fake::Node> nodes;
-  bool open = true;  // streams still add to it
+  bool open = true;  // true: streams still add to it
 };
 /// An instantiated graph, which can be launched repeatedly.
 struct CUgraphExec_st : fake::Handle {

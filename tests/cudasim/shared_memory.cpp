@@ -17,7 +17,7 @@ constexpr size_t page = 4096, arena_bytes = shared_arena_bytes, most_static = 48
 }
 
 SharedMemory::SharedMemory() {
-  arrays_.reserve(256);  // so that no thread of a kernel allocates
+  arrays_.reserve(256);  // threads of a kernel must not allocate
   gaps_.reserve(512);
   arena_ = static_cast<unsigned char*>(
       mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -35,7 +35,7 @@ bool SharedMemory::end_block() {
     for (size_t i = 0; i < gaps_.size(); i += 2)
       intact = intact && std::accumulate(arena_ + gaps_[i], arena_ + gaps_[i + 1], 0xff, std::bit_and<>()) == 0xff;
   }
-  // As for stacks: the next block must find memory that ThreadSanitizer regards as new.
+  // The next block must find memory that ThreadSanitizer regards as new (as for stacks).
   if (with_tsan() && used_ > 0) renew(arena_, (used_ + page - 1) / page * page);
   poison(arena_, used_);
   arrays_.clear();

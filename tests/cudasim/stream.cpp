@@ -82,7 +82,7 @@ bool advance(CUstream_st* stream) {
     std::atomic_flag& flag;
     ~Running() { flag.clear(std::memory_order_release); }
   } const running{stream->running};
-  Op* op;  // a deque: it stays in place while others are appended
+  Op* op;  // the queue is a deque, so the element stays in place while others are appended
   {
     const std::lock_guard lock(lock_);
     if (stream->queue.empty()) return false;

@@ -109,7 +109,7 @@ std::string json_of(EnginePlan& plan, size_t most = 1 << 16) {
   return text;
 }
 
-/// Reads the note from the finished plan, not from the heuristic that chose it.
+/// True if the plan has the note. Reads it from the finished plan, not from the heuristic that chose it.
 bool has_note(EnginePlan& plan, cudnnBackendNumericalNote_t wanted) {
   Descriptor configuration(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR), engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t handle = configuration.get();
@@ -157,7 +157,7 @@ struct AttentionCase {
   int64_t batch, heads, groups, queries, keys, width;
   bool causal, packed;
   DType dtype = bf16;
-  bool again = false;  // request the plan twice and compare
+  bool again = false;  // true: request the plan twice and compare
   int64_t window = 0;
 };
 constexpr AttentionCase attention_cases[] = {

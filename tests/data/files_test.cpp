@@ -239,7 +239,7 @@ TEST_CASE("json: numbers of Python's, in files of others") {
     CHECK_ERROR(parse_json(python, "c.json"), "c.json:1:");
 }
 
-TEST_CASE("json: what is refused, with line and column") {
+TEST_CASE("json: invalid texts are rejected with line and column") {
   const std::string deep(65, '['), bomb(1'000'000, '[');
   const struct {
     std::string text;

@@ -126,7 +126,7 @@ TEST_CASE("json lines: one by one, with the numbers of lines") {
   CHECK(!lines.next());
   CHECK(!lines.next());
   CHECK(!JsonLines(dir.write("empty", "")).next());
-  JsonLines python(dir.write("p.jsonl", "{\"x\": NaN, \"id\": 18446744073709551615}\n"));  // as written by pandas
+  JsonLines python(dir.write("p.jsonl", "{\"x\": NaN, \"id\": 18446744073709551615}\n"));  // pandas writes this
   const auto row = python.next();
   CHECK(std::isnan(row->at("x").as_number()));
   CHECK(row->at("id").as_number() == 0x1p64);
@@ -161,7 +161,7 @@ TEST_CASE("json lines: one by one, with the numbers of lines") {
   CHECK_ERROR(JsonLines(dir / "none"), "No such file");
 }
 
-TEST_CASE("wav: what soundfile wrote is read as it reads it") {
+TEST_CASE("wav: files by soundfile are read as soundfile reads them") {
   TempDir dir;
   for (const auto& [name, expected] : read_npz(golden("wav/expected.npz"))) {
     CAPTURE(name);
@@ -199,7 +199,7 @@ TEST_CASE("wav: what soundfile wrote is read as it reads it") {
               "expected numbers, got NaN in channel 0, frame 0");
 }
 
-TEST_CASE("wav: what was written into a pipe lasts to the end of the file") {
+TEST_CASE("wav: a file written into a pipe, without a size in the header, is read to the end") {
   const std::string one = fmt_chunk(1, 1, 2, 16),
                     all = wav_file(one + data_chunk(std::string("\0\0d\0\0\x80\xff\x7f", 8)));
   const std::vector<double> wanted{0, 100 / 32768., -1, 32767 / 32768.};

@@ -107,7 +107,7 @@ TEST_CASE("random numbers in get() do not depend on the workers, and leave the c
   CHECK(epoch_of(DataLoader(slow, {.batch_size = 5, .seed = 4})) != want);
 }
 
-TEST_CASE("operations in workers use as many threads as those of their maker") {
+TEST_CASE("operations in workers use as many threads as the thread that made the workers") {
   const int before = get_threads();
   set_threads(4);
   {

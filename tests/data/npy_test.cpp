@@ -44,14 +44,14 @@ void check_messages(const Read& read, const std::string& what,
 
 }  // namespace
 
-TEST_CASE("npy: what NumPy wrote is read exactly, and written again byte for byte") {
+TEST_CASE("npy: files by NumPy are read exactly, and written again byte for byte") {
   const std::vector<double> signs{0, -1, 2, 3, -100, 5}, plain{0, 1, 2, 3, 100, 5};
   const struct {
     const char* name;
     DType dtype;
     Shape shape;
     std::vector<double> values;
-    bool same = true;  // saving it reproduces the file byte for byte
+    bool same = true;  // true: saving it reproduces the file byte for byte
   } rows[] = {
       {"f2", f16, {2, 3}, signs},
       {"f4", f32, {2, 3}, signs},
@@ -102,7 +102,7 @@ TEST_CASE("npy: what NumPy wrote is read exactly, and written again byte for byt
   CHECK(read_npy(dir / "t.npy").to_vector<double>() == std::vector<double>{0, 3, -1, -100, 2, 5});
 }
 
-TEST_CASE("npy: headers of other writers, and what is refused by name") {
+TEST_CASE("npy: headers of other writers, and types that are rejected by name") {
   const auto read = [](const std::string& file) { return parse_npy(as_bytes(file), "f"); };
   for (const std::string header : {"{'descr':'<f4','fortran_order':False,'shape':(2,1)}",
                                    "{\"shape\": (2L, 1L), \"fortran_order\": True, \"descr\": \"f4\"}  \n"})
@@ -171,7 +171,7 @@ TEST_CASE("npy 42: damaged files") {
     CHECK_MESSAGE(error_of([&] { read(good.substr(0, n)); }).find("[npy] f: expected") == 0, n);
 }
 
-TEST_CASE("npz: what NumPy wrote is read, and written again byte for byte") {
+TEST_CASE("npz: files by NumPy are read, and written again byte for byte") {
   TempDir dir;
   for (const bool deflated : {false, true}) {
     const std::string path = golden(deflated ? "npy/deflated.npz" : "npy/stored.npz");

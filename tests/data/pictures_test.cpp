@@ -307,7 +307,7 @@ TEST_CASE("pictures: changes are torchvision's") {
   CHECK(expected.at("shorter_8_u8").to_vector<int64_t>() == std::vector<int64_t>{3, 8, 10});
 }
 
-TEST_CASE("pictures: edges and what is refused") {
+TEST_CASE("pictures: edge cases and rejected files") {
   const Tensor u = slope(3, 4, 6), flat = full({3, 4, 6}, 9, {.dtype = u8});
   CHECK(off(rotate(u, 0), u) == 0);
   CHECK(off(autocontrast(flat), flat) == 0);

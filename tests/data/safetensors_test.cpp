@@ -177,7 +177,7 @@ TEST_CASE("every truncation of a file is refused") {
   CHECK_NOTHROW(parse_safetensors(as_bytes(whole), "whole"));
 }
 
-TEST_CASE("what would not load is not written") {
+TEST_CASE("a file that would not load is not written") {
   TempDir dir;
   const Tensor x = arange(3);
   save_safetensors(dir / "a", {{"x", x}});

@@ -182,7 +182,7 @@ TEST_CASE("stream: places make a resume start where it was") {
   CHECK_ERROR(begun.records().load_places(bad), "[stream] places: expected 2 lanes, got 0");
 }
 
-TEST_CASE("stream: JSON Lines, tokens, and what is refused") {
+TEST_CASE("stream: JSON Lines, tokens, and rejected files") {
   TempDir dir;
   const std::string json = dir.write("a.jsonl", "{\"x\": 1}\n\n{\"x\": 2}\n");
   const auto values = stream_json_lines<Tensor>({json}, {}, [](const Json& value, const std::string& where) {

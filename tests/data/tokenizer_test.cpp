@@ -56,7 +56,7 @@ TEST_CASE("no byte is lost") {
     CHECK(bytes_of(tokenizer, tokenizer.encode(text)) == text);
     CHECK(bytes_of(bytes, bytes.encode(text)) == text);
   }
-  const std::string long_word(200000, 'e');  // one word: quadratic merging would take minutes
+  const std::string long_word(200000, 'e');  // a single word: quadratic merging would take minutes
   CHECK(tokenizer.decode(tokenizer.encode(long_word)) == long_word);
   CHECK(bytes.encode("aé") == std::vector<int32_t>{97, 195, 169});
   CHECK(tokenizer.encode_tensor("the cat").dtype() == i32);
@@ -111,7 +111,7 @@ TEST_CASE("tokens beside the vocabulary, in the files of every version of Transf
   struct Row {
     const char* what;
     std::vector<std::pair<std::string, std::string>> files;
-    bool special = true;  // of <|bot|>
+    bool special = true;  // true: <|bot|> is a special token
   };
   const Row rows[] = {
       {"added_tokens_decoder, before which nothing else counts",
@@ -340,7 +340,7 @@ TEST_CASE("corrupt files are refused with file and key") {
   CHECK_ERROR(Tokenizer::from_folder(dir / "none"), "there is no such folder");
 }
 
-TEST_CASE("added tokens: the leftmost, and of those the longest, as one by one") {
+TEST_CASE("added tokens: the leftmost match wins, then the longest, as in a search one by one") {
   uint32_t state = 1;
   const auto draw = [&](uint32_t below) { return ((state = state * 1664525 + 1013904223) >> 8) % below; };
   for (int round = 0; round < 300; ++round) {

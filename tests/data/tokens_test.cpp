@@ -57,7 +57,7 @@ TEST_CASE("tokens: a text in pieces has the ids of the whole") {
   CHECK(std::filesystem::file_size(dir / "a.tokens") == 512 + 2 * long_text.size() + 16);
 }
 
-TEST_CASE("tokens: damage and what is refused") {
+TEST_CASE("tokens: damaged and rejected files") {
   TempDir dir;
   const ByteTokenizer bytes;
   const std::string path = dir / "a.tokens";

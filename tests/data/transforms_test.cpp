@@ -83,7 +83,7 @@ TEST_CASE("transforms: the same bits for any workers, and after a resume in the 
   }
 }
 
-TEST_CASE("transforms: one does not change what the next one draws") {
+TEST_CASE("transforms: a transform does not change the numbers that the next one draws") {
   const Tensor u = arange(3 * 8 * 8).to(u8).reshape({3, 8, 8});
   manual_seed(3);
   RandomHorizontalFlip{.p = 0}(u);
@@ -93,7 +93,7 @@ TEST_CASE("transforms: one does not change what the next one draws") {
   CHECK(random_state() == first);
 }
 
-TEST_CASE("transforms: what they draw lies where it should") {
+TEST_CASE("transforms: random numbers lie in their ranges") {
   manual_seed(11);
   const Tensor u = arange(1 * 9 * 10).to(u8).reshape({1, 9, 10});
   std::set<int64_t> corners;
@@ -140,7 +140,7 @@ TEST_CASE("transforms: mixed batches") {
   double total = 0;
   for (int i = 0; i < 200; ++i) {
     const Example up = MixUp{.classes = 3, .alpha = 0.4}({x, y}), cut = CutMix{.classes = 3}({x, y});
-    const double part = up.target[0][2].item();  // the sample that it is mixed with has class 1
+    const double part = up.target[0][2].item();  // it is mixed with a sample of class 1
     total += part / 200;
     CHECK(allclose(up.input, x * part + roll(x, {1}, {0}) * (1 - part), 1e-4, 1e-3));
     CHECK(allclose(sum(up.target, {1}), ones({4})));

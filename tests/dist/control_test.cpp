@@ -152,7 +152,7 @@ TEST_CASE("control: the store holds 256 MiB and then says so" * doctest::skip(sa
   }));
 }
 
-TEST_CASE("control: a barrier names who is missing, and may be tried again") {
+TEST_CASE("control: a barrier names the missing ranks, and may be retried") {
   Job job(3);
   check_calm(job.run(job.all(), [&](Control& control) {
     const int rank = control.place().rank;
@@ -187,7 +187,7 @@ TEST_CASE("control: a barrier names who is missing, and may be tried again") {
   check_all(said, "ranks disagree on who meets at barrier 'b'");
 }
 
-TEST_CASE("control: the first report is what every rank raises") {
+TEST_CASE("control: every rank raises the first reported error") {
   for (const int world : {1, 2, 5}) {
     Job job(world);
     std::atomic<int> first{-1};
@@ -576,7 +576,7 @@ TEST_CASE("roster 49: conclusions depend on the time they are given, not on a cl
   for (const double now : {29.0, 30.0, 31.0}) CHECK(!both_wait(now));
   CHECK(both_wait(32)->fault == Fault::deadlock);
   for (int rank = 0; rank < 3; ++rank) roster.heard(rank, 35);
-  CHECK(!roster.judge(35));  // their states are not renewed: they may have continued
+  CHECK(!roster.judge(35));  // the ranks' states are old: the ranks may have continued
 
   CHECK(roster.explain({0, 1, 2, 7}) ==
         "rank 0 waits in receive f32 x 8, tag a for rank 1, step 0; rank 1 waits in receive f32 x 8, tag b for rank 0, "

@@ -32,7 +32,7 @@ TEST_CASE("the table of a schedule") {
   CHECK(draw_table(Algorithm::ring, {Collective::all_reduce, 1}) == "  step   rank 0\n");
 }
 
-// Every tag is closed and every attribute is quoted, as a browser requires.
+// True if every tag is closed and every attribute is quoted, as a browser requires.
 static bool well_formed(const std::string& svg) {
   std::vector<std::string> open;
   const std::regex tag("<(/?)([a-z]+)((?: [A-Za-z-]+=\"[^\"<]*\")*)(/?)>");

@@ -63,7 +63,7 @@ template <class T> struct Job {
 
 }  // namespace
 
-TEST_CASE("program: a transfer waits for what earlier steps do with its places, and for nothing else") {
+TEST_CASE("program: a transfer waits only for earlier steps that use its places") {
   const Place a{0, 0}, b{1, 0}, scratch{0, 1};
   const std::vector<Transfer> program = {
       {.step = 0, .from = 0, .to = 1, .source = a, .target = a},        // 0: reads a, depends on nothing
@@ -72,7 +72,7 @@ TEST_CASE("program: a transfer waits for what earlier steps do with its places, 
       {.step = 1, .from = 0, .to = 0, .source = scratch, .target = a, .action = Action::reduce},
       {.step = 2, .from = 0, .to = 1, .source = a, .target = a},  // 3: depends on 2
       {.step = 2, .from = 1, .to = 0, .source = b, .target = b},  // 4: depends on nothing
-      // 5: depends on 3, which reads its target; 3 implies 2
+      // 5: depends on 3, which reads its target, and through 3 on 2
       {.step = 3, .from = 2, .to = 0, .source = a, .target = a},
       {.step = 4, .from = 0, .to = 0, .source = a, .target = a, .action = Action::scale},  // 6: depends on 5
   };

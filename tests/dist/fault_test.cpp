@@ -1,4 +1,4 @@
-// Faults of real processes: what the other ranks are told and how soon, and that nothing is left behind.
+// Faults of real processes: the error on the other ranks, how soon it comes, and that nothing is left behind.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -61,7 +61,7 @@ TEST_CASE("flight: several threads may record") {
   CHECK(flight.entries().size() == 1024);
 }
 
-TEST_CASE("flight: says who is late, where") {
+TEST_CASE("flight: names the late rank and its call") {
   const struct {
     const char* expected;
     std::vector<std::vector<Row>> ranks;

@@ -245,7 +245,7 @@ class Body {
       works.push_back(g.all_reduce(data.back(), {.async = true}));
     }
     const Tensor last = given(f32, ReduceOp::sum, rank, 5);
-    g.all_reduce(last);  // runs after them
+    g.all_reduce(last);  // runs after the asynchronous calls
     expect_equal(last, reduced(f32, ReduceOp::sum, n, 5), "a call behind asynchronous ones");
     for (int i = 20; i-- > 0;) {
       expect(works[size_t(i)].done(), "asynchronous calls end in order");

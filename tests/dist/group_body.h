@@ -6,7 +6,7 @@
 
 /// Properties of the group under test.
 struct GroupBody {
-  bool schedules = true;  ///< the group runs our schedules: test every algorithm, and count traffic to the byte
+  bool schedules = true;  ///< true: the group runs our schedules, so test every algorithm and count traffic to the byte
   /// The only other algorithm of a group without our schedules.
   lockstep::dist::Algorithm exact = lockstep::dist::Algorithm::automatic;
   lockstep::Device device = lockstep::default_device();

@@ -204,7 +204,7 @@ TEST_CASE("group: a slow rank is no deadlock") {
                 {.heartbeat = Seconds(0.1)}) == "(no error)");
 }
 
-TEST_CASE("group: barrier and collectives that take too long name who is missing") {
+TEST_CASE("group: barriers and collectives that time out name the missing ranks") {
   std::atomic<bool> done{false};
   const auto texts = outcomes(3, [&](int rank) {
     if (rank == 1) {
@@ -227,7 +227,7 @@ TEST_CASE("group: barrier and collectives that take too long name who is missing
   CHECK(contains(late[0], "rank 1 is in step 0, in no collective yet"));
 }
 
-TEST_CASE("group: what a rank throws is what all ranks raise") {
+TEST_CASE("group: all ranks raise the error that one rank throws") {
   const auto texts = outcomes(3, [](int rank) {
     set_step(3);
     world().all_reduce(ones(4));

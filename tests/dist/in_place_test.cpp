@@ -131,7 +131,7 @@ std::string outcome(int n, const std::function<void(int)>& fn, const SpawnOption
 
 }  // namespace
 
-TEST_CASE("segments: where bytes lie, and who has them") {
+TEST_CASE("segments: positions of bytes, and their owners") {
   const Tensor t = shared_tensor({3, 1000}, f32), other = shared_tensor({7}, i8), ordinary = zeros({5});
   const auto bytes = bytes_of(t);
   const Placement whole = placement_of(bytes), part = placement_of(bytes.subspan(4000, 8));
@@ -152,7 +152,7 @@ TEST_CASE("segments: where bytes lie, and who has them") {
                  "[shared_empty] expected 288230376151711744 bytes of memory to share with other ranks, got: "));
 }
 
-TEST_CASE("segments: a peer sees the same bytes, and lets go of what its owner has given back") {
+TEST_CASE("segments: a peer sees the same bytes, and unmaps segments that their owner has freed") {
   PeerSegments peer(getpid(), 4);
   const size_t before = mappings();
   {

@@ -150,7 +150,7 @@ TEST_CASE("mismatch: the flight record knows the step that the control plane was
   const std::string folder = str("/tmp/lockstep-mismatch-", getpid());
   setenv("LOCKSTEP_FLIGHT_DIR", folder.c_str(), 1);
   const Told found = told("threads", 0.5, [](int rank) {
-    world().control().set_step(557);  // as an engine does
+    world().control().set_step(557);  // an engine does this
     world().all_reduce(ones({rank == 0 ? 8 : 9}));
   });
   unsetenv("LOCKSTEP_FLIGHT_DIR");

@@ -9,13 +9,14 @@
 
 /// The faults that a proxy injects.
 struct ProxyFaults {
-  double delay = 0;             ///< delay of every piece, in seconds
-  int reset_first = 0;          ///< resets the first connections, this many, as soon as they arrive
-  int64_t cut_after = -1;       ///< bytes (of both directions of a connection) after which it is reset
-  int64_t truncate_after = -1;  ///< bytes after which it is closed normally: the receiver sees the end of the stream
-  double flips = 0;             ///< probability that a byte arrives with one bit flipped
-  int64_t flip_at = -1;         ///< flips one bit of exactly this byte from the caller
-  int piece = 1 << 16;          ///< largest number of bytes forwarded at once; 1 exposes every boundary
+  double delay = 0;        ///< delay of every piece, in seconds
+  int reset_first = 0;     ///< resets the first connections, this many, as soon as they arrive
+  int64_t cut_after = -1;  ///< bytes (of both directions) after which a connection is reset
+  /// Bytes after which a connection is closed normally: the receiver sees the end of the stream.
+  int64_t truncate_after = -1;
+  double flips = 0;      ///< probability that a byte arrives with one bit flipped
+  int64_t flip_at = -1;  ///< flips one bit of exactly this byte from the caller
+  int piece = 1 << 16;   ///< largest number of bytes forwarded at once; 1 exposes every boundary
   uint64_t seed = 1;
 };
 
@@ -31,7 +32,8 @@ class Proxy {
   int connections() const;  ///< number of clients so far
   int64_t bytes() const;    ///< bytes forwarded so far
   void cut();               ///< resets all connections now
-  void hold(bool on);       ///< stops forwarding without closing anything, like an unplugged cable
+  /// True: stops forwarding without closing anything, like an unplugged cable; false: forwards again.
+  void hold(bool on);
 
  private:
   struct State;

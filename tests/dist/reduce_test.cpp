@@ -157,7 +157,7 @@ TEST_CASE("divide rounds once, and truncates integers") {
   }
 }
 
-TEST_CASE("what has no meaning is an error") {
+TEST_CASE("meaningless options are rejected") {
   std::byte a[8] = {}, b[8] = {};
   CHECK(contains(message([&] { reduce_into(boolean, ReduceOp::mean, a, b, 1); }),
                  "expected a number type for mean, got bool"));

@@ -177,7 +177,7 @@ TEST_CASE("rendezvous: from the environment of torchrun, Open MPI and SLURM") {
   CHECK(place.transport == "tcp");
 }
 
-TEST_CASE("rendezvous: what is wrong in the environment is named") {
+TEST_CASE("rendezvous: Errors name the wrong environment variable") {
   const Variables good{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1234"}};
   const std::pair<Variables, std::string> rows[] = {
       {{}, "unset: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Start with `lockstep run -n N -- program`, or set them"},
@@ -388,7 +388,7 @@ TEST_CASE("rendezvous 19: connections that are reset are tried again") {
   CHECK(proxy.connections() >= 7);
 }
 
-TEST_CASE("rendezvous 26, 28, 29: who does not belong is refused, with both sides named") {
+TEST_CASE("rendezvous 26, 28, 29: a foreign process is rejected, and the Error names both sides") {
   struct Row {
     std::function<void(Rendezvous&)> change;
     std::string expected;

@@ -139,7 +139,7 @@ TEST_CASE("the order of addition: direct is the tree for every n, every rank's s
                  "expected a chunk from 0 to 3, got 4"));
 }
 
-TEST_CASE("steps, messages and chunks are those of the formulas") {
+TEST_CASE("steps, messages and chunks match the formulas") {
   for (int n = 1; n <= 33; ++n) {
     const int64_t m = n - 1, log = std::bit_width(unsigned(n - 1));
     struct Row {
@@ -218,7 +218,7 @@ TEST_CASE("programs are the parts of a schedule") {
                  "expected a rank from 0 to 3, got 4"));
 }
 
-TEST_CASE("the checker finds what is planted") {
+TEST_CASE("the checker finds planted mistakes") {
   const Request all_reduce{Collective::all_reduce, 4};
   const auto ring = make_schedule(Algorithm::ring, all_reduce);
   const auto errors = [](const std::vector<Transfer>& list, const Request& r, int64_t chunks = 4) {
@@ -383,7 +383,8 @@ TEST_CASE("rounds of ranks that all do the same give what their transfers give")
             const bool power = std::has_single_bit(unsigned(n)), mixed = network.within && k > 1;
             const double element =
                 4 / std::min(network.between.bandwidth, network.within ? network.within->bandwidth : 1e30);
-            double over = 0;  // tolerance in seconds where rounds are not exact
+            // By how many seconds simulate_rounds() may be above the transfers where it is only approximate.
+            double over = 0;
             if (a == Algorithm::halving_doubling && !power) over = element * double((elements + n - 1) / n);
             if (elements % n != 0 &&
                 ((a == Algorithm::ring && mixed) ||
@@ -470,7 +471,7 @@ TEST_CASE("bytes of a simulation are counted exactly, whatever the size") {
   }
 }
 
-TEST_CASE("hierarchical is faster where hosts are") {
+TEST_CASE("hierarchical is faster across several hosts") {
   std::vector<int> hosts(64);
   for (int i = 0; i < 64; ++i) hosts[size_t(i)] = i / 8;
   const Network network{{20e-6, 1e9}, Link{1e-6, 50e9}};
@@ -478,10 +479,11 @@ TEST_CASE("hierarchical is faster where hosts are") {
     return simulate(a, {Collective::all_reduce, 64, 0, false, hosts}, 1 << 24, 1, network).seconds;
   };
   CHECK(time(Algorithm::hierarchical) < 0.25 * time(Algorithm::ring));
-  CHECK(time(Algorithm::halving_doubling) < 0.25 * time(Algorithm::ring));  // its first partners are on the same host
+  // The first partners of halving-doubling are on the same host.
+  CHECK(time(Algorithm::halving_doubling) < 0.25 * time(Algorithm::ring));
 }
 
-TEST_CASE("names, and what is refused") {
+TEST_CASE("names, and rejected values") {
   for (int i = 0; i <= int(Collective::batch); ++i) CHECK(parse_collective(name_of(Collective(i))) == Collective(i));
   for (const Algorithm a : all_algorithms()) CHECK(parse_algorithm(name_of(a)) == a);
   for (const char* part :

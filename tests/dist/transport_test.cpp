@@ -219,7 +219,7 @@ TEST_CASE("transport: shared memory between processes; kill -9 leaves nothing") 
     CHECK_FALSE(contains(entry.path().string(), "lockstep"));
 }
 
-TEST_CASE("transport: what cannot be reached is refused with a way out") {
+TEST_CASE("transport: unreachable addresses are rejected with a remedy") {
   const auto inbox = Inbox::create(2, 1 << 16);
   std::byte one{};
   const InboxAddress other_file{.pid = getpid(),

@@ -385,7 +385,7 @@ TEST_CASE("distributions: shapes, dtypes, and numbers at the edges") {
   CHECK(sum_of(Bernoulli(numbers({0, 1})).sample({100})) == 100);
 }
 
-TEST_CASE("distributions: threads and what else is drawn change no bit of a sample") {
+TEST_CASE("distributions: samples do not depend on the number of threads or on other draws") {
   check_threads([] {
     manual_seed(6);
     const Tensor a = arange(1, 5001, 1, {.dtype = f64}) * 0.01;
@@ -399,13 +399,13 @@ TEST_CASE("distributions: threads and what else is drawn change no bit of a samp
   CHECK(equal(log_gamma_sample(full({5000}, 0.7)).slice(0, 0, 10), few));
 }
 
-TEST_CASE("distributions: errors say what was expected") {
+TEST_CASE("distributions: errors name the expected value") {
   const Tensor one = ones({2});
   const Normal normal(one, 1.0);
   struct {
     std::function<void()> call;
     const char* part;
-    bool of_values = true;  // the error depends on values, which are only checked on the CPU
+    bool of_values = true;  // true: the error depends on values, which are only checked on the CPU
   } rows[] = {
       {[&] {
          Normal(one, Tensor::from<float>({1, 0}));

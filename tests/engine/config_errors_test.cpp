@@ -107,7 +107,7 @@ TEST_CASE("config: malformed files, one problem each") {
        "checkpoint.tag_validation: expected ignore, warn or fail, got \"Never\""},
       {R"({"zero_optimization": {"offload_optimizer": {"ratio": 1.5}}})",
        "zero_optimization.offload_optimizer.ratio: expected a number from 0 to 1, got 1.5"},
-      // "auto".
+      // "auto" where the engine cannot fill it in
       {R"({"fp16": {"enabled": "auto"}})",
        "fp16.enabled: expected true or false, got \"auto\", which Hugging Face's Trainer fills in; write the value, "
        "such as false (the default)"},

@@ -178,7 +178,7 @@ TEST_CASE("config: batch sizes follow from one or two of them, at any number of 
   }
 }
 
-TEST_CASE("config: what is proposed for batch sizes that do not fit is legal") {
+TEST_CASE("config: the batch sizes that an Error proposes are valid") {
   for (const int64_t train : {1, 7, 10, 16, 64, 1'000'000'000}) {
     for (const int64_t micro : {1, 2, 3, 1'000'000'000}) {
       for (const int64_t accumulation : {1, 5, 8}) {
@@ -234,7 +234,7 @@ TEST_CASE("config: a file, JSON text and base64 are the same") {
   CHECK(contains(message([] { read_config("/tmp"); }), "got a folder"));
 }
 
-TEST_CASE("config: values and where they come from") {
+TEST_CASE("config: values and their sources") {
   Config c = resolve(
       config_from_json(
           R"({"train_batch_size": 8, "zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8, "contiguous_gradients": true}, "bf16": {"enabled": true},

@@ -51,7 +51,7 @@ std::shared_ptr<dist::ProcessGroup> cp_of(const parallel::Mesh& mesh) { return {
 struct Case {
   std::string plan = "dp1";
   ContextOptions context = {};
-  bool by_token = false;  // losses are sums
+  bool by_token = false;  // true: losses are sums over tokens
   int64_t steps = 3;
   std::string schedule = "1f1b", load = {}, save = {};
   double dropout = 0;
@@ -248,7 +248,7 @@ TEST_CASE("context: pipeline::Engine alone averages over copies and parts") {
   for (const char* plan : {"cp2", "pp2+cp2", "dp2+pp2+cp2"}) check_near(run(plan), one, plan);
 }
 
-TEST_CASE("context: the ring sends what lockstep plan says") {
+TEST_CASE("context: the ring sends as many bytes as lockstep plan predicts") {
   for (const char* plan : {"cp2", "cp4", "pp2+cp2", "cp2+tp2"}) {
     const parallel::Plan axes = parallel::parse_plan(plan);
     const Case c{.plan = plan};
@@ -271,7 +271,7 @@ TEST_CASE("context: the ring sends what lockstep plan says") {
   }
 }
 
-TEST_CASE("context: one engine takes a model as it is under any plan, the optimizer given or made: the same bits") {
+TEST_CASE("context: the same bits under every plan, whether the engine gets an optimizer or makes it") {
   std::optional<nn::State> expected;
   for (const std::string plan : {"dp1", "dp4", "dp2+zero2", "pp2", "dp2+pp2+zero1", "dp2+zero3"}) {
     for (const bool made : {false, true}) {
@@ -303,7 +303,7 @@ TEST_CASE("context: one engine takes a model as it is under any plan, the optimi
   }
 }
 
-TEST_CASE("context: data of the engine, and what is refused") {
+TEST_CASE("context: the engine's data loader, and rejected settings") {
   on_ranks<int>(4, [](int rank) {
     const parallel::Mesh mesh(parallel::parse_plan("dp2+cp2"), dist::world());
     const auto net = make_net();

@@ -178,7 +178,7 @@ TEST_CASE("8 bits: the loss after 200 steps is within 1 % of f32's") {
     CHECK(loss(eight) == doctest::Approx(loss(wide)).epsilon(0.01));
 }
 
-TEST_CASE("states of other shapes: what cannot be is refused with the reason") {
+TEST_CASE("states of other shapes: impossible conversions are rejected with the reason") {
   const auto refused = [](const std::string& plan, const char* text) {
     return message([&] { engine::check_plan(engine::read_config(text), parallel::parse_plan(plan), {}); });
   };

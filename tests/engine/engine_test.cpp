@@ -435,7 +435,7 @@ TEST_CASE("engine: inputs of another dtype than the model") {
   CHECK(error_of(1, c, [](auto& e, Net&, int) { e(ones({2, 6}).to(bf16)); }) == "(no error)");
 }
 
-TEST_CASE("engine: what initialize() refuses, and what it says") {
+TEST_CASE("engine: settings that initialize() rejects, and its messages") {
   const auto net = make_net();
   optim::SGD optimizer(net->parameters(), {.lr = 0.1});
   on_ranks<int>(1, [&](int) {

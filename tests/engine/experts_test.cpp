@@ -293,12 +293,12 @@ TEST_CASE("engine: stages with experts have the bits of one process; what is sha
     }
   }
   const Result sliced = train_parts({.plan = "tp2", .experts = drawn, .dropout = 0.1}),
-               whole = alone(drawn, 4, 0.1);  // with the same random numbers
+               whole = alone(drawn, 4, 0.1);  // uses the same random numbers
   close(sliced.losses, whole.losses, 1e-3);
   close(train_parts({.plan = "dp2+pp2+ep2", .dtype = f16}).losses, expected.losses, 1e-2);
 }
 
-TEST_CASE("engine: experts over ranks: what cannot be") {
+TEST_CASE("engine: experts over ranks: impossible settings are rejected") {
   const auto refusal = [](parallel::Plan plan, bool with_mesh, const std::string& type = "AdamW", int share = 2) {
     return message([&] {
       dist::spawn(2, [&](int) {

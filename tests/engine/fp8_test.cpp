@@ -98,7 +98,7 @@ std::vector<double> losses(const Fp8Run& run, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("fp8: numbers and codes are PyTorch's, and what is too large saturates") {
+TEST_CASE("fp8: numbers and codes equal PyTorch's, and numbers that are too large saturate") {
   const auto file = golden();
   for (const Fp8Format format : {Fp8Format::e4m3, Fp8Format::e5m2}) {
     const std::string name(name_of(format));
@@ -159,7 +159,7 @@ TEST_CASE("fp8: a linear layer with delayed scaling is the reference's") {
   }
 }
 
-TEST_CASE("fp8: which layers, when, and what is noted") {
+TEST_CASE("fp8: the chosen layers, when they cast, and the recorded amax") {
   const auto is_fp8 = [](const Variable& a, const Variable& b) { return !equal(a.tensor(), b.tensor()); };
   manual_seed(3);
   OneLinear model;
@@ -311,7 +311,7 @@ TEST_CASE("fp8: a small GPT learns as in bf16") {
   CHECK(last(eight) == doctest::Approx(last(sixteen)).epsilon(0.02));
 }
 
-TEST_CASE("fp8: what is refused") {
+TEST_CASE("fp8: invalid arguments are rejected") {
   const auto refused = [](const char* json) {
     return message([&] { engine::resolve(engine::config_from_json(json), 1); });
   };

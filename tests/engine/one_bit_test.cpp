@@ -242,7 +242,7 @@ TEST_CASE("engine, 1-bit: token counts, a plain backward, no_sync() and a bounda
   CHECK(differing(own[0], own[1]) == "");
 }
 
-TEST_CASE("engine, 1-bit: what goes over the wire, and what the engine says of it") {
+TEST_CASE("engine, 1-bit: the bytes sent, and the engine's report of them") {
   for (const Optimizer& optimizer : compressing) {
     CAPTURE(optimizer.name);
     Config config = with(optimizer.name, optimizer.params);
@@ -313,7 +313,7 @@ TEST_CASE("engine, 1-bit: an overflow at one rank is skipped by all, and without
   }
 }
 
-TEST_CASE("engine, 1-bit: what is refused") {
+TEST_CASE("engine, 1-bit: invalid settings are rejected") {
   const auto program = [](
                            const Config& config, const std::function<std::vector<Variable>(Net&)>& which =
                                                      [](Net& net) { return net.parameters(); }) {

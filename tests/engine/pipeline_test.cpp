@@ -290,7 +290,7 @@ TEST_CASE("pipeline engine: slices of whole tensors, for checkpoints") {
   }
 }
 
-TEST_CASE("pipeline engine: what cannot be is refused on all ranks, with what to do") {
+TEST_CASE("pipeline engine: impossible settings are rejected on all ranks with a remedy") {
   struct Row {
     int ranks;
     std::function<void(PipelineModule&, InitializeArgs&, Config&)> change;

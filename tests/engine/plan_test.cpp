@@ -90,7 +90,7 @@ TEST_CASE("plan: the shapes of a GPT are those of nn::GPT") {
   CHECK(contains(message([] { shape_of<nn::GPT>({.width = 10, .heads = 3}); }), "expected heads to divide embed 10"));
 }
 
-TEST_CASE("plan: a model that is run says what its parameters say") {
+TEST_CASE("plan: a running model gives the figures that its options give") {
   nn::GPT model(small);
   const ModelShape asked = shape_of<nn::GPT>(small);
   ModelShape shape = shape_of(static_cast<nn::Module&>(model), 0, small.context, small.vocab);
@@ -202,7 +202,7 @@ TEST_CASE("plan: bytes of each rank are those of the ledger") {
   }
 }
 
-TEST_CASE("plan: traffic of a step is what ranks send") {
+TEST_CASE("plan: the traffic of a step equals the bytes that ranks send") {
   for (const int stage : {0, 1, 2, 3}) {
     for (const auto& row : Rows{{1, false}, {2, false}, {4, false}, {4, true}}) {
       const int ranks = row.first;
@@ -259,7 +259,7 @@ TEST_CASE("plan: a model of 175 billion parameters on 1024 ranks, without its me
       contains(message([&] { plan(config(R"({"train_batch_size": 7})"), p.model, 2); }), "train_batch_size 7 is not"));
 }
 
-TEST_CASE("plan: what optimizers keep") {
+TEST_CASE("plan: memory of optimizer state") {
   struct Row {
     const char* body;
     int64_t bytes;
@@ -286,7 +286,7 @@ TEST_CASE("plan: what optimizers keep") {
   }
 }
 
-TEST_CASE("plan of axes: what each stage has and sends, by formulas") {
+TEST_CASE("plan of axes: memory and traffic of each stage, by formulas") {
   const ModelShape model = shape_of<nn::GPT>({.vocab = 64, .context = 16, .layers = 4, .width = 32, .heads = 4});
   const Config c = engine::config_from_json(
       R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "optimizer": {"type": "AdamW"}})");

@@ -353,7 +353,7 @@ TEST_CASE("engine: a full disk ends the curves, not the run") {
   CHECK(read(folder / "Train_Samples_train_loss.csv") == "step,train_loss\n0,2\n1,2\n2,2\n");
 }
 
-TEST_CASE("engine: what is printed, and when") {
+TEST_CASE("engine: printed lines, and when they appear") {
   std::vector<std::string> said;
   on_ranks<int>(2, [&](int rank) {
     const auto net = make_net();
@@ -391,7 +391,7 @@ TEST_CASE("engine: what is printed, and when") {
   }
 }
 
-TEST_CASE("engine: the comms_logger counts what ZeRO sends") {
+TEST_CASE("engine: the comms_logger counts the bytes that ZeRO sends") {
   CHECK(engine::CommsLogger::bus_factor("all_reduce", 4) == 1.5);
   CHECK(engine::CommsLogger::bus_factor("all_gather", 4) == 0.75);
   CHECK(engine::CommsLogger::bus_factor("reduce_scatter", 4) == 0.75);
@@ -441,7 +441,7 @@ TEST_CASE("engine: the comms_logger counts what ZeRO sends") {
   });
 }
 
-TEST_CASE("engine: flops of an MLP, a GPT and a convolution are those of the closed form") {
+TEST_CASE("engine: flops of an MLP, a GPT and a convolution equal the closed form") {
   const auto profile = [](nn::Module& net, const std::function<void()>& forward) {
     engine::FlopsProfiler p(net, {.enabled = true});
     p.start();

@@ -121,7 +121,7 @@ TEST_CASE("slices: checkpoints of whole tensors, loaded by any plan") {
   }
 }
 
-TEST_CASE("slices: what breaks is raised by all ranks, and names where") {
+TEST_CASE("slices: all ranks raise an error that names its location") {
   struct Row {
     std::function<std::optional<pipeline::Sample>(int rank, int64_t micro)> data;
     const char* expected;

@@ -85,7 +85,7 @@ TEST_CASE("sparse_attention: the layouts and the results of DeepSpeed's own clas
   }
 }
 
-TEST_CASE("sparse_attention: defaults, and what is refused by name") {
+TEST_CASE("sparse_attention: defaults, and keys that are rejected by name") {
   const nn::SparsityConfig plain = sparsity("{}");
   CHECK(plain.mode == nn::SparsityConfig::Mode::fixed);
   CHECK(plain.block == 16);

@@ -123,6 +123,6 @@ TEST_CASE("trace of an engine: what a rank waits for in a collective is no part 
       const data::Json* category = one.find("cat");
       waits += category && category->as_string() == "wait";
     }
-    CHECK(waits == 2);  // one for the all-reduce, one for the barrier
+    CHECK(waits == 2);  // the all-reduce and the barrier
   }
 }

@@ -85,7 +85,7 @@ inline Tensors train_engine(const EnginePlan& plan) {
   return all[0];
 }
 
-/// The same with DistributedDataParallel, written by hand without an engine.
+/// Trains the same model with DistributedDataParallel, by hand, without an engine.
 inline Tensors train_plain(int ranks, int64_t accumulation, DType dtype, int64_t steps = 4, double clip = 0) {
   return on_ranks<Tensors>(ranks, [&](int rank) {
     const auto net = make_net(rank);

@@ -53,7 +53,7 @@ void read(char kind, std::string_view text) {
       break;
     default: {
       namespace handshake = dist::handshake;
-      std::string_view heard;  // like a data listener: reads only as many bytes as the handshake wants
+      std::string_view heard;  // a data listener, too, reads only as many bytes as the handshake wants
       for (size_t more; (more = handshake::wanted(heard)) > 0;) {
         if (more == handshake::too_long || more > text.size() - heard.size()) return;
         heard = text.substr(0, heard.size() + more);

@@ -149,7 +149,7 @@ void run_optimizer(const Case& c, Report& report) {
       const auto found = tensors.find(tensors.count(key)    ? key
                                       : key == "exp_avg_sq" ? "sum"
                                                             : key);  // DeepSpeed's name for Adagrad's sum
-      // DeepSpeed keeps it without using it
+      // DeepSpeed keeps this state without using it
       if (found == tensors.end() && sum(abs(c.tensor(what))).item() == 0) continue;
       if (found == tensors.end()) report.wrong("no state " + what);
       else report.compare(what, found->second, c.tensor(what));

@@ -55,7 +55,7 @@ std::string message_of_ranks(int n, const std::function<void(int)>& fn) {
 
 }  // namespace
 
-TEST_CASE("inference config: keys, their other names, and what they mean") {
+TEST_CASE("inference config: keys, their aliases and meanings") {
   const struct {
     const char *json, *key, *value, *mark;
   } rows[] = {
@@ -102,7 +102,7 @@ TEST_CASE("inference config: keys, their other names, and what they mean") {
   CHECK(contains(inference::config_reference(), "`tp` is `tensor_parallel`"));
 }
 
-TEST_CASE("inference config: what is refused, and why") {
+TEST_CASE("inference config: invalid values are rejected with the reason") {
   const struct {
     const char *json, *text;
   } rows[] = {
@@ -543,7 +543,7 @@ TEST_CASE("inference: weights in 8 and 4 bits, the same codes on every rank") {
     for (const int ranks : {2, 4})
       for (const Ids& made : texts(golden + "/llama_" + name, ranks, "")) CHECK(made == one);
   }
-  const std::string llama = golden + "/llama_yarn";  // its widths are multiples of 2 x 32
+  const std::string llama = golden + "/llama_yarn";  // this model's widths are multiples of 2 x 32
   const struct {
     const char* weight;
     int groups;

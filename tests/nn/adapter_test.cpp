@@ -73,7 +73,7 @@ TEST_CASE("adapter: peft's folders give peft's logits") {
   }
 }
 
-TEST_CASE("adapter: what is written comes back, with the same names as peft's") {
+TEST_CASE("adapter: saving and loading give the same adapter, with peft's names") {
   for (const std::string name : {"llama", "gpt2"}) {
     INFO(name);
     const std::string folder = adapters + "/" + name;
@@ -155,7 +155,7 @@ TEST_CASE("adapter: options that would be another adapter are refused by name, a
   CHECK(model->parameters().size() == parameters);
 }
 
-TEST_CASE("adapter: what peft has no name for is not written") {
+TEST_CASE("adapter: saving is an Error if peft has no name for a part") {
   const TempDir to;
   const auto refusal = [&](const std::string& base, const nn::LoraOptions& options) {
     const auto model = nn::from_pretrained(nn::adapter_base(adapters + "/" + base));

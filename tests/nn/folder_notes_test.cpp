@@ -68,7 +68,7 @@ TEST_CASE("pretrained: every key that Transformers writes is used, or without ef
   }
 }
 
-TEST_CASE("pretrained: what a folder had goes into the folders that are made of it") {
+TEST_CASE("pretrained: other files of a folder are copied to folders made from it") {
   struct Row {
     std::string type;
     Json::Object config, generation;

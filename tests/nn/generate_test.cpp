@@ -285,7 +285,7 @@ TEST_CASE("generate: a sequence's tokens do not depend on the others, on threads
   CHECK(draw(7, 0, 1) != draw(7, 0, 2));
 }
 
-TEST_CASE("generate: how it ends, what it tells, and what it refuses") {
+TEST_CASE("generate: reasons to end, results, and rejected options") {
   GPT model = small_gpt();
   using Reason = Generated::Reason;
   const std::vector<int64_t> prompt = some_ids(4, 2), plain = generate(model, prompt, {.max_new_tokens = 12}).tokens;
@@ -354,7 +354,7 @@ TEST_CASE("generate: how it ends, what it tells, and what it refuses") {
   CHECK(contains(message([&] { generate(model, std::vector<int64_t>{1, 2, 61}); }), "prompt 0 has token 61 at 2"));
 }
 
-TEST_CASE("beams: the best of all texts where all are followed") {
+TEST_CASE("beams: with enough beams for all texts, the best one is found") {
   GPT model = small_gpt(9);
   for (const Variable& p : model.parameters()) p.tensor().copy_(mul_scalar(p.tensor(), 0.5));
   const std::vector<int64_t> prompt = some_ids(3, 4);

@@ -184,7 +184,7 @@ TEST_CASE("layers: 16 bits are near f32") {
   CHECK(allclose(bag(word_index(), word_offsets()).tensor().to(f32), mean, 0.01, 0.01));
 }
 
-TEST_CASE("layers: what is refused") {
+TEST_CASE("layers: invalid options are rejected") {
   const Tensor index = word_index();
   const auto offsets = [](std::initializer_list<int64_t> at) { return Tensor::from<int64_t>(at); };
   const std::pair<std::function<void()>, const char*> rows[] = {

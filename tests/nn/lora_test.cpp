@@ -182,7 +182,7 @@ TEST_CASE("lora: a model that is built empty gets adapters with the values of on
   for (size_t i = 0; i < one.size(); ++i) CHECK_MESSAGE(equal(one[i].second, other[i].second), one[i].first);
 }
 
-TEST_CASE("lora: what cannot be is refused, and nothing is changed") {
+TEST_CASE("lora: impossible options are rejected, and nothing is changed") {
   nn::GPT model(sizes_of(true));
   const std::string all = trained(model);
   const std::vector<std::pair<nn::LoraOptions, std::string>> rows{

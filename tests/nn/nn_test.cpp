@@ -109,7 +109,7 @@ TEST_CASE("hooks run around a call") {
   CHECK(events == std::vector<std::string>{"Linear in (5, 2)", "out (5, 3)", "Linear in (5, 2)"});
 }
 
-TEST_CASE("layers refuse what they cannot do") {
+TEST_CASE("layers reject invalid options and inputs") {
   const struct {
     std::function<void()> run;
     const char* part;
@@ -228,7 +228,7 @@ TEST_CASE("a parameter starts with values that come from elsewhere, when somebod
   CHECK(equal(rounded.weight.tensor(), mul_scalar(values, 2).to(bf16)));
 }
 
-TEST_CASE("attention: a cache of keys and grouped, rotary heads give what one pass gives") {
+TEST_CASE("attention: a cache of keys and grouped, rotary heads give the results of one pass") {
   manual_seed(5);
   for (const auto& o : {MultiHeadAttention::Options{.embed = 24, .heads = 4},
                         {.embed = 24, .heads = 6, .kv_heads = 2, .rope = std::make_shared<RopeTable>(Rope{}, 4, 2048)},

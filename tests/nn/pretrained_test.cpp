@@ -177,7 +177,7 @@ TEST_CASE("rope: frequencies of every scaling") {
   CHECK(!equal(turned.narrow(-1, 0, 8), heads.narrow(-1, 0, 8)));
 }
 
-TEST_CASE("pretrained: what is saved comes back, bit by bit, whole and in shards") {
+TEST_CASE("pretrained: saving and loading give the same bits, whole and in shards") {
   using Scaling = nn::Rope::Scaling;
   const nn::GPT::Options llama{.vocab = 30,
                                .context = 16,
@@ -307,7 +307,7 @@ TEST_CASE("pretrained: which blocks have a window") {
   for (size_t i = 0; i < 3; ++i) CHECK(model.blocks.items[i]->attention.o.window == (i == 0 ? 0 : 3));
 }
 
-TEST_CASE("pretrained: what other versions write loads as well") {
+TEST_CASE("pretrained: files by other versions load, too") {
   const auto wanted = nn::from_pretrained(golden + "/llama_main");
   struct Row {
     std::string what;

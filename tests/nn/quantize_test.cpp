@@ -82,7 +82,7 @@ struct Path {
 
 }  // namespace
 
-TEST_CASE("quantised: codes, sums and outputs are those of the golden file") {
+TEST_CASE("quantised: codes, sums and outputs equal the golden file") {
   const auto file = SafeTensors::open(std::string(golden_folder) + "/inference/quant.safetensors");
   const auto at = [&](const char* name) { return file.tensor(name); };
   const Tensor x = at("x"), w = at("w"), b = at("b");
@@ -191,7 +191,7 @@ TEST_CASE("quantised: weights of any magnitude keep as many digits") {
   CHECK(contains(message([&] { quantize(unit * 1e38, QuantFormat::group4); }), "expected finite weights below 2.9e38"));
 }
 
-TEST_CASE("quantize: a state with other scales than the model's is taken as it is") {
+TEST_CASE("quantize: a state with scales of another dtype than the model's loads unchanged") {
   const auto tiny = seeded(small()), plain = seeded(small());
   const Tensor small_weight = tiny->blocks[0].mlp.up.weight.tensor();
   small_weight.copy_(small_weight * 1e-9);
@@ -199,7 +199,7 @@ TEST_CASE("quantize: a state with other scales than the model's is taken as it i
   CHECK(tiny->blocks[0].mlp.up.quantized->scales.dtype() == f32);
   CHECK(plain->blocks[0].mlp.up.quantized->scales.dtype() == f16);
   const Tensor of_tiny = (*tiny)(some_tokens()).tensor(), of_plain = (*plain)(some_tokens()).tensor();
-  nn::State before;  // of the model with f16 scales only
+  nn::State before;  // state of the model with f16 scales only
   for (const auto& [name, tensor] : plain->state()) before.emplace_back(name, tensor.clone());
   plain->load_state(tiny->state());
   CHECK(equal((*plain)(some_tokens()).tensor(), of_tiny));
@@ -236,7 +236,7 @@ TEST_CASE("quantised: activations, 16 bits, and numbers that are none") {
   CHECK(contains(message([&] { handle.to_vector<float>(); }), "quantised weight"));
 }
 
-TEST_CASE("quantize: a model's Linears, its report, and what stays") {
+TEST_CASE("quantize: a model's Linears, the report, and the parameters left alone") {
   for (const bool tied : {true, false}) {
     const auto model = seeded(small(tied)), other = seeded(small(tied));
     const Tensor x = some_tokens(), before = (*model)(x).tensor();
@@ -354,7 +354,7 @@ TEST_CASE("quantize: a model of codes is cut over ranks") {
   CHECK(contains(on_ranks<std::string>(2, narrow)[0], "quantise it by row8"));
 }
 
-TEST_CASE("quantize: written to a file, and read into a model that is floating yet") {
+TEST_CASE("quantize: codes saved to a file load into a model with floating-point weights") {
   const TempDir at;
   const std::string path = at / "codes.safetensors";
   for (const char* const how : {"row8", "group8", "group4,head", "llm_int8"}) {

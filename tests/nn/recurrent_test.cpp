@@ -202,7 +202,7 @@ TEST_CASE("recurrent: second derivatives are PyTorch's") {
   }
 }
 
-TEST_CASE("recurrent: the bits do not depend on the number of threads or on who else is in the batch") {
+TEST_CASE("recurrent: the bits do not depend on the number of threads or on other sequences in the batch") {
   const OnCpu on_cpu;
   manual_seed(4);
   for (const RecurrentCell cell : {RecurrentCell::lstm, RecurrentCell::gru}) {
@@ -320,7 +320,7 @@ TEST_CASE("recurrent: packed sequences") {
   CHECK(allclose(c.tensor().select(1, 0), alone.c.tensor()));
 }
 
-TEST_CASE("recurrent: what is refused") {
+TEST_CASE("recurrent: invalid arguments are rejected") {
   LSTM lstm({.input = 3, .hidden = 4, .layers = 2});
   GRUCell cell({.input = 3, .hidden = 4});
   const Tensor x = zeros({5, 2, 3}), h = zeros({2, 2, 4});

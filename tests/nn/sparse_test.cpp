@@ -145,7 +145,7 @@ TEST_CASE("sparse layouts: a row of a causal one is the same at any length") {
   }
 }
 
-TEST_CASE("sparse layouts: what does not go together is refused") {
+TEST_CASE("sparse layouts: options that contradict each other are rejected") {
   const auto refusal = [](const SparsityConfig& c) { return message([&] { make_layout(c, 2, 64); }); };
   CHECK(contains(refusal({.block = 0}), "expected block of 1 or more, got 0"));
   CHECK(contains(refusal({.num_local_blocks = 4, .num_global_blocks = 3}), "that divides num_local_blocks 4, got 3"));
@@ -223,7 +223,7 @@ TEST_CASE("sparse attention shows nothing of the future, by whole bits, and thre
   }
 }
 
-TEST_CASE("sparse attention: rows that attend to nothing give zeros, and gradients are those of differences") {
+TEST_CASE("sparse attention: rows that attend to nothing give zeros, and gradients equal finite differences") {
   // Row 1 is empty: its tokens attend to nothing.
   std::vector<std::vector<int32_t>> rows{{0}, {}, {0, 2}, {1}};
   AttentionArgs args{.scale = 0, .causal = true};

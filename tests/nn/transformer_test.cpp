@@ -17,7 +17,7 @@ namespace {
 
 TransformerOptions small_layer() { return {.width = 8, .heads = 2, .inner = 12, .dropout = 0}; }
 
-/// Simulated devices are slow: there it is enough that the loss falls.
+/// True on the CPU. Simulated devices are slow: on them it is enough that the loss falls.
 bool on_cpu() { return default_device().is_cpu(); }
 
 std::vector<std::string> names_of(Module& module) {
@@ -182,7 +182,7 @@ TEST_CASE("layers of volumes, pooling and resampling: options, shapes, and a mod
   CHECK(equal(scores.predict(rows), argmax(all, 1)));
 }
 
-TEST_CASE("transformer, adaptive softmax: what is refused") {
+TEST_CASE("transformer, adaptive softmax: invalid arguments are rejected") {
   TransformerEncoderLayer layer(small_layer());
   TransformerDecoderLayer decoder(small_layer());
   MultiHeadAttention attention({.embed = 8, .heads = 2, .causal = false}),

@@ -56,12 +56,12 @@ TEST_CASE("update_bn makes statistics of all batches, and leaves modes and momen
   CHECK(!norm.is_training());
 }
 
-TEST_CASE("an average keeps its bits while it stands in for 16-bit parameters, and what is written to them then") {
+TEST_CASE("an average keeps its f32 bits while it replaces 16-bit parameters, and so do writes to them") {
   Variable w(ones({2}, {.dtype = bf16}), true);
   WeightAverage average({w}, 0.999);
   average.update();
   w.tensor().fill_(2);
-  // as if each step were followed by an evaluation
+  // an evaluation after each step swaps the averages in and out
   for (int i = 0; i < 1000; ++i) average.update(), average.swap(), average.swap();
   CHECK(average.averages()[0].to_vector<float>()[0] == doctest::Approx(2 - std::pow(0.999, 1000)).epsilon(1e-5));
   const float kept = average.averages()[0].to_vector<float>()[1];

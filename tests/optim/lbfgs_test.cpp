@@ -81,7 +81,7 @@ TEST_CASE("LBFGS goes on from a state with the same bits, and finds the minimum 
   CHECK(step(c, narrow) < 1e-6);
 }
 
-TEST_CASE("LBFGS refuses what it cannot do") {
+TEST_CASE("LBFGS rejects unsupported calls") {
   const Valley valley;
   LBFGS optimizer({valley.x}, {});
   OptimizerState state = optimizer.state();

@@ -25,7 +25,7 @@ Variable weights(const Shape& shape) { return Variable(ones(shape), true); }
 
 }  // namespace
 
-TEST_CASE("mistakes: each is told what was expected, what came, and what to do") {
+TEST_CASE("mistakes: each message names the expected value, the actual one, and a remedy") {
   const OnCpu on_cpu;  // on a device, kernels find wrong values and name themselves
   const Variable w = weights({3, 4}), vector = weights({4});
   const Tensor x = ones({2, 3}), labels = Tensor::from<int64_t>({0, 1});

@@ -312,7 +312,7 @@ TEST_CASE("WarmupCosineLR has the rates of DeepSpeed 0.19.8, from its first step
   }
 }
 
-TEST_CASE("a gradient that is not like its parameter is refused by all who compute with it") {
+TEST_CASE("every user of a gradient rejects one whose shape, dtype or device differs from its parameter's") {
   for (const Tensor& wrong : {ones({2}), ones({4, 1}), ones({4}, {.dtype = f64}), ones({1})}) {
     for (const Row& row : all_rows()) {
       Variable w(ones({4}), true);

@@ -168,7 +168,7 @@ TEST_CASE("groups that are added after the schedule take part") {
   CHECK(contains(message([&] { SGD(std::vector<SGD::Group>{}); }), "at least one group of parameters, got none"));
 }
 
-TEST_CASE("what is no rate is refused when it is set") {
+TEST_CASE("an invalid rate is rejected when it is set") {
   Variable w(ones({1}), true);
   SGD o({w}, {.lr = 0.1});
   for (const double bad : {double(NAN), -0.1, double(INFINITY)}) {

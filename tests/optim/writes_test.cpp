@@ -73,7 +73,7 @@ TEST_CASE("a write to a parameter counts at the next step, whoever makes it") {
   }
 }
 
-TEST_CASE("a master copy keeps the bits that 16 have no room for, where nobody wrote") {
+TEST_CASE("a master copy keeps its f32 bits unless somebody wrote to the 16-bit parameter") {
   Variable w(ones({3}, {.dtype = bf16}), true);
   SGD sgd({w}, {.lr = 1e-4});
   for (int i = 0; i < 10; ++i) step_by_ones(w, sgd);
@@ -115,7 +115,7 @@ TEST_CASE("an average that is switched on later begins at the parameters, and so
   step_by_ones(w, sgd);
   CHECK(values(sgd.state_of(w).tensors.at("ema"))[0] == 8.375F);
 
-  // The same for values that the loaded state, of another optimizer, lacks.
+  // Repeat it for values that are missing in the loaded state of another optimizer.
   Variable z(full({1}, 10), true), length(full({1}, 10), true);
   AdamWScheduleFree free({z}, {.lr = 0.5});
   Rprop rprop({length}, {.lr = 0.5});

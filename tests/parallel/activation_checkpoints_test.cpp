@@ -102,7 +102,7 @@ TEST_CASE("activation checkpoints: every option has the bits of the plain run, d
   }
 }
 
-TEST_CASE("activation checkpoints: what is held between forward and backward, by category") {
+TEST_CASE("activation checkpoints: memory between forward and backward, by category") {
   const OnCpu on_cpu;
   const int64_t input = batch * context * width * 4;
   struct Row {
@@ -235,7 +235,7 @@ TEST_CASE("activation checkpoints: the profile counts and times the calls of eac
   CHECK(checkpoints.times().empty());
 }
 
-TEST_CASE("activation checkpoints: what cannot work is an error that says so") {
+TEST_CASE("activation checkpoints: invalid options and models are rejected with the reason") {
   CHECK(contains(
       message([] { ActivationCheckpoints({.contiguous_memory_optimization = true, .number_checkpoints = 2}); }),
       "needs partition_activations"));

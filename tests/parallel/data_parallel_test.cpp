@@ -107,7 +107,7 @@ TEST_CASE("a batch is cut as torch.chunk cuts it") {
        });
 }
 
-TEST_CASE("outputs, loss and gradients are those of one device") {
+TEST_CASE("outputs, loss and gradients equal those on one device") {
   const Devices four(4);
   for (const Reduce reduce : {Reduce::root, Reduce::cpu, Reduce::ring}) {
     for (int k = 1; k <= 4; ++k) {

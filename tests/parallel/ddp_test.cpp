@@ -29,7 +29,7 @@ Variable left_before_right(Branches& net) {
 
 }  // namespace
 
-TEST_CASE("DDP: gradients are those of one process on the whole batch; the naive form agrees") {
+TEST_CASE("DDP: gradients equal one process's gradients on the whole batch; the naive form agrees") {
   for (const int ranks : {1, 2, 3, 4, 8}) {
     CAPTURE(ranks);
     Tensors whole;
@@ -145,7 +145,7 @@ TEST_CASE("DDP: micro-batches take log2(accumulation) + 1 copies of the gradient
   });
 }
 
-TEST_CASE("DDP: gradients that were not cleared are added to, as everywhere") {
+TEST_CASE("DDP: backward adds to gradients that were not cleared, as without DDP") {
   on_ranks<int>(2, [&](int rank) {
     Mlp net;
     DistributedDataParallel ddp(net);
@@ -211,7 +211,7 @@ TEST_CASE(
     CHECK(contains(message([&] { net.a.weight.grad().clone(); }), "storage is empty"));
     loss_of(net, 0, 10 * rank + 2).backward();
     const Tensors three = copy_gradients(net);
-    // The same three micro-batches, after two others that zero_grad() discards.
+    // Repeat the three micro-batches after two others that zero_grad() discards.
     opt.zero_grad();
     collect(7);
     collect(8);
@@ -270,7 +270,7 @@ TEST_CASE("DDP: buffers are rank 0's before every forward through the wrapper, n
   });
 }
 
-TEST_CASE("DDP: bytes moved are those of the formula; 16-bit and mixed models; parameters without elements") {
+TEST_CASE("DDP: bytes moved match the formula; 16-bit and mixed models; parameters without elements") {
   on_ranks<int>(4, [&](int rank) {
     Mlp net;
     DistributedDataParallel ddp(net);
@@ -323,7 +323,7 @@ TEST_CASE("DDP: state carries the wrapper's prefix, and loading takes both forms
   });
 }
 
-TEST_CASE("GradientAccumulator: sums in tree order, skips what never had a gradient, forgets on demand") {
+TEST_CASE("GradientAccumulator: sums in tree order, skips parameters that never had a gradient, forgets on demand") {
   Branches net;
   GradientAccumulator sum_of(net.parameters());
   CHECK(contains(message([&] { sum_of.finish(); }), "expected add() after a backward"));

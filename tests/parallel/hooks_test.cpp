@@ -111,7 +111,7 @@ TEST_CASE("PowerSGD: before its start it is exact; at full rank it is exact up t
   });
 }
 
-TEST_CASE("PowerSGD: what was sent and what is still owed add up to the true gradients, and fewer numbers are sent") {
+TEST_CASE("PowerSGD: sent gradients plus the error feedback equal the true gradients, and fewer numbers are sent") {
   setenv("LOCKSTEP_ALGORITHM", "direct", 1);  // one algorithm for all sizes, since bytes are compared
   for (const int ranks : {1, 2, 3}) {
     CAPTURE(ranks);

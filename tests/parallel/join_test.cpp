@@ -82,7 +82,7 @@ TEST_CASE("join: buffers come from a rank that still has data; a rank may have n
   }
 }
 
-TEST_CASE("join: with accumulation, what a rank collected before its end still counts; the model works on afterwards") {
+TEST_CASE("join: with accumulation, gradients of a rank's last micro-batches still count; the model stays usable") {
   on_ranks<int>(2, [&](int rank) {
     nn::Linear layer({.in = 2, .out = 1, .bias = false});
     DistributedDataParallel ddp(layer, {.find_unused_parameters = true});
@@ -140,7 +140,7 @@ TEST_CASE("join: throw_on_early_end tells every rank, and errors inside are not 
   });
 }
 
-TEST_CASE("join 43: without it, a rank that ends early is named to those who wait for it") {
+TEST_CASE("join 43: without join, an Error on the waiting ranks names the rank that ended early") {
   const std::string text = message([] {
     on_ranks<int>(3, [](int rank) {
       nn::Linear layer({.in = 2, .out = 1});

@@ -62,7 +62,7 @@ TEST_CASE("plan: slices are neighbours, then parts of a sequence, stages, copies
   CHECK(contains(message([] { coordinates_of({.dp = 2}, 2); }), "a rank from 0 to 1, got 2"));
 }
 
-TEST_CASE("plan: what cannot be is refused with the reason and the nearest that can") {
+TEST_CASE("plan: impossible plans are rejected with the reason and the nearest possible plan") {
   struct Row {
     const char* plan;
     PlanSizes sizes;

@@ -129,7 +129,7 @@ TEST_CASE("sync batch norm: a model of several layers is converted, trains under
   }
 }
 
-TEST_CASE("sync batch norm: 16 bits, options, and what is refused") {
+TEST_CASE("sync batch norm: 16 bits, options, and rejected inputs") {
   on_ranks<int>(2, [&](int rank) {
     manual_seed(3);
     const Tensor x = randn({6, 4, 2}), w = randn({6, 4, 2});

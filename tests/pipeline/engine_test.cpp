@@ -255,7 +255,7 @@ TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on e
   }
 }
 
-TEST_CASE("pipeline: what moves between stages is the activations and their gradients, shapes once") {
+TEST_CASE("pipeline: stages exchange activations and their gradients, and shapes once") {
   const nn::Linear::Options linear{.in = 32, .out = 32};
   const auto sent = on_ranks<std::vector<int64_t>>(3, [&](int) {
     Engine engine({layer<nn::Linear>(linear), layer<nn::Linear>(linear), layer<nn::Linear>(linear)},

@@ -116,7 +116,7 @@ TEST_CASE("split: several chunks a rank, near the best that there is") {
   CHECK(balance(std::vector<double>(5, 0), make_schedule({Kind::dualpipe_v, 2, 8})).size() == 5);
 }
 
-TEST_CASE("split: by what") {
+TEST_CASE("split: the ways to choose a cut") {
   const std::vector<std::string> kinds{"Embedding", "TransformerBlock", "TransformerBlock", "LayerNorm", "function"};
   CHECK(weights_of(SplitBy::parse("uniform"), kinds, {}) == std::vector<double>{1, 1, 1, 1, 1});
   CHECK(weights_of(SplitBy::parse("parameters"), kinds, {5, 4, 3, 2, 1}) == std::vector<double>{5, 4, 3, 2, 1});

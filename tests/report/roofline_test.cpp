@@ -25,7 +25,7 @@ double flops_of(const DryStep& step, const std::string& kind) {
 
 }  // namespace
 
-TEST_CASE("dry run: kernels are noted with what they read and write, and nothing is there") {
+TEST_CASE("dry run: kernels are noted with the bytes that they read and write, and no memory is allocated") {
   DryRun dry;
   CHECK(message([] { DryRun(); }) == "[DryRun] only one DryRun may exist at a time");
   {

@@ -23,7 +23,7 @@ engine::ModelShape model(int64_t layers = 8) {
 struct Costs {
   double block = 1e-3, head = 0;
 };
-constexpr Costs even{}, uneven{.head = 5e-4};  // without a head, so that stages are equal, and with one
+constexpr Costs even{}, uneven{.head = 5e-4};  // even: no head, so stages are equal; uneven: a head
 
 StepPrediction predict(TrainingJob job, const Costs& costs = even, const Cluster& cluster = {}) {
   engine::ModelShape& m = job.model;
@@ -64,7 +64,7 @@ TEST_CASE("step model: one rank takes the sum of its parts") {
     CHECK(p.tokens == doctest::Approx(micro_batches * 2 * 128 / p.step));
     CHECK(p.terms[p.bound].name == "compute");
   }
-  // With times computed as FLOPs over FLOP/s.
+  // Give the layers measured times (here FLOPs over FLOP/s).
   TrainingJob job{.model = model(), .plan = {}, .micro_batch = 4};
   give_seconds(job.model, 1e9);
   const StepPrediction p = predict_step(job, 1e12, {});
@@ -244,7 +244,7 @@ TEST_CASE("step model: thousands of ranks") {
   CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < 60);
 }
 
-TEST_CASE("step model: what cannot be") {
+TEST_CASE("step model: impossible settings are rejected") {
   const struct {
     const char* plan;
     TrainingJob job;

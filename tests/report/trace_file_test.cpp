@@ -7,7 +7,7 @@ using namespace testing;
 using namespace lockstep;
 using namespace lockstep::report;
 
-TEST_CASE("traces: what was written is read") {
+TEST_CASE("traces: reading gives the written records") {
   const TempDir folder;
   const trace::Row group("group world", 0);
   traced(folder, 0, 1, [&] {
@@ -29,7 +29,7 @@ TEST_CASE("traces: what was written is read") {
   CHECK(t.events[1].name == "backward");
   CHECK(t.events[2].number("bytes") == 64);
   CHECK(t.events[2].text("call") == "all_reduce f32 x 16");
-  CHECK(t.events[2].row > 0);  // not the main thread's row
+  CHECK(t.events[2].row > 0);  // an extra row, because row 0 is the main thread's
   CHECK(t.operations.at("matmul").calls == 2);
   CHECK(t.operations.at("matmul").seconds == doctest::Approx(0.3));
   CHECK(t.notes.at("settings").at("lr").as_number() == 0.5);

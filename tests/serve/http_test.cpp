@@ -93,7 +93,7 @@ size_t count(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("http: what is refused while it is read, and what is not") {
+TEST_CASE("http: requests that are answered, and requests that are rejected while they are read") {
   HttpToy toy;
   const std::string chunked = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", kib(1024, 'x'),
                     get = "GET /a?b HTTP/1.1\r\nHost: x\r\n", close_it = "Connection: close\r\n\r\n";
@@ -134,7 +134,7 @@ TEST_CASE("http: what is refused while it is read, and what is not") {
   }
 }
 
-TEST_CASE("http: who has gone is not waited for, and who only ends his request is answered") {
+TEST_CASE("http: a client that disconnected is not waited for; one that only closed its sending side is answered") {
   HttpToy toy;
   const int stays = toy.connect();
   say(stays, post("/stream", "1500"));
@@ -176,7 +176,7 @@ TEST_CASE("http: many at a time, one too many, and an end that nobody keeps up")
     for (const int fd : *all) rest(fd);
 }
 
-TEST_CASE("http: where it may listen") {
+TEST_CASE("http: addresses to listen on") {
   const auto listening = [](const char* host, bool loopback_only) {
     return message([&] { run_http({.host = host, .loopback_only = loopback_only, .stop = [] { return true; }}); });
   };

@@ -66,7 +66,7 @@ TEST_CASE("schedule: text first, then prompts in their order, cut anywhere") {
   CHECK(next_step(s).work.empty());
 }
 
-TEST_CASE("schedule: the youngest gives way, is computed again, and shares what is still there") {
+TEST_CASE("schedule: the youngest request is preempted, computed again, and shares the blocks that remain") {
   State s(5, {.rows = 64, .sequences = 4}, 16);
   add(s, ids(32, 1), 60);
   add(s, ids(20, 2), 40);
@@ -86,11 +86,11 @@ TEST_CASE("schedule: the youngest gives way, is computed again, and shares what 
   finish(s, 0);
   const Step step = next_step(s);
   CHECK(step.started == std::vector<int64_t>{1});
-  CHECK(step.work[0].first == 32);  // its first two blocks have not been reused
+  CHECK(step.work[0].first == 32);  // the request's first two blocks (32 tokens) have not been reused
   CHECK(s.put_back == 1);
 }
 
-TEST_CASE("blocks: whole ones are shared, by what they hold and what is in front") {
+TEST_CASE("blocks: full blocks are shared if they and all blocks before have the same tokens") {
   Blocks b(6, 4);
   const auto tokens = ids(12, 5);
   const std::span<const int64_t> all(tokens);
@@ -99,7 +99,7 @@ TEST_CASE("blocks: whole ones are shared, by what they hold and what is in front
   b.keep(mine[2], mine[1], all.subspan(8, 4));
   CHECK(b.share(all, 2) == std::vector<int32_t>{mine[0], mine[1]});
   CHECK(b.users(mine[1]) == 2);
-  CHECK(b.share(all.subspan(4), 9).empty());  // the same tokens at another position
+  CHECK(b.share(all.subspan(4), 9).empty());  // no block is shared if the same tokens lie at another position
   std::vector<int64_t> other = tokens;
   other[5] ^= 1;
   CHECK(b.share(other, 9) == std::vector<int32_t>{mine[0]});
@@ -110,7 +110,7 @@ TEST_CASE("blocks: whole ones are shared, by what they hold and what is in front
   for (const int32_t block : {mine[2], mine[1], mine[1], mine[1], mine[0], mine[0], mine[0]}) b.release(block);
   CHECK(b.free() == 6);
   CHECK(b.known() == 3);
-  CHECK(b.share(all, 9) == mine);  // their content is still known
+  CHECK(b.share(all, 9) == mine);  // the free blocks still have their content
   for (const int32_t block : mine) b.release(block);
   for (int i = 0; i < 4; ++i) b.take();  // three blocks without content, then the one that has been free for longest
   CHECK(b.share(all, 9).empty());
@@ -170,7 +170,7 @@ TEST_CASE("schedule: nobody starves, blocks are conserved, whatever arrives") {
   }
 }
 
-TEST_CASE("simulate: what is printed and drawn") {
+TEST_CASE("simulate: printed tables and pictures") {
   const auto run = simulate(parse_arrivals("0:40+3,0:20+2,30:40+2/32,30:40+2/32"),
                             State(16, {.rows = 32, .sequences = 4}), {.step = 10, .row = 1});
   CHECK(draw_grid(run) ==
@@ -204,7 +204,7 @@ TEST_CASE("schedule: blocks before the window are given back") {
     used.push_back(in_use);
   }
   CHECK(used.front() == 2);
-  CHECK(*std::max_element(used.begin() + 4, used.end()) <= 5);  // of the 11 blocks of 330 tokens
+  CHECK(*std::max_element(used.begin() + 4, used.end()) <= 5);  // 330 tokens would take 11 blocks
   // its first blocks are found as long as no other sequence has reused them
   const int64_t b = add(state, ids(96, 1), 100);
   next_step(state);
@@ -253,7 +253,7 @@ TEST_CASE("paged_attention: the bits of keys in one piece") {
   }
 }
 
-TEST_CASE("batcher: 32 requests at once have what each has alone, with too few blocks") {
+TEST_CASE("batcher: 32 requests at once give the same answers as alone, with too few blocks") {
   struct Row {
     const char* name;
     nn::GPT::Options o;
@@ -328,7 +328,7 @@ TEST_CASE("batcher: 32 requests at once have what each has alone, with too few b
   }
 }
 
-TEST_CASE("batcher: who goes away frees the blocks, the prompt's log probabilities, refusals") {
+TEST_CASE("batcher: a cancelled request frees its blocks; log probabilities of the prompt; rejected requests") {
   manual_seed(3);
   nn::GPT model({.vocab = 61, .context = 128, .layers = 1, .width = 32, .heads = 2});
   for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
@@ -381,7 +381,7 @@ TEST_CASE("batcher: who goes away frees the blocks, the prompt's log probabiliti
   CHECK(contains(message([&] { broken->reason(); }), "not numbers"));
 }
 
-TEST_CASE("requests: what is understood, and what is refused under its name") {
+TEST_CASE("requests: accepted fields, and fields that are rejected by name") {
   const Request r =
       parse_request(Endpoint::completions,
                     R"({"model": "m", "prompt": [[1, 2], [3]], "max_tokens": 5, "temperature": 0, "top_p": 0.5,

@@ -270,7 +270,7 @@ TEST_CASE("batcher: one sequence for which the model or the text of a token thro
   CHECK(run(false, {}) == good);
 }
 
-TEST_CASE("service: offsets in characters of what is sent, the same in a stream") {
+TEST_CASE("service: offsets count characters of the answer, also in a stream") {
   nn::GPT model = toy_gpt(261);
   const Tensor& head = plain_scores(model);
   head.fill_(-3e38);

@@ -331,7 +331,7 @@ TEST_CASE("a layout is counted, some heads take theirs, and one that does not fi
                  "ascending blocks below 2 in row 0, got 2"));
 }
 
-TEST_CASE("attention costs as much as its window is wide, and is a mask's where that says the same") {
+TEST_CASE("attention: the cost is proportional to the window, and the results equal those of a mask") {
   for (const auto& [queries, keys, window] : {std::array<int64_t, 3>{130, 130, 7}, {40, 200, 64}, {70, 40, 5}}) {
     CAPTURE(window);
     const Tensor q = random_tensor({1, 4, queries, 8}, f64, 1), k = random_tensor({1, 2, keys, 8}, f64, 2),
@@ -474,7 +474,7 @@ TEST_CASE("rotary turns pairs and back") {
       const Tensor y = rotary(x, cosine, sine);
       check_close(y, wanted, tolerance);
       check_close(rotary(y, cosine, sine, true), in, tolerance);
-      // The same for packed heads, of which the last one is not rotated.
+      // Rotate packed heads; the last head is left alone.
       Tensor packed = x.transpose(1, 2).reshape({2, T, 3 * D});
       const Tensor before = packed.clone(), turned = rotary_packed(packed, 2, 3, cosine, sine),
                    by_head = turned.view({2, T, 3, D}).transpose(1, 2);

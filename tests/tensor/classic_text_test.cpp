@@ -74,7 +74,7 @@ TEST_CASE("classic: numbers that we write") {
   CHECK(svg::rect(0.5, 1, 2, 3, "").find("x=\"0.5\"") != std::string::npos);
 }
 
-TEST_CASE("classic: letters are those of ASCII") {
+TEST_CASE("classic: only ASCII letters count as letters") {
   for (int c = CHAR_MIN; c <= CHAR_MAX; ++c) {
     CHECK(is_letter(char(c)) == ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')));
     CHECK(is_digit(char(c)) == (c >= '0' && c <= '9'));

@@ -262,7 +262,7 @@ TEST_CASE("adaptive average pooling") {
   check_close(adaptive_avg_pool2d_grad(channels_last(grad), x.shape()), grad_wanted, 1e-6);
 }
 
-TEST_CASE("convolution and pooling name what is wrong") {
+TEST_CASE("convolution and pooling: Errors name the wrong argument") {
   const Tensor x = zeros({2, 4, 28, 28}), w = zeros({8, 3, 3, 3});
   struct Row {
     std::string got, wanted;

@@ -26,7 +26,7 @@ TEST_CASE("devices are counted and listed") {
   CHECK(device_count() == 2);
 }
 
-TEST_CASE("a device that is not there is named, beside those that are") {
+TEST_CASE("an Error for a missing device names it and the devices that exist") {
   const Devices two;
   const Tensor x = ones({2});
   const Device third{Device::Type::cpu, 2}, none{Device::Type::cpu, -1};

@@ -138,7 +138,7 @@ TEST_CASE("fft: dims, sizes, normalisation and shifts") {
     CHECK(equal(fft::ifftshift(fft::fftshift(arange(n * 6).reshape({n, 6}))), arange(n * 6).reshape({n, 6})));
 }
 
-TEST_CASE("fft: what is refused") {
+TEST_CASE("fft: invalid arguments are rejected") {
   const OnCpu on_cpu;  // complex tensors exist on the CPU only
   const Tensor x = zeros({3, 4}), z = x.to(c64);
   CHECK(message([&] { fft::fft(x, 0); }) == "[fft] expected a length of at least 1 in dim -1, got 0 for shape (3, 4)");
@@ -234,7 +234,7 @@ TEST_CASE("complex: arithmetic agrees with std::complex") {
   CHECK(allclose(div(far, far).narrow(0, 0, 2), ones({2}, {.dtype = c64})));
 }
 
-TEST_CASE("complex: what is not for complex numbers says so") {
+TEST_CASE("complex: operations without a complex version raise an Error") {
   const OnCpu on_cpu;  // complex tensors exist on the CPU only
   const Tensor z = ones({2, 2}, {.dtype = c64}), mask = ones({2, 2}, {.dtype = boolean});
   const std::vector<std::pair<const char*, std::function<void()>>> rows = {

@@ -280,7 +280,7 @@ TEST_CASE("linalg: matrix_exp") {
 }
 
 // On a device a batch of small matrices is one call and larger ones are a loop; the results must agree.
-TEST_CASE("linalg: a batch has what its matrices have alone, however it lies in memory") {
+TEST_CASE("linalg: a batch gives the results of its single matrices, with any strides") {
   manual_seed(8);
   for (const DType dtype : {f32, f64})
     for (const int64_t n : {1, 2, 7, 32, 33}) {
@@ -372,7 +372,7 @@ TEST_CASE("linalg: threads change no bit") {
   });
 }
 
-TEST_CASE("linalg: errors say what was expected") {
+TEST_CASE("linalg: errors name the expected value") {
   const Tensor a = zeros({2, 3, 3}), one = ones({3, 3});
   const Tensor some = stack({eye(3), eye(3), ones({3, 3}), eye(3)}).view({2, 2, 3, 3});
   const Tensor nan = full({2, 3, 3}, NAN);

@@ -196,7 +196,7 @@ TEST_CASE("matmul: few rows scaled and added have the bits of a larger product t
     }
 }
 
-TEST_CASE("matmul: 16-bit operands are those of f32, and the result is rounded once") {
+TEST_CASE("matmul: 16-bit operands are computed in f32, and the result is rounded once") {
   const Bf16 portable(Bf16Products::portable);
   for (DType dtype : {f16, bf16})
     for (int layout = 0; layout < 4; ++layout) {
@@ -289,7 +289,7 @@ TEST_CASE("gemm: rows apart, scratch or threads, pieces handed over once, beta 0
       const Tensor a = values({r.m, r.k}, 1), b = values({r.k, r.n}, 2), start = values({r.m, ldc}, 3);
       auto wanted = reference(a, b, 1, r.m, r.n, r.k);
       Tensor first;
-      for (int threads : {0, 1, 2, 3, 4}) {  // 0: with scratch memory of the caller
+      for (int threads : {0, 1, 2, 3, 4}) {  // 0: one thread, and scratch memory from the caller
         const Threads scope(std::max(threads, 1));
         Tensor out = beta == 0 ? lockstep::full({r.m, ldc}, NAN) : start.clone(), seen = zeros({r.m, r.n}),
                scratch = empty({on_cpu::gemm_scratch<float>(r.m, r.n, r.k) + 1});
@@ -428,7 +428,7 @@ TEST_CASE("einsum") {
   }
 }
 
-TEST_CASE("matrix products name what is wrong") {
+TEST_CASE("matrix products: Errors name the wrong argument") {
   const Tensor a = zeros({3, 4}), b = zeros({5, 6}), yes = ones({4, 4}, {.dtype = boolean}),
                whole = zeros({4, 4}, {.dtype = i64});
   struct Row {

@@ -274,7 +274,8 @@ TEST_CASE("pointwise: both derivatives at once have the bits of one after the ot
     const Tensor g = numbers(shape, 1), whole = numbers(shape, 2), row = numbers({301}, 3),
                  column = numbers({30, 1}, 4), turned = numbers({301, 30}, 5).t(), scalar = numbers({}, 6);
     for (const BinaryCase& c : binary_cases) {
-      if (c.op == PointwiseOp::add || c.op == PointwiseOp::sub) continue;  // their gradients read no operands
+      // The gradients of add and sub read no operand, so there is no joint kernel.
+      if (c.op == PointwiseOp::add || c.op == PointwiseOp::sub) continue;
       for (const auto& [a, b] :
            {std::pair{whole, numbers(shape, 7)}, {whole, row}, {column, turned}, {scalar, whole}}) {
         INFO(str(c.name, " ", dtype, " of ", a.shape(), " and ", b.shape()));

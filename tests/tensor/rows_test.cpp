@@ -413,7 +413,7 @@ struct State {
   Tensor p, a, b, c;
 };  // a parameter and up to three states
 using Step = std::function<void(State&, const Tensor& grad, int step)>;
-/// The same step for a single number, in f64.
+/// The step of a single number, in f64.
 using OneStep = std::function<void(double& p, double g, double& a, double& b, double& c, int step)>;
 struct Optimizer {
   const char* name;

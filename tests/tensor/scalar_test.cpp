@@ -112,7 +112,7 @@ TEST_CASE("scalar: allclose of whole numbers") {
   CHECK(allclose(whole({1, 200}, u8), whole({1, 201}, u8), 0, 1));
 }
 
-TEST_CASE("scalar: what a dtype cannot hold is refused") {
+TEST_CASE("scalar: a value that the dtype cannot hold is rejected") {
   const Tensor small = whole({1, 2}, u8), four = whole({1, 2}, i32), eight = whole({1, 2});
   const Tensor mask = Tensor::from<bool>({true, false});
   const std::string byte = "expected a whole number from 0 to 255 for u8, got ";

@@ -13,11 +13,22 @@ TEST_CASE("the nearest known name is suggested, when it is near") {
     const char *word, *expected;
   };
   const Row rows[] = {
-      {"rign", "ring"},       {"rin", "ring"},       {"rings", "ring"},
-      {"ringe", "ring"},      {"ringers", "ringer"}, {"ring", "ring"},  // if several are equally near, the first
-      {"tre", "tree"},        {"t", nullptr},        {"te", "tree"},
-      {"butterfly", nullptr}, {"", nullptr},         {"halfing_doublin", "halving_doubling"},
-      {"doubling", nullptr},  {"halving", nullptr},  {"DIRECT", nullptr},
+      {"rign", "ring"},
+      {"rin", "ring"},
+      {"rings", "ring"},
+      // Several names are equally near: the first one counts.
+      {"ringe", "ring"},
+      {"ringers", "ringer"},
+      {"ring", "ring"},
+      {"tre", "tree"},
+      {"t", nullptr},
+      {"te", "tree"},
+      {"butterfly", nullptr},
+      {"", nullptr},
+      {"halfing_doublin", "halving_doubling"},
+      {"doubling", nullptr},
+      {"halving", nullptr},
+      {"DIRECT", nullptr},
       {"direkt", "direct"},
   };
   for (const Row& row : rows) {

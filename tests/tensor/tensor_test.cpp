@@ -37,7 +37,7 @@ std::vector<double> slow_values(const Tensor& x) {
 
 }  // namespace
 
-TEST_CASE("errors name the operation, what was expected and what came") {
+TEST_CASE("errors name the operation, the expected value and the actual one") {
   const Tensor x = counting({2, 3}), none;
   struct Row {
     std::function<void()> call;

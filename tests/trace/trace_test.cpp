@@ -96,7 +96,7 @@ TEST_CASE("trace: scopes, counters, notes") {
   CHECK(with(all, "name", "trace ends").size() == 1);
 }
 
-TEST_CASE("trace: a killed process leaves what a viewer reads") {
+TEST_CASE("trace: a killed process leaves a trace that viewers can read") {
   const TempDir folder;
   int ready[2];
   REQUIRE(pipe(ready) == 0);
@@ -122,7 +122,7 @@ TEST_CASE("trace: a killed process leaves what a viewer reads") {
   for (const Record& r : all) CHECK(r["pid"] == 2);
 }
 
-TEST_CASE("trace: what a fork inherits is written once, by the parent") {
+TEST_CASE("trace: records that a fork inherits are written once, by the parent") {
   const TempDir folder;
   trace::start(folder / "t.json");
   { const trace::Scope scope("parent"); }

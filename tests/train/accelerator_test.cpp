@@ -319,7 +319,7 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
                  "expected a grad_scaler with --precision f16"));
 }
 
-TEST_CASE("accelerator: what ranks tell each other") {
+TEST_CASE("accelerator: communication between ranks") {
   on_each_rank(4, [&] {
     Accelerator acc;
     const int64_t rank = acc.process_index();
@@ -380,7 +380,7 @@ TEST_CASE("accelerator: an object of the program's goes into the checkpoint, and
   });
 }
 
-TEST_CASE("accelerator: what is refused") {
+TEST_CASE("accelerator: invalid calls are rejected") {
   const auto samples = points(32);
   struct Row {
     const char* expected;
@@ -515,7 +515,7 @@ TEST_CASE("accelerator: states that are saved are read again") {
       manual_seed(1);
       Mlp net;
       optim::SGD sgd(net.parameters(), {.lr = 0.1});
-      optim::ReduceLROnPlateau plateau(sgd, {.patience = 0});  // its best metric is infinite before the first one
+      optim::ReduceLROnPlateau plateau(sgd, {.patience = 0});  // before the first metric, the best one is infinite
       const auto samples = points(8);
       Accelerator acc;
       data::DataLoader<> first(samples, {.batch_size = 2, .shuffle = true});

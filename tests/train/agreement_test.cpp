@@ -239,7 +239,7 @@ TEST_CASE("a rank's own metric does not decide: the best, patience, plateau") {
   CHECK(weights[0] == weights[1]);
 }
 
-TEST_CASE("trainer: what cannot be is refused before training") {
+TEST_CASE("trainer: impossible options are rejected before training") {
   const auto refused = [](const train::Options& o, const std::function<void(train::TrainerOptions&)>& change) {
     return message([&] {
       run_on(o, 1, [&](train::Job& job) {
@@ -277,7 +277,7 @@ TEST_CASE("trainer: what cannot be is refused before training") {
                  "expected a folder, got an empty name"));
 }
 
-TEST_CASE("a run that goes on: a line a step, the log's means, and what it was told otherwise") {
+TEST_CASE("a resumed run: one line per step, the log's means, and changed options") {
   const TempDir out;
   const auto run = [&](int64_t steps, int64_t logging_steps, bool resume, double lr = 1e-3, double decay = 0,
                        uint64_t seed = 1) {

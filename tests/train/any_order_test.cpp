@@ -307,7 +307,7 @@ TEST_CASE("a module that moves or outlives its listeners keeps no hook of theirs
   for (auto& [name, module] : moved.named_modules()) CHECK_FALSE(module->is_wrapped());
 }
 
-TEST_CASE("what ZeRO 3 has emptied says whose it was, after ZeRO is gone") {
+TEST_CASE("Errors of parameters that ZeRO 3 has emptied name ZeRO, also after ZeRO is gone") {
   dist::spawn(2, [](int) {
     Owners all = with_zero(3);
     all[2].reset();

@@ -35,7 +35,8 @@ TEST_CASE("auto: configuration files of every documented kind load, filled in, t
     const char* expected;  // keys with their values
     std::vector<std::string> set = {};
     const char* precision = "f32";
-    bool differs = false;  // the file defines its own optimizer, which prepare() rejects, because it is given one
+    // True: the file defines its own optimizer; prepare() rejects the file, because it is given another.
+    bool differs = false;
   };
   const char* const adamw = R"("optimizer.params.lr": 0.02, "optimizer.params.betas": [0.9, 0.95],
     "optimizer.params.eps": 1e-7, "optimizer.params.weight_decay": 0.1)";
@@ -149,7 +150,7 @@ TEST_CASE("auto: configuration files of every documented kind load, filled in, t
   CHECK(files.size() == 30);
 }
 
-TEST_CASE("auto: all that contradicts is one error, and what nobody fills in is named") {
+TEST_CASE("auto: all contradictions are in one Error, and values that nobody fills in are named") {
   struct Row {
     const char* config;
     std::vector<std::string> expected;

@@ -10,7 +10,7 @@
 
 using namespace lockstep;
 
-TEST_CASE("command line: numbers are those of C, whatever the locale") {
+TEST_CASE("command line: numbers are read in the C locale, whatever the program's locale") {
   CLI::App app;
   train::Options options;
   train::OptimizerOptions optimizer;

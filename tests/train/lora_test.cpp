@@ -38,7 +38,7 @@ struct LoraMix {
   std::string plan;
   bool llama = false;
   nn::LoraOptions lora = {};
-  bool sequence = false;  // sequence parallelism of tensor-parallel ranks
+  bool sequence = false;  // true: sequence parallelism of tensor-parallel ranks
 };
 
 std::unique_ptr<nn::GPT> lora_model(const LoraMix& m) {
@@ -148,7 +148,7 @@ TEST_CASE("lora: cuts of adapters follow from their Linear's") {
   }
 }
 
-TEST_CASE("lora: what is frozen has no state, and sends no gradient") {
+TEST_CASE("lora: frozen parameters have no optimizer state and send no gradient") {
   const LoraMix m{"dp2", false, {.r = 2}};
   int64_t adapters = 0;
   for (const Variable& p : lora_model(m)->parameters())

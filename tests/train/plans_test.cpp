@@ -112,7 +112,7 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
     for (int zero = 0; zero <= 3; ++zero) {
       for (const std::string& precision : precisions) {
         for (const std::string& optimizer : optimizers) {
-          ++turn;  // the other options alternate
+          ++turn;  // alternates the other options
           for (const bool llama : {false, true}) {
             if (llama && (optimizer != "AdamW" || precision == "fp16" || precision == "autocast")) continue;
             const Mix m{axis + "+zero" + std::to_string(zero),

@@ -377,7 +377,7 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
 TEST_CASE("trainer: evaluates once behind each step, the last one too") {
   int evaluations = 0;
   train::Options o = options();
-  o.eval_every = 4;  // of 8 steps
+  o.eval_every = 4;  // twice in 8 steps
   o.set = {};
   run(o, [&](train::TrainerOptions& t) {
     t.metrics = {{"count", [&](const Variable& scores, const Tensor&) {
@@ -458,7 +458,7 @@ TEST_CASE("prepare: a loop of one's own under the job's configuration") {
                  "expected a plan that leaves the model whole"));
 }
 
-TEST_CASE("a program that is asked what it trains says it, and trains nothing") {
+TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training and trains nothing") {
   const TempDir folder;
   const std::string file = (folder.path / "model.json").string();
   const struct Asked {
@@ -500,7 +500,7 @@ TEST_CASE("a program that is asked what it trains says it, and trains nothing") 
   std::filesystem::remove(file);
   Net net;
   optim::SGD sgd(net.parameters(), {.lr = 0.1});
-  train::Accelerator alone;  // in a program that does not call start()
+  train::Accelerator alone;  // this program does not call start()
   CHECK(contains(message([&] { alone.prepare(net, sgd); }), "asked to describe what it trains, and did"));
   CHECK(data::read_json(file).at("config").at("optimizer").at("type") == data::Json("SGD"));
 }

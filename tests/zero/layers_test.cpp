@@ -136,7 +136,7 @@ struct LayersPlan {
   int ranks = 1;
   std::optional<ZeroOptions> options = {};
   bool ddp = false, wrap = false;
-  bool penalty = false;  ///< gradient penalty on the sum of outputs, as for a WGAN's critic
+  bool penalty = false;  ///< true: gradient penalty on the sum of outputs, as for a WGAN's critic
 };
 
 /// The loss of one micro-batch; `call` is the model or its wrapper.
@@ -231,7 +231,7 @@ TEST_CASE("zero: layers have the same bits under DDP, every stage and checkpoint
   struct {
     const char* name;
     MakeModel make;
-    bool blocks = true;  ///< its blocks can be checkpointed
+    bool blocks = true;  ///< true: the model's blocks can be checkpointed
   } rows[] = {
       {"LSTM by its output", [] { return std::make_unique<Tagger>(false); }},
       {"LSTM by its states", [] { return std::make_unique<Tagger>(true); }},

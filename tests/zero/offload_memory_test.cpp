@@ -126,7 +126,7 @@ TEST_CASE(
       dist::spawn(2,
                   [&](int) {
                     set_threads(1);
-                    release_cached_memory();  // of earlier test cases
+                    release_cached_memory();  // memory that earlier test cases left
                     const rlim_t limit = rlim_t(status_of("VmData") + int64_t(0.7 * states));
                     const rlimit few{limit, limit};
                     LOCKSTEP_CHECK(setrlimit(RLIMIT_DATA, &few) == 0, "no limit could be set");

@@ -297,7 +297,7 @@ TEST_CASE("offload: state goes out of one place into another with the same bits"
   }
 }
 
-TEST_CASE("offload: what is refused, with what to do") {
+TEST_CASE("offload: invalid settings are rejected with a remedy") {
   struct Bad {
     std::function<void(ZeroOptions&)> set;
     const char* error;

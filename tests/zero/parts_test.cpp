@@ -90,7 +90,7 @@ TEST_CASE("zero: a pause is between steps and below stage 3") {
   });
 }
 
-TEST_CASE("zero: what other parts of the model find skips the step, and counts in the norm") {
+TEST_CASE("zero: overflow in other parts of the model skips the step, and their gradients count in the norm") {
   for (const int stage : {0, 1, 2, 3}) {
     on_ranks<int>(2, [&](int) {
       manual_seed(1);

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int micros = 8, experts = 4;
 
-/// Each micro-batch belongs to one expert. Unless `only`, the others are called with no rows, because stage 3 gathers
-/// in step.
+/// Each micro-batch belongs to one expert. Unless `only`, the other experts are called with no rows, because in stage 3
+/// all ranks must gather the same parameters.
 struct Mixed : nn::Layer<Mixed> {
   nn::Linear a = linear(6, 40), c = linear(120, 3);
   std::map<int, std::shared_ptr<nn::Linear>> parts;  // expert.weight is cut into blocks
@@ -43,7 +43,7 @@ struct SpreadPlan {
   ZeroOptions options = {};
   DType dtype = f32;
   double max_norm = 0;
-  bool only = false;  // unselected experts get no gradient; in step 1 one expert is never selected
+  bool only = false;  // true: unselected experts get no gradient, and in step 1 one expert is never selected
   bool muon = false;
   int first = 0, steps = 3;
   Tensors start = {};  // the state after `first` steps: whole tensors by name

@@ -14,7 +14,7 @@ namespace testing {
 
 using zero::Zero;
 
-inline const std::string folder = std::filesystem::temp_directory_path().string();  // for offloaded state
+inline const std::string folder = std::filesystem::temp_directory_path().string();  // where offloaded state goes
 
 /// 12610 + 780 + ... parameters: b.weight is cut into blocks, the others are smaller than a block.
 struct Net : nn::Layer<Net> {
@@ -84,7 +84,7 @@ struct ZeroPlan {
   DType dtype = f32;
   double max_norm = 0;
   int steps = 4;
-  bool no_sync = true;  // for stages 0 and 1
+  bool no_sync = true;  // true: skips communication between micro-batches (stages 0 and 1)
   MakeOptimizer make = adamw;
   /// the device of each rank
   std::function<Device(int rank)> device = [](int) { return cpu; };

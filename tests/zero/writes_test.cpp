@@ -58,7 +58,8 @@ Tensors train_with_writes(int ranks, const ZeroOptions& options, DType dtype) {
 
 }  // namespace
 
-TEST_CASE("zero: what all ranks write to parameters counts at the next step, in every stage, with the same bits") {
+TEST_CASE(
+    "zero: values that all ranks write to parameters count at the next step, in every stage, with the same bits") {
   for (const DType dtype : {f32, bf16, f16}) {
     const Tensors one = train_with_writes(1, {.stage = 0}, dtype);
     CHECK(amax(abs(sub(one.at("b.weight").narrow(0, 3, 40).to(f32), full({1}, 0.25)))).item() < 0.05);

@@ -116,7 +116,7 @@ TEST_CASE("zero: sums and messages in another dtype") {
   }
 }
 
-TEST_CASE("zero: unused parameters are named, or left alone as an optimizer leaves those without a gradient") {
+TEST_CASE("zero: unused parameters are named in an Error, or skipped as by an optimizer") {
   const auto run = [](int ranks, std::optional<ZeroOptions> options, bool everywhere) {
     return on_ranks<Tensors>(ranks, [&](int rank) {
       manual_seed(1);
@@ -149,7 +149,7 @@ TEST_CASE("zero: unused parameters are named, or left alone as an optimizer leav
   }
 }
 
-TEST_CASE("zero: what step() and gradients refuse") {
+TEST_CASE("zero: calls that step() and gradients() reject") {
   for (const int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
     CHECK(contains(error_of(at(stage), 0, [](Zero& zero, Net&, optim::Optimizer&) { zero.step(); }),
@@ -198,7 +198,7 @@ TEST_CASE("zero: what step() and gradients refuse") {
                  "step() was called while gathered() holds"));
 }
 
-TEST_CASE("zero: clearing all gradients forgets what was collected, by whatever name") {
+TEST_CASE("zero: clearing all gradients drops the collected ones, whichever function clears them") {
   for (const int stage : {0, 1, 2, 3}) {
     for (int way = 0; way < 3; ++way) {
       CAPTURE(stage);
@@ -222,7 +222,7 @@ TEST_CASE("zero: clearing all gradients forgets what was collected, by whatever 
   }
 }
 
-TEST_CASE("zero: what the constructor refuses") {
+TEST_CASE("zero: arguments that the constructor rejects") {
   const auto error = [](const std::function<void(Net&)>& body) {
     return message([&] {
       dist::spawn(2, [&](int) {

@@ -14,8 +14,9 @@ enum Build : unsigned { plain = 1, asan = 2, tsan = 4, every = 7 };
 /// A planted bug.
 struct Case {
   const char* name;
-  bool (*run)(bool bug);  ///< false, a device error, a signal or a sanitizer's report means that the bug was caught
-  unsigned caught;        ///< the builds that must catch it
+  /// Runs the mutant. False, a device error, a signal or a sanitizer's report mean that the bug was caught.
+  bool (*run)(bool bug);
+  unsigned caught;  ///< the builds that must catch it
 };
 /// The cases by subject.
 std::vector<Case> kernel_cases();
@@ -60,7 +61,7 @@ float sum_of(const std::vector<float>& values);
 
 /// Runs `check` with threads in forward, reverse and three random orders; true if it always succeeds.
 template <class Fn> bool in_all_orders(Fn check);
-/// The same under every stream policy, with 10 seeds for the random one.
+/// Runs `check` under every stream policy, with 10 seeds for the random one; true if it always succeeds.
 template <class Fn> bool in_all_policies(Fn check);
 
 }  // namespace mutants

@@ -115,7 +115,7 @@ TEST_CASE("36: what differs is said") {
   fs::remove(saved.file(rank_files[0]));
   restore();
 
-  // The same tensors, but of another checkpoint.
+  // The file has the right tensors, but belongs to another checkpoint.
   put(saved.file(rank_files[1]), content(saved.dir / "old/rank-00001.safetensors"));
   CHECK(contains(refused(saved.dir.str()), saved.file(rank_files[1]) + ": expected a file of checkpoint "));
   CHECK(contains(refused(saved.dir.str(), {.verify = Verify::sizes}), "(old)"));
@@ -152,7 +152,7 @@ TEST_CASE("36: swapped files") {
                  zero + ": this is rank-00001.safetensors, under another name"));
 }
 
-TEST_CASE("verify names everything that is wrong, also what nobody asks for") {
+TEST_CASE("verify names everything that is wrong, also files that do not belong to the checkpoint") {
   const Saved saved;
   auto opened = open_checkpoint(saved.dir.str(), "", quiet);
   CHECK(opened.manifest.tag == "new");
@@ -227,7 +227,7 @@ TEST_CASE("merge: the same in one file; export: plain safetensors") {
   CHECK(saved.dir.list() == "latest merged model.safetensors new old");
 }
 
-TEST_CASE("hashes are those of b2sum -l 256") {
+TEST_CASE("hashes equal b2sum -l 256") {
   CHECK(hash_of(data::as_bytes("")) == "0e5751c026e543b2e8ab2eb06099daa1d1e5df47778f7787faab45cdf12fe3a8");
   CHECK(hash_of(data::as_bytes("abc")) == "bddd813c634239723171ef3fee98579b94964e3bb1cb3e427262c8c068d52319");
   Hash in_parts;

@@ -58,7 +58,7 @@ TEST_CASE("manifest: there and back") {
         to_text(Manifest{.id = "x", .tag = "t"}));
 }
 
-TEST_CASE("manifest: what is refused") {
+TEST_CASE("manifest: invalid manifests are rejected") {
   const struct {
     const char* from;
     const char* to;
@@ -112,7 +112,7 @@ TEST_CASE("manifest: what is refused") {
   CHECK(contains(message([&] { parse_manifest(good + " ", "m"); }), "the manifest is damaged"));
 }
 
-TEST_CASE("manifest: what a program adds comes back as it was, with NaN and infinity") {
+TEST_CASE("manifest: a program's own values are loaded unchanged, also NaN and infinity") {
   std::mt19937_64 random(1);
   const auto below = [&](uint64_t n) { return int64_t(random() % n); };
   const std::function<data::Json(int)> draw = [&](int depth) -> data::Json {

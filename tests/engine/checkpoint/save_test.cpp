@@ -69,7 +69,7 @@ TEST_CASE("save and load: any number of ranks, any cut, to any other") {
   }
 }
 
-TEST_CASE("save: what several ranks have is written once, by all of them together") {
+TEST_CASE("save: replicated state is written once, and the replicas share the work") {
   TempDir dir;
   const int64_t n = 100'003;
   CHECK(joined(on_ranks(4, [&](int, dist::ProcessGroup& group) {
@@ -157,7 +157,7 @@ TEST_CASE("tied tensors are saved once and found under every name") {
                  "expected an alias of a tensor that is saved, which is not saved itself"));
 }
 
-TEST_CASE("save: what ranks give is checked on all before anything is written") {
+TEST_CASE("save: the state of all ranks is checked before anything is written") {
   const Tensor three = Tensor::from({1.f, 2.f, 3.f}), doubles = Tensor::from({1., 2., 3.});
   const Shape six = {6};
   const struct {
@@ -358,7 +358,7 @@ TEST_CASE("latest that is missing or broken: the newest complete one, with a war
   CHECK(contains(message([&] { load_version(dir.str()); }), "expected a complete checkpoint, none of the 3 is"));
 }
 
-TEST_CASE("async: what is saved is what was there at the call; one at a time; errors come with the next call") {
+TEST_CASE("async: saves the state at the call; one save at a time; errors come with the next call") {
   for (int n : {1, 3}) {
     TempDir dir;
     CHECK(joined(on_ranks(n, [&](int rank, dist::ProcessGroup& group) {
@@ -437,7 +437,7 @@ TEST_CASE("0b: a rank that does not come is named; a rank that does something el
   CHECK(dir.list() == "");
 }
 
-TEST_CASE("inspect tells what is there, so that tensors can be made") {
+TEST_CASE("inspect lists a checkpoint's tensors with their shapes") {
   TempDir dir;
   CHECK(joined(on_ranks(2, [&](int rank, dist::ProcessGroup& group) {
           save(dir.str(), "a", contents_of(Cut::flat, 2, rank, 4), &group);

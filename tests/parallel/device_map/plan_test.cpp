@@ -179,7 +179,7 @@ TEST_CASE("device map: what set_memory_limit() leaves counts, and what the model
   set_memory_limit(second, 0);
 }
 
-TEST_CASE("device map: shared parameters and what a module reads itself stay together") {
+TEST_CASE("device map: shared parameters stay together, and so do a module and its own parameters") {
   const Devices devices(2);
   struct Tied : nn::Layer<Tied> {
     nn::Linear a{{.in = 4, .out = 4}}, b{{.in = 4, .out = 4}}, c{{.in = 4, .out = 4}};
@@ -231,7 +231,7 @@ TEST_CASE("device map: shared parameters and what a module reads itself stay tog
   for (const char* line : {"(model's own)", "blocks.2", "cpu:1", "all"}) CHECK(contains(text, line));
 }
 
-TEST_CASE("device map: maps by hand, and what is wrong with them") {
+TEST_CASE("device map: maps by hand, and Errors for wrong ones") {
   const Devices devices(2);
   Net net;
   CHECK(shown(infer(net, Map{{"", "disk"}, {"blocks", "cpu"}, {"blocks.1", "cpu:1"}})) ==

@@ -21,7 +21,7 @@ const moe::Options experts{.experts = 4,
 
 }  // namespace
 
-TEST_CASE("experts in a GPT: names, sizes, generation, what is refused") {
+TEST_CASE("experts in a GPT: names, sizes, generation, rejected options") {
   nn::GPT model(sizes);
   moe::add_experts(model, experts);
   CHECK(moe::layers_of(model).size() == 1);
@@ -43,8 +43,8 @@ TEST_CASE("experts in a GPT: names, sizes, generation, what is refused") {
   CHECK(names == std::set<std::string>{"down.weight", "gate.weight", "up.weight"});
   nn::GPT plain(sizes);
   CHECK(!nn::own_loss(plain).defined());
-  CHECK(
-      contains(message([&] { moe::add_experts(plain, experts, 3); }), "expected `every` from 1 to 2, the number of blocks, got 3"));
+  CHECK(contains(message([&] { moe::add_experts(plain, experts, 3); }),
+                 "expected `every` from 1 to 2, the number of blocks, got 3"));
   nn::GPT::Options again = sizes;
   again.checkpoint_blocks = true;
   nn::GPT rerun(again);

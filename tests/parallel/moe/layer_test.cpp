@@ -207,7 +207,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("the losses are those of the papers") {
+TEST_CASE("the losses equal the papers' formulas") {
   auto layer = make({.experts = 4, .top_k = 1, .drop_tokens = false, .balance_coef = 1, .z_coef = 0});
   layer->measure = true;
   manual_seed(2);
@@ -315,7 +315,7 @@ TEST_CASE("dtypes, autocast, other experts, and a token that every expert refuse
   CHECK(zero_rows == 8);
 }
 
-TEST_CASE("a layer of experts refuses what it cannot do") {
+TEST_CASE("a layer of experts rejects invalid options and inputs") {
   const auto error = [](moe::Options o) { return message([&] { moe::Layer layer(o); }); };
   CHECK(contains(error({.width = 4, .experts = 2, .top_k = 3}), "top_k from 1 to the 2 experts, got 3"));
   CHECK(contains(error({.width = 4, .experts = 0}), "width and experts > 0, got 4 and 0"));
@@ -324,7 +324,7 @@ TEST_CASE("a layer of experts refuses what it cannot do") {
   CHECK(contains(message([] {
                    dist::spawn(2, [](int rank) {
                      moe::Layer shared({.width = 4, .experts = 2}, everyone());
-                     if (rank == 1) fail("oh no");  // the other rank waits for its counts
+                     if (rank == 1) fail("oh no");  // rank 0 waits for rank 1's counts
                      shared(ones({3, 4}));
                    });
                  }),

@@ -269,7 +269,7 @@ TEST_CASE("onebit: NaN and infinity reach every rank") {
   }
 }
 
-TEST_CASE("onebit: what does not fit is an error") {
+TEST_CASE("onebit: mismatched sizes are rejected") {
   on_ranks<int>(1, [](int) {
     CompressedAllReduce reduce({4}, dist::world());
     CHECK(contains(message([&] { reduce({}); }), "[onebit] expected 1 tensors, got 0"));

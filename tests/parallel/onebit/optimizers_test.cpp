@@ -332,7 +332,7 @@ TEST_CASE("onebit: a mask keeps momenta of zero at zero") {
   });
 }
 
-TEST_CASE("onebit: what never had a gradient does not move when it is compressed with the rest") {
+TEST_CASE("onebit: a parameter that never had a gradient does not change when it is compressed with others") {
   for (const Row& row : rows) {
     CAPTURE(row.name);
     const std::string name = row.name;
@@ -434,7 +434,8 @@ TEST_CASE("0/1 Adam: intervals grow, and nothing is sent between exchanges") {
   });
 }
 
-TEST_CASE("onebit: what all ranks write to parameters counts at the next step, or is refused between exchanges") {
+TEST_CASE(
+    "onebit: values that all ranks write to parameters count at the next step, or are rejected between exchanges") {
   for (const DType dtype : {f32, bf16}) {
     for (const Row& row : rows) {
       CAPTURE(row.name);
@@ -499,7 +500,7 @@ TEST_CASE("1-bit LAMB: the factor stays in its range and changes slowly") {
   });
 }
 
-TEST_CASE("onebit: what cannot work is an error that says so") {
+TEST_CASE("onebit: unsupported settings are rejected with the reason") {
   on_ranks<int>(1, [](int) {
     Mlp net;
     const auto p = net.parameters();

@@ -183,7 +183,7 @@ TEST_CASE("dropout in Ulysses: the masks of one process that draws the same key,
   }
 }
 
-TEST_CASE("shared attention refuses what it cannot do, on all ranks") {
+TEST_CASE("shared attention rejects unsupported arguments on all ranks") {
   const auto error = [](int ranks, const std::function<void(const std::shared_ptr<dist::ProcessGroup>&, int)>& fn) {
     return message(
         [&] { dist::spawn(ranks, [&](int rank) { fn(everyone(), rank); }, {.timeout = dist::Seconds(20)}); });
@@ -203,7 +203,7 @@ TEST_CASE("shared attention refuses what it cannot do, on all ranks") {
                  "expected a process group, got none"));
   CHECK(contains(error(3,
                        [&](auto group, int rank) {
-                         if (rank == 1) fail("oh no");  // the others wait for its keys
+                         if (rank == 1) fail("oh no");  // the other ranks wait for rank 1's keys
                          ring_attention(x, x, x, {.scale = 1}, group);
                        }),
                  "oh no"));

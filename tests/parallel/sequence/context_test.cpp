@@ -111,7 +111,7 @@ TEST_CASE("rotary positions and shared key heads follow the tokens") {
   }
 }
 
-TEST_CASE("context parallelism ends when it is told to, and refuses what it cannot do") {
+TEST_CASE("context parallelism can be ended, and rejects unsupported models") {
   on_ranks<int>(2, [&](int rank) {
     const auto group = everyone();
     auto model = make_model();

@@ -15,7 +15,7 @@ using namespace lockstep;
 using namespace testing;
 namespace tp = lockstep::tensor_parallel;
 
-TEST_CASE("what is sent forward and backward, along any dim") {
+TEST_CASE("bytes sent in forward and backward, along any dim") {
   for (const int n : worlds) {
     on_ranks(n, [n](dist::ProcessGroup& g) {
       const int rank = g.rank();
@@ -137,7 +137,7 @@ TEST_CASE("column and row: values and gradients of nn::Linear") {
   }
 }
 
-TEST_CASE("overlap has the same bits; what wants no gradient gets none") {
+TEST_CASE("overlap gives the same bits; inputs that need no gradient get none") {
   on_ranks(4, [](dist::ProcessGroup& g) {
     Tensor grads[2][2];
     for (const bool overlap : {false, true}) {

@@ -24,7 +24,7 @@ struct Layers {
   bool sequence;
   bool overlap = true;
   int64_t chunks = 0;
-  bool frozen = false;  // freezes the weights
+  bool frozen = false;  // true: freezes the weights
 };
 
 /// The output and all gradients of activation(x W^T + b), column-parallel, and row-parallel with and without gelu in
@@ -273,7 +273,7 @@ TEST_CASE("8-bit floats: a row's chunks have the whole's bits, largest numbers a
   });
 }
 
-TEST_CASE("how many chunks, and what is in them") {
+TEST_CASE("number and content of chunks") {
   on_ranks(2, [](dist::ProcessGroup& g) {
     const Device cuda{Device::Type::cuda, 0};
     struct Row {

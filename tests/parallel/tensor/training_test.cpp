@@ -98,7 +98,7 @@ TEST_CASE("50 steps with dropout, clipping and copies: the losses of one process
   }
 }
 
-TEST_CASE("in 16 bits what is sent has 16 bits, and it learns alike") {
+TEST_CASE("16-bit gradients are sent in 16 bits, and training converges alike") {
   const Variable loss = [] {
     const auto model = make();
     const Autocast autocast(bf16);
