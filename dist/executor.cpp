@@ -16,7 +16,7 @@ namespace {
 struct Workspace {
   std::vector<size_t> done;  // bytes done of each item
   CallMemory memory;
-  std::vector<PeerLink> links;  // one for each peer
+  std::vector<PeerLink> links;  // a link for each peer
 };
 
 class Executor {
@@ -224,7 +224,7 @@ class Executor {
   const Program& program_;
   Workspace& w_;
   const size_t element_;
-  bool holds_payload_ = false;  // hold the payload back until the headers say whether the tensors are in shared memory
+  bool holds_payload_ = false;  // true: send no payload until the headers say whether the tensors are in shared memory
   int64_t max_blocks_ = 0;
   Moved moved_;
   Patience patience_{e_, w_.links};

@@ -48,7 +48,7 @@ struct Execution {
   const std::string* describe = nullptr;  ///< description of the call, for messages
   const std::string* group = nullptr;     ///< name of the group, for messages
   std::span<const int> world_ranks;       ///< world ranks of the group's ranks, for messages
-  /// Appends a crc32c to the data that this rank sends; receivers follow the header.
+  /// True: append a crc32c to the data that this rank sends. Receivers learn from the header whether there is one.
   bool checksum = checksum_wanted();
 };
 

@@ -44,7 +44,7 @@ enum class Algorithm : uint8_t {
 };
 /// All algorithms except `automatic`.
 std::vector<Algorithm> all_algorithms();
-std::vector<std::string> names_of_algorithms();       ///< the same by name
+std::vector<std::string> names_of_algorithms();       ///< names of all_algorithms()
 enum class Action : uint8_t { copy, reduce, scale };  ///< scale: local, divides by the number of ranks (mean)
 
 /// "all_reduce", ...; "something unknown" for any other number.
@@ -84,7 +84,7 @@ struct Request {
   int ranks = 1;
   /// The root of broadcast, reduce, gather and scatter; for other collectives the central rank of `tree` and `server`.
   int root = 0;
-  bool mean = false;       ///< adds the `scale` transfers of a mean
+  bool mean = false;       ///< true: add the `scale` transfers that turn a sum into a mean
   std::vector<int> hosts;  ///< hierarchical: host number of each rank; empty: all on one host
 };
 

@@ -16,15 +16,15 @@ struct Check {
   std::vector<std::string> errors;  ///< the first few, each naming step, ranks and place
   int64_t steps = 0;
   int64_t rounds = 0;         ///< steps in which data moves between ranks
-  int64_t transfers = 0;      ///< between ranks
+  int64_t transfers = 0;      ///< number of transfers between ranks
   int64_t joins = 0;          ///< transfers inside a rank: additions of partial sums, divisions of means
   int slots = 0;              ///< number of scratch copies (the highest slot)
   std::vector<int64_t> sent;  ///< chunks sent by each rank
   std::vector<int64_t> received;
-  std::vector<bool> in_tree_order;  ///< reductions, by chunk: added in the order of summation_tree.h
+  std::vector<bool> in_tree_order;  ///< reductions: true for a chunk that is added in the order of summation_tree.h
 
-  bool right() const { return errors.empty(); }  ///< no errors were found
-  bool all_in_tree_order() const;                ///< true for a reduction in which every chunk is
+  bool right() const { return errors.empty(); }  ///< true if no errors were found
+  bool all_in_tree_order() const;                ///< true for a reduction with all chunks added in that order
   /// The order in which a chunk's terms are added: "((0+1)+(2+3))". Empty unless the collective is a reduction.
   std::string order(int64_t chunk) const;
 

@@ -17,7 +17,7 @@ namespace lockstep::dist {
 
 /// Position of some bytes in a segment of a process; sent from rank to rank.
 struct Placement {
-  uint64_t serial = 0;  ///< of the segment, random
+  uint64_t serial = 0;  ///< random number of the segment
   uint64_t offset = 0;  ///< of the first byte, not counting the control page
   int32_t fd = -1;      ///< -1: not in shared memory
   uint32_t reserved = 0;

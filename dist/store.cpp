@@ -157,10 +157,10 @@ void Store::accept_some() {
       const auto oldest = std::find_if(connections_.begin(), connections_.end(), is_stranger);
       if (oldest != connections_.end()) {
         log(str("dropped a connection from ", oldest->peer.host(), " that had not said who it is: too many are open"));
-        connections_.erase(oldest);  // it has no waiters
+        connections_.erase(oldest);  // unauthenticated, so no request of it waits for an answer
         --strangers;
         if (exhausted) continue;
-      } else if (exhausted) {  // the program itself has used them up
+      } else if (exhausted) {  // the program itself has used up its file descriptors
         accept_again_ = Clock::now() + std::chrono::milliseconds(200);
         try {
           check_descriptors(problem, "accepting a connection");

@@ -26,9 +26,9 @@ struct PowerSgdOptions {
   int64_t rank = 1;            ///< rank r of the approximation
   int64_t start_step = 2;      ///< steps that are all-reduced exactly before compression starts
   double min_compression = 2;  ///< a matrix that would not shrink by this factor is sent uncompressed
-  bool error_feedback = true;  ///< add the approximation error to the next gradient
-  bool warm_start = true;      ///< start from the Q of the last step; false: from a new random Q
-  uint64_t seed = 0;           ///< of the random Q; all ranks need the same
+  bool error_feedback = true;  ///< true: add the approximation error to the next gradient
+  bool warm_start = true;      ///< true: start from the Q of the last step; false: from a new random Q
+  uint64_t seed = 0;           ///< seed of the random Q; all ranks need the same seed
 };
 
 /// PowerSGD (Vogels et al., NeurIPS 2019). One power iteration per step on M = gradient + error: P = mean(M Q),
@@ -63,7 +63,7 @@ class PostLocalSgd {
   /// Error for options out of range.
   explicit PostLocalSgd(const Options& options = {});
   CommHook hook() const;  ///< to be given to DDP
-  /// Averages the parameters over `group` if this step is due; returns whether it did. Collective.
+  /// Averages the parameters over `group` if an averaging is due at this step; then returns true. Collective.
   bool step(nn::Module& module, dist::ProcessGroup& group);
 
  private:

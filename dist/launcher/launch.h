@@ -26,7 +26,7 @@ namespace lockstep::dist {
 /// Options of `lockstep run`.
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program and arguments
-  int ranks = 1;                     ///< on this node
+  int ranks = 1;                     ///< number of ranks on this node
   int nodes = 1, node = 0;           ///< each node runs its own launcher
   std::vector<int> ranks_of_nodes;   ///< number of ranks of each node, if they differ; empty: `ranks` on all
   std::string address;               ///< of rank 0; empty: this machine, or the first host
@@ -72,7 +72,7 @@ struct Attempt {
   std::string address, token, job;
   int port = 0;
   std::string folder;  ///< contains a folder for each rank
-  bool keep = false;   ///< the folder was asked for by the user, or is kept for its logs
+  bool keep = false;   ///< true: the folder stays, because the user asked for it or for its logs
 };
 
 /// Number of ranks on all nodes.

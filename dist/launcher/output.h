@@ -17,7 +17,7 @@ class Streams {
   Streams(int all = 0) : all_(all) {}
   /// Parses "3", or "0:1,1:2" (other ranks 0). Error naming `option` for invalid text and for an unknown rank.
   static Streams parse(const std::string& text, int ranks, const char* option);
-  bool covers(int local_rank, int stream) const;            ///< `stream`: 1 or 2
+  bool covers(int local_rank, int stream) const;            ///< true if selected; `stream`: 1 (stdout) or 2 (stderr)
   bool any() const { return all_ != 0 || !some_.empty(); }  ///< false if nothing is selected
 
  private:
@@ -45,10 +45,10 @@ class Console {
   bool terminal(int fd) const { return terminal_[fd - 1]; }  ///< true if it was a terminal at the start
   /// The descriptor to poll for writing; -1 when everything is written.
   int pending() const { return queue_.empty() ? -1 : queue_.front().fd; }
-  bool full() const { return bytes_ > (size_t(1) << 20); }  ///< more than 1 MiB is queued
+  bool full() const { return bytes_ > (size_t(1) << 20); }  ///< true if more than 1 MiB is queued
   /// The job is about to end: from now on, output of ranks is dropped while full(), in case nobody reads it.
   void hurry() { hurries_ = true; }
-  bool loses() const { return hurries_ && full(); }  ///< output is being dropped
+  bool loses() const { return hurries_ && full(); }  ///< true while output is dropped
   /// Writes as much as possible without blocking.
   void pump();
   /// True after stdout could not be written.

@@ -287,7 +287,7 @@ void MpiGroup::Engine::messages(const Call& call) {
 
 void MpiGroup::Engine::move(Call& call, uint64_t number) {
   if (is_message(call.collective)) return messages(call);
-  agree(call, number);  // for a barrier, agreeing is all
+  agree(call, number);  // a barrier is complete once all ranks agree
   collective(call);
 }
 

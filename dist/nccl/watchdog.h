@@ -87,7 +87,7 @@ class NcclWork final : public DeviceWork {
   Control& control_;
   const Device device_;
   Event ready_, end_;
-  std::atomic<bool> begun_{false};  // end_ has been recorded
+  std::atomic<bool> begun_{false};  // true once end_ has been recorded
   Call call_;                       // keeps its tensors alive; those of an `awaited` call until wait()
   // For the watchdog, set by watch()
   std::string what_;

@@ -36,7 +36,8 @@ inline Costs wholes(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1), times == 1 ? "(n-1)·α + (n-1)·S/β" : "2(n-1)·α + 2(n-1)·S/β"};
 }
-inline double log2_of(int ranks) { return std::bit_width(unsigned(ranks - 1)); }  ///< base-2 logarithm, rounded up
+/// Base-2 logarithm of the number of ranks, rounded up.
+inline double log2_of(int ranks) { return std::bit_width(unsigned(ranks - 1)); }
 /// True for broadcast and reduce.
 inline bool moves_all(Collective c) { return c == Collective::broadcast || c == Collective::reduce; }
 /// True for 1, 2, 4, ...

@@ -197,7 +197,7 @@ void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Devic
     below.push_back(i);
     if (plan.parts[i].name == name) own = i;
   }
-  if (below.empty()) return;  // it runs wherever its input is
+  if (below.empty()) return;  // no part: the module runs on the device of its input
   const std::optional<Device> output = chained ? std::nullopt : std::optional(around);
   const auto run = [&](Device device, std::optional<size_t> read = {}) {  // read: the part that it loads
     nn::Module::RunOn how{.device = device, .output = name.empty() ? std::optional(device) : output, .hold = {}};
@@ -247,7 +247,7 @@ std::shared_ptr<void> Dispatched::hold(const std::string& module) {
     if (impl_->plan.parts[i].name == module) return impl_->plan.places[i].is_device() ? nullptr : impl_->load(i);
   }
   for (const Part& part : impl_->plan.parts)
-    if (is_below(part.name, module)) return nullptr;  // it reads nothing itself
+    if (is_below(part.name, module)) return nullptr;  // its children have the parameters; the module itself has none
   fail(str("[device_map] expected the name of a module with parameters, got '", module, "'"));
 }
 

@@ -4,7 +4,7 @@
 //
 //   cpu:0  cpu:1  cuda:0   a device (virtual CPU devices too): the part is stored there, and runs there
 //   cpu                    host memory: the part is copied to the main device (the first one) whenever it runs
-//   disk                   a safetensors file: the same
+//   disk                   a safetensors file: the part is read to the main device whenever it runs
 //
 //   const auto plan = device_map::infer(model, "auto", {.max_memory = {{"cpu:0", "1GiB"}, {"cpu", "4GiB"}}});
 //   auto dispatched = device_map::dispatch(model, plan, {.offload_folder = "/tmp"});        // dispatch.h
@@ -58,7 +58,8 @@ struct Options {
 struct Part {
   std::string name;  ///< name of the module
   nn::Module* module = nullptr;
-  bool own = false;                  ///< the tensors that the module reads itself, not those of its children
+  /// True: only the tensors that the module reads itself; false: also those of its children.
+  bool own = false;
   std::vector<std::string> tensors;  ///< names of its parameters and buffers
   int64_t bytes = 0;                 ///< a tensor shared by several parts counts in the first
   int64_t bytes_there = 0;           ///< a shared tensor counts in each part

@@ -56,7 +56,7 @@ struct Options {
   /// mean probability (Switch, eq. 4 to 6).
   double balance_coef = 0.01;
   double z_coef = 0;  ///< coefficient of the mean of logsumexp(logits)² (ST-MoE, Zoph et al., 2022, eq. 5)
-  bool balance_over_group = false;  ///< f_e over the tokens of all ranks of the group, not only this one's
+  bool balance_over_group = false;  ///< true: f_e counts the tokens of all ranks of the group; false: only this rank's
 };
 
 /// A mixture-of-experts layer: the gate and this rank's experts.
@@ -84,7 +84,7 @@ struct Layer : nn::Layer<Layer> {
   // Results of the last forward for this rank's tokens
   Variable aux_loss;          ///< balance_coef * balance + z_coef * z, on the tape
   double balance = 0, z = 0;  ///< the two losses; only updated with `measure`
-  bool measure = false;       ///< makes forward wait for the device to read them
+  bool measure = false;       ///< true: forward waits for the device, and stores `balance` and `z`
   Routing routing;            ///< assignment of tokens to experts
 
  private:
@@ -101,7 +101,7 @@ struct Layer : nn::Layer<Layer> {
 
 /// All moe::Layers in a model, in the order of fields().
 std::vector<Layer*> layers_of(nn::Module& model);
-/// Their aux_loss variables, for parallel::CheckpointOptions::beside.
+/// The aux_loss variables of all moe::Layers in a model, for parallel::CheckpointOptions::beside.
 std::vector<Variable*> aux_losses(nn::Module& model);
 
 }  // namespace lockstep::moe

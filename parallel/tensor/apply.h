@@ -34,7 +34,7 @@ struct Options {
   /// With `sequence`: all-reduce the gradients of parameters that see only a part of the sequence as they arrive;
   /// false: the caller does it, see partial().
   bool sum = true;
-  bool overlap = true;  ///< see ColumnOptions, as well as `chunks`
+  bool overlap = true;  ///< overlap communication with products; see ColumnOptions, also for `chunks`
   int64_t chunks = 0;
   std::vector<Rule> rules = {};  ///< checked before what the model's fields() say
 };
