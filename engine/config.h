@@ -52,7 +52,7 @@ struct NamedConfig {
 /// f16 training with loss scaling.
 struct Fp16Config {
   bool enabled = false;
-  bool auto_cast = false;  ///< cast floating inputs of forward to f16
+  bool auto_cast = false;  ///< true: cast floating inputs of forward to f16
   double loss_scale = 0;   ///< 0: dynamic
   /// Exponent of the first dynamic scale; steps without overflow until it doubles; overflows until it halves.
   int64_t initial_scale_power = 16, loss_scale_window = 1000, hysteresis = 2;
@@ -63,7 +63,7 @@ struct Fp16Config {
 /// bf16 training with f32 master weights.
 struct Bf16Config {
   bool enabled = false;
-  bool auto_cast = false;           ///< cast floating inputs of forward to bf16
+  bool auto_cast = false;           ///< true: cast floating inputs of forward to bf16
   bool check_grad_overflow = true;  ///< skip steps with NaN or infinity in the gradients
 };
 
@@ -79,7 +79,7 @@ struct Fp8Config {
 /// ZeRO: sharding and communication. Sizes are numbers of elements.
 struct ZeroConfig {
   int64_t stage = 0;
-  std::optional<bool> overlap_comm;  ///< default: true
+  std::optional<bool> overlap_comm;  ///< overlap communication with computation; default: true
   bool reduce_scatter = true;
   int64_t reduce_bucket_size = 6'500'000;
   bool ignore_unused_parameters = true;

@@ -41,9 +41,9 @@ using Slot = std::variant<bool*, int*, int64_t*, double*, std::string*, std::opt
 /// Constraints on a value besides its type.
 struct Range {
   double least = -INFINITY, most = INFINITY;
-  bool above = false;              ///< exclude `least` itself
-  bool anything = false;           ///< any JSON, not only an object
-  bool inf_is_null = false;        ///< "inf" means null, as accelerate writes it
+  bool above = false;              ///< true: the value must be above `least`, not equal
+  bool anything = false;           ///< true: any JSON is allowed, not only an object
+  bool inf_is_null = false;        ///< true: "inf" means null, as accelerate writes it
   std::vector<std::string> words;  ///< the allowed words, in lower case
 
   /// True if the value is limited to an interval.
@@ -68,7 +68,7 @@ struct Key {
   Range range;
   std::string theirs;  ///< DeepSpeed's default, if ours differs
   std::string doc;     ///< effect of the key, or why it has none, or what to write instead
-  bool automatic;      ///< "auto" lets us choose the value
+  bool automatic;      ///< true: the value may be "auto", and is then chosen here
   std::string wants;   ///< expected(), for keys that work
 };
 
@@ -89,7 +89,7 @@ struct Said {
   std::map<std::string, data::Json>& inert;
   std::vector<std::string>& warnings;
 };
-/// Stores the members of a file's object in `config`, whose keys are in the table `keys`. Errors go to `problems`.
+/// Reads the members of a file's object into `config`. `keys`: the table of known keys. Errors go to `problems`.
 void read_keys(const data::Json& object, const std::vector<Key>& keys, void* config, const Said& said,
                std::vector<std::string>& problems);
 
@@ -104,7 +104,7 @@ std::optional<Line> line_of(const Key& key, const void* config, const std::set<s
 std::string aligned(const std::vector<Line>& lines);
 /// The keys that work as a Markdown table, for docs/config.md.
 std::string table_of(const std::vector<Key>& keys);
-/// The other keys as Markdown lists.
+/// The keys that the table of markdown leaves out, as Markdown lists.
 std::string lists_of(const std::vector<Key>& keys);
 /// The value at a dotted path; creates missing objects on the way.
 data::Json& at_path(data::Json& root, const std::string& path);
@@ -115,7 +115,7 @@ data::Json json_of(const std::vector<Key>& keys, const void* config, const std::
 data::Json json_of(const Slot& slot);
 /// The value of a key in `config` as JSON.
 data::Json value_of(const Key& key, const void* config);
-/// Stores a value of the file in a slot; false when it has a wrong type or is out of range.
+/// Stores a value of the file in a slot. Returns false if the value has a wrong type or is out of range.
 bool assign(const Slot& slot, const data::Json& value, const Range& range);
 /// Describes what assign() accepts: "an integer >= 1", "true or false", "cpu or nvme".
 std::string expected(const Slot& slot, const Range& range);

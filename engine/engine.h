@@ -144,16 +144,16 @@ struct InitializeArgs {
 struct SaveArgs {
   std::string tag = {};                            ///< folder name; empty: global_step<N>
   data::Json client_state = data::Json::Object();  ///< any JSON; load_checkpoint() returns it
-  bool save_latest = true;                         ///< make it the default of load_checkpoint()
-  bool exclude_frozen_parameters = false;          ///< leave frozen parameters out
-  bool async = false;                              ///< write while training continues
+  bool save_latest = true;                         ///< true: load_checkpoint() loads this checkpoint by default
+  bool exclude_frozen_parameters = false;          ///< true: leave frozen parameters out
+  bool async = false;                              ///< true: write while training continues
 };
 /// Options of load_checkpoint().
 struct LoadArgs {
   std::string tag = {};            ///< empty: the latest
   bool load_module_strict = true;  ///< Error unless the checkpoint has exactly the model's tensors
   bool load_optimizer_states = true, load_lr_scheduler_states = true;
-  bool load_module_only = false;  ///< load no optimizer, scheduler, counters, random state or position in the data
+  bool load_module_only = false;  ///< true: no optimizer, scheduler, counters, random state or position in the data
 };
 /// The result of load_checkpoint(): the manifest, and names of tensors that were not used.
 using checkpoints::Loaded;
@@ -280,13 +280,13 @@ class EngineBase {
   /// The resolved plan of the ranks.
   const parallel::Plan& plan() const;
   dist::ProcessGroup& group() const;  ///< ranks that sum gradients: replicas, and ranks that share samples
-  /// This rank's number among all ranks of the job.
+  /// Number of this rank among all ranks of the job.
   int global_rank() const;
   /// The optimizer; the first one if there are several.
   optim::Optimizer& optimizer() const;
   optim::Schedule* lr_scheduler() const;  ///< null without one
   Loader* training_dataloader() const;    ///< null without training_data
-  zero::Zero& zero() const;               ///< Error with a 1-bit optimizer
+  zero::Zero& zero() const;               ///< Error if the optimizer is a 1-bit one, which runs without ZeRO
   /// Null with other optimizers. Call its synchronize() before evaluating with 0/1 Adam.
   onebit::Optimizer* onebit() const;
 
@@ -353,7 +353,7 @@ template <class M> struct Initialized {
 };
 
 /// Builds an engine for a model. Collective. Parameters get the dtype and sharding of the config, and rank 0's values.
-/// Objects in `args` must outlive the use of the engine. Error without a config, or with two of them.
+/// Objects in `args` must outlive the use of the engine. Error if no config is given, or two.
 template <class M> Initialized<M> initialize(M& model, InitializeArgs args) {
   Engine<M> engine(model, std::move(args));
   optim::Optimizer& optimizer = engine.optimizer();

@@ -154,9 +154,11 @@ struct EngineBase::Impl {
   const std::unique_ptr<Part> part;                // this rank's part of a model that is cut; null otherwise
   PipelineModule whole;                            // the model and its loss, if not cut
   nn::Module& model;                               // the module that is trained
-  dist::ProcessGroup* group = nullptr;             // ranks that sum gradients
-  int sharing = 1;                                 // number of neighbouring ranks in it that share each micro-batch
-  dist::ProcessGroup* sharers = nullptr;           // these ranks; null when sharing is 1
+  dist::ProcessGroup* group = nullptr;             // the ranks that sum gradients; the engine's replicas
+  // Number of neighbouring ranks in `group` that share each micro-batch.
+  int sharing = 1;
+  // The ranks that share a micro-batch with this one; null if sharing is 1.
+  dist::ProcessGroup* sharers = nullptr;
   int64_t accumulation = 1;
   DType dtype = f32;  // dtype of the parameters, to which inputs are cast
   bool low_precision = false, auto_cast = false;
@@ -166,8 +168,8 @@ struct EngineBase::Impl {
   std::vector<optim::Schedule*> schedules;  // one per optimizer, or none
   std::optional<optim::DynamicLossScaler> scaler;
   std::optional<parallel::ActivationCheckpoints> checkpoints;
-  std::unique_ptr<zero::Zero> zero;  // null when the optimizer exchanges gradients itself,
-  std::unique_ptr<OneBit> one_bit;   // then this is set
+  std::unique_ptr<zero::Zero> zero;  // null if the optimizer is a 1-bit one
+  std::unique_ptr<OneBit> one_bit;   // set for a 1-bit optimizer, which exchanges gradients itself; else null
   std::unique_ptr<nn::Fp8Scaling> fp8;
   std::unique_ptr<Loader> loader;
   std::optional<data::RepeatingLoader<data::Example>> batches;  // endless loop over `loader`, for train_batch()
@@ -179,10 +181,10 @@ struct EngineBase::Impl {
   int pending = 0;               // backwards since the last step()
   int forwards = 0;              // forwards since the last step()
   std::optional<double> factor;  // factor of the step's losses
-  bool scaled = false;           // the loss of the coming backward is scaled already
+  bool scaled = false;           // true if the loss of the coming backward is scaled already
   bool in_pass = false, failed = false, closed = false;
-  bool drawn = false;   // the random stream of the coming micro-batch was started when its data were drawn
-  bool paused = false;  // backwards of a pipeline schedule: the hooks do nothing
+  bool drawn = false;   // true: the random stream of the coming micro-batch was started when its data were drawn
+  bool paused = false;  // true in the backwards of a pipeline schedule: the hooks do nothing
   int64_t loops = 0;    // depth of loops over DataLoaders in which the step began
   bool said_unfilled = false;
   int no_sync_depth = 0;

@@ -20,10 +20,10 @@ struct ModelShape {
   struct Parameter {
     std::string name;
     Shape shape;
-    int64_t expert = -1;                               ///< its expert's number; -1: none
+    int64_t expert = -1;                               ///< number of the expert that it belongs to; -1: none
     int64_t dim = -1;                                  ///< dim that tensor parallelism cuts; -1: not cut
     std::vector<int64_t> blocks = {};                  ///< sizes of blocks along dim that are cut separately
-    bool is_table = false;                             ///< a table of token embeddings
+    bool is_table = false;                             ///< true for a table of token embeddings
     bool trains = true;                                ///< false: frozen
     int64_t numel() const { return numel_of(shape); }  ///< elements of the whole parameter
     /// The slice of it that the first of `ranks` tensor-parallel ranks holds.

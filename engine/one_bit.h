@@ -24,7 +24,7 @@ class OneBit {
  public:
   struct Options {
     zero::NonFinite nonfinite = zero::NonFinite::error;  ///< what to do with gradients that are not finite
-    bool accumulates = false;                            ///< more than one micro-batch per step
+    bool accumulates = false;                            ///< true: a step has more than one micro-batch
     std::function<void(const std::string&)> note;        ///< called with messages for people
   };
   /// Broadcasts rank 0's frozen parameters and buffers; the optimizer's constructor has done so for trained parameters.

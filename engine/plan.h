@@ -72,8 +72,9 @@ struct PlanForecast {
   double copy_traffic(size_t stage) const { return stages[stage].gradient_traffic + stages[stage].parameter_traffic; }
 };
 
-/// Error with the reason, and the nearest plan that works, for a plan that does not. The ZeRO stage is the plan's, or
-/// else the config's. seconds: time of each layer, which replaces pipeline.partition when stages are cut.
+/// Forecast of a plan. Error if the plan does not work; it names the reason and the nearest plan that works. The ZeRO
+/// stage is the plan's, or else the config's. seconds: time of each layer, which replaces pipeline.partition when
+/// stages are cut.
 PlanForecast plan_parts(const Config& config, const ModelShape& model, const parallel::Plan& plan,
                         const std::vector<double>& seconds = {});
 
@@ -90,7 +91,7 @@ Speeds measure_speeds(DType dtype);
 /// Predicted seconds of a step, and its parts.
 struct PredictedTime {
   double compute = 0, communication = 0, optimizer = 0, step = 0;
-  double tokens = 0;  ///< of all ranks, per second
+  double tokens = 0;  ///< tokens per second of all ranks
 };
 /// Predicts the time of a step.
 PredictedTime predict(const PlanForecast& plan, const Speeds& speeds);

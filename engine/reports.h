@@ -83,8 +83,8 @@ class FlopsProfiler {
   FlopsProfiler(const FlopsProfiler&) = delete;
 
   void start();                    ///< profile the coming forward
-  void stop(double milliseconds);  ///< that forward has ended
-  /// Notes the time of the first backward after it.
+  void stop(double milliseconds);  ///< ends the profiled forward, which took this long
+  /// Notes the time of the first backward after the profiled forward.
   void backward(double milliseconds) {
     if (is_done() && backward_ < 0) backward_ = milliseconds;
   }

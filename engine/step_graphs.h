@@ -33,7 +33,8 @@ struct MicroBatch {
   uint64_t calls = 0;   // random calls made while its data were drawn
   int64_t tokens = -1;  // -1: the loss is a mean
 
-  /// Copies the data if drawing the next micro-batch may overwrite them. False if a copy would have other strides.
+  /// Copies the data if drawing the next micro-batch may overwrite them. Returns false if a copy is needed, but would
+  /// have other strides.
   bool keep();
 };
 
@@ -57,7 +58,8 @@ class StepGraphs {
   bool are_wanted();
   /// True if the data of the coming step may be drawn in advance.
   bool may_draw() const;
-  /// Records or replays a step. False, without effect, if the step must run normally. Collective.
+  /// Records or replays a step, and returns true. Returns false, without effect, if the step must run normally.
+  /// Collective.
   bool run(const std::vector<MicroBatch>& step, std::optional<double> metric);
   void drop() { recorded_.clear(); }  ///< forgets all recordings
   /// For people: "2 shapes recorded, 198 of 200 steps replayed", or the reason why none is.
@@ -88,7 +90,7 @@ class StepGraphs {
     /// modes.
     int64_t state() const;
   };
-  /// Functions that return a text return the reason against a graph, or "".
+  // The functions below that return a text return the reason why there can be no graph, or "".
   bool is_shared() const;
   std::vector<dist::ProcessGroup*> groups() const;
   std::string reason_against_all() const;

@@ -18,7 +18,7 @@ using Ddp = DistributedDataParallel;
 /// Marks the parameters that `output` depends on.
 void Ddp::look_at(const Variable& output) {
   saw_forward_ = true;
-  // Backward may start from any of the outputs, so count every parameter as used.
+  // Backward may start from any of the outputs, so expect every gradient.
   if (++forwards_ > 1) return reachable_.clear();
   std::unordered_map<const Node*, size_t> leaves;
   for (size_t i = 0; i < reducer_->parameters.size(); ++i)

@@ -61,7 +61,7 @@ struct EngineOptions {
   /// Overrides `split`: the first layer of each virtual stage, then the number of layers.
   std::vector<int> bounds = {};
   int checkpoint_interval = 0;          ///< recompute groups of so many layers in backward; 0: none
-  bool dynamic_shapes = false;          ///< send shapes with every micro-batch, not only once
+  bool dynamic_shapes = false;          ///< true: send shapes with every micro-batch; false: only once
   std::optional<Schedule> custom = {};  ///< a schedule of your own, checked before training starts
   /// Default: a mesh of replicas x stages over all ranks. With tensor parallelism, `make` of each LayerSpec returns the
   /// sliced layer.
@@ -100,7 +100,7 @@ class Engine {
   /// Averages the losses that forward_backward() returned, over all ranks. Collective.
   double mean_loss(const std::vector<Tensor>& losses);
   /// Multiplies the gradients of all stages by max_norm / (norm + 1e-6) if that is below 1. Returns the norm before
-  /// clipping. Collective. Error with tensor parallelism or without `reduce`.
+  /// clipping. Collective. Error if the plan has tensor parallelism or `reduce` is false.
   double clip_grad_norm(double max_norm);
   /// Euclidean norm of the gradients of all stages, from this rank's sums of squares by parameter name. A tied
   /// parameter counts once. Sums follow the order of the model, so the result is bit-identical to that of one process.
@@ -117,8 +117,9 @@ class Engine {
   /// The first layer of each virtual stage, then the number of layers.
   const std::vector<int>& bounds() const { return bounds_; }
   int stage() const { return rank_; }                                 ///< this rank's stage, 0 .. stages - 1
-  bool is_first() const { return schedule_.place(0).rank == rank_; }  ///< holds the first layer
-  bool is_last() const { return schedule_.place(virtual_stages_ - 1).rank == rank_; }  ///< holds the last layer
+  bool is_first() const { return schedule_.place(0).rank == rank_; }  ///< true if this rank holds the first layer
+  /// True if this rank holds the last layer.
+  bool is_last() const { return schedule_.place(virtual_stages_ - 1).rank == rank_; }
   /// Times of all ranks by world rank, the same on every rank. A step replayed from a graph does not update them.
   const std::vector<RankTime>& times() const { return times_; }
   /// Idle fraction of all ranks in the last train_batch(): the "bubble" of simulate() and of the papers' formulas.
@@ -138,7 +139,7 @@ class Engine {
   /// A micro-batch in a chunk, between its forward and its last backward.
   struct Flight {
     Values inputs, outputs;         // inputs: leaves; outputs: activations for the next stage, or the loss
-    std::vector<Tensor> gradients;  // of the outputs
+    std::vector<Tensor> gradients;  // gradients of the outputs
     std::optional<SplitBackward> split;
     uint64_t random_call = 0;  // calls drawn from the random stream: before the forward, later after it
   };
@@ -177,7 +178,7 @@ class Engine {
     int layer = 0, place = 0;
     bool leads = true;
     Variable parameter;
-    bool trained = true;  // requires_grad when the engine was made
+    bool trained = true;  // requires_grad of the parameter when the engine was made
   };
 
   // setup.cpp

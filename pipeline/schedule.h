@@ -33,7 +33,7 @@ std::vector<std::string> names_of_kinds();
 std::string_view name_of(Kind kind);  ///< "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe-v"
 /// True for the name of a kind.
 bool is_kind(std::string_view name);
-Kind parse_kind(std::string_view name);  ///< Error with the known names and the nearest one
+Kind parse_kind(std::string_view name);  ///< Error if unknown; it lists the known names and the nearest
 
 /// A computation, or one end of a transfer.
 enum class What : uint8_t {
@@ -94,7 +94,7 @@ int chunks_of(const Request& request);  ///< chunks per rank, with the default f
 /// The reason why no schedule exists for these numbers, with the nearest alternative: "interleaved: expected ..., got
 /// ...; use ...". Empty if the schedule exists.
 std::string refusal_of(const Request& request);
-/// The schedule for these numbers; Error with refusal_of() if none exists. Pure: depends only on its argument.
+/// The schedule for these numbers. Error if none exists; its text is refusal_of(). Pure: depends only on its argument.
 Schedule make_schedule(const Request& request);
 
 /// The forwards of `micro_batches` micro-batches on the same stages, with their transfers: for evaluation.

@@ -25,7 +25,7 @@ Check check_schedule(const Schedule& schedule, const Ties& ties = {});
 /// How messages are mapped to device streams (link.h).
 struct Streams {
   int ahead = 2;                   ///< messages of a link that a rank may have in flight before it waits for the oldest
-  bool one_for_both_ways = false;  ///< one stream per pair of ranks for both directions, as with a single communicator
+  bool one_for_both_ways = false;  ///< true: a pair of ranks has one stream for both directions (a single communicator)
 };
 /// Simulates messages on device streams, for a schedule without errors in its lists. Returns what each blocked rank
 /// waits for; empty if all ranks finish.

@@ -107,7 +107,8 @@ std::vector<Move> Traffic::moves_of(int rank) const {
       has_come[size_t(next)] = true;
     }
     if (posted[link] > taken[link] || posted[link] == order.size()) return;
-    const Sent& next = slot_of(order[posted[link]]);  // its shapes are those of the activation that went the other way
+    // A gradient has the shapes of the activation that went the other way.
+    const Sent& next = slot_of(order[posted[link]]);
     if (next.way != Way::gradient || has_run[size_t(number(size_t(next.stage) - 1, order[posted[link]] % m_))]) post();
   };
   for (const Action& a : s_.ranks[size_t(rank)]) {

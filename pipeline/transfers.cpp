@@ -132,7 +132,7 @@ std::vector<double> Engine::gather_losses() {
   const size_t n = size_t(now_.micro_batches) * size_t(plan_.dp) * size_t(now_.values),
                ranks = world_ ? size_t(world_->size()) : 1, me = world_ ? size_t(world_->rank()) : 0;
   std::vector<double> all(n + 2 * ranks);
-  const bool counts = at_.tp == 0;  // tensor-parallel ranks hold the same loss; context-parallel ranks average theirs
+  const bool counts = at_.tp == 0;  // true on one of the tensor-parallel ranks, which all hold the same loss
   for (const auto& [micro_batch, loss] : losses_) {
     const std::vector<double> numbers = loss.to_vector<double>();
     for (size_t i = 0; i < numbers.size() && counts; ++i)

@@ -15,7 +15,7 @@
 // because nothing reads it after that, or when backward has passed the beginning of the call that needs it. Tensors on
 // the tape keep their storage, which is emptied and refilled underneath them.
 //
-//   each rank sends      3 (N-1)/N times the model per step: parameters are gathered twice, gradients reduced once
+//   each rank sends      3 (N-1)/N times the model per micro-batch: gathers parameters twice, reduces gradients once
 //   each rank holds      (4 + 12) Ψ/N bytes, for Ψ parameters in 16 bits with Adam; and the units that are whole
 //   paper                Rajbhandari et al., SC 2020, section 5.3 (P_os+g+p)
 #include <algorithm>

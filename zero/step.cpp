@@ -12,8 +12,8 @@
 // Reproducibility. The scale contains all divisors (ranks, accumulation, loss scale) and is applied in f32 after the
 // sum, so results do not depend on which rank had which micro-batch. A norm is a sum over fixed blocks of each
 // parameter. Each block lies on one rank; its sum is added into a list that is zero on all other ranks, so every rank
-// adds the same numbers in the same order as optim::clip_grad_norm(). Blocks of spread parameters (experts) at the same
-// place are added together, so that the norm covers all experts.
+// adds the same numbers in the same order as optim::clip_grad_norm(). Blocks of spread parameters (experts) with the
+// same index are added together, so that the norm covers all experts.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -13,7 +13,7 @@
 
 namespace lockstep::zero {
 
-/// A run of bytes of a tile: its place in a file, and in the tile's buffer.
+/// A run of bytes of a tile: its offsets in a file and in the tile's buffer.
 struct Extent {
   const SwapFile* file = nullptr;
   int64_t offset = 0, at = 0, bytes = 0;

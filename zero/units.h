@@ -14,7 +14,7 @@ struct PlannedParameter {
   int64_t numel = 0;        ///< elements
   std::string kind = {};    ///< dtype, trained or frozen; a unit has parameters of one kind
   int ranks = 1;            ///< number of ranks that have it
-  bool trains = true;       ///< an optimizer has it
+  bool trains = true;       ///< true if an optimizer updates it
   bool elementwise = true;  ///< false: its rule needs the whole parameter, so that one rank owns it
 };
 

@@ -3,12 +3,12 @@
 // gradients and optimizer state on every rank. ZeRO keeps only a shard of them on each rank, and communicates shards
 // when they are needed. For Ψ parameters in 16 bits, Adam and N ranks:
 //
-//                                           bytes per parameter on each rank     elements sent by each rank
-//                                           parameters   gradients   optimizer   per step, times Ψ (N-1)/N
+//                                           bytes per parameter on each rank     elements sent by each rank per step of
+//                                           parameters   gradients   optimizer   A micro-batches, times Ψ (N-1)/N
 //   stage 0   shards nothing   stage.cpp    2            2           12          2: all-reduce of gradients
 //   stage 1   optimizer state  stage1.cpp   2            2           12/N        2: reduce gradients, gather parameters
-//   stage 2   and gradients    stage2.cpp   2            2/N         12/N        2: the same, with one micro-batch
-//   stage 3   and parameters   stage3.cpp   2/N          2/N         12/N        3: the same, gather parameters twice
+//   stage 2   and gradients    stage2.cpp   2            2/N         12/N        A+1: reduce A times, gather once
+//   stage 3   and parameters   stage3.cpp   2/N          2/N         12/N        3A: reduce A times, gather 2A times
 //
 //   zero::Zero zero(model, optimizer, {.stage = 2});      // broadcasts rank 0's parameters
 //   for (int i = 0; i < accumulation; ++i) loss(zero.micro_batch(i, accumulation)).backward();
@@ -62,7 +62,7 @@ struct Spread {
 /// Options of Zero, with DeepSpeed's names where it has them. Sizes count elements. They must be the same on all ranks.
 struct ZeroOptions {
   int stage = 1;                                 ///< 0 to 3
-  bool overlap_comm = true;                      ///< overlap communication with computation. Same bits.
+  bool overlap_comm = true;                      ///< true: overlap communication with computation. Same bits.
   int64_t reduce_bucket_size = 6'500'000;        ///< size of a unit, parameters communicated together (25 MiB in f32)
   bool reduce_scatter = true;                    ///< false: all-reduce instead, which sends twice the bytes. Same bits.
   bool ignore_unused_parameters = false;         ///< false: a parameter without a gradient is an Error
@@ -85,8 +85,9 @@ struct ZeroOptions {
 };
 
 struct StepReport;
-/// The other parts of a model of which `module` is only one (a pipeline stage, slices of layers): step() agrees with
-/// them on norms and skipped steps. All their ranks must make the same calls in the same order.
+/// Needed if the module given to Zero is only a part of the model (a pipeline stage, slices of layers). Through this
+/// class step() agrees with the other parts on norms and skipped steps. The ranks of all parts must make the same calls
+/// in the same order.
 class OtherParts {
  public:
   virtual ~OtherParts() = default;
@@ -104,14 +105,14 @@ class OtherParts {
 struct StepOptions {
   double grad_scale = 1;   ///< factor for the gradients, applied in f32; they are also divided by the number of ranks
   double max_norm = 0;     ///< clip all gradients to this norm; 0: no clipping
-  bool want_norm = false;  ///< compute the norm even without clipping
+  bool want_norm = false;  ///< true: compute the norm even without clipping
   optim::DynamicLossScaler* scaler = nullptr;  ///< gradients are divided by its scale; it learns of the outcome
   OtherParts* others = nullptr;                ///< null: the module is the whole model
 };
 
 /// Outcome of one step.
 struct StepReport {
-  bool skipped = false;         ///< NonFinite::skip found a non-finite gradient: nothing was changed
+  bool skipped = false;         ///< true: NonFinite::skip found a non-finite gradient, and nothing was changed
   double norm = NAN;            ///< of all gradients, before clipping; NaN if it was not computed
   std::string first_nonfinite;  ///< the first parameter with a NaN or infinity in its gradient
   int rank = -1;                ///< the rank where it was found
@@ -121,7 +122,7 @@ struct StepReport {
 struct StatePiece {
   std::string name;   ///< "model.h.0.weight", "optimizer.exp_avg.h.0.weight"
   Shape shape;        ///< of the whole tensor
-  dist::Range range;  ///< the elements of the piece
+  dist::Range range;  ///< the piece's elements of the whole tensor
   Tensor tensor;      ///< live: to be read, or overwritten by a load
 };
 
@@ -166,10 +167,10 @@ class Zero {
   /// Collective. Until then .grad is a placeholder without memory: reading it is an Error, clearing it discards what
   /// was collected.
   StepReport step(const StepOptions& options = {});
-  /// Support for graphs: step() may be captured in a Graph on CUDA devices (Error with offload or spread parameters).
-  /// before_replay() is called before each replay: it counts the step and writes its numbers (learning rates, scale)
-  /// where the graph reads them. after_replay() waits, reports like step(), and updates the scaler. Only numbers in
-  /// `options` may change between replays. of: the captured() step that is replayed, if there are several graphs.
+  /// Support for graphs: step() may be captured in a Graph on CUDA devices (Error if offload or spread parameters are
+  /// used). before_replay() is called before each replay: it counts the step and writes its numbers (learning rates,
+  /// scale) where the graph reads them. after_replay() waits, reports like step(), and updates the scaler. Only numbers
+  /// in `options` may change between replays. of: the captured() step that is replayed, if there are several graphs.
   using Captured = std::shared_ptr<const CapturedStep>;
   /// Prepares a replay, see Captured. Error for a scale above 1, see can_replay().
   void before_replay(const StepOptions& options = {}, const Captured& of = nullptr);

@@ -58,12 +58,12 @@ enum class TagValidation { fail, warn, ignore };
 
 /// Options of a Saver.
 struct SaveOptions {
-  bool async = false;  ///< save() returns after the tensors are copied; a thread writes them
+  bool async = false;  ///< true: save() returns after the tensors are copied, and a thread writes them
   int keep = 0;        ///< number of checkpoints kept, the newest; 0: all
-  bool latest = true;  ///< make it the default of load()
+  bool latest = true;  ///< true: load() loads this checkpoint by default
   /// Reaction to different tags; unless it is `fail`, rank 0's tag is used.
   TagValidation tag_validation = TagValidation::fail;
-  bool take_over = false;             ///< ignore the lock that a job on another host has left
+  bool take_over = false;             ///< true: ignore the lock that a job on another host has left
   dist::Seconds timeout{30};          ///< for all ranks to call save(); afterwards an error names the missing ones
   dist::Seconds write_timeout{3600};  ///< for all ranks to finish writing
   data::FileCalls* calls = nullptr;   ///< file operations; nullptr: the system's
@@ -104,8 +104,8 @@ struct LoadOptions {
   /// Checks of the files that are read. With hashes, each file is hashed by one rank.
   Verify verify = Verify::hashes;
   bool fall_back = false;              ///< if the newest checkpoint is damaged, use the one before, with a warning
-  bool convert = false;                ///< convert dtypes; otherwise a different dtype is an Error
-  bool strict = true;                  ///< tensors that no rank asks for are an Error
+  bool convert = false;                ///< true: convert dtypes; false: a different dtype is an Error
+  bool strict = true;                  ///< true: Error if the checkpoint has tensors that no rank asks for
   std::vector<std::string> skip = {};  ///< prefixes of names ("optimizer.") that are exempt from `strict`
   dist::Seconds timeout{30};           ///< for all ranks to call load()
   std::function<void(const std::string&)> warn = {};  ///< called with warnings; default: a line on stderr

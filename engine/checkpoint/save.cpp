@@ -142,7 +142,7 @@ struct Saver::State {
                                           [this](const std::string& what) { ranks.warn(what); });
       kept.clear();
       for (const Found& found : list_checkpoints(dir)) {
-        int64_t sequence = 0;  // damaged ones are removed first
+        int64_t sequence = 0;  // stays 0 if the checkpoint is damaged, which is then removed first
         try {
           sequence = read_manifest(path_of(found.folder)).sequence;
         } catch (const Error& error) { ranks.warn(error.what()); }
@@ -305,7 +305,7 @@ struct Saver::State {
     std::string folder, tag;
   };
   std::vector<Kept> kept;
-  bool renamed = false;  // the folder of the current save has its final name
+  bool renamed = false;  // true once the folder of the current save has its final name
 
   std::future<void> running;  // the writing thread
   mutable std::mutex mutex;
@@ -323,7 +323,7 @@ Saver::Saver(const std::string& dir, dist::ProcessGroup* group, SaveOptions opti
 }
 
 Saver::~Saver() {
-  if (!state_->maker.is_here()) {  // in a forked child
+  if (!state_->maker.is_here()) {  // a forked child must not wait for its parent's thread
     never_destroy(std::move(state_));
     return;
   }
