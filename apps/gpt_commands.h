@@ -11,7 +11,7 @@ class App;
 
 namespace apps {
 
-/// `gpt load`: loads a Hugging Face folder and prints the place and dtype of each parameter.
+/// `gpt load`: loads a Hugging Face folder and prints the device and dtype of each parameter.
 void add_load_command(CLI::App& app);
 /// `gpt eval`: the loss of a model on a text.
 void add_eval_command(CLI::App& app);

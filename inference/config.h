@@ -51,7 +51,7 @@ struct QuantConfig {
   QuantSwitch activation{.enabled = false}, qkv;
 };
 
-/// Another place for the keys `checkpoint`, save_mp_checkpoint_path and base_dir.
+/// The object "checkpoint_config", which may hold the keys `checkpoint`, save_mp_checkpoint_path and base_dir instead.
 struct CheckpointConfig {
   std::string checkpoint_dir, save_mp_checkpoint_path, base_dir;
 };
@@ -86,7 +86,7 @@ struct Config {
   /// Number of tensor-parallel ranks.
   int tp() const { return tensor_parallel.enabled ? int(tensor_parallel.tp_size) : 1; }
   int ep() const { return moe.enabled ? int(moe.ep_size) : 1; }  ///< number of expert-parallel ranks
-  bool is_int8() const { return dtype == "int8"; }               ///< weights are quantized
+  bool is_int8() const { return dtype == "int8"; }               ///< true if weights are quantized to int8
   /// Dtype of the parameters; nullopt: unchanged.
   std::optional<DType> parameter_dtype() const;
   /// The files or the folder with the weights, with base_dir prepended; empty if the model has its weights already.

@@ -17,7 +17,7 @@ struct Card {
   std::string name;
   double flops16 = 0, flops32 = 0;  ///< FLOP/s of tensor cores in f16 and bf16, and of f32 units
   double bandwidth = 0;             ///< bytes/s
-  bool has_wgmma = false;           ///< compute capability 9.0
+  bool has_wgmma = false;           ///< true for compute capability 9.0
 };
 /// The known GPUs.
 const std::vector<Card>& cards();
@@ -37,9 +37,9 @@ inline constexpr int memory_source = 3;  ///< for kernels bound by memory
 struct KernelCost {
   std::string kind;  ///< kernels of one kind share a row: "product 16384 x 768 x 2304"
   int64_t launches = 1;
-  double flops = 0;       ///< by tensor cores, or by f32 units for f32
+  double flops = 0;       ///< operations of tensor cores, or of f32 units for f32
   double bytes = 0;       ///< read and written, each operand once
-  bool is_short = false;  ///< 16-bit operands
+  bool is_short = false;  ///< true for 16-bit operands
   Efficiency efficiency = {};
 };
 /// The cost of a kernel. Efficiencies depend on the card.

@@ -57,7 +57,7 @@ struct PipelineFigures {
 /// One kind of collective.
 struct Traffic {
   std::string collective;
-  double calls = 0, bytes = 0, sent = 0, seconds = 0;  ///< per rank and step, mean
+  double calls = 0, bytes = 0, sent = 0, seconds = 0;  ///< means per rank and step
 };
 
 /// A value computed by a formula from a paper.

@@ -33,8 +33,8 @@ struct TrainingJob {
   pipeline::Kind schedule = pipeline::Kind::one_f_one_b;
   int chunks = 0;          ///< 0: the schedule's default
   DType dtype = f32;       ///< of parameters, gradients and activations
-  bool recompute = false;  ///< blocks repeat their forward in the backward
-  bool overlap = true;     ///< reduce gradients during the backward (without a pipeline)
+  bool recompute = false;  ///< true: blocks repeat their forward in the backward
+  bool overlap = true;     ///< true: reduce gradients during the backward (without a pipeline)
   double bucket_bytes = 25 * 1048576.;
   int64_t overlap_chunks = 0;  ///< of products with tensor parallelism; 0: as on CUDA devices
 };
@@ -63,7 +63,7 @@ struct Term {
 
 /// The prediction for a step.
 struct StepPrediction {
-  std::vector<Term> terms;  ///< they add up to the step
+  std::vector<Term> terms;  ///< parts of the step's time, which add up to all of it
   double step = 0;
   size_t bound = 0;                  ///< index of the largest term
   double forward = 0, backward = 0;  ///< of a micro-batch on a rank that has the whole model

@@ -52,7 +52,7 @@ struct RankTrace {
   int64_t run = 0;
   ClockDrift drift;
   double clock_error = 0;     ///< seconds
-  bool whole = false;         ///< the trace was ended; otherwise the process was killed, or still runs
+  bool whole = false;         ///< true: the trace was ended; false: the process was killed, or still runs
   std::vector<Event> events;  ///< sorted by begin; without operations and tape nodes
   struct Total {              ///< totals of one kernel
     int64_t calls = 0;

@@ -36,7 +36,7 @@ struct AcceleratorOptions {
   /// "fp16", "bf16" or "fp8": autocast. If deepspeed_config says "auto" for that dtype, parameters have it, too.
   std::string mixed_precision = "no";
   int64_t gradient_accumulation_steps = 1;    ///< above 1, deepspeed_config must have the same value or "auto"
-  bool split_batches = false;                 ///< a loader's batch_size is the total of all ranks
+  bool split_batches = false;                 ///< true: a loader's batch_size is the total of all ranks
   bool even_batches = true;                   ///< false is an Error: ranks would wait for each other's batches
   bool step_scheduler_with_optimizer = true;  ///< false: every step() of a schedule counts
   std::string deepspeed_config = {};          ///< file or JSON text; "auto" values are filled in
@@ -93,7 +93,7 @@ struct State {
   void save(const std::string& folder);             ///< collective
   void load(const std::string& folder);             ///< collective
   void turn_to(const std::shared_ptr<Loop>& loop);  ///< `loop` received the most recent batch
-  Loop running_loop() const;                        ///< the loop that received it; Error without a loop
+  Loop running_loop() const;                        ///< the loop of the most recent batch; Error if there was none
 
   struct Model {  ///< a prepared model
     nn::Module* module;
@@ -129,7 +129,7 @@ struct State {
   double clipping = 0;                     ///< from the configuration
   std::vector<std::weak_ptr<Loop>> loops;  ///< running loops; the last one received the last batch
   std::optional<Loop> last_loop;           ///< a copy of that loop, which may have ended
-  bool pending = false, holding = false;   ///< gradients not yet stepped; inside accumulate()
+  bool pending = false, holding = false;   ///< true: gradients are not stepped yet; inside accumulate()
 };
 using Shared = std::shared_ptr<State>;  ///< lives as long as anything prepared
 
@@ -138,12 +138,12 @@ template <class M> struct Holder {  ///< a model and its engine, once its optimi
   std::unique_ptr<engine::Engine<M>> engine;
 };
 
-template <class T> struct LoaderOf : std::false_type {};  ///< recognizes a DataLoader
+template <class T> struct LoaderOf : std::false_type {};  ///< a true_type if T is a DataLoader
 template <class S, class B> struct LoaderOf<data::DataLoader<S, B>> : std::true_type {
   using Sample = S;  ///< of this DataLoader
   using Batch = B;   ///< of this DataLoader
 };
-[[noreturn]] void refuse_thing(bool prepared);  ///< the Error for an argument that prepare() rejects
+[[noreturn]] void refuse_thing(bool prepared);  ///< throws the Error for an argument that prepare() rejects
 
 }  // namespace accelerated
 
@@ -160,9 +160,10 @@ template <class M> class PreparedModel {
       return Out((*holder_->model)(std::forward<Args>(args)...));
     else return Out(holder_->model->call(std::forward<Args>(args)...));
   }
-  void train(bool training = true) { unwrap().train(training); }  ///< training mode, with dropout
-  void eval() { train(false); }                                   ///< evaluation mode
-  M& unwrap() const { return *holder_->model; }                   ///< the user's model
+  /// Training: true: training mode, with dropout; false: evaluation mode.
+  void train(bool training = true) { unwrap().train(training); }
+  void eval() { train(false); }                  ///< evaluation mode
+  M& unwrap() const { return *holder_->model; }  ///< the user's model
 
  private:
   accelerated::Shared state_;
@@ -272,7 +273,7 @@ class Accelerator {
  public:
   /// Joins the job described by the environment, unless the process already has; without one, trains alone.
   explicit Accelerator(AcceleratorOptions options = {});
-  /// Uses a program's job, whose command line then sets precision, accumulation and configuration.
+  /// Uses a program's job. The program's command line then sets precision, accumulation and configuration.
   explicit Accelerator(Job& job, AcceleratorOptions options = {});
 
   /// Collective. Takes a model, its optimizer, loaders and schedules, and returns prepared ones in the same order (a
@@ -309,13 +310,14 @@ class Accelerator {
   Tensor pad_across_processes(const Tensor& tensor, int64_t dim = 0, Scalar pad_index = 0,
                               bool pad_first = false) const;
 
-  bool is_main_process() const { return state_->leads(); }                               ///< rank 0
-  bool is_local_main_process() const { return state_->job().team().local_rank() == 0; }  ///< first of this machine
-  int num_processes() const { return state_->world(); }                                  ///< number of ranks
-  int process_index() const { return state_->job().team().rank(); }                      ///< this rank
-  Device device() const { return state_->job().device(); }                               ///< of this rank
-  void wait_for_everyone() const { state_->job().team().wait(); }                        ///< barrier
-  template <class... T> void print(const T&... what) const {                             ///< on the main process only
+  bool is_main_process() const { return state_->leads(); }  ///< true on rank 0
+  /// True on the first rank of this machine.
+  bool is_local_main_process() const { return state_->job().team().local_rank() == 0; }
+  int num_processes() const { return state_->world(); }              ///< number of ranks
+  int process_index() const { return state_->job().team().rank(); }  ///< number of this rank
+  Device device() const { return state_->job().device(); }           ///< device of this rank
+  void wait_for_everyone() const { state_->job().team().wait(); }    ///< barrier
+  template <class... T> void print(const T&... what) const {         ///< on the main process only
     if (is_main_process()) ((std::cout << what), ...) << std::endl;
   }
   /// The user's model.

@@ -28,8 +28,9 @@ struct TrainingArguments {
   std::string lr_scheduler_type = "linear";  ///< or constant, constant_with_warmup, cosine, polynomial
   double warmup_steps = 0;                   ///< below 1: a fraction of all steps
   std::string eval_strategy = "no";          ///< "no": only at the end; "steps": every eval_steps; "epoch"
-  double eval_steps = 500;                   ///< this, save_steps and logging_steps: below 1, a fraction of all steps
-  std::string save_strategy = "steps";       ///< "steps": every save_steps and at the end; "epoch"
+  /// Eval_steps, save_steps and logging_steps below 1: a fraction of all steps.
+  double eval_steps = 500;
+  std::string save_strategy = "steps";  ///< "steps": every save_steps and at the end; "epoch"
   double save_steps = 500;
   int64_t save_total_limit = 0;  ///< 0: keep all
   double logging_steps = 500;    ///< for the log in trainer_state.json; metrics.jsonl has every step
@@ -40,7 +41,7 @@ struct TrainingArguments {
   /// True: from the last checkpoint; or a checkpoint's folder.
   std::variant<bool, std::string> resume_from_checkpoint = false;
   uint64_t seed = 42;
-  bool fp16 = false, bf16 = false;  ///< autocast; if the deepspeed file says "auto", for parameters, too
+  bool fp16 = false, bf16 = false;  ///< true: autocast to this dtype; if the deepspeed file says "auto", parameters too
   bool dataloader_drop_last = false;
   std::string deepspeed = {};  ///< configuration: a file or JSON text
 

@@ -22,8 +22,8 @@ struct AutoValues {
   double warmup_steps = 0;  ///< for a schedule in the file; below 1: a fraction of all steps
   std::optional<int64_t> micro_batch = {}, accumulation = {};  ///< replace --batch and --accumulate
   std::optional<double> max_grad_norm = {};                    ///< default: gradient_clipping of the program's keys
-  bool optimizer_is_argument = false;  ///< Error if the file has other optimizer options than `optimizer`
-  bool all_are_arguments = false;      ///< Error also for another clipping norm, number of steps or warmup
+  bool optimizer_is_argument = false;  ///< true: Error if the file's optimizer options differ from `optimizer`
+  bool all_are_arguments = false;      ///< true: Error also if clipping norm, number of steps or warmup differ
 };
 
 /// Collects contradictions and "auto" values that nobody knows, for one Error.
@@ -31,7 +31,7 @@ struct AutoProblems {
   std::vector<std::string> mismatches, unfilled;
   /// Notes that the file has `file` under `key`, but `argument` is `value`.
   void differ(const std::string& key, const data::Json& file, const std::string& argument, const data::Json& value);
-  /// Raises one Error with everything that was noted; it begins with `origin`.
+  /// Throws one Error that lists everything noted; it begins with `origin`.
   void fail_if_any(const std::string& origin) const;
 };
 /// Replaces "auto" for the keys in the table. own: the program's keys. half: "fp16", "bf16" or "", the dtype that

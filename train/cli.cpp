@@ -79,7 +79,7 @@ int finished(int code) {
   if (written) return code;
   const std::string why = errno || write(STDOUT_FILENO, "\n", 1) < 0
                               ? std::strerror(errno)
-                              : "an earlier write failed";  // its reason is no longer known
+                              : "an earlier write failed";  // the errno of that write is lost
   std::cerr << "error: " << rank_prefix() << "standard output cannot be written (" << why
             << "), so the end of it is lost\n";
   return code ? code : 1;

@@ -45,7 +45,7 @@ class Job {
   /// missing keys. `own` has the program's defaults for keys set by neither; they and `values` also replace "auto". One
   /// Error lists all contradictions.
   engine::Config config(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
-  /// The same as JSON, before it is parsed.
+  /// The configuration of config() as JSON, before it is parsed.
   data::Json config_json(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
   /// The autocast dtype of --precision: f16, bf16, or none. Also none if fp16.enabled or bf16.enabled is "auto" in the
   /// file: then the parameters have that dtype.

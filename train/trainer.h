@@ -59,7 +59,7 @@ struct TrainerOptions {
   std::function<std::unique_ptr<optim::Schedule>(optim::Optimizer&, int64_t steps)> schedule = {};
   /// For a schedule in the file whose warmup_num_steps is "auto". Below 1: a fraction of all steps.
   double warmup_steps = 0;
-  bool arguments = false;  ///< the file must agree with optimizer, steps, warmup and clipping
+  bool arguments = false;  ///< true: Error if the file disagrees with optimizer, steps, warmup or clipping
   /// Defaults for the engine's configuration: {"gradient_clipping", 1}.
   data::Json config = data::Json::Object();
   data::Json facts = data::Json::Object();  ///< for config.json; must be the same when the run is resumed
@@ -69,7 +69,7 @@ struct TrainerOptions {
   /// Keep the best checkpoint in best/, by "val_loss" or "ema_val_loss" (averaged parameters): the least, or with
   /// "-val_accuracy" the greatest value.
   std::string best = {};
-  bool load_best = false;  ///< end with the model in best/
+  bool load_best = false;  ///< true: end with the model in best/
   /// Lays out the folder like Hugging Face's Trainer: checkpoints are checkpoint-N in the folder itself, each with a
   /// trainer_state.json, and run.json takes the place of config.json.
   std::optional<TrainerState::Options> state = {};
@@ -105,7 +105,7 @@ class Trainer {
   std::vector<std::pair<std::string, double>> evaluate(int64_t most = 0);
   /// The model's outputs for these samples, their loss and metrics, on all ranks. Collective.
   Predictions predict(const data::Dataset<data::Example>& samples);
-  /// The log: an entry for every logging_steps, evaluation and run. Error without TrainerOptions::state.
+  /// The log: an entry for every logging_steps, evaluation and run. Error unless TrainerOptions::state is set.
   const data::Json::Array& log_history() const;
   int64_t step() const;          ///< steps done
   engine::EngineBase& engine();  ///< for everything else

@@ -22,18 +22,22 @@ struct Trainer::Impl {
   Impl(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);  ///< sets up everything; collective
   AutoValues values();                                                        ///< values for "auto"
   int64_t steps_in_epoch(int64_t train_batch) const;                          ///< 0 without an epoch
-  int64_t steps_of(int64_t train_batch) const;                                ///< of the whole run
-  void check(const engine::Config& config);                                   ///< model sizes against the plan
-  void make_engine(engine::Config config);                                    ///< splits the model
-  [[noreturn]] void describe_it(const Json& own);                             ///< for lockstep plan
-  void open();                                                         ///< checks, resumes, then opens the run's files
-  void lock_folder();                                                  ///< one job at a time
-  void resume();                                                       ///< loads the checkpoint
-  void fit();                                                          ///< trains, evaluates, saves
-  bool look(Json& line);                                               ///< evaluates; true if training should end
+  int64_t steps_of(int64_t train_batch) const;                                ///< steps of the whole run
+  /// Checks the model's sizes against the plan.
+  void check(const engine::Config& config);
+  void make_engine(engine::Config config);  ///< splits the model
+  /// Describes the run for `lockstep plan`, and ends.
+  [[noreturn]] void describe_it(const Json& own);
+  void open();  ///< checks, resumes, then opens the run's files
+  /// Locks the run's folder, so that only one job uses it.
+  void lock_folder();
+  void resume();  ///< loads the checkpoint
+  void fit();     ///< trains, evaluates, saves
+  /// Evaluates; returns true if training should end.
+  bool look(Json& line);
   void save();                                                         ///< writes a checkpoint
-  void write_bits(double loss);                                        ///< --trace-bits
-  pipeline::Sample sample(const Example& whole);                       ///< this rank's part, on its device
+  void write_bits(double loss);                                        ///< writes a line of --trace-bits
+  pipeline::Sample sample(const Example& whole);                       ///< this rank's part of a sample, on its device
   std::vector<std::pair<std::string, double>> evaluate(int64_t most);  ///< includes averaged parameters
   std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // with the current parameters
   /// Means over `most` batches (0: all), named with `prefix`. keeps_outputs: also the model's outputs.
@@ -41,8 +45,9 @@ struct Trainer::Impl {
                       bool keeps_outputs);
   Measure loss_measure() const;  ///< the loss, given or the model's
   void keep_best();              ///< remembers the best checkpoint
-  void write_state();            ///< trainer_state.json
-  int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }  ///< of all replicas
+  void write_state();            ///< writes trainer_state.json
+  /// Micro-batches of a step on all replicas.
+  int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }
   /// A file in the run's folder.
   std::string path(const std::string& name) const {
     LOCKSTEP_CHECK(has_folder(), "[Trainer] ", name, ": expected a folder (", called("--out"), "), got none");
@@ -50,11 +55,13 @@ struct Trainer::Impl {
   }
   /// The caller's name of an option.
   std::string called(const char* option) const { return job.options().name_of(option); }
-  bool has_folder() const { return !job.options().out.empty(); }  ///< --out was given
-  /// holds `latest`
+  bool has_folder() const { return !job.options().out.empty(); }  ///< true if --out was given
+  /// The folder of checkpoints, with the file `latest`.
   std::string checkpoint_folder() const { return o.state ? job.options().out : path("checkpoints"); }
-  std::string config_name() const { return o.state ? "run.json" : "config.json"; }  ///< depends on `state`
-  bool writes() const { return has_folder() && job.team().leads(); }                ///< this rank writes the files
+  /// Name of the file for the run's configuration.
+  std::string config_name() const { return o.state ? "run.json" : "config.json"; }
+  /// True if this rank writes the files.
+  bool writes() const { return has_folder() && job.team().leads(); }
 
   Job& job;
   const TrainerOptions o;
@@ -75,8 +82,8 @@ struct Trainer::Impl {
   OutputFile metrics, bits;
   std::optional<double> best;
   int64_t worse = 0;                                 // evaluations since `best`
-  std::vector<std::pair<std::string, double>> last;  // the last evaluation
-  int64_t looked = -1;                               // its step
+  std::vector<std::pair<std::string, double>> last;  // results of the last evaluation
+  int64_t looked = -1;                               // step of the last evaluation
   double shown_loss = NAN;
   std::optional<TrainerState> state;
   Json result = Json::Object();

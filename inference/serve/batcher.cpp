@@ -168,7 +168,7 @@ void Batcher::run() {
   drop_all("[serve] the server is ending");
 }
 
-/// Adds new requests, ends cancelled ones, and computes a step. False when the batcher ends.
+/// Adds new requests, ends cancelled ones, and computes a step. Returns false when the batcher ends.
 bool Batcher::step() {
   std::deque<std::unique_ptr<Running>> arrivals;
   bool stop = false;
@@ -258,7 +258,8 @@ void Batcher::compute(const Step& step) {
   for (const auto& [number, reason] : ended) drop(number, reason);
 }
 
-/// The token at `place` of a sequence, from the logits of the position before: the prompt's token, or a new one.
+/// The token at position `place` of a sequence, from the logits of the position before: the prompt's token, or a new
+/// one.
 Batcher::Chosen Batcher::choose(const Running& r, int64_t place, std::span<const float> logits) {
   Chosen out;
   try {

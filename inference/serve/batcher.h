@@ -27,7 +27,7 @@ struct Asked {
   nn::Generation generation;     ///< sampling or greedy search, not beams; seed, stop, text, penalties etc. are used
   uint64_t sequence = 0;         ///< number of the random stream among sequences with the same seed
   int logprobs = -1;             ///< number of likeliest tokens listed for each token; -1: no log probabilities
-  bool prompt_logprobs = false;  ///< also return the prompt's tokens with log probabilities, except for the first one
+  bool prompt_logprobs = false;  ///< true: also return the prompt's tokens, with log probabilities except for the first
 };
 
 /// The result of a request while it is generated. Thread-safe.
@@ -68,7 +68,7 @@ struct BatcherOptions {
 struct Figures {
   int64_t steps = 0, rows = 0, prompt_tokens = 0, tokens = 0, requests = 0, cancelled = 0;
   int64_t running = 0, waiting = 0, blocks = 0, blocks_used = 0, shared_tokens = 0, put_back = 0;
-  double seconds = 0;  ///< within steps
+  double seconds = 0;  ///< total duration of the steps
 };
 
 /// Generates many sequences at once. Each sequence gets the same tokens as from nn::generate() alone with the same

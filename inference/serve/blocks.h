@@ -48,7 +48,7 @@ class Blocks {
 
   int64_t tokens_;
   std::vector<Block> blocks_;
-  std::set<std::tuple<bool, uint64_t, int32_t>> free_;  // in the order in which they are taken
+  std::set<std::tuple<bool, uint64_t, int32_t>> free_;  // sorted: the first block is taken first
   std::unordered_multimap<uint64_t, int32_t> known_;    // by hash
   uint64_t contents_ = 0, releases_ = 0;
 };

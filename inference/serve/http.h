@@ -67,7 +67,7 @@ class HttpClient {
 struct HttpOptions {
   std::string host;
   int port = 0;               ///< 0: any free port
-  bool loopback_only = true;  ///< refuse to listen on addresses that other hosts can reach
+  bool loopback_only = true;  ///< true: refuse to listen on addresses that other hosts can reach
   HttpHeaders headers = {};   ///< added to every response
   /// Makes the response for an error.
   std::function<HttpResponse(int status, const std::string& message)> error;
@@ -75,7 +75,7 @@ struct HttpOptions {
   std::function<std::optional<HttpResponse>(const HttpRequest&)> look;
   /// Called with the complete request, on its own thread.
   std::function<void(HttpRequest, HttpClient&)> handle;
-  std::function<bool()> stop;                  ///< polled; true ends the server
+  std::function<bool()> stop;                  ///< called repeatedly; the server ends once it returns true
   std::function<void(int port)> started = {};  ///< called with the port when the server listens
 };
 

@@ -27,7 +27,7 @@ struct Simulated {
   struct Slot {
     double start, end;
     Step step;
-    int64_t blocks;  ///< in use
+    int64_t blocks;  ///< blocks in use
   };
   /// Times of a request.
   struct Request {
