@@ -38,7 +38,7 @@ struct ModelAsked {
   std::string name;  ///< gpt:LAYERSxWIDTHxHEADS
   int64_t vocab = 50257, context = 1024;
   lockstep::engine::ExpertShape experts = {};
-  const Program& program;  ///< with its arguments; empty: the model is given by name
+  const Program& program;  ///< the program and its arguments; empty: the model is given by name
 };
 /// The shape of that model.
 struct ModelFound {

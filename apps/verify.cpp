@@ -35,8 +35,7 @@ struct Variant {
   int64_t accumulate = 1;
   std::optional<parallel::Plan> parts;  ///< for plans such as "dp2+pp2" (gpt train --plan)
   /// True if the plan has tensor, context or expert parallelism. These sum in another order, so only losses are
-  /// compared
-  /// with other plans.
+  /// compared with other plans.
   bool is_close_only() const { return parts && parts->tp * parts->cp * parts->ep > 1; }
   int64_t micro_batches() const { return int64_t(parts ? parts->dp : ranks) * accumulate; }
   std::string text() const {

@@ -68,7 +68,7 @@ class Executor {
     LOCKSTEP_CHECK(program_.peers.empty() || e_.transport, "[", what(e_),
                    "] expected a transport to reach other ranks, got none");
     w_.links.resize(program_.peers.size());
-    bool near = e_.in_place && !e_.checksum;  // with a checksum, data must go through the channels
+    bool near = e_.in_place && !e_.checksum;  // true: in-place is possible; a checksum needs the channels
     for (size_t p = 0; p < program_.peers.size(); ++p) {
       const Program::Peer& peer = program_.peers[p];
       PeerLink& link = w_.links[p];

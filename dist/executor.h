@@ -32,7 +32,7 @@ bool checksum_wanted();
 
 /// A collective call to execute: this rank's program and the memory, header and context that it runs with.
 struct Execution {
-  const Program* program = nullptr;  ///< from program_of(...)
+  const Program* program = nullptr;  ///< made from the transfers of program_of()
   Transport* transport = nullptr;    ///< may be null if there is only one rank
   DType dtype = f32;
   ReduceOp op = ReduceOp::sum;

@@ -98,7 +98,7 @@ struct Call {
   Seconds timeout{0};
   std::shared_ptr<DeviceWork> work;  ///< set when NCCL moves the tensors
   uint64_t ticket = 0;               ///< entry of the flight record
-  std::function<void()> launch;      ///< of a replay: launches the graph
+  std::function<void()> launch;      ///< replays only: launches the graph
 
   std::string describe() const;  ///< text for messages: "all_reduce f32 x 8, tag w1"
 };
@@ -117,7 +117,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   virtual ~ProcessGroup() = default;
   ProcessGroup(const ProcessGroup&) = delete;
 
-  int rank() const { return member_.rank; }                     ///< of this process in the group
+  int rank() const { return member_.rank; }                     ///< rank of this process in the group
   int size() const { return int(member_.world_ranks.size()); }  ///< number of ranks
   const std::string& name() const { return member_.name; }      ///< "world", "dp", ...
   /// The world rank of a rank of this group.

@@ -37,7 +37,7 @@ struct Program {
   }
 
   int rank = 0, ranks = 1;
-  std::vector<Item> items;  ///< in program order
+  std::vector<Item> items;  ///< all items, in the order of the program
   /// For all items: the indices of the earlier items that they depend on. An item may have moved at most as many bytes
   /// as each of these.
   std::vector<uint32_t> dependencies;

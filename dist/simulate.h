@@ -24,7 +24,7 @@ struct Network {
 
 /// The result of a simulation.
 struct Simulation {
-  double seconds = 0;         ///< until the last rank is done
+  double seconds = 0;         ///< time until the last rank is done
   int64_t steps = 0;          ///< steps in which data moves between ranks
   int64_t messages = 0;       ///< all transfers of one step between the same two ranks are one message
   std::vector<int64_t> sent;  ///< bytes sent by each rank

@@ -232,7 +232,7 @@ void Store::handle(Connection& connection, const Frame& frame) {
 
 void Store::refuse(Connection& connection, const std::string& why, bool taken) {
   send(connection, Kind::refused, 0, Writer().u8(taken).text(why).body);
-  connection.state = State::closing;  // until the peer has read the refusal and closes
+  connection.state = State::closing;  // stays open until the peer has read the refusal and closes
   connection.deadline = Clock::now() + std::chrono::seconds(1);
 }
 

@@ -62,7 +62,7 @@ class Turns {
 
   Job& job_;
   const Membership& group_;
-  const uint64_t hash_;  // of the job and the group
+  const uint64_t hash_;  // hash of the job and the group
   const std::shared_ptr<Traffic> traffic_;
   const Move move_;
   const trace::Row row_;

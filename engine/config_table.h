@@ -63,7 +63,7 @@ inline Range words(std::vector<std::string> list) { return {.words = std::move(l
 struct Key {
   std::string path;
   Status status;
-  Slot (*slot)(void* config);  ///< of a key that works; config: the struct that the table describes
+  Slot (*slot)(void* config);  ///< where a key that works is stored in `config`, the struct that the table describes
   data::Json fallback;         ///< default; for `off` the allowed value; for renamed and alias the other key's name
   Range range;
   std::string theirs;  ///< DeepSpeed's default, if ours differs
@@ -140,7 +140,7 @@ void check_values(Config& config, std::vector<std::string>& problems);
 /// A parameter of an optimizer or a schedule (params.h).
 struct ParamInfo {
   std::string name;
-  data::Json value;  ///< in effect: given, or the default
+  data::Json value;  ///< the value in effect: the file's, or the default
   bool given = false;
   std::string doc;  ///< reason, if it has no effect
 };

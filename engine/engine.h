@@ -260,8 +260,8 @@ class EngineBase {
   double loss_scale() const;  ///< 1 without fp16
   /// Mean over all micro-batches (or tokens) of the last boundary, on all ranks; NaN when unknown.
   double train_loss() const;
-  double get_global_grad_norm() const;  ///< before clipping, at the last boundary; NaN when it was skipped
-  std::vector<double> get_lr() const;   ///< of each parameter group
+  double get_global_grad_norm() const;  ///< norm before clipping in the last step; NaN if that was skipped
+  std::vector<double> get_lr() const;   ///< learning rate of each parameter group
   /// Sets the learning rate of all parameter groups.
   void set_lr(double lr);
   /// Replaces gradient_clipping from the next boundary on.

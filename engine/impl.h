@@ -45,7 +45,7 @@ struct EngineBase::Impl {
   ~Impl() { close(); }
 
   // engine.cpp: construction
-  void choose_optimizers(const InitializeArgs& args);       // of the program, or of the config
+  void choose_optimizers(const InitializeArgs& args);       // takes the program's optimizers, or makes the config's
   void choose_schedules(const InitializeArgs& args);        // one per optimizer, or none
   void start(const InitializeArgs& args);                   // hooks, ZeRO, data loader, reports
   zero::Spread spread_experts(const parallel::Mesh* mesh);  // experts that only some ranks hold
@@ -70,9 +70,9 @@ struct EngineBase::Impl {
   void before_forward();                                // starts the random stream, timing and profiler
   void notice_end_of_loop();                            // warns if a DataLoader's loop has ended within a step
   void after_forward();                                 // ends timing and profiler
-  void gradient_arrives();                              // at the first gradient of a backward
+  void gradient_arrives();                              // called at the first gradient of a backward
   void check_backward(int64_t tokens) const;            // Error when a backward is not expected
-  void backward(const Variable& loss, int64_t tokens);  // scales the loss, then pass()
+  void backward(const Variable& loss, int64_t tokens);  // scales the loss, then calls pass()
   /// Runs a micro-batch's backward from `root`, which is its loss `value` times the factor.
   void pass(const Variable& root, const Tensor& value, int64_t tokens);
   void run_scaled(const Variable& loss);  // runs the backward of a loss that is already scaled
@@ -127,7 +127,7 @@ struct EngineBase::Impl {
   void update_fp8();                                                  // scales of the next step
   void report(const zero::StepReport& done, double scale_before);     // prints, and writes to monitors
   std::string memory_text();                                          // the report of memory_breakdown
-  std::vector<double> learning_rates() const;                         // of all groups of all optimizers
+  std::vector<double> learning_rates() const;                         // learning rates of all groups of all optimizers
   double loss_scale() const { return scaler ? scaler->scale() : 1; }  // 1 without fp16
 
   // save.cpp: checkpoints
@@ -139,7 +139,7 @@ struct EngineBase::Impl {
   std::vector<checkpoints::Piece> fp8_pieces() const;  // scales and histories of fp8
   /// Adds the fp8 scales to the wanted pieces; false if the checkpoint has none.
   bool want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted);
-  checkpoints::Numbers own_numbers() const;                                  // of the optimizer
+  checkpoints::Numbers own_numbers() const;                                  // numbers of the optimizer
   std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);  // EngineBase::load_checkpoint()
   /// Restores counters, schedules, loss scale, random state and the position in the data.
   void load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer);
@@ -193,7 +193,7 @@ struct EngineBase::Impl {
 
   int64_t micro_steps = 0, global_steps = 0, skipped_steps = 0, global_samples = 0;
   double loss = NAN, norm = NAN;
-  double tokens = 0;  // of the step, over all ranks; 0 when losses are means
+  double tokens = 0;  // tokens of the step on all ranks; 0 if losses are means
 
   Breakdown times, shown_times;  // times: since the last boundary; shown_times: since the last printed line
   int64_t timed_steps = 0;

@@ -50,7 +50,7 @@ struct ModelShape {
   int64_t heads = 0;
   int64_t width = 0;  ///< largest number of elements per token between layers
   int64_t context = 1, vocab = 0;
-  int64_t experts = 0, top_k = 0;  ///< of a layer with experts
+  int64_t experts = 0, top_k = 0;  ///< experts of an MoE layer, and how many take a token
   /// Elements of all parameters.
   int64_t numel() const;
   /// Greatest common divisor of the dims that tensor parallelism cuts, besides heads; 0: none.

@@ -221,7 +221,7 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
   p.bounds = pipeline::balance(pipeline::weights_of(by, kinds, weights), schedule);
 
   const int m = schedule.request.micro_batches, last = schedule.virtual_stages() - 1;
-  std::vector<double> flops(size_t(last) + 1);  // of each virtual stage
+  std::vector<double> flops(size_t(last) + 1);  // FLOPs of each virtual stage
   for (int rank = 0; rank < plan.pp; ++rank) {
     ModelShape part = model;
     part.parameters.clear();

@@ -20,7 +20,7 @@ namespace lockstep::engine {
 struct Event {
   std::string tag;  ///< "Train/Samples/train_loss"
   double value = 0;
-  int64_t samples = 0;  ///< the x axis
+  int64_t samples = 0;  ///< samples trained on so far, the x axis
 };
 
 /// Writes curves. write() returns after the data are passed to the operating system: they survive a kill, but not

@@ -111,7 +111,7 @@ class StepGraphs {
   std::optional<std::string> never_;
   std::map<std::vector<int64_t>, Recorded> recorded_;  // by shapes of all ranks; the same on all ranks
   std::map<int64_t, std::string> reasons_;             // reasons of all ranks by hash; the same on all ranks
-  double tokens_ = 0;                                  // of all ranks
+  double tokens_ = 0;                                  // tokens of all ranks
   std::set<std::string> said_;
   std::string last_reason_;
   int64_t replays_ = 0, steps_ = 0;

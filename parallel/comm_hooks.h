@@ -39,7 +39,7 @@ class PowerSgd {
   using Options = PowerSgdOptions;
   /// Error for options out of range.
   explicit PowerSgd(const Options& options = {});
-  CommHook hook() const;  ///< to be given to DDP; shares this object's state
+  CommHook hook() const;  ///< the hook to give to DDP; it shares this object's state
   /// This rank's error for a parameter, which its next gradient will include; undefined if nothing was compressed.
   Tensor error(const std::string& parameter) const;
 
@@ -62,7 +62,7 @@ class PostLocalSgd {
   using Options = PostLocalSgdOptions;
   /// Error for options out of range.
   explicit PostLocalSgd(const Options& options = {});
-  CommHook hook() const;  ///< to be given to DDP
+  CommHook hook() const;  ///< the hook to give to DDP
   /// Averages the parameters over `group` if an averaging is due at this step; then returns true. Collective.
   bool step(nn::Module& module, dist::ProcessGroup& group);
 

@@ -28,7 +28,7 @@ struct Bucket {
   int count = 0;                   ///< number of buckets
   std::string label;               ///< "bucket 0 of 3, head.bias to hidden.weight", for tags
   Tensor gradients;                ///< flat; the hook must leave the mean over the ranks here
-  std::vector<std::string> names;  ///< of the parameters in the bucket
+  std::vector<std::string> names;  ///< names of the parameters in the bucket
   std::vector<Tensor> parameters;  ///< the gradient of each parameter, a view into `gradients`
 };
 

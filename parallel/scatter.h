@@ -34,12 +34,13 @@ struct Moved {
 /// Bytes that a device moved, and the work of its replica, since the start.
 struct DeviceTraffic {
   std::string device;           ///< "cpu:1"; the last one is "host", which also stands for devices outside the list
-  Moved parameters, gradients;  ///< of parameters and buffers; of parameters' gradients
-  Moved batch;                  ///< of inputs and outputs and their gradients
+  Moved parameters, gradients;  ///< traffic of parameters and buffers; traffic of their gradients
+  Moved batch;                  ///< traffic of inputs, outputs, and the gradients of both
   int64_t samples = 0;          ///< samples that its replica was given
   double seconds = 0;           ///< seconds spent in its replica's forwards
-  int64_t sent() const { return parameters.sent + gradients.sent + batch.sent; }                  ///< of all kinds
-  int64_t received() const { return parameters.received + gradients.received + batch.received; }  ///< of all kinds
+  int64_t sent() const { return parameters.sent + gradients.sent + batch.sent; }  ///< all bytes sent
+  /// All bytes received.
+  int64_t received() const { return parameters.received + gradients.received + batch.received; }
 };
 
 /// DataParallel::bytes_moved() as a table that names the busiest device.

@@ -53,9 +53,9 @@ using Loss = std::function<Variable(const Values& outputs, const std::vector<Ten
 /// Options of Engine.
 struct EngineOptions {
   int stages = 0;         ///< 0: one stage per rank; otherwise a divisor of the number of ranks
-  int micro_batches = 1;  ///< per step and pipeline
+  int micro_batches = 1;  ///< micro-batches per step and pipeline
   Kind schedule = Kind::one_f_one_b;
-  int chunks = 0;  ///< per rank; 0: the schedule's default
+  int chunks = 0;  ///< chunks per rank; 0: the schedule's default
   /// How layers are distributed over the virtual stages.
   SplitBy split = {};
   /// Overrides `split`: the first layer of each virtual stage, then the number of layers.
@@ -221,7 +221,7 @@ class Engine {
   std::vector<double> gather_losses();
 
   // gradients.cpp
-  std::vector<std::pair<Variable, Tensor>> take_tied(const Action& a);  // from the next stage of each tie
+  std::vector<std::pair<Variable, Tensor>> take_tied(const Action& a);  // gradients from the next stage of each tie
   bool tied_have_come(const Action& a);
   void collect(const Action& a);
   void collect_late(size_t most);
@@ -249,7 +249,7 @@ class Engine {
   std::map<std::tuple<Road, int, int>, std::unique_ptr<Link>> links_;  // by ranks; the sender comes first
   std::vector<Tie> ties_;
   std::vector<std::optional<parallel::GradientAccumulator>> sums_;  // by chunk; nullopt: nothing to train
-  std::map<int, Shapes> shapes_sent_;                               // in training, by virtual stage
+  std::map<int, Shapes> shapes_sent_;                               // shapes sent in training, by virtual stage
   // By the virtual stage that sends, and micro-batch (-1: all of training).
   std::map<std::pair<int, int>, Shapes> shapes_known_;
   // By the sending rank: messages whose receive is not posted yet, and messages whose receive is posted.

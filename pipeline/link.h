@@ -40,7 +40,7 @@ struct Shapes {
   uint64_t random_call = 0;
   friend bool operator==(const Shapes&, const Shapes&) = default;
 
-  static constexpr size_t most_tensors = 16;  ///< per message
+  static constexpr size_t most_tensors = 16;  ///< most tensors in a message
   /// Describes `values`. Error for more than most_tensors.
   static Shapes of(const Values& values, uint64_t random_call);
   /// Received tensors as leaves of the next stage's tape.

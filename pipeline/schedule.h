@@ -57,7 +57,7 @@ inline bool is_send(What what) { return what == What::send_activation || what ==
 struct Action {
   What what = What::forward;
   int32_t micro_batch = 0;
-  int32_t chunk = 0;  ///< of this rank; for a transfer, the chunk that produces or consumes the tensor
+  int32_t chunk = 0;  ///< chunk of this rank; for a transfer, the one that produces or consumes the tensor
   friend bool operator==(const Action&, const Action&) = default;
 };
 std::string to_string(const Action& action);  ///< "forward of micro-batch 3, chunk 1"
@@ -67,12 +67,12 @@ struct Request {
   Kind kind = Kind::one_f_one_b;
   int stages = 1;
   int micro_batches = 1;
-  int chunks = 0;  ///< per rank; 0: the kind's default (2 for interleaved and dualpipe-v, otherwise 1)
+  int chunks = 0;  ///< chunks per rank; 0: the kind's default (2 for interleaved and dualpipe-v, else 1)
 };
 
 /// The list of actions of each rank, and the placement of the virtual stages.
 struct Schedule {
-  Request request;  ///< with `chunks` filled in
+  Request request;  ///< the request, with `chunks` filled in
   std::vector<std::vector<Action>> ranks;
 
   /// A rank, and one of its chunks.

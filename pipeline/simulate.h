@@ -13,7 +13,7 @@ namespace lockstep::pipeline {
 /// takes input + weight.
 struct Costs {
   double forward = 1, input = 1, weight = 1;
-  double latency = 0;  ///< of a transfer; sending does not occupy the rank
+  double latency = 0;  ///< duration of a transfer; sending does not occupy the rank
   /// dualpipe-v only. true, as in the paper: a forward and the whole backward after it are one computation, and both
   /// results are available at its end. false, as in our engine: one runs after the other.
   bool paired = false;
@@ -28,7 +28,7 @@ struct Slot {
 
 /// The result of simulate().
 struct Simulation {
-  double seconds = 0;                    ///< until the last rank is done
+  double seconds = 0;                    ///< time until the last rank is done
   std::vector<std::vector<Slot>> ranks;  ///< computations only
   /// Computing time of each rank.
   std::vector<double> busy;

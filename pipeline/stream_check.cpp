@@ -86,7 +86,7 @@ class Traffic {
   std::map<std::tuple<Way, int, int>, int> links_;
   std::map<std::pair<int, int>, int> pairs_;
   std::vector<std::vector<int>> orders_;  // messages of each link
-  std::vector<std::vector<Move>> moves_;  // of each rank
+  std::vector<std::vector<Move>> moves_;  // what each rank does, in order
 };
 
 /// The moves of the engine (transfers.cpp): a rank that wants a message also takes the earlier messages of its link,

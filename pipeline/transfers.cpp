@@ -152,7 +152,7 @@ std::vector<double> Engine::gather_losses() {
   // Every number is nonzero on one rank only (with cp: on cp ranks), so the sum is exact.
   if (world_) all = dist::all_reduced(all, *world_, {.tag = "pipeline losses"});
   if (now_.training) {
-    std::map<int, double> longest;  // per replica of the pipeline
+    std::map<int, double> longest;  // longest time of each replica of the pipeline
     const auto copy = [&](size_t rank) { return parallel::coordinates_of(plan_, int(rank)).dp; };
     for (size_t r = 0; r < ranks; ++r) longest[copy(r)] = std::max(longest[copy(r)], all[n + 2 * r]);
     times_.clear();

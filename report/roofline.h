@@ -70,7 +70,7 @@ struct Roofline {
   std::vector<RooflineRow> rows;  ///< sorted by time, longest first
   int64_t launches = 0;
   double seconds = 0, flops = 0, bytes = 0;
-  double tokens = 0;  ///< per second
+  double tokens = 0;  ///< tokens per second
   double mfu = 0;     ///< model FLOPs utilization: model_flops / seconds / peak
   double host = 0;    ///< seconds of the host if it launches kernels one by one
   double graph = 0;   ///< seconds of the host for a CUDA graph

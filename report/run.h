@@ -40,8 +40,8 @@ struct Interval {
 /// One step of one rank.
 struct RankStep {
   double begin = 0, end = 0;
-  std::vector<Interval> work;         ///< of the main thread, sorted, without overlap
-  std::vector<Interval> collectives;  ///< of all groups, sorted by begin
+  std::vector<Interval> work;         ///< computations of the main thread, sorted, without overlap
+  std::vector<Interval> collectives;  ///< collectives of all groups, sorted by begin
 };
 
 /// The pipeline of a run. Idle parts are fractions of the time between a batch's first and last computation.

@@ -126,7 +126,7 @@ struct State {
   std::vector<Kept> kept;
   data::Json::Array unclaimed;             ///< loaded states, for loaders that are prepared later
   int64_t micro_batch = 0;                 ///< samples per rank, from the first loader
-  double clipping = 0;                     ///< from the configuration
+  double clipping = 0;                     ///< gradient clipping norm of the configuration
   std::vector<std::weak_ptr<Loop>> loops;  ///< running loops; the last one received the last batch
   std::optional<Loop> last_loop;           ///< a copy of that loop, which may have ended
   bool pending = false, holding = false;   ///< true: gradients are not stepped yet; inside accumulate()

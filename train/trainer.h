@@ -73,7 +73,7 @@ struct TrainerOptions {
   /// Lays out the folder like Hugging Face's Trainer: checkpoints are checkpoint-N in the folder itself, each with a
   /// trainer_state.json, and run.json takes the place of config.json.
   std::optional<TrainerState::Options> state = {};
-  std::string resume_from = {};  ///< with --resume: a checkpoint's folder; "": the last one
+  std::string resume_from = {};  ///< with --resume: folder of the checkpoint to load; "": the last one
   int64_t patience = 0;          ///< stop after this many evaluations without improvement; 0: never
   /// Replaces the model's forward (parallel::DataParallel, say). Only with plans that do not split the model.
   std::function<Variable(const Tensor& input)> forward = {};

@@ -39,7 +39,7 @@ struct Trainer::Impl {
   void write_bits(double loss);                                        ///< writes a line of --trace-bits
   pipeline::Sample sample(const Example& whole);                       ///< this rank's part of a sample, on its device
   std::vector<std::pair<std::string, double>> evaluate(int64_t most);  ///< includes averaged parameters
-  std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // with the current parameters
+  std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // evaluates with the current parameters
   /// Means over `most` batches (0: all), named with `prefix`. keeps_outputs: also the model's outputs.
   Predictions measure(const data::Dataset<Example>& samples, int64_t most, const std::string& prefix,
                       bool keeps_outputs);
@@ -53,7 +53,7 @@ struct Trainer::Impl {
     LOCKSTEP_CHECK(has_folder(), "[Trainer] ", name, ": expected a folder (", called("--out"), "), got none");
     return job.options().out + "/" + name;
   }
-  /// The caller's name of an option.
+  /// The name by which the program's user knows an option, for Error texts.
   std::string called(const char* option) const { return job.options().name_of(option); }
   bool has_folder() const { return !job.options().out.empty(); }  ///< true if --out was given
   /// The folder of checkpoints, with the file `latest`.
@@ -76,9 +76,9 @@ struct Trainer::Impl {
   optim::GradScaler scaler;
   std::unique_ptr<engine::EngineBase> engine;
   int64_t steps = 0, steps_of_epoch = 0, first = 0, step = 0;
-  int64_t eval_every = 0, save_every = 0;  // from the options; fractions of all steps are resolved
+  int64_t eval_every = 0, save_every = 0;  // steps between evaluations, between saves; no fractions
   data::Files files;
-  std::optional<checkpoints::FolderLock> lock;  // on the run's folder; rank 0 only
+  std::optional<checkpoints::FolderLock> lock;  // lock on the run's folder; rank 0 only
   OutputFile metrics, bits;
   std::optional<double> best;
   int64_t worse = 0;                                 // evaluations since `best`

@@ -33,7 +33,7 @@ struct FileQueue::Transfer::State {
   const SwapFile& file;
   bool writes;
   int64_t left = 0;   // requests in flight; guarded by the queue's mutex, as is `error`
-  std::string error;  // of the first request that failed
+  std::string error;  // error text of the first request that failed
 };
 
 /// A piece of a transfer. After a partial result it is queued again, with `done` bytes behind it.

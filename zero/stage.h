@@ -65,7 +65,7 @@ struct Unit : PlannedUnit {
   DType dtype = f32, gradient_dtype = f32;  ///< gradient_dtype: in which gradients are summed
   std::vector<Piece> pieces;                ///< this rank's pieces of trained parameters
 
-  Tensor weights;         ///< from stage 1 on: the flat parameters, which are views of it
+  Tensor weights;         ///< from stage 1 on: the flat memory of the unit; its parameters are views
   Tensor part;            ///< sum over ranks of the gradients that this rank owns, from the last reduction
   dist::TreeSum reduced;  ///< sums of the reductions before it
   dist::Work published;   ///< sharing of the updated parameters
@@ -107,7 +107,7 @@ class Stage : public parallel::Reducer::Policy {
   const std::vector<optim::Optimizer*> optimizers;
   const ZeroOptions options;
   dist::ProcessGroup& group;
-  Device device = cpu;                ///< of all parameters; cpu stands for every CPU device
+  Device device = cpu;                ///< device of all parameters; cpu stands for every CPU device
   std::vector<Parameter> parameters;  ///< in the order of fields()
   std::vector<Unit> units;            ///< planned by units.h, in the order in which gradients are expected
   int64_t norm_blocks_of_all = 0;     ///< norm blocks of all trained parameters

@@ -37,7 +37,7 @@ struct Caller {
   std::string name;
   std::vector<size_t> units;
   int hooks[2] = {0, 0};
-  Trace traces[2];  // of forwards that begin at this module: [0] without, [1] with gradients
+  Trace traces[2];  // gathers of forwards that begin here: [0] without, [1] with gradients
 };
 
 // A forward that is running.

@@ -113,7 +113,7 @@ struct StepOptions {
 /// Outcome of one step.
 struct StepReport {
   bool skipped = false;         ///< true: NonFinite::skip found a non-finite gradient, and nothing was changed
-  double norm = NAN;            ///< of all gradients, before clipping; NaN if it was not computed
+  double norm = NAN;            ///< norm of all gradients before clipping; NaN if it was not computed
   std::string first_nonfinite;  ///< the first parameter with a NaN or infinity in its gradient
   int rank = -1;                ///< the rank where it was found
 };
@@ -121,7 +121,7 @@ struct StepReport {
 /// A part of a tensor that checkpoints store whole: elements `range` of the flattened tensor `name`.
 struct StatePiece {
   std::string name;   ///< "model.h.0.weight", "optimizer.exp_avg.h.0.weight"
-  Shape shape;        ///< of the whole tensor
+  Shape shape;        ///< shape of the whole tensor
   dist::Range range;  ///< the piece's elements of the whole tensor
   Tensor tensor;      ///< live: to be read, or overwritten by a load
 };

@@ -29,7 +29,7 @@ struct LaunchOptions {
   int ranks = 1;                     ///< number of ranks on this node
   int nodes = 1, node = 0;           ///< each node runs its own launcher
   std::vector<int> ranks_of_nodes;   ///< number of ranks of each node, if they differ; empty: `ranks` on all
-  std::string address;               ///< of rank 0; empty: this machine, or the first host
+  std::string address;               ///< address of rank 0; empty: this machine, or the first host
   int port = 0;                      ///< 0: any free one
   std::string job;                   ///< name of the run; empty: made from the time
   std::string role = "default";
@@ -50,7 +50,7 @@ struct LaunchOptions {
   bool quiet = false;  ///< print failures only, no notices
 
   Binding binding = Binding::none;
-  std::vector<int> cores;  ///< to bind to; empty: all cores of this process
+  std::vector<int> cores;  ///< cores to bind ranks to; empty: all cores of this process
   Supervision times;
 
   bool agent = false;    ///< started by another launcher, which sends the token and variables through stdin

@@ -37,7 +37,7 @@ struct Supervision {
 /// The end of one member.
 struct Ended {
   int pid = -1;
-  int status = -1;                             ///< from waitpid(); -1 if it could not be ended
+  int status = -1;                             ///< status from waitpid(); -1 if the process could not be ended
   double after = 0;                            ///< seconds since the start
   bool stopped = false;                        ///< true if the supervisor ended it: not a failure of its own
   bool unreachable = false;                    ///< true for a remote launcher that never answered

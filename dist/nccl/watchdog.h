@@ -140,7 +140,7 @@ class Watchdog {
   Deadman deadman_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  Works works_;  // in the order of their calls
+  Works works_;  // running works, in the order of the calls
   std::vector<std::shared_ptr<Communicator>> comms_;
   std::vector<Device> used_;
   std::shared_ptr<NcclWork> told_;  // the call that was reported as late to the control plane

@@ -30,7 +30,7 @@ namespace lockstep::checkpoints {
 /// either to be saved or to be filled.
 struct Piece {
   std::string name;  ///< "model.h.0.attn.weight", "optimizer.exp_avg.h.0.attn.weight"; must not contain '['
-  Shape shape;       ///< of the whole tensor
+  Shape shape;       ///< shape of the whole tensor
   DType dtype = f32;
   int64_t begin = 0;
   int64_t end = 0;

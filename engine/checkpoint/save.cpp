@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 struct Job {
   Manifest manifest;
   std::vector<Assignment::Write> writes;
-  std::vector<std::vector<Tensor>> parts;  // of each write, in order
+  std::vector<std::vector<Tensor>> parts;  // parts of each write, in order
   std::string error;                       // reason why this rank cannot write
 };
 
@@ -190,7 +190,7 @@ struct Saver::State {
   /// On rank 0: adds the reports of all ranks to the manifest; returns their errors.
   std::vector<std::string> collect(const std::string& mine, Job& job) {
     Manifest& m = job.manifest;
-    std::map<std::string, std::vector<Part*>> parts;  // of each file, in order
+    std::map<std::string, std::vector<Part*>> parts;  // parts of each file, in order
     for (auto& [name, tensor] : m.tensors)
       for (Part& part : tensor.parts) parts[part.file].push_back(&part);
     std::vector<std::string> errors;

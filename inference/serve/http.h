@@ -18,7 +18,7 @@ struct HttpLimits {
   static constexpr int received = 8 << 20;  ///< bytes of a body as it is sent, including the overhead of chunks
   static constexpr int reading = 32 << 20;  ///< bytes of all incomplete requests
   static constexpr int bodies = 32 << 20;   ///< bytes of all requests that are being answered
-  static constexpr int connections = 4096, answers = 64;  ///< at a time
+  static constexpr int connections = 4096, answers = 64;  ///< most connections, and most answers, at a time
   /// Milliseconds from the first to the last byte of a request, and before the first byte.
   static constexpr int request = 10'000, idle = 30'000;
   static constexpr int write = 10'000;  ///< ms for a client to accept 256 KiB of its answer

@@ -30,8 +30,8 @@ struct Sequence {
 
 /// Limits of a schedule.
 struct Limits {
-  int64_t rows = 512;      ///< per step
-  int64_t sequences = 64;  ///< running at a time
+  int64_t rows = 512;      ///< most rows (tokens) in a step
+  int64_t sequences = 64;  ///< most sequences that run at a time
 };
 
 /// The state of a schedule. Running sequences are always older than waiting ones.
@@ -39,7 +39,8 @@ struct State {
   explicit State(int64_t blocks_, const Limits& limits_ = {}, int64_t block_tokens = 32);
   Limits limits;
   Blocks blocks;
-  int64_t window = 0;                       ///< of attention, if every layer has it; 0: a token sees all earlier ones
+  /// Attention window, if every layer has one; 0: a token sees all earlier ones.
+  int64_t window = 0;
   std::vector<Sequence> running, waiting;   ///< sorted by number
   int64_t arrived = 0;                      ///< numbers assigned so far
   int64_t shared_tokens = 0, put_back = 0;  ///< tokens found in shared blocks; number of times a sequence had to yield

@@ -13,7 +13,8 @@ using data::Json;
 
 namespace {
 
-constexpr int64_t most_prompt_tokens = 1 << 18;  // per request: every answer has its own prompt
+// Most prompt tokens of a request, in which every answer has its own prompt.
+constexpr int64_t most_prompt_tokens = 1 << 18;
 
 /// Number of characters in UTF-8 text.
 int64_t characters_of(std::string_view text) {

@@ -8,7 +8,7 @@ namespace lockstep::serve {
 
 /// Options of a Service.
 struct ServiceOptions {
-  std::string name;                       ///< of the model
+  std::string name;                       ///< name of the model
   std::optional<ChatTemplate> chat = {};  ///< nullopt: no chats
   std::vector<int64_t> eos = {};          ///< token ids that end a text
   BatcherOptions batcher = {};

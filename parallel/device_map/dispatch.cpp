@@ -22,7 +22,7 @@ constexpr const char* not_loaded = "a device map";
 
 /// A tensor that is on the main device only while its part runs.
 struct Visitor {
-  Tensor there;       // on the main device; its storage is empty in between
+  Tensor there;       // copy on the main device; its storage is empty between runs
   Tensor host;        // the values in host memory, or
   std::string saved;  // the name of the values in the file
 };

@@ -76,7 +76,7 @@ struct Layer : nn::Layer<Layer> {
 
   Options o;
   Variable gate;                                     ///< (experts, width)
-  std::vector<std::shared_ptr<nn::Module>> experts;  ///< of this rank: "experts.4", "experts.5", ...
+  std::vector<std::shared_ptr<nn::Module>> experts;  ///< this rank's experts: "experts.4", "experts.5", ...
   std::shared_ptr<nn::Mlp> residual;                 ///< the Mlp of use_residual
   std::shared_ptr<nn::Linear> coefficient;           ///< mixes `residual` with the experts: Linear(width, 2)
   std::shared_ptr<dist::ProcessGroup> group;         ///< ranks that share the experts; may be null

@@ -49,7 +49,7 @@ struct OneBitLambOptions {
   /// min_coeff and max_coeff bound LAMB's coefficient (trust ratio).
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, min_coeff = 0.01, max_coeff = 10;
   double freeze_step = 100000;              ///< number of exact steps
-  double coeff_beta = 0.9;                  ///< of the running mean of LAMB's coefficient during the exact steps
+  double coeff_beta = 0.9;                  ///< decay of the running mean of LAMB's coefficient in exact steps
   double factor_min = 0.5, factor_max = 4;  ///< bounds of the factor by which the frozen coefficient is multiplied
   double factor_threshold = 0.1;            ///< relative change of the factor allowed in one step
   bool bias_correction = true;              ///< see OneBitAdamOptions::bias_correction
@@ -110,7 +110,7 @@ class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, Optimizer> {
 
   // Intervals between changes of the second moment and between exchanges; both follow from the number of steps.
   int64_t variance_interval_ = 1, variance_count_ = 0, variance_updates_ = 0, local_interval_ = 1, local_count_ = 0;
-  int64_t local_steps_ = 0;    // since all ranks had the same parameters
+  int64_t local_steps_ = 0;    // local steps since the ranks last exchanged
   std::vector<double> rates_;  // for each group, the learning rates summed over those steps
 };
 

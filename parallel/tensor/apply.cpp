@@ -334,7 +334,7 @@ TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const Option
   lines.push_back(str("sequence ", options.sequence, ", overlap ", options.overlap, ", chunks ", options.chunks));
   if (group.size() > 1) parallel::check_agreement("tensor_parallel", lines, group);
   Application application(module, options, group);
-  std::set<std::string> empty;  // all ranks will fill these from the same start
+  std::set<std::string> empty;  // parameters without values yet, which need no broadcast
   for (auto& p : module.named_parameters())
     if (nn::is_built_empty(p.variable)) empty.insert(p.name);
   if (group.size() > 1)

@@ -9,7 +9,7 @@ namespace lockstep::pipeline {
 
 /// A kind of schedule.
 struct Rules {
-  std::string_view name;  ///< in configurations and on command lines
+  std::string_view name;  ///< name in configurations and on command lines
   /// The computations of one rank, in order; make_schedule() adds the transfers.
   std::vector<Action> (*computations)(const Request& request, int rank);
   /// Idle fraction of all ranks' time.
