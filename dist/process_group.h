@@ -157,8 +157,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// Part j of `input` goes to rank j, part i of `output` comes from rank i. The number of elements must be divisible
   /// by size().
   Work all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o = {});
-  /// The same with parts of different sizes: `to_each` and `from_each` give a number of rows (dim 0) for each rank.
-  /// Sender and receiver must agree on them, else a DistError. Implemented as an exchange of messages.
+  /// An all_to_all with parts of different sizes: `to_each` and `from_each` give the number of rows (dim 0) for each
+  /// rank. DistError if sender and receiver disagree on a number. Implemented as an exchange of messages.
   Work all_to_all(const Tensor& output, const std::vector<int64_t>& from_each, const Tensor& input,
                   const std::vector<int64_t>& to_each, const CollectiveOptions& o = {});
   /// Sends to rank `peer` of the group, which must call receive() with the same dtype, count and tag.

@@ -52,9 +52,10 @@ std::string_view name_of(Collective collective);
 std::string describe_replay(int64_t collectives);  ///< "replay of 2 collectives"
 /// "ring", "direct", ...; "an unknown algorithm" for any other number.
 std::string_view name_of(Algorithm algorithm);
-/// Error listing the known names and suggesting the nearest one.
+/// The collective of this name. Error if the name is unknown; it lists the known names and suggests the nearest one.
 Collective parse_collective(std::string_view name);
-/// The same for algorithms. `what`: the source of the name, for the error.
+/// The algorithm of this name. Error if the name is unknown, as in parse_collective(). `what`: what the name was given
+/// for, for the Error.
 Algorithm parse_algorithm(std::string_view name, const char* what = "algorithm");
 
 /// A chunk in the user's buffer (slot 0) or in a scratch copy (slot 1, 2, ...).

@@ -42,7 +42,7 @@ struct Check {
 
 /// Runs the schedule of an algorithm on symbols.
 Check check_schedule(Algorithm algorithm, const Request& request);
-/// The same for any list of transfers, which may be wrong in any way.
+/// Runs any list of transfers on symbols; the list may be wrong in any way.
 Check check_transfers(std::span<const Transfer> transfers, const Request& request, int64_t chunks);
 
 /// True if `rank` holds `chunk` (in slot 0) when the collective starts.

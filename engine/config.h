@@ -156,9 +156,9 @@ struct ContextParallelConfig {
 /// Pipeline parallelism.
 struct PipelineConfig {
   int64_t stages = 1;
-  std::string partition = "best";              ///< see pipeline::SplitBy::parse()
+  std::string partition = "best";              ///< how layers are divided into stages: pipeline::SplitBy::parse()
   int64_t activation_checkpoint_interval = 0;  ///< layers recomputed together; 0: none
-  std::string schedule = "1f1b";               ///< see pipeline::parse_kind()
+  std::string schedule = "1f1b";               ///< name of the schedule: pipeline::parse_kind()
   int64_t chunks = 0;                          ///< chunks of layers per stage; 0: the schedule's default
 };
 
@@ -228,7 +228,7 @@ Config resolve(Config config, int dp_world);
 /// One line per key with its value and where it comes from: "(from file)", "(default)", "(default here; DeepSpeed:
 /// 5e8)".
 std::string to_text(const Config& config);
-/// The same as nested JSON objects, which read_config() accepts.
+/// The config as nested JSON objects, which read_config() accepts.
 data::Json to_json(const Config& config);
 /// The text of docs/config.md.
 std::string config_reference();

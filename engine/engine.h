@@ -177,7 +177,7 @@ class EngineBase {
   /// One step: gradient_accumulation_steps micro-batches on each replica, and the update. Returns the mean loss of all
   /// of them. `metric`: see step(). Collective.
   double train_batch(const pipeline::Data& data, std::optional<double> metric = {});
-  /// The same with the next micro-batches of training_data: an Example's input goes to the model, its target to the
+  /// One step with the next micro-batches of training_data: an Example's input goes to the model, its target to the
   /// loss.
   double train_batch(std::optional<double> metric = {});
   /// The mean loss over `micro_batches` micro-batches of each replica (0: gradient_accumulation_steps), of any size,
@@ -192,8 +192,8 @@ class EngineBase {
   /// Runs backward from the mean loss of a micro-batch (of this rank's part of it). The gradients of a step are
   /// averaged over all micro-batches of all ranks.
   void backward(const Variable& loss);
-  /// The same for a loss that is the sum over `tokens` tokens: the step's gradient is that of the mean over all tokens,
-  /// even if micro-batches and ranks have different numbers of tokens.
+  /// Runs backward from a loss that is the sum over `tokens` tokens. The step's gradient is that of the mean over all
+  /// tokens, even if micro-batches and ranks have different numbers of tokens.
   void backward(const Variable& loss_sum, int64_t tokens);
   /// The loss times the factor that the engine expects (loss scale, averaging), for a loss.backward() by the caller.
   Variable scale(const Variable& loss);
@@ -361,11 +361,11 @@ template <class M> Initialized<M> initialize(M& model, InitializeArgs args) {
   optim::Schedule* const schedule = engine.lr_scheduler();
   return {std::move(engine), optimizer, loader, schedule};
 }
-/// The same with a configuration only.
+/// Builds an engine for a model from a configuration only.
 template <class M> Engine<M> initialize(M& model, ConfigSource config) {
   return Engine<M>(model, {.config = std::move(config)});
 }
-/// The same with an optimizer of the caller.
+/// Builds an engine for a model that uses the caller's optimizer.
 template <class M> Engine<M> initialize(M& model, optim::Optimizer& optimizer, ConfigSource config) {
   return Engine<M>(model, {.optimizer = &optimizer, .config = std::move(config)});
 }

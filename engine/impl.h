@@ -145,7 +145,7 @@ struct EngineBase::Impl {
   void load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer);
   std::map<std::string, double> told() const;  // the program's settings that a checkpoint also contains
 
-  const std::function<void(const std::string&)> log;  // see say()
+  const std::function<void(const std::string&)> log;  // prints what say() says
   optim::GradScaler* const grad_scaler;
   dist::ProcessGroup& world;  // all ranks
   Config config;              // resolved

@@ -78,10 +78,10 @@ ModelShape shape_of(nn::Module& model, int64_t width, int64_t context, int64_t v
 struct ExpertShape {
   int64_t experts = 0, top_k = 1, every = 2;
 };
-/// The same for the model that `make` builds, which is built empty.
+/// The shape of the model that `make` builds. The model is built empty, without memory for its parameters.
 ModelShape shape_of(const std::function<std::unique_ptr<nn::Module>()>& make, int64_t width, int64_t context,
                     int64_t vocab, const ExpertShape& experts = {});
-/// The same for a Model whose options contain width, context and vocab.
+/// The shape of a Model. Its options must contain width, context and vocab.
 template <class Model> ModelShape shape_of(const typename Model::Options& o, const ExpertShape& experts = {}) {
   return shape_of([&] { return std::make_unique<Model>(o); }, o.width, o.context, o.vocab, experts);
 }

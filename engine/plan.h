@@ -32,7 +32,7 @@ struct Forecast {
   /// Bytes of optimizer state per element of each parameter, including master weights.
   std::vector<double> state_bytes;
   std::vector<zero::PlannedUnit> units;
-  std::vector<RankBytes> bytes;  ///< by rank
+  std::vector<RankBytes> bytes;  ///< bytes of each rank
   zero::ModelState formula;      ///< bytes per rank by the ZeRO paper's formula, without padding
   int64_t padding = 0;           ///< elements, over all units
   /// Stage 3: elements gathered at a time, besides persistent parameters and prefetched ones.

@@ -46,7 +46,7 @@ class ActivationCheckpoints {
   /// over `group`. `name` is the row in report().
   Variable operator()(const std::function<Variable(const std::vector<Variable>&)>& fn,
                       const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
-  /// The same for a function that returns several variables.
+  /// Runs fn(inputs) as a checkpoint, for a function that returns several variables.
   std::vector<Variable> many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn,
                              const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
   /// Checkpoints all later calls of the first of every `every` blocks. Blocks are the elements of the outermost

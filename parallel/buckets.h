@@ -115,7 +115,7 @@ class GradientAccumulator {
   std::vector<bool> agree_on_used(dist::ProcessGroup* agree);
   std::vector<Variable> frozen_;
   std::vector<bool> used_;  // for each parameter of the buckets, in order: true if it got a gradient since finish()
-  // Used_, here and on any rank, at the last finish() that no graph recorded.
+  // The values of used_ on this rank, and their union over ranks, at the last finish() that no graph recorded.
   std::vector<bool> used_here_, used_anywhere_;
   dist::ProcessGroup* group_;
   int64_t count_ = 0;

@@ -18,7 +18,7 @@ namespace lockstep::parallel {
 /// Divides gradients by the number of ranks, rounds them to 16 bits and sums. f16 overflows above 65504: use a loss
 /// scale.
 CommHook fp16_compress_hook();
-/// The same in bf16, which has the range of f32.
+/// The hook of fp16_compress_hook(), but in bf16, which has the range of f32.
 CommHook bf16_compress_hook();
 
 /// Options of PowerSgd.

@@ -61,10 +61,10 @@ class Traffic {
   size_t place_of(Device device) const;
   Device device(size_t place) const { return place < devices_.size() ? devices_[place] : cpu; }
 
-  /// A copy of x at place `to`, counted. The host and cpu:0 are the same device; a copy between them is made all the
-  /// same.
+  /// A copy of x at place `to`, counted in the traffic. The host and cpu:0 are the same device, but a copy between them
+  /// is made, too.
   Tensor copy(const Tensor& x, size_t from, size_t to, Load load);
-  /// The same as an operation on the tape; returns x itself if it is on that device.
+  /// Copies x to device `to` as an operation on the tape; returns x itself if it is on that device.
   static Variable move(const std::shared_ptr<Traffic>& traffic, const Variable& x, Device to, Load load);
   void count_forward(size_t place, int64_t samples, double seconds);
 

@@ -31,7 +31,7 @@ struct Efficiency {
 };
 /// Descriptions of the measurements.
 const std::vector<std::string>& sources();
-inline constexpr int memory_source = 3;  ///< for kernels bound by memory
+inline constexpr int memory_source = 3;  ///< index into sources() of the measurement for kernels bound by memory
 
 /// The cost of one kernel of the dry run on the CUDA backend.
 struct KernelCost {

@@ -79,7 +79,7 @@ struct Analysis {
   std::vector<double> steps;                                ///< seconds of each step on the slowest rank
   double median_step = 0;
   int64_t shown = -1;                              ///< step shown in the timeline: one of median length
-  std::map<int, RankStep> timeline;                ///< by rank
+  std::map<int, RankStep> timeline;                ///< one step of each rank
   std::map<int, std::array<double, parts>> split;  ///< seconds per step by rank, mean without the first step
   std::optional<PipelineFigures> pipeline;
   std::vector<Traffic> traffic;  ///< sorted by bytes sent, most first

@@ -28,7 +28,7 @@ struct TrainingArguments {
   std::string lr_scheduler_type = "linear";  ///< or constant, constant_with_warmup, cosine, polynomial
   double warmup_steps = 0;                   ///< below 1: a fraction of all steps
   std::string eval_strategy = "no";          ///< "no": only at the end; "steps": every eval_steps; "epoch"
-  /// Eval_steps, save_steps and logging_steps below 1: a fraction of all steps.
+  /// Values of eval_steps, save_steps and logging_steps below 1 are fractions of all steps.
   double eval_steps = 500;
   std::string save_strategy = "steps";  ///< "steps": every save_steps and at the end; "epoch"
   double save_steps = 500;

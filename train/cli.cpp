@@ -100,7 +100,7 @@ int run_parsed(CLI::App& app, int argc, char** argv) {
     CLI::App& shown = active(app);
     std::cout << (&shown == &app ? app.help() : shown.help(app.get_name()));
     return 0;
-  } catch (const CLI::Success& done) {  // --version
+  } catch (const CLI::Success& done) {  // thrown for --version
     std::cout << done.what() << "\n";
     return 0;
   } catch (const CLI::RuntimeError& ended) { return ended.get_exit_code(); } catch (const CLI::ParseError& error) {

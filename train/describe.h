@@ -7,7 +7,8 @@
 
 namespace lockstep::train {
 
-/// Ends a rank that has answered. start() catches it; in a program without start() it ends the program like any Error.
+/// Thrown to end a rank once describe() has described its run. start() catches it; in a program without start() it ends
+/// the program like any Error.
 struct Described : Error {
   Described() : Error("the program was asked what it trains, and has said it") {}
 };

@@ -72,7 +72,7 @@ using Body = std::function<void(Job& job)>;
 /// main() of a program without options of its own. Returns the exit code: 0 success, 1 an error, 2 wrong usage, 128 +
 /// signal if a signal stopped the run.
 int run(int argc, char** argv, const std::string& about, const Body& body, Options defaults = {});
-/// The same for a program with options of its own; `app` must have had add_options(app, options).
+/// main() of a program with options of its own. Call add_options(app, options) before.
 int run(CLI::App& app, int argc, char** argv, Options& options, const Body& body);
 /// The core of run(), for subcommands: runs `body` on every rank. `identity` must be equal on all ranks.
 void start(const Options& options, const std::string& identity, const Body& body);

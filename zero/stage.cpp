@@ -68,8 +68,8 @@ void Stage::listen() {
       reducer_->units[u].gradients.own_memory();
 }
 
-/// The same flat tensor every time. If it still holds the last reduction, because no step() followed, that is copied
-/// away.
+/// The flat tensor for a unit's gradients, the same in every step. If it still holds the result of the last reduction,
+/// because no step() followed, that result is copied away.
 Tensor Stage::memory(size_t u) {
   if (units[u].part.defined()) units[u].reduced.add(std::exchange(units[u].part, {}).clone());
   return reducer_->units[u].gradients.own_memory();

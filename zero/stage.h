@@ -147,7 +147,7 @@ class Stage : public parallel::Reducer::Policy {
   void forget() { reducer_->forget(); }                                              ///< discards all gradients
   virtual void enter_no_sync() { reducer_->enter_no_sync(); }                        ///< an Error from stage 2 on
   void leave_no_sync() { reducer_->leave_no_sync(); }                                ///< ends the scope
-  void pause(bool wanted);                                                           ///< see Zero::Pause
+  void pause(bool wanted);                                                           ///< true: begins a Zero::Pause
 
   /// Stage 3: keeps a unit whole until unpin(), see Gather. Other stages have nothing to do.
   virtual void pin(size_t /*unit*/) {}

@@ -203,7 +203,7 @@ void Stage3::leave(size_t c, const std::vector<Variable>& outputs) {
   for (const Variable& output : outputs) {
     if (!grad || !output.defined() || !output.requires_grad() || output.is_leaf()) continue;
     const uint64_t number = output.impl()->node->number();
-    if (number > mark) {  // created by this call
+    if (number > mark) {  // the node was created by this call
       Variable(output).before_backward([this, c, number, mark, exists = std::weak_ptr<int>(alive_)] {
         if (!exists.expired()) before_backward(c, number, mark);
       });

@@ -63,7 +63,7 @@ StepReport Stage::step(const StepOptions& o) {
                  "[zero] loss scaling needs .nonfinite = NonFinite::skip");
   check_unpinned();
   reducer_->notice_cleared();
-  trace::memory();  // a sample while gradients exist
+  trace::memory();  // samples the memory while gradients exist
   const trace::Scope scope("zero step", trace::Category::optimizer);
   for (size_t u = 0; u < units.size(); ++u) {
     const Unit& unit = units[u];

@@ -67,7 +67,7 @@ struct ZeroOptions {
   bool reduce_scatter = true;                    ///< false: all-reduce instead, which sends twice the bytes. Same bits.
   bool ignore_unused_parameters = false;         ///< false: a parameter without a gradient is an Error
   std::optional<DType> communication_data_type;  ///< dtype in which gradients are reduced; default: the parameters'
-  NonFinite nonfinite = NonFinite::error;        ///< see NonFinite
+  NonFinite nonfinite = NonFinite::error;        ///< what to do with NaN and infinity in gradients
   bool init_sync = true;                         ///< broadcast rank 0's parameters and buffers in the constructor
   int64_t sub_group_size = 1 << 21;              ///< elements that the optimizer updates at a time: a tile
   OffloadOptimizer offload_optimizer;            ///< offload of optimizer state, in any stage

@@ -13,7 +13,7 @@ namespace lockstep::dist {
 /// A selection of stdout (1) and stderr (2): one value for all local ranks, or one for each.
 class Streams {
  public:
-  /// The same for all ranks: 0 (none), 1 (stdout), 2 (stderr) or 3 (both).
+  /// Selects the same streams for all ranks: 0 (none), 1 (stdout), 2 (stderr) or 3 (both).
   Streams(int all = 0) : all_(all) {}
   /// Parses "3", or "0:1,1:2" (other ranks 0). Error naming `option` for invalid text and for an unknown rank.
   static Streams parse(const std::string& text, int ranks, const char* option);

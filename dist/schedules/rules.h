@@ -31,7 +31,7 @@ inline Costs shares(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1) / n, times == 1 ? "(n-1)·α + (n-1)/n·S/β" : "2(n-1)·α + 2(n-1)/n·S/β"};
 }
-/// The same with messages that carry all the data.
+/// The costs of shares(), but for messages that carry all the data.
 inline Costs wholes(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1), times == 1 ? "(n-1)·α + (n-1)·S/β" : "2(n-1)·α + 2(n-1)·S/β"};

@@ -49,7 +49,7 @@ class Blocks {
   int64_t tokens_;
   std::vector<Block> blocks_;
   std::set<std::tuple<bool, uint64_t, int32_t>> free_;  // sorted: the first block is taken first
-  std::unordered_multimap<uint64_t, int32_t> known_;    // by hash
+  std::unordered_multimap<uint64_t, int32_t> known_;    // cached blocks, by the hash of their contents
   uint64_t contents_ = 0, releases_ = 0;
 };
 

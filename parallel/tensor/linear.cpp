@@ -193,33 +193,31 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
   if (!recorded) return finished(out);
   const Saved kept = activation == Activation::relu ? Saved(out) : Saved(pre);
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
-  return finished(record("column_linear", {&x, &w, &bias}, std::move(out),
-                         [x = kept_x, w = kept_w, kept, activation, options, asked, shape, &group](Backward& back) {
-                           const char* const name = "column_linear";
-                           // Only this rank's part of x was kept. The rest is gathered again while x's gradient is computed.
-                           std::optional<Pending> gathered;
-                           if (options.sequence && back.needs(1))
-                             gathered = Pending::all_gather(x.get(name), along_sequence, group);
-                           if (activation != Activation::none) {
-                             using enum PointwiseOp;
-                             constexpr PointwiseOp ops[] = {count, relu, gelu_tanh, gelu_erf, silu};
-                             back.grad() = pointwise_grad(ops[int(activation)], PointwisePart::grad0, {}, back.grad(),
-                                                          kept.get(name), {});
-                           }
-                           const Tensor g = as_matrix(back.grad());
-                           std::optional<Pending> grad_x;
-                           if (back.needs(0)) {  // sum x's gradient while the weight's is computed, or else in chunks
-                             const Chunks chunks(shape, options.sequence, back.needs(1) ? 1 : asked, g.device(), group);
-                             const Tensor weight = in_numbers(w.get(name), g.dtype());
-                             grad_x = sum_of_products(g, chunks, group, options.overlap,
-                                                      [&](const Tensor& rows) { return matmul(rows, weight); });
-                             if (!options.overlap) back.give(0, grad_x->wait());
-                           }
-                           if (back.needs(1))
-                             back.give(1, matmul(g.t(), as_matrix(gathered ? gathered->wait() : x.get(name))));
-                           if (back.needs(2)) back.give(2, sum(g, {0}));
-                           if (grad_x && options.overlap) back.give(0, grad_x->wait());
-                         }));
+  return finished(record(
+      "column_linear", {&x, &w, &bias}, std::move(out),
+      [x = kept_x, w = kept_w, kept, activation, options, asked, shape, &group](Backward& back) {
+        const char* const name = "column_linear";
+        // Only this rank's part of x was kept. The rest is gathered again while x's gradient is computed.
+        std::optional<Pending> gathered;
+        if (options.sequence && back.needs(1)) gathered = Pending::all_gather(x.get(name), along_sequence, group);
+        if (activation != Activation::none) {
+          using enum PointwiseOp;
+          constexpr PointwiseOp ops[] = {count, relu, gelu_tanh, gelu_erf, silu};
+          back.grad() = pointwise_grad(ops[int(activation)], PointwisePart::grad0, {}, back.grad(), kept.get(name), {});
+        }
+        const Tensor g = as_matrix(back.grad());
+        std::optional<Pending> grad_x;
+        if (back.needs(0)) {  // the sum overlaps with computing the weight's gradient, else with the other chunks
+          const Chunks chunks(shape, options.sequence, back.needs(1) ? 1 : asked, g.device(), group);
+          const Tensor weight = in_numbers(w.get(name), g.dtype());
+          grad_x = sum_of_products(g, chunks, group, options.overlap,
+                                   [&](const Tensor& rows) { return matmul(rows, weight); });
+          if (!options.overlap) back.give(0, grad_x->wait());
+        }
+        if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix(gathered ? gathered->wait() : x.get(name))));
+        if (back.needs(2)) back.give(2, sum(g, {0}));
+        if (grad_x && options.overlap) back.give(0, grad_x->wait());
+      }));
 }
 
 Variable row_linear(const Variable& input, const Variable& weight, const Variable& shift, Activation activation,

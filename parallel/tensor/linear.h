@@ -37,8 +37,8 @@ Variable column_linear(const Variable& x, const Variable& w, const Variable& bia
 struct RowOptions {
   bool input_is_parallel = true;  ///< true: x is this rank's slice of the last dim; false: x is whole
   bool sequence = false;          ///< true: return this rank's part of the sequence
-  bool overlap = true;            ///< see ColumnOptions
-  int64_t chunks = 0;             ///< see ColumnOptions
+  bool overlap = true;            ///< true: overlap communication with products
+  int64_t chunks = 0;             ///< chunks to overlap; see ColumnOptions
 };
 /// activation(x wᵀ + bias) with this rank's columns of w: the whole output, summed over the ranks. `bias` is whole and
 /// added once, after the sum; its gradient is the same on all ranks. Collective, and so is the backward.
