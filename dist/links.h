@@ -24,7 +24,7 @@ struct Cursor {
   int64_t wave = 0;
   size_t block = 0;  // the current block of list[at]
 
-  /// Moves to the first block from (wave, at) on; false at the end. `max_blocks`: blocks of the longest chunk.
+  /// Moves to the first block from (wave, at) on; returns false at the end. `max_blocks`: blocks of the longest chunk.
   bool find(const std::vector<Program::Item>& items, const std::vector<size_t>& size, int64_t max_blocks) {
     for (;;) {
       while (low < list.size() && wave - items[list[low]].step >= max_blocks) ++low;

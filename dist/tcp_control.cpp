@@ -329,7 +329,7 @@ void TcpControl::run() {
   }
 }
 
-// Handles received data; false when the connection has ended.
+// Handles received data. Returns false when the connection has ended.
 bool TcpControl::read_all() {
   char buffer[1 << 16];
   for (;;) {

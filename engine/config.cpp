@@ -82,7 +82,7 @@ std::string plain_json(std::string_view text, const std::string& origin) {
       size_t end = i;
       while (end < text.size() && is_word(text[end])) ++end;
       const std::string_view word = text.substr(i, end - i);
-      // The "e" of 1e9.
+      // True for the "e" of 1e9.
       const bool inside_number = i > 0 && ((text[i - 1] >= '0' && text[i - 1] <= '9') || text[i - 1] == '.');
       if (!inside_number && word != "true" && word != "false" && word != "null") {
         const char* cure = word == "True"    ? "write true"

@@ -97,7 +97,7 @@ struct ZeroConfig {
 
 /// Activation checkpointing; see parallel/activation_checkpoints.h.
 struct ActivationCheckpointingConfig {
-  bool enabled = false;  ///< checkpoint every block, even if the model does not ask for it
+  bool enabled = false;  ///< true: checkpoint every block, even if the model does not ask for it
   bool partition_activations = false, cpu_checkpointing = false, contiguous_memory_optimization = false;
   std::optional<int64_t> number_checkpoints;
   bool synchronize_checkpoint_boundary = false, profile = false;
@@ -178,7 +178,7 @@ struct Config {
   NamedConfig optimizer, scheduler;
   EmaConfig ema;
   double gradient_clipping = 1;          ///< maximal norm of the gradients; 0: no clipping
-  bool prescale_gradients = false;       ///< divide gradients by the number of ranks before the sum, not after it
+  bool prescale_gradients = false;       ///< true: divide gradients by the number of ranks before the sum, not after it
   double gradient_predivide_factor = 1;  ///< divide by this before the sum, and by the rest after it
   /// Dtype for sending gradients: "fp32", "fp16", "bf16"; default: dtype of the parameters.
   std::optional<std::string> communication_data_type;

@@ -104,7 +104,7 @@ struct PipelineModule {
   std::vector<int> bounds = {};
   std::optional<pipeline::Schedule> schedule = {};  ///< a schedule of your own; overrides pipeline.schedule
   std::optional<DType> autocast = {};               ///< f16 or bf16: forwards and losses run under Autocast
-  /// Pipeline stages of a model: repeated layers store only their input and run again in backward.
+  /// true, for pipeline stages of a model: repeated layers store only their input and run again in backward.
   bool recompute = false;
   /// Replaces the model's own forward (by DataParallel, for example) when the model is not cut.
   std::function<Variable(const Tensor& input)> forward = {};
@@ -124,7 +124,7 @@ struct InitializeArgs {
   GivenOrMade<optim::Schedule, optim::Optimizer> lr_scheduler = {};
   /// The configuration: a file, JSON text, or a Config.
   ConfigSource config = {};
-  const Arguments* args = nullptr;      ///< its deepspeed_config is read when `config` is not given
+  const Arguments* args = nullptr;      ///< arguments; deepspeed_config of these is read if `config` is not given
   dist::ProcessGroup* group = nullptr;  ///< all ranks of the job; default: dist::world()
   /// Replaces `group` by a mesh of ranks, which must outlive the use of the engine. Ranks along cp share each sample,
   /// ranks along ep hold different experts (moe::Layer on mesh->ep()). Default: replicas x stages over all ranks.
@@ -151,7 +151,7 @@ struct SaveArgs {
 /// Options of load_checkpoint().
 struct LoadArgs {
   std::string tag = {};            ///< empty: the latest
-  bool load_module_strict = true;  ///< Error unless the checkpoint has exactly the model's tensors
+  bool load_module_strict = true;  ///< true: Error unless the checkpoint has exactly the model's tensors
   bool load_optimizer_states = true, load_lr_scheduler_states = true;
   bool load_module_only = false;  ///< true: no optimizer, scheduler, counters, random state or position in the data
 };
@@ -251,14 +251,14 @@ class EngineBase {
   int64_t steps_per_print() const;  ///< 0: never
 
   // Progress of training
-  int64_t global_steps() const;  ///< boundaries so far, skipped ones included
+  int64_t global_steps() const;  ///< optimizer steps so far, skipped ones included
   /// Micro-batches of this rank so far.
   int64_t micro_steps() const;
-  int64_t skipped_steps() const;  ///< boundaries with an overflow in the gradients
+  int64_t skipped_steps() const;  ///< steps that were skipped, because gradients had an overflow
   /// Samples of all ranks so far.
   int64_t global_samples() const;
-  double loss_scale() const;  ///< 1 without fp16
-  /// Mean over all micro-batches (or tokens) of the last boundary, on all ranks; NaN when unknown.
+  double loss_scale() const;  ///< current loss scale; 1 without fp16
+  /// Mean loss over all micro-batches (or tokens) of the last step, on all ranks; NaN if unknown.
   double train_loss() const;
   double get_global_grad_norm() const;  ///< norm before clipping in the last step; NaN if that was skipped
   std::vector<double> get_lr() const;   ///< learning rate of each parameter group

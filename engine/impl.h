@@ -137,7 +137,7 @@ struct EngineBase::Impl {
   /// False if this rank has no parameters to save.
   bool has_state() const { return !part || !part->nothing; }
   std::vector<checkpoints::Piece> fp8_pieces() const;  // scales and histories of fp8
-  /// Adds the fp8 scales to the wanted pieces; false if the checkpoint has none.
+  /// Adds the fp8 scales to the wanted pieces. Returns false if the checkpoint has no fp8 scales.
   bool want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted);
   checkpoints::Numbers own_numbers() const;                                  // numbers of the optimizer
   std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);  // EngineBase::load_checkpoint()

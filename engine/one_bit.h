@@ -47,7 +47,7 @@ class OneBit {
   // Checkpoints use the names of ZeRO. The compression errors of each rank are two extra tensors, which only the same
   // number of ranks can load.
   static constexpr const char* owed = "optimizer.onebit.";
-  /// This rank's tensors. Collective: with 0/1 Adam, the ranks first synchronize.
+  /// The tensors that this rank saves. Collective: with 0/1 Adam, the ranks first synchronize.
   std::vector<zero::StatePiece> state();
   /// The optimizer's counters.
   std::map<std::string, double> numbers() const;

@@ -263,7 +263,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   return found;
 }
 
-/// Adds the fp8 scales to the wanted pieces; false if the checkpoint has none.
+/// Adds the fp8 scales to the wanted pieces. Returns false if the checkpoint has no fp8 scales.
 bool EngineBase::Impl::want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted) {
   const auto first = info.tensors.lower_bound("optimizer.fp8_");
   if (first == info.tensors.end() || !first->first.starts_with("optimizer.fp8_")) {

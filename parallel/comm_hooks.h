@@ -40,7 +40,8 @@ class PowerSgd {
   /// Error for options out of range.
   explicit PowerSgd(const Options& options = {});
   CommHook hook() const;  ///< the hook to give to DDP; it shares this object's state
-  /// This rank's error for a parameter, which its next gradient will include; undefined if nothing was compressed.
+  /// This rank's error for a parameter: it is added to the parameter's next gradient. Undefined if nothing was
+  /// compressed.
   Tensor error(const std::string& parameter) const;
 
  private:

@@ -57,7 +57,7 @@ struct PlanSizes {
   int64_t vocab = 0;              ///< size of the vocabulary, at least tp; need not be divisible
   int64_t context = 0;            ///< tokens of a sample, which cp divides
   int64_t context_parts = 1;      ///< pieces of a sequence on each cp rank (zigzag: 2)
-  bool context_by_heads = false;  ///< cp ranks also share the heads of each tp slice (Ulysses)
+  bool context_by_heads = false;  ///< true: cp ranks also share the heads of each tp slice (Ulysses)
   int64_t experts = 0;            ///< experts, which ep divides
   int64_t micro_batches = 0;      ///< micro-batches of a step, over all replicas
 };

@@ -63,8 +63,8 @@ class Reducer {
   struct Rules {
     const char* name;     ///< prefix of error messages: "ddp"
     bool overlap = true;  ///< true: reduce units while backward runs; false: all at the end of backward
-    // Copy a gradient into flat memory as soon as it arrives. false: when its unit is complete, because there is not
-    // enough flat memory for all units at once.
+    // true: copy a gradient into flat memory as soon as it arrives. false: only when its unit is complete, because
+    // there is not enough flat memory for all units at once.
     bool at_once = true;
     // true: .grad becomes the reduced gradient, and gradients may be cleared one by one. false: the policy owns the
     // reduced gradients, and .grad is a placeholder.
@@ -91,13 +91,13 @@ class Reducer {
     virtual void complete(size_t /*unit*/) {}
     /// Backward has ended: checks that every expected gradient arrived.
     virtual void check_pass() {}
-    /// The pass is over, normally or by an exception.
+    /// Called when the pass is over, normally or by an exception.
     virtual void pass_ended() {}
-    /// The collected gradients have been discarded.
+    /// Called when the collected gradients have been discarded.
     virtual void forgotten() {}
     /// Explains why one gradient more than expected arrived; the reducer makes an Error of it.
     virtual std::string unexpected(const Parameter& p);
-    /// After the first reduction: the order in which gradients arrived on rank 0, the same on all ranks.
+    /// Called after the first reduction, with the order in which gradients arrived on rank 0; the same on all ranks.
     virtual void ordered(const std::vector<size_t>& parameters) = 0;
   };
 

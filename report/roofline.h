@@ -77,7 +77,7 @@ struct Roofline {
 };
 /// Predicts the time of a step on a card.
 Roofline roofline(const DryStep& step, const Card& card);
-/// The prediction as a table with conclusions and the sources of the efficiencies. model, precision: their names.
+/// The prediction as a table with conclusions and the sources of the efficiencies. model, precision: names to print.
 std::string text_of(const Roofline& found, const DryStep& step, const Card& card, const std::string& model,
                     const std::string& precision);
 

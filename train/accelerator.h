@@ -41,7 +41,7 @@ struct AcceleratorOptions {
   bool step_scheduler_with_optimizer = true;  ///< false: every step() of a schedule counts
   std::string deepspeed_config = {};          ///< file or JSON text; "auto" values are filled in
   double warmup_steps = 0;                    ///< below 1: a fraction of total_steps
-  int64_t total_steps = 0;                    ///< this and warmup_steps fill in "auto" in the file's scheduler
+  int64_t total_steps = 0;                    ///< total_steps and warmup_steps replace "auto" in the file's scheduler
   std::string device = "cpu";                 ///< "cuda": the ranks of a machine take its devices in turn
 };
 
@@ -87,7 +87,8 @@ struct State {
   void note_loader(int64_t batch_size);    ///< the first loader sets the micro-batch size
   void note_schedule();                    ///< Error if the file has a schedule, too
   void join(optim::Optimizer& optimizer);  ///< builds the engine for the optimizer's model
-  std::shared_ptr<Dealing> deal(const data::Sampler& order, int64_t batch_size, bool drop_last);  ///< for a loader
+  /// How a loader's batches are dealt to ranks.
+  std::shared_ptr<Dealing> deal(const data::Sampler& order, int64_t batch_size, bool drop_last);
   void step();                                      ///< an optimizer.step() of the user's loop
   void zero_grad();                                 ///< drops gradients that no step() consumed
   void save(const std::string& folder);             ///< collective

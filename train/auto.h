@@ -16,7 +16,7 @@ namespace lockstep::train {
 
 /// The caller's values for "auto". The functions are called only if the file needs them.
 struct AutoValues {
-  nn::Module* model = nullptr;  ///< its width h sets ZeRO's bucket sizes: h^2, 0.9 h^2, 10 h
+  nn::Module* model = nullptr;  ///< the model; its width h sets ZeRO's bucket sizes: h^2, 0.9 h^2, 10 h
   std::function<const optim::Optimizer*()> optimizer = {};  ///< for learning rate, betas, eps, weight decay
   std::function<int64_t(int64_t train_batch)> steps = {};   ///< total number of training steps
   double warmup_steps = 0;  ///< for a schedule in the file; below 1: a fraction of all steps
@@ -39,7 +39,7 @@ struct AutoProblems {
 void fill_auto(data::Json& json, const AutoValues& values, const data::Json& own, int64_t ranks,
                const std::string& half, const std::string& steps_option, AutoProblems& problems);
 
-/// Equality in which numbers compare as numbers: 1e-5 equals 0.00001, and 4 equals 4.0.
+/// True if a and b are equal. Numbers compare as numbers: 1e-5 equals 0.00001, and 4 equals 4.0.
 bool same_value(const data::Json& a, const data::Json& b);
 /// The value under a dotted path such as "zero_optimization.stage", or nullptr.
 const data::Json* find_at(const data::Json& root, std::string_view path);

@@ -26,7 +26,7 @@ struct OffloadOptimizer {
   int buffer_count = 4;        ///< nvme: tiles in memory; with fewer than 3, reads and writes wait for each other
   bool pipeline_read = true;   ///< nvme: read the next tiles while one is computed
   bool pipeline_write = true;  ///< nvme: write the last tiles while one is computed
-  bool fast_init = false;      ///< nvme: true: only reserve the space on disk, without writing it once at the start
+  bool fast_init = false;      ///< true: nvme only reserves the space on disk, without writing it once at the start
   double ratio = 1;            ///< stage 3: fraction of the elements that is offloaded
 };
 

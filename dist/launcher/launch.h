@@ -38,7 +38,7 @@ struct LaunchOptions {
 
   std::string token;        ///< several nodes without hosts: the same secret on all of them
   std::vector<Host> hosts;  ///< if not empty, ranks are started on these hosts through ssh
-  bool force_ssh = false;   ///< use ssh even for a single host that is this machine
+  bool force_ssh = false;   ///< true: use ssh even for a single host that is this machine
   int ssh_port = 0;
   std::vector<std::string> ssh_arguments;
   std::string devices;  ///< value of CUDA_VISIBLE_DEVICES; empty: unchanged
@@ -47,13 +47,13 @@ struct LaunchOptions {
   std::string redirects, tee;  ///< as in torchrun: 0 to 3, or RANK:VALUE,...; both empty with a log_dir: tee everything
   std::set<int> shown;         ///< local ranks whose output reaches the console; empty: all
   std::string prefix = "[rank ${rank}] ";
-  bool quiet = false;  ///< print failures only, no notices
+  bool quiet = false;  ///< true: print failures only, no notices
 
   Binding binding = Binding::none;
   std::vector<int> cores;  ///< cores to bind ranks to; empty: all cores of this process
   Supervision times;
 
-  bool agent = false;    ///< started by another launcher, which sends the token and variables through stdin
+  bool agent = false;    ///< true: another launcher started this one, and sends token and variables through stdin
   int attempt = 0;       ///< attempt number of the launcher above
   Environment exported;  ///< variables that the launcher above asks to set
 };

@@ -53,8 +53,8 @@ class Console {
   void pump();
   /// True after stdout could not be written.
   bool lost() const { return lost_ != 0; }
-  std::string why_lost() const;  ///< text for the user
-  /// The launcher's exit code in that case: as if SIGPIPE had ended it, or 1.
+  std::string why_lost() const;  ///< why stdout could not be written, for the user
+  /// The launcher's exit code after stdout could not be written: as if SIGPIPE had ended it, or 1.
   int lost_code() const;
   /// Waits until everything is written, or descriptor `stop` becomes readable; after hurry() for at most 2 s.
   void drain(int stop);

@@ -53,7 +53,7 @@ class HttpClient {
   virtual void respond(const HttpResponse& response) = 0;
   /// Starts a response that is sent in pieces, with `body` as the first.
   virtual void begin(const HttpResponse& response) = 0;
-  /// Sends a piece; blocks while the client is slow. False if the client has disconnected.
+  /// Sends a piece; blocks while the client is slow. Returns false if the client has disconnected.
   virtual bool write(std::string_view piece) = 0;
   /// Ends a response that is sent in pieces.
   virtual void finish() = 0;

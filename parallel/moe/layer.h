@@ -47,7 +47,7 @@ struct Options {
   Drop drop = Drop::automatic;
   Weights weights = Weights::automatic;
   Noise noise = Noise::none;
-  /// For k = 2, while training: draw the second expert (Gumbel noise) instead of taking the second best.
+  /// true, for k = 2, while training: draw the second expert (Gumbel noise); false: take the second best.
   bool second_expert_sampling = true;
   /// Residual MoE (Rajbhandari et al., 2022): an Mlp for every token beside the experts, mixed in by a learned softmax
   /// of two.
