@@ -26,7 +26,7 @@ struct PlanAsked {
   std::string config, plan;
   ModelAsked model;
   int ranks = 0;
-  engine::Speeds speeds;  ///< 0: measured here
+  engine::Speeds speeds;  ///< speeds of the machine; 0: measured here
   bool json = false, units = false;
 };
 

@@ -22,7 +22,7 @@ class Flight {
     std::string call;        ///< "all_reduce f32 x 8, tag w1"
     uint64_t step = 0;       ///< training step
     int64_t started_ns = 0;  ///< nanoseconds of the monotonic clock
-    int64_t ended_ns = 0;    ///< 0: still running
+    int64_t ended_ns = 0;    ///< nanoseconds of the same clock; 0: still running
     std::string error;
   };
   /// Records the start of a call; returns a ticket for finish().

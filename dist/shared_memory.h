@@ -19,7 +19,7 @@ namespace lockstep::dist {
 struct Placement {
   uint64_t serial = 0;  ///< random number of the segment
   uint64_t offset = 0;  ///< offset of the first byte in the segment, not counting the control page
-  int32_t fd = -1;      ///< -1: not in shared memory
+  int32_t fd = -1;      ///< descriptor of the segment; -1: not in shared memory
   uint32_t reserved = 0;
   explicit operator bool() const { return fd >= 0; }  ///< true if the bytes are in shared memory
 };

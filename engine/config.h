@@ -53,7 +53,7 @@ struct NamedConfig {
 struct Fp16Config {
   bool enabled = false;
   bool auto_cast = false;  ///< true: cast floating inputs of forward to f16
-  double loss_scale = 0;   ///< 0: dynamic
+  double loss_scale = 0;   ///< fixed loss scale; 0: dynamic
   /// Exponent of the first dynamic scale; steps without overflow until it doubles; overflows until it halves.
   int64_t initial_scale_power = 16, loss_scale_window = 1000, hysteresis = 2;
   bool consecutive_hysteresis = false;  ///< true: a step without overflow resets the count of overflows
@@ -131,7 +131,7 @@ struct CheckpointWriterConfig {
 
 /// An exponential moving average of the parameters, kept with the optimizer's state.
 struct EmaConfig {
-  double decay = 0;  ///< 0: no average
+  double decay = 0;  ///< decay of the average of parameters; 0: no average
 };
 
 /// Options of save_checkpoint().
@@ -198,7 +198,7 @@ struct Config {
 
   bool dataloader_drop_last = false;
   int64_t seed = 1234;
-  std::optional<int64_t> steps_per_print;  ///< default: never
+  std::optional<int64_t> steps_per_print;  ///< steps between two printed lines; default: never
   bool wall_clock_breakdown = false, memory_breakdown = false, dump_state = false;
   FlopsProfilerConfig flops_profiler;
   MonitorConfig tensorboard, csv_monitor;

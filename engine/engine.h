@@ -93,11 +93,11 @@ template <class T, class From> struct GivenOrMade {
 struct PipelineModule {
   /// A model that is cut at its layers(); its own loss is the default of loss_fn.
   std::shared_ptr<nn::Module> model = {};
-  std::vector<pipeline::LayerSpec> layers = {};  ///< instead of a model
+  std::vector<pipeline::LayerSpec> layers = {};  ///< list of layers, given instead of a model
   /// The mean loss of a micro-batch from outputs and targets.
   pipeline::Loss loss_fn = {};
-  int num_stages = 0;                 ///< 0: pipeline.stages of the config
-  std::string partition_method = {};  ///< empty: pipeline.partition of the config
+  int num_stages = 0;                 ///< number of pipeline stages; 0: pipeline.stages of the config
+  std::string partition_method = {};  ///< how layers are divided into stages; empty: pipeline.partition of the config
   /// Default: pipeline.activation_checkpoint_interval of the config.
   std::optional<int> activation_checkpoint_interval = {};
   /// The first layer of each virtual stage, then the number of layers; overrides partition_method.
@@ -142,7 +142,7 @@ struct InitializeArgs {
 
 /// Options of save_checkpoint().
 struct SaveArgs {
-  std::string tag = {};                            ///< folder name; empty: global_step<N>
+  std::string tag = {};                            ///< name of the checkpoint's folder; empty: global_step<N>
   data::Json client_state = data::Json::Object();  ///< any JSON; load_checkpoint() returns it
   bool save_latest = true;                         ///< true: load_checkpoint() loads this checkpoint by default
   bool exclude_frozen_parameters = false;          ///< true: leave frozen parameters out
@@ -150,7 +150,7 @@ struct SaveArgs {
 };
 /// Options of load_checkpoint().
 struct LoadArgs {
-  std::string tag = {};            ///< empty: the latest
+  std::string tag = {};            ///< tag of the checkpoint to load; empty: the latest
   bool load_module_strict = true;  ///< true: Error unless the checkpoint has exactly the model's tensors
   bool load_optimizer_states = true, load_lr_scheduler_states = true;
   bool load_module_only = false;  ///< true: no optimizer, scheduler, counters, random state or position in the data
@@ -208,7 +208,8 @@ class EngineBase {
   /// Drops the gradients accumulated since the last boundary.
   void zero_grad();
 
-  /// While it lives, backward sums gradients on this rank only (ZeRO stages 0 and 1). Accumulation does so by itself.
+  /// While a NoSync lives, backward sums gradients on this rank only (ZeRO stages 0 and 1). Accumulation does so by
+  /// itself.
   using NoSync = While<EngineBase, &EngineBase::enter_no_sync, &EngineBase::leave_no_sync>;
   /// Starts such a scope.
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
@@ -248,7 +249,7 @@ class EngineBase {
   int64_t train_micro_batch_size_per_gpu() const;
   /// Micro-batches per step and replica.
   int64_t gradient_accumulation_steps() const;
-  int64_t steps_per_print() const;  ///< 0: never
+  int64_t steps_per_print() const;  ///< steps between two printed lines; 0: never
 
   // Progress of training
   int64_t global_steps() const;  ///< optimizer steps so far, skipped ones included

@@ -33,7 +33,7 @@ Variable times_factor(const Variable& loss, double factor);
 /// One backward of the current step.
 struct Micro {
   Tensor loss;          // undefined if the caller ran backward
-  int64_t tokens = -1;  // -1: the loss is a mean
+  int64_t tokens = -1;  // tokens that the loss is a sum over; -1: the loss is a mean
 };
 
 /// The state and the parts of an engine. Functions are grouped by the file that defines them.

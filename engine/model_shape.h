@@ -24,7 +24,7 @@ struct ModelShape {
     int64_t dim = -1;                                  ///< dim that tensor parallelism cuts; -1: not cut
     std::vector<int64_t> blocks = {};                  ///< sizes of blocks along dim that are cut separately
     bool is_table = false;                             ///< true for a table of token embeddings
-    bool trains = true;                                ///< false: frozen
+    bool trains = true;                                ///< true: trained; false: frozen
     int64_t numel() const { return numel_of(shape); }  ///< elements of the whole parameter
     /// The slice of it that the first of `ranks` tensor-parallel ranks holds.
     Parameter sliced(int ranks) const;

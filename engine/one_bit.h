@@ -37,7 +37,7 @@ class OneBit {
   void add() {
     if (sum_) sum_->add();
   }
-  /// Drops the sum.
+  /// Drops the sum of the micro-batches' gradients.
   void discard() {
     if (sum_) sum_->discard();
   }

@@ -31,7 +31,7 @@ struct MicroBatch {
   pipeline::Sample sample = {};
   int64_t number = 0;   // number in the step
   uint64_t calls = 0;   // random calls made while its data were drawn
-  int64_t tokens = -1;  // -1: the loss is a mean
+  int64_t tokens = -1;  // tokens that the loss is a sum over; -1: the loss is a mean
 
   /// Copies the data if drawing the next micro-batch may overwrite them. Returns false if a copy is needed, but would
   /// have other strides.
@@ -70,7 +70,7 @@ class StepGraphs {
     std::vector<int64_t> models = {};  // Model::state() of all ranks at the last run
     int moves = 0;                     // number of times these have changed
     bool refused = false;
-    std::vector<std::vector<std::string>> calls = {};  // collectives, for each of groups()
+    std::vector<std::vector<std::string>> calls = {};  // collectives recorded, for each of groups()
     // Inputs of the recording. They are allocated before it, because memory allocated in it may be reused within it.
     std::vector<pipeline::Sample> samples = {};
     Tensor factor = {};               // one element: the loss factor

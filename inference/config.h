@@ -21,13 +21,13 @@ namespace lockstep::inference {
 
 /// Tensor parallelism: ranks that share every layer.
 struct TensorParallelConfig {
-  bool enabled = true;  ///< false: tp_size counts as 1
+  bool enabled = true;  ///< true: use tp_size ranks; false: tp_size counts as 1
   int64_t tp_size = 1;
 };
 
 /// Expert parallelism, and the experts that the model must have.
 struct MoeConfig {
-  bool enabled = true;                     ///< false: ep_size counts as 1
+  bool enabled = true;                     ///< true: use ep_size ranks; false: ep_size counts as 1
   int64_t ep_size = 1;                     ///< ranks that share the experts of a layer
   std::vector<int64_t> num_experts = {1};  ///< if given, must match the model
   std::string type = "standard";           ///< or "residual"; if given, must match the model

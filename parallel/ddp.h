@@ -45,7 +45,7 @@ struct DdpOptions {
   bool broadcast_buffers = true;        ///< broadcast rank 0's buffers before every forward
   bool init_sync = true;                ///< broadcast rank 0's parameters and buffers in the constructor
   dist::Algorithm algorithm = dist::Algorithm::automatic;  ///< algorithm of the all-reduce
-  CommHook hook;                                           ///< empty: all_reduce with op mean
+  CommHook hook;                                           ///< communicates a bucket; empty: all_reduce with op mean
 };
 
 /// Wraps a module for data parallel training: a Reducer (reducer.h) with DDP's policy.
@@ -77,10 +77,11 @@ class DistributedDataParallel final : Reducer::Policy {
       While<DistributedDataParallel, &DistributedDataParallel::enter_no_sync, &DistributedDataParallel::leave_no_sync>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }  ///< begins the scope
 
-  /// Join context for uneven inputs. While it lives, a rank that has run out of data keeps taking part in the others'
-  /// collectives, with zeros, inside the destructor. Gradients are divided by the world size, or with divide_by_active
-  /// by the number of ranks that still have data. At the end all ranks get the parameters and buffers of a rank that
-  /// took the most steps. With throw_on_early_end, every rank throws an Error as soon as one rank has run out of data.
+  /// Join context for uneven inputs. While the context lives, a rank that has run out of data keeps taking part in the
+  /// others' collectives, with zeros, inside the destructor. Gradients are divided by the world size, or with
+  /// divide_by_active by the number of ranks that still have data. At the end all ranks get the parameters and buffers
+  /// of a rank that took the most steps. With throw_on_early_end, every rank throws an Error as soon as one rank has
+  /// run out of data.
   class Join {
    public:
     /// Error if another Join of this model exists.

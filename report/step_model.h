@@ -28,10 +28,10 @@ struct Cluster {
 struct TrainingJob {
   engine::ModelShape model;   ///< the model, with each layer's seconds on a rank that has the whole layer
   parallel::Plan plan;        ///< the plan, with cp = ep = 1
-  int64_t micro_batch = 1;    ///< samples
+  int64_t micro_batch = 1;    ///< samples of a micro-batch
   int64_t micro_batches = 1;  ///< micro-batches per step on each replica
   pipeline::Kind schedule = pipeline::Kind::one_f_one_b;
-  int chunks = 0;          ///< 0: the schedule's default
+  int chunks = 0;          ///< chunks per rank; 0: the schedule's default
   DType dtype = f32;       ///< dtype of parameters, gradients and activations
   bool recompute = false;  ///< true: blocks repeat their forward in the backward
   bool overlap = true;     ///< true: reduce gradients during the backward (without a pipeline)

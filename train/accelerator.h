@@ -38,7 +38,7 @@ struct AcceleratorOptions {
   int64_t gradient_accumulation_steps = 1;    ///< above 1, deepspeed_config must have the same value or "auto"
   bool split_batches = false;                 ///< true: a loader's batch_size is the total of all ranks
   bool even_batches = true;                   ///< false is an Error: ranks would wait for each other's batches
-  bool step_scheduler_with_optimizer = true;  ///< false: every step() of a schedule counts
+  bool step_scheduler_with_optimizer = true;  ///< true: schedules advance only with updates; false: every step() counts
   std::string deepspeed_config = {};          ///< file or JSON text; "auto" values are filled in
   double warmup_steps = 0;                    ///< below 1: a fraction of total_steps
   int64_t total_steps = 0;                    ///< total_steps and warmup_steps replace "auto" in the file's scheduler

@@ -21,7 +21,8 @@ struct AutoValues {
   std::function<int64_t(int64_t train_batch)> steps = {};   ///< total number of training steps
   double warmup_steps = 0;  ///< for a schedule in the file; below 1: a fraction of all steps
   std::optional<int64_t> micro_batch = {}, accumulation = {};  ///< replace --batch and --accumulate
-  std::optional<double> max_grad_norm = {};                    ///< default: gradient_clipping of the program's keys
+  /// Clipping norm; default: gradient_clipping of the program's keys.
+  std::optional<double> max_grad_norm = {};
   bool optimizer_is_argument = false;  ///< true: Error if the file's optimizer options differ from `optimizer`
   bool all_are_arguments = false;      ///< true: Error also if clipping norm, number of steps or warmup differ
 };

@@ -47,7 +47,7 @@ struct AioOptions {
   int queue_depth = 8;                                        ///< requests in flight per thread
   int thread_count = 1;                                       ///< worker threads
   bool single_submit = false;  ///< true: one system call per request instead of one for all requests that are ready
-  bool overlap_events = true;  ///< false: wait for all requests in flight before submitting more
+  bool overlap_events = true;  ///< true: submit at any time; false: only when no request is in flight
   /// uring: io_uring; threads: pread and pwrite; automatic: io_uring if the system has it
   Engine engine = Engine::automatic;
 };

@@ -31,10 +31,10 @@ class ShardStore;
 struct Parameter {
   std::string name;
   Variable variable;
-  optim::Optimizer* optimizer = nullptr;  ///< null: frozen
+  optim::Optimizer* optimizer = nullptr;  ///< optimizer that updates it; null: frozen
   int group = 0;                          ///< parameter group of the optimizer
   dist::ProcessGroup* ranks = nullptr;    ///< the ranks that have it
-  size_t unit = SIZE_MAX, place = 0;      ///< unit: SIZE_MAX if frozen and below stage 3; place: index in the unit
+  size_t unit = SIZE_MAX, place = 0;      ///< unit: SIZE_MAX if frozen and below stage 3; place: index in it
   int64_t steps = 0;                      ///< updates so far
   int64_t first_block = 0;                ///< index of its first block among the norm blocks of all parameters
   uint32_t seen = 0;                      ///< version that its master copy has seen (optim::ParameterState::seen)

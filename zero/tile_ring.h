@@ -17,7 +17,7 @@ namespace lockstep::zero {
 struct Extent {
   const SwapFile* file = nullptr;
   int64_t offset = 0, at = 0, bytes = 0;
-  bool reads = true;  ///< false: the file's bytes are not needed
+  bool reads = true;  ///< true: read the bytes from the file; false: they are not needed
 };
 
 /// A ring of buffers for tiles.

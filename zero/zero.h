@@ -61,11 +61,12 @@ struct Spread {
 
 /// Options of Zero, with DeepSpeed's names where it has them. Sizes count elements. They must be the same on all ranks.
 struct ZeroOptions {
-  int stage = 1;                                 ///< 0 to 3
-  bool overlap_comm = true;                      ///< true: overlap communication with computation. Same bits.
-  int64_t reduce_bucket_size = 6'500'000;        ///< size of a unit, parameters communicated together (25 MiB in f32)
-  bool reduce_scatter = true;                    ///< false: all-reduce instead, which sends twice the bytes. Same bits.
-  bool ignore_unused_parameters = false;         ///< false: a parameter without a gradient is an Error
+  int stage = 1;                           ///< 0 to 3
+  bool overlap_comm = true;                ///< true: overlap communication with computation. Same bits.
+  int64_t reduce_bucket_size = 6'500'000;  ///< size of a unit, parameters communicated together (25 MiB in f32)
+  /// True: reduce-scatter; false: all-reduce, twice the bytes. Same bits.
+  bool reduce_scatter = true;
+  bool ignore_unused_parameters = false;         ///< true: skip parameters without gradient; false: Error
   std::optional<DType> communication_data_type;  ///< dtype in which gradients are reduced; default: the parameters'
   NonFinite nonfinite = NonFinite::error;        ///< what to do with NaN and infinity in gradients
   bool init_sync = true;                         ///< broadcast rank 0's parameters and buffers in the constructor
@@ -107,7 +108,7 @@ struct StepOptions {
   double max_norm = 0;     ///< clip all gradients to this norm; 0: no clipping
   bool want_norm = false;  ///< true: compute the norm even without clipping
   optim::DynamicLossScaler* scaler = nullptr;  ///< gradients are divided by its scale; it learns of the outcome
-  OtherParts* others = nullptr;                ///< null: the module is the whole model
+  OtherParts* others = nullptr;                ///< the other parts of the model; null: there are none
 };
 
 /// Outcome of one step.
@@ -186,10 +187,10 @@ class Zero {
   /// Discards the gradients collected since the last step.
   void zero_grad();
 
-  /// While it lives, the given parameters (default: all) are whole on every rank, for reading. With a modifier rank,
-  /// that rank may write to them; at the end its values are broadcast, and master copies follow. Spread parameters take
-  /// the values of the first rank that has them, and need modifier rank 0. Collective at both ends. Error at the end if
-  /// parameters were written to without a modifier rank.
+  /// While a Gathered lives, the given parameters (default: all) are whole on every rank, for reading. With a modifier
+  /// rank, that rank may write to them; at the end its values are broadcast, and master copies follow. Spread
+  /// parameters take the values of the first rank that has them, and need modifier rank 0. Collective at both ends.
+  /// Error at the end if parameters were written to without a modifier rank.
   class Gathered {
    public:
     /// Error for a modifier rank outside the group or a parameter that is not the module's.

@@ -30,7 +30,7 @@ struct LaunchOptions {
   int nodes = 1, node = 0;           ///< each node runs its own launcher
   std::vector<int> ranks_of_nodes;   ///< number of ranks of each node, if they differ; empty: `ranks` on all
   std::string address;               ///< address of rank 0; empty: this machine, or the first host
-  int port = 0;                      ///< 0: any free one
+  int port = 0;                      ///< port of rank 0; 0: any free port
   std::string job;                   ///< name of the run; empty: made from the time
   std::string role = "default";
   int max_restarts = 0;

@@ -17,7 +17,7 @@ struct Launched {
   Process process;
   std::string prefix;
   bool show_output = true, show_error = true;
-  std::string output_file, error_file;  ///< empty: no file
+  std::string output_file, error_file;  ///< files for stdout and stderr; empty: no file
   /// A launcher on another host, behind ssh: signals are sent as lines to its input, and it prints `remote_hello` once
   /// it is up.
   bool remote = false;

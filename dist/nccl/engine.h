@@ -74,7 +74,7 @@ class NcclEngine final : public NativeEngine {
  private:
   static constexpr int everybody = -1;
   struct Link {
-    std::shared_ptr<Communicator> comm;  // null: ranks share a device
+    std::shared_ptr<Communicator> comm;  // NCCL's communicator; null: ranks share a device
     std::optional<Stream> stream;        // own stream of a pair in a larger group; none: use the group's
   };
 

@@ -64,8 +64,8 @@ struct SaveOptions {
   /// Reaction to different tags; unless it is `fail`, rank 0's tag is used.
   TagValidation tag_validation = TagValidation::fail;
   bool take_over = false;             ///< true: ignore the lock that a job on another host has left
-  dist::Seconds timeout{30};          ///< for all ranks to call save(); afterwards an error names the missing ones
-  dist::Seconds write_timeout{3600};  ///< for all ranks to finish writing
+  dist::Seconds timeout{30};          ///< time for all ranks to call save(); then an error names the missing ranks
+  dist::Seconds write_timeout{3600};  ///< time for all ranks to finish writing
   data::FileCalls* calls = nullptr;   ///< file operations; nullptr: the system's
   std::function<void(const std::string&)> warn = {};  ///< called from any thread; default: a line on stderr
 };
@@ -100,7 +100,7 @@ enum class Verify { hashes, sizes };
 
 /// Options of load() and inspect().
 struct LoadOptions {
-  std::string tag = {};  ///< empty: the checkpoint that `latest` names
+  std::string tag = {};  ///< tag to load; empty: the checkpoint that `latest` names
   /// Checks of the files that are read. With hashes, each file is hashed by one rank.
   Verify verify = Verify::hashes;
   bool fall_back = false;              ///< if the newest checkpoint is damaged, use the one before, with a warning

@@ -17,7 +17,7 @@ struct Owner {
 };
 struct Owned {
   std::vector<Owner> owners;
-  std::vector<int> ranks;  // ranks that made their offers
+  std::vector<int> ranks;  // ranks that hold the elements, because they offered them
 };
 struct Ranges {
   const Piece* first = nullptr;

@@ -75,7 +75,7 @@ struct Figures {
 /// options, independent of other requests.
 class Batcher {
  public:
-  /// `model` must outlive it, and must not be used otherwise meanwhile.
+  /// `model` must outlive the batcher, and must not be used otherwise meanwhile.
   explicit Batcher(nn::GPT& model, const BatcherOptions& options = {});
   /// Ends all sequences.
   ~Batcher();

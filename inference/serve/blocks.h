@@ -42,7 +42,7 @@ class Blocks {
     uint64_t hash = 0, freed = 0;
     std::vector<int64_t> tokens;
   };
-  int32_t find(uint64_t before, std::span<const int64_t> tokens) const;  // -1: none
+  int32_t find(uint64_t before, std::span<const int64_t> tokens) const;  // cached block with these contents; -1: none
   void use(int32_t block);
   std::tuple<bool, uint64_t, int32_t> turn(int32_t block) const;
 

@@ -66,7 +66,7 @@ class HttpClient {
 /// Options of run_http().
 struct HttpOptions {
   std::string host;
-  int port = 0;               ///< 0: any free port
+  int port = 0;               ///< port to listen on; 0: any free port
   bool loopback_only = true;  ///< true: refuse to listen on addresses that other hosts can reach
   HttpHeaders headers = {};   ///< added to every response
   /// Makes the response for an error.

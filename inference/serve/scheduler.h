@@ -24,7 +24,7 @@ struct Sequence {
   int64_t most = 0;             ///< maximal length
   bool whole_prompt = false;    ///< true: compute the whole prompt, because its scores are needed; share no blocks
   int64_t computed = 0;         ///< tokens whose keys and values are in its blocks
-  std::vector<int32_t> blocks;  ///< -1: released, because no future token sees it
+  std::vector<int32_t> blocks;  ///< blocks in order; -1: released, because no future token sees it
   int64_t left() const { return int64_t(tokens.size()) - computed; }  ///< tokens still to be computed
 };
 

@@ -24,8 +24,8 @@ struct DispatchOptions {
   std::string offload_folder = {};
 };
 
-/// While it lives, the model runs as planned. Its destructor turns parts in host memory into ordinary parameters there;
-/// parts on disk stay without values.
+/// While a Dispatched lives, the model runs as planned. The destructor turns parts in host memory into ordinary
+/// parameters there; parts on disk stay without values.
 class Dispatched {
  public:
   Dispatched(Dispatched&&) noexcept;

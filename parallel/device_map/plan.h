@@ -72,7 +72,8 @@ struct Placement {
   std::vector<Location> places;         ///< place of each part
   std::map<std::string, int64_t> held;  ///< bytes of weights at each place that has some
   Device main = cpu;                    ///< the device on which parts from host memory and disk run
-  int64_t reserved = 0;                 ///< bytes kept free there for such parts: the most that is loaded at a time
+  /// Bytes kept free on `main` for these parts: the most that is loaded at a time.
+  int64_t reserved = 0;
   /// Bytes that a place needs: its weights, and what is kept free.
   int64_t needed(const Location& place) const;
   /// The plan as a short map: a module whose parts are all at one place stands for them. infer(model, map) restores the

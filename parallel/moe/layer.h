@@ -43,7 +43,8 @@ struct Options {
   int64_t top_k = 1;                                     ///< experts per token
   double capacity_factor = 1, eval_capacity_factor = 1;  ///< see capacity(); each rank counts its own tokens
   int64_t min_capacity = 4;                              ///< lower bound of the capacity
-  bool drop_tokens = true;                               ///< false: experts take any number of tokens
+  /// True: an expert drops tokens above its capacity; false: it takes any number.
+  bool drop_tokens = true;
   Drop drop = Drop::automatic;
   Weights weights = Weights::automatic;
   Noise noise = Noise::none;
