@@ -204,7 +204,7 @@ void Store::read(Connection& connection) {
         if (!frame) break;
         handle(connection, *frame);
       }
-    } catch (const DistError& error) {  // not a valid message
+    } catch (const DistError& error) {  // the peer sent an invalid message
       if (connection.state == State::seated) {
         fail({Fault::protocol, connection.rank,
               str(roster_.who(connection.rank), " sent a message that is damaged: ", error.what())});

@@ -73,7 +73,7 @@ struct Fp8Config {
   std::string format = "hybrid";  ///< e4m3 forward, e5m2 gradients; "e4m3": both in e4m3
   /// Powers of two below the format's maximum that scales leave free; steps whose maxima determine a scale.
   int64_t margin = 0, amax_history_len = 1024;
-  std::string amax_compute_algo = "max";  ///< or "most_recent"
+  std::string amax_compute_algo = "max";  ///< scale from the history: "max" or "most_recent"
 };
 
 /// ZeRO: sharding and communication. Sizes are numbers of elements.

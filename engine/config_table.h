@@ -51,13 +51,14 @@ struct Range {
   /// True if the value is in the interval.
   bool holds(double value) const { return (above ? value > least : value >= least) && value <= most; }
 };
-inline Range any() { return {}; }                                                         ///< no constraint
-inline Range anything() { return {.anything = true}; }                                    ///< any JSON
-inline Range least(double value) { return {.least = value}; }                             ///< >= value
-inline Range between(double low, double high) { return {.least = low, .most = high}; }    ///< low <= x <= high
-inline Range or_inf(Range range) { return range.inf_is_null = true, range; }              ///< also "inf" for null
-inline Range positive() { return {.least = 0, .above = true}; }                           ///< > 0
-inline Range words(std::vector<std::string> list) { return {.words = std::move(list)}; }  ///< one of these
+inline Range any() { return {}; }                                                       ///< no constraint
+inline Range anything() { return {.anything = true}; }                                  ///< any JSON
+inline Range least(double value) { return {.least = value}; }                           ///< >= value
+inline Range between(double low, double high) { return {.least = low, .most = high}; }  ///< low <= x <= high
+inline Range or_inf(Range range) { return range.inf_is_null = true, range; }            ///< also "inf" for null
+inline Range positive() { return {.least = 0, .above = true}; }                         ///< > 0
+/// One of the words in `list`.
+inline Range words(std::vector<std::string> list) { return {.words = std::move(list)}; }
 
 /// A row of the table.
 struct Key {

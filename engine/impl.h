@@ -46,7 +46,7 @@ struct EngineBase::Impl {
 
   // engine.cpp: construction
   void choose_optimizers(const InitializeArgs& args);       // takes the program's optimizers, or makes the config's
-  void choose_schedules(const InitializeArgs& args);        // one per optimizer, or none
+  void choose_schedules(const InitializeArgs& args);        // makes a schedule for each optimizer, or none
   void start(const InitializeArgs& args);                   // hooks, ZeRO, data loader, reports
   zero::Spread spread_experts(const parallel::Mesh* mesh);  // experts that only some ranks hold
   void make_loader(const InitializeArgs& args);             // the loader of training_data

@@ -33,7 +33,7 @@ class FlatGradients {
     int64_t whole = 0;
     TensorOptions options = {};
   };
-  FlatGradients() = default;  ///< no parameters
+  FlatGradients() = default;  ///< an object without parameters
   /// group: the ranks over which these gradients are summed; the memory is then shared between processes where
   /// possible. Without a layout the parameters lie one after another.
   explicit FlatGradients(std::vector<Variable> parameters, dist::ProcessGroup* group = nullptr,

@@ -40,10 +40,10 @@ using CommHook = std::function<std::function<void()>(Bucket& bucket, dist::Proce
 struct DdpOptions {
   double bucket_mib = 25;  ///< capacity of a bucket; with this default the first bucket gets 1 MiB, as in PyTorch
   bool overlap = true;     ///< true: reduce while backward runs; false: all buckets at its end. Same bits.
-  bool find_unused_parameters = false;  ///< walk the graph of each forward; parameters it does not reach count as zero
+  bool find_unused_parameters = false;  ///< true: gradients that a forward's graph does not reach count as zero
   bool static_graph = false;            ///< true: the first backward records which parameters are used, and how often
-  bool broadcast_buffers = true;        ///< broadcast rank 0's buffers before every forward
-  bool init_sync = true;                ///< broadcast rank 0's parameters and buffers in the constructor
+  bool broadcast_buffers = true;        ///< true: broadcast rank 0's buffers before every forward
+  bool init_sync = true;                ///< true: the constructor broadcasts rank 0's parameters and buffers
   dist::Algorithm algorithm = dist::Algorithm::automatic;  ///< algorithm of the all-reduce
   CommHook hook;                                           ///< communicates a bucket; empty: all_reduce with op mean
 };

@@ -103,8 +103,8 @@ struct State {
   };
   /// State to be saved in addition to the engine's.
   struct Kept {
-    std::function<data::Json()> state;               ///< called when saving
-    std::function<void(const data::Json&)> load;     ///< called when loading
+    std::function<data::Json()> state;               ///< returns the object's state, to save it
+    std::function<void(const data::Json&)> load;     ///< restores the object's state
     const void* of = nullptr;                        ///< the object: preparing it again replaces its entry
     std::optional<std::weak_ptr<void>> loader = {};  ///< for a loader: the entry goes when the loader does
   };
@@ -210,7 +210,7 @@ class PreparedSchedule {
 /// The batches of this rank, on its device. Every loop is one epoch.
 template <class S, class B> class PreparedLoader {
  public:
-  class Iterator {  ///< one pass over an epoch
+  class Iterator {  ///< iterates over the batches of an epoch
    public:
     B& operator*() const { return *inner_; }
     B* operator->() const { return &*inner_; }

@@ -89,7 +89,7 @@ void Trainer::Impl::open() {
     if (resume_ && there) resume();
     else if (resume_ && team.leads())
       std::cerr << "note: " << job.options().out << " holds no checkpoint, so " << resume_name << " begins at step 0\n";
-    team.wait();  // all ranks have read the old files
+    team.wait();  // until all ranks have read the old files
   }
   for (const auto& [key, value] : o.notes.as_object()) config[key] = value;
   config["steps"] = steps;

@@ -21,8 +21,9 @@ Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>&
 struct Trainer::Impl {
   Impl(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);  ///< sets up everything; collective
   AutoValues values();                                                        ///< values for "auto"
-  int64_t steps_in_epoch(int64_t train_batch) const;                          ///< 0 without an epoch
-  int64_t steps_of(int64_t train_batch) const;                                ///< steps of the whole run
+  /// Steps of an epoch; 0 if data has no epochs.
+  int64_t steps_in_epoch(int64_t train_batch) const;
+  int64_t steps_of(int64_t train_batch) const;  ///< steps of the whole run
   /// Checks the model's sizes against the plan.
   void check(const engine::Config& config);
   void make_engine(engine::Config config);  ///< splits the model

@@ -45,7 +45,7 @@ struct CapturedStep;
 
 /// How step() handles NaN and infinity in a gradient of any rank. All ranks do the same.
 enum class NonFinite {
-  propagate,  ///< no check
+  propagate,  ///< do not check: NaN and infinity reach the parameters
   skip,       ///< no rank changes anything; the report says so. For loss scaling.
   error,      ///< an Error on all ranks that names the first such parameter and the rank
 };
@@ -69,7 +69,7 @@ struct ZeroOptions {
   bool ignore_unused_parameters = false;         ///< true: skip parameters without gradient; false: Error
   std::optional<DType> communication_data_type;  ///< dtype in which gradients are reduced; default: the parameters'
   NonFinite nonfinite = NonFinite::error;        ///< what to do with NaN and infinity in gradients
-  bool init_sync = true;                         ///< broadcast rank 0's parameters and buffers in the constructor
+  bool init_sync = true;                         ///< true: the constructor broadcasts rank 0's parameters and buffers
   int64_t sub_group_size = 1 << 21;              ///< elements that the optimizer updates at a time: a tile
   OffloadOptimizer offload_optimizer;            ///< offload of optimizer state, in any stage
   AioOptions aio;                                ///< reading and writing of files
@@ -208,7 +208,7 @@ class Zero {
   [[nodiscard]] Gathered gathered(const std::vector<Variable>& parameters, int modifier_rank = -1) {
     return Gathered(*this, parameters, modifier_rank);
   }
-  [[nodiscard]] Gathered gathered(int modifier_rank = -1);  ///< all parameters
+  [[nodiscard]] Gathered gathered(int modifier_rank = -1);  ///< gathers all parameters
 
   /// Stage 3: declares that forward() of `module` reads a parameter of another module directly instead of calling it.
   /// nn::Module::reads() declares the same from inside a module. Error if `module` is not inside the wrapped one.

@@ -139,7 +139,8 @@ void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call,
 // Exchanges headers among all ranks before data moves.
 void MpiGroup::Engine::agree(const Call& call, uint64_t number) {
   const bool one_sided = call.collective == Collective::gather || call.collective == Collective::scatter;
-  auto headers = std::make_unique<std::vector<Header>>(size_t(size() + 1));  // the last one is this rank's own
+  // Other ranks' headers; the last is this rank's own.
+  auto headers = std::make_unique<std::vector<Header>>(size_t(size() + 1));
   Header& mine = headers->back();
   mine = turns.header(call, number);
   const Tensor& part = call.collective == Collective::gather ? call.input : call.output;

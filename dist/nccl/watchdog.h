@@ -66,7 +66,7 @@ class Communicator {
   std::mutex mutex_;
   ncclComm_t comm_ = nullptr;
   std::vector<void*> windows_;                      // open windows
-  std::vector<std::pair<void*, void*>> forgotten_;  // memory and its window
+  std::vector<std::pair<void*, void*>> forgotten_;  // memory that is freed later, with its window
 };
 
 /// A running call on a device.

@@ -209,8 +209,9 @@ void Batcher::compute(const Step& step) {
   std::vector<std::vector<nn::KvCache>> caches(step.work.size());
   std::vector<std::vector<nn::KvCache>*> given;
   std::vector<std::span<const int64_t>> tokens;
-  std::vector<int64_t> wanted;                      // rows whose logits are used
-  std::vector<std::pair<Running*, int64_t>> whose;  // for each: its sequence, and the position of the next token
+  std::vector<int64_t> wanted;  // rows whose logits are used
+  // For each of these rows: its sequence, and the next token's position.
+  std::vector<std::pair<Running*, int64_t>> whose;
   int64_t row = 0;
   for (size_t i = 0; i < step.work.size(); ++i) {
     const Work& w = step.work[i];

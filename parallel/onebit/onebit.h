@@ -33,7 +33,7 @@ struct OneBitAdamOptions {
   /// true: send m / (sqrt(v) + eps), bounded: its elements are of similar size. false: send m, as in the paper, which
   /// needs a v that is nowhere tiny.
   bool precondition = true;
-  std::vector<optim::OptionRange> table();                      ///< for optim::OptimizerOf
+  std::vector<optim::OptionRange> table();                      ///< names and ranges of the options
   void check(const char* op) const;                             ///< Error for options out of range
   static constexpr CompressedAllReduce::Options compression{};  ///< see CompressionOptions
 };
@@ -54,7 +54,7 @@ struct OneBitLambOptions {
   double factor_threshold = 0.1;            ///< relative change of the factor allowed in one step
   bool bias_correction = true;              ///< see OneBitAdamOptions::bias_correction
   bool precondition = true;                 ///< see OneBitAdamOptions::precondition
-  std::vector<optim::OptionRange> table();  ///< for optim::OptimizerOf
+  std::vector<optim::OptionRange> table();  ///< names and ranges of the options
   void check(const char* op) const;         ///< Error for options out of range
   // One scale for a chunk: the scaling coefficients make tensors alike.
   static constexpr CompressedAllReduce::Options compression{.scale_per_tensor = false};
@@ -82,7 +82,7 @@ struct ZeroOneAdamOptions {
   double local_step_clipper = 16;           ///< upper bound of that number
   bool bias_correction = true;              ///< see OneBitAdamOptions::bias_correction
   bool precondition = true;                 ///< see OneBitAdamOptions::precondition; applies to gradients too
-  std::vector<optim::OptionRange> table();  ///< for optim::OptimizerOf
+  std::vector<optim::OptionRange> table();  ///< names and ranges of the options
   void check(const char* op) const;         ///< Error for options out of range
   static constexpr CompressedAllReduce::Options compression{};  ///< see CompressionOptions
 };
@@ -119,7 +119,7 @@ struct OneBitSGDOptions {
   double lr = 1e-3, momentum = 0.9, dampening = 0, weight_decay = 0;
   double freeze_step = 0;  ///< number of exact steps before compression starts
   bool nesterov = false;
-  std::vector<optim::OptionRange> table();  ///< for optim::OptimizerOf
+  std::vector<optim::OptionRange> table();  ///< names and ranges of the options
   void check(const char* op) const;         ///< Error for options out of range
   static constexpr CompressedAllReduce::Options compression{.scale = Scale::magnitude};  ///< see CompressionOptions
 };
