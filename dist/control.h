@@ -108,8 +108,8 @@ class Control {
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   /// Throws the failure that every rank raises. Call it only when failed().
   [[noreturn]] virtual void raise() const = 0;
-  /// Reports to all ranks that this rank failed, or which failure it detected. The first report wins; returns the
-  /// winning one.
+  /// Reports to all ranks that this rank failed, or which failure it detected. The first report wins;
+  /// returns the failure of the first report.
   virtual DistError report(Fault fault, int rank, const std::string& message) = 0;
 
   // The current call of this rank; sent with the heartbeat

@@ -13,7 +13,7 @@ namespace lockstep::dist {
 /// Result of a symbolic run. The schedule is right if `errors` is empty: then each rank ends with the result of the
 /// collective, every term is added exactly once, and results that must be equal are the same sums in the same order.
 struct Check {
-  std::vector<std::string> errors;  ///< the first few, each naming step, ranks and place
+  std::vector<std::string> errors;  ///< the first few errors; each names step, ranks and place
   int64_t steps = 0;
   int64_t rounds = 0;         ///< steps in which data moves between ranks
   int64_t transfers = 0;      ///< number of transfers between ranks

@@ -68,7 +68,7 @@ class StepGraphs {
  private:
   struct Recorded {
     std::vector<int64_t> models = {};  // Model::state() of all ranks at the last run
-    int moves = 0;                     // number of times these have changed
+    int moves = 0;                     // number of times `models` has changed
     bool refused = false;
     std::vector<std::vector<std::string>> calls = {};  // collectives recorded, for each of groups()
     // Inputs of the recording. They are allocated before it, because memory allocated in it may be reused within it.

@@ -158,7 +158,7 @@ std::vector<DryKernel> with_joined_steps(std::vector<DryKernel> kernels) {
   return all;
 }
 
-/// The bytes of a lookup: `rows` are the bytes of the table's rows that it touches, in place of the whole table.
+/// The bytes of a lookup. They include only the table's rows that the lookup touches, `rows` bytes.
 double bytes_of_picked(const DryKernel& k, const Operand& table, double rows) {
   return double(k.bytes()) - double(table.bytes()) + rows;
 }

@@ -16,8 +16,8 @@ namespace lockstep::report {
 struct RunFiles {
   std::string folder;
   data::Json settings;              ///< config.json (--out), or its copy in the trace
-  std::vector<data::Json> metrics;  ///< lines of metrics.jsonl (--out)
-  std::vector<RankTrace> traces;    ///< rank-N.json (--trace)
+  std::vector<data::Json> metrics;  ///< the lines of metrics.jsonl, from --out
+  std::vector<RankTrace> traces;    ///< the files rank-N.json, from --trace
   std::vector<std::string> warnings;
   const data::Json* note(const char* name) const;  ///< the note of the first rank that has it, or nullptr
 };
@@ -75,7 +75,7 @@ struct MemoryRow {
 
 /// All figures of the report.
 struct Analysis {
-  std::vector<std::pair<double, double>> loss, validation;  ///< (step, value)
+  std::vector<std::pair<double, double>> loss, validation;  ///< pairs (step, value)
   std::vector<double> steps;                                ///< seconds of each step on the slowest rank
   double median_step = 0;
   int64_t shown = -1;                              ///< step shown in the timeline: one of median length

@@ -130,9 +130,9 @@ struct State {
   double clipping = 0;                     ///< gradient clipping norm of the configuration
   std::vector<std::weak_ptr<Loop>> loops;  ///< running loops; the last one received the last batch
   std::optional<Loop> last_loop;           ///< a copy of that loop, which may have ended
-  bool pending = false, holding = false;   ///< true: gradients are not stepped yet; inside accumulate()
+  bool pending = false, holding = false;   ///< pending: gradients wait for a step; holding: inside accumulate()
 };
-using Shared = std::shared_ptr<State>;  ///< lives as long as anything prepared
+using Shared = std::shared_ptr<State>;  ///< lives until the last prepared object is gone
 
 template <class M> struct Holder {  ///< a model and its engine, once its optimizer is prepared
   M* model;
@@ -256,7 +256,7 @@ template <class S, class B> class PreparedLoader {
     return Iterator(*this);
   }
   std::default_sentinel_t end() const { return {}; }            ///< end of the epoch
-  int64_t size() const { return loader_->size(); }              ///< batches of this rank in an epoch
+  int64_t size() const { return loader_->size(); }              ///< number of this rank's batches in an epoch
   void set_epoch(int64_t epoch) { loader_->set_epoch(epoch); }  ///< the epoch of the next loop
 
  private:

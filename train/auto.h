@@ -17,9 +17,9 @@ namespace lockstep::train {
 /// The caller's values for "auto". The functions are called only if the file needs them.
 struct AutoValues {
   nn::Module* model = nullptr;  ///< the model; its width h sets ZeRO's bucket sizes: h^2, 0.9 h^2, 10 h
-  std::function<const optim::Optimizer*()> optimizer = {};  ///< for learning rate, betas, eps, weight decay
+  std::function<const optim::Optimizer*()> optimizer = {};  ///< gives learning rate, betas, eps, weight decay
   std::function<int64_t(int64_t train_batch)> steps = {};   ///< total number of training steps
-  double warmup_steps = 0;  ///< for a schedule in the file; below 1: a fraction of all steps
+  double warmup_steps = 0;  ///< steps of warmup, for a schedule in the file; below 1: a fraction of all steps
   std::optional<int64_t> micro_batch = {}, accumulation = {};  ///< replace --batch and --accumulate
   /// Clipping norm; default: gradient_clipping of the program's keys.
   std::optional<double> max_grad_norm = {};

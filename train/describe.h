@@ -18,7 +18,7 @@ struct Description {
   nn::Module& model;
   data::Json own = data::Json::Object();   ///< the program's keys of the configuration
   AutoValues values = {};                  ///< values for "auto"
-  const optim::Optimizer* optimizer = {};  ///< used if the configuration names none
+  const optim::Optimizer* optimizer = {};  ///< the program's optimizer, if the configuration names none
   /// A batch to time the layers with; without it, only shapes are known.
   std::function<data::Example(int64_t samples)> batch = {};
   std::function<Variable(const Variable& output, const Tensor& target)> loss = {};

@@ -83,7 +83,7 @@ void describe_if_asked(Job& job, nn::Module& model, const optim::Optimizer& opti
                        const AutoValues& values = {});
 /// Further options of prepare().
 struct PrepareOptions {
-  double warmup_steps = 0;                   ///< fills in "auto" in a schedule of the file
+  double warmup_steps = 0;                   ///< replaces "auto" in a schedule of the file
   data::Json config = data::Json::Object();  ///< the program's defaults for the engine's configuration
   optim::GradScaler* grad_scaler = nullptr;  ///< required for --precision f16; must outlive the engine
 };

@@ -44,8 +44,9 @@ struct TrainerOptions {
   data::DatasetPtr<data::Example> data = nullptr;  ///< the training data; the seed determines the order of each epoch
   /// Instead of `data`: endless micro-batches. Needs --steps.
   std::function<data::Example(int64_t step, int64_t micro_batch, int64_t samples)> batches = {};
-  data::DatasetPtr<data::Example> evaluate = nullptr;         ///< evaluation data
-  std::vector<std::pair<std::string, Measure>> metrics = {};  ///< also means over samples: {"accuracy", ...}
+  data::DatasetPtr<data::Example> evaluate = nullptr;  ///< evaluation data
+  /// What evaluations average over samples, too: {"accuracy", ...}.
+  std::vector<std::pair<std::string, Measure>> metrics = {};
   /// Metrics from all predictions and targets at once: {{"accuracy", ...}}. Called on every rank.
   std::function<std::vector<std::pair<std::string, double>>(const Predictions&)> compute_metrics = {};
   /// The number of targets that `loss` averages over in a micro-batch, or -1. With it, a step's loss is the mean over

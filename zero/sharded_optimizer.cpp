@@ -313,7 +313,7 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
     if (collects) scope.emplace(*s_.batch, key_of(s_, p), p.steps);
     p.optimizer->advance(p.group, w, g, state, low, 1);
   }
-  if (here.storage() != lives.storage()) lives.copy_(here);  // the piece is updated on another device
+  if (here.storage() != lives.storage()) lives.copy_(here);  // the piece was updated on another device: copy it back
   for (const auto& [key, tensor] : state.tensors) {
     const auto old = before.find(key);
     if (!tensor.defined() || (old != before.end() && tensor.storage() == old->second.storage()))

@@ -126,7 +126,7 @@ class Stage : public parallel::Reducer::Policy {
   dist::Work share(const Unit& unit, const Tensor& part) const;
   /// True for an expert, which only some ranks have.
   bool is_spread(const Parameter& p) const { return p.ranks != &group; }
-  /// Throws this Error on all ranks.
+  /// Throws an Error with this message on all ranks.
   [[noreturn]] void fail_everywhere(const std::string& message) const { parallel::fail_everywhere(group, message); }
   /// Calls fn; an Error, such as that of a full disk, becomes one on all ranks.
   template <class Fn> auto on_files(Fn&& fn) const {
@@ -145,9 +145,10 @@ class Stage : public parallel::Reducer::Policy {
   StepReport after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
   const std::shared_ptr<const CapturedStep>& captured() const { return captured_; }  ///< the step captured last
   void forget() { reducer_->forget(); }                                              ///< discards all gradients
-  virtual void enter_no_sync() { reducer_->enter_no_sync(); }                        ///< an Error from stage 2 on
-  void leave_no_sync() { reducer_->leave_no_sync(); }                                ///< ends the scope
-  void pause(bool wanted);                                                           ///< true: begins a Zero::Pause
+  /// Begins the scope; Error from stage 2 on.
+  virtual void enter_no_sync() { reducer_->enter_no_sync(); }
+  void leave_no_sync() { reducer_->leave_no_sync(); }  ///< ends the scope
+  void pause(bool wanted);                             ///< true: begins a Zero::Pause
 
   /// Stage 3: keeps a unit whole until unpin(), see Gather. Other stages have nothing to do.
   virtual void pin(size_t /*unit*/) {}

@@ -212,8 +212,8 @@ Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
   return in_its_dtype || scale == 1 ? wide : mul_scalar_(wide, scale);
 }
 
-/// True if squares_of_blocks() covers all gradients of this rank. It does not if several ranks have the same spread
-/// parameters, which only one of them counts.
+/// True if squares_of_blocks() covers all gradients of this rank. False if several ranks have the same spread
+/// parameters: only one of these ranks counts them.
 bool Stage::has_all_squares() const { return options.spread.names.empty() || is_cut(); }
 
 /// Sum of squares of each block that this rank owns; zero for all other blocks. Copied to the CPU, unless the step is

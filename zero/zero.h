@@ -97,8 +97,8 @@ class OtherParts {
   /// The norm of all gradients of the model. squares: the sum of squares of each gradient of this part, by name.
   virtual double norm(const std::vector<std::pair<std::string, double>>& squares) = 0;
   /// norm() and agree() for a captured step, on the device. own: f64, the sums of squares of this part's trained
-  /// parameters in the order of named_parameters(), then the number of non-finite values, which is replaced by that of
-  /// all parts. Returns the sums of all parts; `pieces` receives their places, in the order of the norm.
+  /// parameters in the order of named_parameters(), then the number of non-finite values; the number for all parts
+  /// replaces this number. Returns the sums of all parts; `pieces` receives where each lies, in the order of the norm.
   virtual Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) = 0;
 };
 

@@ -47,7 +47,7 @@ bool has_flight_records(const fs::path& folder) {
   return false;
 }
 
-/// The supervisor's work: attempts, until one succeeds or the restarts are used up.
+/// Runs the command again and again, until an attempt succeeds or the restarts are used up.
 class Launch {
  public:
   Launch(const LaunchOptions& options, int signals) : o_(options), base_(this_environment()) {

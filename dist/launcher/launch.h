@@ -107,7 +107,7 @@ std::vector<std::string> agent_command(const LaunchOptions& options, const Attem
 bool is_this_machine(const std::string& host);
 /// The text for the agent's stdin: token, attempt, variables.
 std::string agent_greeting(const LaunchOptions& options, const Attempt& attempt, const Environment& base);
-/// Reads that text from stdin into `options`. Error when it does not arrive within `seconds`.
+/// Reads the text of agent_greeting() from stdin into `options`. Error when it does not arrive within `seconds`.
 void read_greeting(LaunchOptions& options, double seconds);
 /// Quotes a word for a POSIX shell, if needed.
 std::string shell_quote(const std::string& text);

@@ -206,7 +206,7 @@ void MpiGroup::Engine::collective(const Call& call) {
       break;
     }
     case Collective::reduce_scatter:
-      if (output == input + start * bytes) scratch = call.output.clone();  // MPI must not write into its input
+      if (output == input + start * bytes) scratch = call.output.clone();  // MPI must not write where it reads
       check(MPI_Ireduce_scatter(input, scratch.defined() ? scratch.raw_data() : output, counts.data(), element, op,
                                 comm, &request),
             "MPI_Ireduce_scatter");

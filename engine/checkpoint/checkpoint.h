@@ -66,7 +66,7 @@ struct SaveOptions {
   bool take_over = false;             ///< true: ignore the lock that a job on another host has left
   dist::Seconds timeout{30};          ///< time for all ranks to call save(); then an error names the missing ranks
   dist::Seconds write_timeout{3600};  ///< time for all ranks to finish writing
-  data::FileCalls* calls = nullptr;   ///< file operations; nullptr: the system's
+  data::FileCalls* calls = nullptr;   ///< file operations; nullptr: those of the system
   std::function<void(const std::string&)> warn = {};  ///< called from any thread; default: a line on stderr
 };
 
@@ -103,11 +103,12 @@ struct LoadOptions {
   std::string tag = {};  ///< tag to load; empty: the checkpoint that `latest` names
   /// Checks of the files that are read. With hashes, each file is hashed by one rank.
   Verify verify = Verify::hashes;
-  bool fall_back = false;              ///< if the newest checkpoint is damaged, use the one before, with a warning
+  /// True: if the newest checkpoint is damaged, use the previous one, with a warning.
+  bool fall_back = false;
   bool convert = false;                ///< true: convert dtypes; false: a different dtype is an Error
   bool strict = true;                  ///< true: Error if the checkpoint has tensors that no rank asks for
   std::vector<std::string> skip = {};  ///< prefixes of names ("optimizer.") that are exempt from `strict`
-  dist::Seconds timeout{30};           ///< for all ranks to call load()
+  dist::Seconds timeout{30};           ///< time for all ranks to call load()
   std::function<void(const std::string&)> warn = {};  ///< called with warnings; default: a line on stderr
 };
 

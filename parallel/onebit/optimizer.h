@@ -76,9 +76,10 @@ class Optimizer : public optim::Optimizer {
   int64_t steps() const { return steps_; }          ///< steps that were not skipped
   const Volume& volume() const { return volume_; }  ///< communication so far
 
-  /// Errors of compression restart at zero, as in DeepSpeed. Each rank has its own: restore them with load_errors().
+  /// Errors of compression restart at zero, as in DeepSpeed. They differ between ranks: restore them with
+  /// load_errors().
   void load_state(const optim::OptimizerState& state) override;
-  /// The live tensors. Undefined before the first compressed exchange, and in a group of one.
+  /// This rank's compression errors, not copied. Undefined before the first compressed exchange, and in a group of one.
   Errors errors() const;
   /// Restores errors() after load_state(), so that training continues bit-identically. Error unless the number of ranks
   /// is the same.

@@ -172,7 +172,7 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
   const Variable x = Autocast::low(input), w = Autocast::low(weight), bias = Autocast::low(shift);
   const bool recorded = needs_grad({&x, &w, &bias});
   const int64_t asked = options.overlap ? options.chunks : 1;
-  // As in linear() of autograd/ops_matmul.cpp: relu's derivative reads the output, the others read the pre-activation.
+  // relu's derivative reads the output, the other derivatives read the pre-activation (as in autograd/ops_matmul.cpp).
   const bool reads_pre = recorded && activation != Activation::none && activation != Activation::relu;
   Shape shape = x.shape();
   Tensor out, pre;
