@@ -141,13 +141,14 @@ struct CheckpointConfig {
   CheckpointWriterConfig writer;
 };
 
-/// Plans with tp. sequence_parallel: between the matrices of a layer, each rank holds a part of the sequence.
+/// Options of tensor parallelism. sequence_parallel: true: between the matrices of a layer, each rank holds a part of
+/// the sequence.
 struct TensorParallelConfig {
   bool sequence_parallel = false;
   /// Chunks of rows in which communication overlaps with matrix products; 0: automatic, 1: no overlap.
   int64_t overlap_chunks = 0;
 };
-/// Plans with cp.
+/// Options of context parallelism.
 struct ContextParallelConfig {
   /// Ring attention on tokens in zigzag order; "ring-contiguous"; "ulysses": all-to-all between heads and tokens.
   std::string attention = "ring";

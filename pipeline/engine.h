@@ -236,7 +236,7 @@ class Engine {
   std::unique_ptr<parallel::Mesh> own_mesh_;
   const parallel::Mesh* mesh_ = nullptr;                  // null for a single process
   dist::ProcessGroup *pp_ = nullptr, *copies_ = nullptr;  // null for a single rank
-  parallel::Plan plan_;                                   // plan_: of the mesh; at_: this rank's coordinates
+  parallel::Plan plan_;                                   // plan_: the mesh's plan; at_: this rank's coordinates
   parallel::Coordinates at_;
   int rank_ = 0, virtual_stages_ = 1;  // rank_: this rank's stage
   int ahead_ = 2;                      // Check::ahead

@@ -20,7 +20,7 @@ namespace lockstep::report {
 
 /// The machines.
 struct Cluster {
-  dist::Network network;  ///< `between` hosts and `within` one (default: the same)
+  dist::Network network;  ///< links between hosts, and within a host; `within` unset: like `between`
   int ranks_per_host = 8;
 };
 

@@ -45,7 +45,7 @@ struct TrainerOptions {
   /// Instead of `data`: endless micro-batches. Needs --steps.
   std::function<data::Example(int64_t step, int64_t micro_batch, int64_t samples)> batches = {};
   data::DatasetPtr<data::Example> evaluate = nullptr;  ///< evaluation data
-  /// What evaluations average over samples, too: {"accuracy", ...}.
+  /// Further measures that evaluations average over samples: {"accuracy", ...}.
   std::vector<std::pair<std::string, Measure>> metrics = {};
   /// Metrics from all predictions and targets at once: {{"accuracy", ...}}. Called on every rank.
   std::function<std::vector<std::pair<std::string, double>>(const Predictions&)> compute_metrics = {};

@@ -75,8 +75,9 @@ Tensor Stage::memory(size_t u) {
   return reducer_->units[u].gradients.own_memory();
 }
 
-/// Only before the sum over ranks can a NaN be traced to its rank; a single rank looks in step() instead. The result
-/// stays on the device, so that the host never waits during backward.
+/// Looks for NaN and infinity in this rank's gradients of a unit: after the sum over ranks, it would be unknown which
+/// rank they came from. (A single rank looks in step() instead.) The result stays on the device, so that the host never
+/// waits during backward.
 void Stage::filled(size_t u, const Tensor& flat) {
   if (options.nonfinite == NonFinite::propagate || group.size() == 1) return;
   const MemoryScope scope(Memory::other);

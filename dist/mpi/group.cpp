@@ -53,7 +53,7 @@ struct Types {
   }
 };
 const Types& the_types() {
-  static const Types types;  // MPI_Finalize frees them
+  static const Types types;  // freed by MPI_Finalize
   return types;
 }
 
@@ -261,7 +261,7 @@ void MpiGroup::Engine::messages(const Call& call) {
     try {
       wait(std::move(requests), call, first.peer, first.header.sequence, first.is_send);
     } catch (...) {
-      (void)batch.release();  // MPI may still use them
+      (void)batch.release();  // keep the memory: MPI may still use it
       (void)theirs.release();
       throw;
     }
