@@ -38,7 +38,7 @@ struct TrainingArguments {
   std::string metric_for_best_model = {};  ///< metric of the best model; "": loss, if load_best_model_at_end is set
   /// By default true unless the metric's name ends in "loss".
   std::optional<bool> greater_is_better = {};
-  /// true: resume from the last checkpoint; a text: from the checkpoint in this folder; false: start anew.
+  /// true: resume from the last checkpoint; a text: from the checkpoint in this folder.
   std::variant<bool, std::string> resume_from_checkpoint = false;
   uint64_t seed = 42;
   bool fp16 = false, bf16 = false;  ///< true: autocast to this dtype; if the deepspeed file says "auto", parameters too

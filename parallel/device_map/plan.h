@@ -61,8 +61,8 @@ struct Part {
   /// True: only the tensors that the module reads itself; false: also those of its children.
   bool own = false;
   std::vector<std::string> tensors;  ///< names of its parameters and buffers
-  int64_t bytes = 0;                 ///< a tensor shared by several parts counts in the first
-  int64_t bytes_there = 0;           ///< a shared tensor counts in each part
+  int64_t bytes = 0;                 ///< bytes of weights; a tensor shared by several parts counts only in the first
+  int64_t bytes_there = 0;           ///< bytes of weights; a shared tensor counts in each part
   size_t group = 0;                  ///< parts of one group share parameters
 };
 
