@@ -148,7 +148,7 @@ struct EngineBase::Impl {
   const std::function<void(const std::string&)> log;  // prints what say() says
   optim::GradScaler* const grad_scaler;
   dist::ProcessGroup& world;  // all ranks
-  Config config;              // resolved
+  Config config;              // the configuration after resolve()
   const parallel::Plan plan;
   const std::unique_ptr<parallel::Mesh> own_mesh;  // made when the model is cut and no mesh was given
   const std::unique_ptr<Part> part;                // this rank's part of a model that is cut; null otherwise

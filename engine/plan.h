@@ -24,7 +24,7 @@ struct RankBytes {
 
 /// Costs of data-parallel training, for each rank.
 struct Forecast {
-  Config config;  ///< resolved
+  Config config;  ///< the configuration after resolve()
   ModelShape model;
   int ranks = 1;
   DType parameter_dtype = f32, gradient_dtype = f32;
@@ -55,7 +55,7 @@ Forecast plan(const Config& config, const ModelShape& model, int ranks, int shar
 /// axis, and the bubble.
 struct PlanForecast {
   parallel::Plan plan;
-  Config config;  ///< resolved
+  Config config;  ///< the configuration after resolve()
   ModelShape model;
   pipeline::Schedule schedule;
   std::vector<int> bounds;  ///< the first layer of each virtual stage, then the number of layers

@@ -219,7 +219,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     checkpoints::Piece piece = as_piece(own);
     const bool is_model = own.name.starts_with("model.");
     if (!with_optimizer && !is_model) continue;
-    // Saved with exclude_frozen_parameters: keep the model's own.
+    // Saved with exclude_frozen_parameters: keep the model's own value of the frozen parameter.
     if (frozen.count(own.name) && !has(own.name)) continue;
     // A checkpoint of an f32 model has no master weights: load them from the parameters themselves.
     if (own.name.starts_with(master) && !has(own.name)) piece.name = "model." + own.name.substr(master.size());

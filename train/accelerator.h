@@ -221,7 +221,7 @@ template <class S, class B> class PreparedLoader {
     friend PreparedLoader;
     explicit Iterator(PreparedLoader& loader)
         : loader_(&loader), inner_(loader.loader_->begin()), dealing_(*loader.dealing_) {
-      at_ = loader_->loader_->state().samples / (dealing_.micro * dealing_.world) - 1;  // begin() has taken one
+      at_ = loader_->loader_->state().samples / (dealing_.micro * dealing_.world) - 1;  // begin() has taken one batch
       take();
     }
     void take() {

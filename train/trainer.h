@@ -109,7 +109,7 @@ class Trainer {
   /// The log: an entry for every logging_steps, evaluation and run. Error unless TrainerOptions::state is set.
   const data::Json::Array& log_history() const;
   int64_t step() const;          ///< steps done
-  engine::EngineBase& engine();  ///< for everything else
+  engine::EngineBase& engine();  ///< the engine, for everything else
   /// The tensors of the whole model, on rank 0. Collective.
   nn::State whole_model();
 

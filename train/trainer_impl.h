@@ -69,7 +69,7 @@ struct Trainer::Impl {
   std::shared_ptr<nn::Module> model;
   const std::string kind;
   std::unique_ptr<optim::Optimizer> trial;  // made only to answer "auto"
-  std::vector<std::string> names;           // parameters of the whole model
+  std::vector<std::string> names;           // names of the parameters of the whole model
   int64_t parameters = 0;
   sequence::ContextOptions context;  // with cp: how ranks attend to shared sequences
   std::optional<ExpertCounts> experts;

@@ -28,7 +28,7 @@ enum class Endpoint { completions, chat };
 
 /// A parsed request.
 struct Request {
-  std::vector<std::string> texts;         ///< prompts of completions as texts, or
+  std::vector<std::string> texts;         ///< prompts of completions that were given as texts
   std::vector<std::vector<int64_t>> ids;  ///< prompts that were given as token ids
   std::vector<Message> messages;          ///< messages of a chat
   /// Most new tokens; default: 16 for completions, the rest of the context for chats.

@@ -62,7 +62,7 @@ Tensor Dispatched::Impl::source(const NamedField& field) const {
   return file->tensor(name_in_file(field));
 }
 
-/// A shared parameter may be stored under any of its names.
+/// The name of a field in the file: a shared parameter may be stored under any of its names.
 std::string Dispatched::Impl::name_in_file(const NamedField& field) const {
   if (file->contains(field.name)) return field.name;
   for (const auto& [name, other] : fields)
