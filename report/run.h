@@ -48,9 +48,9 @@ struct RankStep {
 struct PipelineFigures {
   std::string schedule, formula;
   int stages = 1, micro_batches = 1, chunks = 1, copies = 1;
-  double measured = 0;                        ///< median over the batches
-  double expected = 0;                        ///< by the formula, with the measured costs
-  double simulated = 0;                       ///< by simulating the schedule, if it is one of ours
+  double measured = 0;                        ///< measured idle part: the median over the batches
+  double expected = 0;                        ///< idle part by the formula, with the measured costs
+  double simulated = 0;                       ///< idle part by simulating the schedule, if it is one of ours
   double forward = 0, input = 0, weight = 0;  ///< seconds per micro-batch on a rank, mean
 };
 

@@ -64,7 +64,7 @@ struct BatcherOptions {
   std::function<void(const State&, const Step&)> on_step;  ///< called before the model computes the step
 };
 
-/// Statistics since the start.
+/// Statistics of the batcher since its start.
 struct Figures {
   int64_t steps = 0, rows = 0, prompt_tokens = 0, tokens = 0, requests = 0, cancelled = 0;
   int64_t running = 0, waiting = 0, blocks = 0, blocks_used = 0, shared_tokens = 0, put_back = 0;
