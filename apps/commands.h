@@ -18,7 +18,7 @@ namespace apps {
 /// become dashes. For `verify`, `plan` and `simulate` it starts after --.
 std::vector<std::string> take_program(const CLI::App& app, std::vector<std::string>& words);
 
-/// A program and its arguments. Commands hold a reference: it is filled in before they run.
+/// A program and its arguments. Commands hold a reference to one that is filled in before they run.
 using Program = std::vector<std::string>;
 
 /// Error if one of these options was given: its name, followed by `why`.
@@ -38,7 +38,7 @@ struct ModelAsked {
   std::string name;  ///< gpt:LAYERSxWIDTHxHEADS
   int64_t vocab = 50257, context = 1024;
   lockstep::engine::ExpertShape experts = {};
-  const Program& program;  ///< with its arguments; empty: the model is given by name
+  const Program& program;  ///< the program and its arguments; empty: the model is given by name
 };
 /// The shape of that model.
 struct ModelFound {

@@ -11,7 +11,7 @@ class App;
 
 namespace apps {
 
-/// `gpt load`: loads a Hugging Face folder and prints the place and dtype of each parameter.
+/// `gpt load`: loads a Hugging Face folder and prints the device and dtype of each parameter.
 void add_load_command(CLI::App& app);
 /// `gpt eval`: the loss of a model on a text.
 void add_eval_command(CLI::App& app);
@@ -19,8 +19,8 @@ void add_eval_command(CLI::App& app);
 void add_score_command(CLI::App& app);
 /// `gpt tokenize`: writes the tokens of a text to a file.
 void add_tokenize_command(CLI::App& app);
-/// Loads the tokens of a text or a .tokens file; "": of the sources of this repository. folder: of the tokenizer, ""
-/// for bytes.
+/// Loads the tokens of a text or of a .tokens file; path "": of the sources of this repository. folder: the folder of
+/// the tokenizer; "": bytes are the tokens.
 lockstep::data::Tokens load_tokens(const std::string& path, const lockstep::data::Tokenizer& tokenizer,
                                    const std::string& folder);
 /// Error if a token has no row in a model of `vocab` tokens: the tokenizer may have more ids. `path` is the text's

@@ -26,7 +26,7 @@ struct PlanAsked {
   std::string config, plan;
   ModelAsked model;
   int ranks = 0;
-  engine::Speeds speeds;  ///< 0: measured here
+  engine::Speeds speeds;  ///< speeds of the machine; 0: measured here
   bool json = false, units = false;
 };
 
@@ -149,7 +149,7 @@ void print_units(const engine::Forecast& plan) {
 void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::PredictedTime& time) {
   const engine::Config& c = p.config;
   const engine::Forecast& first = p.stages[0];
-  const bool whole = p.plan.pp * p.plan.tp == 1;  // every rank has all layers
+  const bool whole = p.plan.pp * p.plan.tp == 1;  // true: every rank has all layers
   const int64_t zero = c.zero_optimization.stage, accumulation = *c.gradient_accumulation_steps;
   const int64_t frozen = p.model.numel() - p.model.trained();
   fmt::print("{:<12}{}: {} parameters{}\n", "model", p.model.name, p.model.numel(),

@@ -96,7 +96,7 @@ void print_simulation(CollectiveAsked asked, double size, const dist::Network& n
   std::optional<Json> of_asked;
   for (const dist::Algorithm a : dist::all_algorithms()) {
     const bool is_asked = !all && a == algorithm;
-    // On one host it is the same as direct.
+    // On one host, hierarchical is the same as direct.
     const bool pointless = a == dist::Algorithm::hierarchical && request.hosts.empty();
     if (!is_asked && (pointless || !has_schedule(a, request.collective))) continue;
     rows.push_back(row_of(a, request, bytes, network, is_asked));

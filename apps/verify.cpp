@@ -34,7 +34,8 @@ struct Variant {
   int ranks = 1;
   int64_t accumulate = 1;
   std::optional<parallel::Plan> parts;  ///< for plans such as "dp2+pp2" (gpt train --plan)
-  /// Tensor, context and expert parallelism sum in another order, so only losses are compared with other plans.
+  /// True if the plan has tensor, context or expert parallelism. These sum in another order, so only losses are
+  /// compared with other plans.
   bool is_close_only() const { return parts && parts->tp * parts->cp * parts->ep > 1; }
   int64_t micro_batches() const { return int64_t(parts ? parts->dp : ranks) * accumulate; }
   std::string text() const {
@@ -53,8 +54,8 @@ struct Variant {
 struct VerifyOptions {
   std::string plans = "none:1x4,ddp:1x4,ddp:2x2,ddp:4x1";
   std::vector<std::string> vary;
-  int64_t steps = 0;      ///< 0: as in the command
-  double tolerance = 0;   ///< relative, of losses; 0: depends on the dtype of products
+  int64_t steps = 0;      ///< number of steps; 0: as many as the command says
+  double tolerance = 0;   ///< largest relative difference of losses; 0: depends on the dtype of products
   double timeout = 3600;  ///< seconds for one plan
   std::vector<std::string> command;
 };

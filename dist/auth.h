@@ -27,7 +27,7 @@ std::string random_token();
 /// HMAC-SHA-256 with key `token` over role, challenge, number and context.
 Proof prove(std::string_view token, std::string_view role, const Nonce& challenge, const Nonce& number,
             std::string_view context);
-/// Compares two proofs in constant time.
+/// True if two proofs are equal; takes the same time wherever they differ.
 bool same_proof(const Proof& a, const Proof& b);
 
 }  // namespace lockstep::dist

@@ -21,8 +21,8 @@ struct CallMemory {
   Tensor lay_out(const Program& program);
 
  private:
-  std::vector<std::byte*> memory_;  // by place
-  std::vector<size_t> length_;      // by place
+  std::vector<std::byte*> memory_;  // address of each of Program::places
+  std::vector<size_t> length_;      // bytes of each of Program::places
   std::vector<std::byte> small_;    // scratch copies of at most 32 KiB, kept from call to call
   size_t scratch_bytes_ = 0;
 };

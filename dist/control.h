@@ -63,11 +63,11 @@ struct Activity {
   std::string group;          ///< group of the current or last collective
   std::string collective;     ///< "all_reduce f32 x 8, tag w1"; the current call if `waiting`, else the last one
   bool is_collective = true;  ///< false for messages, which do not count in `completed`
-  bool waiting = false;       ///< inside a call
-  int waits_for = -1;         ///< world rank that it waits for; -1 if none
+  bool waiting = false;       ///< true while the rank is inside a call
+  int waits_for = -1;         ///< world rank that the current call waits for; -1 if none
   /// Point to point: number of the awaited message, counted per peer and direction; 0 in a collective.
   uint64_t messages = 0;
-  bool is_send = false;  ///< with `messages`: it waits to send, not to receive
+  bool is_send = false;  ///< if `messages` > 0, true: this rank waits to send; false: to receive
   /// Messages started so far, as (world rank, count): sends to that rank, and receives from it. Empty if not counted;
   /// then a cycle of waits counts as a deadlock once nothing in it has moved for three heartbeats.
   std::vector<std::pair<int, uint64_t>> sent_to, taken_from;
@@ -108,8 +108,8 @@ class Control {
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   /// Throws the failure that every rank raises. Call it only when failed().
   [[noreturn]] virtual void raise() const = 0;
-  /// Reports to all ranks that this rank failed, or which failure it detected. The first report wins; returns the
-  /// winning one.
+  /// Reports to all ranks that this rank failed, or which failure it detected. The first report wins;
+  /// returns the failure of the first report.
   virtual DistError report(Fault fault, int rank, const std::string& message) = 0;
 
   // The current call of this rank; sent with the heartbeat

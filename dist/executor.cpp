@@ -16,7 +16,7 @@ namespace {
 struct Workspace {
   std::vector<size_t> done;  // bytes done of each item
   CallMemory memory;
-  std::vector<PeerLink> links;  // one for each peer
+  std::vector<PeerLink> links;  // a link for each peer
 };
 
 class Executor {
@@ -68,7 +68,7 @@ class Executor {
     LOCKSTEP_CHECK(program_.peers.empty() || e_.transport, "[", what(e_),
                    "] expected a transport to reach other ranks, got none");
     w_.links.resize(program_.peers.size());
-    bool near = e_.in_place && !e_.checksum;  // with a checksum, data must go through the channels
+    bool near = e_.in_place && !e_.checksum;  // true: in-place is possible; a checksum needs the channels
     for (size_t p = 0; p < program_.peers.size(); ++p) {
       const Program::Peer& peer = program_.peers[p];
       PeerLink& link = w_.links[p];
@@ -224,7 +224,7 @@ class Executor {
   const Program& program_;
   Workspace& w_;
   const size_t element_;
-  bool holds_payload_ = false;  // hold the payload back until the headers say whether the tensors are in shared memory
+  bool holds_payload_ = false;  // true: send no payload until the headers say whether the tensors are in shared memory
   int64_t max_blocks_ = 0;
   Moved moved_;
   Patience patience_{e_, w_.links};

@@ -32,7 +32,7 @@ bool checksum_wanted();
 
 /// A collective call to execute: this rank's program and the memory, header and context that it runs with.
 struct Execution {
-  const Program* program = nullptr;  ///< from program_of(...)
+  const Program* program = nullptr;  ///< made from the transfers of program_of()
   Transport* transport = nullptr;    ///< may be null if there is only one rank
   DType dtype = f32;
   ReduceOp op = ReduceOp::sum;
@@ -48,7 +48,7 @@ struct Execution {
   const std::string* describe = nullptr;  ///< description of the call, for messages
   const std::string* group = nullptr;     ///< name of the group, for messages
   std::span<const int> world_ranks;       ///< world ranks of the group's ranks, for messages
-  /// Appends a crc32c to the data that this rank sends; receivers follow the header.
+  /// True: append a crc32c to the data that this rank sends. Receivers learn from the header whether there is one.
   bool checksum = checksum_wanted();
 };
 

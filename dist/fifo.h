@@ -21,8 +21,8 @@ struct FifoControl {
   static constexpr size_t bytes = 4096;          ///< size of the control page in front of the data
   alignas(64) std::atomic<uint64_t> written{0};  ///< total bytes written
   alignas(64) std::atomic<uint64_t> read{0};     ///< total bytes consumed
-  alignas(64) std::atomic<uint32_t> closed{0};   ///< the writer has finished
-  std::atomic<uint32_t> abandoned{0};            ///< the reader is gone
+  alignas(64) std::atomic<uint32_t> closed{0};   ///< 1 once the writer has called close()
+  std::atomic<uint32_t> abandoned{0};            ///< 1 once the reader no longer reads
 };
 static_assert(sizeof(FifoControl) <= FifoControl::bytes && std::atomic<uint64_t>::is_always_lock_free);
 
@@ -46,7 +46,7 @@ class FifoWriter {
     return n;
   }
   void close() { control_->closed.store(1, std::memory_order_release); }  ///< no more bytes will follow
-  /// The reader is gone.
+  /// True once the reader has ended or called abandon().
   bool is_abandoned() const { return control_->abandoned.load(std::memory_order_acquire) != 0; }
   explicit operator bool() const { return control_ != nullptr; }  ///< false for a default-constructed writer
 
@@ -74,7 +74,7 @@ class FifoReader {
   }
   /// Frees `bytes` from the front.
   void consume(size_t bytes) { control_->read.store(read_ += bytes, std::memory_order_release); }
-  /// The writer has finished; bytes written before may still be unread.
+  /// True once the writer has called close(); some of its bytes may still be unread.
   bool is_closed() const { return control_->closed.load(std::memory_order_acquire) != 0; }
   /// Tells the writer that nobody reads any more.
   void abandon() { control_->abandoned.store(1, std::memory_order_release); }

@@ -21,7 +21,7 @@ struct Header {
   int64_t count = 0;      ///< elements of the whole tensor; 0 for gather and scatter, where only the root knows it
   uint64_t tag = 0;       ///< hash of the tag
   uint64_t payload = 0;   ///< payload bytes that follow in this stream
-  uint32_t rank = 0;      ///< sender
+  uint32_t rank = 0;      ///< world rank of the sender
   uint8_t op = 0;         ///< ReduceOp
   uint8_t algorithm = 0;
   int16_t root = 0;  ///< or the peer of a send or receive

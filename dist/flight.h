@@ -21,8 +21,8 @@ class Flight {
     uint64_t sequence = 0;   ///< number of the call in its group; 0 for messages
     std::string call;        ///< "all_reduce f32 x 8, tag w1"
     uint64_t step = 0;       ///< training step
-    int64_t started_ns = 0;  ///< of the monotonic clock
-    int64_t ended_ns = 0;    ///< 0: still running
+    int64_t started_ns = 0;  ///< nanoseconds of the monotonic clock
+    int64_t ended_ns = 0;    ///< nanoseconds of the same clock; 0: still running
     std::string error;
   };
   /// Records the start of a call; returns a ticket for finish().

@@ -12,7 +12,7 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr int64_t block_bytes = 16 << 10;  // of one tensor: the blocks of a few ranks fit into the L2 cache
+constexpr int64_t block_bytes = 16 << 10;  // bytes of a tensor's block: those of a few ranks fit into the L2 cache
 
 /// Does this rank's share. `wholes`: the needed tensors, by rank.
 void work(const InPlace& call, std::span<std::byte* const> wholes) {

@@ -39,13 +39,13 @@ struct InPlace {
   DType dtype = f32;
   ReduceOp op = ReduceOp::sum;
   int rank = 0, ranks = 1, root = 0;
-  const Share* share = nullptr;  ///< of this rank
+  const Share* share = nullptr;  ///< this rank's share of the work
   int64_t count = 0;             ///< elements of the whole tensor
   std::byte* whole = nullptr;    ///< this rank's tensor of `count` elements
   std::byte* part = nullptr;     ///< reduce_scatter: where the result goes; initially this rank's own term
-  Placement placement;           ///< of `whole`
+  Placement placement;           ///< where `whole` lies in shared memory
 
-  size_t bytes() const { return size_t(count * size_of(dtype)); }  ///< of the whole tensor
+  size_t bytes() const { return size_t(count * size_of(dtype)); }  ///< bytes of the whole tensor
   /// True if the tensor of rank `peer` must be in shared memory.
   bool needs(int peer) const { return collective != Collective::broadcast || peer == root; }
 };

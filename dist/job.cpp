@@ -21,7 +21,7 @@ DistError Job::fail(std::exception_ptr error) {
       std::rethrow_exception(error);
     } catch (const DistError& e) {
       if (e.fault == Fault::rank_failed && maker.is_here()) await_cause(*control, e.rank);
-      return control->report(e.fault, e.rank, e.what());  // or an earlier report of another rank
+      return control->report(e.fault, e.rank, e.what());  // the first report wins, so the text may be another rank's
     } catch (const std::exception& e) {
       return control->report(Fault::rank_failed, control->place().rank, e.what());
     } catch (...) {

@@ -38,15 +38,15 @@ struct Job {
   const Maker maker;  ///< recognizes a forked child, which must not touch its parent's job
   std::shared_ptr<Control> control;
   Flight flight;
-  Algorithm forced = Algorithm::automatic;  ///< LOCKSTEP_ALGORITHM
-  bool checksum = false;                    ///< LOCKSTEP_COMM_CHECKSUM
-  std::string backend = "auto";             ///< as given to init()
-  std::atomic<bool> told_sharing{false};    ///< the notice that ranks share a device was printed
+  Algorithm forced = Algorithm::automatic;  ///< the algorithm that LOCKSTEP_ALGORITHM demands
+  bool checksum = false;                    ///< true: LOCKSTEP_COMM_CHECKSUM asks for a crc32c on all data
+  std::string backend = "auto";             ///< the `backend` that init() was given
+  std::atomic<bool> told_sharing{false};    ///< true once the notice that ranks share a device was printed
   /// Shared by the engines for devices, created by the first of them (nccl/watchdog.h).
   std::shared_ptr<void> watchdog;
 
  private:
-  std::string flight_folder_;  // LOCKSTEP_FLIGHT_DIR
+  std::string flight_folder_;  // folder for flight records, from LOCKSTEP_FLIGHT_DIR
   mutable std::mutex mutex_, flight_mutex_;
   std::vector<std::shared_ptr<void>> kept_;
   std::vector<int> hosts_;

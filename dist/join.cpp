@@ -31,7 +31,7 @@ bool contains(std::string_view text, std::string_view part) { return text.find(p
 /// A failure that may be temporary.
 struct TryAgain {
   std::string why;
-  bool silent = false;  // the connection was accepted, but nothing was received
+  bool silent = false;  // true if the connection was accepted, but nothing was received
 };
 
 // A connection used by one thread, which waits for each reply.
@@ -230,7 +230,7 @@ Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadli
       const bool over = Clock::now() + pause >= deadline || (silent && Clock::now() - *silent > silent_time);
       if (silent && over && !from_file) stranger(where, last);
     } catch (const DistError& error) {
-      // The file may be left over from an earlier run, whose port now belongs to another program.
+      // The file may be left over from an earlier run; its port may now belong to another program.
       const bool stale = from_file && (error.fault == Fault::protocol || contains(error.what(), "wrong token") ||
                                        contains(error.what(), "cannot prove"));
       if (!stale || Clock::now() >= deadline) throw;

@@ -22,9 +22,9 @@ struct Cursor {
   std::span<const uint32_t> list;
   size_t low = 0, at = 0;  // list[low ..] may still have blocks; list[at] is next in this wave
   int64_t wave = 0;
-  size_t block = 0;  // of list[at]
+  size_t block = 0;  // the current block of list[at]
 
-  /// Moves to the first block from (wave, at) on; false at the end. `max_blocks`: blocks of the longest chunk.
+  /// Moves to the first block from (wave, at) on; returns false at the end. `max_blocks`: blocks of the longest chunk.
   bool find(const std::vector<Program::Item>& items, const std::vector<size_t>& size, int64_t max_blocks) {
     for (;;) {
       while (low < list.size() && wave - items[list[low]].step >= max_blocks) ++low;
@@ -65,14 +65,14 @@ struct PeerLink {
   Channel* channel = nullptr;
   int rank = -1, world_rank = -1;
   Stream out, in;       // in.header: the expected header
-  Header theirs;        // received so far
+  Header theirs;        // the peer's header, as far as it has arrived
   Placement placement;  // the peer's placement
   uint32_t their_crc = 0;
 
   // A stream opens with its header, followed by a placement if header.in_place is set. send_opening() and
   // receive_opening() return the bytes moved.
   bool is_sent_open() const { return out.header_done >= opening_bytes(out.header); }
-  /// Header and placement have arrived.
+  /// True once the header and the placement have arrived.
   bool is_received_open() const { return in.header_done >= opening_bytes(theirs); }
   /// Sends as much as fits of the opening. `more`: payload follows at once.
   size_t send_opening(bool more);

@@ -38,7 +38,7 @@ size_t receive_some(MessageStream& s, const Mail& mail) {
     moved = receive_rest(*s.channel, &s.theirs, sizeof(Header), s.header_done);
     if (s.header_done < sizeof(Header)) return moved;
     check_sealed(s.theirs, peer);
-    check_same(m.header, s.theirs, mail.group);  // before any data is received
+    check_same(m.header, s.theirs, mail.group);  // throws if it differs, before any data is received
   }
   moved += receive_rest(*s.channel, m.data.data(), std::min(m.data.size(), s.data_done + turn_bytes), s.data_done);
   if (s.data_done == m.data.size() && mail.checksum &&

@@ -16,7 +16,7 @@ struct Message {
   bool is_send = true;
   int peer = 0;  ///< rank in the group
   std::span<std::byte> data;
-  Header header;  ///< sent, or expected
+  Header header;  ///< the header to send, or the one expected from the peer
 };
 
 /// The context in which messages are moved.
@@ -25,15 +25,15 @@ struct Mail {
   Control& control;
   const std::string& group;
   const std::vector<int>& world_ranks;
-  Seconds timeout;  ///< without any progress
+  Seconds timeout;  ///< the exchange fails after this time without progress
   bool checksum = false;
   const Activity* activity = nullptr;          ///< reported to the control plane again when a reported wait is over
   std::function<void()> slow;                  ///< called once, when nothing moved for 50 ms
   std::function<std::string()> late;           ///< text of the timeout error; empty: the default with explain()
-  const std::atomic<bool>* awaited = nullptr;  ///< while it is false, the wait is not reported
+  const std::atomic<bool>* awaited = nullptr;  ///< the wait is reported only while this is true; null: always
 };
 
-/// Moves all messages; those of one peer and direction in their order. Throws DistError.
+/// Moves all messages. Messages of one peer and direction move in the order given. Throws DistError.
 Moved move_messages(const Mail& mail, std::vector<Message>& messages);
 
 }  // namespace lockstep::dist

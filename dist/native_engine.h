@@ -1,6 +1,6 @@
 #pragma once
-// The engine that runs a group's calls. It outlives the group until all its asynchronous calls have completed. The NCCL
-// engine derives from it (nccl/engine.h).
+// The engine that runs a group's calls. Asynchronous calls that still run keep the engine alive after its group is
+// destroyed. The NCCL engine derives from it (nccl/engine.h).
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,8 +21,9 @@ namespace lockstep::dist {
 struct Prepared {
   std::optional<Program> program;
   int64_t chunks = 1;
-  Share in_place;  // for tensors in shared memory
-  // True if it uses other ranks' chunks as working memory, so that reduce_scatter and scatter need a copy of the input.
+  Share in_place;  // this rank's share if the tensors are in shared memory
+  // True if the program uses other ranks' chunks as working memory, so that reduce_scatter and scatter need a copy of
+  // the input.
   bool writes_others = false;
 };
 
@@ -43,7 +44,7 @@ struct NativeEngine : Membership {
   void collective(Call& call, uint64_t sequence);
   /// Returns when all ranks have made this call; throws DistError mismatch when their calls differ.
   void agree(Call& call, uint64_t sequence);
-  /// Exchanges messages, whose data (if any) is in host memory.
+  /// Exchanges messages. Their data, if they have any, must be in host memory.
   void exchange(const Call& call, std::vector<Message>& batch);
 
   const std::shared_ptr<Job> job;
@@ -52,12 +53,17 @@ struct NativeEngine : Membership {
   Turns turns;
 
  private:
+  // The program for a call, made at its first use.
   const Prepared& plan(const Call& call);
+  // Runs a call of a group of one rank: copies input to output.
   void alone(const Call& call);
+  // Gather and scatter through other ranks: gets the element count from the root, which alone knows it.
   void learn_count(Call& call, uint64_t sequence);
   void barrier(const Call& call, uint64_t sequence);
   void disseminate(const Mail& mail, const Call& call, uint64_t sequence);
+  // The parameters of an exchange of messages that `call` needs.
   Mail mail(const Call& call);
+  // Adds the bytes that a call moved to `traffic`.
   void book(const Moved& moved);
 
   std::map<std::tuple<Collective, Algorithm, int, bool>, Prepared> plans_;

@@ -35,7 +35,7 @@ class Fd {
 /// Bytes that a non-blocking socket has not accepted yet.
 class Outbox {
  public:
-  bool empty() const { return begin_ == bytes_.size(); }  ///< nothing is left to send
+  bool empty() const { return begin_ == bytes_.size(); }  ///< true if nothing is left to send
   size_t size() const { return bytes_.size() - begin_; }  ///< bytes left to send
   void clear() { bytes_.clear(), begin_ = 0; }            ///< discards what is left
   /// Appends bytes, and sends as much as the socket accepts now.
@@ -52,7 +52,7 @@ class Outbox {
 struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
-  bool is_loopback() const;  ///< 127.0.0.0/8, ::1, or the former mapped into IPv6
+  bool is_loopback() const;  ///< true for 127.0.0.0/8, its addresses mapped into IPv6, and ::1
   std::string host() const;  ///< numeric address; "?" on an error
   int port() const;          ///< port number
   std::string text() const;  ///< "127.0.0.1:29500", "[::1]:29500"

@@ -128,7 +128,8 @@ Work ProcessGroup::call(Collective collective, const Tensor& output, const Tenso
 }
 
 Work ProcessGroup::run_anywhere(Call call, bool async) {
-  if (size() == 1 && call.input.defined() && !call.input.device().is_cpu()) {  // no other rank is involved
+  // A group of one rank needs no communication.
+  if (size() == 1 && call.input.defined() && !call.input.device().is_cpu()) {
     if (call.output.defined() && call.output.raw_data() != call.input.raw_data())
       call.output.copy_(call.input.view(call.output.shape()));
     return Work();

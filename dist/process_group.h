@@ -29,7 +29,7 @@ class DeviceWork;
 /// A handle of a collective that may still be running. Copies refer to the same collective.
 class Work {
  public:
-  Work() = default;   ///< a completed one
+  Work() = default;   ///< a handle of a completed collective
   bool done() const;  ///< true once the results are there; errors count as done too
   /// Returns when the call's tensors hold the results and may be reused; rethrows an exception of the collective. For
   /// tensors on a device, it only orders work queued later on this thread's current stream after the collective; the
@@ -43,7 +43,7 @@ class Work {
   struct State;
   /// A handle with the given state.
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  /// A handle of a call on a device, whose host part is `host`.
+  /// A handle of a call on a device. `host`: the part of the call that runs on the host; `device`: the rest.
   Work(const Work& host, std::shared_ptr<DeviceWork> device);
 
  private:
@@ -55,7 +55,7 @@ struct CollectiveOptions {
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
   std::string_view tag = {};  ///< name of the data, part of the fingerprint: detects ranks that swap two collectives
-  bool async = false;         ///< run on the group's own thread, in the order of the calls
+  bool async = false;         ///< true: run on the group's own thread, in the order of the calls
   /// Send and receive: the rank counts as waiting only while this is true. A receive that is posted ahead, while its
   /// rank still computes, then does not look like a deadlock. On a device, the tensor belongs to the caller alone after
   /// Work::wait(), which must be called with the stream on which the tensor was made.
@@ -98,7 +98,7 @@ struct Call {
   Seconds timeout{0};
   std::shared_ptr<DeviceWork> work;  ///< set when NCCL moves the tensors
   uint64_t ticket = 0;               ///< entry of the flight record
-  std::function<void()> launch;      ///< of a replay: launches the graph
+  std::function<void()> launch;      ///< replays only: launches the graph
 
   std::string describe() const;  ///< text for messages: "all_reduce f32 x 8, tag w1"
 };
@@ -117,7 +117,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   virtual ~ProcessGroup() = default;
   ProcessGroup(const ProcessGroup&) = delete;
 
-  int rank() const { return member_.rank; }                     ///< of this process in the group
+  int rank() const { return member_.rank; }                     ///< rank of this process in the group
   int size() const { return int(member_.world_ranks.size()); }  ///< number of ranks
   const std::string& name() const { return member_.name; }      ///< "world", "dp", ...
   /// The world rank of a rank of this group.
@@ -148,7 +148,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// whole = the concatenation of all ranks' parts. `part` has shard_range() of the elements of `whole`; in place if it
   /// is that slice of `whole`.
   Work all_gather(const Tensor& whole, const Tensor& part, const CollectiveOptions& o = {});
-  /// Reduces `whole` over all ranks; each rank gets its part (as in all_gather).
+  /// Reduces `whole` over all ranks. Each rank gets the elements of its shard_range() in `part`.
   Work reduce_scatter(const Tensor& part, const Tensor& whole, const CollectiveOptions& o = {});
   /// Collects the parts at the root. `whole` is used at the root only.
   Work gather(const Tensor& whole, const Tensor& part, int root, const CollectiveOptions& o = {});
@@ -157,8 +157,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// Part j of `input` goes to rank j, part i of `output` comes from rank i. The number of elements must be divisible
   /// by size().
   Work all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o = {});
-  /// The same with parts of different sizes: `to_each` and `from_each` give a number of rows (dim 0) for each rank.
-  /// Sender and receiver must agree on them, else a DistError. Implemented as an exchange of messages.
+  /// An all_to_all with parts of different sizes: `to_each` and `from_each` give the number of rows (dim 0) for each
+  /// rank. DistError if sender and receiver disagree on a number. Implemented as an exchange of messages.
   Work all_to_all(const Tensor& output, const std::vector<int64_t>& from_each, const Tensor& input,
                   const std::vector<int64_t>& to_each, const CollectiveOptions& o = {});
   /// Sends to rank `peer` of the group, which must call receive() with the same dtype, count and tag.
@@ -246,9 +246,9 @@ class Mesh {
  public:
   /// Collective. Error unless the sizes of the axes multiply to world.size().
   Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes);
-  /// The ranks that differ from this one in `axis` only; Error listing the axes.
+  /// The ranks that differ from this one in `axis` only. Error if there is no such axis; it lists the axes.
   ProcessGroup& group(const std::string& axis) const;
-  int coordinate(const std::string& axis) const;  ///< of this rank along `axis`
+  int coordinate(const std::string& axis) const;  ///< this rank's coordinate along `axis`
   int size(const std::string& axis) const;        ///< number of ranks along `axis`
 
  private:
@@ -263,7 +263,7 @@ struct SpawnOptions {
   enum class Kind { threads, processes } kind = Kind::threads;
   std::string transport = "auto";  ///< auto, threads (with Kind::threads only), shm, tcp
   std::string backend = "auto";    ///< auto, native or nccl, as for init()
-  Seconds timeout{600};            ///< as in Rendezvous
+  Seconds timeout{600};            ///< see Rendezvous::timeout
   Seconds heartbeat{5};
 };
 /// Runs fn(rank) on n ranks that form a world, as threads of this process or forked processes. The first failure stops

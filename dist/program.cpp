@@ -12,7 +12,7 @@ namespace {
 // The last uses of a place. Earlier ones are implied, since these depend on them.
 struct History {
   int64_t writer = -1;            // the last writer
-  std::vector<uint32_t> readers;  // since the last write
+  std::vector<uint32_t> readers;  // readers since the last write
 };
 
 }  // namespace

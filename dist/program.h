@@ -18,7 +18,7 @@ struct Program {
     int32_t peer = -1;    ///< index into `peers`; -1: local
     int32_t source = -1;  ///< index into `places` of the place that is read; -1: at the peer
     int32_t target = -1;  ///< index into `places` of the place that is written; -1: at the peer
-    int32_t chunk = 0;    ///< determines the length
+    int32_t chunk = 0;    ///< chunk number, which determines the length
     Action action = Action::copy;
     uint32_t first = 0, count = 0;  ///< range in `dependencies`
   };
@@ -37,11 +37,12 @@ struct Program {
   }
 
   int rank = 0, ranks = 1;
-  std::vector<Item> items;  ///< in program order
-  /// Items of earlier steps: an item must never have more bytes done than any item it depends on.
+  std::vector<Item> items;  ///< all items, in the order of the program
+  /// For all items: the indices of the earlier items that they depend on. An item may have moved at most as many bytes
+  /// as each of these.
   std::vector<uint32_t> dependencies;
   std::vector<Place> places;
-  std::vector<Peer> peers;       ///< by ascending rank
+  std::vector<Peer> peers;       ///< sorted by rank
   std::vector<uint32_t> locals;  ///< items that work inside this rank
 };
 

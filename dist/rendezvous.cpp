@@ -117,7 +117,7 @@ const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std
 
 void read_address(Rendezvous& place, const Dialect* speaks, std::vector<std::string>& unset) {
   const auto address = variable("MASTER_ADDR"), port = variable("MASTER_PORT");
-  const bool alone = unset.empty() && place.world_size == 1;  // needs no address
+  const bool alone = unset.empty() && place.world_size == 1;  // true: the only rank of the job, which needs no address
   if (address) place.address = *address;
   if (port) place.port = integer("MASTER_PORT", *port, 1, 65535);
   if (speaks == &ours) {

@@ -43,16 +43,18 @@ class Roster {
   void left(int rank, const std::map<std::string, uint64_t>& completed, double now);
   void begin(double now);  ///< all ranks have joined: silence counts from now on
 
-  bool complete() const { return missing().empty(); }                                  ///< all ranks have joined
-  bool has_left(int rank) const { return seats_[size_t(rank)].state == State::left; }  ///< the rank has left the job
-  bool all_left() const;                                                               ///< every rank has left the job
-  int size() const { return int(seats_.size()); }                                      ///< world size
-  std::vector<int> missing() const;                                                    ///< ranks that have not joined
-  std::vector<int> everybody() const;                                                  ///< 0 .. size() - 1
+  bool complete() const { return missing().empty(); }  ///< true once all ranks have joined
+  /// True if the rank has left the job.
+  bool has_left(int rank) const { return seats_[size_t(rank)].state == State::left; }
+  /// True if every rank has left the job.
+  bool all_left() const;
+  int size() const { return int(seats_.size()); }  ///< world size
+  std::vector<int> missing() const;                ///< ranks that have not joined
+  std::vector<int> everybody() const;              ///< 0 .. size() - 1
 
   /// The failure of a rank whose connection was lost, naming its last known call.
   DistError died(int rank) const;
-  /// The failure of rank `who`, whose current call needs ranks that have left.
+  /// The failure of rank `who`: its current call needs ranks that have left.
   DistError gone(int who, const std::vector<int>& ranks) const;
   /// The failure of rank `who`, which found that `rank` has left. Names the other ranks that left before that call too.
   DistError gone(int who, int rank) const;
@@ -71,7 +73,7 @@ class Roster {
     Member member;
     double heard = 0, left_at = 0;
     Activity activity;
-    std::map<std::string, uint64_t> completed;  // by group
+    std::map<std::string, uint64_t> completed;  // number of completed collectives, by group
     double waits_since = 0, renewed = 0;  // waits_since: start of the current wait; renewed: its last explicit report
   };
   bool waits(const Seat& seat, double now) const;

@@ -44,7 +44,7 @@ enum class Algorithm : uint8_t {
 };
 /// All algorithms except `automatic`.
 std::vector<Algorithm> all_algorithms();
-std::vector<std::string> names_of_algorithms();       ///< the same by name
+std::vector<std::string> names_of_algorithms();       ///< names of all_algorithms()
 enum class Action : uint8_t { copy, reduce, scale };  ///< scale: local, divides by the number of ranks (mean)
 
 /// "all_reduce", ...; "something unknown" for any other number.
@@ -52,9 +52,10 @@ std::string_view name_of(Collective collective);
 std::string describe_replay(int64_t collectives);  ///< "replay of 2 collectives"
 /// "ring", "direct", ...; "an unknown algorithm" for any other number.
 std::string_view name_of(Algorithm algorithm);
-/// Error listing the known names and suggesting the nearest one.
+/// The collective of this name. Error if the name is unknown; it lists the known names and suggests the nearest one.
 Collective parse_collective(std::string_view name);
-/// The same for algorithms. `what`: the source of the name, for the error.
+/// The algorithm of this name. Error if the name is unknown, as in parse_collective(). `what`: what the name was given
+/// for, for the Error.
 Algorithm parse_algorithm(std::string_view name, const char* what = "algorithm");
 
 /// A chunk in the user's buffer (slot 0) or in a scratch copy (slot 1, 2, ...).
@@ -84,7 +85,7 @@ struct Request {
   int ranks = 1;
   /// The root of broadcast, reduce, gather and scatter; for other collectives the central rank of `tree` and `server`.
   int root = 0;
-  bool mean = false;       ///< adds the `scale` transfers of a mean
+  bool mean = false;       ///< true: add the `scale` transfers that turn a sum into a mean
   std::vector<int> hosts;  ///< hierarchical: host number of each rank; empty: all on one host
 };
 

@@ -13,18 +13,18 @@ namespace lockstep::dist {
 /// Result of a symbolic run. The schedule is right if `errors` is empty: then each rank ends with the result of the
 /// collective, every term is added exactly once, and results that must be equal are the same sums in the same order.
 struct Check {
-  std::vector<std::string> errors;  ///< the first few, each naming step, ranks and place
+  std::vector<std::string> errors;  ///< the first few errors; each names step, ranks and place
   int64_t steps = 0;
   int64_t rounds = 0;         ///< steps in which data moves between ranks
-  int64_t transfers = 0;      ///< between ranks
+  int64_t transfers = 0;      ///< number of transfers between ranks
   int64_t joins = 0;          ///< transfers inside a rank: additions of partial sums, divisions of means
   int slots = 0;              ///< number of scratch copies (the highest slot)
   std::vector<int64_t> sent;  ///< chunks sent by each rank
   std::vector<int64_t> received;
-  std::vector<bool> in_tree_order;  ///< reductions, by chunk: added in the order of summation_tree.h
+  std::vector<bool> in_tree_order;  ///< reductions: true for a chunk that is added in the order of summation_tree.h
 
-  bool right() const { return errors.empty(); }  ///< no errors were found
-  bool all_in_tree_order() const;                ///< true for a reduction in which every chunk is
+  bool right() const { return errors.empty(); }  ///< true if no errors were found
+  bool all_in_tree_order() const;                ///< true for a reduction with all chunks added in that order
   /// The order in which a chunk's terms are added: "((0+1)+(2+3))". Empty unless the collective is a reduction.
   std::string order(int64_t chunk) const;
 
@@ -42,7 +42,7 @@ struct Check {
 
 /// Runs the schedule of an algorithm on symbols.
 Check check_schedule(Algorithm algorithm, const Request& request);
-/// The same for any list of transfers, which may be wrong in any way.
+/// Runs any list of transfers on symbols; the list may be wrong in any way.
 Check check_transfers(std::span<const Transfer> transfers, const Request& request, int64_t chunks);
 
 /// True if `rank` holds `chunk` (in slot 0) when the collective starts.

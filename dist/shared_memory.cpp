@@ -49,7 +49,7 @@ struct Segment {
 
 struct Registry {
   std::mutex mutex;
-  std::map<const std::byte*, Segment> by_address;  // by the address of the tensor's first byte
+  std::map<const std::byte*, Segment> by_address;  // segments, by the address of the tensor's first byte
 };
 Registry& registry() {
   static auto* all = new Registry;  // never destroyed: tensors may outlive static objects

@@ -17,9 +17,9 @@ namespace lockstep::dist {
 
 /// Position of some bytes in a segment of a process; sent from rank to rank.
 struct Placement {
-  uint64_t serial = 0;  ///< of the segment, random
-  uint64_t offset = 0;  ///< of the first byte, not counting the control page
-  int32_t fd = -1;      ///< -1: not in shared memory
+  uint64_t serial = 0;  ///< random number of the segment
+  uint64_t offset = 0;  ///< offset of the first byte in the segment, not counting the control page
+  int32_t fd = -1;      ///< descriptor of the segment; -1: not in shared memory
   uint32_t reserved = 0;
   explicit operator bool() const { return fd >= 0; }  ///< true if the bytes are in shared memory
 };

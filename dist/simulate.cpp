@@ -37,7 +37,7 @@ void check_simulation(Algorithm algorithm, const Request& request, int64_t eleme
 struct Rounds {
   struct Alike {
     int64_t count;           // number of equal rounds
-    int64_t chunks, stride;  // of their largest message: chunks 0, stride, 2·stride, ...
+    int64_t chunks, stride;  // the rounds' largest message: `chunks` chunks 0, stride, 2·stride, ...
     Link link;
   };
   std::vector<Alike> list;

@@ -24,7 +24,7 @@ struct Network {
 
 /// The result of a simulation.
 struct Simulation {
-  double seconds = 0;         ///< until the last rank is done
+  double seconds = 0;         ///< time until the last rank is done
   int64_t steps = 0;          ///< steps in which data moves between ranks
   int64_t messages = 0;       ///< all transfers of one step between the same two ranks are one message
   std::vector<int64_t> sent;  ///< bytes sent by each rank
@@ -45,10 +45,11 @@ Simulation simulate(Algorithm algorithm, const Request& request, int64_t element
 /// True if simulate() accepts this schedule.
 bool can_simulate(Algorithm algorithm, const Request& request, const Network& network);
 
-/// The two methods of simulate(), for tests. simulate_rounds() returns nothing when ranks do different things.
+/// The first method of simulate(), for tests: simulates every transfer.
 Simulation simulate_transfers(Algorithm algorithm, const Request& request, int64_t elements, int64_t element_size,
                               const Network& network);
-/// By rounds; see above.
+/// The second method of simulate(), for tests: adds up rounds of equal transfers. Returns nothing when ranks do
+/// different things.
 std::optional<Simulation> simulate_rounds(Algorithm algorithm, const Request& request, int64_t elements,
                                           int64_t element_size, const Network& network);
 

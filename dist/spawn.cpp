@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto grace = std::chrono::seconds(2);       // for the other ranks to learn the cause and end by themselves
-constexpr auto after_term = std::chrono::seconds(5);  // then SIGKILL
+constexpr auto after_term = std::chrono::seconds(5);  // time from SIGTERM to SIGKILL
 
 void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions& options) {
   Rendezvous place;
@@ -98,7 +98,7 @@ struct Child {
     what = "an exception that is not a std::exception";
   }
   if (code) {
-    what.resize(std::min<size_t>(what.size(), 4000));  // so that it fits into a pipe
+    what.resize(std::min<size_t>(what.size(), 4000));  // the pipe must hold the whole text
     what = str(int(fault), " ", rank, " ", what);
     if (write(out, what.data(), what.size()) < 0) code = 2;
     try {

@@ -13,7 +13,7 @@ class Staging {
   /// Replaces the call's tensors that are not on the CPU by copies in host memory; waits for the pending work of their
   /// device.
   explicit Staging(Call& call);
-  bool is_needed() const { return !results_.empty(); }  ///< the call has a result to copy back
+  bool is_needed() const { return !results_.empty(); }  ///< true if the call has a result to copy back
   /// Copies the call's results back to the device.
   void finish() const;
 

@@ -157,10 +157,10 @@ void Store::accept_some() {
       const auto oldest = std::find_if(connections_.begin(), connections_.end(), is_stranger);
       if (oldest != connections_.end()) {
         log(str("dropped a connection from ", oldest->peer.host(), " that had not authenticated: too many are open"));
-        connections_.erase(oldest);  // it has no waiters
+        connections_.erase(oldest);  // unauthenticated, so no request of it waits for an answer
         --strangers;
         if (exhausted) continue;
-      } else if (exhausted) {  // the program itself has used them up
+      } else if (exhausted) {  // the program itself has used up its file descriptors
         accept_again_ = Clock::now() + std::chrono::milliseconds(200);
         try {
           check_descriptors(problem, "accepting a connection");
@@ -204,7 +204,7 @@ void Store::read(Connection& connection) {
         if (!frame) break;
         handle(connection, *frame);
       }
-    } catch (const DistError& error) {  // not a valid message
+    } catch (const DistError& error) {  // the peer sent an invalid message
       if (connection.state == State::seated) {
         fail({Fault::protocol, connection.rank,
               str(roster_.who(connection.rank), " sent a message that is damaged: ", error.what())});
@@ -232,7 +232,7 @@ void Store::handle(Connection& connection, const Frame& frame) {
 
 void Store::refuse(Connection& connection, const std::string& why, bool taken) {
   send(connection, Kind::refused, 0, Writer().u8(taken).text(why).body);
-  connection.state = State::closing;  // until the peer has read the refusal and closes
+  connection.state = State::closing;  // stays open until the peer has read the refusal and closes
   connection.deadline = Clock::now() + std::chrono::seconds(1);
 }
 

@@ -51,7 +51,7 @@ class Store {
     Connection* connection;
     uint32_t request;
     std::string key;
-    std::vector<int> ranks;  // of a barrier; empty for a get
+    std::vector<int> ranks;  // ranks of a barrier; empty for a get
     Clock::time_point started, deadline;
   };
 

@@ -65,7 +65,7 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
     return refuse(
         connection,
         str("rank ", member.rank, " has joined before and lost its connection: a rank cannot join a job twice"), true);
-  // Its earlier connection broke, and this one arrived before that was noticed.
+  // The rank connected again before the store noticed that the rank's earlier connection broke.
   for (Connection& other : connections_) {
     if (&other == &connection || other.rank != member.rank) continue;
     other.rank = -1;

@@ -107,7 +107,8 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
   }
 }
 
-// Stores a value and answers the ranks that wait for it. False when the store is full; then the sender has been told.
+// Stores a value and answers the ranks that wait for it. Returns false when the store is full; then the sender has been
+// told.
 bool Store::put(Connection& connection, uint32_t request, const std::string& key, const std::string& value) {
   const auto found = values_.find(key);
   const size_t now = key.size() + value.size(), before = found == values_.end() ? 0 : key.size() + found->second.size();

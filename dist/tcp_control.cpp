@@ -240,7 +240,7 @@ std::string TcpControl::explain(const std::vector<int>& world_ranks) {
   for (const int rank : world_ranks) out.u32(uint32_t(rank));
   try {
     return request(Kind::explain, out.body, {}).body;
-  } catch (const Error& error) {  // this explains another error, which must not get lost
+  } catch (const Error& error) {  // do not throw: that would hide the error that is being explained
     return error.what();
   }
 }
@@ -280,7 +280,7 @@ void TcpControl::run() {
   const auto usual = std::chrono::duration_cast<Clock::duration>(std::min(place_.heartbeat / 2, Seconds(1)));
   const auto started = Clock::now();
   auto last = started, next_heartbeat = started;
-  double attended = 0, heard = 0;  // as in the store: time in which this process was stopped does not count
+  double attended = 0, heard = 0;  // seconds that count for timeouts; time in which this process was stopped does not
   for (;;) {
     pollfd polled[2] = {{wake_.get(), POLLIN, 0}, {fd_.get(), POLLIN, 0}};
     {
@@ -329,7 +329,7 @@ void TcpControl::run() {
   }
 }
 
-// Handles received data; false when the connection has ended.
+// Handles received data. Returns false when the connection has ended.
 bool TcpControl::read_all() {
   char buffer[1 << 16];
   for (;;) {
@@ -364,7 +364,7 @@ void TcpControl::take(const Frame& frame) {
     throw DistError(Fault::protocol, 0, str("expected an answer, got a message of kind ", int(frame.kind)));
   const std::lock_guard lock(mutex_);
   const auto found = waiting_.find(frame.request);
-  if (found == waiting_.end()) return;  // the request was given up
+  if (found == waiting_.end()) return;  // the caller of request() no longer waits
   *found->second = {true, frame};
   changed_.notify_all();
 }

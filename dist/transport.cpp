@@ -144,7 +144,8 @@ class NativeTransport final : public Transport {
     return channel;
   }
 
-  /// Sleeps until a socket is ready; only briefly if data may also arrive through memory or the door.
+  /// Sleeps until a socket is ready; only briefly if data may also arrive through shared memory, or a new connection
+  /// through this rank's Door (tcp.h).
   void poll_sockets() {
     descriptors_.clear();
     bool elsewhere = false;
@@ -173,7 +174,7 @@ class NativeTransport final : public Transport {
   Whereabouts mine_;
   std::shared_ptr<Inbox> inbox_;
   std::shared_ptr<Door> door_;
-  bool by_tcp_ = false;  // at least one channel uses TCP
+  bool by_tcp_ = false;  // true if at least one channel uses TCP
   std::vector<Descriptor> descriptors_;
   std::vector<pollfd> entries_;
   int idle_polls_ = 0;

@@ -33,9 +33,9 @@ class Turns {
   Work run(Call call, bool async);
   /// Runs `fn` between two calls, not as a call of the group. Error while a call is queued.
   void aside(const std::function<void()>& fn);
-  bool idle() const { return worker_.idle(); }       ///< no call is queued or running
+  bool idle() const { return worker_.idle(); }       ///< true if no call is queued or running
   uint64_t completed() const { return completed_; }  ///< number of the last completed collective
-  const std::vector<int>& world_ranks() const { return group_.world_ranks; }  ///< of the group
+  const std::vector<int>& world_ranks() const { return group_.world_ranks; }  ///< world ranks of the group
   /// The fingerprint of a call of this rank.
   Header header(const Call& call, uint64_t number) const {
     return header_of(call, hash_, number, group_.world_ranks[size_t(group_.rank)]);
@@ -50,11 +50,11 @@ class Turns {
   /// Reports that a call on a device, started with `activity`, takes long and needs world rank `peer`. Does nothing and
   /// returns false while another call is running.
   bool tell_late(Activity activity, int peer);
-  bool tell_moved(Activity activity);  ///< reports that it has finished
+  bool tell_moved(Activity activity);  ///< reports that the call of tell_late() has finished
   /// Returns when nothing is queued. No other thread may add calls meanwhile.
   void drain();
 
-  Activity activity;  ///< of the current call
+  Activity activity;  ///< activity of the current call
 
  private:
   void perform(Call& call, uint64_t number);
@@ -62,7 +62,7 @@ class Turns {
 
   Job& job_;
   const Membership& group_;
-  const uint64_t hash_;  // of the job and the group
+  const uint64_t hash_;  // hash of the job and the group
   const std::shared_ptr<Traffic> traffic_;
   const Move move_;
   const trace::Row row_;

@@ -15,9 +15,9 @@ namespace lockstep::dist {
 class DeviceWork {
  public:
   virtual ~DeviceWork() = default;
-  virtual bool done() const = 0;   ///< the device has finished it
-  virtual void wait() = 0;         ///< orders later work of the thread's current stream after it
-  virtual void synchronize() = 0;  ///< returns when the device has finished it
+  virtual bool done() const = 0;   ///< true once the device has finished the work
+  virtual void wait() = 0;         ///< orders later work of the thread's current stream after this work
+  virtual void synchronize() = 0;  ///< returns when the device has finished the work
 };
 
 /// The shared state of a call's handles.

@@ -85,7 +85,7 @@ void EngineBase::Impl::gradient_arrives() {
   LOCKSTEP_CHECK(!failed,
                  "[engine] expected zero_grad() after a backward that ended with an exception, got another backward");
   const bool needs_scale = own_factor() != 1;
-  // This backward has already written a gradient.
+  // A backward without the loss scale, or a second one, has already written gradients: they cannot be used.
   if ((needs_scale && !scaled) || (config.managed_gradient_accumulation && pending > 0)) failed = true;
   LOCKSTEP_CHECK(!needs_scale || scaled,
                  "[engine] expected a loss that was multiplied by the loss scale, got a plain loss.backward(); call "

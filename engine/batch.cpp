@@ -86,7 +86,8 @@ std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data)
       ahead.push_back(!part || part->has_data ? draw(data, number) : MicroBatch{.number = number});
     } while (int64_t(ahead.size()) < accumulation && ahead.back().keep());
   } catch (const std::exception& error) {
-    if (part && world.size() > 1) parallel::fail_everywhere(world, error.what());  // as the schedule does
+    // The other ranks wait for data: end them too.
+    if (part && world.size() > 1) parallel::fail_everywhere(world, error.what());
     throw;
   }
   return ahead;
@@ -161,7 +162,7 @@ void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vecto
           [&](int64_t number) -> std::optional<pipeline::Sample> {
             if (number - first >= int64_t(ahead.size())) return data(number);
             const MicroBatch& one = ahead[size_t(number - first)];
-            begin_random(number, one.calls);  // as if the data had been drawn here
+            begin_random(number, one.calls);  // the random state after `calls` calls made while drawing the data
             return one.sample;
           },
           scale);
@@ -231,7 +232,7 @@ double EngineBase::train_batch(std::optional<double> metric) {
 
 double EngineBase::eval_batch(const pipeline::Data& data, int micro_batches) {
   LOCKSTEP_CHECK(micro_batches >= 0, "[eval_batch] expected 0 micro-batches or more, got ", micro_batches);
-  const int values = impl_->whole.tokens ? 2 : 1;  // {sum, tokens}
+  const int values = impl_->whole.tokens ? 2 : 1;  // a micro-batch gives {sum of losses, tokens}, or its mean loss
   const std::vector<double> found =
       eval_batches(data, micro_batches > 0 ? micro_batches : int(impl_->accumulation), {}, values);
   double sum = 0, weight = 0;

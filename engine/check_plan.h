@@ -12,7 +12,8 @@ namespace lockstep::engine {
 /// if it can. optimizer: name of the program's own optimizer, if any.
 std::vector<std::string> reasons_against(const Config& config, const parallel::Plan& plan,
                                          const parallel::PlanSizes& sizes, const std::string& optimizer = "");
-/// Error with all reasons, and with the nearest plan on the same number of ranks that works.
+/// Error if the configuration cannot run under this plan; it names all reasons, and the nearest plan on the same number
+/// of ranks that works.
 void check_plan(const Config& config, const parallel::Plan& plan, const parallel::PlanSizes& sizes,
                 const std::string& optimizer = "");
 

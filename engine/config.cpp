@@ -82,7 +82,8 @@ std::string plain_json(std::string_view text, const std::string& origin) {
       size_t end = i;
       while (end < text.size() && is_word(text[end])) ++end;
       const std::string_view word = text.substr(i, end - i);
-      const bool inside_number = i > 0 && ((text[i - 1] >= '0' && text[i - 1] <= '9') || text[i - 1] == '.');  // 1e9
+      // True for the "e" of 1e9.
+      const bool inside_number = i > 0 && ((text[i - 1] >= '0' && text[i - 1] <= '9') || text[i - 1] == '.');
       if (!inside_number && word != "true" && word != "false" && word != "null") {
         const char* cure = word == "True"    ? "write true"
                            : word == "False" ? "write false"
@@ -122,7 +123,7 @@ std::pair<std::string, std::string> text_of(const std::string& source) {
   return {decoded, "config in base64"};
 }
 
-/// Parses the text as an object. Error with line and column.
+/// Parses the text as a JSON object. A syntax error throws an Error that names line and column.
 Json object_of(std::string_view text, const std::string& origin) {
   Json json = data::parse_json(plain_json(text, origin), origin);
   LOCKSTEP_CHECK(json.is_object(), origin, ": expected an object {...}, got ", json.kind());

@@ -52,8 +52,8 @@ struct NamedConfig {
 /// f16 training with loss scaling.
 struct Fp16Config {
   bool enabled = false;
-  bool auto_cast = false;  ///< cast floating inputs of forward to f16
-  double loss_scale = 0;   ///< 0: dynamic
+  bool auto_cast = false;  ///< true: cast floating inputs of forward to f16
+  double loss_scale = 0;   ///< fixed loss scale; 0: dynamic
   /// Exponent of the first dynamic scale; steps without overflow until it doubles; overflows until it halves.
   int64_t initial_scale_power = 16, loss_scale_window = 1000, hysteresis = 2;
   bool consecutive_hysteresis = false;  ///< true: a step without overflow resets the count of overflows
@@ -63,7 +63,7 @@ struct Fp16Config {
 /// bf16 training with f32 master weights.
 struct Bf16Config {
   bool enabled = false;
-  bool auto_cast = false;           ///< cast floating inputs of forward to bf16
+  bool auto_cast = false;           ///< true: cast floating inputs of forward to bf16
   bool check_grad_overflow = true;  ///< skip steps with NaN or infinity in the gradients
 };
 
@@ -73,13 +73,13 @@ struct Fp8Config {
   std::string format = "hybrid";  ///< e4m3 forward, e5m2 gradients; "e4m3": both in e4m3
   /// Powers of two below the format's maximum that scales leave free; steps whose maxima determine a scale.
   int64_t margin = 0, amax_history_len = 1024;
-  std::string amax_compute_algo = "max";  ///< or "most_recent"
+  std::string amax_compute_algo = "max";  ///< scale from the history: "max" or "most_recent"
 };
 
 /// ZeRO: sharding and communication. Sizes are numbers of elements.
 struct ZeroConfig {
   int64_t stage = 0;
-  std::optional<bool> overlap_comm;  ///< default: true
+  std::optional<bool> overlap_comm;  ///< overlap communication with computation; default: true
   bool reduce_scatter = true;
   int64_t reduce_bucket_size = 6'500'000;
   bool ignore_unused_parameters = true;
@@ -97,7 +97,7 @@ struct ZeroConfig {
 
 /// Activation checkpointing; see parallel/activation_checkpoints.h.
 struct ActivationCheckpointingConfig {
-  bool enabled = false;  ///< checkpoint every block, even if the model does not ask for it
+  bool enabled = false;  ///< true: checkpoint every block, even if the model does not ask for it
   bool partition_activations = false, cpu_checkpointing = false, contiguous_memory_optimization = false;
   std::optional<int64_t> number_checkpoints;
   bool synchronize_checkpoint_boundary = false, profile = false;
@@ -131,7 +131,7 @@ struct CheckpointWriterConfig {
 
 /// An exponential moving average of the parameters, kept with the optimizer's state.
 struct EmaConfig {
-  double decay = 0;  ///< 0: no average
+  double decay = 0;  ///< decay of the average of parameters; 0: no average
 };
 
 /// Options of save_checkpoint().
@@ -141,13 +141,14 @@ struct CheckpointConfig {
   CheckpointWriterConfig writer;
 };
 
-/// Plans with tp. sequence_parallel: between the matrices of a layer, each rank holds a part of the sequence.
+/// Options of tensor parallelism. sequence_parallel: true: between the matrices of a layer, each rank holds a part of
+/// the sequence.
 struct TensorParallelConfig {
   bool sequence_parallel = false;
   /// Chunks of rows in which communication overlaps with matrix products; 0: automatic, 1: no overlap.
   int64_t overlap_chunks = 0;
 };
-/// Plans with cp.
+/// Options of context parallelism.
 struct ContextParallelConfig {
   /// Ring attention on tokens in zigzag order; "ring-contiguous"; "ulysses": all-to-all between heads and tokens.
   std::string attention = "ring";
@@ -156,9 +157,9 @@ struct ContextParallelConfig {
 /// Pipeline parallelism.
 struct PipelineConfig {
   int64_t stages = 1;
-  std::string partition = "best";              ///< see pipeline::SplitBy::parse()
+  std::string partition = "best";              ///< how layers are divided into stages: pipeline::SplitBy::parse()
   int64_t activation_checkpoint_interval = 0;  ///< layers recomputed together; 0: none
-  std::string schedule = "1f1b";               ///< see pipeline::parse_kind()
+  std::string schedule = "1f1b";               ///< name of the schedule: pipeline::parse_kind()
   int64_t chunks = 0;                          ///< chunks of layers per stage; 0: the schedule's default
 };
 
@@ -178,7 +179,7 @@ struct Config {
   NamedConfig optimizer, scheduler;
   EmaConfig ema;
   double gradient_clipping = 1;          ///< maximal norm of the gradients; 0: no clipping
-  bool prescale_gradients = false;       ///< divide by ranks x accumulation before the sum, not after it
+  bool prescale_gradients = false;       ///< true: divide by ranks x accumulation before the sum, not after it
   double gradient_predivide_factor = 1;  ///< divide by this before the sum, and by the rest after it
   /// Dtype for sending gradients: "fp32", "fp16", "bf16"; default: dtype of the parameters.
   std::optional<std::string> communication_data_type;
@@ -198,7 +199,7 @@ struct Config {
 
   bool dataloader_drop_last = false;
   int64_t seed = 1234;
-  std::optional<int64_t> steps_per_print;  ///< default: never
+  std::optional<int64_t> steps_per_print;  ///< steps between two printed lines; default: never
   bool wall_clock_breakdown = false, memory_breakdown = false, dump_state = false;
   FlopsProfilerConfig flops_profiler;
   MonitorConfig tensorboard, csv_monitor;
@@ -228,7 +229,7 @@ Config resolve(Config config, int dp_world);
 /// One line per key with its value and where it comes from: "(from file)", "(default)", "(default here; DeepSpeed:
 /// 5e8)".
 std::string to_text(const Config& config);
-/// The same as nested JSON objects, which read_config() accepts.
+/// The config as nested JSON objects, which read_config() accepts.
 data::Json to_json(const Config& config);
 /// The text of docs/config.md.
 std::string config_reference();

@@ -41,9 +41,9 @@ using Slot = std::variant<bool*, int*, int64_t*, double*, std::string*, std::opt
 /// Constraints on a value besides its type.
 struct Range {
   double least = -INFINITY, most = INFINITY;
-  bool above = false;              ///< exclude `least` itself
-  bool anything = false;           ///< any JSON, not only an object
-  bool inf_is_null = false;        ///< "inf" means null, as accelerate writes it
+  bool above = false;              ///< true: the value must be above `least`, not equal
+  bool anything = false;           ///< true: any JSON is allowed, not only an object
+  bool inf_is_null = false;        ///< true: "inf" means null, as accelerate writes it
   std::vector<std::string> words;  ///< the allowed words, in lower case
 
   /// True if the value is limited to an interval.
@@ -51,24 +51,25 @@ struct Range {
   /// True if the value is in the interval.
   bool holds(double value) const { return (above ? value > least : value >= least) && value <= most; }
 };
-inline Range any() { return {}; }                                                         ///< no constraint
-inline Range anything() { return {.anything = true}; }                                    ///< any JSON
-inline Range least(double value) { return {.least = value}; }                             ///< >= value
-inline Range between(double low, double high) { return {.least = low, .most = high}; }    ///< low <= x <= high
-inline Range or_inf(Range range) { return range.inf_is_null = true, range; }              ///< also "inf" for null
-inline Range positive() { return {.least = 0, .above = true}; }                           ///< > 0
-inline Range words(std::vector<std::string> list) { return {.words = std::move(list)}; }  ///< one of these
+inline Range any() { return {}; }                                                       ///< no constraint
+inline Range anything() { return {.anything = true}; }                                  ///< any JSON
+inline Range least(double value) { return {.least = value}; }                           ///< >= value
+inline Range between(double low, double high) { return {.least = low, .most = high}; }  ///< low <= x <= high
+inline Range or_inf(Range range) { return range.inf_is_null = true, range; }            ///< also "inf" for null
+inline Range positive() { return {.least = 0, .above = true}; }                         ///< > 0
+/// One of the words in `list`.
+inline Range words(std::vector<std::string> list) { return {.words = std::move(list)}; }
 
 /// A row of the table.
 struct Key {
   std::string path;
   Status status;
-  Slot (*slot)(void* config);  ///< of a key that works; config: the struct that the table describes
+  Slot (*slot)(void* config);  ///< where a key that works is stored in `config`, the struct that the table describes
   data::Json fallback;         ///< default; for `off` the allowed value; for renamed and alias the other key's name
   Range range;
   std::string theirs;  ///< DeepSpeed's default, if ours differs
   std::string doc;     ///< effect of the key, or why it has none, or what to write instead
-  bool automatic;      ///< "auto" lets us choose the value
+  bool automatic;      ///< true: the value may be "auto", and is then chosen here
   std::string wants;   ///< expected(), for keys that work
 };
 
@@ -89,7 +90,7 @@ struct Said {
   std::map<std::string, data::Json>& inert;
   std::vector<std::string>& warnings;
 };
-/// Stores the members of a file's object in `config`, whose keys are in the table `keys`. Errors go to `problems`.
+/// Reads the members of a file's object into `config`. `keys`: the table of known keys. Errors go to `problems`.
 void read_keys(const data::Json& object, const std::vector<Key>& keys, void* config, const Said& said,
                std::vector<std::string>& problems);
 
@@ -104,7 +105,7 @@ std::optional<Line> line_of(const Key& key, const void* config, const std::set<s
 std::string aligned(const std::vector<Line>& lines);
 /// The keys that work as a Markdown table, for docs/config.md.
 std::string table_of(const std::vector<Key>& keys);
-/// The other keys as Markdown lists.
+/// The keys that the table of markdown leaves out, as Markdown lists.
 std::string lists_of(const std::vector<Key>& keys);
 /// The value at a dotted path; creates missing objects on the way.
 data::Json& at_path(data::Json& root, const std::string& path);
@@ -115,7 +116,7 @@ data::Json json_of(const std::vector<Key>& keys, const void* config, const std::
 data::Json json_of(const Slot& slot);
 /// The value of a key in `config` as JSON.
 data::Json value_of(const Key& key, const void* config);
-/// Stores a value of the file in a slot; false when it has a wrong type or is out of range.
+/// Stores a value of the file in a slot. Returns false if the value has a wrong type or is out of range.
 bool assign(const Slot& slot, const data::Json& value, const Range& range);
 /// Describes what assign() accepts: "an integer >= 1", "true or false", "cpu or nvme".
 std::string expected(const Slot& slot, const Range& range);
@@ -140,7 +141,7 @@ void check_values(Config& config, std::vector<std::string>& problems);
 /// A parameter of an optimizer or a schedule (params.h).
 struct ParamInfo {
   std::string name;
-  data::Json value;  ///< in effect: given, or the default
+  data::Json value;  ///< the value in effect: the file's, or the default
   bool given = false;
   std::string doc;  ///< reason, if it has no effect
 };

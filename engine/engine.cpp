@@ -131,7 +131,7 @@ struct EngineBase::Impl::Agreed {
   dist::ProcessGroup* world = nullptr;
   parallel::Plan plan;
   bool is_cut = false;
-  int64_t layers = 0;  // of a model that is cut
+  int64_t layers = 0;  // number of layers of a model that is cut
   std::string sparse;  // message about the layout that was set
 };
 

@@ -93,18 +93,18 @@ template <class T, class From> struct GivenOrMade {
 struct PipelineModule {
   /// A model that is cut at its layers(); its own loss is the default of loss_fn.
   std::shared_ptr<nn::Module> model = {};
-  std::vector<pipeline::LayerSpec> layers = {};  ///< instead of a model
+  std::vector<pipeline::LayerSpec> layers = {};  ///< list of layers, given instead of a model
   /// The mean loss of a micro-batch from outputs and targets.
   pipeline::Loss loss_fn = {};
-  int num_stages = 0;                 ///< 0: pipeline.stages of the config
-  std::string partition_method = {};  ///< empty: pipeline.partition of the config
+  int num_stages = 0;                 ///< number of pipeline stages; 0: pipeline.stages of the config
+  std::string partition_method = {};  ///< how layers are divided into stages; empty: pipeline.partition of the config
   /// Default: pipeline.activation_checkpoint_interval of the config.
   std::optional<int> activation_checkpoint_interval = {};
   /// The first layer of each virtual stage, then the number of layers; overrides partition_method.
   std::vector<int> bounds = {};
   std::optional<pipeline::Schedule> schedule = {};  ///< a schedule of your own; overrides pipeline.schedule
   std::optional<DType> autocast = {};               ///< f16 or bf16: forwards and losses run under Autocast
-  /// Pipeline stages of a model: repeated layers store only their input and run again in backward.
+  /// true, for pipeline stages of a model: repeated layers store only their input and run again in backward.
   bool recompute = false;
   /// Replaces the model's own forward (by DataParallel, for example) when the model is not cut.
   std::function<Variable(const Tensor& input)> forward = {};
@@ -124,7 +124,7 @@ struct InitializeArgs {
   GivenOrMade<optim::Schedule, optim::Optimizer> lr_scheduler = {};
   /// The configuration: a file, JSON text, or a Config.
   ConfigSource config = {};
-  const Arguments* args = nullptr;      ///< its deepspeed_config is read when `config` is not given
+  const Arguments* args = nullptr;      ///< arguments; deepspeed_config of these is read if `config` is not given
   dist::ProcessGroup* group = nullptr;  ///< all ranks of the job; default: dist::world()
   /// Replaces `group` by a mesh of ranks, which must outlive the use of the engine. Ranks along cp share each sample,
   /// ranks along ep hold different experts (moe::Layer on mesh->ep()). Default: replicas x stages over all ranks.
@@ -142,18 +142,18 @@ struct InitializeArgs {
 
 /// Options of save_checkpoint().
 struct SaveArgs {
-  std::string tag = {};                            ///< folder name; empty: global_step<N>
+  std::string tag = {};                            ///< name of the checkpoint's folder; empty: global_step<N>
   data::Json client_state = data::Json::Object();  ///< any JSON; load_checkpoint() returns it
-  bool save_latest = true;                         ///< make it the default of load_checkpoint()
-  bool exclude_frozen_parameters = false;          ///< leave frozen parameters out
-  bool async = false;                              ///< write while training continues
+  bool save_latest = true;                         ///< true: load_checkpoint() loads this checkpoint by default
+  bool exclude_frozen_parameters = false;          ///< true: leave frozen parameters out
+  bool async = false;                              ///< true: write while training continues
 };
 /// Options of load_checkpoint().
 struct LoadArgs {
-  std::string tag = {};            ///< empty: the latest
-  bool load_module_strict = true;  ///< Error unless the checkpoint has exactly the model's tensors
+  std::string tag = {};            ///< tag of the checkpoint to load; empty: the latest
+  bool load_module_strict = true;  ///< true: Error unless the checkpoint has exactly the model's tensors
   bool load_optimizer_states = true, load_lr_scheduler_states = true;
-  bool load_module_only = false;  ///< load no optimizer, scheduler, counters, random state or position in the data
+  bool load_module_only = false;  ///< true: no optimizer, scheduler, counters, random state or position in the data
 };
 /// The result of load_checkpoint(): the manifest, and names of tensors that were not used.
 using checkpoints::Loaded;
@@ -177,7 +177,7 @@ class EngineBase {
   /// One step: gradient_accumulation_steps micro-batches on each replica, and the update. Returns the mean loss of all
   /// of them. `metric`: see step(). Collective.
   double train_batch(const pipeline::Data& data, std::optional<double> metric = {});
-  /// The same with the next micro-batches of training_data: an Example's input goes to the model, its target to the
+  /// One step with the next micro-batches of training_data: an Example's input goes to the model, its target to the
   /// loss.
   double train_batch(std::optional<double> metric = {});
   /// The mean loss over `micro_batches` micro-batches of each replica (0: gradient_accumulation_steps), of any size,
@@ -192,8 +192,8 @@ class EngineBase {
   /// Runs backward from the mean loss of a micro-batch (of this rank's part of it). The gradients of a step are
   /// averaged over all micro-batches of all ranks.
   void backward(const Variable& loss);
-  /// The same for a loss that is the sum over `tokens` tokens: the step's gradient is that of the mean over all tokens,
-  /// even if micro-batches and ranks have different numbers of tokens.
+  /// Runs backward from a loss that is the sum over `tokens` tokens. The step's gradient is that of the mean over all
+  /// tokens, even if micro-batches and ranks have different numbers of tokens.
   void backward(const Variable& loss_sum, int64_t tokens);
   /// The loss times the factor that the engine expects (loss scale, averaging), for a loss.backward() by the caller.
   Variable scale(const Variable& loss);
@@ -208,7 +208,8 @@ class EngineBase {
   /// Drops the gradients accumulated since the last boundary.
   void zero_grad();
 
-  /// While it lives, backward sums gradients on this rank only (ZeRO stages 0 and 1). Accumulation does so by itself.
+  /// While a NoSync lives, backward sums gradients on this rank only (ZeRO stages 0 and 1). Accumulation does so by
+  /// itself.
   using NoSync = While<EngineBase, &EngineBase::enter_no_sync, &EngineBase::leave_no_sync>;
   /// Starts such a scope.
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
@@ -248,20 +249,20 @@ class EngineBase {
   int64_t train_micro_batch_size_per_gpu() const;
   /// Micro-batches per step and replica.
   int64_t gradient_accumulation_steps() const;
-  int64_t steps_per_print() const;  ///< 0: never
+  int64_t steps_per_print() const;  ///< steps between two printed lines; 0: never
 
   // Progress of training
-  int64_t global_steps() const;  ///< boundaries so far, skipped ones included
+  int64_t global_steps() const;  ///< optimizer steps so far, skipped ones included
   /// Micro-batches of this rank so far.
   int64_t micro_steps() const;
-  int64_t skipped_steps() const;  ///< boundaries with an overflow in the gradients
+  int64_t skipped_steps() const;  ///< steps that were skipped, because gradients had an overflow
   /// Samples of all ranks so far.
   int64_t global_samples() const;
-  double loss_scale() const;  ///< 1 without fp16
-  /// Mean over all micro-batches (or tokens) of the last boundary, on all ranks; NaN when unknown.
+  double loss_scale() const;  ///< current loss scale; 1 without fp16
+  /// Mean loss over all micro-batches (or tokens) of the last step, on all ranks; NaN if unknown.
   double train_loss() const;
-  double get_global_grad_norm() const;  ///< before clipping, at the last boundary; NaN when it was skipped
-  std::vector<double> get_lr() const;   ///< of each parameter group
+  double get_global_grad_norm() const;  ///< norm before clipping in the last step; NaN if that was skipped
+  std::vector<double> get_lr() const;   ///< learning rate of each parameter group
   /// Sets the learning rate of all parameter groups.
   void set_lr(double lr);
   /// Replaces gradient_clipping from the next boundary on.
@@ -280,13 +281,13 @@ class EngineBase {
   /// The resolved plan of the ranks.
   const parallel::Plan& plan() const;
   dist::ProcessGroup& group() const;  ///< ranks that sum gradients: replicas, and ranks that share samples
-  /// This rank's number among all ranks of the job.
+  /// Number of this rank among all ranks of the job.
   int global_rank() const;
   /// The optimizer; the first one if there are several.
   optim::Optimizer& optimizer() const;
   optim::Schedule* lr_scheduler() const;  ///< null without one
   Loader* training_dataloader() const;    ///< null without training_data
-  zero::Zero& zero() const;               ///< Error with a 1-bit optimizer
+  zero::Zero& zero() const;               ///< Error if the optimizer is a 1-bit one, which runs without ZeRO
   /// Null with other optimizers. Call its synchronize() before evaluating with 0/1 Adam.
   onebit::Optimizer* onebit() const;
 
@@ -353,7 +354,7 @@ template <class M> struct Initialized {
 };
 
 /// Builds an engine for a model. Collective. Parameters get the dtype and sharding of the config, and rank 0's values.
-/// Objects in `args` must outlive the use of the engine. Error without a config, or with two of them.
+/// Objects in `args` must outlive the use of the engine. Error if no config is given, or two.
 template <class M> Initialized<M> initialize(M& model, InitializeArgs args) {
   Engine<M> engine(model, std::move(args));
   optim::Optimizer& optimizer = engine.optimizer();
@@ -361,11 +362,11 @@ template <class M> Initialized<M> initialize(M& model, InitializeArgs args) {
   optim::Schedule* const schedule = engine.lr_scheduler();
   return {std::move(engine), optimizer, loader, schedule};
 }
-/// The same with a configuration only.
+/// Builds an engine for a model from a configuration only.
 template <class M> Engine<M> initialize(M& model, ConfigSource config) {
   return Engine<M>(model, {.config = std::move(config)});
 }
-/// The same with an optimizer of the caller.
+/// Builds an engine for a model that uses the caller's optimizer.
 template <class M> Engine<M> initialize(M& model, optim::Optimizer& optimizer, ConfigSource config) {
   return Engine<M>(model, {.optimizer = &optimizer, .config = std::move(config)});
 }

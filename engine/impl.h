@@ -33,7 +33,7 @@ Variable times_factor(const Variable& loss, double factor);
 /// One backward of the current step.
 struct Micro {
   Tensor loss;          // undefined if the caller ran backward
-  int64_t tokens = -1;  // -1: the loss is a mean
+  int64_t tokens = -1;  // tokens that the loss is a sum over; -1: the loss is a mean
 };
 
 /// The state and the parts of an engine. Functions are grouped by the file that defines them.
@@ -45,8 +45,8 @@ struct EngineBase::Impl {
   ~Impl() { close(); }
 
   // engine.cpp: construction
-  void choose_optimizers(const InitializeArgs& args);       // of the program, or of the config
-  void choose_schedules(const InitializeArgs& args);        // one per optimizer, or none
+  void choose_optimizers(const InitializeArgs& args);       // takes the program's optimizers, or makes the config's
+  void choose_schedules(const InitializeArgs& args);        // makes a schedule for each optimizer, or none
   void start(const InitializeArgs& args);                   // hooks, ZeRO, data loader, reports
   zero::Spread spread_experts(const parallel::Mesh* mesh);  // experts that only some ranks hold
   void make_loader(const InitializeArgs& args);             // the loader of training_data
@@ -70,9 +70,9 @@ struct EngineBase::Impl {
   void before_forward();                                // starts the random stream, timing and profiler
   void notice_end_of_loop();                            // warns if a DataLoader's loop has ended within a step
   void after_forward();                                 // ends timing and profiler
-  void gradient_arrives();                              // at the first gradient of a backward
+  void gradient_arrives();                              // called at the first gradient of a backward
   void check_backward(int64_t tokens) const;            // Error when a backward is not expected
-  void backward(const Variable& loss, int64_t tokens);  // scales the loss, then pass()
+  void backward(const Variable& loss, int64_t tokens);  // scales the loss, then calls pass()
   /// Runs a micro-batch's backward from `root`, which is its loss `value` times the factor.
   void pass(const Variable& root, const Tensor& value, int64_t tokens);
   void run_scaled(const Variable& loss);  // runs the backward of a loss that is already scaled
@@ -127,7 +127,7 @@ struct EngineBase::Impl {
   void update_fp8();                                                  // scales of the next step
   void report(const zero::StepReport& done, double scale_before);     // prints, and writes to monitors
   std::string memory_text();                                          // the report of memory_breakdown
-  std::vector<double> learning_rates() const;                         // of all groups of all optimizers
+  std::vector<double> learning_rates() const;                         // learning rates of all groups of all optimizers
   double loss_scale() const { return scaler ? scaler->scale() : 1; }  // 1 without fp16
 
   // save.cpp: checkpoints
@@ -137,26 +137,28 @@ struct EngineBase::Impl {
   /// False if this rank has no parameters to save.
   bool has_state() const { return !part || !part->nothing; }
   std::vector<checkpoints::Piece> fp8_pieces() const;  // scales and histories of fp8
-  /// Adds the fp8 scales to the wanted pieces; false if the checkpoint has none.
+  /// Adds the fp8 scales to the wanted pieces. Returns false if the checkpoint has no fp8 scales.
   bool want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted);
-  checkpoints::Numbers own_numbers() const;                                  // of the optimizer
+  checkpoints::Numbers own_numbers() const;                                  // numbers of the optimizer
   std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);  // EngineBase::load_checkpoint()
   /// Restores counters, schedules, loss scale, random state and the position in the data.
   void load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer);
   std::map<std::string, double> told() const;  // the program's settings that a checkpoint also contains
 
-  const std::function<void(const std::string&)> log;  // see say()
+  const std::function<void(const std::string&)> log;  // prints what say() says
   optim::GradScaler* const grad_scaler;
   dist::ProcessGroup& world;  // all ranks
-  Config config;              // resolved
+  Config config;              // the configuration after resolve()
   const parallel::Plan plan;
   const std::unique_ptr<parallel::Mesh> own_mesh;  // made when the model is cut and no mesh was given
   const std::unique_ptr<Part> part;                // this rank's part of a model that is cut; null otherwise
   PipelineModule whole;                            // the model and its loss, if not cut
   nn::Module& model;                               // the module that is trained
-  dist::ProcessGroup* group = nullptr;             // ranks that sum gradients
-  int sharing = 1;                                 // number of neighbouring ranks in it that share each micro-batch
-  dist::ProcessGroup* sharers = nullptr;           // these ranks; null when sharing is 1
+  dist::ProcessGroup* group = nullptr;             // the ranks that sum gradients; the engine's replicas
+  // Number of neighbouring ranks in `group` that share each micro-batch.
+  int sharing = 1;
+  // The ranks that share a micro-batch with this one; null if sharing is 1.
+  dist::ProcessGroup* sharers = nullptr;
   int64_t accumulation = 1;
   DType dtype = f32;  // dtype of the parameters, to which inputs are cast
   bool low_precision = false, auto_cast = false;
@@ -166,8 +168,8 @@ struct EngineBase::Impl {
   std::vector<optim::Schedule*> schedules;  // one per optimizer, or none
   std::optional<optim::DynamicLossScaler> scaler;
   std::optional<parallel::ActivationCheckpoints> checkpoints;
-  std::unique_ptr<zero::Zero> zero;  // null when the optimizer exchanges gradients itself,
-  std::unique_ptr<OneBit> one_bit;   // then this is set
+  std::unique_ptr<zero::Zero> zero;  // null if the optimizer is a 1-bit one
+  std::unique_ptr<OneBit> one_bit;   // set for a 1-bit optimizer, which exchanges gradients itself; else null
   std::unique_ptr<nn::Fp8Scaling> fp8;
   std::unique_ptr<Loader> loader;
   std::optional<data::RepeatingLoader<data::Example>> batches;  // endless loop over `loader`, for train_batch()
@@ -179,10 +181,10 @@ struct EngineBase::Impl {
   int pending = 0;               // backwards since the last step()
   int forwards = 0;              // forwards since the last step()
   std::optional<double> factor;  // factor of the step's losses
-  bool scaled = false;           // the loss of the coming backward is scaled already
+  bool scaled = false;           // true if the loss of the coming backward is scaled already
   bool in_pass = false, failed = false, closed = false;
-  bool drawn = false;   // the random stream of the coming micro-batch was started when its data were drawn
-  bool paused = false;  // backwards of a pipeline schedule: the hooks do nothing
+  bool drawn = false;   // true: the random stream of the coming micro-batch was started when its data were drawn
+  bool paused = false;  // true in the backwards of a pipeline schedule: the hooks do nothing
   int64_t loops = 0;    // depth of loops over DataLoaders in which the step began
   bool said_unfilled = false;
   int no_sync_depth = 0;
@@ -191,7 +193,7 @@ struct EngineBase::Impl {
 
   int64_t micro_steps = 0, global_steps = 0, skipped_steps = 0, global_samples = 0;
   double loss = NAN, norm = NAN;
-  double tokens = 0;  // of the step, over all ranks; 0 when losses are means
+  double tokens = 0;  // tokens of the step on all ranks; 0 if losses are means
 
   Breakdown times, shown_times;  // times: since the last boundary; shown_times: since the last printed line
   int64_t timed_steps = 0;

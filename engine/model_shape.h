@@ -20,11 +20,11 @@ struct ModelShape {
   struct Parameter {
     std::string name;
     Shape shape;
-    int64_t expert = -1;                               ///< its expert's number; -1: none
+    int64_t expert = -1;                               ///< number of the expert that it belongs to; -1: none
     int64_t dim = -1;                                  ///< dim that tensor parallelism cuts; -1: not cut
     std::vector<int64_t> blocks = {};                  ///< sizes of blocks along dim that are cut separately
-    bool is_table = false;                             ///< a table of token embeddings
-    bool trains = true;                                ///< false: frozen
+    bool is_table = false;                             ///< true for a table of token embeddings
+    bool trains = true;                                ///< true: trained; false: frozen
     int64_t numel() const { return numel_of(shape); }  ///< elements of the whole parameter
     /// The slice of it that the first of `ranks` tensor-parallel ranks holds.
     Parameter sliced(int ranks) const;
@@ -50,7 +50,7 @@ struct ModelShape {
   int64_t heads = 0;
   int64_t width = 0;  ///< largest number of elements per token between layers
   int64_t context = 1, vocab = 0;
-  int64_t experts = 0, top_k = 0;  ///< of a layer with experts
+  int64_t experts = 0, top_k = 0;  ///< experts of an MoE layer, and how many take a token
   /// Elements of all parameters.
   int64_t numel() const;
   /// Greatest common divisor of the dims that tensor parallelism cuts, besides heads; 0: none.
@@ -78,10 +78,10 @@ ModelShape shape_of(nn::Module& model, int64_t width, int64_t context, int64_t v
 struct ExpertShape {
   int64_t experts = 0, top_k = 1, every = 2;
 };
-/// The same for the model that `make` builds, which is built empty.
+/// The shape of the model that `make` builds. The model is built empty, without memory for its parameters.
 ModelShape shape_of(const std::function<std::unique_ptr<nn::Module>()>& make, int64_t width, int64_t context,
                     int64_t vocab, const ExpertShape& experts = {});
-/// The same for a Model whose options contain width, context and vocab.
+/// The shape of a Model. Its options must contain width, context and vocab.
 template <class Model> ModelShape shape_of(const typename Model::Options& o, const ExpertShape& experts = {}) {
   return shape_of([&] { return std::make_unique<Model>(o); }, o.width, o.context, o.vocab, experts);
 }

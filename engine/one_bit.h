@@ -24,7 +24,7 @@ class OneBit {
  public:
   struct Options {
     zero::NonFinite nonfinite = zero::NonFinite::error;  ///< what to do with gradients that are not finite
-    bool accumulates = false;                            ///< more than one micro-batch per step
+    bool accumulates = false;                            ///< true: a step has more than one micro-batch
     std::function<void(const std::string&)> note;        ///< called with messages for people
   };
   /// Broadcasts rank 0's frozen parameters and buffers; the optimizer's constructor has done so for trained parameters.
@@ -37,7 +37,7 @@ class OneBit {
   void add() {
     if (sum_) sum_->add();
   }
-  /// Drops the sum.
+  /// Drops the sum of the micro-batches' gradients.
   void discard() {
     if (sum_) sum_->discard();
   }
@@ -47,7 +47,7 @@ class OneBit {
   // Checkpoints use the names of ZeRO. The compression errors of each rank are two extra tensors, which only the same
   // number of ranks can load.
   static constexpr const char* owed = "optimizer.onebit.";
-  /// This rank's tensors. Collective: with 0/1 Adam, the ranks first synchronize.
+  /// The tensors that this rank saves. Collective: with 0/1 Adam, the ranks first synchronize.
   std::vector<zero::StatePiece> state();
   /// The optimizer's counters.
   std::map<std::string, double> numbers() const;

@@ -63,7 +63,7 @@ void Params::check(const std::function<void()>& together) {
   if (!problems.empty()) return;
   try {
     together();
-  } catch (const Error& error) {  // its text is "[AdamW] expected lr ..."
+  } catch (const Error& error) {  // remove the prefix of a text such as "[AdamW] expected lr ..."
     const std::string text = error.what();
     const size_t end = text.find("] ");
     problems.push_back(where_ + ": " + text.substr(end == text.npos ? 0 : end + 2));

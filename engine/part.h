@@ -57,11 +57,11 @@ struct Part : zero::OtherParts {
   std::map<std::string, tensor_parallel::Cut> sliced;
   std::set<std::string> partial;  // parameters for which each tensor-parallel rank has only a term of the gradient
   std::unique_ptr<nn::Module> nothing;  // a dummy parameter for a rank without trainable ones; not saved
-  bool has_data = true;                 // this rank reads training data
+  bool has_data = true;                 // true if this rank reads training data
   std::string text;                     // "1f1b, dp2+pp2", for messages
 
  private:
-  std::vector<NormPiece> pieces_;  // from prepare_capture()
+  std::vector<NormPiece> pieces_;  // made by prepare_capture()
   int64_t places_ = 0;             // number of norm positions of a stage
 };
 

@@ -47,7 +47,8 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
   const size_t count = model.parameters.size();
   for (size_t i = 0; i < count; ++i)
     if (model.parameters[i].trains) add(model.parameters[i], i);
-  if (tiny.empty()) add({.name = "none"}, count);  // for the optimizer's name
+  // All frozen: make_optimizers() still needs a parameter to tell the optimizer's name.
+  if (tiny.empty()) add({.name = "none"}, count);
   asked.bytes.resize(count + 1), asked.elementwise.resize(count + 1, true);
   for (const auto& o : make_optimizers(config, tiny)) {
     for (const Variable& p : o->parameters())
@@ -160,7 +161,7 @@ Forecast plan(const Config& asked, const ModelShape& model, int ranks, int shari
   return p;
 }
 
-// --- a plan with several axes: each stage as in plan(), plus traffic between ranks of other axes ---
+// --- a plan with several axes: plan() for each stage, and then the traffic between ranks of other axes ---
 
 namespace {
 
@@ -220,7 +221,7 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
   p.bounds = pipeline::balance(pipeline::weights_of(by, kinds, weights), schedule);
 
   const int m = schedule.request.micro_batches, last = schedule.virtual_stages() - 1;
-  std::vector<double> flops(size_t(last) + 1);  // of each virtual stage
+  std::vector<double> flops(size_t(last) + 1);  // FLOPs of each virtual stage
   for (int rank = 0; rank < plan.pp; ++rank) {
     ModelShape part = model;
     part.parameters.clear();

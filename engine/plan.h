@@ -24,7 +24,7 @@ struct RankBytes {
 
 /// Costs of data-parallel training, for each rank.
 struct Forecast {
-  Config config;  ///< resolved
+  Config config;  ///< the configuration after resolve()
   ModelShape model;
   int ranks = 1;
   DType parameter_dtype = f32, gradient_dtype = f32;
@@ -32,7 +32,7 @@ struct Forecast {
   /// Bytes of optimizer state per element of each parameter, including master weights.
   std::vector<double> state_bytes;
   std::vector<zero::PlannedUnit> units;
-  std::vector<RankBytes> bytes;  ///< by rank
+  std::vector<RankBytes> bytes;  ///< bytes of each rank
   zero::ModelState formula;      ///< bytes per rank by the ZeRO paper's formula, without padding
   int64_t padding = 0;           ///< elements, over all units
   /// Stage 3: elements gathered at a time, besides persistent parameters and prefetched ones.
@@ -55,7 +55,7 @@ Forecast plan(const Config& config, const ModelShape& model, int ranks, int shar
 /// axis, and the bubble.
 struct PlanForecast {
   parallel::Plan plan;
-  Config config;  ///< resolved
+  Config config;  ///< the configuration after resolve()
   ModelShape model;
   pipeline::Schedule schedule;
   std::vector<int> bounds;  ///< the first layer of each virtual stage, then the number of layers
@@ -72,8 +72,9 @@ struct PlanForecast {
   double copy_traffic(size_t stage) const { return stages[stage].gradient_traffic + stages[stage].parameter_traffic; }
 };
 
-/// Error with the reason, and the nearest plan that works, for a plan that does not. The ZeRO stage is the plan's, or
-/// else the config's. seconds: time of each layer, which replaces pipeline.partition when stages are cut.
+/// Forecast of a plan. Error if the plan does not work; it names the reason and the nearest plan that works. The ZeRO
+/// stage is the plan's, or else the config's. seconds: time of each layer, which replaces pipeline.partition when
+/// stages are cut.
 PlanForecast plan_parts(const Config& config, const ModelShape& model, const parallel::Plan& plan,
                         const std::vector<double>& seconds = {});
 
@@ -90,7 +91,7 @@ Speeds measure_speeds(DType dtype);
 /// Predicted seconds of a step, and its parts.
 struct PredictedTime {
   double compute = 0, communication = 0, optimizer = 0, step = 0;
-  double tokens = 0;  ///< of all ranks, per second
+  double tokens = 0;  ///< tokens per second of all ranks
 };
 /// Predicts the time of a step.
 PredictedTime predict(const PlanForecast& plan, const Speeds& speeds);

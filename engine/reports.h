@@ -20,7 +20,7 @@ namespace lockstep::engine {
 struct Event {
   std::string tag;  ///< "Train/Samples/train_loss"
   double value = 0;
-  int64_t samples = 0;  ///< the x axis
+  int64_t samples = 0;  ///< samples trained on so far, the x axis
 };
 
 /// Writes curves. write() returns after the data are passed to the operating system: they survive a kill, but not
@@ -83,8 +83,8 @@ class FlopsProfiler {
   FlopsProfiler(const FlopsProfiler&) = delete;
 
   void start();                    ///< profile the coming forward
-  void stop(double milliseconds);  ///< that forward has ended
-  /// Notes the time of the first backward after it.
+  void stop(double milliseconds);  ///< ends the profiled forward, which took this long
+  /// Notes the time of the first backward after the profiled forward.
   void backward(double milliseconds) {
     if (is_done() && backward_ < 0) backward_ = milliseconds;
   }

@@ -31,7 +31,7 @@ std::map<std::string, std::string> tied_names(nn::Module& model) {
   return aliases;
 }
 
-/// Names of the frozen parameters, as in model.named_parameters().
+/// Names of the frozen parameters, spelled as by model.named_parameters().
 std::set<std::string> frozen_names(nn::Module& model) {
   std::set<std::string> names;
   for (const auto& p : model.named_parameters())
@@ -115,7 +115,8 @@ checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
     c.numbers["data.seed"] = int64_t(at.seed);
     c.numbers["data.epoch"] = at.epoch;
     const int64_t unused = int64_t(micros.size()) * replicas() * *config.train_micro_batch_size_per_gpu;
-    c.numbers["data.samples"] = std::max<int64_t>(at.samples - unused, 0);  // an incomplete step is repeated
+    // The loader restarts at the first sample of an incomplete step.
+    c.numbers["data.samples"] = std::max<int64_t>(at.samples - unused, 0);
     c.numbers["data.dataset_size"] = at.dataset_size;
   }
   c.client_state = args.client_state;
@@ -218,10 +219,11 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     checkpoints::Piece piece = as_piece(own);
     const bool is_model = own.name.starts_with("model.");
     if (!with_optimizer && !is_model) continue;
-    if (frozen.count(own.name) && !has(own.name)) continue;  // was saved with exclude_frozen_parameters
-    // Parameters with 16 bits have master weights; f32 parameters are their own masters.
+    // Saved with exclude_frozen_parameters: keep the model's own value of the frozen parameter.
+    if (frozen.count(own.name) && !has(own.name)) continue;
+    // A checkpoint of an f32 model has no master weights: load them from the parameters themselves.
     if (own.name.starts_with(master) && !has(own.name)) piece.name = "model." + own.name.substr(master.size());
-    // The average was enabled later: it starts from the parameters.
+    // The checkpoint has no average, because it was enabled later: start it from the parameters.
     if (own.name.starts_with(average) && !has(own.name)) {
       const std::string name = own.name.substr(average.size());
       piece.name = has(master + name) ? master + name : "model." + name;
@@ -257,11 +259,11 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   if (!args.load_module_only) load_numbers(*found, args, with_optimizer);
   if (zero) zero->loaded();
   else one_bit->loaded();
-  batches.reset();  // the loader continues elsewhere
+  batches.reset();  // train_batch() makes it anew, at the loader's new position
   return found;
 }
 
-/// Adds the fp8 scales to the wanted pieces; false if the checkpoint has none.
+/// Adds the fp8 scales to the wanted pieces. Returns false if the checkpoint has no fp8 scales.
 bool EngineBase::Impl::want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted) {
   const auto first = info.tensors.lower_bound("optimizer.fp8_");
   if (first == info.tensors.end() || !first->first.starts_with("optimizer.fp8_")) {

@@ -17,7 +17,7 @@ using Mode = SparsityConfig::Mode;
 
 namespace {
 
-// A key of the block.
+// A key of the configuration's "sparse_attention" object.
 struct SparseKey {
   const char* name;
   std::vector<Mode> modes;   ///< modes that use it; empty: all

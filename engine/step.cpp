@@ -21,7 +21,7 @@ namespace lockstep::engine {
 namespace {
 
 struct BreakdownName {
-  const char *key, *name;  // in monitors, and in the printed line
+  const char *key, *name;  // key in monitors, name in the printed line
   double Breakdown::*of;
 };
 constexpr BreakdownName breakdown_names[] = {
@@ -199,7 +199,7 @@ void EngineBase::Impl::report(const zero::StepReport& done, double scale_before)
 /// The ledger's bytes by category, next to the formula of ZeRO's paper.
 std::string EngineBase::Impl::memory_text() {
   const int64_t psi = model.parameter_count();
-  std::set<std::string> kinds;  // of optimizer state
+  std::set<std::string> kinds;  // kinds of optimizer state
   if (zero)
     for (const zero::StatePiece& piece : zero->state())
       if (piece.name.starts_with("optimizer.")) kinds.insert(piece.name.substr(10, piece.name.find('.', 10) - 10));

@@ -126,7 +126,7 @@ std::string StepGraphs::why_not(const Model& model, const std::vector<MicroBatch
   const Device device = model.parameters.at(0).variable.device();
   if (!may_draw()) return "train_batch() ends a step that backward() has begun";
   if (int64_t(step.size()) < m_.accumulation) return "a micro-batch shares memory with other data";
-  if (m_.wants_metric() && !has_metric) return "there is no metric";  // step() reports it
+  if (m_.wants_metric() && !has_metric) return "there is no metric";  // step() will throw the Error about it
   if (m_.whole.forward) return "the forward is not the model's own";
   if (m_.profiler) return "the FLOPs profiler counts operations";
   if (trace::on()) return "a trace notes every operation";
@@ -337,7 +337,7 @@ void StepGraphs::step_on(Recorded& made, const std::vector<MicroBatch>& step) {
     made.losses.push_back(loss.tensor());
     m_.tokens += double(std::max<int64_t>(tokens, 0));
     m_.drawn = false;
-    if (i + 1 < step.size()) m_.step({});  // not a boundary yet
+    if (i + 1 < step.size()) m_.step({});  // not the last micro-batch of the step, so no update yet
   }
   m_.zero->step(m_.step_options());
   made.update = m_.zero->captured();

@@ -31,9 +31,10 @@ struct MicroBatch {
   pipeline::Sample sample = {};
   int64_t number = 0;   // number in the step
   uint64_t calls = 0;   // random calls made while its data were drawn
-  int64_t tokens = -1;  // -1: the loss is a mean
+  int64_t tokens = -1;  // tokens that the loss is a sum over; -1: the loss is a mean
 
-  /// Copies the data if drawing the next micro-batch may overwrite them. False if a copy would have other strides.
+  /// Copies the data if drawing the next micro-batch may overwrite them. Returns false if a copy is needed, but would
+  /// have other strides.
   bool keep();
 };
 
@@ -57,7 +58,8 @@ class StepGraphs {
   bool are_wanted();
   /// True if the data of the coming step may be drawn in advance.
   bool may_draw() const;
-  /// Records or replays a step. False, without effect, if the step must run normally. Collective.
+  /// Records or replays a step, and returns true. Returns false, without effect, if the step must run normally.
+  /// Collective.
   bool run(const std::vector<MicroBatch>& step, std::optional<double> metric);
   void drop() { recorded_.clear(); }  ///< forgets all recordings
   /// For people: "2 shapes recorded, 198 of 200 steps replayed", or the reason why none is.
@@ -66,9 +68,9 @@ class StepGraphs {
  private:
   struct Recorded {
     std::vector<int64_t> models = {};  // Model::state() of all ranks at the last run
-    int moves = 0;                     // number of times these have changed
+    int moves = 0;                     // number of times `models` has changed
     bool refused = false;
-    std::vector<std::vector<std::string>> calls = {};  // collectives, for each of groups()
+    std::vector<std::vector<std::string>> calls = {};  // collectives recorded, for each of groups()
     // Inputs of the recording. They are allocated before it, because memory allocated in it may be reused within it.
     std::vector<pipeline::Sample> samples = {};
     Tensor factor = {};               // one element: the loss factor
@@ -88,7 +90,7 @@ class StepGraphs {
     /// modes.
     int64_t state() const;
   };
-  /// Functions that return a text return the reason against a graph, or "".
+  // The functions below that return a text return the reason why there can be no graph, or "".
   bool is_shared() const;
   std::vector<dist::ProcessGroup*> groups() const;
   std::string reason_against_all() const;
@@ -109,7 +111,7 @@ class StepGraphs {
   std::optional<std::string> never_;
   std::map<std::vector<int64_t>, Recorded> recorded_;  // by shapes of all ranks; the same on all ranks
   std::map<int64_t, std::string> reasons_;             // reasons of all ranks by hash; the same on all ranks
-  double tokens_ = 0;                                  // of all ranks
+  double tokens_ = 0;                                  // tokens of all ranks
   std::set<std::string> said_;
   std::string last_reason_;
   int64_t replays_ = 0, steps_ = 0;

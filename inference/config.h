@@ -21,13 +21,13 @@ namespace lockstep::inference {
 
 /// Tensor parallelism: ranks that share every layer.
 struct TensorParallelConfig {
-  bool enabled = true;  ///< false: tp_size counts as 1
+  bool enabled = true;  ///< true: use tp_size ranks; false: tp_size counts as 1
   int64_t tp_size = 1;
 };
 
 /// Expert parallelism, and the experts that the model must have.
 struct MoeConfig {
-  bool enabled = true;                     ///< false: ep_size counts as 1
+  bool enabled = true;                     ///< true: use ep_size ranks; false: ep_size counts as 1
   int64_t ep_size = 1;                     ///< ranks that share the experts of a layer
   std::vector<int64_t> num_experts = {1};  ///< if given, must match the model
   std::string type = "standard";           ///< or "residual"; if given, must match the model
@@ -51,7 +51,7 @@ struct QuantConfig {
   QuantSwitch activation{.enabled = false}, qkv;
 };
 
-/// Another place for the keys `checkpoint`, save_mp_checkpoint_path and base_dir.
+/// The object "checkpoint_config", which may hold the keys `checkpoint`, save_mp_checkpoint_path and base_dir instead.
 struct CheckpointConfig {
   std::string checkpoint_dir, save_mp_checkpoint_path, base_dir;
 };
@@ -86,7 +86,7 @@ struct Config {
   /// Number of tensor-parallel ranks.
   int tp() const { return tensor_parallel.enabled ? int(tensor_parallel.tp_size) : 1; }
   int ep() const { return moe.enabled ? int(moe.ep_size) : 1; }  ///< number of expert-parallel ranks
-  bool is_int8() const { return dtype == "int8"; }               ///< weights are quantized
+  bool is_int8() const { return dtype == "int8"; }               ///< true if weights are quantized to int8
   /// Dtype of the parameters; nullopt: unchanged.
   std::optional<DType> parameter_dtype() const;
   /// The files or the folder with the weights, with base_dir prepended; empty if the model has its weights already.

@@ -265,7 +265,7 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
                  "[InferenceEngine] generate() needs causal attention; triangular_masking is false");
   nn::Generation g = generation;
   auto goes_on = emit;
-  if (m.all && emit)  // ranks end a sequence together
+  if (m.all && emit)  // a sequence ends on all ranks if it ends on one
     goes_on = [&emit, all = m.all.get()](size_t sequence, int64_t token) {
       const std::vector<int32_t> wanted{emit(sequence, token)};
       return dist::all_reduced(wanted, *all, {.op = dist::ReduceOp::min, .tag = "whether a sequence goes on"})[0] != 0;

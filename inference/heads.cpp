@@ -61,7 +61,7 @@ void widen(std::vector<Widened>& all, nn::Linear& linear, int dim, const std::ve
 
 HeadPlan plan_heads(int64_t heads, int64_t kv_heads, int ranks) {
   const int64_t share = heads / kv_heads, together = std::lcm(kv_heads, int64_t(ranks));
-  if (heads % ranks == 0 && heads % together == 0) {  // the same heads; key/value heads are repeated
+  if (heads % ranks == 0 && heads % together == 0) {  // no head is added; key/value heads are repeated
     HeadPlan plan{counted_up(heads, heads), {}};
     for (int64_t i = 0; i < together; ++i) plan.keys.push_back(i / (together / kv_heads));
     return plan;
@@ -108,7 +108,8 @@ std::vector<Widened> fit_to_ranks(nn::Module& model, int ranks) {
       o.heads = heads, o.kv_heads = kv_heads;
     }
     const nn::Module::FeedForward place = module.feed_forward_place();
-    if (!place.mlp || *place.other || place.mlp->o.inner % ranks == 0) return;  // experts are not cut
+    // The ranks divide the hidden units, or the layer has experts, which are not cut.
+    if (!place.mlp || *place.other || place.mlp->o.inner % ranks == 0) return;
     nn::Mlp& mlp = *place.mlp;
     const std::vector<int64_t> units = counted_up(mlp.o.inner, up_to(mlp.o.inner, ranks));
     if (mlp.gate) widen(all, *mlp.gate, 0, units);

@@ -14,8 +14,8 @@ namespace lockstep::inference {
 struct HeadPlan {
   std::vector<int64_t> queries, keys;
 };
-/// The smallest plan whose heads `ranks` divides: repeats key/value heads if that is enough, otherwise adds heads of
-/// zeros.
+/// The smallest plan with numbers of heads that are multiples of `ranks`. Repeats key/value heads if that is enough,
+/// otherwise adds heads of zeros.
 HeadPlan plan_heads(int64_t heads, int64_t kv_heads, int ranks);
 
 /// A parameter that was enlarged along `dim`. from: for each new index, the original index that it copies; -1: zeros.

@@ -65,7 +65,7 @@ void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGr
   }
 }
 
-/// Loads files with our names, with or without the prefix "model."; false if the files have other names.
+/// Loads files with our names, with or without the prefix "model.". Returns false if the files have other names.
 bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
   std::vector<std::shared_ptr<const data::SafeTensors>> files;
   std::map<std::string, size_t> place;
@@ -92,7 +92,7 @@ bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
   return true;
 }
 
-/// Loads quantized weights; false if the file has none.
+/// Loads quantized weights. Returns false if the file has none.
 bool load_codes(nn::GPT& model, const std::string& path) {
   const auto file = data::SafeTensors::open(path);
   if (!file.metadata().count("quantization")) return false;

@@ -199,7 +199,8 @@ std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) 
             for (const Variable* v : beside) before.push_back(*v);
             std::vector<Variable> made = run(in);
             for (size_t i = 0; i < beside.size(); ++i)
-              made.push_back(std::exchange(*beside[i], before[i]));  // the second run must not overwrite the caller's
+              // The second run must not overwrite the caller's variables.
+              made.push_back(std::exchange(*beside[i], before[i]));
             return made;
           },
           inputs, name);

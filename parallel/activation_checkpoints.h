@@ -20,14 +20,14 @@ namespace lockstep::parallel {
 
 /// Options of ActivationCheckpoints, with DeepSpeed's names where it has them.
 struct CheckpointOptions {
-  /// Each rank of `group` keeps a shard of every input; the shards are all-gathered before the second run.
+  /// true: each rank of `group` keeps only a shard of every input; the shards are all-gathered before the second run.
   bool partition_activations = false;
-  bool cpu_checkpointing = false;  ///< keep inputs in host memory (Memory::offload)
-  /// Keep inputs in one preallocated buffer; needs partition_activations, as in DeepSpeed.
+  bool cpu_checkpointing = false;  ///< true: keep inputs in host memory (Memory::offload)
+  /// true: keep inputs in one preallocated buffer. As in DeepSpeed, this needs partition_activations.
   bool contiguous_memory_optimization = false;
   int64_t number_checkpoints = 0;                ///< inputs that the buffer has room for
   bool synchronize_checkpoint_boundary = false;  ///< synchronise the device before and after each run
-  bool profile = false;                          ///< measure both runs, see report()
+  bool profile = false;                          ///< measure the time of both runs, see report()
   int64_t every = 1;                             ///< wrap_blocks() checkpoints the first of every `every` blocks
   /// For wrap_blocks(): variables that a block's forward leaves behind for the loss, besides its output
   /// (moe::Layer::aux_loss).
@@ -46,7 +46,7 @@ class ActivationCheckpoints {
   /// over `group`. `name` is the row in report().
   Variable operator()(const std::function<Variable(const std::vector<Variable>&)>& fn,
                       const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
-  /// The same for a function that returns several variables.
+  /// Runs fn(inputs) as a checkpoint, for a function that returns several variables.
   std::vector<Variable> many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn,
                              const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
   /// Checkpoints all later calls of the first of every `every` blocks. Blocks are the elements of the outermost

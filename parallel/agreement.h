@@ -1,6 +1,6 @@
 #pragma once
-// Checks that all ranks have the same model. One small all-gather of hashes if they agree; else an Error with the first
-// line that differs.
+// Checks that all ranks have the same model: one small all-gather of hashes. If the hashes differ, all ranks throw an
+// Error that names the first line that differs.
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,7 +19,7 @@ std::vector<std::string> describe_model(nn::Module& module,
 /// and the ranks whose line is not rank 0's. `op` begins the message.
 void check_agreement(const char* op, const std::vector<std::string>& lines, dist::ProcessGroup& group);
 
-/// Throws an Error with this message and makes every other rank of the group fail with it too, even inside a
+/// Throws an Error with the text `message`, and makes every other rank of the group throw it too, even inside a
 /// collective.
 [[noreturn]] void fail_everywhere(dist::ProcessGroup& group, const std::string& message);
 

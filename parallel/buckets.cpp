@@ -126,7 +126,7 @@ std::vector<std::vector<size_t>> plan_units(const std::vector<int64_t>& sizes, c
     o.size += sizes[i];
     if (o.size >= o.cap) close(o);
   }
-  std::vector<Open*> rest;  // units that are not full, by their first member
+  std::vector<Open*> rest;  // units that are not full, sorted by their first member
   for (auto& [kind, o] : open)
     if (!o.members.empty()) rest.push_back(&o);
   std::sort(rest.begin(), rest.end(), [](const Open* a, const Open* b) { return a->members[0] < b->members[0]; });
@@ -154,7 +154,8 @@ GradientAccumulator::GradientAccumulator(const std::vector<Variable>& parameters
   for (const std::vector<size_t>& members : plan_buckets(trained, cap, cap)) {
     std::vector<Variable> bucket;
     for (const size_t i : members) bucket.push_back(trained[i]);
-    const bool is_here = bucket[0].device().is_cpu();  // sharing device memory is collective, this is not
+    // True on the CPU. Device memory would be shared collectively; this constructor is not collective.
+    const bool is_here = bucket[0].device().is_cpu();
     buckets_.emplace_back(std::move(bucket), is_here ? group : nullptr);
   }
   used_.assign(trained.size(), false);

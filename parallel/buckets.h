@@ -33,7 +33,7 @@ class FlatGradients {
     int64_t whole = 0;
     TensorOptions options = {};
   };
-  FlatGradients() = default;  ///< no parameters
+  FlatGradients() = default;  ///< an object without parameters
   /// group: the ranks over which these gradients are summed; the memory is then shared between processes where
   /// possible. Without a layout the parameters lie one after another.
   explicit FlatGradients(std::vector<Variable> parameters, dist::ProcessGroup* group = nullptr,
@@ -54,7 +54,7 @@ class FlatGradients {
   Tensor own_memory();
   /// Begins a micro-batch in `memory`, of numel() elements, and zeroes the gaps.
   void open(Tensor memory);
-  bool is_open() const { return flat_.defined(); }  ///< a micro-batch has begun and is not folded
+  bool is_open() const { return flat_.defined(); }  ///< true if a micro-batch has begun and is not folded yet
   /// The flat tensor of the current micro-batch.
   const Tensor& flat() const { return flat_; }
   /// Moves .grad of parameter i into the flat tensor (opened in own_memory() if necessary) and makes .grad a view of
@@ -76,7 +76,7 @@ class FlatGradients {
   DType dtype_ = f32;  // dtype of the parameters
   Tensor buffer_;      // memory that is kept between steps
   Tensor offered_;     // a gradient that may serve as memory, see offer()
-  Tensor flat_;        // of the current micro-batch
+  Tensor flat_;        // gradients of the current micro-batch
   dist::TreeSum tree_;
 };
 
@@ -103,8 +103,8 @@ class GradientAccumulator {
   /// in the constructor and requires grad now.
   void add();
   /// Puts the sum into .grad of every parameter that had a gradient in some micro-batch; with `agree`, in a micro-batch
-  /// of any rank of that group. Error without an add() before. While a graph is recorded, the parameters with a
-  /// gradient must be those of the previous sum.
+  /// of any rank of that group. Error if there was no add() since the last finish(). While a graph is recorded, the
+  /// parameters with a gradient must be those of the previous sum.
   void finish(dist::ProcessGroup* agree = nullptr);
   /// Forgets what was added since finish().
   void discard();
@@ -114,8 +114,9 @@ class GradientAccumulator {
   std::vector<FlatGradients> buckets_;
   std::vector<bool> agree_on_used(dist::ProcessGroup* agree);
   std::vector<Variable> frozen_;
-  std::vector<bool> used_;  // for the parameters of all buckets in order: had a gradient since finish()
-  std::vector<bool> used_here_, used_anywhere_;  // used_ and its union over ranks in the last sum that was not recorded
+  std::vector<bool> used_;  // for each parameter of the buckets, in order: true if it got a gradient since finish()
+  // The values of used_ on this rank, and their union over ranks, at the last finish() that no graph recorded.
+  std::vector<bool> used_here_, used_anywhere_;
   dist::ProcessGroup* group_;
   int64_t count_ = 0;
 };

@@ -73,7 +73,7 @@ struct PowerSgd::State {
   Tensor start(const std::string& name, int64_t m, int64_t r) {
     Tensor& last = q[name];
     if (o.warm_start && last.defined()) {
-      bool alive = true;  // a zero column gives the power iteration no direction
+      bool alive = true;  // false if a column of Q is zero, and so useless as a start of the iteration
       for (int64_t i = 0; i < r; ++i) alive &= norm(last.narrow(1, i, 1)).item() > 0;
       if (alive && all_finite(last)) return last;
     }

@@ -18,7 +18,7 @@ namespace lockstep::parallel {
 /// Divides gradients by the number of ranks, rounds them to 16 bits and sums. f16 overflows above 65504: use a loss
 /// scale.
 CommHook fp16_compress_hook();
-/// The same in bf16, which has the range of f32.
+/// The hook of fp16_compress_hook(), but in bf16, which has the range of f32.
 CommHook bf16_compress_hook();
 
 /// Options of PowerSgd.
@@ -26,9 +26,9 @@ struct PowerSgdOptions {
   int64_t rank = 1;            ///< rank r of the approximation
   int64_t start_step = 2;      ///< steps that are all-reduced exactly before compression starts
   double min_compression = 2;  ///< a matrix that would not shrink by this factor is sent uncompressed
-  bool error_feedback = true;  ///< add the approximation error to the next gradient
-  bool warm_start = true;      ///< start from the Q of the last step; false: from a new random Q
-  uint64_t seed = 0;           ///< of the random Q; all ranks need the same
+  bool error_feedback = true;  ///< true: add the approximation error to the next gradient
+  bool warm_start = true;      ///< true: start from the Q of the last step; false: from a new random Q
+  uint64_t seed = 0;           ///< seed of the random Q; all ranks need the same seed
 };
 
 /// PowerSGD (Vogels et al., NeurIPS 2019). One power iteration per step on M = gradient + error: P = mean(M Q),
@@ -39,8 +39,9 @@ class PowerSgd {
   using Options = PowerSgdOptions;
   /// Error for options out of range.
   explicit PowerSgd(const Options& options = {});
-  CommHook hook() const;  ///< to be given to DDP; shares this object's state
-  /// This rank's error for a parameter, which its next gradient will include; undefined if nothing was compressed.
+  CommHook hook() const;  ///< the hook to give to DDP; it shares this object's state
+  /// This rank's error for a parameter: it is added to the parameter's next gradient. Undefined if nothing was
+  /// compressed.
   Tensor error(const std::string& parameter) const;
 
  private:
@@ -62,8 +63,8 @@ class PostLocalSgd {
   using Options = PostLocalSgdOptions;
   /// Error for options out of range.
   explicit PostLocalSgd(const Options& options = {});
-  CommHook hook() const;  ///< to be given to DDP
-  /// Averages the parameters over `group` if this step is due; returns whether it did. Collective.
+  CommHook hook() const;  ///< the hook to give to DDP
+  /// Averages the parameters over `group` if an averaging is due at this step; then returns true. Collective.
   bool step(nn::Module& module, dist::ProcessGroup& group);
 
  private:

@@ -23,7 +23,7 @@ std::string describe(const NamedField& field) {
   return field.parameter ? str("parameter ", field.name, " ", field.parameter->shape()) : str("buffer ", field.name);
 }
 
-/// Copies x to places 0 .. count-1, on the route that `reduce` gives. Copy [0] stays undefined.
+/// Copies x to devices 0 .. count-1, on the route that `reduce` gives. Copy [0] stays undefined.
 std::vector<Tensor> spread(const Tensor& x, size_t count, Reduce reduce, Traffic& traffic) {
   std::vector<Tensor> copies(count);
   const Tensor on_host = reduce == Reduce::cpu ? traffic.copy(x, 0, traffic.host(), Load::parameters) : Tensor();
@@ -40,10 +40,10 @@ struct Part {
   Tensor gradient;
 };
 
-/// The sum of a gradient over places, as a new tensor on the first device.
+/// The sum of a gradient over its parts on all devices, as a new tensor on the first device.
 Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
   const auto copy = [&](const Tensor& x, size_t from, size_t to) { return traffic.copy(x, from, to, Load::gradients); };
-  if (reduce != Reduce::ring) {  // one place adds all of them
+  if (reduce != Reduce::ring) {  // one device (or the host) adds all parts
     const size_t server = reduce == Reduce::root ? 0 : traffic.host();
     Tensor sum;
     for (const Part& part : parts) {
@@ -76,8 +76,8 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
   return whole;
 }
 
-/// Copies of x on places 0 .. count-1, as one operation whose derivative adds the copies' gradients. [0] is x itself:
-/// its gradient is on the first device already, and the others are added to it in place.
+/// Copies of x on devices 0 .. count-1, as one operation. Its derivative adds the copies' gradients. [0] is x itself:
+/// its gradient is on the first device already, and the gradients of the copies are added to it in place.
 std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce,
                                 const std::shared_ptr<Traffic>& traffic) {
   std::vector<Tensor> tensors = spread(x.tensor(), count, reduce, *traffic);

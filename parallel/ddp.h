@@ -28,7 +28,7 @@ struct Bucket {
   int count = 0;                   ///< number of buckets
   std::string label;               ///< "bucket 0 of 3, head.bias to hidden.weight", for tags
   Tensor gradients;                ///< flat; the hook must leave the mean over the ranks here
-  std::vector<std::string> names;  ///< of the parameters in the bucket
+  std::vector<std::string> names;  ///< names of the parameters in the bucket
   std::vector<Tensor> parameters;  ///< the gradient of each parameter, a view into `gradients`
 };
 
@@ -39,13 +39,13 @@ using CommHook = std::function<std::function<void()>(Bucket& bucket, dist::Proce
 /// Options of DistributedDataParallel. They must be the same on all ranks.
 struct DdpOptions {
   double bucket_mib = 25;  ///< capacity of a bucket; with this default the first bucket gets 1 MiB, as in PyTorch
-  bool overlap = true;     ///< reduce while backward runs; false: all buckets at its end. Same bits.
-  bool find_unused_parameters = false;  ///< walk the graph of each forward; parameters it does not reach count as zero
-  bool static_graph = false;            ///< the first backward records which parameters are used, and how often
-  bool broadcast_buffers = true;        ///< broadcast rank 0's buffers before every forward
-  bool init_sync = true;                ///< broadcast rank 0's parameters and buffers in the constructor
-  dist::Algorithm algorithm = dist::Algorithm::automatic;  ///< of the all-reduce
-  CommHook hook;                                           ///< empty: all_reduce with op mean
+  bool overlap = true;     ///< true: reduce while backward runs; false: all buckets at its end. Same bits.
+  bool find_unused_parameters = false;  ///< true: gradients that a forward's graph does not reach count as zero
+  bool static_graph = false;            ///< true: the first backward records which parameters are used, and how often
+  bool broadcast_buffers = true;        ///< true: broadcast rank 0's buffers before every forward
+  bool init_sync = true;                ///< true: the constructor broadcasts rank 0's parameters and buffers
+  dist::Algorithm algorithm = dist::Algorithm::automatic;  ///< algorithm of the all-reduce
+  CommHook hook;                                           ///< communicates a bucket; empty: all_reduce with op mean
 };
 
 /// Wraps a module for data parallel training: a Reducer (reducer.h) with DDP's policy.
@@ -77,10 +77,11 @@ class DistributedDataParallel final : Reducer::Policy {
       While<DistributedDataParallel, &DistributedDataParallel::enter_no_sync, &DistributedDataParallel::leave_no_sync>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }  ///< begins the scope
 
-  /// Join context for uneven inputs. While it lives, a rank that has run out of data keeps taking part in the others'
-  /// collectives, with zeros, inside the destructor. Gradients are divided by the world size, or with divide_by_active
-  /// by the number of ranks that still have data. At the end all ranks get the parameters and buffers of a rank that
-  /// took the most steps. With throw_on_early_end, every rank throws an Error as soon as one rank has run out of data.
+  /// Join context for uneven inputs. While the context lives, a rank that has run out of data keeps taking part in the
+  /// others' collectives, with zeros, inside the destructor. Gradients are divided by the world size, or with
+  /// divide_by_active by the number of ranks that still have data. At the end all ranks get the parameters and buffers
+  /// of a rank that took the most steps. With throw_on_early_end, every rank throws an Error as soon as one rank has
+  /// run out of data.
   class Join {
    public:
     /// Error if another Join of this model exists.
@@ -112,7 +113,7 @@ class DistributedDataParallel final : Reducer::Policy {
   nn::Module& module_;
   const Options options_;
   dist::ProcessGroup& group_;
-  std::optional<Reducer> reducer_;  // its parameters are in the order of fields()
+  std::optional<Reducer> reducer_;  // has the parameters in the order of fields()
   std::vector<Bucket> buckets_;     // one for each unit of the reducer
   std::vector<std::string> tags_;   // tags of the buckets' collectives
 
@@ -126,12 +127,12 @@ class DistributedDataParallel final : Reducer::Policy {
   void pass_begins() override;
 
   // ddp_graph.cpp: finds the parameters that get gradients, for find_unused_parameters and static_graph
-  bool saw_forward_ = false;         // a forward ran through call(), and not all of their backwards have ended
+  bool saw_forward_ = false;         // true: a forward ran through call(), and not all of their backwards have ended
   int forwards_ = 0;                 // forwards whose backward has not begun
-  std::vector<bool> reachable_;      // parameters that the last forward's output depends on
-  bool counted_ = false;             // static_graph: expected_ is known
+  std::vector<bool> reachable_;      // true for the parameters that the last forward's output depends on
+  bool counted_ = false;             // static_graph: true once expected_ is known
   std::vector<int> expected_;        // static_graph: gradients that each parameter gets in a backward
-  std::vector<bool> used_anywhere_;  // parameters that any rank used
+  std::vector<bool> used_anywhere_;  // true for the parameters that any rank used
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);  // output hooks may outlive this object and check it
   void look_at(const Variable& output);
   void expect_gradients();
@@ -146,7 +147,7 @@ class DistributedDataParallel final : Reducer::Policy {
     int authority = -1;  // a rank that has the newest parameters
   };
   std::optional<JoinState> join_;
-  bool answering_ = false;  // this rank has no data left and only answers the others' collectives
+  bool answering_ = false;  // true if this rank has no data left and only takes part in the other ranks' collectives
   /// The ranks tell each other which collective comes next. Returns that phase and the ranks that have data.
   struct Agreed {
     std::vector<int> active;

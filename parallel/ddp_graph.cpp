@@ -18,7 +18,8 @@ using Ddp = DistributedDataParallel;
 /// Marks the parameters that `output` depends on.
 void Ddp::look_at(const Variable& output) {
   saw_forward_ = true;
-  if (++forwards_ > 1) return reachable_.clear();  // it is unknown from which output backward will start
+  // Backward may start from any of the outputs, so expect every gradient.
+  if (++forwards_ > 1) return reachable_.clear();
   std::unordered_map<const Node*, size_t> leaves;
   for (size_t i = 0; i < reducer_->parameters.size(); ++i)
     leaves.emplace(reducer_->parameters[i].variable.impl()->node.get(), i);

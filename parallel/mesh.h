@@ -57,7 +57,7 @@ struct PlanSizes {
   int64_t vocab = 0;              ///< size of the vocabulary, at least tp; need not be divisible
   int64_t context = 0;            ///< tokens of a sample, which cp divides
   int64_t context_parts = 1;      ///< pieces of a sequence on each cp rank (zigzag: 2)
-  bool context_by_heads = false;  ///< cp ranks also share the heads of each tp slice (Ulysses)
+  bool context_by_heads = false;  ///< true: cp ranks also share the heads of each tp slice (Ulysses)
   int64_t experts = 0;            ///< experts, which ep divides
   int64_t micro_batches = 0;      ///< micro-batches of a step, over all replicas
 };
@@ -68,8 +68,8 @@ std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& size
 /// becomes 1. `also` adds a condition.
 std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes,
                                    const std::function<bool(const Plan&)>& also = {});
-/// Error with all reasons and the nearest valid plan, if the plan is invalid. That plan fits the sizes that are known; a
-/// model and a configuration may need another (engine::check_plan() looks at both).
+/// Error if the plan is invalid; it names all reasons and the nearest plan that fits the sizes that are known. A model
+/// and a configuration may need another plan: engine::check_plan() looks at both.
 void check_plan(const Plan& plan, const PlanSizes& sizes);
 
 /// The process groups of this rank under a plan. The constructor creates them, collectively.
@@ -77,10 +77,10 @@ class Mesh {
  public:
   /// Error if the plan does not fit the number of ranks. `world` must outlive the mesh.
   Mesh(const Plan& plan, dist::ProcessGroup& world);
-  const Plan& plan() const { return plan_; }                    ///< as given
+  const Plan& plan() const { return plan_; }                    ///< the plan given to the constructor
   const Coordinates& at() const { return at_; }                 ///< this rank's coordinates
   dist::ProcessGroup& world() const { return *world_; }         ///< all ranks
-  dist::ProcessGroup& dp() const { return axes_.group("dp"); }  ///< one rank of each replica, at the same place in it
+  dist::ProcessGroup& dp() const { return axes_.group("dp"); }  ///< the ranks that hold the same part of each replica
   dist::ProcessGroup& pp() const { return axes_.group("pp"); }  ///< the stages of one replica
   dist::ProcessGroup& cp() const { return axes_.group("cp"); }  ///< the ranks that share a sequence
   dist::ProcessGroup& tp() const { return axes_.group("tp"); }  ///< the slices of one stage

@@ -40,35 +40,37 @@ class Reducer {
   struct Parameter {
     std::string name;
     Variable variable;
-    bool spread = false;                ///< expert: other ranks have a different parameter at this place
+    bool spread = false;                ///< true for an expert: other ranks have a different parameter at this index
     size_t unit = SIZE_MAX, place = 0;  ///< unit: SIZE_MAX if it was frozen when the reducer was made
     int expected = 1;                   ///< gradients expected in this pass
     int seen = 0;                       ///< gradients that have arrived in this pass
-    bool used = false;                  ///< it had a gradient in some micro-batch of this step
-    bool held = false;                  ///< the reducer holds its gradients; .grad is the placeholder
-    bool stashed = false;               ///< the placeholder was removed because a gradient is about to be added
+    bool used = false;                  ///< true once it has got a gradient in a micro-batch of this step
+    bool held = false;                  ///< true while the reducer holds its gradients; then .grad is the placeholder
+    bool stashed = false;               ///< true: the placeholder was removed, because a gradient is about to be added
     int hooks[2] = {0, 0};
-    bool trains() const { return unit != SIZE_MAX && variable.requires_grad(); }  ///< requires grad now
+    /// True if the parameter requires grad now.
+    bool trains() const { return unit != SIZE_MAX && variable.requires_grad(); }
   };
   /// Parameters whose gradients are reduced by one collective.
   struct Unit {
     FlatGradients gradients;
     std::vector<size_t> members;   ///< indices of parameters; empty: a frozen unit, never reduced
     int waiting = 0;               ///< members that still expect a gradient in this pass
-    bool settled = false;          ///< all gradients of this pass are in the flat memory
+    bool settled = false;          ///< true once all gradients of this pass are in the flat memory
     std::function<void()> finish;  ///< completes the reduction that was started; empty: none is running
   };
   /// Behaviour that differs between DDP and ZeRO, fixed for the reducer's life.
   struct Rules {
     const char* name;     ///< prefix of error messages: "ddp"
-    bool overlap = true;  ///< start units while backward runs; false: all at its end
-    // Copy a gradient into flat memory as soon as it arrives. false: when its unit is complete, because there is not
-    // enough flat memory for all units at once.
+    bool overlap = true;  ///< true: reduce units while backward runs; false: all at the end of backward
+    // true: copy a gradient into flat memory as soon as it arrives. false: only when its unit is complete, because
+    // there is not enough flat memory for all units at once.
     bool at_once = true;
     // true: .grad becomes the reduced gradient, and gradients may be cleared one by one. false: the policy owns the
     // reduced gradients, and .grad is a placeholder.
     bool shows = false;
-    bool leaves = false;       ///< on one rank a gradient may become the flat memory itself (FlatGradients::offer)
+    /// True: on one rank a gradient may become the flat memory itself (FlatGradients::offer).
+    bool leaves = false;
     const char* emptied = "";  ///< error text for reading a placeholder
   };
   /// The part that differs between DDP and the ZeRO stages. The reducer calls it; `unit` is an index of `units`.
@@ -89,13 +91,13 @@ class Reducer {
     virtual void complete(size_t /*unit*/) {}
     /// Backward has ended: checks that every expected gradient arrived.
     virtual void check_pass() {}
-    /// The pass is over, normally or by an exception.
+    /// Called when the pass is over, normally or by an exception.
     virtual void pass_ended() {}
-    /// The collected gradients have been discarded.
+    /// Called when the collected gradients have been discarded.
     virtual void forgotten() {}
     /// Explains why one gradient more than expected arrived; the reducer makes an Error of it.
     virtual std::string unexpected(const Parameter& p);
-    /// After the first reduction: the order in which gradients arrived on rank 0, the same on all ranks.
+    /// Called after the first reduction, with the order in which gradients arrived on rank 0; the same on all ranks.
     virtual void ordered(const std::vector<size_t>& parameters) = 0;
   };
 
@@ -113,24 +115,24 @@ class Reducer {
   // takes part in the reductions.
   void begin_pass();
   void answer();  ///< runs a pass without a backward: reduces what was collected before, else zeros
-  bool in_pass() const { return in_pass_; }     ///< a backward is running
-  bool is_syncing() const { return syncing_; }  ///< the current pass ends with a reduction
+  bool in_pass() const { return in_pass_; }     ///< true while a backward is running
+  bool is_syncing() const { return syncing_; }  ///< true if the current pass ends with a reduction
 
   /// no_sync scopes may nest: a pass that begins inside one only collects.
   void enter_no_sync() { ++no_sync_; }
   /// Ends a no_sync scope.
   void leave_no_sync() { --no_sync_; }
-  bool in_no_sync() const { return no_sync_ > 0; }  ///< inside at least one no_sync scope
-  void pause(bool wanted) { paused_ = wanted; }  ///< while paused, gradients stay in .grad and the reducer ignores them
-  bool is_paused() const { return paused_; }     ///< pause(true) is in force
+  bool in_no_sync() const { return no_sync_ > 0; }  ///< true inside a no_sync scope
+  void pause(bool wanted) { paused_ = wanted; }  ///< true: from now on gradients stay in .grad, ignored by the reducer
+  bool is_paused() const { return paused_; }     ///< true while pause(true) is in force
   /// Finds out whether .grad was cleared (zero_grad()) since the last micro-batch, and then discards what was
   /// collected.
   void notice_cleared();
   /// Discards all collected gradients and waits for reductions that are running.
   void forget();
-  bool holds_gradients() const;  ///< gradients of earlier micro-batches are collected
+  bool holds_gradients() const;  ///< true if the reducer holds gradients of earlier micro-batches
 
-  /// `grad` is the placeholder, not a gradient.
+  /// True if `grad` is the placeholder, not a gradient.
   bool is_placeholder(const Tensor& grad) const { return grad.defined() && grad.storage() == placeholder_.storage(); }
   /// Waits for the reduction of a unit, if one is running.
   void finish(size_t unit) {
@@ -138,7 +140,7 @@ class Reducer {
   }
 
   std::vector<Parameter> parameters;  ///< in the order given to the constructor
-  std::vector<Unit> units;            ///< as given to cut()
+  std::vector<Unit> units;            ///< the units given to cut()
 
  private:
   Tensor placeholder(const Parameter& p) const;
@@ -156,11 +158,11 @@ class Reducer {
   Policy& policy_;
   dist::ProcessGroup& group_;
   const Rules rules_;
-  Tensor placeholder_;  // its storage is emptied, so that reading it is an Error
+  Tensor placeholder_;  // has no memory, so reading it is an Error
   int no_sync_ = 0;
   bool paused_ = false, in_pass_ = false, syncing_ = false, ordered_ = false;
   std::vector<size_t> order_;  // units in the order of their reductions
-  size_t next_ = 0;            // place in order_ of the first unit that has not started
+  size_t next_ = 0;            // index into order_ of the first unit that has not started
   FrozenSince frozen_;
   std::vector<size_t> arrivals_;  // parameters in the order in which their gradients arrived
   std::optional<SharedParameters> shared_;

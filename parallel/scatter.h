@@ -34,12 +34,13 @@ struct Moved {
 /// Bytes that a device moved, and the work of its replica, since the start.
 struct DeviceTraffic {
   std::string device;           ///< "cpu:1"; the last one is "host", which also stands for devices outside the list
-  Moved parameters, gradients;  ///< of parameters and buffers; of parameters' gradients
-  Moved batch;                  ///< of inputs and outputs and their gradients
+  Moved parameters, gradients;  ///< traffic of parameters and buffers; traffic of their gradients
+  Moved batch;                  ///< traffic of inputs, outputs, and the gradients of both
   int64_t samples = 0;          ///< samples that its replica was given
   double seconds = 0;           ///< seconds spent in its replica's forwards
-  int64_t sent() const { return parameters.sent + gradients.sent + batch.sent; }                  ///< of all kinds
-  int64_t received() const { return parameters.received + gradients.received + batch.received; }  ///< of all kinds
+  int64_t sent() const { return parameters.sent + gradients.sent + batch.sent; }  ///< all bytes sent
+  /// All bytes received.
+  int64_t received() const { return parameters.received + gradients.received + batch.received; }
 };
 
 /// DataParallel::bytes_moved() as a table that names the busiest device.
@@ -60,10 +61,10 @@ class Traffic {
   size_t place_of(Device device) const;
   Device device(size_t place) const { return place < devices_.size() ? devices_[place] : cpu; }
 
-  /// A copy of x at place `to`, counted. The host and cpu:0 are the same device; a copy between them is made all the
-  /// same.
+  /// A copy of x at place `to`, counted in the traffic. The host and cpu:0 are the same device, but a copy between them
+  /// is made, too.
   Tensor copy(const Tensor& x, size_t from, size_t to, Load load);
-  /// The same as an operation on the tape; returns x itself if it is on that device.
+  /// Copies x to device `to` as an operation on the tape; returns x itself if it is on that device.
   static Variable move(const std::shared_ptr<Traffic>& traffic, const Variable& x, Device to, Load load);
   void count_forward(size_t place, int64_t samples, double seconds);
 

@@ -115,7 +115,7 @@ void Engine::backward(const Action& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
   const bool last = stage + 1 == virtual_stages_, whole = a.what == What::backward;
   Flight& f = flight(a);
-  if (whole) collect_late(0);  // in the order of the micro-batches
+  if (whole) collect_late(0);  // adds gradients in the order of the micro-batches
   auto before = whole ? take_tied(a) : std::vector<std::pair<Variable, Tensor>>();
   Variable root;
   if (last && before.empty()) {
@@ -228,7 +228,7 @@ double Engine::mean_loss(const std::vector<Tensor>& all) {
       if (all[i].defined()) losses_[int64_t(i)] = all[i];
     double sum = 0;
     const std::vector<double> losses = gather_losses();
-    for (const double loss : losses) sum += loss;  // in the order of micro-batches, not of ranks
+    for (const double loss : losses) sum += loss;  // losses are in the order of micro-batches, not of ranks
     return sum / double(losses.size());
   });
 }

@@ -53,15 +53,15 @@ using Loss = std::function<Variable(const Values& outputs, const std::vector<Ten
 /// Options of Engine.
 struct EngineOptions {
   int stages = 0;         ///< 0: one stage per rank; otherwise a divisor of the number of ranks
-  int micro_batches = 1;  ///< per step and pipeline
+  int micro_batches = 1;  ///< micro-batches per step and pipeline
   Kind schedule = Kind::one_f_one_b;
-  int chunks = 0;  ///< per rank; 0: the schedule's default
+  int chunks = 0;  ///< chunks per rank; 0: the schedule's default
   /// How layers are distributed over the virtual stages.
   SplitBy split = {};
   /// Overrides `split`: the first layer of each virtual stage, then the number of layers.
   std::vector<int> bounds = {};
   int checkpoint_interval = 0;          ///< recompute groups of so many layers in backward; 0: none
-  bool dynamic_shapes = false;          ///< send shapes with every micro-batch, not only once
+  bool dynamic_shapes = false;          ///< true: send shapes with every micro-batch; false: only once
   std::optional<Schedule> custom = {};  ///< a schedule of your own, checked before training starts
   /// Default: a mesh of replicas x stages over all ranks. With tensor parallelism, `make` of each LayerSpec returns the
   /// sliced layer.
@@ -100,7 +100,7 @@ class Engine {
   /// Averages the losses that forward_backward() returned, over all ranks. Collective.
   double mean_loss(const std::vector<Tensor>& losses);
   /// Multiplies the gradients of all stages by max_norm / (norm + 1e-6) if that is below 1. Returns the norm before
-  /// clipping. Collective. Error with tensor parallelism or without `reduce`.
+  /// clipping. Collective. Error if the plan has tensor parallelism or `reduce` is false.
   double clip_grad_norm(double max_norm);
   /// Euclidean norm of the gradients of all stages, from this rank's sums of squares by parameter name. A tied
   /// parameter counts once. Sums follow the order of the model, so the result is bit-identical to that of one process.
@@ -117,8 +117,9 @@ class Engine {
   /// The first layer of each virtual stage, then the number of layers.
   const std::vector<int>& bounds() const { return bounds_; }
   int stage() const { return rank_; }                                 ///< this rank's stage, 0 .. stages - 1
-  bool is_first() const { return schedule_.place(0).rank == rank_; }  ///< holds the first layer
-  bool is_last() const { return schedule_.place(virtual_stages_ - 1).rank == rank_; }  ///< holds the last layer
+  bool is_first() const { return schedule_.place(0).rank == rank_; }  ///< true if this rank holds the first layer
+  /// True if this rank holds the last layer.
+  bool is_last() const { return schedule_.place(virtual_stages_ - 1).rank == rank_; }
   /// Times of all ranks by world rank, the same on every rank. A step replayed from a graph does not update them.
   const std::vector<RankTime>& times() const { return times_; }
   /// Idle fraction of all ranks in the last train_batch(): the "bubble" of simulate() and of the papers' formulas.
@@ -138,7 +139,7 @@ class Engine {
   /// A micro-batch in a chunk, between its forward and its last backward.
   struct Flight {
     Values inputs, outputs;         // inputs: leaves; outputs: activations for the next stage, or the loss
-    std::vector<Tensor> gradients;  // of the outputs
+    std::vector<Tensor> gradients;  // gradients of the outputs
     std::optional<SplitBackward> split;
     uint64_t random_call = 0;  // calls drawn from the random stream: before the forward, later after it
   };
@@ -177,7 +178,7 @@ class Engine {
     int layer = 0, place = 0;
     bool leads = true;
     Variable parameter;
-    bool trained = true;  // requires_grad when the engine was made
+    bool trained = true;  // requires_grad of the parameter when the engine was made
   };
 
   // setup.cpp
@@ -220,7 +221,7 @@ class Engine {
   std::vector<double> gather_losses();
 
   // gradients.cpp
-  std::vector<std::pair<Variable, Tensor>> take_tied(const Action& a);  // from the next stage of each tie
+  std::vector<std::pair<Variable, Tensor>> take_tied(const Action& a);  // gradients from the next stage of each tie
   bool tied_have_come(const Action& a);
   void collect(const Action& a);
   void collect_late(size_t most);
@@ -235,7 +236,7 @@ class Engine {
   std::unique_ptr<parallel::Mesh> own_mesh_;
   const parallel::Mesh* mesh_ = nullptr;                  // null for a single process
   dist::ProcessGroup *pp_ = nullptr, *copies_ = nullptr;  // null for a single rank
-  parallel::Plan plan_;                                   // plan_: of the mesh; at_: this rank's coordinates
+  parallel::Plan plan_;                                   // plan_: the mesh's plan; at_: this rank's coordinates
   parallel::Coordinates at_;
   int rank_ = 0, virtual_stages_ = 1;  // rank_: this rank's stage
   int ahead_ = 2;                      // Check::ahead
@@ -248,7 +249,7 @@ class Engine {
   std::map<std::tuple<Road, int, int>, std::unique_ptr<Link>> links_;  // by ranks; the sender comes first
   std::vector<Tie> ties_;
   std::vector<std::optional<parallel::GradientAccumulator>> sums_;  // by chunk; nullopt: nothing to train
-  std::map<int, Shapes> shapes_sent_;                               // in training, by virtual stage
+  std::map<int, Shapes> shapes_sent_;                               // shapes sent in training, by virtual stage
   // By the virtual stage that sends, and micro-batch (-1: all of training).
   std::map<std::pair<int, int>, Shapes> shapes_known_;
   // By the sending rank: messages whose receive is not posted yet, and messages whose receive is posted.

@@ -117,7 +117,7 @@ std::vector<Variable> Engine::train_frozen() {
 }
 
 double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) const {
-  std::map<std::pair<int, int>, double> norms;  // by layer and index in it
+  std::map<std::pair<int, int>, double> norms;  // norm of each parameter, by layer and index in the layer
   for (const auto& [name, sum] : squares) {
     const Place& p = places_.at(name);
     if (p.leads) norms[{p.layer, p.place}] = optim::norm_of_squares(sum, p.parameter.dtype());

@@ -119,7 +119,7 @@ void Link::post(const std::vector<Shapes::One>& tensors, const std::string& tag)
   Message& message = posted_.emplace_back();
   message.awaited = std::make_shared<std::atomic<bool>>(false);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    // received directly on the device
+    // True: receive the tensor directly on the device.
     const bool lands = device_.is_cpu() || (between_devices_ && tensors[i].on_device);
     message.tensors.push_back(
         empty(tensors[i].shape, {.dtype = tensors[i].dtype, .device = lands ? device_ : Device(cpu)}));

@@ -40,7 +40,7 @@ struct Shapes {
   uint64_t random_call = 0;
   friend bool operator==(const Shapes&, const Shapes&) = default;
 
-  static constexpr size_t most_tensors = 16;  ///< per message
+  static constexpr size_t most_tensors = 16;  ///< most tensors in a message
   /// Describes `values`. Error for more than most_tensors.
   static Shapes of(const Values& values, uint64_t random_call);
   /// Received tensors as leaves of the next stage's tape.
@@ -57,7 +57,7 @@ class Link {
  public:
   /// `group` consists of the two ranks, sender first. Both ranks construct their ends at the same time and tell each
   /// other whether they are on a CUDA device; unless both are, messages go through the host. ahead: number of messages
-  /// by which the host may run ahead of the device, which bounds their memory.
+  /// by which the host may run ahead of the device; this bounds the memory of messages.
   Link(std::shared_ptr<dist::ProcessGroup> group, Device device, int ahead);
 
   /// Queues tensors; with `shapes`, sends these first. Keeps the tensors alive until they are sent.

@@ -36,7 +36,7 @@ struct LayerSpec {
 
   std::string kind = {};    ///< shown in messages, and matched by a split by type
   Make make = {};           ///< builds the module; empty for a function without parameters
-  Forward forward = {};     ///< empty: module.call() on the only input
+  Forward forward = {};     ///< computes the outputs; empty: module.call() on the only input
   int64_t parameters = -1;  ///< number of parameters; -1: every rank builds the layer once to count them, and drops it
   /// Prefix of its parameters' names, such as "blocks.3"; "" for none. Not given: the layer's number, or "tied.KEY" for
   /// a tied layer.

@@ -33,7 +33,7 @@ std::vector<std::string> names_of_kinds();
 std::string_view name_of(Kind kind);  ///< "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe-v"
 /// True for the name of a kind.
 bool is_kind(std::string_view name);
-Kind parse_kind(std::string_view name);  ///< Error with the known names and the nearest one
+Kind parse_kind(std::string_view name);  ///< Error if unknown; it lists the known names and the nearest
 
 /// A computation, or one end of a transfer.
 enum class What : uint8_t {
@@ -57,7 +57,7 @@ inline bool is_send(What what) { return what == What::send_activation || what ==
 struct Action {
   What what = What::forward;
   int32_t micro_batch = 0;
-  int32_t chunk = 0;  ///< of this rank; for a transfer, the chunk that produces or consumes the tensor
+  int32_t chunk = 0;  ///< chunk of this rank; for a transfer, the one that produces or consumes the tensor
   friend bool operator==(const Action&, const Action&) = default;
 };
 std::string to_string(const Action& action);  ///< "forward of micro-batch 3, chunk 1"
@@ -67,12 +67,12 @@ struct Request {
   Kind kind = Kind::one_f_one_b;
   int stages = 1;
   int micro_batches = 1;
-  int chunks = 0;  ///< per rank; 0: the kind's default (2 for interleaved and dualpipe-v, otherwise 1)
+  int chunks = 0;  ///< chunks per rank; 0: the kind's default (2 for interleaved and dualpipe-v, else 1)
 };
 
 /// The list of actions of each rank, and the placement of the virtual stages.
 struct Schedule {
-  Request request;  ///< with `chunks` filled in
+  Request request;  ///< the request, with `chunks` filled in
   std::vector<std::vector<Action>> ranks;
 
   /// A rank, and one of its chunks.
@@ -94,7 +94,7 @@ int chunks_of(const Request& request);  ///< chunks per rank, with the default f
 /// The reason why no schedule exists for these numbers, with the nearest alternative: "interleaved: expected ..., got
 /// ...; use ...". Empty if the schedule exists.
 std::string refusal_of(const Request& request);
-/// The schedule for these numbers; Error with refusal_of() if none exists. Pure: depends only on its argument.
+/// The schedule for these numbers. Error if none exists; its text is refusal_of(). Pure: depends only on its argument.
 Schedule make_schedule(const Request& request);
 
 /// The forwards of `micro_batches` micro-batches on the same stages, with their transfers: for evaluation.

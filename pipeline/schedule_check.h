@@ -11,9 +11,9 @@ namespace lockstep::pipeline {
 
 /// The result of check_schedule().
 struct Check {
-  std::vector<std::string> errors;  ///< the first few, each naming rank, stage and micro-batch
+  std::vector<std::string> errors;  ///< the first few errors; each names rank, stage and micro-batch
   std::vector<int> buffers;         ///< maximal number of activations held by each rank, in micro-batches of one chunk
-  int64_t messages = 0;             ///< between ranks, per step
+  int64_t messages = 0;             ///< messages between ranks per step
   int ahead = 2;                    ///< smallest power of two for Streams::ahead with which devices do not deadlock
   /// True if no error was found.
   bool right() const { return errors.empty(); }
@@ -25,7 +25,7 @@ Check check_schedule(const Schedule& schedule, const Ties& ties = {});
 /// How messages are mapped to device streams (link.h).
 struct Streams {
   int ahead = 2;                   ///< messages of a link that a rank may have in flight before it waits for the oldest
-  bool one_for_both_ways = false;  ///< one stream per pair of ranks for both directions, as with a single communicator
+  bool one_for_both_ways = false;  ///< true: a pair of ranks has one stream for both directions (a single communicator)
 };
 /// Simulates messages on device streams, for a schedule without errors in its lists. Returns what each blocked rank
 /// waits for; empty if all ranks finish.

@@ -196,7 +196,7 @@ void Engine::make_ties() {
       if (std::find(have.begin(), have.end(), at) == have.end()) have.push_back(at);
     }
     if (have.size() == 1) continue;
-    tie.ranks = pp_->new_group(have, "pp.tie." + tie.key);  // its first rank holds the sum
+    tie.ranks = pp_->new_group(have, "pp.tie." + tie.key);  // the group's first rank adds the gradients
     if (!tie.ranks) continue;
     parallel::check_agreement("pipeline", lines, *tie.ranks);
     for (const Variable& p : tie.parameters) tie.ranks->broadcast(p.tensor(), 0, {.tag = "tied " + tie.key});

@@ -13,9 +13,9 @@ namespace lockstep::pipeline {
 /// takes input + weight.
 struct Costs {
   double forward = 1, input = 1, weight = 1;
-  double latency = 0;  ///< of a transfer; sending does not occupy the rank
-  /// dualpipe-v only: a forward and the whole backward after it are one computation, as in the paper, and both results
-  /// are available at its end. Our engine runs one after the other.
+  double latency = 0;  ///< duration of a transfer; sending does not occupy the rank
+  /// dualpipe-v only. true, as in the paper: a forward and the whole backward after it are one computation, and both
+  /// results are available at its end. false, as in our engine: one runs after the other.
   bool paired = false;
   std::vector<double> weights = {};  ///< relative cost of each virtual stage, 1 being an even share; empty: all equal
 };
@@ -28,7 +28,7 @@ struct Slot {
 
 /// The result of simulate().
 struct Simulation {
-  double seconds = 0;                    ///< until the last rank is done
+  double seconds = 0;                    ///< time until the last rank is done
   std::vector<std::vector<Slot>> ranks;  ///< computations only
   /// Computing time of each rank.
   std::vector<double> busy;
@@ -69,8 +69,8 @@ Formula formula(const Request& request, const Costs& costs = {});
 /// micro-batch 3, B3 its backward, I3 and W3 the halves of a split backward; a, b, ... name the chunk; "." is idle.
 std::string draw_grid(const Schedule& schedule);
 
-/// Time goes right, ranks go down; each box is a computation with its micro-batch. Error for more than 32 ranks, whose
-/// rows would be too thin.
+/// A picture of the simulated step. Time goes right, ranks go down; each box is a computation with its micro-batch.
+/// Error for more than 32 ranks: rows would be too thin.
 std::string draw_svg(const Schedule& schedule, const Costs& costs = {});
 
 }  // namespace lockstep::pipeline

@@ -86,7 +86,7 @@ class Traffic {
   std::map<std::tuple<Way, int, int>, int> links_;
   std::map<std::pair<int, int>, int> pairs_;
   std::vector<std::vector<int>> orders_;  // messages of each link
-  std::vector<std::vector<Move>> moves_;  // of each rank
+  std::vector<std::vector<Move>> moves_;  // what each rank does, in order
 };
 
 /// The moves of the engine (transfers.cpp): a rank that wants a message also takes the earlier messages of its link,
@@ -107,7 +107,8 @@ std::vector<Move> Traffic::moves_of(int rank) const {
       has_come[size_t(next)] = true;
     }
     if (posted[link] > taken[link] || posted[link] == order.size()) return;
-    const Sent& next = slot_of(order[posted[link]]);  // its shapes are those of the activation that went the other way
+    // A gradient has the shapes of the activation that went the other way.
+    const Sent& next = slot_of(order[posted[link]]);
     if (next.way != Way::gradient || has_run[size_t(number(size_t(next.stage) - 1, order[posted[link]] % m_))]) post();
   };
   for (const Action& a : s_.ranks[size_t(rank)]) {

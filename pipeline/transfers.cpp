@@ -133,7 +133,7 @@ std::vector<double> Engine::gather_losses() {
   const size_t n = size_t(now_.micro_batches) * size_t(plan_.dp) * size_t(now_.values),
                ranks = world_ ? size_t(world_->size()) : 1, me = world_ ? size_t(world_->rank()) : 0;
   std::vector<double> all(n + 2 * ranks);
-  const bool counts = at_.tp == 0;  // tensor-parallel ranks hold the same loss; context-parallel ranks average theirs
+  const bool counts = at_.tp == 0;  // true on one of the tensor-parallel ranks, which all hold the same loss
   for (const auto& [micro_batch, loss] : losses_) {
     const std::vector<double> numbers = loss.to_vector<double>();
     for (size_t i = 0; i < numbers.size() && counts; ++i)
@@ -153,7 +153,7 @@ std::vector<double> Engine::gather_losses() {
   // Every number is nonzero on one rank only (with cp: on cp ranks), so the sum is exact.
   if (world_) all = dist::all_reduced(all, *world_, {.tag = "pipeline losses"});
   if (now_.training) {
-    std::map<int, double> longest;  // per replica of the pipeline
+    std::map<int, double> longest;  // longest time of each replica of the pipeline
     const auto copy = [&](size_t rank) { return parallel::coordinates_of(plan_, int(rank)).dp; };
     for (size_t r = 0; r < ranks; ++r) longest[copy(r)] = std::max(longest[copy(r)], all[n + 2 * r]);
     times_.clear();

@@ -19,8 +19,8 @@ constexpr const char* style =
 constexpr const char* script =
 #include "report/page_script.inc"
     ;
-constexpr size_t most_ranks = 32;  // in charts
-constexpr size_t most_rows = 15;   // in tables
+constexpr size_t most_ranks = 32;  // most ranks shown in charts
+constexpr size_t most_rows = 15;   // most rows of tables
 
 std::string tile(const std::string& value, const std::string& words) {
   return "<div class=\"tile\"><b>" + escaped(value) + "</b><span>" + escaped(words) + "</span></div>\n";

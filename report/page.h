@@ -27,6 +27,6 @@ std::string timeline_chart(const Analysis& analysis, size_t shown);
 std::string split_chart(const Analysis& analysis, size_t shown);
 /// One bar per category for the measured memory, with a frame for the formula.
 std::string memory_chart(const Analysis& analysis);
-std::string_view color_of(Part part);  ///< its CSS class
+std::string_view color_of(Part part);  ///< the CSS class for a part's color
 
 }  // namespace lockstep::report

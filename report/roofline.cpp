@@ -77,7 +77,7 @@ KernelCost product_cost(const DryKernel& k) {
 
 /// TFLOP/s of an H100 at 512, 1,024 .. 16,384 tokens; from sources()[1].
 struct AttentionSpeeds {
-  double causal[6], all[6], backward[6];  // all, backward: without a mask
+  double causal[6], all[6], backward[6];  // speeds with a causal mask; without a mask; of backward without a mask
 
   /// Fraction of the H100's 989 TFLOP/s, interpolated between two lengths on a logarithmic scale.
   double part(int64_t tokens, bool is_causal, bool is_backward) const {
@@ -158,7 +158,7 @@ std::vector<DryKernel> with_joined_steps(std::vector<DryKernel> kernels) {
   return all;
 }
 
-/// The bytes of a lookup: `rows` are the bytes of the table's rows that it touches, in place of the whole table.
+/// The bytes of a lookup. They include only the table's rows that the lookup touches, `rows` bytes.
 double bytes_of_picked(const DryKernel& k, const Operand& table, double rows) {
   return double(k.bytes()) - double(table.bytes()) + rows;
 }
@@ -180,7 +180,7 @@ KernelCost other_cost(const DryKernel& k) {
     cost.launches += 1;                                                                    // the sum
   } else if (is_step(name) || name == "unscale") {
     cost.kind = "optimizer";
-    for (const Operand& o : k.operands)  // updated in place, so read as well; not the 16-bit copy
+    for (const Operand& o : k.operands)  // operands updated in place are read, too; the 16-bit copy is only written
       if (o.is_written && o.dtype == k.operand(0).dtype) cost.bytes += double(o.bytes());
   }
   return cost;

@@ -17,7 +17,7 @@ struct Card {
   std::string name;
   double flops16 = 0, flops32 = 0;  ///< FLOP/s of tensor cores in f16 and bf16, and of f32 units
   double bandwidth = 0;             ///< bytes/s
-  bool has_wgmma = false;           ///< compute capability 9.0
+  bool has_wgmma = false;           ///< true for compute capability 9.0
 };
 /// The known GPUs.
 const std::vector<Card>& cards();
@@ -31,15 +31,15 @@ struct Efficiency {
 };
 /// Descriptions of the measurements.
 const std::vector<std::string>& sources();
-inline constexpr int memory_source = 3;  ///< for kernels bound by memory
+inline constexpr int memory_source = 3;  ///< index into sources() of the measurement for kernels bound by memory
 
 /// The cost of one kernel of the dry run on the CUDA backend.
 struct KernelCost {
   std::string kind;  ///< kernels of one kind share a row: "product 16384 x 768 x 2304"
   int64_t launches = 1;
-  double flops = 0;       ///< by tensor cores, or by f32 units for f32
+  double flops = 0;       ///< operations of tensor cores, or of f32 units for f32
   double bytes = 0;       ///< read and written, each operand once
-  bool is_short = false;  ///< 16-bit operands
+  bool is_short = false;  ///< true for 16-bit operands
   Efficiency efficiency = {};
 };
 /// The cost of a kernel. Efficiencies depend on the card.
@@ -70,14 +70,14 @@ struct Roofline {
   std::vector<RooflineRow> rows;  ///< sorted by time, longest first
   int64_t launches = 0;
   double seconds = 0, flops = 0, bytes = 0;
-  double tokens = 0;  ///< per second
+  double tokens = 0;  ///< tokens per second
   double mfu = 0;     ///< model FLOPs utilization: model_flops / seconds / peak
   double host = 0;    ///< seconds of the host if it launches kernels one by one
   double graph = 0;   ///< seconds of the host for a CUDA graph
 };
 /// Predicts the time of a step on a card.
 Roofline roofline(const DryStep& step, const Card& card);
-/// The prediction as a table with conclusions and the sources of the efficiencies. model, precision: their names.
+/// The prediction as a table with conclusions and the sources of the efficiencies. model, precision: names to print.
 std::string text_of(const Roofline& found, const DryStep& step, const Card& card, const std::string& model,
                     const std::string& precision);
 

@@ -37,7 +37,7 @@ Part part_of(const Event& e) {
   }
 }
 
-/// Reads a .jsonl file. A last line without line end, cut short by a kill, gives a warning; any other bad line is an
+/// Reads a .jsonl file. A last line without newline, cut short by a kill, gives a warning; any other bad line is an
 /// Error.
 std::vector<Json> read_lines(const std::string& path, std::vector<std::string>& warnings) {
   std::vector<Json> all;

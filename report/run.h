@@ -16,8 +16,8 @@ namespace lockstep::report {
 struct RunFiles {
   std::string folder;
   data::Json settings;              ///< config.json (--out), or its copy in the trace
-  std::vector<data::Json> metrics;  ///< lines of metrics.jsonl (--out)
-  std::vector<RankTrace> traces;    ///< rank-N.json (--trace)
+  std::vector<data::Json> metrics;  ///< the lines of metrics.jsonl, from --out
+  std::vector<RankTrace> traces;    ///< the files rank-N.json, from --trace
   std::vector<std::string> warnings;
   const data::Json* note(const char* name) const;  ///< the note of the first rank that has it, or nullptr
 };
@@ -40,24 +40,24 @@ struct Interval {
 /// One step of one rank.
 struct RankStep {
   double begin = 0, end = 0;
-  std::vector<Interval> work;         ///< of the main thread, sorted, without overlap
-  std::vector<Interval> collectives;  ///< of all groups, sorted by begin
+  std::vector<Interval> work;         ///< computations of the main thread, sorted, without overlap
+  std::vector<Interval> collectives;  ///< collectives of all groups, sorted by begin
 };
 
 /// The pipeline of a run. Idle parts are fractions of the time between a batch's first and last computation.
 struct PipelineFigures {
   std::string schedule, formula;
   int stages = 1, micro_batches = 1, chunks = 1, copies = 1;
-  double measured = 0;                        ///< median over the batches
-  double expected = 0;                        ///< by the formula, with the measured costs
-  double simulated = 0;                       ///< by simulating the schedule, if it is one of ours
+  double measured = 0;                        ///< measured idle part: the median over the batches
+  double expected = 0;                        ///< idle part by the formula, with the measured costs
+  double simulated = 0;                       ///< idle part by simulating the schedule, if it is one of ours
   double forward = 0, input = 0, weight = 0;  ///< seconds per micro-batch on a rank, mean
 };
 
 /// One kind of collective.
 struct Traffic {
   std::string collective;
-  double calls = 0, bytes = 0, sent = 0, seconds = 0;  ///< per rank and step, mean
+  double calls = 0, bytes = 0, sent = 0, seconds = 0;  ///< means per rank and step
 };
 
 /// A value computed by a formula from a paper.
@@ -75,11 +75,11 @@ struct MemoryRow {
 
 /// All figures of the report.
 struct Analysis {
-  std::vector<std::pair<double, double>> loss, validation;  ///< (step, value)
+  std::vector<std::pair<double, double>> loss, validation;  ///< pairs (step, value)
   std::vector<double> steps;                                ///< seconds of each step on the slowest rank
   double median_step = 0;
   int64_t shown = -1;                              ///< step shown in the timeline: one of median length
-  std::map<int, RankStep> timeline;                ///< by rank
+  std::map<int, RankStep> timeline;                ///< one step of each rank
   std::map<int, std::array<double, parts>> split;  ///< seconds per step by rank, mean without the first step
   std::optional<PipelineFigures> pipeline;
   std::vector<Traffic> traffic;  ///< sorted by bytes sent, most first

@@ -129,7 +129,7 @@ double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_
 
 dist::Link link_of_traces(const std::vector<RankTrace>& traces) {
   // The rank that arrives last sees the collective's own time: take the least over ranks.
-  std::map<std::pair<int, double>, double> least;  // by number of ranks and bytes
+  std::map<std::pair<int, double>, double> least;  // seconds, by number of ranks and bytes
   for (const RankTrace& t : traces) {
     for (const Event& e : t.events) {
       if (e.category != trace::Category::collective || e.name != "all_reduce" || e.number("sent") <= 0) continue;

@@ -140,7 +140,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   // The pipeline: simulates the schedule with each part's cost relative to the slowest rank.
   if (l.pp > 1) {
     const double whole_forward = slow.forward + tensor_forward, whole_backward = slow.backward + tensor_backward;
-    const int apart = l.tp * l.dp;  // between ranks of adjacent stages
+    const int apart = l.tp * l.dp;  // distance between the ranks of adjacent stages
     const bool near = apart * l.pp <= cluster.ranks_per_host;
     const dist::Link& link = near && cluster.network.within ? *cluster.network.within : cluster.network.between;
     const double hop = link.latency + activation / link.bandwidth;

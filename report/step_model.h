@@ -20,23 +20,23 @@ namespace lockstep::report {
 
 /// The machines.
 struct Cluster {
-  dist::Network network;  ///< `between` hosts and `within` one (default: the same)
+  dist::Network network;  ///< links between hosts, and within a host; `within` unset: like `between`
   int ranks_per_host = 8;
 };
 
 /// The training to predict.
 struct TrainingJob {
-  engine::ModelShape model;   ///< with the seconds of each layer on a rank that has all of it
-  parallel::Plan plan;        ///< without cp and ep
-  int64_t micro_batch = 1;    ///< samples
-  int64_t micro_batches = 1;  ///< per step, on each replica
+  engine::ModelShape model;   ///< the model, with each layer's seconds on a rank that has the whole layer
+  parallel::Plan plan;        ///< the plan, with cp = ep = 1
+  int64_t micro_batch = 1;    ///< samples of a micro-batch
+  int64_t micro_batches = 1;  ///< micro-batches per step on each replica
   pipeline::Kind schedule = pipeline::Kind::one_f_one_b;
-  int chunks = 0;          ///< 0: the schedule's default
-  DType dtype = f32;       ///< of parameters, gradients and activations
-  bool recompute = false;  ///< blocks repeat their forward in the backward
-  bool overlap = true;     ///< reduce gradients during the backward (without a pipeline)
+  int chunks = 0;          ///< chunks per rank; 0: the schedule's default
+  DType dtype = f32;       ///< dtype of parameters, gradients and activations
+  bool recompute = false;  ///< true: blocks repeat their forward in the backward
+  bool overlap = true;     ///< true: reduce gradients during the backward (without a pipeline)
   double bucket_bytes = 25 * 1048576.;
-  int64_t overlap_chunks = 0;  ///< of products with tensor parallelism; 0: as on CUDA devices
+  int64_t overlap_chunks = 0;  ///< chunks of tensor-parallel products; 0: as many as on CUDA devices
 };
 
 /// Sets the layers' seconds for a speed of `flops` FLOP/s. A backward takes `backward` times a forward.
@@ -58,21 +58,21 @@ dist::Link link_of_traces(const std::vector<RankTrace>& traces);
 /// One term of the step's time.
 struct Term {
   std::string name, how;
-  double seconds = 0;  ///< per step, without what overlaps with computing
+  double seconds = 0;  ///< time per step that does not overlap with computing
 };
 
 /// The prediction for a step.
 struct StepPrediction {
-  std::vector<Term> terms;  ///< they add up to the step
+  std::vector<Term> terms;  ///< parts of the step's time, which add up to all of it
   double step = 0;
   size_t bound = 0;                  ///< index of the largest term
-  double forward = 0, backward = 0;  ///< of a micro-batch on a rank that has the whole model
-  double tokens = 0;                 ///< per second, on all ranks
+  double forward = 0, backward = 0;  ///< seconds of a micro-batch on a rank that has the whole model
+  double tokens = 0;                 ///< tokens per second on all ranks
   double bubble = 0;                 ///< idle fraction of the slowest rank, without messages
   /// Bytes that the busiest rank sends per step.
   double gradient_bytes = 0, parameter_bytes = 0, tensor_bytes = 0, message_bytes = 0;
-  engine::RankBytes memory;  ///< on the fullest rank, without activations
-  double flops = 0;          ///< of the model per step on all ranks, without recomputation
+  engine::RankBytes memory;  ///< bytes on the fullest rank, without activations
+  double flops = 0;          ///< FLOPs of the model per step on all ranks, without recomputation
 };
 /// Predicts a step. memory: bytes/s that the optimizer reads and writes. Error for an impossible plan (more stages than
 /// layers, indivisible heads or widths, ...).

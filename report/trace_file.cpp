@@ -22,7 +22,7 @@ using trace::Category;
 constexpr size_t longest_line = size_t(16) << 20;
 constexpr size_t most_named = 16;  // ranks in a warning
 
-/// A record, whose Errors name the file.
+/// A record of a trace file. The Errors that its functions throw name the file.
 struct Record {
   const Json& json;
   const std::string& path;
@@ -68,7 +68,7 @@ bool visit_trace(const std::string& path, const std::function<void(const std::st
   while (!rest.empty()) {
     const size_t end = rest.find('\n');
     std::string_view line = rest.substr(0, end);
-    if (end == rest.npos && line != "]") break;  // no line end: cut short
+    if (end == rest.npos && line != "]") break;  // no newline: the line was cut short
     rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
     LOCKSTEP_CHECK(line.size() < longest_line, path, ": expected lines of less than ", longest_line, " bytes, got ",
                    line.size());

@@ -19,7 +19,7 @@ struct Event {
   trace::Category category;
   std::string name;
   double begin = 0, seconds = 0;  ///< seconds on rank 0's clock
-  int row = 0;                    ///< 0: the rank's main thread
+  int row = 0;                    ///< row of the timeline; 0: the rank's main thread
   data::Json args;
   double end() const { return begin + seconds; }                          ///< seconds on rank 0's clock
   double number(const char* key) const { return number_of(args, key); }   ///< an argument; 0 if it is missing
@@ -52,7 +52,7 @@ struct RankTrace {
   int64_t run = 0;
   ClockDrift drift;
   double clock_error = 0;     ///< seconds
-  bool whole = false;         ///< the trace was ended; otherwise the process was killed, or still runs
+  bool whole = false;         ///< true: the trace was ended; false: the process was killed, or still runs
   std::vector<Event> events;  ///< sorted by begin; without operations and tape nodes
   struct Total {              ///< totals of one kernel
     int64_t calls = 0;

@@ -36,12 +36,12 @@ struct AcceleratorOptions {
   /// "fp16", "bf16" or "fp8": autocast. If deepspeed_config says "auto" for that dtype, parameters have it, too.
   std::string mixed_precision = "no";
   int64_t gradient_accumulation_steps = 1;    ///< above 1, deepspeed_config must have the same value or "auto"
-  bool split_batches = false;                 ///< a loader's batch_size is the total of all ranks
+  bool split_batches = false;                 ///< true: a loader's batch_size is the total of all ranks
   bool even_batches = true;                   ///< false is an Error: ranks would wait for each other's batches
-  bool step_scheduler_with_optimizer = true;  ///< false: every step() of a schedule counts
+  bool step_scheduler_with_optimizer = true;  ///< true: schedules advance only with updates; false: every step() counts
   std::string deepspeed_config = {};          ///< file or JSON text; "auto" values are filled in
   double warmup_steps = 0;                    ///< below 1: a fraction of total_steps
-  int64_t total_steps = 0;                    ///< this and warmup_steps fill in "auto" in the file's scheduler
+  int64_t total_steps = 0;                    ///< total_steps and warmup_steps replace "auto" in the file's scheduler
   std::string device = "cpu";                 ///< "cuda": the ranks of a machine take its devices in turn
 };
 
@@ -87,13 +87,14 @@ struct State {
   void note_loader(int64_t batch_size);    ///< the first loader sets the micro-batch size
   void note_schedule();                    ///< Error if the file has a schedule, too
   void join(optim::Optimizer& optimizer);  ///< builds the engine for the optimizer's model
-  std::shared_ptr<Dealing> deal(const data::Sampler& order, int64_t batch_size, bool drop_last);  ///< for a loader
+  /// How a loader's batches are dealt to ranks.
+  std::shared_ptr<Dealing> deal(const data::Sampler& order, int64_t batch_size, bool drop_last);
   void step();                                      ///< an optimizer.step() of the user's loop
   void zero_grad();                                 ///< drops gradients that no step() consumed
   void save(const std::string& folder);             ///< collective
   void load(const std::string& folder);             ///< collective
   void turn_to(const std::shared_ptr<Loop>& loop);  ///< `loop` received the most recent batch
-  Loop running_loop() const;                        ///< the loop that received it; Error without a loop
+  Loop running_loop() const;                        ///< the loop of the most recent batch; Error if there was none
 
   struct Model {  ///< a prepared model
     nn::Module* module;
@@ -102,8 +103,8 @@ struct State {
   };
   /// State to be saved in addition to the engine's.
   struct Kept {
-    std::function<data::Json()> state;               ///< called when saving
-    std::function<void(const data::Json&)> load;     ///< called when loading
+    std::function<data::Json()> state;               ///< returns the object's state, to save it
+    std::function<void(const data::Json&)> load;     ///< restores the object's state
     const void* of = nullptr;                        ///< the object: preparing it again replaces its entry
     std::optional<std::weak_ptr<void>> loader = {};  ///< for a loader: the entry goes when the loader does
   };
@@ -126,24 +127,24 @@ struct State {
   std::vector<Kept> kept;
   data::Json::Array unclaimed;             ///< loaded states, for loaders that are prepared later
   int64_t micro_batch = 0;                 ///< samples per rank, from the first loader
-  double clipping = 0;                     ///< from the configuration
+  double clipping = 0;                     ///< gradient clipping norm of the configuration
   std::vector<std::weak_ptr<Loop>> loops;  ///< running loops; the last one received the last batch
   std::optional<Loop> last_loop;           ///< a copy of that loop, which may have ended
-  bool pending = false, holding = false;   ///< gradients not yet stepped; inside accumulate()
+  bool pending = false, holding = false;   ///< pending: gradients wait for a step; holding: inside accumulate()
 };
-using Shared = std::shared_ptr<State>;  ///< lives as long as anything prepared
+using Shared = std::shared_ptr<State>;  ///< lives until the last prepared object is gone
 
 template <class M> struct Holder {  ///< a model and its engine, once its optimizer is prepared
   M* model;
   std::unique_ptr<engine::Engine<M>> engine;
 };
 
-template <class T> struct LoaderOf : std::false_type {};  ///< recognizes a DataLoader
+template <class T> struct LoaderOf : std::false_type {};  ///< a true_type if T is a DataLoader
 template <class S, class B> struct LoaderOf<data::DataLoader<S, B>> : std::true_type {
   using Sample = S;  ///< of this DataLoader
   using Batch = B;   ///< of this DataLoader
 };
-[[noreturn]] void refuse_thing(bool prepared);  ///< the Error for an argument that prepare() rejects
+[[noreturn]] void refuse_thing(bool prepared);  ///< throws the Error for an argument that prepare() rejects
 
 }  // namespace accelerated
 
@@ -160,9 +161,10 @@ template <class M> class PreparedModel {
       return Out((*holder_->model)(std::forward<Args>(args)...));
     else return Out(holder_->model->call(std::forward<Args>(args)...));
   }
-  void train(bool training = true) { unwrap().train(training); }  ///< training mode, with dropout
-  void eval() { train(false); }                                   ///< evaluation mode
-  M& unwrap() const { return *holder_->model; }                   ///< the user's model
+  /// Training: true: training mode, with dropout; false: evaluation mode.
+  void train(bool training = true) { unwrap().train(training); }
+  void eval() { train(false); }                  ///< evaluation mode
+  M& unwrap() const { return *holder_->model; }  ///< the user's model
 
  private:
   accelerated::Shared state_;
@@ -208,7 +210,7 @@ class PreparedSchedule {
 /// The batches of this rank, on its device. Every loop is one epoch.
 template <class S, class B> class PreparedLoader {
  public:
-  class Iterator {  ///< one pass over an epoch
+  class Iterator {  ///< iterates over the batches of an epoch
    public:
     B& operator*() const { return *inner_; }
     B* operator->() const { return &*inner_; }
@@ -219,7 +221,7 @@ template <class S, class B> class PreparedLoader {
     friend PreparedLoader;
     explicit Iterator(PreparedLoader& loader)
         : loader_(&loader), inner_(loader.loader_->begin()), dealing_(*loader.dealing_) {
-      at_ = loader_->loader_->state().samples / (dealing_.micro * dealing_.world) - 1;  // begin() has taken one
+      at_ = loader_->loader_->state().samples / (dealing_.micro * dealing_.world) - 1;  // begin() has taken one batch
       take();
     }
     void take() {
@@ -254,7 +256,7 @@ template <class S, class B> class PreparedLoader {
     return Iterator(*this);
   }
   std::default_sentinel_t end() const { return {}; }            ///< end of the epoch
-  int64_t size() const { return loader_->size(); }              ///< batches of this rank in an epoch
+  int64_t size() const { return loader_->size(); }              ///< number of this rank's batches in an epoch
   void set_epoch(int64_t epoch) { loader_->set_epoch(epoch); }  ///< the epoch of the next loop
 
  private:
@@ -272,7 +274,7 @@ class Accelerator {
  public:
   /// Joins the job described by the environment, unless the process already has; without one, trains alone.
   explicit Accelerator(AcceleratorOptions options = {});
-  /// Uses a program's job, whose command line then sets precision, accumulation and configuration.
+  /// Uses a program's job. The program's command line then sets precision, accumulation and configuration.
   explicit Accelerator(Job& job, AcceleratorOptions options = {});
 
   /// Collective. Takes a model, its optimizer, loaders and schedules, and returns prepared ones in the same order (a
@@ -309,13 +311,14 @@ class Accelerator {
   Tensor pad_across_processes(const Tensor& tensor, int64_t dim = 0, Scalar pad_index = 0,
                               bool pad_first = false) const;
 
-  bool is_main_process() const { return state_->leads(); }                               ///< rank 0
-  bool is_local_main_process() const { return state_->job().team().local_rank() == 0; }  ///< first of this machine
-  int num_processes() const { return state_->world(); }                                  ///< number of ranks
-  int process_index() const { return state_->job().team().rank(); }                      ///< this rank
-  Device device() const { return state_->job().device(); }                               ///< of this rank
-  void wait_for_everyone() const { state_->job().team().wait(); }                        ///< barrier
-  template <class... T> void print(const T&... what) const {                             ///< on the main process only
+  bool is_main_process() const { return state_->leads(); }  ///< true on rank 0
+  /// True on the first rank of this machine.
+  bool is_local_main_process() const { return state_->job().team().local_rank() == 0; }
+  int num_processes() const { return state_->world(); }              ///< number of ranks
+  int process_index() const { return state_->job().team().rank(); }  ///< number of this rank
+  Device device() const { return state_->job().device(); }           ///< device of this rank
+  void wait_for_everyone() const { state_->job().team().wait(); }    ///< barrier
+  template <class... T> void print(const T&... what) const {         ///< on the main process only
     if (is_main_process()) ((std::cout << what), ...) << std::endl;
   }
   /// The user's model.

@@ -76,7 +76,7 @@ Options TrainingArguments::options() const {
 TrainerOptions TrainingArguments::trainer_options() const {
   TrainerOptions o;
   o.optimizer = [a = *this](nn::Module& model) {
-    std::vector<optim::AdamW::Group> groups;  // as in Hugging Face, biases and norms do not decay
+    std::vector<optim::AdamW::Group> groups;  // as in Hugging Face: no weight decay for biases and norms
     for (auto& [parameters, weight_decay] : matrices_decay(model, a.weight_decay))
       groups.push_back({std::move(parameters), optim::AdamWOptions{.lr = a.learning_rate,
                                                                    .beta1 = a.adam_beta1,
@@ -128,7 +128,7 @@ double TrainingArguments::lr_factor(int64_t t, int64_t steps) const {
   const double done = std::min(1.0, (step - warmup) / std::max(1.0, all - warmup));
   if (lr_scheduler_type == "cosine") return 0.5 * (1 + std::cos(std::numbers::pi * done));
   if (lr_scheduler_type == "linear") return 1 - done;
-  const double last = 1e-7 / learning_rate;  // polynomial decay of power 1
+  const double last = 1e-7 / learning_rate;  // polynomial: linear decay to a learning rate of 1e-7
   return (1 - last) * (1 - done) + last;
 }
 

@@ -22,25 +22,26 @@ struct TrainingArguments {
   std::string output_dir = {};  ///< if it already holds a run, resume_from_checkpoint is required
   int64_t per_device_train_batch_size = 8, per_device_eval_batch_size = 8, gradient_accumulation_steps = 1;
   double learning_rate = 5e-5, weight_decay = 0, adam_beta1 = 0.9, adam_beta2 = 0.999, adam_epsilon = 1e-8;
-  double max_grad_norm = 1;  ///< 0: no clipping
+  double max_grad_norm = 1;  ///< gradients are clipped to this norm; 0: no clipping
   double num_train_epochs = 3;
-  int64_t max_steps = -1;                    ///< above 0: replaces num_train_epochs
-  std::string lr_scheduler_type = "linear";  ///< or constant, constant_with_warmup, cosine, polynomial
+  int64_t max_steps = -1;                    ///< number of steps; above 0: replaces num_train_epochs
+  std::string lr_scheduler_type = "linear";  ///< linear, constant, constant_with_warmup, cosine or polynomial
   double warmup_steps = 0;                   ///< below 1: a fraction of all steps
   std::string eval_strategy = "no";          ///< "no": only at the end; "steps": every eval_steps; "epoch"
-  double eval_steps = 500;                   ///< this, save_steps and logging_steps: below 1, a fraction of all steps
-  std::string save_strategy = "steps";       ///< "steps": every save_steps and at the end; "epoch"
+  /// Values of eval_steps, save_steps and logging_steps below 1 are fractions of all steps.
+  double eval_steps = 500;
+  std::string save_strategy = "steps";  ///< "steps": every save_steps and at the end; "epoch"
   double save_steps = 500;
-  int64_t save_total_limit = 0;  ///< 0: keep all
+  int64_t save_total_limit = 0;  ///< checkpoints to keep; 0: all
   double logging_steps = 500;    ///< for the log in trainer_state.json; metrics.jsonl has every step
   bool load_best_model_at_end = false;
-  std::string metric_for_best_model = {};  ///< "": loss, if load_best_model_at_end is set
+  std::string metric_for_best_model = {};  ///< metric of the best model; "": loss, if load_best_model_at_end is set
   /// By default true unless the metric's name ends in "loss".
   std::optional<bool> greater_is_better = {};
-  /// True: from the last checkpoint; or a checkpoint's folder.
+  /// true: resume from the last checkpoint; a text: from the checkpoint in this folder.
   std::variant<bool, std::string> resume_from_checkpoint = false;
   uint64_t seed = 42;
-  bool fp16 = false, bf16 = false;  ///< autocast; if the deepspeed file says "auto", for parameters, too
+  bool fp16 = false, bf16 = false;  ///< true: autocast to this dtype; if the deepspeed file says "auto", parameters too
   bool dataloader_drop_last = false;
   std::string deepspeed = {};  ///< configuration: a file or JSON text
 

@@ -16,14 +16,15 @@ namespace lockstep::train {
 
 /// The caller's values for "auto". The functions are called only if the file needs them.
 struct AutoValues {
-  nn::Module* model = nullptr;  ///< its width h sets ZeRO's bucket sizes: h^2, 0.9 h^2, 10 h
-  std::function<const optim::Optimizer*()> optimizer = {};  ///< for learning rate, betas, eps, weight decay
+  nn::Module* model = nullptr;  ///< the model; its width h sets ZeRO's bucket sizes: h^2, 0.9 h^2, 10 h
+  std::function<const optim::Optimizer*()> optimizer = {};  ///< gives learning rate, betas, eps, weight decay
   std::function<int64_t(int64_t train_batch)> steps = {};   ///< total number of training steps
-  double warmup_steps = 0;  ///< for a schedule in the file; below 1: a fraction of all steps
+  double warmup_steps = 0;  ///< steps of warmup, for a schedule in the file; below 1: a fraction of all steps
   std::optional<int64_t> micro_batch = {}, accumulation = {};  ///< replace --batch and --accumulate
-  std::optional<double> max_grad_norm = {};                    ///< default: gradient_clipping of the program's keys
-  bool optimizer_is_argument = false;  ///< Error if the file has other optimizer options than `optimizer`
-  bool all_are_arguments = false;      ///< Error also for another clipping norm, number of steps or warmup
+  /// Clipping norm; default: gradient_clipping of the program's keys.
+  std::optional<double> max_grad_norm = {};
+  bool optimizer_is_argument = false;  ///< true: Error if the file's optimizer options differ from `optimizer`
+  bool all_are_arguments = false;      ///< true: Error also if clipping norm, number of steps or warmup differ
 };
 
 /// Collects contradictions and "auto" values that nobody knows, for one Error.
@@ -31,7 +32,7 @@ struct AutoProblems {
   std::vector<std::string> mismatches, unfilled;
   /// Notes that the file has `file` under `key`, but `argument` is `value`.
   void differ(const std::string& key, const data::Json& file, const std::string& argument, const data::Json& value);
-  /// Raises one Error with everything that was noted; it begins with `origin`.
+  /// Throws one Error that lists everything noted; it begins with `origin`.
   void fail_if_any(const std::string& origin) const;
 };
 /// Replaces "auto" for the keys in the table. own: the program's keys. half: "fp16", "bf16" or "", the dtype that
@@ -39,7 +40,7 @@ struct AutoProblems {
 void fill_auto(data::Json& json, const AutoValues& values, const data::Json& own, int64_t ranks,
                const std::string& half, const std::string& steps_option, AutoProblems& problems);
 
-/// Equality in which numbers compare as numbers: 1e-5 equals 0.00001, and 4 equals 4.0.
+/// True if a and b are equal. Numbers compare as numbers: 1e-5 equals 0.00001, and 4 equals 4.0.
 bool same_value(const data::Json& a, const data::Json& b);
 /// The value under a dotted path such as "zero_optimization.stage", or nullptr.
 const data::Json* find_at(const data::Json& root, std::string_view path);

@@ -18,7 +18,7 @@ class Averaged {
  private:
   void put(const std::vector<Tensor>& values);
   zero::Zero& zero_;
-  std::vector<Tensor> places_, own_;  // this rank's part of the parameters, and its own values
+  std::vector<Tensor> places_, own_;  // this rank's part of the parameters, and a copy of the values before averaging
   int exceptions_;
 };
 

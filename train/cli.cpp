@@ -79,7 +79,7 @@ int finished(int code) {
   if (written) return code;
   const std::string why = errno || write(STDOUT_FILENO, "\n", 1) < 0
                               ? std::strerror(errno)
-                              : "an earlier write failed";  // its reason is no longer known
+                              : "an earlier write failed";  // the errno of that write is lost
   std::cerr << "error: " << rank_prefix() << "standard output cannot be written (" << why
             << "), so the rest of the output is lost\n";
   return code ? code : 1;
@@ -100,7 +100,7 @@ int run_parsed(CLI::App& app, int argc, char** argv) {
     CLI::App& shown = active(app);
     std::cout << (&shown == &app ? app.help() : shown.help(app.get_name()));
     return 0;
-  } catch (const CLI::Success& done) {  // --version
+  } catch (const CLI::Success& done) {  // thrown for --version
     std::cout << done.what() << "\n";
     return 0;
   } catch (const CLI::RuntimeError& ended) { return ended.get_exit_code(); } catch (const CLI::ParseError& error) {

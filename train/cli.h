@@ -27,7 +27,7 @@ template <class Fn> auto as_usage(const Fn& fn) {
 /// Writes a file that the user asked for. Error (not a UsageError) if that fails.
 void write_output(const std::string& path, const std::string& text);
 
-/// This build and a subcommand's options, for ParallelOptions::identity.
+/// Text that identifies this build and a subcommand's options, for ParallelOptions::identity.
 std::string identity_of(const CLI::App& subcommand);
 /// Prints the closing line: JSON with --json, else "key value" pairs.
 void print_result(const data::Json& result, bool json);

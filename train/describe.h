@@ -7,7 +7,8 @@
 
 namespace lockstep::train {
 
-/// Ends a rank that has answered. start() catches it; in a program without start() it ends the program like any Error.
+/// Thrown to end a rank once describe() has described its run. start() catches it; in a program without start() it ends
+/// the program like any Error.
 struct Described : Error {
   Described() : Error("the program was asked to describe what it trains, and did") {}
 };
@@ -17,7 +18,7 @@ struct Description {
   nn::Module& model;
   data::Json own = data::Json::Object();   ///< the program's keys of the configuration
   AutoValues values = {};                  ///< values for "auto"
-  const optim::Optimizer* optimizer = {};  ///< used if the configuration names none
+  const optim::Optimizer* optimizer = {};  ///< the program's optimizer, if the configuration names none
   /// A batch to time the layers with; without it, only shapes are known.
   std::function<data::Example(int64_t samples)> batch = {};
   std::function<Variable(const Variable& output, const Tensor& target)> loss = {};

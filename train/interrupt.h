@@ -6,8 +6,8 @@
 
 namespace lockstep::train {
 
-/// While it lives, Ctrl-C and SIGTERM request a stop; a second signal ends the process at once. Create and destroy it
-/// on the same thread.
+/// While an Interrupt lives, Ctrl-C and SIGTERM request a stop; a second signal ends the process at once. Create and
+/// destroy it on the same thread.
 class Interrupt {
  public:
   Interrupt();

@@ -45,7 +45,7 @@ class Job {
   /// missing keys. `own` has the program's defaults for keys set by neither; they and `values` also replace "auto". One
   /// Error lists all contradictions.
   engine::Config config(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
-  /// The same as JSON, before it is parsed.
+  /// The configuration of config() as JSON, before it is parsed.
   data::Json config_json(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
   /// The autocast dtype of --precision: f16, bf16, or none. Also none if fp16.enabled or bf16.enabled is "auto" in the
   /// file: then the parameters have that dtype.
@@ -72,7 +72,7 @@ using Body = std::function<void(Job& job)>;
 /// main() of a program without options of its own. Returns the exit code: 0 success, 1 an error, 2 wrong usage, 128 +
 /// signal if a signal stopped the run.
 int run(int argc, char** argv, const std::string& about, const Body& body, Options defaults = {});
-/// The same for a program with options of its own; `app` must have had add_options(app, options).
+/// main() of a program with options of its own. Call add_options(app, options) before.
 int run(CLI::App& app, int argc, char** argv, Options& options, const Body& body);
 /// The core of run(), for subcommands: runs `body` on every rank. `identity` must be equal on all ranks.
 void start(const Options& options, const std::string& identity, const Body& body);
@@ -83,7 +83,7 @@ void describe_if_asked(Job& job, nn::Module& model, const optim::Optimizer& opti
                        const AutoValues& values = {});
 /// Further options of prepare().
 struct PrepareOptions {
-  double warmup_steps = 0;                   ///< fills in "auto" in a schedule of the file
+  double warmup_steps = 0;                   ///< replaces "auto" in a schedule of the file
   data::Json config = data::Json::Object();  ///< the program's defaults for the engine's configuration
   optim::GradScaler* grad_scaler = nullptr;  ///< required for --precision f16; must outlive the engine
 };

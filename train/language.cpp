@@ -146,7 +146,8 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
     const std::string base = adapter ? nn::adapter_base(path) : path, words = data::has_tokenizer(path) ? path : base;
     auto model = nn::from_pretrained(base, {.quantize = quantization});
     if (adapter) nn::load_adapter(*model, path);
-    const bool of_bytes = !data::has_tokenizer(words) && model->o.vocab == 256;  // --export of a model of bytes
+    // True for the --export of a model of bytes.
+    const bool of_bytes = !data::has_tokenizer(words) && model->o.vocab == 256;
     return {std::move(model), of_bytes ? "" : words, "", nn::eos_tokens(base)};
   }
   const std::string config_path = path + "/config.json";
@@ -283,7 +284,7 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
     if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);
   std::string made;
   const bool on_terminal = shown == &std::cout && isatty(STDOUT_FILENO) == 1;
-  bool begun = false;  // the prompt is printed together with the first new text, so not before an error
+  bool begun = false;  // true once the prompt is printed, which waits for the first new text, in case of an Error
   nn::TextStream stream(generation.stop);
   const auto show = [&](const std::string& text) {
     made += text;

@@ -28,7 +28,7 @@ struct LanguageModel {
   std::string identity;                                     ///< the tokenizer used in training; "": unknown
   std::vector<int64_t> ends;                                ///< end-of-text tokens, from the folder
   std::shared_ptr<inference::InferenceEngine> engine = {};  ///< set if there is an inference configuration
-  bool leads = true;                                        ///< this rank prints
+  bool leads = true;                                        ///< true: this rank prints
   /// Loads the tokenizer. Error if it is missing or differs from that of the training.
   std::unique_ptr<data::Tokenizer> tokenizer() const;
   /// Logits of a (batch, length) tensor of tokens, without gradients.

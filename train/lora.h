@@ -40,7 +40,8 @@ class Job;
 /// Checks, before training, that export_model() can write to the folder, and warns of settings that its files cannot
 /// hold.
 void prepare_export(const Job& job, const std::string& folder);
-/// Writes a trained model, or its adapters, and the tokenizer as a Hugging Face folder. state: of the whole model.
+/// Writes a trained model, or its adapters, and the tokenizer as a Hugging Face folder. state: tensors of the whole
+/// model.
 void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,
                   const std::string& tokenizer);
 

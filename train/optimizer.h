@@ -34,7 +34,7 @@ struct OptimizerGroup {
 };
 /// Two groups: matrices with weight decay; biases and norms without (as in GPT-2).
 std::vector<OptimizerGroup> matrices_decay(nn::Module& model, double weight_decay);
-/// Makes the optimizer. steps: of the whole run. Collective for the 1-bit optimizers, which need ranks.
+/// Makes the optimizer. steps: number of steps of the run. Collective for the 1-bit optimizers, which need ranks.
 std::unique_ptr<optim::Optimizer> make_optimizer(const OptimizerOptions& options,
                                                  const std::vector<OptimizerGroup>& groups, int64_t steps,
                                                  const Job& job);

@@ -27,7 +27,7 @@ OptionCheck whole(int64_t least, int64_t most);
 OptionCheck number(double least, double most);
 /// One of these words.
 OptionCheck one_of(std::vector<std::string> words);
-OptionCheck strategy(bool devices);  ///< a value of --parallel; devices: dp is allowed
+OptionCheck strategy(bool devices);  ///< checks a value of --parallel. devices: true: dp is allowed
 inline constexpr int64_t most_steps = 1'000'000'000'000, most_size = 1 << 20;  ///< limits of options
 
 /// Options for training on several ranks.
@@ -46,9 +46,9 @@ struct ParallelOptions {
 /// Options of all training programs.
 struct CommonOptions {
   std::string out;      ///< folder for metrics.jsonl, config.json and checkpoints
-  bool resume = false;  ///< continue from the checkpoint in `out`
-  bool ema = false;     ///< in programs that use a run: evaluate with averaged parameters
-  bool json = false;    ///< print the final figures as JSON
+  bool resume = false;  ///< true: continue from the checkpoint in `out`
+  bool ema = false;     ///< true, in programs that use a run: evaluate with averaged parameters
+  bool json = false;    ///< true: print the final figures as JSON
   int threads = 0;      ///< threads of operations; 0: all cores
   uint64_t seed = 1;
   std::string device = "cpu";  ///< cpu, cuda, cuda:N
@@ -64,7 +64,7 @@ struct Options : CommonOptions {
   std::string config;                      ///< the engine's configuration: a file or JSON text
   std::vector<std::string> set;            ///< keys of the configuration, "zero_optimization.stage=2"
   std::string plan;                        ///< how ranks share the work: "dp2+pp2+tp2+zero1"
-  bool no_graph = false;                   ///< CUDA: run steps directly instead of recording and replaying graphs
+  bool no_graph = false;                   ///< CUDA: true: run steps directly instead of recording and replaying graphs
   std::string precision = "f32";           ///< or tf32 (on devices that have it), bf16, f16 (autocast), fp8
   int64_t batch = 16;                      ///< samples of a micro-batch
   int64_t epochs = 1, steps = 0;           ///< passes over the data; or a number of steps

@@ -16,7 +16,7 @@ class Progress {
   void show(int64_t step, const std::string& text);
   /// Erases the line, so that something else can be printed.
   void clear();
-  double seconds() const;  ///< since the start
+  double seconds() const;  ///< seconds since the start
   /// Units per second since the start.
   double rate() const;
 

@@ -28,7 +28,7 @@ void cut_back(const std::string& path, int64_t last) {
   try {
     while (std::getline(in, line) && data::parse_json(line, path).at("step", path).as_int(path) <= last)
       kept += line + "\n";
-  } catch (const Error&) {}  // NOLINT: half a line
+  } catch (const Error&) {}  // NOLINT: the last line was cut short
   data::write_atomically(path, kept);
 }
 
@@ -38,7 +38,7 @@ void cut_back(const std::string& path, int64_t last) {
 /// ones.)
 void Trainer::Impl::lock_folder() {
   if (!writes() || lock || !std::filesystem::exists(job.options().out)) return;
-  // With `state` the run's folder is the checkpoint folder, whose lock is a different one.
+  // With `state` the run's folder is also the checkpoint folder, which has its own lock: lock .run instead.
   const std::string folder = o.state ? path(".run") : job.options().out;
   std::filesystem::create_directories(folder);
   lock.emplace(files, folder, false, [](const std::string&) {});
@@ -89,7 +89,7 @@ void Trainer::Impl::open() {
     if (resume_ && there) resume();
     else if (resume_ && team.leads())
       std::cerr << "note: " << job.options().out << " holds no checkpoint, so " << resume_name << " begins at step 0\n";
-    team.wait();  // all ranks have read the old files
+    team.wait();  // until all ranks have read the old files
   }
   for (const auto& [key, value] : o.notes.as_object()) config[key] = value;
   config["steps"] = steps;
@@ -192,7 +192,8 @@ void Trainer::Impl::write_bits(double loss) {
     if (!sender && !engine->in_parts()) whole.emplace(engine->zero(), engine->module().parameters());
     for (const auto& p : engine->module().named_parameters()) put(p.name, p.variable.tensor());
   }
-  const bool together = !sender || sender->is_synchronized();  // ranks of 0/1 Adam differ between exchanges
+  // True: all ranks have equal parameters. With 0/1 Adam they differ between exchanges.
+  const bool together = !sender || sender->is_synchronized();
   const engine::Config& c = engine->config();
   const DType products = c.fp16.enabled ? f16 : c.bf16.enabled ? bf16 : job.autocast().value_or(f32);
   write_trace_line(bits, step, loss, products, names,

@@ -17,7 +17,7 @@ struct ToScore {
 /// The score of a sequence.
 struct Scored {
   double logprob = 0;  ///< sum of natural logarithms
-  bool greedy = true;  ///< every token is the most likely one (of equals, the lowest id)
+  bool greedy = true;  ///< true if every token is the most likely one (of equals, the lowest id)
   int64_t tokens = 0;
 };
 /// Scores sequences, several per forward pass. The score of one does not depend on the others.

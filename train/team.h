@@ -48,7 +48,7 @@ class Team {
   /// Collective. Error if ranks have different data: an old copy on one host would otherwise go unnoticed. `what` names
   /// the data.
   void check_same(const std::string& what, const std::vector<const Tensor*>& data) const;
-  /// The same for data that is not a tensor.
+  /// check_same() for data that is not a tensor, by its hash.
   void check_same(const std::string& what, int64_t elements, uint64_t hash) const;
   /// Element-wise sum over ranks. Exact if each element is nonzero on at most one rank, so it can also assemble lists.
   void sum(std::vector<double>& values, const char* tag) const;

@@ -93,7 +93,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
     if (save_every == 1) save_every = told.whole(told.save_steps);
     state.emplace(told);
   }
-  make_engine(std::move(config));  // its schedule needs `steps`
+  make_engine(std::move(config));  // the engine's schedule needs `steps`
 }
 
 void Trainer::Impl::describe_it(const Json& own) {
@@ -121,7 +121,7 @@ void Trainer::Impl::check(const engine::Config& config) {
                  " shares experts, and the model has none; leave ep", plan.ep, " out");
   const engine::ModelShape shape = engine::shape_of(*model, 0, int64_t(o.per_sample), 0);
   engine::Config as_run = engine::resolve(config, plan.dp);
-  if (plan.pp * plan.tp > 1) as_run.activation_checkpointing.enabled = false;  // make_engine() does the same
+  if (plan.pp * plan.tp > 1) as_run.activation_checkpointing.enabled = false;  // as make_engine() does
   const parallel::PlanSizes sizes{.ranks = job.mesh().world().size(),
                                   .layers = int64_t(shape.list.size()),
                                   .heads = shape.heads,

@@ -44,8 +44,9 @@ struct TrainerOptions {
   data::DatasetPtr<data::Example> data = nullptr;  ///< the training data; the seed determines the order of each epoch
   /// Instead of `data`: endless micro-batches. Needs --steps.
   std::function<data::Example(int64_t step, int64_t micro_batch, int64_t samples)> batches = {};
-  data::DatasetPtr<data::Example> evaluate = nullptr;         ///< evaluation data
-  std::vector<std::pair<std::string, Measure>> metrics = {};  ///< also means over samples: {"accuracy", ...}
+  data::DatasetPtr<data::Example> evaluate = nullptr;  ///< evaluation data
+  /// Further measures that evaluations average over samples: {"accuracy", ...}.
+  std::vector<std::pair<std::string, Measure>> metrics = {};
   /// Metrics from all predictions and targets at once: {{"accuracy", ...}}. Called on every rank.
   std::function<std::vector<std::pair<std::string, double>>(const Predictions&)> compute_metrics = {};
   /// The number of targets that `loss` averages over in a micro-batch, or -1. With it, a step's loss is the mean over
@@ -59,7 +60,7 @@ struct TrainerOptions {
   std::function<std::unique_ptr<optim::Schedule>(optim::Optimizer&, int64_t steps)> schedule = {};
   /// For a schedule in the file whose warmup_num_steps is "auto". Below 1: a fraction of all steps.
   double warmup_steps = 0;
-  bool arguments = false;  ///< the file must agree with optimizer, steps, warmup and clipping
+  bool arguments = false;  ///< true: Error if the file disagrees with optimizer, steps, warmup or clipping
   /// Defaults for the engine's configuration: {"gradient_clipping", 1}.
   data::Json config = data::Json::Object();
   data::Json facts = data::Json::Object();  ///< for config.json; must be the same when the run is resumed
@@ -69,11 +70,11 @@ struct TrainerOptions {
   /// Keep the best checkpoint in best/, by "val_loss" or "ema_val_loss" (averaged parameters): the least, or with
   /// "-val_accuracy" the greatest value.
   std::string best = {};
-  bool load_best = false;  ///< end with the model in best/
+  bool load_best = false;  ///< true: end with the model in best/
   /// Lays out the folder like Hugging Face's Trainer: checkpoints are checkpoint-N in the folder itself, each with a
   /// trainer_state.json, and run.json takes the place of config.json.
   std::optional<TrainerState::Options> state = {};
-  std::string resume_from = {};  ///< with --resume: a checkpoint's folder; "": the last one
+  std::string resume_from = {};  ///< with --resume: folder of the checkpoint to load; "": the last one
   int64_t patience = 0;          ///< stop after this many evaluations without improvement; 0: never
   /// Replaces the model's forward (parallel::DataParallel, say). Only with plans that do not split the model.
   std::function<Variable(const Tensor& input)> forward = {};
@@ -105,10 +106,10 @@ class Trainer {
   std::vector<std::pair<std::string, double>> evaluate(int64_t most = 0);
   /// The model's outputs for these samples, their loss and metrics, on all ranks. Collective.
   Predictions predict(const data::Dataset<data::Example>& samples);
-  /// The log: an entry for every logging_steps, evaluation and run. Error without TrainerOptions::state.
+  /// The log: an entry for every logging_steps, evaluation and run. Error unless TrainerOptions::state is set.
   const data::Json::Array& log_history() const;
   int64_t step() const;          ///< steps done
-  engine::EngineBase& engine();  ///< for everything else
+  engine::EngineBase& engine();  ///< the engine, for everything else
   /// The tensors of the whole model, on rank 0. Collective.
   nn::State whole_model();
 

@@ -21,47 +21,55 @@ Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>&
 struct Trainer::Impl {
   Impl(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);  ///< sets up everything; collective
   AutoValues values();                                                        ///< values for "auto"
-  int64_t steps_in_epoch(int64_t train_batch) const;                          ///< 0 without an epoch
-  int64_t steps_of(int64_t train_batch) const;                                ///< of the whole run
-  void check(const engine::Config& config);                                   ///< model sizes against the plan
-  void make_engine(engine::Config config);                                    ///< splits the model
-  [[noreturn]] void describe_it(const Json& own);                             ///< for lockstep plan
-  void open();                                                         ///< checks, resumes, then opens the run's files
-  void lock_folder();                                                  ///< one job at a time
-  void resume();                                                       ///< loads the checkpoint
-  void fit();                                                          ///< trains, evaluates, saves
-  bool look(Json& line);                                               ///< evaluates; true if training should end
+  /// Steps of an epoch; 0 if data has no epochs.
+  int64_t steps_in_epoch(int64_t train_batch) const;
+  int64_t steps_of(int64_t train_batch) const;  ///< steps of the whole run
+  /// Checks the model's sizes against the plan.
+  void check(const engine::Config& config);
+  void make_engine(engine::Config config);  ///< splits the model
+  /// Describes the run for `lockstep plan`, and ends.
+  [[noreturn]] void describe_it(const Json& own);
+  void open();  ///< checks, resumes, then opens the run's files
+  /// Locks the run's folder, so that only one job uses it.
+  void lock_folder();
+  void resume();  ///< loads the checkpoint
+  void fit();     ///< trains, evaluates, saves
+  /// Evaluates; returns true if training should end.
+  bool look(Json& line);
   void save();                                                         ///< writes a checkpoint
-  void write_bits(double loss);                                        ///< --trace-bits
-  pipeline::Sample sample(const Example& whole);                       ///< this rank's part, on its device
+  void write_bits(double loss);                                        ///< writes a line of --trace-bits
+  pipeline::Sample sample(const Example& whole);                       ///< this rank's part of a sample, on its device
   std::vector<std::pair<std::string, double>> evaluate(int64_t most);  ///< includes averaged parameters
-  std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // with the current parameters
+  std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // evaluates with the current parameters
   /// Means over `most` batches (0: all), named with `prefix`. keeps_outputs: also the model's outputs.
   Predictions measure(const data::Dataset<Example>& samples, int64_t most, const std::string& prefix,
                       bool keeps_outputs);
   Measure loss_measure() const;  ///< the loss, given or the model's
   void keep_best();              ///< remembers the best checkpoint
-  void write_state();            ///< trainer_state.json
-  int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }  ///< of all replicas
+  void write_state();            ///< writes trainer_state.json
+  /// Micro-batches of a step on all replicas.
+  int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }
   /// A file in the run's folder.
   std::string path(const std::string& name) const {
     LOCKSTEP_CHECK(has_folder(), "[Trainer] ", name, ": expected a folder (", called("--out"), "), got none");
     return job.options().out + "/" + name;
   }
-  /// The caller's name of an option.
+  /// The name by which the program's user knows an option, for Error texts.
   std::string called(const char* option) const { return job.options().name_of(option); }
-  bool has_folder() const { return !job.options().out.empty(); }  ///< --out was given
-  /// holds `latest`
+  bool has_folder() const { return !job.options().out.empty(); }  ///< true if --out was given
+  /// The folder of checkpoints, with the file `latest`.
   std::string checkpoint_folder() const { return o.state ? job.options().out : path("checkpoints"); }
-  std::string config_name() const { return o.state ? "run.json" : "config.json"; }  ///< depends on `state`
-  bool writes() const { return has_folder() && job.team().leads(); }                ///< this rank writes the files
+  /// Name of the file for the run's configuration.
+  std::string config_name() const { return o.state ? "run.json" : "config.json"; }
+  /// True if this rank writes the files.
+  bool writes() const { return has_folder() && job.team().leads(); }
 
   Job& job;
   const TrainerOptions o;
   std::shared_ptr<nn::Module> model;
   const std::string kind;
   std::unique_ptr<optim::Optimizer> trial;  // made only to answer "auto"
-  std::vector<std::string> names;           // parameters of the whole model
+  std::vector<std::string> names;           // names of the parameters of the whole model
   int64_t parameters = 0;
   sequence::ContextOptions context;  // with cp: how ranks attend to shared sequences
   std::optional<ExpertCounts> experts;
@@ -69,14 +77,14 @@ struct Trainer::Impl {
   optim::GradScaler scaler;
   std::unique_ptr<engine::EngineBase> engine;
   int64_t steps = 0, steps_of_epoch = 0, first = 0, step = 0;
-  int64_t eval_every = 0, save_every = 0;  // from the options; fractions of all steps are resolved
+  int64_t eval_every = 0, save_every = 0;  // steps between evaluations, between saves; no fractions
   data::Files files;
-  std::optional<checkpoints::FolderLock> lock;  // on the run's folder; rank 0 only
+  std::optional<checkpoints::FolderLock> lock;  // lock on the run's folder; rank 0 only
   OutputFile metrics, bits;
   std::optional<double> best;
   int64_t worse = 0;                                 // evaluations since `best`
-  std::vector<std::pair<std::string, double>> last;  // the last evaluation
-  int64_t looked = -1;                               // its step
+  std::vector<std::pair<std::string, double>> last;  // results of the last evaluation
+  int64_t looked = -1;                               // step of the last evaluation
   double shown_loss = NAN;
   std::optional<TrainerState> state;
   Json result = Json::Object();

@@ -37,7 +37,7 @@ class TrainerState {
   /// Records the best model so far and its checkpoint.
   void best(double metric, const std::string& folder);
   const std::string& best_folder() const { return best_folder_; }  ///< "" if there is none
-  void forget_best() { best_.reset(), best_folder_.clear(); }      ///< if its checkpoint is gone
+  void forget_best() { best_.reset(), best_folder_.clear(); }      ///< called if the best checkpoint is gone
   /// Logs the closing entry. first: the step that this process started from.
   void end(double seconds, int64_t first);
 

@@ -33,7 +33,7 @@ struct FileQueue::Transfer::State {
   const SwapFile& file;
   bool writes;
   int64_t left = 0;   // requests in flight; guarded by the queue's mutex, as is `error`
-  std::string error;  // of the first request that failed
+  std::string error;  // error text of the first request that failed
 };
 
 /// A piece of a transfer. After a partial result it is queued again, with `done` bytes behind it.
@@ -221,7 +221,7 @@ void FileQueue::run_ring(Ring& ring) {
     if (broken != 0 && on_their_way == 0) return run_thread();  // the ring is broken: go on with pread and pwrite
     if (on_their_way == 0) continue;
     io_uring_cqe* event = nullptr;
-    if (io_uring_wait_cqe(&ring.ring, &event) != 0) continue;  // interrupted by a signal
+    if (io_uring_wait_cqe(&ring.ring, &event) != 0) continue;  // a signal interrupted the wait
     do {
       const size_t k = io_uring_cqe_get_data64(event);
       const int result = event->res;

@@ -27,8 +27,8 @@ class FileQueue {
   /// A read or write that was started. Copies stand for the same transfer.
   class Transfer {
    public:
-    /// Blocks until the transfer is done: the bytes are in memory, or handed to the disk. Error with file, offset, and
-    /// the bytes expected and transferred.
+    /// Blocks until the transfer is done: the bytes are in memory, or handed to the disk. Error if the transfer failed;
+    /// it names the file, the offset, and the bytes expected and transferred.
     void wait();
     explicit operator bool() const { return state_ != nullptr; }  ///< false if default-made or waited for
 
@@ -73,7 +73,7 @@ struct FileBuffer {
   FileBuffer() = default;
   ~FileBuffer();  ///< waits, because transfers in flight use the memory
   FileBuffer(const FileBuffer&) = delete;
-  void wait();  ///< until all transfers are done
+  void wait();  ///< blocks until all transfers are done
 
   Tensor bytes;
   std::vector<FileQueue::Transfer> transfers;

@@ -1,4 +1,4 @@
-// Gathering, prefetching and freeing units. See gather.h.
+// ZeRO 3: a unit's parameters are all-gathered before use and freed after it. See gather.h for the terms.
 #include "zero/gather.h"
 
 #include "tensor/graph.h"
@@ -12,8 +12,9 @@ void Gather::keep_shard(size_t u) {
   unit.weights.storage()->empty(unit.tag.c_str());
 }
 
-/// True if the unit is whole. A gather that a failed recording left behind never ran, and one made before a recording
-/// is not part of its replays (Error).
+/// True if the unit's gather has been started, so that the unit will be whole. A gather of a recording that failed
+/// never ran: then this releases the unit and returns false. A gather made before the current recording began would be
+/// missing in its replays: Error.
 bool Gather::is_whole(size_t u) {
   const State& state = states[u];
   if (!state.gathered || state.recorded == Graph::is_recording()) return state.gathered;

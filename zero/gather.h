@@ -5,7 +5,7 @@
 //   trace            the order of gathers in the last forward (or backward) that began at the same module; the next
 //                    units are prefetched as long as the current order follows it
 //   persistent       a unit too small to be cut: whole on every rank, as in stage 2
-//   live             whole at the moment
+//   live             gathered, so whole at the moment
 //   reuse distance   number of elements of other units that will be gathered before a unit is needed again
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace lockstep::zero {
 /// The order of gathers in a forward or backward, and in the one before it.
 struct Trace {
   std::vector<size_t> recorded, now;  ///< indices of units
-  bool follows = false;               ///< `now` equals the beginning of `recorded`
+  bool follows = false;               ///< true while `now` equals the beginning of `recorded`
 };
 
 /// The state of all units, and the gathers that are running.
@@ -24,10 +24,10 @@ class Gather {
  public:
   /// State of a unit.
   struct State {
-    bool gathered = false;     ///< the memory exists; it is filled when `fetch` is done
-    bool recorded = false;     ///< gathered inside a recording: happens in each replay, not now
+    bool gathered = false;     ///< true: the unit's memory exists, and is filled once `fetch` is done
+    bool recorded = false;     ///< true: gathered inside a recording, so by each replay and not now
     dist::Work fetch;          ///< the running all-gather
-    uint32_t version = 0;      ///< of the storage when it was gathered
+    uint32_t version = 0;      ///< version of the unit's storage when it was gathered
     int active = 0, pins = 0;  ///< running forwards, and gathered() scopes, that need it
     uint64_t needed_from = 0;  ///< in backward: the tape's number before the first node of the call that needs it
   };
@@ -50,8 +50,8 @@ class Gather {
   /// forward or in the backward that follows.
   bool is_worth_keeping(size_t unit, const Trace& backward) const;
 
-  ShardStore store;           ///< of parameter shards
-  std::vector<State> states;  ///< by unit
+  ShardStore store;           ///< the parameter shards
+  std::vector<State> states;  ///< the state of each unit
 
  private:
   bool is_whole(size_t unit);

@@ -26,15 +26,15 @@ struct OffloadOptimizer {
   int buffer_count = 4;        ///< nvme: tiles in memory; with fewer than 3, reads and writes wait for each other
   bool pipeline_read = true;   ///< nvme: read the next tiles while one is computed
   bool pipeline_write = true;  ///< nvme: write the last tiles while one is computed
-  bool fast_init = false;      ///< nvme: only reserve the space on disk, without writing it once at the start
+  bool fast_init = false;      ///< true: nvme only reserves the space on disk, without writing it once at the start
   double ratio = 1;            ///< stage 3: fraction of the elements that is offloaded
 };
 
 /// Offload of parameter shards in stage 3.
 struct OffloadParam {
   Offload device = Offload::none;
-  std::string nvme_path = "";          ///< see OffloadOptimizer
-  bool pin_memory = true;              ///< see OffloadOptimizer
+  std::string nvme_path = "";          ///< folder for the file; see OffloadOptimizer
+  bool pin_memory = true;              ///< nvme: lock the buffers in memory; see OffloadOptimizer
   int buffer_count = 5;                ///< nvme: shards in memory while they are gathered
   int64_t buffer_size = 100'000'000;   ///< nvme: largest shard, in elements
   int64_t max_in_cpu = 1'000'000'000;  ///< nvme: elements of this rank's shards that stay in memory
@@ -46,8 +46,8 @@ struct AioOptions {
   int64_t block_size = 1 << 20;                               ///< bytes of a request, a multiple of 4096
   int queue_depth = 8;                                        ///< requests in flight per thread
   int thread_count = 1;                                       ///< worker threads
-  bool single_submit = false;  ///< one system call per request instead of one for all that are ready
-  bool overlap_events = true;  ///< false: wait for all requests in flight before submitting more
+  bool single_submit = false;  ///< true: one system call per request instead of one for all requests that are ready
+  bool overlap_events = true;  ///< true: submit at any time; false: only when no request is in flight
   /// uring: io_uring; threads: pread and pwrite; automatic: io_uring if the system has it
   Engine engine = Engine::automatic;
 };

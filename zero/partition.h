@@ -52,7 +52,7 @@ struct PlannedUnit {
   std::string module;              ///< stage 3: the module that gathers them
   std::vector<size_t> parameters;  ///< indices in the list of all parameters
   Layout layout;
-  bool persistent = true;  ///< whole on every rank at all times (always so below stage 3)
+  bool persistent = true;  ///< true: whole on every rank at all times (always true below stage 3)
   int ranks = 1;           ///< number of ranks that have these parameters and sum their gradients
 };
 

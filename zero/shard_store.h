@@ -1,5 +1,5 @@
 #pragma once
-// The place of stage 3's parameter shards between gathers: memory, or a file with prefetch.
+// Keeps stage 3's parameter shards between gathers: in memory, or in a file with prefetch.
 #include <functional>
 #include <optional>
 #include <vector>
@@ -14,11 +14,11 @@ class ShardStore {
  public:
   /// Decides which units lie in the file: those that do not fit into offload_param.max_in_cpu. Collective errors.
   explicit ShardStore(const Stage& stage);
-  bool is_in_file(size_t unit) const { return offsets_[unit] >= 0; }  ///< the unit's shard lies in the file
-  int64_t offset(size_t unit) const { return offsets_[unit]; }        ///< of the shard in the file, in bytes
+  bool is_in_file(size_t unit) const { return offsets_[unit] >= 0; }  ///< true if the unit's shard lies in the file
+  int64_t offset(size_t unit) const { return offsets_[unit]; }        ///< offset of the shard in the file, in bytes
   const SwapFile& file() const { return *file_; }                     ///< only if a shard lies in it
   void put(size_t unit, const Tensor& shard);                         ///< stores a shard
-  /// This rank's shard, flat; writes to it change the store.
+  /// This rank's shard of a unit, flat. Writing to it changes the store.
   Tensor live(size_t unit) const;
 
   // Shards to be gathered. A shard in the file is read into a slot, ahead of time if one is free, and keeps it until
@@ -28,7 +28,7 @@ class ShardStore {
   Tensor get(size_t unit, const std::function<void(size_t)>& gathered);
   void give_back(size_t unit);                            ///< frees the slot of a unit, if it has one
   void read_ahead(size_t unit);                           ///< starts to read a shard; needs room()
-  bool room() const { return slot_of(none) != nullptr; }  ///< a slot is free
+  bool room() const { return slot_of(none) != nullptr; }  ///< true if a slot is free
   /// True if get() would not have to free another unit's slot.
   bool can_get(size_t unit) const { return !is_in_file(unit) || slot_of(unit) || room(); }
   std::vector<size_t> read() const;  ///< units that have a slot

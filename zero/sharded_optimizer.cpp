@@ -37,8 +37,8 @@ int key_of(const Stage& stage, const Parameter& p) {
 struct ShardedOptimizer::Tile {
   // A range of a unit's shard, and its bytes in files.
   size_t unit = 0;
-  dist::Range range;                  // of the shard
-  std::vector<Extent> extents;        // its parts in files
+  dist::Range range;                  // elements of the shard
+  std::vector<Extent> extents;        // where its parts lie in files
   int64_t bytes = 0;                  // size of its buffer
   std::map<std::string, int64_t> at;  // offset of each state tensor in its buffer
   int64_t shard_at = -1;              // offset of the parameters in its buffer; -1: they are in memory
@@ -313,11 +313,11 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
     if (collects) scope.emplace(*s_.batch, key_of(s_, p), p.steps);
     p.optimizer->advance(p.group, w, g, state, low, 1);
   }
-  if (here.storage() != lives.storage()) lives.copy_(here);  // the piece is updated on another device
+  if (here.storage() != lives.storage()) lives.copy_(here);  // the piece was updated on another device: copy it back
   for (const auto& [key, tensor] : state.tensors) {
     const auto old = before.find(key);
     if (!tensor.defined() || (old != before.end() && tensor.storage() == old->second.storage()))
-      continue;  // it is in its place already
+      continue;  // undefined, or updated where it is stored
     tensor.storage()->book_as(MemoryScope::current());
     if (in_file || !is_whole) {
       if (!in_file && !piece.state[key].defined()) {

@@ -24,7 +24,7 @@ class ShardedOptimizer {
 
   /// The optimizer's state of a piece by name, flat; writes to it change the state. Empty before the first step.
   std::map<std::string, Tensor> kept(Unit& unit, Piece& piece);
-  /// The same; creates the state, zeros, if there is none.
+  /// The state that kept() returns; created first, as zeros, if there is none.
   std::map<std::string, Tensor> make_kept(Unit& unit, Piece& piece);
   /// Updates the master copy of a 16-bit parameter that was written to since the last step.
   void follow_writes(Unit& unit, Piece& piece);

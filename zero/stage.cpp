@@ -68,15 +68,16 @@ void Stage::listen() {
       reducer_->units[u].gradients.own_memory();
 }
 
-/// The same flat tensor every time. If it still holds the last reduction, because no step() followed, that is copied
-/// away.
+/// The flat tensor for a unit's gradients, the same in every step. If it still holds the result of the last reduction,
+/// because no step() followed, that result is copied away.
 Tensor Stage::memory(size_t u) {
   if (units[u].part.defined()) units[u].reduced.add(std::exchange(units[u].part, {}).clone());
   return reducer_->units[u].gradients.own_memory();
 }
 
-/// Only before the sum over ranks can a NaN be traced to its rank; a single rank looks in step() instead. The result
-/// stays on the device, so that the host never waits during backward.
+/// Looks for NaN and infinity in this rank's gradients of a unit: after the sum over ranks, it would be unknown which
+/// rank they came from. (A single rank looks in step() instead.) The result stays on the device, so that the host never
+/// waits during backward.
 void Stage::filled(size_t u, const Tensor& flat) {
   if (options.nonfinite == NonFinite::propagate || group.size() == 1) return;
   const MemoryScope scope(Memory::other);

@@ -31,25 +31,25 @@ class ShardStore;
 struct Parameter {
   std::string name;
   Variable variable;
-  optim::Optimizer* optimizer = nullptr;  ///< null: frozen
+  optim::Optimizer* optimizer = nullptr;  ///< optimizer that updates it; null: frozen
   int group = 0;                          ///< parameter group of the optimizer
   dist::ProcessGroup* ranks = nullptr;    ///< the ranks that have it
-  size_t unit = SIZE_MAX, place = 0;      ///< unit: SIZE_MAX if frozen and below stage 3; place: index in the unit
+  size_t unit = SIZE_MAX, place = 0;      ///< unit: SIZE_MAX if frozen and below stage 3; place: index in it
   int64_t steps = 0;                      ///< updates so far
   int64_t first_block = 0;                ///< index of its first block among the norm blocks of all parameters
   uint32_t seen = 0;                      ///< version that its master copy has seen (optim::ParameterState::seen)
-  bool trains() const { return optimizer != nullptr; }  ///< an optimizer has it
+  bool trains() const { return optimizer != nullptr; }  ///< true if an optimizer updates it
 };
 
 /// The part of a parameter that this rank owns; two pieces if offload_optimizer.ratio cuts it.
 struct Piece {
   size_t parameter = 0;
-  dist::Range range;  ///< of the parameter's elements
+  dist::Range range;  ///< the parameter's elements in the piece
   int64_t at = 0;     ///< first element in the shard
   // The optimizer's state of the piece, to be read by ShardedOptimizer::kept()
   Offload home = Offload::none;              ///< nvme: the state lies in regions of the file
   std::vector<std::string> keys = {};        ///< nvme: names of the state's tensors
-  bool started = false;                      ///< the state exists
+  bool started = false;                      ///< true once the state exists
   std::map<std::string, Tensor> state = {};  ///< by name, flat, range.size() elements; "master" for 16-bit parameters
   // Names in `state` created by the current step: for its later tiles they count as missing.
   std::set<std::string> fresh = {};
@@ -57,14 +57,15 @@ struct Piece {
 
 /// Parameters that are communicated together, with this rank's part of them.
 struct Unit : PlannedUnit {
-  std::string tag;                          ///< of its collectives; ranks that disagree get an Error
-  dist::ProcessGroup* group = nullptr;      ///< the ranks that have its parameters
-  bool trains = true;                       ///< frozen parameters have their own units
+  std::string tag;                      ///< tag of its collectives; ranks that disagree get an Error
+  dist::ProcessGroup* group = nullptr;  ///< the ranks that have its parameters
+  /// True: an optimizer updates its parameters; frozen ones have their own units.
+  bool trains = true;
   int64_t first = 0;                        ///< index of its first parameter among those of all units
   DType dtype = f32, gradient_dtype = f32;  ///< gradient_dtype: in which gradients are summed
   std::vector<Piece> pieces;                ///< this rank's pieces of trained parameters
 
-  Tensor weights;         ///< from stage 1 on: the flat parameters, which are views of it
+  Tensor weights;         ///< from stage 1 on: the flat memory of the unit; its parameters are views
   Tensor part;            ///< sum over ranks of the gradients that this rank owns, from the last reduction
   dist::TreeSum reduced;  ///< sums of the reductions before it
   dist::Work published;   ///< sharing of the updated parameters
@@ -84,7 +85,7 @@ inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()});
 
 /// A step() that was captured in a graph.
 struct CapturedStep {
-  std::vector<bool> used;     ///< parameters that it updates
+  std::vector<bool> used;     ///< true for the parameters that the step updates
   std::vector<Tensor> parts;  ///< gradients of all units
   Tensor own_bad;             ///< own_bad_ of the captured step
   bool has_norm = false;
@@ -106,24 +107,26 @@ class Stage : public parallel::Reducer::Policy {
   const std::vector<optim::Optimizer*> optimizers;
   const ZeroOptions options;
   dist::ProcessGroup& group;
-  Device device = cpu;                ///< of all parameters; cpu stands for every CPU device
+  Device device = cpu;                ///< device of all parameters; cpu stands for every CPU device
   std::vector<Parameter> parameters;  ///< in the order of fields()
   std::vector<Unit> units;            ///< planned by units.h, in the order in which gradients are expected
   int64_t norm_blocks_of_all = 0;     ///< norm blocks of all trained parameters
   std::optional<StepBatch> batch;     ///< collected kernels of a step on a CUDA device
-  bool scaled = true;  ///< step() has applied the scale to 32-bit gradients in `part`; false: kernels will
+  bool scaled = true;  ///< true: step() has applied the scale to 32-bit gradients in `part`; false: kernels will
 
   /// Index of a parameter; Error if it is not the module's.
   size_t index_of(const Variable& variable) const;
-  int rank() const { return group.rank(); }          ///< in the group
-  bool is_cut() const { return options.stage > 0; }  ///< from stage 1 on, units are cut into a shard per rank
-  int shard_number(const Unit& unit) const { return is_cut() ? unit.group->rank() : 0; }  ///< this rank's shard
-  /// This rank's range of the whole.
+  int rank() const { return group.rank(); }          ///< this rank's number in the group
+  bool is_cut() const { return options.stage > 0; }  ///< true from stage 1 on: units are cut into a shard per rank
+  /// Index of this rank's shard.
+  int shard_number(const Unit& unit) const { return is_cut() ? unit.group->rank() : 0; }
+  /// This rank's range of the elements of a unit.
   dist::Range shard(const Unit& unit) const { return unit.layout.range(shard_number(unit)); }
   /// Starts to fill unit.weights on all ranks from each rank's `part`.
   dist::Work share(const Unit& unit, const Tensor& part) const;
-  bool is_spread(const Parameter& p) const { return p.ranks != &group; }  ///< an expert, which only some ranks have
-  /// Throws this Error on all ranks.
+  /// True for an expert, which only some ranks have.
+  bool is_spread(const Parameter& p) const { return p.ranks != &group; }
+  /// Throws an Error with this message on all ranks.
   [[noreturn]] void fail_everywhere(const std::string& message) const { parallel::fail_everywhere(group, message); }
   /// Calls fn; an Error, such as that of a full disk, becomes one on all ranks.
   template <class Fn> auto on_files(Fn&& fn) const {
@@ -140,16 +143,17 @@ class Stage : public parallel::Reducer::Policy {
   void before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
   /// See Zero::after_replay().
   StepReport after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
-  const std::shared_ptr<const CapturedStep>& captured() const { return captured_; }  ///< the last one
+  const std::shared_ptr<const CapturedStep>& captured() const { return captured_; }  ///< the step captured last
   void forget() { reducer_->forget(); }                                              ///< discards all gradients
-  virtual void enter_no_sync() { reducer_->enter_no_sync(); }                        ///< an Error from stage 2 on
-  void leave_no_sync() { reducer_->leave_no_sync(); }                                ///< ends the scope
-  void pause(bool wanted);                                                           ///< see Zero::Pause
+  /// Begins the scope; Error from stage 2 on.
+  virtual void enter_no_sync() { reducer_->enter_no_sync(); }
+  void leave_no_sync() { reducer_->leave_no_sync(); }  ///< ends the scope
+  void pause(bool wanted);                             ///< true: begins a Zero::Pause
 
   /// Stage 3: keeps a unit whole until unpin(), see Gather. Other stages have nothing to do.
   virtual void pin(size_t /*unit*/) {}
   virtual void unpin(size_t /*unit*/) {}                           ///< ends a pin()
-  virtual bool is_pinned(size_t /*unit*/) const { return false; }  ///< a pin() is in force
+  virtual bool is_pinned(size_t /*unit*/) const { return false; }  ///< true while a pin() of the unit is in force
   /// Broadcasts a rank's values of these parameters, which must be pinned, and updates shards and master copies.
   void take_from(int rank, const std::vector<size_t>& parameters);
   virtual void register_external(nn::Module&, const Variable&) {}  ///< see Zero::register_external()
@@ -183,7 +187,7 @@ class Stage : public parallel::Reducer::Policy {
   void forgotten() override;
   void ordered(const std::vector<size_t>& parameters) override { reducer_->reorder(parameters); }
 
-  std::optional<parallel::Reducer> reducer_;  ///< its parameters and units have the same indices as those here
+  std::optional<parallel::Reducer> reducer_;  ///< has the indices of this object's `parameters` and `units`
   std::unique_ptr<ShardedOptimizer> optimizer_;
 
  private:
@@ -206,12 +210,13 @@ class Stage : public parallel::Reducer::Policy {
 
   // recorded_step.cpp
   void record(const StepOptions& o, const std::vector<bool>& used);
-  std::shared_ptr<const CapturedStep> captured_;  // the last one
+  std::shared_ptr<const CapturedStep> captured_;  // the step captured last
 
   // state.cpp
-  Piece all_owned(const Parameter& p) const;  // the part of it that this rank owns
+  Piece all_owned(const Parameter& p) const;  // the part of p that this rank owns
 
-  std::vector<bool> used_here_, used_anywhere_;  // in the last step that was not recorded
+  // True for parameters that this rank, or any rank, used in the last unrecorded step.
+  std::vector<bool> used_here_, used_anywhere_;
   // For each parameter of each unit, on the device: 1 if this rank's own gradients had NaN or infinity since the last
   // step. Undefined: not checked.
   Tensor own_bad_;
@@ -257,7 +262,7 @@ class Stage2 : public Stage1 {
 /// the message: "[zero] ".
 void settle(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinite rule, const char* by, int64_t step);
 
-/// Makes stage 3, whose class is local to stage3.cpp.
+/// Makes stage 3. Its class is local to stage3.cpp.
 std::unique_ptr<Stage> make_stage3(nn::Module& module, std::vector<optim::Optimizer*> optimizers,
                                    const ZeroOptions& options, dist::ProcessGroup& group);
 /// Makes and builds the stage given in the options.

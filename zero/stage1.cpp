@@ -54,7 +54,7 @@ dist::Work Stage1::reduce_to_owners(const Unit& unit, const Tensor& whole, const
   return work;
 }
 
-/// The sum of this rank's shard stays in its place in the whole.
+/// The sum of this rank's shard stays where the shard lies in the unit's memory.
 std::function<void()> Stage1::start(size_t u, const Tensor& sum) {
   Unit& unit = units[u];
   unit.part = sum.narrow(0, shard(unit).begin, shard(unit).size());

@@ -20,7 +20,7 @@
 // Zero::micro_batch().
 //
 //   each rank sends      (N-1)/N of the gradients per micro-batch, and (N-1)/N of the parameters per step;
-//                        with one micro-batch as much as in DDP
+//                        the same as DDP if there is one micro-batch
 //   each rank holds      2 Ψ + (2 + 12) Ψ/N bytes, for Ψ parameters in 16 bits with Adam;
 //                        two buffers, and log2(accumulation) more shards of gradients
 //   paper                Rajbhandari et al., SC 2020, section 5.2 (P_os+g)

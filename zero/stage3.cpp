@@ -15,7 +15,7 @@
 // because nothing reads it after that, or when backward has passed the beginning of the call that needs it. Tensors on
 // the tape keep their storage, which is emptied and refilled underneath them.
 //
-//   each rank sends      3 (N-1)/N times the model per step: parameters are gathered twice, gradients reduced once
+//   each rank sends      3 (N-1)/N times the model per micro-batch: gathers parameters twice, reduces gradients once
 //   each rank holds      (4 + 12) Ψ/N bytes, for Ψ parameters in 16 bits with Adam; and the units that are whole
 //   paper                Rajbhandari et al., SC 2020, section 5.3 (P_os+g+p)
 #include <algorithm>
@@ -37,7 +37,7 @@ struct Caller {
   std::string name;
   std::vector<size_t> units;
   int hooks[2] = {0, 0};
-  Trace traces[2];  // of forwards that begin at this module: [0] without, [1] with gradients
+  Trace traces[2];  // gathers of forwards that begin here: [0] without, [1] with gradients
 };
 
 // A forward that is running.
@@ -203,7 +203,7 @@ void Stage3::leave(size_t c, const std::vector<Variable>& outputs) {
   for (const Variable& output : outputs) {
     if (!grad || !output.defined() || !output.requires_grad() || output.is_leaf()) continue;
     const uint64_t number = output.impl()->node->number();
-    if (number > mark) {  // created by this call
+    if (number > mark) {  // the node was created by this call
       Variable(output).before_backward([this, c, number, mark, exists = std::weak_ptr<int>(alive_)] {
         if (!exists.expired()) before_backward(c, number, mark);
       });

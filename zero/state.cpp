@@ -69,7 +69,8 @@ std::map<std::string, double> Stage::numbers() const {
 void Stage::load_numbers(const std::map<std::string, double>& numbers) {
   std::vector<std::string> missing;
   for (const auto& [key, value] : this->numbers())
-    if (!numbers.count(key) && !key.ends_with(".initial_lr")) missing.push_back(key);  // older checkpoints lack these
+    // Older checkpoints lack ".initial_lr".
+    if (!numbers.count(key) && !key.ends_with(".initial_lr")) missing.push_back(key);
   LOCKSTEP_CHECK(missing.empty(), "[zero] the saved state lacks ", missing.size(), " numbers, the first is ",
                  missing.empty() ? "" : missing[0], "; nothing was changed");
   for (size_t k = 0; k < optimizers.size(); ++k) {

@@ -12,8 +12,8 @@
 // Reproducibility. The scale contains all divisors (ranks, accumulation, loss scale) and is applied in f32 after the
 // sum, so results do not depend on which rank had which micro-batch. A norm is a sum over fixed blocks of each
 // parameter. Each block lies on one rank; its sum is added into a list that is zero on all other ranks, so every rank
-// adds the same numbers in the same order as optim::clip_grad_norm(). Blocks of spread parameters (experts) at the same
-// place are added together, so that the norm covers all experts.
+// adds the same numbers in the same order as optim::clip_grad_norm(). Blocks of spread parameters (experts) with the
+// same index are added together, so that the norm covers all experts.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -63,7 +63,7 @@ StepReport Stage::step(const StepOptions& o) {
                  "[zero] loss scaling needs .nonfinite = NonFinite::skip");
   check_unpinned();
   reducer_->notice_cleared();
-  trace::memory();  // a sample while gradients exist
+  trace::memory();  // samples the memory while gradients exist
   const trace::Scope scope("zero step", trace::Category::optimizer);
   for (size_t u = 0; u < units.size(); ++u) {
     const Unit& unit = units[u];
@@ -212,8 +212,8 @@ Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
   return in_its_dtype || scale == 1 ? wide : mul_scalar_(wide, scale);
 }
 
-/// True if squares_of_blocks() covers all gradients of this rank. It does not if several ranks have the same spread
-/// parameters, which only one of them counts.
+/// True if squares_of_blocks() covers all gradients of this rank. False if several ranks have the same spread
+/// parameters: only one of these ranks counts them.
 bool Stage::has_all_squares() const { return options.spread.names.empty() || is_cut(); }
 
 /// Sum of squares of each block that this rank owns; zero for all other blocks. Copied to the CPU, unless the step is

@@ -17,12 +17,13 @@ inline int64_t round_to_block(int64_t bytes) { return (bytes + file_block - 1) /
 /// A file of fixed size.
 class SwapFile {
  public:
-  /// Creates the file and reserves its space; Error with the bytes needed and free. what: its contents, for error
-  /// messages. write: also fills it with zeros, so that a failing disk is found at once.
+  /// Creates the file and reserves its space. Error if the disk has too little space; it names the bytes needed and
+  /// free. what: what the file contains, for error messages. write: also fill the file with zeros, so that a failing
+  /// disk is found at once.
   SwapFile(const std::string& folder, std::string what, int64_t bytes, bool write);
 
-  int descriptor() const { return file_.get(); }     ///< of the open file
-  bool is_direct() const { return direct_; }         ///< opened with O_DIRECT
+  int descriptor() const { return file_.get(); }     ///< descriptor of the open file
+  bool is_direct() const { return direct_; }         ///< true if the file was opened with O_DIRECT
   int64_t bytes() const { return bytes_; }           ///< size, a multiple of file_block
   const std::string& what() const { return what_; }  ///< "the optimizer state of rank 1 in /nvme"
   /// A part of the file as a tensor, mapped into memory, for occasional access. The kernel writes changed pages back

@@ -13,11 +13,11 @@
 
 namespace lockstep::zero {
 
-/// A run of bytes of a tile: its place in a file, and in the tile's buffer.
+/// A run of bytes of a tile: its offsets in a file and in the tile's buffer.
 struct Extent {
   const SwapFile* file = nullptr;
   int64_t offset = 0, at = 0, bytes = 0;
-  bool reads = true;  ///< false: the file's bytes are not needed
+  bool reads = true;  ///< true: read the bytes from the file; false: they are not needed
 };
 
 /// A ring of buffers for tiles.

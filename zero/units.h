@@ -14,8 +14,8 @@ struct PlannedParameter {
   int64_t numel = 0;        ///< elements
   std::string kind = {};    ///< dtype, trained or frozen; a unit has parameters of one kind
   int ranks = 1;            ///< number of ranks that have it
-  bool trains = true;       ///< an optimizer has it
-  bool elementwise = true;  ///< false: its rule needs the whole parameter, so that one rank owns it
+  bool trains = true;       ///< true if an optimizer updates it
+  bool elementwise = true;  ///< false: the optimizer's rule needs the whole parameter, so one rank owns it
 };
 
 /// The units in the order in which gradients are expected: backward produces them in the reverse order of forward,

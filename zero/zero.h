@@ -3,12 +3,12 @@
 // gradients and optimizer state on every rank. ZeRO keeps only a shard of them on each rank, and communicates shards
 // when they are needed. For Ψ parameters in 16 bits, Adam and N ranks:
 //
-//                                           bytes per parameter on each rank     elements sent by each rank
-//                                           parameters   gradients   optimizer   per step, times Ψ (N-1)/N
+//                                           bytes per parameter on each rank     elements sent by each rank per step of
+//                                           parameters   gradients   optimizer   A micro-batches, times Ψ (N-1)/N
 //   stage 0   shards nothing   stage.cpp    2            2           12          2: all-reduce of gradients
 //   stage 1   optimizer state  stage1.cpp   2            2           12/N        2: reduce gradients, gather parameters
-//   stage 2   and gradients    stage2.cpp   2            2/N         12/N        2: the same, with one micro-batch
-//   stage 3   and parameters   stage3.cpp   2/N          2/N         12/N        3: the same, gather parameters twice
+//   stage 2   and gradients    stage2.cpp   2            2/N         12/N        A+1: reduce A times, gather once
+//   stage 3   and parameters   stage3.cpp   2/N          2/N         12/N        3A: reduce A times, gather 2A times
 //
 //   zero::Zero zero(model, optimizer, {.stage = 2});      // broadcasts rank 0's parameters
 //   for (int i = 0; i < accumulation; ++i) loss(zero.micro_batch(i, accumulation)).backward();
@@ -45,7 +45,7 @@ struct CapturedStep;
 
 /// How step() handles NaN and infinity in a gradient of any rank. All ranks do the same.
 enum class NonFinite {
-  propagate,  ///< no check
+  propagate,  ///< do not check: NaN and infinity reach the parameters
   skip,       ///< no rank changes anything; the report says so. For loss scaling.
   error,      ///< an Error on all ranks that names the first such parameter and the rank
 };
@@ -61,14 +61,15 @@ struct Spread {
 
 /// Options of Zero, with DeepSpeed's names where it has them. Sizes count elements. They must be the same on all ranks.
 struct ZeroOptions {
-  int stage = 1;                                 ///< 0 to 3
-  bool overlap_comm = true;                      ///< overlap communication with computation. Same bits.
-  int64_t reduce_bucket_size = 6'500'000;        ///< size of a unit, parameters communicated together (25 MiB in f32)
-  bool reduce_scatter = true;                    ///< false: all-reduce instead, which sends twice the bytes. Same bits.
-  bool ignore_unused_parameters = false;         ///< false: a parameter without a gradient is an Error
+  int stage = 1;                           ///< 0 to 3
+  bool overlap_comm = true;                ///< true: overlap communication with computation. Same bits.
+  int64_t reduce_bucket_size = 6'500'000;  ///< size of a unit, parameters communicated together (25 MiB in f32)
+  /// True: reduce-scatter; false: all-reduce, twice the bytes. Same bits.
+  bool reduce_scatter = true;
+  bool ignore_unused_parameters = false;         ///< true: skip parameters without gradient; false: Error
   std::optional<DType> communication_data_type;  ///< dtype in which gradients are reduced; default: the parameters'
-  NonFinite nonfinite = NonFinite::error;        ///< see NonFinite
-  bool init_sync = true;                         ///< broadcast rank 0's parameters and buffers in the constructor
+  NonFinite nonfinite = NonFinite::error;        ///< what to do with NaN and infinity in gradients
+  bool init_sync = true;                         ///< true: the constructor broadcasts rank 0's parameters and buffers
   int64_t sub_group_size = 1 << 21;              ///< elements that the optimizer updates at a time: a tile
   OffloadOptimizer offload_optimizer;            ///< offload of optimizer state, in any stage
   AioOptions aio;                                ///< reading and writing of files
@@ -85,8 +86,9 @@ struct ZeroOptions {
 };
 
 struct StepReport;
-/// The other parts of a model of which `module` is only one (a pipeline stage, slices of layers): step() agrees with
-/// them on norms and skipped steps. All their ranks must make the same calls in the same order.
+/// Needed if the module given to Zero is only a part of the model (a pipeline stage, slices of layers). Through this
+/// class step() agrees with the other parts on norms and skipped steps. The ranks of all parts must make the same calls
+/// in the same order.
 class OtherParts {
  public:
   virtual ~OtherParts() = default;
@@ -95,8 +97,8 @@ class OtherParts {
   /// The norm of all gradients of the model. squares: the sum of squares of each gradient of this part, by name.
   virtual double norm(const std::vector<std::pair<std::string, double>>& squares) = 0;
   /// norm() and agree() for a captured step, on the device. own: f64, the sums of squares of this part's trained
-  /// parameters in the order of named_parameters(), then the number of non-finite values, which is replaced by that of
-  /// all parts. Returns the sums of all parts; `pieces` receives their places, in the order of the norm.
+  /// parameters in the order of named_parameters(), then the number of non-finite values; the number for all parts
+  /// replaces this number. Returns the sums of all parts; `pieces` receives where each lies, in the order of the norm.
   virtual Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) = 0;
 };
 
@@ -104,15 +106,15 @@ class OtherParts {
 struct StepOptions {
   double grad_scale = 1;   ///< factor for the gradients, applied in f32; they are also divided by the number of ranks
   double max_norm = 0;     ///< clip all gradients to this norm; 0: no clipping
-  bool want_norm = false;  ///< compute the norm even without clipping
+  bool want_norm = false;  ///< true: compute the norm even without clipping
   optim::DynamicLossScaler* scaler = nullptr;  ///< gradients are divided by its scale; it learns of the outcome
-  OtherParts* others = nullptr;                ///< null: the module is the whole model
+  OtherParts* others = nullptr;                ///< the other parts of the model; null: there are none
 };
 
 /// Outcome of one step.
 struct StepReport {
-  bool skipped = false;         ///< NonFinite::skip found a non-finite gradient: nothing was changed
-  double norm = NAN;            ///< of all gradients, before clipping; NaN if it was not computed
+  bool skipped = false;         ///< true: NonFinite::skip found a non-finite gradient, and nothing was changed
+  double norm = NAN;            ///< norm of all gradients before clipping; NaN if it was not computed
   std::string first_nonfinite;  ///< the first parameter with a NaN or infinity in its gradient
   int rank = -1;                ///< the rank where it was found
 };
@@ -120,8 +122,8 @@ struct StepReport {
 /// A part of a tensor that checkpoints store whole: elements `range` of the flattened tensor `name`.
 struct StatePiece {
   std::string name;   ///< "model.h.0.weight", "optimizer.exp_avg.h.0.weight"
-  Shape shape;        ///< of the whole tensor
-  dist::Range range;  ///< the elements of the piece
+  Shape shape;        ///< shape of the whole tensor
+  dist::Range range;  ///< the piece's elements of the whole tensor
   Tensor tensor;      ///< live: to be read, or overwritten by a load
 };
 
@@ -166,10 +168,10 @@ class Zero {
   /// Collective. Until then .grad is a placeholder without memory: reading it is an Error, clearing it discards what
   /// was collected.
   StepReport step(const StepOptions& options = {});
-  /// Support for graphs: step() may be captured in a Graph on CUDA devices (Error with offload or spread parameters).
-  /// before_replay() is called before each replay: it counts the step and writes its numbers (learning rates, scale)
-  /// where the graph reads them. after_replay() waits, reports like step(), and updates the scaler. Only numbers in
-  /// `options` may change between replays. of: the captured() step that is replayed, if there are several graphs.
+  /// Support for graphs: step() may be captured in a Graph on CUDA devices (Error if offload or spread parameters are
+  /// used). before_replay() is called before each replay: it counts the step and writes its numbers (learning rates,
+  /// scale) where the graph reads them. after_replay() waits, reports like step(), and updates the scaler. Only numbers
+  /// in `options` may change between replays. of: the captured() step that is replayed, if there are several graphs.
   using Captured = std::shared_ptr<const CapturedStep>;
   /// Prepares a replay, see Captured. Error for a scale above 1, see can_replay().
   void before_replay(const StepOptions& options = {}, const Captured& of = nullptr);
@@ -185,10 +187,10 @@ class Zero {
   /// Discards the gradients collected since the last step.
   void zero_grad();
 
-  /// While it lives, the given parameters (default: all) are whole on every rank, for reading. With a modifier rank,
-  /// that rank may write to them; at the end its values are broadcast, and master copies follow. Spread parameters take
-  /// the values of the first rank that has them, and need modifier rank 0. Collective at both ends. Error at the end if
-  /// parameters were written to without a modifier rank.
+  /// While a Gathered lives, the given parameters (default: all) are whole on every rank, for reading. With a modifier
+  /// rank, that rank may write to them; at the end its values are broadcast, and master copies follow. Spread
+  /// parameters take the values of the first rank that has them, and need modifier rank 0. Collective at both ends.
+  /// Error at the end if parameters were written to without a modifier rank.
   class Gathered {
    public:
     /// Error for a modifier rank outside the group or a parameter that is not the module's.
@@ -206,7 +208,7 @@ class Zero {
   [[nodiscard]] Gathered gathered(const std::vector<Variable>& parameters, int modifier_rank = -1) {
     return Gathered(*this, parameters, modifier_rank);
   }
-  [[nodiscard]] Gathered gathered(int modifier_rank = -1);  ///< all parameters
+  [[nodiscard]] Gathered gathered(int modifier_rank = -1);  ///< gathers all parameters
 
   /// Stage 3: declares that forward() of `module` reads a parameter of another module directly instead of calling it.
   /// nn::Module::reads() declares the same from inside a module. Error if `module` is not inside the wrapped one.

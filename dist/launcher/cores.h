@@ -22,7 +22,7 @@ std::string format_cores(const std::vector<int>& cores);  ///< the inverse of pa
 
 /// How ranks are bound to cores.
 enum class Binding {
-  none,          ///< not bound
+  none,          ///< ranks are not bound to cores
   cores,         ///< each rank gets an equal part of the cores, neighbouring ones together
   node,          ///< each rank gets all cores of a NUMA node; ranks are assigned to nodes in blocks
   socket,        ///< each rank gets all cores of a socket

@@ -20,7 +20,7 @@ namespace lockstep::dist {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr int default_port = 29500;  // with several nodes, which cannot agree on a free port
+constexpr int default_port = 29500;  // used with several nodes, because they cannot agree on a free port
 constexpr double greeting_time = 30;
 // Longest pause between two attempts; after an attempt that ran longer, the pause starts over.
 constexpr double longest_pause = 60;
@@ -47,7 +47,7 @@ bool has_flight_records(const fs::path& folder) {
   return false;
 }
 
-/// The supervisor's work: attempts, until one succeeds or the restarts are used up.
+/// Runs the command again and again, until an attempt succeeds or the restarts are used up.
 class Launch {
  public:
   Launch(const LaunchOptions& options, int signals) : o_(options), base_(this_environment()) {

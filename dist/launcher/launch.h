@@ -26,11 +26,11 @@ namespace lockstep::dist {
 /// Options of `lockstep run`.
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program and arguments
-  int ranks = 1;                     ///< on this node
+  int ranks = 1;                     ///< number of ranks on this node
   int nodes = 1, node = 0;           ///< each node runs its own launcher
   std::vector<int> ranks_of_nodes;   ///< number of ranks of each node, if they differ; empty: `ranks` on all
-  std::string address;               ///< of rank 0; empty: this machine, or the first host
-  int port = 0;                      ///< 0: any free one
+  std::string address;               ///< address of rank 0; empty: this machine, or the first host
+  int port = 0;                      ///< port of rank 0; 0: any free port
   std::string job;                   ///< name of the run; empty: made from the time
   std::string role = "default";
   int max_restarts = 0;
@@ -38,7 +38,7 @@ struct LaunchOptions {
 
   std::string token;        ///< several nodes without hosts: the same secret on all of them
   std::vector<Host> hosts;  ///< if not empty, ranks are started on these hosts through ssh
-  bool force_ssh = false;   ///< use ssh even for a single host that is this machine
+  bool force_ssh = false;   ///< true: use ssh even for a single host that is this machine
   int ssh_port = 0;
   std::vector<std::string> ssh_arguments;
   std::string devices;  ///< value of CUDA_VISIBLE_DEVICES; empty: unchanged
@@ -47,13 +47,13 @@ struct LaunchOptions {
   std::string redirects, tee;  ///< as in torchrun: 0 to 3, or RANK:VALUE,...; both empty with a log_dir: tee everything
   std::set<int> shown;         ///< local ranks whose output reaches the console; empty: all
   std::string prefix = "[rank ${rank}] ";
-  bool quiet = false;  ///< print failures only, no notices
+  bool quiet = false;  ///< true: print failures only, no notices
 
   Binding binding = Binding::none;
-  std::vector<int> cores;  ///< to bind to; empty: all cores of this process
+  std::vector<int> cores;  ///< cores to bind ranks to; empty: all cores of this process
   Supervision times;
 
-  bool agent = false;    ///< started by another launcher, which sends the token and variables through stdin
+  bool agent = false;    ///< true: another launcher started this one, and sends token and variables through stdin
   int attempt = 0;       ///< attempt number of the launcher above
   Environment exported;  ///< variables that the launcher above asks to set
 };
@@ -72,7 +72,7 @@ struct Attempt {
   std::string address, token, job;
   int port = 0;
   std::string folder;  ///< contains a folder for each rank
-  bool keep = false;   ///< the folder was asked for by the user, or is kept for its logs
+  bool keep = false;   ///< true: the folder stays, because the user asked for it or for its logs
 };
 
 /// Number of ranks on all nodes.
@@ -107,7 +107,7 @@ std::vector<std::string> agent_command(const LaunchOptions& options, const Attem
 bool is_this_machine(const std::string& host);
 /// The text for the agent's stdin: token, attempt, variables.
 std::string agent_greeting(const LaunchOptions& options, const Attempt& attempt, const Environment& base);
-/// Reads that text from stdin into `options`. Error when it does not arrive within `seconds`.
+/// Reads the text of agent_greeting() from stdin into `options`. Error when it does not arrive within `seconds`.
 void read_greeting(LaunchOptions& options, double seconds);
 /// Quotes a word for a POSIX shell, if needed.
 std::string shell_quote(const std::string& text);

@@ -108,7 +108,7 @@ void Console::pump() {
   while (!queue_.empty()) {
     Item& item = queue_.front();
     pollfd ready{item.fd, POLLOUT, 0};
-    if (poll(&ready, 1, 0) == 0) return;  // a stopped terminal, a waiting pager
+    if (poll(&ready, 1, 0) == 0) return;  // no room now: a stopped terminal, a waiting pager
     // For a pipe, POLLOUT guarantees room for PIPE_BUF bytes only.
     const size_t size = std::min<size_t>(item.text.size() - item.done, PIPE_BUF);
     const ssize_t written = write(item.fd, item.text.data() + item.done, size);

@@ -13,11 +13,11 @@ namespace lockstep::dist {
 /// A selection of stdout (1) and stderr (2): one value for all local ranks, or one for each.
 class Streams {
  public:
-  /// The same for all ranks: 0 (none), 1 (stdout), 2 (stderr) or 3 (both).
+  /// Selects the same streams for all ranks: 0 (none), 1 (stdout), 2 (stderr) or 3 (both).
   Streams(int all = 0) : all_(all) {}
   /// Parses "3", or "0:1,1:2" (other ranks 0). Error naming `option` for invalid text and for an unknown rank.
   static Streams parse(const std::string& text, int ranks, const char* option);
-  bool covers(int local_rank, int stream) const;            ///< `stream`: 1 or 2
+  bool covers(int local_rank, int stream) const;            ///< true if selected; `stream`: 1 (stdout) or 2 (stderr)
   bool any() const { return all_ != 0 || !some_.empty(); }  ///< false if nothing is selected
 
  private:
@@ -45,16 +45,16 @@ class Console {
   bool terminal(int fd) const { return terminal_[fd - 1]; }  ///< true if it was a terminal at the start
   /// The descriptor to poll for writing; -1 when everything is written.
   int pending() const { return queue_.empty() ? -1 : queue_.front().fd; }
-  bool full() const { return bytes_ > (size_t(1) << 20); }  ///< more than 1 MiB is queued
+  bool full() const { return bytes_ > (size_t(1) << 20); }  ///< true if more than 1 MiB is queued
   /// The job is about to end: from now on, output of ranks is dropped while full(), in case nobody reads it.
   void hurry() { hurries_ = true; }
-  bool loses() const { return hurries_ && full(); }  ///< output is being dropped
+  bool loses() const { return hurries_ && full(); }  ///< true while output is dropped
   /// Writes as much as possible without blocking.
   void pump();
   /// True after stdout could not be written.
   bool lost() const { return lost_ != 0; }
-  std::string why_lost() const;  ///< text for the user
-  /// The launcher's exit code in that case: as if SIGPIPE had ended it, or 1.
+  std::string why_lost() const;  ///< why stdout could not be written, for the user
+  /// The launcher's exit code after stdout could not be written: as if SIGPIPE had ended it, or 1.
   int lost_code() const;
   /// Waits until everything is written, or descriptor `stop` becomes readable; after hurry() for at most 2 s.
   void drain(int stop);

@@ -11,7 +11,7 @@ namespace lockstep::dist {
 
 /// Environment variables by name.
 using Environment = std::map<std::string, std::string>;
-Environment this_environment();  ///< of this process
+Environment this_environment();  ///< environment of this process
 
 /// A process's stdin: /dev/null, this process's stdin, or a pipe from Started::input.
 enum class Input { nothing, inherited, pipe };

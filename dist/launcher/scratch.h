@@ -40,7 +40,7 @@ class Scratch {
     else if (counted_) keep_last_ten();
   }
   Scratch(const Scratch&) = delete;
-  const std::string& path() const { return path_; }  ///< of the folder
+  const std::string& path() const { return path_; }  ///< path of the folder
   bool is_kept() const { return kept_; }             ///< true after keep()
 
   /// Keeps the folder after this object ends. `counted`: then delete all but the last ten such folders of this user.

@@ -27,7 +27,7 @@ struct Running {
   Started process;
   Relay output, error;
   bool alive = false;
-  bool connected = true;  // remote: it has said hello
+  bool connected = true;  // remote launchers: true once the hello has arrived; others: true
   std::string hello;      // output before the hello
   Ended ended;
 };
@@ -62,7 +62,7 @@ class Supervisor {
     r->process = start(member.process);
     for (std::string_view rest = member.greeting; !rest.empty();) {
       const ssize_t written = write(r->process.input.get(), rest.data(), rest.size());
-      if (written < 0 && errno != EINTR) break;  // it has ended: its exit status will tell
+      if (written < 0 && errno != EINTR) break;  // the process has ended; its exit status will say why
       rest.remove_prefix(size_t(std::max<ssize_t>(written, 0)));
     }
     r->alive = true, r->connected = !member.remote, r->ended.pid = r->process.pid;

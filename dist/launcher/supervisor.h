@@ -17,7 +17,7 @@ struct Launched {
   Process process;
   std::string prefix;
   bool show_output = true, show_error = true;
-  std::string output_file, error_file;  ///< empty: no file
+  std::string output_file, error_file;  ///< files for stdout and stderr; empty: no file
   /// A launcher on another host, behind ssh: signals are sent as lines to its input, and it prints `remote_hello` once
   /// it is up.
   bool remote = false;
@@ -37,14 +37,14 @@ struct Supervision {
 /// The end of one member.
 struct Ended {
   int pid = -1;
-  int status = -1;                             ///< from waitpid(); -1 if it could not be ended
+  int status = -1;                             ///< status from waitpid(); -1 if the process could not be ended
   double after = 0;                            ///< seconds since the start
-  bool stopped = false;                        ///< ended by the supervisor: not a failure of its own
-  bool unreachable = false;                    ///< a remote launcher that never answered
-  bool chatters = false;                       ///< it printed too much without ever saying hello
+  bool stopped = false;                        ///< true if the supervisor ended it: not a failure of its own
+  bool unreachable = false;                    ///< true for a remote launcher that never answered
+  bool chatters = false;                       ///< true for a remote launcher that printed too much before its hello
   std::string last_lines;                      ///< the end of its stderr
   int code() const;                            ///< exit code, or 128 + signal
-  bool failed() const { return status != 0; }  ///< ended with an error, or not at all
+  bool failed() const { return status != 0; }  ///< true if the process ended with an error, or did not end
   int stop_signal() const;  ///< SIGINT or SIGTERM if its exit code says that this signal asked it to end; else 0
 };
 

@@ -53,7 +53,7 @@ struct Types {
   }
 };
 const Types& the_types() {
-  static const Types types;  // MPI_Finalize frees them
+  static const Types types;  // freed by MPI_Finalize
   return types;
 }
 
@@ -139,7 +139,8 @@ void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call,
 // Exchanges headers among all ranks before data moves.
 void MpiGroup::Engine::agree(const Call& call, uint64_t number) {
   const bool one_sided = call.collective == Collective::gather || call.collective == Collective::scatter;
-  auto headers = std::make_unique<std::vector<Header>>(size_t(size() + 1));  // the last one is this rank's own
+  // Other ranks' headers; the last is this rank's own.
+  auto headers = std::make_unique<std::vector<Header>>(size_t(size() + 1));
   Header& mine = headers->back();
   mine = turns.header(call, number);
   const Tensor& part = call.collective == Collective::gather ? call.input : call.output;
@@ -205,7 +206,7 @@ void MpiGroup::Engine::collective(const Call& call) {
       break;
     }
     case Collective::reduce_scatter:
-      if (output == input + start * bytes) scratch = call.output.clone();  // MPI must not write into its input
+      if (output == input + start * bytes) scratch = call.output.clone();  // MPI must not write where it reads
       check(MPI_Ireduce_scatter(input, scratch.defined() ? scratch.raw_data() : output, counts.data(), element, op,
                                 comm, &request),
             "MPI_Ireduce_scatter");
@@ -260,7 +261,7 @@ void MpiGroup::Engine::messages(const Call& call) {
     try {
       wait(std::move(requests), call, first.peer, first.header.sequence, first.is_send);
     } catch (...) {
-      (void)batch.release();  // MPI may still use them
+      (void)batch.release();  // keep the memory: MPI may still use it
       (void)theirs.release();
       throw;
     }
@@ -287,7 +288,7 @@ void MpiGroup::Engine::messages(const Call& call) {
 
 void MpiGroup::Engine::move(Call& call, uint64_t number) {
   if (is_message(call.collective)) return messages(call);
-  agree(call, number);  // for a barrier, agreeing is all
+  agree(call, number);  // a barrier is complete once all ranks agree
   collective(call);
 }
 

@@ -19,7 +19,7 @@ std::string place_of(Device device) {
   char bus[64] = "";
   const cudaError_t code = cudaDeviceGetPCIBusId(bus, int(sizeof bus), device.index);
   LOCKSTEP_CHECK(code == cudaSuccess, "[nccl] cannot read the PCI bus id of ", device, ": ", cudaGetErrorString(code));
-  const char* chosen = std::getenv("NCCL_HOSTID");  // NCCL uses it too
+  const char* chosen = std::getenv("NCCL_HOSTID");  // the variable that NCCL reads to tell hosts apart
   const std::string host = chosen && *chosen ? chosen : host_identity();
   return host.substr(0, host.find('/')) + " " + bus;
 }
@@ -165,7 +165,8 @@ Algorithm NcclEngine::algorithm_of(const Call& call) const {
 void NcclEngine::device_collective(Call& call, uint64_t sequence) {
   call.algorithm = algorithm_of(call);  // so that ranks compare the chosen algorithm too
   const auto known = links_.find(everybody);
-  const bool by_host = known != links_.end() && !known->second.comm;  // headers then travel with the data
+  // True: the ranks share a device, so data and headers go through the host.
+  const bool by_host = known != links_.end() && !known->second.comm;
   if (!by_host && (must_compare(++collectives_) || known == links_.end())) agree(call, sequence);
   if (const Link& link = connect(everybody, call); link.comm) {
     LOCKSTEP_CHECK(call.algorithm == Algorithm::automatic || call.algorithm == Algorithm::direct, "[",

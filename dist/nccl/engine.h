@@ -74,8 +74,8 @@ class NcclEngine final : public NativeEngine {
  private:
   static constexpr int everybody = -1;
   struct Link {
-    std::shared_ptr<Communicator> comm;  // null: ranks share a device
-    std::optional<Stream> stream;        // of a pair in a larger group; else the group's stream is used
+    std::shared_ptr<Communicator> comm;  // NCCL's communicator; null: ranks share a device
+    std::optional<Stream> stream;        // own stream of a pair in a larger group; none: use the group's
   };
 
   void check(const Call& call);

@@ -71,8 +71,8 @@ void NcclEngine::device_messages(Call& call) {
   for (const auto& [to, here] : arrived) to.copy_(here);
 }
 
-/// Queues the messages on the streams of their pairs, concurrently: after the earlier work of the group's stream, whose
-/// later work waits for them.
+/// Queues the messages on the streams of their pairs, which run concurrently. The messages start after the earlier work
+/// of the group's stream, and later work of that stream waits for them.
 void NcclEngine::put_messages(const Call& call, const std::vector<PointToPoint>& messages) {
   std::map<int, Link*> links;
   for (const PointToPoint& p : messages)
@@ -92,7 +92,7 @@ void NcclEngine::put_messages(const Call& call, const std::vector<PointToPoint>&
       if (p.tensor.numel() == 0) continue;
       const Link& link = *links[p.peer];
       const Stream& on = link.stream ? *link.stream : *stream_;
-      const int peer = p.peer > rank;  // its rank in the pair's communicator
+      const int peer = p.peer > rank;  // the peer's rank in the pair's communicator: 0 or 1
       if (p.is_send) send(p.tensor, peer, link.comm->handle(), on);
       else receive(p.tensor, peer, link.comm->handle(), on);
     }

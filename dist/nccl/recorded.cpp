@@ -19,7 +19,8 @@ namespace {
 std::string text_of(const Call& call, const std::vector<PointToPoint>& messages) {
   if (messages.empty()) return call.describe();
   std::string text;
-  const bool is_one = call.collective != Collective::batch;  // each end records its own half
+  // True: a single send or receive. Sender and receiver record the same text.
+  const bool is_one = call.collective != Collective::batch;
   for (const PointToPoint& p : messages)
     text += str(text.empty() ? "" : ", ",
                 is_one      ? "message "
@@ -46,7 +47,7 @@ class RecordedWork final : public DeviceWork {
     if (!Graph::is_recording()) return;  // the recording was abandoned
     end_.wait();
     joined_ = true;
-    if (call_.awaited) call_.input = call_.output = Tensor();  // as in NcclWork
+    if (call_.awaited) call_.input = call_.output = Tensor();  // releases the tensors of a call that is awaited
   }
   void begin() const { ready_.wait(); }
   void end() { end_.record(); }

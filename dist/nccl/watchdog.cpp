@@ -236,7 +236,7 @@ Watchdog::Works Watchdog::look(const Works& works, const std::vector<std::shared
     }
     busy.push_back(work->turns_);
     if (std::find(moved.begin(), moved.end(), work->turns_) != moved.end())
-      work->started_ = work->told_ = Clock::now();  // it could not start before
+      work->started_ = work->told_ = Clock::now();  // the clock starts now: the work had to wait for an earlier call
     if (given_up_) {
       if (Clock::now() - *given_up_ > ending) over.push_back(work);
       continue;
@@ -274,7 +274,7 @@ std::exception_ptr Watchdog::error_of(ncclResult_t code, const Communicator& com
   return std::make_exception_ptr(Error(text));
 }
 
-// The other ranks do the same when they learn of the failure.
+// Ends the job's NCCL calls. The other ranks give up too when they learn of the failure.
 void Watchdog::give_up(std::exception_ptr error) {
   const std::string why = job_.fail(error).what();  // or the earlier failure; writes the flight record
   given_up_ = Clock::now();

@@ -66,7 +66,7 @@ class Communicator {
   std::mutex mutex_;
   ncclComm_t comm_ = nullptr;
   std::vector<void*> windows_;                      // open windows
-  std::vector<std::pair<void*, void*>> forgotten_;  // memory and its window
+  std::vector<std::pair<void*, void*>> forgotten_;  // memory that is freed later, with its window
 };
 
 /// A running call on a device.
@@ -87,7 +87,7 @@ class NcclWork final : public DeviceWork {
   Control& control_;
   const Device device_;
   Event ready_, end_;
-  std::atomic<bool> begun_{false};  // end_ has been recorded
+  std::atomic<bool> begun_{false};  // true once end_ has been recorded
   Call call_;                       // keeps its tensors alive; those of an `awaited` call until wait()
   // For the watchdog, set by watch()
   std::string what_;
@@ -140,7 +140,7 @@ class Watchdog {
   Deadman deadman_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  Works works_;  // in the order of their calls
+  Works works_;  // running works, in the order of the calls
   std::vector<std::shared_ptr<Communicator>> comms_;
   std::vector<Device> used_;
   std::shared_ptr<NcclWork> told_;  // the call that was reported as late to the control plane

@@ -45,7 +45,7 @@ void Communicator::free_forgotten() {
   }
   if (all.empty()) return;
   backend(device_)->select(device_.index);
-  cudaDeviceSynchronize();  // without the mutex, which the watchdog may need
+  cudaDeviceSynchronize();  // not under the mutex, which the watchdog may need
   const std::lock_guard lock(mutex_);
   for (const auto& [data, window] : all) {
     if (std::erase(windows_, window) > 0) close_window(comm_, window);

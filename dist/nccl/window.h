@@ -24,7 +24,7 @@ class Window {
   /// watchdog). So the memory is freed when the next window is made, or with the communicator.
   ~Window();
   Window(const Window&) = delete;
-  void* data() const { return data_; }  ///< the memory
+  void* data() const { return data_; }  ///< the memory of the window
   /// Registers the window. Called by all ranks together, inside Watchdog::run().
   void open();
   /// Called after open(): makes the communicator close the window before it is destroyed.

@@ -45,11 +45,11 @@ Arrival arrive(int owner, int s, int n) {
   Arrival a{1, Action::copy, 1};
   while (terms(peer, level) > 1) {  // descend to the peer; the half closer to the owner arrives first
     --level;
-    if (terms(peer ^ (1 << level), level) == 0) continue;  // there is no other half
+    if (terms(peer ^ (1 << level), level) == 0) continue;  // the subtree has only this half
     if ((s >> level & 1) == 0) {
-      a.joins = 0;  // the other half has yet to arrive
+      a.joins = 0;  // this half arrives first: nothing to join yet
     } else if (terms(peer, level) == 1) {
-      a.action = Action::reduce;  // add it to the other half
+      a.action = Action::reduce;  // add the term to the other half, which has arrived
     } else {
       ++a.slot;
       ++a.joins;

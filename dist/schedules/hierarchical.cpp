@@ -28,7 +28,7 @@ namespace {
 struct HostGroups {
   std::vector<std::vector<int>> hosts;  // ranks of each host, in order of first appearance
   std::vector<int> host_of, position_of;
-  bool equal = true;  // all hosts have the same number of ranks
+  bool equal = true;  // true: all hosts have the same number of ranks
 
   explicit HostGroups(const Request& request) {
     std::map<int, int> index;
@@ -225,7 +225,7 @@ const Rules rules::hierarchical{
           return true;
         },
     .costs = [](const Request& r) -> std::optional<Costs> {
-      std::map<int, int> sizes;  // of the hosts
+      std::map<int, int> sizes;  // number of ranks of each host
       for (const int host : r.hosts) ++sizes[host];
       for (const auto& [host, size] : sizes)
         if (size != sizes.begin()->second || !is_power_of_two(size)) return std::nullopt;

@@ -19,7 +19,7 @@ namespace lockstep::dist {
 
 static void by_ring(const Request& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
-  const auto at = [n](int64_t position) { return int((position % n + n) % n); };  // modulo n
+  const auto at = [n](int64_t position) { return int((position % n + n) % n); };  // wraps around the ring
   StepWriter w(emit);
   switch (request.collective) {
     case Collective::all_reduce:
@@ -61,7 +61,7 @@ static void by_ring(const Request& request, const Emit& emit) {
 
 const Rules rules::ring{
     .visit = by_ring,
-    .has = [](Collective c) { return c != Collective::all_to_all; },  // it would forward everything many times
+    .has = [](Collective c) { return c != Collective::all_to_all; },  // all_to_all would forward each chunk many times
     .costs = [](const Request& r) -> std::optional<Costs> {
       return moves_all(r.collective) ? wholes(r) : shares(r, r.collective == Collective::all_reduce ? 2 : 1);
     },

@@ -31,12 +31,13 @@ inline Costs shares(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1) / n, times == 1 ? "(n-1)·α + (n-1)/n·S/β" : "2(n-1)·α + 2(n-1)/n·S/β"};
 }
-/// The same with messages that carry all the data.
+/// The costs of shares(), but for messages that carry all the data.
 inline Costs wholes(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1), times == 1 ? "(n-1)·α + (n-1)·S/β" : "2(n-1)·α + 2(n-1)·S/β"};
 }
-inline double log2_of(int ranks) { return std::bit_width(unsigned(ranks - 1)); }  ///< base-2 logarithm, rounded up
+/// Base-2 logarithm of the number of ranks, rounded up.
+inline double log2_of(int ranks) { return std::bit_width(unsigned(ranks - 1)); }
 /// True for broadcast and reduce.
 inline bool moves_all(Collective c) { return c == Collective::broadcast || c == Collective::reduce; }
 /// True for 1, 2, 4, ...

@@ -74,7 +74,7 @@ void share_from_owners(StepWriter& w, const Teams& teams, int skip = -1);
 /// A parent and child of a tree.
 struct Edge {
   const Team& team;
-  int child, parent;  ///< as ranks
+  int child, parent;  ///< ranks of the two
   int begin, end;     ///< positions of the child's subtree
 };
 /// Emits the transfers of one edge.

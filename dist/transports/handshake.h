@@ -1,9 +1,11 @@
 #pragma once
 // The wire format of the handshake of data connections; auth.h explains what it proves.
 //
-//   hello    "LSKDATA1", challenge (32)                                door ──▶ caller
-//   answer   number (32), proof (32), length (2), purpose (length)     caller ──▶ door
-//   reply    proof (32)                                                door ──▶ caller; then the stream begins
+//   hello    "LSKDATA1", challenge (32)                                listener ──▶ caller
+//   answer   number (32), proof (32), length (2), purpose (length)     caller ──▶ listener
+//   reply    proof (32)                                                listener ──▶ caller; then the stream begins
+//
+// Numbers in brackets are bytes. The listener is a Door (tcp.h); the caller is the rank that connects to it.
 #include <charconv>
 #include <cstdint>
 #include <cstring>
@@ -28,16 +30,17 @@ inline std::string text_of_bytes(const auto& array) {
   return std::string(reinterpret_cast<const char*>(array.data()), array.size());
 }
 
-/// The door's first message.
+/// The listener's first message.
 inline std::string hello(const Nonce& challenge) { return std::string(magic) + text_of_bytes(challenge); }
-/// The door's last message.
+/// The listener's last message.
 inline std::string reply(const Proof& proof) { return text_of_bytes(proof); }
 
-/// The purpose of a connection. `what` names the group and the pair, and is the same for all stripes.
+/// The purpose of a connection. `what` names the group and the pair of ranks that the connection joins. Connections of
+/// one pair (stripes) have the same `what`, and differ in `stripe`.
 struct Purpose {
   std::string job, what;
   size_t stripe = 0, stripes = 0;
-  std::string text() const {  ///< lines: job, what, stripe, stripes
+  std::string text() const {  ///< the purpose as four lines: job, what, stripe, stripes
     return job + '\n' + what + '\n' + std::to_string(stripe) + '\n' + std::to_string(stripes);
   }
 };
@@ -47,7 +50,7 @@ struct Answer {
   Nonce number{};
   Proof proof{};
   std::string purpose;
-  std::string text() const {  ///< as bytes
+  std::string text() const {  ///< the answer as it is sent
     const size_t n = purpose.size();
     return text_of_bytes(number) + text_of_bytes(proof) + char(n & 255) + char(n >> 8) + purpose;
   }

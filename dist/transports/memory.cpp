@@ -75,9 +75,9 @@ class MemoryChannel final : public Channel {
   void attach_mapped();
 
   std::shared_ptr<Inbox> mine_, theirs_;  // keep the mappings alive; theirs_ is set only if the peer is a thread
-  FifoMapping mapping_;                   // of the peer's ring, if it is a process
+  FifoMapping mapping_;                   // mapping of the peer's ring buffer, if the peer is a process
   const InboxAddress address_;
-  const int rank_, peer_;  // this rank in the group, the peer in the world
+  const int rank_, peer_;  // this rank's number in the group, the peer's number in the world
   const bool mapped_;
   FifoReader in_;
   FifoWriter out_;

@@ -55,7 +55,7 @@ class Inbox {
   ~Inbox();
   Inbox(const Inbox&) = delete;
 
-  const InboxAddress& address() const { return address_; }  ///< for other ranks
+  const InboxAddress& address() const { return address_; }  ///< address at which other ranks find it
   /// The ring from `sender`, mapped at the first call.
   void* fifo(int sender);
   /// The owner stops reading; senders notice when they find no more room.

@@ -44,7 +44,8 @@ class Door {
   explicit Door(Control& control);
   void run();
   bool enter(std::vector<Visitor>& visitors);  ///< accepts one connection; false when no more are queued
-  bool listen_to(Visitor& visitor);  ///< reads from a connection; false when it is to be dropped, or was admitted
+  /// Reads from a connection; false when the connection is to be dropped, or was admitted.
+  bool listen_to(Visitor& visitor);
   void admit(Visitor& visitor, const std::string& purpose, size_t stripe, size_t stripes);
   void turn_away(const Visitor& visitor, const std::string& why);
 

@@ -30,7 +30,7 @@ namespace lockstep::checkpoints {
 /// either to be saved or to be filled.
 struct Piece {
   std::string name;  ///< "model.h.0.attn.weight", "optimizer.exp_avg.h.0.attn.weight"; must not contain '['
-  Shape shape;       ///< of the whole tensor
+  Shape shape;       ///< shape of the whole tensor
   DType dtype = f32;
   int64_t begin = 0;
   int64_t end = 0;
@@ -58,15 +58,15 @@ enum class TagValidation { fail, warn, ignore };
 
 /// Options of a Saver.
 struct SaveOptions {
-  bool async = false;  ///< save() returns after the tensors are copied; a thread writes them
+  bool async = false;  ///< true: save() returns after the tensors are copied, and a thread writes them
   int keep = 0;        ///< number of checkpoints kept, the newest; 0: all
-  bool latest = true;  ///< make it the default of load()
+  bool latest = true;  ///< true: load() loads this checkpoint by default
   /// Reaction to different tags; unless it is `fail`, rank 0's tag is used.
   TagValidation tag_validation = TagValidation::fail;
-  bool take_over = false;             ///< ignore the lock that a job on another host has left
-  dist::Seconds timeout{30};          ///< for all ranks to call save(); afterwards an error names the missing ones
-  dist::Seconds write_timeout{3600};  ///< for all ranks to finish writing
-  data::FileCalls* calls = nullptr;   ///< file operations; nullptr: the system's
+  bool take_over = false;             ///< true: ignore the lock that a job on another host has left
+  dist::Seconds timeout{30};          ///< time for all ranks to call save(); then an error names the missing ranks
+  dist::Seconds write_timeout{3600};  ///< time for all ranks to finish writing
+  data::FileCalls* calls = nullptr;   ///< file operations; nullptr: those of the system
   std::function<void(const std::string&)> warn = {};  ///< called from any thread; default: a line on stderr
 };
 
@@ -100,14 +100,15 @@ enum class Verify { hashes, sizes };
 
 /// Options of load() and inspect().
 struct LoadOptions {
-  std::string tag = {};  ///< empty: the checkpoint that `latest` names
+  std::string tag = {};  ///< tag to load; empty: the checkpoint that `latest` names
   /// Checks of the files that are read. With hashes, each file is hashed by one rank.
   Verify verify = Verify::hashes;
-  bool fall_back = false;              ///< if the newest checkpoint is damaged, use the one before, with a warning
-  bool convert = false;                ///< convert dtypes; otherwise a different dtype is an Error
-  bool strict = true;                  ///< tensors that no rank asks for are an Error
+  /// True: if the newest checkpoint is damaged, use the previous one, with a warning.
+  bool fall_back = false;
+  bool convert = false;                ///< true: convert dtypes; false: a different dtype is an Error
+  bool strict = true;                  ///< true: Error if the checkpoint has tensors that no rank asks for
   std::vector<std::string> skip = {};  ///< prefixes of names ("optimizer.") that are exempt from `strict`
-  dist::Seconds timeout{30};           ///< for all ranks to call load()
+  dist::Seconds timeout{30};           ///< time for all ranks to call load()
   std::function<void(const std::string&)> warn = {};  ///< called with warnings; default: a line on stderr
 };
 

@@ -13,7 +13,7 @@ struct Ranks {
   dist::ProcessGroup* group = nullptr;
   std::function<void(const std::string&)> hear = {};  ///< receives the text of warn(); default: a line on stderr
 
-  /// This rank's number in the group.
+  /// Number of this rank in the group.
   int rank() const { return group ? group->rank() : 0; }
   int world() const { return group ? group->size() : 1; }  ///< number of ranks
   bool leads() const { return rank() == 0; }               ///< true on rank 0
@@ -35,14 +35,15 @@ std::vector<std::string> unpack(const std::string& text);
 /// The message of the Error that fn throws, or "". A DistError, which all ranks raise anyway, is rethrown.
 std::string error_of(const std::function<void()>& fn);
 
-/// A bulletin board in the job's store, usable from any thread: a rank pins a text to a place, and others wait for it.
+/// A bulletin board in the job's store, usable from any thread: a rank pins a text under a key (`place`), and others
+/// wait for the text.
 /// Places are reused in every round, so that the number of saves does not matter.
 class Board {
  public:
   Board(const Ranks& ranks, const std::string& id) : ranks_(ranks), prefix_("checkpoint/" + id + "/") {}
   void next_round() { ++round_; }                               ///< rounds separate the texts of successive saves
   void pin(const std::string& place, const std::string& text);  ///< publishes a text
-  /// Waits for the text at a place. Error that names `who` after `timeout`.
+  /// Waits for the text under a key. Error after `timeout`; it names `who`.
   std::string read(const std::string& place, dist::Seconds timeout, const std::string& who);
 
  private:

@@ -17,7 +17,7 @@ struct Owner {
 };
 struct Owned {
   std::vector<Owner> owners;
-  std::vector<int> ranks;  // ranks that made their offers
+  std::vector<int> ranks;  // ranks that hold the elements, because they offered them
 };
 struct Ranges {
   const Piece* first = nullptr;
@@ -130,7 +130,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
   // 1. Collect every range of every tensor, and its owners.
   Assignment layout;
   std::map<std::string, Ranges> all;
-  std::map<std::string, int> number_of, alias_of;  // the first rank that gave it
+  std::map<std::string, int> number_of, alias_of;  // the first rank that gave a number, an alias
   for (size_t o = 0; o < offers.size(); ++o) {
     for (size_t i = 0; i < offers[o].pieces.size(); ++i) {
       const Piece& held = offers[o].pieces[i];

@@ -36,7 +36,7 @@ struct Assignment {
     size_t part = 0;            ///< index among the tensor's parts
     std::vector<Chunk> chunks;  ///< ranges that it consists of, in order
   };
-  Manifest manifest;                       ///< with tensors, aliases and numbers only
+  Manifest manifest;                       ///< the manifest, with tensors, aliases and numbers only
   std::vector<std::vector<Write>> writes;  ///< by rank, in the order of tensors and parts
 };
 /// "rank-00000.safetensors"

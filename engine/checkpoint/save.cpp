@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 struct Job {
   Manifest manifest;
   std::vector<Assignment::Write> writes;
-  std::vector<std::vector<Tensor>> parts;  // of each write, in order
+  std::vector<std::vector<Tensor>> parts;  // parts of each write, in order
   std::string error;                       // reason why this rank cannot write
 };
 
@@ -143,7 +143,7 @@ struct Saver::State {
                                           [this](const std::string& what) { ranks.warn(what); });
       kept.clear();
       for (const Found& found : list_checkpoints(dir)) {
-        int64_t sequence = 0;  // damaged ones are removed first
+        int64_t sequence = 0;  // stays 0 if the checkpoint is damaged, which is then removed first
         try {
           sequence = read_manifest(path_of(found.folder)).sequence;
         } catch (const Error& error) { ranks.warn(error.what()); }
@@ -191,7 +191,7 @@ struct Saver::State {
   /// On rank 0: adds the reports of all ranks to the manifest; returns their errors.
   std::vector<std::string> collect(const std::string& mine, Job& job) {
     Manifest& m = job.manifest;
-    std::map<std::string, std::vector<Part*>> parts;  // of each file, in order
+    std::map<std::string, std::vector<Part*>> parts;  // parts of each file, in order
     for (auto& [name, tensor] : m.tensors)
       for (Part& part : tensor.parts) parts[part.file].push_back(&part);
     std::vector<std::string> errors;
@@ -306,7 +306,7 @@ struct Saver::State {
     std::string folder, tag;
   };
   std::vector<Kept> kept;
-  bool renamed = false;  // the folder of the current save has its final name
+  bool renamed = false;  // true once the folder of the current save has its final name
 
   std::future<void> running;  // the writing thread
   mutable std::mutex mutex;
@@ -324,7 +324,7 @@ Saver::Saver(const std::string& dir, dist::ProcessGroup* group, SaveOptions opti
 }
 
 Saver::~Saver() {
-  if (!state_->maker.is_here()) {  // in a forked child
+  if (!state_->maker.is_here()) {  // a forked child must not wait for its parent's thread
     never_destroy(std::move(state_));
     return;
   }

@@ -28,15 +28,16 @@ enum class Endpoint { completions, chat };
 
 /// A parsed request.
 struct Request {
-  std::vector<std::string> texts;         ///< prompts of completions as texts, or
-  std::vector<std::vector<int64_t>> ids;  ///< as token ids
-  std::vector<Message> messages;          ///< of a chat
-  std::optional<int64_t> max_tokens;      ///< default: 16 for completions, the rest of the context for chats
+  std::vector<std::string> texts;         ///< prompts of completions that were given as texts
+  std::vector<std::vector<int64_t>> ids;  ///< prompts that were given as token ids
+  std::vector<Message> messages;          ///< messages of a chat
+  /// Most new tokens; default: 16 for completions, the rest of the context for chats.
+  std::optional<int64_t> max_tokens;
   int64_t n = 1;
   int logprobs = -1;  ///< number of likeliest tokens listed for each token; -1: no log probabilities
   bool stream = false, echo = false;
-  bool parse_special = true;   ///< parse special tokens in a prompt; false: treat them as text
-  bool include_usage = false;  ///< end a stream with a chunk that counts tokens
+  bool parse_special = true;   ///< true: parse special tokens in a prompt; false: treat them as text
+  bool include_usage = false;  ///< true: end a stream with a chunk that counts tokens
   nn::Generation generation;   ///< all other settings
 };
 

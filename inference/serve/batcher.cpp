@@ -170,7 +170,7 @@ void Batcher::run() {
   drop_all("[serve] the server is shutting down");
 }
 
-/// Adds new requests, ends cancelled ones, and computes a step. False when the batcher ends.
+/// Adds new requests, ends cancelled ones, and computes a step. Returns false when the batcher ends.
 bool Batcher::step() {
   std::deque<std::unique_ptr<Running>> arrivals;
   bool stop = false;
@@ -211,8 +211,9 @@ void Batcher::compute(const Step& step) {
   std::vector<std::vector<nn::KvCache>> caches(step.work.size());
   std::vector<std::vector<nn::KvCache>*> given;
   std::vector<std::span<const int64_t>> tokens;
-  std::vector<int64_t> wanted;                      // rows whose logits are used
-  std::vector<std::pair<Running*, int64_t>> whose;  // for each: its sequence, and the position of the next token
+  std::vector<int64_t> wanted;  // rows whose logits are used
+  // For each of these rows: its sequence, and the next token's position.
+  std::vector<std::pair<Running*, int64_t>> whose;
   int64_t row = 0;
   for (size_t i = 0; i < step.work.size(); ++i) {
     const Work& w = step.work[i];
@@ -260,7 +261,8 @@ void Batcher::compute(const Step& step) {
   for (const auto& [number, reason] : ended) drop(number, reason);
 }
 
-/// The token at `place` of a sequence, from the logits of the position before: the prompt's token, or a new one.
+/// The token at position `place` of a sequence, from the logits of the position before: the prompt's token, or a new
+/// one.
 Batcher::Chosen Batcher::choose(const Running& r, int64_t place, std::span<const float> logits) {
   Chosen out;
   try {

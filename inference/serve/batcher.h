@@ -27,7 +27,7 @@ struct Asked {
   nn::Generation generation;     ///< sampling or greedy search, not beams; seed, stop, text, penalties etc. are used
   uint64_t sequence = 0;         ///< number of the random stream among sequences with the same seed
   int logprobs = -1;             ///< number of likeliest tokens listed for each token; -1: no log probabilities
-  bool prompt_logprobs = false;  ///< also return the prompt's tokens with log probabilities, except for the first one
+  bool prompt_logprobs = false;  ///< true: also return the prompt's tokens, with log probabilities except for the first
 };
 
 /// The result of a request while it is generated. Thread-safe.
@@ -64,18 +64,18 @@ struct BatcherOptions {
   std::function<void(const State&, const Step&)> on_step;  ///< called before the model computes the step
 };
 
-/// Statistics since the start.
+/// Statistics of the batcher since its start.
 struct Figures {
   int64_t steps = 0, rows = 0, prompt_tokens = 0, tokens = 0, requests = 0, cancelled = 0;
   int64_t running = 0, waiting = 0, blocks = 0, blocks_used = 0, shared_tokens = 0, put_back = 0;
-  double seconds = 0;  ///< within steps
+  double seconds = 0;  ///< total duration of the steps
 };
 
 /// Generates many sequences at once. Each sequence gets the same tokens as from nn::generate() alone with the same
 /// options, independent of other requests.
 class Batcher {
  public:
-  /// `model` must outlive it, and must not be used otherwise meanwhile.
+  /// `model` must outlive the batcher, and must not be used otherwise meanwhile.
   explicit Batcher(nn::GPT& model, const BatcherOptions& options = {});
   /// Ends all sequences.
   ~Batcher();

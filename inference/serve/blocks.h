@@ -42,14 +42,14 @@ class Blocks {
     uint64_t hash = 0, freed = 0;
     std::vector<int64_t> tokens;
   };
-  int32_t find(uint64_t before, std::span<const int64_t> tokens) const;  // -1: none
+  int32_t find(uint64_t before, std::span<const int64_t> tokens) const;  // cached block with these contents; -1: none
   void use(int32_t block);
   std::tuple<bool, uint64_t, int32_t> turn(int32_t block) const;
 
   int64_t tokens_;
   std::vector<Block> blocks_;
-  std::set<std::tuple<bool, uint64_t, int32_t>> free_;  // in the order in which they are taken
-  std::unordered_multimap<uint64_t, int32_t> known_;    // by hash
+  std::set<std::tuple<bool, uint64_t, int32_t>> free_;  // sorted: the first block is taken first
+  std::unordered_multimap<uint64_t, int32_t> known_;    // cached blocks, by the hash of their contents
   uint64_t contents_ = 0, releases_ = 0;
 };
 

@@ -27,7 +27,7 @@ std::string HttpRequest::header(std::string_view name) const {
 namespace {
 
 HttpServer::HttpServer(const HttpOptions& options_) : options(options_) {
-  rlimit files{};  // one per connection
+  rlimit files{};  // limit of descriptors; each connection needs one
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
   files.rlim_cur = std::min<rlim_t>(files.rlim_max, HttpLimits::connections + 256);
   setrlimit(RLIMIT_NOFILE, &files);

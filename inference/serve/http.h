@@ -18,7 +18,7 @@ struct HttpLimits {
   static constexpr int received = 8 << 20;  ///< bytes of a body as it is sent, including the overhead of chunks
   static constexpr int reading = 32 << 20;  ///< bytes of all incomplete requests
   static constexpr int bodies = 32 << 20;   ///< bytes of all requests that are being answered
-  static constexpr int connections = 4096, answers = 64;  ///< at a time
+  static constexpr int connections = 4096, answers = 64;  ///< most connections, and most answers, at a time
   /// Milliseconds from the first to the last byte of a request, and before the first byte.
   static constexpr int request = 10'000, idle = 30'000;
   static constexpr int write = 10'000;  ///< ms for a client to accept 256 KiB of its answer
@@ -53,7 +53,7 @@ class HttpClient {
   virtual void respond(const HttpResponse& response) = 0;
   /// Starts a response that is sent in pieces, with `body` as the first.
   virtual void begin(const HttpResponse& response) = 0;
-  /// Sends a piece; blocks while the client is slow. False if the client has disconnected.
+  /// Sends a piece; blocks while the client is slow. Returns false if the client has disconnected.
   virtual bool write(std::string_view piece) = 0;
   /// Ends a response that is sent in pieces.
   virtual void finish() = 0;
@@ -66,8 +66,8 @@ class HttpClient {
 /// Options of run_http().
 struct HttpOptions {
   std::string host;
-  int port = 0;               ///< 0: any free port
-  bool loopback_only = true;  ///< refuse to listen on addresses that other hosts can reach
+  int port = 0;               ///< port to listen on; 0: any free port
+  bool loopback_only = true;  ///< true: refuse to listen on addresses that other hosts can reach
   HttpHeaders headers = {};   ///< added to every response
   /// Makes the response for an error.
   std::function<HttpResponse(int status, const std::string& message)> error;
@@ -75,7 +75,7 @@ struct HttpOptions {
   std::function<std::optional<HttpResponse>(const HttpRequest&)> look;
   /// Called with the complete request, on its own thread.
   std::function<void(HttpRequest, HttpClient&)> handle;
-  std::function<bool()> stop;                  ///< polled; true ends the server
+  std::function<bool()> stop;                  ///< called repeatedly; the server ends once it returns true
   std::function<void(int port)> started = {};  ///< called with the port when the server listens
 };
 

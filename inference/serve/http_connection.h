@@ -114,8 +114,8 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     ErrorCode ignored;
     socket_.cancel(ignored);
   }
-  bool waits() const { return number_ != 0; }      ///< waits for a request, or the rest of one
-  bool has_bytes() const { return counted_ > 0; }  ///< has received a part of a request
+  bool waits() const { return number_ != 0; }      ///< true while waiting for a request, or the rest of one
+  bool has_bytes() const { return counted_ > 0; }  ///< true if a part of a request has arrived
   /// Closes the connection.
   void drop() {
     {
@@ -177,7 +177,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     if (parser_->is_done()) return hand_over();
     server_.count(counted_, buffer_.capacity() + parser_->get().body().capacity());
     read();
-    server_.make_room();  // which may drop this connection
+    server_.make_room();  // may drop this connection, too
   }
   void read() {
     socket_.async_read_some(buffer_.prepare(piece), [self = shared_from_this(), this](ErrorCode error, size_t size) {
@@ -194,7 +194,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     server_.waiting.erase(std::exchange(number_, 0));
     server_.count(counted_, 0);
   }
-  /// Handles complete headers. False if the response was sent already.
+  /// Handles complete headers. Returns false if the response was sent already.
   bool look() {
     looked_ = true;
     const auto& message = parser_->get();
@@ -260,8 +260,8 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     --server_.answers, server_.bodies -= *held_;
     held_.reset();
   }
-  /// A closed socket looks like one whose client has only shut down its sending side. Sending the first bytes of the
-  /// answer tells them apart: a closed socket reports an error.
+  /// Detects a client that has closed its socket. A client that has only shut down its sending side looks the same;
+  /// sending the first bytes of the answer tells the two apart, because a closed socket reports an error.
   void look_at_client() {
     pollfd wanted{socket_.native_handle(), POLLRDHUP, 0};
     if (poll(&wanted, 1, 0) <= 0) return;
@@ -342,7 +342,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
   std::optional<http::request_parser<GrowingBody>> parser_;
   HttpRequest request_;
   Clock::time_point deadline_ = never;
-  uint64_t number_ = 0;  // in server_.waiting
+  uint64_t number_ = 0;  // key in server_.waiting
   size_t received_ = 0, counted_ = 0;
   bool looked_ = false, closing_ = false, keep_alive_ = true, chunked_ = true, head_only_ = false;
   bool late_ = false, working_ = false, writing_ = false, done_ = false, probed_ = false;

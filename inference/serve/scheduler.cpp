@@ -46,7 +46,7 @@ int64_t plan(State& state, Step& step, size_t i, int64_t rows) {
   return spent + room;
 }
 
-/// Starts the sequence that has waited longest, if there are blocks for all of it and one more token.
+/// Starts the sequence that has waited longest, and returns true, if there are blocks for its tokens and one more.
 bool start(State& state, Step& step) {
   Sequence& s = state.waiting.front();
   const auto length = int64_t(s.tokens.size());
@@ -100,7 +100,7 @@ int64_t add(State& state, std::vector<int64_t> prompt, int64_t most, bool whole_
 Step next_step(State& state) {
   Step step;
   int64_t rows = state.limits.rows;
-  for (const bool prompts : {false, true})  // generating sequences first
+  for (const bool prompts : {false, true})  // first the sequences that generate, then those with prompts to compute
     for (size_t i = 0; i < state.running.size() && rows > 0; ++i)
       if ((state.running[i].left() > 1) == prompts) rows -= plan(state, step, i, rows);
   while (rows > 0 && step.put_back.empty() && !state.waiting.empty() &&

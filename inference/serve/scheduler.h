@@ -19,19 +19,19 @@ namespace lockstep::serve {
 
 /// A request's tokens and blocks.
 struct Sequence {
-  int64_t number = 0;           ///< in the order of arrival
+  int64_t number = 0;           ///< numbers rise in the order of arrival
   std::vector<int64_t> tokens;  ///< the prompt and the generated tokens
   int64_t most = 0;             ///< maximal length
-  bool whole_prompt = false;    ///< compute the whole prompt, because its scores are needed; no shared blocks
+  bool whole_prompt = false;    ///< true: compute the whole prompt, because its scores are needed; share no blocks
   int64_t computed = 0;         ///< tokens whose keys and values are in its blocks
-  std::vector<int32_t> blocks;  ///< -1: released, because no future token sees it
+  std::vector<int32_t> blocks;  ///< blocks in order; -1: released, because no future token sees it
   int64_t left() const { return int64_t(tokens.size()) - computed; }  ///< tokens still to be computed
 };
 
 /// Limits of a schedule.
 struct Limits {
-  int64_t rows = 512;      ///< per step
-  int64_t sequences = 64;  ///< running at a time
+  int64_t rows = 512;      ///< most rows (tokens) in a step
+  int64_t sequences = 64;  ///< most sequences that run at a time
 };
 
 /// The state of a schedule. Running sequences are always older than waiting ones.
@@ -39,7 +39,8 @@ struct State {
   explicit State(int64_t blocks_, const Limits& limits_ = {}, int64_t block_tokens = 32);
   Limits limits;
   Blocks blocks;
-  int64_t window = 0;                       ///< of attention, if every layer has it; 0: a token sees all earlier ones
+  /// Attention window, if every layer has one; 0: a token sees all earlier ones.
+  int64_t window = 0;
   std::vector<Sequence> running, waiting;   ///< sorted by number
   int64_t arrived = 0;                      ///< numbers assigned so far
   int64_t shared_tokens = 0, put_back = 0;  ///< tokens found in shared blocks; number of times a sequence had to yield

@@ -36,7 +36,7 @@ HttpResponse guarded(const std::function<HttpResponse()>& fn) {
 
 std::string event(const Json& json) { return "data: " + json.dump() + "\n\n"; }
 
-/// Compares in a time that does not depend on the position of the first difference.
+/// True if the keys are equal. The time does not depend on where they differ, so it tells an attacker nothing.
 bool same_key(const std::string& a, const std::string& b) {
   unsigned different = a.size() != b.size();
   for (size_t i = 0; i < a.size() && !b.empty(); ++i) different |= unsigned(a[i] ^ b[i % b.size()]);

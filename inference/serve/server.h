@@ -10,10 +10,10 @@ namespace lockstep::serve {
 /// Options of run_server().
 struct ServerOptions {
   std::string host = "127.0.0.1";
-  int port = 8000;                ///< 0: any free port
-  std::string api_key = {};       ///< "": no key is needed, and only this machine is served
+  int port = 8000;                ///< port to listen on; 0: any free port
+  std::string api_key = {};       ///< key that clients must send; "": none, and only this machine is served
   std::string allow_origin = {};  ///< origin whose web pages may send requests, or "*"; "": only the server's own
-  std::function<bool()> stop;     ///< polled; true ends the server
+  std::function<bool()> stop;     ///< called repeatedly; the server ends once it returns true
   std::function<void(int port)> started = {};  ///< called with the port when the server listens
 };
 

@@ -13,7 +13,8 @@ using data::Json;
 
 namespace {
 
-constexpr int64_t most_prompt_tokens = 1 << 18;  // per request: every answer has its own prompt
+// Most prompt tokens of a request, in which every answer has its own prompt.
+constexpr int64_t most_prompt_tokens = 1 << 18;
 
 /// Number of characters in UTF-8 text.
 int64_t characters_of(std::string_view text) {
@@ -52,7 +53,7 @@ struct Reply::One {
   std::shared_ptr<Answer> answer;
   data::Decoder decoder;
   nn::TextStream stream;
-  std::string text;                          // not sent yet
+  std::string text;                          // text that is not sent yet
   int64_t shown = 0, decoded = 0, made = 0;  // characters sent before; characters decoded; tokens generated
   std::vector<int64_t> prompt_offsets;       // used when the prompt's log probabilities are wanted
   struct Placed : Token {

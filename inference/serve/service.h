@@ -8,8 +8,8 @@ namespace lockstep::serve {
 
 /// Options of a Service.
 struct ServiceOptions {
-  std::string name;                       ///< of the model
-  std::optional<ChatTemplate> chat = {};  ///< nullopt: no chats
+  std::string name;                       ///< name of the model
+  std::optional<ChatTemplate> chat = {};  ///< template of chats; nullopt: no chats
   std::vector<int64_t> eos = {};          ///< token ids that end a text
   BatcherOptions batcher = {};
 };
@@ -19,7 +19,7 @@ class Reply;
 /// A model with its tokenizer that answers requests.
 class Service {
  public:
-  /// `model` and `tokenizer` must outlive it.
+  /// `model` and `tokenizer` must outlive the service.
   Service(nn::GPT& model, const data::Tokenizer& tokenizer, const ServiceOptions& options);
   /// Starts to answer a request. Error: BadRequest.
   std::unique_ptr<Reply> answer(Endpoint endpoint, std::string_view body);

@@ -7,7 +7,7 @@ namespace lockstep::serve {
 
 /// A simulated request.
 struct Arrival {
-  double time = 0;     ///< in ms
+  double time = 0;     ///< arrival in ms
   int64_t prompt = 0;  ///< number of tokens
   int64_t answer = 1;  ///< number of tokens, at least 1
   int64_t common = 0;  ///< length of the prefix that the prompt shares with other requests
@@ -27,7 +27,7 @@ struct Simulated {
   struct Slot {
     double start, end;
     Step step;
-    int64_t blocks;  ///< in use
+    int64_t blocks;  ///< blocks in use
   };
   /// Times of a request.
   struct Request {

@@ -22,7 +22,7 @@ constexpr const char* not_loaded = "a device map";
 
 /// A tensor that is on the main device only while its part runs.
 struct Visitor {
-  Tensor there;       // on the main device; its storage is empty in between
+  Tensor there;       // copy on the main device; its storage is empty between runs
   Tensor host;        // the values in host memory, or
   std::string saved;  // the name of the values in the file
 };
@@ -62,7 +62,7 @@ Tensor Dispatched::Impl::source(const NamedField& field) const {
   return file->tensor(name_in_file(field));
 }
 
-/// A shared parameter may be stored under any of its names.
+/// The name of a field in the file: a shared parameter may be stored under any of its names.
 std::string Dispatched::Impl::name_in_file(const NamedField& field) const {
   if (file->contains(field.name)) return field.name;
   for (const auto& [name, other] : fields)
@@ -197,7 +197,7 @@ void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Devic
     below.push_back(i);
     if (plan.parts[i].name == name) own = i;
   }
-  if (below.empty()) return;  // it runs wherever its input is
+  if (below.empty()) return;  // no part: the module runs on the device of its input
   const std::optional<Device> output = chained ? std::nullopt : std::optional(around);
   const auto run = [&](Device device, std::optional<size_t> read = {}) {  // read: the part that it loads
     nn::Module::RunOn how{.device = device, .output = name.empty() ? std::optional(device) : output, .hold = {}};
@@ -247,7 +247,7 @@ std::shared_ptr<void> Dispatched::hold(const std::string& module) {
     if (impl_->plan.parts[i].name == module) return impl_->plan.places[i].is_device() ? nullptr : impl_->load(i);
   }
   for (const Part& part : impl_->plan.parts)
-    if (is_below(part.name, module)) return nullptr;  // it reads nothing itself
+    if (is_below(part.name, module)) return nullptr;  // its children have the parameters; the module itself has none
   fail(str("[device_map] expected the name of a module with parameters, got '", module, "'"));
 }
 

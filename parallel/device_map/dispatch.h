@@ -24,17 +24,17 @@ struct DispatchOptions {
   std::string offload_folder = {};
 };
 
-/// While it lives, the model runs as planned. Its destructor turns parts in host memory into ordinary parameters there;
-/// parts on disk stay without values.
+/// While a Dispatched lives, the model runs as planned. The destructor turns parts in host memory into ordinary
+/// parameters there; parts on disk stay without values.
 class Dispatched {
  public:
   Dispatched(Dispatched&&) noexcept;
   ~Dispatched();
 
-  const Placement& plan() const;  ///< as given
-  /// Loads the tensors that `module` reads itself, or the part of that name, and keeps them loaded while the result
-  /// lives: for calls other than operator(), such as nn::generate(). Null for a part on a device. Error for an unknown
-  /// name.
+  const Placement& plan() const;  ///< the plan that was given to dispatch()
+  /// Loads the part named `module`, or, if there is none, the tensors that this module reads itself. They stay loaded
+  /// while the result lives: for calls other than operator(), such as nn::generate(). Null for a part on a device.
+  /// Error for an unknown name.
   [[nodiscard]] std::shared_ptr<void> hold(const std::string& module = "");
   int64_t loads() const;         ///< number of times a part was loaded from host memory or disk
   int64_t bytes_loaded() const;  ///< bytes loaded so far

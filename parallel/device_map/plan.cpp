@@ -33,7 +33,7 @@ std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
       int64_t left = unlimited;
       if (const int64_t limit = memory_limit(device); limit > 0) {
         left = limit - device_memory(device).total.current;
-        std::set<const void*> seen;  // the model's own tensors there will move
+        std::set<const void*> seen;  // tensors of the model on this device free their memory, because they move
         for (const NamedField& field : nn::named_fields(model))
           if (seen.insert(field.key()).second && field.tensor().device() == device &&
               !field.tensor().storage()->is_empty())

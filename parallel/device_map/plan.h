@@ -4,7 +4,7 @@
 //
 //   cpu:0  cpu:1  cuda:0   a device (virtual CPU devices too): the part is stored there, and runs there
 //   cpu                    host memory: the part is copied to the main device (the first one) whenever it runs
-//   disk                   a safetensors file: the same
+//   disk                   a safetensors file: the part is read to the main device whenever it runs
 //
 //   const auto plan = device_map::infer(model, "auto", {.max_memory = {{"cpu:0", "1GiB"}, {"cpu", "4GiB"}}});
 //   auto dispatched = device_map::dispatch(model, plan, {.offload_folder = "/tmp"});        // dispatch.h
@@ -58,10 +58,11 @@ struct Options {
 struct Part {
   std::string name;  ///< name of the module
   nn::Module* module = nullptr;
-  bool own = false;                  ///< the tensors that the module reads itself, not those of its children
+  /// True: only the tensors that the module reads itself; false: also those of its children.
+  bool own = false;
   std::vector<std::string> tensors;  ///< names of its parameters and buffers
-  int64_t bytes = 0;                 ///< a tensor shared by several parts counts in the first
-  int64_t bytes_there = 0;           ///< a shared tensor counts in each part
+  int64_t bytes = 0;                 ///< bytes of weights; a tensor shared by several parts counts only in the first
+  int64_t bytes_there = 0;           ///< bytes of weights; a shared tensor counts in each part
   size_t group = 0;                  ///< parts of one group share parameters
 };
 
@@ -71,7 +72,8 @@ struct Placement {
   std::vector<Location> places;         ///< place of each part
   std::map<std::string, int64_t> held;  ///< bytes of weights at each place that has some
   Device main = cpu;                    ///< the device on which parts from host memory and disk run
-  int64_t reserved = 0;                 ///< bytes kept free there for such parts: the most that is loaded at a time
+  /// Bytes kept free on `main` for these parts: the most that is loaded at a time.
+  int64_t reserved = 0;
   /// Bytes that a place needs: its weights, and what is kept free.
   int64_t needed(const Location& place) const;
   /// The plan as a short map: a module whose parts are all at one place stands for them. infer(model, map) restores the

@@ -43,11 +43,12 @@ struct Options {
   int64_t top_k = 1;                                     ///< experts per token
   double capacity_factor = 1, eval_capacity_factor = 1;  ///< see capacity(); each rank counts its own tokens
   int64_t min_capacity = 4;                              ///< lower bound of the capacity
-  bool drop_tokens = true;                               ///< false: experts take any number of tokens
+  /// True: an expert drops tokens above its capacity; false: it takes any number.
+  bool drop_tokens = true;
   Drop drop = Drop::automatic;
   Weights weights = Weights::automatic;
   Noise noise = Noise::none;
-  /// For k = 2, while training: draw the second expert (Gumbel noise) instead of taking the second best.
+  /// true, for k = 2, while training: draw the second expert (Gumbel noise); false: take the second best.
   bool second_expert_sampling = true;
   /// Residual MoE (Rajbhandari et al., 2022): an Mlp for every token beside the experts, mixed in by a learned softmax
   /// of two.
@@ -56,7 +57,7 @@ struct Options {
   /// mean probability (Switch, eq. 4 to 6).
   double balance_coef = 0.01;
   double z_coef = 0;  ///< coefficient of the mean of logsumexp(logits)² (ST-MoE, Zoph et al., 2022, eq. 5)
-  bool balance_over_group = false;  ///< f_e over the tokens of all ranks of the group, not only this one's
+  bool balance_over_group = false;  ///< true: f_e counts the tokens of all ranks of the group; false: only this rank's
 };
 
 /// A mixture-of-experts layer: the gate and this rank's experts.
@@ -76,7 +77,7 @@ struct Layer : nn::Layer<Layer> {
 
   Options o;
   Variable gate;                                     ///< (experts, width)
-  std::vector<std::shared_ptr<nn::Module>> experts;  ///< of this rank: "experts.4", "experts.5", ...
+  std::vector<std::shared_ptr<nn::Module>> experts;  ///< this rank's experts: "experts.4", "experts.5", ...
   std::shared_ptr<nn::Mlp> residual;                 ///< the Mlp of use_residual
   std::shared_ptr<nn::Linear> coefficient;           ///< mixes `residual` with the experts: Linear(width, 2)
   std::shared_ptr<dist::ProcessGroup> group;         ///< ranks that share the experts; may be null
@@ -84,7 +85,7 @@ struct Layer : nn::Layer<Layer> {
   // Results of the last forward for this rank's tokens
   Variable aux_loss;          ///< balance_coef * balance + z_coef * z, on the tape
   double balance = 0, z = 0;  ///< the two losses; only updated with `measure`
-  bool measure = false;       ///< makes forward wait for the device to read them
+  bool measure = false;       ///< true: forward waits for the device, and stores `balance` and `z`
   Routing routing;            ///< assignment of tokens to experts
 
  private:
@@ -101,7 +102,7 @@ struct Layer : nn::Layer<Layer> {
 
 /// All moe::Layers in a model, in the order of fields().
 std::vector<Layer*> layers_of(nn::Module& model);
-/// Their aux_loss variables, for parallel::CheckpointOptions::beside.
+/// The aux_loss variables of all moe::Layers in a model, for parallel::CheckpointOptions::beside.
 std::vector<Variable*> aux_losses(nn::Module& model);
 
 }  // namespace lockstep::moe

@@ -69,7 +69,7 @@ void CompressedAllReduce::check(const std::vector<Tensor>& tensors) const {
   }
 }
 
-/// values(piece): what is first added to the errors; null: nothing.
+/// Adds values(piece) to the errors (null: adds nothing), and compresses the sums into `message`.
 template <class Values>
 void CompressedAllReduce::compress(const Chunk& chunk, float* errors, const Values& values, uint8_t* message) const {
   std::vector<double> sums(chunk.counts.size());

@@ -33,7 +33,7 @@ enum class Scale : uint8_t {
 /// Options of CompressedAllReduce.
 struct CompressionOptions {
   Scale scale = Scale::rms;
-  bool scale_per_tensor = true;  ///< one scale per tensor in a chunk; false: one per chunk
+  bool scale_per_tensor = true;  ///< true: one scale per tensor in a chunk; false: one per chunk
 };
 
 /// A compressed all-reduce for a fixed list of tensors, with its errors.

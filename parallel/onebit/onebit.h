@@ -27,12 +27,13 @@ namespace lockstep::onebit {
 struct OneBitAdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   double freeze_step = 100000;  ///< number of exact steps; after them the second moment is frozen
-  /// Adam's bias correction. After the freeze, that of the second moment is frozen too. false: none, as in DeepSpeed.
+  /// true: apply Adam's bias correction. After the freeze, the correction of the second moment is frozen too. false:
+  /// apply none, as in DeepSpeed.
   bool bias_correction = true;
-  /// Send m / (sqrt(v) + eps), bounded, whose elements are of similar size. false: send m, as in the paper, which needs
-  /// a v that is nowhere tiny.
+  /// true: send m / (sqrt(v) + eps), bounded: its elements are of similar size. false: send m, as in the paper, which
+  /// needs a v that is nowhere tiny.
   bool precondition = true;
-  std::vector<optim::OptionRange> table();                      ///< for optim::OptimizerOf
+  std::vector<optim::OptionRange> table();                      ///< names and ranges of the options
   void check(const char* op) const;                             ///< Error for options out of range
   static constexpr CompressedAllReduce::Options compression{};  ///< see CompressionOptions
 };
@@ -48,12 +49,12 @@ struct OneBitLambOptions {
   /// min_coeff and max_coeff bound LAMB's coefficient (trust ratio).
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, min_coeff = 0.01, max_coeff = 10;
   double freeze_step = 100000;              ///< number of exact steps
-  double coeff_beta = 0.9;                  ///< of the running mean of LAMB's coefficient during the exact steps
+  double coeff_beta = 0.9;                  ///< decay of the running mean of LAMB's coefficient in exact steps
   double factor_min = 0.5, factor_max = 4;  ///< bounds of the factor by which the frozen coefficient is multiplied
   double factor_threshold = 0.1;            ///< relative change of the factor allowed in one step
-  bool bias_correction = true;              ///< as in OneBitAdamOptions
-  bool precondition = true;                 ///< as in OneBitAdamOptions
-  std::vector<optim::OptionRange> table();  ///< for optim::OptimizerOf
+  bool bias_correction = true;              ///< see OneBitAdamOptions::bias_correction
+  bool precondition = true;                 ///< see OneBitAdamOptions::precondition
+  std::vector<optim::OptionRange> table();  ///< names and ranges of the options
   void check(const char* op) const;         ///< Error for options out of range
   // One scale for a chunk: the scaling coefficients make tensors alike.
   static constexpr CompressedAllReduce::Options compression{.scale_per_tensor = false};
@@ -79,9 +80,9 @@ struct ZeroOneAdamOptions {
   double var_update_scaler = 16;
   double local_step_scaler = 32678;         ///< steps after which the number of local steps between exchanges doubles
   double local_step_clipper = 16;           ///< upper bound of that number
-  bool bias_correction = true;              ///< as in OneBitAdamOptions
-  bool precondition = true;                 ///< as in OneBitAdamOptions, for gradients too
-  std::vector<optim::OptionRange> table();  ///< for optim::OptimizerOf
+  bool bias_correction = true;              ///< see OneBitAdamOptions::bias_correction
+  bool precondition = true;                 ///< see OneBitAdamOptions::precondition; applies to gradients too
+  std::vector<optim::OptionRange> table();  ///< names and ranges of the options
   void check(const char* op) const;         ///< Error for options out of range
   static constexpr CompressedAllReduce::Options compression{};  ///< see CompressionOptions
 };
@@ -109,7 +110,7 @@ class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, Optimizer> {
 
   // Intervals between changes of the second moment and between exchanges; both follow from the number of steps.
   int64_t variance_interval_ = 1, variance_count_ = 0, variance_updates_ = 0, local_interval_ = 1, local_count_ = 0;
-  int64_t local_steps_ = 0;    // since all ranks had the same parameters
+  int64_t local_steps_ = 0;    // local steps since the ranks last exchanged
   std::vector<double> rates_;  // for each group, the learning rates summed over those steps
 };
 
@@ -118,7 +119,7 @@ struct OneBitSGDOptions {
   double lr = 1e-3, momentum = 0.9, dampening = 0, weight_decay = 0;
   double freeze_step = 0;  ///< number of exact steps before compression starts
   bool nesterov = false;
-  std::vector<optim::OptionRange> table();  ///< for optim::OptimizerOf
+  std::vector<optim::OptionRange> table();  ///< names and ranges of the options
   void check(const char* op) const;         ///< Error for options out of range
   static constexpr CompressedAllReduce::Options compression{.scale = Scale::magnitude};  ///< see CompressionOptions
 };

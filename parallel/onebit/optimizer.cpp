@@ -79,7 +79,7 @@ void Optimizer::check_gradients() {
 
 StepReport Optimizer::step(const StepOptions& o) {
   const NoGrad no_grad;
-  trace::memory();  // a sample while gradients exist
+  trace::memory();  // samples the memory while gradients exist
   const trace::Scope scope(name(), trace::Category::optimizer);
   notice_parameters();
   check_gradients();

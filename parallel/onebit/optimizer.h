@@ -30,13 +30,13 @@ struct StepOptions {
   /// Clip to this norm; 0: no clipping. In exact steps it applies to the mean gradient, else to the norm of StepReport.
   double max_norm = 0;
   bool skip_nonfinite = false;  ///< if any rank has NaN or infinity in a gradient, no rank changes anything
-  bool want_norm = false;       ///< compute the norm even without the two above
+  bool want_norm = false;       ///< compute the norm even without max_norm and skip_nonfinite
 };
 
 /// Outcome of one step.
 struct StepReport {
-  bool compressed = false;  ///< this was a compressed step
-  bool skipped = false;     ///< a gradient was not finite: nothing was changed
+  bool compressed = false;  ///< true for a compressed step
+  bool skipped = false;     ///< true if a gradient was not finite: nothing was changed
   /// Norm before clipping, if it was computed. In exact steps that of the mean gradient. In compressed steps no rank
   /// knows the mean gradient: it is the root mean square of the ranks' own norms, an upper bound. All ranks clip by the
   /// same factor.
@@ -76,9 +76,10 @@ class Optimizer : public optim::Optimizer {
   int64_t steps() const { return steps_; }          ///< steps that were not skipped
   const Volume& volume() const { return volume_; }  ///< communication so far
 
-  /// Errors of compression restart at zero, as in DeepSpeed. Each rank has its own: restore them with load_errors().
+  /// Errors of compression restart at zero, as in DeepSpeed. They differ between ranks: restore them with
+  /// load_errors().
   void load_state(const optim::OptimizerState& state) override;
-  /// The live tensors. Undefined before the first compressed exchange, and in a group of one.
+  /// This rank's compression errors, not copied. Undefined before the first compressed exchange, and in a group of one.
   Errors errors() const;
   /// Restores errors() after load_state(), so that training continues bit-identically. Error unless the number of ranks
   /// is the same.

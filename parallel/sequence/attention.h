@@ -24,7 +24,7 @@
 // values (G key heads):
 //
 //              forward                   backward
-//   Ulysses    (P-1)/P (2q + b) e        the same
+//   Ulysses    (P-1)/P (2q + b) e        (P-1)/P (2q + b) e
 //   ring       (P-1) b e                 (P-1) b e + P b w       w: bytes of a gradient, 4 for 16-bit inputs (summed in
 //                                                                f32), else e
 #include <memory>

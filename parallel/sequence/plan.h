@@ -29,7 +29,7 @@ Tensor join(const std::vector<Tensor>& parts, int64_t dim, Order order);
 /// holds in that step from `key` on.
 struct Piece {
   int64_t query = 0, queries = 0, key = 0, keys = 0;
-  bool causal = false;  ///< row i sees key j <= i; false: every key
+  bool causal = false;  ///< true: row i sees keys j <= i; false: every key
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 /// The rank whose keys and values `rank` holds in `step`, 0 .. ranks - 1. Blocks move from each rank to the next.

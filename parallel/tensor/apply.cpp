@@ -135,7 +135,7 @@ class Application {
   void visit(nn::Module& m, const std::string& prefix) {
     nn::Fields fields;
     m.fields(fields);
-    bool own = false;  // a field of this module is a slice
+    bool own = false;  // true once a field of this module is a slice
     for (nn::Fields::Entry& entry : fields.entries) {
       const std::string name = nn::joined(prefix, entry.name);
       const Rule* const rule = entry.buffer ? nullptr : rule_for(name, entry.module);
@@ -315,7 +315,7 @@ class Application {
   int n_;
   std::vector<std::pair<std::string, nn::Module*>> modules_;
   std::map<const void*, std::vector<std::string>> owners_;
-  std::vector<bool> used_;  // rules that matched something
+  std::vector<bool> used_;  // true for the rules that matched something
   bool has_any_ = false;
   std::map<const void*, std::set<std::string>> cut_;  // names under which a parameter is cut
   std::set<const void*> summed_;
@@ -334,7 +334,7 @@ TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const Option
   lines.push_back(str("sequence ", options.sequence, ", overlap ", options.overlap, ", chunks ", options.chunks));
   if (group.size() > 1) parallel::check_agreement("tensor_parallel", lines, group);
   Application application(module, options, group);
-  std::set<std::string> empty;  // all ranks will fill these from the same start
+  std::set<std::string> empty;  // parameters without values yet, which need no broadcast
   for (auto& p : module.named_parameters())
     if (nn::is_built_empty(p.variable)) empty.insert(p.name);
   if (group.size() > 1)

@@ -29,12 +29,12 @@ struct Rule {
 
 /// Options of apply(); the same on all ranks.
 struct Options {
-  /// Sequence parallelism: layers outside the cut weights work on parts of the sequence (Korthikanti et al., 2022).
+  /// true: sequence parallelism: layers without cut weights work on parts of the sequence (Korthikanti et al., 2022).
   bool sequence = false;
   /// With `sequence`: all-reduce the gradients of parameters that see only a part of the sequence as they arrive;
   /// false: the caller does it, see partial().
   bool sum = true;
-  bool overlap = true;  ///< see ColumnOptions, as well as `chunks`
+  bool overlap = true;  ///< overlap communication with products; see ColumnOptions, also for `chunks`
   int64_t chunks = 0;
   std::vector<Rule> rules = {};  ///< checked before what the model's fields() say
 };

@@ -27,9 +27,11 @@ Variable reduce_from(const Variable& x, dist::ProcessGroup& group);  ///< g: all
 // `dim` counts from the end if negative. scatter_to and reduce_scatter: Error unless the ranks divide the size of
 // `dim`.
 Variable scatter_to(const Variable& x, int64_t dim, dist::ProcessGroup& group);
-Variable gather_from(const Variable& x, int64_t dim, dist::ProcessGroup& group);  ///< the whole from the ranks' parts
-Variable all_gather(const Variable& x, int64_t dim, dist::ProcessGroup& group);   ///< the whole from the ranks' parts
-/// This rank's part of the sum over the ranks.
+/// Joins the ranks' parts along `dim`.
+Variable gather_from(const Variable& x, int64_t dim, dist::ProcessGroup& group);
+/// Joins the ranks' parts along `dim`.
+Variable all_gather(const Variable& x, int64_t dim, dist::ProcessGroup& group);
+/// This rank's part along `dim` of the sum of x over the ranks.
 Variable reduce_scatter(const Variable& x, int64_t dim, dist::ProcessGroup& group);
 
 /// A collective along any dim that has been started; wait() finishes it, so that other work can overlap with it.

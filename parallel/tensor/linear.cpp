@@ -172,7 +172,7 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
   const Variable x = Autocast::low(input), w = Autocast::low(weight), bias = Autocast::low(shift);
   const bool recorded = needs_grad({&x, &w, &bias});
   const int64_t asked = options.overlap ? options.chunks : 1;
-  // As in linear() of autograd/ops_matmul.cpp: relu's derivative reads the output, the others read the pre-activation.
+  // relu's derivative reads the output, the other derivatives read the pre-activation (as in autograd/ops_matmul.cpp).
   const bool reads_pre = recorded && activation != Activation::none && activation != Activation::relu;
   Shape shape = x.shape();
   Tensor out, pre;
@@ -207,7 +207,7 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
         }
         const Tensor g = as_matrix(back.grad());
         std::optional<Pending> grad_x;
-        if (back.needs(0)) {  // its sum overlaps with the weight's gradient, if wanted, else with itself by chunks
+        if (back.needs(0)) {  // the sum overlaps with computing the weight's gradient, else with the other chunks
           const Chunks chunks(shape, options.sequence, back.needs(1) ? 1 : asked, g.device(), group);
           const Tensor weight = in_numbers(w.get(name), g.dtype());
           grad_x = sum_of_products(g, chunks, group, options.overlap,

@@ -22,10 +22,11 @@ namespace lockstep::tensor_parallel {
 
 /// Options of column_linear().
 struct ColumnOptions {
-  bool gather_output = false;  ///< return the whole output on every rank
-  bool sequence = false;       ///< x is this rank's part of the sequence; the output covers the whole sequence
-  bool overlap = true;         ///< overlap communication with products
-  int64_t chunks = 0;          ///< chunks of rows for the overlap (overlap.h); 0: automatic
+  bool gather_output = false;  ///< true: return the whole output on every rank
+  /// True: x is this rank's part of the sequence, and the output covers the whole sequence.
+  bool sequence = false;
+  bool overlap = true;  ///< overlap communication with products
+  int64_t chunks = 0;   ///< chunks of rows for the overlap (overlap.h); 0: automatic
 };
 /// activation(x wᵀ + bias) with this rank's rows of w and bias: this rank's columns of the output. Collective, and so
 /// is the backward. Error for shapes that do not fit.
@@ -34,10 +35,10 @@ Variable column_linear(const Variable& x, const Variable& w, const Variable& bia
 
 /// Options of row_linear().
 struct RowOptions {
-  bool input_is_parallel = true;  ///< x is this rank's slice of the last dim; false: x is whole
-  bool sequence = false;          ///< return this rank's part of the sequence
-  bool overlap = true;            ///< see ColumnOptions
-  int64_t chunks = 0;             ///< see ColumnOptions
+  bool input_is_parallel = true;  ///< true: x is this rank's slice of the last dim; false: x is whole
+  bool sequence = false;          ///< true: return this rank's part of the sequence
+  bool overlap = true;            ///< true: overlap communication with products
+  int64_t chunks = 0;             ///< chunks to overlap; see ColumnOptions
 };
 /// activation(x wᵀ + bias) with this rank's columns of w: the whole output, summed over the ranks. `bias` is whole and
 /// added once, after the sum; its gradient is the same on all ranks. Collective, and so is the backward.

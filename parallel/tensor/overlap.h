@@ -16,7 +16,7 @@
 
 namespace lockstep::tensor_parallel {
 
-/// Number of chunks used on a device if none is asked for: up to 4, as long as each has 1024 rows.
+/// Number of chunks used on a device if none is asked for: 1 to 4, each with at least 1024 rows if more than 1.
 int64_t automatic_chunks(int64_t rows);
 
 /// How the rows of a tensor are divided into chunks.
@@ -39,7 +39,7 @@ class Chunks {
   Shape whole_shape(int64_t width) const { return shape_of(ranks_, width); }
   /// Shape of this rank's part, with another width.
   Shape part_shape(int64_t width) const { return shape_of(1, width); }
-  bool of_sequence() const { return sequence_; }  ///< the tokens are shared by the ranks
+  bool of_sequence() const { return sequence_; }  ///< true if each rank has a part of the tokens
 
  private:
   Tensor cut(const Tensor& x, int64_t i, int64_t parts) const;

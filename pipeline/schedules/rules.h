@@ -9,7 +9,7 @@ namespace lockstep::pipeline {
 
 /// A kind of schedule.
 struct Rules {
-  std::string_view name;  ///< in configurations and on command lines
+  std::string_view name;  ///< name in configurations and on command lines
   /// The computations of one rank, in order; make_schedule() adds the transfers.
   std::vector<Action> (*computations)(const Request& request, int rank);
   /// Idle fraction of all ranks' time.
@@ -19,7 +19,7 @@ struct Rules {
   std::string (*refusal)(const Request& request) = nullptr;
   int chunks = 1;           ///< default number per rank
   bool any_chunks = false;  ///< true if other numbers than the default are allowed
-  bool is_v = false;        ///< the second chunks are placed in reverse order, so the first rank holds both ends
+  bool is_v = false;        ///< true: second chunks are in reverse order, so the first rank holds both ends
 };
 
 /// The bubble of 1F1B, and of schedules that idle as long.
