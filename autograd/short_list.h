@@ -12,7 +12,7 @@ template <class T, int N> class ShortList {
   explicit ShortList(int size) : size_(size) {
     if (size > N) more_ = std::make_unique<T[]>(size);
   }
-  int size() const { return size_; }  ///< number of elements
+  int size() const { return size_; }           ///< number of elements
   T& operator[](int i) { return begin()[i]; }  ///< element i; no check of the range
   const T& operator[](int i) const { return begin()[i]; }
   /// First element, and one past the last.

@@ -96,7 +96,8 @@ std::unique_ptr<Reply> Service::answer(Endpoint endpoint, std::string_view body)
 
 Json Service::model(const std::string& id) const {
   if (id != options_.name)
-    throw BadRequest("model", "unknown model '" + id.substr(0, 100) + "'; this server has '" + options_.name + "'", 404);
+    throw BadRequest("model", "unknown model '" + id.substr(0, 100) + "'; this server has '" + options_.name + "'",
+                     404);
   return Json::Object{{"id", id}, {"object", "model"}, {"created", created_}, {"owned_by", "lockstep"}};
 }
 

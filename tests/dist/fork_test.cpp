@@ -22,8 +22,8 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-/// A child ends after the library's handlers, which are registered later, and before LeakSanitizer's: memory that only a
-/// thread of the parent refers to is no leak.
+/// A child ends after the library's handlers, which are registered later, and before LeakSanitizer's check: memory that
+/// only a thread of the parent refers to is no leak.
 bool is_child = false;
 [[maybe_unused]] const int child_ends = std::atexit([] {
   if (is_child) ::_exit(0);
