@@ -57,7 +57,8 @@ Variable on_tape(const char* name, std::initializer_list<const Variable*> inputs
   return record(name, inputs, std::move(out), std::move(derivative));
 }
 
-/// Gives a gradient that was computed with variables. In a plain pass these are off the tape.
+/// Hands the pass a gradient that was computed with Variables. In a pass that is not recorded they are not on the tape,
+/// so only the tensor is passed.
 inline void give_value(const Backward& back, int i, const Variable& grad) { back.give(i, grad.tensor()); }
 inline void give_value(const RecordedBackward& back, int i, const Variable& grad) { back.give(i, grad); }
 

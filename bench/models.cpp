@@ -1,4 +1,4 @@
-// The models of the peer scripts, and the floating-point operations of their steps. See models.h.
+// The models of the PyTorch scripts that Lockstep is measured against, and the floating-point operations of a step.
 #include "bench/models.h"
 
 #include "data/safetensors.h"
@@ -85,7 +85,7 @@ void count_product(Job& job, int64_t rows, int64_t n, int64_t k, bool first = fa
   job.flops += (first ? 2 : 3) * job.shapes.back().flops();
 }
 
-/// Completes a job for a network on random images of `shape`, with the peers' SGD with momentum.
+/// Completes a job for a network on random images of `shape`, with SGD with momentum as in the PyTorch scripts.
 template <class Net> void finish(Job& job, std::unique_ptr<Net> net, const Shape& shape) {
   Net* const model = net.get();
   job.make_optimizer = [](nn::Module& m) {

@@ -220,7 +220,7 @@ class Engine {
   void expect(const std::vector<std::vector<Action>>& all);
   std::vector<double> gather_losses();
 
-  // gradients.cpp
+  // defined in gradients.cpp
   std::vector<std::pair<Variable, Tensor>> take_tied(const Action& a);  // gradients from the next stage of each tie
   bool tied_have_come(const Action& a);
   void collect(const Action& a);

@@ -1,5 +1,5 @@
-// The guide's section on Accelerate as a program: model, optimizer, loader and schedule go through prepare(), and the
-// loop is the same for any number of ranks.
+// A Python script for Accelerate, in C++: model, optimizer, loader and schedule go through prepare(), and the loop is
+// the same for any number of ranks.
 //
 //   accelerate                                        one process
 //   lockstep run -n 4 -- accelerate --accumulate 1    four processes, same losses: 4 ranks x 1 batch per step

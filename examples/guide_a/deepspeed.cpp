@@ -1,9 +1,9 @@
-// The guide's training with DeepSpeed: an image classifier in f16 with ZeRO 3; parameters and optimizer are offloaded
-// to host memory.
+// A Python script for DeepSpeed, in C++: trains an image classifier in f16 with ZeRO 3; parameters and optimizer are
+// offloaded to host memory.
 //
 //   lockstep run -n 2 -- guide_a_deepspeed --deepspeed --deepspeed_config deepspeed_config.json
 //
-// Images are smaller and fewer than in the guide (a million of 512 x 512), so that it finishes soon.
+// Images are smaller and fewer than in the script (a million of 512 x 512), so that it finishes soon.
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>

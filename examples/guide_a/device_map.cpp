@@ -1,4 +1,5 @@
-// The guide's Llama on two devices, in 8 bits: prints the device and dtype of every parameter.
+// A Python script for Accelerate's device maps, in C++: loads a Llama in 8 bits on two devices, and prints the device
+// and dtype of every parameter.
 //
 //   LOCKSTEP_CPU_DEVICES=2 guide_a_device_map FOLDER --load-in-8bit
 #include <lockstep.h>

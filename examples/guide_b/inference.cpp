@@ -1,9 +1,9 @@
-// The guide's inference: init_inference() makes an engine, and a loop calls it batch by batch.
+// A Python inference script for DeepSpeed, in C++: init_inference() makes an engine, and a loop runs it on each batch.
 //
 //   lockstep run -n 2 -- inference --config inference_config.json
 //
-// The guide's loop calls the engine's result `loss`, which holds for a model whose forward() takes targets. Here
-// forward() takes tokens and returns logits; the loss is engine.loss(tokens, targets).
+// The Python loop stores the engine's result as `loss`, which is right only for a model whose forward() takes targets
+// too. Here forward() takes tokens and returns logits, and the loss is engine.loss(tokens, targets).
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>

@@ -1,8 +1,9 @@
-// The guide's pipeline: five layers, cut into as many stages as pipeline_config.json says, one per rank.
+// A Python pipeline script for DeepSpeed, in C++: five layers, cut into as many stages as pipeline_config.json says,
+// one per rank.
 //
 //   lockstep run -n 2 -- pipeline --deepspeed_config pipeline_config.json
 //
-// Differences from the guide's script, which passes the parameters of the uncut model to the optimizer (here the engine
+// Differences from the Python script, which passes the parameters of the uncut model to the optimizer (here the engine
 // makes the optimizer from each rank's parameters), does not set the number of stages, and calls
 // train_micro_batch_size_per_gpu "micro_batch_size".
 #include <lockstep.h>

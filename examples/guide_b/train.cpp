@@ -1,8 +1,8 @@
-// The guide's training script: a model of two layers, trained as ds_config.json says.
+// A Python training script for DeepSpeed, in C++: a model of two layers, trained as ds_config.json says.
 //
 //   lockstep run -n 4 -- train --deepspeed_config ds_config.json
 //
-// Differences from the guide's script: its own DataLoader gives every rank the same samples (here the engine makes one
+// Differences from the Python script: its own DataLoader gives every rank the same samples (here the engine makes one
 // that distributes micro-batches over ranks), and it calls save_checkpoint() only at local_rank 0, where it would wait
 // for the other ranks forever.
 #include <lockstep.h>

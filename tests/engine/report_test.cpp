@@ -340,7 +340,7 @@ TEST_CASE("engine: TensorBoard and CSV, by rank 0, at every boundary, with sampl
 
 TEST_CASE("engine: a full disk ends the curves, not the run") {
   const TempDir folder;
-  constexpr rlim_t most = 1 << 20;  // bytes of a file: one is as long as it can be
+  constexpr rlim_t most = 1 << 20;  // limit of a file's bytes; the curve of lr is that long, so writing to it fails
   folder.write("Train_Samples_lr.csv", std::string(most, '\n'));
   int warnings = 0;
   const auto monitor = csv_monitor(
