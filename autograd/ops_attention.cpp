@@ -18,9 +18,9 @@ Tensor cast_mask(const Tensor& mask, DType dtype) {
 /// Attention composed of other operations, for second derivatives. Holds all scores (B, H, T, S) in memory.
 Variable composed_attention(const Variable& query, const Variable& key, const Variable& value, const Tensor& mask,
                             const AttentionArgs& args) {
-  LOCKSTEP_CHECK(
-      !args.layout && args.all_heads == 0,
-      "[attention] sparse attention, and attention split over ranks, have no second derivative (create_graph)");
+  LOCKSTEP_CHECK(!args.layout && args.all_heads == 0,
+                 "[attention] sparse attention, and attention split over ranks, have no second derivative "
+                 "(create_graph); use dense attention on one rank");
   const Wide wide(query);
   const int64_t heads = query.size(1), groups = key.size(1), rows = query.size(2), keys = key.size(2);
   const auto for_heads = [&](const Variable& x) {

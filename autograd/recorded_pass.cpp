@@ -165,7 +165,8 @@ void RecordedPass::collect(const Waiting& waiting) {
       const bool same = output.grad.storage() == grad.tensor().storage();
       output.grad = {};
       LOCKSTEP_CHECK(same, "[on_grad] hooks of '", waiting.node->name(),
-                     "' must not replace the gradient with create_graph: the replacement would not be on the tape");
+                     "' must not replace the gradient with create_graph: the replacement would not be on the tape; "
+                     "return an undefined Tensor");
     }
     for (size_t k = 0; k < found_.size(); ++k)
       if ((*wanted_)[k].node == waiting.node && (*wanted_)[k].output == i) found_[k] = grad;

@@ -106,7 +106,9 @@ Symbol logarithm(const Symbol& x) { return log(*x.variable()); }
 Symbol digamma(const Symbol& x) { return lockstep::digamma(*x.variable()); }
 Symbol trigamma(const Symbol& x) { return lockstep::trigamma(*x.variable()); }
 Symbol tetragamma(const Symbol&) {
-  fail("[backward] the derivative of 'trigamma' cannot be differentiated again (create_graph)");
+  fail(
+      "[backward] the derivative of 'trigamma' cannot be differentiated again (create_graph); compose this step from "
+      "other operations");
 }
 
 }  // namespace symbolic

@@ -29,7 +29,9 @@ Variable Distribution::rsample(const Shape& shape) const {
   return draw(joined(shape, batch_, event_));
 }
 
-Variable Distribution::entropy() const { fail(str("[", name(), "] has no formula for its entropy")); }
+Variable Distribution::entropy() const {
+  fail(str("[", name(), "] has no formula for its entropy; estimate it: mean of -log_prob(x) over x = sample(...)"));
+}
 
 Variable Distribution::checked(const Variable& value, const Variable& like, const char* support,
                                const std::function<Tensor(const Tensor&)>& good) const {

@@ -54,13 +54,15 @@ void MultiHeadAttention::sliced(const PartOf& of) {
 }
 
 int64_t MultiHeadAttention::share_sequence(const std::shared_ptr<SequencePart>& of) {
-  LOCKSTEP_CHECK(!of || !o.sparse, "[MultiHeadAttention] sparse attention does not support context parallelism");
+  LOCKSTEP_CHECK(!of || !o.sparse,
+                 "[MultiHeadAttention] sparse attention does not support context parallelism; leave one of them out");
   part = of;
   return o.heads;
 }
 
 void MultiHeadAttention::set_sparsity(const SparsityConfig& config) {
-  LOCKSTEP_CHECK(!part, "[MultiHeadAttention] sparse attention does not support context parallelism");
+  LOCKSTEP_CHECK(!part,
+                 "[MultiHeadAttention] sparse attention does not support context parallelism; leave one of them out");
   LOCKSTEP_CHECK(o.window == 0, "[MultiHeadAttention] sparse attention does not support a window (", o.window,
                  "); use the sparse modes local, bigbird or bslongformer");
   LOCKSTEP_CHECK(!o.causal || config.unidirectional.value_or(true),
@@ -136,7 +138,8 @@ Variable MultiHeadAttention::attended(const Variable& x, const Tensor& mask) {
                  "), got ", x.shape());
   if (part) {
     LOCKSTEP_CHECK(!mask.defined(),
-                   "[MultiHeadAttention] context parallelism does not support a mask, got one of shape ", mask.shape());
+                   "[MultiHeadAttention] context parallelism does not support a mask, got one of shape ", mask.shape(),
+                   "; leave one of them out");
     const Heads h = split(placed(in_proj(x), 0));
     return joined(part->attend(h.q, h.k, h.v, args(x.size(1), x.device())));
   }
@@ -172,7 +175,7 @@ Variable MultiHeadAttention::attended(const Variable& x, const std::vector<KvRow
 /// Checks that a cache may grow to `end` tokens.
 void MultiHeadAttention::check_cached(int64_t end) const {
   LOCKSTEP_CHECK(!part, "[MultiHeadAttention] a KV cache needs whole sequences; disable context parallelism first");
-  LOCKSTEP_CHECK(o.causal, "[MultiHeadAttention] a KV cache needs causal attention");
+  LOCKSTEP_CHECK(o.causal, "[MultiHeadAttention] a KV cache needs causal attention; set Options::causal");
   LOCKSTEP_CHECK(end <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context,
                  " tokens (max_context), got ", end);
 }
@@ -252,7 +255,7 @@ Tensor KvCache::filled(const Tensor& of, DType as, int64_t first) const {
 
 Tensor MultiHeadAttention::weights(const Variable& x) {
   LOCKSTEP_CHECK(o.all_heads == 0, "[MultiHeadAttention] averaged attention weights need all heads on this rank, got ",
-                 o.heads, " of ", o.all_heads);
+                 o.heads, " of ", o.all_heads, "; ask for them without tensor parallelism");
   const NoGrad no_grad;
   const Heads h = split(placed(in_proj(x), 0));
   const int64_t batch = x.size(0), tokens = x.size(1), d = o.head_size, share = o.heads / o.kv_heads;

@@ -57,7 +57,9 @@ std::vector<Extension> best_extensions(GPT& model, std::vector<Beam>& beams, con
       if (best.size() > count) best.pop_back();
     }
   }
-  LOCKSTEP_CHECK(!best.empty(), "[generate] no token is left: all are suppressed");
+  LOCKSTEP_CHECK(!best.empty(),
+                 "[generate] no token is left: all are suppressed (suppress_tokens, logit_bias, no_repeat_ngram_size); "
+                 "suppress fewer");
   return best;
 }
 

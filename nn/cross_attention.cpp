@@ -92,10 +92,10 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
       "[MultiHeadAttention] expected key and value to be query itself; set Options::cross for other sequences");
   LOCKSTEP_CHECK(!o.rope && !o.sparse && !part,
                  "[MultiHeadAttention] this form of attention supports neither rotary positions nor sparse layouts nor "
-                 "context parallelism");
+                 "context parallelism; leave them out");
   LOCKSTEP_CHECK(wanted == AttentionWeights::none || (o.all_heads == 0 && o.kv_heads == o.heads),
                  "[MultiHeadAttention] attention weights need all heads on this rank and kv_heads == heads, got ",
-                 o.heads, " of ", std::max(o.heads, o.all_heads), " heads and ", o.kv_heads, " kv_heads");
+                 o.heads, " of ", std::max(o.heads, o.all_heads), " heads and ", o.kv_heads, " kv_heads; ask for none");
   const int64_t batch = query.size(0), queries = query.size(1), keys = key.size(1), d = o.head_size;
   AttentionArgs args = this->args(queries, query.device());
   const bool causal = o.causal || masks.causal;

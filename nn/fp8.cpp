@@ -32,7 +32,7 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
       others_.push_back(name + " (" + why_in_16_bits(*linear) + ")");
       continue;
     }
-    LOCKSTEP_CHECK(linear->fp8.expired(), "[Fp8Scaling] ", name, " is in fp8 already");
+    LOCKSTEP_CHECK(linear->fp8.expired(), "[Fp8Scaling] ", name, " is in fp8 already; make one Fp8Scaling per model");
     if (linears_.empty()) device = linear->weight.device();
     LOCKSTEP_CHECK(linear->weight.device() == device, "[Fp8Scaling] expected a model on one device, got ", name, " on ",
                    linear->weight.device(), " and others on ", device);

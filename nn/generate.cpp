@@ -54,10 +54,11 @@ void check_prompts(const GPT& model, std::span<const std::vector<int64_t>> promp
     const auto& p = prompts[i];
     LOCKSTEP_CHECK(!p.empty(), "[generate] expected prompts of at least one token, prompt ", i, " is empty");
     LOCKSTEP_CHECK(g.overflow == Generation::Overflow::slide || int64_t(p.size()) < model.o.context,
-                   "[generate] prompt has ", p.size(), " tokens, the model's context is ", model.o.context);
+                   "[generate] prompt has ", p.size(), " tokens, the model's context is ", model.o.context,
+                   "; shorten it, or set overflow to slide");
     for (size_t at = 0; at < p.size(); ++at)
       LOCKSTEP_CHECK(p[at] >= 0 && p[at] < model.o.vocab, "[generate] prompt ", i, " has token ", p[at], " at ", at,
-                     ", the vocabulary has ", model.o.vocab);
+                     ", the vocabulary has ", model.o.vocab, "; use this model's tokenizer");
   }
 }
 

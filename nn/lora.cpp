@@ -156,7 +156,7 @@ Lora add_lora(Module& model, const LoraOptions& options) {
     parts.push_back(meant_parts(place, options, used));
     any |= !parts.back().empty();
     LOCKSTEP_CHECK(parts.back().empty() || !place.linear->adapter, "[add_lora] ", place.name,
-                   " has an adapter already");
+                   " has an adapter already; merge() that one first");
     LOCKSTEP_CHECK(parts.back().empty() || !place.linear->product, "[add_lora] ", place.name,
                    " is sharded already; add adapters before tensor parallelism");
   }
@@ -220,14 +220,14 @@ void Lora::add_to_weights(double times) {
 }
 
 void Lora::merge() {
-  LOCKSTEP_CHECK(!merged_, "[Lora] expected adapters that are not merged yet");
+  LOCKSTEP_CHECK(!merged_, "[Lora] expected adapters that are not merged yet, these are; call unmerge() first");
   add_to_weights(1);
   for (const Adapter& one : adapters_) one.linear->adapter = nullptr;
   merged_ = true;
 }
 
 void Lora::unmerge() {
-  LOCKSTEP_CHECK(merged_, "[Lora] expected adapters that are merged");
+  LOCKSTEP_CHECK(merged_, "[Lora] expected adapters that are merged, these are not; call merge() first");
   for (const Adapter& one : adapters_) {  // the model may have moved since merge()
     const Variable& weight = one.linear->weight;
     one.low_rank->to(weight.dtype()).to(weight.device()).train(one.linear->is_training());

@@ -250,7 +250,8 @@ Module::Calls Module::calls() {
 
 void Module::wrap_call(CallHook hook) {
   hooks();
-  LOCKSTEP_CHECK(!hook || !hooks_->around, "[", kind(), "] expected a module whose calls are not wrapped yet");
+  LOCKSTEP_CHECK(!hook || !hooks_->around, "[", kind(),
+                 "] expected a module whose calls are not wrapped yet, these are; unwrap it first: wrap_call({})");
   hooks_->around = std::move(hook);
 }
 

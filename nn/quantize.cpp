@@ -118,7 +118,8 @@ QuantizeReport quantize(Module& model, const QuantizeOptions& o) {
   LOCKSTEP_CHECK(!places.empty(), "[quantize] expected a ", model.kind(), " with Linears that are not skipped");
   for (const WeightPlace& place : places) {
     const Variable& w = *place.weight;
-    LOCKSTEP_CHECK(!*place.quantized, "[quantize] ", place.name, " is quantised already");
+    LOCKSTEP_CHECK(!*place.quantized, "[quantize] ", place.name,
+                   " is quantised already; load the floating weights to choose another format");
     LOCKSTEP_CHECK(!*place.product, "[quantize] ", place.name,
                    " is sharded already; quantise before tensor parallelism");
     LOCKSTEP_CHECK(!w.tensor().storage()->is_empty() || is_built_empty(w), "[quantize] ", place.name,

@@ -46,7 +46,7 @@ constexpr struct OptionRange {
 const OptionRange& range_of(std::string_view name) {
   for (const OptionRange& r : option_ranges)
     if (name == r.name) return r;
-  fail(str("[generate] there is no option ", name));
+  fail(str("[generate] there is no option ", name, "; name a number of Generation"));
 }
 
 void check_numbers(const Generation& g) {
@@ -200,7 +200,8 @@ std::vector<double> numbers_of(std::span<const float> logits) {
   for (size_t i = 0; i < s.size(); ++i) numbers &= logits[i] == logits[i], s[i] = std::min(logits[i], most);
   if (!numbers)
     for (size_t i = 0; i < s.size(); ++i)
-      LOCKSTEP_CHECK(logits[i] == logits[i], "[generate] logits of token ", i, " are not numbers");
+      LOCKSTEP_CHECK(logits[i] == logits[i], "[generate] logits of token ", i,
+                     " are not numbers; look for a NaN in the weights");
   return s;
 }
 
@@ -221,22 +222,24 @@ void Generation::check() const {
   for (const auto& [id, bias] : logit_bias)
     LOCKSTEP_CHECK(bias <= 1e9, "[generate] expected logit_bias up to 1e9, got ", bias, " for token ", id);
   LOCKSTEP_CHECK(num_beams == 1 || !do_sample, "[generate] num_beams ", num_beams,
-                 " with do_sample is not supported: beams take the likeliest tokens");
+                 " with do_sample is not supported: beams take the likeliest tokens; leave one of them out");
   LOCKSTEP_CHECK(num_beams == 1 || stop.empty(), "[generate] stop strings with num_beams ", num_beams,
-                 " are not supported");
+                 " are not supported; leave one of them out");
   LOCKSTEP_CHECK(num_beams == 1 || overflow == Overflow::error, "[generate] num_beams ", num_beams,
-                 " cannot slide over a full context");
+                 " cannot slide over a full context; set overflow to error");
   LOCKSTEP_CHECK(do_sample || num_return_sequences <= num_beams,
                  "[generate] expected num_return_sequences from 1 to num_beams without do_sample, got ",
                  num_return_sequences, " of ", num_beams);
-  for (const std::string& s : stop) LOCKSTEP_CHECK(!s.empty(), "[generate] a stop string is empty");
+  for (const std::string& s : stop)
+    LOCKSTEP_CHECK(!s.empty(), "[generate] expected stop strings of at least one byte, got an empty one");
 }
 
 void Generation::check(int64_t vocab) const {
   check();
   LOCKSTEP_CHECK(stop.empty() || text, "[generate] stop strings need `text`, which gives the bytes of a token");
   const auto known = [&](const char* what, int64_t id) {
-    LOCKSTEP_CHECK(id >= 0 && id < vocab, "[generate] ", what, " names token ", id, ", the vocabulary has ", vocab);
+    LOCKSTEP_CHECK(id >= 0 && id < vocab, "[generate] ", what, " names token ", id, ", the vocabulary has ", vocab,
+                   "; take ids of this model's tokenizer");
   };
   for (const auto& [id, bias] : logit_bias) known("logit_bias", id);
   for (const int64_t id : suppress_tokens) known("suppress_tokens", id);
@@ -283,7 +286,9 @@ int64_t likeliest(std::span<const double> scores) {
     for (size_t l = 0; l < wide; ++l) most[l] = scores[i + l] > most[l] ? scores[i + l] : most[l];
   for (; i < scores.size(); ++i) most[0] = std::max(most[0], scores[i]);
   const double best = *std::max_element(most, most + wide);
-  LOCKSTEP_CHECK(best > never, "[generate] no token is left: all are suppressed");
+  LOCKSTEP_CHECK(best > never,
+                 "[generate] no token is left: all are suppressed (suppress_tokens, logit_bias, no_repeat_ngram_size); "
+                 "suppress fewer");
   return std::find(scores.begin(), scores.end(), best) - scores.begin();
 }
 

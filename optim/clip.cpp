@@ -100,7 +100,8 @@ double clip_grad_norm(const std::vector<Variable>& parameters, double max_norm, 
                       bool error_if_nonfinite) {
   LOCKSTEP_CHECK(max_norm >= 0, "[clip_grad_norm] expected max_norm >= 0, got ", max_norm);
   const double norm = grad_norm(parameters, norm_type);
-  LOCKSTEP_CHECK(!error_if_nonfinite || std::isfinite(norm), "[clip_grad_norm] the norm of the gradients is ", norm);
+  LOCKSTEP_CHECK(!error_if_nonfinite || std::isfinite(norm), "[clip_grad_norm] the norm of the gradients is ", norm,
+                 "; expected a finite one: skip this step, or lower the learning rate");
   return clip_to_norm(parameters, norm, max_norm);
 }
 

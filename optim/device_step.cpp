@@ -105,7 +105,9 @@ void Optimizer::step_on_device(const std::vector<Taking>& all, const ClippedStep
     LOCKSTEP_CHECK(
         at.recorded.empty() || (at.clips == clips && at.has_norm == has_norm &&
                                 std::equal(all.begin(), all.end(), at.recorded.begin(), at.recorded.end(), is_same)),
-        "[", name(), "] expected all graphs to capture the same kind of step with the same parameters");
+        "[", name(),
+        "] expected all graphs to capture the same kind of step with the same parameters; use another optimizer for "
+        "another kind");
     const std::vector<ParameterState*> counted = at.counted;
     collect(at, all, clips ? 1 : request.grad_scale, false);
     for (ParameterState* state : at.counted) --state->step;  // replays count instead

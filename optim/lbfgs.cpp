@@ -238,7 +238,8 @@ void LBFGS::load_state(const OptimizerState& saved) {
   }
   for (const auto& [key, value] : saved.numbers) (key.starts_with("lbfgs.") ? numbers : rest.numbers)[key] = value;
   for (const char* key : {"lbfgs.scale", "lbfgs.at", "lbfgs.iterations", "lbfgs.evaluations"})
-    LOCKSTEP_CHECK(numbers.count(key), "[LBFGS] the saved state has no '", key, "'");
+    LOCKSTEP_CHECK(numbers.count(key), "[LBFGS] expected '", key,
+                   "' in the saved state, got none; load a state that state() of an LBFGS returned");
   Optimizer::load_state(rest);
   changes_ = own["lbfgs.change"], steps_ = own["lbfgs.step"];
   direction_ = own["lbfgs.direction"].empty() ? Tensor() : own["lbfgs.direction"][0];

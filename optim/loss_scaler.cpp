@@ -12,7 +12,8 @@ namespace {
 
 double saved(const char* name, const std::map<std::string, double>& state, const char* key) {
   const auto found = state.find(key);
-  LOCKSTEP_CHECK(found != state.end(), "[", name, "] the saved state has no '", key, "'");
+  LOCKSTEP_CHECK(found != state.end(), "[", name, "] expected '", key,
+                 "' in the saved state, got none; load what its state() returned");
   return found->second;
 }
 
@@ -41,7 +42,7 @@ void GradScaler::unscale(Optimizer& optimizer) {
                  "grad_scale = 1 / scale_value(), and update(skipped)");
   LOCKSTEP_CHECK(!stepped_.count(&optimizer), "[GradScaler] unscale() was called after step(); call update() first");
   LOCKSTEP_CHECK(!unscaled_.count(&optimizer),
-                 "[GradScaler] unscale() was called twice for one optimizer before update()");
+                 "[GradScaler] unscale() was called twice for one optimizer before update(); call it once a step");
   // Gradients by device and dtype; one kernel for each list.
   std::map<std::pair<int, int>, std::vector<Tensor>> on_device;
   for (const Variable& p : optimizer.parameters()) {
@@ -60,8 +61,9 @@ bool GradScaler::step(Optimizer& optimizer) {
     optimizer.step();
     return true;
   }
-  LOCKSTEP_CHECK(stepped_.count(&optimizer) == 0,
-                 "[GradScaler] step() was called twice for one optimizer before update()");
+  LOCKSTEP_CHECK(
+      stepped_.count(&optimizer) == 0,
+      "[GradScaler] step() was called twice for one optimizer before update(); call update() after each step()");
   if (!unscaled_.count(&optimizer)) unscale(optimizer);
   stepped_.insert(&optimizer);
   const bool overflow = unscaled_.at(&optimizer);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "tensor/ops.h"
+#include "tensor/suggest.h"
 #include "trace/trace.h"
 
 namespace lockstep::optim {
@@ -61,7 +62,7 @@ void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty
     const bool in_codes = p.dtype() == i8 || p.dtype() == u8;  // codes of a quantised weight, which is frozen
     LOCKSTEP_CHECK(is_floating(p.dtype()) || in_codes, "[", name(), "] expected floating parameters, got ", p.dtype());
     LOCKSTEP_CHECK(known.insert(p.impl().get()).second, "[", name(), "] a parameter of shape ", p.shape(),
-                   " was given twice");
+                   " was given twice; leave one of them out");
   }
   groups_.push_back(std::move(parameters));
 }
@@ -76,7 +77,8 @@ Optimizer::Prepared Optimizer::prepare(Variable& parameter, bool any_gradient) {
     if (grad.defined() && !any_gradient) grad = grad.to(f32);
     low = std::exchange(p, master_of(p, state));
   }
-  LOCKSTEP_CHECK(p.is_contiguous(), "[", name(), "] expected row-major parameters, got strides ", p.strides());
+  LOCKSTEP_CHECK(p.is_contiguous(), "[", name(), "] expected row-major parameters, got strides ", p.strides(),
+                 "; call contiguous() on it first");
   return {std::move(p), grad.defined() ? grad.contiguous() : grad, std::move(low), state};
 }
 
@@ -158,12 +160,21 @@ ParameterState& Optimizer::state_of(const Variable& parameter) {
   return states_[parameter.impl().get()];
 }
 
+namespace {
+std::vector<std::string> keys_of(const std::map<std::string, double*>& options) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : options) keys.push_back(key);
+  return keys;
+}
+}  // namespace
+
 double Optimizer::get(int group, const std::string& option) const {
   LOCKSTEP_CHECK(group >= 0 && group < group_count(), "[", name(), "] expected a group below ", group_count(), ", got ",
                  group);
   const auto all = const_cast<Optimizer*>(this)->options(group);
   const auto found = all.find(option);
-  LOCKSTEP_CHECK(found != all.end(), "[", name(), "] has no option '", option, "'");
+  LOCKSTEP_CHECK(found != all.end(), "[", name(), "] expected the option ", listed(keys_of(all)), ", got '", option,
+                 "'");
   return *found->second;
 }
 
@@ -190,7 +201,7 @@ void Optimizer::name_parameters(const std::vector<std::pair<std::string, Variabl
   for (const auto& [name, variable] : names) known.emplace(variable.impl().get(), name);
   for (const Variable& p : parameters()) {
     LOCKSTEP_CHECK(known.count(p.impl().get()), "[", name(), "] a parameter of shape ", p.shape(), " is not among the ",
-                   names.size(), " names given");
+                   names.size(), " names given; give named_parameters() of the model that holds all of them");
   }
   names_ = std::move(known);
 }
@@ -231,7 +242,8 @@ void Optimizer::load_state(const OptimizerState& saved) {
   const auto owner = [&](const std::string& key) {
     const auto found = by_name.find(key.substr(0, key.rfind('.') + 1));
     LOCKSTEP_CHECK(found != by_name.end(), "[", name(), "] the saved state has '", key,
-                   "', which belongs to none of this optimizer's ", by_name.size(), " parameters");
+                   "', which belongs to none of this optimizer's ", by_name.size(),
+                   " parameters; load it into an optimizer of the same model, with the same names");
     return found->second;
   };
   for (const auto& [key, tensor] : saved.tensors) {
@@ -252,11 +264,12 @@ void Optimizer::load_state(const OptimizerState& saved) {
       continue;
     }
     const size_t dot = key.find('.', 6);
-    LOCKSTEP_CHECK(key.starts_with("group.") && dot != std::string::npos, "[", name(), "] unexpected entry '", key,
-                   "' in the saved state");
+    LOCKSTEP_CHECK(key.starts_with("group.") && dot != std::string::npos, "[", name(),
+                   "] expected entries 'state.PARAMETER.NAME' and 'group.NUMBER.OPTION' in the saved state, got '", key,
+                   "'; load a state that Optimizer::state() returned");
     const int group = std::atoi(key.c_str() + 6);
     LOCKSTEP_CHECK(group >= 0 && group < group_count(), "[", name(), "] the saved state has group ", group,
-                   ", this optimizer has ", group_count());
+                   ", this optimizer has ", group_count(), "; add its groups before load_state()");
     auto all = options(group);
     all["initial_lr"] = &initial_lr_[size_t(group)];
     const auto found = all.find(key.substr(dot + 1));

@@ -77,12 +77,13 @@ std::map<std::string, double> Schedule::state() const {
   return state;
 }
 void Schedule::load_state(const std::map<std::string, double>& state) {
-  LOCKSTEP_CHECK(state.count("step"), "[schedule] the saved state has no 'step'");
+  LOCKSTEP_CHECK(state.count("step"),
+                 "[schedule] expected 'step' in the saved state, got none; load what its state() returned");
   std::vector<double> base;
   for (int g = 0; g < optimizer_.group_count(); ++g) {
     const auto found = state.find("base." + std::to_string(g));
     LOCKSTEP_CHECK(found != state.end(), "[schedule] expected a saved base rate for each of ", optimizer_.group_count(),
-                   " groups, group ", g, " has none");
+                   " groups, group ", g, " has none; load a state of as many groups");
     base.push_back(found->second);
   }
   base_ = base;
@@ -296,7 +297,8 @@ std::map<std::string, double> ReduceLROnPlateau::state() const {
 }
 void ReduceLROnPlateau::load_state(const std::map<std::string, double>& state) {
   for (const char* key : {"best", "bad", "cooling"})
-    LOCKSTEP_CHECK(state.count(key), "[ReduceLROnPlateau] the saved state has no '", key, "'");
+    LOCKSTEP_CHECK(state.count(key), "[ReduceLROnPlateau] expected '", key,
+                   "' in the saved state, got none; load what its state() returned");
   Schedule::load_state(state);
   best_ = state.at("best");
   bad_ = int64_t(state.at("bad"));

@@ -82,7 +82,8 @@ template <class T> Tensor full(const Shape& shape, std::complex<T> value, Tensor
 template Tensor full(const Shape& shape, std::complex<double> value, TensorOptions options);
 
 const Tensor& complex_in_place(const char* name, PointwiseOp op, const Tensor& x, const Tensor& b) {
-  LOCKSTEP_CHECK(is_complex(x.dtype()), "[", name, "] cannot write ", b.dtype(), " into ", x.dtype());
+  LOCKSTEP_CHECK(is_complex(x.dtype()), "[", name, "] cannot write ", b.dtype(), " into ", x.dtype(),
+                 "; take real(), imag() or abs() of b, or write to a complex tensor");
   if (x.dtype() != b.dtype() || (op != PointwiseOp::add && op != PointwiseOp::sub))
     return x.copy_(complex_binary(name, op, x, b));
   const Tensor pairs = view_as_real(x), other = view_as_real(b);

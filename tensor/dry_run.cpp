@@ -96,7 +96,8 @@ std::atomic<int64_t> held{0};
 
 void* take_addresses(size_t bytes, int) {
   void* const p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  LOCKSTEP_CHECK(p != MAP_FAILED, "[DryRun] cannot reserve ", bytes, " bytes of address space");
+  LOCKSTEP_CHECK(p != MAP_FAILED, "[DryRun] cannot reserve ", bytes,
+                 " bytes of address space; raise its limit (ulimit -v)");
   ++held;
   return p;
 }
@@ -116,7 +117,7 @@ void note_copy(void* to, Device to_device, const void*, Device from_device, size
   if (to_device.is_cpu()) std::memset(to, 0, bytes);
 }
 
-[[noreturn]] void no_graph() { fail("[DryRun] graphs are not recorded in a dry run"); }
+[[noreturn]] void no_graph() { fail("[DryRun] graphs are not recorded in a dry run; run the step without capture()"); }
 
 const Backend noted_backend{
     .kernels = &noted_kernels,
@@ -170,7 +171,7 @@ const Backend noted_backend{
 DryRun::DryRun() {
   const Backend* none = nullptr;
   LOCKSTEP_CHECK(cuda_stands_in.compare_exchange_strong(none, &noted_backend),
-                 "[DryRun] only one DryRun may exist at a time");
+                 "[DryRun] only one DryRun may exist at a time; destroy the other one first");
   take();
 }
 

@@ -160,7 +160,8 @@ void Graph::record(const std::function<void()>& body) {
 
 void Graph::replay() {
   LOCKSTEP_CHECK(is_captured(), "[Graph] nothing was captured; call capture() first");
-  LOCKSTEP_CHECK(!current, "[Graph] a graph cannot be replayed inside a capture");
+  LOCKSTEP_CHECK(!current,
+                 "[Graph] a graph cannot be replayed inside a capture; call replay() before or after capture()");
   if (!handle_) {
     const Capturing scope(device_, nullptr);
     return body_();

@@ -14,13 +14,15 @@ const Kernels& table(Device device) {
     return cpu_kernels;
   }
   const Backend* other = backend(device);
-  LOCKSTEP_CHECK(other, "[device] this build has no cuda backend, got a tensor on ", device);
+  LOCKSTEP_CHECK(other, "[device] this build has no cuda backend, got a tensor on ", device,
+                 " (configure it with -Dcuda=enabled)");
   other->select(device.index);
   return *other->kernels;
 }
 
 void fail_no_kernel(const char* name, Device device) {
-  fail(str("[", name, "] no ", device.is_cpu() ? "cpu" : "cuda", " kernel"));
+  fail(str("[", name, "] no ", device.is_cpu() ? "cpu" : "cuda",
+           " kernel; move the tensors to the other kind of device"));
 }
 
 }  // namespace lockstep

@@ -6,7 +6,7 @@ namespace lockstep {
 
 /// Error for a default-constructed tensor.
 inline void check_defined(const char* op, const Tensor& tensor) {
-  LOCKSTEP_CHECK(tensor.defined(), "[", op, "] tensor is undefined");
+  LOCKSTEP_CHECK(tensor.defined(), "[", op, "] tensor is undefined; assign one to it first");
 }
 
 /// Error when the dtypes differ.

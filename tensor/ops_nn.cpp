@@ -259,7 +259,9 @@ NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& 
 CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight,
                                     const CrossEntropyArgs& args) {
   check_rows("cross_entropy", logits, target, weight, args);
-  LOCKSTEP_CHECK(!args.elsewhere, "[cross_entropy] classes on other shards are supported by the gradient only");
+  LOCKSTEP_CHECK(
+      !args.elsewhere,
+      "[cross_entropy] classes on other shards are supported by the gradient only; call cross_entropy_rows_grad()");
   const Tensor t = target.contiguous();
   check_targets("cross_entropy", t, logits.shape()[1], args);
   CrossEntropyRows result{statistics(logits, logits.shape()[0]), statistics(logits, logits.shape()[0])};

@@ -83,7 +83,7 @@ void Tensor::check_data(DType wanted) const {
 void Tensor::fail_emptied(const char* op) const {
   fail(str("[", op, "] the storage is empty: its ", storage_->bytes(), " bytes were released (",
            *storage_->emptied_of() ? storage_->emptied_of() : "a parameter of ZeRO 3, a gradient inside no_sync",
-           ") and are not back yet"));
+           ") and are not back yet; read it when they are: a parameter of ZeRO in a gathered() scope"));
 }
 
 template <class T> Tensor Tensor::from(std::span<const T> values, const Shape& shape) {

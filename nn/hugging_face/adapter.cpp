@@ -82,16 +82,17 @@ LoraOptions options_of_adapter(const Json& config, const std::string& path) {
       "fan_in_fan_out",          "megatron_core", "qalora_group_size"};
   for (const auto& [key, value] : config.as_object())
     LOCKSTEP_CHECK(read.count(key) || beside.count(key) || says_nothing(value), path, ": ", key, " ", value.dump(),
-                   " is not supported");
+                   " is not supported; expected it absent, null or false");
   const ConfigReader c(config, path);
   LOCKSTEP_CHECK(c.word("peft_type", "") == "LORA", path, ": expected peft_type LORA, got '", c.word("peft_type", ""),
                  "'");
   LOCKSTEP_CHECK(c.word("task_type", "CAUSAL_LM") == "CAUSAL_LM", path, ": expected task_type CAUSAL_LM, got '",
                  c.word("task_type", ""), "'");
-  LOCKSTEP_CHECK(c.word("bias", "none") == "none", path, ": bias '", c.word("bias", ""), "' is not supported");
+  LOCKSTEP_CHECK(c.word("bias", "none") == "none", path, ": bias '", c.word("bias", ""),
+                 "' is not supported; expected 'none'");
   const Json* const start = c.find("init_lora_weights");  // other values modify the base weights
   LOCKSTEP_CHECK(!start || start->is_bool() || *start == Json("gaussian"), path, ": init_lora_weights ",
-                 start ? start->dump() : "", " is not supported");
+                 start ? start->dump() : "", " is not supported; expected true, false or \"gaussian\"");
   return {.r = c.whole("r", 8),
           .alpha = c.number("lora_alpha", 8),
           .dropout = c.number("lora_dropout", 0),
@@ -112,7 +113,8 @@ std::set<std::string> meant_by(const ConfigReader& c, const std::map<std::string
   for (const std::string& wanted : names)
     LOCKSTEP_CHECK(
         std::any_of(meant.begin(), meant.end(), [&](const std::string& name) { return fits_any(name, {wanted}); }),
-        c.where(), ": target_modules: '", wanted, "' is not a Linear of this model");
+        c.where(), ": target_modules: '", wanted,
+        "' is not a Linear of this model; use the model that the adapter was trained on");
   return meant;
 }
 
@@ -212,9 +214,10 @@ Lora load_adapter(GPT& model, const std::string& folder) {
                                  const std::string& name = p.pieces[0].name;
                                  return ends_as_any(name.substr(0, name.rfind('.')), {wanted});
                                }),
-                   path, ": modules_to_save: '", wanted, "' is not a layer of this model, or is tied");
+                   path, ": modules_to_save: '", wanted,
+                   "' is not a layer of this model, or is tied; use the model that the adapter was trained on");
   LOCKSTEP_CHECK(left.empty(), file_path, ": unexpected tensors for ", path, " in this ", model.options(), ": ",
-                 left.begin()->first);
+                 left.begin()->first, "; name their layers in target_modules or modules_to_save");
   const Lora lora = add_lora(model, options);
   const auto tensor = [file](const std::string& name) { return file->tensor(all_names + name); };
   for (const Lora::Adapter& one : lora.adapters()) {
@@ -244,7 +247,8 @@ void save_adapter(GPT& model, const Lora& lora, const std::string& folder, const
   LOCKSTEP_CHECK(!lora.is_merged(), "[save_adapter] expected adapters that are not merged; call unmerge() first");
   for (const NamedParameter& p : model.named_parameters())
     LOCKSTEP_CHECK(!p.variable.requires_grad() || !p.variable.tensor().storage()->is_empty(),
-                   "[save_adapter] expected whole parameters, ", p.name, " is sharded or empty");
+                   "[save_adapter] expected whole parameters, ", p.name,
+                   " is sharded or empty; gather it, or save in one process");
   std::vector<std::pair<std::string, Tensor>> tensors;
   std::set<std::string> targets, saved;
   const LoraOptions& o = lora.options();
@@ -260,7 +264,8 @@ void save_adapter(GPT& model, const Lora& lora, const std::string& folder, const
   for (const NamedParameter& p : model.named_parameters()) {
     if (!p.variable.requires_grad() || p.name.find(".lora.") != p.name.npos) continue;
     LOCKSTEP_CHECK(!model.o.tied || p.name != "tokens.weight",
-                   "[save_adapter] the table of tokens is tied to the head: peft's modules_to_save would untie them");
+                   "[save_adapter] the table of tokens is tied to the head: peft's modules_to_save would untie them; "
+                   "freeze it (requires_grad), or make the model with tied = false");
     for (const PretrainedPiece& piece : pretrained_pieces(model.o, p.name)) {
       Tensor t = p.variable.tensor().to(cpu);
       if (piece.rows >= 0) t = t.narrow(0, piece.row, piece.rows);

@@ -67,7 +67,7 @@ void check_built(const ConfigReader& c) {
   for (const char* key : not_built)
     if (const Json* value = c.find(key))
       LOCKSTEP_CHECK(*value == Json(false) || *value == Json(Json::Object{}), c.where(), ": ", key, " ", value->dump(),
-                     " is not supported");
+                     " is not supported; expected false or none");
 }
 
 GPT::Options gpt2_options(const ConfigReader& c) {
@@ -77,7 +77,8 @@ GPT::Options gpt2_options(const ConfigReader& c) {
   LOCKSTEP_CHECK(c.whole("n_embd", 768) % c.whole("n_head", 12) == 0, c.where(),
                  ": n_head: expected a number that divides n_embd ", c.whole("n_embd", 768), ", got ",
                  c.whole("n_head", 12));
-  LOCKSTEP_CHECK(c.flag("scale_attn_weights", true), c.where(), ": scale_attn_weights false is not supported");
+  LOCKSTEP_CHECK(c.flag("scale_attn_weights", true), c.where(),
+                 ": scale_attn_weights false is not supported; expected true");
   return {.vocab = c.whole("vocab_size", 50257),
           .context = c.whole("n_positions", 1024),
           .layers = c.whole("n_layer", 12, 1, 100'000),
@@ -133,7 +134,7 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
                  width, is_llama ? "" : ", or a head_dim", ", got ", heads);
   const int64_t head_size = c.whole("head_dim", width / heads);
   LOCKSTEP_CHECK(head_size > 0 && head_size <= (int64_t(1) << 24) / heads, c.where(), ": head_dim: ", heads,
-                 " heads of ", head_size, " are too many");
+                 " heads of ", head_size, " are too many; expected at most ", int64_t(1) << 24, " features");
   const bool attention_bias = f.query_bias || c.flag("attention_bias", false), mlp_bias = c.flag("mlp_bias", false);
   const Rope rope = rope_from(c, context);
   GPT::Options o{.vocab = c.whole("vocab_size", f.vocab),

@@ -43,7 +43,9 @@ PretrainedPiece renamed(const std::string& ours, std::span<const Rename> top, st
         return {.name = layers + ours.substr(7, dot - 7) + "." + r.theirs + leaf,
                 .transposed = r.transposed && leaf == ".weight"};
   }
-  fail(str("[pretrained] '", ours, "' has no name in Transformers' ", layers == "model.layers." ? "Llama" : "GPT-2"));
+  fail(str("[pretrained] expected parameters that Transformers' ", layers == "model.layers." ? "Llama" : "GPT-2",
+           " has a name for, got '", ours,
+           "'; merge() adapters and leave other layers out, or save state() with save_safetensors()"));
 }
 
 }  // namespace

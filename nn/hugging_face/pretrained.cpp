@@ -78,15 +78,18 @@ void check_weights(const Weights& weights, const GPT::Options& o, const std::vec
     for (size_t i = 0; i < std::min<size_t>(all.size(), 5); ++i) text += (i ? ", " : "") + all[i];
     return text + (all.size() > 5 ? str(", ... (", all.size(), ")") : "");
   };
-  LOCKSTEP_CHECK(missing.empty(), weights.folder(), ": missing tensors: ", list(missing));
+  LOCKSTEP_CHECK(missing.empty(), weights.folder(), ": missing tensors: ", list(missing),
+                 "; is its config.json that of these weights?");
   LOCKSTEP_CHECK(wrong.empty(), weights.folder(), ": expected ", list(wrong));
-  LOCKSTEP_CHECK(unknown.empty(), weights.folder(), ": unexpected tensors for its config.json: ", list(unknown));
+  LOCKSTEP_CHECK(unknown.empty(), weights.folder(), ": unexpected tensors for its config.json: ", list(unknown),
+                 "; is it the config.json of these weights?");
   if (!o.tied || !weights.contains("lm_head.weight")) return;
   const std::string table = pretrained_pieces(o, "tokens.weight")[0].name;
   const bool same = weights.entry("lm_head.weight").shape == weights.entry(table).shape &&
                     weights.entry("lm_head.weight").dtype == weights.entry(table).dtype &&
                     equal(weights.tensor("lm_head.weight"), weights.tensor(table));
-  LOCKSTEP_CHECK(same, weights.folder(), ": tie_word_embeddings is true, and lm_head.weight differs from ", table);
+  LOCKSTEP_CHECK(same, weights.folder(), ": tie_word_embeddings is true, and lm_head.weight differs from ", table,
+                 "; set it to false");
 }
 
 void start_with_weights(GPT& model, const std::shared_ptr<const Weights>& weights) {
@@ -119,7 +122,8 @@ GPT::Options gpt_options(const std::string& text, const GPT::Options& usual) {
                  text, "\"");
   GPT::Options o = usual;
   o.layers = numbers[0], o.width = numbers[1], o.heads = numbers[2];
-  LOCKSTEP_CHECK(o.width % o.heads == 0, text, ": width ", o.width, " is not a multiple of heads ", o.heads);
+  LOCKSTEP_CHECK(o.width % o.heads == 0, text, ": expected a width that is a multiple of its ", o.heads, " heads, got ",
+                 o.width);
   if (!llama) return o;
   LOCKSTEP_CHECK(o.width / o.heads % 2 == 0, text, ": expected heads of an even size, got ", o.width / o.heads);
   o.norm = Norm::rms, o.norm_eps = 1e-5, o.feed_forward = nn::FeedForward::swiglu, o.rope = Rope{};
@@ -192,7 +196,9 @@ std::unique_ptr<GPT> from_pretrained(const std::string& folder, const Pretrained
 }
 
 void load_pretrained(GPT& model, const std::string& folder) {
-  LOCKSTEP_CHECK(!is_quantized(model), "[load_pretrained] expected floating weights, these are quantised");
+  LOCKSTEP_CHECK(
+      !is_quantized(model),
+      "[load_pretrained] expected floating weights, these are quantised; load into the model before quantize()");
   const GPT::Options there = settled(pretrained_options(folder)), here = settled(model.o);
   LOCKSTEP_CHECK(there == here, folder, ": expected a config.json with the options of this GPT of ", model.options(),
                  ", got others");

@@ -19,13 +19,15 @@ constexpr const char* scaling_names[] = {"default", "linear", "dynamic", "yarn",
 Rope rope_of(const Json& object, const std::string& where, const ConfigReader& config, int64_t max_position) {
   LOCKSTEP_CHECK(object.is_object(), where, ": expected an object, got ", object.kind());
   for (const auto& [key, value] : object.as_object())
-    LOCKSTEP_CHECK(!value.is_object(), where, ": ", key, ": positions per kind of layer are not supported");
+    LOCKSTEP_CHECK(!value.is_object(), where, ": ", key,
+                   ": positions per kind of layer are not supported; expected one rope_type for all layers");
   const ConfigReader c(object, where);
   const std::string type = c.word("rope_type", c.word("type", "default"));
   LOCKSTEP_CHECK(!c.find("type") || c.word("type", "") == type, where, ": expected rope_type and type to agree, got '",
                  type, "' and '", c.word("type", ""), "'");
   const auto* const known = std::find(std::begin(scaling_names), std::end(scaling_names), type);
-  LOCKSTEP_CHECK(known != std::end(scaling_names), where, ": rope_type '", type, "' is not supported");
+  LOCKSTEP_CHECK(known != std::end(scaling_names), where, ": rope_type '", type,
+                 "' is not supported; expected default, linear, dynamic, yarn or llama3");
   const auto beside = [&](const char* key) { return c.find(key) ? c : config; };
   const double base = c.number("rope_theta", config.number("rope_theta", 10000));
   LOCKSTEP_CHECK(!c.find("rope_theta") || !config.find("rope_theta") || config.number("rope_theta", 0) == base, where,
@@ -70,7 +72,8 @@ Rope rope_from(const ConfigReader& config, int64_t max_position) {
   if (!parameters && !scaling) return rope_of(Json::Object{}, config.where(), config, max_position);
   if (!parameters || !scaling) return at(parameters ? "rope_parameters" : "rope_scaling");
   const Rope one = at("rope_parameters"), other = at("rope_scaling");
-  LOCKSTEP_CHECK(one == other, config.where(), ": rope_parameters and rope_scaling are both given, and differ");
+  LOCKSTEP_CHECK(one == other, config.where(),
+                 ": rope_parameters and rope_scaling are both given, and differ; remove one of them");
   return one;
 }
 

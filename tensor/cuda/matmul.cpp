@@ -225,7 +225,8 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bia
     return finish(before, {}, args.activation, pre, out);
   if (product(a, b, c, bias, args, {}, pre, before)) return finish(before, bias, args.activation, pre, out);
   LOCKSTEP_CHECK(a.dtype() == f16 || a.dtype() == bf16, "[matmul] cuBLASLt does not support the product of ", a.shape(),
-                 " by ", b.shape(), " in ", dtype, " with strides ", a.strides(), " and ", b.strides());
+                 " by ", b.shape(), " in ", dtype, " with strides ", a.strides(), " and ", b.strides(),
+                 "; make them contiguous()");
   // Devices that do not support the dtype: compute in f32 and round once.
   if (a.dtype() != dtype) return matmul(a.to(dtype), b.to(dtype), c, bias, args, pre, out);
   Tensor wide = empty(out.shape(), {.dtype = f32, .device = out.device()});

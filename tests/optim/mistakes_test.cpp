@@ -135,7 +135,7 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
        [&] {
          optim::SGD({w, w}, {.lr = 1});
        },
-       "[SGD] a parameter of shape (3, 4) was given twice"},
+       "[SGD] a parameter of shape (3, 4) was given twice; leave one of them out"},
       {"a state of another model", [&] { layer.load_state(nn::Linear({.in = 4, .out = 2}).state()); },
        "[load_state] the state does not fit this Linear; nothing was changed\n wrong:\n  weight: expected shape (3, "
        "4), got (2, 4)\n  bias: expected shape (3), got (2)"},
