@@ -177,9 +177,9 @@ int main(int argc, char** argv) {
   training.callback([&] {
     as_usage([&] {
       check_optimizer(o.optimizer, o);
-      LOCKSTEP_CHECK(
-          !read_start(o.init).lora || o.parallel.strategy != "dp",
-          "--init ... lora= cannot be combined with --parallel dp, which copies models by their options; use ranks");
+      LOCKSTEP_CHECK(!read_start(o.init).lora || o.parallel.strategy != "dp",
+                     "--init ... lora= cannot be combined with --parallel dp, which copies models by their options; "
+                     "use --parallel ddp with lockstep run -n N, or --ranks N");
     });
     start(o, identity_of(training), [&](Job& job) { train_gpt(o, job); });
   });

@@ -103,7 +103,7 @@ void run_command(const std::string& who, const std::vector<std::string>& command
     pollfd entry{ended.get(), POLLIN, 0};
     poll(&entry, 1, 200);
   }
-  LOCKSTEP_CHECK(!late, "the run took longer than --timeout ", timeout, " s");
+  LOCKSTEP_CHECK(!late, "the run took longer than --timeout ", timeout, " s; give a longer one");
   LOCKSTEP_CHECK(!Interrupt::requested(), "interrupted");
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   LOCKSTEP_CHECK(code == 0, who, " failed with exit code ", code, "; its last lines:\n", last_lines(output, 20));

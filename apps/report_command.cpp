@@ -55,7 +55,9 @@ void report(const ReportAsked& o) {
   data::write_atomically(page, report::make_page(run, a));
   if (!o.svg.empty()) {
     const std::string picture = report::timeline_svg(a, "timeline of " + o.folder);
-    LOCKSTEP_CHECK(!picture.empty(), o.folder, ": --svg draws the timeline of a step, but there is no trace with one");
+    LOCKSTEP_CHECK(
+        !picture.empty(), o.folder,
+        ": --svg draws the timeline of a step, but there is no trace with one; train with --trace, and report again");
     data::write_atomically(o.svg, picture);
   }
   for (const std::string& warning : a.warnings) std::cerr << "warning: " << printable(warning) << "\n";

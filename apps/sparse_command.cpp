@@ -91,7 +91,8 @@ void run_sparse(const SparseAsked& o) {
   config->layer = o.layer;
   if (!config->unidirectional) config->unidirectional = !o.bidirectional;
   LOCKSTEP_CHECK(!o.bidirectional || !*config->unidirectional,
-                 "lockstep sparse: --bidirectional contradicts the configuration, which says unidirectional");
+                 "lockstep sparse: --bidirectional contradicts the configuration, which says unidirectional; leave one "
+                 "of them out");
   LOCKSTEP_CHECK(o.tokens / config->block < most_counted, "lockstep sparse: expected at most ", most_counted,
                  " blocks, got ", o.tokens, " tokens in blocks of ", config->block, "; take fewer --tokens");
   const bool causal = *config->unidirectional;

@@ -116,7 +116,7 @@ Variant parse_plan(const std::string& text) {
   LOCKSTEP_CHECK(plan.strategy != "none" || plan.ranks == 1, where, ": none trains on one rank; expected none:1x",
                  plan.ranks * plan.accumulate);
   if (at == std::string::npos) return plan;
-  LOCKSTEP_CHECK(plan.strategy != "none", where, ": none takes no options");
+  LOCKSTEP_CHECK(plan.strategy != "none", where, ": none takes no options; leave them out");
   for (const std::string& item : split(head.substr(at + 1), ',')) {
     plan.options.push_back(key_value(item, where));
     check_option(plan.options.back().first, plan.options.back().second, where);
@@ -140,7 +140,7 @@ Trace read_trace(const fs::path& file, const Variant& plan) {
   Trace trace;
   for (std::string line; std::getline(in, line);)
     trace.steps.push_back(data::parse_json(line, plan.text() + ": trace"));
-  LOCKSTEP_CHECK(!trace.steps.empty(), plan.text(), ": the run did no steps");
+  LOCKSTEP_CHECK(!trace.steps.empty(), plan.text(), ": the run did no steps; give --steps 1 or more");
   return trace;
 }
 
@@ -285,7 +285,8 @@ bool verify(const VerifyOptions& o) {
         LOCKSTEP_CHECK(
             option != ours, ours,
             " in the command: expected a command without it, verify runs it once for every plan and sets this itself");
-      LOCKSTEP_CHECK(o.steps == 0 || option != "--steps", "--steps was given twice, to verify and in the command");
+      LOCKSTEP_CHECK(o.steps == 0 || option != "--steps",
+                     "--steps was given twice, to verify and in the command; leave one out");
     }
   });
   const Interrupt interrupt;

@@ -137,7 +137,7 @@ void BpeTokenizer::append_unknown(std::string_view character, Work& work) const 
   }
   LOCKSTEP_CHECK(rules_.unknown >= 0, "[tokenizer] the vocabulary has no token for ",
                  rules_.byte_level ? str("byte ", int(uint8_t(character[0]))) : str("\"", character, "\""),
-                 ", which the text contains");
+                 ", which the text contains; take it out, or use a tokenizer with an unknown token");
   if (!work.unknown_before || !rules_.fuse_unknown) work.ids.push_back(rules_.unknown);
   work.unknown_before = true;
 }

@@ -32,7 +32,8 @@ void check_index(const char* dataset, int64_t index, int64_t size) {
 // Single-threaded on purpose: loader threads call it, and should not each start a team of threads.
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
   LOCKSTEP_CHECK(x.defined() && x.dim() >= 1 && x.device().is_cpu(),
-                 "[take_rows] expected a tensor on the cpu with at least 1 dim");
+                 "[take_rows] expected a tensor on the cpu with at least 1 dim, got ",
+                 x.defined() ? str(x.shape(), " on ", x.device()) : "none");
   for (const int64_t index : indices) check_index("take_rows", index, x.size(0));
   const Tensor source = x.contiguous();
   Shape shape = x.shape();
@@ -47,12 +48,13 @@ Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
 }
 
 Tensor collate(const std::vector<Tensor>& samples) {
-  LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample");
+  LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample, got none");
   const Tensor& first = samples[0];
   for (size_t i = 0; i < samples.size(); ++i) {
     const Tensor& x = samples[i];
-    LOCKSTEP_CHECK(x.defined() && x.device().is_cpu(), "[collate] sample ", i,
-                   " of the batch has no tensor on the cpu");
+    LOCKSTEP_CHECK(
+        x.defined() && x.device().is_cpu(), "[collate] sample ", i,
+        " of the batch has no tensor on the cpu; datasets give cpu tensors, and ToDevice copies whole batches");
     LOCKSTEP_CHECK(x.shape() == first.shape() && x.dtype() == first.dtype(),
                    "[collate] expected samples like the first, ", first.dtype(), first.shape(), ", got ", x.dtype(),
                    x.shape(), " as sample ", i, " of the batch; pass your own collate function");
@@ -73,7 +75,7 @@ Example collate(const std::vector<Example>& samples) {
 }
 
 std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples) {
-  LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample");
+  LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample, got none");
   for (size_t i = 0; i < samples.size(); ++i)
     LOCKSTEP_CHECK(samples[i].size() == samples[0].size(), "[collate] expected ", samples[0].size(),
                    " tensors in each sample, got ", samples[i].size(), " in sample ", i, " of the batch");
@@ -85,7 +87,9 @@ std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples) {
 
 TensorDataset::TensorDataset(Tensor inputs, Tensor targets) {
   LOCKSTEP_CHECK(inputs.defined() && targets.defined() && inputs.dim() >= 1 && targets.dim() >= 1,
-                 "[TensorDataset] expected tensors of at least 1 dim");
+                 "[TensorDataset] expected tensors of at least 1 dim, got ",
+                 inputs.defined() ? str(inputs.shape()) : "none", " and ",
+                 targets.defined() ? str(targets.shape()) : "none");
   LOCKSTEP_CHECK(inputs.size(0) == targets.size(0), "[TensorDataset] expected as many targets as inputs, got ",
                  inputs.shape(), " and ", targets.shape());
   inputs_ = inputs.contiguous();

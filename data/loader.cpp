@@ -86,7 +86,7 @@ LoaderState LoaderProgress::state() const {
 }
 
 void LoaderProgress::load_state(const LoaderState& state) {
-  LOCKSTEP_CHECK(in_order_, "[DataLoader] expected in_order for a state to resume");
+  LOCKSTEP_CHECK(in_order_, "[DataLoader] expected in_order for a state to resume, got in_order = false");
   LOCKSTEP_CHECK(state.dataset_size == dataset_size_, "[DataLoader] expected the state of a dataset of ", dataset_size_,
                  " samples, got one of ", state.dataset_size);
   LOCKSTEP_CHECK(state.epoch >= 0 && state.samples >= 0, "[DataLoader] expected epoch and samples >= 0, got ",

@@ -75,7 +75,8 @@ void save_npz(const std::string& path, const NamedTensors& tensors, bool compres
   std::set<std::string> names;
   std::vector<std::string> starts;
   for (const auto& [name, tensor] : tensors) {
-    LOCKSTEP_CHECK(names.insert(name).second, where, ": the name \"", name, "\" appears twice");
+    LOCKSTEP_CHECK(names.insert(name).second, where, ": the name \"", name,
+                   "\" appears twice; give each array its own");
     LOCKSTEP_CHECK(name.size() <= 65531, where, ": expected names of at most 65531 bytes, got ", name.size());
     starts.push_back(npy_start(tensor, str(where, ": \"", name, "\"")));
   }

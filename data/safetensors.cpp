@@ -235,7 +235,7 @@ std::string safetensors_start(std::vector<SafeTensorsEntry>& entries, const Meta
   }
   int64_t end = 0;
   for (SafeTensorsEntry& entry : entries) {
-    LOCKSTEP_CHECK(entry.name != "__metadata__", origin, ": a tensor cannot be called __metadata__");
+    LOCKSTEP_CHECK(entry.name != "__metadata__", origin, ": a tensor cannot be called __metadata__; rename it");
     entry.offset = end;
     entry.bytes = numel_of(entry.shape) * size_of(entry.dtype);
     end += entry.bytes;

@@ -117,7 +117,8 @@ std::unique_ptr<Tokenizer> Tokenizer::from_folder(const std::string& folder) {
     LOCKSTEP_CHECK(!kind || kind->is_null() || kind->as_string(config).starts_with("GPT2Tokenizer"), config,
                    ": expected a GPT2Tokenizer for vocab.json and merges.txt, got ", kind ? kind->dump() : "",
                    "; AutoTokenizer's save_pretrained() writes tokenizer.json");
-    LOCKSTEP_CHECK(!prefix || *prefix != Json(true), config, ": add_prefix_space true is not supported");
+    LOCKSTEP_CHECK(!prefix || *prefix != Json(true), config,
+                   ": add_prefix_space true is not supported; set it to false, and begin texts with a space");
   }
   auto result = std::make_unique<BpeTokenizer>(
       whole ? BpeTokenizer::from_json(found.file, "[tokenizer] " + (base / "tokenizer.json").string())

@@ -21,7 +21,7 @@ bool has_value(const Json* value) {
 void expect_neutral(const Json& settings, std::initializer_list<const char*> keys, const std::string& where) {
   for (const char* key : keys)
     LOCKSTEP_CHECK(!has_value(settings.find(key)), where, ": ", key, " ", settings.find(key)->dump().substr(0, 200),
-                   " is not supported");
+                   " is not supported; expected it unset");
 }
 
 /// The parts of a Sequence, flattened; a single part as a list of one; nothing for null.
@@ -116,7 +116,8 @@ struct RulesReader {
     LOCKSTEP_CHECK(rules.words, part.where, ": expected the regular expression of GPT-2, Llama 3 or Qwen 2, got ",
                    regex->as_string().substr(0, 1000));
     const Json& behavior = part.json.at("behavior", part.where);
-    LOCKSTEP_CHECK(behavior == Json("Isolated"), part.where, ": behavior ", behavior.dump(), " is not supported");
+    LOCKSTEP_CHECK(behavior == Json("Isolated"), part.where, ": behavior ", behavior.dump(),
+                   " is not supported (Isolated is)");
     expect_neutral(part.json, {"invert"}, part.where);
   }
 
@@ -132,7 +133,7 @@ struct RulesReader {
     if (scheme) name = scheme->as_string(part.where + ".prepend_scheme");
     using Prepend = BpeTokenizer::Prepend;
     LOCKSTEP_CHECK(name == "first" || name == "always" || name == "never", part.where, ": prepend_scheme ", name,
-                   " is not supported");
+                   " is not supported (first, always and never are)");
     rules.prepend = name == "first" ? Prepend::first : name == "always" ? Prepend::always : Prepend::never;
     rules.split = !split || split->as_bool(part.where + ".split");
   }
@@ -267,7 +268,8 @@ void BpeTokenizer::configure(const Json& config, const std::string& where) {
     const Json* value = config.find(key);
     if (!value || value->is_null()) return;
     const bool wanted = value->as_bool(where + ": " + key);
-    LOCKSTEP_CHECK(!wanted || id, where, ": ", key, " true: there is no such token");
+    LOCKSTEP_CHECK(!wanted || id, where, ": ", key,
+                   " true: there is no such token; name it in this file, or write false");
     if (!id) return;
     const bool there = std::find(ids.begin(), ids.end(), *id) != ids.end();
     if (wanted && !there) ids.insert(in_front ? ids.begin() : ids.end(), *id);

@@ -51,7 +51,8 @@ void cut_text(const std::string& path, const Tokenizer& tokenizer, int64_t piece
     if (cut > 0) each(std::string_view(text).substr(0, cut));
     text.erase(0, cut);
     LOCKSTEP_CHECK(int64_t(text.size()) <= kWholeTextBytes, "[tokenize] ", path, ": expected a text of at most ",
-                   kWholeTextBytes, " bytes, because this tokenizer reads a text as a whole, got more");
+                   kWholeTextBytes,
+                   " bytes, because this tokenizer reads a text as a whole, got more; split it into several files");
   }
 }
 

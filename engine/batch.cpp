@@ -35,7 +35,8 @@ pipeline::Sample EngineBase::Impl::sample(const pipeline::Data& data, int64_t mi
   const RandomScope here;
   set_random_step(uint64_t(global_steps), uint64_t(micro_batch));
   std::optional<pipeline::Sample> next = data(micro_batch);
-  LOCKSTEP_CHECK(next, "[train_batch] the data ended before micro-batch ", micro_batch, " of step ", global_steps);
+  LOCKSTEP_CHECK(next, "[train_batch] the data ended before micro-batch ", micro_batch, " of step ", global_steps,
+                 "; give data for every micro-batch, or train for fewer steps");
   if (calls) *calls = random_state().call;
   return *next;
 }
@@ -56,7 +57,8 @@ Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipel
                  "; a model of several is trained by backward() and step()");
   if (!measure && !whole.loss_fn) {
     const auto of = model.layers().loss;
-    LOCKSTEP_CHECK(of, "[train_batch] expected a loss_fn: ", model.kind(), " names no loss in layers()");
+    LOCKSTEP_CHECK(of, "[train_batch] expected a loss_fn: ", model.kind(),
+                   " names no loss in layers(); give PipelineModule::loss_fn");
     whole.loss_fn = [of](const pipeline::Values& out, const std::vector<Tensor>& targets) {
       return of(out.at(0), targets);
     };

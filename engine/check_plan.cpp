@@ -144,7 +144,7 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
          "pp and tp");
   refuse(c.data_types.grad_accum_dtype.has_value(),
          "data_types.grad_accum_dtype: plans with pp or tp sum micro-batches in the dtype of their parameters; "
-         "communication_data_type sets the dtype of sums over replicas");
+         "communication_data_type sets the dtype of sums over replicas, so leave grad_accum_dtype out");
   return reasons;
 }
 

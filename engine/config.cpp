@@ -75,7 +75,7 @@ std::string plain_json(std::string_view text, const std::string& origin) {
       i = end;
     } else if (text.substr(i, 2) == "/*") {
       const size_t end = text.find("*/", i + 2);
-      LOCKSTEP_CHECK(end != text.npos, place(text, i, origin), ": this comment does not end");
+      LOCKSTEP_CHECK(end != text.npos, place(text, i, origin), ": this comment does not end; expected */");
       blank(i, end + 2);
       i = end + 2;
     } else if (is_word(c)) {

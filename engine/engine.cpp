@@ -109,12 +109,13 @@ struct EngineBase::Impl::Agreed {
                    " cuts the model, got one of the whole model; give .optimizer = "
                    "[](nn::Module& part) { ... }");
     if (config.fp8.enabled) {
-      LOCKSTEP_CHECK(
-          args.autocast.value_or(bf16) == bf16 && module.autocast.value_or(bf16) == bf16,
-          "[initialize] fp8.enabled expects bf16 for everything else, got autocast in f16; leave one of them out");
+      for (const auto& own : {args.autocast, module.autocast})
+        LOCKSTEP_CHECK(own.value_or(bf16) == bf16,
+                       "[initialize] fp8.enabled expects bf16 for everything else, got autocast in ",
+                       own.value_or(bf16), "; leave one of them out");
       LOCKSTEP_CHECK(!module.forward,
                      "[initialize] fp8.enabled expects the model's own forward, got another one, whose replicas of the "
-                     "model have no scales; use ranks instead of --parallel dp");
+                     "model have no scales; use ranks instead of --parallel dp: lockstep run -n N, or --ranks N");
       if (!config.bf16.enabled) module.autocast = bf16;
     }
     config = resolve(std::move(config), plan.dp);
@@ -186,7 +187,8 @@ void EngineBase::Impl::choose_optimizers(const InitializeArgs& args) {
     LOCKSTEP_CHECK(!config.optimizer.type.empty(),
                    "[initialize] expected an optimizer, got none: give one, or name its type in ", config.origin,
                    " (\"optimizer\": {\"type\": \"AdamW\"})");
-    LOCKSTEP_CHECK(!trained.empty(), "[initialize] expected parameters that require grad, got none in ", model.kind());
+    LOCKSTEP_CHECK(!trained.empty(), "[initialize] expected parameters that require grad, got none in ", model.kind(),
+                   "; call requires_grad_(true) on those to train");
     own_optimizers = make_optimizers(config, trained, group);
   }
   for (const auto& made : own_optimizers) optimizers.push_back(made.get());

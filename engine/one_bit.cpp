@@ -28,7 +28,8 @@ const std::string worker = std::string(OneBit::owed) + "worker", server = std::s
 OneBit::OneBit(nn::Module& model, onebit::Optimizer& optimizer, dist::ProcessGroup& group, Options options)
     : model_(model), optimizer_(optimizer), group_(group), options_(std::move(options)) {
   LOCKSTEP_CHECK(&optimizer.group() == &group, "[engine] expected ", optimizer.name(), " with the engine's group of ",
-                 group.size(), " ranks, got one with another, of ", optimizer.group().size());
+                 group.size(), " ranks, got one with another, of ", optimizer.group().size(),
+                 "; make it with the engine's");
   const std::vector<Variable> in_optimizer = optimizer.parameters();
   std::vector<std::pair<std::string, Variable>> names;
   std::vector<Variable> variables;

@@ -100,7 +100,7 @@ std::pair<std::vector<Variable>, std::vector<Tensor>> Part::take_gradients() {
     p.clear_grad();
   }
   LOCKSTEP_CHECK(!parameters.empty(), "[train_batch] no parameter of stage ", engine->stage(),
-                 " got a gradient: the loss does not depend on them");
+                 " got a gradient: the loss does not depend on them; compute it from the model's outputs");
   return {std::move(parameters), std::move(gradients)};
 }
 

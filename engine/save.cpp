@@ -245,7 +245,8 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   const bool with_fp8 = with_optimizer && fp8 && want_fp8(*info, wanted);
   if (!with_fp8) options.skip.push_back("optimizer.fp8_");
   const auto found = checkpoints::load(info->path, wanted, all, options);
-  LOCKSTEP_CHECK(found, "[load_checkpoint] ", info->path, " was removed while it was being loaded");
+  LOCKSTEP_CHECK(found, "[load_checkpoint] ", info->path,
+                 " was removed while it was being loaded; load again, or raise checkpoint.keep where it was saved");
   for (auto& [to, from] : buffers) to.copy_(from);
   // If the optimizer's state is not loaded, master weights are copied from the model.
   for (const zero::StatePiece& own : pieces) {

@@ -36,7 +36,7 @@ std::optional<int64_t> free_bytes(Device device) {
 void check_model(const Config& config, nn::GPT& model) {
   const auto layers = moe::layers_of(model);
   LOCKSTEP_CHECK(config.ep() == 1 || !layers.empty(), "[init_inference] moe.ep_size ", config.ep(),
-                 " needs a model with experts, this ", model.kind(), " has none");
+                 " needs a model with experts, this ", model.kind(), " has none; leave it out");
   const auto& wanted = config.moe.num_experts;
   const bool one = wanted == std::vector<int64_t>{1}, counted = config.has("moe.num_experts") || !one;
   for (const char* const key : {"moe.num_experts", "moe.type"})
@@ -105,7 +105,7 @@ nn::QuantizeOptions quantize_options(const Config& config, nn::GPT& model) {
     const Shape& shape = linear->weight.shape();
     rows = std::min(rows, shape[0]), groups = std::min(groups, shape[0] * ((shape[1] + quant_group - 1) / quant_group));
     LOCKSTEP_CHECK(numel_of(shape) % w.q_groups == 0, "[init_inference] quant.weight.q_groups: ", w.q_groups,
-                   " does not divide the ", numel_of(shape), " elements of ", name, ".weight");
+                   " does not divide the ", numel_of(shape), " elements of ", name, ".weight; write a divisor");
   }
   LOCKSTEP_CHECK(w.q_groups <= groups, "[init_inference] quant.weight.q_groups: expected at most the ", groups,
                  " groups of ", quant_group, " numbers that each matrix has, got ", w.q_groups);
@@ -125,7 +125,8 @@ void check_memory(const Config& config, nn::GPT& model) {
              config.min_out_tokens;
   const auto free = free_bytes(device);
   LOCKSTEP_CHECK(!free || bytes <= *free, "[init_inference] min_out_tokens: the keys and values of ",
-                 config.min_out_tokens, " tokens take ", bytes, " bytes, ", device, " has ", free.value_or(0), " free");
+                 config.min_out_tokens, " tokens take ", bytes, " bytes, ", device, " has ", free.value_or(0),
+                 " free; write fewer tokens");
 }
 
 }  // namespace lockstep::inference

@@ -210,9 +210,10 @@ void InferenceEngine::Impl::save() const {
   if (path.empty()) return;
   nn::fill(*model);
   const bool in_codes = nn::is_quantized(*model), first = !world || world->rank() < config.tp() * config.ep();
-  LOCKSTEP_CHECK(!in_codes || (widened.empty() && !ep),
-                 "[init_inference] save_mp_checkpoint_path: quantized weights can only be written if tp_size divides "
-                 "heads and widths and each rank has all experts");
+  LOCKSTEP_CHECK(
+      !in_codes || (widened.empty() && !ep),
+      "[init_inference] save_mp_checkpoint_path: quantized weights can only be written if tp_size divides "
+      "heads and widths and each rank has all experts; use another tp_size, or leave save_mp_checkpoint_path out");
   nn::State state;
   for (const nn::NamedParameter& p : model->named_parameters()) {
     const auto wide = std::find_if(widened.begin(), widened.end(), [&](const Widened& w) {
@@ -240,7 +241,7 @@ InferenceEngine::InferenceEngine(InferenceEngine&&) noexcept = default;
 InferenceEngine::~InferenceEngine() = default;
 
 InferenceEngine::Impl& InferenceEngine::open(const char* call) const {
-  LOCKSTEP_CHECK(impl_, "[InferenceEngine] ", call, "() after destroy()");
+  LOCKSTEP_CHECK(impl_, "[InferenceEngine] ", call, "() after destroy(); make another engine with init_inference()");
   return *impl_;
 }
 
@@ -262,7 +263,7 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
                                                      const std::function<bool(size_t, int64_t)>& emit) {
   Impl& m = open("generate");
   LOCKSTEP_CHECK(m.config.triangular_masking,
-                 "[InferenceEngine] generate() needs causal attention; triangular_masking is false");
+                 "[InferenceEngine] generate() needs causal attention; triangular_masking is false, leave it out");
   nn::Generation g = generation;
   auto goes_on = emit;
   if (m.all && emit)  // a sequence ends on all ranks if it ends on one

@@ -51,7 +51,7 @@ void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGr
                      ": expected model.", p.name, " of shape ", p.variable.shape(), ", got ", found->second.shape);
   }
   LOCKSTEP_CHECK(missing.empty(), "[init_inference] checkpoint: ", info->path,
-                 ": missing parameters: ", list_names(missing, 5));
+                 ": missing parameters: ", list_names(missing, 5), "; give a checkpoint of this model");
   for (const nn::NamedParameter& p : named) {
     const std::string name = "model." + p.name;
     const auto& saved = info->tensors.at(name);
@@ -117,7 +117,7 @@ void start_with_checkpoint(nn::GPT& model, const std::vector<std::string>& files
     if (!start_with_ours(model, files)) nn::load_pretrained(model, files);
   } else if (const std::string codes = files[0] + "/" + codes_file; fs::exists(codes)) {
     LOCKSTEP_CHECK(load_codes(model, codes), "[init_inference] checkpoint: ", codes,
-                   " lacks the metadata of quantized weights");
+                   " lacks the metadata of quantized weights; write it again with save_mp_checkpoint_path");
   } else if (nn::is_pretrained(files[0])) {
     nn::load_pretrained(model, files[0]);
   } else {

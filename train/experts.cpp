@@ -45,14 +45,16 @@ Experts read_experts(const std::string& text) {
     m.noise = word == "none" ? moe::Noise::none : word == "jitter" ? moe::Noise::jitter : moe::Noise::rsample;
   }
   LOCKSTEP_CHECK(m.experts >= 0 && (m.experts == 0 || (m.top_k >= 1 && m.top_k <= m.experts)), "--experts ", text,
-                 ": a token cannot go to ", m.top_k, " of ", m.experts, " experts");
+                 ": a token cannot go to ", m.top_k, " of ", m.experts,
+                 " experts; give more experts, or a top_k from 1 to their number");
   return e;
 }
 
 void add_experts(nn::Module& model, const std::string& text, const Job& job) {
   const Experts e = as_usage([&] {
     LOCKSTEP_CHECK(text.empty() || job.options().parallel.strategy != "dp",
-                   "--experts cannot be combined with --parallel dp, which copies models by their options; use ranks");
+                   "--experts cannot be combined with --parallel dp, which copies models by their options; use "
+                   "--parallel ddp with lockstep run -n N, or --ranks N");
     return read_experts(text);
   });
   check_plan(job.plan(), {.experts = e.options.experts});

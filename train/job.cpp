@@ -76,9 +76,11 @@ Job::OwnWorld::~OwnWorld() {
 std::vector<Device> Job::devices() const {
   const int count = options_.parallel.devices;
   std::vector<Device> all = all_devices(device_.type);
-  LOCKSTEP_CHECK(count <= int(all.size()), "--parallel dp:", count, ": there are ", all.size(), " devices");
+  LOCKSTEP_CHECK(count <= int(all.size()), "--parallel dp:", count, ": expected at most ", all.size(),
+                 ", the number of devices");
   if (count > 0) all.resize(size_t(count));
-  LOCKSTEP_CHECK(device_ == all[0], "--parallel dp starts at the first device, ", all[0], ", got ", device_);
+  LOCKSTEP_CHECK(device_ == all[0], "--parallel dp starts at the first device, ", all[0], ", got ", device_,
+                 "; give --device ", all[0]);
   return all;
 }
 

@@ -20,6 +20,7 @@
 #include "nn/text_stream.h"
 #include "tensor/check.h"
 #include "tensor/printable.h"
+#include "tensor/suggest.h"
 #include "train/cli.h"
 #include "train/options.h"
 #include "train/team.h"
@@ -102,7 +103,8 @@ struct Reader {
     if (!value) return;
     const std::string& word = value->as_string(where + ": " + key);
     const auto* const found = std::find(words.begin(), words.end(), word);
-    LOCKSTEP_CHECK(found != words.end(), where, ": ", key, ": '", word, "' is not known");
+    LOCKSTEP_CHECK(found != words.end(), where, ": ", key, ": '", word, "' is not known; expected ",
+                   listed({words.begin(), words.end()}));
     to = T(found - words.begin());
   }
 };
@@ -142,7 +144,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
   if (!quantize.empty()) quantization = nn::quantize_options(quantize);
   const bool adapter = nn::is_adapter(path);
   if (adapter || nn::is_pretrained(path)) {
-    LOCKSTEP_CHECK(!average, path, ": --ema is for runs, this is a Hugging Face folder");
+    LOCKSTEP_CHECK(!average, path, ": --ema is for runs, this is a Hugging Face folder; leave it out");
     const std::string base = adapter ? nn::adapter_base(path) : path, words = data::has_tokenizer(path) ? path : base;
     auto model = nn::from_pretrained(base, {.quantize = quantization});
     if (adapter) nn::load_adapter(*model, path);

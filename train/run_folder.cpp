@@ -65,7 +65,8 @@ void Trainer::Impl::open() {
       const Json saved = data::read_json(path(config_name()));
       const auto expect_same = [&](const std::string& key, bool same, const Json* before, const Json& now) {
         LOCKSTEP_CHECK(same, path(config_name()), ": ", resume_name, " needs the same run, but ", key, " was ",
-                       before ? before->dump() : "not set", " and is now ", now.dump());
+                       before ? before->dump() : "not set", " and is now ", now.dump(),
+                       "; give it as before, or another ", out_name);
       };
       for (const auto& [key, value] : config.as_object()) {
         const Json* before = saved.find(key);
@@ -131,7 +132,7 @@ void Trainer::Impl::open() {
 void Trainer::Impl::resume() {
   const std::string from = o.resume_from.empty() ? checkpoint_folder() : o.resume_from;
   const auto loaded = engine->load_checkpoint(from);
-  LOCKSTEP_CHECK(loaded, from, ": ", called("--resume"), " found no checkpoint");
+  LOCKSTEP_CHECK(loaded, from, ": ", called("--resume"), " found no checkpoint; leave it out to begin a new run");
   first = step = engine->global_steps();
   if (first >= steps && job.team().leads())
     std::cerr << "note: " << from << ": the run is done, this is step " << first << " of " << steps << "\n";

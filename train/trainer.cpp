@@ -185,7 +185,7 @@ void Trainer::Impl::make_engine(engine::Config config) {
   }
   if (plan.cp == 1) args.training_data = o.data, args.loader_workers = o.workers;
   LOCKSTEP_CHECK(plan.cp == 1 || !o.data, "[Trainer] expected batches with a plan of cp", plan.cp,
-                 ", which cuts sequences: data yields whole samples");
+                 ", which cuts sequences: data yields whole samples; give .batches, cut by sequence::slice()");
   config.pipeline.stages = plan.pp;
   config.given.erase("pipeline.stages");
   args.config = std::move(config);
@@ -289,7 +289,8 @@ void Trainer::Impl::fit() {
   if (state) state->end(seconds, first);
   if (o.load_best && best && stop == 0) {
     const std::string from = state && !state->best_folder().empty() ? state->best_folder() : path("best");
-    LOCKSTEP_CHECK(engine->load_checkpoint(from, {.load_module_only = true}), from, ": the best model was removed");
+    LOCKSTEP_CHECK(engine->load_checkpoint(from, {.load_module_only = true}), from,
+                   ": the best model was removed; leave the folder as it is until the run has ended");
     looked = -1;
   }
   if (job.team().stopped_by() && job.team().leads())

@@ -153,7 +153,7 @@ Tensor Normalize::operator()(const Tensor& x) const {
   LOCKSTEP_CHECK(mean.size() == deviation.size() && (mean.size() == 1 || mean.size() == channels),
                  "[Normalize] expected a mean and a deviation for each of ", channels,
                  " channels, or one for all, got ", mean.size(), " and ", deviation.size());
-  for (const double d : deviation) LOCKSTEP_CHECK(d != 0, "[Normalize] expected deviations other than 0");
+  for (const double d : deviation) LOCKSTEP_CHECK(d != 0, "[Normalize] expected deviations other than 0, got ", d);
   const Tensor out = empty_like(in);
   const int64_t n = in.size(1) * in.size(2);
   for (size_t c = 0; c < channels; ++c) {

@@ -120,7 +120,8 @@ std::string find_checkpoint(const std::string& dir, const std::string& tag, std:
   if (fs::exists(fs::path(dir) / manifest_name)) {
     if (!but.empty()) return "";
     const std::string own = tag.empty() ? "" : read_manifest(dir).tag;
-    LOCKSTEP_CHECK(tag == own, dir, ": this is a checkpoint of tag ", own, ", not ", tag);
+    LOCKSTEP_CHECK(tag == own, dir, ": this is a checkpoint of tag ", own, ", not ", tag,
+                   "; leave the tag out, or give the folder with all checkpoints");
     return dir;
   }
   const std::vector<Found> all = list_checkpoints(dir);

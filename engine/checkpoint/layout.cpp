@@ -138,7 +138,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
       if (!ranges.first) ranges.first = &held, ranges.first_rank = rank_of(o);
       LOCKSTEP_CHECK(held.dtype == ranges.first->dtype && held.shape == ranges.first->shape, held.name, ": rank ",
                      ranges.first_rank, " has a part of ", describe(*ranges.first), ", rank ", rank_of(o), " of ",
-                     describe(held));
+                     describe(held), "; give other tensors other names");
       if (held.begin == held.end && numel_of(held.shape) > 0) continue;
       auto& owners = ranges.all[{held.begin, held.end}].owners;
       LOCKSTEP_CHECK(owners.empty() || owners.back().offer != o, held.name, ": rank ", rank_of(o), " gives elements [",
@@ -149,13 +149,13 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
       const auto [at, is_new] = layout.manifest.numbers.emplace(name, value);
       if (is_new) number_of[name] = rank_of(o);
       LOCKSTEP_CHECK(finite(value) == finite(at->second), "number \"", name, "\" is ", text_of(at->second), " at rank ",
-                     number_of[name], " and ", text_of(value), " at rank ", rank_of(o));
+                     number_of[name], " and ", text_of(value), " at rank ", rank_of(o), "; give the same at all");
     }
     for (const auto& [name, target] : offers[o].aliases) {
       const auto [at, is_new] = layout.manifest.aliases.emplace(name, target);
       if (is_new) alias_of[name] = rank_of(o);
       LOCKSTEP_CHECK(at->second == target, "alias \"", name, "\" is for \"", at->second, "\" at rank ", alias_of[name],
-                     " and for \"", target, "\" at rank ", rank_of(o));
+                     " and for \"", target, "\" at rank ", rank_of(o), "; give the same at all");
     }
   }
   for (const auto& [name, target] : layout.manifest.aliases)
@@ -172,7 +172,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
     for (auto& [range, owned] : ranges.all) {
       auto& [owners, held_by] = owned;
       LOCKSTEP_CHECK(range.first <= reached, name, " ", describe(*ranges.first), ": no rank has elements [", reached,
-                     ", ", range.first, ")");
+                     ", ", range.first, "); give all of it");
       LOCKSTEP_CHECK(range.first == reached, name, " ", describe(*ranges.first), ": the ranges of ranks ",
                      rank_of((before ? *before : owners)[0].offer), " and ", rank_of(owners[0].offer),
                      " overlap at element ", range.first, "; ranges must be apart, or the same");
@@ -184,7 +184,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
       shared[held_by] += (range.second - range.first) * size_of(ranges.first->dtype);
     }
     LOCKSTEP_CHECK(reached == numel && (numel > 0 || !ranges.all.empty()), name, " ", describe(*ranges.first),
-                   ": no rank has elements [", reached, ", ", numel, ")");
+                   ": no rank has elements [", reached, ", ", numel, "); give all of it");
   }
 
   // 3. Divide ranges that several ranks hold among them, as if they were one list of bytes.

@@ -95,7 +95,7 @@ class Fields {
 std::vector<int64_t> ids_of(const Json& list) {
   std::vector<int64_t> ids;
   for (const Json& id : list.as_array("prompt")) ids.push_back(id.as_int("prompt"));
-  LOCKSTEP_CHECK(!ids.empty(), "prompt: expected at least one token");
+  LOCKSTEP_CHECK(!ids.empty(), "prompt: expected at least one token, got an empty list");
   return ids;
 }
 
@@ -138,11 +138,11 @@ void read_messages(const Json& messages, Request& r) {
     LOCKSTEP_CHECK(message.role == "system" || message.role == "user" || message.role == "assistant",
                    "messages: expected role system, developer, user or assistant, got '", message.role.substr(0, 100),
                    "'");
-    LOCKSTEP_CHECK(m.find("content"), "messages: expected content");
+    LOCKSTEP_CHECK(m.find("content"), "messages: expected content in each, got one without");
     fields.refuse_others();
     r.messages.push_back(std::move(message));
   }
-  LOCKSTEP_CHECK(!r.messages.empty(), "messages: expected at least one");
+  LOCKSTEP_CHECK(!r.messages.empty(), "messages: expected at least one, got an empty list");
 }
 
 void read_stop(const Json& stop, nn::Generation& g) {
@@ -202,7 +202,7 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
     r.logprobs = int(*top);
   }
   r.stream = fields.flag("stream");
-  if (r.stream && r.echo) throw BadRequest("echo", "echo: not with stream");
+  if (r.stream && r.echo) throw BadRequest("echo", "echo: not with stream; leave one of them out");
   fields.with("stream_options", [&](const Json& value) {
     LOCKSTEP_CHECK(r.stream && value.is_object(), "stream_options: expected an object, with stream true");
     Fields of_stream(value);

@@ -69,7 +69,7 @@ bool Answer::ended() {
 
 Answer::Reason Answer::reason() {
   const std::lock_guard lock(mutex_);
-  LOCKSTEP_CHECK(reason_, "[serve] the answer has not ended");
+  LOCKSTEP_CHECK(reason_, "[serve] the answer has not ended; call reason() once ended() is true");
   LOCKSTEP_CHECK(error_.empty(), error_);
   return *reason_;
 }
@@ -121,14 +121,16 @@ std::shared_ptr<Answer> Batcher::submit(Asked asked) {
   const nn::Generation& g = asked.generation;
   g.check(model_.o.vocab);
   LOCKSTEP_CHECK(g.num_beams == 1 && g.num_return_sequences == 1,
-                 "[serve] beams and several answers are not supported");
+                 "[serve] beams and several answers are not supported; expected num_beams and num_return_sequences 1");
   LOCKSTEP_CHECK(!asked.prompt.empty(), "[serve] expected a prompt of at least one token");
   const auto length = int64_t(asked.prompt.size());
   LOCKSTEP_CHECK(length + g.max_new_tokens <= model_.o.context, "[serve] prompt has ", length, " tokens and ",
-                 g.max_new_tokens, " more are asked for, the model's context is ", model_.o.context);
+                 g.max_new_tokens, " more are asked for, the model's context is ", model_.o.context,
+                 "; shorten the prompt, or ask for fewer");
   LOCKSTEP_CHECK(state_.blocks.of(length + g.max_new_tokens) <= state_.blocks.count(), "[serve] ",
                  length + g.max_new_tokens, " tokens need ", state_.blocks.of(length + g.max_new_tokens),
-                 " blocks of keys and values, there are ", state_.blocks.count());
+                 " blocks of keys and values, there are ", state_.blocks.count(),
+                 "; ask for fewer tokens, or start the server with more --blocks");
   for (const int64_t id : asked.prompt)
     LOCKSTEP_CHECK(id >= 0 && id < model_.o.vocab, "[serve] prompt has token ", id, ", the vocabulary has ",
                    model_.o.vocab);

@@ -113,9 +113,11 @@ std::optional<ChatTemplate> template_of_folder(const std::string& folder) {
 void check_template(const ChatTemplate& of, const data::Tokenizer& tokenizer) {
   for (const char* special : specials_of(of.kind))
     LOCKSTEP_CHECK(tokenizer.encode(special, {.add_special = false, .parse_special = true}).size() == 1,
-                   "--template: expected a tokenizer with the token ", special, ", which this one lacks");
+                   "--template: expected a tokenizer with the token ", special,
+                   ", which this one lacks; choose another, or none");
   LOCKSTEP_CHECK(of.kind != Kind::llama2 || (tokenizer.bos() && tokenizer.eos()),
-                 "--template llama2: expected a tokenizer with tokens that begin and end a text");
+                 "--template llama2: expected a tokenizer with tokens that begin and end a text, which this one lacks; "
+                 "choose another, or none");
 }
 
 std::string render(const ChatTemplate& of, const std::vector<Message>& messages, const std::string& bos,
@@ -140,8 +142,8 @@ std::vector<int64_t> encode_chat(const ChatTemplate& of, const std::vector<Messa
   for (size_t i = 0; i < messages.size(); ++i)
     for (const int32_t id : tokenizer.encode(messages[i].content, {.add_special = false, .parse_special = true}))
       if (tokenizer.is_special(id))
-        throw BadRequest("messages",
-                         str("messages: number ", i, " has the text of the special token ", tokenizer.token_bytes(id)));
+        throw BadRequest("messages", str("messages: number ", i, " has the text of the special token ",
+                                         tokenizer.token_bytes(id), "; take it out"));
   const std::string text =
       render(of, messages, spelling(tokenizer, tokenizer.bos()), spelling(tokenizer, tokenizer.eos()));
   const auto ids = tokenizer.encode(text, {.add_special = of.kind == Kind::plain, .parse_special = true});

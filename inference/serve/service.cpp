@@ -155,8 +155,9 @@ Reply::Reply(Service& service, Endpoint endpoint, Request request)
   for (const std::vector<int64_t>& prompt : prompts) {
     const auto length = int64_t(prompt.size());
     if (context - length < request_.max_tokens.value_or(1))
-      throw BadRequest(field, str("the prompt has ", length, " tokens and max_tokens is ",
-                                  request_.max_tokens.value_or(1), ", the model's context is ", context));
+      throw BadRequest(field,
+                       str("the prompt has ", length, " tokens and max_tokens is ", request_.max_tokens.value_or(1),
+                           ", the model's context is ", context, "; shorten the prompt, or ask for fewer tokens"));
     for (const int64_t id : prompt) {
       const bool known = service.tokenizer_.knows(id);
       if (!known || id >= service.vocab_)
