@@ -198,9 +198,9 @@ class Executor {
   }
 
   [[noreturn]] void truncated(const PeerLink& link) const {
-    throw DistError(
-        Fault::rank_failed, link.world_rank,
-        str("[", what(e_), "] rank ", link.world_rank, " closed its side of the group in the middle of its data"));
+    throw DistError(Fault::rank_failed, link.world_rank,
+                    str("[", what(e_), "] rank ", link.world_rank,
+                        " closed its side of the group in the middle of its data; see the output of that rank"));
   }
 
   size_t work_locally(uint32_t index) {

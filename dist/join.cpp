@@ -119,7 +119,8 @@ void shake_hands(Dialog& dialog, const Rendezvous& place, const std::string& whe
     if (!same_proof(answer.bytes<32>(), prove(place.token, "store", challenge, number, "control")))
       throw DistError(
           Fault::refused, 0,
-          str("[rendezvous] ", where, " cannot prove that it knows our token: another program poses as rank 0"));
+          str("[rendezvous] ", where,
+              " cannot prove that it knows our token: another program poses as rank 0; choose another MASTER_PORT"));
   } catch (const DistError& error) {
     if (!std::string_view(error.what()).starts_with("[wire]")) throw;
     stranger(where, error.what());
@@ -158,9 +159,10 @@ Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point de
     // Rank 0 knows this deadline and names the missing ranks; if it does not, this rank times out a little later.
     const auto frame = dialog.read(deadline + std::chrono::seconds(2));
     if (!frame)
-      throw DistError(Fault::timeout, -1,
-                      str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout),
-                          " for the other ranks; rank 0 at ", where, " does not answer any more"));
+      throw DistError(
+          Fault::timeout, -1,
+          str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout), " for the other ranks; rank 0 at ",
+              where, " does not answer any more; see the output of rank 0"));
     if (frame->kind == Kind::heartbeat) continue;
     Fields in(frame->body);
     if (frame->kind == Kind::failure) throw read_failure(in);
@@ -187,7 +189,8 @@ void read_published(Rendezvous& place) {
   const Fd fd(::open(place.file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd) check_descriptors(errno, "opening " + place.file);
   if (!fd && errno == ENOENT) throw TryAgain{"the file does not exist"};
-  LOCKSTEP_CHECK(fd, "[rendezvous] cannot read ", place.file, ": ", std::strerror(errno));
+  LOCKSTEP_CHECK(fd, "[rendezvous] cannot read ", place.file, ": ", std::strerror(errno),
+                 "; name a file that this user may read");
   struct stat info {};
   LOCKSTEP_CHECK(
       ::fstat(fd.get(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == ::geteuid() && (info.st_mode & 077) == 0,
@@ -253,7 +256,8 @@ void publish(const Rendezvous& place) {
   const int problem = errno;
   if (!good) ::unlink(temporary.c_str());
   if (!good) check_descriptors(problem, "writing " + place.file);
-  LOCKSTEP_CHECK(good, "[rendezvous] rank 0 cannot write ", place.file, ": ", std::strerror(problem));
+  LOCKSTEP_CHECK(good, "[rendezvous] rank 0 cannot write ", place.file, ": ", std::strerror(problem),
+                 "; name a file in a folder that exists and that this user may write");
 }
 
 void unpublish(const Rendezvous& place) noexcept {

@@ -68,7 +68,8 @@ class LocalControl final : public Control {
     const bool there = wait(lock, timeout, [&] { return job_->values.contains(key); });
     if (!there)
       throw DistError(Fault::timeout, -1,
-                      str("[store] waited ", timeout.count(), " s for the key \"", key, "\", which no rank has set"));
+                      str("[store] waited ", timeout.count(), " s for the key \"", key,
+                          "\", which no rank has set; one must call set(), or this one wait longer"));
     return job_->values[key];
   }
 

@@ -137,7 +137,8 @@ void check_descriptors(int problem, const std::string& what) {
   if (problem != EMFILE && problem != ENFILE) return;
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  if (problem == ENFILE) fail(str("[control] ", what, ": this machine has no open files left (fs.file-max)"));
+  if (problem == ENFILE)
+    fail(str("[control] ", what, ": this machine has no open files left: raise it with sysctl fs.file-max"));
   fail(str("[control] ", what, ": this process has no open files left, its limit is ", limit.rlim_cur,
            ": raise it with ulimit -n"));
 }
@@ -165,7 +166,8 @@ Fd listen_at(const SocketAddress& address) {
     LOCKSTEP_CHECK(problem != EADDRNOTAVAIL,
                    "[rendezvous] rank 0 expected MASTER_ADDR to be an address of its own machine, got ", address.host(),
                    ": start rank 0 there, or name this machine");
-    fail(str("[rendezvous] cannot listen at ", address.text(), ": ", std::strerror(problem)));
+    fail(str("[rendezvous] cannot listen at ", address.text(), ": ", std::strerror(problem),
+             "; choose another MASTER_ADDR or MASTER_PORT"));
   }
   return fd;
 }

@@ -17,7 +17,7 @@ void check_tensor(Collective c, const char* role, const Tensor& t) {
   LOCKSTEP_CHECK(t.is_contiguous(), at(c), "expected ", role, " to be contiguous, got shape ", t.shape(),
                  " with strides ", t.strides(), "; use .contiguous()");
   LOCKSTEP_CHECK(!t.storage()->is_empty(), at(c), "expected ", role,
-                 " with memory, got a tensor whose storage was emptied");
+                 " with memory, got a tensor whose storage was emptied; gather the parameter first (Zero::gathered)");
   LOCKSTEP_CHECK(!is_complex(t.dtype()), at(c), "expected ", role, " of a real dtype, got ", t.dtype(),
                  "; send view_as_real()");
 }

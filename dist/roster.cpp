@@ -44,7 +44,7 @@ std::optional<std::string> Roster::objection(const Member& host, const Member& m
   const std::string us = str("rank 0 (pid ", host.pid, " on ", host.host, ")");
   if (member.job != host.job)
     return str("this is job '", host.job, "', ", them, " is of job '", member.job,
-               "': another job listens on this port");
+               "': another job listens on this port; choose another MASTER_PORT");
   if (member.world_size != host.world_size)
     return str(us, " has world size ", host.world_size, ", ", them, " has world size ", member.world_size,
                ": start all ranks with the same WORLD_SIZE");

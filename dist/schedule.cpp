@@ -90,7 +90,7 @@ void check_request(Algorithm algorithm, const Request& r) {
              others.empty() ? ": no algorithm has" : others));
   }
   LOCKSTEP_CHECK(!r.mean || is_reduction(r.collective), "[schedule] ", name_of(r.collective),
-                 " does not reduce, so it has no mean");
+                 " does not reduce, so it has no mean; leave out mean");
   LOCKSTEP_CHECK(r.hosts.empty() || r.hosts.size() == size_t(r.ranks), "[schedule] expected the host of each of ",
                  r.ranks, " ranks, got ", r.hosts.size());
 }

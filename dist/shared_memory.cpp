@@ -161,7 +161,8 @@ std::byte* PeerSegments::reach(const Placement& placement, size_t bytes) {
                       pread(fd, head, sizeof head, 0) == sizeof head && head[0] == magic_value &&
                       head[1] == placement.serial;
     LOCKSTEP_CHECK(same, "[transport] expected the tensor of rank ", peer_, " at ", path,
-                   ", got another file: that rank has released a tensor that is still in use");
+                   ", got another file: that rank has released a tensor that is still in use; keep it until all ranks "
+                   "have done the call");
     std::byte* const base = map_file(fd, size_t(status.st_size));
     LOCKSTEP_CHECK(base, "[transport] expected to map ", status.st_size, " bytes that rank ", peer_,
                    " shares, got: ", reason(errno));

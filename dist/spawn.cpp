@@ -55,7 +55,8 @@ void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions
     for (int rank = 0; rank < n; ++rank) threads.emplace_back(body, rank);
   } catch (const std::exception& e) {
     controls[0]->report(Fault::rank_failed, int(threads.size()),
-                        str("cannot start thread ", threads.size(), " of ", n, ": ", e.what()));
+                        str("cannot start thread ", threads.size(), " of ", n, ": ", e.what(),
+                            "; start fewer ranks, or raise the limit of threads (ulimit -u)"));
   }
   for (std::thread& thread : threads) thread.join();
   if (controls[0]->failed()) controls[0]->raise();
@@ -143,7 +144,8 @@ class Children {
     const int error = errno;
     close(ends[1]);
     children.push_back({pid, ends[0], false, {}});
-    LOCKSTEP_CHECK(pid > 0, "[spawn] expected to fork rank ", place.rank, ", got: ", std::strerror(error));
+    LOCKSTEP_CHECK(pid > 0, "[spawn] expected to fork rank ", place.rank, ", got: ", std::strerror(error),
+                   "; start fewer ranks, or raise the limit of processes (ulimit -u)");
   }
 
   // Waits for all ranks. After the first failure, the others get time to learn of it, then SIGTERM, then SIGKILL.

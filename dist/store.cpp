@@ -288,7 +288,7 @@ void Store::check_deadlines() {
       send_error(*waiter.connection, waiter.request,
                  {Fault::timeout, -1,
                   str("[store] waited ", text_of(waiter.deadline - waiter.started), " for key '", waiter.key,
-                      "', which nobody has set")});
+                      "', which nobody has set; a rank must call set(), or this one wait longer")});
       continue;
     }
     std::vector<int> missing;

@@ -64,7 +64,9 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
   if (begun_)
     return refuse(
         connection,
-        str("rank ", member.rank, " has joined before and lost its connection: a rank cannot join a job twice"), true);
+        str("rank ", member.rank,
+            " has joined before and lost its connection: a rank cannot join a job twice; start all ranks again"),
+        true);
   // The rank connected again before the store noticed that the rank's earlier connection broke.
   for (Connection& other : connections_) {
     if (&other == &connection || other.rank != member.rank) continue;

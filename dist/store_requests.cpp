@@ -10,6 +10,11 @@ namespace {
 constexpr size_t most_stored = size_t(256) << 20;  // bytes of all keys and values
 constexpr size_t most_waiters = 1 << 16;
 
+std::string too_many_waiters() {
+  return str("[store] expected at most ", most_waiters,
+             " waiting requests, got one more; wait for fewer keys and barriers at once");
+}
+
 Clock::time_point after(Clock::time_point now, double seconds) {
   return now + std::chrono::duration_cast<Clock::duration>(Seconds(std::min(seconds, 1e8)));
 }
@@ -50,7 +55,7 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
       if (found != values_.end()) return send(connection, Kind::reply, frame.request, found->second);
       if (frame.kind == Kind::try_get) return send(connection, Kind::no_reply, frame.request, {});
       if (waiters_.size() >= most_waiters)
-        return send_error(connection, frame.request, {Fault::refused, rank, "[store] has too many waiting requests"});
+        return send_error(connection, frame.request, {Fault::refused, rank, too_many_waiters()});
       const auto now = Clock::now();
       waiters_.push_back({&connection, frame.request, key, {}, now, after(now, timeout)});
       return;
@@ -115,7 +120,8 @@ bool Store::put(Connection& connection, uint32_t request, const std::string& key
   if (stored_ - before + now > most_stored) {
     send_error(connection, request,
                {Fault::refused, connection.rank,
-                str("[store] is full: it holds at most ", most_stored >> 20, " MiB of keys and values")});
+                str("[store] is full: it holds at most ", most_stored >> 20,
+                    " MiB of keys and values; keep large data in files or tensors")});
     return false;
   }
   stored_ += now - before;
@@ -143,8 +149,7 @@ void Store::handle_barrier(Connection& connection, const Frame& frame) {
       throw DistError(Fault::protocol, connection.rank,
                       str("expected ranks below ", roster_.size(), " at a barrier, got ", rank));
   if (waiters_.size() >= most_waiters)
-    return send_error(connection, frame.request,
-                      {Fault::refused, connection.rank, "[store] has too many waiting requests"});
+    return send_error(connection, frame.request, {Fault::refused, connection.rank, too_many_waiters()});
   for (const Waiter& waiter : waiters_) {
     if (waiter.ranks.empty() || waiter.key != name || waiter.ranks == ranks) continue;
     return fail({Fault::mismatch, -1,

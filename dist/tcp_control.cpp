@@ -91,9 +91,10 @@ Frame TcpControl::request(Kind kind, const std::string& body, Seconds timeout) {
   if (!reply.done && failure_) throw DistError(*failure_);
   if (!reply.done) {
     send_locked(encode(Kind::cancel, number, {}));
-    throw DistError(Fault::timeout, 0,
-                    str("[control] the store at ", endpoint(place_.address, place_.port), " did not answer within ",
-                        text_of(timeout + 3 * place_.heartbeat + answer_time)));
+    throw DistError(
+        Fault::timeout, 0,
+        str("[control] the store at ", endpoint(place_.address, place_.port), " did not answer within ",
+            text_of(timeout + 3 * place_.heartbeat + answer_time), "; see the output of rank 0, which hosts it"));
   }
   if (reply.frame.kind == Kind::error) {
     Fields in(reply.frame.body);

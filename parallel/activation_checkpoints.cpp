@@ -32,7 +32,7 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
       LOCKSTEP_CHECK(
           is_free,
           "[checkpoint] contiguous_memory_optimization expects checkpoints of one size: the buffer has slots of ",
-          slot_, " ", memory_.dtype(), " elements, got one of ", numel, " ", dtype);
+          slot_, " ", memory_.dtype(), " elements, got one of ", numel, " ", dtype, "; leave that option out");
       const MemoryScope scope(category);
       slot_ = numel;
       memory_ = {};

@@ -55,7 +55,8 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
     LOCKSTEP_CHECK(differ.empty(), "[", op, "] expected the same model and options on all ranks; line ", i + 1,
                    " is the first that differs: rank ", group.world_rank(0), " has ", line(0), ", ", differ);
     // The hashes differ, although all lines are equal.
-    LOCKSTEP_CHECK(i < models[0].size(), "[", op, "] the models of the ranks differ");
+    LOCKSTEP_CHECK(i < models[0].size(), "[", op,
+                   "] expected the same model and options on all ranks, got some that differ");
   }
 }
 

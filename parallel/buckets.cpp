@@ -199,9 +199,9 @@ void GradientAccumulator::finish(dist::ProcessGroup* agree) {
 std::vector<bool> GradientAccumulator::agree_on_used(dist::ProcessGroup* agree) {
   if (!agree) return used_;
   if (Graph::is_recording()) {  // ranks cannot be asked inside a recording: use the previous answer
-    LOCKSTEP_CHECK(
-        used_ == used_here_,
-        "[GradientAccumulator] a sum can only be captured if the previous sum had gradients for the same parameters");
+    LOCKSTEP_CHECK(used_ == used_here_,
+                   "[GradientAccumulator] a sum can only be captured if the previous sum had gradients for the same "
+                   "parameters; make such a sum before the capture");
     return used_anywhere_;
   }
   used_here_ = used_;

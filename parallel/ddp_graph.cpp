@@ -65,7 +65,8 @@ std::string Ddp::unexpected(const Reducer::Parameter& p) {
            (options_.static_graph ? "; the graph must be the same in every step" : "; set static_graph = true");
   return options_.static_graph
              ? str("static_graph: ", p.name,
-                   " got a gradient, but none in the first backward; the graph must be the same in every step")
+                   " got a gradient, but none in the first backward; the graph must be the same in every step, or "
+                   "leave out static_graph")
              : str(p.name,
                    " got a gradient, but what ddp.call() returned does not depend on it; return everything that the "
                    "loss depends on");

@@ -80,8 +80,8 @@ Plan parse_plan(std::string_view text) {
                "zeroN, joined by +, such as dp2+pp2+tp2+zero1; got \"",
                one, "\"", word ? suggestion(word->first, {"dp", "pp", "tp", "cp", "ep", "zero"}) : ""));
   }
-  LOCKSTEP_CHECK(double(plan.dp) * plan.pp * plan.cp * plan.tp <= most, "[plan] \"", text, "\": expected at most ",
-                 most, " ranks");
+  const double ranks = double(plan.dp) * plan.pp * plan.cp * plan.tp;
+  LOCKSTEP_CHECK(ranks <= most, "[plan] \"", text, "\": expected at most ", most, " ranks, got ", ranks);
   return plan;
 }
 

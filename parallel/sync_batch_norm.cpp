@@ -74,7 +74,8 @@ Variable sync_batch_norm(const Variable& input, const Variable& scale, const Var
   const Variable x = Autocast::high(input), weight = Autocast::high(scale), bias = Autocast::high(shift);
   const Moments moments = moments_of_all(x.tensor(), *group);
   const double count = moments.count;
-  LOCKSTEP_CHECK(count > 1, "[sync_batch_norm] expected more than one value per channel over all ranks, got ", count);
+  LOCKSTEP_CHECK(count > 1, "[sync_batch_norm] expected more than one value per channel over all ranks, got ", count,
+                 "; give it more samples, or call eval()");
   const DType dtype = in_f32(empty({0}, {.dtype = x.dtype()})).dtype();
   const Tensor mean = channel_tensor(moments.mean, 1, dtype, x.device()),
                var = channel_tensor(moments.m2, count, dtype, x.device());

@@ -48,7 +48,7 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   LOCKSTEP_CHECK(s.request.stages <= 32, "[draw] expected 32 ranks or fewer, got ", s.request.stages,
                  "; more rows are not legible; use the text grid");
   const Simulation run = simulate(s, costs);
-  LOCKSTEP_CHECK(run.seconds > 0, "[draw] expected costs of more than 0");
+  LOCKSTEP_CHECK(run.seconds > 0, "[draw] expected costs of more than 0, got a step of ", run.seconds, " s");
   const Request& r = s.request;
   constexpr double left = 62, top = 48, row = 24, box = 20;
   const double columns = run.seconds / std::max((costs.forward + costs.input + costs.weight) / 3 / r.chunks, 1e-300);

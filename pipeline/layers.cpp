@@ -49,7 +49,7 @@ ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) 
     for (const auto& field : list.items[i].fields) {
       LOCKSTEP_CHECK(parts.count(key_of(field)), "[pipeline] layer ", i, " (", list.items[i].kind, ") of ",
                      model->kind(), " uses a ", field.module ? field.module->kind() : "parameter",
-                     " that its fields() do not name");
+                     " that its fields() do not name; name it there");
       view.parts.push_back(parts.at(key_of(field)));
     }
     used[i] = view.named_parameters();
@@ -85,7 +85,8 @@ ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) 
     spec.forward = [run = item.forward, takes = item.takes, below, again = recompute && item.repeats](
                        nn::Module*, const Values& in) {
       const auto fn = [&run, &below, takes](const Values& in) {
-        LOCKSTEP_CHECK(in.size() == takes || in.size() == takes + 1, "expected ", takes, " tensors, got ", in.size());
+        LOCKSTEP_CHECK(in.size() == takes || in.size() == takes + 1, "expected ", takes, " tensors, got ", in.size(),
+                       "; the layer before must return that many");
         Values out = run(Values(in.begin(), in.begin() + int64_t(takes)));
         Variable extra = in.size() > takes ? in.back() : Variable();
         for (nn::Module* module : below) {  // in the order of nn::own_loss() of the whole model

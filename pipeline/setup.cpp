@@ -126,7 +126,8 @@ void Engine::make_module() {
     const std::set<std::string> experts = moe::expert_names(*module_);  // replicas hold different experts
     LOCKSTEP_CHECK(experts.empty() || !options_.reduce, "[pipeline] expected experts that all replicas have, got ",
                    experts.size(),
-                   " parameters that only some have: the engine sums their gradients over all replicas");
+                   " parameters that only some have: the engine sums their gradients over all replicas; let every "
+                   "replica have all experts, or let ZeRO sum them (reduce = false)");
     const auto same = [&](dist::ProcessGroup& ranks, bool spread) {
       const auto ignore = [&](const std::string& name) { return (experts.count(name) > 0) != spread; };
       parallel::check_agreement("pipeline", parallel::describe_model(*module_, ignore), ranks);

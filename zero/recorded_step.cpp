@@ -24,8 +24,10 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
   LOCKSTEP_CHECK(
       options.spread.names.empty() && batch && !scaled,
       "[zero] capturing a step needs CUDA devices, no spread parameters (experts), and a gradient scale of at most 1");
-  LOCKSTEP_CHECK(!captured_ || captured_->used == used,
-                 "[zero] expected all graphs to capture steps of the same parameters");
+  LOCKSTEP_CHECK(
+      !captured_ || captured_->used == used,
+      "[zero] expected all graphs to capture steps of the same parameters, got a step of others; let every graph give "
+      "gradients to the same ones");
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
   const AtEnd uncounted([&] {  // undo the count: the recording is no step, replays are
     for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps -= used[i];
@@ -64,10 +66,11 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
 
 void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of) {
   const CapturedStep* const step = of ? of.get() : captured_.get();
-  LOCKSTEP_CHECK(step, "[zero] before_replay() without a captured step");
+  LOCKSTEP_CHECK(step, "[zero] before_replay() without a captured step; capture step() in a Graph first");
   const double scale = scale_of(o);
   LOCKSTEP_CHECK(std::abs(scale) <= 1, "[zero] expected a scale of at most 1 for a captured step, got ", scale);
-  LOCKSTEP_CHECK(step->has_norm || o.max_norm == 0, "[zero] the step was captured without max_norm");
+  LOCKSTEP_CHECK(step->has_norm || o.max_norm == 0, "[zero] the step was captured without max_norm, got max_norm ",
+                 o.max_norm, "; capture it with one");
   check_unpinned();
   release();  // the replay changes the parameters that were gathered
   ++steps_;
@@ -78,7 +81,7 @@ void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const Capt
 
 StepReport Stage::after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of) {
   const CapturedStep* const step = of ? of.get() : captured_.get();
-  LOCKSTEP_CHECK(step, "[zero] after_replay() without a captured step");
+  LOCKSTEP_CHECK(step, "[zero] after_replay() without a captured step; capture step() in a Graph first");
   const StepControl control = batch->read();
   StepReport report;
   if (step->has_norm) report.norm = control.norm;

@@ -52,7 +52,7 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
     for (int g = 0; g < optimizer->group_count(); ++g) {
       for (const Variable& v : optimizer->parameters(g)) {
         Parameter& p = parameters[index_of(v)];
-        LOCKSTEP_CHECK(!p.optimizer, "[zero] ", p.name, " is in two optimizers");
+        LOCKSTEP_CHECK(!p.optimizer, "[zero] ", p.name, " is in two optimizers; give it to one of them");
         if (!v.requires_grad()) continue;
         p.optimizer = optimizer;
         p.group = g;
@@ -177,7 +177,7 @@ size_t Stage::index_of(const Variable& variable) const {
   for (size_t i = 0; i < parameters.size(); ++i)
     if (parameters[i].variable.impl() == variable.impl()) return i;
   fail(str("[zero] a parameter of shape ", variable.defined() ? str(variable.shape()) : "(undefined)",
-           " is not one of the module's ", parameters.size()));
+           " is not one of the module's ", parameters.size(), "; expected one that its parameters() returns"));
 }
 
 }  // namespace lockstep::zero

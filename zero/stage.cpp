@@ -27,7 +27,7 @@ void Stage::place(Unit& unit) {
     Parameter& p = parameters[i];
     if (p.variable.tensor().storage()->is_empty()) p.variable.set_tensor(value_of(p));
     LOCKSTEP_CHECK(p.variable.tensor().is_contiguous(), "[zero] expected row-major parameters, got ", p.name,
-                   " with strides ", p.variable.tensor().strides());
+                   " with strides ", p.variable.tensor().strides(), "; use .contiguous() before ZeRO takes it");
   }
 }
 

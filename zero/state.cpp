@@ -72,7 +72,8 @@ void Stage::load_numbers(const std::map<std::string, double>& numbers) {
     // Older checkpoints lack ".initial_lr".
     if (!numbers.count(key) && !key.ends_with(".initial_lr")) missing.push_back(key);
   LOCKSTEP_CHECK(missing.empty(), "[zero] the saved state lacks ", missing.size(), " numbers, the first is ",
-                 missing.empty() ? "" : missing[0], "; nothing was changed");
+                 missing.empty() ? "" : missing[0],
+                 "; nothing was changed; load the state of a model and optimizers such as these");
   for (size_t k = 0; k < optimizers.size(); ++k) {
     const std::string prefix = prefix_of(k);
     optim::OptimizerState options;

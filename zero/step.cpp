@@ -56,7 +56,8 @@ void settle(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinit
 
 StepReport Stage::step(const StepOptions& o) {
   const NoGrad no_grad;
-  LOCKSTEP_CHECK(!reducer_->in_pass(), "[zero] step() was called inside a backward");
+  LOCKSTEP_CHECK(!reducer_->in_pass(),
+                 "[zero] step() was called inside a backward; call it after backward() has returned");
   LOCKSTEP_CHECK(o.max_norm >= 0 && std::isfinite(o.grad_scale),
                  "[zero] expected max_norm >= 0 and a finite grad_scale, got ", o.max_norm, " and ", o.grad_scale);
   LOCKSTEP_CHECK(!o.scaler || options.nonfinite == NonFinite::skip,
@@ -141,7 +142,8 @@ std::vector<bool> Stage::agree_on_used() {
   }
   if (Graph::is_capturing()) {  // ranks cannot be asked inside a recording: use the previous answer
     LOCKSTEP_CHECK(used == used_here_,
-                   "[zero] a step can only be captured if it uses the same parameters as the previous step");
+                   "[zero] a step can only be captured if it uses the same parameters as the previous step; make such "
+                   "a step before the capture");
     return used_anywhere_;
   }
   const std::vector<bool> mine = used_here_ = used;

@@ -48,10 +48,11 @@ SwapFile::SwapFile(const std::string& folder, std::string what, int64_t bytes, b
                  "': ", reason(errno), "; give nvme_path a folder on a local disk");
   const int64_t room = free_bytes(descriptor());
   LOCKSTEP_CHECK(room >= bytes_, "[offload] ", what, " needs ", bytes_, " bytes, but in ", folder, " only ", room,
-                 " are free");
+                 " are free; give nvme_path a folder with more space");
   const int error = posix_fallocate(descriptor(), 0, std::max<int64_t>(bytes_, 1));
   LOCKSTEP_CHECK(error == 0, "[offload] ", what, " needs ", bytes_, " bytes, but in ", folder,
-                 " they cannot be reserved: ", reason(error), "; ", free_bytes(descriptor()), " are free");
+                 " they cannot be reserved: ", reason(error), "; ", free_bytes(descriptor()),
+                 " are free; give nvme_path another folder");
   if (!write) return;
   constexpr int64_t chunk = 1 << 20;
   const Tensor zeros = aligned_bytes(std::min(chunk, bytes_), false);

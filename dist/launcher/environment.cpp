@@ -69,16 +69,21 @@ std::string read_token(const std::string& file) {
   std::string token, more;
   in >> token;
   LOCKSTEP_CHECK(token.size() >= 16 && token.size() <= 1024 && !(in >> more),
-                 "[run] expected one word of 16 to 1024 characters in the token file '", file, "'");
+                 "[run] expected one word of 16 to 1024 characters in the token file '", file, "', got ",
+                 token.size() < 16     ? "a shorter one"
+                 : token.size() > 1024 ? "a longer one"
+                                       : "more words",
+                 "; `head -c 32 /dev/urandom | xxd -p -c 64` makes one");
   return token;
 }
 
 Port::Port(const std::string& address, int wanted) {
-  LOCKSTEP_CHECK(wanted >= 0 && wanted <= 65535, "[run] expected a port from 0 (any) to 65535, got ", wanted);
+  LOCKSTEP_CHECK(wanted >= 0 && wanted <= 65535, "[run] expected --master-port from 0 (any) to 65535, got ", wanted);
   addrinfo hints{}, *list = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   const int code = getaddrinfo(address.c_str(), nullptr, &hints, &list);
-  LOCKSTEP_CHECK(code == 0, "[run] cannot find the address of '", address, "': ", gai_strerror(code));
+  LOCKSTEP_CHECK(code == 0, "[run] cannot find the address of '", address, "': ", gai_strerror(code),
+                 "; give --master-addr a name or address of this machine");
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> all(list, &freeaddrinfo);
   sockaddr_storage place{};
   socklen_t size = list->ai_addrlen;
@@ -97,10 +102,11 @@ Port::Port(const std::string& address, int wanted) {
     Fd test = bound();
     if (!test || listen(test.get(), 1) != 0) {
       LOCKSTEP_CHECK(errno != EADDRNOTAVAIL, "[run] ", address,
-                     " is not an address of this machine, where rank 0 runs");
+                     " is not an address of this machine, where rank 0 runs; give --master-addr one that is");
       LOCKSTEP_CHECK(errno != EADDRINUSE, "[run] port ", wanted,
-                     " is used; name another one, or 0 for any that is free");
-      fail(str("[run] cannot use port ", wanted, " of ", address, ": ", std::strerror(errno)));
+                     " is used; name another one with --master-port, or 0 for any that is free");
+      fail(str("[run] cannot use port ", wanted, " of ", address, ": ", std::strerror(errno),
+               "; name another one with --master-port, or 0 for any that is free"));
     }
     getsockname(test.get(), reinterpret_cast<sockaddr*>(&place), &size);
   }

@@ -139,7 +139,9 @@ class Launch {
     if (!o_.cores.empty()) {
       for (const int core : o_.cores)
         LOCKSTEP_CHECK(std::any_of(cores.begin(), cores.end(), [&](const Core& c) { return c.id == core; }),
-                       "[run] --bind-core-list names core ", core, ", which this process may not use");
+                       "[run] --bind-core-list names core ", core,
+                       ", which this process may not use; name some of the ", cores.size(),
+                       " that `taskset -cp $$` lists");
       std::erase_if(cores, [&](const Core& c) { return std::count(o_.cores.begin(), o_.cores.end(), c.id) == 0; });
     }
     cores_ = deal_cores(o_.binding, o_.ranks, cores);
@@ -189,7 +191,8 @@ class Launch {
       const fs::path folder = fs::path(attempt.folder) / std::to_string(rank);
       std::error_code failed;
       fs::create_directories(folder, failed);
-      LOCKSTEP_CHECK(!failed, "[run] cannot make the folder ", folder.string(), ": ", failed.message());
+      LOCKSTEP_CHECK(!failed, "[run] cannot make the folder ", folder.string(), ": ", failed.message(),
+                     "; give --log-dir a folder that this user may write");
       fs::remove(folder / "error.json", failed);
       Launched member{.process = {.name = "rank " + std::to_string(rank),
                                   .argv = argv,
@@ -244,21 +247,23 @@ class Launch {
 void check(const LaunchOptions& o) {
   LOCKSTEP_CHECK(!o.command.empty(),
                  "[run] expected a program to run, got none: lockstep run -n 4 -- PROGRAM ARGUMENTS");
-  LOCKSTEP_CHECK(o.ranks >= 1 && o.ranks <= 4096, "[run] expected 1 to 4096 ranks on a node, got ", o.ranks);
-  LOCKSTEP_CHECK(o.nodes >= 1 && o.nodes <= 65536, "[run] expected 1 to 65536 nodes, got ", o.nodes);
+  LOCKSTEP_CHECK(o.ranks >= 1 && o.ranks <= 4096, "[run] expected --nproc from 1 to 4096 ranks on a node, got ",
+                 o.ranks);
+  LOCKSTEP_CHECK(o.nodes >= 1 && o.nodes <= 65536, "[run] expected --nnodes from 1 to 65536 nodes, got ", o.nodes);
   LOCKSTEP_CHECK(o.node >= 0 && o.node < o.nodes, "[run] expected --node-rank from 0 to ", o.nodes - 1,
                  " (--nnodes is ", o.nodes, "), got ", o.node);
   LOCKSTEP_CHECK(o.max_restarts >= 0, "[run] expected --max-restarts of 0 or more, got ", o.max_restarts);
   LOCKSTEP_CHECK(o.restart_pause >= 0 && o.restart_pause <= longest_pause, "[run] expected --restart-pause from 0 to ",
                  longest_pause, " seconds, got ", o.restart_pause);
-  LOCKSTEP_CHECK(o.port >= 0 && o.port <= 65535, "[run] expected a port from 0 (any) to 65535, got ", o.port);
+  LOCKSTEP_CHECK(o.port >= 0 && o.port <= 65535, "[run] expected --master-port from 0 (any) to 65535, got ", o.port);
   LOCKSTEP_CHECK(o.ranks_of_nodes.empty() || int(o.ranks_of_nodes.size()) == o.nodes, "[run] expected ", o.nodes,
                  " numbers of ranks, one a node, got ", o.ranks_of_nodes.size());
   for (const int rank : o.shown)
     LOCKSTEP_CHECK(rank >= 0 && (rank < o.ranks || !o.hosts.empty()), "[run] --local-ranks-filter names local rank ",
                    rank, "; there are ranks 0 to ", o.ranks - 1, " here");
   LOCKSTEP_CHECK(o.times.grace >= 0 && o.times.stop >= 0,
-                 "[run] expected --grace and --stop-timeout of 0 or more seconds");
+                 "[run] expected --grace and --stop-timeout of 0 or more seconds, got ", o.times.grace, " and ",
+                 o.times.stop);
   for (const auto& [text, option] : {std::pair(&o.redirects, "--redirects"), std::pair(&o.tee, "--tee")}) {
     // Hosts may have different numbers of ranks.
     if (!text->empty() && o.hosts.empty()) Streams::parse(*text, o.ranks, option);

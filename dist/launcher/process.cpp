@@ -79,7 +79,8 @@ std::string find_program(const std::string& name) {
     if (usable(found)) return found;
     at = end + 1;
   }
-  fail(str("[run] no program '", name, "' in PATH", usable("./" + name) ? "; there is one here: ./" + name : ""));
+  fail(str("[run] no program '", name, "' in PATH",
+           usable("./" + name) ? "; there is one here: ./" + name : "; give its path"));
 }
 
 Started start(const Process& process) {

@@ -248,7 +248,7 @@ void MpiGroup::Engine::messages(const Call& call) {
   auto theirs = std::make_unique<std::vector<Header>>(batch->size());
   for (Message& m : *batch) {
     LOCKSTEP_CHECK(m.header.count <= INT_MAX, "[", name_of(Collective(m.header.kind)), "] expected at most ", INT_MAX,
-                   " elements over MPI, got ", m.header.count);
+                   " elements over MPI, got ", m.header.count, "; send it in parts");
     m.header.payload = m.data.size();
     seal(m.header);
   }
@@ -296,7 +296,7 @@ Work MpiGroup::run(Call call, bool async) {
   LOCKSTEP_CHECK(call.algorithm == Algorithm::automatic, "[", name_of(call.collective),
                  "] expected algorithm automatic, since MPI chooses its own, got ", name_of(call.algorithm));
   LOCKSTEP_CHECK(call.count <= INT_MAX, "[", name_of(call.collective), "] expected at most ", INT_MAX,
-                 " elements over MPI, got ", call.count);
+                 " elements over MPI, got ", call.count, "; send it in parts");
   return engine_->turns.run(std::move(call), async);
 }
 
@@ -327,7 +327,8 @@ World make_mpi_world() {
   else MPI_Query_thread(&level);
   LOCKSTEP_CHECK(
       level == MPI_THREAD_MULTIPLE,
-      "[init] expected an MPI with MPI_THREAD_MULTIPLE (asynchronous collectives run on threads), got level ", level);
+      "[init] expected an MPI with MPI_THREAD_MULTIPLE (asynchronous collectives run on threads), got level ", level,
+      "; use an MPI that was built with it");
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   int rank = 0, size = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

@@ -78,11 +78,12 @@ std::shared_ptr<DeviceWork> NcclEngine::record(Call call) {
                      " of group ", name, of(),
                      " cannot be captured, because it creates a communicator: call one before the capture");
       LOCKSTEP_CHECK(known->second.comm, "[", op, "] tensors of group ", name, of(),
-                     " go through the host's memory, which cannot be captured");
+                     " go through the host's memory, which cannot be captured; call it before or after the capture");
     };
     if (messages.empty()) check_link(everybody);
     for (const PointToPoint& p : messages) {
-      LOCKSTEP_CHECK(!p.tensor.device().is_cpu(), "[", op, "] a message from the CPU's memory cannot be captured");
+      LOCKSTEP_CHECK(!p.tensor.device().is_cpu(), "[", op,
+                     "] a message from the CPU's memory cannot be captured; move it to the device first");
       check_link(p.peer);
     }
     recorded_.push_back(text_of(call, messages));

@@ -69,7 +69,8 @@ class MemoryChannel final : public Channel {
   [[noreturn]] void gone() const {
     throw DistError(
         Fault::rank_failed, peer_,
-        str("[transport] rank ", peer_, " closed its side of the group while this rank still waits for it"));
+        str("[transport] rank ", peer_,
+            " closed its side of the group while this rank still waits for it; see the output of that rank"));
   }
   void attach();
   void attach_mapped();

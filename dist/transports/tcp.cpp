@@ -132,7 +132,7 @@ class TcpChannel final : public Channel {
   [[noreturn]] void lost(int error) const {
     throw DistError(Fault::rank_failed, peer_,
                     str("[transport] rank ", peer_, " closed its connection while this rank still waits for it",
-                        error ? str(" (", std::strerror(error), ")") : std::string()));
+                        error ? str(" (", std::strerror(error), ")") : std::string(), "; see the output of that rank"));
   }
 
   const std::shared_ptr<Door> door_;

@@ -186,7 +186,7 @@ Placement infer(nn::Module& model, const std::string& mode, const Options& optio
   while (!at) {
     LOCKSTEP_CHECK(room <= limits[0], "[device_map] limits are too small: ", shelves[0].place.name, " may hold ",
                    limits[0], " bytes, and the largest part that has to come there to run needs ", room, ", ",
-                   room - limits[0], " more");
+                   room - limits[0], " more; raise max_memory");
     std::vector<int64_t> left = limits;
     left[0] -= room;
     at = fill(left);

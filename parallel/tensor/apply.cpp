@@ -174,7 +174,8 @@ class Application {
     Cut cut{.whole = parameter.shape(), .dim = dim, .blocks = std::move(blocks)};
     for (const auto& s : slices_) {
       if (s.parameter.impl().get() != key) continue;
-      LOCKSTEP_CHECK(s.cut == cut, "[tensor_parallel] ", s.name, " is also ", name, ", which would be cut otherwise");
+      LOCKSTEP_CHECK(s.cut == cut, "[tensor_parallel] ", s.name, " is also ", name,
+                     ", which would be cut otherwise; give both the same cut");
       return;
     }
     slices_.push_back({name, parameter, std::move(cut)});
@@ -211,7 +212,8 @@ class Application {
 
   /// run() will set `hook` of the module `name` to fn. Error if it is set already.
   template <class Hook, class Fn> void replace(const std::string& name, Hook& hook, const Fn& fn) {
-    LOCKSTEP_CHECK(!hook, "[tensor_parallel] ", quoted(name), " is sharded already");
+    LOCKSTEP_CHECK(!hook, "[tensor_parallel] ", quoted(name),
+                   " is sharded already; apply tensor parallelism to a model once");
     changes_.push_back([&hook, fn] { hook = fn; });
   }
 
