@@ -295,7 +295,7 @@ with tempfile.TemporaryDirectory() as folder:
     tokens.rename(d / "moved_tokens")
     for name, args in (("sample", ["sample", d / "words", "--prompt", "the quick", "--tokens", 3]), ("eval", ["eval", d / "words", "--text", text]), ("resume", [*words[1:], "--steps", 3, "--resume"]), ("sample of an export", ["sample", d / "words_exported", "--prompt", "the", "--tokens", 2])):
         r = run("gpt", *args)
-        check(f"{name}, with the tokenizer moved away", r.returncode == 0 and (name == "resume") == (f"note: --tokenizer {tokens} holds no tokenizer" in r.stderr), r.stderr)
+        check(f"{name}, with the tokenizer moved away", r.returncode == 0 and (name == "resume") == (f"note: --tokenizer {tokens} contains no tokenizer" in r.stderr), r.stderr)
     # Generation ends at the eos of the folder given by --init. The run keeps that folder's files, and the other files
     # that Transformers reads.
     exported = d / "words_exported"

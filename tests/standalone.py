@@ -59,7 +59,7 @@ def main(build):
             """Compiler messages for common mistakes, one per line."""
             rows = {
                 "void a(Net& m) { m(3, 4); }": "a layer is called with what its forward() takes",
-                "void b(Net& m) { Net n = m; }": "a module is not copied: std::move(it), or pass it by reference",
+                "void b(Net& m) { Net n = m; }": "not copyable: move it, or pass it by reference",
                 "void c(Net& m) { ls::optim::AdamW o(m.parameters(), {.learning_rate = 1}); }": "AdamWOptions",
                 "void d() { ls::nn::Linear l{{.in = 3, .outt = 4}}; }": "Linear::Options",
                 "ls::Tensor e(const ls::Variable& v) { return ls::add(v, v); }": "from ‘lockstep::Variable’ to ‘lockstep::Tensor’",

@@ -335,7 +335,7 @@ TEST_CASE(
   const char* before = std::getenv("TMPDIR");
   const std::string kept = before ? before : "";
   setenv("TMPDIR", "/no/such", 1);
-  CHECK(contains(message([] { Scratch scratch; }), "TMPDIR=/no/such: expected a folder for temporary files"));
+  CHECK(contains(message([] { Scratch scratch; }), "TMPDIR=/no/such: the folder for temporary files does not exist"));
   setenv("TMPDIR", folder.path.c_str(), 1);
   std::vector<std::string> all;
   for (int i = 0; i < 13; ++i) {

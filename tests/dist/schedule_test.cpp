@@ -501,7 +501,7 @@ TEST_CASE("names, and rejected values") {
   CHECK(contains(visit(Algorithm::automatic, {Collective::all_reduce, 4}), "automatic has no schedule for all_reduce"));
   CHECK(contains(visit(Algorithm::direct, {Collective::barrier, 4}),
                  "direct has no schedule for barrier: no algorithm has"));
-  CHECK(contains(visit(Algorithm::ring, {Collective::all_gather, 4, 0, true}), "all_gather adds nothing"));
+  CHECK(contains(visit(Algorithm::ring, {Collective::all_gather, 4, 0, true}), "all_gather does not reduce"));
   CHECK(contains(visit(Algorithm::hierarchical, {Collective::all_reduce, 4, 0, false, {0, 1}}),
                  "expected the host of each of 4 ranks, got 2"));
   CHECK(contains(visit(Algorithm::direct, {Collective::all_to_all, 50000}), "46340"));

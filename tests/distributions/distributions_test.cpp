@@ -421,7 +421,7 @@ TEST_CASE("distributions: errors name the expected value") {
       {[&] { Gamma(one, 0.0); }, "[Gamma] expected rate > 0"},
       {[&] { Gamma(one * 0.0, 1.0); }, "[Gamma] expected concentration > 0"},
       {[&] { Poisson(-1.0); }, "[Poisson] expected rate >= 0"},
-      {[&] { Dirichlet(Variable(zeros({}))); }, "[Dirichlet] expected floating parameters with 1 dims", false},
+      {[&] { Dirichlet(Variable(zeros({}))); }, "[Dirichlet] expected floating parameters with at least 1 dims", false},
       {[&] {
          MultivariateNormal(Variable(one), Variable(ones({2, 2})));
        },

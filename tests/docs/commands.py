@@ -154,6 +154,7 @@ def made_folder(at):
     config["train_micro_batch_size_per_gpu"], config["optimizer"]["params"]["lr"] = 2, 1e-3
     (at / "ds_config.json").write_text(json.dumps(config))
     (at / "zero3.json").write_text(json.dumps(config | {"zero_optimization": {"stage": 3}}))
+    (at / "adamw.json").write_text('{"train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "AdamW"}, "bf16": {"enabled": true}}\n')
     (at / "inference.json").write_text('{"dtype": "fp32"}')
     shutil.copytree(ROOT / "tests/golden/tokenizer/gpt2", at / "gpt2")
     for command in ("gpt train --text corpus.txt --model gpt:2x32x2 --context 32 --batch 2 --steps 2 --out made/1",

@@ -341,7 +341,7 @@ TEST_CASE("engine, 1-bit: invalid settings are rejected") {
   const Config config = with("OneBitAdam", "{}");
   CHECK(contains(
       error_of(config, [](Trainer& t, int) { t.e.zero(); }),
-      "[zero] expected an engine with ZeRO, got one whose optimizer OneBitAdam keeps all of the model on every rank"));
+      "[zero] expected an engine with ZeRO, got one whose optimizer OneBitAdam keeps the whole model on every rank"));
   CHECK(contains(error_of(config,
                           [](Trainer& t, int) {
                             t.e.backward(sum(t.net->a(zeros({2, 6}))));

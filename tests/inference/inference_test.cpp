@@ -593,7 +593,7 @@ TEST_CASE("inference: weights in 8 and 4 bits, the same codes on every rank") {
       {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 1024}}})",
        "expected at most the 128 groups of 32 numbers"},
       {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 128}, "activation": {"enabled": true}}})",
-       "expected at most 64 q_groups beside it"},
+       "expected at most 64 q_groups with it"},
   };
   for (const auto& row : refused) {
     const std::string text = message([&] { init_inference(llama, row.config, quiet); });

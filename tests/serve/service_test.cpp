@@ -378,6 +378,6 @@ TEST_CASE("service: rendered chats, bytes of tokens, counts at the end of a stre
     FAIL_CHECK("found");
   } catch (const BadRequest& error) {
     CHECK(error.status == 404);
-    CHECK(contains(error.what(), "only 'a/m'"));
+    CHECK(contains(error.what(), "this server has 'a/m'"));
   }
 }

@@ -556,7 +556,7 @@ TEST_CASE("wrong calls are named") {
       {message([&] {
          rotary_packed(zeros({2, 5, 24}), 4, 3, zeros({5, 4}), zeros({5, 4}));
        }),
-       "[rotary_packed] expected x (B, T, C) with C a multiple of 3 heads, of which 4 are turned"},
+       "[rotary_packed] expected x (B, T, C) with C a multiple of 3 heads, of which 4 are rotated"},
       {message([&] {
          rotary_packed(zeros({2, 5, 24}), 2, 3, zeros({5, 5}), zeros({5, 5}));
        }),

@@ -36,7 +36,7 @@ TEST_CASE("language model: sizes are held against the checkpoint before there is
     const char* key;
     Json value;
     const char* got;
-  } rows[] = {{"layers", much, "got 1e+09 layers"},
+  } rows[] = {{"layers", much, "1e+09 layers"},
               {"width", 1 << 20, "parameters"},
               {"vocab", much, "parameters"},
               {"context", much, "parameters"},
