@@ -82,7 +82,7 @@ with tempfile.TemporaryDirectory() as folder:
         *(("pipeline", words, two("pp2", *sets(key)), said)
           for words, key, said in (
               ("| `managed_gradient_accumulation: false` | leave it out: a pipeline makes whole steps |", "managed_gradient_accumulation=false", "managed_gradient_accumulation: false lets the caller decide when a step ends, but plans with pp or tp run whole steps; leave it out"),
-              ("| `flops_profiler` | profile without pp and tp |", "flops_profiler.enabled=true", "or profile without pp and tp"),
+              ("| `flops_profiler` | profile without pp and tp |", "flops_profiler.enabled=true", "flops_profiler.enabled: the profiler follows one forward of a whole model; leave it out, or profile without pp and tp"),
               ("| `grad_accum_dtype` | `communication_data_type` says how replicas sum |", "data_types.grad_accum_dtype=fp32", "data_types.grad_accum_dtype: plans with pp or tp sum micro-batches in the dtype of their parameters; communication_data_type sets the dtype of sums over replicas"))),
         ("pipeline", "| numbers of micro-batches that the schedule does not take | the nearest that it does |", two("pp2", "--accumulate", 3, *sets("pipeline.schedule=interleaved")), "interleaved: expected micro-batches in groups"),
         ("mixed-precision", "**Refused** are plans with ep, `fp16.enabled`, and `--parallel dp`", [*train, *sets("fp8.enabled=true", "fp16.enabled=true")], "fp16.enabled and fp8.enabled"),
