@@ -97,8 +97,7 @@ std::map<std::string, double> GradScaler::state() const {
 }
 void GradScaler::load_state(const std::map<std::string, double>& state) {
   const double scale = saved("GradScaler", state, "scale"), tracker = saved("GradScaler", state, "growth_tracker");
-  scale_ = scale;
-  tracker_ = int64_t(tracker);
+  scale_ = scale, tracker_ = int64_t(tracker);
 }
 
 DynamicLossScaler::DynamicLossScaler(const Options& options)
