@@ -144,7 +144,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("sample --stop", stopped.stdout == "the " + sample.stdout[4:4 + sample.stdout[4:].index(stop)] + "\n", stopped.stdout + stopped.stderr)
     greedy, beams = (result(run("gpt", "sample", d / "whole", "--prompt", "the ", "--tokens", 20, "--json", *more)) for more in (["--greedy"], ["--beams", 4]))
     check("sample --greedy and --beams", greedy["text"] != "" and beams["text"] != "", f"{greedy} {beams}")
-    refused("an empty stop string", ["gpt", "sample", d / "whole", "--prompt", "a", "--stop", ""], "stop string is empty", code=2)
+    refused("an empty stop string", ["gpt", "sample", d / "whole", "--prompt", "a", "--stop", ""], "stop strings of at least one byte, got an empty one", code=2)
     check("a seed gives one text", again.stdout == sample.stdout)
     for precision in ("bf16", "f16", "fp8"):
         low = run("gpt", "train", *tiny, "--steps", 20, "--precision", precision)

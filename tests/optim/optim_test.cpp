@@ -171,7 +171,7 @@ TEST_CASE("groups have options of their own, turned by name") {
   CHECK(optimizer.get(1, "weight_decay") == 0);
   optimizer.set_lr(0.5);
   CHECK(optimizer.lr(1) == 0.5);
-  CHECK(contains(message([&] { optimizer.get(0, "momentun"); }), "no option 'momentun'"));
+  CHECK(contains(message([&] { optimizer.get(0, "momentun"); }), "got 'momentun'"));
 }
 
 TEST_CASE("optimizers refuse bad parameters, options and states") {
@@ -267,7 +267,7 @@ TEST_CASE("schedules set rates at once, go on from a state, and refuse nonsense"
          for (int i = 0; i < 3; ++i) s.step();
        },
        "at most 2 calls"},
-      {[&] { first.load_state({}); }, "no 'step'"},
+      {[&] { first.load_state({}); }, "expected 'step' in the saved state"},
   };
   for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
 }
