@@ -211,6 +211,6 @@ TEST_CASE("nccl 52: if an abort hangs, the process ends and names the call") {
   std::filesystem::remove(file);
   CAPTURE(said.str());
   CHECK(contains(text, "waited 1 s in group world for call 102"));
-  CHECK(contains(said.str(), "[lockstep] ncclCommAbort of group world has not returned for 1 s: this process ends"));
+  CHECK(contains(said.str(), "[lockstep] ncclCommAbort of group world has not returned for 1 s: ending this process"));
   CHECK(contains(said.str(), "[0x"));  // a stack trace
 }
