@@ -57,10 +57,9 @@ template <class Item> class Prefetcher {
 
   /// Waits for items in progress, and drops them.
   ~Prefetcher() {
-    if (!maker_.is_here()) {  // a forked child has no worker threads
-      for (auto& thread : threads_)
-        if (thread.joinable()) thread.detach();
+    if (!maker_.is_here()) {  // a forked child has no worker threads to join or detach
       never_destroy(std::move(state_));
+      never_destroy(std::make_shared<std::vector<std::thread>>(std::move(threads_)));
       return;
     }
     stop();
