@@ -36,7 +36,7 @@ void score_group(nn::GPT& model, std::span<const ToScore> group, std::vector<Sco
     for (int64_t t = s.from; t < int64_t(s.ids.size()); ++t, row += vocab) {
       const std::vector<double> logprobs = nn::log_probabilities({row, vocab});
       const int64_t id = s.ids[size_t(t)];
-      LOCKSTEP_CHECK(id >= 0 && id < int64_t(vocab), "[score] token ", id, " is not in the vocabulary of ", vocab);
+      LOCKSTEP_CHECK(id >= 0 && id < int64_t(vocab), "[score] expected tokens from 0 to ", vocab - 1, ", got ", id);
       sum.logprob += logprobs[size_t(id)];
       sum.greedy &= std::max_element(row, row + vocab) - row == id;
       ++sum.tokens;

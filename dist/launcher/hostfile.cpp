@@ -62,7 +62,7 @@ std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& ho
       LOCKSTEP_CHECK(std::count(host->slots.begin(), host->slots.end(), slot), "[run] ", option, " names slot ", slot,
                      " of host '", name, "', which has slots 0 to ", host->slots.size() - 1);
       LOCKSTEP_CHECK(!std::count(slots.begin(), slots.end(), slot), "[run] ", option, " names slot ", slot,
-                     " of host '", name, "' twice");
+                     " of host '", name, "' twice; name it once");
       slots.push_back(slot);
     }
     std::sort(slots.begin(), slots.end());

@@ -45,7 +45,8 @@ Streams Streams::parse(const std::string& text, int ranks, const char* option) {
       wrong(text);
     LOCKSTEP_CHECK(rank < ranks, "[run] ", option, " names local rank ", rank, "; there are ranks 0 to ", ranks - 1,
                    " here");
-    LOCKSTEP_CHECK(streams.some_.emplace(rank, value).second, "[run] ", option, " names local rank ", rank, " twice");
+    LOCKSTEP_CHECK(streams.some_.emplace(rank, value).second, "[run] ", option, " names local rank ", rank,
+                   " twice; name it once");
     at = end + 1;
   }
   return streams;

@@ -141,7 +141,7 @@ std::shared_ptr<Answer> Batcher::submit(Asked asked) {
   auto r = std::make_unique<Running>(
       Running{.asked = std::move(asked), .answer = answer, .seed = seed, .text = std::move(text)});
   const std::lock_guard lock(mutex_);
-  LOCKSTEP_CHECK(!stop_, "[serve] the server is shutting down");
+  LOCKSTEP_CHECK(!stop_, "[serve] the server is shutting down; send the request again once it has restarted");
   ++figures_.requests;
   if (nothing) {
     answer->end(Answer::Reason::length);
@@ -169,7 +169,7 @@ void Batcher::run() {
       more = step();
     } catch (const std::exception& error) { drop_all(error.what()); }
   }
-  drop_all("[serve] the server is shutting down");
+  drop_all("[serve] the server is shutting down; send the request again once it has restarted");
 }
 
 /// Adds new requests, ends cancelled ones, and computes a step. Returns false when the batcher ends.
