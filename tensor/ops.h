@@ -164,7 +164,8 @@ template <class X> X activated(const X& x, Activation activation) {
 /// before the activation.
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activation activation = Activation::none,
               Tensor* pre = nullptr);
-/// residual + x w^T + bias; residual has the shape of the result. CUDA, and the CPU in 16 bits, round only once.
+/// residual + x w^T + bias; residual has the shape of the result. The CPU in 16 bits rounds once, and so does CUDA
+/// without a bias. With one, cuBLASLt may round before it adds that, too.
 Tensor linear_add(const Tensor& residual, const Tensor& x, const Tensor& w, const Tensor& bias = {});
 /// linear() into existing contiguous memory with the same number of elements; `pre` may be undefined.
 void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <type_traits>
+#include <vector>
 
 #include "tensor/check.h"
 #include "tensor/cuda/runtime.h"
@@ -84,16 +85,23 @@ inline MatrixLayout layout(cudaDataType_t type, int64_t rows, int64_t columns, i
   return result;
 }
 
-/// A product with its descriptors and the algorithm that computes it.
+/// An answer of cuBLASLt: an algorithm, and the bytes of workspace that it needs.
+struct Algorithm {
+  cublasLtMatmulAlgo_t algorithm;
+  size_t workspace = 0;
+};
+
+/// A product with its descriptors and the algorithm that computes it: the first of `algorithms`.
 struct Product {
   Description description;
   MatrixLayout a, b, c;
   cublasLtMatmulAlgo_t algorithm;
   size_t workspace = 0;
+  std::vector<Algorithm> algorithms;
 };
 
-/// Asks cuBLASLt for an algorithm. The arguments are the alignments, in bytes, of the library's A, B, C and D. False if
-/// the library does not support the product.
+/// Asks cuBLASLt for algorithms, and keeps those that can run. The arguments are the alignments, in bytes, of the
+/// library's A, B, C and D. False if the library does not support the product.
 inline bool choose_algorithm(Product& plan, int64_t align_a, int64_t align_b, int64_t align_c, int64_t align_d) {
   cublasLtMatmulPreference_t made = nullptr;
   check_blas("cublasLtMatmulPreferenceCreate", cublasLtMatmulPreferenceCreate(&made));
@@ -105,15 +113,19 @@ inline bool choose_algorithm(Product& plan, int64_t align_a, int64_t align_b, in
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(align_b));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(align_c));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(align_d));
-  cublasLtMatmulHeuristicResult_t found{};
+  std::array<cublasLtMatmulHeuristicResult_t, 8> found{};
   int count = 0;
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(handle(), plan.description.get(), plan.a.get(), plan.b.get(), plan.c.get(),
-                                     plan.c.get(), preference.get(), 1, &found, &count);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0)) return false;
+                                     plan.c.get(), preference.get(), int(found.size()), found.data(), &count);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
   check_blas("cublasLtMatmulAlgoGetHeuristic", status);
-  plan.algorithm = found.algo;
-  plan.workspace = found.workspaceSize;
+  for (int i = 0; i < count; ++i)
+    if (found[size_t(i)].state == CUBLAS_STATUS_SUCCESS)
+      plan.algorithms.push_back({found[size_t(i)].algo, found[size_t(i)].workspaceSize});
+  if (plan.algorithms.empty()) return false;
+  plan.algorithm = plan.algorithms[0].algorithm;
+  plan.workspace = plan.algorithms[0].workspace;
   return true;
 }
 

@@ -9,8 +9,10 @@
 #include "tensor/ops.h"
 #include "tensor/quantized.h"
 #include "tests/messages.h"
+#include "tests/tolerances.h"
 
 using namespace lockstep;
+using testing::Near;
 
 namespace {
 
@@ -29,12 +31,11 @@ Tensor values(const Shape& shape, uint32_t seed, DType dtype) {
   return made.to(dtype);
 }
 
-double tolerance(DType dtype) { return dtype == f64 ? 1e-13 : dtype == f32 ? 2e-6 : dtype == f16 ? 2e-3 : 1.6e-2; }
-
-bool close(const Tensor& there, const Tensor& here) {
+bool close(const Tensor& there, const Tensor& here, Near what = Near::product) {
   REQUIRE(there.device() == cuda0);
   REQUIRE(there.shape() == here.shape());
-  return allclose(there.to(cpu).to(f64), here.to(f64), tolerance(here.dtype()), tolerance(here.dtype()));
+  const double bound = testing::tolerance(what, here.dtype());
+  return allclose(there.to(cpu).to(f64), here.to(f64), bound, bound);
 }
 
 }  // namespace
@@ -101,7 +102,7 @@ TEST_CASE("cuda matmul: bias, activation and the value before it") {
             const Tensor y = linear(x, w, bias, activation, with_pre ? &pre : nullptr);
             const Tensor y1 = linear(x.to(cuda0), w.to(cuda0), with_bias ? bias.to(cuda0) : bias, activation,
                                      with_pre ? &pre1 : nullptr);
-            CHECK(close(y1, y));
+            CHECK(close(y1, y, activation == Activation::gelu_tanh ? Near::product_gelu : Near::product));
             if (with_pre) CHECK(close(pre1, pre));
           }
         }
@@ -182,7 +183,8 @@ TEST_CASE("cuda matmul: f32 from operands of 16 bits is not rounded") {
       const Tensor there = start.to(cuda0).clone();
       matmul_into(there, a.to(cuda0), b.to(cuda0), adds);
       const Tensor exact = matmul(a.to(f64), b.to(f64));
-      CHECK(allclose(there.to(cpu).to(f64), adds ? add(start.to(f64), exact) : exact, 1e-6, 1e-6));
+      const double bound = testing::tolerance(Near::wide_product, f32);
+      CHECK(allclose(there.to(cpu).to(f64), adds ? add(start.to(f64), exact) : exact, bound, bound));
     }
   }
 }
@@ -197,7 +199,8 @@ TEST_CASE("cuda matmul: NaN goes through relu, and tf32 is a choice") {
   set_float32_matmul_precision(MatmulPrecision::tf32);
   const Tensor quick = matmul(a.to(cuda0), b.to(cuda0));
   set_float32_matmul_precision(MatmulPrecision::full);
-  CHECK(allclose(quick.to(cpu), matmul(a, b), 1e-2, 1e-2));
+  const double bound = testing::tolerance(Near::product_tf32, f32);
+  CHECK(allclose(quick.to(cpu), matmul(a, b), bound, bound));
 }
 
 TEST_CASE("cuda matmul: weights in codes") {
