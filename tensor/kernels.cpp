@@ -7,12 +7,9 @@
 namespace lockstep {
 
 const Kernels& table(Device device) {
-  if (device.is_cpu()) [[likely]] {
-    LOCKSTEP_CHECK(
-        !Graph::is_recording(),
-        "[Graph] CPU operations are not replayed: while a graph is captured, all tensors must be on its device");
+  Graph::check_recording(device);
+  if (device.is_cpu()) [[likely]]
     return cpu_kernels;
-  }
   const Backend* other = backend(device);
   LOCKSTEP_CHECK(other, "[device] this build has no cuda backend, got a tensor on ", device,
                  " (configure it with -Dcuda=enabled)");
