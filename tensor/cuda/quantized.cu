@@ -1,10 +1,10 @@
-// Matrix products with quantized weights (tensor/quantized.h), for few rows of x: bound by reading the codes from memory.
-// With many rows, linear() decodes the weight with decode_kernel and uses the ordinary product.
+// Matrix products with quantized weights (tensor/quantized.h), for few rows of x, which are bound by reading the codes
+// from memory. For many rows, linear() decodes the weight with decode_kernel and uses the ordinary product.
 //
 //   a warp        a few outputs for a few rows; lane l reads 16 bytes of codes at l, l + 32, ... of each output's row
 //   each code     is read once for all rows of the warp, and becomes a number in a register
-//   dynamic       rows of x are quantized first, and codes are multiplied by codes. Numbers of at least the threshold get
-//                 code 0, and the same warp multiplies them unquantized
+//   dynamic       rows of x are quantized first, and codes are multiplied by codes. Numbers of at least the threshold
+//                 get code 0, and the same warp multiplies them unquantized
 //
 // The order of a sum depends on the number of inputs alone.
 #include "tensor/cuda/cuda_kernels.h"

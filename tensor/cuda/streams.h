@@ -8,8 +8,8 @@ namespace lockstep::cuda {
 inline constexpr int most_devices = 64;
 /// Makes `device` this thread's current device.
 void select_device(int device);
-/// Makes `device` current for CUDA while it lives, and then the one before. Unlike select_device() it throws nothing: for
-/// destructors, and for what has to be done after an error.
+/// Makes `device` current for CUDA while it lives, and then the one before. Unlike select_device() it throws nothing:
+/// for destructors, and for what has to be done after an error.
 class OnDevice {
  public:
   explicit OnDevice(int device) noexcept : device_(device) {
