@@ -106,8 +106,9 @@ void fail_launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStrea
 void select_device(int device) {
   if (device == selected_device) [[likely]]
     return;
-  state_of(device);
   check("device", cudaSetDevice(device));
+  selected_device = -1;  // unless the device turns out to be usable
+  state_of(device);
   selected_device = device;
 }
 
