@@ -7,9 +7,10 @@
 namespace lockstep {
 
 const Kernels& table(Device device) {
-  Graph::check_recording(device);
-  if (device.is_cpu()) [[likely]]
+  if (device.is_cpu()) [[likely]] {
+    Graph::check_recording(device);
     return cpu_kernels;
+  }
   const Backend* other = backend(device);
   LOCKSTEP_CHECK(other, "[device] this build has no cuda backend, got a tensor on ", device,
                  " (configure it with -Dcuda=enabled)");

@@ -14,7 +14,6 @@
 #include "tensor/cuda/cudnn.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/streams.h"
-#include "tensor/graph.h"
 #include "tensor/kernels.h"
 #include "tensor/memory.h"
 
@@ -188,7 +187,6 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   select_device(device);
   const cudaStream_t stream = stream_of(device);
   if (!from_device.is_cpu() && !to_device.is_cpu() && from_device != to_device) {
-    Graph::check_recording(from_device), Graph::check_recording(to_device);
     return copy_to_peer(to, to_device.index, from, from_device.index, bytes);
   }
   // A recorded copy would access that host memory in every replay.

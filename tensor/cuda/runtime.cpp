@@ -10,6 +10,7 @@
 
 #include "tensor/backend.h"
 #include "tensor/cuda/streams.h"
+#include "tensor/graph.h"
 
 namespace lockstep::on_cuda {
 const void* some_kernel();  // step_numbers.cu
@@ -106,6 +107,7 @@ void fail_launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStrea
 void select_device(int device) {
   if (device == selected_device) [[likely]]
     return;
+  Graph::check_recording({Device::Type::cuda, int16_t(device)});
   check("device", cudaSetDevice(device));
   selected_device = -1;  // unless the device turns out to be usable
   state_of(device);

@@ -6,7 +6,8 @@ namespace lockstep::cuda {
 
 /// Devices that this process can address.
 inline constexpr int most_devices = 64;
-/// Makes `device` this thread's current device.
+/// Makes `device` this thread's current device. All work on a device begins with this call. Error while the thread
+/// records a graph of another device, and for a device that this build has no code for.
 void select_device(int device);
 /// Makes `device` current for CUDA while it lives, and then the one before. Unlike select_device() it throws nothing:
 /// for destructors, and for what has to be done after an error.

@@ -8,6 +8,7 @@
 #include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
+#include "tensor/step_batch.h"
 #include "tensor/stream.h"
 #include "tests/messages.h"
 
@@ -91,6 +92,8 @@ TEST_CASE("graph: work on another device than the recorded one is refused, and t
       {"a copy to it", [&] { landed.copy_(x); }},
       {"a copy from it", [&] { x.copy_(landed); }},
       {"an asynchronous copy", [&] { copy_async(x, landed); }},
+      {"memory", [&] { empty({2}, elsewhere); }},
+      {"an optimizer's numbers", [&] { StepBatch(cuda1).set({}); }},
   };
   for (const auto& [name, body] : rows) {
     CAPTURE(name);
