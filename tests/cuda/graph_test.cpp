@@ -82,7 +82,7 @@ TEST_CASE("graph: work on another device than the recorded one is refused, and t
   const TensorOptions elsewhere{.dtype = f32, .device = cuda1};
   const Tensor x = full({4}, 1, there), y = full({4}, 2, elsewhere), landed = empty({4}, elsewhere);
   synchronize(cuda1);
-  const std::pair<const char*, std::function<void()>> rows[] = {
+  const std::pair<std::string, std::function<void()>> rows[] = {
       {"a kernel", [&] { y.fill_(3); }},
       {"a new tensor", [&] { full({2}, 1, elsewhere); }},
       {"a product",
