@@ -6,7 +6,9 @@
 #include <tuple>
 
 #include "nn/linear.h"
+#include "nn/lora.h"
 #include "nn/norm.h"
+#include "nn/quantize.h"
 #include "tests/cuda/graph_training.h"
 
 using namespace lockstep;
@@ -39,8 +41,16 @@ TEST_CASE("step graphs: the bits of steps run one by one, with dropout, in every
   recomputed.checkpoint_blocks = true;
   nn::GPT::Options still = Plan().model;
   still.dropout = 0;
+  const auto on_codes = [](nn::GPT& m) {
+    nn::quantize(m, {.format = QuantFormat::group4});
+    nn::add_lora(m, {.r = 2});
+  };
+  nn::GPT::Options longer = Plan().model;
+  longer.context = 24;
   const Row rows[] = {
       {"plain", {}},
+      {"adapters beside codes", {.prepare = on_codes}},
+      {"adapters beside codes, of many rows", {.model = longer, .lengths = {24}, .prepare = on_codes}},
       {"no dropout", {.model = still}},
       {"clipped", {.clipping = 0.3}},
       {"accumulation", {.accumulation = 3}},

@@ -329,6 +329,11 @@ bool is_inside(const void* p, size_t bytes) {
   return at >= slot->data && at + bytes <= slot->data + slot->bytes;
 }
 
+bool is_pooled(const void* p) {
+  const Slot* slot = live_slot(p);
+  return slot && slot->pooled;
+}
+
 Usage usage(int device) {
   DeviceMemory& m = memory(device);
   const std::lock_guard lock(m.lock);
