@@ -1,7 +1,8 @@
 // Products of 8-bit floats by cuBLASLt: out = a b^T + bias, with a scale for each operand that is read on the device.
 // The library is column-major: out^T = b a^T, where its A is our b, transposed, and its B is our a, not transposed.
 // This is the only form that Hopper supports. "Fast accumulation" is off, so partial sums are moved to f32 in time.
-#include <optional>
+#include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "tensor/cuda/cublaslt.h"
@@ -23,7 +24,8 @@ struct Fp8Problem {
   auto operator<=>(const Fp8Problem&) const = default;
 };
 
-std::optional<Product> make_fp8_plan(const Fp8Problem& p) {
+/// Makes the descriptors of a product.
+Product describe_fp8(const Fp8Problem& p) {
   const auto type = [](bool is_e5m2) { return is_e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3; };
   Product plan;
   cublasLtMatmulDesc_t made = nullptr;
@@ -44,7 +46,7 @@ std::optional<Product> make_fp8_plan(const Fp8Problem& p) {
   plan.a = layout(type(p.b_is_e5m2), p.k, p.n, p.k);
   plan.b = layout(type(p.a_is_e5m2), p.k, p.m, p.k);
   plan.c = layout(type_of(DType(p.result)), p.n, p.m, p.n);
-  if (!choose_algorithm(plan, p.align_b, p.align_a, p.align_out, p.align_out)) return std::nullopt;
+  std::ranges::copy(std::array{p.align_b, p.align_a, p.align_out, p.align_out}, plan.align);
   return plan;
 }
 
@@ -71,18 +73,18 @@ bool matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, Tens
                            align(out),
                            fuses ? align(bias) : 0};
   if (problem.align_a < 16 || problem.align_b < 16 || problem.align_out < 16) return false;
-  thread_local std::map<Fp8Problem, std::optional<Product>> plans;
-  const Product* const plan = plan_for(plans, problem, make_fp8_plan);
+  const Product* const plan = plan_for(problem, describe_fp8);
   if (!plan) return false;
   set(plan->description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(b.scale_inv.raw_data()));
   set(plan->description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.scale_inv.raw_data()));
   if (fuses) set(plan->description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.raw_data()));
-  const cuda::Scratch workspace(plan->workspace);
+  const Algorithm& best = plan->best();
+  const cuda::Scratch workspace(best.workspace);
   const float alpha = 1, beta = 0;
   check_blas("cublasLtMatmul", cublasLtMatmul(handle(), plan->description.get(), &alpha, b.codes.raw_data(),
                                               plan->a.get(), a.codes.raw_data(), plan->b.get(), &beta, out.raw_data(),
-                                              plan->c.get(), out.raw_data(), plan->c.get(), &plan->algorithm,
-                                              workspace.as<void>(), plan->workspace, cuda::current_stream()));
+                                              plan->c.get(), out.raw_data(), plan->c.get(), &best.algorithm,
+                                              workspace.as<void>(), best.workspace, cuda::current_stream()));
   if (bias.defined() && !fuses) {
     const Tensor* const in[] = {&out, &bias};
     LOCKSTEP_KERNEL(out.device(), pointwise)(PointwiseOp::add, PointwisePart::value, {}, in, 2, out);

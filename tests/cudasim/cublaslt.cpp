@@ -1,5 +1,5 @@
-// A fake of cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column-major, summed in f64, with the argument checks
-// that its documentation lists.
+// A fake of cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column-major, with the argument checks that its
+// documentation lists. The order of the sums is in cublaslt_order.h.
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -14,9 +14,12 @@
 #include <string>
 #include <vector>
 
+#include "tests/cudasim/cublaslt_order.h"
 #include "tests/cudasim/runtime.h"
 
 struct cublasLtContext {};
+
+int64_t fake::unusable_candidates = 0;
 
 namespace {
 
@@ -45,10 +48,13 @@ struct Preference {
   uint64_t workspace = 0;
   uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_MASK, alignment[4] = {256, 256, 256, 256};
 };
+
 /// Our encoding of an algorithm, in the opaque words of cublasLtMatmulAlgo_t.
 struct Algorithm {
   uint64_t workspace;
   uint32_t alignment[4];
+  fake::Order order;
+  uint32_t unusable;  // 1: the heuristic's answer said that it cannot run
 };
 
 Description& at(cublasLtMatmulDesc_t d) { return *reinterpret_cast<Description*>(d); }
@@ -203,12 +209,11 @@ bool fits(const Layout& l, const void* data) {
   return fake::is_inside(first, size_t(elements) * size_of(l.type));
 }
 
-/// Computes one product of the batch; sums run over k in order.
-void multiply(const Problem& p, double alpha, const void* a, const void* b, double beta, const void* c, void* out,
-              int64_t batch) {
+/// Computes one product of the batch; sums run over k in the order of the algorithm.
+void multiply(const Problem& p, const Algorithm& algorithm, double alpha, const void* a, const void* b, double beta,
+              const void* c, void* out, int64_t batch) {
   const auto [m, n, k] = std::tuple(p.m, p.n, p.k);
-  std::vector<double> left(size_t(m * k)), sum(static_cast<size_t>(m)),
-      bias_grad(p.d.epilogue & (bgrad_bit | bgrada_bit) ? size_t(m) : 0);
+  std::vector<double> left(size_t(m * k)), bias_grad(p.d.epilogue & (bgrad_bit | bgrada_bit) ? size_t(m) : 0);
   for (int64_t q = 0; q < k; ++q)
     for (int64_t i = 0; i < m; ++i)
       left[size_t(q * m + i)] =
@@ -219,18 +224,17 @@ void multiply(const Problem& p, double alpha, const void* a, const void* b, doub
   const cudaDataType_t type = p.out.type, bias_type = p.d.bias_type < 0 ? type : cudaDataType_t(p.d.bias_type);
   auto* bits = static_cast<unsigned char*>(p.d.aux);
   for (int64_t j = 0; j < n; ++j) {
-    std::fill(sum.begin(), sum.end(), 0.0);
+    fake::Sums sum(algorithm.order, m, k, p.d.scale == CUDA_R_64F);
     double column = 0;
     for (int64_t q = 0; q < k; ++q) {
       const double right =
           rounded(get(b, p.b.type, p.d.transposed_b ? j + q * p.b.lead : q + j * p.b.lead), p.d.compute);
       column += right;
-      const double* row = left.data() + q * m;
-      for (int64_t i = 0; i < m; ++i) sum[size_t(i)] += row[i] * right;
+      sum.add(left.data() + q * m, right);
     }
     if (e & bgradb_bit) put(p.d.bias, bias_type, j, column);
     for (int64_t i = 0; i < m; ++i) {
-      double value = alpha * sum[size_t(i)];
+      double value = alpha * sum[i];
       if (beta != 0) value += beta * get(c, p.c.type, i + j * p.c.lead);  // C is not read if beta is 0
       if (e & bias_bit) value += get(p.d.bias, bias_type, i);             // one bias per row of D
       const int64_t place_of_aux = batch * p.d.aux_stride + i + j * p.d.aux_lead;
@@ -362,16 +366,23 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   if (!preference || wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
   Problem p;
   if (const cublasStatus_t status = make_problem(p, d, a, b, c, out); status != CUBLAS_STATUS_SUCCESS) return status;
-  Algorithm algorithm{};
-  // some products need no workspace
-  if (p.m * p.n > 4096) algorithm.workspace = std::min<uint64_t>(4096, at(preference).workspace);
-  std::memcpy(algorithm.alignment, at(preference).alignment, sizeof algorithm.alignment);
-  std::memset(found, 0, sizeof *found);
-  static_assert(sizeof algorithm <= sizeof found->algo);
-  std::memcpy(&found->algo, &algorithm, sizeof algorithm);
-  found->workspaceSize = algorithm.workspace;
-  found->state = CUBLAS_STATUS_SUCCESS;
-  *count = 1;
+  fake::note_question();
+  const Preference& asked = at(preference);
+  for (; *count < std::min(wanted, 3); ++*count) {
+    Algorithm algorithm{};
+    algorithm.order = fake::order_of(*count, p.m, p.n, p.k, asked.reduction);
+    algorithm.unusable = *count < fake::unusable_candidates;
+    // some products need no workspace
+    if (p.m * p.n > 4096) algorithm.workspace = std::min<uint64_t>(4096, asked.workspace);
+    if (algorithm.order.parts > 1) algorithm.workspace = std::min<uint64_t>(uint64_t(16 * p.m * p.n), asked.workspace);
+    std::memcpy(algorithm.alignment, asked.alignment, sizeof algorithm.alignment);
+    static_assert(sizeof algorithm <= sizeof found->algo);
+    cublasLtMatmulHeuristicResult_t& answer = found[*count];
+    answer = {};
+    std::memcpy(&answer.algo, &algorithm, sizeof algorithm);
+    answer.workspaceSize = algorithm.workspace;
+    answer.state = algorithm.unusable ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+  }
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -387,6 +398,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
     return status;
   Algorithm algorithm{};
   if (algo) std::memcpy(&algorithm, algo, sizeof algorithm);
+  if (algorithm.unusable || !fake::takes_rows(p.n)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (workspace_bytes < algorithm.workspace ||
       (algorithm.workspace > 0 && reinterpret_cast<uintptr_t>(workspace) % 256 != 0))
     return CUBLAS_STATUS_INVALID_VALUE;
@@ -416,9 +428,33 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
   fake::enqueue(stream, [=] {
     if (algorithm.workspace > 0) std::memset(workspace, 0xff, algorithm.workspace);
     for (int64_t i = 0; i < p.out.batch; ++i)
-      multiply(p, first, place(a, p.a.type, i * p.a.stride), place(b, p.b.type, i * p.b.stride), second,
+      multiply(p, algorithm, first, place(a, p.a.type, i * p.a.stride), place(b, p.b.type, i * p.b.stride), second,
                place(c, p.c.type, i * p.c.stride), place(out, p.out.type, i * p.out.stride), i);
   });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,
+                                       const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result) {
+  if (!algo || !result) return CUBLAS_STATUS_INVALID_VALUE;
+  Problem p;
+  if (const cublasStatus_t status = make_problem(p, d, a, b, c, out); status != CUBLAS_STATUS_SUCCESS) return status;
+  Algorithm algorithm;
+  std::memcpy(&algorithm, algo, sizeof algorithm);
+  if (algorithm.unusable || !fake::takes_rows(p.n)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  result->workspaceSize = algorithm.workspace;
+  result->state = CUBLAS_STATUS_SUCCESS;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
+                                                    size_t bytes, size_t* written) {
+  Algorithm algorithm;
+  std::memcpy(&algorithm, algo, sizeof algorithm);
+  if (attribute != CUBLASLT_ALGO_CONFIG_SPLITK_NUM || bytes != sizeof algorithm.order.parts)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(value, &algorithm.order.parts, *written = sizeof algorithm.order.parts);
   return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -1,5 +1,5 @@
-// The plans that the real cuDNN chooses for our convolutions on an H200, without such a device: given a
-// description of a device, cuDNN answers what it would run there. Nothing is computed.
+// The plans that the real cuDNN chooses for our convolutions on an H200, without such a device: given a description of a
+// device, cuDNN answers what it would run there. Nothing is computed.
 //
 //   cudnn_plans [--update]   compares with tests/golden/cudnn_plans.txt, or writes it
 //
@@ -195,8 +195,7 @@ int main(int argc, char** argv) {
     std::printf("The golden file is of %s; what this version says is not compared:\n%s",
                 golden.substr(2, golden.find(" on") - 2).c_str(), table.c_str());
   } else {
-    expect(table == golden,
-           str("differs from ", LOCKSTEP_PLANS, "; if this is intended: --update\n", table));
+    expect(table == golden, str("differs from ", LOCKSTEP_PLANS, "; if this is intended: --update\n", table));
   }
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed > 0;
