@@ -1,5 +1,5 @@
-// The plans that the real cuDNN chooses for our convolutions on an H200, without such a device: given a description of a
-// device, cuDNN answers what it would run there. Nothing is computed.
+// The plans that the real cuDNN chooses for our convolutions on an H200, without such a device. cuDNN gets a
+// description of a device, and answers what it would run there. Nothing is computed.
 //
 //   cudnn_plans [--update]   compares with tests/golden/cudnn_plans.txt, or writes it
 //
