@@ -2,7 +2,7 @@
 // The library is column-major: out^T = b a^T, where its A is our b, transposed, and its B is our a, not transposed.
 // This is the only form that Hopper supports. "Fast accumulation" is off, so partial sums are moved to f32 in time.
 #include <algorithm>
-#include <optional>
+#include <array>
 #include <tuple>
 
 #include "tensor/cuda/cublaslt.h"
@@ -31,7 +31,8 @@ Tensor placed(const Tensor& scale) {
   return reinterpret_cast<uintptr_t>(scale.raw_data()) % scale_place == 0 ? scale : scale.clone();
 }
 
-std::optional<Product> make_fp8_plan(const Fp8Problem& p) {
+/// Makes the descriptors of a product.
+Product describe_fp8(const Fp8Problem& p) {
   const auto type = [](bool is_e5m2) { return is_e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3; };
   Product plan;
   cublasLtMatmulDesc_t made = nullptr;
@@ -52,7 +53,7 @@ std::optional<Product> make_fp8_plan(const Fp8Problem& p) {
   plan.a = layout(type(p.b_is_e5m2), p.k, p.n, p.k);
   plan.b = layout(type(p.a_is_e5m2), p.k, p.m, p.k);
   plan.c = layout(type_of(DType(p.result)), p.n, p.m, p.n);
-  if (!choose_algorithm(plan, p.align_b, p.align_a, p.align_out, p.align_out)) return std::nullopt;
+  std::ranges::copy(std::array{p.align_b, p.align_a, p.align_out, p.align_out}, plan.align);
   return plan;
 }
 
@@ -79,8 +80,7 @@ bool matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, Tens
                            align(out),
                            fuses ? align(bias) : 0};
   if (problem.align_a < 16 || problem.align_b < 16 || problem.align_out < 16) return false;
-  thread_local std::map<Fp8Problem, std::optional<Product>> plans;
-  const Product* const plan = plan_for(plans, problem, make_fp8_plan);
+  const Product* const plan = plan_for(problem, describe_fp8);
   if (!plan) return false;
   const Tensor scale_a = placed(a.scale_inv), scale_b = placed(b.scale_inv);
   set(plan->description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(scale_b.raw_data()));

@@ -242,7 +242,8 @@ TEST_CASE("cuda matmul: weights in codes") {
           CHECK(y.dtype() == dtype);
           // Weights for many rows are rounded to 16 bits, too.
           const Tensor exact = linear(x.to(f64), dequantize(here, rows > 32 ? dtype : f32).to(f64), b.to(f64));
-          CHECK(allclose(y.to(cpu).to(f64), exact, tolerance(dtype) / 2, tolerance(dtype) / 2));
+          CHECK(allclose(y.to(cpu).to(f64), exact, testing::tolerance(Near::product, dtype) / 2,
+                         testing::tolerance(Near::product, dtype) / 2));
         }
         if (rows <= 32)
           for (const int64_t row : {int64_t(0), rows - 1})

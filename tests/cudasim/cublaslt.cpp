@@ -1,7 +1,7 @@
-// A fake of cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column-major, summed in f64, with the argument checks
-// that its documentation lists, and with what an H200 showed besides: an algorithm serves only what its heuristic was
-// asked for; 8-bit products are summed in few bits; a 16-bit result is rounded before its bias and its activation, too;
-// gelu is not exact.
+// A fake of cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column-major, with the argument checks that its
+// documentation lists, and with what an H200 showed besides: an algorithm serves only what its heuristic was asked for;
+// 8-bit products are summed in few bits; a 16-bit result is rounded before its bias and its activation, too; gelu is
+// not exact. The order of the other sums is in cublaslt_order.h.
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -18,11 +18,12 @@
 #include <vector>
 
 #include "tests/cudasim/cublaslt_fp8.h"
+#include "tests/cudasim/cublaslt_order.h"
 #include "tests/cudasim/runtime.h"
 
 struct cublasLtContext {};
 
-int64_t fake::refused_algorithms = 0;
+int64_t fake::refused_algorithms = 0, fake::unusable_candidates = 0;
 
 namespace {
 
@@ -51,12 +52,15 @@ struct Preference {
   uint64_t workspace = 0;
   uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_MASK, alignment[4] = {256, 256, 256, 256};
 };
-/// Our encoding of an algorithm, in the opaque words of cublasLtMatmulAlgo_t: what the heuristic was asked for.
+
+/// Our encoding of an algorithm, in the opaque words of cublasLtMatmulAlgo_t, with what the heuristic was asked for.
 struct Algorithm {
   uint64_t workspace;
   uint64_t question;      // a hash of the types, the epilogue and which pointers are set; not of the sizes
   uint16_t alignment[8];  // of A, B, C, D, the bias, AUX and both scales, at most 256
-  uint32_t number;        // its place in the heuristic's answer
+  fake::Order order;
+  uint32_t number;    // its place in the heuristic's answer
+  uint32_t unusable;  // 1: the heuristic's answer said that it cannot run
 };
 
 Description& at(cublasLtMatmulDesc_t d) { return *reinterpret_cast<Description*>(d); }
@@ -242,12 +246,11 @@ bool fits(const Layout& l, const void* data) {
   return fake::is_inside(first, size_t(elements) * size_of(l.type));
 }
 
-/// Computes one product of the batch; sums run over k in order.
-void multiply(const Problem& p, double alpha, const void* a, const void* b, double beta, const void* c, void* out,
-              int64_t batch) {
+/// Computes one product of the batch; sums run over k in the order of the algorithm.
+void multiply(const Problem& p, const Algorithm& algorithm, double alpha, const void* a, const void* b, double beta,
+              const void* c, void* out, int64_t batch) {
   const auto [m, n, k] = std::tuple(p.m, p.n, p.k);
-  std::vector<double> left(size_t(m * k)), sum(static_cast<size_t>(m)),
-      bias_grad(p.d.epilogue & (bgrad_bit | bgrada_bit) ? size_t(m) : 0);
+  std::vector<double> left(size_t(m * k)), bias_grad(p.d.epilogue & (bgrad_bit | bgrada_bit) ? size_t(m) : 0);
   for (int64_t q = 0; q < k; ++q)
     for (int64_t i = 0; i < m; ++i)
       left[size_t(q * m + i)] =
@@ -264,22 +267,20 @@ void multiply(const Problem& p, double alpha, const void* a, const void* b, doub
   };
   auto* bits = static_cast<unsigned char*>(p.d.aux);
   for (int64_t j = 0; j < n; ++j) {
-    std::fill(sum.begin(), sum.end(), 0.0);
     fake::FewBits short_sum(m);
+    fake::Sums sum(algorithm.order, m, k, p.d.scale == CUDA_R_64F);
     double column = 0;
     for (int64_t q = 0; q < k; ++q) {
       const double right =
           rounded(get(b, p.b.type, p.d.transposed_b ? j + q * p.b.lead : q + j * p.b.lead), p.d.compute);
       column += right;
-      const double* row = left.data() + q * m;
-      if (is_fp8(p.a.type)) short_sum.add(row, right);
-      else
-        for (int64_t i = 0; i < m; ++i) sum[size_t(i)] += row[i] * right;
+      if (is_fp8(p.a.type)) short_sum.add(left.data() + q * m, right);
+      else sum.add(left.data() + q * m, right);
     }
     short_sum.end();
     if (e & bgradb_bit) put(p.d.bias, bias_type, j, column);
     for (int64_t i = 0; i < m; ++i) {
-      double value = alpha * (is_fp8(p.a.type) ? short_sum[i] : sum[size_t(i)]);
+      double value = alpha * (is_fp8(p.a.type) ? short_sum[i] : sum[i]);
       if (beta != 0) value += beta * get(c, p.c.type, i + j * p.c.lead);    // C is not read if beta is 0
       if (e & bias_bit) value = kept(value) + get(p.d.bias, bias_type, i);  // one bias per row of D
       const int64_t place_of_aux = batch * p.d.aux_stride + i + j * p.d.aux_lead;
@@ -411,19 +412,23 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   if (!preference || wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
   Problem p;
   if (const cublasStatus_t status = make_problem(p, d, a, b, c, out); status != CUBLAS_STATUS_SUCCESS) return status;
+  fake::note_question();
   const auto& [workspace, reduction, alignment] = at(preference);
   const Algorithm question = asked(p, {alignment[0], alignment[1], alignment[2], alignment[3]});
   for (; *count < std::min(wanted, 3); ++*count) {
     Algorithm algorithm = question;
     algorithm.number = uint32_t(*count);
+    algorithm.order = fake::order_of(*count, p.m, p.n, p.k, reduction);
+    algorithm.unusable = *count < fake::unusable_candidates;
     // some products need no workspace
     if (p.m * p.n > 4096) algorithm.workspace = std::min<uint64_t>(4096, workspace);
+    if (algorithm.order.parts > 1) algorithm.workspace = std::min<uint64_t>(uint64_t(16 * p.m * p.n), workspace);
     cublasLtMatmulHeuristicResult_t& answer = found[*count];
     answer = {};
     static_assert(sizeof algorithm <= sizeof answer.algo);
     std::memcpy(&answer.algo, &algorithm, sizeof algorithm);
     answer.workspaceSize = algorithm.workspace;
-    answer.state = CUBLAS_STATUS_SUCCESS;
+    answer.state = algorithm.unusable ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
   }
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -446,6 +451,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
     if (!serves(algorithm, asked(p, {place_of(a), place_of(b), place_of(c), place_of(out)})))
       return CUBLAS_STATUS_NOT_SUPPORTED;
   }
+  if (algorithm.unusable || !fake::takes_rows(p.n)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (workspace_bytes < algorithm.workspace || (algorithm.workspace > 0 && place_of(workspace) % 256 != 0))
     return CUBLAS_STATUS_INVALID_VALUE;
   const void* pointers[] = {a, b, c, out};
@@ -472,9 +478,34 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
   fake::enqueue(stream, [=] {
     if (algorithm.workspace > 0) std::memset(workspace, 0xff, algorithm.workspace);
     for (int64_t i = 0; i < p.out.batch; ++i)
-      multiply(p, first, place(a, p.a.type, i * p.a.stride), place(b, p.b.type, i * p.b.stride), second,
+      multiply(p, algorithm, first, place(a, p.a.type, i * p.a.stride), place(b, p.b.type, i * p.b.stride), second,
                place(c, p.c.type, i * p.c.stride), place(out, p.out.type, i * p.out.stride), i);
   });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,
+                                       const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result) {
+  if (!algo || !result) return CUBLAS_STATUS_INVALID_VALUE;
+  Problem p;
+  if (const cublasStatus_t status = make_problem(p, d, a, b, c, out); status != CUBLAS_STATUS_SUCCESS) return status;
+  Algorithm algorithm;
+  std::memcpy(&algorithm, algo, sizeof algorithm);
+  if (algorithm.unusable || !fake::takes_rows(p.n) || algorithm.question != asked(p, {}).question)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  result->workspaceSize = algorithm.workspace;
+  result->state = CUBLAS_STATUS_SUCCESS;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
+                                                    size_t bytes, size_t* written) {
+  Algorithm algorithm;
+  std::memcpy(&algorithm, algo, sizeof algorithm);
+  if (attribute != CUBLASLT_ALGO_CONFIG_SPLITK_NUM || bytes != sizeof algorithm.order.parts)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(value, &algorithm.order.parts, *written = sizeof algorithm.order.parts);
   return CUBLAS_STATUS_SUCCESS;
 }
 
