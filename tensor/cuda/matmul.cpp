@@ -57,7 +57,7 @@ std::vector<BatchDim> batch_dims(const Tensor& a, const Tensor& b, const Tensor&
 /// Everything that the choice of an algorithm depends on; the key of the plans.
 struct Problem {
   int64_t device, dtype, result, tf32, m, n, k;
-  int64_t lead_a, lead_b, transposed_a, transposed_b;
+  int64_t lead_a, lead_b, lead_out, transposed_a, transposed_b;
   int64_t batch, stride_a, stride_b;
   int64_t align_a, align_b, align_c, align_d, align_bias, align_pre;
   int64_t epilogue, adds;  // adds: beta != 0
@@ -97,7 +97,7 @@ std::optional<Product> make_plan(const Problem& p) {
                           : layout(type, p.n, p.k, p.lead_b, p.batch, p.stride_b);
   plan.b = p.transposed_a ? layout(type, p.m, p.k, p.lead_a, p.batch, p.stride_a)
                           : layout(type, p.k, p.m, p.lead_a, p.batch, p.stride_a);
-  plan.c = layout(result, p.n, p.m, p.n, p.batch, p.m * p.n);
+  plan.c = layout(result, p.n, p.m, p.lead_out, p.batch, p.m * p.n);
 
   if (!choose_algorithm(plan, p.align_b, p.align_a, p.align_c, p.align_d)) return std::nullopt;
   return plan;
@@ -145,6 +145,7 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bi
                         a.size(-1),
                         left.lead,
                         right.lead,
+                        std::max(out.strides()[out.dim() - 2], n),  // more than n for padded rows, which are no batch
                         left.transposed,
                         right.transposed,
                         dims[0].size,
