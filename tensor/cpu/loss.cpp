@@ -1,7 +1,6 @@
-// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary. Rows are contiguous, and may lie apart in
-// memory (padded.h). Each row is read from memory once: the
-// maximum and the sum of exponentials are updated block by block while the block is in cache (online softmax, Milakov
-// and Gimelshein, 2018). The softmax itself exists only in the gradient.
+// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary; rows may lie apart (padded.h). Each row is
+// read from memory once: the maximum and the sum of exponentials are updated block by block while the block is in cache
+// (online softmax, Milakov and Gimelshein, 2018). The softmax itself exists only in the gradient.
 //
 //   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])        s: label smoothing, t: target
 #include "tensor/cpu/cpu_kernels.h"
