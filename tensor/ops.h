@@ -146,8 +146,8 @@ struct MatmulRowSums {
 };
 /// a b and sum(a, {1}) for matrices, in one pass where the kernel can: gradients of a linear layer's weight and bias.
 MatmulRowSums matmul_row_sums(const Tensor& a, const Tensor& b);
-/// out = a b, or out += a b if `adds`. Matrices; out (M, N) shares no storage with a and b, and its rows may lie apart. For
-/// 16-bit a and b, out may be f32, which avoids all rounding to 16 bits. Not counted by MacCounter (flops.h).
+/// out = a b, or out += a b if `adds`. Matrices; rows of out (M, N) may lie apart, and it shares no storage with a, b.
+/// For 16-bit a and b, out may be f32, which avoids all rounding to 16 bits. Not counted by MacCounter (flops.h).
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds = false);
 /// activation(x). X is Tensor or Variable.
 template <class X> X activated(const X& x, Activation activation) {
