@@ -214,9 +214,11 @@ Tensor linear_padded(const Tensor& x, const Tensor& w) {
   check_linear(x, w, {});
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.size(0);
-  const Tensor out = empty_padded(shape, {.dtype = x.dtype(), .device = x.device()});
-  run_linear(out, x, w, {}, Activation::none, {});
-  return out;
+  const Tensor rows = as_matrix(x);
+  // A matrix, because a view of a single row would forget the padding.
+  Tensor none, out = empty_padded({rows.size(0), w.size(0)}, {.dtype = x.dtype(), .device = x.device()});
+  run(rows, w.t(), none, none, {}, none, out);
+  return out.view(shape);
 }
 
 Tensor linear_add(const Tensor& residual, const Tensor& x, const Tensor& w, const Tensor& bias) {

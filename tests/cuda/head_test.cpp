@@ -59,8 +59,11 @@ void check_close(const std::vector<Tensor>& got, const std::vector<Tensor>& expe
 }  // namespace
 
 TEST_CASE("cuda head: products of any vocabulary are aligned, and nothing copies scores") {
+  // Launches of each check() with a vocabulary that needs no padding; with others they are the same.
+  std::map<std::pair<DType, int>, std::map<std::string, int64_t>> unpadded;
   for (const DType dtype : {bf16, f16, f32})
-    for (const int64_t vocab : {1, 63, 64, 65, 1003, 32003, 50257, 128256}) {
+    for (const int64_t vocab : {64, 1, 63, 65, 1003, 32003, 50257, 128256}) {
+      int unpadded_case = 0;
       if (vocab > 2000 && dtype != bf16) continue;  // the emulator takes its time
       CAPTURE(dtype);
       CAPTURE(vocab);
@@ -69,7 +72,7 @@ TEST_CASE("cuda head: products of any vocabulary are aligned, and nothing copies
       const auto check = [&](const std::vector<Tensor>& got, int64_t products) {
         CHECK(fake::take_alignments() == Counts{{16, products}});
         const auto launches = fake::take_launches();
-        CHECK(launches.count("copy") == 0);
+        CHECK(launches == unpadded.emplace(std::pair(dtype, unpadded_case++), launches).first->second);
         if (!got.empty()) check_close(got, expected, dtype == f32 ? f32 : bf16);
       };
       synchronize(gpu);
@@ -136,8 +139,7 @@ TEST_CASE("cuda head: one chunk if scores take at most a sixteenth of the device
 }
 
 TEST_CASE("cuda head: GPT-2's step reads and writes its scores once, in one chunk") {
-  nn::GPT::Options gpt2;
-  gpt2.layers = 1;
+  const nn::GPT::Options gpt2{.vocab = 50257, .context = 1024, .layers = 1, .width = 768, .heads = 12};
   constexpr int64_t samples = 16;
   const report::DryStep step = report::dry_step(gpt2, samples, bf16, false);
   const auto named = [&](const char* name) {
