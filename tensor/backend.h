@@ -35,6 +35,7 @@ struct Backend {
   /// Takes over memory that deallocate() would free, if a graph was begun after its allocation (when
   /// Graph::recordings() was `born`), because that graph may use it. Returns false if there is no such graph.
   bool (*keep_for_graphs)(void* data, int device, void* stream, uint32_t born) noexcept;
+  size_t (*memory_size)(int device);   ///< bytes of the device's memory; 0: unknown
   size_t (*cached_bytes)(int device);  ///< bytes in the pool that no storage uses
   void (*release_cached)(int device);  ///< returns them to the driver
   /// Copies bytes between contiguous memory, at least one side on this type of device, in the order of the current

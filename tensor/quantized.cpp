@@ -1,9 +1,9 @@
 // Quantized weights: checks, encoding, and the handles that stand for them. See quantized.h.
-#include "tensor/batch_invariant.h"
 #include "tensor/quantized.h"
 
 #include <string_view>
 
+#include "tensor/batch_invariant.h"
 #include "tensor/cpu/quantized.h"
 #include "tensor/flops.h"
 #include "tensor/memory.h"

@@ -93,6 +93,9 @@ LayerList GPT::layers() {
   list.loss = [this](const Variable& scores, const std::vector<Tensor>& targets) {
     return head.loss(scores, targets.at(0));
   };
+  list.loss_of_input = [this](const Variable& tokens, const std::vector<Tensor>& targets) {
+    return is_watched() || head.is_watched() ? Variable() : (*this)(tokens.tensor(), targets.at(0));
+  };
   return list;
 }
 

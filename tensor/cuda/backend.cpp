@@ -132,6 +132,12 @@ size_t pool_attribute(int device, cudaMemPoolAttr what) {
   check("memory", cudaMemPoolGetAttribute(pool_of(device), what, &value));
   return size_t(value);
 }
+size_t memory_size(int device) {
+  select_device(device);
+  size_t available = 0, total = 0;
+  check("memory", cudaMemGetInfo(&available, &total));
+  return total;
+}
 size_t cached_bytes(int device) {
   return pool_attribute(device, cudaMemPoolAttrReservedMemCurrent) -
          pool_attribute(device, cudaMemPoolAttrUsedMemCurrent);
@@ -311,6 +317,7 @@ const Backend cuda_backend{
     .allocate = cuda::allocate,
     .deallocate = cuda::deallocate,
     .keep_for_graphs = cuda::keep_for_graphs,
+    .memory_size = cuda::memory_size,
     .cached_bytes = cuda::cached_bytes,
     .release_cached = cuda::release_cached,
     .copy_bytes = cuda::copy_bytes,

@@ -19,6 +19,7 @@
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/ops.h"
+#include "tensor/padded.h"
 
 namespace lockstep::on_cuda {
 
@@ -60,7 +61,7 @@ std::vector<BatchDim> batch_dims(const Tensor& a, const Tensor& b, const Tensor&
 /// Everything that the choice of an algorithm depends on; the key of the plans.
 struct Problem {
   int64_t device, dtype, result, tf32, m, n, k;
-  int64_t lead_a, lead_b, transposed_a, transposed_b;
+  int64_t lead_a, lead_b, lead_out, transposed_a, transposed_b;
   int64_t batch, stride_a, stride_b;
   int64_t align_a, align_b, align_c, align_d, align_bias, align_pre;
   int64_t epilogue, adds;  // adds: beta != 0
@@ -100,7 +101,7 @@ Product describe(const Problem& p) {
                           : layout(type, p.n, p.k, p.lead_b, p.batch, p.stride_b);
   plan.b = p.transposed_a ? layout(type, p.m, p.k, p.lead_a, p.batch, p.stride_a)
                           : layout(type, p.k, p.m, p.lead_a, p.batch, p.stride_a);
-  plan.c = layout(result, p.n, p.m, p.n, p.batch, p.m * p.n);
+  plan.c = layout(result, p.n, p.m, p.lead_out, p.batch, p.m * p.n);
   std::ranges::copy(std::array{p.align_b, p.align_a, p.align_c, p.align_d}, plan.align);
   return plan;
 }
@@ -174,6 +175,7 @@ Problem problem_of(const Operands& o, const std::vector<BatchDim>& dims) {
           o.a.size(-1),
           left.lead,
           right.lead,
+          std::max(o.out.strides()[o.out.dim() - 2], n),  // more than n for padded rows, which are no batch
           left.transposed,
           right.transposed,
           dims[0].size,
@@ -239,13 +241,17 @@ bool invariant_product(const Operands& o) {
     }
     return supported;
   }
-  const Tensor a = usual(o.a), c = adds ? usual(o.c) : o.c, out = usual(o.out);
+  const auto has_padding = [&](const Tensor& x) {  // also of a single row
+    return !adds && has_whole_rows(x) && row_step(x) == padded_columns(x.size(1)) && address(x) % 16 == 0;
+  };
+  const Tensor a = usual(o.a), c = adds ? usual(o.c) : o.c, out = has_padding(o.out) ? o.out : usual(o.out);
   const Operands plain{a, o.b, c, o.bias, o.args, o.fused, o.pre, out};
   const std::vector<BatchDim> dims = batch_dims(a, o.b, out);
   Problem problem = problem_of(plain, dims);
   problem.lead_a = problem.k, problem.transposed_a = 0;
   problem.align_a = usual_alignment(problem.k, a.dtype());
-  problem.align_c = problem.align_d = usual_alignment(problem.n, out.dtype());
+  problem.lead_out = row_step(out);
+  problem.align_c = problem.align_d = usual_alignment(problem.lead_out, out.dtype());
   bool supported = true;
   if (const Product* const plan = invariant_plan(problem, supported)) {
     run(*plan, plain, dims);
@@ -259,7 +265,10 @@ bool invariant_product(const Operands& o) {
         const Tensor some = x.narrow(0, first, rows);
         return rows == each ? some : cat({some, zeros({each - rows, x.size(1)}, {x.dtype(), x.device()})}, 0);
       };
-      const Tensor a_part = part(a), c_part = adds ? part(c) : c, out_part = part(out);
+      const Tensor a_part = part(a), c_part = adds ? part(c) : c,
+                   out_part = rows == each       ? out.narrow(0, first, rows)
+                              : has_padding(out) ? empty_padded({each, problem.n}, {out.dtype(), out.device()})
+                                                 : empty({each, problem.n}, {out.dtype(), out.device()});
       invariant_product({a_part, o.b, c_part, o.bias, o.args, o.fused, o.pre, out_part});
       if (rows < each) out.narrow(0, first, rows).copy_(out_part.narrow(0, 0, rows));
     }

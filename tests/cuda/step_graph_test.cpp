@@ -83,6 +83,23 @@ TEST_CASE("step graphs: the bits of steps run one by one, with dropout, in every
   }
 }
 
+#if defined(SIMT_CPU)
+TEST_CASE("step: the head makes loss and gradient together, but scores for a hook that looks at them") {
+  const Result together = train({}, false);
+  CHECK(together.launches.at("cross_entropy") == 1);
+  CHECK(together.launches.count("cross_entropy_grad") == 0);
+  Shape seen;
+  const Plan watched{.prepare = [&](nn::GPT& m) {
+    m.head.after_forward([&](auto&&, auto&&, const Variable& y) { seen = y.shape(); });
+  }};
+  const Result apart = train(watched, false);
+  CHECK(seen == Shape{2, 8, 17});
+  CHECK(apart.launches.at("cross_entropy_grad") == 1);
+  for (size_t i = 0; i < together.losses.size(); ++i)
+    CHECK(together.losses[i] == doctest::Approx(apart.losses[i]).epsilon(1e-5));
+}
+#endif
+
 TEST_CASE("step graphs: two shapes, also if the rope table grows, and the limit of shapes") {
   Plan plan{.steps = 12, .lengths = {4, 4, 4, 8, 4, 8}};
   Result r = both(plan);

@@ -14,11 +14,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/cudasim/cublaslt_fp8.h"
 #include "tests/cudasim/cublaslt_order.h"
+#include "tests/cudasim/fake.h"
 #include "tests/cudasim/runtime.h"
 
 struct cublasLtContext {};
@@ -246,6 +250,24 @@ bool fits(const Layout& l, const void* data) {
   return fake::is_inside(first, size_t(elements) * size_of(l.type));
 }
 
+std::mutex alignments_mutex;
+std::map<int64_t, int64_t> alignments;  // number of products, for fake::take_alignments()
+
+/// Counts a product. `pointers` are A, B, C and D; C counts if it is read.
+void note_alignment(const Problem& p, const void* const* pointers, bool reads_c) {
+  const Layout* const layouts[] = {&p.a, &p.b, &p.c, &p.out};
+  uint64_t places = 16;
+  for (size_t i = 0; i < 4; ++i) {
+    if (i == 2 && !reads_c) continue;
+    const Layout& l = *layouts[i];
+    places |= reinterpret_cast<uintptr_t>(pointers[i]);
+    places |= uint64_t(l.lead) * size_of(l.type);
+    if (l.batch > 1) places |= uint64_t(l.stride) * size_of(l.type);
+  }
+  const std::lock_guard lock(alignments_mutex);
+  ++alignments[int64_t(places & -places)];
+}
+
 /// Computes one product of the batch; sums run over k in the order of the algorithm.
 void multiply(const Problem& p, const Algorithm& algorithm, double alpha, const void* a, const void* b, double beta,
               const void* c, void* out, int64_t batch) {
@@ -308,6 +330,11 @@ void multiply(const Problem& p, const Algorithm& algorithm, double alpha, const 
 }
 
 }  // namespace
+
+std::map<int64_t, int64_t> fake::take_alignments() {
+  const std::lock_guard lock(alignments_mutex);
+  return std::exchange(alignments, {});
+}
 
 extern "C" {
 
@@ -474,6 +501,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
     if (optional && device_of(optional) < 0) return CUBLAS_STATUS_INVALID_VALUE;
   if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
   const double first = get(alpha, p.d.scale, 0), second = get(beta, p.d.scale, 0);  // read by the call, on the host
+  note_alignment(p, pointers, second != 0);
   fake::note_launch("matmul");
   fake::enqueue(stream, [=] {
     if (algorithm.workspace > 0) std::memset(workspace, 0xff, algorithm.workspace);
