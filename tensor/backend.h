@@ -89,5 +89,10 @@ struct Backend {
 const Backend* backend(Device::Type type);
 /// The backend of a device; nullptr for the CPU.
 inline const Backend* backend(Device device) { return device.is_cpu() ? nullptr : backend(device.type); }
+/// True for a CUDA device with tensor cores for bf16: compute capability 8.0 or newer.
+inline bool multiplies_bf16(Device device) {
+  const Backend* const there = backend(device);
+  return there && there->multiplies_bf16(device.index);
+}
 
 }  // namespace lockstep

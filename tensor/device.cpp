@@ -98,11 +98,6 @@ void check_device(const char* op, Device device) {
            device.is_cpu() ? " (LOCKSTEP_CPU_DEVICES or set_virtual_devices() makes more)" : ""));
 }
 
-bool multiplies_bf16(Device device) {
-  const Backend* there = backend(device);
-  return there && there->multiplies_bf16(device.index);
-}
-
 std::ostream& operator<<(std::ostream& out, Device device) {
   return out << (device.is_cpu() ? "cpu:" : "cuda:") << device.index;
 }

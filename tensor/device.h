@@ -38,9 +38,6 @@ void set_virtual_devices(int n);
 /// Error unless the device exists; it lists the devices, or says why there are none.
 void check_device(const char* op, Device device);
 
-/// True for a CUDA device with tensor cores for bf16: compute capability 8.0 or newer.
-bool multiplies_bf16(Device device);
-
 /// Prints "cpu:0".
 std::ostream& operator<<(std::ostream& out, Device device);
 

@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "engine/engine.h"
+#include "tensor/backend.h"
 #include "tensor/check.h"
 #include "tensor/environment.h"
 #include "tensor/ops.h"

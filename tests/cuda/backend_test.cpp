@@ -1,6 +1,7 @@
 // The CUDA backend: memory, copies, streams and events. Runs on the simulated device and on a GPU.
 #include <doctest/doctest.h>
 
+#include "tensor/backend.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
 #include "tests/messages.h"
@@ -56,6 +57,11 @@ TEST_CASE("cuda: the ledger counts the device's memory") {
     CHECK(memory_report().total.current == on_cpu);
   }
   CHECK(memory_report(cuda0).total.current == before);
+}
+
+TEST_CASE("cuda: tensor cores for bf16 are known by compute capability") {
+  CHECK(multiplies_bf16(cuda0));
+  CHECK(!multiplies_bf16(cpu));
 }
 
 TEST_CASE("cuda: errors name the device, the operation and what would help") {
