@@ -146,8 +146,8 @@ class Module {
   LoadReport load_state(const State& state, bool strict = true);
 
   /// Converts or moves all parameters and buffers in place. Variables keep their identity, so existing optimizers stay
-  /// valid. Integer buffers keep their dtype, running statistics (Fields::statistic) at least f32. Error for a dtype that
-  /// is not floating.
+  /// valid. Integer buffers keep their dtype, and running statistics (Fields::statistic) stay f32 or wider. Error for a
+  /// dtype that is not floating.
   Module& to(DType dtype);
   Module& to(Device device);
   /// Sets training mode for this module and all below it (Dropout, BatchNorm).
