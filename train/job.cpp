@@ -120,17 +120,19 @@ std::optional<DType> Job::autocast() const {
 
 engine::Config Job::config(const Json& own, const AutoValues& values) const {
   return as_usage([&] {
-    engine::Config c = engine::config_from_json(config_json(own, values).dump(), origin());
+    const Json json = config_json(own, values);
     const std::string asked = options_.precision;
     const bool is_given = options_.is_given("precision"), other = asked == "tf32" || (asked == "f32" && is_given);
-    const std::pair<const char*, bool> wrong[] = {
-        {"fp16", c.fp16.enabled && (other || (asked != "f32" && half() != "fp16"))},
-        {"bf16", c.bf16.enabled && (other || asked == "f16")},
-        {"fp8", c.fp8.enabled && is_given && asked != "fp8"}};
-    for (const auto& [key, is_wrong] : wrong)
-      LOCKSTEP_CHECK(!is_wrong, options_.name_of("--precision " + asked), " contradicts the configuration, where ", key,
-                     ".enabled is true; leave one of them out");
-    return c;
+    const std::pair<const char*, bool> wrong[] = {{"fp16", other || (asked != "f32" && half() != "fp16")},
+                                                  {"bf16", other || asked == "f16"},
+                                                  {"bfloat16", other || asked == "f16"},
+                                                  {"fp8", is_given && asked != "fp8"}};
+    for (const auto& [key, is_wrong] : wrong) {
+      const Json* const enabled = find_at(json, str(key, ".enabled"));
+      LOCKSTEP_CHECK(!is_wrong || !enabled || !(*enabled == Json(true)), options_.name_of("--precision " + asked),
+                     " contradicts the configuration, where ", key, ".enabled is true; leave one of them out");
+    }
+    return engine::config_from_json(json.dump(), origin());
   });
 }
 
