@@ -125,6 +125,7 @@ const Backend noted_backend{
     .device_count = [] { return 1; },
     .why_none = [] { return std::string(); },
     .describe = [] { return std::string("a dry run: kernels are recorded, not run\n"); },
+    .multiplies_bf16 = [](int) { return true; },
     .select = [](int) {},
     .allocate = take_addresses,
     .deallocate = give_addresses_back,

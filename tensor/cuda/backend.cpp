@@ -83,6 +83,12 @@ std::string describe() {
   return text;
 }
 
+bool multiplies_bf16(int device) {
+  cudaDeviceProp p{};
+  check("device", cudaGetDeviceProperties(&p, device));
+  return p.major >= 8;
+}
+
 // The pool never returns memory to the driver by itself: that would happen at every synchronisation and cost too much.
 cudaMemPool_t pool_of(int device) {
   cudaMemPool_t pool = nullptr;
@@ -313,6 +319,7 @@ const Backend cuda_backend{
     .device_count = cuda::device_count,
     .why_none = cuda::why_none,
     .describe = cuda::describe,
+    .multiplies_bf16 = cuda::multiplies_bf16,
     .select = cuda::select_device,
     .allocate = cuda::allocate,
     .deallocate = cuda::deallocate,

@@ -86,6 +86,11 @@ TEST_CASE("cuda: the ledger counts the device's memory") {
   CHECK(memory_report(cuda0).total.current == before);
 }
 
+TEST_CASE("cuda: tensor cores for bf16 are known by compute capability") {
+  CHECK(multiplies_bf16(cuda0));
+  CHECK(!multiplies_bf16(cpu));
+}
+
 TEST_CASE("cuda: errors name the device, the operation and what would help") {
   CHECK(contains(message([] {
                    empty({1}, {.device = {Device::Type::cuda, 63}});
