@@ -111,7 +111,7 @@ std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce,
 /// Thread-local modes that a replica's thread inherits from the caller.
 struct Modes {
   bool grad = NoGrad::grad_enabled(), anomaly = AnomalyMode::enabled(), autocast = Autocast::enabled(),
-       invariant = batch_invariant();
+       invariant = BatchInvariant::is_on();
   DType autocast_dtype = Autocast::dtype();
   Memory memory = MemoryScope::current();
   RandomState random = random_state();

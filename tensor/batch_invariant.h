@@ -1,5 +1,6 @@
 #pragma once
 // Products whose rows do not depend on each other's number, for inference. See docs/generation.md.
+#include <utility>
 
 namespace lockstep {
 
@@ -8,14 +9,14 @@ namespace lockstep {
 /// the sums; without the scope cuBLASLt chooses for each number of rows, which is faster and has other bits.
 class BatchInvariant {
  public:
-  explicit BatchInvariant(bool enabled = true);
-  ~BatchInvariant();
+  explicit BatchInvariant(bool enabled = true) : before_(std::exchange(current_, enabled)) {}
+  ~BatchInvariant() { current_ = before_; }
   BatchInvariant(const BatchInvariant&) = delete;
+  static bool is_on() { return current_; }  ///< True inside a scope of this thread.
 
  private:
-  bool before_;
+  static inline thread_local bool current_ = false;
+  const bool before_;
 };
-/// True inside a BatchInvariant scope of this thread.
-bool batch_invariant();
 
 }  // namespace lockstep

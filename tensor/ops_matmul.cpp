@@ -2,9 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <string>
-#include <utility>
 
-#include "tensor/batch_invariant.h"
 #include "tensor/einsum.h"
 #include "tensor/flops.h"
 #include "tensor/ops.h"
@@ -83,7 +81,6 @@ void run_linear(const Tensor& out, const Tensor& x, const Tensor& w, const Tenso
 }
 
 std::atomic<MatmulPrecision> f32_products{MatmulPrecision::full};
-thread_local bool is_invariant = false;
 
 }  // namespace
 
@@ -91,10 +88,6 @@ void set_float32_matmul_precision(MatmulPrecision precision) {
   f32_products.store(precision, std::memory_order_relaxed);
 }
 MatmulPrecision float32_matmul_precision() { return f32_products.load(std::memory_order_relaxed); }
-
-BatchInvariant::BatchInvariant(bool enabled) : before_(std::exchange(is_invariant, enabled)) {}
-BatchInvariant::~BatchInvariant() { is_invariant = before_; }
-bool batch_invariant() { return is_invariant; }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
   if (const QuantizedHandle* const q = quantized_of(b)) return matmul(a, dequantize(q->weight, a.dtype()));

@@ -106,7 +106,7 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
   const Tensor from = x.reshape({rows, w.in}).to(computed).contiguous(),
                shift = bias.defined() ? bias.to(computed).contiguous() : bias;
   Tensor out = empty({rows, w.out}, {.dtype = computed, .device = x.device()});
-  if (!x.device().is_cpu() && !args.dynamic && rows > most_coded_rows && !batch_invariant()) {
+  if (!x.device().is_cpu() && !args.dynamic && rows > most_coded_rows && !BatchInvariant::is_on()) {
     multiply_decoded(from, w, shift, args.activation, out);
   } else {
     MacCounter::add(out.numel() * w.in);

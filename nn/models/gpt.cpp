@@ -127,7 +127,7 @@ Variable GPT::stream(const Tensor& tokens) {
 }
 
 Variable GPT::forward(const Tensor& tokens) {
-  const BatchInvariant scope(batch_invariant() || (!is_training() && !NoGrad::grad_enabled()));
+  const BatchInvariant scope(BatchInvariant::is_on() || (!is_training() && !NoGrad::grad_enabled()));
   return head(norm(stream(tokens)));
 }
 Variable GPT::forward(const Tensor& tokens, const Tensor& targets) { return head(norm(stream(tokens)), targets); }

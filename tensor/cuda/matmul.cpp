@@ -281,7 +281,7 @@ bool invariant_product(const Operands& o) {
 bool product(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bias, const MatmulArgs& args,
              const Fused& fused, const Tensor& pre, const Tensor& out) {
   const Operands operands{a, b, c, bias, args, fused, pre, out};
-  if (batch_invariant() && !fused.row_sums && !fused.gelu_grad) return invariant_product(operands);
+  if (BatchInvariant::is_on() && !fused.row_sums && !fused.gelu_grad) return invariant_product(operands);
   const std::vector<BatchDim> dims = batch_dims(a, b, out);
   const Problem problem = problem_of(operands, dims);
   // required by the library

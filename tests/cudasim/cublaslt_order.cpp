@@ -11,6 +11,7 @@ namespace fake {
 namespace {
 
 std::atomic<int64_t> questions{0}, most_rows{INT64_MAX};
+std::atomic<bool> sums_have_order{true};
 
 }  // namespace
 
@@ -18,8 +19,10 @@ int64_t take_heuristic_calls() { return questions.exchange(0); }
 void limit_rows_of_algorithms(int64_t rows) { most_rows = rows; }
 bool takes_rows(int64_t n) { return n <= most_rows; }
 void note_question() { ++questions; }
+void order_sums(bool ordered) { sums_have_order = ordered; }
 
 Order order_of(int number, int64_t m, int64_t n, int64_t k, uint32_t reductions) {
+  if (!sums_have_order) return {};
   const bool splits = (reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) && k >= 256 && m * n <= 4096;
   return {number > 0 ? 8 : n <= 16 ? 16 : n <= 64 ? 32 : 64, number == 0 && splits ? 4 : 1};
 }
