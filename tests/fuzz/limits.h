@@ -1,13 +1,17 @@
 #pragma once
 // Limits of every reader: 256 MB of memory plus the size of the input, and 1 s of CPU time for each MB of input or part
 // of it. Both are measured under AddressSanitizer, which needs a multiple of what a release build does.
-#include <sanitizer/allocator_interface.h>
 #include <time.h>
 
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+
+// As in clang's sanitizer/allocator_interface.h, which g++ 12 and 13 do not have.
+extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void*, size_t),
+                                                         void (*on_free)(const volatile void*));
+extern "C" size_t __sanitizer_get_allocated_size(const volatile void* at);
 
 namespace fuzz {
 

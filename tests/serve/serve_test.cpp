@@ -333,7 +333,7 @@ TEST_CASE("batcher: a cancelled request frees its blocks; log probabilities of t
   nn::GPT model({.vocab = 61, .context = 128, .layers = 1, .width = 32, .heads = 2});
   for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
   std::atomic<int> steps = 0, after = -1;
-  std::shared_ptr<Answer> goes;
+  std::shared_ptr<Answer> goes, stays;
   std::mutex mutex;
   Batcher batcher(model, {.blocks = 8, .on_step = [&](const State& s, const Step&) {
                             const std::lock_guard lock(mutex);
@@ -341,10 +341,10 @@ TEST_CASE("batcher: a cancelled request frees its blocks; log probabilities of t
                             if (goes && after < 0 && steps >= 6) after = int(s.running.size() + s.waiting.size());
                           }});
   {
-    const std::lock_guard lock(mutex);
+    const std::lock_guard lock(mutex);  // no second step before both are submitted
     goes = batcher.submit({.prompt = ids(40, 1), .generation = {.max_new_tokens = 80}});
+    stays = batcher.submit({.prompt = ids(20, 2), .generation = {.max_new_tokens = 40}});
   }
-  const auto stays = batcher.submit({.prompt = ids(20, 2), .generation = {.max_new_tokens = 40}});
   while (!stays->ended()) stays->next(100);
   CHECK(goes->reason() == Answer::Reason::caller);
   CHECK(after == 1);  // removed in the following step
