@@ -226,7 +226,7 @@ Watchdog::Works Watchdog::look(const Works& works, const std::vector<std::shared
     }
     if (state == ncclSuccess || state == ncclInProgress) continue;
     const auto first = std::find_if(works.begin(), works.end(), [](const auto& work) { return !work->done(); });
-    give_up(error_of(state, *comm, (first == works.end() ? works.front() : *first)->what_));
+    give_up(error_of(state, *comm, (first == works.end() ? works.back() : *first)->what_));
   }
   Works over;
   std::vector<Turns*> busy, moved;

@@ -95,7 +95,9 @@ thread_local std::vector<Message> messages;
 void put_messages(std::vector<Message> some) {
   ncclComm* const c = some[0].comm;
   const cudaStream_t stream = some[0].stream;
-  const auto all = std::make_shared<std::vector<Message>>(std::move(some));
+  const auto owner = std::make_shared<std::vector<Message>>(std::move(some));
+  std::vector<Message>* const all = owner.get();
+  c->kept.push_back(owner);
   const auto box = [c](const Message& m) -> Mailbox& {
     return m.sends ? c->world->header().mail[c->rank][m.peer] : c->world->header().mail[m.peer][c->rank];
   };

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tests/cudasim/nccl_world.h"
 
@@ -27,6 +28,9 @@ struct ncclComm {
   int asked = 0;                  // queries since then
   uint64_t begun = 0;
   uint64_t windows = 0;  // registered so far
+  // Messages live as long as the communicator. ThreadSanitizer does not see a shared pointer count in these files, and
+  // would take the end of one that a stream shares for a race.
+  std::vector<std::shared_ptr<void>> kept;
 };
 
 /// A window.
