@@ -18,7 +18,7 @@ namespace apps {
 /// become dashes. For `verify`, `plan` and `simulate` it starts after --.
 std::vector<std::string> take_program(const CLI::App& app, std::vector<std::string>& words);
 
-/// A program and its arguments. Commands hold a reference to one that is filled in before they run.
+/// A program and its arguments. Commands keep a reference to it; it is filled when the command line has been read.
 using Program = std::vector<std::string>;
 
 /// Error if one of these options was given: its name, followed by `why`.

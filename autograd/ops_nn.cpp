@@ -91,8 +91,8 @@ Variable conv_transpose2d(const Variable& input, const Variable& weight, const V
   Tensor out = conv_transpose2d(x.tensor(), w.tensor(), tensor_or_none(bias), args, output_padding);
   if (!needs_grad({&x, &w, &bias})) return out;
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
-  // A transposed convolution is the input gradient of a convolution. Its own gradients are that convolution and its
-  // weight gradient, with x and g swapped.
+  // A transposed convolution computes the input gradient of a convolution C. So its gradient by x is C of g, and its
+  // gradient by w is C's weight gradient with x and g swapped.
   return record("conv_transpose2d", {&x, &w, &bias}, std::move(out),
                 [x = kept_x, w = kept_w, shape = x.shape(), w_shape = w.shape(), args, output_padding](auto& back) {
                   using T = Value<decltype(back)>;

@@ -113,7 +113,8 @@ void RecordedBackward::through_all(
 
 RecordedPass::RecordedPass(const std::vector<Edge>& roots, const std::vector<Edge>* wanted)
     : wanted_(wanted), found_(wanted ? wanted->size() : 0) {
-  // All reachable nodes by number. A node leads to a wanted output if one of its inputs does; these have lower numbers.
+  // All reachable nodes. A node is useful if it is wanted or one of its inputs is useful. Inputs have lower numbers
+  // than their node, so one pass by number finds all useful ones.
   std::vector<Node*> nodes, stack;
   std::unordered_set<const Node*> seen;
   const auto visit = [&](Node* node) {

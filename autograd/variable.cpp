@@ -31,7 +31,10 @@ Variable::Variable(Tensor tensor) {
 Variable::Variable(Tensor tensor, bool requires_grad) : Variable(std::move(tensor)) { requires_grad_(requires_grad); }
 
 const Tensor& Variable::tensor() const {
-  LOCKSTEP_CHECK(impl_, "[variable] expected a defined variable, got an undefined one");
+  LOCKSTEP_CHECK(
+      impl_,
+      "[variable] expected a variable with a tensor, got an undefined one, such as Variable() or an absent bias; "
+      "give it a tensor, or ask defined() first");
   return impl_->tensor;
 }
 

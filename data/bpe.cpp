@@ -6,7 +6,7 @@
 
 namespace lockstep::data {
 
-// Bound on how much normalization may lengthen a text: a corrupt file must not exhaust memory.
+// Factor by which normalization may lengthen a text: a corrupt file must not exhaust memory.
 constexpr size_t most_growth = 64;
 
 /// State of one encode() call. Words repeat often, so their ids are cached.

@@ -1,4 +1,4 @@
-// Streams of records: see stream.h.
+// Reads records of many files as an endless, shuffled stream that resumes at any record. See stream.h for the terms.
 #include "data/stream.h"
 
 #include <zlib.h>

@@ -15,7 +15,7 @@ namespace lockstep::data {
 /// Options of Tokenizer::encode().
 struct EncodeOptions {
   bool add_special = true;  ///< true: add the tokens that the tokenizer puts around a text, such as a leading <s>
-  /// Special tokens that appear in the text become their ids. Leave it off for user input: there they are plain text.
+  /// true: special tokens written in the text become their ids. false: they are plain text, as user input should be.
   bool parse_special = false;
 };
 

@@ -88,8 +88,9 @@ struct RulesReader {
     rules.byte_level = false;
     rules.words.reset();
     for (const Part& part : parts("pre_tokenizer", "pretokenizers")) {
-      LOCKSTEP_CHECK(!rules.byte_level && !rules.metaspace, part.where,
-                     ": expected nothing after ByteLevel or Metaspace");
+      LOCKSTEP_CHECK(
+          !rules.byte_level && !rules.metaspace, part.where,
+          ": expected ByteLevel or Metaspace as the last part; a part behind it is not supported, use another file");
       if (part.type == "ByteLevel") byte_level(part);
       else if (part.type == "Split") expression(part);
       else if (part.type == "Metaspace") metaspace(part);

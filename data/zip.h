@@ -64,7 +64,7 @@ class ZipWriter {
   std::vector<ZipMember> members_;
 };
 
-/// The directory of these members, for a file that has `start` bytes before it.
+/// The zip directory of these members; `start`: its offset in the file.
 std::string zip_directory(const std::vector<ZipMember>& members, int64_t start);
 
 }  // namespace lockstep::data

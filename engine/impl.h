@@ -23,7 +23,7 @@ namespace lockstep::engine {
 /// Milliseconds since `start`, a time of steady_seconds().
 inline double milliseconds_since(double start) { return 1e3 * (steady_seconds() - start); }
 
-/// Milliseconds since the last boundary. backward = inner (the tape) + reduce (waiting for gradients after it).
+/// Milliseconds spent in parts of steps. backward = inner (the tape) + reduce (then waiting for reduced gradients).
 struct Breakdown {
   double forward = 0, backward = 0, inner = 0, reduce = 0, step = 0;
 };

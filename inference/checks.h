@@ -1,6 +1,6 @@
 #pragma once
-// Checks a configuration against a model before the model is changed. Each function raises an Error if they do not
-// match.
+// Checks a configuration against a model. Each function raises an Error if they do not match. All run before the model
+// is changed, except for check_memory().
 #include "inference/config.h"
 #include "nn/models/gpt.h"
 #include "nn/quantize.h"
@@ -14,7 +14,7 @@ void check_policy(const Config& config, nn::GPT& model);
 /// The quantization of a model for dtype int8 and `quant`: the coarsest format with at least q_groups scales per
 /// matrix.
 nn::QuantizeOptions quantize_options(const Config& config, nn::GPT& model);
-/// Checks that the keys and values of min_out_tokens fit into memory, after the model was cut.
+/// Checks that the cache of config.min_out_tokens tokens fits into free memory. Call it once the ranks share the model.
 void check_memory(const Config& config, nn::GPT& model);
 
 }  // namespace lockstep::inference

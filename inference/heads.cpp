@@ -1,4 +1,4 @@
-// Pads heads and widths. See heads.h.
+// Pads attention heads and widths with zeros until the ranks divide them. See heads.h.
 #include "inference/heads.h"
 
 #include <algorithm>

@@ -79,8 +79,9 @@ bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
   if (!place.count(prefix + named[0].name)) return false;
   for (const nn::NamedParameter& p : named) {
     const std::string name = prefix + p.name;
-    LOCKSTEP_CHECK(place.count(name), "[init_inference] checkpoint: ", paths[0], ": expected a tensor ", name,
-                   ", there is none");
+    LOCKSTEP_CHECK(place.count(name), "[init_inference] checkpoint: expected a tensor ", name, " in one of ",
+                   paths.size(), " files (", paths[0],
+                   " ...), there is none; name all files, or build the model with their sizes");
     const Shape shape = files[place[name]]->tensor(name).shape();
     LOCKSTEP_CHECK(shape == p.variable.shape(), "[init_inference] checkpoint: ", paths[0], ": expected ", name,
                    " of shape ", p.variable.shape(), ", got ", shape);

@@ -251,8 +251,8 @@ class Module {
   Hooks& hooks();
   std::shared_ptr<Hooks> hooks_;  // not shared between modules; a Calls refers to it weakly
 
-  // The steps of a call with hooks: "before" hooks and RunOn::hold; arguments to the call's device; results to the
-  // output device; "after" hooks.
+  // A call with hooks, in order: begin_call() runs "before" hooks and RunOn::hold; moved_here() moves an argument to
+  // the call's device; move_away() moves a result to the output device; end_call() runs "after" hooks.
   std::shared_ptr<void> begin_call(const Variables& inputs);
   template <class T> T moved_here(const T& x) const {
     return x.defined() && !(x.device() == hooks_->run_on->device) ? x.to(hooks_->run_on->device) : x;

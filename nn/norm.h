@@ -44,7 +44,7 @@ struct RMSNorm : Layer<RMSNorm> {
 
 /// LayerNorm or RMSNorm over the last dim, for models in which this is an option.
 struct Norm : Layer<Norm> {
-  /// Which of the two.
+  /// LayerNorm or RMSNorm.
   enum Kind { layer, rms };
   struct Options {
     Kind kind;

@@ -115,7 +115,8 @@ QuantizeReport quantize(Module& model, const QuantizeOptions& o) {
   LOCKSTEP_CHECK(o.threshold >= 0 && (o.threshold == 0 || o.dynamic),
                  "[quantize] expected a threshold >= 0, and a threshold only with dynamic, got ", o.threshold);
   const std::vector<WeightPlace> places = find_weights(model, o.skip);
-  LOCKSTEP_CHECK(!places.empty(), "[quantize] expected a ", model.kind(), " with Linears that are not skipped");
+  LOCKSTEP_CHECK(!places.empty(), "[quantize] expected a ", model.kind(),
+                 " with weights to quantize, found none: all are skipped; shorten `skip`");
   for (const WeightPlace& place : places) {
     const Variable& w = *place.weight;
     LOCKSTEP_CHECK(!*place.quantized, "[quantize] ", place.name,

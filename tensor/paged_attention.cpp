@@ -58,8 +58,8 @@ Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values
   check_floating(op, q);
   check_defined(op, keys);
   LOCKSTEP_CHECK(q.dim() == 4 && q.shape()[0] == 1 && keys.dim() == 4 && values.shape() == keys.shape(), "[", op,
-                 "] expected q (1, H, T, D) and keys and values of one shape, got ", q.shape(), ", ", keys.shape(),
-                 " and ", values.shape());
+                 "] expected q (1, H, T, D), and keys and values both (blocks, G, tokens per block, D), got ",
+                 q.shape(), ", ", keys.shape(), " and ", values.shape());
   check_same_device(op, q, keys);
   check_same_device(op, q, values);
   check_same_dtype(op, q, keys);

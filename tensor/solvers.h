@@ -4,8 +4,9 @@
 // checks and allocates.
 //
 // Tensors are on one device, (batch, rows, columns), not empty, f32 or f64. Results are contiguous. Inputs are
-// contiguous on the CPU and have any strides on other devices. `bad` is on the host: a function that fills it waits for
-// the device. It holds 0 for each matrix that succeeded, else the position (from 1) of the problem.
+// contiguous on the CPU and have any strides on other devices. The output `bad` has a number for each matrix: 0 if it
+// succeeded, else another, which the function explains (positions count from 1). A function that has it waits for the
+// device, as it is on the host.
 #include <vector>
 
 #include "tensor/tensor.h"

@@ -270,8 +270,9 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
   const auto place = [&](const std::string& key) {
     if (in_file) {
       const auto found = tile.at.find(key);
-      LOCKSTEP_CHECK(found != tile.at.end(), "[offload] the optimizer now keeps '", key, "' for ", p.name,
-                     ", for which the file has no space; offload to cpu, or do not change its options");
+      LOCKSTEP_CHECK(
+          found != tile.at.end(), "[offload] the optimizer now keeps '", key, "' for ", p.name,
+          ", for which the file has no space; offload to cpu, or set the optimizer's options before the first step");
       return tile.view(buffer, found->second, part, state_dtype(unit));
     }
     const Tensor& all = piece.state[key];

@@ -121,8 +121,8 @@ std::string describe_failure(const LaunchOptions& options, const Attempt& attemp
 /// The text of an error file, which is plain text, or JSON with "message". Empty if there is none.
 std::string read_error_file(const std::string& file);
 
-/// Runs `body` in a child process and returns its exit code. This process forwards signals to it; if the child dies,
-/// this process kills all its descendants. `body` gets a signalfd.
+/// Runs `body` in a child process and returns the child's exit code. This process forwards signals, which `body` reads
+/// from a signalfd; when the child has ended, it kills all processes that the child has left behind.
 int guarded(const std::function<int(int signals)>& body);
 
 }  // namespace lockstep::dist

@@ -36,7 +36,7 @@ inline int64_t size_in_bytes(const Tensor& t) { return t.numel() * size_of(t.dty
 /// The engine of a group whose tensors on devices move by NCCL.
 class NcclEngine final : public NativeEngine {
  public:
-  /// `member`: this rank's place in the group. Touches CUDA only at the first call on a device.
+  /// `member`: this rank's place in the group. CUDA is not touched before the first call with tensors of a CUDA device.
   NcclEngine(std::shared_ptr<Job> job, Membership member, std::shared_ptr<Traffic> traffic)
       : NativeEngine(std::move(job), std::move(member), std::move(traffic)),
         n_(int(world_ranks.size())),

@@ -114,7 +114,8 @@ void read_prompt(const Json& prompt, Request& r) {
   }
 }
 
-/// A text, or its parts: [{"type": "text", "text": "..."}].
+/// The text of a message: `content` is a string, or a list of parts, [{"type": "text", "text": "..."}], which are
+/// joined by newlines.
 std::string content_of(const Json& content) {
   if (!content.is_array()) return content.as_string("content");
   std::string text;

@@ -93,7 +93,7 @@ struct Dual {
   friend Dual operator/(Dual a, Dual b) { return {a.v / b.v, (a.d - a.v / b.v * b.d) / b.v}; }
 };
 
-/// d x / d shape at constant probability, for large shapes, by the Cornish-Fisher expansion of x.
+/// dx / da of a variate x of Gamma(a, 1) at constant probability, for large a, by the Cornish-Fisher expansion of x.
 double slope_of_large(double a, double x) {
   const double root = std::sqrt(a);
   double z = (x - a) / root;

@@ -43,7 +43,7 @@ class Descriptor {
   /// Executes a plan; this descriptor is its variant pack (the tensors' addresses).
   Descriptor& execute(cudnnHandle_t handle, const Descriptor& plan);
 
-  /// The descriptor, and the first failure.
+  /// The descriptor; then its first failure and an explanation.
   cudnnBackendDescriptor_t get() const { return handle_.get(); }
   cudnnStatus_t status() const { return status_; }
   bool ok() const { return status_ == CUDNN_STATUS_SUCCESS; }
