@@ -1,20 +1,19 @@
 // Derivatives of pointwise operations with one operand.
-#include "tensor/cuda/pointwise.h"
-#include "tensor/cuda/pointwise_table.h"
+#include "tensor/cuda/pointwise_number.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
 template <class F, class C> struct Grad {
   functor::Params<C> a;
-  __device__ C operator()(C g) const { return F::grad(g, C(0), a); }
-  __device__ C operator()(C g, C kept) const {
+  template <class X> __device__ X operator()(X g) const { return plain(F::grad(C(g), C(0), a)); }
+  template <class X> __device__ X operator()(X g, X kept) const {
 #if !defined(__CUDACC__)
     if constexpr (has_large_arguments<F, C>) {
-      if (F::is_large(kept)) return C(F::large_grad(g, kept));
+      if (F::is_large(kept)) return X(F::large_grad(g, kept));
     }
 #endif
-    return F::grad(g, kept, a);
+    return plain(F::grad(C(g), C(kept), a));
   }
 };
 
@@ -31,7 +30,7 @@ template <class C> struct Grad<functor::PowScalar, C> {
 };
 
 template <class F, class T> void run(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
-  const Grad<F, Computed<T>> fn{params_of<Computed<T>>(args)};
+  const Grad<F, Number<F, T>> fn{params_for<F, T>(args)};
   if constexpr (F::reads == functor::Reads::none || F::reads == functor::Reads::zero)
     run_pointwise<T, T>("pointwise_grad", fn, out, *in[0]);
   else run_pointwise<T, T, T>("pointwise_grad", fn, out, *in[0], *in[1]);

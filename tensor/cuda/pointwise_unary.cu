@@ -1,19 +1,18 @@
 // Values of pointwise operations with one operand.
-#include "tensor/cuda/pointwise.h"
-#include "tensor/cuda/pointwise_table.h"
+#include "tensor/cuda/pointwise_number.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
 template <class F, class C> struct Value {
   functor::Params<C> a;
-  __device__ C operator()(C x) const {
+  template <class X> __device__ X operator()(X x) const {
 #if !defined(__CUDACC__)
     if constexpr (has_large_arguments<F, C>) {
-      if (F::is_large(x)) return C(F::large_value(x));
+      if (F::is_large(x)) return X(F::large_value(x));
     }
 #endif
-    return F::value(x, a);
+    return plain(F::value(C(x), a));
   }
 };
 
@@ -31,7 +30,7 @@ template <class C> struct Value<functor::PowScalar, C> {
 };
 
 template <class F, class T> void run(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
-  run_pointwise<T, T>("pointwise", Value<F, Computed<T>>{params_of<Computed<T>>(args)}, out, *in[0]);
+  run_pointwise<T, T>("pointwise", Value<F, Number<F, T>>{params_for<F, T>(args)}, out, *in[0]);
 }
 
 template <class F, PointwiseKind kind> constexpr PointwiseRow row() {
