@@ -74,7 +74,7 @@ template <class Row, class T> __device__ inline Row rows_of(const RowSize& size,
 
 /// Blocks of a kernel that a multiprocessor holds, which bounds the registers of a thread.
 template <class Row, class From> constexpr int norm_blocks() {
-  if (!Row::in_registers) return sizeof(typename Row::T) == 8 ? 1 : 2;
+  if (!Row::in_registers) return sizeof(typename Row::T) == 8 || From::inputs > 1 ? 1 : 2;
   return 3;
 }
 
@@ -207,7 +207,7 @@ template <bool centered, class Row, bool in_registers = Row::in_registers> class
   __device__ void store(A* to, const RowSize& size) {
     constexpr SumPlaces<A, V> places{warp};
     const int64_t all = places.size(size.columns);
-    LOCKSTEP_SHARED(A, sums, [2][warp_columns<typename Row::T>]);
+    LOCKSTEP_SHARED(A, sums, [2][warp_columns<typename Row::T, Row::kept>]);
     for (int w = 0; w < Row::threads / warp; ++w) {
       if (int(threadIdx.y) == w) {
 #pragma unroll

@@ -21,7 +21,11 @@
 namespace lockstep::on_cuda {
 
 /// The most columns that a warp keeps in registers.
-template <class T> inline constexpr int warp_columns = sizeof(T) == 8 ? 256 : 1024;
+// Depends on the kept rows too, but not on the inputs: a fused kernel takes the engine of the separate one.
+template <class T, int kept>
+inline constexpr int warp_columns = sizeof(T) == 8               ? 256
+                                    : sizeof(T) == 4 && kept > 1 ? 512
+                                                                 : 1024;
 
 /// The rows of a launch: `columns` elements each, `stride` elements apart.
 struct RowSize {
@@ -75,7 +79,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class W
  public:
   using T = T_;
   using A = Compute<T>;
-  static constexpr int V = V_, kept = kept_, steps = warp_columns<T> / (warp * V);
+  static constexpr int V = V_, kept = kept_, steps = warp_columns<T, kept_> / (warp * V);
   static constexpr bool in_registers = true, ragged = ragged_;
   static constexpr int threads = 4 * warp;  ///< of a block: a warp for each of four rows
   using In = const Vector<T, V> (&)[inputs];
@@ -140,7 +144,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class W
 
  private:
   // Inputs that are read one row ahead: as many as registers allow beside the row itself.
-  static constexpr int ahead = inputs == 1 || sizeof(T) > 2 ? inputs == 1 : 2;
+  static constexpr int ahead = inputs == 1 ? 1 : sizeof(T) == 2 && inputs == 2 ? 2 : 0;
 
   template <class Fn> __device__ void walk(Fn fn) const {
 #pragma unroll
@@ -337,7 +341,7 @@ void with_rows(int64_t n, int64_t stride, Pointers pointers, Fn&& fn) {
   for (const void* p : pointers) aligned &= reinterpret_cast<uintptr_t>(p) % 16 == 0;
   // Without alignment, a block with a thread for each element.
   if (!aligned) return fn.template operator()<BlockRow<T, 1, inputs, kept>>();
-  if (n <= warp_columns<T>) return fn.template operator()<WarpRow<T, wide, inputs, kept, ragged>>();
+  if (n <= warp_columns<T, kept>) return fn.template operator()<WarpRow<T, wide, inputs, kept, ragged>>();
   fn.template operator()<BlockRow<T, wide, inputs, kept, ragged>>();
 }
 
