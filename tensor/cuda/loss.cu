@@ -5,9 +5,12 @@
 // those of padded logits do; what lies behind a row is neither read nor written.
 //
 //   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])        s: label smoothing, t: target
+#include <numeric>
+
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/exp_sum.h"
 #include "tensor/cuda/report.h"
+#include "tensor/padded.h"
 
 namespace lockstep::on_cuda {
 namespace {
@@ -83,10 +86,10 @@ __device__ typename Row::A loss_of(Row& row, const Targets<typename Row::T>& to,
 }
 
 /// dx[c] = softmax(x)[c] scale - w[c] spread, minus `point` at the target, of a row that has been read. l: its
-/// log-sum-exp.
+/// log-sum-exp; made: the row of the gradient.
 template <class Row>
 __device__ void grad_of(Row& row, const Targets<typename Row::T>& to, const typename Row::T* x, int64_t n,
-                        typename Row::A upstream, typename Row::A l, typename Row::T* out) {
+                        typename Row::A upstream, typename Row::A l, typename Row::T* made) {
   using T = typename Row::T;
   using A = typename Row::A;
   constexpr int V = Row::V;
@@ -96,7 +99,6 @@ __device__ void grad_of(Row& row, const Targets<typename Row::T>& to, const type
   const Smoothing& smoothing = to.smoothing;
   const T* const weight = to.weight;
   const int64_t r = row.number(), t = to.target[r];
-  T* const made = out + row.start();
   bool counts = t != smoothing.ignored;
   const bool elsewhere = smoothing.elsewhere && t == -1;
   if (counts && !elsewhere && uint64_t(t) >= uint64_t(n)) {
@@ -157,13 +159,13 @@ template <class Row> __device__ inline Row logits_of(const RowSize& size, const 
 template <class Row, bool with_grad>
 __global__ void __launch_bounds__(Row::threads, loss_blocks<Row>())
     loss_kernel(const typename Row::T* x, Targets<typename Row::T> to, const typename Row::A* grad_loss,
-                typename Row::A* loss, typename Row::A* lse, typename Row::T* out, RowSize size) {
+                typename Row::A* loss, typename Row::A* lse, typename Row::T* out, int64_t out_stride, RowSize size) {
   Row row = logits_of<Row>(size, x);
   for (row.begin(); row.more(); row.advance()) {
     const int64_t r = row.number();
     const typename Row::A l = loss_of(row, to, x, size.columns, loss);
     if (row.thread() == 0) lse[r] = l;
-    if constexpr (with_grad) grad_of(row, to, x, size.columns, grad_loss[r], l, out);
+    if constexpr (with_grad) grad_of(row, to, x, size.columns, grad_loss[r], l, out + r * out_stride);
   }
 }
 
@@ -171,14 +173,17 @@ __global__ void __launch_bounds__(Row::threads, loss_blocks<Row>())
 template <class Row>
 __global__ void __launch_bounds__(Row::threads, loss_blocks<Row>())
     loss_grad_kernel(const typename Row::A* grad_loss, const typename Row::T* x, const typename Row::A* lse,
-                     Targets<typename Row::T> to, typename Row::T* out, RowSize size) {
+                     Targets<typename Row::T> to, typename Row::T* out, int64_t out_stride, RowSize size) {
   Row row = logits_of<Row>(size, x);
   for (row.begin(); row.more(); row.advance()) {
     const int64_t r = row.number();
     row.read([&](int64_t, int, typename Row::In in, typename Row::Kept kept) { kept[0] = in[0]; });
-    grad_of(row, to, x, size.columns, grad_loss[r], lse[r], out);
+    grad_of(row, to, x, size.columns, grad_loss[r], lse[r], out + r * out_stride);
   }
 }
+
+/// The multiple of elements at which the rows of both tensors begin.
+int64_t common_step(const Tensor& a, const Tensor& b) { return std::gcd(row_step(a), row_step(b)); }
 
 /// Calls fn(targets), after summing the class weights if label smoothing needs it.
 template <class T, class Fn>
@@ -199,33 +204,36 @@ void with_targets(const char* op, const Tensor& target, const Tensor& weight, co
 
 void cross_entropy(const Tensor& logits, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args,
                    const Tensor& grad_loss, Tensor& loss, Tensor& lse, Tensor& grad) {
-  const RowSize size{logits.size(0), logits.size(1), logits.strides()[0]};
+  const RowSize size{logits.size(0), logits.size(1), row_step(logits)};
   for_floats("cross_entropy", logits, [&]<class T> {
     using A = Compute<T>;
     with_targets<T>("cross_entropy", target, weight, args, size.columns, [&](const Targets<T>& to) {
       T* const out = data_or_null<T>(grad);
-      with_rows<T, 1, 1, true>(size.columns, size.stride, {logits.raw_data(), to.weight, out}, [&]<class Row> {
-        const RowLaunch how = launch_of<Row>(size, loss_blocks<Row>());
-        cuda::launch({"cross_entropy", how.grid, how.block, how.shared},
-                     out ? loss_kernel<Row, true> : loss_kernel<Row, false>, logits.data<T>(), to,
-                     data_or_null<A>(grad_loss), loss.data<A>(), lse.data<A>(), out, how.size);
-      });
+      const Tensor& made = out ? grad : logits;
+      with_rows<T, 1, 1, true>(
+          size.columns, common_step(logits, made), {logits.raw_data(), to.weight, out}, [&]<class Row> {
+            const RowLaunch how = launch_of<Row>(size, loss_blocks<Row>());
+            cuda::launch({"cross_entropy", how.grid, how.block, how.shared},
+                         out ? loss_kernel<Row, true> : loss_kernel<Row, false>, logits.data<T>(), to,
+                         data_or_null<A>(grad_loss), loss.data<A>(), lse.data<A>(), out, row_step(made), how.size);
+          });
     });
   });
 }
 
 void cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,
                         const Tensor& weight, const CrossEntropyArgs& args, Tensor& grad) {
-  const RowSize size{logits.size(0), logits.size(1), logits.strides()[0]};
+  const RowSize size{logits.size(0), logits.size(1), row_step(logits)};
   for_floats("cross_entropy_grad", logits, [&]<class T> {
     using A = Compute<T>;
     with_targets<T>("cross_entropy_grad", target, weight, args, size.columns, [&](const Targets<T>& to) {
-      with_rows<T, 1, 1, true>(
-          size.columns, size.stride, {logits.raw_data(), to.weight, grad.raw_data()}, [&]<class Row> {
-            const RowLaunch how = launch_of<Row>(size, loss_blocks<Row>());
-            cuda::launch({"cross_entropy_grad", how.grid, how.block, how.shared}, loss_grad_kernel<Row>,
-                         grad_loss.data<A>(), logits.data<T>(), lse.data<A>(), to, grad.data<T>(), how.size);
-          });
+      with_rows<T, 1, 1, true>(size.columns, common_step(logits, grad), {logits.raw_data(), to.weight, grad.raw_data()},
+                               [&]<class Row> {
+                                 const RowLaunch how = launch_of<Row>(size, loss_blocks<Row>());
+                                 cuda::launch({"cross_entropy_grad", how.grid, how.block, how.shared},
+                                              loss_grad_kernel<Row>, grad_loss.data<A>(), logits.data<T>(),
+                                              lse.data<A>(), to, grad.data<T>(), row_step(grad), how.size);
+                               });
     });
   });
 }

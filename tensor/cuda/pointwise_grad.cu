@@ -1,5 +1,6 @@
 // Derivatives of pointwise operations with one operand.
 #include "tensor/cuda/pointwise_number.h"
+#include "tensor/cuda/trigonometry.h"
 
 namespace lockstep::on_cuda {
 namespace {
@@ -7,14 +8,16 @@ namespace {
 template <class F, class C> struct Grad {
   functor::Params<C> a;
   template <class X> __device__ X operator()(X g) const { return plain(F::grad(C(g), C(0), a)); }
-  template <class X> __device__ X operator()(X g, X kept) const {
-#if !defined(__CUDACC__)
-    if constexpr (has_large_arguments<F, C>) {
-      if (F::is_large(kept)) return X(F::large_grad(g, kept));
-    }
-#endif
-    return plain(F::grad(C(g), C(kept), a));
-  }
+  template <class X> __device__ X operator()(X g, X kept) const { return plain(F::grad(C(g), C(kept), a)); }
+};
+
+template <> struct Grad<functor::Sin, float> {
+  functor::Params<float> a;
+  __device__ float operator()(float g, float x) const { return g * sine(x, 1); }
+};
+template <> struct Grad<functor::Cos, float> {
+  functor::Params<float> a;
+  __device__ float operator()(float g, float x) const { return -g * sine(x, 0); }
 };
 
 template <class C> struct Grad<functor::PowScalar, C> {

@@ -1,19 +1,22 @@
 // Values of pointwise operations with one operand.
 #include "tensor/cuda/pointwise_number.h"
+#include "tensor/cuda/trigonometry.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
 template <class F, class C> struct Value {
   functor::Params<C> a;
-  template <class X> __device__ X operator()(X x) const {
-#if !defined(__CUDACC__)
-    if constexpr (has_large_arguments<F, C>) {
-      if (F::is_large(x)) return X(F::large_value(x));
-    }
-#endif
-    return plain(F::value(C(x), a));
-  }
+  template <class X> __device__ X operator()(X x) const { return plain(F::value(C(x), a)); }
+};
+
+template <> struct Value<functor::Sin, float> {
+  functor::Params<float> a;
+  __device__ float operator()(float x) const { return sine(x, 0); }
+};
+template <> struct Value<functor::Cos, float> {
+  functor::Params<float> a;
+  __device__ float operator()(float x) const { return sine(x, 1); }
 };
 
 // Common exponents are exact and fast.
