@@ -129,6 +129,7 @@ __device__ void grad_of(Row& row, const Targets<typename Row::T>& to, const type
     factor = scale / sum;
     scale /= sum * e.correction();
   }
+  const T at_target = mine ? T(A(::exp(logit - double(l)) * double(scale) - wt * spread - point)) : T(0.f);
   row.each([&](int64_t i, int, typename Row::Kept kept) {
     A dx[V];
     widen(kept[0], dx);
@@ -142,7 +143,7 @@ __device__ void grad_of(Row& row, const Targets<typename Row::T>& to, const type
     }
     store_part<V, Row::ragged>(made, i, n, dx);
   });
-  if (mine) made[t] = T(A(::exp(logit - double(l)) * double(scale) - wt * spread - point));
+  if (mine) made[t] = at_target;
 }
 
 /// Blocks of a kernel that a multiprocessor holds, which bounds the registers of a thread.

@@ -4,7 +4,7 @@
 //
 // A norm of a sum has the bits of the sum followed by the norm, forward and backward. So all of them are one kernel with
 // one walk, and every product and sum says how it rounds: the compiler would fuse multiplications and additions in one
-// instance and not in another.
+// instance and not in another. The length of a row alone decides on the walk.
 //
 // Gradients of weight and bias: each block adds up the rows that it walks along, which depend only on the shape, and
 // every thread keeps to its own columns; then a second kernel adds the blocks' sums in order.
@@ -386,6 +386,13 @@ __global__ void __launch_bounds__(512)
   if (to) to[column] = T(Compute<T>(sum));
 }
 
+/// x, or a copy if its rows could be read in words of 16 bytes but x begins between two: how a sum rounds must not
+/// depend on where a tensor lies.
+Tensor aligned(const Tensor& x) {
+  if (!x.defined() || x.size(-1) * size_of(x.dtype()) % 16 != 0) return x;
+  return reinterpret_cast<uintptr_t>(x.raw_data()) % 16 == 0 ? x : x.clone();
+}
+
 /// `places`: the tensors that are read or written by rows, which decide on alignment.
 template <bool centered, class T, class From>
 void norm(const char* op, const From& from, Pointers places, const Tensor& weight, const Tensor& bias, double eps,
@@ -431,8 +438,9 @@ void norm_grad(const char* op, const Tensor& grad, const Tensor& x, const Tensor
 
 }  // namespace
 
-void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Tensor& out, Tensor& mean,
+void layer_norm(const Tensor& in, const Tensor& scale, const Tensor& shift, double eps, Tensor& out, Tensor& mean,
                 Tensor& rstd) {
+  const Tensor x = aligned(in), weight = aligned(scale), bias = aligned(shift);
   for_floats("layer_norm", x, [&]<class T> {
     const Plain<T> from{x.data<T>()};
     norm<true, T>("layer_norm", from, {from.x, out.raw_data(), data_or_null<T>(weight), data_or_null<T>(bias)}, weight,
@@ -440,8 +448,9 @@ void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, doubl
   });
 }
 
-void layer_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& weight,
-                     Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
+void layer_norm_grad(const Tensor& upstream, const Tensor& in, const Tensor& mean, const Tensor& rstd,
+                     const Tensor& scale, Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
+  const Tensor grad = aligned(upstream), x = aligned(in), weight = aligned(scale);
   for_floats("layer_norm_grad", x, [&]<class T> {
     const PlainGrad<T> to{grad_x.data<T>()};
     norm_grad<true, T>("layer_norm_grad", grad, x, &mean, rstd, weight, to,
@@ -449,7 +458,8 @@ void layer_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& mean, co
   });
 }
 
-void rms_norm(const Tensor& x, const Tensor& weight, double eps, Tensor& out, Tensor& rstd) {
+void rms_norm(const Tensor& in, const Tensor& scale, double eps, Tensor& out, Tensor& rstd) {
+  const Tensor x = aligned(in), weight = aligned(scale);
   for_floats("rms_norm", x, [&]<class T> {
     const Plain<T> from{x.data<T>()};
     norm<false, T>("rms_norm", from, {from.x, out.raw_data(), data_or_null<T>(weight)}, weight, {}, eps, out, nullptr,
@@ -457,8 +467,9 @@ void rms_norm(const Tensor& x, const Tensor& weight, double eps, Tensor& out, Te
   });
 }
 
-void rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight, Tensor& grad_x,
+void rms_norm_grad(const Tensor& upstream, const Tensor& in, const Tensor& rstd, const Tensor& scale, Tensor& grad_x,
                    Tensor& grad_weight) {
+  const Tensor grad = aligned(upstream), x = aligned(in), weight = aligned(scale);
   for_floats("rms_norm_grad", x, [&]<class T> {
     const PlainGrad<T> to{grad_x.data<T>()};
     norm_grad<false, T>("rms_norm_grad", grad, x, nullptr, rstd, weight, to,
@@ -466,8 +477,9 @@ void rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, cons
   });
 }
 
-void add_norm(const Tensor& x, const Tensor& add, const Tensor& weight, const Tensor& bias, const AddNormArgs& args,
-              Tensor& sum, Tensor& out, Tensor& mean, Tensor& rstd) {
+void add_norm(const Tensor& in, const Tensor& residual, const Tensor& scale, const Tensor& shift,
+              const AddNormArgs& args, Tensor& sum, Tensor& out, Tensor& mean, Tensor& rstd) {
+  const Tensor x = aligned(in), add = aligned(residual), weight = aligned(scale), bias = aligned(shift);
   for_floats("add_norm", x, [&]<class T> {
     const Summed<T> from{x.data<T>(), add.data<T>(), sum.data<T>(), Drops<T>(args.p, args.key)};
     const Pointers places = {
@@ -477,17 +489,19 @@ void add_norm(const Tensor& x, const Tensor& add, const Tensor& weight, const Te
   });
 }
 
-void add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& sum, const Tensor& mean, const Tensor& rstd,
-                   const Tensor& weight, const AddNormArgs& args, Tensor& grad_x, Tensor& dropped, Tensor& grad_weight,
+void add_norm_grad(const Tensor& upstream, const Tensor& more, const Tensor& in, const Tensor& mean, const Tensor& rstd,
+                   const Tensor& scale, const AddNormArgs& args, Tensor& grad_x, Tensor& dropped, Tensor& grad_weight,
                    Tensor& grad_bias) {
+  const Tensor grad = aligned(upstream), add = aligned(more), sum = aligned(in), weight = aligned(scale);
+  Tensor made = aligned(grad_x);
   for_floats("add_norm_grad", sum, [&]<class T> {
-    const SummedGrad<T> to{data_or_null<T>(add), grad_x.data<T>(), data_or_null<T>(dropped),
-                           Drops<T>(args.p, args.key)};
+    const SummedGrad<T> to{data_or_null<T>(add), made.data<T>(), data_or_null<T>(dropped), Drops<T>(args.p, args.key)};
     const Pointers places = {grad.raw_data(), sum.raw_data(), to.add, to.grad_x, to.dropped, data_or_null<T>(weight)};
     if (args.centered)
       norm_grad<true, T>("add_norm_grad", grad, sum, &mean, rstd, weight, to, places, grad_weight, &grad_bias);
     else norm_grad<false, T>("add_norm_grad", grad, sum, nullptr, rstd, weight, to, places, grad_weight, nullptr);
   });
+  if (made.raw_data() != grad_x.raw_data()) grad_x.copy_(made);
 }
 
 }  // namespace lockstep::on_cuda

@@ -37,23 +37,30 @@ struct RowSize {
 /// vector (ragged).
 template <int V, bool ragged, class T>
 __device__ inline Vector<T, V> load_part(const T* row, int64_t i, int64_t n, T beyond) {
-  if (!ragged || i + V <= n) return *reinterpret_cast<const Vector<T, V>*>(row + i);
-  Vector<T, V> x;
+  const auto* const whole = reinterpret_cast<const Vector<T, V>*>(row + i);
+  if constexpr (ragged) {
+    if (i + V > n) {
+      Vector<T, V> x;
 #pragma unroll
-  for (int j = 0; j < V; ++j) {
-    x.v[j] = beyond;
-    if (i + j < n) x.v[j] = row[i + j];
+      for (int j = 0; j < V; ++j) x.v[j] = i + j < n ? row[i + j] : beyond;
+      return x;
+    }
   }
-  return x;
+  return *whole;
 }
 /// Rounds V values and stores those within the row.
 template <int V, bool ragged, class T, class A>
 __device__ inline void store_part(T* row, int64_t i, int64_t n, const A* values) {
-  if (!ragged || i + V <= n) return store_values<V>(row + i, values);
+  if constexpr (ragged) {
+    if (i + V > n) {
 #pragma unroll
-  for (int j = 0; j < V; ++j) {
-    if (i + j < n) row[i + j] = T(Compute<T>(values[j]));
+      for (int j = 0; j < V; ++j) {
+        if (i + j < n) row[i + j] = T(Compute<T>(values[j]));
+      }
+      return;
+    }
   }
+  store_values<V>(row + i, values);
 }
 /// The elements of a vector in the type that they are computed in.
 template <class T, int V, class A> __device__ inline void widen(const Vector<T, V>& x, A* values) {
@@ -206,6 +213,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
 #pragma unroll
     for (int f = 0; f < flight; ++f) load(threadIdx.x + f * step, in[f]);
     int k = 0;
+#pragma unroll 1
     for (int64_t first = threadIdx.x; first < vectors; first += flight * step, k += flight) {
 #pragma unroll
       for (int f = 0; f < flight; ++f) {
@@ -224,24 +232,17 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
     }
   }
   template <class Fn> __device__ void each(Fn fn) {
-    const int64_t vectors = (size_.columns + V - 1) / V, step = blockDim.x;
+    const int64_t vectors = (size_.columns + V - 1) / V;
     int k = 0;
-    for (int64_t first = threadIdx.x; first < vectors; first += flight * step, k += flight) {
-      Vector<T, V> keep[flight][kept];
+#pragma unroll 1
+    for (int64_t vector = threadIdx.x; vector < vectors; vector += blockDim.x, ++k) {
+      Vector<T, V> keep[kept];
 #pragma unroll
-      for (int f = 0; f < flight; ++f) {
-        const int64_t vector = first + f * step;
-#pragma unroll
-        for (int s = 0; s < kept; ++s) {
-          if (vector < size_.room) keep[f][s] = held_[s * size_.room + vector];
-          else if (vector < vectors)
-            keep[f][s] = load_part<V, ragged>(again_[s] + start(), vector * V, size_.columns, beyond_);
-        }
+      for (int s = 0; s < kept; ++s) {
+        if (vector < size_.room) keep[s] = held_[s * size_.room + vector];
+        else keep[s] = load_part<V, ragged>(again_[s] + start(), vector * V, size_.columns, beyond_);
       }
-#pragma unroll
-      for (int f = 0; f < flight; ++f) {
-        if (first + f * step < vectors) fn((first + f * step) * V, k + f, keep[f]);
-      }
+      fn(vector * V, k, keep);
     }
   }
 
@@ -260,7 +261,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   }
 
  private:
-  static constexpr int flight = inputs == 1 ? 4 : 2;
+  static constexpr int flight = 2;
 
   /// Joins the warps' values in order. Two calls in a row use different memory, so one barrier is enough.
   template <class Join> __device__ void join(A of_x, A of_y, A& x, A& y, Join join) {
