@@ -5,9 +5,9 @@
 //
 //   WarpRow   up to 1,024 columns: a warp keeps a row in registers, and reads its next row before it writes this one
 //   BlockRow  longer rows: a block of up to 512 threads keeps the row in shared memory, of which it takes half, so that
-//             two blocks share a multiprocessor. A thread has four loads of 16 bytes in flight and works on each vector
-//             when it arrives. What does not fit is read again, mostly from L2: 128,256 logits in bf16 take 251 KiB, a
-//             multiprocessor has 227.
+//             two blocks share a multiprocessor. A thread has two loads of 16 bytes of each input in flight and works
+//             on each vector when it arrives. What does not fit is read again, mostly from L2: 128,256 logits in bf16
+//             take 251 KiB, a multiprocessor has 227.
 //
 // A kernel walks along its rows like this; `In` has the vectors read, `Kept` those that later walks need:
 //
@@ -202,34 +202,43 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   __device__ int owner(int64_t i) const { return int(i / V % blockDim.x); }
 
   template <class Fn> __device__ void read(Fn fn) {
-    const int64_t vectors = (size_.columns + V - 1) / V, step = blockDim.x;
+    const int64_t whole = ragged ? size_.columns / V : (size_.columns + V - 1) / V, step = blockDim.x;
     const auto load = [&](int64_t vector, Vector<T, V>(&to)[inputs]) {
-      if (vector >= vectors) return;
+      if (vector >= whole) return;
 #pragma unroll
-      for (int s = 0; s < inputs; ++s)
-        to[s] = load_part<V, ragged>(from_[s] + start(), vector * V, size_.columns, beyond_);
+      for (int s = 0; s < inputs; ++s) to[s] = *reinterpret_cast<const Vector<T, V>*>(from_[s] + start() + vector * V);
+    };
+    const auto use = [&](int64_t vector, int k, In now) {
+      Vector<T, V> keep[kept];
+      fn(vector * V, k, now, keep);
+      if (vector >= size_.room) return;
+#pragma unroll
+      for (int s = 0; s < kept; ++s) held_[s * size_.room + vector] = keep[s];
     };
     Vector<T, V> in[flight][inputs];
 #pragma unroll
     for (int f = 0; f < flight; ++f) load(threadIdx.x + f * step, in[f]);
     int k = 0;
 #pragma unroll 1
-    for (int64_t first = threadIdx.x; first < vectors; first += flight * step, k += flight) {
+    for (int64_t first = threadIdx.x; first < whole; first += flight * step, k += flight) {
 #pragma unroll
       for (int f = 0; f < flight; ++f) {
         const int64_t vector = first + f * step;
-        if (vector >= vectors) break;
-        Vector<T, V> now[inputs], keep[kept];
+        if (vector >= whole) break;
+        Vector<T, V> now[inputs];
 #pragma unroll
         for (int s = 0; s < inputs; ++s) now[s] = in[f][s];
         load(vector + flight * step, in[f]);
-        fn(vector * V, k + f, now, keep);
-        if (vector < size_.room) {
-#pragma unroll
-          for (int s = 0; s < kept; ++s) held_[s * size_.room + vector] = keep[s];
-        }
+        use(vector, k + f, now);
       }
     }
+    // A vector that the row ends within. In the loop, its loads would take registers from all.
+    if (!ragged || size_.columns == whole * V || threadIdx.x != whole % step) return;
+    Vector<T, V> now[inputs];
+#pragma unroll
+    for (int s = 0; s < inputs; ++s)
+      now[s] = load_part<V, ragged>(from_[s] + start(), whole * V, size_.columns, beyond_);
+    use(whole, int(whole / step), now);
   }
   template <class Fn> __device__ void each(Fn fn) {
     const int64_t vectors = (size_.columns + V - 1) / V;
