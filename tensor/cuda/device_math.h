@@ -1,8 +1,10 @@
 #pragma once
-// Which elementary functions a kernel uses: the width of its result decides. Results of 16 bits use the special function
-// unit: 2^x and 1 / x in one instruction each, with a relative error of 2^-22 (subnormals become 0). The
-// functions here stay within 2^-16, where half a unit in the last place is 2^-12 in f16 and 2^-9 in bf16. Results in f32 and
-// f64 use the accurate functions of tensor/math.h and CUDA.
+// Which elementary functions a kernel uses: the width of its result decides.
+//
+//   16 bits     the special function unit: 2^x and 1 / x in one instruction each, with a relative error of 2^-22
+//               (subnormals become 0). The functions here stay within 2^-16, where half a unit in the last place is
+//               2^-12 in f16 and 2^-9 in bf16
+//   f32, f64    the accurate functions of tensor/math.h and CUDA
 #include "tensor/cuda/element.h"
 #include "tensor/math.h"
 

@@ -1,8 +1,8 @@
-// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary, on the engines of rows.h; the softmax exists
-// only in the gradient. Memory bound: forward reads the logits once, backward reads them once and writes the gradient,
-// and both in one kernel read once and write once. The gradient may overwrite the logits: every thread reads its own
-// elements before it writes them. Rows may lie further apart than their length and end within a vector of 16 bytes, as
-// those of padded logits do; what lies behind a row is neither read nor written.
+// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary, on the engines of rows.h; the softmax
+// exists only in the gradient. Memory bound: forward reads the logits once, backward reads them once and writes the
+// gradient, and both in one kernel read once and write once. The gradient may overwrite the logits: every thread reads
+// its own elements before it writes them. Rows may lie further apart than their length and end within a vector of
+// 16 bytes, as those of padded logits do; what lies behind a row is neither read nor written.
 //
 //   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])        s: label smoothing, t: target
 #include <numeric>

@@ -1,10 +1,10 @@
-// Layer norm and RMS norm along rows (rows, C), and their gradients, on the engines of rows.h. Memory bound: the forward
-// pass reads and writes each element once, the backward pass reads x and the gradient once and writes once. Variances
-// are taken around the mean in a second walk, never as E[x^2] - E[x]^2.
+// Layer norm and RMS norm along rows (rows, C), and their gradients, on the engines of rows.h. Memory bound: forward reads
+// and writes each element once, backward reads x and the gradient once and writes once. Variances are taken around the
+// mean in a second walk, never as E[x^2] - E[x]^2.
 //
-// A norm of a sum has the bits of the sum followed by the norm, forward and backward. So all of them are one kernel with
-// one walk, and every product and sum says how it rounds: the compiler would fuse multiplications and additions in one
-// instance and not in another. The length of a row alone decides on the walk.
+// A norm of a sum has the bits of the sum followed by the norm, forward and backward. So all of them are one kernel
+// with one walk, and every product and sum says how it rounds: the compiler would fuse multiplications and additions in
+// one instance and not in another. The length of a row alone decides on the walk.
 //
 // Gradients of weight and bias: each block adds up the rows that it walks along, which depend only on the shape, and
 // every thread keeps to its own columns; then a second kernel adds the blocks' sums in order.
@@ -417,10 +417,10 @@ void norm_grad(const char* op, const Tensor& grad, const Tensor& x, const Tensor
   const bool wanted = dw || db;
   with_rows<T, To::inputs, To::inputs>(n, n, places, [&]<class Row> {
     constexpr int V = Row::V;
-    // About 16 rows per block, or per warp if each has a row. At most as many blocks as an H200 holds at a time, so that
+    // At least 16 rows per block, or 8 per warp. At most two blocks for each of an H200's 132 multiprocessors, so that
     // their sums are a small part of what the kernel moves. Depends only on the shape.
-    const int64_t rows_of_block = Row::in_registers ? 4 * 8 : 16, most = Row::in_registers ? 384 : 264;
-    const int64_t blocks = std::min((rows + rows_of_block - 1) / rows_of_block, most);
+    const int64_t rows_of_block = Row::in_registers ? 4 * 8 : 16;
+    const int64_t blocks = std::min<int64_t>((rows + rows_of_block - 1) / rows_of_block, 264);
     const SumPlaces<A, V> at{Row::in_registers ? warp : threads_for((n + V - 1) / V, Row::threads)};
     const int64_t all = 2 * at.size(n) * int64_t(sizeof(A));
     const cuda::Scratch sums(wanted ? size_t(blocks * all) : 0);

@@ -13,7 +13,7 @@
 //
 //   Row row(size, {x});
 //   for (row.begin(); row.more(); row.advance()) {
-//     row.read([&](int64_t i, int k, In in, Kept kept) { ... });   // i: first column, k: number of this thread's vector
+//     row.read([&](int64_t i, int k, In in, Kept kept) { ... });   // i: first column, k: number of the thread's vector
 //     row.each([&](int64_t i, int k, Kept kept) { ... });
 //   }
 #include "tensor/cuda/warp.h"
@@ -232,13 +232,14 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
         use(vector, k + f, now);
       }
     }
-    // A vector that the row ends within. In the loop, its loads would take registers from all.
-    if (!ragged || size_.columns == whole * V || threadIdx.x != whole % step) return;
-    Vector<T, V> now[inputs];
+    if constexpr (ragged) {  // the vector that the row ends within; in the loop it would take registers from all
+      if (size_.columns == whole * V || threadIdx.x != whole % step) return;
+      Vector<T, V> now[inputs];
 #pragma unroll
-    for (int s = 0; s < inputs; ++s)
-      now[s] = load_part<V, ragged>(from_[s] + start(), whole * V, size_.columns, beyond_);
-    use(whole, int(whole / step), now);
+      for (int s = 0; s < inputs; ++s)
+        now[s] = load_part<V, ragged>(from_[s] + start(), whole * V, size_.columns, beyond_);
+      use(whole, int(whole / step), now);
+    }
   }
   template <class Fn> __device__ void each(Fn fn) {
     const int64_t vectors = (size_.columns + V - 1) / V;
@@ -315,7 +316,7 @@ inline int64_t half_of_shared() {
   return (int64_t(cuda::limits().shared_per_block) + 1024) / 2 - fixed;
 }
 
-/// Threads of a block for rows of so many vectors: two vectors for each, if the limits allow. Depends only on the shape.
+/// Threads of a block for rows of so many vectors: two vectors for each, if limits allow. Depends only on the shape.
 inline int threads_for(int64_t vectors, int most) {
   return int(std::clamp<int64_t>((vectors / 2 + warp - 1) / warp * warp, warp, most));
 }
@@ -341,9 +342,9 @@ template <class Row> RowLaunch launch_of(const RowSize& size, int resident, int6
 
 using Pointers = std::initializer_list<const void*>;
 
-/// Calls fn.template operator()<Row>() with the engine for rows of n elements of T, `stride` elements apart: `inputs` are
-/// read, `kept` kept. `pointers`: where the first row of each tensor starts (null counts as aligned). No tensor has
-/// elements wider than T.
+/// Calls fn.template operator()<Row>() with the engine for rows of n elements of T, `stride` elements apart, of which
+/// `inputs` are read and `kept` are kept. `pointers`: where the first row of each tensor starts (null counts as aligned).
+/// No tensor has elements wider than T.
 template <class T, int inputs, int kept, bool ragged = false, class Fn>
 void with_rows(int64_t n, int64_t stride, Pointers pointers, Fn&& fn) {
   constexpr int wide = int(16 / sizeof(T));
