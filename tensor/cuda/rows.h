@@ -343,8 +343,8 @@ template <class Row> RowLaunch launch_of(const RowSize& size, int resident, int6
 using Pointers = std::initializer_list<const void*>;
 
 /// Calls fn.template operator()<Row>() with the engine for rows of n elements of T, `stride` elements apart, of which
-/// `inputs` are read and `kept` are kept. `pointers`: where the first row of each tensor starts (null counts as aligned).
-/// No tensor has elements wider than T.
+/// `inputs` are read and `kept` are kept. `pointers`: where the first row of each tensor starts (null counts as
+/// aligned). No tensor has elements wider than T.
 template <class T, int inputs, int kept, bool ragged = false, class Fn>
 void with_rows(int64_t n, int64_t stride, Pointers pointers, Fn&& fn) {
   constexpr int wide = int(16 / sizeof(T));
