@@ -55,9 +55,9 @@ template <class T> double worst_error(const Row& row, DType dtype, int bits, dou
 
 TEST_CASE("cuda: activations of every 16-bit number are within 2^-16 of the exact result, before it is rounded") {
   for (const Row& row : rows) {
-    CAPTURE(row.name);
+    CAPTURE(std::string(row.name));
     CHECK(worst_error<Half>(row, f16, 10, 65504, 0x1p-24) <= 0.5 + 0x1p-16 * 0x1p11);
-    // Subnormal numbers in f32 count as 0, also in between.
-    CHECK(worst_error<BFloat16>(row, bf16, 7, 0x1.fep127, 0x1p-119) <= 0.5 + 0x1p-16 * 0x1p8);
+    // Results below 2^-119 may become 0, as subnormal numbers in f32 do in between.
+    CHECK(worst_error<BFloat16>(row, bf16, 7, 0x1.fep127, 0x1p-118) <= 0.5 + 0x1p-16 * 0x1p8);
   }
 }
