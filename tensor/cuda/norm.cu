@@ -321,8 +321,7 @@ __global__ void __launch_bounds__(Row::threads, Row::in_registers ? 2 : 1)
     };
     A sum_h = 0, sum_hy = 0;
     row.read([&](int64_t i, int k, typename Row::In in, typename Row::Kept kept) {
-#pragma unroll
-      for (int s = 0; s < To::inputs; ++s) kept[s] = in[s];
+      kept[0] = in[0], kept[1] = in[1];
       A y[V], h[V], g[V];
       parts(i, kept, y, h);
       widen(kept[1], g);

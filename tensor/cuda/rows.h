@@ -3,7 +3,8 @@
 // thread t of `threads` owns vectors t, t + threads, ... It alone reads them, keeps them and writes what becomes of
 // them, so a row needs no barrier except for its sums. The order of every sum depends only on the row's length.
 //
-//   WarpRow   up to 1,024 columns: a warp keeps a row in registers, and reads its next row before it writes this one
+//   WarpRow   up to 1,024 columns: a warp keeps a row in registers. In 16 bits, or if only one tensor is read, it reads
+//             its next row before it writes this one
 //   BlockRow  longer rows: a block of up to 512 threads keeps the row in shared memory, of which it takes half, so that
 //             two blocks share a multiprocessor. A thread has two loads of 16 bytes of each input in flight and works
 //             on each vector when it arrives. What does not fit is read again, mostly from L2: 128,256 logits in bf16
@@ -81,6 +82,9 @@ template <class T, int V> __device__ inline void forget(Vector<T, V>& x) {
 #endif
 }
 
+/// The inputs that read() passes on. The engines keep a third one themselves, for each().
+constexpr int passed_on(int inputs) { return inputs < 2 ? inputs : 2; }
+
 /// A row in the registers of a warp. `inputs` rows are read, `kept` rows are kept.
 template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class WarpRow {
  public:
@@ -89,7 +93,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class W
   static constexpr int V = V_, kept = kept_, steps = warp_columns<T, kept_> / (warp * V);
   static constexpr bool in_registers = true, ragged = ragged_;
   static constexpr int threads = 4 * warp;  ///< of a block: a warp for each of four rows
-  using In = const Vector<T, V> (&)[inputs];
+  using In = const Vector<T, V> (&)[passed_on(inputs)];
   using Kept = Vector<T, V> (&)[kept];
 
   __device__ WarpRow(const RowSize& size, const T* const (&from)[inputs], T beyond = T(0.f))
@@ -110,26 +114,28 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class W
 
   /// Reads the row and begins to read this warp's next one.
   template <class Fn> __device__ void read(Fn fn) {
-    Vector<T, V> in[inputs][steps];
+    constexpr int passed = passed_on(inputs);
+    Vector<T, V> in[passed][steps];
 #pragma unroll
     for (int s = 0; s < ahead; ++s) {
 #pragma unroll
       for (int k = 0; k < steps; ++k) in[s][k] = coming_[s][k];
     }
-    load<ahead, inputs>(r_, in);
+    load<ahead, passed>(r_, in);
     const int64_t next = r_ + int64_t(gridDim.x) * 4;
     if (next < size_.rows) load<0, ahead>(next, coming_);
     walk([&](int i, int k) {
-      Vector<T, V> mine[inputs], keep[kept];
+      Vector<T, V> mine[passed], keep[kept];
 #pragma unroll
-      for (int s = 0; s < inputs; ++s) {
+      for (int s = 0; s < passed; ++s) {
         forget(in[s][k]);
         mine[s] = in[s][k];
       }
       fn(int64_t(i), k, mine, keep);
 #pragma unroll
-      for (int s = 0; s < kept; ++s) held_[s][k] = keep[s];
+      for (int s = 0; s < kept && s < passed; ++s) held_[s][k] = keep[s];
     });
+    load<passed, inputs>(r_, held_);
   }
   /// Walks along the row again.
   template <class Fn> __device__ void each(Fn fn) {
@@ -151,7 +157,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class W
 
  private:
   // Inputs that are read one row ahead: as many as registers allow beside the row itself.
-  static constexpr int ahead = inputs == 1 ? 1 : sizeof(T) == 2 && inputs == 2 ? 2 : 0;
+  static constexpr int ahead = inputs == 1 ? 1 : sizeof(T) == 2 ? 2 : 0;
 
   template <class Fn> __device__ void walk(Fn fn) const {
 #pragma unroll
@@ -183,7 +189,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   static constexpr int V = V_, kept = kept_;
   static constexpr bool in_registers = false, ragged = ragged_;
   static constexpr int threads = 512;  ///< the most of a block
-  using In = const Vector<T, V> (&)[inputs];
+  using In = const Vector<T, V> (&)[passed_on(inputs)];
   using Kept = Vector<T, V> (&)[kept];
 
   /// again(s, row): where kept row s is read again beyond the shared memory; null: from input s.
@@ -208,9 +214,14 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
 #pragma unroll
       for (int s = 0; s < inputs; ++s) to[s] = *reinterpret_cast<const Vector<T, V>*>(from_[s] + start() + vector * V);
     };
-    const auto use = [&](int64_t vector, int k, In now) {
-      Vector<T, V> keep[kept];
-      fn(vector * V, k, now, keep);
+    const auto use = [&](int64_t vector, int k, const Vector<T, V>(&now)[inputs]) {
+      Vector<T, V> keep[kept], passed[passed_on(inputs)];
+#pragma unroll
+      for (int s = 0; s < inputs; ++s) {
+        if (s < passed_on(inputs)) passed[s] = now[s];
+        else keep[s] = now[s];
+      }
+      fn(vector * V, k, passed, keep);
       if (vector >= size_.room) return;
 #pragma unroll
       for (int s = 0; s < kept; ++s) held_[s * size_.room + vector] = keep[s];
