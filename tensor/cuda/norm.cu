@@ -1,6 +1,6 @@
 // Layer norm and RMS norm along rows (rows, C), and their gradients, on the engines of rows.h. Memory bound: forward
-// reads and writes each element once, backward reads x and the gradient once and writes once. Variances are taken around
-// the mean in a second walk, never as E[x^2] - E[x]^2.
+// reads and writes each element once, backward reads x and the gradient once and writes once. Variances are taken
+// around the mean in a second walk, never as E[x^2] - E[x]^2.
 //
 // A norm of a sum has the bits of the sum followed by the norm, forward and backward. So all of them are one kernel
 // with one walk, and every product and sum says how it rounds: the compiler would fuse multiplications and additions in

@@ -1,5 +1,5 @@
-// Softmax, norms, batch norm and cross entropy on the device against the CPU: rows in a warp's registers and in a block's
-// shared memory, and longer ones, aligned and unaligned, in every dtype.
+// Softmax, norms, batch norm and cross entropy on the device against the CPU: rows in a warp's registers and in a
+// block's shared memory, and longer ones, aligned and unaligned, in every dtype.
 #include "tensor/padded.h"
 #include "tests/cuda/against_cpu.h"
 
