@@ -192,7 +192,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   using In = const Vector<T, V> (&)[passed_on(inputs)];
   using Kept = Vector<T, V> (&)[kept];
 
-  /// again(s, row): where kept row s is read again beyond the shared memory; null: from input s.
+  /// again[s]: where the part of kept row s is read again that shared memory has no room for.
   __device__ BlockRow(const RowSize& size, const T* const (&from)[inputs], void* shared, const T* const (&again)[kept],
                       T beyond = T(0.f))
       : size_(size), beyond_(beyond), r_(blockIdx.x), held_(static_cast<Vector<T, V>*>(shared)) {

@@ -8,13 +8,13 @@ namespace lockstep::on_cuda {
 namespace {
 
 /// Blocks of a kernel that a multiprocessor holds, which bounds the registers of a thread.
-template <class Row, int inputs> constexpr int softmax_blocks() {
+template <class Row> constexpr int softmax_blocks() {
   if (!Row::in_registers) return sizeof(typename Row::T) == 8 ? 1 : 2;
   return 3;
 }
 
 template <class Row>
-__global__ void __launch_bounds__(Row::threads, softmax_blocks<Row, 1>())
+__global__ void __launch_bounds__(Row::threads, softmax_blocks<Row>())
     softmax_kernel(bool log, const typename Row::T* __restrict__ x, typename Row::T* __restrict__ out, RowSize size) {
   using A = typename Row::A;
   constexpr int V = Row::V;
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(Row::threads, softmax_blocks<Row, 1>())
 
 /// softmax: dx = y (g - sum g y). log_softmax: dx = g - exp(y) sum g.
 template <class Row>
-__global__ void __launch_bounds__(Row::threads, softmax_blocks<Row, 2>())
+__global__ void __launch_bounds__(Row::threads, softmax_blocks<Row>())
     softmax_grad_kernel(bool log, const typename Row::T* __restrict__ grad, const typename Row::T* __restrict__ y,
                         typename Row::T* __restrict__ out, RowSize size) {
   using A = typename Row::A;
@@ -68,7 +68,7 @@ void softmax(bool log, const Tensor& x, Tensor& out) {
   const int64_t rows = x.size(0), n = x.size(1);
   for_floats("softmax", x, [&]<class T> {
     with_rows<T, 1, 1>(n, n, {x.raw_data(), out.raw_data()}, [&]<class Row> {
-      const RowLaunch how = launch_of<Row>({rows, n, n}, softmax_blocks<Row, 1>());
+      const RowLaunch how = launch_of<Row>({rows, n, n}, softmax_blocks<Row>());
       cuda::launch({"softmax", how.grid, how.block, how.shared}, softmax_kernel<Row>, log, x.data<T>(), out.data<T>(),
                    how.size);
     });
@@ -79,7 +79,7 @@ void softmax_grad(bool log, const Tensor& grad, const Tensor& y, Tensor& grad_x)
   const int64_t rows = y.size(0), n = y.size(1);
   for_floats("softmax_grad", y, [&]<class T> {
     with_rows<T, 2, 2>(n, n, {grad.raw_data(), y.raw_data(), grad_x.raw_data()}, [&]<class Row> {
-      const RowLaunch how = launch_of<Row>({rows, n, n}, softmax_blocks<Row, 2>());
+      const RowLaunch how = launch_of<Row>({rows, n, n}, softmax_blocks<Row>());
       cuda::launch({"softmax_grad", how.grid, how.block, how.shared}, softmax_grad_kernel<Row>, log, grad.data<T>(),
                    y.data<T>(), grad_x.data<T>(), how.size);
     });
