@@ -237,12 +237,13 @@ struct Mish : Costly {  // x tanh(softplus(x)); with e = e^x and n = e (e + 2) t
     return settled(input, T(-85), T(20), g, g * (t + input * ((T(1) + t) * (T(2) * d)) * (e / (T(1) + e))));
   }
 };
+/// The share of a normal distribution below x.
+template <class T> LOCKSTEP_HD T normal_cdf(T x) { return T(0.5) * (T(1) + erf(x * T(0.70710678118654752440))); }
 struct GeluErf : Costly {
-  LOCKSTEP_VALUE { return x * (T(0.5) * (T(1) + erf(x * T(0.70710678118654752440)))); }
+  LOCKSTEP_VALUE { return x * normal_cdf(x); }
   LOCKSTEP_GRAD(input) {
     const T normal = T(0.39894228040143267794) * exp(T(-0.5) * input * input);  // 1 / sqrt(2 pi)
-    return settled(input, T(-15), T(15), g,
-                   g * (T(0.5) * (T(1) + erf(input * T(0.70710678118654752440))) + input * normal));
+    return settled(input, T(-15), T(15), g, g * (normal_cdf(input) + input * normal));
   }
 };
 struct GeluTanh : Costly {  // x / 2 (1 + tanh u) = x / (1 + e^-2u) with 2u = 2 sqrt(2 / pi) (x + 0.044715 x^3)

@@ -1,12 +1,15 @@
-// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary; the softmax exists only in the gradient.
-// Memory bound. Forward reads the logits once (online softmax: maximum and sum of exponentials together). Backward
-// reads them once and writes the gradient, which may overwrite them: every thread reads its own elements before it
-// writes them. Forward and backward in one kernel read the logits once from memory, and long rows once more from L2.
+// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary, on the engines of rows.h; the softmax
+// exists only in the gradient. Memory bound: forward reads the logits once, backward reads them once and writes the
+// gradient, and both in one kernel read once and write once. The gradient may overwrite the logits: every thread reads
+// its own elements before it writes them. Rows may lie further apart than their length and end within a vector of
+// 16 bytes, as those of padded logits do; what lies behind a row is neither read nor written.
 //
 //   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])        s: label smoothing, t: target
+#include <numeric>
+
 #include "tensor/cuda/cuda_kernels.h"
+#include "tensor/cuda/exp_sum.h"
 #include "tensor/cuda/report.h"
-#include "tensor/cuda/warp.h"
 #include "tensor/padded.h"
 
 namespace lockstep::on_cuda {
@@ -39,115 +42,149 @@ template <class T> struct Targets {
   cuda::RangeCheck good;
 };
 
-/// Writes the loss of row r; returns its log-sum-exp to every thread.
-template <class T, int threads, int V, bool held>
-__device__ Compute<T> loss_of(Row<T, threads, V, held>& row, const Targets<T>& to, int64_t r, Compute<T>* loss) {
-  using A = Compute<T>;
+/// Reads the row and writes its loss; returns its log-sum-exp to every thread.
+template <class Row>
+__device__ typename Row::A loss_of(Row& row, const Targets<typename Row::T>& to, const typename Row::T* x, int64_t n,
+                                   typename Row::A* loss) {
+  using T = typename Row::T;
+  using A = typename Row::A;
+  constexpr int V = Row::V;
   const Smoothing& smoothing = to.smoothing;
+  const int64_t r = row.number(), t = to.target[r];
+  const bool counts = t != smoothing.ignored, inside = uint64_t(t) < uint64_t(n);
+  // Read by the thread that will write the gradient of the target, as that may overwrite the logit.
+  const bool mine = row.thread() == (counts && inside ? row.owner(t) : 0);
+  const A logit = mine && counts && inside ? load(x + row.start() + t) : A(0);
   A top, sum;
-  row.sum_of_exp(top, sum);
+  sum_of_exp(row, top, sum);
   const A log_sum = log_of(sum);  // lse = top + log_sum, kept apart: their sum loses digits when logits are large
-  const int64_t t = to.target[r];
-  A distance = 0;  // sum over c of w[c] (top - x[c])
-  if (smoothing.part > 0 && t != smoothing.ignored) {
-    row.each([&](int64_t i, const A* v) {
-      A w[V];
-      for (int j = 0; j < V; ++j) w[j] = 1;
-      if (to.weight) load_values<V>(to.weight + i, w);
-      for (int j = 0; j < V; ++j) distance += (top - v[j]) * w[j];
+  A distance = 0;                 // sum over c of w[c] (top - x[c])
+  if (smoothing.part > 0 && counts) {
+    row.each([&](int64_t i, int, typename Row::Kept kept) {
+      A v[V], w[V];
+      widen(kept[0], v);
+      if (to.weight) widen(load_part<V, Row::ragged>(to.weight, i, n, T(0.f)), w);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        if (!Row::ragged || i + j < n) distance += to.weight ? (top - v[j]) * w[j] : top - v[j];
+      }
     });
-    distance = group_sum<threads>(distance);
+    distance = row.sum(distance);
   }
-  // Done by the thread that will write the gradient of the target, as that may overwrite the logit.
-  const bool counts = t != smoothing.ignored, inside = uint64_t(t) < uint64_t(row.n);
-  if (threadIdx.x == (counts && inside ? t / V % threads : 0)) {
+  if (mine) {
     double result = 0;
     if (counts && to.good(t, r)) {
-      const double point = (double(top) - double(load(row.data + t))) + double(log_sum);
+      const double point = (double(top) - double(logit)) + double(log_sum);
       result = (1 - smoothing.part) * (to.weight ? double(load(to.weight + t)) : 1) * point;
       if (smoothing.part > 0)
-        result += smoothing.part / double(row.n) *
-                  (double(distance) + (smoothing.total ? *smoothing.total : double(row.n)) * double(log_sum));
+        result += smoothing.part / double(n) *
+                  (double(distance) + (smoothing.total ? *smoothing.total : double(n)) * double(log_sum));
     }
     loss[r] = A(result);
   }
   return top + log_sum;
 }
 
-/// dx[c] = softmax(x)[c] scale - w[c] spread, minus `point` at the target. l: the row's log-sum-exp.
-template <class T, int threads, int V, bool held>
-__device__ void grad_of(Row<T, threads, V, held>& row, const Targets<T>& to, int64_t r, Compute<T> upstream,
-                        Compute<T> l, T* out) {
-  using A = Compute<T>;
+/// dx[c] = softmax(x)[c] scale - w[c] spread, minus `point` at the target, of a row that has been read. l: its
+/// log-sum-exp; made: the row of the gradient.
+template <class Row>
+__device__ void grad_of(Row& row, const Targets<typename Row::T>& to, const typename Row::T* x, int64_t n,
+                        typename Row::A upstream, typename Row::A l, typename Row::T* made) {
+  using T = typename Row::T;
+  using A = typename Row::A;
+  constexpr int V = Row::V;
   // lse in f32 has an error of |lse| 2^-24, which scales all probabilities. If that is visible in T, divide by the sum
   // of the probabilities.
-  constexpr A exact = sizeof(T) == 2 ? A(2048) : A(16);
+  constexpr A exact = std::is_same_v<T, BFloat16> ? A(2048) : sizeof(T) == 2 ? A(256) : A(16);
   const Smoothing& smoothing = to.smoothing;
   const T* const weight = to.weight;
-  const int64_t t = to.target[r], n = row.n;
+  const int64_t r = row.number(), t = to.target[r];
   bool counts = t != smoothing.ignored;
   const bool elsewhere = smoothing.elsewhere && t == -1;
   if (counts && !elsewhere && uint64_t(t) >= uint64_t(n)) {
-    if (threadIdx.x == 0) to.good(t, r);
+    if (row.thread() == 0) to.good(t, r);
     counts = false;
   }
   if (!counts) {
     const A zeros[V] = {};
-    for (int64_t i = int64_t(threadIdx.x) * V; i < n; i += int64_t(threads) * V) store_values<V>(out + i, zeros);
+    row.each([&](int64_t i, int, typename Row::Kept) { store_part<V, Row::ragged>(made, i, n, zeros); });
     return;
   }
-  const double g = double(upstream), wt = weight ? double(load(weight + t)) : 1;
+  const bool mine = !elsewhere && row.thread() == row.owner(t);
+  const double logit = mine ? double(load(x + row.start() + t)) : 0;  // before it may be overwritten
+  const double g = double(upstream), wt = weight && !elsewhere ? double(load(weight + t)) : 1;
   const double point = g * (1 - smoothing.part) * wt, spread = g * smoothing.part / double(n);
   const A share = A(spread);
-  A scale = A(point + spread * (smoothing.total ? *smoothing.total : double(n)));
+  const RowExp<T> e(l);
+  A scale = A(point + spread * (smoothing.total ? *smoothing.total : double(n))), factor = scale * e.correction();
   if (!smoothing.elsewhere && std::fabs(l) > exact) {
     A sum = 0;
-    row.each([&](int64_t, const A* v) {
-      for (int j = 0; j < V; ++j) sum += exp_of(v[j] - l);
+    row.each([&](int64_t, int, typename Row::Kept kept) {
+      A v[V];
+      widen(kept[0], v);
+#pragma unroll
+      for (int j = 0; j < V; ++j) sum += e(v[j]);
     });
-    scale /= group_sum<threads>(sum);
+    sum = row.sum(sum);
+    factor = scale / sum;
+    scale /= sum * e.correction();
   }
-  row.each([&](int64_t i, const A* v) {
-    A dx[V], w[V];
-    for (int j = 0; j < V; ++j) w[j] = 1;
-    if (weight && share != 0) load_values<V>(weight + i, w);
-    for (int j = 0; j < V; ++j) {
-      dx[j] = exp_of(v[j] - l) * scale;
-      if (share != 0) dx[j] -= w[j] * share;
-      if (i + j == t) dx[j] = A(::exp(double(v[j]) - double(l)) * double(scale) - wt * spread - point);
+  const T at_target = mine ? T(A(::exp(logit - double(l)) * double(scale) - wt * spread - point)) : T(0.f);
+  row.each([&](int64_t i, int, typename Row::Kept kept) {
+    A dx[V];
+    widen(kept[0], dx);
+#pragma unroll
+    for (int j = 0; j < V; ++j) dx[j] = e(dx[j]) * factor;
+    if (share != 0) {
+      A w[V];
+      if (weight) widen(load_part<V, Row::ragged>(weight, i, n, T(0.f)), w);
+#pragma unroll
+      for (int j = 0; j < V; ++j) dx[j] -= weight ? w[j] * share : share;
     }
-    store_values<V>(out + i, dx);
+    store_part<V, Row::ragged>(made, i, n, dx);
   });
+  if (mine) made[t] = at_target;
+}
+
+/// Blocks of a kernel that a multiprocessor holds, which bounds the registers of a thread.
+template <class Row> constexpr int loss_blocks() {
+  if (!Row::in_registers) return sizeof(typename Row::T) == 8 ? 1 : 2;
+  return 3;
+}
+
+template <class Row> __device__ inline Row logits_of(const RowSize& size, const typename Row::T* x) {
+  return rows_of<Row, typename Row::T, 1, 1>(size, {x}, {x}, 0, typename Row::T(-infinity<float>));
 }
 
 /// Loss and lse of each row; with_grad: also the gradient, to `out`, which may be x.
-template <class T, int threads, int V, bool held, bool with_grad>
-__global__ void __launch_bounds__(threads == warp ? 128 : threads)
-    loss_kernel(const T* x, Targets<T> to, const Compute<T>* grad_loss, Compute<T>* loss, Compute<T>* lse, T* out,
-                int64_t rows, int64_t n, int64_t step, int64_t out_step) {
-  for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
-    Row<T, threads, V, held> row(x + r * step, n);
-    const Compute<T> l = loss_of(row, to, r, loss);
-    if (threadIdx.x == 0) lse[r] = l;
-    if constexpr (with_grad) grad_of(row, to, r, grad_loss[r], l, out + r * out_step);
+template <class Row, bool with_grad>
+__global__ void __launch_bounds__(Row::threads, loss_blocks<Row>())
+    loss_kernel(const typename Row::T* x, Targets<typename Row::T> to, const typename Row::A* grad_loss,
+                typename Row::A* loss, typename Row::A* lse, typename Row::T* out, int64_t out_stride, RowSize size) {
+  Row row = logits_of<Row>(size, x);
+  for (row.begin(); row.more(); row.advance()) {
+    const int64_t r = row.number();
+    const typename Row::A l = loss_of(row, to, x, size.columns, loss);
+    if (row.thread() == 0) lse[r] = l;
+    if constexpr (with_grad) grad_of(row, to, x, size.columns, grad_loss[r], l, out + r * out_stride);
   }
 }
 
 /// The gradient alone, from a saved lse.
-template <class T, int threads, int V, bool held>
-__global__ void __launch_bounds__(threads == warp ? 128 : threads)
-    loss_grad_kernel(const Compute<T>* grad_loss, const T* x, const Compute<T>* lse, Targets<T> to, T* out,
-                     int64_t rows, int64_t n, int64_t step, int64_t out_step) {
-  for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
-    Row<T, threads, V, held> row(x + r * step, n);
-    grad_of(row, to, r, grad_loss[r], lse[r], out + r * out_step);
+template <class Row>
+__global__ void __launch_bounds__(Row::threads, loss_blocks<Row>())
+    loss_grad_kernel(const typename Row::A* grad_loss, const typename Row::T* x, const typename Row::A* lse,
+                     Targets<typename Row::T> to, typename Row::T* out, int64_t out_stride, RowSize size) {
+  Row row = logits_of<Row>(size, x);
+  for (row.begin(); row.more(); row.advance()) {
+    const int64_t r = row.number();
+    row.read([&](int64_t, int, typename Row::In in, typename Row::Kept kept) { kept[0] = in[0]; });
+    grad_of(row, to, x, size.columns, grad_loss[r], lse[r], out + r * out_stride);
   }
 }
 
-/// Where the second row begins: rows are aligned if the first two are.
-const void* second_row(const Tensor& x) {
-  return static_cast<const char*>(x.raw_data()) + row_step(x) * size_of(x.dtype());
-}
+/// The multiple of elements at which the rows of both tensors begin.
+int64_t common_step(const Tensor& a, const Tensor& b) { return std::gcd(row_step(a), row_step(b)); }
 
 /// Calls fn(targets), after summing the class weights if label smoothing needs it.
 template <class T, class Fn>
@@ -168,37 +205,36 @@ void with_targets(const char* op, const Tensor& target, const Tensor& weight, co
 
 void cross_entropy(const Tensor& logits, const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args,
                    const Tensor& grad_loss, Tensor& loss, Tensor& lse, Tensor& grad) {
-  const int64_t rows = logits.size(0), n = logits.size(1);
+  const RowSize size{logits.size(0), logits.size(1), row_step(logits)};
   for_floats("cross_entropy", logits, [&]<class T> {
     using A = Compute<T>;
-    with_targets<T>("cross_entropy", target, weight, args, n, [&](const Targets<T>& to) {
+    with_targets<T>("cross_entropy", target, weight, args, size.columns, [&](const Targets<T>& to) {
       T* const out = data_or_null<T>(grad);
-      with_row_shape<T>(n, {logits.raw_data(), second_row(logits), to.weight, out, out ? second_row(grad) : nullptr},
-                        [&]<int threads, int V, bool held> {
-                          using Blocks = RowBlocks<threads>;
-                          cuda::launch(
-                              {"cross_entropy", Blocks::grid(rows), Blocks::block()},
-                              out ? loss_kernel<T, threads, V, held, true> : loss_kernel<T, threads, V, held, false>,
-                              logits.data<T>(), to, data_or_null<A>(grad_loss), loss.data<A>(), lse.data<A>(), out,
-                              rows, n, row_step(logits), out ? row_step(grad) : 0);
-                        });
+      const Tensor& made = out ? grad : logits;
+      with_rows<T, 1, 1, true>(
+          size.columns, common_step(logits, made), {logits.raw_data(), to.weight, out}, [&]<class Row> {
+            const RowLaunch how = launch_of<Row>(size, loss_blocks<Row>());
+            cuda::launch({"cross_entropy", how.grid, how.block, how.shared},
+                         out ? loss_kernel<Row, true> : loss_kernel<Row, false>, logits.data<T>(), to,
+                         data_or_null<A>(grad_loss), loss.data<A>(), lse.data<A>(), out, row_step(made), how.size);
+          });
     });
   });
 }
 
 void cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,
                         const Tensor& weight, const CrossEntropyArgs& args, Tensor& grad) {
-  const int64_t rows = logits.size(0), n = logits.size(1);
+  const RowSize size{logits.size(0), logits.size(1), row_step(logits)};
   for_floats("cross_entropy_grad", logits, [&]<class T> {
     using A = Compute<T>;
-    with_targets<T>("cross_entropy_grad", target, weight, args, n, [&](const Targets<T>& to) {
-      with_row_shape<T>(n, {logits.raw_data(), second_row(logits), grad.raw_data(), second_row(grad), to.weight},
-                        [&]<int threads, int V, bool held> {
-                          using Blocks = RowBlocks<threads>;
-                          cuda::launch({"cross_entropy_grad", Blocks::grid(rows), Blocks::block()},
-                                       loss_grad_kernel<T, threads, V, held>, grad_loss.data<A>(), logits.data<T>(),
-                                       lse.data<A>(), to, grad.data<T>(), rows, n, row_step(logits), row_step(grad));
-                        });
+    with_targets<T>("cross_entropy_grad", target, weight, args, size.columns, [&](const Targets<T>& to) {
+      with_rows<T, 1, 1, true>(size.columns, common_step(logits, grad), {logits.raw_data(), to.weight, grad.raw_data()},
+                               [&]<class Row> {
+                                 const RowLaunch how = launch_of<Row>(size, loss_blocks<Row>());
+                                 cuda::launch({"cross_entropy_grad", how.grid, how.block, how.shared},
+                                              loss_grad_kernel<Row>, grad_loss.data<A>(), logits.data<T>(),
+                                              lse.data<A>(), to, grad.data<T>(), row_step(grad), how.size);
+                               });
     });
   });
 }

@@ -1,12 +1,11 @@
 // Values and derivatives of pointwise operations with two and three operands.
-#include "tensor/cuda/pointwise.h"
-#include "tensor/cuda/pointwise_table.h"
+#include "tensor/cuda/pointwise_number.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
 template <class F, class C> struct Value {
-  __device__ auto operator()(C a, C b) const { return F::value(a, b); }
+  template <class X> __device__ auto operator()(X a, X b) const { return plain(F::value(C(a), C(b))); }
 };
 
 /// The derivative by operand `part`; the kernel passes only the operands that it reads.
@@ -16,9 +15,11 @@ template <class F, class C, int part> struct Grad {
     if constexpr (part == 0) return F::grad0(g, a, b);
     else return F::grad1(g, a, b);
   }
-  __device__ C operator()(C g) const { return call(g, C(0), C(0)); }
-  __device__ C operator()(C g, C x) const { return reads == functor::reads_a ? call(g, x, C(0)) : call(g, C(0), x); }
-  __device__ C operator()(C g, C a, C b) const { return call(g, a, b); }
+  template <class X> __device__ X operator()(X g) const { return plain(call(C(g), C(0), C(0))); }
+  template <class X> __device__ X operator()(X g, X x) const {
+    return plain(reads == functor::reads_a ? call(C(g), C(x), C(0)) : call(C(g), C(0), C(x)));
+  }
+  template <class X> __device__ X operator()(X g, X a, X b) const { return plain(call(C(g), C(a), C(b))); }
 };
 
 template <class C> struct Where {
@@ -39,13 +40,13 @@ template <class F, class T> void value(const PointwiseArgs&, const Tensor* const
     if (out.dtype() == f16) return run_pointwise<Half, float, float>("pointwise", fn, out, *in[0], *in[1]);
     if (out.dtype() == bf16) return run_pointwise<BFloat16, float, float>("pointwise", fn, out, *in[0], *in[1]);
   }
-  run_pointwise<T, T, T>("pointwise", Value<F, Computed<T>>{}, out, *in[0], *in[1]);
+  run_pointwise<T, T, T>("pointwise", Value<F, Number<F, T>>{}, out, *in[0], *in[1]);
 }
 template <class F, class T> void compare(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
   run_pointwise<bool, T, T>("pointwise", Value<F, Computed<T>>{}, out, *in[0], *in[1]);
 }
 template <class F, class T, int part> void grad(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
-  const Grad<F, Computed<T>, part> fn;
+  const Grad<F, Number<F, T>, part> fn;
   if constexpr (fn.reads == functor::nothing) run_pointwise<T, T>("pointwise_grad", fn, out, *in[0]);
   else if constexpr (fn.reads == functor::both)
     run_pointwise<T, T, T, T>("pointwise_grad", fn, out, *in[0], *in[1], *in[2]);
@@ -53,14 +54,14 @@ template <class F, class T, int part> void grad(const PointwiseArgs&, const Tens
 }
 /// Functor that computes both derivatives of a binary operation.
 template <class F, class C> struct Grads {
-  __device__ void operator()(C g, C a, C b, C* made) const {
-    made[0] = F::grad0(g, a, b);
-    made[1] = F::grad1(g, a, b);
+  template <class X> __device__ void operator()(X g, X a, X b, X* made) const {
+    made[0] = plain(F::grad0(C(g), C(a), C(b)));
+    made[1] = plain(F::grad1(C(g), C(a), C(b)));
   }
 };
 template <class F, class T>
 void grads(const Tensor& grad, const Tensor& a, const Tensor& b, Tensor& grad_a, Tensor& grad_b) {
-  run_pointwise_pair<T>("pointwise_grads", Grads<F, Computed<T>>{}, grad, a, b, grad_a, grad_b);
+  run_pointwise_pair<T>("pointwise_grads", Grads<F, Number<F, T>>{}, grad, a, b, grad_a, grad_b);
 }
 template <class T> void where(const PointwiseArgs&, const Tensor* const* in, Tensor& out) {
   run_pointwise<T, bool, T, T>("where", Where<Computed<T>>{}, out, *in[0], *in[1], *in[2]);

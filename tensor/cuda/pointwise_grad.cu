@@ -1,6 +1,5 @@
 // Derivatives of pointwise operations with one operand.
-#include "tensor/cuda/pointwise.h"
-#include "tensor/cuda/pointwise_table.h"
+#include "tensor/cuda/pointwise_number.h"
 #include "tensor/cuda/trigonometry.h"
 
 namespace lockstep::on_cuda {
@@ -8,8 +7,8 @@ namespace {
 
 template <class F, class C> struct Grad {
   functor::Params<C> a;
-  __device__ C operator()(C g) const { return F::grad(g, C(0), a); }
-  __device__ C operator()(C g, C kept) const { return F::grad(g, kept, a); }
+  template <class X> __device__ X operator()(X g) const { return plain(F::grad(C(g), C(0), a)); }
+  template <class X> __device__ X operator()(X g, X kept) const { return plain(F::grad(C(g), C(kept), a)); }
 };
 
 template <> struct Grad<functor::Sin, float> {
@@ -34,7 +33,7 @@ template <class C> struct Grad<functor::PowScalar, C> {
 };
 
 template <class F, class T> void run(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
-  const Grad<F, Computed<T>> fn{params_of<Computed<T>>(args)};
+  const Grad<F, Number<F, T>> fn{params_for<F, T>(args)};
   if constexpr (F::reads == functor::Reads::none || F::reads == functor::Reads::zero)
     run_pointwise<T, T>("pointwise_grad", fn, out, *in[0]);
   else run_pointwise<T, T, T>("pointwise_grad", fn, out, *in[0], *in[1]);

@@ -1,6 +1,5 @@
 // Values of pointwise operations with one operand.
-#include "tensor/cuda/pointwise.h"
-#include "tensor/cuda/pointwise_table.h"
+#include "tensor/cuda/pointwise_number.h"
 #include "tensor/cuda/trigonometry.h"
 
 namespace lockstep::on_cuda {
@@ -8,7 +7,7 @@ namespace {
 
 template <class F, class C> struct Value {
   functor::Params<C> a;
-  __device__ C operator()(C x) const { return F::value(x, a); }
+  template <class X> __device__ X operator()(X x) const { return plain(F::value(C(x), a)); }
 };
 
 template <> struct Value<functor::Sin, float> {
@@ -34,7 +33,7 @@ template <class C> struct Value<functor::PowScalar, C> {
 };
 
 template <class F, class T> void run(const PointwiseArgs& args, const Tensor* const* in, Tensor& out) {
-  run_pointwise<T, T>("pointwise", Value<F, Computed<T>>{params_of<Computed<T>>(args)}, out, *in[0]);
+  run_pointwise<T, T>("pointwise", Value<F, Number<F, T>>{params_for<F, T>(args)}, out, *in[0]);
 }
 
 template <class F, PointwiseKind kind> constexpr PointwiseRow row() {

@@ -1,63 +1,63 @@
-// Softmax and its gradient along rows (rows, C). Memory bound: a row that fits into the registers of a block (8192
-// elements) is read once and written once. A longer row is read twice: the first pass computes its maximum and its sum
-// of exponentials together (online softmax, Milakov & Gimelshein 2018).
+// Softmax and its gradient along rows (rows, C), on the engines of rows.h. Memory bound: a row is read once and written
+// once. Exponentials are computed twice, because that costs less than keeping them: by device_math.h, for the width of
+// the result.
 #include "tensor/cuda/cuda_kernels.h"
-#include "tensor/cuda/warp.h"
+#include "tensor/cuda/exp_sum.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
-template <class T, int threads, int V, bool held>
-__global__ void __launch_bounds__(threads == warp ? 128 : threads)
-    softmax_kernel(bool log, const T* x, T* out, int64_t rows, int64_t n) {
-  using A = Compute<T>;
-  for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
-    Row<T, threads, V, held> row(x + r * n, n);
-    A most = -infinity<A>, sum = 0;
-    if constexpr (held) {
-      row.each([&](int64_t, const A* v) {
-        for (int j = 0; j < V; ++j) most = larger_of(v[j], most);
-      });
-      most = group_max<threads>(most);
-      row.each([&](int64_t, A* v) {
-        for (int j = 0; j < V; ++j) {
-          const A e = exp_of(v[j] - most);
-          sum += e;
-          v[j] = log ? v[j] - most : e;
-        }
-      });
-      sum = group_sum<threads>(sum);
-    } else {
-      row.sum_of_exp(most, sum);
-    }
-    const A log_sum = log ? log_of(sum) : A(0), scale = A(1) / sum;
-    row.each([&](int64_t i, A* v) {
-      A y[V];
-      for (int j = 0; j < V; ++j) {
-        if (held) y[j] = log ? v[j] - log_sum : v[j] * scale;
-        else y[j] = log ? (v[j] - most) - log_sum : exp_of(v[j] - most) * scale;
-      }
-      store_values<V>(out + r * n + i, y);
+/// Blocks of a kernel that a multiprocessor holds, which bounds the registers of a thread.
+template <class Row> constexpr int softmax_blocks() {
+  if (!Row::in_registers) return sizeof(typename Row::T) == 8 ? 1 : 2;
+  return 3;
+}
+
+template <class Row>
+__global__ void __launch_bounds__(Row::threads, softmax_blocks<Row>())
+    softmax_kernel(bool log, const typename Row::T* __restrict__ x, typename Row::T* __restrict__ out, RowSize size) {
+  using A = typename Row::A;
+  constexpr int V = Row::V;
+  Row row = rows_of<Row, typename Row::T, 1, 1>(size, {x}, {x});
+  for (row.begin(); row.more(); row.advance()) {
+    A most, sum;
+    sum_of_exp(row, most, sum);
+    const RowExp<typename Row::T> e(base_of(most));
+    const A log_sum = log ? log_of(sum) : A(0), scale = e.correction() / sum;
+    row.each([&](int64_t i, int, typename Row::Kept kept) {
+      A v[V];
+      widen(kept[0], v);
+#pragma unroll
+      for (int j = 0; j < V; ++j) v[j] = log ? (v[j] - most) - log_sum : e(v[j]) * scale;
+      store_values<V>(out + row.start() + i, v);
     });
   }
 }
 
 /// softmax: dx = y (g - sum g y). log_softmax: dx = g - exp(y) sum g.
-template <class T, int threads, int V, bool held>
-__global__ void __launch_bounds__(threads == warp ? 128 : threads)
-    softmax_grad_kernel(bool log, const T* grad, const T* y, T* out, int64_t rows, int64_t n) {
-  using A = Compute<T>;
-  for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
-    Row<T, threads, V, held> row(y + r * n, n), from(grad + r * n, n);
+template <class Row>
+__global__ void __launch_bounds__(Row::threads, softmax_blocks<Row>())
+    softmax_grad_kernel(bool log, const typename Row::T* __restrict__ grad, const typename Row::T* __restrict__ y,
+                        typename Row::T* __restrict__ out, RowSize size) {
+  using A = typename Row::A;
+  constexpr int V = Row::V;
+  Row row = rows_of<Row, typename Row::T, 2, 2>(size, {y, grad}, {y, grad});
+  const RowExp<typename Row::T> e(A(0));
+  for (row.begin(); row.more(); row.advance()) {
     A sum = 0;
-    both(row, from, [&](int64_t, int, const A* v, const A* g) {
+    row.read([&](int64_t, int, typename Row::In in, typename Row::Kept kept) {
+      A v[V], g[V];
+      widen(kept[0] = in[0], v), widen(kept[1] = in[1], g);
+#pragma unroll
       for (int j = 0; j < V; ++j) sum += log ? g[j] : g[j] * v[j];
     });
-    sum = group_sum<threads>(sum);
-    both(row, from, [&](int64_t i, int, const A* v, const A* g) {
-      A dx[V];
-      for (int j = 0; j < V; ++j) dx[j] = log ? g[j] - exp_of(v[j]) * sum : v[j] * (g[j] - sum);
-      store_values<V>(out + r * n + i, dx);
+    sum = row.sum(sum);
+    row.each([&](int64_t i, int, typename Row::Kept kept) {
+      A v[V], g[V];
+      widen(kept[0], v), widen(kept[1], g);
+#pragma unroll
+      for (int j = 0; j < V; ++j) v[j] = log ? g[j] - e(v[j]) * sum : v[j] * (g[j] - sum);
+      store_values<V>(out + row.start() + i, v);
     });
   }
 }
@@ -67,10 +67,10 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
 void softmax(bool log, const Tensor& x, Tensor& out) {
   const int64_t rows = x.size(0), n = x.size(1);
   for_floats("softmax", x, [&]<class T> {
-    with_row_shape<T>(n, {x.raw_data(), out.raw_data()}, [&]<int threads, int V, bool held> {
-      using Blocks = RowBlocks<threads>;
-      cuda::launch({"softmax", Blocks::grid(rows), Blocks::block()}, softmax_kernel<T, threads, V, held>, log,
-                   x.data<T>(), out.data<T>(), rows, n);
+    with_rows<T, 1, 1>(n, n, {x.raw_data(), out.raw_data()}, [&]<class Row> {
+      const RowLaunch how = launch_of<Row>({rows, n, n}, softmax_blocks<Row>());
+      cuda::launch({"softmax", how.grid, how.block, how.shared}, softmax_kernel<Row>, log, x.data<T>(), out.data<T>(),
+                   how.size);
     });
   });
 }
@@ -78,10 +78,10 @@ void softmax(bool log, const Tensor& x, Tensor& out) {
 void softmax_grad(bool log, const Tensor& grad, const Tensor& y, Tensor& grad_x) {
   const int64_t rows = y.size(0), n = y.size(1);
   for_floats("softmax_grad", y, [&]<class T> {
-    with_row_shape<T>(n, {grad.raw_data(), y.raw_data(), grad_x.raw_data()}, [&]<int threads, int V, bool held> {
-      using Blocks = RowBlocks<threads>;
-      cuda::launch({"softmax_grad", Blocks::grid(rows), Blocks::block()}, softmax_grad_kernel<T, threads, V, held>, log,
-                   grad.data<T>(), y.data<T>(), grad_x.data<T>(), rows, n);
+    with_rows<T, 2, 2>(n, n, {grad.raw_data(), y.raw_data(), grad_x.raw_data()}, [&]<class Row> {
+      const RowLaunch how = launch_of<Row>({rows, n, n}, softmax_blocks<Row>());
+      cuda::launch({"softmax_grad", how.grid, how.block, how.shared}, softmax_grad_kernel<Row>, log, grad.data<T>(),
+                   y.data<T>(), grad_x.data<T>(), how.size);
     });
   });
 }

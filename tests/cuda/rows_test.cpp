@@ -1,5 +1,6 @@
-// Softmax, norms, batch norm and cross entropy on the device against the CPU: every way of assigning rows to threads (a
-// warp, a block, rows too long for registers), aligned and unaligned, every dtype.
+// Softmax, norms, batch norm and cross entropy on the device against the CPU: rows in a warp's registers and in a
+// block's shared memory, and longer ones, aligned and unaligned, in every dtype.
+#include "tensor/padded.h"
 #include "tests/cuda/against_cpu.h"
 
 using namespace lockstep;
@@ -10,8 +11,8 @@ namespace {
 struct Rows {
   int64_t rows, n;
 };
-constexpr Rows row_shapes[] = {{0, 8},    {1, 1},    {3, 2},    {5, 31},   {7, 33},
-                               {130, 64}, {3, 1000}, {2, 4099}, {2, 8192}, {1, 9001}};
+constexpr Rows row_shapes[] = {{0, 8},    {1, 1},    {3, 2},    {5, 31},   {7, 33},   {130, 64},
+                               {3, 1000}, {2, 4099}, {2, 8192}, {1, 9001}, {2, 60000}};
 constexpr DType floats[] = {f32, f64, f16, bf16};
 
 Tensor statistics(int64_t n, DType dtype) { return empty({n}, {dtype == f64 ? f64 : f32, cpu}); }
@@ -169,6 +170,50 @@ TEST_CASE("cuda: the norm of a sum with dropout, and its gradient") {
   }
 }
 
+TEST_CASE("cuda: a norm has the same bits wherever its inputs lie") {
+  for (const DType dtype : floats) {
+    for (const auto [rows, n] : {Rows{5, 64}, Rows{3, 1000}, Rows{2, 4096}}) {
+      for (const bool centered : {true, false}) {
+        const AddNormArgs args{.centered = centered, .eps = 1e-3, .p = 0.3, .key = {77, 5}};
+        std::vector<unsigned char> first;
+        for (const int64_t offset : {0, 1}) {  // in elements
+          const auto at = [&](const Shape& shape, uint32_t seed) {
+            Tensor x = empty({numel_of(shape) + offset}, {dtype, cuda0}).narrow(0, offset, numel_of(shape)).view(shape);
+            x.copy_(random_tensor(shape, dtype, seed).to(cuda0));
+            return x;
+          };
+          const Tensor x = at({rows, n}, 1), add = at({rows, n}, 2), g = at({rows, n}, 3), w = at({n}, 4),
+                       b = centered ? at({n}, 5) : Tensor();
+          Tensor of_rows[4], of_columns[4];
+          for (Tensor& t : of_rows) t = statistics(rows, dtype).to(cuda0);
+          for (Tensor& t : of_columns) t = at({n}, 6);
+          Tensor sum = empty({rows, n}, {dtype, cuda0}), out[] = {empty_like(sum), empty_like(sum)},
+                 dropped = empty_like(sum), grad_x[] = {at({rows, n}, 2), empty_like(sum)};
+          const Kernels& k = table(cuda0);
+          k.add_norm(x, add, w, b, args, sum, out[0], of_rows[0], of_rows[1]);
+          k.add_norm_grad(g, grad_x[0], sum, of_rows[0], of_rows[1], w, args, grad_x[0], dropped, of_columns[0],
+                          of_columns[1]);
+          if (centered) {
+            k.layer_norm(x, w, b, args.eps, out[1], of_rows[2], of_rows[3]);
+            k.layer_norm_grad(g, x, of_rows[2], of_rows[3], w, grad_x[1], of_columns[2], of_columns[3]);
+          } else {
+            k.rms_norm(x, w, args.eps, out[1], of_rows[3]);
+            k.rms_norm_grad(g, x, of_rows[3], w, grad_x[1], of_columns[2]);
+          }
+          std::vector<Tensor> made = {sum,       out[0],        out[1],        dropped,    grad_x[0],
+                                      grad_x[1], of_columns[0], of_columns[2], of_rows[1], of_rows[3]};
+          if (centered) made.insert(made.end(), {of_columns[1], of_columns[3], of_rows[0], of_rows[2]});
+          std::vector<unsigned char> bits;
+          for (const Tensor& t : made)
+            for (const unsigned char byte : bytes_of(t)) bits.push_back(byte);
+          if (offset == 0) first = bits;
+          CHECK_MESSAGE(bits == first, named(centered ? "layer_norm" : "rms_norm", dtype, rows, n));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("cuda: layer norm around a large mean") {
   const Tensor x = add_scalar(random_tensor({3, 700}, f32, 1), 1e4);
   against_cpu(
@@ -284,6 +329,44 @@ TEST_CASE("cuda: cross entropy and its gradient, also in place") {
                 bound_of(dtype, n));
           }
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: cross entropy neither reads nor writes what lies between rows") {
+  const auto between = [](const Tensor& x) {  // the rows' padding, on the CPU
+    const Tensor whole = Tensor(x.storage(), 0, {x.size(0), x.strides()[0]}, {x.strides()[0], 1}, x.dtype());
+    return whole.narrow(1, x.size(1), x.strides()[0] - x.size(1)).to(cpu).contiguous();
+  };
+  for (const DType dtype : floats) {
+    // Rows in registers and in shared memory, some longer than it, that end within a vector of 16 bytes.
+    for (const auto [rows, n] : {Rows{3, 1}, Rows{9, 33}, Rows{700, 61}, Rows{6, 997}, Rows{3, 2001}, Rows{2, 60001}}) {
+      const auto padded = [&, rows = rows, n = n](double behind, Device device) {
+        return full({rows, padded_columns(n)}, behind, {dtype, device}).narrow(1, 0, n);
+      };
+      const Tensor x = padded(std::nan(""), cpu), upstream = random_tensor({rows}, dtype == f64 ? f64 : f32, 5),
+                   w = add_scalar(random_tensor({n}, dtype, 2, 0.5), 1);
+      Tensor target = random_integers({rows}, n), values = x;
+      values.copy_(random_tensor({rows, n}, dtype, 1, 5));
+      target.narrow(0, 0, 1).fill_(n - 1), target.narrow(0, 1, 1).fill_(-7);
+      for (const double smoothing : {0.0, 0.1}) {
+        const CrossEntropyArgs args{.ignore_index = -7, .label_smoothing = smoothing};
+        const std::string what = named("cross_entropy of padded rows,", dtype, rows, n);
+        against_cpu(
+            what, {upstream, x, target, w},
+            {statistics(rows, dtype), statistics(rows, dtype), empty({rows, n}, {dtype, cpu})},
+            [&](const Kernels& k, const Arguments& in, Arguments& to) {
+              Tensor apart = padded(3, in[1].device()), within = padded(3, in[1].device());
+              k.cross_entropy(in[1], in[2], in[3], args, in[0], to[0], to[1], apart);
+              to[2] = apart.contiguous();
+              within.copy_(in[1]);
+              k.cross_entropy_grad(in[0], within, to[1], in[2], in[3], args, within);
+              CHECK_MESSAGE(bytes_of(within) == bytes_of(apart), what);
+              for (const Tensor& made : {apart, within})
+                CHECK_MESSAGE(sum(abs(add_scalar(between(made).to(f32), -3))).item() == 0, what);
+            },
+            std::max(bound_of(dtype, n), 5e-5));
       }
     }
   }

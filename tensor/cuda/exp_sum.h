@@ -1,0 +1,52 @@
+#pragma once
+// The sum of exponentials of a row, read once from memory: softmax and cross entropy.
+#include "tensor/cuda/rows.h"
+
+namespace lockstep::on_cuda {
+
+/// What exponentials of a row with this maximum are taken relative to: 0 if all are -inf, which avoids NaN.
+template <class A> __device__ inline A base_of(A most) { return most == -infinity<A> ? A(0) : most; }
+
+/// Reads the row: its largest value, and the sum of exp(value - largest).
+template <class Row> __device__ void sum_of_exp(Row& row, typename Row::A& largest, typename Row::A& sum) {
+  using T = typename Row::T;
+  using A = typename Row::A;
+  constexpr int V = Row::V;
+  A most = -infinity<A>, part = 0;  // of this thread
+  const auto add = [&](const RowExp<T>& e, const Vector<T, V>& x) {
+    A v[V];
+    widen(x, v);
+#pragma unroll
+    for (int j = 0; j < V; ++j) part += e(v[j]);
+  };
+  const auto raise = [&](const Vector<T, V>& x) {
+    A v[V], top = most;
+    widen(x, v);
+#pragma unroll
+    for (int j = 0; j < V; ++j) top = larger_of(v[j], top);
+    return top;
+  };
+  if constexpr (Row::in_registers) {  // first the maximum, then the sum
+    row.read([&](int64_t, int, typename Row::In in, typename Row::Kept kept) { most = raise(kept[0] = in[0]); });
+    largest = row.max(most);
+    const RowExp<T> e(base_of(largest));
+    row.each([&](int64_t, int, typename Row::Kept kept) { add(e, kept[0]); });
+    sum = row.sum(part) * e.correction();
+  } else {  // both in one walk (Milakov and Gimelshein, 2018); a larger maximum is rare, after some vectors
+    RowExp<T> e(A(0));
+    row.read([&](int64_t, int, typename Row::In in, typename Row::Kept kept) {
+      const A top = raise(kept[0] = in[0]);
+      if (!(top == most)) {  // also NaN
+        const RowExp<T> higher(base_of(top));
+        if (part != 0) part *= higher.from(base_of(most)) * e.correction() / higher.correction();
+        most = top, e = higher;
+      }
+      add(e, kept[0]);
+    });
+    largest = row.max(most);
+    const RowExp<T> all(base_of(largest));
+    sum = row.sum(part * e.correction() * all.from(most));
+  }
+}
+
+}  // namespace lockstep::on_cuda

@@ -1,0 +1,28 @@
+#pragma once
+// The number type in which a pointwise operation is computed: FastFloat for the activations where the result has 16
+// bits, else Computed<T>.
+#include "tensor/cuda/device_math.h"
+#include "tensor/cuda/pointwise.h"
+#include "tensor/cuda/pointwise_table.h"
+
+namespace lockstep::on_cuda {
+
+template <class F, class... Any> inline constexpr bool is_one_of = (std::is_same_v<F, Any> || ...);
+/// True if FastFloat computes F for results of type T.
+template <class F, class T>
+inline constexpr bool is_fast =
+    is_half<T>&& is_one_of<F, functor::Exp, functor::Tanh, functor::Sigmoid, functor::Silu, functor::Mish, functor::Elu,
+                           functor::GeluErf, functor::GeluTanh, functor::SiluMul>;
+template <class F, class T> using Number = std::conditional_t<is_fast<F, T>, FastFloat, Computed<T>>;
+
+/// The number in a FastFloat; other numbers as they are.
+template <class C> __device__ inline C plain(C x) { return x; }
+__device__ inline float plain(FastFloat x) { return x.value; }
+
+/// params_of() for Number<F, T>.
+template <class F, class T> functor::Params<Number<F, T>> params_for(const PointwiseArgs& args) {
+  const auto wide = params_of<Computed<T>>(args);
+  return {Number<F, T>(wide.p), Number<F, T>(wide.q)};
+}
+
+}  // namespace lockstep::on_cuda
