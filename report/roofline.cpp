@@ -175,9 +175,10 @@ KernelCost other_cost(const DryKernel& k) {
   } else if (name == "embedding_grad" || name == "index_add") {
     const Operand &grad = k.operand(0), &table = k.operands.back();
     cost.bytes = bytes_of_picked(k, table, 2 * double(std::min(grad.elements, table.elements) * size_of(table.dtype)));
-    constexpr int64_t sort_tile = 2048;
-    for (int64_t run = sort_tile; run < k.operand(1).elements; run *= 2) ++cost.launches;  // merge passes of the sort
-    cost.launches += 1;                                                                    // the sum
+    const int64_t count = k.operand(1).elements;
+    constexpr int64_t sort_tile = 1024;
+    for (int64_t run = sort_tile; run < count; run *= 2) ++cost.launches;  // merge passes of the sort
+    cost.launches += 1 + (count > rows_of_part);                           // sums of parts, and of runs of several
   } else if (is_step(name) || name == "unscale") {
     cost.kind = "optimizer";
     for (const Operand& o : k.operands)  // operands updated in place are read, too; the 16-bit copy is only written
