@@ -14,6 +14,7 @@
 #include "tensor/fp8.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
+#include "tests/tolerances.h"
 
 using namespace lockstep;
 
@@ -154,7 +155,7 @@ Results run_all() {
   return all;
 }
 
-int compare(const std::string& first, const std::string& second, double tolerance) {
+int compare(const std::string& first, const std::string& second, double units) {
   const auto a = data::SafeTensors::open(first), b = data::SafeTensors::open(second);
   int wrong = 0, equal_bits = 0, count = 0;
   for (const std::string& name : a.names()) {
@@ -181,7 +182,8 @@ int compare(const std::string& first, const std::string& second, double toleranc
     const double unit = x.dtype() == f16    ? 0x1p-10
                         : x.dtype() == bf16 ? 0x1p-7
                                             : 0x1p-20,
-                 allowed = tolerance * unit * std::max(largest, 1.0);
+                 of_fp8 = name.starts_with("fp8") ? testing::tolerance(testing::Near::product_fp8, x.dtype()) : 0,
+                 allowed = std::max(units * unit, of_fp8) * std::max(largest, 1.0);
     std::printf("%-50s largest difference %.3g of values up to %.3g%s\n", name.c_str(), worst, largest,
                 worst <= allowed ? "" : "  TOO LARGE");
     wrong += worst > allowed;
