@@ -88,10 +88,10 @@ __global__ void __launch_bounds__(threads)
   const int lane = threadIdx.x % 32;
   for (int64_t item = int64_t(blockIdx.x) * warps + threadIdx.x / 32; item < count * groups;
        item += int64_t(gridDim.x) * warps) {
-    const int64_t at = item / groups;
+    const int64_t group = item / count, at = item - group * count;  // neighbours in memory follow each other
     const Part part = part_at(sorted, at, count);
     if (part.rows == 0) continue;
-    const Strip<V> strip(lines, (item - at * groups) * 32 + lane);
+    const Strip<V> strip(lines, group * 32 + lane);
     const T* from = x + strip.o * count * lines.inner + strip.column;
     T* to = out + (strip.o * lines.n + int64_t(sorted.key[at])) * lines.inner + strip.column;
     const uint32_t place = lane < part.rows ? sorted.place[at + lane] : 0;
@@ -138,13 +138,14 @@ __global__ void __launch_bounds__(threads) join_parts_kernel(const Carried<T>* p
   const int64_t windows = count / rows_of_part;
   for (int64_t item = int64_t(blockIdx.x) * warps + threadIdx.x / 32; item < windows * groups;
        item += int64_t(gridDim.x) * warps) {
-    const int64_t window = item / groups, at = window * rows_of_part + lane, next = at + rows_of_part;
+    const int64_t group = item / windows, window = item - group * windows, at = window * rows_of_part + lane,
+                  next = at + rows_of_part;
     const bool is_long = next < count && sorted.key[next] == sorted.key[at] && is_head(sorted, at);
     const unsigned found = __ballot_sync(whole_warp, is_long);
     if (found == 0) continue;
     const int64_t head = window * rows_of_part + __ffs(int(found)) - 1, row = lines.outer * lines.inner;
     const K key = sorted.key[head];
-    const Strip<V> strip(lines, (item - window * groups) * 32 + lane);
+    const Strip<V> strip(lines, group * 32 + lane);
     const Carried<T>* from = partial + strip.o * lines.inner + strip.column;
     using Values = Vector<Carried<T>, V>;
     Values sum = load_vector<V>(from + slot_of(head, true) * row, access, 1, strip.width);

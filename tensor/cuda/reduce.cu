@@ -10,6 +10,7 @@
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/reduce_ops.h"
+#include "tensor/cuda/reduce_shape.h"
 #include "tensor/cuda/vector.h"
 
 namespace lockstep::on_cuda {
@@ -17,11 +18,7 @@ namespace {
 
 constexpr int threads = 256;
 constexpr unsigned whole_warp = 0xffffffffu;
-// Constants, so that sums do not depend on the device.
-constexpr int64_t wanted_blocks = 1024;  // of chunks of columns
-constexpr int64_t wanted_chunks = 4096;  // of rows: several times what a device runs at once, so few idle at the end
-constexpr int64_t enough_blocks = 64;    // of many threads, to be bound by memory without chunks; 40 just do
-constexpr int run_vectors = 64;          // vectors that one sum accumulates in the narrow type
+constexpr int run_vectors = 64;  // vectors that one sum accumulates in the narrow type
 
 /// Loads that a thread has in flight, and the most threads of a block of columns: less where sums take more registers.
 template <class A> inline constexpr int batch = sizeof(A) == 8 ? 4 : 8;
@@ -46,7 +43,6 @@ struct Reduction {
 };
 
 template <class T> inline constexpr int width = std::min(8, int(16 / sizeof(T)));
-constexpr int most_in_groups = 2048;  // totals of a block of columns in shared memory
 
 __device__ inline double center_of(const Reduction& plan, int64_t output) {
   if (!plan.centers) return 0;
@@ -156,7 +152,7 @@ __global__ void __launch_bounds__(most_threads<typename Op::template Lane<T>>, 1
   using A = typename Op::template Lane<T>;
   using Sum = Total<A>;
   constexpr int V = width<T>;
-  LOCKSTEP_SHARED(Sum, of_group, [most_in_groups]);
+  LOCKSTEP_SHARED(Sum, of_group, [ReduceShape::most_totals]);
   const int across = plan.shared, down = plan.block / across, column = threadIdx.x % across, row = threadIdx.x / across;
   const int in_group = max(across, 32), groups = plan.block / in_group, group = threadIdx.x / in_group;
   const int64_t strips = (plan.lanes + int64_t(across) * V - 1) / (int64_t(across) * V),
@@ -256,38 +252,9 @@ __global__ void __launch_bounds__(threads)
 
 int64_t divided(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// The smallest power of two that is at least n, but at most `most`.
-int power_of_two_from(int64_t n, int most) {
-  int p = 1;
-  while (p < most && p < n) p *= 2;
-  return p;
-}
-
-/// The shape of a launch along a kept dim, of which plan.lanes and plan.items are known.
-void spread_columns(Reduction& plan, int V, int64_t bytes, int most) {
-  constexpr int64_t enough_items = 8;  // for each thread
-  const auto blocks = [&](int across) { return plan.kept.count() * divided(plan.lanes, int64_t(across) * V); };
-  int& across = plan.shared;
-  across = power_of_two_from(divided(plan.lanes, V), 32);
-  plan.block = threads;
-  // Few rows: more columns for a block.
-  while (across < threads && int64_t(across) * V < plan.lanes && plan.items * across < enough_items * threads)
-    across *= 2;
-  plan.chunks = std::clamp<int64_t>(wanted_blocks / blocks(across), 1,
-                                    std::max<int64_t>(1, plan.items * across / (enough_items * threads)));
-  if (plan.chunks == 1) return;
-  // Many rows of few columns: if enough strips of at least a sector remain, their blocks take all rows, without chunks.
-  const int narrowest = std::min(across, std::max(1, int(32 / (V * bytes))));
-  if (blocks(narrowest) < 40) return;
-  plan.chunks = 1;
-  while (across > narrowest && blocks(across) < enough_blocks) across /= 2;
-  while (plan.block < most && plan.block / 32 * 2 * std::max(across, 1) * V <= most_in_groups &&
-         plan.items * across >= enough_items * plan.block * 2)
-    plan.block *= 2;
-}
-
 Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V, int most) {
   Reduction plan{};
+  ReduceShape shape;
   for (int d = 0; d < x.dim(); ++d) {
     if (dims >> d & 1) plan.reduced.insert(x.shape()[d], {x.strides()[d]}, 0);
     else plan.kept.insert(x.shape()[d], {x.strides()[d], out.strides()[d]}, 0);
@@ -317,18 +284,17 @@ Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V, in
     nest.size[last] = divided(plan.lanes, V);
     nest.stride[last][0] *= V;
     plan.items = nest.count();
-    plan.shared = plan.items > 128 ? threads : power_of_two_from(divided(plan.items, 2), 32);
-    plan.block = threads;
-    plan.chunks = std::clamp<int64_t>(wanted_chunks / plan.outputs, 1, divided(plan.items, threads * 16));
+    shape = ReduceShape::of_rows(plan.outputs, plan.items);
   } else {
     Nest<2>& nest = plan.kept;
     const int last = --nest.rank;
     plan.lanes = nest.size[last], plan.x_stride = nest.stride[last][0], plan.out_stride = nest.stride[last][1];
     plan.access = access(aligned(nest, last) && aligned(plan.reduced, plan.reduced.rank));
     plan.items = plan.reduced.count();
-    spread_columns(plan, V, size_of(x.dtype()), most);
+    shape = ReduceShape::of_columns(nest.count(), plan.items, plan.lanes, V, size_of(x.dtype()), most);
   }
-  plan.chunk = divided(plan.items, plan.chunks);
+  plan.shared = shape.across, plan.block = shape.block;
+  plan.chunk = divided(plan.items, shape.chunks);
   plan.chunks = divided(plan.items, plan.chunk);
   plan.is_line = plan.access == Access::run && plan.reduced.rank == 1;
   plan.kept.prepare();
@@ -343,7 +309,7 @@ void fold(const Tensor& x, uint32_t dims, const Tensor& out, const Finish& finis
   using Raw = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
   using Sum = Total<typename Op::template Lane<Raw>>;
   const auto join = [&](const Sum* partial, int64_t chunks) {
-    const int across = power_of_two_from(out.numel(), 32);
+    const int across = ReduceShape::power_of_two_from(out.numel(), 32);
     cuda::launch({"reduce", dim3(cuda::blocks_for(out.numel(), across)), dim3(threads)}, join_kernel<Op, Sum>, partial,
                  out.numel(), chunks, across, finish);
   };
