@@ -59,8 +59,14 @@ __global__ void __launch_bounds__(threads)
   const double scale = control->scale;
   const int32_t rounds = control->rounds;
   bool bad = false;
-  for (int64_t c = blockIdx.x; c < chunks; c += gridDim.x) {
-    const SquarePiece& piece = piece_of(pieces, count, c);
+  // A block takes neighbouring chunks, and so looks for the piece of the first one only.
+  const int64_t each = (chunks + gridDim.x - 1) / gridDim.x, first = blockIdx.x * each,
+                last = min(chunks, first + each);
+  if (first >= last) return;
+  const SquarePiece* at = &piece_of(pieces, count, first);
+  for (int64_t c = first; c < last; ++c) {
+    while (at + 1 < pieces + count && at[1].first_chunk <= c) ++at;
+    const SquarePiece& piece = *at;
     const int64_t begin = (c - piece.first_chunk) * StepBatch::chunk;
     double sum = 0;
     switch (piece.dtype) {
