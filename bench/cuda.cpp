@@ -105,6 +105,10 @@ void run_all(const Options& o) {
     });
     report(o, "unscale f32", 8 * double(m), 0, [&] { unscale_({p}, 1); });
   }
+  for (const int64_t columns : {768, 3072}) {  // the gradient of a bias
+    const Tensor x = ones({std::max<int64_t>(n / 2 / columns, 1), columns}, options(bf16));
+    report(o, fmt::format("sum over rows bf16 {}", columns), 2 * double(x.numel()), 0, [&] { sum(x, {0}); });
+  }
   for (const int64_t columns : {768, 4096, 50304}) {
     const int64_t rows = std::max<int64_t>(n / 2 / columns, 1);
     const double cells = double(rows * columns);

@@ -91,6 +91,12 @@ def rows_of(columns):
     return torch.randn(max(n // 2 // columns, 1), columns, device=device).to(bf16)
 
 
+for columns in (768, 3072):
+    @case(f"sum over rows bf16 {columns}")
+    def _(columns=columns):
+        x = rows_of(columns)
+        return lambda: x.sum(0)
+
 for columns in (768, 4096, 50304):
     @case(f"softmax bf16 {columns}")
     def _(columns=columns):

@@ -13,6 +13,7 @@
 #include "optim/optim.h"
 #include "tensor/check.h"
 #include "tensor/clock.h"
+#include "tensor/cuda/reduce_shape.h"
 #include "tensor/flops.h"
 
 namespace lockstep::report {
@@ -122,22 +123,15 @@ KernelCost attention_cost(const DryKernel& k, bool backward, const Card& card) {
           .efficiency = attention_efficiency(k, backward, card)};
 }
 
-/// Mirrors reduce.cu: a sum of many elements to few outputs is split into chunks, which a second kernel adds up.
+/// A reduction to few outputs is split into chunks, which a second kernel adds up.
 int64_t launches_of_reduce(const DryKernel& k) {
   const Operand &x = k.operand(0), &out = k.operands.back();
-  constexpr int64_t threads = 256, wanted_blocks = 1024;
-  const int64_t width = std::max<int64_t>(1, 16 / size_of(x.dtype)), outputs = std::max<int64_t>(out.elements, 1),
-                each = x.elements / outputs;
+  const int width = int(std::min<int64_t>(8, 16 / size_of(x.dtype)));
+  const int64_t outputs = std::max<int64_t>(out.elements, 1), each = x.elements / outputs;
   const bool along = x.shape.rank() == 0 || (k.reduced >> (x.shape.rank() - 1) & 1);
-  const auto divided = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  if (along)
-    return 1 + (std::clamp<int64_t>(wanted_blocks / outputs, 1, divided(divided(each, width), threads * 8)) > 1);
-  const int64_t lanes = x.shape.back();
-  int64_t shared = 1;
-  while (shared < 32 && shared < divided(lanes, width)) shared *= 2;
-  const int64_t blocks = std::max<int64_t>(1, outputs / std::max<int64_t>(lanes, 1)) * divided(lanes, shared * width);
-  return 1 + (std::clamp<int64_t>(wanted_blocks / std::max<int64_t>(blocks, 1), 1,
-                                  divided(each, threads / shared * 4)) > 1);
+  if (along) return 1 + (on_cuda::ReduceShape::of_rows(outputs, (each + width - 1) / width).chunks > 1);
+  const int64_t lanes = std::max<int64_t>(x.shape.back(), 1);
+  return 1 + (on_cuda::ReduceShape::of_columns(outputs / lanes, each, lanes, width, size_of(x.dtype), 512).chunks > 1);
 }
 
 bool is_step(const std::string& name) {
@@ -175,9 +169,10 @@ KernelCost other_cost(const DryKernel& k) {
   } else if (name == "embedding_grad" || name == "index_add") {
     const Operand &grad = k.operand(0), &table = k.operands.back();
     cost.bytes = bytes_of_picked(k, table, 2 * double(std::min(grad.elements, table.elements) * size_of(table.dtype)));
-    constexpr int64_t sort_tile = 2048;
-    for (int64_t run = sort_tile; run < k.operand(1).elements; run *= 2) ++cost.launches;  // merge passes of the sort
-    cost.launches += 1;                                                                    // the sum
+    const int64_t count = k.operand(1).elements;
+    constexpr int64_t sort_tile = 1024;
+    for (int64_t run = sort_tile; run < count; run *= 2) ++cost.launches;  // merge passes of the sort
+    cost.launches += 1 + (count > rows_of_part);                           // sums of parts, and of runs of several
   } else if (is_step(name) || name == "unscale") {
     cost.kind = "optimizer";
     for (const Operand& o : k.operands)  // operands updated in place are read, too; the 16-bit copy is only written

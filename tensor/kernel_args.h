@@ -36,6 +36,11 @@ struct PointwiseArgs {
 /// Reductions of Kernels::reduce.
 enum class ReduceOp : uint8_t { sum, mean, prod, max, min, any, all, sum_squares, logsumexp, var };
 
+/// Rows that add to one place (the gradient of an embedding, index_add) are cut into parts of so many, in the order of
+/// the indices. The rows of a part are added in order, the first part onto what was there, the others from 0; then the
+/// parts in order. CPU and CUDA do the same, so they get the same bits.
+inline constexpr int64_t rows_of_part = 32;
+
 /// Activation that is fused into a matrix product.
 enum class Activation : uint8_t { none, relu, gelu_tanh, gelu_erf, silu };
 

@@ -1,5 +1,5 @@
 // Moving elements by index: embedding, gather, scatter, index_select, index_add, and triangles. Indices have been
-// checked. Threads split the output, never the indices, so sums are in the order of the indices.
+// checked. Threads split the output, never the indices, so the order of a sum follows from the indices alone.
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -10,6 +10,7 @@
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/kernel_args.h"
 
 namespace lockstep::on_cpu {
 namespace {
@@ -53,43 +54,43 @@ template <class T> void select_rows(const T* x, const Split& split, const int64_
   });
 }
 
-// out[o, index[i], :] += x[o, i, :] in the order of i, except rows with index `skip`. A thread takes a range of
-// columns. f16 and bf16 are summed in f32 and rounded once, so their rows are visited one row of out at a time.
+// out[o, index[i], :] += x[o, i, :], except rows with index `skip`. Rows of out are visited one after the other, each
+// with all that is added to it: in parts of rows_of_part rows, as on CUDA. A thread takes a range of columns. f16 and
+// bf16 are summed in f32 and rounded once.
 template <class T>
 void add_rows(const T* x, const Split& split, const int64_t* index, int64_t count, int64_t skip, T* out) {
+  using Sum = std::conditional_t<is_half<T>, float, T>;
   const int64_t inner = split.inner;
-  std::vector<int64_t> order;
-  if constexpr (is_half<T>) {
-    order.resize(size_t(count));
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return index[a] < index[b]; });
-  }
+  std::vector<int64_t> order(static_cast<size_t>(count));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return index[a] < index[b]; });
   const auto add = [&](int64_t o, int64_t first, int64_t last) {
     const T* from = x + o * count * inner;
     T* to = out + o * split.n * inner;
-    if constexpr (is_half<T>) {
-      constexpr int64_t strip = 512;
-      float sum[strip];
-      for (int64_t c = first; c < last; c += strip) {
-        const int64_t width = std::min(strip, last - c);
-        for (int64_t i = 0; i < count;) {
-          const int64_t row = index[order[i]];
-          T* p = to + row * inner + c;
-          for (int64_t j = 0; j < width; ++j) sum[j] = float(p[j]);
-          for (; i < count && index[order[i]] == row; ++i) {
-            const T* q = from + order[i] * inner + c;
-            for (int64_t j = 0; j < width; ++j) sum[j] += float(q[j]);
-          }
-          if (row == skip) continue;
-          for (int64_t j = 0; j < width; ++j) p[j] = T(sum[j]);
+    constexpr int64_t strip = 512;
+    Sum sum[strip], part[strip];
+    for (int64_t c = first; c < last; c += strip) {
+      const int64_t width = std::min(strip, last - c);
+      // Adds rows begin to end of the order.
+      const auto add_to = [&](Sum* all, int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const T* q = from + order[i] * inner + c;
+          for (int64_t j = 0; j < width; ++j) all[j] = Sum(all[j] + Sum(q[j]));
         }
-      }
-    } else {
-      for (int64_t i = 0; i < count; ++i) {
-        if (index[i] == skip) continue;
-        T* p = to + index[i] * inner;
-        const T* q = from + i * inner;
-        for (int64_t j = first; j < last; ++j) p[j] += q[j];
+      };
+      for (int64_t begin = 0, end = 0; begin < count; begin = end) {
+        const int64_t row = index[order[begin]];
+        while (end < count && index[order[end]] == row) ++end;
+        if (row == skip) continue;
+        T* p = to + row * inner + c;
+        for (int64_t j = 0; j < width; ++j) sum[j] = Sum(p[j]);
+        add_to(sum, begin, std::min(begin + rows_of_part, end));
+        for (int64_t i = begin + rows_of_part; i < end; i += rows_of_part) {
+          std::fill_n(part, width, Sum(0));
+          add_to(part, i, std::min(i + rows_of_part, end));
+          for (int64_t j = 0; j < width; ++j) sum[j] = Sum(sum[j] + part[j]);
+        }
+        for (int64_t j = 0; j < width; ++j) p[j] = T(sum[j]);
       }
     }
   };

@@ -1,6 +1,6 @@
 // Copies between any strides and dtypes, and fill. Memory bound: a copy moves 16 bytes per thread if both sides are
 // contiguous along the same dimension; transposes go through tiles of shared memory, so both sides are read and written
-// in whole sectors.
+// in whole sectors, 16 bytes per thread where both sides allow it.
 #include <bit>
 
 #include "tensor/cuda/cuda_kernels.h"
@@ -25,31 +25,72 @@ struct Transpose {
   Nest<2> matrices;
   int64_t tall, wide, from_stride, to_stride;  // from_stride: of j in the source; to_stride: of i in the output
   int64_t tiles_down, tiles_across, tiles;
+  bool in_vectors;  // all rows of both sides are whole, aligned vectors of 16 bytes
 };
 
 /// Side of the square tiles of a transpose.
-template <class T> inline constexpr int tile_side = sizeof(T) <= 2 ? 64 : 32;
+template <class T> inline constexpr int tile_side = sizeof(T) <= 4 ? 64 : 32;
 
 template <class T> __global__ void __launch_bounds__(256) transpose_kernel(const T* from, T* to, Transpose how) {
-  constexpr int side = tile_side<T>, rows = 256 / side;
-  constexpr int padded = side + (sizeof(T) < 4 ? 4 / sizeof(T) : 1);  // elements of a column fall into different banks
-  LOCKSTEP_SHARED(T, tile, [side][padded]);
-  const int x = threadIdx.x % side, y = threadIdx.x / side;
+  constexpr int side = tile_side<T>, V = 16 / sizeof(T), pieces = side / V;
+  constexpr int E = sizeof(T) < 4 ? 4 / sizeof(T) : 1;  // elements of a word of shared memory
+  using Word = Vector<T, E>;
+  LOCKSTEP_SHARED(Word, tile, [side][side / E + 1]);  // words of a column fall into different banks
   for (int64_t t = blockIdx.x; t < how.tiles; t += gridDim.x) {
     const int64_t in_matrix = how.tiles_down * how.tiles_across, matrix = t / in_matrix, rest = t - matrix * in_matrix;
     const int64_t i0 = rest % how.tiles_down * side, j0 = rest / how.tiles_down * side;
-    int64_t at[2] = {};
+    int64_t at[2] = {i0 + j0 * how.from_stride, i0 * how.to_stride + j0};
     how.matrices.find(matrix, at);
+    const T* const source = from + at[0];
+    T* const target = to + at[1];
+    const int down = int(min(int64_t(side), how.tall - i0)), across = int(min(int64_t(side), how.wide - j0));
+    if (how.in_vectors) {
+      constexpr int loads = side * pieces / 256;
+      Vector<T, V> v[loads];
 #pragma unroll
-    for (int k = 0; k < side; k += rows) {
-      const int64_t i = i0 + x, j = j0 + y + k;
-      if (i < how.tall && j < how.wide) tile[y + k][x] = from[at[0] + i + j * how.from_stride];
-    }
-    __syncthreads();
+      for (int u = 0; u < loads; ++u) {
+        const int n = int(threadIdx.x) + u * 256, i = n % pieces * V, j = n / pieces;
+        if (i < down && j < across) v[u] = *reinterpret_cast<const Vector<T, V>*>(source + i + j * how.from_stride);
+      }
 #pragma unroll
-    for (int k = 0; k < side; k += rows) {
-      const int64_t i = i0 + y + k, j = j0 + x;
-      if (i < how.tall && j < how.wide) to[at[1] + i * how.to_stride + j] = tile[x][y + k];
+      for (int u = 0; u < loads; ++u) {
+        const int n = int(threadIdx.x) + u * 256, i = n % pieces * V, j = n / pieces;
+        if (i >= down || j >= across) continue;
+#pragma unroll
+        for (int w = 0; w < V / E; ++w) {
+          Word word;
+#pragma unroll
+          for (int e = 0; e < E; ++e) word.v[e] = v[u].v[w * E + e];
+          tile[j][i / E + w] = word;
+        }
+      }
+      __syncthreads();
+      for (int n = threadIdx.x; n < side / E * pieces; n += 256) {
+        const int i = n / pieces * E, j = n % pieces * V;
+        if (i >= down || j >= across) continue;
+        Word words[V];
+#pragma unroll
+        for (int k = 0; k < V; ++k) words[k] = tile[j + k][i / E];
+#pragma unroll
+        for (int e = 0; e < E; ++e) {
+          Vector<T, V> column;
+#pragma unroll
+          for (int k = 0; k < V; ++k) column.v[k] = words[k].v[e];
+          *reinterpret_cast<Vector<T, V>*>(target + (i + e) * how.to_stride + j) = column;
+        }
+      }
+    } else {
+      constexpr int rows = 256 / side;
+      const int x = threadIdx.x % side, y = threadIdx.x / side;
+#pragma unroll
+      for (int k = 0; k < side; k += rows) {
+        if (x < down && y + k < across) tile[y + k][x / E].v[x % E] = source[x + (y + k) * how.from_stride];
+      }
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < side; k += rows) {
+        if (y + k < down && x < across) target[(y + k) * how.to_stride + x] = tile[x][(y + k) / E].v[(y + k) % E];
+      }
     }
     __syncthreads();
   }
@@ -85,8 +126,13 @@ template <class T> void copy_same(const Tensor& source, const Tensor& out) {
   how.tiles_down = (how.tall + tile_side<T> - 1) / tile_side<T>;
   how.tiles_across = (how.wide + tile_side<T> - 1) / tile_side<T>;
   how.tiles = how.tiles_down * how.tiles_across * how.matrices.count();
-  cuda::launch({"copy", dim3(cuda::blocks_for(how.tiles, 1)), dim3(256)}, transpose_kernel<T>,
-               static_cast<const T*>(source.raw_data()), static_cast<T*>(out.raw_data()), how);
+  const T* const from = static_cast<const T*>(source.raw_data());
+  T* const to = static_cast<T*>(out.raw_data());
+  constexpr int V = 16 / sizeof(T);
+  int64_t together = how.tall | how.wide | how.from_stride | how.to_stride;
+  for (int d = 0; d < how.matrices.rank; ++d) together |= how.matrices.stride[d][0] | how.matrices.stride[d][1];
+  how.in_vectors = together % V == 0 && is_aligned(from, V) && is_aligned(to, V);
+  cuda::launch({"copy", dim3(cuda::blocks_for(how.tiles, 1)), dim3(256)}, transpose_kernel<T>, from, to, how);
 }
 
 }  // namespace

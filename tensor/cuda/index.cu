@@ -1,7 +1,7 @@
-// Moving elements by index. Sums are made in the order of the indices, without atomics: positions are sorted by the
-// place they add to (merge_sort.h, stable), then one thread adds everything that goes to one element. If several
-// elements are written to one place, the last one stays; it is found by an integer maximum. Memory bound. A wrong index
-// is reported (report.h) and skipped.
+// Moving elements by index. Sums of elements (scatter_add) are made in the order of the indices, without atomics:
+// positions are sorted by the place they add to (merge_sort.h, stable), then one thread adds everything that goes to one
+// element. If several elements are written to one place, the last one stays; it is found by an integer maximum. Memory
+// bound. A wrong index is reported (report.h) and skipped. Sums of rows are in add_rows.cu.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"
@@ -57,105 +57,6 @@ void select_rows(const char* op, const Tensor& x, int dim, const Tensor& index, 
       uintptr_t(bytes) | reinterpret_cast<uintptr_t>(rows.raw_data()) | reinterpret_cast<uintptr_t>(out.raw_data());
   if (together % 16 == 0) run.template operator()<Word16>();
   else dispatch_width(x.dtype(), run);
-}
-
-/// load() for sort_lines(): the positions of an index, keyed by the place they point to. Positions with index `skip` or
-/// a wrong index get key ~0, so they come last.
-template <class K> struct ByIndex {
-  const int64_t* index;
-  int64_t skip;
-  cuda::RangeCheck good;
-  __device__ void operator()(int64_t, int64_t i, K& key, uint32_t& place) const {
-    const int64_t to = index[i];
-    key = to != skip && good(to, i) ? K(to) : ~K(0);
-    place = uint32_t(i);
-  }
-};
-
-/// Walks along the run of equal keys that starts at `head`: add(load(place)) for each entry, in order. Several loads
-/// are in flight at a time.
-template <class K, class Load, class Add>
-__device__ void each_of_run(const Entries<K>& sorted, int64_t head, int64_t n, Load load, Add add) {
-  constexpr int batch = 4;
-  const K key = sorted.key[head];
-  for (int64_t at = head; at < n && sorted.key[at] == key;) {
-    decltype(load(0)) loaded[batch] = {};
-    int have = 1;
-    while (have < batch && at + have < n && sorted.key[at + have] == key) ++have;
-#pragma unroll
-    for (int u = 0; u < batch; ++u) {
-      if (u < have) loaded[u] = load(sorted.place[at + u]);
-    }
-#pragma unroll
-    for (int u = 0; u < batch; ++u) {
-      if (u < have) add(loaded[u]);
-    }
-    at += have;
-  }
-}
-/// True if a run of equal keys, other than ~0, starts at `at`.
-template <class K> __device__ bool is_head(const Entries<K>& sorted, int64_t at) {
-  return sorted.key[at] != ~K(0) && (at == 0 || sorted.key[at - 1] != sorted.key[at]);
-}
-
-/// out[o, index[i], :] += x[o, i, :]. A thread handles V columns of a row of out; only the thread at the head of a run
-/// does anything, and it adds the whole run.
-template <int V, class T, class K>
-__global__ void __launch_bounds__(threads)
-    add_rows_kernel(const T* x, Lines lines, int64_t count, Entries<K> sorted, T* out, Access access) {
-  const int64_t pieces = (lines.inner + V - 1) / V, work = lines.outer * count * pieces;
-  for (int64_t item = first_item(); item < work; item += item_step()) {
-    const int64_t row = item / pieces, column = (item - row * pieces) * V, o = row / count, at = row - o * count;
-    if (!is_head(sorted, at)) continue;
-    const int64_t left = lines.inner - column;
-    const int width = left < V ? int(left) : V;
-    T* to = out + (o * lines.n + int64_t(sorted.key[at])) * lines.inner + column;
-    const T* from = x + o * count * lines.inner + column;
-    Vector<T, V> result = load_vector<V>(to, access, 1, width);
-    Carried<T> sum[V];
-#pragma unroll
-    for (int j = 0; j < V; ++j) sum[j] = Carried<T>(result.v[j]);
-    each_of_run(
-        sorted, at, count, [&](int64_t i) { return load_vector<V>(from + i * lines.inner, access, 1, width); },
-        [&](const Vector<T, V>& v) {
-#pragma unroll
-          for (int j = 0; j < V; ++j) sum[j] = functor::plus(sum[j], Carried<T>(v.v[j]));
-        });
-#pragma unroll
-    for (int j = 0; j < V; ++j) result.v[j] = T(sum[j]);
-    store_vector<V>(to, result, access, 1, width);
-  }
-}
-
-/// Calls fn with a key type wide enough for places below n, leaving ~0 free.
-template <class Fn> void dispatch_key(int64_t n, Fn&& fn) {
-  n < int64_t(UINT32_MAX) ? fn(uint32_t(0)) : fn(uint64_t(0));
-}
-
-void check_count(const char* op, int64_t count) {
-  LOCKSTEP_CHECK(count < int64_t(1) << 32, "[", op, "] expected fewer than 2^32 indices on cuda, got ", count);
-}
-
-void add_rows(const char* op, const Tensor& source, int dim, const Tensor& index, int64_t skip, Tensor& out) {
-  if (source.numel() == 0) return;
-  const Tensor rows = source.contiguous(), places = index.contiguous();
-  const int64_t count = places.numel();
-  const Lines lines(out, dim);
-  check_count(op, count);
-  dispatch_key(lines.n, [&]<class K>(K) {
-    SortBuffers<K> buffers(count);
-    const Entries<K> sorted =
-        sort_lines(op, ByIndex<K>{places.data<int64_t>(), skip, cuda::check_indices(op, lines.n)}, {1, count}, buffers);
-    dispatch_numbers(out.dtype(), op, [&]<class T> {
-      constexpr int V = std::min(4, vector_length<T>);
-      T* to = out.data<T>();
-      const T* from = rows.data<T>();
-      const bool run = lines.inner % V == 0 && is_aligned(to, V) && is_aligned(from, V);
-      const int64_t work = lines.outer * count * ((lines.inner + V - 1) / V);
-      cuda::launch({op, dim3(cuda::blocks_for(work, threads)), dim3(threads)}, add_rows_kernel<V, T, K>, from, lines,
-                   count, sorted, to, run ? Access::run : Access::apart);
-    });
-  });
 }
 
 // --- elements ---
@@ -242,6 +143,27 @@ template <class K> struct ByPlace {
   }
 };
 
+/// Walks along the run of equal keys that starts at `head`: add(load(place)) for each entry, in order. Several loads
+/// are in flight at a time.
+template <class K, class Load, class Add>
+__device__ void each_of_run(const Entries<K>& sorted, int64_t head, int64_t n, Load load, Add add) {
+  constexpr int batch = 4;
+  const K key = sorted.key[head];
+  for (int64_t at = head; at < n && sorted.key[at] == key;) {
+    decltype(load(0)) loaded[batch] = {};
+    int have = 1;
+    while (have < batch && at + have < n && sorted.key[at + have] == key) ++have;
+#pragma unroll
+    for (int u = 0; u < batch; ++u) {
+      if (u < have) loaded[u] = load(sorted.place[at + u]);
+    }
+#pragma unroll
+    for (int u = 0; u < batch; ++u) {
+      if (u < have) add(loaded[u]);
+    }
+    at += have;
+  }
+}
 /// scatter_add: the thread at the head of a run adds all elements of the run to their place.
 template <class T, class K>
 __global__ void __launch_bounds__(threads)
@@ -281,16 +203,8 @@ void embedding(const Tensor& weight, const Tensor& index, Tensor& out) {
   select_rows("embedding", weight, 0, index, out);
 }
 
-void embedding_grad(const Tensor& grad, const Tensor& index, int64_t padding_index, Tensor& grad_weight) {
-  add_rows("embedding_grad_", grad, 0, index, padding_index, grad_weight);
-}
-
 void index_select(const Tensor& x, int dim, const Tensor& index, Tensor& out) {
   select_rows("index_select", x, dim, index, out);
-}
-
-void index_add(const Tensor& source, int dim, const Tensor& index, Tensor& out) {
-  add_rows("index_add_", source, dim, index, INT64_MIN, out);  // INT64_MIN: no index is skipped
 }
 
 void gather(const Tensor& x, int dim, const Tensor& index, Tensor& out) {

@@ -21,6 +21,11 @@ struct SortLines {
   int64_t lines, n;
 };
 
+/// True if a run of equal keys, other than ~0, starts at `at`.
+template <class K> __device__ bool is_head(const Entries<K>& sorted, int64_t at) {
+  return sorted.key[at] != ~K(0) && (at == 0 || sorted.key[at - 1] != sorted.key[at]);
+}
+
 /// True if entry a comes before entry b: ordered by key, and by index among equal keys.
 template <class K> __device__ inline bool is_before(K a, uint32_t a_place, K b, uint32_t b_place) {
   return a != b ? a < b : a_place < b_place;
@@ -102,6 +107,16 @@ __global__ void __launch_bounds__(sort_threads)
       take_b ? ++j : ++i;
     }
   }
+}
+
+/// Calls fn with a key type wide enough for places below n, leaving ~0 free.
+template <class Fn> void dispatch_key(int64_t n, Fn&& fn) {
+  n < int64_t(UINT32_MAX) ? fn(uint32_t(0)) : fn(uint64_t(0));
+}
+
+/// Throws unless positions fit the 32 bits of a place.
+inline void check_count(const char* op, int64_t count) {
+  LOCKSTEP_CHECK(count < int64_t(1) << 32, "[", op, "] expected fewer than 2^32 indices on cuda, got ", count);
 }
 
 /// Two buffers of `count` entries; merge passes alternate between them.

@@ -5,12 +5,12 @@
 //
 // If there are few outputs, their elements are split into chunks, and a second kernel joins the totals of the chunks.
 // All of this depends only on the shape, and so does the order of every sum. A thread accumulates at most 64 vectors in
-// f32, then adds the result to an f64 sum. Memory bound.
-#include <cmath>
-
+// f32, then adds the result to an f64 sum. Memory bound: each element is read once, 16 bytes at a time, and a thread
+// has 4 or 8 such loads in flight.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/reduce_ops.h"
+#include "tensor/cuda/reduce_shape.h"
 #include "tensor/cuda/vector.h"
 
 namespace lockstep::on_cuda {
@@ -18,41 +18,11 @@ namespace {
 
 constexpr int threads = 256;
 constexpr unsigned whole_warp = 0xffffffffu;
-constexpr int64_t wanted_blocks = 1024;  // fills a large device; a constant, so that sums do not depend on the device
-constexpr int run_vectors = 64;          // vectors that one sum accumulates in the narrow type
+constexpr int run_vectors = 64;  // vectors that one sum accumulates in the narrow type
 
-/// Stores a total: to which memory, in which dtype, by which formula.
-struct Finish {
-  enum class How : uint8_t { plain, divide, add_log } how = How::plain;
-  double divisor = 1;
-  const double* most = nullptr;  // add_log: log(total) + most; `most` itself if it is not finite
-  void* out;
-  DType dtype;
-
-  template <class Total> __device__ void operator()(int64_t at, Total total) const {
-    switch (how) {
-      case How::plain: return put(at, total);
-      case How::divide: return put(at, double(total) / divisor);
-      case How::add_log: {
-        const double m = most[at];
-        return put(at, std::isfinite(m) ? std::log(double(total)) + m : m);
-      }
-    }
-  }
-  template <class V> __device__ void put(int64_t at, V value) const {
-    switch (dtype) {
-      case f32: static_cast<float*>(out)[at] = convert<float>(value); break;
-      case f64: static_cast<double*>(out)[at] = convert<double>(value); break;
-      case f16: static_cast<Half*>(out)[at] = convert<Half>(value); break;
-      case bf16: static_cast<BFloat16*>(out)[at] = convert<BFloat16>(value); break;
-      case i64: static_cast<int64_t*>(out)[at] = convert<int64_t>(value); break;
-      case i32: static_cast<int32_t*>(out)[at] = convert<int32_t>(value); break;
-      case i8: static_cast<int8_t*>(out)[at] = convert<int8_t>(value); break;
-      case u8: static_cast<uint8_t*>(out)[at] = convert<uint8_t>(value); break;
-      case boolean: static_cast<bool*>(out)[at] = convert<bool>(value); break;
-    }
-  }
-};
+/// Loads that a thread has in flight, and the most threads of a block of columns: less where sums take more registers.
+template <class A> inline constexpr int batch = sizeof(A) == 8 ? 4 : 8;
+template <class A> inline constexpr int most_threads = sizeof(A) == 8 ? 256 : 512;
 
 /// The plan of a reduction.
 struct Reduction {
@@ -63,9 +33,11 @@ struct Reduction {
   // stays the innermost dim of `reduced`, counted in vectors, with `lanes` elements.
   int64_t lanes = 1, x_stride = 1, out_stride = 1;
   Access access;
+  bool is_line;            // true: all that is reduced to one output lies along one dim, and vectors are runs
   int64_t outputs, items;  // items: vectors, or rows, that are reduced to one output
   int64_t chunk, chunks;   // chunk: items of a chunk
   int shared;              // threads per output and chunk; along a kept dim, threads across the columns
+  int block;               // threads of a block
   bool finite_centers;     // true: use 0 for a center that is not finite
   const double* centers;   // one center for each output, or null
 };
@@ -94,8 +66,8 @@ template <class Op, class A, int parts> struct Sums {
       wide[k] = Op::join(wide[k], Total<A>(narrow[k])), narrow[k] = Op::template identity<A>;
     held = 0;
   }
-  __device__ void count() {
-    if (++held == run_vectors) flush();
+  __device__ void count(int vectors) {
+    if ((held += vectors) >= run_vectors) flush();
   }
 };
 
@@ -106,7 +78,7 @@ __global__ void __launch_bounds__(threads)
     fold_rows_kernel(const T* x, Reduction plan, Total<typename Op::template Lane<T>>* partial, Finish finish) {
   using A = typename Op::template Lane<T>;
   using Sum = Total<A>;
-  constexpr int V = width<T>, parts = V < 4 ? V : 4;
+  constexpr int V = width<T>, parts = V < 4 ? V : 4, in_flight = 4;
   const int lane = threadIdx.x % plan.shared;
   const int64_t per_block = threads / plan.shared, work = plan.outputs * plan.chunks;
   // All threads of a block loop together, because they exchange values.
@@ -120,7 +92,24 @@ __global__ void __launch_bounds__(threads)
       plan.kept.find(output, start);
       const A center = A(center_of(plan, start[1])), neutral = Op::neutral(center);
       const int64_t last = chunk + 1 < plan.chunks ? (chunk + 1) * plan.chunk : plan.items;
-      for (int64_t i = chunk * plan.chunk + lane; i < last; i += plan.shared) {
+      int64_t i = chunk * plan.chunk + lane;
+      if (plan.is_line && plan.lanes % V == 0) {
+        const T* const line = x + start[0];
+        for (; i + (in_flight - 1) * plan.shared < last; i += in_flight * plan.shared) {
+          Vector<T, V> v[in_flight];
+#pragma unroll
+          for (int u = 0; u < in_flight; ++u)
+            v[u] = *reinterpret_cast<const Vector<T, V>*>(line + (i + u * plan.shared) * V);
+#pragma unroll
+          for (int u = 0; u < in_flight; ++u) {
+#pragma unroll
+            for (int j = 0; j < V; ++j)
+              sums.narrow[j % parts] = Op::step(sums.narrow[j % parts], widen<A>(v[u].v[j]), center);
+          }
+          sums.count(in_flight);
+        }
+      }
+      for (; i < last; i += plan.shared) {
         int64_t at[1] = {start[0]};
         const int64_t left = plan.lanes - plan.reduced.find(i, at) * V;
         const int count = left < V ? int(left) : V;
@@ -128,7 +117,7 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
         for (int j = 0; j < V; ++j)
           sums.narrow[j % parts] = Op::step(sums.narrow[j % parts], j < count ? widen<A>(v.v[j]) : neutral, center);
-        sums.count();
+        sums.count(1);
       }
     }
     sums.flush();
@@ -155,14 +144,17 @@ __global__ void __launch_bounds__(threads)
 
 // --- along a kept dim ---
 
+// A warp holds 32 / `across` rows of a strip of columns, if `across` is below 32. It joins them first, then the block
+// joins its groups of rows in order.
 template <class Op, class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(most_threads<typename Op::template Lane<T>>, 1)
     fold_columns_kernel(const T* x, Reduction plan, Total<typename Op::template Lane<T>>* partial, Finish finish) {
   using A = typename Op::template Lane<T>;
   using Sum = Total<A>;
   constexpr int V = width<T>;
-  LOCKSTEP_SHARED(Sum, of_row, [threads * V]);
-  const int across = plan.shared, down = threads / across, column = threadIdx.x % across, row = threadIdx.x / across;
+  LOCKSTEP_SHARED(Sum, of_group, [ReduceShape::most_totals]);
+  const int across = plan.shared, down = plan.block / across, column = threadIdx.x % across, row = threadIdx.x / across;
+  const int in_group = max(across, 32), groups = plan.block / in_group, group = threadIdx.x / in_group;
   const int64_t strips = (plan.lanes + int64_t(across) * V - 1) / (int64_t(across) * V),
                 outer = plan.outputs / plan.lanes;
   const int64_t work = outer * strips * plan.chunks;
@@ -179,38 +171,52 @@ __global__ void __launch_bounds__(threads)
       for (int j = 0; j < V; ++j)
         center[j] = A(center_of(plan, start[1] + (first + (j < count ? j : count - 1)) * plan.out_stride));
       const int64_t last = chunk + 1 < plan.chunks ? (chunk + 1) * plan.chunk : plan.items;
-      for (int64_t i = chunk * plan.chunk + row; i < last; i += down) {
-        int64_t at[1] = {start[0] + first * plan.x_stride};
+      const T* const from = x + start[0] + first * plan.x_stride;
+      int64_t i = chunk * plan.chunk + row;
+      if (plan.is_line && count == V) {
+        const int64_t step = plan.reduced.stride[0][0] * down;
+        const T* p = from + i * plan.reduced.stride[0][0];
+        for (; i + (batch<A> - 1) * down < last; i += batch<A> * down) {
+          Vector<T, V> v[batch<A>];
+#pragma unroll
+          for (int u = 0; u < batch<A>; ++u, p += step) v[u] = *reinterpret_cast<const Vector<T, V>*>(p);
+#pragma unroll
+          for (int u = 0; u < batch<A>; ++u) {
+#pragma unroll
+            for (int j = 0; j < V; ++j) sums.narrow[j] = Op::step(sums.narrow[j], widen<A>(v[u].v[j]), center[j]);
+          }
+          sums.count(batch<A>);
+        }
+      }
+      for (; i < last; i += down) {
+        int64_t at[1] = {};
         plan.reduced.find(i, at);
-        const Vector<T, V> v = load_vector<V>(x + at[0], plan.access, plan.x_stride, count);
+        const Vector<T, V> v = load_vector<V>(from + at[0], plan.access, plan.x_stride, count);
 #pragma unroll
         for (int j = 0; j < V; ++j) sums.narrow[j] = Op::step(sums.narrow[j], widen<A>(v.v[j]), center[j]);
-        sums.count();
+        sums.count(1);
       }
     }
     sums.flush();
-    // Rows are joined pairwise, then pairs of pairs. Neighbouring threads access neighbouring words.
+    for (int step = 16; step >= across; step /= 2) {
 #pragma unroll
-    for (int j = 0; j < V; ++j) of_row[j * threads + threadIdx.x] = sums.wide[j];
-    for (int half = down / 2; half > 0; half /= 2) {
-      __syncthreads();
-      if (row < half) {
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-          Sum& mine = of_row[j * threads + threadIdx.x];
-          mine = Op::join(mine, of_row[j * threads + threadIdx.x + half * across]);
-        }
-      }
+      for (int j = 0; j < V; ++j)
+        sums.wide[j] = Op::join(sums.wide[j], __shfl_xor_sync(whole_warp, sums.wide[j], step));
     }
-    if (row == 0) {
+    // Neighbouring threads access neighbouring words.
+    if (row % (in_group / across) == 0) {
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        if (j >= count) continue;
-        const int64_t at = start[1] + (first + j) * plan.out_stride;
-        const Sum total = of_row[j * threads + threadIdx.x];
-        if (plan.chunks == 1) finish(at, total);
-        else partial[chunk * plan.outputs + at] = total;
-      }
+      for (int j = 0; j < V; ++j) of_group[(group * V + j) * across + column] = sums.wide[j];
+    }
+    __syncthreads();
+    for (int n = threadIdx.x; n < across * V; n += plan.block) {
+      const int64_t lane = (strip * across + n % across) * V + n / across;
+      if (lane >= plan.lanes) continue;
+      Sum total = of_group[n];
+      for (int g = 1; g < groups; ++g) total = Op::join(total, of_group[g * across * V + n]);
+      const int64_t at = start[1] + lane * plan.out_stride;
+      if (plan.chunks == 1) finish(at, total);
+      else partial[chunk * plan.outputs + at] = total;
     }
     __syncthreads();
   }
@@ -218,28 +224,26 @@ __global__ void __launch_bounds__(threads)
 
 // --- joining the totals of chunks ---
 
-// A warp joins a slice of the chunks for 32 neighbouring outputs; then the block joins the slices in order.
+// `across` threads take neighbouring outputs, and the others further slices of their chunks. Slices are joined pairwise.
 template <class Op, class Sum>
 __global__ void __launch_bounds__(threads)
-    join_kernel(const Sum* partial, int64_t outputs, int64_t chunks, Finish finish) {
-  constexpr int slices = threads / 32;
-  LOCKSTEP_SHARED(Sum, of_slice, [slices][32]);
-  const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
+    join_kernel(const Sum* partial, int64_t outputs, int64_t chunks, int across, Finish finish) {
+  LOCKSTEP_SHARED(Sum, of_slice, [threads]);
+  const int slices = threads / across, lane = threadIdx.x % across, slice = threadIdx.x / across;
   const int64_t length = (chunks + slices - 1) / slices, first = slice * length, last = min(chunks, first + length);
-  for (int64_t base = int64_t(blockIdx.x) * 32; base < outputs; base += int64_t(gridDim.x) * 32) {
+  for (int64_t base = int64_t(blockIdx.x) * across; base < outputs; base += int64_t(gridDim.x) * across) {
     const int64_t output = base + lane;
     Sum total = Sum(Op::template identity<Sum>);
     if (output < outputs) {
-#pragma unroll 4
+#pragma unroll 8
       for (int64_t c = first; c < last; ++c) total = Op::join(total, partial[c * outputs + output]);
     }
-    of_slice[slice][lane] = total;
-    __syncthreads();
-    if (slice == 0 && output < outputs) {
-#pragma unroll
-      for (int s = 1; s < slices; ++s) total = Op::join(total, of_slice[s][lane]);
-      finish(output, total);
+    of_slice[threadIdx.x] = total;
+    for (int half = slices / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (slice < half) of_slice[threadIdx.x] = Op::join(of_slice[threadIdx.x], of_slice[threadIdx.x + half * across]);
     }
+    if (slice == 0 && output < outputs) finish(output, of_slice[threadIdx.x]);
     __syncthreads();
   }
 }
@@ -248,15 +252,9 @@ __global__ void __launch_bounds__(threads)
 
 int64_t divided(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// The smallest power of two that is at least n, but at most `most`.
-int power_of_two_from(int64_t n, int most) {
-  int p = 1;
-  while (p < most && p < n) p *= 2;
-  return p;
-}
-
-Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V) {
+Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V, int most) {
   Reduction plan{};
+  ReduceShape shape;
   for (int d = 0; d < x.dim(); ++d) {
     if (dims >> d & 1) plan.reduced.insert(x.shape()[d], {x.strides()[d]}, 0);
     else plan.kept.insert(x.shape()[d], {x.strides()[d], out.strides()[d]}, 0);
@@ -286,20 +284,19 @@ Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V) {
     nest.size[last] = divided(plan.lanes, V);
     nest.stride[last][0] *= V;
     plan.items = nest.count();
-    plan.shared = plan.items > 128 ? threads : power_of_two_from(divided(plan.items, 2), 32);
-    plan.chunks = std::clamp<int64_t>(wanted_blocks / plan.outputs, 1, divided(plan.items, threads * 8));
+    shape = ReduceShape::of_rows(plan.outputs, plan.items);
   } else {
     Nest<2>& nest = plan.kept;
     const int last = --nest.rank;
     plan.lanes = nest.size[last], plan.x_stride = nest.stride[last][0], plan.out_stride = nest.stride[last][1];
     plan.access = access(aligned(nest, last) && aligned(plan.reduced, plan.reduced.rank));
     plan.items = plan.reduced.count();
-    plan.shared = power_of_two_from(divided(plan.lanes, V), 32);
-    const int64_t blocks = nest.count() * divided(plan.lanes, plan.shared * V), down = threads / plan.shared;
-    plan.chunks = std::clamp<int64_t>(wanted_blocks / blocks, 1, divided(plan.items, down * 4));
+    shape = ReduceShape::of_columns(nest.count(), plan.items, plan.lanes, V, size_of(x.dtype()), most);
   }
-  plan.chunk = divided(plan.items, plan.chunks);
+  plan.shared = shape.across, plan.block = shape.block;
+  plan.chunk = divided(plan.items, shape.chunks);
   plan.chunks = divided(plan.items, plan.chunk);
+  plan.is_line = plan.access == Access::run && plan.reduced.rank == 1;
   plan.kept.prepare();
   plan.reduced.prepare();
   return plan;
@@ -311,23 +308,22 @@ void fold(const Tensor& x, uint32_t dims, const Tensor& out, const Finish& finis
           bool finite_centers = false) {
   using Raw = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
   using Sum = Total<typename Op::template Lane<Raw>>;
-  const dim3 block(threads);
-  if (x.numel() == 0) {
-    return cuda::launch({"reduce", dim3(cuda::blocks_for(out.numel(), 32)), block}, join_kernel<Op, Sum>, nullptr,
-                        out.numel(), 0, finish);
-  }
-  Reduction plan = make_plan(x, dims, out, width<Raw>);
+  const auto join = [&](const Sum* partial, int64_t chunks) {
+    const int across = ReduceShape::power_of_two_from(out.numel(), 32);
+    cuda::launch({"reduce", dim3(cuda::blocks_for(out.numel(), across)), dim3(threads)}, join_kernel<Op, Sum>, partial,
+                 out.numel(), chunks, across, finish);
+  };
+  if (x.numel() == 0) return join(nullptr, 0);
+  Reduction plan = make_plan(x, dims, out, width<Raw>, most_threads<typename Op::template Lane<Raw>>);
   plan.centers = centers, plan.finite_centers = finite_centers;
   const cuda::Scratch scratch(plan.chunks > 1 ? size_t(plan.chunks * plan.outputs) * sizeof(Sum) : 0);
   const int64_t work = plan.along_reduced
                            ? divided(plan.outputs * plan.chunks, threads / plan.shared)
                            : plan.outputs / plan.lanes * divided(plan.lanes, plan.shared * width<Raw>) * plan.chunks;
-  cuda::launch({"reduce", dim3(cuda::blocks_for(work, 1)), block},
+  cuda::launch({"reduce", dim3(cuda::blocks_for(work, 1)), dim3(plan.block)},
                plan.along_reduced ? fold_rows_kernel<Op, Raw> : fold_columns_kernel<Op, Raw>,
                static_cast<const Raw*>(x.raw_data()), plan, scratch.as<Sum>(), finish);
-  if (plan.chunks == 1) return;
-  cuda::launch({"reduce", dim3(cuda::blocks_for(plan.outputs, 32)), block}, join_kernel<Op, Sum>, scratch.as<Sum>(),
-               plan.outputs, plan.chunks, finish);
+  if (plan.chunks > 1) join(scratch.as<Sum>(), plan.chunks);
 }
 
 }  // namespace

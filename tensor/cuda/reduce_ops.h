@@ -1,6 +1,7 @@
 #pragma once
 // The operations of reductions: the accumulator type (Lane), its identity, step() for one more element, and join() for
-// two partial results. neutral(center) is an element that changes nothing.
+// two partial results. neutral(center) is an element that changes nothing. Also how totals are stored.
+#include <cmath>
 #include <limits>
 
 #include "tensor/cuda/element.h"
@@ -21,6 +22,39 @@ template <class A, class T> __device__ inline A widen(T x) { return A(Same<T>(x)
 
 /// Positive infinity.
 template <class A> inline constexpr A infinite = std::numeric_limits<A>::infinity();
+
+/// Stores a total: to which memory, in which dtype, by which formula.
+struct Finish {
+  enum class How : uint8_t { plain, divide, add_log } how = How::plain;
+  double divisor = 1;
+  const double* most = nullptr;  // add_log: log(total) + most; `most` itself if it is not finite
+  void* out;
+  DType dtype;
+
+  template <class Total> __device__ void operator()(int64_t at, Total total) const {
+    switch (how) {
+      case How::plain: return put(at, total);
+      case How::divide: return put(at, double(total) / divisor);
+      case How::add_log: {
+        const double m = most[at];
+        return put(at, std::isfinite(m) ? std::log(double(total)) + m : m);
+      }
+    }
+  }
+  template <class V> __device__ void put(int64_t at, V value) const {
+    switch (dtype) {
+      case f32: static_cast<float*>(out)[at] = convert<float>(value); break;
+      case f64: static_cast<double*>(out)[at] = convert<double>(value); break;
+      case f16: static_cast<Half*>(out)[at] = convert<Half>(value); break;
+      case bf16: static_cast<BFloat16*>(out)[at] = convert<BFloat16>(value); break;
+      case i64: static_cast<int64_t*>(out)[at] = convert<int64_t>(value); break;
+      case i32: static_cast<int32_t*>(out)[at] = convert<int32_t>(value); break;
+      case i8: static_cast<int8_t*>(out)[at] = convert<int8_t>(value); break;
+      case u8: static_cast<uint8_t*>(out)[at] = convert<uint8_t>(value); break;
+      case boolean: static_cast<bool*>(out)[at] = convert<bool>(value); break;
+    }
+  }
+};
 
 /// The sum; integers are summed in int64_t, floating types in f32 or f64.
 struct Sum {

@@ -1,6 +1,7 @@
 // The kernels of an optimizer step besides the updates (tensor/step_batch.h): storing numbers from the host, and the
 // norm of all gradients, which are checked for infinities and NaN in the same pass. Memory bound: every gradient is
-// read once, 16 bytes per thread. The order of every sum depends on the sizes alone.
+// read once, 16 bytes at a time, all loads of a thread's part of a chunk in flight. The order of every sum depends on the
+// sizes alone.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/step_pieces.h"
 #include "tensor/cuda/vector.h"
@@ -23,21 +24,30 @@ __global__ void __launch_bounds__(threads) store_kernel(Words words, uint64_t* t
 /// This thread's sum of squares of a chunk.
 template <class T>
 __device__ double squares_of(const SquarePiece& piece, int64_t begin, double scale, int32_t rounds, bool& bad) {
-  constexpr int V = vector_length<T>;
-  const T* x = static_cast<const T*>(piece.x);
+  constexpr int V = vector_length<T>, loads = int(StepBatch::chunk / (threads * V));
+  const T* const x = static_cast<const T*>(piece.x);
   const int64_t end = min(begin + StepBatch::chunk, piece.n);
-  const Access access = piece.is_aligned ? Access::run : Access::apart;
+  const Compute<T> factor = Compute<T>(scale);
   double sum = 0;
-  for (int64_t i = begin + int64_t(threadIdx.x) * V; i < end; i += int64_t(threads) * V) {
-    const int count = end - i < V ? int(end - i) : V;
-    const Vector<T, V> v = load_vector<V>(x + i, access, 1, count);
+  const auto add = [&](T value) {
+    const Compute<T> raw = Compute<T>(value);
+    bad |= !(raw - raw == 0);  // x - x is NaN for infinities too
+    const double scaled = double(rounded<T>(raw * factor, rounds));
+    sum += scaled * scaled;
+  };
+  const int64_t first = begin + int64_t(threadIdx.x) * V;
+  if (piece.is_aligned && end - begin == StepBatch::chunk) {
+    Vector<T, V> v[loads];
 #pragma unroll
-    for (int j = 0; j < V; ++j) {
-      if (j >= count) continue;
-      const Compute<T> raw = Compute<T>(v.v[j]);
-      bad |= !(raw - raw == 0);  // x - x is NaN for infinities too
-      const double scaled = double(rounded<T>(raw * Compute<T>(scale), rounds));
-      sum += scaled * scaled;
+    for (int u = 0; u < loads; ++u) v[u] = *reinterpret_cast<const Vector<T, V>*>(x + first + u * threads * V);
+#pragma unroll
+    for (int u = 0; u < loads; ++u) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) add(v[u].v[j]);
+    }
+  } else {
+    for (int64_t i = first; i < end; i += int64_t(threads) * V) {
+      for (int j = 0; j < V && i + j < end; ++j) add(x[i + j]);
     }
   }
   return sum;
@@ -49,8 +59,14 @@ __global__ void __launch_bounds__(threads)
   const double scale = control->scale;
   const int32_t rounds = control->rounds;
   bool bad = false;
-  for (int64_t c = blockIdx.x; c < chunks; c += gridDim.x) {
-    const SquarePiece& piece = piece_of(pieces, count, c);
+  // A block takes neighbouring chunks, and so looks for the piece of the first one only.
+  const int64_t each = (chunks + gridDim.x - 1) / gridDim.x, first = blockIdx.x * each,
+                last = min(chunks, first + each);
+  if (first >= last) return;
+  const SquarePiece* at = &piece_of(pieces, count, first);
+  for (int64_t c = first; c < last; ++c) {
+    while (at + 1 < pieces + count && at[1].first_chunk <= c) ++at;
+    const SquarePiece& piece = *at;
     const int64_t begin = (c - piece.first_chunk) * StepBatch::chunk;
     double sum = 0;
     switch (piece.dtype) {

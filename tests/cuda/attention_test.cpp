@@ -231,7 +231,8 @@ TEST_CASE("cuda: rotary, of any rows") {
   };
   for (const auto& [shape, transposed] :
        {Rows{{1, 2}, false}, Rows{{0, 4}, false}, Rows{{5, 0}, false}, Rows{{3, 31, 6}, false},
-        Rows{{2, 3, 33, 64}, true}, Rows{{2, 5, 7, 8}, true}, Rows{{2, 2, 3, 17, 16}, false}}) {
+        Rows{{2, 3, 33, 64}, true}, Rows{{2, 5, 7, 8}, true}, Rows{{2, 8, 5, 32}, true}, Rows{{2, 6, 5, 32}, true},
+        Rows{{2, 2, 3, 17, 16}, false}}) {
     for (const DType dtype : {f32, f64, f16, bf16}) {
       for (const DType of_table : {dtype, f32}) {
         if (dtype == f64 && of_table != f64) continue;

@@ -65,6 +65,51 @@ TEST_CASE("cuda: reading rows by index, and adding to them") {
       0);
 }
 
+TEST_CASE("cuda: adding rows to frequent places, in parts") {
+  // Parts have 32 rows: runs of one part, of exactly one, of many; one index in all rows; prime numbers of rows.
+  for (const DType dtype : {f32, f64, bf16, i8}) {
+    for (const int64_t count : {32, 33, 64, 65, 97, 1033}) {
+      for (const int64_t places : {1, 2, 13}) {
+        for (const int64_t columns : {1, 24, 259}) {
+          const Tensor weight = values({places, columns}, dtype, 1), index = random_integers({count}, places, 2),
+                       grad = values({count, columns}, dtype, 3);
+          for (const int64_t padding : {-1, 0})
+            against_cpu(
+                str("rows to ", places, " places ", dtype, " ", count, " ", columns), {weight, index, grad}, {weight},
+                [&](const Kernels& k, const Arguments& a, Arguments& to) {
+                  k.copy(a[0], to[0]);
+                  k.embedding_grad(a[2], a[1], padding, to[0]);
+                },
+                0);
+        }
+      }
+    }
+    // Along an inner dim, and rows that begin at an odd element.
+    const Tensor x = values({3, 2, 40}, dtype, 4), index = random_integers({211}, 2, 5),
+                 part = values({3 * 211 * 40 + 1}, dtype, 6).narrow(0, 1, 3 * 211 * 40).view({3, 211, 40});
+    against_cpu(
+        str("index_add of frequent places ", dtype), {x, index, part}, {x},
+        [](const Kernels& k, const Arguments& a, Arguments& to) {
+          k.copy(a[0], to[0]);
+          k.index_add(a[2], 1, a[1], to[0]);
+        },
+        0);
+  }
+  // The sum of a row has the same bits whatever else is added, and wherever its run begins.
+  const Tensor grad = values({100, 16}, bf16, 7), more = values({59, 16}, bf16, 8);
+  const auto sum_of_last = [&](const Device& device, const std::vector<Tensor>& rows, const Tensor& index) {
+    const Tensor table = zeros({3, 16}, {.dtype = bf16, .device = device});
+    embedding_grad_(table, cat(rows).to(device), index.to(device));
+    return table.to(cpu).select(0, 2);
+  };
+  const Tensor alone = full({100}, 2, {i64, cpu}), others = random_integers({59}, 2, 9);
+  const Tensor expected = sum_of_last(cpu, {grad}, alone);
+  for (const Device& device : {cpu, cuda0}) {
+    CHECK(equal(sum_of_last(device, {grad}, alone), expected));
+    CHECK(equal(sum_of_last(device, {more, grad}, cat({others, alone})), expected));
+  }
+}
+
 TEST_CASE("cuda: gather and scatter") {
   for (const DType dtype : numbers) {
     for (const Shape& shape : {Shape{}, Shape{1}, Shape{33}, Shape{7, 31}, Shape{4, 5, 9}, Shape{1200}}) {

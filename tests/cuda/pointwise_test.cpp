@@ -263,7 +263,8 @@ TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
     }
   }
   for (const DType dtype : {u8, bf16, f32, f64}) {
-    for (const Shape& shape : {Shape{0, 3}, Shape{1, 1}, Shape{4, 4}, Shape{33, 70}, Shape{129, 65}, Shape{257, 300}}) {
+    for (const Shape& shape : {Shape{0, 3}, Shape{1, 1}, Shape{4, 4}, Shape{33, 70}, Shape{129, 65}, Shape{257, 300},
+                               Shape{72, 136}, Shape{208, 80}}) {
       const Tensor x = values(shape, dtype, 2, false), out = empty({shape[1], shape[0]}, {dtype, cpu});
       against_cpu(
           str("transpose ", shape, " ", dtype), {x.t()}, {out},
@@ -279,8 +280,10 @@ TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
           [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
     }
     const Tensor heads = values({3, 37, 4, 20}, dtype, 5, false).permute({0, 2, 1, 3}),
-                 batches = values({3, 5, 40, 36}, dtype, 6, false).transpose(2, 3);
-    for (const Tensor& x : {heads, batches, batches.transpose(0, 1), batches.narrow(2, 3, 20)})
+                 batches = values({3, 5, 40, 36}, dtype, 6, false).transpose(2, 3),
+                 wide = values({3, 2, 48, 80}, dtype, 7, false).transpose(2, 3);
+    for (const Tensor& x :
+         {heads, batches, batches.transpose(0, 1), batches.narrow(2, 3, 20), wide, wide.narrow(2, 16, 64)})
       against_cpu(
           str("permuted ", dtype), {x}, {empty(x.shape(), {dtype, cpu})},
           [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);

@@ -98,6 +98,20 @@ TEST_CASE("cuda: reductions cut into chunks") {
     check_reduce(op, values({100003}, f32, 5), 1), check_reduce(op, values({4000, 20}, f32, 6), 1);
 }
 
+TEST_CASE("cuda: reductions of many rows, of few rows and of columns that are no whole vectors") {
+  for (const DType dtype : {f32, f64, bf16, i8}) {
+    for (const Op& op : {ops[0], ops[2], ops[9]}) {
+      if (!op.of_all && !is_floating(dtype)) continue;
+      // 40 strips of a sector and more are summed without chunks; fewer in chunks; few rows by threads of their own
+      for (const Shape& shape : {Shape{1500, 768}, Shape{1501, 643}, Shape{700, 100}, Shape{16, 3000}, Shape{3, 5000}})
+        check_reduce(op, values(shape, dtype, 1), 1);
+      check_reduce(op, values({2, 600, 648}, dtype, 2), 2);
+      check_reduce(op, values({600, 1600}, dtype, 3).narrow(1, 8, 700), 1);
+      check_reduce(op, values({300, 2, 704}, dtype, 4).permute({1, 0, 2}), 3);
+    }
+  }
+}
+
 TEST_CASE("cuda: reductions of infinities and NaN") {
   const double inf = INFINITY;
   Tensor x = values({6, 100}, f32, 1);

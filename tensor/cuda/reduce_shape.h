@@ -1,0 +1,57 @@
+#pragma once
+// How reductions on CUDA devices are spread over threads and chunks. It follows from the shape alone, so that sums do
+// not depend on the device. reduce.cu launches kernels by it, and `lockstep roofline` counts them.
+#include <algorithm>
+#include <cstdint>
+
+namespace lockstep::on_cuda {
+
+/// The shape of a launch: threads of a block, how many of them are side by side, and chunks of the elements that are
+/// reduced to one output. Several chunks need a second kernel.
+struct ReduceShape {
+  int block = 256, across = 1;
+  int64_t chunks = 1;
+
+  /// The most totals of a block of columns; they meet in shared memory.
+  static constexpr int most_totals = 2048;
+  /// The smallest power of two that is at least n, but at most `most`.
+  static int power_of_two_from(int64_t n, int most) {
+    int p = 1;
+    while (p < most && p < n) p *= 2;
+    return p;
+  }
+
+  /// Along a reduced dim: `items` vectors for each output. Several times as many chunks as a device runs at once, so few
+  /// of its multiprocessors idle at the end.
+  static ReduceShape of_rows(int64_t outputs, int64_t items) {
+    ReduceShape shape;
+    shape.across = items > 128 ? shape.block : power_of_two_from((items + 1) / 2, 32);
+    shape.chunks = std::clamp<int64_t>(4096 / std::max<int64_t>(outputs, 1), 1, (items + 4095) / 4096);
+    return shape;
+  }
+
+  /// Along a kept dim: `outer` times `items` rows of `lanes` columns; a thread takes V columns of `bytes` each. `most`
+  /// is the largest block.
+  static ReduceShape of_columns(int64_t outer, int64_t items, int64_t lanes, int V, int64_t bytes, int most) {
+    constexpr int64_t enough_items = 8;                      // for a thread
+    constexpr int64_t enough_blocks = 64, just_enough = 40;  // to be bound by memory without chunks
+    const auto blocks = [&](int across) { return outer * ((lanes + int64_t(across) * V - 1) / (int64_t(across) * V)); };
+    ReduceShape shape;
+    int &across = shape.across, &block = shape.block;
+    across = power_of_two_from((lanes + V - 1) / V, 32);
+    // Few rows: more columns for a block.
+    while (across < block && int64_t(across) * V < lanes && items * across < enough_items * block) across *= 2;
+    const int64_t most_chunks = std::max<int64_t>(1, items * across / (enough_items * block));
+    shape.chunks = std::clamp<int64_t>(1024 / std::max<int64_t>(blocks(across), 1), 1, most_chunks);
+    // Many rows of few columns: if strips of at least a sector of 32 bytes are enough blocks, each takes all rows.
+    const int narrowest = std::min(across, std::max(1, int(32 / (V * bytes))));
+    if (shape.chunks == 1 || blocks(narrowest) < just_enough) return shape;
+    shape.chunks = 1;
+    while (across > narrowest && blocks(across) < enough_blocks) across /= 2;
+    while (block < most && block / 16 * across * V <= most_totals && items * across >= enough_items * block * 2)
+      block *= 2;
+    return shape;
+  }
+};
+
+}  // namespace lockstep::on_cuda
