@@ -422,4 +422,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
   return CUBLAS_STATUS_SUCCESS;
 }
 
+// The stand-in has one algorithm, whose settings are all 0.
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algorithm,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
+                                                    size_t bytes, size_t* written) {
+  const bool is_short =
+      attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+  if (!algorithm || !value || bytes != (is_short ? sizeof(uint16_t) : sizeof(uint32_t)))
+    return CUBLAS_STATUS_INVALID_VALUE;
+  std::memset(value, 0, bytes);
+  if (written) *written = bytes;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 }  // extern "C"
